@@ -1,0 +1,322 @@
+"""Explore: one prompt, every layer and head; the maps of one head; one token's row."""
+
+from __future__ import annotations
+
+import blocks
+import streamlit as st
+from sources import age, bundled, capture, examples, in_words, measured, plain, saved, scope, spans_of
+
+from diffscope.figures.captured import differential
+from diffscope.figures.overview import over_heads
+from diffscope.figures.panels import short_name
+from diffscope.figures.text import shorten, visible
+
+OTHER = "a folder or a saved capture"
+OWN = "own text"
+WHOLE = 512  # tokens up to which the whole map is drawn cell by cell
+KINDS = ("span", "row", "branch")  # statistics that are cheap enough to choose from a list
+WORDS = {"A1": "A₁", "A2": "A₂", "noise": "λ·A₂"}
+state = st.session_state
+
+
+def choose_model() -> tuple[str, bool] | None:
+    """The name or path of what to look at, and whether it is a saved capture."""
+    cards = {card["name"]: card for card in bundled()}
+    with st.sidebar:
+        if not cards:
+            st.info(
+                "No model is installed with this package. Train one with `diffscope train`, or give the folder of a model below."
+            )
+        name = st.selectbox("Model", [*cards, OTHER], key="model", bind="query-params")
+        if name != OTHER:
+            steps = list(cards[name].get("checkpoints") or [])
+            if steps:
+                last = "end of training"
+                step = st.select_slider("Training step", [*map(str, steps), last], value=last, key="step", bind="query-params")
+                name = name if step == last else f"{name}@{step}"
+            return name, False
+        path = st.text_input(
+            "Folder of a model, or file of a capture", key="path", bind="query-params", placeholder="/path/to/model"
+        ).strip()
+        if not path:
+            return None
+        return path, path.endswith(".safetensors")
+
+
+def choose_prompt() -> tuple[str, tuple, str]:
+    """The prompt, its spans as (name, span) pairs, and the answer's text."""
+    known = {example.name: example for example in examples()}
+    with st.sidebar:
+        chosen = st.selectbox("Prompt", [*known, OWN], key="example", bind="query-params")
+        example = known.get(chosen)
+        places = {"text": f"_text-{chosen}", "answer": f"_answer-{chosen}"} if example else {"text": "prompt", "answer": "answer"}
+        usual = {"text": example.prompt, "answer": example.answer} if example else {"text": "", "answer": ""}
+
+        def make_own() -> None:
+            """An example that was changed is the reader's own prompt, and its address says it all."""
+            state["prompt"], state["answer"] = state[places["text"]], state.get(places["answer"], usual["answer"])
+            state["example"] = OWN
+
+        shared = {"on_change": make_own, "value": None} if example else {"bind": "query-params"}
+        text = st.text_area(
+            "Text",
+            **shared | ({"value": usual["text"]} if example else {}),
+            key=places["text"],
+            height=190,
+            label_visibility="collapsed",
+            placeholder="a prompt of your own",
+        )
+        by_text = (
+            st.segmented_control(
+                "Answer",
+                ["text", "token range"],
+                default="text",
+                required=True,
+                key="mark",
+                bind="query-params",
+                help="Mark the answer where it stands in the prompt.",
+            )
+            == "text"
+        )
+        answer = ""
+        if by_text:
+            answer = st.text_input(
+                "Answer",
+                **shared | ({"value": usual["answer"]} if example else {}),
+                key=places["answer"],
+                label_visibility="collapsed",
+                placeholder="the answer as it stands in the prompt",
+            )
+    if example and by_text:
+        return text, tuple((name, where) for name, where in spans_of(example)), answer
+    return text, (("answer", answer),) if answer.strip() else (), answer
+
+
+def token_range(model: str, text: str) -> tuple:
+    """The answer as a range of tokens, for a prompt in which its text stands twice or not at all."""
+    n = len(scope(model, age(model)).tokenize(text))
+    if n < 2:
+        return ()
+    with st.sidebar:
+        first, last = st.slider("Answer tokens", 0, n - 1, (max(0, n - 2), n - 1), key="tokens", bind="query-params")
+    return (("answer", (first, last + 1)),)
+
+
+def take(model: str, text: str, spans: tuple, answer: str):
+    """The capture; where the answer cannot be marked it says so, and looks without it."""
+    from diffscope.errors import SpanError
+
+    try:
+        return capture(model, age(model), text, spans), spans
+    except SpanError as error:
+        st.warning(plain(str(error)))
+        return capture(model, age(model), text, ()), ()
+
+
+def choose_statistic(cap, key: tuple):
+    """The statistic over layers and heads that the overview shows."""
+    from diffscope.stats.engine import STATISTICS
+
+    there = {
+        name: s
+        for name, s in STATISTICS.items()
+        if s.kind in KINDS and "head" in s.dims and (differential(cap) or s.kind != "branch")
+    }
+    name = st.selectbox(
+        "Statistic",
+        list(there),
+        index=list(there).index("span_mass") if "span_mass" in there else 0,
+        key="statistic",
+        bind="query-params",
+        width=190,
+    )
+    where = {}
+    dims = there[name].dims
+    if "map" in dims:
+        maps = ["D", "A1", "A2"] if differential(cap) else ["D"]
+        where["map"] = st.selectbox(
+            "Map",
+            maps,
+            key="map",
+            bind="query-params",
+            width=80,
+            format_func=lambda m: WORDS.get(m, m) if differential(cap) else "A",
+        )
+    if "span" in dims:
+        names = sorted(cap.spans, key=lambda s: (s != "answer", s))
+        where["span"] = st.selectbox("Key set", names, key="span", bind="query-params", width=120)
+    if "normalisation" in dims:
+        where["normalisation"] = st.selectbox(
+            "Normalised", ["share", "raw", "signed", "positive"], key="norm", bind="query-params", width=110
+        )
+    rows = st.selectbox("Queries", ["last token", "mean of all"], key="rows", bind="query-params", width=125)
+    last = cap.n_tokens - 1
+    found = measured(cap, key, name, (last,) if rows == "last token" else None)
+    data = over_heads(found[name], -1 if rows == "last token" else "mean", 0, where, model=cap.model_name)
+    return name, data
+
+
+def strongest(cap, key: tuple) -> tuple[int, int]:
+    """Where to begin: the head with the most of the answer at the last token."""
+    if "answer" not in cap.spans:
+        return cap.n_layers // 2, 0
+    found = measured(cap, key, "span_mass", (cap.n_tokens - 1,))["span_mass"]
+    best = found.sel(map="D", span="answer", normalisation="share").isel(query=-1).fillna(-1.0).argmax(...)
+    return int(best["layer"]), int(best["head"])
+
+
+def follow(cap, key: tuple) -> None:
+    """Layer, head and token begin where the answer is attended to most, and stay where the reader puts them."""
+    model, best = (cap.model_name, cap.n_layers, cap.n_heads), strongest(cap, key)
+    now = (state.get("layer"), state.get("head"))
+    if state.get("_model") is None:
+        begin = not {"layer", "head"} & set(st.query_params)  # an address that names a head is followed
+    else:
+        begin = state["_model"] != model or now == state["_best"] or None in now
+    if begin:
+        state["layer"], state["head"] = best
+    last = cap.n_tokens - 1
+    if "_last" not in state:
+        begin = "query" not in st.query_params
+    else:
+        begin = state.get("query") == state["_last"] or state.get("query", last + 1) > last
+    if begin:
+        state["query"] = last
+    state["_model"], state["_best"], state["_last"] = model, best, last
+
+
+def choose_window(cap) -> tuple | None:
+    """Of a long prompt: all of it in bins, or a window token by token."""
+    n = cap.n_tokens
+    if n <= WHOLE:
+        return None
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        view = st.segmented_control(
+            f"{n} tokens",
+            ["overview", "window"],
+            default="overview",
+            required=True,
+            key="view",
+            bind="query-params",
+            help="The overview keeps the largest weight of every bin.",
+        )
+        if view == "overview":
+            return None
+        size = st.selectbox("Tokens a side", [32, 64, 128, 256, 512], index=2, key="size", bind="query-params", width=120)
+        q = st.number_input("First query", 0, n - 1, max(0, n - size), key="q0", bind="query-params", width=130)
+        near = max(0, min(cap.spans["answer"][0] - size // 4, n - size)) if cap.spans.get("answer") else 0
+        k = st.number_input("First key", 0, n - 1, near, key="k0", bind="query-params", width=130)
+    return (q, min(n, q + size)), (k, min(n, k + size))
+
+
+def look(cap, key: tuple) -> None:
+    def pick(layer: int, head: int) -> None:
+        state["layer"], state["head"] = layer, head
+
+    follow(cap, key)
+    with st.container(horizontal=True, vertical_alignment="center", gap="medium"):
+        st.markdown(
+            f"**{plain(short_name(cap.model_name))}** · {plain(cap.family)} · {cap.n_layers} layers × {cap.n_heads} heads · "
+            f"{cap.n_tokens} tokens",
+            width="content",
+        )
+        blocks.show_fidelity(cap)
+    above = st.container(horizontal=True, vertical_alignment="bottom")
+    left, middle, right = st.columns([5, 3, 3], gap="medium")
+    controls = st.container(horizontal=True, vertical_alignment="bottom")
+    with controls:
+        # without a default value the address always names the head, the first one included
+        layer = st.number_input("Layer", 0, cap.n_layers - 1, None, step=1, key="layer", bind="query-params", width=110)
+        head = st.number_input("Head", 0, cap.n_heads - 1, None, step=1, key="head", bind="query-params", width=110)
+        contrast = st.segmented_control(
+            "Colour",
+            ["root", "linear"],
+            default="root",
+            required=True,
+            key="contrast",
+            bind="query-params",
+            help="Root: colour follows the square root of the weight, so that "
+            "small weights can be seen beside a sink. Zero is always white.",
+        )
+        scale = st.segmented_control(
+            "Scale",
+            ["shared", "own"],
+            default="shared",
+            required=True,
+            key="scale",
+            bind="query-params",
+            help="Shared: one scale for all four maps. Own: each map its own.",
+        )
+        places = st.container(horizontal=True, horizontal_alignment="right")
+    if layer is None or head is None:
+        layer, head = state["_best"]
+    data = None
+    with above, in_words():
+        name, data = choose_statistic(cap, key)
+    with left:
+        if data is not None:
+            blocks.show_overview(data, (layer, head), on_pick=pick)
+            st.caption(plain(data.attrs["definition"]))
+    with middle:
+        blocks.show_lambda(cap, layer)
+    with right:
+        blocks.show_next(cap)
+
+    window = choose_window(cap)
+    queries, keys = window or (None, None)
+    made = blocks.show_maps(cap, layer, head, queries, keys, "sqrt" if contrast == "root" else "linear", scale)
+    with places, in_words():
+        stem = f"{short_name(cap.model_name)}-layer{layer}-head{head}"
+        if made is not None:
+            blocks.download("Maps as PDF", made, ".pdf", stem, "pdf")
+        if data is not None:
+            table = data[data.attrs["statistic"]].to_dataframe().reset_index()
+            st.download_button(
+                "Statistic as CSV",
+                table.to_csv(index=False).encode,
+                f"{name}.csv",
+                "text/csv",
+                key="csv",
+                on_click="ignore",
+            )
+            st.download_button(
+                "as JSON",
+                lambda: blocks.as_json(data),
+                f"{name}.json",
+                "application/json",
+                key="json",
+                on_click="ignore",
+            )
+
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        query = st.number_input(
+            "Read the row of token", 0, cap.n_tokens - 1, None, step=1, key="query", bind="query-params", width=160
+        )
+        query = cap.n_tokens - 1 if query is None else query
+        token = plain(shorten(visible(cap.tokens[query])))
+        st.caption(
+            f"What token {query} “{token}” attends to"
+            + (": A₁ adds (blue), λ·A₂ takes away (orange), D is what is left (black)." if differential(cap) else ".")
+        )
+    near = None if cap.n_tokens <= 4096 else (keys or (max(0, query - 4095), query + 1))
+    row = blocks.show_row(cap, layer, head, query, near)
+    if row is not None:
+        with st.container(height=240 if cap.n_tokens > 600 else "content", border=False):
+            blocks.show_text(row)
+
+
+with in_words():
+    source = choose_model()
+    if source is None:
+        st.info("Give the folder of a model, or the file of a saved capture.")
+    elif source[1]:
+        look(saved(source[0], age(source[0])), source)
+    else:
+        text, spans, answer = choose_prompt()
+        if not text.strip():
+            st.info("Write a prompt to look at.")
+        else:
+            if state.get("mark") == "token range":
+                spans = token_range(source[0], text)
+            cap, spans = take(source[0], text, spans, answer)
+            look(cap, (source[0], age(source[0]), text, spans))

@@ -1,0 +1,134 @@
+"""What the pages are made of. Each block takes a capture and works in anybody's Streamlit app.
+
+>>> import streamlit as st, diffscope, blocks                    # doctest: +SKIP
+>>> cap = diffscope.load("mini-diff").capture("The code is 7421.")   # doctest: +SKIP
+>>> blocks.show_maps(cap, layer=3, head=1)                       # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import pandas as pd
+import streamlit as st
+from sources import in_words
+
+import diffscope.figures as figures
+from diffscope.figures.base import to_json
+from diffscope.figures.captured import differential
+from diffscope.figures.inline import token_html
+from diffscope.figures.text import visible
+
+QUIET = {"displaylogo": False, "displayModeBar": False}
+TOOLS = {"displaylogo": False, "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"]}
+
+
+def show_maps(cap, layer: int, head: int, queries=None, keys=None, contrast: str = "sqrt", scale: str = "shared"):
+    """A1, A2, λ·A2 and D of one head side by side (the one map of a standard head); returns the figure."""
+    with in_words():
+        made = figures.figure("maps", cap, layer=layer, head=head, queries=queries, keys=keys, contrast=contrast, scale=scale)
+        chart = made.plotly()
+        st.plotly_chart(chart, theme=None, config=TOOLS, key="maps-chart", alt=f"Attention of layer {layer}, head {head}")
+        return made
+    return None
+
+
+def show_overview(data, selected: tuple[int, int] | None, on_pick=None, key: str = "overview-chart"):
+    """A statistic by layer and head. `on_pick(layer, head)` is called before the next run when a cell is clicked."""
+
+    def picked():
+        points = (st.session_state.get(key) or {}).get("selection", {}).get("points", [])
+        last = f"_{key}-last"
+        # a second click on the same cell takes the selection away: it means that cell again
+        place = (int(points[0]["y"]), int(points[0]["x"])) if points else st.session_state.get(last)
+        st.session_state[last] = place
+        if place is not None and on_pick is not None:
+            on_pick(*place)
+
+    with in_words():
+        kind = figures.FIGURES["overview"]
+        chart = kind.plotly(data, selected=selected)
+        st.plotly_chart(
+            chart,
+            theme=None,
+            config=QUIET | {"doubleClick": False},
+            key=key,
+            on_select=picked,
+            selection_mode="points",
+            alt=f"{data.attrs['long_name']} by layer and head",
+        )
+
+
+def show_lambda(cap, layer: int | None = None):
+    """λ by layer, beside the value it was initialised at."""
+    if not differential(cap):
+        st.caption("Standard attention: one map a head, no λ.")
+        return
+    with in_words():
+        made = figures.figure("lambda", cap)
+        st.plotly_chart(
+            made.kind.plotly(made.data, selected=layer), theme=None, config=QUIET, key="lambda-chart", alt="λ by layer"
+        )
+
+
+def show_next(cap):
+    """The model's most probable next tokens."""
+    rows = [{"next token": visible(str(token)), "probability": float(p)} for token, p in cap.next]
+    st.dataframe(
+        pd.DataFrame(rows, columns=["next token", "probability"]),
+        hide_index=True,
+        height=36 + 28 * min(len(rows), 6),
+        row_height=28,
+        column_config={"probability": st.column_config.ProgressColumn(format="%.3f", min_value=0.0, max_value=1.0)},
+    )
+
+
+def show_fidelity(cap):
+    """Whether the maps shown are the ones that the model used, and by how much at worst."""
+    table = figures.figure("fidelity", cap).data.to_dataframe()[["error", "tolerance"]]
+    faithful = bool((table["error"] <= table["tolerance"]).all())
+    worst = f"{table['error'].max():.1e}"
+    with st.popover(
+        f"{'faithful' if faithful else 'NOT faithful'} · error {worst}",
+        help=("From what was captured, each layer's attention output is rebuilt and compared with the model's own."),
+    ):
+        st.caption(
+            "Relative error of each layer's attention output, rebuilt from the capture, and the largest that the "
+            "model's number format explains."
+        )
+        st.dataframe(table.style.format("{:.1e}"), height=36 + 28 * min(len(table), 10), row_height=28)
+
+
+def show_row(cap, layer: int, head: int, query: int, keys=None):
+    """One query's row as signed bars over the keys, and as the prompt on the colours of D."""
+    with in_words():
+        made = figures.figure("row", cap, layer=layer, head=head, query=query, keys=keys)
+        st.plotly_chart(
+            made.plotly(),
+            theme=None,
+            config=QUIET,
+            key="row-chart",
+            alt=f"Row of query {query} in layer {layer}, head {head}",
+        )
+        return made
+    return None
+
+
+def show_text(row):
+    """The prompt with each token on the colour of its weight; `row` is the figure that `show_row` returned."""
+    st.html(token_html(row.data))
+
+
+def download(label: str, made, suffix: str, name: str, key: str):
+    """A button that draws the file when it is pressed."""
+    mime = {
+        ".pdf": "application/pdf",
+        ".svg": "image/svg+xml",
+        ".json": "application/json",
+        ".html": "text/html",
+        ".png": "image/png",
+    }[suffix]
+    st.download_button(label, lambda: made.to_bytes(suffix), file_name=name + suffix, mime=mime, key=key, on_click="ignore")
+
+
+def as_json(data) -> bytes:
+    """Labelled data as a JSON document."""
+    return to_json(data).encode()

@@ -1,0 +1,96 @@
+"""Where the app's captures come from: models, prompts and files, loaded once for all sessions.
+
+What is cached here is shared between sessions and never changed by any of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import streamlit as st
+
+import diffscope
+from diffscope.errors import DiffscopeError
+
+
+@contextlib.contextmanager
+def in_words():
+    """An expected failure becomes one line on the page, and the block that failed is left out."""
+    try:
+        yield
+    except DiffscopeError as error:
+        st.warning(plain(str(error)))
+
+
+def plain(text: str) -> str:
+    """Text that Streamlit must not read as Markdown."""
+    return "".join("\\" + c if c in "\\`*_{}[]()#+-!|~<>$:" else c for c in text).replace("\n", " ")
+
+
+@st.cache_resource(show_spinner="Starting")
+def bundled() -> list[dict]:
+    """The models that came with the package: name, path, and what is known about each."""
+    from diffscope import models
+
+    return list(models.bundled())
+
+
+@st.cache_resource(show_spinner=False)
+def examples() -> list:
+    from diffscope import tasks
+
+    return list(tasks.examples())
+
+
+def age(path: str) -> float:
+    """When a folder's newest file was written: a model saved again under the same name is another model."""
+    there = Path(path).expanduser()
+    if there.is_file():
+        return there.stat().st_mtime
+    return max((f.stat().st_mtime for f in there.glob("*") if f.is_file()), default=0.0) if there.is_dir() else 0.0
+
+
+@st.cache_resource(show_spinner="Loading the model", max_entries=4)
+def scope(name: str, written: float = 0.0):
+    """A model by its bundled name or its folder."""
+    return diffscope.load(name)
+
+
+@st.cache_resource(show_spinner="Capturing", max_entries=16)
+def capture(name: str, written: float, prompt: str, spans: tuple):
+    """What every layer of a model attended with on a prompt. `spans` are (name, span) pairs; see `spans_of`."""
+    opened = scope(name, written)
+    return opened.capture(prompt, spans=_given(opened.tokenizer, prompt, spans))
+
+
+@st.cache_resource(show_spinner="Reading the capture", max_entries=4)
+def saved(path: str, written: float):
+    """A capture from a file."""
+    return diffscope.open(path)
+
+
+@st.cache_resource(show_spinner="Measuring", max_entries=64)
+def measured(_cap, key: tuple, statistic: str, queries: tuple | None):
+    """One statistic of a capture; `key` says which capture it is."""
+    return _cap.measure([statistic], queries=None if queries is None else list(queries))
+
+
+def spans_of(example) -> list[tuple[str, tuple]]:
+    """An example's spans as (name, character ranges), in a form that can be a key of a cache."""
+    return [(name, ("characters", *(tuple(pair) for pair in where))) for name, where in example.spans.items()]
+
+
+def _given(tokenizer, text: str, spans: tuple) -> dict:
+    """Spans as a capture takes them: character ranges become the tokens they cover."""
+    from diffscope.prompts import Chars, encode
+
+    made = {}
+    for name, span in spans:
+        if isinstance(span, tuple) and span and span[0] == "characters":
+            pieces = encode(tokenizer, text, {str(i): Chars(*pair) for i, pair in enumerate(span[1:])}).spans
+            span = sorted({at for i in range(len(span) - 1) for at in pieces[str(i)]})
+            if not span:
+                continue
+        made[name] = span
+    return made

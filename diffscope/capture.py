@@ -1,0 +1,561 @@
+"""Run a model, keep what each layer attended with, and prove it: Scope and Capture."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import Tensor, nn
+
+from diffscope import families, store, tiles
+from diffscope.attention import LayerAttention
+from diffscope.errors import DiffscopeError, OutOfMemoryAhead, PromptError
+from diffscope.families.recording import passages
+from diffscope.fidelity import Fidelity, require
+from diffscope.models.loading import load_model, move
+from diffscope.prompts import Encoded, encode
+from diffscope.stats import engine
+from diffscope.stats.outliers import LABELS, outliers
+
+NEXT_TOKENS = 10
+
+
+def load(
+    model: str | os.PathLike | nn.Module,
+    tokenizer=None,
+    *,
+    device=None,
+    dtype: torch.dtype | str | None = None,
+    device_map=None,
+    attn_implementation: str | None = None,
+    trust_remote_code: bool = False,
+) -> Scope:
+    """Open a model to look into.
+
+    Parameters
+    ----------
+    model : str, path or torch.nn.Module
+        A bundled name (``mini-diff``, or ``mini-diff@400`` for a step of its training), a local folder, a hub id, or a
+        Hugging Face model that you hold already.
+    tokenizer : PreTrainedTokenizerBase, optional
+        For a model that you hold; otherwise the saved one is used.
+    device, dtype, device_map, attn_implementation
+        As in transformers; ``dtype`` also as a string such as ``"bfloat16"``.
+    trust_remote_code : bool
+        Run code that comes with a hub model. Only you can ask for it.
+
+    Raises
+    ------
+    ModelNotFound, CorruptFile, UnsupportedModel
+    """
+    if isinstance(model, nn.Module):
+        name = getattr(model, "name_or_path", "") or type(model).__name__
+        model = model if device is None else move(model, device)
+        model = model if dtype is None else model.to(_dtype(dtype))
+        return Scope(model, tokenizer, name)
+    name = os.fspath(model)
+    loaded, saved_tokenizer = load_model(
+        name,
+        dtype=_dtype(dtype),
+        device=device,
+        device_map=device_map,
+        attn_implementation=attn_implementation,
+        trust_remote_code=trust_remote_code,
+    )
+    return Scope(loaded, tokenizer or saved_tokenizer, name)
+
+
+def open(path: str | os.PathLike) -> Capture:
+    """A capture that :meth:`Capture.save` wrote; it answers the same questions without the model.
+
+    Raises
+    ------
+    CorruptFile
+    """
+    tensors, record = store.open_tensors(path)
+    return Capture.from_record(tensors, record)
+
+
+def _dtype(dtype) -> torch.dtype | None:
+    if dtype is None or isinstance(dtype, torch.dtype):
+        return dtype
+    found = getattr(torch, {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp64": "float64"}.get(dtype, dtype), None)
+    if not isinstance(found, torch.dtype):
+        raise DiffscopeError(f"dtype {dtype!r} is unknown; use float32, bfloat16, float16 or float64")
+    return found
+
+
+class Scope:
+    """A model opened for looking. One thread at a time runs it; others wait."""
+
+    def __init__(self, model: nn.Module, tokenizer, name: str):
+        self.model = model.eval()
+        self.tokenizer = tokenizer
+        self.name = name
+        self.family = families.find(model)
+        self.lock = threading.RLock()
+
+    def __repr__(self) -> str:
+        return f"<Scope {self.name}: family {self.family.name}, {self.n_layers} layers>"
+
+    @property
+    def n_layers(self) -> int:
+        return len(self.family.modules(self.model))
+
+    @property
+    def positions(self) -> int | None:
+        """Longest prompt, in tokens, that the model has positions for."""
+        return getattr(self.model.config, "max_position_embeddings", None)
+
+    def tokenize(self, text: str) -> list[int]:
+        return list(encode(self.tokenizer, text).ids)
+
+    def generate(self, prompt: str | Sequence[int], max_new_tokens: int = 8) -> str:
+        """The model's greedy continuation as text."""
+        encoded = self._encode(prompt, None)
+        ids = torch.tensor([encoded.ids], device=self.model.device)
+        with self.lock, torch.no_grad():
+            out = self.model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=max_new_tokens,
+                do_sample=False,
+                pad_token_id=_pad(self.model),
+            )
+        new = out[0, len(encoded.ids) :].tolist()
+        return " ".join(map(str, new)) if self.tokenizer is None else self.tokenizer.decode(new)
+
+    def capture(self, prompt, spans: Mapping | Sequence[Mapping] | None = None) -> Capture:
+        """Run one prompt, or a batch, and keep what every layer attended with.
+
+        Parameters
+        ----------
+        prompt : str, sequence of int, or a list of either
+            A list of texts or of token lists is a batch; it is padded on the right.
+        spans : mapping of str to span, or one mapping a prompt
+            See :func:`diffscope.prompts.encode`.
+
+        Returns
+        -------
+        Capture
+
+        Raises
+        ------
+        PromptError, SpanError
+            The prompt cannot be run, a span cannot be found.
+        FidelityError
+            What was captured does not rebuild what the model computed.
+        OutOfMemoryAhead
+            The capture will not fit the memory that is free.
+        """
+        batch = isinstance(prompt, (list, tuple)) and len(prompt) > 0 and isinstance(prompt[0], (str, list, tuple))
+        texts = list(prompt) if batch else [prompt]
+        spans = [spans or {}] * len(texts) if not isinstance(spans, (list, tuple)) else list(spans)
+        if len(spans) != len(texts):
+            raise PromptError(f"{len(texts)} prompts but {len(spans)} sets of spans; give one for all or one each")
+        prompts = [self._encode(text, given) for text, given in zip(texts, spans)]
+        with self.lock, torch.no_grad():
+            return self._run(prompts, batch)
+
+    def _encode(self, prompt, spans) -> Encoded:
+        encoded = encode(self.tokenizer, prompt, spans)
+        n, most = len(encoded.ids), self.positions
+        if most is not None and n > most:
+            raise PromptError(f"the prompt has {n} tokens, but {self.name} has positions for {most}; shorten it")
+        size = self.model.get_input_embeddings().num_embeddings
+        if not 0 <= min(encoded.ids) <= max(encoded.ids) < size:
+            raise PromptError(f"the prompt has token ids outside the model's vocabulary of {size}; use the model's own tokenizer")
+        return encoded
+
+    def _run(self, prompts: list[Encoded], batch: bool) -> Capture:
+        lengths = tuple(len(prompt.ids) for prompt in prompts)
+        device = self.model.get_input_embeddings().weight.device
+        ids = torch.full((len(prompts), max(lengths)), _pad(self.model), dtype=torch.int64)
+        for row, prompt in enumerate(prompts):
+            ids[row, : lengths[row]] = torch.tensor(prompt.ids)
+        mask = torch.arange(ids.shape[1])[None] < torch.tensor(lengths)[:, None]
+        layers: list[LayerAttention] = []
+        proofs: list[Fidelity] = []
+
+        def take(passage):
+            layer = self.family.read(len(layers), passage)
+            if not layers:
+                _refuse_beyond_memory(layer, self.n_layers)
+            proofs.append(require(layer, passage.observed))
+            layers.append(layer)
+
+        options = {}
+        if "logits_to_keep" in inspect.signature(self.model.forward).parameters:
+            options["logits_to_keep"] = torch.tensor(sorted({n - 1 for n in lengths}), device=device)
+        with passages(self.model, self.family, lengths, take), _layer_outputs(self.model, self.family, lengths) as tails:
+            out = self.model(ids.to(device), attention_mask=mask.long().to(device), use_cache=False, **options)
+        columns = sorted({n - 1 for n in lengths}) if options else list(range(ids.shape[1]))
+        ahead = [self._next(out.logits[row, columns.index(n - 1)]) for row, n in enumerate(lengths)]
+        facts = {
+            "model": self.name,
+            "family": self.family.name,
+            "attention": self.model.config._attn_implementation,
+            "dtype": str(self.model.dtype).removeprefix("torch."),
+        }
+        return Capture(prompts, layers, proofs, ahead, np.stack(tails), facts, batch)
+
+    def _next(self, logits: Tensor) -> list[tuple[str, float]]:
+        top = logits.float().softmax(-1).topk(min(NEXT_TOKENS, len(logits)))
+        name = str if self.tokenizer is None else lambda token: self.tokenizer.decode([token])
+        return [(name(token), p) for p, token in zip(top.values.tolist(), top.indices.tolist())]
+
+
+def _pad(model) -> int:
+    pad = model.config.pad_token_id
+    return 0 if pad is None else pad
+
+
+def _refuse_beyond_memory(layer: LayerAttention, n_layers: int) -> None:
+    """Raise before a capture would fill the memory, judged by its first layer."""
+    need = n_layers * sum(x.numel() * x.element_size() for x in (layer.q, layer.k, layer.v))
+    if layer.q.is_cuda:
+        free = torch.cuda.mem_get_info(layer.q.device)[0]
+    else:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else need
+    if need > free:
+        raise OutOfMemoryAhead(
+            f"this capture needs {need / 2**30:.1f} GiB for {n_layers} layers and {free / 2**30:.1f} GiB are free; "
+            "use a shorter prompt, a smaller batch or bfloat16"
+        )
+
+
+@contextmanager
+def _layer_outputs(model: nn.Module, family, lengths):
+    """Outliers of every decoder layer's output, (prompt, outlier) a layer, taken as the model runs."""
+    names = {module: name for name, module in model.named_modules()}
+    tails: list[np.ndarray] = []
+
+    def hook(module, args, output):
+        hidden = output[0] if isinstance(output, tuple) else output  # (batch, token, hidden)
+        tails.append(np.stack([outliers(hidden[i, :n].float()).numpy() for i, n in enumerate(lengths)]))
+
+    parents = [model.get_submodule(names[module].rpartition(".")[0]) for module in family.modules(model)]
+    handles = [parent.register_forward_hook(hook) for parent in parents]
+    try:
+        yield tails
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@dataclass(repr=False)
+class Capture:
+    """What a model attended with on one prompt or a batch: O(N) memory a layer, every map on request.
+
+    Attributes
+    ----------
+    prompts : list of Encoded
+    layers : list of LayerAttention
+    proofs : list of Fidelity, one a layer
+    ahead : list of list of (str, float)
+        For each prompt the likeliest next tokens.
+    layer_outliers : ndarray, (layer, prompt, outlier)
+        Largest magnitudes and median of each decoder layer's output.
+    facts : dict
+        model, family, attention implementation, dtype.
+    batch : bool
+        Whether the capture is of a list of prompts; then results have a leading ``prompt`` dimension.
+    """
+
+    prompts: list[Encoded]
+    layers: list[LayerAttention]
+    proofs: list[Fidelity]
+    ahead: list
+    layer_outliers: np.ndarray
+    facts: dict
+    batch: bool = False
+
+    def __repr__(self) -> str:
+        error = max(proof.error for proof in self.proofs)
+        sizes = " + ".join(str(len(prompt.ids)) for prompt in self.prompts)
+        return f"<Capture of {self.model_name}: {sizes} tokens, {self.n_layers} layers × {self.n_heads} heads, fidelity {error:.1e}>"
+
+    def _one_or_all(self, values: list):
+        return values if self.batch else values[0]
+
+    @property
+    def model_name(self) -> str:
+        return self.facts["model"]
+
+    @property
+    def family(self) -> str:
+        return self.facts["family"]
+
+    @property
+    def differential(self) -> bool:
+        return self.layers[0].differential
+
+    @property
+    def n_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def n_heads(self) -> int:
+        return self.layers[0].n_heads
+
+    @property
+    def n_tokens(self):
+        return self._one_or_all([len(prompt.ids) for prompt in self.prompts])
+
+    @property
+    def text(self):
+        return self._one_or_all([prompt.text for prompt in self.prompts])
+
+    @property
+    def ids(self):
+        return self._one_or_all([list(prompt.ids) for prompt in self.prompts])
+
+    @property
+    def tokens(self):
+        """What each token says; a list a prompt for a batch."""
+        return self._one_or_all([list(prompt.tokens) for prompt in self.prompts])
+
+    @property
+    def offsets(self):
+        """Characters of the text that each token covers."""
+        return self._one_or_all([list(prompt.offsets) for prompt in self.prompts])
+
+    @property
+    def spans(self):
+        """Token positions by name: those given, ``sink``, and the derived ``context`` and ``irrelevant``."""
+        sets = [{name: at.tolist() for name, at in prompt.key_sets().items()} for prompt in self.prompts]
+        return self._one_or_all(sets)
+
+    @property
+    def next(self):
+        """The likeliest next tokens with their probabilities."""
+        return self._one_or_all(self.ahead)
+
+    @property
+    def fidelity(self) -> xr.Dataset:
+        """Per layer: ``error`` (largest deviation of the rebuilt attention output over the head's root mean square),
+        ``tolerance`` (what the dtype's rounding explains) and ``rows`` compared."""
+        data = {
+            name: ("layer", np.array([getattr(proof, name) for proof in self.proofs])) for name in ("error", "tolerance", "rows")
+        }
+        return xr.Dataset(data, {"layer": self._layer_index()}, attrs=dict(self.facts))
+
+    def _layer_index(self) -> list[int]:
+        return [layer.layer for layer in self.layers]
+
+    @property
+    def lam(self) -> xr.DataArray:
+        """λ as the model used it, after any cast: (layer, head), and query (and prompt) where it has one per token."""
+        return self._lam("lam", "λ the model used")
+
+    @property
+    def lam_fp32(self) -> xr.DataArray:
+        """λ before the cast to the activations' dtype."""
+        return self._lam("lam_fp32", "λ before the cast")
+
+    def _lam(self, field: str, name: str) -> xr.DataArray:
+        values = [getattr(layer, field).float().cpu() for layer in self.layers]  # (batch or 1, head or 1, query or 1)
+        per_token = any(value.shape[2] > 1 for value in values)
+        size = (len(self.prompts), self.n_heads, self.layers[0].n_queries if per_token else 1)
+        stacked = torch.stack([value.expand(size) for value in values]).numpy().copy()  # (layer, prompt, head, query)
+        for row, prompt in enumerate(self.prompts):
+            stacked[:, row, :, len(prompt.ids) :] = stacked[:, row, :, len(prompt.ids) :] if not per_token else np.nan
+        array = xr.DataArray(
+            stacked,
+            dims=("layer", "prompt", "head", "query"),
+            coords={"layer": self._layer_index(), "head": range(self.n_heads)},
+            name="lambda",
+            attrs={"long_name": name, "units": "1"},
+        )
+        array = array if per_token else array.isel(query=0, drop=True)
+        return array if self.batch and per_token else array.isel(prompt=0, drop=True)
+
+    @property
+    def lam_init(self) -> xr.DataArray:
+        """λ_init per layer; NaN where the mechanism has none."""
+        values = [np.nan if layer.lam_init is None else layer.lam_init for layer in self.layers]
+        return xr.DataArray(values, dims="layer", coords={"layer": self._layer_index()}, name="lambda_init")
+
+    def _prompt_layer(self, layer: int, prompt: int) -> LayerAttention:
+        if not 0 <= layer < self.n_layers:
+            raise DiffscopeError(f"there is no layer {layer}; the model has layers 0 to {self.n_layers - 1}")
+        if not 0 <= prompt < len(self.prompts):
+            raise DiffscopeError(f"there is no prompt {prompt}; the capture has prompts 0 to {len(self.prompts) - 1}")
+        return self.layers[layer].prompt(prompt)
+
+    def _label(self, values: Tensor, name: str, layer: int, head: int, prompt: int, queries, keys) -> xr.DataArray:
+        tokens = np.array(self.prompts[prompt].tokens, dtype=object)
+        queries, keys = np.asarray(queries), np.asarray(keys)
+        return xr.DataArray(
+            values.cpu().numpy(),
+            dims=("query", "key"),
+            coords={
+                "query": queries,
+                "key": keys,
+                "query_token": ("query", tokens[queries].astype(str)),
+                "key_token": ("key", tokens[keys].astype(str)),
+            },
+            name=name,
+            attrs={
+                "long_name": tiles.LONG_NAMES[name],
+                "model": self.model_name,
+                "layer": layer,
+                "head": head,
+                "prompt": prompt,
+                "lam": float(self.layers[layer].prompt(prompt).rows([0], [head]).lam) if not self._lam_per_token(layer) else "per token",
+                "fidelity": self.proofs[layer].error,
+            },
+        )
+
+    def _lam_per_token(self, layer: int) -> bool:
+        return self.layers[layer].lam.shape[2] > 1
+
+    def _checked(self, name: str, layer: int, head: int, prompt: int) -> LayerAttention:
+        found = self._prompt_layer(layer, prompt)
+        if not 0 <= head < found.n_heads:
+            raise DiffscopeError(f"there is no head {head}; layer {layer} has heads 0 to {found.n_heads - 1}")
+        if name not in tiles.MAPS:
+            raise DiffscopeError(f"there is no map {name!r}; choose one of {', '.join(tiles.MAPS)}")
+        if name in ("A2", "noise") and not found.differential:
+            raise DiffscopeError(f"{self.model_name} is standard attention and has no second map; ask for 'A1', which is also D")
+        return found
+
+    def map(self, name: str, layer: int, head: int, prompt: int = 0, queries=None, keys=None) -> xr.DataArray:
+        """A window of one head's map.
+
+        Parameters
+        ----------
+        name : {"A1", "A2", "D", "noise", "share"}
+            ``noise`` is λ·A2, ``share`` is |D|/Σ|D|.
+        layer, head, prompt : int
+        queries, keys : slice or sequence of int, optional
+            Token positions, by default all. Over the whole of a long prompt use :meth:`overview`.
+
+        Returns
+        -------
+        xarray.DataArray, (query, key)
+            With token texts as further coordinates.
+        """
+        found = self._checked(name, layer, head, prompt)
+        queries, keys = (_positions(given, n) for given, n in ((queries, found.n_queries), (keys, found.n_keys)))
+        values = tiles.window(found, name, head, queries.to(found.q.device), keys.to(found.q.device))
+        return self._label(values, name, layer, head, prompt, queries, keys)
+
+    def overview(self, name: str, layer: int, head: int, prompt: int = 0, size: int = 512) -> xr.DataArray:
+        """A whole map pooled to at most size × size; of every bin the value of largest magnitude, with its sign.
+
+        The coordinates are the bins' first positions; ``attrs["bin"]`` is their width.
+        """
+        found = self._checked(name, layer, head, prompt)
+        values, bin = tiles.pooled(found, name, head, size)
+        array = self._label(
+            values, name, layer, head, prompt, range(0, found.n_queries, bin), range(0, found.n_keys, bin)
+        )
+        return array.assign_attrs(bin=bin)
+
+    def measure(self, statistics: Sequence[str] | str | None = None, queries=None, progress=None) -> xr.Dataset:
+        """Statistics of every layer and head.
+
+        Parameters
+        ----------
+        statistics : sequence of str, optional
+            Names or groups from ``diffscope.stats.engine.STATISTICS``; by default the row statistics.
+        queries : str, slice or sequence of int, optional
+            Query rows to measure: a span's name or token positions; by default all.
+        progress : callable, optional
+            Called after every layer of every prompt with (done, total).
+
+        Returns
+        -------
+        xarray.Dataset
+            Variables named as in SCIENCE.md; dims among prompt (a batch), layer, head, map, query, span, normalisation.
+        """
+        names = [statistics] if isinstance(statistics, str) else statistics
+        total = self.n_layers * len(self.prompts)
+        measured = []
+        for index, prompt in enumerate(self.prompts):
+            of_layers = []
+            for number, layer in enumerate(self.layers):
+                found = layer.prompt(index)
+                sets = prompt.key_sets(found.q.device)
+                rows = sets[queries] if isinstance(queries, str) and queries in sets else queries
+                if isinstance(rows, str):
+                    raise DiffscopeError(f"there is no span {rows!r} to take queries from; spans are {', '.join(sets)}")
+                rows = None if rows is None else _positions(rows, found.n_queries)
+                of_layers.append(engine.measure(found, names, sets, rows))
+                if progress:
+                    progress(index * self.n_layers + number + 1, total)
+            measured.append(self._with_layer_outliers(xr.concat(of_layers, self._layer_dim(), **_EXACT), index))
+        dataset = xr.concat(measured, "prompt", **_EXACT) if self.batch else measured[0]
+        return dataset.assign_attrs({**self.facts, "fidelity_worst": max(proof.error for proof in self.proofs)})
+
+    def _layer_dim(self) -> xr.DataArray:
+        return xr.DataArray(self._layer_index(), dims="layer", name="layer")
+
+    def _with_layer_outliers(self, dataset: xr.Dataset, prompt: int) -> xr.Dataset:
+        if "logit_outliers" not in dataset:
+            return dataset
+        values = self.layer_outliers[:, prompt]
+        attrs = {"long_name": "largest magnitudes and median of the decoder layer's output", "units": "activation"}
+        return dataset.assign(layer_output_outliers=(("layer", "outlier"), values, attrs)).assign_coords(outlier=list(LABELS))
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write the capture to one safetensors file, which appears only when it is complete."""
+        tensors, records = {}, []
+        for number, layer in enumerate(self.layers):
+            held, record = layer.dismantle()
+            tensors.update({f"{number}.{name}": tensor for name, tensor in held.items()})
+            records.append(record)
+        tensors["layer_outliers"] = torch.from_numpy(self.layer_outliers)
+        record = {
+            "prompts": [vars(prompt) for prompt in self.prompts],
+            "layers": records,
+            "proofs": [vars(proof) for proof in self.proofs],
+            "ahead": self.ahead,
+            "facts": self.facts,
+            "batch": self.batch,
+        }
+        store.save_tensors(path, tensors, record)
+
+    @classmethod
+    def from_record(cls, tensors: dict[str, Tensor], record: dict) -> Capture:
+        """The inverse of what :meth:`save` writes."""
+        layers = []
+        for number, fields in enumerate(record["layers"]):
+            prefix = f"{number}."
+            held = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+            layers.append(LayerAttention.assemble(held, fields))
+        prompts = [
+            Encoded(
+                fields["text"],
+                tuple(fields["ids"]),
+                tuple(fields["tokens"]),
+                tuple(map(tuple, fields["offsets"])),
+                {name: tuple(at) for name, at in fields["spans"].items()},
+            )
+            for fields in record["prompts"]
+        ]
+        proofs = [Fidelity(**fields) for fields in record["proofs"]]
+        ahead = [[tuple(pair) for pair in pairs] for pairs in record["ahead"]]
+        return cls(prompts, layers, proofs, ahead, tensors["layer_outliers"].numpy(), record["facts"], record["batch"])
+
+
+_EXACT = dict(combine_attrs="override", join="outer", coords="minimal", compat="override", data_vars="all")
+
+
+def _positions(given, n: int) -> Tensor:
+    """Positions as an int64 tensor, checked against the prompt's length."""
+    if given is None or isinstance(given, slice):
+        return torch.arange(n)[given or slice(None)]
+    at = torch.as_tensor(given if isinstance(given, Tensor) else list(np.atleast_1d(given)), dtype=torch.int64)
+    at = torch.where(at < 0, at + n, at)
+    if at.numel() and not 0 <= int(at.min()) <= int(at.max()) < n:
+        raise DiffscopeError(f"positions {given} are outside the prompt's tokens 0 to {n - 1}")
+    return at

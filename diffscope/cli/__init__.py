@@ -1,0 +1,74 @@
+"""The ``diffscope`` command: one file a command, each a thin call into the library.
+
+Results go to stdout, everything else to stderr. An expected failure is one line and exit status 2, an interrupt is 130.
+"""
+
+import os
+import sys
+from importlib import import_module
+
+import typer
+
+from diffscope import __version__
+from diffscope.errors import DiffscopeError
+
+COMMANDS = ("models", "capture", "measure", "figure", "train", "app")
+
+cli = typer.Typer(
+    name="diffscope",
+    help="An instrument for looking inside differential attention.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+for _name in COMMANDS:
+    _module = import_module(f"diffscope.cli.{_name}")
+    cli.command(_name, epilog="\n".join(("Example:", *_module.EXAMPLE)))(_module.command)
+
+
+def _print_version(wanted: bool):
+    if wanted:
+        typer.echo(f"diffscope {__version__}")
+        raise typer.Exit
+
+
+@cli.callback()
+def _root(version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version.")):
+    """An instrument for looking inside differential attention."""
+
+
+def main(arguments=None):
+    """Run the command line and return its exit status.
+
+    Parameters
+    ----------
+    arguments : list of str, optional
+        What was typed after ``diffscope``; by default taken from the process. Without any, the help is printed.
+    """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    for library in ("HF_HUB", "TRANSFORMERS"):
+        os.environ.setdefault(f"{library}_VERBOSITY", "error")  # what went wrong is told in one line, below
+    if not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    try:
+        return cli(args=arguments or ["--help"], prog_name="diffscope", standalone_mode=False) or 0
+    except typer.TyperException as error:
+        context = getattr(error, "ctx", None)
+        path = context.command_path if context else "diffscope"
+        return _fail(f"{error.format_message().rstrip('.')}; see {path} --help", error.exit_code)
+    except DiffscopeError as error:
+        return _fail(str(error))
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read stdout has had enough
+        return 1
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return _fail(f"{where}{error.strerror or error}; check the path, its permissions and the space left")
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+
+
+def _fail(message, status=2):
+    typer.echo(f"error: {' '.join(message.split())}", err=True)
+    return status

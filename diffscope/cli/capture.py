@@ -1,0 +1,59 @@
+"""``diffscope capture``: run a model on a prompt and keep what its attention was computed from."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from diffscope.cli.options import Device, Dtype, Json, Model, Prompt, PromptFile, Span, check_out, read_capture
+from diffscope.cli.output import note, say, show_json, show_table, working
+
+EXAMPLE = (
+    "diffscope capture --model mini-diff \\",
+    '  --prompt "The magic number of Paris is 7421." \\',
+    "  --span answer=7421 --out paris.dscope",
+)
+
+Out = Annotated[Path | None, typer.Option(metavar="FILE.dscope", help="Keep the capture, for `diffscope measure FILE.dscope`.")]
+
+
+def command(
+    model: Model = None,
+    prompt: Prompt = None,
+    prompt_file: PromptFile = None,
+    span: Span = None,
+    out: Out = None,
+    as_json: Json = False,
+    device: Device = None,
+    dtype: Dtype = None,
+):
+    """Capture a prompt: how faithful the capture is, the λ of each layer, and what the model says next."""
+    check_out(out)
+    capture = read_capture(None, model, prompt, prompt_file, span, device, dtype)
+    if out is not None:
+        with working(f"saving {out}"):
+            capture.save(out)
+    lam = capture.lam.mean([dim for dim in capture.lam.dims if dim != "layer"])
+    fidelity = capture.fidelity
+    if as_json:
+        show_json(
+            {
+                "model": capture.model_name,
+                "family": capture.family,
+                "tokens": capture.tokens,
+                "spans": capture.spans,
+                "fidelity": {name: fidelity[name].values for name in ("error", "tolerance", "rows")},
+                "lambda": lam.values,
+                "next": [{"token": token, "probability": probability} for token, probability in capture.next],
+                "saved": out,
+            }
+        )
+        return
+    say(f"{capture.model_name} ({capture.family}): {capture.n_layers} layers, {capture.n_heads} heads, {capture.n_tokens} tokens")
+    say("rebuilt attention output against the model's own, and λ averaged over queries, then heads:")
+    columns = [fidelity["layer"], fidelity["error"], fidelity["tolerance"], fidelity["rows"], lam]
+    show_table(["layer", "error", "tolerance", "rows", "λ"], zip(*(column.values.tolist() for column in columns), strict=True))
+    say()
+    show_table(["next token", "probability"], ((repr(token), float(probability)) for token, probability in capture.next))
+    if out is not None:
+        note(f"saved {out}")

@@ -1,0 +1,84 @@
+"""The words that mean the same in every command, and the capture they describe."""
+
+import re
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+import diffscope
+from diffscope.cli.output import working
+from diffscope.errors import DiffscopeError, PromptError, SpanError
+
+Model = Annotated[str | None, typer.Option(metavar="NAME|FOLDER|HUB-ID", help="A bundled model, a folder, or a hub id.")]
+Prompt = Annotated[str | None, typer.Option(metavar="TEXT", help="The prompt itself.")]
+PromptFile = Annotated[Path | None, typer.Option(metavar="FILE", help="A UTF-8 text file whose whole content is the prompt.")]
+Span = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=TEXT|START:STOP", help="A named part of the prompt: its text, or a range of tokens. Repeatable."),
+]
+Layer = Annotated[int | None, typer.Option(min=0, help="One layer, counted from 0.")]
+Head = Annotated[int | None, typer.Option(min=0, help="One head, counted from 0.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+Device = Annotated[str | None, typer.Option(help="Where to run the model: cpu, cuda, cuda:1, mps.")]
+Dtype = Annotated[
+    Literal["float32", "float64", "bfloat16", "float16"] | None, typer.Option(help="What to run the model in instead of its own.")
+]
+SavedCapture = Annotated[
+    Path | None,
+    typer.Argument(metavar="[FILE.dscope]", help="A saved capture, instead of a model and a prompt.", show_default=False),
+]
+
+
+def read_capture(saved, model, prompt, prompt_file, span, device, dtype):
+    """Open the saved capture, or load the model and capture the prompt."""
+    if saved is not None:
+        if any((model, prompt, prompt_file, span, device, dtype)):
+            raise DiffscopeError(f"{saved} is a capture already; leave out --model, --prompt, --span, --device and --dtype")
+        return diffscope.open(saved)
+    if model is None:
+        raise DiffscopeError("no model given; name one with --model, or list the bundled ones with: diffscope models")
+    text, spans = read_prompt(prompt, prompt_file), read_spans(span or [])
+    placed = {key: value for key, value in {"device": device, "dtype": dtype}.items() if value is not None}
+    scope = diffscope.load(model, **placed)
+    with working("capturing"):
+        return scope.capture(text, spans=spans)
+
+
+def read_prompt(prompt, prompt_file):
+    """The text of --prompt, or of the file of --prompt-file."""
+    if (prompt is None) == (prompt_file is None):
+        raise PromptError("the prompt has to come from one place; give either --prompt TEXT or --prompt-file FILE")
+    if prompt is not None:
+        return prompt
+    try:
+        return prompt_file.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise PromptError(f"{prompt_file} is not UTF-8 text; convert it first") from None
+
+
+def read_spans(options):
+    """What --span says, as a dict: a text, or a (start, stop) range of tokens."""
+    spans = {}
+    for option in options:
+        name, equals, value = option.partition("=")
+        if not (name and equals and value):
+            raise SpanError(f"--span {option!r} is not NAME=TEXT or NAME=START:STOP; for example --span answer=7421")
+        if name in spans:
+            raise SpanError(f"--span {name!r} is given twice; give each span its own name")
+        tokens = re.fullmatch(r"(\d+):(\d+)", value)
+        spans[name] = (int(tokens[1]), int(tokens[2])) if tokens else value
+    return spans
+
+
+def check_out(out):
+    """Refuse to work on what could not be kept."""
+    if out is not None and not out.parent.is_dir():
+        raise DiffscopeError(f"there is no folder {out.parent} to write {out.name} into; make it first")
+
+
+def check_place(capture, layer, head):
+    """Refuse a layer or head that the model does not have."""
+    for word, index, count in (("layer", layer, capture.n_layers), ("head", head, capture.n_heads)):
+        if index is not None and index >= count:
+            raise DiffscopeError(f"{capture.model_name} has no {word} {index}; choose one from 0 to {count - 1}")

@@ -1,0 +1,91 @@
+"""What the commands print: tables and JSON on stdout, progress and notes on stderr."""
+
+import json
+import math
+import sys
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+PIPED_WIDTH = 1000  # what is read by a program is never cut to a screen's width
+
+
+def _console():
+    return Console(highlight=False, width=None if sys.stdout.isatty() else PIPED_WIDTH)
+
+
+def say(line=""):
+    """Print one line of a result."""
+    _console().print(Text(line), soft_wrap=True)
+
+
+def note(line):
+    """Tell the person, not the program that reads stdout."""
+    Console(stderr=True, highlight=False).print(Text(line), soft_wrap=True)
+
+
+def show_table(headers, rows):
+    """Print rows under headers; numbers are aligned to the right."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    rows = [list(row) for row in rows]
+    for column, header in enumerate(headers):
+        numeric = all(isinstance(row[column], int | float | None) for row in rows)
+        table.add_column(Text(header), justify="right" if numeric else "left")
+    for row in rows:
+        table.add_row(*(Text(show_value(value)) for value in row))
+    _console().print(table)
+
+
+def show_value(value):
+    """A number to four figures, anything else as it is, and a dash for what is not there."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "–"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def show_json(value):
+    """Print a value as JSON; what is not a finite number becomes null."""
+    sys.stdout.write(json.dumps(plain(value), ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def plain(value):
+    """Arrays, tuples and paths as what JSON knows."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if isinstance(value, str | int | float | None) else str(value)
+
+
+@contextmanager
+def working(what):
+    """Show that something of unknown length goes on, with the time it has taken."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with _progress(*columns) as progress:
+        progress.add_task(what, total=None)
+        yield
+
+
+@contextmanager
+def counting(what):
+    """Show how far something has come; yields a function of (done, total, note)."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"), TimeRemainingColumn())
+    with _progress(*columns) as progress:
+        task = progress.add_task(what, total=None)
+
+        def update(done, total, note=""):
+            progress.update(task, completed=done, total=total, description=f"{what} {note}".rstrip())
+
+        yield update
+
+
+def _progress(*columns):
+    console = Console(stderr=True)
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)

@@ -1,0 +1,52 @@
+"""Every failure that a user can cause or meet, in one line that says what is wrong and what to do.
+
+Whatever else reaches the user as a traceback is a defect of diffscope.
+"""
+
+__all__ = [
+    "CorruptFile",
+    "DiffscopeError",
+    "FidelityError",
+    "MissingExtra",
+    "ModelNotFound",
+    "OutOfMemoryAhead",
+    "PromptError",
+    "SpanError",
+    "UnsupportedModel",
+]
+
+
+class DiffscopeError(Exception):
+    """An expected failure; ``str(error)`` is one line: what is wrong, and what to do about it."""
+
+
+class ModelNotFound(DiffscopeError):
+    """No bundled model, folder or hub id goes by this name, or it cannot be fetched."""
+
+
+class UnsupportedModel(DiffscopeError):
+    """The model was found, but no family of attention that diffscope knows fits it."""
+
+
+class PromptError(DiffscopeError):
+    """The prompt is empty, too long for the model, or not something that can be tokenized."""
+
+
+class SpanError(DiffscopeError):
+    """A span does not occur in the prompt, occurs more than once, or lies outside of it."""
+
+
+class FidelityError(DiffscopeError):
+    """The attention rebuilt from a capture is not the attention that the model used."""
+
+
+class CorruptFile(DiffscopeError):
+    """A file is damaged, incomplete, or was not written by diffscope."""
+
+
+class MissingExtra(DiffscopeError):
+    """An optional package is needed and not installed."""
+
+
+class OutOfMemoryAhead(DiffscopeError):
+    """What was asked for would not fit into memory; raised before it is tried."""

@@ -1,0 +1,67 @@
+"""Standard attention: any Hugging Face decoder that goes through the attention interface."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from diffscope.attention import LayerAttention, Pairing
+from diffscope.errors import UnsupportedModel
+from diffscope.families.base import Family, Passage, expect_calls, mask_of, ones
+
+OUTPUT_NAMES = ("o_proj", "out_proj", "c_proj", "dense", "wo")
+# Attributes by which differential implementations can be told; read as standard they would give wrong maps.
+DIFFERENTIAL_MARKS = ("lambda_q1", "lambda_init", "lambda_proj", "lambda_a", "subln", "diff_attn_mix", "inner_cross_attn")
+
+
+class Standard(Family):
+    """Llama, Qwen, Mistral, GPT-2 and others: A1 = A, λ = 0, D = A."""
+
+    name = "standard"
+    description = "any Hugging Face decoder that goes through the attention interface (Llama, Qwen, GPT-2, ...): D = A"
+
+    def modules(self, model: nn.Module) -> list[nn.Module]:
+        found = [
+            module
+            for module in model.modules()
+            if isinstance(getattr(module, "layer_idx", None), int) and hasattr(module, "is_causal")
+        ]
+        for module in found:
+            mark = next((name for name in DIFFERENTIAL_MARKS if hasattr(module, name)), None)
+            if mark:
+                raise UnsupportedModel(
+                    f"{type(module).__name__} has {mark!r}, so it is differential attention of a family that diffscope "
+                    "does not know yet; it is not opened as standard attention, whose maps would be wrong"
+                )
+        return found
+
+    def output_projection(self, module: nn.Module) -> nn.Module:
+        for name in OUTPUT_NAMES:
+            if isinstance(getattr(module, name, None), nn.Module):
+                return getattr(module, name)
+        raise UnsupportedModel(
+            f"{type(module).__name__} has no output projection named {', '.join(OUTPUT_NAMES)}, so its maps cannot be proved"
+        )
+
+    def read(self, layer: int, passage: Passage) -> LayerAttention:
+        expect_calls(passage, self.name, 1)
+        call, module = passage.calls[0], passage.module
+        maps = torch.arange(call.query.shape[1], device=call.query.device)
+        key_of_map = maps // (call.query.shape[1] // call.key.shape[1])
+        return LayerAttention(
+            layer=module.layer_idx,
+            family=self.name,
+            q=call.query,
+            k=call.key,
+            v=call.value,
+            scale=call.scaling,
+            mask=mask_of(call, passage),
+            pairing=Pairing(maps, None, key_of_map, key_of_map),
+            lam=torch.zeros_like(ones(call.query)),
+            gain=ones(call.query),
+            lam_fp32=torch.zeros_like(ones(call.query)),
+            lam_init=None,
+            norm=None,
+            post_scale=1.0,
+            lengths=passage.lengths,
+        )

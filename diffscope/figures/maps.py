@@ -1,0 +1,68 @@
+"""The maps of one head side by side: A1, A2, λ·A2 and D; for standard attention the one map there is."""
+
+from __future__ import annotations
+
+import xarray as xr
+
+from diffscope.errors import DiffscopeError
+from diffscope.figures import maps_print, maps_screen
+from diffscope.figures.base import register
+from diffscope.figures.captured import described, differential, of_prompt, window, within
+
+LARGEST = 512  # positions a side that are drawn one by one; above, bins that keep the largest weight
+NAMES = ("A1", "A2", "noise", "D")
+
+
+def data(
+    cap,
+    layer: int = 0,
+    head: int = 0,
+    prompt: int = 0,
+    queries=None,
+    keys=None,
+    size: int = LARGEST,
+    names: tuple[str, ...] | None = None,
+) -> xr.Dataset:
+    """The maps of one head over (query, key), exactly as the capture gives them.
+
+    `queries` and `keys` pick a window (a slice or `(start, stop)`); without one, a prompt of more than `size`
+    tokens is shown in bins that keep the value of largest magnitude.
+    """
+    within(layer, cap.n_layers, "layer")
+    within(head, cap.n_heads, "head")
+    tokens = of_prompt(cap.tokens, prompt)
+    rows, columns = window(queries, len(tokens), "queries"), window(keys, len(tokens), "keys")
+    pooled = max(len(range(*rows.indices(len(tokens)))), len(range(*columns.indices(len(tokens))))) > size
+    if pooled and (queries is not None or keys is not None):
+        raise DiffscopeError(
+            f"a window of more than {size} positions a side cannot be drawn: choose a smaller one, "
+            "or none for the overview"
+        )
+    has_second = differential(cap)
+    chosen = (names or NAMES) if has_second else ("A1",)
+    made = {}
+    for name in chosen:
+        if pooled:
+            made[name] = cap.overview(name, layer, head, size=size, prompt=prompt)
+        else:
+            made[name] = cap.map(name, layer=layer, head=head, prompt=prompt, queries=rows, keys=columns)
+    if not has_second:
+        made = {"A": made["A1"].rename("A")}
+    first = next(iter(made.values()))
+    together = xr.Dataset(made)
+    together.attrs = {
+        "figure": "maps",
+        **described(cap, layer, head, prompt),
+        "lam": first.attrs.get("lam"),
+        "bin": int(first.attrs.get("bin", 1)),
+    }
+    return together
+
+
+register(
+    "maps",
+    "A1, A2, λ·A2 and D of one head side by side",
+    data=data,
+    plotly=maps_screen.draw,
+    matplotlib=maps_print.draw,
+)

@@ -1,0 +1,226 @@
+"""One look for every figure: colours, fonts and widths, as plain dictionaries.
+
+Nothing here touches global state. Matplotlib styles are dictionaries that `styled` applies
+for the time of one drawing; plotly styles are layout dictionaries.
+
+The colours carry the arithmetic: what A1 adds is blue, what λ·A2 takes away is orange, and D
+runs from orange through white (always exactly zero) to blue. Both pairs stay apart under the
+common forms of colour blindness and in grey print.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+INK = "#1f2430"
+MUTED = "#667085"
+RULE = "#d0d5dd"
+PAPER = "#ffffff"
+UNSEEN = "#eef0f3"  # keys that a query cannot see: neither positive, negative nor zero
+
+BLUES = ["#ffffff", "#deebf7", "#c6dbef", "#9ecae1", "#6baed6", "#4292c6", "#2171b5", "#08519c", "#08306b"]
+ORANGES = ["#ffffff", "#feedde", "#fdd0a2", "#fdae6b", "#fd8d3c", "#f16913", "#d94801", "#a63603", "#7f2704"]
+
+#: the colour of each map where it is a line or a bar
+MAP_COLOURS = {"A": "#2171b5", "A1": "#2171b5", "A2": "#f16913", "noise": "#f16913", "D": INK, "share": "#2171b5"}
+#: which scale each map is drawn with
+SCALES = {"A": "blue", "A1": "blue", "A2": "orange", "noise": "orange", "D": "diverging", "share": "blue"}
+#: names as they are printed
+TITLES = {"A": "A", "A1": "A₁", "A2": "A₂", "noise": "λ·A₂", "D": "D = A₁ − λ·A₂", "share": "|D| / Σ|D|"}
+
+SPAN_COLOURS = {
+    "answer": "#009e73",
+    "needles": "#cc79a7",
+    "query": "#56606f",
+    "context": "#b0b7c3",
+    "irrelevant": "#b0b7c3",
+    "sink": "#000000",
+}
+OTHER_SPANS = ["#7b61c9", "#b8860b", "#00838f", "#8d6e63"]
+
+#: text widths in inches: one column, full width (equal where the venue has one column)
+VENUES = {
+    "icml": (3.25, 6.75),
+    "neurips": (5.5, 5.5),
+    "iclr": (5.5, 5.5),
+    "acl": (3.03, 6.30),
+    "cvpr": (3.25, 6.875),
+    "aaai": (3.3, 6.975),
+    "tmlr": (6.5, 6.5),
+}
+#: caption size of each venue in points; figure text is one point smaller
+CAPTIONS = {"icml": 9, "neurips": 9, "iclr": 9, "acl": 9, "cvpr": 9, "aaai": 9, "tmlr": 9}
+
+FONTS = ["Arial", "Helvetica", "Liberation Sans", "DejaVu Sans", "Noto Sans CJK JP", "Noto Sans Arabic"]
+WEB_FONT = "'Source Sans', 'Source Sans 3', 'Source Sans Pro', Inter, -apple-system, 'Segoe UI', Roboto, sans-serif"
+
+# ---------------------------------------------------------------- colour scales
+
+
+def _stops(ramp: list[str], contrast: str) -> list[tuple[float, str]]:
+    """Positions from 0 to 1 for the colours of a ramp.
+
+    With `contrast="sqrt"` a value's colour follows the root of its share of the maximum, so
+    that weights of a few per cent can be seen beside a sink of 0.9. Values are not changed.
+    """
+    last = len(ramp) - 1
+    power = 2.0 if contrast == "sqrt" else 1.0
+    return [((i / last) ** power, colour) for i, colour in enumerate(ramp)]
+
+
+def colour_scale(kind: str, contrast: str = "sqrt") -> list[tuple[float, str]]:
+    """(position, colour) stops of a scale: "blue" and "orange" start at zero, "diverging" has zero at 0.5."""
+    if kind == "blue":
+        return _stops(BLUES, contrast)
+    if kind == "orange":
+        return _stops(ORANGES, contrast)
+    lower = [(0.5 - p / 2, colour) for p, colour in reversed(_stops(ORANGES, contrast))]
+    upper = [(0.5 + p / 2, colour) for p, colour in _stops(BLUES, contrast)]
+    return lower + upper[1:]
+
+
+def colour_limits(kind: str, top: float) -> tuple[float, float]:
+    """Limits that keep zero where the scale has it, whatever the data."""
+    top = float(top) if top > 0 else 1.0
+    return (-top, top) if kind == "diverging" else (0.0, top)
+
+
+def colour_map(kind: str, contrast: str = "sqrt"):
+    """The same scale as a matplotlib colour map; not registered anywhere."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    made = LinearSegmentedColormap.from_list(f"diffscope-{kind}", colour_scale(kind, contrast), N=4096)
+    return made.with_extremes(bad=UNSEEN)
+
+
+def span_colour(name: str) -> str:
+    return SPAN_COLOURS.get(name) or OTHER_SPANS[sum(map(ord, name)) % len(OTHER_SPANS)]
+
+
+# ---------------------------------------------------------------- print
+
+
+def width(venue: str | None = None, wide: bool = True) -> float:
+    """Inches of a venue's full width, or of one column."""
+    from diffscope.errors import DiffscopeError
+
+    name = (venue or "neurips").lower()
+    if name not in VENUES:
+        raise DiffscopeError(f"no venue {venue!r}: there are {', '.join(sorted(VENUES))}; or give width= in inches")
+    return VENUES[name][1 if wide else 0]
+
+
+def font_families() -> list[str]:
+    """The preferred families that this machine has; DejaVu Sans comes with matplotlib."""
+    from matplotlib import font_manager
+
+    there = set(font_manager.fontManager.get_font_names())
+    return [name for name in FONTS if name in there] or ["DejaVu Sans"]
+
+
+def print_style(venue: str | None = None) -> dict:
+    """rcParams of a printed figure, as a plain dictionary."""
+    size = CAPTIONS.get((venue or "neurips").lower(), 9) - 1
+    return {
+        "font.family": font_families(),
+        "font.size": size,
+        "axes.titlesize": size,
+        "axes.labelsize": size - 1,
+        "xtick.labelsize": size - 2,
+        "ytick.labelsize": size - 2,
+        "legend.fontsize": size - 1,
+        "legend.frameon": False,
+        "legend.handlelength": 1.4,
+        "figure.titlesize": size,
+        "text.color": INK,
+        "text.parse_math": False,  # a token may contain dollar signs
+        "axes.unicode_minus": True,
+        "axes.edgecolor": MUTED,
+        "axes.labelcolor": INK,
+        "axes.titlecolor": INK,
+        "axes.linewidth": 0.5,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.axisbelow": True,
+        "axes.grid": False,
+        "grid.color": RULE,
+        "grid.linewidth": 0.4,
+        "xtick.color": MUTED,
+        "ytick.color": MUTED,
+        "xtick.labelcolor": INK,
+        "ytick.labelcolor": INK,
+        "xtick.major.width": 0.5,
+        "ytick.major.width": 0.5,
+        "xtick.major.size": 2.0,
+        "ytick.major.size": 2.0,
+        "xtick.major.pad": 1.5,
+        "ytick.major.pad": 1.5,
+        "lines.linewidth": 1.1,
+        "patch.linewidth": 0.0,
+        "figure.facecolor": PAPER,
+        "figure.dpi": 150,
+        "savefig.facecolor": PAPER,
+        "savefig.bbox": None,  # a tight box would change the width a venue asks for
+        "savefig.dpi": 600,
+        "pdf.fonttype": 42,
+        "ps.fonttype": 42,
+        "svg.fonttype": "none",
+        "svg.hashsalt": "diffscope",
+    }
+
+
+_drawing = threading.RLock()  # rcParams belong to the process: one drawing at a time
+
+
+@contextlib.contextmanager
+def styled(venue: str | None = None) -> Iterator[None]:
+    """Apply the print style for the time of one drawing."""
+    import matplotlib
+
+    with _drawing, matplotlib.rc_context(print_style(venue)):
+        yield
+
+
+# ---------------------------------------------------------------- screen
+
+
+def screen_layout(**more) -> dict:
+    """A plotly layout, as a plain dictionary."""
+    base = {
+        "template": None,
+        "font": {"family": WEB_FONT, "size": 12, "color": INK},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": PAPER,
+        "margin": {"l": 8, "r": 8, "t": 8, "b": 8},
+        "hoverlabel": {
+            "bgcolor": PAPER,
+            "bordercolor": RULE,
+            "align": "left",
+            "font": {"family": WEB_FONT, "size": 12, "color": INK},
+        },
+        "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 0, "yanchor": "top", "font": {"size": 11}},
+        "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": MUTED, "activecolor": INK},
+    }
+    base.update(more)
+    return base
+
+
+def screen_axis(**more) -> dict:
+    """A plotly axis, as a plain dictionary."""
+    base = {
+        "showgrid": False,
+        "zeroline": False,
+        "showline": True,
+        "linecolor": RULE,
+        "linewidth": 1,
+        "ticks": "outside",
+        "ticklen": 3,
+        "tickcolor": RULE,
+        "tickfont": {"size": 10, "color": MUTED},
+        "automargin": True,
+        "title": {"font": {"size": 11, "color": MUTED}, "standoff": 6},
+    }
+    base.update(more)
+    return base

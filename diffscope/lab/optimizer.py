@@ -1,0 +1,57 @@
+"""Muon for the matrices inside the layers, AdamW for everything else.
+
+With AdamW alone the lookup circuit had not formed after 225 steps where Muon formed it in fewer than 200 (DIFF V1, two
+needles in 40 tokens), and it is that circuit which makes the maps worth looking at.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class Optimizer:
+    """Two optimizers that step as one and whose state is a flat dictionary of tensors.
+
+    Parameters
+    ----------
+    model : nn.Module
+        With its decoder layers under ``model.model.layers``.
+    weight_decay : float
+    """
+
+    def __init__(self, model: nn.Module, weight_decay: float):
+        named = dict(model.named_parameters())
+        matrices = [name for name, p in named.items() if p.dim() == 2 and ".layers." in name]
+        others = [name for name in named if name not in matrices]
+        self.names = (matrices, others)
+        self.parts = (
+            # RMS-matched, so that one learning rate suits both.
+            torch.optim.Muon([named[name] for name in matrices], weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"),
+            torch.optim.AdamW([named[name] for name in others], betas=(0.9, 0.98), weight_decay=weight_decay),
+        )
+
+    def step(self, rate: float) -> None:
+        """One step at a learning rate; gradients are cleared."""
+        for part in self.parts:
+            for group in part.param_groups:
+                group["lr"] = rate
+            part.step()
+            part.zero_grad(set_to_none=True)
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything needed to go on, as tensors."""
+        found = {}
+        for names, part in zip(self.names, self.parts):
+            for name, parameter in zip(names, part.param_groups[0]["params"]):
+                for key, value in part.state[parameter].items():
+                    found[f"{key}:{name}"] = value
+        return found
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        """The inverse of :meth:`state`."""
+        for names, part in zip(self.names, self.parts):
+            for name, parameter in zip(names, part.param_groups[0]["params"]):
+                ending = f":{name}"
+                held = {key.removesuffix(ending): value for key, value in tensors.items() if key.endswith(ending)}
+                part.state[parameter] = held

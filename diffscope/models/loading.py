@@ -1,0 +1,143 @@
+"""Find a model by bundled name, folder or hub id, and load it from safetensors only."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from diffscope.errors import CorruptFile, ModelNotFound, UnsupportedModel
+
+BUNDLED = Path(__file__).parent / "bundled"
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+
+def bundled() -> list[dict]:
+    """The models that come with diffscope.
+
+    Returns
+    -------
+    list of dict
+        name, path, attention, layers, heads, parameters, positions, scores, checkpoints (steps along training).
+    """
+    cards = sorted(BUNDLED.glob("*/card.json"))
+    return [{**json.loads(card.read_text(encoding="utf-8"))["summary"], "path": str(card.parent)} for card in cards]
+
+
+def locate(name: str) -> tuple[Path | None, Path | None]:
+    """Folders of a model's configuration and tokenizer, and of its weights; None, None for what may be a hub id.
+
+    ``mini-diff@400`` is the bundled model as it was after 400 steps of training.
+    """
+    base, _, step = name.partition("@")
+    if (BUNDLED / base / "config.json").is_file():
+        if not step:
+            return BUNDLED / base, BUNDLED / base
+        kept = {int(path.name.removeprefix("step-")): path for path in (BUNDLED / base / "checkpoints").glob("step-*")}
+        if not step.isdigit() or int(step) not in kept:
+            raise ModelNotFound(f"{base} has no checkpoint {step!r}; kept are the steps {', '.join(map(str, sorted(kept)))}")
+        return BUNDLED / base, kept[int(step)]
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ModelNotFound(f"{folder} has no config.json, so it is not a saved model; give the folder that save_pretrained wrote")
+        return folder, folder
+    if folder.is_absolute() or name.startswith(".") or name.count("/") != 1:
+        known = ", ".join(model["name"] for model in bundled()) or "none"
+        raise ModelNotFound(f"no model {name!r}: not bundled ({known}), not a folder, and not a hub id, which is OWNER/NAME")
+    return None, None
+
+
+def check_weights(folder: Path) -> None:
+    """Refuse a folder whose weights are pickles, missing or damaged.
+
+    Raises
+    ------
+    ModelNotFound, CorruptFile
+    """
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
+        if pickles:
+            raise CorruptFile(
+                f"{folder} offers its weights as a pickle ({pickles[0]}), which can run code when opened; "
+                "convert them with save_pretrained(..., safe_serialization=True)"
+            )
+        raise ModelNotFound(f"{folder} holds no .safetensors weights; save the model there with save_pretrained")
+    for file in files:
+        try:
+            with safe_open(file, framework="pt"):
+                pass
+        except (SafetensorError, OSError) as error:
+            raise CorruptFile(f"{file} is truncated or damaged ({error}); copy it again") from None
+
+
+def load_model(name: str, *, dtype=None, device=None, device_map=None, attn_implementation=None, trust_remote_code=False):
+    """A model in evaluation mode and its tokenizer (None if the folder has none).
+
+    Raises
+    ------
+    ModelNotFound, CorruptFile, UnsupportedModel
+    """
+    home, weights = locate(name)
+    options = dict(trust_remote_code=trust_remote_code)
+    source = name if home is None else home
+    try:
+        config = AutoConfig.from_pretrained(source, **options)
+    except (OSError, ValueError, KeyError) as error:
+        if home is not None:
+            raise CorruptFile(f"{home / 'config.json'} cannot be read as a model's configuration ({_line(error)})") from None
+        raise ModelNotFound(f"no model {name!r}: not a folder, and not to be had from the hub ({_line(error)})") from None
+    if weights is not None:
+        check_weights(weights)
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            name if weights is None else weights,
+            config=config,
+            dtype=dtype or "auto",
+            device_map=device_map,
+            attn_implementation=attn_implementation,
+            use_safetensors=True,
+            output_loading_info=True,
+            **options,
+        )
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise CorruptFile(f"the weights of {name} cannot be loaded ({_line(error)}); copy them again") from None
+    except (ValueError, ImportError) as error:
+        raise UnsupportedModel(f"{name} cannot be opened as a language model ({_line(error)})") from None
+    absent = sorted(report["missing_keys"])
+    if absent:
+        raise CorruptFile(f"the weights of {name} lack {len(absent)} tensors, the first {absent[0]!r}; they would be random")
+    if device is not None:
+        model = move(model, device)
+    return model.eval(), load_tokenizer(source, config, options)
+
+
+def move(model: PreTrainedModel, device) -> PreTrainedModel:
+    """The model on a device, or one clear line."""
+    try:
+        place = torch.device(device)
+    except RuntimeError:
+        raise UnsupportedModel(f"device {device!r} is unknown; use cpu, cuda, cuda:1 or mps") from None
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise UnsupportedModel(f"device {device!r} was asked for, but torch sees no GPU here; use --device cpu")
+    try:
+        return model.to(place)
+    except (RuntimeError, NotImplementedError, AssertionError) as error:
+        raise UnsupportedModel(f"the model cannot be put on device {device!r} ({_line(error)})") from None
+
+
+def load_tokenizer(source, config, options):
+    """The tokenizer of a model, or None where none is saved."""
+    try:
+        return AutoTokenizer.from_pretrained(source, **options)
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        return None
+
+
+def _line(error: Exception) -> str:
+    """The first line of a message, without the advice that follows."""
+    return str(error).strip().partition("\n")[0][:160]

@@ -1,0 +1,147 @@
+"""The attention mechanisms of the DIFF Transformer: V1, V2 and the standard baseline.
+
+All three hand post-RoPE queries, keys and values to the Hugging Face attention interface, so that
+eager, SDPA and flash-attn are a setting of the model, and an observer registered there sees what
+each layer attended with. A further mechanism is one more class in ``MECHANISMS``.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, repeat_kv
+
+from diffscope.models.configuration import DiffConfig
+
+
+def eager_attention_forward(module, query, key, value, attention_mask, scaling, dropout=0.0, **kwargs):
+    """The reference: the formula as it stands, softmax in float32 or wider.
+
+    query (batch, map, query, d), key (batch, key map, key, d), value (batch, key map, key, width)
+    → output (batch, query, map, width), weights (batch, map, query, key).
+    """
+    key = repeat_kv(key, module.num_key_value_groups)
+    value = repeat_kv(value, module.num_key_value_groups)
+    scores = torch.matmul(query, key.transpose(2, 3)) * scaling
+    if attention_mask is not None:
+        scores = scores + attention_mask
+    weights = scores.softmax(-1, dtype=torch.promote_types(query.dtype, torch.float32)).to(query.dtype)
+    weights = nn.functional.dropout(weights, p=dropout, training=module.training)
+    return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights
+
+
+class Attention(nn.Module):
+    """Standard attention, and what the mechanisms share: projections, RoPE, cache, dispatch."""
+
+    query_maps = 1  # query maps of one head
+    key_maps = 1  # key maps of one key-value head
+    value_width = 1  # width of a value in units of head_dim
+
+    def __init__(self, config: DiffConfig, layer_idx: int):
+        super().__init__()
+        self.config = config
+        self.layer_idx = layer_idx
+        self.heads = config.num_attention_heads
+        self.kv_heads = config.num_key_value_heads
+        self.head_dim = config.head_dim
+        self.scaling = self.head_dim**-0.5
+        self.is_causal = True
+        # What the interface repeats keys by; the same for both maps of a head.
+        self.num_key_value_groups = self.heads * self.query_maps // (self.kv_heads * self.key_maps)
+
+        hidden, dim = config.hidden_size, config.head_dim
+        self.q_proj = nn.Linear(hidden, self.heads * self.query_maps * dim, bias=config.attention_bias)
+        self.k_proj = nn.Linear(hidden, self.kv_heads * self.key_maps * dim, bias=config.attention_bias)
+        self.v_proj = nn.Linear(hidden, self.kv_heads * self.value_width * dim, bias=config.attention_bias)
+        self.o_proj = nn.Linear(self.heads * self.value_width * dim, hidden, bias=config.attention_bias)
+
+    def split_maps(self, x: Tensor, maps: int) -> Tensor:
+        """(batch, token, heads·maps·dim) → (batch, heads·maps, token, dim), in the order of the projection."""
+        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+
+    def project(self, x: Tensor, position_embeddings, past_key_values) -> tuple[Tensor, Tensor, Tensor]:
+        q = self.split_maps(self.q_proj(x), self.query_maps)  # (batch, query map, token, dim)
+        k = self.split_maps(self.k_proj(x), self.key_maps)  # (batch, key map, token, dim)
+        v = self.v_proj(x).unflatten(-1, (self.kv_heads, -1)).transpose(1, 2)  # (batch, kv head, token, width)
+        q, k = apply_rotary_pos_emb(q, k, *position_embeddings)
+        if past_key_values is not None:
+            k, v = past_key_values.update(k, v, self.layer_idx)
+        return q, k, v
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask, **kwargs) -> tuple[Tensor, Tensor | None]:
+        """One call of the model's attention implementation → (batch, query, map, width), weights or None."""
+        interface = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
+        dropout = self.config.attention_dropout if self.training else 0.0
+        return interface(self, q, k, v, mask, dropout=dropout, scaling=self.scaling, **kwargs)
+
+    def mix(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, mask, **kwargs) -> tuple[Tensor, Tensor | None]:
+        """What enters the output projection, (batch, query, head, width)."""
+        return self.attend(q, k, v, mask, **kwargs)
+
+    def forward(self, hidden_states, position_embeddings, attention_mask=None, past_key_values=None, **kwargs):
+        q, k, v = self.project(hidden_states, position_embeddings, past_key_values)
+        mixed, weights = self.mix(hidden_states, q, k, v, attention_mask, **kwargs)
+        return self.o_proj(mixed.flatten(2)), weights
+
+
+class DiffV1Attention(Attention):
+    """Differential attention V1 (arXiv 2410.05258).
+
+    Maps 2h and 2h + 1 of the projections belong to head h. λ is one scalar a layer:
+    exp(λq1·λk1) − exp(λq2·λk2) + λ_init. Values are 2d wide; they are attended in two halves of
+    width d, because SDPA and flash-attn leave their fast kernels when value and key widths differ.
+    """
+
+    query_maps = 2
+    key_maps = 2
+    value_width = 2
+
+    def __init__(self, config: DiffConfig, layer_idx: int):
+        super().__init__(config, layer_idx)
+        if config.attention_dropout:
+            raise ValueError("attention_dropout must be 0: the paper does not define dropout for a difference of maps")
+        self.lambda_init = config.lambda_init_of(layer_idx)
+        for name in ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"):
+            self.register_parameter(name, nn.Parameter(torch.zeros(self.head_dim)))
+        self.subln = nn.RMSNorm(2 * self.head_dim, eps=config.rms_norm_eps)
+
+    def split_maps(self, x: Tensor, maps: int) -> Tensor:
+        """First maps of all heads, then second maps of all heads, so that grouped keys repeat inside a branch."""
+        x = x.unflatten(-1, (-1, maps, self.head_dim))  # (batch, token, head, map, dim)
+        return x.permute(0, 3, 2, 1, 4).flatten(1, 2)
+
+    def lam(self) -> Tensor:
+        """λ of this layer, a scalar: both exponentials in float32, as in every published implementation."""
+        wide = torch.promote_types(self.lambda_q1.dtype, torch.float32)
+        first = torch.sum(self.lambda_q1 * self.lambda_k1, dtype=torch.float32).exp().to(wide)
+        second = torch.sum(self.lambda_q2 * self.lambda_k2, dtype=torch.float32).exp().to(wide)
+        return first - second + self.lambda_init
+
+    def mix(self, x, q, k, v, mask, **kwargs):
+        halves = [self.attend(q, k, half.repeat(1, 2, 1, 1), mask, **kwargs) for half in v.chunk(2, dim=-1)]
+        out = torch.cat([out for out, _ in halves], dim=-1)  # (batch, query, map, 2·dim)
+        first, second = out.chunk(2, dim=2)  # (batch, query, head, 2·dim)
+        difference = first - self.lam().to(out.dtype) * second
+        return (1 - self.lambda_init) * self.subln(difference), halves[0][1]
+
+
+class DiffV2Attention(Attention):
+    """Differential attention V2: maps 2h and 2h + 1 share keys and values, λ = sigmoid(W x) per token and head."""
+
+    query_maps = 2
+
+    def __init__(self, config: DiffConfig, layer_idx: int):
+        super().__init__(config, layer_idx)
+        self.lambda_proj = nn.Linear(config.hidden_size, self.heads, bias=False)
+
+    def lam(self, x: Tensor) -> Tensor:
+        """λ (batch, token, head)."""
+        return self.lambda_proj(x).sigmoid()
+
+    def mix(self, x, q, k, v, mask, **kwargs):
+        out, weights = self.attend(q, k, v, mask, **kwargs)  # (batch, query, map, dim)
+        return out[:, :, 0::2] - self.lam(x).unsqueeze(-1) * out[:, :, 1::2], weights
+
+
+MECHANISMS: dict[str, type[Attention]] = {"standard": Attention, "v1": DiffV1Attention, "v2": DiffV2Attention}

@@ -1,0 +1,184 @@
+"""Prompts as a model sees them: tokens, where they stand in the text, and named spans among them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from diffscope.errors import PromptError, SpanError
+
+# The key sets of SCIENCE.md: R, N, U, S are given or found, C and I follow from them.
+GIVEN_SETS = ("answer", "needles", "query", "sink")
+DERIVED_SETS = ("context", "irrelevant")
+
+
+class Chars(NamedTuple):
+    """A span given by characters of the text: ``Chars(start, stop)``."""
+
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """One prompt.
+
+    Attributes
+    ----------
+    text : str or None
+        None for token ids without a tokenizer.
+    ids : tuple of int
+    tokens : tuple of str
+        What each token says.
+    offsets : tuple of (int, int)
+        Characters of the text that each token covers; empty for tokens that are not in it, such as <bos>.
+    spans : dict of str to tuple of int
+        Sorted token positions, by name.
+    """
+
+    text: str | None
+    ids: tuple[int, ...]
+    tokens: tuple[str, ...]
+    offsets: tuple[tuple[int, int], ...]
+    spans: dict[str, tuple[int, ...]]
+
+    def key_sets(self, device=None) -> dict[str, Tensor]:
+        """Spans and the sets that follow from them, as int64 position tensors.
+
+        ``context`` is what no one of answer, needles, query and sink holds; ``irrelevant`` is needles and context.
+        """
+        named = {name: set(positions) for name, positions in self.spans.items()}
+        known = set().union(*(named.get(name, set()) for name in GIVEN_SETS))
+        named["context"] = set(range(len(self.ids))) - known
+        named["irrelevant"] = named["context"] | named.get("needles", set())
+        return {name: torch.tensor(sorted(at), dtype=torch.int64, device=device) for name, at in named.items()}
+
+
+def encode(tokenizer, prompt: str | Sequence[int], spans: Mapping | None = None) -> Encoded:
+    """Tokenise a prompt and find its spans.
+
+    Parameters
+    ----------
+    tokenizer : PreTrainedTokenizerBase or None
+        None only for prompts that are token ids.
+    prompt : str or sequence of int
+    spans : mapping of str to span, optional
+        A span is a text, a token range ``(start, stop)`` or ``slice``, a list of token positions, ``Chars(start, stop)``
+        or a list of ``Chars``.
+
+    Raises
+    ------
+    PromptError
+        The prompt is empty, or is text and there is no tokenizer.
+    SpanError
+        A span is not there, or can be read in more than one way.
+    """
+    if isinstance(prompt, str):
+        text, ids, offsets = _encode_text(tokenizer, prompt)
+    else:
+        text, ids, offsets = _decode_ids(tokenizer, [int(token) for token in prompt])
+    if not ids:
+        raise PromptError("the prompt is empty; give it at least one token of text")
+    tokens = [str(token) if tokenizer is None else tokenizer.decode([token]) for token in ids]
+    encoded = Encoded(text, tuple(ids), tuple(tokens), tuple(offsets), {})
+    found = {name: find_span(encoded, name, span) for name, span in (spans or {}).items()}
+    return Encoded(text, encoded.ids, encoded.tokens, encoded.offsets, {"sink": (0,), **found})
+
+
+def _encode_text(tokenizer, text: str):
+    if tokenizer is None:
+        raise PromptError("this model came without a tokenizer; give the prompt as token ids")
+    if not text.strip():
+        raise PromptError("the prompt is empty; give it at least one token of text")
+    if not tokenizer.is_fast:
+        ids = tokenizer(text)["input_ids"]
+        return _decode_ids(tokenizer, ids)
+    encoded = tokenizer(text, return_offsets_mapping=True)
+    return text, encoded["input_ids"], [tuple(pair) for pair in encoded["offset_mapping"]]
+
+
+def _decode_ids(tokenizer, ids: list[int]):
+    """Token ids as text: the tokens' own texts one after the other."""
+    if tokenizer is None:
+        return None, ids, [(0, 0)] * len(ids)
+    special = set(tokenizer.all_special_ids)
+    pieces = ["" if token in special else tokenizer.decode([token]) for token in ids]
+    ends = [0]
+    for piece in pieces:
+        ends.append(ends[-1] + len(piece))
+    return "".join(pieces), ids, list(zip(ends, ends[1:]))
+
+
+def find_span(prompt: Encoded, name: str, span) -> tuple[int, ...]:
+    """Token positions of a span.
+
+    Raises
+    ------
+    SpanError
+        It is not in the prompt; a text stands there twice; a text or character range begins or ends inside a token. The
+        message shows both readings.
+    """
+    if name in DERIVED_SETS:
+        raise SpanError(f"{name!r} follows from the other spans and cannot be given; choose another name")
+    if isinstance(span, str):
+        return _by_text(prompt, name, span)
+    if isinstance(span, Chars):
+        return _by_characters(prompt, name, *span)
+    if isinstance(span, list) and span and isinstance(span[0], Chars):
+        return tuple(sorted({at for piece in span for at in _by_characters(prompt, name, *piece)}))
+    if isinstance(span, slice):
+        positions = range(len(prompt.ids))[span]
+    elif isinstance(span, tuple) and len(span) == 2:
+        positions = range(*span)
+    else:
+        positions = span
+    positions = sorted({int(at) for at in positions})
+    if not positions or positions[0] < 0 or positions[-1] >= len(prompt.ids):
+        raise SpanError(f"span {name!r} asks for token positions {span}, but the prompt has tokens 0 to {len(prompt.ids) - 1}")
+    return tuple(positions)
+
+
+def _by_text(prompt: Encoded, name: str, text: str) -> tuple[int, ...]:
+    if prompt.text is None:
+        raise SpanError(f"span {name!r} is a text, but the prompt is token ids without a tokenizer; give a token range")
+    if not text.strip():
+        raise SpanError(f"span {name!r} is empty; give the text it covers")
+    starts = [at for at in range(len(prompt.text)) if prompt.text.startswith(text, at)]
+    if not starts:
+        raise SpanError(f"span {name!r}: {text!r} is not in the prompt; check its spelling, or give a token range")
+    if len(starts) > 1:
+        readings = "; ".join(_reading(prompt, at, at + len(text)) for at in starts[:2])
+        raise SpanError(
+            f"span {name!r}: {text!r} stands {len(starts)} times in the prompt: {readings}; say which by its token range"
+        )
+    return _by_characters(prompt, name, starts[0], starts[0] + len(text))
+
+
+def _by_characters(prompt: Encoded, name: str, start: int, stop: int) -> tuple[int, ...]:
+    """Tokens that cover characters start to stop; white space at either border may be left out or taken along."""
+    if prompt.text is None or not 0 <= start < stop <= len(prompt.text):
+        raise SpanError(f"span {name!r} asks for characters {start} to {stop} of a prompt of {len(prompt.text or '')}")
+    touched = [at for at, (a, b) in enumerate(prompt.offsets) if a < stop and b > start and a < b]
+    inside = [at for at in touched if start <= prompt.offsets[at][0] and prompt.offsets[at][1] <= stop]
+    first, last = prompt.offsets[touched[0]][0], prompt.offsets[touched[-1]][1]
+    if prompt.text[first:stop].strip() != prompt.text[start:stop].strip() or prompt.text[stop:last].strip():
+        wider = f"tokens {touched[0]}:{touched[-1] + 1} {prompt.text[first:last]!r}"
+        narrower = f"tokens {inside[0]}:{inside[-1] + 1} {_text_of(prompt, inside)!r}" if inside else "no whole token"
+        raise SpanError(
+            f"span {name!r}: {prompt.text[start:stop]!r} cuts a token; wider: {wider}; narrower: {narrower}; give one as a token range"
+        )
+    return tuple(touched)
+
+
+def _text_of(prompt: Encoded, positions: list[int]) -> str:
+    return prompt.text[prompt.offsets[positions[0]][0] : prompt.offsets[positions[-1]][1]]
+
+
+def _reading(prompt: Encoded, start: int, stop: int) -> str:
+    touched = [at for at, (a, b) in enumerate(prompt.offsets) if a < stop and b > start and a < b]
+    around = prompt.text[max(0, start - 20) : stop + 10].replace("\n", " ")
+    return f"tokens {touched[0]}:{touched[-1] + 1} in '…{around}…'"

@@ -1,0 +1,63 @@
+"""Statistics of a layer that do not come from its rows as they stream past: lambda, logits, whole maps."""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from diffscope.stats import branches, outliers, rank
+from diffscope.stats.collect import Request
+
+LOGITS = 2**20  # of one block, over all maps
+
+LAMBDA_VALUES = ("used", "fp32", "init", "minus_init")
+
+
+def lam(request: Request) -> Tensor:
+    """The coefficient of A2 in the order of ``LAMBDA_VALUES``; NaN for standard attention.
+
+    Returns
+    -------
+    Tensor (head, query, lambda_value), float64
+        As the model used it, in float32 before any cast, its value at initialisation, and used - init.
+    """
+    layer = request.layer
+    used, fp32 = _per_query(request, layer.lam), _per_query(request, layer.lam_fp32)
+    init = torch.full_like(used, math.nan if layer.lam_init is None else layer.lam_init)
+    values = torch.stack([used, fp32, init, used - init], dim=-1)
+    return values if layer.differential else torch.full_like(values, math.nan)
+
+
+def cmrr(request: Request) -> Tensor:
+    """Common-mode rejection ratio, (head, query), in decibels; NaN for standard attention."""
+    layer = request.layer
+    decibels = branches.cmrr(_per_query(request, layer.lam), _per_query(request, layer.gain))
+    return decibels if layer.differential else torch.full_like(decibels, math.nan)
+
+
+def logit_outliers(request: Request) -> Tensor:
+    """Largest and median |scale q.k| over all maps of the layer and the keys each query sees: (outlier,)."""
+    layer = request.layer
+    size = max(1, LOGITS // (layer.q.shape[1] * layer.n_keys))
+
+    def blocks() -> Iterator[Tensor]:
+        for queries in request.queries.split(size):
+            yield layer.logits(queries)[:, layer.visible(queries)].flatten()
+
+    return outliers.streamed_outliers(blocks)
+
+
+def effective_rank(request: Request) -> Tensor:
+    """Effective ranks and their controls: (head, ranked_map, definition, control)."""
+    return rank.controlled_ranks(request.spectra)
+
+
+def rank_residual(request: Request) -> Tensor:
+    """What the best rank-r approximation leaves: (head, ranked_map, rank)."""
+    return rank.rank_residual(request.spectra[:, :, 0])
+
+
+def _per_query(request: Request, values: Tensor) -> Tensor:
+    layer = request.layer
+    return values[0].double().expand(layer.n_heads, layer.n_queries)[:, request.queries]  # (head, query)

@@ -1,0 +1,42 @@
+"""Two small models, one differential and one standard, and the app on them."""
+
+import sys
+
+import pytest
+from small_models import APP, example, save_model
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("models")
+    return {
+        "small-diff": save_model(root / "small-diff", "v1", 3),
+        "small-standard": save_model(root / "small-standard", "standard", 2),
+    }
+
+
+@pytest.fixture
+def app(folders, monkeypatch):
+    """The app as a function of a query string's values; its models and examples are the small ones."""
+    import streamlit as st
+    from streamlit.testing.v1 import AppTest
+
+    import diffscope.models
+    import diffscope.tasks
+
+    cards = [{"name": str(folder), "path": str(folder), "checkpoints": []} for folder in folders.values()]
+    monkeypatch.setattr(diffscope.models, "bundled", lambda: cards, raising=False)
+    monkeypatch.setattr(diffscope.tasks, "examples", lambda: [example("Two cities"), example("Again")], raising=False)
+    monkeypatch.syspath_prepend(str(APP))
+    st.cache_resource.clear()
+
+    def start(**query):
+        test = AppTest.from_file(str(APP / "main.py"), default_timeout=120)
+        for key, value in query.items():
+            test.query_params[key] = value
+        return test.run()
+
+    yield start
+    st.cache_resource.clear()
+    for name in ("blocks", "sources"):
+        sys.modules.pop(name, None)

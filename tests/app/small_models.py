@@ -1,0 +1,52 @@
+"""Small models with a tokenizer of their own, and examples for them."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+APP = Path(__file__).parents[2] / "app"
+PROMPT = "The magic number of Paris is 7421. The magic number of Rome is 1983. The magic number of Paris is"
+
+
+@dataclass(frozen=True)
+class Example:
+    name: str
+    prompt: str
+    spans: dict = field(hash=False)
+    answer: str = ""
+
+
+def example(name, prompt=PROMPT):
+    def where(text):
+        return [(prompt.index(text), prompt.index(text) + len(text))]
+
+    return Example(name, prompt, {"answer": where("7421"), "needles": where("Rome") + where("1983")}, "7421")
+
+
+def save_model(folder, attention, layers):
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    from diffscope.models import DiffConfig, DiffForCausalLM
+
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    bpe.train_from_iterator([PROMPT] * 2, trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe)
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    config = DiffConfig(
+        attention=attention,
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=2048,
+    )
+    DiffForCausalLM(config).save_pretrained(folder)
+    return folder

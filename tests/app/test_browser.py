@@ -1,0 +1,117 @@
+"""The dashboard in a real browser: maps on the first page, a click on a head, an address that restores the view."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from urllib.parse import quote
+from urllib.request import urlopen
+
+import pytest
+from small_models import APP, PROMPT
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+MAPS = ".st-key-maps-chart .heatmaplayer image"
+
+
+@pytest.fixture(scope="module")
+def address(folders):
+    """The address of a running dashboard, with a small model and a prompt of one's own."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    options = {"server.port": port, "server.address": "127.0.0.1", "server.headless": "true", "server.fileWatcherType": "none"}
+    command = [sys.executable, "-m", "streamlit", "run", str(APP / "main.py"), *(f"--{k}={v}" for k, v in options.items())]
+    server = subprocess.Popen(
+        command,
+        cwd=APP.parent,
+        env=os.environ | {"PYTHONPATH": str(APP.parent)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        for _ in range(600):
+            assert server.poll() is None, "the dashboard ended before it was up"
+            try:
+                with urlopen(f"http://127.0.0.1:{port}/_stcore/health", timeout=5):
+                    break
+            except OSError:
+                time.sleep(0.1)
+        model = quote("a folder or a saved capture")
+        yield (
+            f"http://127.0.0.1:{port}/?model={model}&path={quote(str(folders['small-diff']), safe='')}"
+            f"&example={quote('own text')}&prompt={quote(PROMPT)}&answer=7421"
+        )
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+@pytest.fixture
+def page(chromium):
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=chromium, args=ARGUMENTS)
+        page = browser.new_page(viewport={"width": 1500, "height": 1100})
+        page.set_default_timeout(120_000)
+        yield page
+        browser.close()
+
+
+def heading(page):
+    return page.locator(".st-key-maps-chart .annotation-text").last.text_content()
+
+
+def click(page, layer, head, layers=3, heads=2):
+    box = page.locator(".st-key-overview-chart .nsewdrag").first.bounding_box()
+    page.mouse.click(box["x"] + box["width"] * (head + 0.5) / heads, box["y"] + box["height"] * (layer + 0.5) / layers)
+    page.wait_for_function(
+        "place => [...document.querySelectorAll('.st-key-maps-chart .annotation-text')].some(e => e.textContent.includes(place))",
+        arg=f"layer {layer} · head {head}",
+    )
+
+
+def test_a_click_on_a_head_shows_its_maps_and_the_address_restores_them(page, address):
+    page.goto(address)
+    page.wait_for_selector(MAPS)
+    assert page.locator(MAPS).count() == 4
+    assert page.locator("[data-testid=stException]").count() == 0
+    click(page, 2, 0)
+    click(page, 0, 1)
+    click(page, 1, 1)
+    click(page, 0, 0)
+    page.wait_for_function("() => location.search.includes('layer=0') && location.search.includes('head=0')")
+    page.goto(page.url)
+    page.wait_for_selector(MAPS)
+    assert "layer 0 · head 0" in heading(page)
+
+
+def test_the_pointer_reads_tokens_and_values(page, address):
+    page.goto(address)
+    page.wait_for_selector(MAPS)
+    box = page.locator(".st-key-maps-chart .nsewdrag").first.bounding_box()
+    page.mouse.move(box["x"] + 4, box["y"] + box["height"] - 4)
+    page.wait_for_selector(".st-key-maps-chart .hovertext")
+    words = page.locator(".st-key-maps-chart .hovertext").first.text_content()
+    assert "query" in words and "·is" in words and "A₁" in words and "D" in words
+
+
+def test_the_maps_download_as_pdf(page, address, tmp_path):
+    page.goto(address)
+    page.wait_for_selector(MAPS)
+    with page.expect_download() as started:
+        page.get_by_role("button", name="Maps as PDF").click()
+    path = tmp_path / "maps.pdf"
+    started.value.save_as(path)
+    assert path.read_bytes().startswith(b"%PDF") and started.value.suggested_filename.endswith(".pdf")

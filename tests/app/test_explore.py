@@ -1,0 +1,190 @@
+"""The Explore page: every input a reader can give ends in maps or in a sentence, never in a traceback."""
+
+import json
+
+import pytest
+from small_models import APP, PROMPT
+
+OTHER, OWN = "a folder or a saved capture", "own text"
+
+
+def charts(test):
+    """The plotly charts of the page, as dictionaries."""
+    return [json.loads(element.proto.spec) for element in test.get("plotly_chart")]
+
+
+def maps(test):
+    for chart in charts(test):
+        names = [trace.get("name") for trace in chart["data"] if trace["type"] == "heatmap"]
+        if "A1" in names or "A" in names:
+            return chart
+    raise AssertionError("no maps on the page")
+
+
+def heading(test):
+    return maps(test)["layout"]["annotations"][-1]["text"]
+
+
+def fine(test):
+    assert not test.exception, test.exception
+    return test
+
+
+def test_the_first_page_shows_the_maps_of_the_strongest_head(app, folders):
+    import diffscope
+
+    test = fine(app())
+    names = [trace["name"] for trace in maps(test)["data"] if trace["type"] == "heatmap"]
+    assert names == ["A1", "A2", "noise", "D"]
+    cap = diffscope.load(str(folders["small-diff"])).capture(PROMPT, spans={"answer": "7421"})
+    mass = cap.measure(["span_mass"], queries=[-1])["span_mass"].sel(map="D", span="answer", normalisation="share")
+    best = mass.isel(query=0).argmax(...)
+    assert f"layer {int(best['layer'])} · head {int(best['head'])}" in heading(test)
+    assert not test.warning
+    fidelity = next(frame.value for frame in test.dataframe if "tolerance" in frame.value)
+    assert len(fidelity) == 3 and (fidelity["error"] <= fidelity["tolerance"]).all()
+
+
+def test_another_model_shows_its_own_maps(app, folders):
+    test = fine(app())
+    test.selectbox(key="model").set_value(str(folders["small-standard"])).run()
+    fine(test)
+    assert [trace["name"] for trace in maps(test)["data"] if trace["type"] == "heatmap"] == ["A"]
+    assert "small-standard" in heading(test)
+    assert any("no λ" in caption.value for caption in test.caption)
+
+
+def test_layer_and_head_are_what_the_reader_chose(app):
+    test = fine(app())
+    test.number_input(key="layer").set_value(2)
+    test.number_input(key="head").set_value(0)
+    fine(test.run())
+    assert "layer 2 · head 0" in heading(test)
+
+
+def test_an_address_restores_the_view(app, folders):
+    test = fine(app(model=str(folders["small-diff"]), example="Again", layer="0", head="1", statistic="gini", query="3"))
+    assert "layer 0 · head 1" in heading(test)
+    assert test.selectbox(key="example").value == "Again"
+    assert test.selectbox(key="statistic").value == "gini"
+    assert any("token 3" in caption.value for caption in test.caption)
+
+
+def test_an_address_that_names_nothing_real_is_the_first_page(app):
+    test = fine(app(model="gone", layer="99", head="-3", statistic="nothing", query="100000"))
+    assert "layer" in heading(test)
+
+
+@pytest.mark.parametrize(
+    "answer, words",
+    [("Berlin", "is not in the prompt"), ("magic", "stands 3 times")],
+)
+def test_an_answer_that_cannot_be_marked_is_a_warning_beside_the_maps(app, answer, words):
+    test = fine(app(example=OWN, prompt=PROMPT, answer=answer))
+    assert any(words in warning.value.replace("\\", "") for warning in test.warning)
+    assert maps(test)
+
+
+def test_changing_an_example_makes_it_the_readers_own(app):
+    test = fine(app())
+    area = next(area for area in test.text_area if area.key.startswith("_text"))
+    fine(area.set_value("The magic number of Oslo is 7421. <b>bold</b> $x$").run())
+    assert test.selectbox(key="example").value == OWN
+    assert test.text_area(key="prompt").value.startswith("The magic number of Oslo")
+    assert test.text_input(key="answer").value == "7421"
+    assert "<b>" not in json.dumps(maps(test)["layout"]["xaxis"]["labelalias"])
+
+
+def test_a_range_of_tokens_marks_the_answer(app):
+    test = fine(app())
+    fine(test.segmented_control(key="mark").set_value("token range").run())
+    fine(test.slider(key="tokens").set_value((2, 4)).run())
+    assert maps(test) and not test.warning
+
+
+@pytest.mark.parametrize("text", ["", "   ", "\n"])
+def test_without_a_prompt_the_page_asks_for_one(app, text):
+    test = fine(app(example=OWN, prompt=text))
+    assert any("prompt" in info.value for info in test.info)
+
+
+@pytest.mark.parametrize("text", ["x", "é\u200b\U0001f9ff", "<script>alert(1)</script>", "a " * 900, "$" * 30])
+def test_any_text_is_a_prompt(app, text):
+    test = fine(app(example=OWN, prompt=text))
+    assert maps(test)
+
+
+def test_too_long_a_prompt_is_one_line_in_words(app):
+    test = fine(app(example=OWN, prompt="many words " * 2000))
+    assert len(test.warning) == 1 and "shorten it" in test.warning[0].value
+
+
+def test_a_long_prompt_has_an_overview_and_a_window(app):
+    text = PROMPT + " is" * 600
+    test = fine(app(example=OWN, prompt=text))
+    assert "largest of each" in heading(test)
+    test = fine(app(example=OWN, prompt=text, view="window", size="32", q0="600", k0="10"))
+    assert len(maps(test)["data"][0]["x"]) == 32 or "bdata" in maps(test)["data"][0]["x"]
+    assert "largest" not in heading(test)
+
+
+@pytest.mark.parametrize("path", ["/no/such/folder", "", "/etc", "/etc/hostname", "capture.safetensors"])
+def test_a_place_without_a_model_is_one_line_in_words(app, path):
+    test = fine(app(model=OTHER, path=path))
+    assert len(test.warning) + len(test.info) == 1
+
+
+def test_a_folder_and_a_saved_capture_open(app, folders, tmp_path):
+    import diffscope
+
+    test = fine(app(model=OTHER, path=str(folders["small-diff"])))
+    assert "small-diff" in heading(test)
+    saved = tmp_path / "kept.safetensors"
+    diffscope.load(str(folders["small-diff"])).capture(PROMPT, spans={"answer": "7421"}).save(saved)
+    test = fine(app(model=OTHER, path=str(saved)))
+    assert "small-diff" in heading(test)
+
+
+def test_without_any_bundled_model_the_page_says_what_to_do(app, monkeypatch):
+    import streamlit as st
+
+    import diffscope.models
+
+    monkeypatch.setattr(diffscope.models, "bundled", list)
+    st.cache_resource.clear()
+    test = fine(app())
+    assert any("diffscope train" in info.value for info in test.info)
+
+
+def test_every_statistic_of_the_list_can_be_drawn(app, folders):
+    import diffscope
+
+    test = fine(app())
+    names = test.selectbox(key="statistic").options
+    assert {"span_mass", "entropy", "gini", "cosine"} <= set(names)
+    cap = diffscope.load(str(folders["small-diff"])).capture(PROMPT, spans={"answer": "7421"})
+    for name in names:
+        assert diffscope.figure("overview", cap, statistic=name).plotly().data[0].z.shape == (3, 2)
+    for name in ("cosine", "top_k_mass"):
+        fine(test.selectbox(key="statistic").set_value(name).run())
+        assert not test.warning
+
+
+def test_the_blocks_work_in_another_app(folders, monkeypatch):
+    from streamlit.testing.v1 import AppTest
+
+    monkeypatch.syspath_prepend(str(APP))
+
+    def page(folder, prompt):
+        import blocks
+
+        import diffscope
+
+        cap = diffscope.load(folder).capture(prompt, spans={"answer": "7421"})
+        blocks.show_maps(cap, layer=1, head=0)
+        blocks.show_row(cap, layer=1, head=0, query=5)
+        blocks.show_maps(cap, layer=77, head=0)
+
+    test = AppTest.from_function(page, args=(str(folders["small-diff"]), PROMPT), default_timeout=120).run()
+    assert not test.exception
+    assert [warning.value for warning in test.warning] == [r"there is no layer 77\: the model has 3, from 0 to 2"]

@@ -1,0 +1,45 @@
+"""What all tests share."""
+
+import os
+import shutil
+
+import pytest
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+def pytest_collection_modifyitems(items):
+    """Skip what this machine cannot run: browser tests without Chromium, gpu tests without CUDA."""
+    if CHROMIUM is None:
+        _skip(items, "browser", "needs Chromium")
+    if any(item.get_closest_marker("gpu") for item in items):
+        import torch
+
+        if not torch.cuda.is_available():
+            _skip(items, "gpu", "needs a CUDA device")
+
+
+def _skip(items, marker, reason):
+    for item in items:
+        if item.get_closest_marker(marker):
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session")
+def chromium():
+    """The path of the browser, for playwright's ``executable_path``."""
+    return CHROMIUM
+
+
+@pytest.fixture(scope="session")
+def tiny_diff_folder(tmp_path_factory):
+    """A saved folder with a tiny random DIFF V1 model and its tokenizer."""
+    from tests import tiny
+
+    folder = tmp_path_factory.mktemp("models") / "tiny-diff"
+    tiny.own("v1").save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    return folder

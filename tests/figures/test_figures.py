@@ -1,0 +1,279 @@
+"""Figures draw what the capture says, as wide as the venue asks, and leave nothing behind."""
+
+import json
+import os
+import re
+import zlib
+
+import matplotlib
+import numpy as np
+import pytest
+from fake_capture import FakeCapture
+
+from diffscope.errors import DiffscopeError
+from diffscope.figures import FIGURES, figure, theme
+
+
+@pytest.fixture
+def cap():
+    return FakeCapture()
+
+
+ALL = ["fidelity", "lambda", "maps", "overview", "row"]
+
+
+def test_the_registry_lists_itself_and_names_what_there_is(cap):
+    assert sorted(FIGURES) == ALL
+    with pytest.raises(DiffscopeError, match="no figure 'map': there are fidelity, lambda, maps, overview, row"):
+        figure("map", cap)
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {"layer": 9},
+        {"head": -1},
+        {"nonsense": 1},
+        {"queries": (5, 5)},
+        {"keys": (40, 50)},
+        {"queries": "all"},
+        {"venue": "nature"},
+        {"contrast": "log"},
+        {"scale": "mine"},
+    ],
+)
+def test_a_wrong_choice_is_an_error_in_words(cap, choices):
+    with pytest.raises(DiffscopeError):
+        figure("maps", cap, **choices)
+
+
+# ---------------------------------------------------------------- the data
+
+
+def test_maps_are_the_maps_of_the_capture(cap):
+    data = figure("maps", cap, layer=1, head=1).data
+    assert list(data.data_vars) == ["A1", "A2", "noise", "D"]
+    for name in data.data_vars:
+        np.testing.assert_array_equal(data[name].values, cap.map(name, layer=1, head=1).values)
+
+
+def test_a_window_holds_exactly_its_positions(cap):
+    data = figure("maps", cap, layer=1, head=1, queries=(10, 14), keys=slice(2, 9)).data
+    np.testing.assert_array_equal(data["D"].values, cap.map("D", 1, 1).values[10:14, 2:9])
+    assert data["query"].values.tolist() == [10, 11, 12, 13]
+    drawn = figure("maps", cap, layer=1, head=1, queries=(10, 14), keys=slice(2, 9)).plotly().data[3]
+    assert list(drawn.x) == list(range(2, 9)) and list(drawn.y) == [10, 11, 12, 13]
+
+
+def test_a_long_prompt_is_pooled_and_keeps_its_spikes():
+    cap = FakeCapture(n=90, layers=1, heads=1)
+    data = figure("maps", cap, size=30).data
+    whole = cap.map("D", 0, 0).values
+    assert data["D"].shape == (30, 30) and data.attrs["bin"] == 3
+    assert abs(data["D"].values).max() == abs(whole).max()
+    with pytest.raises(DiffscopeError, match="window of more than 30"):
+        figure("maps", cap, size=30, queries=(0, 50))
+
+
+def test_standard_attention_shows_its_one_map():
+    cap = FakeCapture(standard=True)
+    data = figure("maps", cap, layer=1).data
+    assert list(data.data_vars) == ["A"]
+    np.testing.assert_array_equal(data["A"].values, cap.map("A1", 1, 0).values)
+    assert len(figure("maps", cap).plotly().data) == 1 + 2  # and the names of two spans
+    assert list(figure("row", cap).data.data_vars) == ["A"]
+    with pytest.raises(DiffscopeError, match="no λ"):
+        figure("lambda", cap)
+
+
+def test_a_row_is_a_row_of_the_map(cap):
+    data = figure("row", cap, layer=2, head=0, query=12).data
+    np.testing.assert_array_equal(data["D"].values, cap.map("D", 2, 0).values[12])
+    up, down, left = figure("row", cap, layer=2, head=0, query=12).plotly().data
+    np.testing.assert_allclose(np.add(up.y, down.y), left.y, atol=1e-6)
+
+
+def test_the_overview_selects_what_it_says(cap):
+    measured = cap.measure(["span_mass"])["span_mass"]
+    made = figure("overview", cap, map="A2", span="sink", normalisation="raw", query=3)
+    expected = measured.sel(map="A2", span="sink", normalisation="raw", query=3)
+    np.testing.assert_array_equal(made.data["span_mass"].values, expected.values)
+    assert made.data.attrs["selection"] == "A2, sink, raw, query 3"
+    usual = figure("overview", cap).data
+    expected = measured.sel(map="D", span="answer", normalisation="share").isel(query=-1)
+    np.testing.assert_array_equal(usual["span_mass"].values, expected.values)
+    mean = figure("overview", cap, query="mean").data
+    expected = measured.sel(map="D", span="answer", normalisation="share").mean("query")
+    np.testing.assert_array_equal(mean["span_mass"].values, expected.values)
+    with pytest.raises(DiffscopeError, match="no map 'A3': there are A1, A2, D"):
+        figure("overview", cap, map="A3")
+
+
+# ---------------------------------------------------------------- colours
+
+
+@pytest.mark.parametrize("contrast", ["sqrt", "linear"])
+def test_zero_is_white_and_in_the_middle_of_d(cap, contrast):
+    drawn = {
+        trace.name: trace for trace in figure("maps", cap, contrast=contrast).plotly().data if trace.type == "heatmap"
+    }
+    assert drawn["D"].zmin == -drawn["D"].zmax
+    assert [colour for p, colour in drawn["D"].colorscale if p == 0.5] == ["#ffffff"]
+    for name in ("A1", "A2", "noise"):
+        assert drawn[name].zmin == 0 and drawn[name].colorscale[0] == (0, "#ffffff")
+    assert len({trace.zmax for trace in drawn.values()}) == 1  # one scale for all maps
+    assert theme.colour_map("diverging", contrast)(0.5)[:3] == pytest.approx((1, 1, 1), abs=0.01)
+    positions = [p for p, _ in theme.colour_scale("diverging", contrast)]
+    assert positions == sorted(set(positions)) and positions[0] == 0 and positions[-1] == 1
+
+
+def test_in_print_zero_is_in_the_middle_of_d(cap):
+    made = figure("maps", cap, scale="own").matplotlib()
+    images = [ax.images[0] for ax in made.axes if ax.images]
+    assert len(images) == 4
+    low, high = images[3].get_clim()
+    assert low == -high
+    assert [image.get_clim()[0] for image in images[:3]] == [0, 0, 0]
+
+
+def test_what_a_query_cannot_see_is_not_drawn_as_zero(cap):
+    values = figure("maps", cap).plotly().data[0].z
+    assert np.isnan(values[np.triu_indices(16, 1)]).all()
+    assert np.isfinite(values[np.tril_indices(16)]).all()
+    full = FakeCapture(mask="full")
+    assert np.isfinite(figure("maps", full).plotly().data[0].z).all()
+
+
+# ---------------------------------------------------------------- token text
+
+
+def test_tokens_are_escaped_wherever_plotly_would_read_html(cap):
+    made = figure("maps", cap).plotly()
+    alias = made.layout.xaxis.labelalias
+    assert "·&lt;b&gt;&amp;&#36;" in alias["2"] and "<b>" not in alias["2"]
+    assert "·&#36;x_1&#36;" in alias["6"]
+    assert "↵" in made.layout.yaxis.labelalias["4"]
+    row = figure("row", cap, query=8)
+    assert "·&lt;i&gt;" in row.plotly().layout.title.text and "<i>" not in row.plotly().to_json()
+
+
+def test_tokens_are_text_in_print_even_if_they_look_like_mathematics(cap, tmp_path):
+    made = figure("maps", cap, width=12.0).matplotlib()
+    labels = [tick.get_text() for tick in made.axes[0].get_xticklabels()]
+    assert labels[2] == "·<b>&$" and labels[6] == "·$x_1$"
+    figure("row", cap, query=6).save(tmp_path / "row.svg")
+    assert "$x_1$" in (tmp_path / "row.svg").read_text()
+
+
+def test_characters_that_no_font_has_become_boxes(tmp_path):
+    cap = FakeCapture()
+    cap.tokens[3], cap.tokens[5] = "\U0001f9ff\U000e0041", "\x07"
+    made = figure("maps", cap, width=12.0).matplotlib()  # a missing glyph would warn, and warnings are errors
+    labels = [tick.get_text() for tick in made.axes[0].get_xticklabels()]
+    assert labels[5] == "\\x07"
+
+
+def test_the_row_as_text_is_escaped(cap):
+    from diffscope.figures.inline import token_html
+
+    made = token_html(figure("row", cap).data)
+    assert "·&lt;b&gt;&amp;$" in made and "<b>" not in made and "<i>" not in made
+
+
+# ---------------------------------------------------------------- files
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("suffix", [".pdf", ".svg", ".png", ".json", ".html"])
+def test_every_figure_saves_as_every_kind(cap, tmp_path, name, suffix):
+    path = figure(name, cap).save(tmp_path / f"figure{suffix}")
+    start = {".pdf": b"%PDF", ".svg": b"<?xml", ".png": b"\x89PNG", ".json": b"{", ".html": b"<!doctype html>"}[suffix]
+    assert path.read_bytes().startswith(start)
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("venue", theme.VENUES)
+@pytest.mark.parametrize("wide", [False, True])
+def test_a_pdf_is_as_wide_as_the_venue_says(cap, tmp_path, venue, wide):
+    path = figure("maps", cap, venue=venue, wide=wide).save(tmp_path / "figure.pdf")
+    left, _, right, top = map(float, re.search(rb"/MediaBox \[([^]]+)\]", path.read_bytes())[1].split())
+    inches = {
+        "icml": (3.25, 6.75),
+        "neurips": (5.5, 5.5),
+        "iclr": (5.5, 5.5),
+        "acl": (3.03, 6.30),
+        "cvpr": (3.25, 6.875),
+        "aaai": (3.3, 6.975),
+        "tmlr": (6.5, 6.5),
+    }[venue][wide]
+    assert (right - left) / 72 == pytest.approx(inches, abs=1e-3)
+    assert top / 72 < 1.5 * inches
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_pdf_embeds_no_type_3_fonts(cap, tmp_path, name):
+    content = figure(name, cap).save(tmp_path / "figure.pdf").read_bytes()
+    streams = b"".join(_inflated(m) for m in re.findall(rb"stream\r?\n(.*?)endstream", content, re.S))
+    assert b"/Type3" not in content + streams
+    assert b"/CIDFontType2" in content + streams or b"/TrueType" in content + streams
+
+
+def _inflated(stream):
+    try:
+        return zlib.decompress(stream)
+    except zlib.error:
+        return b""
+
+
+def test_the_same_figure_is_the_same_file(cap, tmp_path):
+    one, two = (figure("maps", cap).save(tmp_path / name).read_bytes() for name in ("a.pdf", "b.pdf"))
+    assert one == two
+
+
+def test_a_failed_write_leaves_the_old_file(cap, tmp_path, monkeypatch):
+    path = tmp_path / "figure.json"
+    path.write_text("old")
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(DiffscopeError, match="No space left"):
+        figure("maps", cap).save(path)
+    assert path.read_text() == "old" and len(list(tmp_path.iterdir())) == 1
+
+
+def test_saving_where_there_is_no_folder_or_no_such_kind(cap, tmp_path):
+    with pytest.raises(DiffscopeError, match="no folder"):
+        figure("maps", cap).save(tmp_path / "nowhere" / "figure.pdf")
+    with pytest.raises(DiffscopeError, match="use .pdf, .svg"):
+        figure("maps", cap).save(tmp_path / "figure.docx")
+
+
+def test_json_is_the_labelled_data(cap, tmp_path):
+    made = json.loads(figure("maps", cap, layer=2).save(tmp_path / "figure.json").read_text())
+    np.testing.assert_allclose(made["data_vars"]["D"]["data"], cap.map("D", 2, 0).values)
+    assert made["coords"]["key_token"]["data"] == cap.tokens
+    assert made["attrs"]["spans"]["answer"] == [[11, 14]]
+
+
+# ---------------------------------------------------------------- manners
+
+
+def test_drawing_changes_no_setting_and_opens_no_window(cap, tmp_path):
+    import matplotlib.pyplot as plt
+    import plotly.io
+
+    before, template = dict(matplotlib.rcParams), plotly.io.templates.default
+    for name in ALL:
+        made = figure(name, cap, venue="icml")
+        made.save(tmp_path / "figure.pdf")
+        made.plotly()
+    assert dict(matplotlib.rcParams) == before
+    assert plotly.io.templates.default == template
+    assert plt.get_fignums() == []
+
+
+def test_styles_are_plain_dictionaries():
+    assert type(theme.print_style("acl")) is dict and type(theme.screen_layout()) is dict
+    assert theme.print_style("acl")["pdf.fonttype"] == 42

@@ -1,0 +1,268 @@
+"""The engine: the same numbers as from whole maps, one block at a time, and only what was asked for."""
+
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+import xarray as xr
+
+from diffscope.attention import LayerAttention, Mask
+from diffscope.errors import DiffscopeError, SpanError
+from diffscope.stats import STATISTICS, distribution, measure
+from diffscope.stats.registry import GROUPS, LABELS
+
+SPANS = {
+    "sink": torch.tensor([0]),
+    "answer": torch.tensor([5, 6, 7]),
+    "context": torch.tensor([1, 2, 3, 4, *range(8, 24)]),
+}
+BY_QUERY = [name for name, statistic in STATISTICS.items() if "query" in statistic.dims]
+
+
+@pytest.fixture(scope="module")
+def layer(make_layer):
+    return make_layer()
+
+
+@pytest.fixture(scope="module")
+def whole(layer):
+    """Everything about a layer, from one block."""
+    return measure(layer, ["all"], SPANS)
+
+
+def _softmax(logits, visible):
+    weights = np.where(visible, np.exp(logits - logits.max()), 0)
+    return weights / weights.sum(-1, keepdims=True)
+
+
+def test_every_statistic_is_as_the_table_says(whole):
+    assert set(whole) == set(STATISTICS)
+    for name, values in whole.items():
+        statistic = STATISTICS[name]
+        assert values.dims == statistic.dims
+        assert (values.attrs["units"], values.attrs["long_name"]) == (statistic.units, statistic.description)
+        assert values.attrs["definition"] == statistic.definition
+        assert values.notnull().any(), name
+        for dim in set(values.dims) & set(LABELS):
+            assert tuple(values[dim].values) == tuple(LABELS[dim])
+    assert list(whole["span"].values) == list(SPANS)
+
+
+@pytest.mark.parametrize("elements", [1, 3 * 24 * 5])
+def test_blocks_do_not_change_the_result(layer, whole, elements):
+    xr.testing.assert_allclose(measure(layer, ["all"], SPANS, elements=elements), whole, rtol=1e-12)
+
+
+@pytest.mark.parametrize("mask", [Mask("causal"), Mask("window", window=6), Mask("full")], ids=lambda mask: mask.kind)
+def test_values_against_maps_made_by_hand(make_layer, mask):
+    layer = make_layer(mask=mask, lam=0.7)
+    query, key = np.arange(24)[:, None], np.arange(24)[None, :]
+    visible = {"causal": key <= query, "window": (key <= query) & (key > query - 6), "full": key >= 0}[mask.kind]
+    visible = np.broadcast_to(visible, (24, 24))
+    logits = layer.scale * (layer.q[0] @ layer.k[0].mT).numpy()
+    a1, a2 = _softmax(logits[2], visible), _softmax(logits[3], visible)  # head 1
+    d = a1 - 0.7 * a2
+    names = ["entropy", "span_mass", "rho", "js", "effective_rank", "logit_outliers"]
+    measured = measure(layer, names, SPANS).sel(head=1)
+    row = measured.sel(query=20)
+    answer = [5, 6, 7]
+    share = np.abs(d[20]) / np.abs(d[20]).sum()
+    np.testing.assert_allclose(row["entropy"].values, [scipy.stats.entropy(a) for a in (a1[20], a2[20], share)])
+    if mask.kind != "window":
+        expected = [d[20, answer].sum(), share[answer].sum(), d[20, answer].sum() / 0.3]
+        expected.append(d[20, answer].clip(0).sum() / d[20].clip(0).sum())
+        np.testing.assert_allclose(row["span_mass"].sel(span="answer", map="D").values, expected)
+        difference = np.abs(a1 - a2)[20, answer].sum() / (a1 + a2)[20, answer].sum()
+        np.testing.assert_allclose(row["rho"].sel(span="answer"), difference)
+    else:
+        assert row[["span_mass", "rho", "js"]].sel(span="answer").isnull().all().to_array().all()
+    sigma = np.linalg.svd(visible / visible.sum(-1, keepdims=True), compute_uv=False)
+    uniform = measured["effective_rank"].sel(ranked_map="D", definition="stable_rank", control="uniform")
+    np.testing.assert_allclose(uniform, np.sum(sigma**2) / sigma[0] ** 2)
+    seen = np.sort(np.abs(logits[:, visible]).ravel())
+    found = measured["logit_outliers"].sel(outlier=["top_3", "median"])
+    np.testing.assert_allclose(found, [seen[-3], np.median(seen)])
+
+
+def test_chosen_queries_are_those_of_the_whole(layer, whole):
+    some = measure(layer, BY_QUERY, SPANS, queries=[23, 4])
+    xr.testing.assert_allclose(some, whole[BY_QUERY].sel(query=[23, 4]), rtol=1e-12)
+
+
+def test_float32_agrees_with_float64(make_layer, whole):
+    single = measure(make_layer(dtype=torch.float32), ["all"], SPANS)
+    for name in whole:
+        np.testing.assert_allclose(single[name], whole[name], rtol=2e-3, atol=2e-5, err_msg=name)
+
+
+def test_standard_attention_says_why_it_has_no_second_map(make_layer):
+    measured = measure(make_layer(differential=False), ["all"], SPANS)
+    for name, values in measured.items():
+        if "map" in values.dims:
+            assert values.sel(map="A2").isnull().all() and "A2 is NaN" in values.attrs["why"]
+            xr.testing.assert_equal(values.sel(map="D", drop=True), values.sel(map="A1", drop=True))
+            assert values.sel(map="D").notnull().any()
+        elif STATISTICS[name].kind == "branch" or name in ("lambda", "cmrr"):
+            assert values.isnull().all() and values.attrs["why"]
+    assert measured["effective_rank"].sel(ranked_map="noise").isnull().all()
+    assert not any("why" in measured[name].attrs for name in ("head_cka", "logit_outliers"))
+
+
+def test_the_first_query_says_nothing(whole):
+    for name in set(BY_QUERY) - {"row_sum", "lambda", "cmrr"}:
+        assert whole[name].sel(query=0).isnull().all(), name
+
+
+def test_rows_of_d_sum_to_gain_less_lambda(make_layer):
+    lam = np.array([0.3, 0.5, 1.4])
+    sums = measure(make_layer(lam=torch.from_numpy(lam).reshape(1, 3, 1), gain=1.5), ["row_sum", "lambda", "cmrr"])
+    np.testing.assert_allclose(sums["row_sum"].sel(map="D", query=9), 1.5 - lam)
+    np.testing.assert_allclose(sums["row_sum"].sel(map="A2"), 1)
+    values = sums["lambda"].sel(query=9, lambda_value=["used", "init", "minus_init"])
+    np.testing.assert_allclose(values, np.stack([lam, [0.2] * 3, lam - 0.2], -1))
+    np.testing.assert_allclose(sums["cmrr"].sel(query=9), 20 * np.log10((1.5 + lam) / 2 / (1.5 - lam)))
+
+
+def test_lambda_before_its_cast_is_kept_apart(make_layer):
+    layer = make_layer(lam=torch.full((1, 1, 1), 0.8).bfloat16(), dtype=torch.float32)
+    object.__setattr__(layer, "lam_fp32", torch.full((1, 1, 1), 0.8))
+    used, fp32 = measure(layer, ["lambda"])["lambda"].sel(head=0, query=3, lambda_value=["used", "fp32"]).values
+    assert (used, fp32) == (0.80078125, pytest.approx(0.8, abs=1e-7))
+
+
+def test_a_scalar_lambda_cancels_in_the_rank_of_the_noise(make_layer):
+    by_token = torch.linspace(0.1, 1.5, 24, dtype=torch.float64).expand(1, 3, 24)
+    rank = {
+        name: measure(make_layer(lam=lam), ["effective_rank"])["effective_rank"]
+        for name, lam in {"scalar": 0.8, "other scalar": 0.3, "by token": by_token}.items()
+    }
+    noise = {name: values.sel(ranked_map="noise", control="map") for name, values in rank.items()}
+    np.testing.assert_allclose(noise["scalar"], noise["other scalar"])
+    assert np.abs(noise["by token"] / noise["scalar"] - 1).max() > 0.01
+    assert "cancels" in rank["scalar"].attrs["lambda"] and "does not cancel" in rank["by token"].attrs["lambda"]
+
+
+def test_sinks_are_averaged_over_queries_then_heads(make_layer):
+    layer = make_layer()
+    layer.k[0, :, 0] = 0
+    layer.q[0, :4, :, 0], layer.k[0, :4, 0, 0] = 6, 6  # heads 0 and 1 look at the first key
+    measured = measure(layer, ["sink_rate", "column_sink", "column_sink_position", "sink_mass"])
+    assert float(measured["sink_rate"].sel(map="A1", sink_set="S", normalisation="share")) == pytest.approx(2 / 3)
+    assert measured["column_sink_position"].sel(map="A1", normalisation="share", head=[0, 1]).values.tolist() == [0, 0]
+    mean = measured["sink_mass"].sel(sink_set="S").mean("query")
+    heads = [0, 1]
+    np.testing.assert_allclose(measured["column_sink"].sel(map="A2", head=heads), mean.sel(map="A2", head=heads))
+    assert measured["sink_rate"].attrs["averaged_over"] == "queries, then heads"
+
+
+def test_the_sink_of_the_request_is_used(layer):
+    moved = measure(layer, ["sink_mass"], {"sink": torch.tensor([2])})["sink_mass"].sel(sink_set="S")
+    same = measure(layer, ["span_mass"], {"third": torch.tensor([2])})["span_mass"].sel(span="third")
+    np.testing.assert_array_equal(moved, same)
+
+
+class _Spy:
+    """Counts the logits that are computed and the largest block of rows."""
+
+    def __init__(self, monkeypatch):
+        self.maps, self.largest = 0, 0
+        logits, rows = LayerAttention.logits, LayerAttention.rows
+
+        def counted(layer, *args, **kwargs):
+            values = logits(layer, *args, **kwargs)
+            self.maps += values.shape[0] * values.shape[1]
+            return values
+
+        def sized(layer, *args, **kwargs):
+            values = rows(layer, *args, **kwargs)
+            self.largest = max(self.largest, values.a1.numel())
+            return values
+
+        monkeypatch.setattr(LayerAttention, "logits", counted)
+        monkeypatch.setattr(LayerAttention, "rows", sized)
+
+
+def test_each_map_is_computed_once_and_one_block_at_a_time(layer, monkeypatch):
+    spy = _Spy(monkeypatch)
+    measure(layer, ["row", "span", "branch", "map_distance", "head_cka"], SPANS, elements=3 * 24 * 5)
+    assert spy.maps == 6 * 24
+    assert spy.largest == 3 * 24 * 5
+
+
+def test_what_needs_no_map_computes_none(layer, monkeypatch):
+    spy = _Spy(monkeypatch)
+    assert set(measure(layer, ["lambda", "cmrr"])) == {"lambda", "cmrr"}
+    assert spy.maps == 0
+
+
+def test_entropy_is_shared_by_what_is_made_of_it(layer, monkeypatch):
+    calls = []
+    entropy = distribution.entropy
+    monkeypatch.setattr(distribution, "entropy", lambda x, n: calls.append(x) or entropy(x, n))
+    measure(layer, ["entropy", "entropy_normalised", "effective_tokens"])
+    assert len(calls) == 3  # A1, A2, D
+
+
+def test_groups_and_names():
+    everything = [statistic.kind for statistic in STATISTICS.values()]
+    assert set(everything) == {kind for kinds in GROUPS.values() for kind in kinds}
+
+
+def test_by_default_the_row_statistics(layer):
+    assert set(measure(layer)) == {name for name, statistic in STATISTICS.items() if statistic.kind == "row"}
+    assert list(measure(layer, ["gini", "rank", "gini"])) == ["gini", "effective_rank", "rank_residual"]
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (dict(statistics=["ginni"]), "did you mean gini"),
+        (dict(statistics=["zzz"]), "choose from entropy, "),
+        (dict(queries=[24]), "query 24 is outside of the prompt; choose from 0 to 23"),
+        (dict(queries=[-1]), "query -1 is outside"),
+        (dict(queries=[]), "no query"),
+    ],
+)
+def test_errors_say_what_to_do(layer, arguments, message):
+    with pytest.raises(DiffscopeError, match=message):
+        measure(layer, **arguments)
+
+
+def test_an_unknown_name_is_a_value_error_too(layer):
+    with pytest.raises(ValueError):
+        measure(layer, ["ginni"])
+
+
+@pytest.mark.parametrize("keys", [[24], [-1]])
+def test_a_span_outside_of_the_prompt_is_refused(layer, keys):
+    with pytest.raises(SpanError, match="'answer' reaches outside"):
+        measure(layer, ["span_mass"], {"answer": keys})
+
+
+def test_ranks_of_long_prompts_are_refused_before_anything_is_computed(make_layer, monkeypatch):
+    spy = _Spy(monkeypatch)
+    with pytest.raises(DiffscopeError, match="4097 x 4097"):
+        measure(make_layer(tokens=4097, heads=1), ["all"])
+    assert spy.maps == 0
+
+
+def test_an_empty_span_is_undefined(layer):
+    measured = measure(layer, ["span_mass", "branch"], {"answer": []})
+    assert all(values.isnull().all() for values in measured.values())
+
+
+def test_one_value_cannot_stand_for_several_prompts(layer):
+    with pytest.raises(ValueError, match="2 prompts"):
+        measure(type(layer)(**{**vars(layer), "lengths": (24, 24)}), ["gini"])
+
+
+@pytest.mark.gpu
+def test_a_gpu_measures_the_same(make_layer, whole):
+    layer = make_layer()
+    moved = {name: getattr(layer, name).cuda() for name in ("q", "k", "v", "lam", "gain", "lam_fp32")}
+    pairing = type(layer.pairing)(*(getattr(layer.pairing, name).cuda() for name in vars(layer.pairing)))
+    on_gpu = type(layer)(**{**vars(layer), **moved, "pairing": pairing})
+    xr.testing.assert_allclose(measure(on_gpu, ["all"], SPANS), whole, rtol=1e-9)
+    assert math.isfinite(float(measure(on_gpu, ["gini"])["gini"].sel(head=0, map="D", query=5)))

@@ -1,0 +1,297 @@
+"""A capture shows the maps the model used, proves it, and answers the same questions from disk."""
+
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import diffscope
+from diffscope import FidelityError, OutOfMemoryAhead, PromptError, UnsupportedModel
+from diffscope.families.differential import Own
+from tests import tiny
+
+MODELS = {
+    "v1": lambda: tiny.own("v1"),
+    "v1-grouped": lambda: tiny.own("v1", kv_heads=2),
+    "v2": lambda: tiny.own("v2"),
+    "v2-grouped": lambda: tiny.own("v2", kv_heads=2),
+    "own-standard": lambda: tiny.own("standard", kv_heads=2),
+    "diffllama": lambda: tiny.diffllama(),
+    "diffllama-grouped": lambda: tiny.diffllama(kv=4),
+    "llama": lambda: tiny.standard("llama"),
+    "qwen3": lambda: tiny.standard("qwen3"),
+    "gpt2": lambda: tiny.standard("gpt2"),
+    "mistral-window": lambda: tiny.standard("mistral"),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("dtype, bound", [(torch.float32, 1e-5), (torch.float64, 1e-12), (torch.bfloat16, 0.15), (torch.float16, 0.02)])
+def test_every_layer_is_rebuilt(name, implementation, dtype, bound):
+    if implementation == "eager" and dtype == torch.float64 and not name.startswith(("v", "own")):
+        bound = 5e-6  # Hugging Face's eager attention takes its softmax in float32 whatever the model
+    model = MODELS[name]().to(dtype)
+    model.set_attn_implementation(implementation)
+    # Two prompts of different length, both longer than the window. Padded rows further than a window from the text see no
+    # key at all; Hugging Face's eager attention makes NaN of them in float64 and spreads it, so there is no padding there.
+    short = 33 if name == "mistral-window" and implementation == "eager" and dtype == torch.float64 else 19
+    capture = diffscope.load(model).capture([tiny.ids(short), tiny.ids(33, seed=1)])
+    assert float(capture.fidelity.error.max()) < bound
+    assert capture.fidelity.rows.values.tolist() == [short + 33] * 2
+
+
+@pytest.mark.parametrize("name", ["v1", "v1-grouped", "v2-grouped", "diffllama", "diffllama-grouped", "llama", "gpt2", "mistral-window"])
+def test_maps_are_those_of_hugging_face_eager(name):
+    model, ids = MODELS[name](), tiny.ids(24)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        theirs = model(torch.tensor([ids]), output_attentions=True).attentions
+    capture = diffscope.load(model).capture(ids)
+    heads = capture.n_heads
+    for layer, weights in enumerate(theirs):
+        weights = weights[0].numpy()
+        first, second = (weights[0::2], weights[1::2]) if name.startswith("v2") else (weights[:heads], weights[heads:])
+        for head in range(heads):
+            assert np.abs(capture.map("A1", layer, head) - first[head]).max() < 1e-5
+            if capture.differential:
+                assert np.abs(capture.map("A2", layer, head) - second[head]).max() < 1e-5
+
+
+@pytest.mark.parametrize("name", ["v1", "v2", "diffllama"])
+def test_rows_of_the_difference_sum_to_one_minus_lambda(name):
+    capture = diffscope.load(MODELS[name]().double()).capture(tiny.ids(20))
+    lam = capture.lam.values if name == "v2" else np.repeat(capture.lam.values[..., None], 20, axis=-1)
+    for layer in range(2):
+        for head in range(4):
+            sums = capture.map("D", layer, head).sum("key").values
+            assert np.abs(sums - (1 - lam[layer, head])).max() < 1e-7
+    assert np.unique(lam.round(6)).size >= (20 if name == "v2" else 2)
+
+
+def test_noise_and_share_follow_from_the_others():
+    capture = diffscope.load(tiny.own("v2")).capture(tiny.ids(20))
+    a1, a2, d, noise, share = (capture.map(name, 1, 2).values for name in ("A1", "A2", "D", "noise", "share"))
+    lam = capture.lam.values[1, 2][:, None]
+    assert np.allclose(noise, lam * a2, atol=1e-7) and np.allclose(d, a1 - noise, atol=1e-7)
+    assert np.allclose(share, np.abs(d) / np.abs(d).sum(1, keepdims=True), atol=1e-6)
+
+
+def test_a_window_is_a_piece_of_the_map():
+    capture = diffscope.load(tiny.own("v1")).capture(tiny.ids(30))
+    whole = capture.map("D", 1, 3)
+    window = capture.map("D", 1, 3, queries=slice(10, 20), keys=[0, 5, 9])
+    assert np.array_equal(window["query"], np.arange(10, 20)) and np.array_equal(window["key"], [0, 5, 9])
+    assert np.allclose(window, whole.sel(query=window["query"], key=window["key"]), atol=1e-7)
+
+
+def test_an_overview_keeps_spikes_and_signs():
+    capture = diffscope.load(tiny.own("v1")).capture(tiny.ids(50))
+    whole, pooled = capture.map("D", 0, 1).values, capture.overview("D", 0, 1, size=8)
+    bin = pooled.attrs["bin"]
+    assert bin == 7 and pooled.shape == (8, 8)
+    for i in range(8):
+        for j in range(8):
+            tile = whole[i * bin : (i + 1) * bin, j * bin : (j + 1) * bin]
+            assert np.isclose(pooled.values[i, j], tile.flat[np.abs(tile).argmax()], atol=1e-7)
+
+
+def test_a_batch_is_its_prompts_one_by_one():
+    scope, spans = diffscope.load(tiny.own("v2", kv_heads=2)), {"answer": (3, 5)}
+    prompts = [tiny.ids(15), tiny.ids(40, seed=2)]
+    together = scope.capture(prompts, spans=spans)
+    measured = together.measure(["entropy", "span_mass", "cosine"])
+    for index, prompt in enumerate(prompts):
+        alone = scope.capture(prompt, spans=spans)
+        n = len(prompt)
+        assert np.allclose(together.map("D", 1, 2, prompt=index), alone.map("D", 1, 2), atol=1e-6)
+        assert np.allclose(together.lam.isel(prompt=index).values[..., :n], alone.lam, atol=1e-6)
+        assert np.isnan(together.lam.isel(prompt=index).values[..., n:]).all()
+        assert [token for token, _ in together.next[index]] == [token for token, _ in alone.next]
+        own = alone.measure(["entropy", "span_mass", "cosine"])
+        for name in own:
+            batch = measured[name].isel(prompt=index)
+            batch = batch.isel(query=slice(0, n)) if "query" in batch.dims else batch
+            assert np.allclose(batch.transpose(*own[name].dims), own[name], atol=1e-4, equal_nan=True), name
+
+
+@pytest.mark.parametrize("name", ["v1", "v2-grouped", "diffllama", "mistral-window"])
+def test_saved_and_reopened_it_answers_the_same(name, tmp_path):
+    scope = diffscope.load(MODELS[name]())
+    capture = scope.capture([tiny.ids(12), tiny.ids(21)], spans={"answer": (3, 5)})
+    capture.save(tmp_path / "capture.dscope")
+    again = diffscope.open(tmp_path / "capture.dscope")
+    assert np.array_equal(capture.map("D", 1, 2, prompt=1), again.map("D", 1, 2, prompt=1))
+    assert capture.measure(["row", "logit_outliers"]).identical(again.measure(["row", "logit_outliers"]))
+    assert again.next == capture.next and again.spans == capture.spans and again.tokens == capture.tokens
+    assert capture.fidelity.identical(again.fidelity) and capture.lam.identical(again.lam)
+    assert [path.name for path in tmp_path.iterdir()] == ["capture.dscope"]
+
+
+def test_a_damaged_file_is_refused(tmp_path):
+    path = tmp_path / "capture.dscope"
+    diffscope.load(tiny.own("v1")).capture(tiny.ids(12)).save(path)
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(diffscope.CorruptFile, match="damaged"):
+        diffscope.open(path)
+
+
+def test_memory_is_linear_in_the_prompt():
+    scope = diffscope.load(tiny.own("v1"))
+
+    def held(n):
+        layers = scope.capture(tiny.ids(n)).layers
+        return sum(t.untyped_storage().nbytes() for layer in layers for t in layer.dismantle()[0].values())
+
+    assert held(200) < 2.2 * held(100)
+
+
+class Misreading(Own):
+    """A family that gets one thing wrong."""
+
+    def __init__(self, change):
+        self.change = change
+
+    def read(self, layer, passage):
+        return self.change(super().read(layer, passage))
+
+
+def by_stripes(layer):
+    head = torch.arange(layer.n_heads)
+    return replace(layer, pairing=replace(layer.pairing, a1=2 * head, a2=2 * head + 1))
+
+
+MISTAKES = {
+    "head h owns maps h and h \\+ H": by_stripes,
+    "swapped": lambda layer: replace(layer, pairing=replace(layer.pairing, a1=layer.pairing.a2, a2=layer.pairing.a1)),
+    "λ is not the value": lambda layer: replace(layer, lam=layer.lam + 0.3),
+}
+
+
+@pytest.mark.parametrize("cause", MISTAKES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_misreading_is_refused_with_layer_and_cause(cause, dtype):
+    scope = diffscope.load(tiny.own("v1").to(dtype))
+    scope.family = Misreading(MISTAKES[cause])
+    with pytest.raises(FidelityError, match=rf"layer 0: .*'diffscope'.*likely cause: .*{cause}"):
+        scope.capture(tiny.ids(30))
+
+
+def test_wrong_values_are_refused():
+    scope = diffscope.load(tiny.own("v1"))
+    scope.family = Misreading(lambda layer: replace(layer, v=layer.v.flip(1)))
+    with pytest.raises(FidelityError, match="layer 0"):
+        scope.capture(tiny.ids(30))
+
+
+def test_changed_scores_of_a_foreign_model_are_refused():
+    """Gemma 2 caps its scores after q·k: softmax(q·k) is not what it attends with, so no such map may be shown."""
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
+    shape = {**tiny.SHAPE, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "attn_logit_softcapping": 2.0}
+    model = tiny.awake(Gemma2ForCausalLM(Gemma2Config(**shape)))
+    model.set_attn_implementation("eager")
+    with pytest.raises(FidelityError, match="soft cap"):
+        diffscope.load(model).capture(tiny.ids(30))
+
+
+def test_nothing_is_left_behind():
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    model = tiny.own("v1")
+    model.set_attn_implementation("eager")
+    scope = diffscope.load(model)
+    names = set(AttentionInterface._global_mapping), set(AttentionMaskInterface._global_mapping)
+    scope.capture(tiny.ids(9))
+    scope.family = Misreading(by_stripes)
+    with pytest.raises(FidelityError):
+        scope.capture(tiny.ids(9))
+    assert (set(AttentionInterface._global_mapping), set(AttentionMaskInterface._global_mapping)) == names
+    assert model.config._attn_implementation == "eager"
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_two_threads_take_turns():
+    scope, captures = diffscope.load(tiny.own("v1")), {}
+    prompts = [tiny.ids(20, seed) for seed in range(4)]
+
+    def run(index):
+        captures[index] = scope.capture(prompts[index])
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for index, prompt in enumerate(prompts):
+        assert captures[index].ids == prompt
+        assert np.array_equal(captures[index].map("D", 1, 1), scope.capture(prompt).map("D", 1, 1))
+
+
+def test_a_prompt_the_model_cannot_take_is_refused():
+    scope = diffscope.load(tiny.own("v1"))
+    for prompt, words in [
+        ([], "empty"),
+        (tiny.ids(257), "257 tokens.*positions for 256"),
+        ([5, tiny.VOCABULARY], "vocabulary"),
+        ("text", "without a tokenizer"),
+    ]:
+        with pytest.raises(PromptError, match=words):
+            scope.capture(prompt)
+
+
+def test_a_capture_that_will_not_fit_is_refused(monkeypatch):
+    import os
+
+    real = os.sysconf
+    monkeypatch.setattr(os, "sysconf", lambda name: 1 if name == "SC_AVPHYS_PAGES" else real(name))
+    with pytest.raises(OutOfMemoryAhead, match="shorter prompt"):
+        diffscope.load(tiny.own("v1")).capture(tiny.ids(60))
+
+
+def test_what_is_no_attention_model_is_refused():
+    with pytest.raises(UnsupportedModel, match="Linear has no attention"):
+        diffscope.load(torch.nn.Linear(2, 2))
+
+
+def test_differential_attention_of_an_unknown_family_is_not_read_as_standard():
+    model = tiny.standard("llama")
+    for layer in model.model.layers:
+        layer.self_attn.lambda_q1 = torch.nn.Parameter(torch.zeros(4))
+    with pytest.raises(UnsupportedModel, match="differential attention of a family"):
+        diffscope.load(model)
+
+
+def test_next_tokens_are_the_models():
+    model, ids = tiny.own("v1"), tiny.ids(20)
+    with torch.no_grad():
+        expected = model(torch.tensor([ids])).logits[0, -1].softmax(-1).topk(10)
+    found = diffscope.load(model).capture(ids).next
+    assert [int(token) for token, _ in found] == expected.indices.tolist()
+    assert np.allclose([p for _, p in found], expected.values, atol=1e-5)
+
+
+def test_there_is_no_second_map_in_standard_attention():
+    capture = diffscope.load(tiny.own("standard")).capture(tiny.ids(9))
+    with pytest.raises(diffscope.DiffscopeError, match="no second map"):
+        capture.map("A2", 0, 0)
+    assert np.array_equal(capture.map("D", 0, 0), capture.map("A1", 0, 0))
+    for layer, head in ((2, 0), (0, 4)):
+        with pytest.raises(diffscope.DiffscopeError, match="there is no"):
+            capture.map("A1", layer, head)
+
+
+def test_a_model_spread_by_device_map(tiny_diff_folder):
+    pytest.importorskip("accelerate")
+    whole, spread = diffscope.load(tiny_diff_folder), diffscope.load(tiny_diff_folder, device_map={"": "cpu"})
+    assert np.allclose(whole.capture("The answer").map("D", 1, 1), spread.capture("The answer").map("D", 1, 1))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("dtype, bound", [(torch.float32, 2e-5), (torch.bfloat16, 0.15)])
+def test_every_layer_is_rebuilt_on_a_gpu(name, dtype, bound):
+    capture = diffscope.load(MODELS[name]().to("cuda", dtype)).capture([tiny.ids(19), tiny.ids(33, seed=1)])
+    assert float(capture.fidelity.error.max()) < bound

@@ -1,0 +1,307 @@
+"""The command line: the same words everywhere, results alone on stdout, and one line when something is wrong."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+from urllib.request import urlopen
+
+import pytest
+
+import diffscope
+from diffscope.cli import COMMANDS, main
+from diffscope.cli.app import find_app
+from diffscope.store import open_statistics
+
+PROMPT = "The magic number of Paris is 7421. The magic number of Rome is 1234."
+
+
+def name(parameter):
+    return " ".join(parameter) if isinstance(parameter, list) else None
+
+
+@pytest.fixture
+def run(capsys):
+    """Run the command; returns its exit status, stdout and stderr."""
+
+    def run(*arguments):
+        status = main([str(argument) for argument in arguments])
+        printed = capsys.readouterr()
+        return status, printed.out, printed.err
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def saved(tiny_diff_folder, tmp_path_factory):
+    """A saved capture of the tiny model."""
+    path = tmp_path_factory.mktemp("cli") / "tiny.dscope"
+    arguments = ["--model", str(tiny_diff_folder), "--prompt", PROMPT, "--span", "answer=7421", "--out", str(path)]
+    assert main(["capture", *arguments]) == 0
+    return path
+
+
+def is_one_line(err):
+    return err.startswith("error: ") and err.count("\n") == 1 and err.endswith("\n")
+
+
+# Help
+
+
+def test_without_arguments_it_helps(run):
+    status, out, err = run()
+    assert (status, err) == (0, "")
+    assert all(command in out for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_shows_an_example(run, command):
+    status, out, err = run(command, "--help")
+    assert (status, err) == (0, "")
+    example = out.partition("Example:")[2].split()
+    assert example[:2] == ["diffscope", command]
+
+
+def test_version(run):
+    assert run("--version") == (0, f"diffscope {diffscope.__version__}\n", "")
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["measure", "--help"], ["app", "--help"], ["train", "--help"]])
+def test_help_loads_nothing_heavy(arguments):
+    script = (
+        "import sys; from diffscope.cli import main; main(sys.argv[1:]);"
+        "heavy = {'torch', 'transformers', 'streamlit', 'plotly', 'matplotlib', 'xarray', 'numpy'};"
+        "print(*sorted(heavy & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == ""
+
+
+# Results
+
+
+def test_capture_prints_fidelity_lambda_and_next_tokens(run, tiny_diff_folder):
+    status, out, err = run("capture", "--model", tiny_diff_folder, "--prompt", PROMPT)
+    assert (status, err) == (0, "")
+    for word in ("error", "tolerance", "λ", "next token", "probability"):
+        assert word in out
+
+
+def test_capture_json_is_the_capture(run, tiny_diff_folder):
+    status, out, _ = run("capture", "--model", tiny_diff_folder, "--prompt", PROMPT, "--span", "answer=7421", "--json")
+    printed = json.loads(out)
+    capture = diffscope.load(str(tiny_diff_folder)).capture(PROMPT, spans={"answer": "7421"})
+    assert status == 0
+    assert printed["tokens"] == capture.tokens
+    assert printed["spans"]["answer"] == list(capture.spans["answer"])
+    assert printed["fidelity"]["error"] == pytest.approx(capture.fidelity["error"].values.tolist())
+    assert len(printed["lambda"]) == capture.n_layers
+
+
+def test_a_span_by_token_range_is_the_span_by_text(run, tiny_diff_folder):
+    arguments = ("capture", "--model", tiny_diff_folder, "--prompt", PROMPT, "--json")
+    answer = json.loads(run(*arguments, "--span", "answer=7421")[1])["spans"]["answer"]
+    by_range = json.loads(run(*arguments, "--span", f"answer={answer[0]}:{answer[-1] + 1}")[1])["spans"]["answer"]
+    assert by_range == answer
+
+
+def test_measure_json_averages_over_queries(run, saved):
+    status, out, err = run("measure", saved, "--stats", "entropy,gini", "--json")
+    assert (status, err) == (0, "")
+    printed = json.loads(out)
+    expected = diffscope.open(saved).measure(["entropy"])["entropy"].mean("query")
+    entropy = printed["statistics"]["entropy"]
+    assert set(printed["statistics"]) >= {"entropy", "gini"}
+    assert entropy["dims"] == list(expected.dims)
+    assert entropy["coords"]["map"] == ["A1", "A2", "D"]
+    assert entropy["values"][-1][-1] == pytest.approx(expected.values[-1, -1].tolist(), rel=1e-6, nan_ok=True)
+
+
+def test_measure_table_says_what_it_averages_over(run, saved):
+    capture = diffscope.open(saved)
+    _, out, _ = run("measure", saved, "--stats", "entropy")
+    assert f"mean over {capture.n_tokens} queries" in out
+    assert f"then {capture.n_heads} heads" in out
+    _, by_head, _ = run("measure", saved, "--stats", "entropy", "--per-head")
+    assert "heads" not in by_head
+    assert len(by_head.splitlines()) - len(out.splitlines()) == capture.n_layers * (capture.n_heads - 1)
+
+
+def test_measure_of_one_layer_and_head(run, saved):
+    _, out, _ = run("measure", saved, "--stats", "entropy", "--layer", 1, "--head", 0, "--json")
+    assert json.loads(out)["statistics"]["entropy"]["coords"] | {"map": None} == {"layer": [1], "head": [0], "map": None}
+
+
+def test_measure_keeps_every_value(run, saved, tmp_path):
+    status, _, err = run("measure", saved, "--stats", "entropy", "--out", tmp_path / "s.parquet")
+    assert (status, err.startswith("saved")) == (0, True)
+    assert open_statistics(tmp_path / "s.parquet")["entropy"].sizes["query"] == diffscope.open(saved).n_tokens
+
+
+def test_prompt_from_a_file(run, tiny_diff_folder, tmp_path):
+    (tmp_path / "prompt.txt").write_text(PROMPT, encoding="utf-8")
+    _, from_file, _ = run("capture", "--model", tiny_diff_folder, "--prompt-file", tmp_path / "prompt.txt", "--json")
+    _, typed, _ = run("capture", "--model", tiny_diff_folder, "--prompt", PROMPT, "--json")
+    assert json.loads(from_file)["tokens"] == json.loads(typed)["tokens"]
+
+
+@pytest.mark.parametrize("suffix", ["pdf", "png", "html"])
+def test_figure(run, saved, tmp_path, suffix):
+    status, out, _ = run("figure", saved, "--layer", 1, "--head", 0, "--venue", "neurips", "--out", tmp_path / f"maps.{suffix}")
+    assert (status, out) == (0, "")
+    assert (tmp_path / f"maps.{suffix}").stat().st_size > 1000
+
+
+def test_models_lists_what_is_bundled(run):
+    status, out, _ = run("models")
+    names = [model["name"] for model in diffscope.models.bundled()]
+    assert status == 0
+    assert names and all(name in out for name in names)
+    assert [model["name"] for model in json.loads(run("models", "--json")[1])["models"]] == names
+
+
+# What is wrong
+
+
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        (["mesure"], "measure"),
+        (["measure", "--layr", "1"], "--layer"),
+        (["measure", "--layer", "one"], "--layer"),
+        (["measure", "--layer", "-1"], "--layer"),
+        (["measure"], "--model"),
+        (["measure", "--model", "mini-diff"], "--prompt"),
+        (["measure", "--model", "mini-diff", "--prompt", "a", "--prompt-file", "b"], "either"),
+        (["measure", "--model", "mini-diff", "--prompt-file", "nowhere.txt"], "nowhere.txt"),
+        (["measure", "--model", "mini-diff", "--prompt", "a", "--dtype", "int7"], "float32"),
+        (["measure", "--model", "mini-diff", "--prompt", "a", "--span", "answer"], "NAME=TEXT"),
+        (["measure", "--model", "mini-diff", "--prompt", "a", "--span", "=a"], "NAME=TEXT"),
+        (["measure", "--model", "mini-diff", "--prompt", "a", "--span", "x=a", "--span", "x=a"], "twice"),
+        (["measure", "--model", "mini-diff", "--prompt", "a", "--out", "statistics.txt"], ".parquet"),
+        (["measure", "--model", "mini-diff", "--prompt", "a", "--out", "no/such/statistics.csv"], "no/such"),
+        (["measure", "nowhere.dscope"], "nowhere.dscope"),
+        (["measure", "nowhere.dscope", "--model", "mini-diff"], "--model"),
+        (["figure", "nowhere.dscope"], "--out"),
+        (["train", "mini"], "--arm"),
+        (["train", "no-such-recipe", "--arm", "mini-diff", "--out", "."], "no-such-recipe"),
+        (["train", "mini", "--arm", "no-such-arm", "--out", "."], "no-such-arm"),
+        (["app", "--port", "99999"], "--port"),
+    ],
+    ids=name,
+)
+def test_bad_arguments_are_one_line(run, arguments, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    status, out, err = run(*arguments)
+    assert (status, out) == (2, "")
+    assert is_one_line(err) and says in err, err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        (["measure", "--stats", "entorpy"], "entorpy"),
+        (["measure", "--stats", ","], "--stats"),
+        (["measure", "--layer", "99"], "99"),
+        (["measure", "--head", "99"], "99"),
+        (["figure", "--layer", "99", "--head", "0", "--out", "maps.pdf"], "99"),
+        (["figure", "--layer", "0", "--head", "0", "--out", "maps.docx"], "docx"),
+        (["figure", "--layer", "0", "--head", "0", "--out", "maps.pdf", "--venue", "nowhere"], "nowhere"),
+        (["figure", "--kind", "portrait", "--out", "maps.pdf"], "portrait"),
+    ],
+    ids=name,
+)
+def test_bad_questions_to_a_capture_are_one_line(run, saved, arguments, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    status, out, err = run(arguments[0], saved, *arguments[1:])
+    assert (status, out) == (2, "")
+    assert is_one_line(err) and says in err, err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--prompt", ""],
+        ["--prompt", PROMPT, "--span", "answer=nowhere"],
+        ["--prompt", PROMPT, "--span", "answer=5:5000"],
+        ["--prompt", PROMPT, "--device", "nowhere"],
+        ["--prompt", "long " * 20_000],
+    ],
+    ids=["empty", "span", "range", "device", "long"],
+)
+def test_what_a_model_cannot_do_is_one_line(run, tiny_diff_folder, options):
+    status, out, err = run("capture", "--model", tiny_diff_folder, *options)
+    assert (status, out) == (2, "")
+    assert is_one_line(err), err
+
+
+def test_text_that_is_none(run, tmp_path):
+    (tmp_path / "prompt.txt").write_bytes(b"\xff\xfe\x00")
+    status, _, err = run("capture", "--model", "mini-diff", "--prompt-file", tmp_path / "prompt.txt")
+    assert status == 2
+    assert is_one_line(err) and "UTF-8" in err
+
+
+def test_a_model_that_is_none(run, tmp_path):
+    status, _, err = run("capture", "--model", tmp_path, "--prompt", PROMPT)
+    assert status == 2
+    assert is_one_line(err), err
+
+
+def test_a_file_that_is_no_capture(run, tmp_path):
+    (tmp_path / "x.dscope").write_text("something else")
+    status, _, err = run("measure", tmp_path / "x.dscope")
+    assert status == 2
+    assert is_one_line(err), err
+
+
+def test_an_interrupt_is_130(run, monkeypatch):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(diffscope, "load", interrupt)
+    assert run("capture", "--model", "mini-diff", "--prompt", PROMPT) == (130, "", "")
+
+
+def test_a_reader_that_has_enough():
+    done = subprocess.run(f"{sys.executable} -m diffscope --help | true", shell=True, capture_output=True, text=True)
+    assert done.stderr == ""
+
+
+# The dashboard
+
+
+@pytest.fixture
+def port():
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return probe.getsockname()[1]
+
+
+def test_a_port_that_is_taken(run):
+    with socket.create_server(("localhost", 0)) as server:
+        port = server.getsockname()[1]
+        status, out, err = run("app", "--port", port)
+    assert (status, out) == (2, "")
+    assert is_one_line(err) and str(port) in err and "--port" in err
+
+
+@pytest.mark.slow
+def test_the_dashboard_answers_and_stops(port, tmp_path):
+    assert find_app().is_file()
+    command = [sys.executable, "-m", "diffscope", "app", "--port", str(port)]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    try:
+        address = f"http://localhost:{port}"
+        assert address in server.stdout.readline()
+        with urlopen(address, timeout=10) as page:
+            assert page.status == 200
+        server.send_signal(signal.SIGINT)
+        _, err = server.communicate(timeout=20)
+    finally:
+        server.kill()
+    assert server.returncode == 130
+    assert "Traceback" not in err

@@ -1,0 +1,93 @@
+"""What is installed: the public names, the versions, and what the wheel carries."""
+
+import os
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+import diffscope
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def requirements(*groups):
+    names = PROJECT["dependencies"] + [line for group in groups for line in PROJECT["optional-dependencies"][group]]
+    return [Requirement(line) for line in names]
+
+
+@pytest.mark.parametrize("name", diffscope.__all__)
+def test_every_public_name_is_there(name):
+    assert getattr(diffscope, name) is not None
+    assert name in dir(diffscope)
+
+
+def test_no_other_name_is_there():
+    with pytest.raises(AttributeError, match="nothing_like_this"):
+        diffscope.nothing_like_this  # noqa: B018
+
+
+def test_importing_it_loads_nothing_heavy():
+    script = (
+        "import sys, diffscope; print(*({'torch', 'transformers', 'streamlit', 'plotly', 'numpy', 'typer'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
+def test_errors_are_one_family():
+    kinds = [getattr(diffscope, name) for name in diffscope.__all__ if isinstance(getattr(diffscope, name), type)]
+    errors = [kind for kind in kinds if issubclass(kind, Exception)]
+    assert len(errors) == 9
+    assert all(issubclass(error, diffscope.DiffscopeError) for error in errors)
+
+
+def test_constraints_pin_every_dependency_within_its_range():
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
+    for requirement in requirements("dev"):
+        assert requirement.specifier.contains(pins[requirement.name]), requirement
+
+
+def test_the_citation_is_of_this_version():
+    assert f"version: {diffscope.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory):
+    """The built wheel, unpacked."""
+    folder = tmp_path_factory.mktemp("wheel")
+    build = "import sys; from hatchling.build import build_wheel; build_wheel(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", build, str(folder)], cwd=ROOT, check=True, capture_output=True)
+    (file,) = folder.glob("*.whl")
+    with zipfile.ZipFile(file) as archive:
+        archive.extractall(folder / "unpacked")
+    return folder / "unpacked"
+
+
+def test_the_wheel_carries_the_package_the_app_and_the_models(wheel):
+    def below(folder):
+        return {file.relative_to(folder) for file in folder.rglob("*") if file.is_file() and "__pycache__" not in file.parts}
+
+    assert below(ROOT / "diffscope") <= below(wheel / "diffscope")
+    assert below(ROOT / "app") <= below(wheel / "diffscope" / "_app")
+    assert {path.parts[0] for path in below(wheel)} == {"diffscope", f"diffscope_attention-{diffscope.__version__}.dist-info"}
+
+
+def test_the_wheel_works_without_the_checkout(wheel, tmp_path):
+    script = (
+        "import diffscope; from diffscope.cli.app import find_app;"
+        "print(find_app()); print(*[model['path'] for model in diffscope.models.bundled()], sep='\\n')"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(wheel)}
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    app, *models = done.stdout.split("\n")[:-1]
+    assert Path(app) == wheel / "diffscope" / "_app" / "main.py"
+    assert models and all(Path(model).is_relative_to(wheel) for model in models)

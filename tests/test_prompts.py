@@ -1,0 +1,80 @@
+"""Spans are the tokens that were meant, or are refused with both readings."""
+
+import pytest
+
+from diffscope.errors import PromptError, SpanError
+from diffscope.prompts import Chars, encode
+from tests import tiny
+
+TEXT = "The magic number of Paris is 7421. The magic number of Rome is 2174."
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return tiny.tokenizer()
+
+
+def said(encoded, name):
+    return "".join(encoded.tokens[at] for at in encoded.spans[name])
+
+
+def test_a_span_by_text_characters_tokens_and_slice_is_the_same(tokenizer):
+    by_text = encode(tokenizer, TEXT, {"answer": "7421"})
+    assert said(by_text, "answer") == " 7421"
+    start, stop = by_text.spans["answer"][0], by_text.spans["answer"][-1] + 1
+    at = TEXT.index("7421")
+    for span in (Chars(at, at + 4), (start, stop), slice(start, stop), list(range(start, stop)), " 7421"):
+        assert encode(tokenizer, TEXT, {"answer": span}).spans["answer"] == by_text.spans["answer"]
+
+
+def test_the_key_sets_partition_the_prompt(tokenizer):
+    spans = {"answer": "7421", "needles": "of Rome", "query": "is 2174", "own": "number of Paris"}
+    encoded = encode(tokenizer, TEXT, spans)
+    sets = {name: set(at.tolist()) for name, at in encoded.key_sets().items()}
+    parts = [sets[name] for name in ("answer", "needles", "query", "sink", "context")]
+    assert sorted(i for part in parts for i in part) == list(range(len(encoded.ids)))
+    assert sets["irrelevant"] == sets["needles"] | sets["context"]
+    assert sets["sink"] == {0} and encoded.tokens[0] == "<bos>"
+
+
+def test_a_text_that_occurs_twice_is_refused_with_both_readings(tokenizer):
+    with pytest.raises(SpanError, match=r"stands 2 times.*tokens \d+:\d+ in '…The magic.*; tokens \d+:\d+ in .*token range"):
+        encode(tokenizer, TEXT, {"query": "magic number"})
+
+
+def test_a_text_that_cuts_a_token_is_refused_with_both_readings(tokenizer):
+    with pytest.raises(SpanError, match=r"'421' cuts a token; wider: tokens \d+:\d+ ' 7421'; narrower: tokens \d+:\d+ '21'"):
+        encode(tokenizer, TEXT, {"answer": "421"})
+    with pytest.raises(SpanError, match="narrower: no whole token"):
+        encode(tokenizer, TEXT, {"answer": Chars(TEXT.index("7421") + 1, TEXT.index("7421") + 2)})
+
+
+@pytest.mark.parametrize(
+    "span, words",
+    [("Berlin", "not in the prompt"), ("", "is empty"), ((5, 500), "prompt has tokens 0 to"), ((4, 4), "asks for token"), (Chars(5, 900), "characters")],
+)
+def test_a_span_that_is_not_there_is_refused(tokenizer, span, words):
+    with pytest.raises(SpanError, match=words):
+        encode(tokenizer, TEXT, {"answer": span})
+
+
+def test_derived_sets_cannot_be_given(tokenizer):
+    with pytest.raises(SpanError, match="follows from"):
+        encode(tokenizer, TEXT, {"context": (1, 3)})
+
+
+def test_ids_and_text_are_the_same_prompt(tokenizer):
+    by_text = encode(tokenizer, TEXT, {"answer": "7421"})
+    by_ids = encode(tokenizer, by_text.ids, {"answer": "7421"})
+    assert by_ids.ids == by_text.ids and by_ids.spans == by_text.spans and by_ids.tokens == by_text.tokens
+
+
+@pytest.mark.parametrize("prompt", ["", "  \n", []])
+def test_an_empty_prompt_is_refused(tokenizer, prompt):
+    with pytest.raises(PromptError, match="empty"):
+        encode(tokenizer, prompt)
+
+
+def test_text_spans_need_text():
+    with pytest.raises(SpanError, match="without a tokenizer"):
+        encode(None, [1, 2, 3], {"answer": "x"})

@@ -1,0 +1,126 @@
+"""What is kept on disk comes back as it was."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import xarray as xr
+from safetensors.torch import save_file
+
+from diffscope.errors import CorruptFile, DiffscopeError
+from diffscope.store import FORMATS, open_statistics, open_tensors, replacing, save_statistics, save_tensors
+
+
+@pytest.fixture
+def statistics():
+    random = np.random.default_rng(0)
+    dims = ("layer", "head", "map", "query")
+    entropy = random.random((2, 2, 3, 4), dtype=np.float32)
+    entropy[..., 0] = np.nan
+    return xr.Dataset(
+        {
+            "entropy": (dims, entropy, {"units": "nats"}),
+            "argmax": (dims, random.integers(0, 9, (2, 2, 3, 4), dtype=np.int32)),
+            "rank": (("layer",), np.array([1.5, np.nan])),
+        },
+        coords={
+            "layer": [2, 5],
+            "head": [0, 1],
+            "map": ["D", "A1", "A2"],
+            "query": [0, 1, 2, 3],
+            "query_token": ("query", ["a,", "b\n", 'ü"', "NA"]),
+        },
+        attrs={"model": "mini-diff"},
+    )
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_round_trip(statistics, tmp_path, suffix):
+    path = tmp_path / f"statistics{suffix}"
+    save_statistics(statistics, path)
+    found = open_statistics(path)
+    assert found.drop_attrs().identical(statistics.drop_attrs())
+    assert {name: array.dtype for name, array in found.items()} == {name: array.dtype for name, array in statistics.items()}
+    assert found["entropy"].attrs == {"units": "nats"}
+    assert found.attrs["model"] == "mini-diff"
+    assert {"diffscope", "torch", "transformers", "python", "created"} <= set(found.attrs)
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_an_earlier_file_is_replaced(statistics, tmp_path, suffix):
+    path = tmp_path / f"statistics{suffix}"
+    save_statistics(statistics, path)
+    save_statistics(statistics[["rank"]], path)
+    assert list(open_statistics(path)) == ["rank"]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_a_damaged_file_says_so(tmp_path, suffix):
+    path = tmp_path / f"statistics{suffix}"
+    path.write_text("something else")
+    with pytest.raises(CorruptFile, match="measure again"):
+        open_statistics(path)
+
+
+def test_a_csv_that_lost_rows_says_so(statistics, tmp_path):
+    path = tmp_path / "statistics.csv"
+    save_statistics(statistics, path)
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-3]))
+    with pytest.raises(CorruptFile, match="damaged"):
+        open_statistics(path)
+
+
+def test_other_programs_read_one_row_a_value(statistics, tmp_path):
+    save_statistics(statistics, tmp_path / "statistics.parquet")
+    table = pd.read_parquet(tmp_path / "statistics.parquet")
+    row = table.query("statistic == 'argmax' and layer == 5 and head == 1 and map == 'A1' and query == 3")
+    assert row["value"].item() == statistics["argmax"].sel(layer=5, head=1, map="A1", query=3)
+    assert row["query_token"].item() == "NA"
+    assert len(table) == 48 + 48 + 2
+
+
+def test_tensors_come_back_with_their_record(tmp_path):
+    q = torch.arange(6.0).reshape(2, 3)
+    tensors = {"q": q, "transposed": q.T, "part": q[0], "flag": torch.tensor([True, False])}
+    save_tensors(tmp_path / "x.dscope", tensors, {"text": "ü", "n": np.int64(3)})
+    found, record = open_tensors(tmp_path / "x.dscope")
+    assert (record["text"], record["n"]) == ("ü", 3)
+    assert "torch" in record["made_with"]
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+
+
+@pytest.mark.parametrize("keep", [0, 5, -3])
+def test_damaged_tensors_say_so(tmp_path, keep):
+    path = tmp_path / "x.dscope"
+    save_tensors(path, {"q": torch.zeros(8)}, {})
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(CorruptFile, match="capture again"):
+        open_tensors(path)
+
+
+def test_tensors_of_another_program_say_so(tmp_path):
+    save_file({"q": torch.zeros(8)}, tmp_path / "x.dscope")
+    with pytest.raises(CorruptFile, match="not written by diffscope"):
+        open_tensors(tmp_path / "x.dscope")
+
+
+def test_what_fails_leaves_nothing_behind(tmp_path):
+    path = tmp_path / "file.csv"
+    path.write_text("before")
+    with pytest.raises(RuntimeError), replacing(path) as unfinished:
+        unfinished.write_text("half")
+        raise RuntimeError
+    assert path.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("path", ["statistics.txt", "statistics", "no/such/folder/statistics.csv"])
+def test_where_statistics_cannot_go(statistics, tmp_path, path):
+    with pytest.raises(DiffscopeError):
+        save_statistics(statistics, tmp_path / path)
+
+
+def test_a_missing_file_is_not_called_damaged(tmp_path):
+    with pytest.raises(DiffscopeError, match="there is no"):
+        open_statistics(tmp_path / "statistics.nc")

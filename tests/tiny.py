@@ -1,0 +1,76 @@
+"""Tiny random models of the real classes, with weights large enough that every map matters."""
+
+import torch
+from transformers import (
+    DiffLlamaConfig,
+    DiffLlamaForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from diffscope.models import DiffConfig, DiffForCausalLM
+from diffscope.tasks.vocabulary import train_tokenizer
+
+VOCABULARY = 900
+SHAPE = dict(
+    hidden_size=64,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    vocab_size=VOCABULARY,
+    max_position_embeddings=256,
+    bos_token_id=0,
+    eos_token_id=0,
+    pad_token_id=1,
+)
+
+
+def awake(model, seed=0):
+    """Weights with attention far from uniform: random initialisation leaves all maps nearly equal."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 2:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 2 / parameter.shape[1] ** 0.5)
+    return model.eval()
+
+
+def own(attention="v1", heads=4, kv_heads=None, seed=0, **more):
+    torch.manual_seed(seed)
+    config = DiffConfig(attention=attention, num_attention_heads=heads, num_key_value_heads=kv_heads or heads, **{**SHAPE, **more})
+    return awake(DiffForCausalLM(config), seed)
+
+
+def diffllama(maps=8, kv=8, seed=0, **more):
+    torch.manual_seed(seed)
+    config = DiffLlamaConfig(num_attention_heads=maps, num_key_value_heads=kv, **{**SHAPE, **more})
+    return awake(DiffLlamaForCausalLM(config), seed)
+
+
+def standard(kind, seed=0):
+    torch.manual_seed(seed)
+    heads = dict(num_attention_heads=4, num_key_value_heads=2)
+    if kind == "llama":
+        return awake(LlamaForCausalLM(LlamaConfig(**SHAPE, **heads)), seed)
+    if kind == "qwen3":
+        return awake(Qwen3ForCausalLM(Qwen3Config(**SHAPE, **heads, head_dim=16)), seed)
+    if kind == "mistral":
+        return awake(MistralForCausalLM(MistralConfig(**SHAPE, **heads, sliding_window=7)), seed)
+    small = dict(n_embd=64, n_head=4, n_layer=2, vocab_size=VOCABULARY, n_positions=256, bos_token_id=0, eos_token_id=0)
+    return awake(GPT2LMHeadModel(GPT2Config(**small)), seed)
+
+
+def tokenizer():
+    """A small tokenizer of the bundled models' kind; its ids stay below ``VOCABULARY``."""
+    text = ["The magic number of a city is found in the text, once or more often. Return the answer to the question."] * 20
+    return train_tokenizer(text, 300)
+
+
+def ids(n, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(2, VOCABULARY, (n,), generator=generator).tolist()
