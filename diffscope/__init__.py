@@ -26,6 +26,7 @@ __version__ = "0.1.0"
 
 _NAMES = {
     "Capture": "diffscope.capture",
+    "Chars": "diffscope.prompts",
     "Scope": "diffscope.capture",
     "figure": "diffscope.figures",
     "load": "diffscope.capture",
@@ -35,6 +36,7 @@ _ROOMS = ("families", "models", "stats", "tasks")
 
 __all__ = [
     "Capture",
+    "Chars",
     "CorruptFile",
     "DiffscopeError",
     "FidelityError",

@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-# Elements of one (head, query, key) temporary: 8 Mi × 4 bytes = 32 MiB.
-BLOCK_ELEMENTS = 2**23
+# Elements of one (head, query, key) temporary: 4 MiB in float32, which stay in a processor's cache and so are twice as fast
+# as 32 MiB that do not; on a GPU 64 MiB, which keep it busy.
+BLOCK_ELEMENTS = {"cpu": 2**20, "cuda": 2**24}
 
 
 @dataclass(frozen=True)
@@ -280,9 +281,13 @@ class LayerAttention:
         d = a1 if a2 is None else gain[..., None] * a1 - lam[..., None] * a2
         return Rows(a1, a2, d, lam, gain, self.visible(queries).sum(-1), queries)
 
-    def blocks(self, queries=None, heads=None, elements: int = BLOCK_ELEMENTS) -> Iterator[Rows]:
-        """The same rows in blocks, so that no temporary exceeds `elements` (head, query, key) values."""
+    def blocks(self, queries=None, heads=None, elements: int | None = None) -> Iterator[Rows]:
+        """The same rows in blocks, so that no temporary exceeds `elements` (head, query, key) values.
+
+        It always has one row of each head. By default what is fastest on the device: ``BLOCK_ELEMENTS``.
+        """
         queries, heads = self._queries(queries), self._heads(heads)
+        elements = elements or BLOCK_ELEMENTS.get(self.q.device.type, BLOCK_ELEMENTS["cpu"])
         size = max(1, elements // (len(heads) * self.n_keys))
         for block in queries.split(size):
             yield self.rows(block, heads)

@@ -12,7 +12,7 @@ import typer
 from diffscope import __version__
 from diffscope.errors import DiffscopeError
 
-COMMANDS = ("models", "capture", "measure", "figure", "train", "app")
+COMMANDS = ("models", "capture", "measure", "figure", "evaluate", "train", "app")
 
 cli = typer.Typer(
     name="diffscope",

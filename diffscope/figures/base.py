@@ -87,8 +87,7 @@ class Figure:
         path = Path(path)
         if path.suffix.lower() not in (*PRINTED, ".html", ".json"):
             raise DiffscopeError(
-                f"cannot write a figure as {path.suffix or 'a file without a suffix'!r}: "
-                "use .pdf, .svg, .png, .html or .json"
+                f"cannot write a figure as {path.suffix or 'a file without a suffix'!r}: use .pdf, .svg, .png, .html or .json"
             )
         write_whole(path, self.to_bytes(path.suffix))
         return path
@@ -101,9 +100,7 @@ class Figure:
         if suffix == ".html":
             made = self.plotly()
             made.update_layout(paper_bgcolor=theme.PAPER)
-            page = made.to_html(
-                include_plotlyjs=True, full_html=True, config={"displaylogo": False, "responsive": True}
-            )
+            page = made.to_html(include_plotlyjs=True, full_html=True, config={"displaylogo": False, "responsive": True})
             return page.encode()
         return self._printed(suffix.removeprefix("."))
 

@@ -19,9 +19,7 @@ def token_html(data: xr.Dataset, name: str | None = None, contrast: str = "sqrt"
     values = np.asarray(data[name].values, dtype=float)
     low, high = theme.colour_limits(kind, float(np.abs(values).max(initial=0.0)))
     scale = theme.colour_scale(kind, contrast)
-    marks = {
-        p: theme.span_colour(span) for span, runs in marked_spans(data).items() for a, b in runs for p in range(a, b)
-    }
+    marks = {p: theme.span_colour(span) for span, runs in marked_spans(data).items() for a, b in runs for p in range(a, b)}
     pieces = []
     for place, token, value in zip(positions(data, "key"), data["key_token"].values, values, strict=True):
         paper = _colour((value - low) / (high - low), scale)

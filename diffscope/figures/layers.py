@@ -176,9 +176,7 @@ def in_print(data: xr.Dataset, width: float, title: str | None = None, **_):
     return made
 
 
-register(
-    "lambda", "λ by layer, with its initial value", data=lambda_data, plotly=on_screen, matplotlib=in_print, wide=False
-)
+register("lambda", "λ by layer, with its initial value", data=lambda_data, plotly=on_screen, matplotlib=in_print, wide=False)
 register(
     "fidelity",
     "error of the capture by layer, beside its tolerance",

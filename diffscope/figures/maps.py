@@ -35,8 +35,7 @@ def data(
     pooled = max(len(range(*rows.indices(len(tokens)))), len(range(*columns.indices(len(tokens))))) > size
     if pooled and (queries is not None or keys is not None):
         raise DiffscopeError(
-            f"a window of more than {size} positions a side cannot be drawn: choose a smaller one, "
-            "or none for the overview"
+            f"a window of more than {size} positions a side cannot be drawn: choose a smaller one, or none for the overview"
         )
     has_second = differential(cap)
     chosen = (names or NAMES) if has_second else ("A1",)

@@ -55,9 +55,7 @@ def _image(ax, data, panel, contrast):
     low, high = panel.limits
     bar.set_ticks([low, 0, high] if low < 0 else [0, high])
     bar.set_ticklabels([_number(v) for v in ([low, 0, high] if low < 0 else [0, high])])
-    for label, side in zip(
-        bar.ax.get_xticklabels(), ("left", "center", "right") if low < 0 else ("left", "right"), strict=True
-    ):
+    for label, side in zip(bar.ax.get_xticklabels(), ("left", "center", "right") if low < 0 else ("left", "right"), strict=True):
         label.set_ha(side)
     bar.ax.tick_params(length=1.5, pad=1)
     bar.outline.set_visible(False)

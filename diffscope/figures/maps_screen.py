@@ -142,9 +142,7 @@ def _axis(data, dim, matches=None, title_text="", **more):
         axis["matches"] = matches
     if bin_size == 1:
         # a linear axis whose labels are tokens: the browser thins them out and brings them back on zooming in
-        axis["labelalias"] = {
-            str(p): _token_label(p, token, dim) for p, token in zip(there, labels(data, dim), strict=True)
-        }
+        axis["labelalias"] = {str(p): _token_label(p, token, dim) for p, token in zip(there, labels(data, dim), strict=True)}
         if len(there) <= EVERY_TOKEN:
             axis["dtick"] = 1
             axis["tickfont"] = {"size": 9, "color": theme.INK}

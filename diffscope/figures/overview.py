@@ -14,9 +14,7 @@ from diffscope.figures.text import for_html, for_print
 # ---------------------------------------------------------------- statistic by layer and head
 
 
-def data(
-    cap, statistic: str = "span_mass", query: int | str | None = -1, prompt: int = 0, measured=None, **where
-) -> xr.Dataset:
+def data(cap, statistic: str = "span_mass", query: int | str | None = -1, prompt: int = 0, measured=None, **where) -> xr.Dataset:
     """One statistic over (layer, head): at one query (the last by default), or its mean over queries (`query="mean"`).
 
     `where` picks along the statistic's other dimensions, e.g. `map="D"`, `span="answer"`, `normalisation="share"`.
@@ -25,15 +23,11 @@ def data(
     if measured is None:
         measured = cap.measure([statistic])
     if statistic not in measured:
-        raise DiffscopeError(
-            f"no statistic {statistic!r} was measured: there are {', '.join(map(str, measured.data_vars))}"
-        )
+        raise DiffscopeError(f"no statistic {statistic!r} was measured: there are {', '.join(map(str, measured.data_vars))}")
     return over_heads(measured[statistic], query, prompt, where, model=str(getattr(cap, "model_name", "") or ""))
 
 
-def over_heads(
-    array: xr.DataArray, query=-1, prompt: int = 0, where: dict | None = None, model: str = ""
-) -> xr.Dataset:
+def over_heads(array: xr.DataArray, query=-1, prompt: int = 0, where: dict | None = None, model: str = "") -> xr.Dataset:
     """Select along every dimension but layer and head."""
     attrs, said, where = dict(array.attrs), [], dict(where or {})
     alone = "standard attention" in str(attrs.get("why", ""))  # one map a head: D is A

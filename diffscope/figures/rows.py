@@ -28,8 +28,7 @@ def data(cap, layer: int = 0, head: int = 0, query: int = -1, prompt: int = 0, k
     columns = window(keys, n, "keys")
     if columns.stop - columns.start > LARGEST:
         raise DiffscopeError(
-            f"a row of {columns.stop - columns.start} keys is too long to draw: choose keys=(start, stop) "
-            f"of at most {LARGEST}"
+            f"a row of {columns.stop - columns.start} keys is too long to draw: choose keys=(start, stop) of at most {LARGEST}"
         )
     names = ("A1", "noise", "D") if differential(cap) else ("A1",)
     made = {

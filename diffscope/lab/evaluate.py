@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
+import xarray as xr
+from scipy.stats import binomtest
 
+from diffscope.capture import Scope
+from diffscope.errors import PromptError
 from diffscope.tasks.retrieval import Prompt, Retrieval
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -30,3 +36,57 @@ def exact_answers(model, prompts: list[Prompt], rows: int = 32) -> np.ndarray:
         chosen = model(ids, use_cache=False, logits_to_keep=answers.shape[1]).logits.argmax(-1)
         right.append((chosen == answers).all(1).cpu().numpy())
     return np.concatenate(right)
+
+
+def score(right: np.ndarray) -> dict:
+    """Share of exact answers with its 95 % interval (Wilson), overall and by depth; `right` as :func:`draw` orders it."""
+    interval = binomtest(int(right.sum()), len(right)).proportion_ci(method="wilson")
+    by_depth = {str(depth): float(right[index :: len(DEPTHS)].mean()) for index, depth in enumerate(DEPTHS)}
+    return {
+        "retrieval": float(right.mean()),
+        "interval": [float(interval.low), float(interval.high)],
+        "by_depth": by_depth,
+        "prompts": len(right),
+    }
+
+
+def span_by_depth(
+    scope: Scope, prompts: list[Prompt], progress: Callable[[int, int], None] | None = None
+) -> xr.Dataset:
+    """Where the last query, the one that answers, looks: the form of the Differential Transformer's Table 3.
+
+    Parameters
+    ----------
+    scope : Scope
+    prompts : list of Prompt
+        As :func:`draw` orders them.
+    progress : callable, optional
+        Called with (prompts done, prompts in all).
+
+    Returns
+    -------
+    xarray.Dataset
+        ``mass`` (depth, layer, head, map, span, normalisation), mean over the prompts of a depth; ``standard_error`` of the
+        mean over heads, then layers: (depth, map, span, normalisation).
+
+    Raises
+    ------
+    PromptError
+        Fewer than two prompts a depth.
+    """
+    if len(prompts) < 2 * len(DEPTHS):
+        raise PromptError(f"{len(prompts)} prompts are too few for {len(DEPTHS)} depths; give at least {2 * len(DEPTHS)}")
+    measured = []
+    for index, prompt in enumerate(prompts):
+        spans = {name: prompt.spans[name] for name in ("answer", "needles", "query")}
+        masses = scope.capture(prompt.ids, spans=spans).measure(["span_mass"], queries=[len(prompt.ids) - 1])
+        measured.append(masses["span_mass"].isel(query=0, drop=True))
+        if progress:
+            progress(index + 1, len(prompts))
+    at = xr.DataArray([DEPTHS[index % len(DEPTHS)] for index in range(len(prompts))], dims="prompt", name="depth")
+    masses = xr.concat(measured, "prompt").assign_coords(depth=at).groupby("depth")
+    mass = masses.mean("prompt")
+    overall = xr.concat(measured, "prompt").mean("head").mean("layer").assign_coords(depth=at).groupby("depth")
+    error = overall.std("prompt", ddof=1) / np.sqrt(len(prompts) // len(DEPTHS))
+    attrs = {"averaged_over": f"{len(prompts) // len(DEPTHS)} prompts a depth, the last query of each", "model": scope.name}
+    return xr.Dataset({"mass": mass, "standard_error": error}, attrs=attrs)

@@ -100,7 +100,8 @@ class Recipe:
 
     def saved_steps(self) -> list[int]:
         """Steps after which a checkpoint is kept: 0, then evenly on a log scale up to the last."""
-        first, last, count = 50, self.steps, self.checkpoints - 1
+        last, count = self.steps, self.checkpoints - 1
+        first = min(50, max(1, last // 2))
         grid = [round(first * (last / first) ** (i / (count - 1))) for i in range(count)]
         return sorted({0, *grid})
 

@@ -10,16 +10,13 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from diffscope.attention import BLOCK_ELEMENTS, LayerAttention
+from diffscope.attention import LayerAttention
 from diffscope.errors import DiffscopeError, SpanError
 from diffscope.stats.collect import Block, Request
 from diffscope.stats.rank import check_size
 from diffscope.stats.registry import GROUPS, LABELS, STATISTICS, Statistic, select
 
 __all__ = ["GROUPS", "STATISTICS", "Statistic", "measure", "select"]
-
-#: of one temporary on a CPU: 4 MiB in float32 stay in its cache, which is twice as fast as 32 MiB that do not
-CACHED_ELEMENTS = 2**20
 
 AVERAGED = {
     "sink_rate": "queries, then heads",
@@ -51,7 +48,7 @@ def measure(
         Query positions, by default all. Map statistics always take the whole map.
     elements : int, optional
         The largest number of (head, query, key) entries that a temporary may have, though it always has one row of
-        each head. By default what is fastest: ``CACHED_ELEMENTS`` on a CPU, else ``BLOCK_ELEMENTS``.
+        each head. By default what is fastest on the device.
 
     Returns
     -------
@@ -67,15 +64,13 @@ def measure(
     request = Request(layer, _checked_spans(layer, spans or {"sink": [0]}), _checked_queries(layer, queries))
     if any(statistic.kind == "map" for statistic in chosen):
         check_size(layer.n_queries, layer.n_keys)
-    if elements is None:
-        elements = CACHED_ELEMENTS if layer.q.device.type == "cpu" else BLOCK_ELEMENTS
     values = {statistic.name: statistic.compute(request) for statistic in chosen if statistic.compute}
     values |= _streamed(request, [statistic for statistic in chosen if statistic.collector], elements)
     variables = {statistic.name: _variable(statistic, values[statistic.name], request) for statistic in chosen}
     return xr.Dataset(variables, coords=_coordinates(request, {dim for s in chosen for dim in s.dims}))
 
 
-def _streamed(request: Request, statistics: list[Statistic], elements: int) -> dict[str, Tensor]:
+def _streamed(request: Request, statistics: list[Statistic], elements: int | None) -> dict[str, Tensor]:
     if not statistics:
         return {}
     collectors = {statistic.name: statistic.collector(request) for statistic in statistics}

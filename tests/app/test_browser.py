@@ -64,7 +64,7 @@ def page(chromium):
     with sync_playwright() as play:
         browser = play.chromium.launch(executable_path=chromium, args=ARGUMENTS)
         page = browser.new_page(viewport={"width": 1500, "height": 1100})
-        page.set_default_timeout(120_000)
+        page.set_default_timeout(240_000)
         yield page
         browser.close()
 

@@ -114,9 +114,7 @@ def test_the_overview_selects_what_it_says(cap):
 
 @pytest.mark.parametrize("contrast", ["sqrt", "linear"])
 def test_zero_is_white_and_in_the_middle_of_d(cap, contrast):
-    drawn = {
-        trace.name: trace for trace in figure("maps", cap, contrast=contrast).plotly().data if trace.type == "heatmap"
-    }
+    drawn = {trace.name: trace for trace in figure("maps", cap, contrast=contrast).plotly().data if trace.type == "heatmap"}
     assert drawn["D"].zmin == -drawn["D"].zmax
     assert [colour for p, colour in drawn["D"].colorscale if p == 0.5] == ["#ffffff"]
     for name in ("A1", "A2", "noise"):

@@ -1,0 +1,68 @@
+"""``diffscope evaluate``: does a model retrieve, and where does it look when it answers?"""
+
+from typing import Annotated
+
+import typer
+
+import diffscope
+from diffscope.cli.options import Device, Dtype, Json, Model
+from diffscope.cli.output import counting, say, show_json, show_table, working
+from diffscope.errors import DiffscopeError
+
+EXAMPLE = ("diffscope evaluate --model mini-diff --needles 4",)
+
+Length = Annotated[int | None, typer.Option(min=32, help="Tokens a prompt; by default what a bundled model was trained on.")]
+Needles = Annotated[int, typer.Option(min=2, max=64, help="Sentences with a number in each prompt; one is asked for.")]
+Prompts = Annotated[int, typer.Option(min=10, help="Prompts to answer, spread over five depths.")]
+Looks = Annotated[int, typer.Option(min=10, help="Of those, prompts whose attention is measured.")]
+Seed = Annotated[int, typer.Option(help="Seed of the prompts.")]
+
+
+def command(
+    model: Model = None,
+    length: Length = None,
+    needles: Needles = 4,
+    prompts: Prompts = 200,
+    looks: Looks = 100,
+    seed: Seed = 20_000,
+    device: Device = None,
+    dtype: Dtype = None,
+    as_json: Json = False,
+):
+    """Exact answers to unseen retrieval prompts, and the attention of the answering query by depth of the needle."""
+    from diffscope.lab import evaluate
+    from diffscope.tasks import Retrieval
+
+    if model is None:
+        raise DiffscopeError("no model given; name one with --model, or list the bundled ones with: diffscope models")
+    trained = {card["name"]: card["positions"] for card in diffscope.models.bundled()}
+    length = length or trained.get(model.partition("@")[0], 256)
+    with working(f"loading {model}"):
+        scope = diffscope.load(model, device=device, dtype=dtype)
+        task = Retrieval(scope.tokenizer, held_out=True)
+        drawn = evaluate.draw(task, prompts, length, needles, seed)
+        scores = evaluate.score(evaluate.exact_answers(scope.model, drawn))
+    with counting("measuring attention") as progress:
+        table = evaluate.span_by_depth(scope, drawn[:looks], progress)
+    mean = table["mass"].mean("head").mean("layer")
+    if as_json:
+        show_json({"model": model, "length": length, "needles": needles, **scores, "table": mean.to_dict()})
+        return
+    low, high = scores["interval"]
+    say(f"{model}: {scores['retrieval']:.1%} exact answers ({low:.1%} to {high:.1%}) of {prompts} prompts, {length} tokens, {needles} needles")
+    say(f"attention of the last query, mean over heads, then layers; {table.attrs['averaged_over']}")
+    spans = ["sink", "answer", "needles", "context", "query"]
+    for normalisation in mean["normalisation"].values:
+        _show(mean, table["standard_error"], "D", str(normalisation), spans)
+
+
+def _show(mean, error, kind, normalisation, spans):
+    say()
+    chosen = dict(map=kind, normalisation=normalisation)
+    rows = []
+    for depth in mean["depth"].values:
+        cells = (
+            (float(mean.sel(depth=depth, span=span, **chosen)), float(error.sel(depth=depth, span=span, **chosen))) for span in spans
+        )
+        rows.append([f"{depth:.0%}", *(f"{value:.3f} ± {spread:.3f}" for value, spread in cells)])
+    show_table([f"{kind}, {normalisation}: depth", *spans], rows)
