@@ -1,7 +1,7 @@
 """How well captures are rebuilt: family × dtype × attention implementation × length, on random models.
 
-    python benchmarks/fidelity.py --device cpu --lengths 256
-    python benchmarks/fidelity.py --device cuda --lengths 2048 16384
+python benchmarks/fidelity.py --device cpu --lengths 256
+python benchmarks/fidelity.py --device cuda --lengths 2048 16384
 """
 
 from __future__ import annotations

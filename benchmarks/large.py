@@ -1,7 +1,7 @@
 """Capture a DIFF V1 of a 3B shape with random weights: time, memory, fidelity.
 
-    python benchmarks/large.py --device cuda --dtype bfloat16 --length 8192
-    python benchmarks/large.py --layers 2 --hidden 512 --heads 2 --length 1024      # a small one, anywhere
+python benchmarks/large.py --device cuda --dtype bfloat16 --length 8192
+python benchmarks/large.py --layers 2 --hidden 512 --heads 2 --length 1024      # a small one, anywhere
 """
 
 from __future__ import annotations
@@ -60,8 +60,10 @@ def main() -> None:
     capture, took, peak = timed(lambda: diffscope.load(model).capture(ids))
     held = sum(t.untyped_storage().nbytes() for layer in capture.layers for t in layer.dismantle()[0].values())
     device = torch.cuda.get_device_name() if cuda else "cpu"
-    print(f"{model.num_parameters() / 1e9:.2f}e9 parameters, {options.length} tokens, {options.dtype}, {device}, torch {torch.__version__}")
-    print(f"plain forward {plain:.2f} s, peak {plain_peak / 2**30:.2f} GiB; capture with its proof {took:.2f} s, peak {peak / 2**30:.2f} GiB")
+    size = model.num_parameters() / 1e9
+    print(f"{size:.2f}e9 parameters, {options.length} tokens, {options.dtype}, {device}, torch {torch.__version__}")
+    print(f"plain forward {plain:.2f} s, peak {plain_peak / 2**30:.2f} GiB")
+    print(f"capture with its proof {took:.2f} s, peak {peak / 2**30:.2f} GiB")
     print(f"held {held / 2**30:.2f} GiB; fidelity worst {float(capture.fidelity.error.max()):.2e}")
 
 

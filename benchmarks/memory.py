@@ -40,11 +40,11 @@ def main() -> None:
         torch.manual_seed(0)
         config = DiffConfig(
             attention="v1",
-            hidden_size=1024,
-            intermediate_size=2816,
+            hidden_size=512,
+            intermediate_size=1408,
             num_hidden_layers=4,
-            num_attention_heads=8,
-            num_key_value_heads=8,
+            num_attention_heads=4,
+            num_key_value_heads=4,
             vocab_size=len(tokenizer),
             max_position_embeddings=65_536,
         )
@@ -55,7 +55,7 @@ def main() -> None:
         _, base = peak_of(sys.executable, "-c", load)
         words = ["measure", "--model", str(folder), "--prompt-file", str(prompt), "--stats", options.stats, "--json"]
         took, peak = peak_of(sys.executable, "-m", "diffscope", *words)
-    print(f"{options.length} tokens, 4 layers x 8 heads, d = 64, statistics: {options.stats}")
+    print(f"{options.length} tokens, 4 layers x 4 heads, d = 64, statistics: {options.stats}")
     print(f"loading the model: {base:.0f} MiB; measuring: {peak:.0f} MiB in {took:.0f} s; above the model: {peak - base:.0f} MiB")
 
 

@@ -27,9 +27,9 @@ __version__ = "0.1.0"
 _NAMES = {
     "Capture": "diffscope.capture",
     "Chars": "diffscope.prompts",
-    "Scope": "diffscope.capture",
+    "Scope": "diffscope.scope",
     "figure": "diffscope.figures",
-    "load": "diffscope.capture",
+    "load": "diffscope.scope",
     "open": "diffscope.capture",
 }
 _ROOMS = ("families", "models", "stats", "tasks")

@@ -169,7 +169,8 @@ def _by_characters(prompt: Encoded, name: str, start: int, stop: int) -> tuple[i
         wider = f"tokens {touched[0]}:{touched[-1] + 1} {prompt.text[first:last]!r}"
         narrower = f"tokens {inside[0]}:{inside[-1] + 1} {_text_of(prompt, inside)!r}" if inside else "no whole token"
         raise SpanError(
-            f"span {name!r}: {prompt.text[start:stop]!r} cuts a token; wider: {wider}; narrower: {narrower}; give one as a token range"
+            f"span {name!r}: {prompt.text[start:stop]!r} cuts a token; wider: {wider}; narrower: {narrower}; "
+            "give one as a token range"
         )
     return tuple(touched)
 

@@ -20,9 +20,8 @@ def bundled_models():
 
 @pytest.mark.slow
 # the kernel's own plumbing; the notebook's cells run in another process, with warnings as errors
-@pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
-)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("name", sorted(path.name for path in ANALYSES.glob("*.ipynb")))
 def test_the_notebook_runs(name, tmp_path, monkeypatch):
     import nbformat

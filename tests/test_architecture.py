@@ -20,6 +20,7 @@ FLOORS = (
     ("store",),
     ("prompts", "tiles", "fidelity"),
     ("capture",),
+    ("scope",),
     ("edits",),
     ("lens",),
     ("tasks",),
@@ -32,7 +33,7 @@ FRONT_DOOR = ("__init__", "__main__")
 
 CORE = {"torch", "transformers", "numpy", "scipy", "xarray", "safetensors"}
 LIBRARIES = {
-    **dict.fromkeys(("attention", "families", "stats", "prompts", "tiles", "fidelity", "capture", "edits"), CORE),
+    **dict.fromkeys(("attention", "families", "stats", "prompts", "tiles", "fidelity", "capture", "scope", "edits"), CORE),
     "errors": set(),
     "models": CORE,
     "tasks": CORE | {"tokenizers"},

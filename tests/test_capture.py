@@ -29,7 +29,9 @@ MODELS = {
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-@pytest.mark.parametrize("dtype, bound", [(torch.float32, 1e-5), (torch.float64, 1e-12), (torch.bfloat16, 0.15), (torch.float16, 0.02)])
+@pytest.mark.parametrize(
+    "dtype, bound", [(torch.float32, 1e-5), (torch.float64, 1e-12), (torch.bfloat16, 0.15), (torch.float16, 0.02)]
+)
 def test_every_layer_is_rebuilt(name, implementation, dtype, bound):
     if implementation == "eager" and dtype == torch.float64 and not name.startswith(("v", "own")):
         bound = 5e-6  # Hugging Face's eager attention takes its softmax in float32 whatever the model
@@ -43,7 +45,9 @@ def test_every_layer_is_rebuilt(name, implementation, dtype, bound):
     assert capture.fidelity.rows.values.tolist() == [short + 33] * 2
 
 
-@pytest.mark.parametrize("name", ["v1", "v1-grouped", "v2-grouped", "diffllama", "diffllama-grouped", "llama", "gpt2", "mistral-window"])
+@pytest.mark.parametrize(
+    "name", ["v1", "v1-grouped", "v2-grouped", "diffllama", "diffllama-grouped", "llama", "gpt2", "mistral-window"]
+)
 def test_maps_are_those_of_hugging_face_eager(name):
     model, ids = MODELS[name](), tiny.ids(24)
     model.set_attn_implementation("eager")

@@ -43,7 +43,9 @@ def undisturbed(tmp_path_factory):
 
 def test_killed_and_resumed_is_bit_equal(undisturbed, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-    killed = SMALL + f"""
+    killed = (
+        SMALL
+        + f"""
 import os, signal
 from diffscope.lab import train as lab
 lab.SAVE_EVERY = 5
@@ -51,6 +53,7 @@ def die(done, total, note):
     if done == 10: os.kill(os.getpid(), signal.SIGKILL)
 lab.train(recipe, "mini-diff", {str(tmp_path)!r}, progress=die)
 """
+    )
     assert subprocess.run([sys.executable, "-W", "ignore", "-c", killed]).returncode == -signal.SIGKILL
     resumed_from = []
     again = train(small(), "mini-diff", tmp_path, progress=lambda done, total, note: resumed_from.append(done))
@@ -80,7 +83,9 @@ def test_both_arms_see_the_same_prompts_in_the_same_order(monkeypatch, tmp_path)
     original = Retrieval.training_rows
     for arm in ("mini-diff", "mini-standard"):
         monkeypatch.setattr(
-            Retrieval, "training_rows", lambda self, *args, arm=arm: seen.setdefault(arm, []).append(original(self, *args)) or seen[arm][-1]
+            Retrieval,
+            "training_rows",
+            lambda self, *args, arm=arm: seen.setdefault(arm, []).append(original(self, *args)) or seen[arm][-1],
         )
         train(replace(small(), stages=(Stage(3, 72, 2, (2, 2), 6, 0.1),)), arm, tmp_path)
     for ours, theirs in zip(*seen.values(), strict=True):
@@ -127,7 +132,10 @@ def test_exact_answers_are_what_generate_says(undisturbed):
         for prompt in prompts[:6]:  # six answers that are right by construction: what the model says is the answer
             out = scope.model.generate(torch.tensor([prompt.ids]), max_new_tokens=2, do_sample=False, eos_token_id=None)
             prompt.answer[:] = out[0, -2:].tolist()
-    said = [scope.model.generate(torch.tensor([p.ids]), max_new_tokens=2, do_sample=False, eos_token_id=None)[0, -2:].tolist() for p in prompts]
+    said = [
+        scope.model.generate(torch.tensor([p.ids]), max_new_tokens=2, do_sample=False, eos_token_id=None)[0, -2:].tolist()
+        for p in prompts
+    ]
     assert evaluate.exact_answers(scope.model, prompts, rows=5).tolist() == [p.answer == s for p, s in zip(prompts, said)]
 
 
@@ -144,7 +152,8 @@ def test_the_depth_table_is_the_mean_of_its_captures(undisturbed):
     table = evaluate.span_by_depth(scope, prompts)
     assert table["mass"].dims[0] == "depth" and table["depth"].values.tolist() == list(evaluate.DEPTHS)
     by_hand = [
-        float(scope.capture(p.ids).map("share", 1, 0, queries=[95]).isel(query=0, key=p.spans["answer"]).sum()) for p in (prompts[1], prompts[6])
+        float(scope.capture(p.ids).map("share", 1, 0, queries=[95]).isel(query=0, key=p.spans["answer"]).sum())
+        for p in (prompts[1], prompts[6])
     ]
     chosen = dict(depth=0.25, layer=1, head=0, map="D", span="answer", normalisation="share")
     assert float(table["mass"].sel(chosen)) == pytest.approx(np.mean(by_hand), abs=1e-6)

@@ -51,7 +51,13 @@ def test_a_text_that_cuts_a_token_is_refused_with_both_readings(tokenizer):
 
 @pytest.mark.parametrize(
     "span, words",
-    [("Berlin", "not in the prompt"), ("", "is empty"), ((5, 500), "prompt has tokens 0 to"), ((4, 4), "asks for token"), (Chars(5, 900), "characters")],
+    [
+        ("Berlin", "not in the prompt"),
+        ("", "is empty"),
+        ((5, 500), "prompt has tokens 0 to"),
+        ((4, 4), "asks for token"),
+        (Chars(5, 900), "characters"),
+    ],
 )
 def test_a_span_that_is_not_there_is_refused(tokenizer, span, words):
     with pytest.raises(SpanError, match=words):

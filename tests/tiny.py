@@ -42,7 +42,9 @@ def awake(model, seed=0):
 
 def own(attention="v1", heads=4, kv_heads=None, seed=0, **more):
     torch.manual_seed(seed)
-    config = DiffConfig(attention=attention, num_attention_heads=heads, num_key_value_heads=kv_heads or heads, **{**SHAPE, **more})
+    config = DiffConfig(
+        attention=attention, num_attention_heads=heads, num_key_value_heads=kv_heads or heads, **{**SHAPE, **more}
+    )
     return awake(DiffForCausalLM(config), seed)
 
 

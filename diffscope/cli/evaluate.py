@@ -49,7 +49,8 @@ def command(
         show_json({"model": model, "length": length, "needles": needles, **scores, "table": mean.to_dict()})
         return
     low, high = scores["interval"]
-    say(f"{model}: {scores['retrieval']:.1%} exact answers ({low:.1%} to {high:.1%}) of {prompts} prompts, {length} tokens, {needles} needles")
+    say(f"{model}: {scores['retrieval']:.1%} exact answers ({low:.1%} to {high:.1%}) of {prompts} prompts")
+    say(f"{length} tokens, {needles} needles, one question; text that training never saw")
     say(f"attention of the last query, mean over heads, then layers; {table.attrs['averaged_over']}")
     spans = ["sink", "answer", "needles", "context", "query"]
     for normalisation in mean["normalisation"].values:
@@ -61,8 +62,6 @@ def _show(mean, error, kind, normalisation, spans):
     chosen = dict(map=kind, normalisation=normalisation)
     rows = []
     for depth in mean["depth"].values:
-        cells = (
-            (float(mean.sel(depth=depth, span=span, **chosen)), float(error.sel(depth=depth, span=span, **chosen))) for span in spans
-        )
+        cells = [[float(x.sel(depth=depth, span=span, **chosen)) for x in (mean, error)] for span in spans]
         rows.append([f"{depth:.0%}", *(f"{value:.3f} ± {spread:.3f}" for value, spread in cells)])
     show_table([f"{kind}, {normalisation}: depth", *spans], rows)

@@ -27,12 +27,13 @@ def implementation_of(model: PreTrainedModel) -> str:
         It is not a Hugging Face model, or its parts differ.
     """
     if not isinstance(model, PreTrainedModel):
+        kind = type(model).__name__
         raise UnsupportedModel(
-            f"{type(model).__name__} is not a Hugging Face PreTrainedModel, so its attention cannot be observed; wrap it in one"
+            f"{kind} is not a Hugging Face PreTrainedModel, so its attention cannot be observed; wrap it in one"
         )
     used = {part.config._attn_implementation for part in model.modules() if isinstance(part, PreTrainedModel)}
     if len(used) != 1:
-        raise UnsupportedModel(f"parts of this model use different attention implementations ({', '.join(sorted(used))}); set one")
+        raise UnsupportedModel(f"parts of this model differ in attention implementation ({', '.join(sorted(used))}); set one")
     return used.pop()
 
 
@@ -43,7 +44,8 @@ def _original(module: nn.Module, implementation: str) -> Callable:
     # "eager" is not registered: every model brings its own, in the file that defines its attention.
     own = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
     if own is None:
-        raise UnsupportedModel(f"{type(module).__name__} has no eager attention of its own; load it with attn_implementation='sdpa'")
+        kind = type(module).__name__
+        raise UnsupportedModel(f"{kind} has no eager attention of its own; load it with attn_implementation='sdpa'")
     return own
 
 

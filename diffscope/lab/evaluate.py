@@ -9,8 +9,8 @@ import torch
 import xarray as xr
 from scipy.stats import binomtest
 
-from diffscope.capture import Scope
 from diffscope.errors import PromptError
+from diffscope.scope import Scope
 from diffscope.tasks.retrieval import Prompt, Retrieval
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -50,9 +50,7 @@ def score(right: np.ndarray) -> dict:
     }
 
 
-def span_by_depth(
-    scope: Scope, prompts: list[Prompt], progress: Callable[[int, int], None] | None = None
-) -> xr.Dataset:
+def span_by_depth(scope: Scope, prompts: list[Prompt], progress: Callable[[int, int], None] | None = None) -> xr.Dataset:
     """Where the last query, the one that answers, looks: the form of the Differential Transformer's Table 3.
 
     Parameters

@@ -11,31 +11,33 @@ from pathlib import Path
 import torch
 import transformers
 
-from diffscope.capture import load
 from diffscope.lab.evaluate import draw, exact_answers, score
 from diffscope.lab.recipe import Recipe
 from diffscope.models.loading import BUNDLED
+from diffscope.scope import load
 from diffscope.tasks.examples import write_examples
 from diffscope.tasks.retrieval import Retrieval
 from diffscope.tasks.text import fingerprint, standard_library_text
 
 SCORED = dict(count=500, needles=4, seed=20_000)
+CURVE = "| {step} | {length} | {answer_loss:.3f} | {text_loss:.3f} | {retrieval:.0%} |"
 CARD = """---
 license: apache-2.0
 library_name: transformers
 ---
 # {name}
 
-{kind} of {parameters:,} parameters ({layers} layers, {heads} heads), trained by diffscope to look up numbers in real text. One of a
-matched pair: the other arm has the same width, depth, data, order of data, steps and schedule. It exists to be looked into: small
-enough for a laptop, and it really retrieves. It knows little English and is of no other use.
+{kind} of {parameters:,} parameters ({layers} layers, {heads} heads), trained by diffscope to look up numbers in real text.
+One of a matched pair: the other arm has the same width, depth, data, order of data, steps and schedule. It exists to be looked
+into: small enough for a laptop, and it really retrieves. It knows little English and is of no other use.
 
 - **Command**: `{command}`
-- **Data**: documentation strings of the Python {python} standard library (SHA-256 of the training text `{fingerprint}`), 8 % of modules
-  held out by a hash of their path; needle sentences "The magic number of CITY is N." drawn from seed {seed}.
+- **Data**: documentation strings of the Python {python} standard library (SHA-256 of the training text
+  `{fingerprint}`), 8 % of modules held out by a hash of their path;
+  needle sentences "The magic number of CITY is N." drawn from seed {seed}.
 - **Trained length**: {length} tokens. Torch {torch}, one thread, float32, {minutes:.0f} minutes.
-- **Exact answers** at {length} tokens, {needles} needles, one question, {prompts} unseen prompts over held-out text: **{retrieval:.1%}**
-  (95 % interval {low:.1%} to {high:.1%}); by depth of the needle: {by_depth}.
+- **Exact answers** at {length} tokens, {needles} needles, one question, {prompts} unseen prompts over held-out text:
+  **{retrieval:.1%}** (95 % interval {low:.1%} to {high:.1%}); by depth of the needle: {by_depth}.
 - **Checkpoints** along training, half precision, opened as `{name}@STEP`: {checkpoints}.
 
 | step | prompt length | answer loss | text loss | exact answers (60 prompts) |
@@ -82,7 +84,8 @@ def publish(run: Path, recipe: Recipe, arm: str) -> dict:
         "fingerprint": fingerprint(text),
         "minutes": curves[-1]["seconds"] / 60,
     }
-    card = {"summary": summary, "facts": facts, "scored_on": {**SCORED, "length": recipe.length}, "recipe": recipe.as_dict(), "curves": curves}
+    scored_on = {**SCORED, "length": recipe.length}
+    card = {"summary": summary, "facts": facts, "scored_on": scored_on, "recipe": recipe.as_dict(), "curves": curves}
     (target / "card.json").write_text(json.dumps(card, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     (target / "README.md").write_text(_card(summary, facts, curves), encoding="utf-8")
     return summary
@@ -91,7 +94,6 @@ def publish(run: Path, recipe: Recipe, arm: str) -> dict:
 def _card(summary: dict, facts: dict, curves: list[dict]) -> str:
     kinds = {"v1": "A DIFF Transformer (V1)", "v2": "A DIFF Transformer (V2)", "standard": "A standard Transformer"}
     scores = summary["scores"]
-    rows = [row for row in curves if "retrieval" in row]
     return CARD.format(
         **{**summary, **facts},
         kind=kinds[summary["attention"]],
@@ -102,9 +104,7 @@ def _card(summary: dict, facts: dict, curves: list[dict]) -> str:
         low=scores["interval"][0],
         high=scores["interval"][1],
         by_depth=", ".join(f"{float(depth):.0%} {share:.1%}" for depth, share in scores["by_depth"].items()),
-        curve="\n".join(
-            f"| {r['step']} | {r['length']} | {r['answer_loss']:.3f} | {r['text_loss']:.3f} | {r['retrieval']:.0%} |" for r in rows
-        ),
+        curve="\n".join(CURVE.format(**row) for row in curves if "retrieval" in row),
     )
 
 

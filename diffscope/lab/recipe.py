@@ -38,7 +38,7 @@ class Recipe:
         The fields in which each arm differs.
     stages : tuple of Stage
     learning_rate, weight_decay, warmup, cooldown
-        Muon and AdamW; the rate rises over `warmup` steps and falls linearly to a twentieth over the last `cooldown` share of them.
+        Muon and AdamW; the rate rises over `warmup` steps, and over the last `cooldown` share of all it falls to a twentieth.
     """
 
     name: str

@@ -122,14 +122,14 @@ def train(
     folder.mkdir(parents=True, exist_ok=True)
     optimizer = Optimizer(model, recipe.weight_decay)
     state = folder / "state.safetensors"
-    step, metrics = restore_state(state, model, optimizer)
+    start, metrics = restore_state(state, model, optimizer)
     task, unseen = (Retrieval(tokenizer, held_out=held_out) for held_out in (False, True))
     tasks = {stage.template: task.with_template(stage.template) for stage in recipe.stages}
     keep = recipe.saved_steps()
-    if step == 0:
+    if start == 0:
         save_checkpoint(model, folder / "checkpoints" / "step-000000")
     began = time.monotonic() - (metrics[-1]["seconds"] if metrics else 0.0)
-    for step in range(step, recipe.steps):
+    for step in range(start, recipe.steps):
         stage = recipe.stage(step)
         rng = np.random.default_rng([recipe.seed, step])
         needles = int(rng.integers(stage.needles[0], stage.needles[1] + 1))

@@ -43,7 +43,7 @@ def locate(name: str) -> tuple[Path | None, Path | None]:
     folder = Path(name).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
-            raise ModelNotFound(f"{folder} has no config.json, so it is not a saved model; give the folder that save_pretrained wrote")
+            raise ModelNotFound(f"{folder} has no config.json; give the folder of a model that save_pretrained wrote")
         return folder, folder
     if folder.is_absolute() or name.startswith(".") or name.count("/") != 1:
         known = ", ".join(model["name"] for model in bundled()) or "none"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.models.llama.modeling_llama import (
     LlamaDecoderLayer,
     LlamaForCausalLM,
@@ -14,7 +15,6 @@ from transformers.models.llama.modeling_llama import (
     LlamaRMSNorm,
     LlamaRotaryEmbedding,
 )
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from diffscope.models.configuration import DiffConfig
 from diffscope.models.mechanisms import MECHANISMS, Attention, DiffV1Attention

@@ -17,7 +17,6 @@ from diffscope.errors import PromptError
 from diffscope.tasks.text import standard_library_text
 from diffscope.tasks.vocabulary import CITIES
 
-
 TEMPLATE = " The magic number of {city} is {number}."
 
 
