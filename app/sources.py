@@ -61,7 +61,7 @@ def scope(name: str, written: float = 0.0):
 def capture(name: str, written: float, prompt: str, spans: tuple):
     """What every layer of a model attended with on a prompt. `spans` are (name, span) pairs; see `spans_of`."""
     opened = scope(name, written)
-    return opened.capture(prompt, spans=_given(opened.tokenizer, prompt, spans))
+    return opened.capture(prompt, spans=_given(spans))
 
 
 @st.cache_resource(show_spinner="Reading the capture", max_entries=4)
@@ -81,16 +81,12 @@ def spans_of(example) -> list[tuple[str, tuple]]:
     return [(name, ("characters", *(tuple(pair) for pair in where))) for name, where in example.spans.items()]
 
 
-def _given(tokenizer, text: str, spans: tuple) -> dict:
-    """Spans as a capture takes them: character ranges become the tokens they cover."""
-    from diffscope.prompts import Chars, encode
-
+def _given(spans: tuple) -> dict:
+    """Spans as a capture takes them."""
     made = {}
     for name, span in spans:
         if isinstance(span, tuple) and span and span[0] == "characters":
-            pieces = encode(tokenizer, text, {str(i): Chars(*pair) for i, pair in enumerate(span[1:])}).spans
-            span = sorted({at for i in range(len(span) - 1) for at in pieces[str(i)]})
-            if not span:
-                continue
-        made[name] = span
+            span = [diffscope.Chars(*pair) for pair in span[1:]]
+        if span:
+            made[name] = span
     return made

@@ -167,17 +167,22 @@ class Capture:
         values = [np.nan if layer.lam_init is None else layer.lam_init for layer in self.layers]
         return xr.DataArray(values, dims="layer", coords={"layer": self._layer_index()}, name="lambda_init")
 
+    def _position(self, layer: int) -> int:
+        """Where a layer, by its number in the model, stands in ``layers``."""
+        numbers = self._layer_index()
+        if layer not in numbers:
+            raise DiffscopeError(f"there is no attention in layer {layer}; captured are layers {numbers[0]} to {numbers[-1]}")
+        return numbers.index(layer)
+
     def _prompt_layer(self, layer: int, prompt: int) -> LayerAttention:
-        if not 0 <= layer < self.n_layers:
-            raise DiffscopeError(f"there is no layer {layer}; the model has layers 0 to {self.n_layers - 1}")
         if not 0 <= prompt < len(self.prompts):
             raise DiffscopeError(f"there is no prompt {prompt}; the capture has prompts 0 to {len(self.prompts) - 1}")
-        return self.layers[layer].prompt(prompt)
+        return self.layers[self._position(layer)].prompt(prompt)
 
     def _label(self, values: Tensor, name: str, layer: int, head: int, prompt: int, queries, keys) -> xr.DataArray:
         tokens = np.array(self.prompts[prompt].tokens, dtype=object)
         queries, keys = np.asarray(queries), np.asarray(keys)
-        found = self.layers[layer].prompt(prompt)
+        found = self._prompt_layer(layer, prompt)
         return xr.DataArray(
             values.cpu().numpy(),
             dims=("query", "key"),
@@ -195,7 +200,7 @@ class Capture:
                 "head": head,
                 "prompt": prompt,
                 "lam": "per token" if found.lam.shape[2] > 1 else float(found.rows([0], [head]).lam),
-                "fidelity": self.proofs[layer].error,
+                "fidelity": self.proofs[self._position(layer)].error,
             },
         )
 

@@ -12,7 +12,7 @@ from diffscope.tasks.vocabulary import CITIES, train_tokenizer
 
 @pytest.fixture(scope="module")
 def task():
-    sentences = [f" The magic number of {city} is" for city in CITIES] * 5
+    sentences = [f" The magic number: {city}" for city in CITIES] * 5
     return Retrieval(train_tokenizer([*standard_library_text(True), *sentences], 600), held_out=True)
 
 
@@ -29,11 +29,11 @@ def test_length_and_spans_are_exact(task, length, needles):
         assert len(prompt.ids) == length
         number = task.tokenizer.decode(prompt.answer).strip()
         assert text_of(task, prompt, "answer") == f" {number}" and len(number) == 4
-        assert text.count(f" The magic number of {prompt.city} is {number}.") == 1
-        assert text.endswith(f" The magic number of {prompt.city} is")
-        assert text_of(task, prompt, "query") == f" The magic number of {prompt.city} is"
+        assert text.count(f" The magic number: {prompt.city} {number}.") == 1
+        assert text.endswith(f" The magic number: {prompt.city}")
+        assert text_of(task, prompt, "query") == f" The magic number: {prompt.city}"
         others = text_of(task, prompt, "needles")
-        assert others.count("The magic number of") == needles - 1 and prompt.city not in others
+        assert others.count("The magic number:") == needles - 1 and prompt.city not in others
         # Encoding the text gives the same tokens, so a typed prompt and a generated one are the same thing.
         assert task.tokenizer(text)["input_ids"] == prompt.ids
 
@@ -64,7 +64,7 @@ def test_training_targets_are_the_numbers_that_were_given_away(task):
     for row, kinds in zip(ids, kind):
         said = {}
         for at in np.flatnonzero(kinds[:-1] * kinds[1:]):
-            city = task.tokenizer.decode([row[at - 2]])
+            city = task.tokenizer.decode([row[at - 1]])
             number = tuple(row[at : at + 2])
             assert (kinds[at] == 1) == (city in said)
             assert said.setdefault(city, number) == number

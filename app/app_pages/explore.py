@@ -40,7 +40,7 @@ def choose_model() -> tuple[str, bool] | None:
         ).strip()
         if not path:
             return None
-        return path, path.endswith(".safetensors")
+        return path, path.endswith((".dscope", ".safetensors"))
 
 
 def choose_prompt() -> tuple[str, tuple, str]:

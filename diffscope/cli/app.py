@@ -18,6 +18,9 @@ from diffscope.errors import DiffscopeError
 
 EXAMPLE = ("diffscope app --port 8600",)
 
+# The libraries are loaded before the server is up, so that nobody's first page waits for them.
+SERVE = "import diffscope, plotly.graph_objects; diffscope.load; from streamlit.web.cli import main; main(prog_name='streamlit')"
+
 Port = Annotated[int, typer.Option(min=1, max=65535, help="Where the dashboard listens.")]
 
 
@@ -35,7 +38,7 @@ def command(port: Port = 8501):
     }
     flags = [f"--{name}={value}" for name, value in options.items()]
     stderr = 2  # for what the server says: stdout is for the address
-    server = subprocess.Popen([sys.executable, "-m", "streamlit", "run", str(script), *flags], stdout=stderr)
+    server = subprocess.Popen([sys.executable, "-c", SERVE, "run", str(script), *flags], stdout=stderr)
     signal.signal(signal.SIGTERM, lambda *_: server.terminate())
     try:
         address = f"http://localhost:{port}"

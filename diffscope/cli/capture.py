@@ -10,7 +10,7 @@ from diffscope.cli.output import note, say, show_json, show_table, working
 
 EXAMPLE = (
     "diffscope capture --model mini-diff \\",
-    '  --prompt "The magic number of Paris is 7421." \\',
+    '  --prompt "The magic number: Paris 7421. The magic number: Paris" \\',
     "  --span answer=7421 --out paris.dscope",
 )
 

@@ -24,7 +24,7 @@ from diffscope.cli.output import note, working
 
 EXAMPLE = (
     "diffscope figure --model mini-diff \\",
-    '  --prompt "The magic number of Paris is 7421." \\',
+    '  --prompt "The magic number: Paris 7421. The magic number: Paris" \\',
     "  --layer 3 --head 1 --out maps.pdf",
 )
 

@@ -25,7 +25,7 @@ from diffscope.errors import DiffscopeError
 
 EXAMPLE = (
     "diffscope measure --model mini-diff \\",
-    '  --prompt "The magic number of Paris is 7421." \\',
+    '  --prompt "The magic number: Paris 7421. The magic number: Paris" \\',
     "  --span answer=7421 --stats entropy,gini --json",
 )
 

@@ -34,7 +34,7 @@ into: small enough for a laptop, and it really retrieves. It knows little Englis
 - **Command**: `{command}`
 - **Data**: documentation strings of the Python {python} standard library (SHA-256 of the training text
   `{fingerprint}`), 8 % of modules held out by a hash of their path;
-  needle sentences "The magic number of CITY is N." drawn from seed {seed}.
+  needle sentences "The magic number: CITY N." drawn from seed {seed}.
 - **Trained length**: {length} tokens. Torch {torch}, one thread, float32, {minutes:.0f} minutes.
 - **Exact answers** at {length} tokens, {needles} needles, one question, {prompts} unseen prompts over held-out text:
   **{retrieval:.1%}** (95 % interval {low:.1%} to {high:.1%}); by depth of the needle: {by_depth}.

@@ -1,4 +1,4 @@
-"""Multi-needle retrieval over real text: "The magic number of CITY is N", asked at the end.
+"""Multi-needle retrieval over real text: "The magic number: CITY N", asked at the end.
 
 A prompt is <bos>, real text with needle sentences in it, and one question per queried city. Its
 length in tokens is exact, every key set of SCIENCE.md §0 is known by position, and encoding the
@@ -17,7 +17,9 @@ from diffscope.errors import PromptError
 from diffscope.tasks.text import standard_library_text
 from diffscope.tasks.vocabulary import CITIES
 
-TEMPLATE = " The magic number of {city} is {number}."
+# The number follows its city at once, so that looking it up is one step of induction: small models learn that soon. With
+# "of CITY is N" between them, neither arm of the bundled pair had learned it for more than two cities in 1,300 steps.
+TEMPLATE = " The magic number: {city} {number}."
 
 
 @dataclass(frozen=True)

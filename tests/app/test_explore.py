@@ -128,7 +128,7 @@ def test_a_long_prompt_has_an_overview_and_a_window(app):
     assert "largest" not in heading(test)
 
 
-@pytest.mark.parametrize("path", ["/no/such/folder", "", "/etc", "/etc/hostname", "capture.safetensors"])
+@pytest.mark.parametrize("path", ["/no/such/folder", "", "/etc", "/etc/hostname", "capture.dscope"])
 def test_a_place_without_a_model_is_one_line_in_words(app, path):
     test = fine(app(model=OTHER, path=path))
     assert len(test.warning) + len(test.info) == 1
@@ -139,7 +139,7 @@ def test_a_folder_and_a_saved_capture_open(app, folders, tmp_path):
 
     test = fine(app(model=OTHER, path=str(folders["small-diff"])))
     assert "small-diff" in heading(test)
-    saved = tmp_path / "kept.safetensors"
+    saved = tmp_path / "kept.dscope"
     diffscope.load(str(folders["small-diff"])).capture(PROMPT, spans={"answer": "7421"}).save(saved)
     test = fine(app(model=OTHER, path=str(saved)))
     assert "small-diff" in heading(test)
