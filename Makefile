@@ -6,13 +6,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 
-.PHONY: app test wheel clean
+.PHONY: app test notebooks wheel clean
 
 app: $(VENV)/ready
 	@$(BIN)/diffscope app --port $(PORT)
 
 test: $(VENV)/ready-dev
 	$(BIN)/python -m pytest
+
+notebooks: $(VENV)/ready-dev
+	$(BIN)/jupyter-execute --inplace analyses/*.ipynb
 
 wheel: $(VENV)/ready-dev
 	$(BIN)/python -m build --wheel

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from diffscope import families
 from diffscope.attention import LayerAttention
 from diffscope.capture import Capture
-from diffscope.errors import DiffscopeError, OutOfMemoryAhead, PromptError
+from diffscope.errors import DiffscopeError, OutOfMemoryAhead, PromptError, UnsupportedModel
 from diffscope.families.recording import passages
 from diffscope.fidelity import Fidelity, require
 from diffscope.models.loading import load_model, move
@@ -173,6 +173,8 @@ class Scope:
 
         def take(passage):
             layer = self.family.read(len(layers), passage)
+            if any(tensor.is_meta for tensor in layer.dismantle()[0].values()):
+                raise UnsupportedModel("the model's weights are offloaded; use a device_map of GPUs alone, or one device")
             if not layers:
                 _refuse_beyond_memory(layer, self.n_layers)
             proofs.append(require(layer, passage.observed))
