@@ -88,6 +88,14 @@ class Norm:
         weight = self.weight.to(x.dtype)
         return x * (weight if weight.dim() == 1 else weight[:, None, :])
 
+    def factor(self, x: Tensor) -> Tensor:
+        """By how much each row of x (..., head, query, width) is scaled, (..., head, query)."""
+        size = torch.rsqrt(x.pow(2).mean(-1) + self.eps)
+        if self.weight is None:
+            return size
+        weight = self.weight.to(x.dtype).pow(2).mean(-1).sqrt()  # () or (head,)
+        return size * (weight if weight.dim() == 0 else weight[:, None])
+
 
 @dataclass(frozen=True)
 class Rows:

@@ -123,11 +123,9 @@ class Capture:
 
     @property
     def fidelity(self) -> xr.Dataset:
-        """Per layer: ``error`` (largest deviation of the rebuilt attention output over the head's root mean square),
-        ``tolerance`` (what the dtype's rounding explains) and ``rows`` compared."""
-        data = {
-            name: ("layer", np.array([getattr(proof, name) for proof in self.proofs])) for name in ("error", "tolerance", "rows")
-        }
+        """Per layer, as in :class:`diffscope.fidelity.Fidelity`: ``error``, ``tolerance``, ``rows`` compared, ``decided``."""
+        fields = ("error", "tolerance", "rows", "decided")
+        data = {name: ("layer", np.array([getattr(proof, name) for proof in self.proofs])) for name in fields}
         return xr.Dataset(data, {"layer": self._layer_index()}, attrs=dict(self.facts))
 
     def _layer_index(self) -> list[int]:
@@ -253,7 +251,8 @@ class Capture:
         statistics : sequence of str, optional
             Names or groups from ``diffscope.stats.engine.STATISTICS``; by default the row statistics.
         queries : str, slice or sequence of int, optional
-            Query rows to measure: a span's name or token positions; by default all.
+            Query rows to measure: a span's name or token positions (negative ones count from a prompt's end); by default all.
+            In a batch the query axis holds the positions of all prompts, NaN where a prompt has no such row.
         progress : callable, optional
             Called after every layer of every prompt with (done, total).
 

@@ -13,13 +13,12 @@ from torch import Tensor
 from diffscope.attention import LayerAttention
 from diffscope.errors import FidelityError
 
-# Largest deviation over a head's rows, in units of the root mean square of that head's output. Float64 is no tighter than
-# float32's rounding because the eager attention of Hugging Face models takes its softmax in float32 even there. The
-# half-precision bounds are wide because such a model rounds both maps before it subtracts them, and a norm after a small
-# difference enlarges that; a wrong pairing is off by more than 1.
-TOLERANCE = {torch.float64: 1e-5, torch.float32: 5e-5, torch.float16: 0.05, torch.bfloat16: 0.25}
+# In units of what rounding acts on (see Fidelity.error). Float64 is no tighter than float32's rounding because the eager
+# attention of Hugging Face models takes its softmax in float32 even there.
+TOLERANCE = {torch.float64: 1e-5, torch.float32: 2e-5, torch.float16: 0.01, torch.bfloat16: 0.06}
 ALL_ROWS_UP_TO = 2048
 SAMPLED_ROWS = 512
+ROWS_TO_DECIDE = 128
 
 
 @dataclass(frozen=True)
@@ -29,16 +28,22 @@ class Fidelity:
     Attributes
     ----------
     error : float
-        max over prompts, heads and rows of |rebuilt − observed|, over the root mean square of the head's observed output.
+        max over prompts, heads, rows and width of |rebuilt − observed| over the size of what was subtracted:
+        rms(gain·A1·V) + rms(λ·A2·V) of that row, times the factor by which the norm scales the row. A model rounds both terms
+        before it subtracts them, so this is rounding's own unit, however much of them cancels.
     tolerance : float
         What rounding in the model's dtype explains.
     rows : int
         Query rows compared, over all prompts.
+    decided : bool
+        Whether the same comparison refuses every other pairing of the maps. It cannot where λ is 0, where a prompt is one token
+        long, or where half precision rounds more than the maps of an untrained model differ by.
     """
 
     error: float
     tolerance: float
     rows: int
+    decided: bool
 
 
 def rows_to_check(n: int, device) -> Tensor:
@@ -48,14 +53,33 @@ def rows_to_check(n: int, device) -> Tensor:
     return torch.linspace(0, n - 1, SAMPLED_ROWS, device=device).round().long()
 
 
-def _deviation(rebuilt: Tensor, seen: Tensor) -> float:
-    """Largest deviation over rows in units of the head's root mean square; (head, query, width) both."""
-    return float(((rebuilt - seen).abs().amax((1, 2)) / seen.pow(2).mean((1, 2)).sqrt().clamp_min(1e-30)).max())
+def _rms(x: Tensor) -> Tensor:
+    return x.pow(2).mean(-1).sqrt()
 
 
-def _seen(layer: LayerAttention, observed: Tensor, index: int) -> tuple[Tensor, Tensor]:
+def _deviation(layer: LayerAttention, checked: Tensor, seen: Tensor) -> float:
+    """Largest deviation of the rebuilt output from `seen`, (head, query, width), in the units of :class:`Fidelity`."""
+    v = layer.v[0][layer.pairing.value_of_head].to(layer.dtype)  # (head, key, width)
+    worst, done = [0.0], 0
+    for rows in layer.blocks(checked):
+        out = rows.gain[..., None] * torch.matmul(rows.a1, v)  # (head, query, width)
+        size = _rms(out)
+        if rows.a2 is not None:
+            second = rows.lam[..., None] * torch.matmul(rows.a2, v)
+            out, size = out - second, size + _rms(second)
+        if layer.norm is not None:
+            out, size = layer.norm(out) * layer.post_scale, size * layer.norm.factor(out) * abs(layer.post_scale)
+        off = (out - seen[:, done : done + out.shape[1]]).abs().amax(-1)
+        worst.append(float((off / size.clamp_min(1e-30)).max()))
+        done += out.shape[1]
+    return float(np.max(worst))  # a NaN stays a NaN
+
+
+def _seen(layer: LayerAttention, observed: Tensor, index: int, at_most: int | None = None) -> tuple[Tensor, Tensor]:
     """The query rows to compare for one prompt, and what the model produced there, (head, query, width)."""
     checked = rows_to_check(layer.lengths[index], layer.q.device)
+    if at_most and len(checked) > at_most:
+        checked = checked[torch.linspace(0, len(checked) - 1, at_most, device=checked.device).round().long()]
     seen = observed[index, checked].to(layer.dtype).reshape(len(checked), layer.n_heads, -1)
     return checked, seen.transpose(0, 1)
 
@@ -71,27 +95,47 @@ def fidelity(layer: LayerAttention, observed: Tensor) -> Fidelity:
     errors, rows = [], 0
     for index in range(len(layer.lengths)):
         checked, seen = _seen(layer, observed, index)
-        rebuilt = layer.prompt(index).output(checked)
-        if rebuilt.shape != seen.shape:
+        width = layer.v.shape[-1]
+        if width != seen.shape[-1]:
             raise FidelityError(
-                f"layer {layer.layer}: family {layer.family!r} gives heads of width {rebuilt.shape[-1]} where the model has "
+                f"layer {layer.layer}: family {layer.family!r} gives heads of width {width} where the model has "
                 f"{seen.shape[-1]}; the pairing of values is wrong"
             )
-        errors.append(_deviation(rebuilt, seen))
+        errors.append(_deviation(layer.prompt(index), checked, seen))
         rows += len(checked)
-    return Fidelity(float(np.max(errors)), TOLERANCE[observed.dtype], rows)  # a NaN stays a NaN
+    tolerance = TOLERANCE[observed.dtype]
+    return Fidelity(float(np.max(errors)), tolerance, rows, _decided(layer, observed, tolerance))
+
+
+def _decided(layer: LayerAttention, observed: Tensor, tolerance: float) -> bool:
+    """Whether other pairings of the same maps fail, on some rows of the longest prompt."""
+    longest = int(np.argmax(layer.lengths))
+    checked, seen = _seen(layer, observed, longest, ROWS_TO_DECIDE)
+    return all(_deviation(other, checked, seen) > tolerance for _, other in _other_pairings(layer.prompt(longest)))
+
+
+def _other_pairings(layer: LayerAttention) -> Iterator[tuple[str, LayerAttention]]:
+    """The same tensors with other maps for the heads, each with what it would mean if it fitted."""
+    pairing, head = layer.pairing, torch.arange(layer.n_heads, device=layer.q.device)
+    candidates = {"the maps belong to other heads": (pairing.a1.roll(1), pairing.a2)}
+    if layer.differential:
+        candidates = {
+            "the two maps of each head are swapped": (pairing.a2, pairing.a1),
+            "the two maps are paired wrongly: head h owns maps h and h + H": (head, head + layer.n_heads),
+            "the two maps are paired wrongly: head h owns maps 2h and 2h + 1": (2 * head, 2 * head + 1),
+            "the second maps belong to other heads": (pairing.a1, pairing.a2.roll(1)),
+        }
+    for meaning, (a1, a2) in candidates.items():
+        if max(int(a1.max()), 0 if a2 is None else int(a2.max())) >= layer.q.shape[1]:
+            continue  # grouped pairings have fewer maps than two a head
+        same = torch.equal(a1, pairing.a1) and (a2 is None or torch.equal(a2, pairing.a2))
+        if not same:
+            yield meaning, replace(layer, pairing=replace(pairing, a1=a1, a2=a2))
 
 
 def _alternatives(layer: LayerAttention) -> Iterator[tuple[str, LayerAttention]]:
     """Other readings of the same tensors, each with what it would mean if it fitted."""
-    pairing, head = layer.pairing, torch.arange(layer.n_heads, device=layer.q.device)
-
-    def paired(a1: Tensor, a2: Tensor) -> LayerAttention:
-        return replace(layer, pairing=replace(pairing, a1=a1, a2=a2))
-
-    yield "the two maps of each head are swapped", paired(pairing.a2, pairing.a1)
-    yield "the two maps are paired wrongly: head h owns maps h and h + H", paired(head, head + layer.n_heads)
-    yield "the two maps are paired wrongly: head h owns maps 2h and 2h + 1", paired(2 * head, 2 * head + 1)
+    yield from _other_pairings(layer)
     yield "the norm and the factor after it do not belong here", replace(layer, norm=None, post_scale=1.0)
     yield "the factor after the norm is missing in the model", replace(layer, post_scale=1.0)
 
@@ -100,8 +144,7 @@ def _refitted(layer: LayerAttention, checked: Tensor, seen: Tensor) -> float:
     """Deviation that is left with the one λ that fits best."""
 
     def deviation(lam: float) -> float:
-        fitted = replace(layer, lam=torch.full_like(layer.lam, lam))
-        return _deviation(fitted.output(checked), seen)
+        return _deviation(replace(layer, lam=torch.full_like(layer.lam, lam)), checked, seen)
 
     return float(minimize_scalar(deviation, bounds=(-2.0, 2.0), method="bounded", options={"xatol": 1e-9}).fun)
 
@@ -114,7 +157,7 @@ def likely_cause(layer: LayerAttention, observed: Tensor) -> str:
     if not layer.differential:
         return "the scores are changed after q·k (soft cap, attention sink) or the output before its projection (gate)"
     prompt = layer.prompt(0)
-    tried = {cause: _deviation(reading.output(checked), seen) for cause, reading in _alternatives(prompt)}
+    tried = {cause: _deviation(reading, checked, seen) for cause, reading in _alternatives(prompt)}
     tried["λ is not the value that the model used"] = _refitted(prompt, checked, seen)
     cause = min(tried, key=tried.get)
     if tried[cause] <= TOLERANCE[observed.dtype]:

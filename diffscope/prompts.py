@@ -49,12 +49,14 @@ class Encoded:
     def key_sets(self, device=None) -> dict[str, Tensor]:
         """Spans and the sets that follow from them, as int64 position tensors.
 
-        ``context`` is what no one of answer, needles, query and sink holds; ``irrelevant`` is needles and context.
+        ``context`` is what no one of answer, needles, query and sink holds, the queried needle's other words included;
+        ``irrelevant`` is the needles and the context, without what is answer, query or sink as well.
         """
         named = {name: set(positions) for name, positions in self.spans.items()}
         known = set().union(*(named.get(name, set()) for name in GIVEN_SETS))
         named["context"] = set(range(len(self.ids))) - known
-        named["irrelevant"] = named["context"] | named.get("needles", set())
+        relevant = set().union(*(named.get(name, set()) for name in ("answer", "query", "sink")))
+        named["irrelevant"] = set(range(len(self.ids))) - relevant
         return {name: torch.tensor(sorted(at), dtype=torch.int64, device=device) for name, at in named.items()}
 
 
@@ -163,6 +165,8 @@ def _by_characters(prompt: Encoded, name: str, start: int, stop: int) -> tuple[i
     if prompt.text is None or not 0 <= start < stop <= len(prompt.text):
         raise SpanError(f"span {name!r} asks for characters {start} to {stop} of a prompt of {len(prompt.text or '')}")
     touched = [at for at, (a, b) in enumerate(prompt.offsets) if a < stop and b > start and a < b]
+    if not touched:
+        raise SpanError(f"span {name!r}: no token covers {prompt.text[start:stop]!r}; give a token range")
     inside = [at for at in touched if start <= prompt.offsets[at][0] and prompt.offsets[at][1] <= stop]
     first, last = prompt.offsets[touched[0]][0], prompt.offsets[touched[-1]][1]
     if prompt.text[first:stop].strip() != prompt.text[start:stop].strip() or prompt.text[stop:last].strip():

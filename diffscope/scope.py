@@ -7,6 +7,8 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -16,13 +18,15 @@ from diffscope import families
 from diffscope.attention import LayerAttention
 from diffscope.capture import Capture
 from diffscope.errors import DiffscopeError, OutOfMemoryAhead, PromptError, UnsupportedModel
-from diffscope.families.recording import passages
+from diffscope.families.recording import implementation_of, passages
 from diffscope.fidelity import Fidelity, require
 from diffscope.models.loading import load_model, move
 from diffscope.prompts import Encoded, encode
 from diffscope.stats.outliers import outliers
 
 NEXT_TOKENS = 10
+OFFLOADED = "the model's weights are offloaded; use a device_map of GPUs alone, or one device"
+_LOCKS: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
 
 
 def load(
@@ -45,7 +49,8 @@ def load(
     tokenizer : PreTrainedTokenizerBase, optional
         For a model that you hold; otherwise the saved one is used.
     device, dtype, device_map, attn_implementation
-        As in transformers; ``dtype`` also as a string such as ``"bfloat16"``.
+        As in transformers; ``dtype`` also as a string such as ``"bfloat16"``. For a model that you hold, `device` and `dtype`
+        convert that model itself, as ``model.to`` does.
     trust_remote_code : bool
         Run code that comes with a hub model. Only you can ask for it.
 
@@ -83,11 +88,15 @@ class Scope:
     """A model opened for looking. One thread at a time runs it; others wait."""
 
     def __init__(self, model: nn.Module, tokenizer, name: str):
-        self.model = model.eval()
+        self.model = model
         self.tokenizer = tokenizer
         self.name = name
         self.family = families.find(model)
-        self.lock = threading.RLock()
+        implementation_of(model)
+        if model.get_output_embeddings() is None:
+            raise UnsupportedModel(f"{type(model).__name__} has no language-model head; open the model with its head")
+        # Several scopes may look into one model: whoever runs it holds its lock.
+        self.lock = _LOCKS.setdefault(model, threading.RLock())
 
     def __repr__(self) -> str:
         return f"<Scope {self.name}: family {self.family.name}, {self.n_layers} layers>"
@@ -108,7 +117,7 @@ class Scope:
         """The model's greedy continuation as text."""
         encoded = self._encode(prompt, None)
         ids = torch.tensor([encoded.ids], device=self.model.device)
-        with self.lock, torch.no_grad():
+        with self.lock, torch.no_grad(), _evaluating(self.model):
             out = self.model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
@@ -148,7 +157,7 @@ class Scope:
         if len(spans) != len(texts):
             raise PromptError(f"{len(texts)} prompts but {len(spans)} sets of spans; give one for all or one each")
         prompts = [self._encode(text, given) for text, given in zip(texts, spans)]
-        with self.lock, torch.no_grad():
+        with self.lock, torch.no_grad(), _evaluating(self.model):
             return self._run(prompts, batch)
 
     def _encode(self, prompt, spans) -> Encoded:
@@ -164,6 +173,8 @@ class Scope:
     def _run(self, prompts: list[Encoded], batch: bool) -> Capture:
         lengths = tuple(len(prompt.ids) for prompt in prompts)
         device = self.model.get_input_embeddings().weight.device
+        if device.type == "meta":
+            raise UnsupportedModel(OFFLOADED)
         ids = torch.full((len(prompts), max(lengths)), _pad(self.model), dtype=torch.int64)
         for row, prompt in enumerate(prompts):
             ids[row, : lengths[row]] = torch.tensor(prompt.ids)
@@ -174,7 +185,7 @@ class Scope:
         def take(passage):
             layer = self.family.read(len(layers), passage)
             if any(tensor.is_meta for tensor in layer.dismantle()[0].values()):
-                raise UnsupportedModel("the model's weights are offloaded; use a device_map of GPUs alone, or one device")
+                raise UnsupportedModel(OFFLOADED)
             if not layers:
                 _refuse_beyond_memory(layer, self.n_layers)
             proofs.append(require(layer, passage.observed))
@@ -182,7 +193,7 @@ class Scope:
 
         options = {}
         if "logits_to_keep" in inspect.signature(self.model.forward).parameters:
-            options["logits_to_keep"] = torch.tensor(sorted({n - 1 for n in lengths}), device=device)
+            options["logits_to_keep"] = torch.tensor(sorted({n - 1 for n in lengths}))  # on the CPU: it indexes on any device
         with passages(self.model, self.family, lengths, take), _layer_outputs(self.model, self.family, lengths) as tails:
             out = self.model(ids.to(device), attention_mask=mask.long().to(device), use_cache=False, **options)
         columns = sorted({n - 1 for n in lengths}) if options else list(range(ids.shape[1]))
@@ -206,13 +217,34 @@ def _pad(model) -> int:
     return 0 if pad is None else pad
 
 
+def _free_memory(device: torch.device) -> float:
+    """Bytes that can still be had; infinite where the system does not say."""
+    if device.type == "cuda":
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + cached
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return float("inf")
+    return next((1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), float("inf"))
+
+
+@contextmanager
+def _evaluating(model: nn.Module):
+    """Evaluation mode while it is open; afterwards every part is in the mode it was in."""
+    modes = [(part, part.training) for part in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
+
+
 def _refuse_beyond_memory(layer: LayerAttention, n_layers: int) -> None:
     """Raise before a capture would fill the memory, judged by its first layer."""
     need = n_layers * sum(x.numel() * x.element_size() for x in (layer.q, layer.k, layer.v))
-    if layer.q.is_cuda:
-        free = torch.cuda.mem_get_info(layer.q.device)[0]
-    else:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else need
+    free = _free_memory(layer.q.device)
     if need > free:
         raise OutOfMemoryAhead(
             f"this capture needs {need / 2**30:.1f} GiB for {n_layers} layers and {free / 2**30:.1f} GiB are free; "

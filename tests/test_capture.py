@@ -247,12 +247,92 @@ def test_a_prompt_the_model_cannot_take_is_refused():
 
 
 def test_a_capture_that_will_not_fit_is_refused(monkeypatch):
-    import os
+    from diffscope import scope as module
 
-    real = os.sysconf
-    monkeypatch.setattr(os, "sysconf", lambda name: 1 if name == "SC_AVPHYS_PAGES" else real(name))
+    monkeypatch.setattr(module, "_free_memory", lambda device: 10_000)
     with pytest.raises(OutOfMemoryAhead, match="shorter prompt"):
         diffscope.load(tiny.own("v1")).capture(tiny.ids(60))
+
+
+def fixed_lambda(lam, dtype):
+    """A tiny V1 whose every layer has this λ, by its learned vectors."""
+    model = tiny.own("v1")
+    for attention in (layer.self_attn for layer in model.model.layers):
+        attention.lambda_q1.data.zero_()[0] = 1.0
+        attention.lambda_k1.data.zero_()[0] = np.log(1 + lam - attention.lambda_init)
+        attention.lambda_q2.data.zero_()
+    return diffscope.load(model.to(dtype))
+
+
+@pytest.mark.parametrize("lam", [0.0, 0.9, 0.98, 0.9999, 1.0, 1.01])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_cancellation_is_not_taken_for_a_wrong_map(lam, dtype):
+    """Near λ = 1 the two terms cancel and the norm enlarges their rounding; the maps are right all the same."""
+    proof = fixed_lambda(lam, dtype).capture(tiny.ids(40)).fidelity
+    assert float((proof.error / proof.tolerance).max()) < 0.7
+    # With λ = 0 nothing tells which second map it is. The bound on half precision must not hide the pairing either.
+    assert bool(proof.decided.all()) == (lam != 0.0)
+
+
+@pytest.mark.parametrize("lam", [0.8, 1.0])
+def test_a_wrong_lambda_is_refused_near_one_too(lam):
+    scope = fixed_lambda(lam, torch.float32)
+    scope.family = Misreading(lambda layer: replace(layer, lam=layer.lam + 0.01))
+    with pytest.raises(FidelityError, match="λ is not the value"):
+        scope.capture(tiny.ids(40))
+
+
+def test_an_undecided_pairing_is_said_to_be():
+    """At initialisation all maps are nearly uniform: bfloat16 rounds more than they differ by, float32 does not."""
+    torch.manual_seed(0)
+    config = tiny.own("v1").config
+    untrained = type(tiny.own("v1"))(config)
+    assert diffscope.load(untrained).capture(tiny.ids(40)).fidelity.decided.all()
+    assert not diffscope.load(untrained.to(torch.bfloat16)).capture(tiny.ids(40)).fidelity.decided.all()
+    assert not diffscope.load(tiny.own("v1")).capture([5]).fidelity.decided.any()  # one token: every map is 1
+
+
+def test_a_capture_in_a_training_loop_changes_nothing():
+    model = tiny.own("v1").train()
+    model.model.layers[0].mlp.eval()
+    capture = diffscope.load(model).capture(tiny.ids(20))
+    assert model.training and model.model.layers[1].training and not model.model.layers[0].mlp.training
+    before = capture.layers[0].output().clone()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2)
+    assert torch.equal(capture.layers[0].output(), before)
+
+
+def test_models_that_cannot_be_looked_into_are_refused_at_once():
+    model = tiny.own("v1")
+    for wrong, words in ((model.model, "no language-model head"), (torch.nn.Sequential(model), "not a Hugging Face")):
+        with pytest.raises(UnsupportedModel, match=words):
+            diffscope.load(wrong)
+
+
+def test_hooks_are_gone_when_a_projection_is_missing():
+    model = tiny.standard("llama")
+    scope = diffscope.load(model)
+    model.model.layers[1].self_attn.output = model.model.layers[1].self_attn.o_proj
+    del model.model.layers[1].self_attn.o_proj
+    with pytest.raises(UnsupportedModel, match="no output projection"):
+        scope.capture(tiny.ids(9))
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_two_scopes_on_one_model_share_a_lock():
+    model = tiny.own("v1")
+    assert diffscope.load(model).lock is diffscope.load(model).lock is not diffscope.load(tiny.own("v1")).lock
+
+
+def test_layers_go_by_their_number_in_the_model():
+    """Hybrid models have attention in some layers only."""
+    capture = diffscope.load(tiny.own("v1")).capture(tiny.ids(12))
+    odd = replace(capture, layers=[replace(layer, layer=2 * i + 1) for i, layer in enumerate(capture.layers)])
+    assert np.array_equal(odd.map("D", 3, 0), capture.map("D", 1, 0)) and odd.lam["layer"].values.tolist() == [1, 3]
+    with pytest.raises(diffscope.DiffscopeError, match="no attention in layer 0"):
+        odd.map("D", 0, 0)
 
 
 def test_what_is_no_attention_model_is_refused():

@@ -161,7 +161,14 @@ def test_the_depth_table_is_the_mean_of_its_captures(undisturbed):
     assert np.allclose(spans.sum("span"), 1, atol=1e-5)
 
 
+def test_another_recipe_does_not_go_on_in_the_same_folder(tmp_path):
+    short = replace(small(), stages=(Stage(2, 72, 2, (2, 2), 6, 0.1),))
+    train(short, "mini-diff", tmp_path)
+    with pytest.raises(DiffscopeError, match="begun with another recipe"):
+        train(replace(short, learning_rate=1.0), "mini-diff", tmp_path)
+
+
 def test_too_few_prompts_are_refused(undisturbed):
     scope = diffscope.load(undisturbed)
-    with pytest.raises(PromptError, match="too few"):
+    with pytest.raises(PromptError, match="do not spread"):
         evaluate.span_by_depth(scope, evaluate.draw(Retrieval(scope.tokenizer), 5, 96, 2, seed=0))

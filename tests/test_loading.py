@@ -80,6 +80,24 @@ def test_a_damaged_configuration_is_refused(folder):
         diffscope.load(folder)
 
 
+@pytest.mark.parametrize("field, value", [("hidden_size", "big"), ("attention", "v9")])
+def test_a_configuration_that_makes_no_sense_is_refused(folder, field, value):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, field: value}))
+    with pytest.raises(CorruptFile, match="config.json cannot be read") as error:
+        diffscope.load(folder)
+    assert one_line(error)
+
+
+def test_a_damaged_tokenizer_is_refused_and_a_missing_one_is_none(folder):
+    (folder / "tokenizer.json").write_text((folder / "tokenizer.json").read_text()[:500])
+    with pytest.raises(CorruptFile, match="tokenizer"):
+        diffscope.load(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+    assert diffscope.load(folder).tokenizer is None
+
+
 def test_a_model_that_is_no_language_model_is_refused(folder):
     (folder / "config.json").write_text(json.dumps({"model_type": "vit"}))
     with pytest.raises(UnsupportedModel, match="cannot be opened as a language model"):

@@ -37,6 +37,12 @@ def test_the_key_sets_partition_the_prompt(tokenizer):
     assert sets["sink"] == {0} and encoded.tokens[0] == "<bos>"
 
 
+def test_the_answer_is_never_irrelevant(tokenizer):
+    encoded = encode(tokenizer, TEXT, {"answer": (4, 6), "needles": (3, 9)})
+    assert not set(encoded.key_sets()["irrelevant"].tolist()) & {0, 4, 5}
+    assert {3, 6, 7, 8} <= set(encoded.key_sets()["irrelevant"].tolist())
+
+
 def test_a_text_that_occurs_twice_is_refused_with_both_readings(tokenizer):
     with pytest.raises(SpanError, match=r"stands 2 times.*tokens \d+:\d+ in '…The magic.*; tokens \d+:\d+ in .*token range"):
         encode(tokenizer, TEXT, {"query": "magic number"})

@@ -86,7 +86,7 @@ class Own(Family):
         module = passage.module
         if isinstance(module, DiffV1Attention):
             lam = module.lam()
-            norm = Norm("rms", module.subln.eps, module.subln.weight)
+            norm = Norm("rms", module.subln.eps, module.subln.weight.detach().clone())  # training may go on
             return pair_by_halves(passage, self.name, norm, lam.to(passage.calls[0].query.dtype), lam)
         return self._one_call(passage)
 

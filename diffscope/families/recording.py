@@ -59,12 +59,18 @@ def observed(model: PreTrainedModel, see: Callable[[Call, nn.Module], None]) -> 
     name = f"diffscope_{next(_numbers)}"
 
     def attend(module, query, key, value, attention_mask, **kwargs):
-        see(Call(query, key, value, attention_mask, kwargs["scaling"], kwargs.get("sliding_window")), module)
+        scaling = kwargs.get("scaling")
+        scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+        see(Call(query, key, value, attention_mask, scaling, kwargs.get("sliding_window")), module)
         return _original(module, implementation)(module, query, key, value, attention_mask, **kwargs)
 
-    AttentionInterface.register(name, attend)
-    AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS[implementation])
+    if implementation not in ALL_MASK_ATTENTION_FUNCTIONS:
+        raise UnsupportedModel(
+            f"attention implementation {implementation!r} has no mask function registered; use 'sdpa' or 'eager'"
+        )
     try:
+        AttentionInterface.register(name, attend)
+        AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS[implementation])
         model.set_attn_implementation(name)
         yield
     finally:
@@ -101,16 +107,16 @@ def passages(model: PreTrainedModel, family: Family, lengths: tuple[int, ...], t
         return hook
 
     def end(module, args, output):
-        take(open_passages.pop(module))
+        passage = open_passages.pop(module)
+        if passage.observed is None:
+            raise UnsupportedModel(f"{type(module).__name__} does not call its output projection, so its maps cannot be proved")
+        take(passage)
 
     with ExitStack() as stack:
         for module in family.modules(model):
-            handles = (
-                module.register_forward_pre_hook(begin, with_kwargs=True),
-                family.output_projection(module).register_forward_pre_hook(before_output(module)),
-                module.register_forward_hook(end),
-            )
-            for handle in handles:
-                stack.callback(handle.remove)
+            projection = family.output_projection(module)
+            stack.callback(module.register_forward_pre_hook(begin, with_kwargs=True).remove)
+            stack.callback(projection.register_forward_pre_hook(before_output(module)).remove)
+            stack.callback(module.register_forward_hook(end).remove)
         stack.enter_context(observed(model, see))
         yield

@@ -70,10 +70,11 @@ def span_by_depth(scope: Scope, prompts: list[Prompt], progress: Callable[[int, 
     Raises
     ------
     PromptError
-        Fewer than two prompts a depth.
+        Not the same number, two at least, of prompts a depth.
     """
-    if len(prompts) < 2 * len(DEPTHS):
-        raise PromptError(f"{len(prompts)} prompts are too few for {len(DEPTHS)} depths; give at least {2 * len(DEPTHS)}")
+    each = len(prompts) // len(DEPTHS)
+    if each < 2 or each * len(DEPTHS) != len(prompts):
+        raise PromptError(f"{len(prompts)} prompts do not spread over {len(DEPTHS)} depths; give 10, 15, 20 or more by fives")
     measured = []
     for index, prompt in enumerate(prompts):
         spans = {name: prompt.spans[name] for name in ("answer", "needles", "query")}
@@ -85,6 +86,6 @@ def span_by_depth(scope: Scope, prompts: list[Prompt], progress: Callable[[int, 
     masses = xr.concat(measured, "prompt").assign_coords(depth=at).groupby("depth")
     mass = masses.mean("prompt")
     overall = xr.concat(measured, "prompt").mean("head").mean("layer").assign_coords(depth=at).groupby("depth")
-    error = overall.std("prompt", ddof=1) / np.sqrt(len(prompts) // len(DEPTHS))
-    attrs = {"averaged_over": f"{len(prompts) // len(DEPTHS)} prompts a depth, the last query of each", "model": scope.name}
+    error = overall.std("prompt", ddof=1) / np.sqrt(each)
+    attrs = {"averaged_over": f"{each} prompts a depth, the last query of each", "model": scope.name}
     return xr.Dataset({"mass": mass, "standard_error": error}, attrs=attrs)

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-import platform
 import shutil
 import sys
 from pathlib import Path
-
-import torch
-import transformers
 
 from diffscope.lab.evaluate import draw, exact_answers, score
 from diffscope.lab.recipe import Recipe
@@ -17,7 +13,6 @@ from diffscope.models.loading import BUNDLED
 from diffscope.scope import load
 from diffscope.tasks.examples import write_examples
 from diffscope.tasks.retrieval import Retrieval
-from diffscope.tasks.text import fingerprint, standard_library_text
 
 SCORED = dict(count=500, needles=4, seed=20_000)
 CURVE = "| {step} | {length} | {answer_loss:.3f} | {text_loss:.3f} | {retrieval:.0%} |"
@@ -35,7 +30,7 @@ into: small enough for a laptop, and it really retrieves. It knows little Englis
 - **Data**: documentation strings of the Python {python} standard library (SHA-256 of the training text
   `{fingerprint}`), 8 % of modules held out by a hash of their path;
   needle sentences "The magic number: CITY N." drawn from seed {seed}.
-- **Trained length**: {length} tokens. Torch {torch}, one thread, float32, {minutes:.0f} minutes.
+- **Trained length**: {length} tokens. Torch {torch}, {threads} thread(s), float32, {minutes:.0f} minutes.
 - **Exact answers** at {length} tokens, {needles} needles, one question, {prompts} unseen prompts over held-out text:
   **{retrieval:.1%}** (95 % interval {low:.1%} to {high:.1%}); by depth of the needle: {by_depth}.
 - **Checkpoints** along training, half precision, opened as `{name}@STEP`: {checkpoints}.
@@ -60,7 +55,7 @@ def publish(run: Path, recipe: Recipe, arm: str) -> dict:
     target.mkdir(parents=True)
     for name in ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(source / name, target / name)
-    kept = sorted((source / "checkpoints").glob("step-*"))[:-1]  # the last one is the model itself
+    kept = sorted((source / "checkpoints").glob("step-??????"))[:-1]  # the last one is the model itself
     for folder in kept:
         shutil.copytree(folder, target / "checkpoints" / folder.name)
     config = scope.model.config
@@ -74,15 +69,11 @@ def publish(run: Path, recipe: Recipe, arm: str) -> dict:
         "scores": scores,
         "checkpoints": [int(folder.name.removeprefix("step-")) for folder in kept],
     }
-    text = standard_library_text(held_out=False)
     facts = {
         "command": f"diffscope train {recipe.name} --arm {arm} --out runs/{recipe.name} --threads 1",
         "seed": recipe.seed,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "fingerprint": fingerprint(text),
         "minutes": curves[-1]["seconds"] / 60,
+        **json.loads((source / "run.json").read_text(encoding="utf-8")),
     }
     scored_on = {**SCORED, "length": recipe.length}
     card = {"summary": summary, "facts": facts, "scored_on": scored_on, "recipe": recipe.as_dict(), "curves": curves}

@@ -8,23 +8,26 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
+import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerFast
 
+from diffscope.errors import DiffscopeError
 from diffscope.lab.evaluate import draw, exact_answers
 from diffscope.lab.optimizer import Optimizer
 from diffscope.lab.recipe import Recipe
 from diffscope.models import DiffForCausalLM
 from diffscope.tasks.retrieval import TEMPLATE, Retrieval
-from diffscope.tasks.text import standard_library_text
+from diffscope.tasks.text import fingerprint, standard_library_text
 from diffscope.tasks.vocabulary import CITIES, train_tokenizer
 
 SAVE_EVERY = 50
@@ -49,38 +52,72 @@ def losses(logits: torch.Tensor, ids: torch.Tensor, kind: torch.Tensor) -> tuple
     return each[kind == GIVEN_AWAY].mean(), each[kind == TEXT].mean(), right
 
 
-def save_state(path: Path, step: int, model, optimizer: Optimizer, metrics: list[dict]) -> None:
+def facts_of_run() -> dict:
+    """What a training depends on beside its recipe, for the model card."""
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "threads": torch.get_num_threads(),
+        "fingerprint": fingerprint(standard_library_text(held_out=False)),
+    }
+
+
+def recipe_text(recipe: Recipe) -> str:
+    """A recipe as text, equal if and only if the recipes are."""
+    return json.dumps(recipe.as_dict(), sort_keys=True)
+
+
+def weights_of(model) -> dict[str, torch.Tensor]:
+    """Every tensor of a model once: an output matrix that is the embedding is left out."""
+    state = model.state_dict()
+    if model.config.tie_word_embeddings:
+        del state["lm_head.weight"]
+    return state
+
+
+def save_state(path: Path, step: int, model, optimizer: Optimizer, metrics: list[dict], recipe: Recipe) -> None:
     """Weights, optimizer and metrics in one file, replaced in one move."""
-    tensors = {f"model/{name}": p for name, p in model.state_dict().items() if name != "lm_head.weight"}
+    tensors = {f"model/{name}": p for name, p in weights_of(model).items()}
     tensors.update({f"optimizer/{name}": value for name, value in optimizer.state().items()})
     tensors = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     unfinished = path.with_suffix(".unfinished")
-    save_file(tensors, unfinished, metadata={"step": str(step), "metrics": json.dumps(metrics)})
+    save_file(tensors, unfinished, metadata={"step": str(step), "metrics": json.dumps(metrics), "recipe": recipe_text(recipe)})
     os.replace(unfinished, path)
 
 
-def restore_state(path: Path, model, optimizer: Optimizer) -> tuple[int, list[dict]]:
-    """Load what :func:`save_state` wrote; (0, []) if there is nothing."""
+def restore_state(path: Path, model, optimizer: Optimizer, recipe: Recipe) -> tuple[int, list[dict]]:
+    """Load what :func:`save_state` wrote; (0, []) if there is nothing.
+
+    Raises
+    ------
+    DiffscopeError
+        It was written under another recipe.
+    """
     if not path.exists():
         return 0, []
     with safe_open(path, framework="pt") as file:
         facts = file.metadata()
+    if facts["recipe"] != recipe_text(recipe):
+        raise DiffscopeError(f"{path.parent} was begun with another recipe; train into another folder, or remove it")
     tensors = load_file(path, device=str(model.device))
     weights = {name.removeprefix("model/"): t for name, t in tensors.items() if name.startswith("model/")}
-    model.load_state_dict(weights, strict=False)
-    model.tie_weights()
+    if model.config.tie_word_embeddings:
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+    model.load_state_dict(weights)
     optimizer.restore({name.removeprefix("optimizer/"): t for name, t in tensors.items() if name.startswith("optimizer/")})
     return int(facts["step"]), json.loads(facts["metrics"])
 
 
 def save_checkpoint(model, folder: Path) -> None:
     """Weights in half precision under a name that appears only when all is written."""
+    if folder.exists():  # the run was killed after it had written this one
+        return
     unfinished = folder.with_name(folder.name + ".unfinished")
     unfinished.mkdir(parents=True, exist_ok=True)
-    tensors = {name: p.detach().half().contiguous().cpu() for name, p in model.state_dict().items() if name != "lm_head.weight"}
+    tensors = {name: p.detach().half().contiguous().cpu() for name, p in weights_of(model).items()}
     save_file(tensors, unfinished / "model.safetensors", metadata={"format": "pt"})
-    if not folder.exists():
-        os.replace(unfinished, folder)
+    os.replace(unfinished, folder)
 
 
 def train(
@@ -122,11 +159,12 @@ def train(
     folder.mkdir(parents=True, exist_ok=True)
     optimizer = Optimizer(model, recipe.weight_decay)
     state = folder / "state.safetensors"
-    start, metrics = restore_state(state, model, optimizer)
+    start, metrics = restore_state(state, model, optimizer, recipe)
     task, unseen = (Retrieval(tokenizer, held_out=held_out) for held_out in (False, True))
     tasks = {stage.template: task.with_template(stage.template) for stage in recipe.stages}
     keep = recipe.saved_steps()
     if start == 0:
+        (folder / "run.json").write_text(json.dumps(facts_of_run()), encoding="utf-8")
         save_checkpoint(model, folder / "checkpoints" / "step-000000")
     began = time.monotonic() - (metrics[-1]["seconds"] if metrics else 0.0)
     for step in range(start, recipe.steps):
@@ -153,7 +191,7 @@ def train(
         if done in keep:
             save_checkpoint(model, folder / "checkpoints" / f"step-{done:06d}")
         if done % SAVE_EVERY == 0 or done == recipe.steps:
-            save_state(state, done, model, optimizer, metrics)
+            save_state(state, done, model, optimizer, metrics, recipe)
             write_metrics(folder / "metrics.jsonl", metrics)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from diffscope.errors import CorruptFile, ModelNotFound, UnsupportedModel
 
 BUNDLED = Path(__file__).parent / "bundled"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -87,7 +88,7 @@ def load_model(name: str, *, dtype=None, device=None, device_map=None, attn_impl
     source = name if home is None else home
     try:
         config = AutoConfig.from_pretrained(source, **options)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # a configuration's class may raise anything
         if home is not None:
             raise CorruptFile(f"{home / 'config.json'} cannot be read as a model's configuration ({_line(error)})") from None
         raise ModelNotFound(f"no model {name!r}: not a folder, and not to be had from the hub ({_line(error)})") from None
@@ -113,7 +114,7 @@ def load_model(name: str, *, dtype=None, device=None, device_map=None, attn_impl
         raise CorruptFile(f"the weights of {name} lack {len(absent)} tensors, the first {absent[0]!r}; they would be random")
     if device is not None:
         model = move(model, device)
-    return model.eval(), load_tokenizer(source, config, options)
+    return model.eval(), load_tokenizer(source, options)
 
 
 def move(model: PreTrainedModel, device) -> PreTrainedModel:
@@ -121,7 +122,7 @@ def move(model: PreTrainedModel, device) -> PreTrainedModel:
     try:
         place = torch.device(device)
     except RuntimeError:
-        raise UnsupportedModel(f"device {device!r} is unknown; use cpu, cuda, cuda:1 or mps") from None
+        raise UnsupportedModel(f"device {device!r} is unknown; use cpu, cuda or cuda:1") from None
     if place.type == "cuda" and not torch.cuda.is_available():
         raise UnsupportedModel(f"device {device!r} was asked for, but torch sees no GPU here; use --device cpu")
     try:
@@ -130,11 +131,21 @@ def move(model: PreTrainedModel, device) -> PreTrainedModel:
         raise UnsupportedModel(f"the model cannot be put on device {device!r} ({_line(error)})") from None
 
 
-def load_tokenizer(source, config, options):
-    """The tokenizer of a model, or None where none is saved."""
+def load_tokenizer(source, options):
+    """The tokenizer of a model, or None where none is saved.
+
+    Raises
+    ------
+    CorruptFile
+        One is saved and cannot be read.
+    """
+    if isinstance(source, Path) and not any((source / name).is_file() for name in TOKENIZER_FILES):
+        return None
     try:
         return AutoTokenizer.from_pretrained(source, **options)
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+    except Exception as error:  # a tokenizer's class may raise anything
+        if isinstance(source, Path):
+            raise CorruptFile(f"the tokenizer in {source} cannot be read ({_line(error)}); copy it again") from None
         return None
 
 

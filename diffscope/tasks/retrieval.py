@@ -60,11 +60,15 @@ class Filler:
         ids = np.array([token for text in encoded for token in text], dtype=np.int64)
         pieces = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
         # A lone space would join the white space before it.
-        begins = np.array([piece.startswith(("Ġ", " ")) and len(piece) > 1 for piece in pieces])
+        begins = np.array([piece.startswith(("Ġ", "▁", " ")) and len(piece) > 1 for piece in pieces])
+        if not begins[ids].any():
+            raise PromptError("no token of this tokenizer begins a word, so text cannot be cut between words; use another model")
         return cls(ids, begins[ids])
 
     def take(self, length: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """`length` consecutive tokens that begin and end at a word border, and where in them a word begins."""
+        if length < 0:
+            raise PromptError(f"the needles alone are {-length} tokens too long for the prompt; use fewer, or a longer prompt")
         if length > len(self.ids) // 2:
             raise PromptError(f"{length} tokens of filler asked of a text of {len(self.ids)}; give a longer text")
         while True:
@@ -93,6 +97,8 @@ class Retrieval:
     filler: Filler = field(init=False, repr=False)
 
     def __post_init__(self):
+        if self.tokenizer is None or self.tokenizer.bos_token_id is None:
+            raise PromptError("retrieval prompts need a tokenizer with a token for the beginning, and this model has none")
         self.filler = Filler.of(standard_library_text(self.held_out), self.tokenizer)
         self._prepare()
 
@@ -108,10 +114,18 @@ class Retrieval:
         head, tail = self.template.split(f" {marker}")
         self._heads = {city: self._encode(head.format(city=city)) for city in CITIES}
         self._tail = self._encode(tail)
-        self._number = [self._encode(f" {n:02d}")[0] for n in range(100)], [self._encode(f"{n:02d}")[0] for n in range(100)]
+        self._number = [[self._single(f"{space}{n:02d}") for n in range(100)] for space in (" ", "")]
 
     def _encode(self, text: str) -> list[int]:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def _single(self, text: str) -> int:
+        token = self._encode(text)
+        if len(token) != 1:
+            raise PromptError(
+                f"this tokenizer has no single token for {text!r}, which retrieval prompts need; use a bundled model"
+            )
+        return token[0]
 
     def _draw(self, count: int, rng) -> tuple[list[str], list[list[int]]]:
         """Distinct cities with numbers whose first halves differ, so that two halves name one needle."""
