@@ -13,7 +13,6 @@ from sources import in_words
 
 import diffscope.figures as figures
 from diffscope.figures.base import to_json
-from diffscope.figures.captured import differential
 from diffscope.figures.inline import token_html
 from diffscope.figures.text import visible
 
@@ -59,7 +58,7 @@ def show_overview(data, selected: tuple[int, int] | None, on_pick=None, key: str
 
 def show_lambda(cap, layer: int | None = None):
     """λ by layer, beside the value it was initialised at."""
-    if not differential(cap):
+    if not cap.differential:
         st.caption("Standard attention: one map a head, no λ.")
         return
     with in_words():

@@ -11,6 +11,7 @@ from pathlib import Path
 import streamlit as st
 
 import diffscope
+from diffscope.cli.output import OUT_OF_MEMORY, ran_out_of_memory
 from diffscope.errors import DiffscopeError
 
 
@@ -21,6 +22,10 @@ def in_words():
         yield
     except DiffscopeError as error:
         st.warning(plain(str(error)))
+    except (MemoryError, RuntimeError) as error:
+        if not ran_out_of_memory(error):
+            raise
+        st.warning(plain(OUT_OF_MEMORY))
 
 
 def plain(text: str) -> str:

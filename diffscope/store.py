@@ -25,6 +25,7 @@ from diffscope import __version__
 from diffscope.errors import CorruptFile, DiffscopeError
 
 FORMATS = (".zarr", ".nc", ".parquet", ".csv")
+CAPTURE_FORMAT = "diffscope-capture-1"
 
 
 def save_statistics(dataset, path):
@@ -108,7 +109,7 @@ def save_tensors(path, tensors, record):
     record : dict
         What JSON can hold; it goes into the file's header together with what the file was made with.
     """
-    header = json.dumps({**record, "made_with": provenance()}, default=_plain)
+    header = json.dumps({**record, "format": CAPTURE_FORMAT, "made_with": provenance()}, default=_plain)
     with replacing(path) as unfinished:
         save_file(dict(_apart(tensors)), unfinished, metadata={"diffscope": header})
 
@@ -135,7 +136,10 @@ def open_tensors(path):
         raise CorruptFile(f"{path} is a folder, not a saved capture; a model's folder is opened with load, or --model")
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, json.loads(file.metadata()["diffscope"])
+            record = json.loads(file.metadata()["diffscope"])
+            if not isinstance(record, dict) or record.get("format") != CAPTURE_FORMAT:
+                raise ValueError(f"it is not of the format {CAPTURE_FORMAT}")
+            return {name: file.get_tensor(name) for name in file.keys()}, record
     except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
         raise CorruptFile(f"{path} is damaged or was not written by diffscope ({_reason(error)}); capture again") from error
 
@@ -164,12 +168,26 @@ def provenance():
     }
 
 
+def check_target(path):
+    """Refuse a place where nothing can be written, or where more than an earlier result would be lost.
+
+    Raises
+    ------
+    DiffscopeError
+        There is no such folder, or the path is itself a folder that is not a zarr store.
+    """
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise DiffscopeError(f"there is no folder {path.parent} to write {path.name} into; make it first")
+    if path.is_dir() and not (path.suffix.lower() == ".zarr" and (path / "zarr.json").is_file()):
+        raise DiffscopeError(f"{path} is a folder, which would be lost; give the name of a file")
+
+
 @contextmanager
 def replacing(path):
     """A name to write a file or folder under, which takes the place of `path` when all of it is written."""
     path = Path(path)
-    if not path.parent.is_dir():
-        raise DiffscopeError(f"there is no folder {path.parent}; make it first")
+    check_target(path)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as workspace:
         unfinished = Path(workspace) / path.name
         yield unfinished

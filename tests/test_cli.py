@@ -5,9 +5,12 @@ import signal
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from urllib.request import urlopen
 
+import numpy as np
 import pytest
+import torch
 
 import diffscope
 from diffscope.cli import COMMANDS, main
@@ -126,6 +129,77 @@ def test_measure_table_says_what_it_averages_over(run, saved):
     _, by_head, _ = run("measure", saved, "--stats", "entropy", "--per-head")
     assert "heads" not in by_head
     assert len(by_head.splitlines()) - len(out.splitlines()) == capture.n_layers * (capture.n_heads - 1)
+
+
+def test_positions_and_decibels_are_not_averaged(run, saved):
+    _, out, _ = run("measure", saved, "--stats", "argmax,cmrr,column_sink_position,gini")
+    lines = out.splitlines()
+    assert sum("is not averaged" in line and "--query" in line for line in lines) == 2
+    assert "gini, mean over" in out
+    capture = diffscope.open(saved)
+    position = lines.index("column_sink_position [position]")
+    assert lines[position + 1].split()[:3] == ["layer", "head", "normalisation"]
+    _, out, _ = run("measure", saved, "--stats", "argmax", "--json")
+    argmax = json.loads(out)["statistics"]["argmax"]
+    assert "query" in argmax["dims"] and argmax["averaged_over"] == []
+    _, out, _ = run("measure", saved, "--stats", "argmax", "--query", "-1")
+    expected = capture.measure(["argmax"], queries=[-1])["argmax"].isel(query=0)
+    shown = [line.split() for line in out.splitlines()[-expected.sizes["layer"] * expected.sizes["head"] :]]
+    assert [list(map(float, row[2:])) for row in shown] == expected.values.reshape(-1, 3).tolist()
+
+
+def test_a_head_is_not_compared_with_itself(run, saved):
+    capture = diffscope.open(saved)
+    cka = capture.measure(["head_cka"])["head_cka"].values
+    _, out, _ = run("measure", saved, "--stats", "head_cka")
+    assert f"mean over other heads ({capture.n_heads - 1})" in out
+    shown = [float(line.split()[2]) for line in out.splitlines()[-cka.shape[0] * cka.shape[1] :]]
+    expected = [np.delete(cka[layer, :, head], head).mean() for layer in range(cka.shape[0]) for head in range(cka.shape[1])]
+    assert shown == pytest.approx(expected, rel=1e-3)
+
+
+def test_infinite_divergences_are_left_out_and_counted(run, saved, monkeypatch):
+    measure = diffscope.capture.Capture.measure
+
+    def with_infinity(self, *arguments, **options):
+        found = measure(self, *arguments, **options).copy(deep=True)
+        found["kl_12"].loc[dict(layer=0, head=0, query=found["query"][-2:])] = np.inf
+        return found
+
+    monkeypatch.setattr(diffscope.capture.Capture, "measure", with_infinity)
+    found = diffscope.open(saved).measure(["kl_12"])["kl_12"]
+    infinite = int(np.isinf(found).sum())
+    _, out, _ = run("measure", saved, "--stats", "kl_12")
+    assert f"{infinite} infinite values left out" in out and "inf" not in out.split("left out)", 1)[1]
+    entry = json.loads(run("measure", saved, "--stats", "kl_12", "--json")[1])["statistics"]["kl_12"]
+    kept = found.where(np.isfinite(found)).mean("query").sel(layer=0, head=0)
+    answer = kept["span"].values.tolist().index("answer")
+    assert entry["values"][0][0][answer] == pytest.approx(float(kept[answer]), rel=1e-6)
+    assert f"{infinite} infinite values" in entry["averaged_over"][0]
+
+
+@pytest.fixture
+def hybrid(saved, tmp_path):
+    """A saved capture whose layers are numbered 1 and 3."""
+    capture = diffscope.open(saved)
+    layers = [replace(layer, layer=number) for layer, number in zip(capture.layers, (1, 3), strict=True)]
+    path = tmp_path / "hybrid.dscope"
+    replace(capture, layers=layers).save(path)
+    return path
+
+
+def test_layers_go_by_their_number_in_the_model(run, hybrid, tmp_path):
+    status, out, _ = run("measure", hybrid, "--layer", 3, "--stats", "gini", "--json")
+    assert status == 0
+    gini = json.loads(out)["statistics"]["gini"]
+    assert gini["coords"]["layer"] == [3]
+    expected = diffscope.open(hybrid).measure(["gini"])["gini"].isel(layer=[1]).mean("query")
+    assert gini["values"][0][0] == pytest.approx(expected.values[0, 0].tolist(), rel=1e-6)
+    assert run("figure", hybrid, "--layer", 3, "--out", tmp_path / "maps.json")[0] == 0
+    assert json.loads((tmp_path / "maps.json").read_text())["attrs"]["layer"] == 3
+    for command in (["measure"], ["figure", "--out", tmp_path / "no.json"]):
+        status, _, err = run(command[0], hybrid, "--layer", 0, *command[1:])
+        assert (status, is_one_line(err)) == (2, True) and "choose from 1, 3" in err
 
 
 def test_measure_of_one_layer_and_head(run, saved):
@@ -256,6 +330,44 @@ def test_a_file_that_is_no_capture(run, tmp_path):
     status, _, err = run("measure", tmp_path / "x.dscope")
     assert status == 2
     assert is_one_line(err), err
+
+
+def test_a_folder_is_not_overwritten(run, tiny_diff_folder, tmp_path):
+    (tmp_path / "kept").touch()
+    status, out, err = run("capture", "--model", tiny_diff_folder, "--prompt", PROMPT, "--out", tmp_path)
+    assert (status, out) == (2, "")
+    assert is_one_line(err) and "is a folder" in err
+    assert (tmp_path / "kept").exists()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.\nSee documentation"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:127] data. DefaultCPUAllocator: not enough memory: you tried to allocate"),
+        RuntimeError("[enforce fail] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."),
+        MemoryError(),
+    ],
+    ids=["cuda", "windows", "linux", "python"],
+)
+def test_out_of_memory_is_one_line(run, monkeypatch, error):
+    monkeypatch.setattr(diffscope, "load", raiser(error))
+    status, out, err = run("capture", "--model", "mini-diff", "--prompt", PROMPT)
+    assert (status, out) == (2, "")
+    assert is_one_line(err) and "out of memory; use a shorter prompt" in err
+
+
+def test_another_runtime_error_is_not_hidden(run, monkeypatch):
+    monkeypatch.setattr(diffscope, "load", raiser(RuntimeError("a defect")))
+    with pytest.raises(RuntimeError, match="a defect"):
+        run("capture", "--model", "mini-diff", "--prompt", PROMPT)
+
+
+def raiser(error):
+    def fail(*_, **__):
+        raise error
+
+    return fail
 
 
 def test_an_interrupt_is_130(run, monkeypatch):

@@ -124,3 +124,22 @@ def test_where_statistics_cannot_go(statistics, tmp_path, path):
 def test_a_missing_file_is_not_called_damaged(tmp_path):
     with pytest.raises(DiffscopeError, match="there is no"):
         open_statistics(tmp_path / "statistics.nc")
+
+
+@pytest.mark.parametrize("name", ["results", "results.zarr"])
+def test_a_folder_is_not_replaced_by_a_file(tmp_path, name):
+    folder = tmp_path / name
+    folder.mkdir()
+    (folder / "thesis.tex").write_text("the work of years")
+    with pytest.raises(DiffscopeError, match="is a folder") as error:
+        save_tensors(folder, {"q": torch.zeros(8)}, {})
+    assert "\n" not in str(error.value)
+    assert (folder / "thesis.tex").read_text() == "the work of years"
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+@pytest.mark.parametrize("record", ["[1]", "{}", '{"format": "diffscope-capture-0", "prompts": []}'])
+def test_tensors_of_another_structure_say_so(tmp_path, record):
+    save_file({"q": torch.zeros(8)}, tmp_path / "x.dscope", metadata={"diffscope": record})
+    with pytest.raises(CorruptFile, match="not of the format diffscope-capture-1"):
+        open_tensors(tmp_path / "x.dscope")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import blocks
 import streamlit as st
 from sources import age, bundled, capture, examples, in_words, measured, plain, saved, scope, spans_of
 
-from diffscope.figures.captured import differential
+from diffscope.figures.captured import check_place, layer_numbers
 from diffscope.figures.overview import over_heads
 from diffscope.figures.panels import short_name
 from diffscope.figures.text import shorten, visible
@@ -120,7 +122,7 @@ def choose_statistic(cap, key: tuple):
     there = {
         name: s
         for name, s in STATISTICS.items()
-        if s.kind in KINDS and "head" in s.dims and (differential(cap) or s.kind != "branch")
+        if s.kind in KINDS and "head" in s.dims and (cap.differential or s.kind != "branch")
     }
     name = st.selectbox(
         "Statistic",
@@ -133,14 +135,14 @@ def choose_statistic(cap, key: tuple):
     where = {}
     dims = there[name].dims
     if "map" in dims:
-        maps = ["D", "A1", "A2"] if differential(cap) else ["D"]
+        maps = ["D", "A1", "A2"] if cap.differential else ["D"]
         where["map"] = st.selectbox(
             "Map",
             maps,
             key="map",
             bind="query-params",
             width=80,
-            format_func=lambda m: WORDS.get(m, m) if differential(cap) else "A",
+            format_func=lambda m: WORDS.get(m, m) if cap.differential else "A",
         )
     if "span" in dims:
         names = sorted(cap.spans, key=lambda s: (s != "answer", s))
@@ -159,15 +161,16 @@ def choose_statistic(cap, key: tuple):
 def strongest(cap, key: tuple) -> tuple[int, int]:
     """Where to begin: the head with the most of the answer at the last token."""
     if "answer" not in cap.spans:
-        return cap.n_layers // 2, 0
+        return layer_numbers(cap)[cap.n_layers // 2], 0
     found = measured(cap, key, "span_mass", (cap.n_tokens - 1,))["span_mass"]
-    best = found.sel(map="D", span="answer", normalisation="share").isel(query=-1).fillna(-1.0).argmax(...)
+    found = found.sel(map="D", span="answer", normalisation="share").isel(query=-1).fillna(-1.0)
+    best = found.isel(found.argmax(...))  # from where it stands to what the model calls it
     return int(best["layer"]), int(best["head"])
 
 
 def follow(cap, key: tuple) -> None:
     """Layer, head and token begin where the answer is attended to most, and stay where the reader puts them."""
-    model, best = (cap.model_name, cap.n_layers, cap.n_heads), strongest(cap, key)
+    model, best = (cap.model_name, tuple(layer_numbers(cap)), cap.n_heads), strongest(cap, key)
     now = (state.get("layer"), state.get("head"))
     if state.get("_model") is None:
         begin = not {"layer", "head"} & set(st.query_params)  # an address that names a head is followed
@@ -226,7 +229,9 @@ def look(cap, key: tuple) -> None:
     controls = st.container(horizontal=True, vertical_alignment="bottom")
     with controls:
         # without a default value the address always names the head, the first one included
-        layer = st.number_input("Layer", 0, cap.n_layers - 1, None, step=1, key="layer", bind="query-params", width=110)
+        numbers = layer_numbers(cap)
+        step = math.gcd(*(number - numbers[0] for number in numbers)) or 1  # over layers without attention
+        layer = st.number_input("Layer", numbers[0], numbers[-1], None, step=step, key="layer", bind="query-params", width=110)
         head = st.number_input("Head", 0, cap.n_heads - 1, None, step=1, key="head", bind="query-params", width=110)
         contrast = st.segmented_control(
             "Colour",
@@ -250,6 +255,7 @@ def look(cap, key: tuple) -> None:
         places = st.container(horizontal=True, horizontal_alignment="right")
     if layer is None or head is None:
         layer, head = state["_best"]
+    check_place(cap, layer, head)
     data = None
     with above, in_words():
         name, data = choose_statistic(cap, key)
@@ -296,7 +302,7 @@ def look(cap, key: tuple) -> None:
         token = plain(shorten(visible(cap.tokens[query])))
         st.caption(
             f"What token {query} “{token}” attends to"
-            + (": A₁ adds (blue), λ·A₂ takes away (orange), D is what is left (black)." if differential(cap) else ".")
+            + (": A₁ adds (blue), λ·A₂ takes away (orange), D is what is left (black)." if cap.differential else ".")
         )
     near = None if cap.n_tokens <= 4096 else (keys or (max(0, query - 4095), query + 1))
     row = blocks.show_row(cap, layer, head, query, near)
@@ -310,7 +316,8 @@ with in_words():
     if source is None:
         st.info("Give the folder of a model, or the file of a saved capture.")
     elif source[1]:
-        look(saved(source[0], age(source[0])), source)
+        kept = (source[0], age(source[0]))  # a file that was written again is another capture
+        look(saved(*kept), kept)
     else:
         text, spans, answer = choose_prompt()
         if not text.strip():

@@ -10,6 +10,7 @@ from importlib import import_module
 import typer
 
 from diffscope import __version__
+from diffscope.cli.output import OUT_OF_MEMORY, ran_out_of_memory
 from diffscope.errors import DiffscopeError
 
 COMMANDS = ("models", "capture", "measure", "figure", "evaluate", "train", "app")
@@ -67,6 +68,10 @@ def main(arguments=None):
         return _fail(f"{where}{error.strerror or error}; check the path, its permissions and the space left")
     except (KeyboardInterrupt, typer.Abort):
         return 130
+    except (MemoryError, RuntimeError) as error:
+        if not ran_out_of_memory(error):
+            raise
+        return _fail(OUT_OF_MEMORY)
 
 
 def _fail(message, status=2):

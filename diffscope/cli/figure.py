@@ -17,7 +17,6 @@ from diffscope.cli.options import (
     SavedCapture,
     Span,
     check_out,
-    check_place,
     read_capture,
 )
 from diffscope.cli.output import note, working
@@ -48,6 +47,8 @@ def command(
     dtype: Dtype = None,
 ):
     """Draw a figure: by default the maps A1, λA2 and D of one head."""
+    from diffscope.figures.captured import check_place
+
     check_out(out)
     capture = read_capture(saved, model, prompt, prompt_file, span, device, dtype)
     check_place(capture, layer, head)

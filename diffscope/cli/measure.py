@@ -1,5 +1,6 @@
 """``diffscope measure``: the statistics of a capture."""
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +18,6 @@ from diffscope.cli.options import (
     SavedCapture,
     Span,
     check_out,
-    check_place,
     read_capture,
 )
 from diffscope.cli.output import counting, note, say, show_json, show_table, working
@@ -30,6 +30,7 @@ EXAMPLE = (
 )
 
 Stats = Annotated[str, typer.Option(metavar="A,B", help="Which statistics, separated by commas.")]
+Query = Annotated[int | None, typer.Option(help="One query, a token counted from 0, or from the end: -1 is the last.")]
 PerHead = Annotated[bool, typer.Option("--per-head", help="One row a head instead of the mean over heads.")]
 Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Keep every value, unaveraged: .zarr, .nc, .parquet or .csv.")]
 
@@ -43,6 +44,7 @@ def command(
     stats: Stats = "entropy,gini",
     layer: Layer = None,
     head: Head = None,
+    query: Query = None,
     per_head: PerHead = False,
     out: Out = None,
     as_json: Json = False,
@@ -50,6 +52,7 @@ def command(
     dtype: Dtype = None,
 ):
     """Measure statistics of A1, A2 and D, averaged over queries."""
+    from diffscope.figures.captured import check_place
     from diffscope.store import save_statistics, statistics_format
 
     check_out(out)
@@ -61,13 +64,13 @@ def command(
     capture = read_capture(saved, model, prompt, prompt_file, span, device, dtype)
     check_place(capture, layer, head)
     with counting("measuring") as progress:
-        measured = capture.measure(names, progress=progress)
+        measured = capture.measure(names, queries=None if query is None else [query], progress=progress)
     place = {dim: [index] for dim, index in (("layer", layer), ("head", head)) if index is not None and dim in measured.dims}
     measured = measured.sel(place)
     if out is not None:
         with working(f"saving {out}"):
             save_statistics(measured, out)
-    means = measured.mean([dim for dim in measured.dims if dim == "query"], keep_attrs=True)
+    said = {name: _over_queries(values, _averageable(name)) for name, values in measured.items()}
     if as_json:
         show_json(
             {
@@ -76,23 +79,56 @@ def command(
                 "tokens": capture.n_tokens,
                 "spans": capture.spans,
                 "averaged_over": {"query": measured.sizes.get("query")},
-                "statistics": {name: _as_dict(values) for name, values in means.items()},
+                "statistics": {name: _as_dict(values) | {"averaged_over": over} for name, (values, over) in said.items()},
                 "saved": out,
             }
         )
         return
     say(f"{capture.model_name} ({capture.family}), {capture.n_tokens} tokens")
-    for name, values in means.items():
-        over = []
-        if "query" in measured[name].dims:
-            gaps = " (rows without a value left out)" if measured[name].isnull().any() else ""
-            over.append(f"{measured.sizes['query']} queries{gaps}")
-        if "head" in values.dims and not per_head and head is None:
-            over.append(f"{values.sizes['head']} heads")
-            values = values.mean("head", keep_attrs=True)
+    for name, (values, over) in said.items():
+        if "query" in values.dims:
+            say()
+            say(f"{name} [{values.attrs['units']}] is not averaged, its mean would say nothing; choose one --query, or --json")
+            continue
+        if "head" in values.dims and not per_head and head is None and _averageable(name):
+            values, heads = _over_heads(values)
+            over = over + heads
         _show(name, values, over)
     if out is not None:
         note(f"saved {out}")
+
+
+def _averageable(name):
+    """Whether means of a statistic say anything; of what is measured beside the statistics by name, they do."""
+    from diffscope.stats import STATISTICS
+
+    return name not in STATISTICS or STATISTICS[name].averageable
+
+
+def _over_queries(values, averageable):
+    """The mean over queries, and in words what it is over; the value itself of one query, or where a mean says nothing."""
+    if "query" not in values.dims:
+        return values, []
+    if values.sizes["query"] == 1:
+        return values.isel(query=0), []
+    return _mean(values, "query", f"{values.sizes['query']} queries", "rows without a value") if averageable else (values, [])
+
+
+def _over_heads(values):
+    """The mean over heads, and in words what it is over; a head beside itself is left out."""
+    if "other_head" not in values.dims:
+        return _mean(values, "head", f"{values.sizes['head']} heads")
+    return _mean(values.where(values["head"] != values["other_head"]), "head", f"other heads ({values.sizes['head'] - 1})")
+
+
+def _mean(values, dim, over, missing=None):
+    """The mean of what is finite, and in words what it is over and what was left out."""
+    infinite = abs(values) == math.inf
+    count = int(infinite.sum())
+    left_out = [missing] if missing and values.isnull().any() else []
+    left_out += [f"{count} infinite value{'s' if count > 1 else ''}"] if count else []
+    over += f" ({' and '.join(left_out)} left out)" if left_out else ""
+    return values.where(~infinite).mean(dim, keep_attrs=True), [over]
 
 
 def _as_dict(values):

@@ -17,10 +17,10 @@ Span = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME=TEXT|START:STOP", help="A named part of the prompt: its text, or a range of tokens. Repeatable."),
 ]
-Layer = Annotated[int | None, typer.Option(min=0, help="One layer, counted from 0.")]
+Layer = Annotated[int | None, typer.Option(min=0, help="One layer, counted from 0 as the model does.")]
 Head = Annotated[int | None, typer.Option(min=0, help="One head, counted from 0.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
-Device = Annotated[str | None, typer.Option(help="Where to run the model: cpu, cuda, cuda:1, mps.")]
+Device = Annotated[str | None, typer.Option(help="Where to run the model: cpu, cuda, cuda:1.")]
 Dtype = Annotated[
     Literal["float32", "float64", "bfloat16", "float16"] | None, typer.Option(help="What to run the model in instead of its own.")
 ]
@@ -73,12 +73,7 @@ def read_spans(options):
 
 def check_out(out):
     """Refuse to work on what could not be kept."""
-    if out is not None and not out.parent.is_dir():
-        raise DiffscopeError(f"there is no folder {out.parent} to write {out.name} into; make it first")
+    from diffscope.store import check_target
 
-
-def check_place(capture, layer, head):
-    """Refuse a layer or head that the model does not have."""
-    for word, index, count in (("layer", layer, capture.n_layers), ("head", head, capture.n_heads)):
-        if index is not None and index >= count:
-            raise DiffscopeError(f"{capture.model_name} has no {word} {index}; choose one from 0 to {count - 1}")
+    if out is not None:
+        check_target(out)

@@ -27,6 +27,18 @@ def note(line):
     Console(stderr=True, highlight=False).print(Text(line), soft_wrap=True)
 
 
+OUT_OF_MEMORY = "out of memory; use a shorter prompt, bfloat16 or fewer statistics"
+
+
+def ran_out_of_memory(error):
+    """Whether an exception says that memory is used up; by its name and words, since torch may not be loaded."""
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    words = ("DefaultCPUAllocator", "not enough memory", "out of memory")
+    return bool(kinds & {"MemoryError", "OutOfMemoryError"}) or (
+        "RuntimeError" in kinds and any(word in str(error) for word in words)
+    )
+
+
 def show_table(headers, rows):
     """Print rows under headers; numbers are aligned to the right."""
     table = Table(box=None, pad_edge=False, header_style="bold")

@@ -10,9 +10,9 @@ to explore, `.matplotlib()` draws it to print, and `.save(path)` writes it by it
 
 from diffscope.errors import DiffscopeError
 from diffscope.figures import layers, maps, overview, rows  # noqa: F401 (each registers what it draws)
-from diffscope.figures.base import FIGURES, Figure, write_whole
+from diffscope.figures.base import FIGURES, Figure
 
-__all__ = ["FIGURES", "Figure", "figure", "write_whole"]
+__all__ = ["FIGURES", "Figure", "figure"]
 
 
 def figure(name: str, cap, **choices) -> Figure:

@@ -6,7 +6,6 @@ import io
 import json
 import math
 import os
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ import xarray as xr
 
 from diffscope.errors import DiffscopeError, MissingExtra
 from diffscope.figures import theme
+from diffscope.store import replacing
 
 PRINTED = (".pdf", ".svg", ".png")
 
@@ -89,7 +89,12 @@ class Figure:
             raise DiffscopeError(
                 f"cannot write a figure as {path.suffix or 'a file without a suffix'!r}: use .pdf, .svg, .png, .html or .json"
             )
-        write_whole(path, self.to_bytes(path.suffix))
+        content = self.to_bytes(path.suffix)
+        try:
+            with replacing(path) as unfinished:
+                unfinished.write_bytes(content)
+        except OSError as error:
+            raise DiffscopeError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
         return path
 
     def to_bytes(self, suffix: str) -> bytes:
@@ -122,26 +127,6 @@ class Figure:
     def __repr__(self) -> str:
         sizes = ", ".join(f"{name}: {size}" for name, size in self.data.sizes.items())
         return f"<diffscope figure {self.kind.name!r} of {', '.join(map(str, self.data.data_vars))} ({sizes})>"
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write next to the target, then move into place: nobody ever sees half a file."""
-    if not path.parent.is_dir():
-        raise DiffscopeError(f"there is no folder {str(path.parent)!r} to write {path.name} into; create it first")
-    try:
-        handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-            mask = os.umask(0)
-            os.umask(mask)
-            os.chmod(aside, 0o666 & ~mask)
-            os.replace(aside, path)
-        except BaseException:
-            Path(aside).unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise DiffscopeError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
 
 
 def to_json(data: xr.Dataset) -> str:

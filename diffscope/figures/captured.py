@@ -1,4 +1,4 @@
-"""What figures ask of a capture: one prompt's part of it, and whether a place exists."""
+"""What figures ask of a capture: one prompt's part of it, and which places there are."""
 
 from __future__ import annotations
 
@@ -14,9 +14,32 @@ def of_prompt(value, prompt: int):
     return value
 
 
-def within(number: int, there_are: int, what: str) -> None:
-    if not 0 <= number < there_are:
-        raise DiffscopeError(f"there is no {what} {number}: the model has {there_are}, from 0 to {there_are - 1}")
+def layer_numbers(cap) -> list[int]:
+    """The layers of a capture as the model numbers them: a model need not have attention in every layer."""
+    return [int(layer.layer) for layer in cap.layers]
+
+
+def check_place(cap, layer: int | None = None, head: int | None = None) -> None:
+    """Refuse a layer or a head that the capture does not have."""
+    for what, number, there in (("layer", layer, layer_numbers(cap)), ("head", head, list(range(cap.n_heads)))):
+        if number is not None and number not in there:
+            gaps = there != list(range(there[0], there[-1] + 1))
+            said = ", ".join(map(str, there)) if gaps else f"{there[0]} to {there[-1]}"
+            raise DiffscopeError(f"there is no {what} {number}; choose from {said}")
+
+
+def layer_of(cap, layer: int, prompt: int):
+    """The attention inputs of one layer, by its number in the model, and one prompt."""
+    return cap.layers[layer_numbers(cap).index(layer)].prompt(prompt)
+
+
+def visible_cells(cap, layer: int, prompt: int, queries, keys, bin: int = 1) -> np.ndarray:
+    """Whether a query sees a key, (query, key); of bins, given by their first positions, whether any query sees any key."""
+    found = layer_of(cap, layer, prompt)
+    if bin == 1:
+        return found.visible(np.array(queries)).cpu().numpy()[:, keys]
+    rows = [found.visible(slice(first, first + bin)).any(0).cpu().numpy() for first in queries]  # N of N² at a time
+    return np.logical_or.reduceat(np.stack(rows), keys, axis=1)
 
 
 def window(choice, n: int, name: str) -> slice:
@@ -34,11 +57,6 @@ def window(choice, n: int, name: str) -> slice:
     if step != 1 or stop <= start:
         raise DiffscopeError(f"{name} {choice.start}:{choice.stop} holds no position of the prompt's {n} tokens")
     return slice(start, stop)
-
-
-def differential(cap) -> bool:
-    """Whether the maps of this capture have a second branch."""
-    return any(layer.pairing.a2 is not None for layer in cap.layers)
 
 
 def runs(positions) -> list[tuple[int, int]]:
@@ -59,6 +77,6 @@ def described(cap, layer: int, head: int, prompt: int) -> dict:
         "layer": int(layer),
         "head": int(head),
         "n_tokens": len(tokens),
-        "mask": str(cap.layers[layer].mask.kind),
+        "mask": str(layer_of(cap, layer, prompt).mask.kind),
         "spans": {name: runs(where) for name, where in of_prompt(cap.spans, prompt).items()},
     }

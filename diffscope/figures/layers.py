@@ -8,7 +8,6 @@ import xarray as xr
 from diffscope.errors import DiffscopeError
 from diffscope.figures import theme
 from diffscope.figures.base import register
-from diffscope.figures.captured import differential
 from diffscope.figures.fit import canvas, settle
 from diffscope.figures.text import for_html, for_print
 
@@ -18,7 +17,7 @@ from diffscope.figures.text import for_html, for_print
 def lambda_data(cap, prompt: int = 0) -> xr.Dataset:
     """λ by layer: mean, smallest and largest over heads and queries, and the initial value where there is one."""
     lam = cap.lam
-    if not differential(cap):
+    if not cap.differential:
         raise DiffscopeError("standard attention has no λ")
     if "prompt" in lam.dims:
         lam = lam.isel(prompt=prompt)

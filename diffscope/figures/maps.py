@@ -7,7 +7,7 @@ import xarray as xr
 from diffscope.errors import DiffscopeError
 from diffscope.figures import maps_print, maps_screen
 from diffscope.figures.base import register
-from diffscope.figures.captured import described, differential, of_prompt, window, within
+from diffscope.figures.captured import check_place, described, layer_numbers, of_prompt, visible_cells, window
 
 LARGEST = 512  # positions a side that are drawn one by one; above, bins that keep the largest weight
 NAMES = ("A1", "A2", "noise", "D")
@@ -15,7 +15,7 @@ NAMES = ("A1", "A2", "noise", "D")
 
 def data(
     cap,
-    layer: int = 0,
+    layer: int | None = None,
     head: int = 0,
     prompt: int = 0,
     queries=None,
@@ -26,10 +26,11 @@ def data(
     """The maps of one head over (query, key), exactly as the capture gives them.
 
     `queries` and `keys` pick a window (a slice or `(start, stop)`); without one, a prompt of more than `size`
-    tokens is shown in bins that keep the value of largest magnitude.
+    tokens is shown in bins that keep the value of largest magnitude. The coordinate `visible` says which cells hold a key
+    that their query sees. Without a layer, it is the first.
     """
-    within(layer, cap.n_layers, "layer")
-    within(head, cap.n_heads, "head")
+    layer = layer_numbers(cap)[0] if layer is None else layer
+    check_place(cap, layer, head)
     tokens = of_prompt(cap.tokens, prompt)
     rows, columns = window(queries, len(tokens), "queries"), window(keys, len(tokens), "keys")
     pooled = max(len(range(*rows.indices(len(tokens)))), len(range(*columns.indices(len(tokens))))) > size
@@ -37,7 +38,7 @@ def data(
         raise DiffscopeError(
             f"a window of more than {size} positions a side cannot be drawn: choose a smaller one, or none for the overview"
         )
-    has_second = differential(cap)
+    has_second = cap.differential
     chosen = (names or NAMES) if has_second else ("A1",)
     made = {}
     for name in chosen:
@@ -48,12 +49,14 @@ def data(
     if not has_second:
         made = {"A": made["A1"].rename("A")}
     first = next(iter(made.values()))
-    together = xr.Dataset(made)
+    bin = int(first.attrs.get("bin", 1))
+    seen = visible_cells(cap, layer, prompt, first["query"].values, first["key"].values, bin)
+    together = xr.Dataset(made).assign_coords(visible=(("query", "key"), seen))
     together.attrs = {
         "figure": "maps",
         **described(cap, layer, head, prompt),
         "lam": first.attrs.get("lam"),
-        "bin": int(first.attrs.get("bin", 1)),
+        "bin": bin,
     }
     return together
 

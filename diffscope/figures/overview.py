@@ -8,8 +8,10 @@ import xarray as xr
 from diffscope.errors import DiffscopeError
 from diffscope.figures import theme
 from diffscope.figures.base import register
+from diffscope.figures.captured import of_prompt
 from diffscope.figures.fit import canvas, settle
 from diffscope.figures.text import for_html, for_print
+from diffscope.stats import STATISTICS
 
 # ---------------------------------------------------------------- statistic by layer and head
 
@@ -22,13 +24,22 @@ def data(cap, statistic: str = "span_mass", query: int | str | None = -1, prompt
     """
     if measured is None:
         measured = cap.measure([statistic])
+    if query != "mean":
+        query = _position(-1 if query is None else query, len(of_prompt(cap.tokens, prompt)))
     if statistic not in measured:
         raise DiffscopeError(f"no statistic {statistic!r} was measured: there are {', '.join(map(str, measured.data_vars))}")
     return over_heads(measured[statistic], query, prompt, where, model=str(getattr(cap, "model_name", "") or ""))
 
 
+def _position(query: int, n: int) -> int:
+    """A query of a prompt of n tokens, counted from 0: in a batch the last one is not the last of the axis."""
+    if not -n <= query < n:
+        raise DiffscopeError(f"there is no token {query}: the prompt has {n}")
+    return query % n
+
+
 def over_heads(array: xr.DataArray, query=-1, prompt: int = 0, where: dict | None = None, model: str = "") -> xr.Dataset:
-    """Select along every dimension but layer and head."""
+    """Select along every dimension but layer and head; `query` is a position, or if negative counts from the axis' end."""
     attrs, said, where = dict(array.attrs), [], dict(where or {})
     alone = "standard attention" in str(attrs.get("why", ""))  # one map a head: D is A
     if "prompt" in array.dims:
@@ -42,10 +53,22 @@ def over_heads(array: xr.DataArray, query=-1, prompt: int = 0, where: dict | Non
         said.append("A" if alone and dim == "map" and choice in ("A1", "D") else choice)
     if "query" in array.dims:
         if query == "mean":
-            array = array.mean("query", skipna=True, keep_attrs=True)
-            said.append("mean over queries")
+            if array.name in STATISTICS and not STATISTICS[array.name].averageable:
+                raise DiffscopeError(
+                    f"{array.name} [{attrs['units']}] is not averaged, its mean would say nothing; choose one query"
+                )
+            infinite = np.isinf(array)
+            array = array.where(~infinite).mean("query", skipna=True, keep_attrs=True)
+            count = int(infinite.sum())
+            left_out = f" ({count} infinite value{'s' if count > 1 else ''} left out)" if count else ""
+            said.append(f"mean over queries{left_out}")
         else:
-            array = array.isel(query=-1 if query is None else query)
+            if query is None or query < 0 or "query" not in array.coords:
+                array = array.isel(query=-1 if query is None else query)
+            elif query in array["query"].values:
+                array = array.sel(query=query)
+            else:
+                raise DiffscopeError(f"query {query} was not measured; choose one that was")
             said.append(f"query {int(array['query'])}" if "query" in array.coords else "one query")
     if set(array.dims) - {"layer", "head"} or "layer" not in array.dims:
         raise DiffscopeError(f"{array.name} is not measured by layer")
@@ -74,6 +97,8 @@ def _usual(labels: list[str], dim: str) -> str:
 def _table(data: xr.Dataset):
     """The values, the positions of layers and heads, the colours and the words of an overview."""
     array = data[data.attrs["statistic"]]
+    if "layer" in array.coords:  # a layer without attention is an empty row
+        array = array.reindex(layer=np.arange(array["layer"].values[0], array["layer"].values[-1] + 1))
     values = np.asarray(array.values, dtype=float)
     finite = values[np.isfinite(values)]
     top = float(np.abs(finite).max()) if finite.size else 1.0
@@ -124,14 +149,15 @@ def on_screen(
             },
         )
     )
-    grid = [(h, y) for y in layers for h in heads]
+    there = set(np.asarray(data["layer"].values, int).tolist())
+    grid = [(h, y, value) for y, row in zip(layers, values) if y in there for h, value in zip(heads, row)]
     size = max(8, min(40, (tall - 90) / max(1, len(layers))))
     made.add_trace(
         go.Scatter(
-            x=[h for h, _ in grid],
-            y=[y for _, y in grid],
+            x=[h for h, _, _ in grid],
+            y=[y for _, y, _ in grid],
             mode="markers",
-            customdata=values.ravel(),
+            customdata=[value for _, _, value in grid],
             hovertemplate="layer %{y}, head %{x}<br><b>%{customdata:.4g}</b><extra></extra>",
             showlegend=False,
             marker={"symbol": "square", "size": size, "opacity": 0, "color": theme.INK},

@@ -23,25 +23,15 @@ class Panel:
 
 
 def panels(data: xr.Dataset, scale: str = "shared") -> list[Panel]:
-    unseen = unseen_cells(data)
     tops = {name: float(np.nanmax(np.abs(array.values), initial=0.0)) for name, array in data.data_vars.items()}
     shared = max(tops.values())
     made = []
     for name, array in data.data_vars.items():
         kind = theme.SCALES[name]
-        values = np.where(unseen, np.nan, np.asarray(array.values, dtype=np.float32))
+        values = np.where(data["visible"].values, np.asarray(array.values, dtype=np.float32), np.nan)
         limits = theme.colour_limits(kind, shared if scale == "shared" else tops[name])
         made.append(Panel(str(name), theme.TITLES[name], values, kind, limits))
     return made
-
-
-def unseen_cells(data: xr.Dataset) -> np.ndarray:
-    """Cells after their query, where attention looks only back; in a pooled map, bins wholly after it."""
-    queries, keys = positions(data, "query"), positions(data, "key")
-    if data.attrs.get("mask") not in ("causal", "window"):
-        return np.zeros((len(queries), len(keys)), dtype=bool)
-    last = queries + data.attrs.get("bin", 1) - 1
-    return keys[None, :] > last[:, None]
 
 
 def positions(data: xr.Dataset, dim: str) -> np.ndarray:

@@ -8,7 +8,7 @@ import xarray as xr
 from diffscope.errors import DiffscopeError
 from diffscope.figures import theme
 from diffscope.figures.base import register
-from diffscope.figures.captured import described, differential, of_prompt, window, within
+from diffscope.figures.captured import check_place, described, layer_numbers, of_prompt, window
 from diffscope.figures.fit import canvas, settle
 from diffscope.figures.panels import heading, labels, marked_spans, positions
 from diffscope.figures.text import for_html, for_print, shorten, visible
@@ -16,10 +16,10 @@ from diffscope.figures.text import for_html, for_print, shorten, visible
 LARGEST = 4096  # keys drawn one by one
 
 
-def data(cap, layer: int = 0, head: int = 0, query: int = -1, prompt: int = 0, keys=None) -> xr.Dataset:
+def data(cap, layer: int | None = None, head: int = 0, query: int = -1, prompt: int = 0, keys=None) -> xr.Dataset:
     """A1, λ·A2 and D of one query over the keys, exactly as the capture gives them."""
-    within(layer, cap.n_layers, "layer")
-    within(head, cap.n_heads, "head")
+    layer = layer_numbers(cap)[0] if layer is None else layer
+    check_place(cap, layer, head)
     tokens = of_prompt(cap.tokens, prompt)
     n = len(tokens)
     if not -n <= query < n:
@@ -30,7 +30,7 @@ def data(cap, layer: int = 0, head: int = 0, query: int = -1, prompt: int = 0, k
         raise DiffscopeError(
             f"a row of {columns.stop - columns.start} keys is too long to draw: choose keys=(start, stop) of at most {LARGEST}"
         )
-    names = ("A1", "noise", "D") if differential(cap) else ("A1",)
+    names = ("A1", "noise", "D") if cap.differential else ("A1",)
     made = {
         name: cap.map(name, layer=layer, head=head, prompt=prompt, queries=slice(query, query + 1), keys=columns)
         for name in names

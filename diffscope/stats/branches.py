@@ -180,20 +180,11 @@ def overlap(a1: Tensor, a2: Tensor, seen: Tensor) -> Tensor:
     return _where_shape(torch.minimum(_renormalised(a1), _renormalised(a2)).sum(-1), seen)
 
 
-def modes(a1: Tensor, a2: Tensor) -> tuple[Tensor, Tensor]:
-    """Common mode (A1 + A2)/2 and differential mode A1 - A2.
-
-    D = (g - lambda)·common + ((g + lambda)/2)·differential, exactly.
-
-    Returns
-    -------
-    common, differential : Tensor (..., key)
-    """
-    return (a1 + a2) / 2, a1 - a2
-
-
 def cmrr(lam: Tensor, gain: Tensor | float = 1.0) -> Tensor:
-    """Common-mode rejection ratio: 20·log10(((g + lambda)/2) / |g - lambda|), the gains of :func:`modes`.
+    """Common-mode rejection ratio: 20·log10(((g + lambda)/2) / |g - lambda|).
+
+    The gains are those of the differential mode A1 - A2 and of the common mode (A1 + A2)/2 in
+    D = (g - lambda)·common + ((g + lambda)/2)·differential, which is exact.
 
     Parameters
     ----------

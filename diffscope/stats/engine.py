@@ -88,7 +88,7 @@ def _variable(statistic: Statistic, values: Tensor, request: Request) -> tuple:
     layer = request.layer
     if not layer.differential and (why := _why(statistic)):
         attrs["why"] = why
-    if statistic.kind == "map" and layer.differential:
+    if "ranked_map" in statistic.dims and layer.differential:
         scalar = layer.lam.shape[-1] == 1
         attrs["lambda"] = "one value a head, cancels in the rank of noise" if scalar else "by token, does not cancel"
     return statistic.dims, values.cpu().numpy(), attrs

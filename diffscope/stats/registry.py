@@ -61,6 +61,8 @@ class Statistic:
         Makes, for a request, what takes the statistic from the rows as they stream past.
     compute : callable, optional
         In place of a collector: takes the statistic from the layer itself.
+    averageable : bool
+        Whether a mean over queries or heads says anything; of positions and of decibels it does not.
     """
 
     name: str
@@ -71,6 +73,7 @@ class Statistic:
     definition: str
     collector: Callable[[Request], Collector] | None = None
     compute: Callable[[Request], Tensor] | None = None
+    averageable: bool = True
 
 
 def select(names: Iterable[str] | str | None) -> list[Statistic]:
@@ -181,6 +184,7 @@ OTHERS = (
         "the most attended key",
         "argmax over keys of the mean over queries",
         collector=lambda request: collect.ColumnSink(1),
+        averageable=False,
     ),
     Statistic(
         "lambda",
@@ -199,6 +203,7 @@ OTHERS = (
         "common-mode rejection ratio",
         "20 log10(((g + lambda)/2) / |g - lambda|)",
         compute=whole.cmrr,
+        averageable=False,
     ),
     Statistic(
         "logit_outliers",
@@ -239,10 +244,10 @@ OTHERS = (
     Statistic(
         "rank_residual",
         "map",
-        ("head", "ranked_map", "rank"),
+        ("head", "map", "rank"),
         "1",
         "what the best approximation of rank r leaves",
-        "|A - A_r|_F / |A|_F (Eckart & Young 1936); always of all queries",
+        "|A - A_r|_F / |A|_F (Eckart & Young 1936), for A2 without lambda; always of all queries",
         compute=whole.rank_residual,
     ),
 )
@@ -250,7 +255,8 @@ OTHERS = (
 
 def _row(name: str) -> Statistic:
     dims = (*ROWS, "k") if name == "top_k_mass" else ROWS
-    return Statistic(name, "row", dims, *ROW[name], collector=partial(_collector, PerMap, collect.OF_ROWS[name]))
+    collector = partial(_collector, PerMap, collect.OF_ROWS[name])
+    return Statistic(name, "row", dims, *ROW[name], collector=collector, averageable=name != "argmax")
 
 
 def _branch(name: str) -> Statistic:

@@ -54,8 +54,13 @@ def effective_rank(request: Request) -> Tensor:
 
 
 def rank_residual(request: Request) -> Tensor:
-    """What the best rank-r approximation leaves: (head, ranked_map, rank)."""
-    return rank.rank_residual(request.spectra[:, :, 0])
+    """What the best rank-r approximation leaves of A1, A2 (not of lambda·A2) and D: (head, map, rank)."""
+    layer = request.layer
+    spectra = request.spectra[:, :, 0].clone()  # (head, ranked map, singular value)
+    if layer.differential:
+        for head in range(layer.n_heads):
+            spectra[head, 1] = rank.singular_values(layer.rows(heads=[head]).a2[0])
+    return rank.rank_residual(spectra)
 
 
 def _per_query(request: Request, values: Tensor) -> Tensor:

@@ -1,7 +1,9 @@
 """The Explore page: every input a reader can give ends in maps or in a sentence, never in a traceback."""
 
 import json
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from small_models import APP, PROMPT
 
@@ -145,6 +147,68 @@ def test_a_folder_and_a_saved_capture_open(app, folders, tmp_path):
     assert "small-diff" in heading(test)
 
 
+def overview(test):
+    """The values of the overview, as they are sent to the browser."""
+    return next(c["data"][0] for c in charts(test) if c["data"][0]["type"] == "heatmap" and len(c["data"]) == 2)["z"]
+
+
+def test_a_capture_that_was_saved_again_is_measured_again(app, folders, tmp_path):
+    import diffscope
+
+    scope = diffscope.load(str(folders["small-diff"]))
+    path, seen = tmp_path / "kept.dscope", []
+    for prompt in (PROMPT, PROMPT.replace("Rome", "Oslo is not far, Rome")):
+        scope.capture(prompt, spans={"answer": "7421"}).save(path)
+        seen.append(overview(fine(app(model=OTHER, path=str(path), rows="mean of all"))))
+    assert seen[0] != seen[1]
+
+
+@pytest.fixture
+def hybrid(folders, tmp_path):
+    """A saved capture whose layers are numbered 1, 3 and 5."""
+    import diffscope
+
+    cap = diffscope.load(str(folders["small-diff"])).capture(PROMPT, spans={"answer": "7421"})
+    layers = [replace(layer, layer=2 * layer.layer + 1) for layer in cap.layers]
+    replace(cap, layers=layers).save(tmp_path / "hybrid.dscope")
+    return tmp_path / "hybrid.dscope"
+
+
+def test_layers_go_by_their_number_in_the_model(app, hybrid):
+    import diffscope
+
+    test = fine(app(model=OTHER, path=str(hybrid)))
+    mass = diffscope.open(hybrid).measure(["span_mass"], queries=[-1])["span_mass"]
+    values = mass.sel(map="D", span="answer", normalisation="share").isel(query=0).values
+    layer, head = np.unravel_index(values.argmax(), values.shape)
+    assert f"layer {2 * layer + 1} · head {head}" in heading(test)
+    test.number_input(key="layer").set_value(5)
+    assert "layer 5" in heading(fine(test.run())) and not test.warning
+    box = test.number_input(key="layer")
+    assert (box.min, box.max, box.step) == (1, 5, 2)
+    fine(test.number_input(key="layer").set_value(2).run())
+    assert [warning.value for warning in test.warning] == ["there is no layer 2; choose from 1, 3, 5"]
+
+
+def test_positions_are_not_averaged(app):
+    test = fine(app(statistic="argmax", rows="mean of all"))
+    assert any("is not averaged" in warning.value for warning in test.warning)
+    assert maps(test)
+
+
+def test_memory_that_is_used_up_is_one_line(app, monkeypatch):
+    import torch
+
+    import diffscope.capture
+
+    def fail(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(diffscope.capture.Capture, "measure", fail)
+    test = fine(app())
+    assert [warning.value for warning in test.warning] == ["out of memory; use a shorter prompt, bfloat16 or fewer statistics"]
+
+
 def test_without_any_bundled_model_the_page_says_what_to_do(app, monkeypatch):
     import streamlit as st
 
@@ -187,4 +251,4 @@ def test_the_blocks_work_in_another_app(folders, monkeypatch):
 
     test = AppTest.from_function(page, args=(str(folders["small-diff"]), PROMPT), default_timeout=120).run()
     assert not test.exception
-    assert [warning.value for warning in test.warning] == [r"there is no layer 77\: the model has 3, from 0 to 2"]
+    assert [warning.value for warning in test.warning] == ["there is no layer 77; choose from 0 to 2"]

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import numpy as np
+import torch
 import xarray as xr
 
 TOKENS = [
@@ -25,6 +26,16 @@ TOKENS = [
 ]
 
 
+class FakeLayer(SimpleNamespace):
+    """One layer of one prompt."""
+
+    def prompt(self, index):
+        return self
+
+    def visible(self, queries):
+        return self.seen[queries]
+
+
 class FakeCapture:
     """Softmax maps of random q and k, causal, with the second branch scaled by one λ a layer."""
 
@@ -43,8 +54,11 @@ class FakeCapture:
         rng = np.random.default_rng(seed)
         self.q, self.k = (rng.normal(size=(layers, heads, 2, n, 8)) for _ in range(2))
         self.values = 0.0 if standard else 0.2 + 0.1 * np.arange(layers)
-        pairing = SimpleNamespace(a1=[0], a2=None if standard else [1])
-        self.layers = [SimpleNamespace(pairing=pairing, mask=SimpleNamespace(kind=mask)) for _ in range(layers)]
+        self.differential = not standard
+        seen = torch.ones(n, n, dtype=torch.bool)
+        seen = seen if mask == "full" else seen.tril()
+        seen = seen.triu(-2) if mask == "window" else seen  # a window of three
+        self.layers = [FakeLayer(layer=layer, mask=SimpleNamespace(kind=mask), seen=seen) for layer in range(layers)]
         lam = np.zeros((layers, heads)) if standard else np.repeat(np.asarray(self.values)[:, None], heads, 1)
         coords = {"layer": np.arange(layers), "head": np.arange(heads)}
         self.lam = xr.DataArray(lam, dims=("layer", "head"), coords=coords)
@@ -58,8 +72,7 @@ class FakeCapture:
 
     def _branch(self, layer, head, branch):
         s = self.q[layer, head, branch] @ self.k[layer, head, branch].T / np.sqrt(8)
-        if self.mask == "causal":
-            s = np.where(np.tri(self.n_tokens, dtype=bool), s, -np.inf)
+        s = np.where(self.layers[layer].seen.numpy(), s, -np.inf)
         e = np.exp(s - s.max(-1, keepdims=True))
         return (e / e.sum(-1, keepdims=True)).astype(np.float32)
 

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import zlib
+from dataclasses import replace
 
 import matplotlib
 import numpy as np
@@ -275,3 +276,93 @@ def test_drawing_changes_no_setting_and_opens_no_window(cap, tmp_path):
 def test_styles_are_plain_dictionaries():
     assert type(theme.print_style("acl")) is dict and type(theme.screen_layout()) is dict
     assert theme.print_style("acl")["pdf.fonttype"] == 42
+
+
+# ---------------------------------------------------------------- real captures
+
+
+@pytest.fixture(scope="module")
+def tiny_scope(tiny_diff_folder):
+    import diffscope
+
+    return diffscope.load(str(tiny_diff_folder))
+
+
+@pytest.fixture(scope="module")
+def hybrid(tiny_scope):
+    """A capture of a model that has attention in its layers 1 and 3 only."""
+    cap = tiny_scope.capture("The magic number of Paris is 7421.", spans={"answer": "7421"})
+    layers = [replace(layer, layer=number) for layer, number in zip(cap.layers, (1, 3), strict=True)]
+    return replace(cap, layers=layers)
+
+
+@pytest.mark.parametrize("name", ["maps", "row"])
+def test_layers_go_by_their_number_in_the_model(hybrid, name):
+    made = figure(name, hybrid, layer=3, head=1)
+    expected = hybrid.layers[1].prompt(0).rows(heads=[1]).d[0].numpy()
+    np.testing.assert_allclose(made.data["D"].values, expected if name == "maps" else expected[-1], atol=1e-6)
+    assert made.data.attrs["layer"] == 3
+    assert figure(name, hybrid).data.attrs["layer"] == 1
+    for missing in (0, 2, 4):
+        with pytest.raises(DiffscopeError, match=f"no layer {missing}; choose from 1, 3"):
+            figure(name, hybrid, layer=missing)
+
+
+def test_the_overview_leaves_a_row_for_a_layer_without_attention(hybrid):
+    made = figure("overview", hybrid)
+    heatmap, points = made.plotly().data
+    assert list(heatmap.y) == [1, 2, 3]
+    values = made.data["span_mass"].values
+    np.testing.assert_array_equal(heatmap.z[[0, 2]], values)
+    assert np.isnan(heatmap.z[1]).all()
+    assert set(points.y) == {1, 3}  # what can be clicked
+    np.testing.assert_array_equal(points.customdata, values.ravel())
+    labels = {text.get_position(): text.get_text() for text in made.matplotlib().axes[0].texts}
+    assert {y for _, y in labels} == {1, 3}
+
+
+def test_the_last_query_of_a_batch_is_that_of_the_prompt(tiny_scope):
+    texts = ["The magic number of Paris is 7421.", "The magic number of Paris is 7421. The magic number of Rome is 1983."]
+    batch = tiny_scope.capture(texts, spans={"answer": "7421"})
+    assert batch.n_tokens[0] < batch.n_tokens[1]
+    for prompt, text in enumerate(texts):
+        alone = figure("overview", tiny_scope.capture(text, spans={"answer": "7421"})).data
+        among = figure("overview", batch, prompt=prompt).data
+        np.testing.assert_allclose(among["span_mass"].values, alone["span_mass"].values, atol=1e-5)
+        assert among.attrs["selection"] == alone.attrs["selection"]
+    with pytest.raises(DiffscopeError, match="there is no token"):
+        figure("overview", batch, prompt=0, query=batch.n_tokens[1] - 1)
+
+
+def test_positions_are_not_averaged_and_infinite_values_are_counted(cap, hybrid):
+    with pytest.raises(DiffscopeError, match=r"argmax \[position\] is not averaged"):
+        figure("overview", hybrid, statistic="argmax", query="mean")
+    measured = cap.measure(["kl_12"])
+    measured["kl_12"][0, 0, 2, 5, 0, 1] = np.inf
+    made = figure("overview", cap, statistic="kl_12", query="mean", measured=measured).data
+    rest = measured["kl_12"].sel(map="D", span="answer", normalisation="share")[0, 0]
+    assert float(made["kl_12"][0, 0]) == pytest.approx(float(np.delete(rest.values, 5).mean()))
+    assert "1 infinite value left out" in made.attrs["selection"]
+
+
+def test_keys_behind_a_window_are_not_drawn_as_zero():
+    cap = FakeCapture(mask="window")
+    made = figure("maps", cap)
+    seen = np.tri(16, dtype=bool) & ~np.tri(16, k=-3, dtype=bool)
+    np.testing.assert_array_equal(np.isnan(made.plotly().data[0].z), ~seen)
+    image = next(ax.images[0] for ax in made.matplotlib().axes if ax.images)
+    np.testing.assert_array_equal(np.ma.getmaskarray(image.get_array()), ~seen)
+    part = figure("maps", cap, queries=(10, 14), keys=(6, 15)).plotly().data[0].z
+    np.testing.assert_array_equal(np.isnan(part), ~seen[10:14, 6:15])
+    pooled = figure("maps", cap, size=6).plotly().data[0].z  # bins of 3; the last holds one position
+    expected = [[seen[a : a + 3, b : b + 3].any() for b in range(0, 16, 3)] for a in range(0, 16, 3)]
+    np.testing.assert_array_equal(np.isnan(pooled), ~np.array(expected))
+
+
+def test_a_figure_does_not_replace_a_folder(cap, tmp_path):
+    folder = tmp_path / "figure.pdf"
+    folder.mkdir()
+    (folder / "kept").touch()
+    with pytest.raises(DiffscopeError, match="is a folder"):
+        figure("maps", cap).save(folder)
+    assert (folder / "kept").exists()

@@ -266,3 +266,20 @@ def test_a_gpu_measures_the_same(make_layer, whole):
     on_gpu = type(layer)(**{**vars(layer), **moved, "pairing": pairing})
     xr.testing.assert_allclose(measure(on_gpu, ["all"], SPANS), whole, rtol=1e-9)
     assert math.isfinite(float(measure(on_gpu, ["gini"])["gini"].sel(head=0, map="D", query=5)))
+
+
+def test_residuals_are_of_the_second_map_itself(make_layer):
+    """A λ of each token does not cancel: the residual of λ·A2 is another number."""
+    lam = torch.linspace(0.1, 1.5, 24, dtype=torch.float64).expand(1, 3, 24)
+    layer = make_layer(lam=lam)
+    measured = measure(layer, ["rank_residual"])["rank_residual"]
+    rows = layer.rows(heads=[1])
+    for name, a in {"A1": rows.a1, "A2": rows.a2, "D": rows.d}.items():
+        u, s, v = np.linalg.svd(a[0].numpy())
+        left = np.linalg.norm(a[0].numpy() - u[:, :4] * s[:4] @ v[:4]) / np.linalg.norm(a[0].numpy())
+        assert float(measured.sel(head=1, map=name, rank=4)) == pytest.approx(left, rel=1e-6), name
+
+
+def test_positions_and_decibels_have_no_mean():
+    assert {name for name, s in STATISTICS.items() if not s.averageable} == {"argmax", "column_sink_position", "cmrr"}
+    assert all(s.averageable == (s.units not in ("position", "dB")) for s in STATISTICS.values())
