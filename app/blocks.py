@@ -85,14 +85,20 @@ def show_fidelity(cap):
     table = figures.figure("fidelity", cap).data.to_dataframe()[["error", "tolerance"]]
     faithful = bool((table["error"] <= table["tolerance"]).all())
     worst = f"{table['error'].max():.1e}"
+    undecided = cap.fidelity["layer"].values[~cap.fidelity["decided"].values] if "decided" in cap.fidelity else []
     with st.popover(
         f"{'faithful' if faithful else 'NOT faithful'} · error {worst}",
         help=("From what was captured, each layer's attention output is rebuilt and compared with the model's own."),
     ):
         st.caption(
-            "Relative error of each layer's attention output, rebuilt from the capture, and the largest that the "
-            "model's number format explains."
+            "Error of each layer's attention output, rebuilt from the capture, relative to what was subtracted, and the largest "
+            "that the model's number format explains."
         )
+        if len(undecided):
+            st.caption(
+                f"In layers {', '.join(map(str, undecided))} other pairings of the maps would pass as well: λ is near 0, "
+                "the prompt is too short, or the number format is too coarse for maps this alike."
+            )
         st.dataframe(table.style.format("{:.1e}"), height=36 + 28 * min(len(table), 10), row_height=28)
 
 

@@ -42,7 +42,7 @@ def command(
                 "family": capture.family,
                 "tokens": capture.tokens,
                 "spans": capture.spans,
-                "fidelity": {name: fidelity[name].values for name in ("error", "tolerance", "rows")},
+                "fidelity": {name: fidelity[name].values for name in ("error", "tolerance", "rows", "decided")},
                 "lambda": lam.values,
                 "next": [{"token": token, "probability": probability} for token, probability in capture.next],
                 "saved": out,
@@ -51,8 +51,11 @@ def command(
         return
     say(f"{capture.model_name} ({capture.family}): {capture.n_layers} layers, {capture.n_heads} heads, {capture.n_tokens} tokens")
     say("rebuilt attention output against the model's own, and λ averaged over queries, then heads:")
-    columns = [fidelity["layer"], fidelity["error"], fidelity["tolerance"], fidelity["rows"], lam]
-    show_table(["layer", "error", "tolerance", "rows", "λ"], zip(*(column.values.tolist() for column in columns), strict=True))
+    columns = [*(fidelity[name] for name in ("layer", "error", "tolerance", "rows")), lam]
+    rows = zip(*(column.values.tolist() for column in columns), strict=True)
+    told = ("yes" if decided else "no" for decided in fidelity["decided"].values)
+    headers = ["layer", "error", "tolerance", "rows", "λ", "other pairings fail"]
+    show_table(headers, ([*row, word] for row, word in zip(rows, told)))
     say()
     show_table(["next token", "probability"], ((repr(token), float(probability)) for token, probability in capture.next))
     if out is not None:
