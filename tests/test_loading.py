@@ -117,6 +117,11 @@ def test_dtype_by_name(folder, dtype):
     assert diffscope.load(folder, dtype=dtype).model.dtype == torch.bfloat16
 
 
+def test_a_folder_without_generation_settings_opens_and_generates(folder):
+    (folder / "generation_config.json").unlink()
+    assert isinstance(diffscope.load(folder).generate("The answer", max_new_tokens=3), str)
+
+
 def test_bundled_models_open_with_their_checkpoints():
     for card in bundled():
         scope = diffscope.load(card["name"])

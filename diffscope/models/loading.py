@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 
 from diffscope.errors import CorruptFile, ModelNotFound, UnsupportedModel
 
@@ -94,6 +94,8 @@ def load_model(name: str, *, dtype=None, device=None, device_map=None, attn_impl
         raise ModelNotFound(f"no model {name!r}: not a folder, and not to be had from the hub ({_line(error)})") from None
     if weights is not None:
         check_weights(weights)
+        if not (weights / "generation_config.json").is_file():  # else it is looked for on the hub
+            options["generation_config"] = GenerationConfig.from_model_config(config)
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
             name if weights is None else weights,
@@ -114,7 +116,7 @@ def load_model(name: str, *, dtype=None, device=None, device_map=None, attn_impl
         raise CorruptFile(f"the weights of {name} lack {len(absent)} tensors, the first {absent[0]!r}; they would be random")
     if device is not None:
         model = move(model, device)
-    return model.eval(), load_tokenizer(source, options)
+    return model.eval(), load_tokenizer(source, trust_remote_code)
 
 
 def move(model: PreTrainedModel, device) -> PreTrainedModel:
@@ -131,7 +133,7 @@ def move(model: PreTrainedModel, device) -> PreTrainedModel:
         raise UnsupportedModel(f"the model cannot be put on device {device!r} ({_line(error)})") from None
 
 
-def load_tokenizer(source, options):
+def load_tokenizer(source, trust_remote_code: bool):
     """The tokenizer of a model, or None where none is saved.
 
     Raises
@@ -142,7 +144,7 @@ def load_tokenizer(source, options):
     if isinstance(source, Path) and not any((source / name).is_file() for name in TOKENIZER_FILES):
         return None
     try:
-        return AutoTokenizer.from_pretrained(source, **options)
+        return AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
     except Exception as error:  # a tokenizer's class may raise anything
         if isinstance(source, Path):
             raise CorruptFile(f"the tokenizer in {source} cannot be read ({_line(error)}); copy it again") from None
