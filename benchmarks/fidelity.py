@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--implementations", nargs="+", default=["eager", "sdpa"])
     options = parser.parse_args()
     device = torch.cuda.get_device_name() if options.device.startswith("cuda") else platform.processor() or platform.machine()
-    print(f"torch {torch.__version__}, {device}; largest deviation over the head's root mean square\n")
+    print(f"torch {torch.__version__}, {device}; largest deviation in units of what rounding acts on (diffscope.fidelity)\n")
     print("| family | dtype | attention | " + " | ".join(f"{n} tokens" for n in options.lengths) + " |")
     print("|---|---|---|" + "---|" * len(options.lengths))
     for name, make in models():

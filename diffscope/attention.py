@@ -171,6 +171,9 @@ class LayerAttention:
         Factor after the norm, 1 − λ_init in V1.
     lengths : tuple of int
         Tokens of each prompt; what is to the right of them is padding.
+    score_dtype : torch.dtype, optional
+        What the model rounded its scores to before the softmax, if to less than float32 (eager attention in half precision);
+        its maps are those of the rounded scores.
     """
 
     layer: int
@@ -188,6 +191,7 @@ class LayerAttention:
     norm: Norm | None
     post_scale: float
     lengths: tuple[int, ...]
+    score_dtype: torch.dtype | None = None
 
     @property
     def n_heads(self) -> int:
@@ -277,7 +281,11 @@ class LayerAttention:
         maps = torch.arange(self.q.shape[1], device=self.q.device) if maps is None else maps
         q = self.q[0][maps][:, queries].to(self.dtype)  # (map, query, d)
         k = self.k[0][self.pairing.key_of_map[maps]].to(self.dtype)  # (map, key, d)
-        scores = torch.matmul(q, k.transpose(1, 2)).mul_(self.scale)
+        scores = torch.matmul(q, k.transpose(1, 2))
+        if self.score_dtype is not None:  # the product, then the scaled product, is rounded
+            scores = (scores.to(self.score_dtype) * self.scale).to(self.dtype)
+        else:
+            scores.mul_(self.scale)
         return scores.masked_fill_(~self.visible(queries), -torch.inf)
 
     def _softmax(self, queries: Tensor, maps: Tensor) -> Tensor:
@@ -345,6 +353,7 @@ class LayerAttention:
         if self.norm is not None and self.norm.weight is not None:
             tensors["norm.weight"] = self.norm.weight
         record = {name: getattr(self, name) for name in ("layer", "family", "scale", "lam_init", "post_scale", "lengths")}
+        record["score_dtype"] = None if self.score_dtype is None else str(self.score_dtype).removeprefix("torch.")
         record["mask"] = [self.mask.kind, self.mask.window]
         record["norm"] = None if self.norm is None else [self.norm.kind, self.norm.eps]
         return tensors, record
@@ -354,11 +363,13 @@ class LayerAttention:
         """The inverse of :meth:`dismantle`."""
         fields = dict(record)
         kind, window = fields.pop("mask")
+        rounded = fields.pop("score_dtype")
         norm = fields.pop("norm")
         pairing = Pairing(*(tensors.get(f"pairing.{name}") for name in ("a1", "a2", "key_of_map", "value_of_head")))
         return cls(
             **{**fields, "lengths": tuple(fields["lengths"])},
             **{name: tensor for name, tensor in tensors.items() if "." not in name},
+            score_dtype=None if rounded is None else getattr(torch, rounded),
             mask=Mask(kind, window, tensors.get("mask.visible")),
             norm=None if norm is None else Norm(*norm, tensors.get("norm.weight")),
             pairing=pairing,

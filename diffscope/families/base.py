@@ -22,6 +22,7 @@ class Call:
     mask: Tensor | None  # (batch or 1, 1, query, key), bool or additive
     scaling: float
     window: int | None
+    score_dtype: torch.dtype | None = None  # what the scores are rounded to before the softmax
 
 
 @dataclass

@@ -44,6 +44,7 @@ def pair_by_halves(passage: Passage, family: str, norm: Norm, lam: Tensor, lam_f
         norm=norm,
         post_scale=1 - module.lambda_init,
         lengths=passage.lengths,
+        score_dtype=first.score_dtype,
     )
 
 
@@ -121,4 +122,5 @@ class Own(Family):
             norm=None,
             post_scale=1.0,
             lengths=passage.lengths,
+            score_dtype=call.score_dtype,
         )

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
+import torch
 from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
@@ -61,7 +62,9 @@ def observed(model: PreTrainedModel, see: Callable[[Call, nn.Module], None]) -> 
     def attend(module, query, key, value, attention_mask, **kwargs):
         scaling = kwargs.get("scaling")
         scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-        see(Call(query, key, value, attention_mask, scaling, kwargs.get("sliding_window")), module)
+        # Eager attention keeps its scores in the activations' dtype; SDPA and flash-attn keep them in float32.
+        rounded = query.dtype if implementation == "eager" and query.dtype in (torch.bfloat16, torch.float16) else None
+        see(Call(query, key, value, attention_mask, scaling, kwargs.get("sliding_window"), rounded), module)
         return _original(module, implementation)(module, query, key, value, attention_mask, **kwargs)
 
     if implementation not in ALL_MASK_ATTENTION_FUNCTIONS:

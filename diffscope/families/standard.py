@@ -64,4 +64,5 @@ class Standard(Family):
             norm=None,
             post_scale=1.0,
             lengths=passage.lengths,
+            score_dtype=call.score_dtype,
         )
