@@ -183,7 +183,7 @@ class Scope:
         proofs: list[Fidelity] = []
 
         def take(passage):
-            layer = self.family.read(len(layers), passage)
+            layer = self.family.read(passage)
             if any(tensor.is_meta for tensor in layer.dismantle()[0].values()):
                 raise UnsupportedModel(OFFLOADED)
             if not layers:
@@ -214,7 +214,7 @@ class Scope:
 
 def _pad(model) -> int:
     pad = model.config.pad_token_id
-    return 0 if pad is None else pad
+    return pad if isinstance(pad, int) and pad >= 0 else 0  # what stands in padding is never looked at
 
 
 def _free_memory(device: torch.device) -> float:

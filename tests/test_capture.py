@@ -178,8 +178,8 @@ class Misreading(Own):
     def __init__(self, change):
         self.change = change
 
-    def read(self, layer, passage):
-        return self.change(super().read(layer, passage))
+    def read(self, passage):
+        return self.change(super().read(passage))
 
 
 def by_stripes(layer):

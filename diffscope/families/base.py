@@ -54,7 +54,7 @@ class Family(ABC):
         """The submodule whose input is the attention output that captures are proved against."""
 
     @abstractmethod
-    def read(self, layer: int, passage: Passage) -> LayerAttention:
+    def read(self, passage: Passage) -> LayerAttention:
         """Translate a passage into the contract."""
 
 

@@ -60,7 +60,7 @@ class DiffLlama(Family):
     def output_projection(self, module: nn.Module) -> nn.Module:
         return module.o_proj
 
-    def read(self, layer: int, passage: Passage) -> LayerAttention:
+    def read(self, passage: Passage) -> LayerAttention:
         module, dtype = passage.module, passage.calls[0].query.dtype
         first, second = (
             torch.sum(q * k, dtype=torch.float32).exp()
@@ -83,7 +83,7 @@ class Own(Family):
     def output_projection(self, module: nn.Module) -> nn.Module:
         return module.o_proj
 
-    def read(self, layer: int, passage: Passage) -> LayerAttention:
+    def read(self, passage: Passage) -> LayerAttention:
         module = passage.module
         if isinstance(module, DiffV1Attention):
             lam = module.lam()

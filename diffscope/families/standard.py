@@ -43,7 +43,7 @@ class Standard(Family):
             f"{type(module).__name__} has no output projection named {', '.join(OUTPUT_NAMES)}, so its maps cannot be proved"
         )
 
-    def read(self, layer: int, passage: Passage) -> LayerAttention:
+    def read(self, passage: Passage) -> LayerAttention:
         expect_calls(passage, self.name, 1)
         call, module = passage.calls[0], passage.module
         maps = torch.arange(call.query.shape[1], device=call.query.device)
