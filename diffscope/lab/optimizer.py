@@ -1,7 +1,6 @@
 """Muon for the matrices inside the layers, AdamW for everything else.
 
-With AdamW alone the lookup circuit had not formed after 225 steps where Muon formed it in fewer than 200 (DIFF V1, two
-needles in 40 tokens), and it is that circuit which makes the maps worth looking at.
+Muon forms the lookup circuit, which makes the maps worth looking at, in fewer steps than AdamW alone.
 """
 
 from __future__ import annotations

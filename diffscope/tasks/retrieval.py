@@ -17,8 +17,7 @@ from diffscope.errors import PromptError
 from diffscope.tasks.text import standard_library_text
 from diffscope.tasks.vocabulary import CITIES
 
-# The number follows its city at once, so that looking it up is one step of induction: small models learn that soon. With
-# "of CITY is N" between them, neither arm of the bundled pair had learned it for more than two cities in 1,300 steps.
+# The number follows its city at once, so that looking it up is one step of induction, which small models learn soon.
 TEMPLATE = " The magic number: {city} {number}."
 
 
