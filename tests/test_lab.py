@@ -157,6 +157,7 @@ def test_the_depth_table_is_the_mean_of_its_captures(undisturbed):
     ]
     chosen = dict(depth=0.25, layer=1, head=0, map="D", span="answer", normalisation="share")
     assert float(table["mass"].sel(chosen)) == pytest.approx(np.mean(by_hand), abs=1e-6)
+    assert np.allclose(table["mean"], table["mass"].mean(["layer", "head"], skipna=False), equal_nan=True, atol=1e-6)
     spans = table["mass"].sel(map="D", normalisation="share", span=["sink", "answer", "needles", "query", "context"])
     assert np.allclose(spans.sum("span"), 1, atol=1e-5)
 

@@ -44,13 +44,13 @@ def command(
         scores = evaluate.score(evaluate.exact_answers(scope.model, drawn))
     with counting("measuring attention") as progress:
         table = evaluate.span_by_depth(scope, drawn[:looks], progress)
-    mean = table["mass"].mean("head").mean("layer")
+    mean = table["mean"]
     if as_json:
         show_json({"model": model, "length": length, "needles": needles, **scores, "table": mean.to_dict()})
         return
     low, high = scores["interval"]
     say(f"{model}: {scores['retrieval']:.1%} exact answers ({low:.1%} to {high:.1%}) of {prompts} prompts")
-    say(f"{length} tokens, {needles} needles, one question; text that training never saw")
+    say(f"{length} tokens, {needles} needles, one question; text held out of the bundled models' training")
     say(f"attention of the last query, mean over heads, then layers; {table.attrs['averaged_over']}")
     spans = ["sink", "answer", "needles", "context", "query"]
     for normalisation in mean["normalisation"].values:

@@ -64,8 +64,9 @@ def span_by_depth(scope: Scope, prompts: list[Prompt], progress: Callable[[int, 
     Returns
     -------
     xarray.Dataset
-        ``mass`` (depth, layer, head, map, span, normalisation), mean over the prompts of a depth; ``standard_error`` of the
-        mean over heads, then layers: (depth, map, span, normalisation).
+        ``mass`` (depth, layer, head, map, span, normalisation), mean over the prompts of a depth; ``mean`` of it over heads,
+        then layers, and its ``standard_error`` over prompts: (depth, map, span, normalisation). Where a layer has no value
+        (``signed`` with λ near 1), neither has the mean.
 
     Raises
     ------
@@ -83,9 +84,9 @@ def span_by_depth(scope: Scope, prompts: list[Prompt], progress: Callable[[int, 
         if progress:
             progress(index + 1, len(prompts))
     at = xr.DataArray([DEPTHS[index % len(DEPTHS)] for index in range(len(prompts))], dims="prompt", name="depth")
-    masses = xr.concat(measured, "prompt").assign_coords(depth=at).groupby("depth")
-    mass = masses.mean("prompt")
-    overall = xr.concat(measured, "prompt").mean("head").mean("layer").assign_coords(depth=at).groupby("depth")
-    error = overall.std("prompt", ddof=1) / np.sqrt(each)
+    masses = xr.concat(measured, "prompt").assign_coords(depth=at)
+    overall = masses.mean("head", skipna=False).mean("layer", skipna=False).groupby("depth")
+    mass, mean = masses.groupby("depth").mean("prompt", skipna=False), overall.mean("prompt", skipna=False)
+    error = overall.std("prompt", ddof=1, skipna=False) / np.sqrt(each)
     attrs = {"averaged_over": f"{each} prompts a depth, the last query of each", "model": scope.name}
-    return xr.Dataset({"mass": mass, "standard_error": error}, attrs=attrs)
+    return xr.Dataset({"mass": mass, "mean": mean, "standard_error": error}, attrs=attrs)
