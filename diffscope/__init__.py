@@ -20,6 +20,7 @@ from diffscope.errors import (
     OutOfMemoryAhead,
     PromptError,
     SpanError,
+    Stopped,
     UnsupportedModel,
 )
 
@@ -28,6 +29,8 @@ __version__ = "0.1.0"
 _NAMES = {
     "Capture": "diffscope.capture",
     "Chars": "diffscope.prompts",
+    "Sample": "diffscope.sampling",
+    "average": "diffscope.sampling",
     "check": "diffscope.conformance",
     "Scope": "diffscope.scope",
     "figure": "diffscope.figures",
@@ -47,9 +50,12 @@ __all__ = [
     "ModelNotFound",
     "OutOfMemoryAhead",
     "PromptError",
+    "Sample",
     "Scope",
     "SpanError",
+    "Stopped",
     "UnsupportedModel",
+    "average",
     "check",
     "edits",
     "families",

@@ -8,40 +8,19 @@ Standard attention is the case without A2: D = A1, λ = 0. Most models have neit
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache
 
 import torch
 from torch import Tensor
 
 from diffscope.layout import At, Change, Mask, Norm, Pairing
+from diffscope.workspace import FRESH, Workspace, give_back_memory
 
 # Elements of one (head, query, key) temporary: 4 MiB in float32, which stay in a processor's cache and so are twice as fast
 # as 32 MiB that do not; on a GPU 64 MiB, which keep it busy.
 BLOCK_ELEMENTS = {"cpu": 2**20, "cuda": 2**24}
 BLOCKS_BETWEEN_TRIMS = 16
-
-
-@cache
-def _malloc_trim():
-    """glibc's function of that name; None under another C library."""
-    try:
-        return ctypes.CDLL(None).malloc_trim
-    except (AttributeError, OSError, TypeError):
-        return None
-
-
-def give_back_memory() -> None:
-    """Return freed memory to the system.
-
-    glibc keeps freed blocks of a few MiB for itself and scatters small results among them: at 8,192 tokens it had grown
-    by 2 GiB of which a few MiB were in use. Trimming every few blocks costs some milliseconds.
-    """
-    trim = _malloc_trim()
-    if trim is not None:
-        trim(0)
 
 
 @dataclass(frozen=True)
@@ -59,6 +38,10 @@ class Rows:
     queries : int64 Tensor, (query,)
     changed : bool
         Whether a change was made to them, so that D need not be gain·A1 − λ·A2 nor its rows sum to gain − λ.
+    together : Tensor, (map, head, query, key), optional
+        The memory of A1 and A2 in one, with room for |D| behind them.
+    start : int
+        Position of the first key, where keys that no query of the block sees were left out.
     """
 
     a1: Tensor
@@ -69,6 +52,8 @@ class Rows:
     n: Tensor
     queries: Tensor
     changed: bool = False
+    together: Tensor | None = None
+    start: int = 0
 
 
 @dataclass(frozen=True)
@@ -162,8 +147,8 @@ class LayerAttention:
         self._one_prompt()
         return self._cut(0, n)
 
-    def _cut(self, index: int, n: int) -> LayerAttention:
-        """The first n queries of one prompt."""
+    def _cut(self, index: int, n: int, start: int = 0) -> LayerAttention:
+        """The first n queries of one prompt, without the keys before `start`."""
         visible = self.mask.visible
         keys = n + self.n_keys - self.n_queries  # with a cache there are keys before the first query
 
@@ -174,12 +159,12 @@ class LayerAttention:
             return of_batch(x)[:, :, :n]
 
         if visible is not None:
-            visible = of_batch(visible)[:, :n, :keys]
+            visible = of_batch(visible)[:, :n, start:keys]
         return replace(
             self,
             q=of_batch(self.q)[:, :, :n],
-            k=of_batch(self.k)[:, :, :keys],
-            v=of_batch(self.v)[:, :, :keys],
+            k=of_batch(self.k)[:, :, start:keys],
+            v=of_batch(self.v)[:, :, start:keys],
             lam=per_query(self.lam),
             gain=per_query(self.gain),
             lam_fp32=per_query(self.lam_fp32),
@@ -224,25 +209,35 @@ class LayerAttention:
         -------
         Tensor, (map, query, key)
         """
+        return self._logits(self._queries(queries), maps, FRESH)
+
+    def _logits(self, queries: Tensor, maps: Tensor | None, workspace: Workspace) -> Tensor:
         self._one_prompt()
-        queries = self._queries(queries)
         maps = torch.arange(self.q.shape[1], device=self.q.device) if maps is None else maps
         q = self.q[0][maps[:, None], queries].to(self.dtype)  # (map, query, d)
-        scores = self._products(q, self.pairing.key_of_map[maps])
+        scores = workspace.take("scores", (len(maps), len(queries), self.n_keys), self.dtype, self.q.device)
+        self._products(q, self.pairing.key_of_map[maps], scores)
         if self.score_dtype is not None:  # the product, then the scaled product, is rounded
             scores = (scores.to(self.score_dtype) * self.scale).to(self.dtype)
         else:
             scores.mul_(self.scale)
-        return scores.masked_fill_(~self.visible(queries), -torch.inf)
+        offset = self.n_keys - self.n_queries
+        first, last = self.mask.certain(queries, self.n_keys, offset)
+        for keys in (slice(0, first), slice(last, self.n_keys)):  # all see what is in between
+            if keys.stop > keys.start:
+                scores[..., keys].masked_fill_(~self.mask.rows(queries, self.n_keys, offset, keys), -torch.inf)
+        return scores
 
-    def _products(self, q: Tensor, keys: Tensor) -> Tensor:
-        """q (map, query, d) with each map's own key map of `keys` (map,), (map, query, key)."""
+    def _products(self, q: Tensor, keys: Tensor, out: Tensor) -> None:
+        """q (map, query, d) with each map's own key map of `keys` (map,), into out (map, query, key)."""
         if q.device.type != "cpu":
-            return torch.matmul(q, self.k[0][keys].to(q.dtype).transpose(1, 2))
+            torch.matmul(q, self.k[0][keys].to(q.dtype).transpose(1, 2), out=out)
+            return
         # For the few rows of a block, a copy of all keys for every map would take ten times as long as the product.
         index = keys.tolist()
         k = {one: self.k[0, one].to(q.dtype).T for one in set(index)}  # (d, key)
-        return torch.stack([rows @ k[one] for rows, one in zip(q, index)])
+        for number, one in enumerate(index):
+            torch.mm(q[number], k[one], out=out[number])
 
     def changed_logits(self, branch: int, at: At) -> Tensor:
         """Scaled scores of one branch of some heads with all changes made, (head, query, key)."""
@@ -251,25 +246,35 @@ class LayerAttention:
             logits = change.logits(at, branch, logits)
         return logits
 
-    def _softmax(self, branch: int, at: At) -> Tensor:
-        """A1 or A2 of some heads and queries, (head, query, key)."""
+    def _softmax(self, branch: int, at: At, workspace: Workspace, out: Tensor) -> Tensor:
+        """A1 or A2 of some heads and queries, (head, query, key); it may or may not be `out`."""
         of_heads = (self.pairing.a1 if branch == 1 else self.pairing.a2)[at.heads]
+        if self.changes:
+            logits = self.changed_logits(branch, at)
+            return self._normalised(logits, torch.empty_like(logits))
         # Heads may share a map (grouped differential attention): each distinct one is computed once.
+        if len(set(of_heads.tolist())) == len(of_heads):
+            return self._normalised(self._logits(at.queries, of_heads, workspace), out)
         distinct, of_head = of_heads.unique(return_inverse=True)
-        shared = not self.changes and not (len(distinct) == len(of_heads) and torch.equal(distinct, of_heads))
-        logits = self.changed_logits(branch, at) if self.changes else self.logits(at.queries, distinct)
-        weights = logits.softmax(-1)
-        if self.changes or self.mask.kind == "given":  # a row that sees nothing is 0/0, and has no weight anywhere
-            weights = weights.masked_fill((logits == -torch.inf).all(-1, keepdim=True), 0.0)
-        return weights[of_head] if shared else weights
+        weights = self._logits(at.queries, distinct, workspace)
+        return torch.index_select(self._normalised(weights, weights), 0, of_head, out=out)
 
-    def rows(self, queries=None, heads=None) -> Rows:
+    def _normalised(self, logits: Tensor, out: Tensor) -> Tensor:
+        blind = None
+        if self.changes or self.mask.kind == "given":  # a row that sees nothing is 0/0, and has no weight anywhere
+            blind = (logits == -torch.inf).all(-1, keepdim=True)
+        weights = torch.softmax(logits, -1, out=out)
+        return weights if blind is None else weights.masked_fill_(blind, 0.0)
+
+    def rows(self, queries=None, heads=None, workspace: Workspace = FRESH) -> Rows:
         """A1, A2 and D of some queries and heads of one prompt.
 
         Parameters
         ----------
         queries : slice, sequence of int or int64 Tensor, optional
         heads : sequence of int, optional
+        workspace : Workspace, optional
+            Where the maps are put; they are good until the next rows are put there. By default into new memory.
 
         Returns
         -------
@@ -283,31 +288,44 @@ class LayerAttention:
             return x[0].expand(self.n_heads, self.n_queries)[heads][:, queries].to(self.dtype)
 
         lam, gain = per_row(self.lam), per_row(self.gain)
-        a1 = self._softmax(1, at)
-        a2 = self._softmax(2, at) if self.differential else None
+        shape = (4 if self.differential else 2, len(heads), len(queries), self.n_keys)
+        places = workspace.take("maps", shape, self.dtype, self.q.device)  # A1, A2, room for |D|, D; or A1, D
+        a1 = self._softmax(1, at, workspace, places[0])
+        a2 = self._softmax(2, at, workspace, places[1]) if self.differential else None
+        together = None if self.changes or a2 is None else places[:3]
         for change in self.changes:
             a1, a2 = change.maps(at, a1, a2)
-        if a2 is None:
-            d = a1 if (gain == 1).all() else gain[..., None] * a1
-        else:
-            d = gain[..., None] * a1 - lam[..., None] * a2
+        amplified = a1 if (gain == 1).all() else torch.mul(gain[..., None], a1, out=places[-1])
+        d = amplified if a2 is None else torch.addcmul(amplified, lam[..., None], a2, value=-1, out=places[-1])
         for change in self.changes:
             d = change.difference(at, d)
-        return Rows(a1, a2, d, lam, gain, self.visible(queries).sum(-1), queries, bool(self.changes))
+        n = self.mask.counts(queries, self.n_keys, self.n_keys - self.n_queries)
+        return Rows(a1, a2, d, lam, gain, n, queries, bool(self.changes), together)
+
+    def split(self, queries=None, heads=None, elements: int | None = None) -> tuple[Tensor, ...]:
+        """The queries in blocks of which no (head, query, key) temporary exceeds `elements` values, by default what is fastest
+        on the device: ``BLOCK_ELEMENTS``. A block has at least one query."""
+        elements = elements or BLOCK_ELEMENTS.get(self.q.device.type, BLOCK_ELEMENTS["cpu"])
+        size = max(1, elements // (len(self._heads(heads)) * self.n_keys))
+        return self._queries(queries).split(size)
+
+    def trimmed(self, queries: Tensor, heads=None, workspace: Workspace = FRESH) -> Rows:
+        """The same rows without the keys before the first and after the last that any of the queries can see, where the mask's
+        rule tells: half of them, over a whole causal map."""
+        self._one_prompt()
+        if self.mask.kind not in ("causal", "window") or self.changes or not len(queries):
+            return self.rows(queries, heads, workspace)
+        offset, start = self.n_keys - self.n_queries, 0
+        if self.mask.kind == "window":
+            start = max(0, int(queries.min()) + offset - self.mask.window + 1)
+        layer = self._cut(0, int(queries.max()) + 1, start)
+        return replace(layer.rows(queries, heads, workspace), start=start)
 
     def blocks(self, queries=None, heads=None, elements: int | None = None, trim: bool = False) -> Iterator[Rows]:
-        """The same rows in blocks, so that no temporary exceeds `elements` (head, query, key) values.
-
-        It always has one row of each head. By default what is fastest on the device: ``BLOCK_ELEMENTS``. With `trim` the keys
-        that no row of a block can see for coming later are left out where the mask says so: half of them, over a whole map.
-        """
-        queries, heads = self._queries(queries), self._heads(heads)
-        elements = elements or BLOCK_ELEMENTS.get(self.q.device.type, BLOCK_ELEMENTS["cpu"])
-        size = max(1, elements // (len(heads) * self.n_keys))
-        trim = trim and self.mask.kind in ("causal", "window") and not self.changes
-        for number, block in enumerate(queries.split(size)):
-            layer = self.first(int(block.max()) + 1) if trim and len(block) else self
-            yield layer.rows(block, heads)
+        """The same rows in the blocks of :meth:`split`, each :meth:`trimmed` if asked for."""
+        heads = self._heads(heads)
+        for number, block in enumerate(self.split(queries, heads, elements)):
+            yield self.trimmed(block, heads) if trim else self.rows(block, heads)
             if number % BLOCKS_BETWEEN_TRIMS == BLOCKS_BETWEEN_TRIMS - 1:
                 give_back_memory()
 
@@ -316,7 +334,7 @@ class LayerAttention:
         heads = self._heads(heads)
         v = self.v[0][self.pairing.value_of_head[heads]].to(self.dtype)  # (head, key, width)
         blocks = self.blocks(queries, heads, trim=True)
-        return torch.cat([torch.matmul(rows.d, v[:, : rows.d.shape[-1]]) for rows in blocks], dim=1)
+        return torch.cat([torch.matmul(rows.d, v[:, rows.start : rows.start + rows.d.shape[-1]]) for rows in blocks], dim=1)
 
     def finish(self, out: Tensor, queries=None) -> Tensor:
         """What enters the output projection, from D·V of all heads at some queries; both (head, query, width)."""

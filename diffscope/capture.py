@@ -11,12 +11,13 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from diffscope import changes, measuring, store, tiles  # noqa: F401 (a kept capture may hold changes)
+from diffscope import changes, store, tiles  # noqa: F401 (a kept capture may hold changes)
 from diffscope.attention import LayerAttention
 from diffscope.errors import DiffscopeError
 from diffscope.fidelity import Fidelity
-from diffscope.measuring import positions
+from diffscope.measuring import Measuring, positions
 from diffscope.prompts import Encoded
+from diffscope.stats.workers import Workers
 
 
 def open(path: str | os.PathLike) -> Capture:
@@ -251,26 +252,26 @@ class Capture:
         ----------
         statistics : sequence of str, optional
             Names or groups from ``diffscope.stats.engine.STATISTICS``; by default the row statistics.
-        queries : str, slice or sequence of int, optional
-            Query rows to measure: a span's name or token positions (negative ones count from a prompt's end); by default all.
-            In a batch the query axis holds the positions of all prompts, NaN where a prompt has no such row.
+        queries : str, slice, sequence of int or Sample, optional
+            Query rows to measure: a span's name, token positions (negative ones count from a prompt's end), or a
+            :class:`diffscope.Sample` of them; by default all. In a batch the query axis holds the positions of all prompts, NaN
+            where a prompt has no such row. Of a sample, ``diffscope.average`` gives means with standard errors.
         progress : callable, optional
-            Called after every layer of every prompt with (done, total).
+            Called with (done, total) in layers of a prompt; within long ones `done` is a fraction.
 
         Returns
         -------
         xarray.Dataset
-            Variables named as in SCIENCE.md; dims among prompt (a batch), layer, head, map, query, span, normalisation.
+            Variables named as in SCIENCE.md, with units and definition; dimensions among prompt, layer, head, map, query, span,
+            normalisation. Attributes say which model, family and fidelity they come from. Averages are not taken, except where a
+            definition contains one.
         """
-        total, measured = self.n_layers * len(self.prompts), []
-        for index in range(len(self.prompts)):
-            measured.append([])
+        measuring = Measuring(self.prompts, statistics, queries, self.n_layers, progress)
+        with Workers() as workers:
             for layer in self.layers:
-                measured[-1].append(measuring.of_layer(layer, self.prompts, index, statistics, queries))
-                if progress:
-                    progress(sum(map(len, measured)), total)
+                measuring.add(layer, workers)
         facts = {**self.facts, "fidelity_worst": max(proof.error for proof in self.proofs)}
-        return measuring.joined(measured, self._layer_index(), self.layer_outliers, facts, self.batch)
+        return measuring.dataset(self.layer_outliers, facts, self.batch)
 
     def save(self, path: str | os.PathLike) -> None:
         """Write the capture to one safetensors file, which appears only when it is complete."""

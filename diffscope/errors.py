@@ -13,6 +13,7 @@ __all__ = [
     "OutOfMemoryAhead",
     "PromptError",
     "SpanError",
+    "Stopped",
     "UnsupportedModel",
 ]
 
@@ -55,3 +56,11 @@ class MissingExtra(DiffscopeError):
 
 class OutOfMemoryAhead(DiffscopeError):
     """What was asked for would not fit into memory; raised before it is tried."""
+
+
+class Stopped(KeyboardInterrupt):
+    """Measuring was interrupted; ``measured`` is the Dataset of the layers that were finished."""
+
+    def __init__(self, measured):
+        super().__init__(f"stopped after layers {', '.join(map(str, measured['layer'].values))}")
+        self.measured = measured

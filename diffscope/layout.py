@@ -28,16 +28,36 @@ class Mask:
     window: int | None = None
     visible: Tensor | None = None
 
-    def rows(self, queries: Tensor, keys: int, offset: int) -> Tensor:
-        """Visible keys of some queries, bool (query, key); `offset` is the key position of query 0."""
+    def rows(self, queries: Tensor, keys: int, offset: int, some: slice = slice(None)) -> Tensor:
+        """Which of the keys, or of some of them, some queries see, bool (query, key); `offset` is the position of query 0."""
         if self.kind == "given":
-            return self.visible[0, queries]
-        position = torch.arange(keys, device=queries.device)  # (key,)
+            return self.visible[0, queries][:, some]
+        position = torch.arange(keys, device=queries.device)[some]  # (key,)
         if self.kind == "full":
-            return torch.ones(len(queries), keys, dtype=torch.bool, device=queries.device)
+            return torch.ones(len(queries), len(position), dtype=torch.bool, device=queries.device)
         behind = (queries + offset)[:, None] - position  # (query, key)
         seen = behind >= 0
         return seen & (behind < self.window) if self.kind == "window" else seen
+
+    def counts(self, queries: Tensor, keys: int, offset: int) -> Tensor:
+        """How many keys each of some queries sees, int64 (query,)."""
+        if self.kind == "given":
+            return self.visible[0, queries].sum(-1)
+        if self.kind == "full":
+            return torch.full_like(queries, keys)
+        last = (queries + offset + 1).clamp(0, keys)
+        first = (queries + offset + 1 - self.window).clamp(0) if self.kind == "window" else 0
+        return (last - first).clamp(0)
+
+    def certain(self, queries: Tensor, keys: int, offset: int) -> tuple[int, int]:
+        """The range of keys, from and up to, that every one of some queries sees for sure."""
+        if self.kind == "full":
+            return 0, keys
+        if self.kind == "given" or not len(queries):
+            return keys, keys
+        last = min(keys, max(0, int(queries.min()) + offset + 1))
+        first = max(0, int(queries.max()) + offset + 1 - self.window) if self.kind == "window" else 0
+        return min(first, last), last
 
 
 @dataclass(frozen=True)

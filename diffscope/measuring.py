@@ -10,49 +10,126 @@ import xarray as xr
 from torch import Tensor
 
 from diffscope.attention import LayerAttention
-from diffscope.errors import DiffscopeError
+from diffscope.errors import DiffscopeError, OutOfMemoryAhead
 from diffscope.prompts import Encoded
+from diffscope.sampling import STRATUM, WEIGHT, Drawn, Sample
 from diffscope.stats import engine
+from diffscope.stats.engine import Measured
 from diffscope.stats.outliers import LABELS
+from diffscope.stats.workers import Workers
+from diffscope.workspace import free_memory
 
-_EXACT = dict(combine_attrs="override", join="outer", coords="minimal", compat="override", data_vars="all")
-
-
-def of_layer(layer: LayerAttention, prompts: Sequence[Encoded], index: int, statistics, queries) -> xr.Dataset:
-    """Statistics of one layer on one prompt of its batch; parameters as of :meth:`diffscope.capture.Capture.measure`."""
-    names = [statistics] if isinstance(statistics, str) else statistics
-    found = layer.prompt(index)
-    sets = prompts[index].key_sets(found.q.device)
-    rows = sets[queries] if isinstance(queries, str) and queries in sets else queries
-    if isinstance(rows, str):
-        raise DiffscopeError(f"there is no span {rows!r} to take queries from; spans are {', '.join(sets)}")
-    return engine.measure(found, names, sets, None if rows is None else positions(rows, found.n_queries))
+WORTH_SAYING = 10.0  # seconds
 
 
-def joined(
-    measured: Sequence[Sequence[xr.Dataset]], layers: Sequence[int], outliers: np.ndarray, facts: dict, batch: bool
-) -> xr.Dataset:
-    """One dataset of what was measured.
+class Measuring:
+    """What is measured of every layer of some prompts, one layer after another.
 
     Parameters
     ----------
-    measured : sequence of sequences of Dataset
-        Of each prompt its layers.
-    layers : sequence of int
-        Their numbers.
-    outliers : ndarray, (layer, prompt, outlier)
-        Of the decoder layers' outputs; kept beside those of the logits.
-    facts : dict
-        Kept as attributes.
-    batch : bool
-        Whether there is a leading ``prompt`` dimension.
+    prompts : sequence of Encoded
+    statistics, queries
+        As of :meth:`diffscope.capture.Capture.measure`.
+    n_layers : int
+        How many layers will come.
+    progress : callable, optional
+        Called with (done, total) in layers of a prompt; within long ones `done` is a fraction.
+    announce : callable, optional
+        Called with one line: what time and memory it will take, where that is known to be much.
+
+    Raises
+    ------
+    OutOfMemoryAhead
+        From the first layer on: the results would fill the memory that is free.
     """
-    layer = xr.DataArray(list(layers), dims="layer", name="layer")
-    datasets = [
-        _with_outliers(xr.concat(list(of_layers), layer, **_EXACT), outliers[:, index])
-        for index, of_layers in enumerate(measured)
-    ]
-    return (xr.concat(datasets, "prompt", **_EXACT) if batch else datasets[0]).assign_attrs(facts)
+
+    def __init__(self, prompts: Sequence[Encoded], statistics, queries, n_layers: int, progress=None, announce=None):
+        self.prompts, self.queries, self.progress, self.announce = prompts, queries, progress, announce
+        self.chosen = engine.select(statistics)
+        self.measured: list[list[Measured]] = [[] for _ in prompts]
+        self.layers: list[int] = []
+        self.total = n_layers * len(prompts)
+        if isinstance(queries, Sample) and len({len(prompt.ids) for prompt in prompts}) > 1:
+            raise DiffscopeError("a sample of queries needs prompts of one length; measure them one by one")
+
+    @property
+    def done(self) -> int:
+        return sum(map(len, self.measured))
+
+    def add(self, layer: LayerAttention, workers: Workers) -> None:
+        """Measure one layer of every prompt."""
+        names = [statistic.name for statistic in self.chosen]
+        for index, of_prompt in enumerate(self.measured):
+            found = layer.prompt(index)
+            sets = self.prompts[index].key_sets(found.q.device)
+            queries, drawn = self._queries(found, sets)
+            weights = None if drawn is None else drawn.weight.to(found.q.device)
+            if not self.done:
+                self._look_ahead(found, names, sets, queries, workers)
+            taken = engine.take(found, names, sets, queries, weights, workers=workers, progress=self._within)
+            of_prompt.append(taken)
+            self._within(0.0)
+        self.layers.append(layer.layer)
+
+    def _within(self, share: float) -> None:
+        if self.progress:
+            self.progress(self.done + share if share else self.done, self.total)
+
+    def _look_ahead(self, layer: LayerAttention, names: list[str], sets, queries, workers: Workers) -> None:
+        """Refuse what will not fit, and say how long it will take."""
+        rows = layer.n_queries if queries is None else len(queries)
+        results = self.total * engine.bytes_of(self.chosen, layer, rows, len(sets))
+        need = 2 * results + workers.count * engine.bytes_of_block(layer)  # stacked, they are there twice
+        free = free_memory(torch.device("cpu"))
+        if need > free:
+            raise OutOfMemoryAhead(
+                f"the statistics of {rows} queries, {layer.n_heads} heads and {self.total} layers need {_size(need)} and "
+                f"{_size(free)} are free; ask for fewer of them, or for a sample of queries: queries=diffscope.Sample(512)"
+            )
+        if self.announce:
+            seconds = self.total * engine.seconds(layer, names, sets, queries, workers)
+            if seconds > WORTH_SAYING:
+                self.announce(f"measuring will take about {_duration(seconds)} and {_size(need)} besides the model")
+
+    def _queries(self, layer: LayerAttention, sets: dict[str, Tensor]) -> tuple[Tensor | None, Drawn | None]:
+        if isinstance(self.queries, Sample):
+            drawn = self.queries.draw(layer.n_queries)
+            return (None if drawn is None else drawn.queries), drawn
+        rows = self.queries
+        if isinstance(rows, str):
+            if rows not in sets:
+                raise DiffscopeError(f"there is no span {rows!r} to take queries from; spans are {', '.join(sets)}")
+            rows = sets[rows]
+        return (None if rows is None else positions(rows, layer.n_queries)), None
+
+    def dataset(self, outliers: np.ndarray | None, facts: dict, batch: bool) -> xr.Dataset:
+        """One dataset of what was measured of the layers that came.
+
+        Parameters
+        ----------
+        outliers : ndarray, (layer, prompt, outlier), or None
+            Of the decoder layers' outputs, if they are known; kept beside those of the logits.
+        facts : dict
+            Kept as attributes.
+        batch : bool
+            Whether there is a leading ``prompt`` dimension.
+        """
+        complete = len(self.layers)  # a layer may have been measured on some prompts of a batch only
+        datasets = [engine.dataset(of_layers[:complete], self.layers) for of_layers in self.measured]
+        if outliers is not None:
+            datasets = [_with_outliers(one, outliers[:, index]) for index, one in enumerate(datasets)]
+        joined = xr.concat(datasets, "prompt", **_EXACT) if batch else datasets[0]
+        if isinstance(self.queries, Sample) and "query" in joined.dims:
+            n = len(self.prompts[0].ids)
+            drawn = self.queries.draw(n)
+            if drawn is not None:
+                facts = {**facts, "sampled": f"{len(drawn.queries)} of {n} queries, stratified, seed {self.queries.seed}"}
+                labels = {STRATUM: ("query", drawn.stratum.numpy()), WEIGHT: ("query", drawn.weight.numpy())}
+                joined = joined.assign_coords(labels)
+        return joined.assign_attrs(facts)
+
+
+_EXACT = dict(combine_attrs="override", join="outer", coords="minimal", compat="override", data_vars="all")
 
 
 def _with_outliers(dataset: xr.Dataset, values: np.ndarray) -> xr.Dataset:
@@ -60,6 +137,14 @@ def _with_outliers(dataset: xr.Dataset, values: np.ndarray) -> xr.Dataset:
         return dataset
     attrs = {"long_name": "largest magnitudes and median of the decoder layer's output", "units": "activation"}
     return dataset.assign(layer_output_outliers=(("layer", "outlier"), values, attrs)).assign_coords(outlier=list(LABELS))
+
+
+def _size(n: float) -> str:
+    return f"{n / 2**30:.1f} GiB" if n >= 2**30 else f"{n / 2**20:.0f} MiB"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 def positions(given, n: int) -> Tensor:

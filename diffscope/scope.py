@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -16,31 +15,34 @@ import torch
 import xarray as xr
 from torch import Tensor, nn
 
-from diffscope import families, measuring
+from diffscope import families
 from diffscope.attention import LayerAttention
 from diffscope.capture import Capture
 from diffscope.diagnosis import OFFLOADED, prove
 from diffscope.edits import Edit, apply
-from diffscope.errors import DiffscopeError, DiffscopeWarning, PromptError, UnsupportedModel
+from diffscope.errors import DiffscopeError, DiffscopeWarning, PromptError, Stopped, UnsupportedModel
 from diffscope.families import Call, Family, Passage
 from diffscope.families.recording import passages
 from diffscope.fidelity import Fidelity
 from diffscope.layout import Mask
+from diffscope.measuring import Measuring
 from diffscope.models.loading import load_model, move
 from diffscope.prompts import Encoded
 from diffscope.running import as_losses, evaluating, layer_outputs, refuse_beyond_memory, runner_of
+from diffscope.stats.workers import Workers
 
 NEXT_TOKENS = 10
 
 
-class _Passed(NamedTuple):
-    """What is known after a run, besides the layers themselves."""
+@dataclass
+class _Passed:
+    """What is known of a run, besides the layers themselves; while it runs, of the layers so far."""
 
-    numbers: list[int]
-    proofs: list[Fidelity]
-    ahead: list[list[tuple[str, float]]]
-    outliers: np.ndarray  # (layer, prompt, outlier)
-    facts: dict
+    numbers: list[int] = field(default_factory=list)
+    proofs: list[Fidelity] = field(default_factory=list)
+    warned: dict[str, None] = field(default_factory=dict)
+    ahead: list[list[tuple[str, float]]] = field(default_factory=list)
+    outliers: np.ndarray | None = None  # (layer, prompt, outlier)
 
 
 @dataclass
@@ -271,9 +273,9 @@ class Scope:
         layers: list[LayerAttention] = []
         with self.running(tuple(len(encoded.ids) for encoded in prompts)):
             passed = self._run(prompts, given, layers.append, held=self.n_layers)
-        return Capture(prompts, layers, passed.proofs, passed.ahead, passed.outliers, passed.facts, batch)
+        return Capture(prompts, layers, passed.proofs, passed.ahead, passed.outliers, self._facts(passed), batch)
 
-    def measure(self, prompt, statistics=None, spans=None, queries=None, progress=None) -> xr.Dataset:
+    def measure(self, prompt, statistics=None, spans=None, queries=None, progress=None, announce=None) -> xr.Dataset:
         """The statistics that ``capture(prompt, spans).measure(statistics, queries)`` gives, in the memory of one layer.
 
         Every layer is measured as soon as the model has run it, and nothing of it is kept.
@@ -284,6 +286,8 @@ class Scope:
             As for :meth:`capture`.
         statistics, queries, progress
             As for :meth:`diffscope.capture.Capture.measure`.
+        announce : callable, optional
+            Called with one line, before anything is measured, if it will take long: how long, and in what memory.
 
         Returns
         -------
@@ -292,22 +296,25 @@ class Scope:
         Raises
         ------
         PromptError, SpanError, FidelityError, OutOfMemoryAhead
-            As :meth:`capture`.
+            As :meth:`capture`; and where the results themselves would fill the memory.
+        Stopped
+            At an interrupt (Ctrl-C) after the first layer; it holds what was finished.
         """
         prompts, given, batch = self._prompts(prompt, spans)
-        measured: list[list[xr.Dataset]] = [[] for _ in prompts]
-        total = self.n_layers * len(prompts)
+        measuring, passed = Measuring(prompts, statistics, queries, self.n_layers, progress, announce), _Passed()
 
-        def measure(layer: LayerAttention) -> None:
-            for index, of_prompt in enumerate(measured):
-                of_prompt.append(measuring.of_layer(layer, prompts, index, statistics, queries))
-                if progress:
-                    progress(sum(map(len, measured)), total)
+        def result(**facts) -> xr.Dataset:
+            worst = max(proof.error for proof in passed.proofs[: len(measuring.layers)])
+            return measuring.dataset(passed.outliers, {**self._facts(passed), "fidelity_worst": worst, **facts}, batch)
 
-        with self.running(tuple(len(encoded.ids) for encoded in prompts)):
-            passed = self._run(prompts, given, measure, held=1)
-        facts = {**passed.facts, "fidelity_worst": max(proof.error for proof in passed.proofs)}
-        return measuring.joined(measured, passed.numbers, passed.outliers, facts, batch)
+        try:
+            with self.running(tuple(len(encoded.ids) for encoded in prompts)), Workers() as workers:
+                self._run(prompts, given, lambda layer: measuring.add(layer, workers), held=1, passed=passed)
+        except KeyboardInterrupt as interrupt:
+            if not measuring.layers:
+                raise
+            raise Stopped(result(stopped=f"after {len(measuring.layers)} of {self.n_layers} layers")) from interrupt
+        return result()
 
     def _prompts(self, prompt, spans) -> tuple[list[Encoded], list, bool]:
         """Prompts as tokens and as they were given, and whether it is a batch."""
@@ -333,49 +340,52 @@ class Scope:
             finally:
                 self._state.lengths, self._state.unedited = before, None
 
-    def _run(self, prompts: list[Encoded], given: list, each: Callable[[LayerAttention], None], held: int) -> _Passed:
+    def _run(self, prompts: list[Encoded], given: list, each: Callable, held: int, passed: _Passed | None = None) -> _Passed:
         """Run the model once and hand every layer over as soon as it is proved; `held` of them are kept in memory."""
-        lengths = tuple(len(prompt.ids) for prompt in prompts)
+        passed, lengths = passed or _Passed(), tuple(len(prompt.ids) for prompt in prompts)
         if self.runner.device.type == "meta":
             raise UnsupportedModel(OFFLOADED)
-        edits, modules = self._state.edits, self.family.modules(self.model)
-        numbers, indices, proofs, warned = [], [], [], {}
+        edits, modules, indices = self._state.edits, self.family.modules(self.model), []
 
         def take(passage):
             self.runner.check_tokens(passage)
             layer, proof = prove(self.family, passage, edits)
-            if layer.layer in numbers:
+            if layer.layer in passed.numbers:
                 raise UnsupportedModel(
                     f"{self.name} attends more than once in layer {layer.layer} (shared weights, an encoder beside a decoder, or "
                     "cross-attention), where diffscope reads one attention a layer"
                 )
-            if not numbers:
+            if not passed.numbers:
                 self.runner.check_batch(layer)
                 refuse_beyond_memory(layer, held)
-            numbers.append(layer.layer)
+            passed.numbers.append(layer.layer)
             indices.append(passage.index)
             # Under an edit the output is of our own making: what counts is how well the model's own was rebuilt.
             before = self._state.unedited.get(layer.layer, proof)
-            proofs.append(replace(before, error=max(before.error, proof.error)))
-            warned.update(dict.fromkeys(self.family.warnings(layer)))
+            passed.proofs.append(replace(before, error=max(before.error, proof.error)))
+            passed.warned.update(dict.fromkeys(self.family.warnings(layer)))
             each(layer)
 
         columns, self._state.unedited = sorted({n - 1 for n in lengths}), {}
         with passages(self.model, self.family, lengths, take), layer_outputs(self.model, modules, lengths) as tails:
             logits = self.runner.logits(**self.runner.inputs(prompts, given), columns=columns)
         last = [logits[row, min(columns.index(n - 1), logits.shape[1] - 1)] for row, n in enumerate(lengths)]
-        ahead = [self._next(one) if self.runner.predicts else [] for one in last]
+        passed.ahead = [self._next(one) if self.runner.predicts else [] for one in last]
+        passed.outliers = tails[indices]
+        for line in passed.warned:
+            warnings.warn(f"{self.name}: {line}", DiffscopeWarning, stacklevel=3)
+        return passed
+
+    def _facts(self, passed: _Passed) -> dict:
+        """What a result says about where it comes from."""
         facts = {
             "model": self.name,
             "family": self.family.name,
             "attention": self.runner.implementation(self.family),
             "dtype": str(self.runner.dtype).removeprefix("torch."),
         }
-        said = {"edits": [str(edit) for edit in edits], "warnings": list(warned)}
-        facts |= {name: "; ".join(lines) for name, lines in said.items() if lines}
-        for line in warned:
-            warnings.warn(f"{self.name}: {line}", DiffscopeWarning, stacklevel=3)
-        return _Passed(numbers, proofs, ahead, tails[indices], facts)
+        said = {"edits": [str(edit) for edit in self._state.edits], "warnings": list(passed.warned)}
+        return facts | {name: "; ".join(lines) for name, lines in said.items() if lines}
 
     def _next(self, logits: Tensor) -> list[tuple[str, float]]:
         top = logits.float().softmax(-1).topk(min(NEXT_TOKENS, len(logits)))

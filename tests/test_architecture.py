@@ -13,7 +13,7 @@ PACKAGE = ROOT / "diffscope"
 # From the ground up. A room imports from itself and from lower floors, never from a neighbour or a higher one.
 FLOORS = (
     ("errors",),
-    ("layout",),
+    ("layout", "workspace"),
     ("attention",),
     ("changes",),
     ("editing",),
@@ -21,9 +21,10 @@ FLOORS = (
     ("edits",),
     ("models",),
     ("families",),
+    ("kernels",),
     ("stats",),
     ("store",),
-    ("prompts", "tiles", "fidelity"),
+    ("prompts", "tiles", "fidelity", "sampling"),
     ("diagnosis", "measuring"),
     ("capture",),
     ("running",),
@@ -40,13 +41,14 @@ FRONT_DOOR = ("__init__", "__main__")
 
 CORE = {"torch", "transformers", "numpy", "scipy", "xarray", "safetensors"}
 PLAIN = (  # use no more
-    "layout attention changes editing averages edits families stats "
-    "prompts tiles fidelity diagnosis measuring capture running scope conformance"
+    "layout workspace attention changes editing averages edits families stats "
+    "prompts tiles fidelity sampling diagnosis measuring capture running scope conformance"
 ).split()
 LIBRARIES = {
     **dict.fromkeys(PLAIN, CORE),
     "errors": set(),
     "models": CORE | {"timm"},
+    "kernels": CORE | {"triton", "flash_attn"},
     "tasks": CORE | {"tokenizers"},
     "lab": CORE | {"ray"},
     "store": CORE | {"pandas", "pyarrow", "zarr"},

@@ -1,20 +1,23 @@
 """What is asked of one layer, and the collectors that take statistics from its maps as they stream past.
 
-A collector is given one block of rows after another and has its result at the end. The maps exist for one block at
-a time; what several statistics need of a block is computed once and shared through it.
+A collector makes a piece of every block of rows, in whatever thread has the block, and is given the pieces one after another
+in the order of the blocks. The maps exist for one block at a time; what several statistics need of a block is computed once
+and shared through it.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from diffscope.attention import LayerAttention, Rows
 from diffscope.stats import branches, distribution, rank, redundancy, sinks, spans
+from diffscope.stats.moments import Moments, of_maps
+from diffscope.workspace import FRESH, Workspace
 
 MAPS = ("A1", "A2", "D")
 RANKED_MAPS = ("A1", "noise", "D")
@@ -22,16 +25,19 @@ RANKED_MAPS = ("A1", "noise", "D")
 
 @dataclass(frozen=True)
 class Request:
-    """One layer of one prompt, the key sets by name, and the queries to measure."""
+    """One layer of one prompt, the key sets by name, the queries to measure, and how many queries each of them stands for."""
 
     layer: LayerAttention
     spans: dict[str, Tensor]
     queries: Tensor
+    weights: Tensor | None = None  # (query,), where the queries are a sample
 
-    @property
-    def sink(self) -> Tensor:
-        """S: the span of that name, else the first key."""
-        return self.spans.get("sink", torch.zeros(1, dtype=torch.int64, device=self.queries.device))
+    @cached_property
+    def sink_sets(self) -> list[Tensor]:
+        """S, the span of that name or else the first key; and the first four keys."""
+        device = self.queries.device
+        sink = self.spans.get("sink", torch.zeros(1, dtype=torch.int64, device=device))
+        return [sink, torch.arange(min(4, self.layer.n_keys), device=device)]
 
     @cached_property
     def spectra(self) -> Tensor:
@@ -52,21 +58,33 @@ class Request:
         return torch.stack([a1, spectra(rows.lam[0, :, None] * rows.a2[0]), spectra(rows.d[0])])
 
 
-class Block:
-    """A block of rows, and what several statistics take from it; keys after its last query may be left out."""
+@dataclass(frozen=True)
+class Place:
+    """Which heads and which of the requested queries a block holds."""
 
-    def __init__(self, request: Request, rows: Rows):
-        self.request, self.rows, self.n = request, rows, rows.n
-        self.keys = rows.a1.shape[-1]
+    heads: Tensor  # (head,)
+    at: Tensor  # (query,), indices into Request.queries
+
+
+class Block:
+    """A block of rows, and what several statistics take from it; keys that none of its rows sees are left out."""
+
+    def __init__(self, request: Request, place: Place, wanted: set[str] = frozenset(), workspace: Workspace = FRESH):
+        rows: Rows = request.layer.trimmed(request.queries[place.at], place.heads, workspace)
+        self.request, self.place, self.rows, self.n = request, place, rows, rows.n
+        self.keys = slice(rows.start, rows.start + rows.a1.shape[-1])
         self.maps = {"A1": rows.a1, "A2": rows.a2, "D": rows.d}
         self.differential = rows.a2 is not None
-        self._entropy: dict[str, Tensor] = {}
+        self._wanted, self._workspace = wanted, workspace
 
-    def entropy(self, name: str) -> Tensor:
-        """Entropy of a map's rows, (head, query)."""
-        if name not in self._entropy:
-            self._entropy[name] = distribution.entropy(self.maps[name], self.n)
-        return self._entropy[name]
+    @cached_property
+    def moments(self) -> Moments:
+        """Moments of A1, A2 and D, or of the one map of standard attention, each (map, head, query, ...): all that were wanted."""
+        return of_maps(self.rows, self._wanted, self._workspace)
+
+    def moment(self, moment: str, name: str) -> Tensor:
+        """A moment of one map, (head, query, ...)."""
+        return self.moments[moment][0 if name == "A1" else 1 if name == "A2" else -1]
 
     def net(self, name: str) -> Tensor:
         """What the rows of a map sum to, (head, query)."""
@@ -74,24 +92,34 @@ class Block:
             return self.maps[name].sum(-1)
         return self.rows.gain - self.rows.lam if name == "D" else torch.ones_like(self.rows.lam)
 
+    def denominators(self, name: str) -> Tensor:
+        """What each normalisation divides a map's rows by, (head, query, normalisation)."""
+        return spans.denominators(self.moment("total", name), self.moment("positive", name), self.net(name))
+
     @cached_property
     def visible(self) -> Tensor:
         """(query, key)."""
-        return self.request.layer.visible(self.rows.queries)[:, : self.keys]
+        layer = self.request.layer
+        return layer.mask.rows(self.rows.queries, layer.n_keys, layer.n_keys - layer.n_queries, self.keys)
+
+    def local(self, key_sets: Sequence[Tensor]) -> list[Tensor]:
+        """Key sets as far as the block has keys, in its columns."""
+        first, last = self.keys.start, self.keys.stop
+        return [keys[(keys >= first) & (keys < last)] - first for keys in key_sets]
 
     @cached_property
     def spans(self) -> list[Tensor]:
-        """The requested key sets, as far as the block has keys."""
-        return [keys[keys < self.keys] for keys in self.request.spans.values()]
+        """The requested key sets in the block's columns."""
+        return self.local(self.request.spans.values())
 
-    def seen(self, key_sets: list[Tensor]) -> Tensor:
+    def seen(self, columns: Sequence[Tensor]) -> Tensor:
         """How many keys of each set each row sees, (query, span)."""
-        return torch.stack([spans.take(self.visible, keys).sum(-1) for keys in key_sets], dim=-1)
+        return torch.stack([spans.take(self.visible, keys).sum(-1) for keys in columns], dim=-1)
 
     @cached_property
     def on_spans(self) -> list["OnSpan"]:
         """The rows restricted to each key set, in the order of the request."""
-        total = self.rows.d.abs().sum(-1)
+        total = self.moment("total", "D")
         return [
             OnSpan(*(spans.take(a, keys) for a in self.maps.values()), self.rows.gain, total, self.seen([keys])[:, 0])
             for keys in self.spans
@@ -111,99 +139,174 @@ class OnSpan:
 
 
 class Collector(Protocol):
-    """Takes blocks of rows one after another, then gives the statistic of the layer."""
+    """Takes pieces of blocks of rows one after another, then gives the statistics of the layer.
 
-    def add(self, block: Block) -> None: ...
+    `moments` are those that it makes use of, `all_heads` says whether it needs all heads in one block.
+    """
 
-    def result(self) -> Tensor: ...
+    moments: set[str]
+    all_heads: bool
+
+    def piece(self, block: Block) -> Any: ...
+
+    def add(self, place: Place, piece: Any) -> None: ...
+
+    def result(self, name: str) -> Tensor: ...
 
 
-class PerMap:
+class Placed:
+    """Values by head and query, put where they belong; `query_dim` is theirs in a piece (head, ..., query, ...)."""
+
+    all_heads = False
+
+    def __init__(self, request: Request, query_dim: int, moments: set[str] = frozenset()):
+        self.moments, self.request, self._dim, self.values = set(moments), request, query_dim, None
+
+    def add(self, place: Place, piece: Tensor) -> None:
+        if self.values is None:
+            shape = list(piece.shape)
+            shape[0], shape[self._dim] = self.request.layer.n_heads, len(self.request.queries)
+            self.values = piece.new_empty(shape, device="cpu")
+        by_query = self.values.movedim(self._dim, 1)  # (head, query, ...), the same memory
+        by_query[place.heads[:, None].cpu(), place.at.cpu()] = piece.movedim(self._dim, 1).cpu()
+
+
+class RowStatistics:
+    """All row statistics of a request: moments by block, formulas at the end; each (head, map, query, ...)."""
+
+    all_heads = False
+
+    def __init__(self, request: Request, names: Sequence[str]):
+        self.moments = distribution.needed(names)
+        self._request, self._held = request, {name: Placed(request, 2) for name in sorted(self.moments)}
+
+    def piece(self, block: Block) -> dict[str, Tensor]:
+        return {name: block.moments[name].transpose(0, 1) for name in self._held}
+
+    def add(self, place: Place, piece: dict[str, Tensor]) -> None:
+        for name, values in piece.items():
+            self._held[name].add(place, values)
+
+    def result(self, name: str) -> Tensor:
+        layer = self._request.layer
+        n = layer.mask.counts(self._request.queries, layer.n_keys, layer.n_keys - layer.n_queries).cpu()
+        formula, moments = distribution.FORMULAS[name]
+        values = formula({moment: self._held[moment].values for moment in moments}, n)  # (head, map, query, ...)
+        if layer.differential:
+            return values
+        a1, d = values[:, :1], values[:, -1:]
+        return torch.cat([a1, torch.full_like(a1, math.nan), d], dim=1)
+
+
+class PerMap(Placed):
     """A statistic of the rows of each map: (head, map, query, ...)."""
 
-    def __init__(self, function: Callable[[Block, str], Tensor]):
-        self._function, self._pieces = function, []
+    def __init__(self, request: Request, function: Callable[[Block, str], Tensor]):
+        super().__init__(request, 2, {"total", "positive"})
+        self._function = function
 
-    def add(self, block: Block) -> None:
-        self._pieces.append(torch.stack(list(over_maps(block, self._function)), dim=1).cpu())
+    def piece(self, block: Block) -> Tensor:
+        return torch.stack(list(over_maps(block, self._function)), dim=1)
 
-    def result(self) -> Tensor:
-        return torch.cat(self._pieces, dim=2)
+    def result(self, name: str) -> Tensor:
+        return self.values
 
 
-class PerSpan:
-    """A statistic of the two branches on each key set, (head, query, span); NaN in rows with one visible key."""
+class PerSpan(Placed):
+    """Statistics of the two branches on each key set, (head, query, span); NaN in rows with one visible key."""
 
-    def __init__(self, function: Callable[[OnSpan], Tensor]):
-        self._function, self._pieces = function, []
+    def __init__(self, request: Request, names: Sequence[str]):
+        super().__init__(request, 2, {"total"})
+        self._names = list(names)
 
-    def add(self, block: Block) -> None:
-        if block.differential:
-            values = torch.stack([self._function(on) for on in block.on_spans], dim=-1)
-            values = torch.where((block.n > 1)[:, None], values, math.nan)
-        else:
-            values = block.rows.lam.new_full((*block.rows.lam.shape, len(block.request.spans)), math.nan)
-        self._pieces.append(values.cpu())
+    def piece(self, block: Block) -> Tensor:  # (head, statistic, query, span)
+        if not block.differential:
+            lam = block.rows.lam
+            return lam.new_full((len(lam), len(self._names), lam.shape[1], len(block.request.spans)), math.nan)
+        values = [torch.stack([ON_SPAN[name](on) for on in block.on_spans], dim=-1) for name in self._names]
+        return torch.where((block.n > 1)[:, None], torch.stack(values, dim=1), math.nan)
 
-    def result(self) -> Tensor:
-        return torch.cat(self._pieces, dim=1)
+    def result(self, name: str) -> Tensor:
+        return self.values[:, self._names.index(name)]
 
 
 class SinkRate(PerMap):
     """The share of heads with a sink: (map, sink set, normalisation)."""
 
-    def __init__(self):
-        super().__init__(sink_mass_of)
+    def __init__(self, request: Request, names: Sequence[str]):
+        super().__init__(request, sink_mass_of)
 
-    def result(self) -> Tensor:
-        return sinks.sink_rate(super().result().movedim(2, -1))
+    def result(self, name: str) -> Tensor:
+        weights = self.request.weights
+        return sinks.sink_rate(self.values.movedim(2, -1), None if weights is None else weights.cpu())
 
 
 class ColumnSink:
-    """The most attended key, its mass or its position: (head, map, normalisation)."""
+    """The most attended key, its mass and its position: (head, map, normalisation)."""
 
-    def __init__(self, part: int):
-        self._part, self._totals = part, None
+    all_heads = False
 
-    def add(self, block: Block) -> None:
+    def __init__(self, request: Request, names: Sequence[str]):
+        self.moments, self._totals, self._request = {"total", "positive"}, None, request
+
+    def piece(self, block: Block) -> tuple[slice, Tensor, Tensor]:
+        weights = self._request.weights
+        weights = None if weights is None else weights[block.place.at]
+
         def sums(block: Block, name: str) -> Tensor:
-            received, rows = sinks.column_sums(block.maps[name], block.net(name), block.n)
-            received = torch.nn.functional.pad(received, (0, block.request.layer.n_keys - block.keys))
+            received, rows = sinks.column_sums(block.maps[name], block.denominators(name), block.n, weights)
             return torch.cat([received, rows.unsqueeze(-1)], dim=-1)
 
-        new = torch.stack(list(over_maps(block, sums)), dim=1)  # (head, map, normalisation, key + 1)
-        self._totals = new if self._totals is None else self._totals + new
+        both = torch.stack(list(over_maps(block, sums)), dim=1).cpu()  # (head, map, normalisation, key + 1)
+        return block.keys, both[..., :-1], both[..., -1]
 
-    def result(self) -> Tensor:
-        return sinks.column_sink(self._totals[..., :-1], self._totals[..., -1])[self._part]
+    def add(self, place: Place, piece: tuple[slice, Tensor, Tensor]) -> None:
+        keys, received, rows = piece
+        if self._totals is None:
+            layer = self._request.layer
+            self._totals = received.new_zeros(layer.n_heads, *received.shape[1:-1], layer.n_keys + 1)
+        heads = place.heads.cpu()
+        self._totals[heads, ..., keys] += received
+        self._totals[heads, ..., -1] += rows
+
+    def result(self, name: str) -> Tensor:
+        mass, position = sinks.column_sink(self._totals[..., :-1], self._totals[..., -1])
+        return position if name == "column_sink_position" else mass
 
 
 class MapDistance:
     """Mean pairwise cosine distance between the heads' maps: (map,)."""
 
-    def __init__(self):
-        self._gram = 0
+    all_heads = True
 
-    def add(self, block: Block) -> None:
-        self._gram = self._gram + torch.stack(list(over_maps(block, lambda b, name: redundancy.map_gram(b.maps[name]))))
+    def __init__(self, request: Request, names: Sequence[str]):
+        self.moments, self._weights, self._gram = set(), request.weights, 0
 
-    def result(self) -> Tensor:
+    def piece(self, block: Block) -> Tensor:
+        weights = None if self._weights is None else self._weights[block.place.at]
+        return torch.stack(list(over_maps(block, lambda b, name: redundancy.map_gram(b.maps[name], weights))))
+
+    def add(self, place: Place, piece: Tensor) -> None:
+        self._gram = self._gram + piece
+
+    def result(self, name: str) -> Tensor:
         return redundancy.map_distance(self._gram)
 
 
-class HeadCKA:
+class HeadCKA(Placed):
     """Linear CKA between the heads' outputs D·V: (head, other head)."""
 
-    def __init__(self, request: Request):
-        layer = request.layer
-        self._values = layer.v[0][layer.pairing.value_of_head].to(layer.dtype)  # (head, key, width)
-        self._outputs = []
+    def __init__(self, request: Request, names: Sequence[str]):
+        super().__init__(request, 1)
 
-    def add(self, block: Block) -> None:
-        self._outputs.append(block.rows.d @ self._values[:, : block.keys])
+    def piece(self, block: Block) -> Tensor:
+        layer = block.request.layer
+        of_heads = layer.pairing.value_of_head[block.place.heads].tolist()
+        values = [layer.v[0, value, block.keys].to(layer.dtype) for value in of_heads]  # (key, width) of each head
+        return torch.stack([d @ v for d, v in zip(block.rows.d, values)])
 
-    def result(self) -> Tensor:
-        return redundancy.head_cka(torch.cat(self._outputs, dim=1))
+    def result(self, name: str) -> Tensor:
+        return redundancy.head_cka(self.values, self.request.weights)
 
 
 def over_maps(block: Block, function: Callable[[Block, str], Tensor]) -> Iterator[Tensor]:
@@ -214,34 +317,19 @@ def over_maps(block: Block, function: Callable[[Block, str], Tensor]) -> Iterato
     yield function(block, "D") if block.differential else a1
 
 
+def _mass(block: Block, name: str, columns: list[Tensor]) -> Tensor:
+    return spans.span_mass(block.maps[name], columns, block.denominators(name), block.n, block.seen(columns))
+
+
 def span_mass_of(block: Block, name: str) -> Tensor:
     """Mass on the requested key sets: (head, query, span, normalisation)."""
-    return spans.span_mass(block.maps[name], block.spans, block.net(name), block.n, block.seen(block.spans))
+    return _mass(block, name, block.spans)
 
 
 def sink_mass_of(block: Block, name: str) -> Tensor:
     """Mass on the sink sets: (head, query, sink set, normalisation)."""
-    x, sink = block.maps[name], block.request.sink[block.request.sink < block.keys]
-    seen = block.seen(sinks.sink_sets(sink, x.shape[-1]))
-    return sinks.sink_mass(x, sink, block.net(name), block.n, seen)
+    return _mass(block, name, block.local(block.request.sink_sets))
 
-
-#: row statistics of one map of a block: (head, query, ...)
-OF_ROWS: dict[str, Callable[[Block, str], Tensor]] = {
-    "entropy": Block.entropy,
-    "entropy_normalised": lambda b, m: distribution.entropy_normalised(b.maps[m], b.n, b.entropy(m)),
-    "effective_tokens": lambda b, m: distribution.effective_tokens(b.maps[m], b.n, b.entropy(m)),
-    "participation": lambda b, m: distribution.participation(b.maps[m], b.n),
-    "gini": lambda b, m: distribution.gini(b.maps[m], b.n),
-    "hoyer": lambda b, m: distribution.hoyer(b.maps[m], b.n),
-    "pseudo_norm": lambda b, m: distribution.pseudo_norm(b.maps[m], b.n),
-    "near_zero": lambda b, m: distribution.near_zero(b.maps[m], b.n),
-    "top_k_mass": lambda b, m: distribution.top_k_mass(b.maps[m], b.n),
-    "argmax": lambda b, m: distribution.argmax(b.maps[m], b.n),
-    "negative_share": lambda b, m: distribution.negative_share(b.maps[m], b.n),
-    "negative_count": lambda b, m: distribution.negative_count(b.maps[m], b.n),
-    "row_sum": lambda b, m: distribution.row_sum(b.maps[m]),
-}
 
 #: branch statistics of a block on one key set: (head, query)
 ON_SPAN: dict[str, Callable[[OnSpan], Tensor]] = {

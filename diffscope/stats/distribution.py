@@ -1,209 +1,145 @@
 """How a row of attention is spread over its keys.
 
-Every function takes rows ``x (..., key)``, float32 or float64, and where it needs it the number ``n`` of keys that
-each row can see, broadcastable to ``(...)``. Keys that a row cannot see are exact zeros. Rows may be signed: all but
-the sign statistics act on the shares ``|x| / sum|x|``, which for a row of probabilities is the row itself, and none
-needs the shares as an array of their own. So A1, A2 and D go through the same code.
+Every statistic is a formula of a row's moments (:mod:`diffscope.stats.moments`) and of the number ``n`` of keys that the row
+can see; all have the shape of the rows, (...), unless a docstring says more. Rows may be signed: all but the sign statistics
+act on the shares ``p = |x| / sum|x|``, which for a row of probabilities is the row itself. So A1, A2 and D go through the
+same code.
 
 Rows with one visible key give NaN wherever the value would follow from there being one key; so do rows of zeros.
 Definitions: SCIENCE.md, section 1.
 """
 
 import math
+from collections.abc import Callable, Iterable
 
-import numpy as np
 import torch
 from torch import Tensor
 
-TOP_K = (1, 5, 10)
-NEAR_ZERO = 0.1
+from diffscope.stats.moments import TOP_K, Moments, of_rows
 
 
-def entropy(x: Tensor, n: Tensor) -> Tensor:
-    """Shannon entropy of the shares, in nats: -sum p ln p.
+def entropy(m: Moments, n: Tensor) -> Tensor:
+    """Shannon entropy of the shares in nats, -sum p ln p, between 0 (one key holds all) and ln n (uniform).
 
-    With p = |x|/S this is ln S + (sum -|x| ln|x|) / S, so a sum that is 1 up to rounding costs no digits.
-
-    Parameters
-    ----------
-    x : Tensor (..., key)
-    n : Tensor (...)
-        Visible keys of each row.
-
-    Returns
-    -------
-    Tensor (...)
-        Between 0 (one key holds all) and ln n (uniform). NaN where n = 1 and in rows of zeros.
+    With p = |x|/S it is ln S - sum |x| ln|x| / S, so that a sum S that is 1 up to rounding costs no digits.
     """
-    size = x.abs()
-    total = size.sum(-1)
-    logs = size.clamp_min(torch.finfo(x.dtype).tiny).log()  # 0 ln 0 = 0
-    nats = total.log() - (size * logs).sum(-1) / total
-    return _where_several(nats, n)
+    return _where_several(m["total"].log() - m["logs"] / m["total"], n)
 
 
-def entropy_normalised(x: Tensor, n: Tensor, nats: Tensor | None = None) -> Tensor:
-    """Entropy over its largest possible value, ln n.
-
-    Parameters
-    ----------
-    x : Tensor (..., key)
-    n : Tensor (...)
-    nats : Tensor (...), optional
-        The rows' entropy, where it is known already.
-
-    Returns
-    -------
-    Tensor (...)
-        Between 0 and 1. NaN where n = 1 and in rows of zeros.
-    """
-    nats = entropy(x, n) if nats is None else nats
-    return nats / _like(n, nats).log()
+def entropy_normalised(m: Moments, n: Tensor) -> Tensor:
+    """Entropy over its largest possible value, ln n; between 0 and 1."""
+    return entropy(m, n) / _like(n, m["total"]).log()
 
 
-def effective_tokens(x: Tensor, n: Tensor, nats: Tensor | None = None) -> Tensor:
-    """Number of keys that a uniform row of the same entropy would have: exp(entropy).
-
-    Parameters are those of :func:`entropy_normalised`.
-
-    Returns
-    -------
-    Tensor (...)
-        Keys, between 1 and n. NaN where n = 1 and in rows of zeros.
-    """
-    return (entropy(x, n) if nats is None else nats).exp()
+def effective_tokens(m: Moments, n: Tensor) -> Tensor:
+    """Keys of a uniform row of the same entropy, exp(entropy); between 1 and n."""
+    return entropy(m, n).exp()
 
 
-def participation(x: Tensor, n: Tensor) -> Tensor:
-    """Inverse participation: 1 / sum p².
-
-    Returns
-    -------
-    Tensor (...)
-        Keys, between 1 and n. NaN where n = 1 and in rows of zeros.
-    """
-    return _where_several((x.abs().sum(-1) / _euclidean(x)).square(), n)
+def participation(m: Moments, n: Tensor) -> Tensor:
+    """Inverse participation in keys, 1 / sum p²; between 1 and n."""
+    return _where_several((m["total"] / m["squares"].sqrt()).square(), n)
 
 
-def gini(x: Tensor, n: Tensor) -> Tensor:
+def gini(m: Moments, n: Tensor) -> Tensor:
     """Gini index of |x|: sum_i (2i - n - 1)·x_(i) / (n·sum x), x ascending (Hurley & Rickard 2009).
 
-    A key that cannot be seen sorts to the front and shifts every rank by one, so with N keys in all
-    the rank sum of the visible ones is that of all N less (N - n)·sum x. Rank sums are taken in float64.
-
-    Returns
-    -------
-    Tensor (...)
-        Between 0 (uniform) and 1 - 1/n (one key holds all). NaN where n = 1 and in rows of zeros.
+    Between 0 (uniform) and 1 - 1/n (one key holds all).
     """
-    ascending = _sorted(x.abs()).double()  # (..., key)
-    ranks = torch.arange(1, x.shape[-1] + 1, dtype=torch.float64, device=x.device)
-    n = _like(n, ascending)
-    mean_rank = ascending @ ranks / ascending.sum(-1) - (x.shape[-1] - n)
-    return _where_several((2 * mean_rank - n - 1) / n, n).to(x.dtype)
+    return _where_several(m["gini"], n)
 
 
-def hoyer(x: Tensor, n: Tensor) -> Tensor:
-    """Hoyer sparsity: (sqrt(n) - |x|_1/|x|_2) / (sqrt(n) - 1) (Hoyer 2004).
+def hoyer(m: Moments, n: Tensor) -> Tensor:
+    """Hoyer sparsity: (sqrt(n) - |x|_1/|x|_2) / (sqrt(n) - 1) (Hoyer 2004), between 0 (uniform) and 1 (one key)."""
+    root = _like(n, m["total"]).sqrt()
+    return _where_several((root - m["total"] / m["squares"].sqrt()) / (root - 1), n)
 
-    Returns
-    -------
-    Tensor (...)
-        Between 0 (uniform) and 1 (one key holds all). NaN where n = 1 and in rows of zeros.
+
+def pseudo_norm(m: Moments, n: Tensor) -> Tensor:
+    """The l_p pseudo-norm of the shares at p = 1/2, (sum sqrt p)²; between 1 (one key) and n (uniform)."""
+    return _where_several(m["roots"].square() / m["total"], n)
+
+
+def near_zero(m: Moments, n: Tensor) -> Tensor:
+    """Fraction of the visible keys whose share is below a tenth of the uniform share 1/n."""
+    return _where_several(m["small"] / _like(n, m["total"]), n).masked_fill(m["total"] == 0, math.nan)
+
+
+def top_k_mass(m: Moments, n: Tensor) -> Tensor:
+    """Share held by the 1, 5 and 10 largest |x|, (..., k); between k/n and 1.
+
+    NaN where n <= k, because k keys then hold everything whatever the model.
     """
-    root = _like(n, x).sqrt()
-    return _where_several((root - x.abs().sum(-1) / _euclidean(x)) / (root - 1), n)
+    mass = m["top"] / m["total"].unsqueeze(-1)
+    seen = torch.as_tensor(n, device=mass.device).unsqueeze(-1)
+    return torch.where(seen > torch.tensor(TOP_K, device=mass.device), mass, math.nan)
 
 
-def pseudo_norm(x: Tensor, n: Tensor) -> Tensor:
-    """The l_p pseudo-norm at p = 1/2 of the shares: (sum sqrt p)².
+def quantiles(m: Moments, n: Tensor) -> Tensor:
+    """Order statistics of the shares in units of the uniform share 1/n, (..., quantile): the ceil(q·n)-th smallest."""
+    total = m["total"].unsqueeze(-1)
+    of_uniform = m["quantiles"] * _like(n, total).unsqueeze(-1) / total  # 0/0 of a row of zeros is NaN
+    return _where_several(of_uniform, torch.as_tensor(n).unsqueeze(-1))
 
-    Returns
-    -------
-    Tensor (...)
-        Between 1 (one key holds all) and n (uniform). NaN where n = 1 and in rows of zeros.
+
+def argmax(m: Moments, n: Tensor) -> Tensor:
+    """Position of the key with the largest share, the first if several are equal, float64; its weight may be negative."""
+    return _where_several(m["peak"].double().masked_fill(m["total"] == 0, math.nan), n)
+
+
+def negative_share(m: Moments, n: Tensor) -> Tensor:
+    """Share of the row's absolute mass that is negative, sum max(-x, 0) / sum |x|."""
+    return _where_several(m["negative"] / m["total"], n)
+
+
+def negative_count(m: Moments, n: Tensor) -> Tensor:
+    """Number of keys with a negative weight. It says something of rows of zeros too."""
+    return _where_several(m["negatives"], n)
+
+
+def row_sum(m: Moments, n: Tensor) -> Tensor:
+    """Sum of the row: 1 for probabilities, gain - lambda for D. Never NaN: it is a check on the row, not a finding about it."""
+    return m["net"]
+
+
+#: by statistic: the formula, and the moments it is made of
+FORMULAS: dict[str, tuple[Callable[[Moments, Tensor], Tensor], tuple[str, ...]]] = {
+    "entropy": (entropy, ("total", "logs")),
+    "entropy_normalised": (entropy_normalised, ("total", "logs")),
+    "effective_tokens": (effective_tokens, ("total", "logs")),
+    "participation": (participation, ("total", "squares")),
+    "gini": (gini, ("gini",)),
+    "hoyer": (hoyer, ("total", "squares")),
+    "pseudo_norm": (pseudo_norm, ("total", "roots")),
+    "near_zero": (near_zero, ("total", "small")),
+    "top_k_mass": (top_k_mass, ("total", "top")),
+    "quantiles": (quantiles, ("total", "quantiles")),
+    "argmax": (argmax, ("total", "peak")),
+    "negative_share": (negative_share, ("total", "negative")),
+    "negative_count": (negative_count, ("negatives",)),
+    "row_sum": (row_sum, ("net",)),
+}
+
+
+def needed(statistics: Iterable[str]) -> set[str]:
+    """The moments that some row statistics are made of."""
+    return {moment for name in statistics for moment in FORMULAS[name][1]}
+
+
+def of(name: str, x: Tensor, n: Tensor) -> Tensor:
+    """A statistic of rows that are at hand.
+
+    Parameters
+    ----------
+    name : str
+        One of ``FORMULAS``.
+    x : Tensor (..., key), float32 or float64
+        Exact zeros on keys that a row cannot see.
+    n : Tensor (...)
+        Visible keys of each row.
     """
-    size = x.abs()
-    return _where_several(size.sqrt().sum(-1).square() / size.sum(-1), n)
-
-
-def near_zero(x: Tensor, n: Tensor, eps: float = NEAR_ZERO) -> Tensor:
-    """Fraction of the visible keys whose share is below eps/n, that is below eps times the uniform share.
-
-    Returns
-    -------
-    Tensor (...)
-        Between 0 and 1. NaN where n = 1 and in rows of zeros.
-    """
-    size = x.abs()
-    n = _like(n, x)
-    total = size.sum(-1)
-    below = (size < (eps * total / n).unsqueeze(-1)).sum(-1) - (x.shape[-1] - n)
-    return _where_several(below / n, n).masked_fill(total == 0, math.nan)
-
-
-def top_k_mass(x: Tensor, n: Tensor, k: tuple[int, ...] = TOP_K) -> Tensor:
-    """Share held by the k largest |x|, for several k.
-
-    Returns
-    -------
-    Tensor (..., k)
-        Between k/n and 1. NaN where n <= k, because k keys then hold everything whatever the model, and in
-        rows of zeros.
-    """
-    size = x.abs()
-    largest = size.topk(min(max(k), x.shape[-1]), dim=-1).values.cumsum(-1)
-    last = torch.tensor(k, device=x.device).clamp_max(largest.shape[-1]) - 1
-    mass = largest[..., last] / size.sum(-1, keepdim=True)  # (..., k)
-    seen = torch.as_tensor(n, device=x.device).unsqueeze(-1)
-    return torch.where(seen > torch.tensor(k, device=x.device), mass, math.nan)
-
-
-def argmax(x: Tensor, n: Tensor) -> Tensor:
-    """Position of the key with the largest share, the first of them if several are equal.
-
-    Returns
-    -------
-    Tensor (...), float64
-        A key position; its weight is negative if the largest |x| is. NaN where n = 1 and in rows of zeros.
-    """
-    largest, position = x.abs().max(-1)
-    return _where_several(position.double().masked_fill(largest == 0, math.nan), n)
-
-
-def negative_share(x: Tensor, n: Tensor) -> Tensor:
-    """Share of the row's absolute mass that is negative: sum max(-x, 0) / sum |x|.
-
-    The negative part is summed by itself; half the difference of sum|x| and sum x would lose its digits.
-
-    Returns
-    -------
-    Tensor (...)
-        Between 0 and 1. NaN where n = 1 and in rows of zeros.
-    """
-    return _where_several(x.clamp_max(0).sum(-1).abs() / x.abs().sum(-1), n)
-
-
-def negative_count(x: Tensor, n: Tensor) -> Tensor:
-    """Number of keys with a negative weight.
-
-    Returns
-    -------
-    Tensor (...)
-        Keys, between 0 and n, in the dtype of `x`. NaN where n = 1.
-    """
-    return _where_several((x < 0).sum(-1).to(x.dtype), n)
-
-
-def row_sum(x: Tensor) -> Tensor:
-    """Sum of the row, which has to be 1 for probabilities and gain - lambda for D.
-
-    Returns
-    -------
-    Tensor (...)
-        Never NaN: it is a check on the row, not a finding about it.
-    """
-    return x.sum(-1)
+    formula, moments = FORMULAS[name]
+    return formula(of_rows(x, n, moments), n)
 
 
 def _like(n: Tensor, x: Tensor) -> Tensor:
@@ -212,14 +148,3 @@ def _like(n: Tensor, x: Tensor) -> Tensor:
 
 def _where_several(value: Tensor, n: Tensor) -> Tensor:
     return torch.where(torch.as_tensor(n, device=value.device) > 1, value, math.nan)
-
-
-def _euclidean(x: Tensor) -> Tensor:
-    return x.square().sum(-1).sqrt()  # not vector_norm, which adds float32 up without cascading
-
-
-def _sorted(x: Tensor) -> Tensor:
-    """Rows ascending; on a CPU by numpy, whose vectorised sort is ten times as fast as torch's."""
-    if x.is_cuda:
-        return x.sort(-1).values
-    return torch.from_numpy(np.sort(x.numpy(), axis=-1))

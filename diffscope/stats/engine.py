@@ -4,17 +4,24 @@ A map of N tokens has N² entries, so it is never held: a block of its rows is c
 it needs from it, and it is gone. Only what was asked for is computed.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import xarray as xr
 from torch import Tensor
 
 from diffscope.attention import LayerAttention
 from diffscope.errors import DiffscopeError, SpanError
-from diffscope.stats.collect import Block, Request
+from diffscope.stats.collect import Block, Collector, Place, Request
 from diffscope.stats.rank import check_size
 from diffscope.stats.registry import GROUPS, LABELS, STATISTICS, Statistic, select
+from diffscope.stats.workers import Workers
+from diffscope.workspace import Workspace
 
 __all__ = ["GROUPS", "STATISTICS", "Statistic", "measure", "select"]
 
@@ -24,17 +31,53 @@ AVERAGED = {
     "column_sink_position": "queries",
     "map_distance": "pairs of heads",
 }
+# Values of a (head, query, key) temporary: 2 MiB in float32, of which a block needs eleven; smaller ones
+# spend their time between operations, larger ones in memory. On a GPU 64 MiB, which keep it busy.
+ELEMENTS = {"cpu": 2**19, "cuda": 2**24}
+LEAST_ROWS = 16  # of one head: with fewer, reading the keys takes longer than the products with them
+PROBED = 2  # blocks a thread that are measured to tell how long all of them will take
+TOO_LITTLE = 2**17  # values of one map, over all heads, below which threads cost more than they bring
 
 
-@torch.no_grad()
+class Measured(NamedTuple):
+    """Statistics of one layer: by name the values, and what a Dataset says about them; and its coordinates."""
+
+    values: dict[str, np.ndarray]
+    attrs: dict[str, dict]
+    coords: dict[str, list]
+
+
 def measure(
     layer: LayerAttention,
-    statistics: Iterable[str] | None = None,
+    statistics: Iterable[str] | str | None = None,
     spans: Mapping[str, Tensor] | None = None,
     queries: Sequence[int] | Tensor | None = None,
     elements: int | None = None,
 ) -> xr.Dataset:
-    """Measure one layer on one prompt.
+    """Statistics of one layer as a Dataset without a layer dimension; parameters as of :func:`take`.
+
+    Returns
+    -------
+    xarray.Dataset
+        One variable a statistic, with attrs units, long_name, definition; "averaged_over" where it is a mean, and
+        "why" where standard attention leaves NaN. Coordinates: head, query and key sets by name.
+    """
+    with Workers() as workers:
+        return dataset([take(layer, statistics, spans, queries, elements=elements, workers=workers)])
+
+
+@torch.no_grad()
+def take(
+    layer: LayerAttention,
+    statistics: Iterable[str] | str | None = None,
+    spans: Mapping[str, Tensor] | None = None,
+    queries: Sequence[int] | Tensor | None = None,
+    weights: Tensor | None = None,
+    elements: int | None = None,
+    workers: Workers | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> Measured:
+    """Statistics of one layer.
 
     Parameters
     ----------
@@ -46,52 +89,149 @@ def measure(
         Key sets by name; by default "sink" alone, the first key.
     queries : sequence of int or LongTensor, optional
         Query positions, by default all. Map statistics always take the whole map.
+    weights : Tensor (query,), optional
+        How many queries each of `queries` stands for, where they are a sample; statistics that are means over queries
+        weight them so.
     elements : int, optional
         The largest number of (head, query, key) entries that a temporary may have, though it always has one row of
-        each head. By default what is fastest on the device.
-
-    Returns
-    -------
-    xarray.Dataset
-        One variable a statistic, with attrs units, long_name, definition; "averaged_over" where it is a mean, and
-        "why" where standard attention leaves NaN. Coordinates: head, query and key sets by name.
+        one head. By default what is fastest on the device.
+    workers : Workers, optional
+        By default the calling thread alone.
+    progress : callable, optional
+        Called after every block with the share of them that is done.
 
     Raises
     ------
     UnknownStatistic, SpanError, MapTooLarge, DiffscopeError
     """
     chosen = select(statistics)
-    request = Request(layer, _checked_spans(layer, spans or {"sink": [0]}), _checked_queries(layer, queries))
+    request = Request(layer, _checked_spans(layer, spans or {"sink": [0]}), _checked_queries(layer, queries), weights)
     if any(statistic.kind == "map" for statistic in chosen):
         check_size(layer.n_queries, layer.n_keys)
     values = {statistic.name: statistic.compute(request) for statistic in chosen if statistic.compute}
-    values |= _streamed(request, [statistic for statistic in chosen if statistic.collector], elements)
-    variables = {statistic.name: _variable(statistic, values[statistic.name], request) for statistic in chosen}
-    return xr.Dataset(variables, coords=_coordinates(request, {dim for s in chosen for dim in s.dims}))
+    streamed = [statistic for statistic in chosen if statistic.collector]
+    values |= _streamed(request, streamed, elements, workers or Workers(1), progress)
+    return Measured(
+        {statistic.name: values[statistic.name].cpu().numpy() for statistic in chosen},
+        {statistic.name: _attrs(statistic, layer) for statistic in chosen},
+        _coordinates(request, {dim for statistic in chosen for dim in statistic.dims}),
+    )
 
 
-def _streamed(request: Request, statistics: list[Statistic], elements: int | None) -> dict[str, Tensor]:
-    if not statistics:
+def dataset(measured: Sequence[Measured], layers: Sequence[int] | None = None) -> xr.Dataset:
+    """One Dataset of one layer, or of several along a dimension ``layer``.
+
+    Layers may differ in their number of heads: what a layer does not have is NaN there. What a Dataset says of a statistic is
+    what it says of the first layer.
+    """
+    first, coords = measured[0], {}
+    for one in measured:
+        coords |= {dim: values for dim, values in one.coords.items() if len(values) > len(coords.get(dim, ()))}
+    variables = {}
+    for name, attrs in first.attrs.items():
+        dims = STATISTICS[name].dims
+        values = [one.values[name] for one in measured]
+        if layers is None:
+            variables[name] = (dims, values[0], attrs)
+        else:
+            variables[name] = (("layer", *dims), _stacked(values), attrs)
+    coords = {dim: (dim, values) for dim, values in coords.items()}
+    return xr.Dataset(variables, coords if layers is None else {"layer": list(layers), **coords})
+
+
+def _stacked(values: Sequence[np.ndarray]) -> np.ndarray:
+    """Arrays as one, each filled up with NaN to the size of the largest."""
+    shape = np.max([array.shape for array in values], axis=0)
+    if all(array.shape == tuple(shape) for array in values):
+        return np.stack(values)
+    out = np.full((len(values), *shape), np.nan, dtype=values[0].dtype)
+    for place, array in zip(out, values):
+        place[tuple(map(slice, array.shape))] = array
+    return out
+
+
+def _streamed(
+    request: Request, statistics: list[Statistic], elements: int | None, workers: Workers, progress: Callable | None = None
+) -> dict[str, Tensor]:
+    names: dict[Callable, list[str]] = {}
+    for statistic in statistics:
+        names.setdefault(statistic.collector, []).append(statistic.name)
+    collectors = {make: make(request, of_it) for make, of_it in names.items()}
+    if not collectors:
         return {}
-    collectors = {statistic.name: statistic.collector(request) for statistic in statistics}
-    for rows in request.layer.blocks(request.queries, elements=elements, trim=True):
-        block = Block(request, rows)
-        for collector in collectors.values():
-            collector.add(block)
-    return {name: collector.result() for name, collector in collectors.items()}
+    every = list(collectors.values())
+    places = list(_places(request, any(collector.all_heads for collector in every), elements))
+    wanted = set().union(*(collector.moments for collector in every))
+    layer, tasks = request.layer, (partial(_pieces, request, every, wanted, place) for place in places)
+    alone = layer.q.device.type != "cpu" or layer.n_heads * len(request.queries) * layer.n_keys < TOO_LITTLE
+    for number, (place, pieces) in enumerate(zip(places, workers.run(tasks, alone))):
+        for collector, piece in zip(every, pieces):
+            collector.add(place, piece)
+        if progress and number + 1 < len(places):
+            progress((number + 1) / len(places))
+    return {name: collectors[make].result(name) for make, of_it in names.items() for name in of_it}
 
 
-def _variable(statistic: Statistic, values: Tensor, request: Request) -> tuple:
+def _pieces(
+    request: Request, collectors: list[Collector], wanted: set[str], place: Place, workspace: Workspace
+) -> list[Any]:
+    block = Block(request, place, wanted, workspace)
+    return [collector.piece(block) for collector in collectors]
+
+
+def _places(request: Request, all_heads: bool, elements: int | None) -> Iterator[Place]:
+    """The blocks that a request is cut into: queries in ascending order, so that neighbours see about the same keys."""
+    layer, device = request.layer, request.queries.device
+    width = layer.n_keys if layer.mask.window is None else min(layer.n_keys, layer.mask.window + LEAST_ROWS)
+    least = LEAST_ROWS if elements is None else 1
+    elements = elements or _elements(layer)
+    heads = layer.n_heads if all_heads else max(1, min(layer.n_heads, elements // (2 * LEAST_ROWS * width)))
+    rows = max(least, elements // (heads * width))
+    for queries in request.queries.argsort(stable=True).split(rows):
+        for some in torch.arange(layer.n_heads, device=device).split(heads):
+            yield Place(some, queries)
+
+
+def seconds(layer: LayerAttention, names: Sequence[str], spans, queries: Tensor | None, workers: Workers) -> float:
+    """How long :func:`take` will need, judged by a few of the queries; without what is made of whole maps."""
+    names = [name for name in names if STATISTICS[name].collector]
+    queries = _checked_queries(layer, queries)
+    some = queries.sort().values[-PROBED * LEAST_ROWS * workers.count :]
+    start = time.perf_counter()
+    take(layer, names, spans, some, workers=workers)
+    took = time.perf_counter() - start
+    n, of_some = (layer.mask.counts(these, layer.n_keys, layer.n_keys - layer.n_queries).sum() for these in (queries, some))
+    return took * float(n / of_some.clamp_min(1))
+
+
+def bytes_of(statistics: Iterable[Statistic], layer: LayerAttention, rows: int, spans: int) -> int:
+    """Memory of the results of one layer."""
+    sizes = {name: len(labels) for name, labels in LABELS.items()}
+    sizes |= {"head": layer.n_heads, "other_head": layer.n_heads, "query": rows, "span": spans}
+    values = sum(math.prod(sizes[dim] for dim in statistic.dims) for statistic in statistics)
+    return values * layer.dtype.itemsize
+
+
+def bytes_of_block(layer: LayerAttention) -> int:
+    """Memory that one thread works in: scores, A1, A2, |D|, D, and for three maps a pass and the sorted rows."""
+    least = LEAST_ROWS * layer.n_keys
+    return 11 * max(_elements(layer), least) * layer.dtype.itemsize
+
+
+def _elements(layer: LayerAttention) -> int:
+    return ELEMENTS.get(layer.q.device.type, ELEMENTS["cpu"]) * 4 // layer.dtype.itemsize
+
+
+def _attrs(statistic: Statistic, layer: LayerAttention) -> dict[str, str]:
     attrs = {"units": statistic.units, "long_name": statistic.description, "definition": statistic.definition}
     if statistic.name in AVERAGED:
         attrs["averaged_over"] = AVERAGED[statistic.name]
-    layer = request.layer
     if not layer.differential and (why := _why(statistic)):
         attrs["why"] = why
     if "ranked_map" in statistic.dims and layer.differential:
         scalar = layer.lam.shape[-1] == 1
         attrs["lambda"] = "one value a head, cancels in the rank of noise" if scalar else "by token, does not cancel"
-    return statistic.dims, values.cpu().numpy(), attrs
+    return attrs
 
 
 def _why(statistic: Statistic) -> str | None:
@@ -104,7 +244,7 @@ def _why(statistic: Statistic) -> str | None:
     return None
 
 
-def _coordinates(request: Request, dims: set[str]) -> dict:
+def _coordinates(request: Request, dims: set[str]) -> dict[str, list]:
     heads = range(request.layer.n_heads)
     labels = {
         **LABELS,
@@ -113,7 +253,7 @@ def _coordinates(request: Request, dims: set[str]) -> dict:
         "query": request.queries.cpu().numpy(),
         "span": list(request.spans),
     }
-    return {dim: (dim, list(values)) for dim, values in labels.items() if dim in dims}
+    return {dim: list(values) for dim, values in labels.items() if dim in dims}
 
 
 def _checked_queries(layer: LayerAttention, queries: Sequence[int] | Tensor | None) -> Tensor:

@@ -12,19 +12,22 @@ from torch import Tensor
 ROWS = 1024  # queries that are held in float64 at once
 
 
-def map_gram(x: Tensor) -> Tensor:
+def map_gram(x: Tensor, weights: Tensor | None = None) -> Tensor:
     """Inner products of the heads' maps over a block of rows, to be added over blocks.
 
     Parameters
     ----------
     x : Tensor (head, query, key)
+    weights : Tensor (query,), optional
+        How many queries each one stands for; by default one.
 
     Returns
     -------
     Tensor (head, head), float64
     """
     flat = x.flatten(1)
-    return (flat @ flat.T).double()
+    weighted = flat if weights is None else (x * weights.to(x.dtype)[:, None]).flatten(1)
+    return (flat @ weighted.T).double()
 
 
 def map_distance(gram: Tensor) -> Tensor:
@@ -49,7 +52,7 @@ def map_distance(gram: Tensor) -> Tensor:
     return 1 - cosine[..., first, second].mean(-1)
 
 
-def head_cka(outputs: Tensor) -> Tensor:
+def head_cka(outputs: Tensor, weights: Tensor | None = None) -> Tensor:
     """Linear centred kernel alignment between the outputs of heads (Kornblith et al. 2019).
 
     |Yj'Yi|² / (|Yi'Yi|·|Yj'Yj|) in Frobenius norm, each column of Y centred over the queries.
@@ -57,6 +60,8 @@ def head_cka(outputs: Tensor) -> Tensor:
     Parameters
     ----------
     outputs : Tensor (head, query, width)
+    weights : Tensor (query,), optional
+        How many queries each one stands for; by default one.
 
     Returns
     -------
@@ -64,12 +69,14 @@ def head_cka(outputs: Tensor) -> Tensor:
         Between 0 and 1, with 1 on the diagonal. NaN for heads whose output does not vary.
     """
     heads, queries, width = outputs.shape
-    mean = outputs.mean(1, dtype=torch.float64)  # (head, width)
+    weights = torch.ones(queries) if weights is None else weights
+    weights = (weights / weights.sum()).to(outputs.device, torch.float64)[:, None]  # (query, 1)
+    parts = [slice(start, start + ROWS) for start in range(0, queries, ROWS)]
+    mean = sum((outputs[:, part].double() * weights[part]).sum(1) for part in parts)  # (head, width)
     products = mean.new_zeros(heads * width, heads * width)
-    for start in range(0, queries, ROWS):
-        centred = outputs[:, start : start + ROWS].double() - mean[:, None]
-        features = centred.transpose(0, 1).flatten(1)  # (query, head·width)
-        products += features.T @ features
+    for part in parts:
+        features = (outputs[:, part].double() - mean[:, None]).transpose(0, 1).flatten(1)  # (query, head·width)
+        products += features.T @ (weights[part] * features)
     products = products.reshape(heads, width, heads, width)
     alignment = products.square().sum((1, 3))  # (head, head)
     norm = alignment.diagonal().sqrt()

@@ -1,15 +1,14 @@
 """The statistics that diffscope knows: a table that lists itself."""
 
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from torch import Tensor
 
 from diffscope.errors import DiffscopeError
-from diffscope.stats import collect, distribution, outliers, rank, sinks, spans, whole
-from diffscope.stats.collect import Collector, PerMap, PerSpan, Request
+from diffscope.stats import collect, moments, outliers, rank, sinks, spans, whole
+from diffscope.stats.collect import Collector, PerMap, PerSpan, Request, RowStatistics
 
 #: the labels along the dims whose length does not depend on the prompt
 LABELS = {
@@ -17,7 +16,8 @@ LABELS = {
     "ranked_map": collect.RANKED_MAPS,
     "normalisation": spans.NORMALISATIONS,
     "sink_set": sinks.SINK_SETS,
-    "k": distribution.TOP_K,
+    "k": moments.TOP_K,
+    "quantile": moments.QUANTILES,
     "lambda_value": whole.LAMBDA_VALUES,
     "outlier": outliers.LABELS,
     "definition": rank.DEFINITIONS,
@@ -58,7 +58,8 @@ class Statistic:
     definition : str
         The formula, and where it comes from if it has an author.
     collector : callable, optional
-        Makes, for a request, what takes the statistic from the rows as they stream past.
+        Makes, for a request and names of statistics, what takes them from the rows as they stream past. Statistics of one
+        collector share it.
     compute : callable, optional
         In place of a collector: takes the statistic from the layer itself.
     averageable : bool
@@ -71,7 +72,7 @@ class Statistic:
     units: str
     description: str
     definition: str
-    collector: Callable[[Request], Collector] | None = None
+    collector: Callable[[Request, Sequence[str]], Collector] | None = None
     compute: Callable[[Request], Tensor] | None = None
     averageable: bool = True
 
@@ -109,6 +110,7 @@ ROW = {
     "pseudo_norm": ("1", "pseudo-norm of the shares at 1/2", "(sum p^(1/2))²"),
     "near_zero": ("1", "fraction of keys with next to no weight", "#{visible keys with p < 0.1/n} / n"),
     "top_k_mass": ("1", "share of the k largest weights", "sum of the k largest p; NaN where n <= k"),
+    "quantiles": ("1", "quantiles of the shares, uniform = 1", "n times the ceil(q n)-th smallest p"),
     "argmax": ("position", "key of the largest weight", "argmax |x|"),
     "negative_share": ("1", "share of the absolute mass that is negative", "sum max(-x, 0) / sum|x|"),
     "negative_count": ("keys", "keys of negative weight", "#{x < 0}"),
@@ -147,7 +149,7 @@ OTHERS = (
         "1",
         "attention on each key set",
         MASSES,
-        collector=lambda request: PerMap(collect.span_mass_of),
+        collector=lambda request, names: PerMap(request, collect.span_mass_of),
     ),
     Statistic(
         "sink_mass",
@@ -156,7 +158,7 @@ OTHERS = (
         "1",
         "attention on the first token and on the first four",
         MASSES,
-        collector=lambda request: PerMap(collect.sink_mass_of),
+        collector=lambda request, names: PerMap(request, collect.sink_mass_of),
     ),
     Statistic(
         "sink_rate",
@@ -165,7 +167,7 @@ OTHERS = (
         "1",
         "share of heads with an attention sink",
         "share of heads whose mean mass over queries is above 0.3 (Gu et al. 2024)",
-        collector=lambda request: collect.SinkRate(),
+        collector=collect.SinkRate,
     ),
     Statistic(
         "column_sink",
@@ -174,7 +176,7 @@ OTHERS = (
         "1",
         "mean mass of the most attended key",
         "max over keys of the mean over queries",
-        collector=lambda request: collect.ColumnSink(0),
+        collector=collect.ColumnSink,
     ),
     Statistic(
         "column_sink_position",
@@ -183,7 +185,7 @@ OTHERS = (
         "position",
         "the most attended key",
         "argmax over keys of the mean over queries",
-        collector=lambda request: collect.ColumnSink(1),
+        collector=collect.ColumnSink,
         averageable=False,
     ),
     Statistic(
@@ -221,7 +223,7 @@ OTHERS = (
         "1",
         "mean cosine distance between the heads' maps",
         "mean over pairs of heads of 1 - <A_i,A_j> / (|A_i||A_j|)",
-        collector=lambda request: collect.MapDistance(),
+        collector=collect.MapDistance,
     ),
     Statistic(
         "head_cka",
@@ -254,18 +256,12 @@ OTHERS = (
 
 
 def _row(name: str) -> Statistic:
-    dims = (*ROWS, "k") if name == "top_k_mass" else ROWS
-    collector = partial(_collector, PerMap, collect.OF_ROWS[name])
-    return Statistic(name, "row", dims, *ROW[name], collector=collector, averageable=name != "argmax")
+    more = {"top_k_mass": ("k",), "quantiles": ("quantile",)}.get(name, ())
+    return Statistic(name, "row", (*ROWS, *more), *ROW[name], collector=RowStatistics, averageable=name != "argmax")
 
 
 def _branch(name: str) -> Statistic:
-    dims = ("head", "query", "span")
-    return Statistic(name, "branch", dims, *BRANCH[name], collector=partial(_collector, PerSpan, collect.ON_SPAN[name]))
-
-
-def _collector(kind: type, function: Callable, request: Request) -> Collector:
-    return kind(function)
+    return Statistic(name, "branch", ("head", "query", "span"), *BRANCH[name], collector=PerSpan)
 
 
 STATISTICS = {s.name: s for s in (*map(_row, ROW), *map(_branch, BRANCH), *OTHERS)}

@@ -16,7 +16,7 @@ NORMALISATIONS = ("raw", "share", "signed", "positive")
 SMALLEST_NET = 1e-3
 
 
-def span_mass(x: Tensor, spans: Sequence[Tensor], net: Tensor, n: Tensor, seen: Tensor) -> Tensor:
+def span_mass(x: Tensor, spans: Sequence[Tensor], below: Tensor, n: Tensor, seen: Tensor) -> Tensor:
     """Mass of rows on key sets, in all four normalisations.
 
     ============ ==========================================================
@@ -32,8 +32,8 @@ def span_mass(x: Tensor, spans: Sequence[Tensor], net: Tensor, n: Tensor, seen: 
         Rows of A1, A2 or D; invisible keys are exact zeros.
     spans : sequence of LongTensor
         Key positions of each set.
-    net : Tensor (...)
-        What the row sums to: 1 for probabilities, gain - lambda for D.
+    below : Tensor (..., normalisation)
+        What each normalisation divides a row by: :func:`denominators`.
     n : Tensor (...)
         Visible keys of each row.
     seen : Tensor (..., span)
@@ -45,26 +45,27 @@ def span_mass(x: Tensor, spans: Sequence[Tensor], net: Tensor, n: Tensor, seen: 
     """
     parts = [take(x, keys) for keys in spans]
     sums = torch.stack([_sums(part) for part in parts], dim=-2)  # (..., span, normalisation)
-    mass = sums / denominators(x, net).unsqueeze(-2)
+    mass = sums / below.unsqueeze(-2)
     return mass.masked_fill(fixed_by_construction(n, seen).unsqueeze(-1), math.nan)
 
 
-def denominators(x: Tensor, net: Tensor) -> Tensor:
+def denominators(total: Tensor, positive: Tensor, net: Tensor) -> Tensor:
     """What each normalisation divides a row by; NaN where that is undefined.
 
     Parameters
     ----------
-    x : Tensor (..., key)
+    total, positive : Tensor (...)
+        sum |x| and sum max(x, 0) of the row.
     net : Tensor (...)
+        What the row sums to: 1 for probabilities, gain - lambda for D.
 
     Returns
     -------
     Tensor (..., normalisation)
     """
-    size, positive = x.abs().sum(-1), x.clamp_min(0).sum(-1)
-    net = torch.where(net.abs() < SMALLEST_NET, math.nan, net).to(x.dtype).expand_as(size)
-    size, positive = (torch.where(total > 0, total, math.nan) for total in (size, positive))
-    return torch.stack([torch.ones_like(size), size, net, positive], dim=-1)
+    net = torch.where(net.abs() < SMALLEST_NET, math.nan, net).to(total.dtype).expand_as(total)
+    total, positive = (torch.where(sums > 0, sums, math.nan) for sums in (total, positive))
+    return torch.stack([torch.ones_like(total), total, net, positive], dim=-1)
 
 
 def fixed_by_construction(n: Tensor, seen: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Row statistics: closed forms, an oracle for each, and what must not change them."""
 
 import math
+from functools import partial
 
 import hypothesis.extra.numpy as arrays
 import numpy as np
@@ -11,20 +12,25 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from diffscope.stats import distribution as d
+from diffscope.stats.moments import QUANTILES, of_rows
 
 WEIGHTED = {
-    "entropy": d.entropy,
-    "entropy_normalised": d.entropy_normalised,
-    "effective_tokens": d.effective_tokens,
-    "participation": d.participation,
-    "gini": d.gini,
-    "hoyer": d.hoyer,
-    "pseudo_norm": d.pseudo_norm,
-    "near_zero": d.near_zero,
-    "top_1_mass": lambda x, n: d.top_k_mass(x, n, (1,))[..., 0],
-    "negative_share": d.negative_share,
-    "argmax": d.argmax,
+    name: partial(d.of, name)
+    for name in (
+        "entropy",
+        "entropy_normalised",
+        "effective_tokens",
+        "participation",
+        "gini",
+        "hoyer",
+        "pseudo_norm",
+        "near_zero",
+        "negative_share",
+        "argmax",
+    )
 }
+WEIGHTED["top_1_mass"] = lambda x, n: d.of("top_k_mass", x, n)[..., 0]
+WEIGHTED["median"] = lambda x, n: d.of("quantiles", x, n)[..., QUANTILES.index(0.5)]
 
 
 def _oracle(row):
@@ -41,6 +47,7 @@ def _oracle(row):
         "pseudo_norm": np.linalg.norm(p, 0.5),
         "near_zero": np.mean(p < 0.1 / n),
         "top_1_mass": p.max(),
+        "median": n * np.quantile(p, 0.5, method="inverted_cdf"),
         "negative_share": -row[row < 0].sum() / np.abs(row).sum(),
     }
 
@@ -65,7 +72,7 @@ def test_rows_agree_with_the_definitions_wherever_their_visible_keys_are(rows):
     for name, value in oracle.items():
         measured = float(WEIGHTED[name](torch.from_numpy(padded), torch.tensor(len(row))))
         assert measured == pytest.approx(value, rel=1e-9, abs=1e-9), name
-    assert float(d.negative_count(torch.from_numpy(padded), torch.tensor(len(row)))) == np.sum(row < 0)
+    assert float(d.of("negative_count", torch.from_numpy(padded), torch.tensor(len(row)))) == np.sum(row < 0)
 
 
 @given(_rows(), st.floats(1e-3, 1e3), st.randoms(use_true_random=False))
@@ -89,6 +96,7 @@ def test_bounds(rows):
         "pseudo_norm": (1, n),
         "near_zero": (0, 1),
         "top_1_mass": (1 / n, 1),
+        "median": (0, 2),
         "negative_share": (0, 1),
     }
     for name, (low, high) in bounds.items():
@@ -112,6 +120,7 @@ def test_closed_forms():
         "pseudo_norm": [8, 1, (4 * 0.225**0.5 + 4 * 0.025**0.5) ** 2],
         "near_zero": [0, 7 / 8, 0],
         "top_1_mass": [1 / 8, 1, 0.225],
+        "median": [1, 0, 8 * 0.025],
         "negative_share": [0, 1, 0],
         "argmax": [0, 3, 0],
     }
@@ -127,18 +136,28 @@ def test_one_visible_key_and_rows_of_zeros_are_undefined(name):
 
 
 def test_top_k_mass_is_undefined_where_k_keys_are_all_there_are():
-    x = torch.tensor([[0.4, 0.3, 0.2, 0.1, 0.0], [0.6, 0.4, 0.0, 0.0, 0.0]])
-    mass = d.top_k_mass(x, torch.tensor([5, 2]), (1, 2, 10))
-    torch.testing.assert_close(mass, torch.tensor([[0.4, 0.7, math.nan], [0.6, math.nan, math.nan]]), equal_nan=True)
+    x = torch.tensor([[0.3, 0.25, 0.2, 0.1, 0.1, 0.05], [0.6, 0.4, 0, 0, 0, 0], [0.5, 0.2, 0.1, 0.1, 0.1, 0]])
+    mass = d.of("top_k_mass", x, torch.tensor([6, 2, 5]))
+    expected = torch.tensor([[0.3, 0.95, math.nan], [0.6, math.nan, math.nan], [0.5, math.nan, math.nan]])
+    torch.testing.assert_close(mass, expected, equal_nan=True)
+
+
+def test_what_needs_no_order_is_the_same_without_sorting():
+    """Near-zero keys and the largest weights are read off sorted rows where there are any."""
+    x = torch.randn(3, 40, generator=torch.Generator().manual_seed(0)).double()
+    x[:, 30:], n = 0, torch.tensor(30)
+    apart, sorted_too = of_rows(x, n, ["small", "top"]), of_rows(x, n, ["small", "top", "gini"])
+    for name in apart:
+        torch.testing.assert_close(apart[name], sorted_too[name], msg=name)
 
 
 def test_visible_keys_are_counted_by_query_for_every_head():
     """n (query,) broadcasts against rows (head, query, key)."""
     x = torch.tril(torch.ones(4, 4)).div(torch.arange(1, 5)[:, None]).expand(2, 4, 4)
     n = torch.arange(1, 5)
-    torch.testing.assert_close(d.effective_tokens(x, n)[:, 1:], torch.tensor([2.0, 3, 4]).expand(2, 3))
-    torch.testing.assert_close(d.gini(x, n)[:, 1:], torch.zeros(2, 3), atol=1e-6, rtol=0)
-    assert d.top_k_mass(x, n, (1, 2)).shape == (2, 4, 2)
+    torch.testing.assert_close(WEIGHTED["effective_tokens"](x, n)[:, 1:], torch.tensor([2.0, 3, 4]).expand(2, 3))
+    torch.testing.assert_close(WEIGHTED["gini"](x, n)[:, 1:], torch.zeros(2, 3), atol=1e-6, rtol=0)
+    assert d.of("top_k_mass", x, n).shape == (2, 4, 3) and d.of("quantiles", x, n).shape == (2, 4, 4)
 
 
 def test_float32_rows_of_many_keys_keep_their_digits():
@@ -151,8 +170,8 @@ def test_float32_rows_of_many_keys_keep_their_digits():
 
 def test_a_small_negative_share_keeps_its_digits():
     x = torch.tensor([1.0, -1e-9, 0.5])
-    assert float(d.negative_share(x, torch.tensor(3))) == pytest.approx(1e-9 / 1.5, rel=1e-6)
+    assert float(WEIGHTED["negative_share"](x, torch.tensor(3))) == pytest.approx(1e-9 / 1.5, rel=1e-6)
 
 
 def test_row_sum_is_always_defined():
-    torch.testing.assert_close(d.row_sum(torch.tensor([[1.0, 0.0], [-0.5, 0.25]])), torch.tensor([1.0, -0.25]))
+    torch.testing.assert_close(d.of("row_sum", torch.tensor([[1.0, 0.0], [-0.5, 0.25]]), torch.tensor([1, 2])), torch.tensor([1.0, -0.25]))

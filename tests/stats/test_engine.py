@@ -10,7 +10,7 @@ import xarray as xr
 
 from diffscope.attention import LayerAttention, Mask
 from diffscope.errors import DiffscopeError, SpanError
-from diffscope.stats import STATISTICS, distribution, measure
+from diffscope.stats import STATISTICS, measure, moments
 from diffscope.stats.registry import GROUPS, LABELS
 
 SPANS = {
@@ -164,11 +164,11 @@ def test_the_sink_of_the_request_is_used(layer):
 
 
 class _Spy:
-    """Counts the logits that are computed and the largest block of rows."""
+    """Counts the rows of logits that are computed and the largest block of rows; serves several threads."""
 
     def __init__(self, monkeypatch):
-        self.maps, self.largest = 0, 0
-        logits, rows = LayerAttention.logits, LayerAttention.rows
+        self.maps, self.sizes = 0, []
+        logits, rows = LayerAttention._logits, LayerAttention.rows
 
         def counted(layer, *args, **kwargs):
             values = logits(layer, *args, **kwargs)
@@ -177,11 +177,15 @@ class _Spy:
 
         def sized(layer, *args, **kwargs):
             values = rows(layer, *args, **kwargs)
-            self.largest = max(self.largest, values.a1.numel())
+            self.sizes.append(values.a1.numel())
             return values
 
-        monkeypatch.setattr(LayerAttention, "logits", counted)
+        monkeypatch.setattr(LayerAttention, "_logits", counted)
         monkeypatch.setattr(LayerAttention, "rows", sized)
+
+    @property
+    def largest(self):
+        return max(self.sizes)
 
 
 def test_each_map_is_computed_once_and_one_block_at_a_time(layer, monkeypatch):
@@ -204,8 +208,7 @@ def test_leaving_out_later_keys_changes_nothing(make_layer, mask, monkeypatch):
     wanted = ["row", "span", "branch", "map_distance", "head_cka", "column_sink", "sink_rate"]
     asked = {"queries": [7, 0, 23, 11, 3]}, {"elements": 3 * 24 * 5}, {"elements": 1}
     found = [measure(layer, wanted, spans, **more) for more in asked]
-    blocks = LayerAttention.blocks
-    monkeypatch.setattr(LayerAttention, "blocks", lambda self, *args, trim=False, **more: blocks(self, *args, **more))
+    monkeypatch.setattr(LayerAttention, "trimmed", LayerAttention.rows)
     for more, trimmed in zip(asked, found):
         xr.testing.assert_allclose(trimmed, measure(layer, wanted, spans, **more), rtol=1e-12, atol=1e-14)
 
@@ -216,12 +219,13 @@ def test_what_needs_no_map_computes_none(layer, monkeypatch):
     assert spy.maps == 0
 
 
-def test_entropy_is_shared_by_what_is_made_of_it(layer, monkeypatch):
-    calls = []
-    entropy = distribution.entropy
-    monkeypatch.setattr(distribution, "entropy", lambda x, n: calls.append(x) or entropy(x, n))
-    measure(layer, ["entropy", "entropy_normalised", "effective_tokens"])
-    assert len(calls) == 3  # A1, A2, D
+def test_what_several_statistics_are_made_of_is_taken_once_a_block(layer, monkeypatch):
+    passes, logs = [], moments._Passes.logs
+    monkeypatch.setattr(moments._Passes, "logs", lambda self: passes.append(self.size.shape) or logs(self))
+    measure(layer, ["entropy", "entropy_normalised", "effective_tokens", "span_mass"], SPANS)
+    assert passes == [(3, 3, 24, 24)]  # A1, A2, |D| of all heads together
+    measure(layer, ["gini", "near_zero"])
+    assert len(passes) == 1
 
 
 def test_groups_and_names():
