@@ -245,7 +245,9 @@ class Capture:
         array = self._label(values, name, layer, head, prompt, range(0, found.n_queries, bin), range(0, found.n_keys, bin))
         return array.assign_attrs(bin=bin)
 
-    def measure(self, statistics: Sequence[str] | str | None = None, queries=None, progress=None) -> xr.Dataset:
+    def measure(
+        self, statistics: Sequence[str] | str | None = None, queries=None, progress=None, backend: str | None = None
+    ) -> xr.Dataset:
         """Statistics of every layer and head.
 
         Parameters
@@ -258,6 +260,10 @@ class Capture:
             where a prompt has no such row. Of a sample, ``diffscope.average`` gives means with standard errors.
         progress : callable, optional
             Called with (done, total) in layers of a prompt; within long ones `done` is a fraction.
+        backend : {"blocks", "triton", "stock"}, optional
+            Where row statistics come from: exact blocks of rows, Triton's kernels (CUDA; what depends on a row's order has its
+            error bound in ``attrs["error_bound"]``), or stock attention kernels (what log-sum-exp identities give). By default
+            triton where it serves the layer, else blocks.
 
         Returns
         -------
@@ -266,7 +272,7 @@ class Capture:
             normalisation. Attributes say which model, family and fidelity they come from. Averages are not taken, except where a
             definition contains one.
         """
-        measuring = Measuring(self.prompts, statistics, queries, self.n_layers, progress)
+        measuring = Measuring(self.prompts, statistics, queries, self.n_layers, progress, backend=backend)
         with Workers() as workers:
             for layer in self.layers:
                 measuring.add(layer, workers)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,6 +12,8 @@ from torch import Tensor
 
 from diffscope.attention import LayerAttention
 from diffscope.errors import FidelityError
+from diffscope.layout import Pairing
+from diffscope.workspace import Workspace
 
 # In units of what rounding acts on (see Fidelity.error). Float64 is no tighter than float32's rounding because the eager
 # attention of Hugging Face models takes its softmax in float32 even there.
@@ -20,6 +23,7 @@ TOLERANCE_PER_SCORE = 4 * torch.finfo(torch.float32).eps
 ALL_ROWS_UP_TO = 2048
 SAMPLED_ROWS = 512
 ROWS_TO_DECIDE = 128
+ROWS_TO_TRY = 16  # before those that decide: one of them is mostly enough
 
 
 @dataclass(frozen=True)
@@ -55,34 +59,124 @@ def rows_to_check(n: int, device) -> Tensor:
 
 
 def _rms(x: Tensor) -> Tensor:
-    return x.pow(2).mean(-1).sqrt()
+    return torch.linalg.vector_norm(x, dim=-1) * x.shape[-1] ** -0.5
 
 
 def deviation(layer: LayerAttention, checked: Tensor, seen: Tensor) -> float:
     """Largest deviation of the rebuilt output from `seen`, (head, query, width), in the units of :class:`Fidelity`."""
+    if not layer.changes:
+        return float(deviations(layer, [([layer.pairing], 1)], checked, seen)[0])
     values = layer.v[0][layer.pairing.value_of_head].to(layer.dtype)  # (head, key, width)
     worst, done = [0.0], 0
-    for rows in layer.blocks(checked, trim=True):
-        v = values[:, : rows.a1.shape[-1]]
-        first = rows.gain[..., None] * torch.matmul(rows.a1, v)  # (head, query, width)
-        size = _rms(first)
+    for rows in layer.blocks(checked):
+        size = _rms(rows.gain[..., None] * torch.matmul(rows.a1, values))
         if rows.a2 is not None:
-            second = rows.lam[..., None] * torch.matmul(rows.a2, v)
-            first, size = first - second, size + _rms(second)
-        out = torch.matmul(rows.d, v) if rows.changed else first
-        size = size * _factor(layer, out, rows.queries)
-        out = layer.finish(out, rows.queries)
-        if rows.changed:  # an edit's output is rounded once more, by its own size
-            size = torch.maximum(size, _rms(out))
-        off = (out - seen[:, done : done + out.shape[1]]).abs().amax(-1)
-        worst.append(float((off / size.clamp_min(1e-30)).max()))
-        done += out.shape[1]
+            size = size + _rms(rows.lam[..., None] * torch.matmul(rows.a2, values))
+        there = seen[:, done : done + len(rows.queries)]
+        worst.append(float(_off(layer, torch.matmul(rows.d, values), size, rows.queries, there).max()))
+        done += len(rows.queries)
     return float(np.max(worst))  # a NaN stays a NaN
 
 
+def deviations(
+    layer: LayerAttention, tried: Sequence[tuple[Sequence[Pairing], int]], checked: Tensor, seen: Tensor
+) -> list[Tensor]:
+    """The same of an unchanged layer under several pairings of its maps, every map computed once.
+
+    Parameters
+    ----------
+    tried : sequence of (pairings, step)
+        Pairings that differ in ``a1`` and ``a2`` alone, and which rows to try them on: every `step`-th of those checked.
+
+    Returns
+    -------
+    list of Tensor, (pairing,), one for each of `tried`
+    """
+    needed = [_Products.of(layer, pairings) for pairings, _ in tried]
+    maps = sorted({one for products in needed for one, _ in products.pairs})
+    every, at = _alone(layer, maps), {one: i for i, one in enumerate(maps)}
+    values = layer.v[0].to(layer.dtype)  # (value head, key, width)
+    worst = [values.new_zeros(len(pairings)) for pairings, _ in tried]
+    done, workspace = 0, Workspace()
+    for block in every.split(checked):
+        rows = every.trimmed(block, workspace=workspace)
+        v, there = values[:, rows.start : rows.start + rows.a1.shape[-1]], seen[:, done : done + len(block)]
+        for i, (products, (_, step)) in enumerate(zip(needed, tried)):
+            some = slice(-(done + 1) % step, None, step)
+            queries = block[some]
+            if len(queries):  # a short block may have none of them
+                first, second = products.terms(layer, rows.a1[:, some], v, at, queries)
+                out, size = (first, _rms(first)) if second is None else (first - second, _rms(first) + _rms(second))
+                off = _off(layer, out, size, queries, there[:, some])  # (pairing, head, query)
+                worst[i] = torch.maximum(worst[i], off.amax((1, 2)))  # a NaN stays a NaN
+        done += len(block)
+    return worst
+
+
+class _Products(NamedTuple):
+    """Which map is multiplied with which values for some pairings, each product once."""
+
+    pairs: list[tuple[int, int]]  # (map, value head)
+    first: Tensor  # (pairing, head), which of the pairs is A1·V
+    second: Tensor | None  # the same of A2·V
+
+    @classmethod
+    def of(cls, layer: LayerAttention, pairings: Sequence[Pairing]) -> _Products:
+        values, places = layer.pairing.value_of_head.tolist(), {}
+
+        def place(maps: list[Tensor]) -> Tensor:
+            found = [[places.setdefault(pair, len(places)) for pair in zip(of_head.tolist(), values)] for of_head in maps]
+            return torch.tensor(found, device=layer.q.device)
+
+        first = place([pairing.a1 for pairing in pairings])
+        second = place([pairing.a2 for pairing in pairings]) if layer.differential else None
+        return cls(list(places), first, second)
+
+    def terms(self, layer: LayerAttention, weights: Tensor, values: Tensor, at: dict[int, int], queries: Tensor):
+        """gain·A1·V and λ·A2·V, (pairing, head, query, width), of weights (map, query, key), where map m is ``at[m]``."""
+        places = [(at[one], value) for one, value in self.pairs]
+        if weights.device.type == "cpu":  # copies of maps would take as long as the products
+            products = torch.stack([weights[one] @ values[value] for one, value in places])  # (pair, query, width)
+        else:
+            of_map, of_value = torch.tensor(places, device=weights.device).T
+            products = torch.matmul(weights[of_map], values[of_value])
+        first = products[self.first] * _at(layer.gain, queries, layer.dtype)
+        return first, None if self.second is None else products[self.second] * _at(layer.lam, queries, layer.dtype)
+
+
+def _alone(layer: LayerAttention, maps: list[int]) -> LayerAttention:
+    """A layer whose head h has the h-th of some maps and nothing else."""
+    a1, one = torch.tensor(maps, device=layer.q.device), layer.lam.new_ones(1, 1, 1)
+    pairing = replace(layer.pairing, a1=a1, a2=None, value_of_head=torch.zeros_like(a1))
+    return replace(layer, pairing=pairing, lam=0 * one, lam_fp32=0 * one, gain=one, correction=None, gate=None)
+
+
+def _at(x: Tensor, queries: Tensor, dtype: torch.dtype) -> Tensor:
+    """λ or gain, (1, head or 1, query or 1), at some queries, (head or 1, query or 1, 1)."""
+    return (x[0][:, queries] if x.shape[2] > 1 else x[0])[..., None].to(dtype)
+
+
+def _off(layer: LayerAttention, out: Tensor, size: Tensor, queries: Tensor, seen: Tensor) -> Tensor:
+    """How far every row is off, (..., head, query).
+
+    Parameters
+    ----------
+    out : Tensor, (..., head, query, width)
+        D·V.
+    size : Tensor, (..., head, query)
+        rms(gain·A1·V) + rms(λ·A2·V).
+    seen : Tensor, (head, query, width)
+    """
+    size = size * _factor(layer, out, queries)
+    out = layer.finish(out, queries)
+    if layer.changes:  # an edit's output is rounded once more, by its own size
+        size = torch.maximum(size, _rms(out))
+    return (out - seen).abs().amax(-1) / size.clamp_min(1e-30)
+
+
 def _factor(layer: LayerAttention, out: Tensor, queries: Tensor) -> Tensor:
-    """By how much each row of D·V is scaled on its way to the output projection, (head, query)."""
-    factor = out.new_full(out.shape[:2], abs(layer.post_scale))
+    """By how much each row of D·V, (..., head, query, width), is scaled up to the output projection, (..., head, query)."""
+    factor = out.new_full(out.shape[:-1], abs(layer.post_scale))
     if layer.norm is not None:
         factor = factor * layer.norm.factor(out)
     if layer.correction is not None:  # rounding acts on what is corrected and on the correction
@@ -124,14 +218,23 @@ def fidelity(layer: LayerAttention, observed: Tensor, decide: bool = True) -> Fi
     decide : bool
         Whether to try other pairings too; without it ``decided`` is False.
     """
-    errors, rows = [], 0
+    errors, rows, longest = [], 0, int(np.argmax(layer.lengths))
+    others = [other for _, other in other_pairings(layer.prompt(longest))] if decide else []
+    few = torch.zeros(len(others))
     for index in range(len(layer.lengths)):
-        checked, seen = compared(layer, observed, index)
-        errors.append(deviation(layer.prompt(index), checked, seen))
+        prompt, (checked, seen) = layer.prompt(index), compared(layer, observed, index)
+        if index == longest and others and not layer.changes:
+            step = max(1, len(checked) // ROWS_TO_TRY)
+            tried = [([prompt.pairing], 1), ([other.pairing for other in others], step)]
+            own, few = deviations(prompt, tried, checked, seen)
+            errors.append(float(own))
+        else:
+            errors.append(deviation(prompt, checked, seen))
         rows += len(checked)
     error = float(np.max(errors))
     tolerance = tolerated(layer, observed.dtype, error)
-    return Fidelity(error, tolerance, rows, decide and _decided(layer, observed, tolerance))
+    left = [other for other, off in zip(others, few.tolist()) if not off > tolerance]  # a row that refuses one is enough
+    return Fidelity(error, tolerance, rows, decide and _decided(layer, observed, tolerance, left))
 
 
 def tolerated(layer: LayerAttention, dtype: torch.dtype, error: float = np.inf) -> float:
@@ -151,11 +254,10 @@ def _largest_score(layer: LayerAttention) -> float:
     return largest
 
 
-def _decided(layer: LayerAttention, observed: Tensor, tolerance: float) -> bool:
-    """Whether other pairings of the same maps fail, on some rows of the longest prompt."""
-    longest = int(np.argmax(layer.lengths))
-    checked, seen = compared(layer, observed, longest, ROWS_TO_DECIDE)
-    return all(deviation(other, checked, seen) > tolerance for _, other in other_pairings(layer.prompt(longest)))
+def _decided(layer: LayerAttention, observed: Tensor, tolerance: float, others: Sequence[LayerAttention]) -> bool:
+    """Whether other readings of the longest prompt fail, on some of its rows."""
+    checked, seen = compared(layer, observed, int(np.argmax(layer.lengths)), ROWS_TO_DECIDE)
+    return all(deviation(other, checked, seen) > tolerance for other in others)
 
 
 def other_pairings(layer: LayerAttention) -> Iterator[tuple[str, LayerAttention]]:

@@ -28,7 +28,7 @@ class Measuring:
     Parameters
     ----------
     prompts : sequence of Encoded
-    statistics, queries
+    statistics, queries, backend
         As of :meth:`diffscope.capture.Capture.measure`.
     n_layers : int
         How many layers will come.
@@ -43,8 +43,11 @@ class Measuring:
         From the first layer on: the results would fill the memory that is free.
     """
 
-    def __init__(self, prompts: Sequence[Encoded], statistics, queries, n_layers: int, progress=None, announce=None):
-        self.prompts, self.queries, self.progress, self.announce = prompts, queries, progress, announce
+    def __init__(
+        self, prompts: Sequence[Encoded], statistics, queries, n_layers: int, progress=None, announce=None, backend=None
+    ):
+        self.prompts, self.queries, self.backend = prompts, queries, backend
+        self.progress, self.announce = progress, announce
         self.chosen = engine.select(statistics)
         self.measured: list[list[Measured]] = [[] for _ in prompts]
         self.layers: list[int] = []
@@ -66,7 +69,8 @@ class Measuring:
             weights = None if drawn is None else drawn.weight.to(found.q.device)
             if not self.done:
                 self._look_ahead(found, names, sets, queries, workers)
-            taken = engine.take(found, names, sets, queries, weights, workers=workers, progress=self._within)
+            how = {"workers": workers, "progress": self._within, "backend": self.backend}
+            taken = engine.take(found, names, sets, queries, weights, **how)
             of_prompt.append(taken)
             self._within(0.0)
         self.layers.append(layer.layer)
@@ -79,7 +83,7 @@ class Measuring:
         """Refuse what will not fit, and say how long it will take."""
         rows = layer.n_queries if queries is None else len(queries)
         results = self.total * engine.bytes_of(self.chosen, layer, rows, len(sets))
-        need = 2 * results + workers.count * engine.bytes_of_block(layer)  # stacked, they are there twice
+        need = 2 * results + workers.count * engine.bytes_of_block(layer, rows)  # stacked, they are there twice
         free = free_memory(torch.device("cpu"))
         if need > free:
             raise OutOfMemoryAhead(
@@ -87,7 +91,7 @@ class Measuring:
                 f"{_size(free)} are free; ask for fewer of them, or for a sample of queries: queries=diffscope.Sample(512)"
             )
         if self.announce:
-            seconds = self.total * engine.seconds(layer, names, sets, queries, workers)
+            seconds = self.total * engine.seconds(layer, names, sets, queries, workers, self.backend)
             if seconds > WORTH_SAYING:
                 self.announce(f"measuring will take about {_duration(seconds)} and {_size(need)} besides the model")
 

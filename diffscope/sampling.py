@@ -28,9 +28,9 @@ class Drawn(NamedTuple):
 class Sample:
     """A stratified sample of a prompt's queries, in place of a choice of them.
 
-    The prompt is cut into stretches of equal length, and two queries (three in the last if the number is odd) are drawn from each
-    at random without replacement (Cochran 1977, ch. 5). A row's statistics drift with its position, so that this says more than as
-    many queries drawn anywhere.
+    The prompt is cut into stretches of equal length, and two queries (three in the last if the number is odd) are drawn from
+    each at random without replacement (Cochran 1977, ch. 5). A row's statistics drift with its position, so that this says more
+    than as many queries drawn anywhere.
 
     Parameters
     ----------

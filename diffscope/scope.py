@@ -156,8 +156,12 @@ class Scope:
         """Longest prompt, in tokens, that the model has positions for."""
         return self.runner.positions
 
+    def encode(self, prompt, spans: Mapping | None = None) -> Encoded:
+        """One prompt as tokens, with its spans; see :func:`diffscope.prompts.encode`."""
+        return self.runner.encode(self.tokenizer, prompt, spans)
+
     def tokenize(self, text: str) -> list[int]:
-        return list(self.runner.encode(self.tokenizer, text, None).ids)
+        return list(self.encode(text).ids)
 
     def generate(self, prompt: str | Sequence[int], max_new_tokens: int = 8) -> str:
         """The model's greedy continuation as text."""
@@ -275,7 +279,9 @@ class Scope:
             passed = self._run(prompts, given, layers.append, held=self.n_layers)
         return Capture(prompts, layers, passed.proofs, passed.ahead, passed.outliers, self._facts(passed), batch)
 
-    def measure(self, prompt, statistics=None, spans=None, queries=None, progress=None, announce=None) -> xr.Dataset:
+    def measure(
+        self, prompt, statistics=None, spans=None, queries=None, progress=None, announce=None, backend=None
+    ) -> xr.Dataset:
         """The statistics that ``capture(prompt, spans).measure(statistics, queries)`` gives, in the memory of one layer.
 
         Every layer is measured as soon as the model has run it, and nothing of it is kept.
@@ -284,7 +290,7 @@ class Scope:
         ----------
         prompt, spans
             As for :meth:`capture`.
-        statistics, queries, progress
+        statistics, queries, progress, backend
             As for :meth:`diffscope.capture.Capture.measure`.
         announce : callable, optional
             Called with one line, before anything is measured, if it will take long: how long, and in what memory.
@@ -301,7 +307,7 @@ class Scope:
             At an interrupt (Ctrl-C) after the first layer; it holds what was finished.
         """
         prompts, given, batch = self._prompts(prompt, spans)
-        measuring, passed = Measuring(prompts, statistics, queries, self.n_layers, progress, announce), _Passed()
+        measuring, passed = Measuring(prompts, statistics, queries, self.n_layers, progress, announce, backend), _Passed()
 
         def result(**facts) -> xr.Dataset:
             worst = max(proof.error for proof in passed.proofs[: len(measuring.layers)])

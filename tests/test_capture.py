@@ -1,5 +1,6 @@
 """A capture shows the maps the model used, proves it, and answers the same questions from disk."""
 
+import re
 import shutil
 import threading
 from dataclasses import replace
@@ -12,7 +13,7 @@ import diffscope
 from diffscope import FidelityError, OutOfMemoryAhead, PromptError, UnsupportedModel
 from diffscope.attention import LayerAttention
 from diffscope.families.differential import Own
-from diffscope.fidelity import fidelity
+from diffscope.fidelity import deviation, deviations, fidelity, other_pairings
 from diffscope.layout import Mask, Pairing
 from tests import tiny
 
@@ -340,6 +341,30 @@ def test_a_wrong_lambda_is_refused_near_one_too(lam):
         scope.capture(tiny.ids(40))
 
 
+@pytest.mark.parametrize("attention, heads", [("v1", 4), ("v2", 4), ("standard", 8)])
+def test_pairings_tried_together_deviate_as_they_do_alone(attention, heads):
+    """In several blocks of rows, whose lengths the step does not divide."""
+    model = tiny.own(attention, heads, kv_heads=heads // 2, max_position_embeddings=512)
+    layer = diffscope.load(model).capture(tiny.ids(420)).layers[1]
+    seen = torch.randn(layer.n_heads, 420, layer.v.shape[-1], generator=torch.Generator().manual_seed(0))
+    checked, others = torch.arange(420), [other for _, other in other_pairings(layer)]
+    alone = replace(layer, pairing=replace(layer.pairing, a1=torch.arange(layer.q.shape[1]), a2=None))
+    assert len(alone.split(checked)) > 1
+    own, few = deviations(layer, [([layer.pairing], 1), ([other.pairing for other in others], 11)], checked, seen)
+    assert float(own) == pytest.approx(deviation(layer, checked, seen), rel=1e-5)
+    expected = []
+    for reading in (layer, *others):
+        rows = reading.rows(checked)
+        terms = [rows.gain[..., None] * (rows.a1 @ layer.v[0][layer.pairing.value_of_head])]
+        if rows.a2 is not None:
+            terms.append(rows.lam[..., None] * (rows.a2 @ layer.v[0][layer.pairing.value_of_head]))
+        factor = 1.0 if layer.norm is None else layer.norm.factor(reading.head_outputs())
+        size = sum(term.pow(2).mean(-1).sqrt() for term in terms) * factor * layer.post_scale
+        off = (reading.output() - seen).abs().amax(-1) / size  # (head, query)
+        expected.append(float((off if reading is layer else off[:, 10::11]).max()))
+    assert np.allclose([float(own), *few.tolist()], expected, rtol=1e-3)
+
+
 def test_an_undecided_pairing_is_said_to_be():
     """At initialisation all maps are nearly uniform: bfloat16 rounds more than they differ by, float32 does not."""
     torch.manual_seed(0)
@@ -454,18 +479,73 @@ def test_measuring_as_the_model_runs_gives_what_a_capture_gives(name):
 def test_measuring_as_the_model_runs_keeps_nothing(monkeypatch):
     from weakref import ref
 
-    from diffscope import measuring
+    from diffscope.measuring import Measuring
 
-    seen, of_layer = [], measuring.of_layer
+    seen, add = [], Measuring.add
 
-    def watched(layer, *more):
+    def watched(measuring, layer, workers):
         assert all(other() is None for other in seen), "an earlier layer is still held"
         seen.append(ref(layer.q))
-        return of_layer(layer, *more)
+        return add(measuring, layer, workers)
 
-    monkeypatch.setattr(measuring, "of_layer", watched)
+    monkeypatch.setattr(Measuring, "add", watched)
     steps = []
     scope = diffscope.load(tiny.own("v1", num_hidden_layers=5))
     scope.measure(tiny.ids(20), "entropy", progress=lambda done, total: steps.append((done, total)))
     assert steps == [(i, 5) for i in range(1, 6)] and len(seen) == 5
     assert all(other() is None for other in seen)
+
+
+def test_an_interrupt_leaves_the_layers_that_were_finished(monkeypatch):
+    from diffscope.measuring import Measuring
+
+    scope, add = diffscope.load(tiny.own("v1", num_hidden_layers=4)), Measuring.add
+    whole = scope.measure(tiny.ids(20), ["entropy", "logit_outliers"])
+
+    def interrupted(at):
+        def stop(measuring, layer, workers):
+            if layer.layer == at:
+                raise KeyboardInterrupt
+            return add(measuring, layer, workers)
+
+        return stop
+
+    monkeypatch.setattr(Measuring, "add", interrupted(2))
+    with pytest.raises(diffscope.Stopped) as stopped:
+        scope.measure(tiny.ids(20), ["entropy", "logit_outliers"])
+    measured = stopped.value.measured
+    assert isinstance(stopped.value, KeyboardInterrupt) and measured.attrs["stopped"] == "after 2 of 4 layers"
+    assert measured["entropy"].identical(whole["entropy"].isel(layer=[0, 1]))
+    assert not scope.model.model.layers[0].self_attn._forward_hooks, "hooks are gone"
+    monkeypatch.setattr(Measuring, "add", interrupted(0))
+    with pytest.raises(KeyboardInterrupt) as nothing:
+        scope.measure(tiny.ids(20), "entropy")
+    assert not isinstance(nothing.value, diffscope.Stopped)
+    monkeypatch.undo()
+    assert scope.measure(tiny.ids(20), ["entropy", "logit_outliers"]).identical(whole)
+
+
+def test_results_that_would_fill_the_memory_are_refused_before_they_are_made(monkeypatch):
+    from diffscope import measuring
+
+    scope, taken = diffscope.load(tiny.own("v1")), []
+    take = measuring.engine.take
+    monkeypatch.setattr(measuring.engine, "take", lambda *args, **more: taken.append(args) or take(*args, **more))
+    room = 60 * 2**20  # blocks fit, and so do entropies, but not masses on 240 spans
+    monkeypatch.setattr(measuring, "free_memory", lambda device: room)
+    with pytest.raises(OutOfMemoryAhead, match=r"250 queries.*60 MiB are free.*queries=diffscope.Sample\(512\)"):
+        scope.measure(tiny.ids(250), "span_mass", {str(i): (i, i + 1) for i in range(240)})
+    assert not taken
+    assert scope.measure(tiny.ids(250), "entropy").sizes["query"] == 250
+
+
+def test_what_takes_long_is_announced_before_it_begins(monkeypatch):
+    from diffscope import measuring
+
+    scope, said = diffscope.load(tiny.own("v1")), []
+    scope.measure(tiny.ids(30), "gini", announce=said.append)
+    assert said == []
+    monkeypatch.setattr(measuring, "WORTH_SAYING", 0.0)
+    scope.measure(tiny.ids(30), "gini", announce=lambda line: said.append(line), progress=lambda *at: said.append(at))
+    assert re.fullmatch(r"measuring will take about \d+ s and \d+ MiB besides the model", said[0])
+    assert said[1:] == [(1, 2), (2, 2)]

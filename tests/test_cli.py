@@ -131,6 +131,61 @@ def test_measure_table_says_what_it_averages_over(run, saved):
     assert len(by_head.splitlines()) - len(out.splitlines()) == capture.n_layers * (capture.n_heads - 1)
 
 
+def test_measure_on_a_model_is_measure_on_its_capture(run, saved, tiny_diff_folder):
+    of_model = ("--model", tiny_diff_folder, "--prompt", PROMPT, "--span", "answer=7421")
+    options = ("--stats", "entropy,span_mass,column_sink", "--json")
+    (status, out, err), printed = run("measure", *of_model, *options), json.loads(run("measure", saved, *options)[1])
+    assert (status, err) == (0, "")
+    assert json.loads(out) == printed | {"model": str(tiny_diff_folder)}
+
+
+def test_some_queries_by_span_range_and_sample(run, saved):
+    capture = diffscope.open(saved)
+    for choice, queries in (("answer", "answer"), ("3:-2", slice(3, -2))):
+        printed = json.loads(run("measure", saved, "--stats", "gini", "--queries", choice, "--json")[1])
+        expected = capture.measure("gini", queries=queries)["gini"]
+        assert printed["averaged_over"] == {"query": expected.sizes["query"]}
+        np.testing.assert_allclose(printed["statistics"]["gini"]["values"], expected.mean("query"), rtol=1e-6)
+    printed = json.loads(run("measure", saved, "--stats", "gini", "--queries", "sample:8", "--json")[1])
+    averaged = diffscope.average(capture.measure("gini", queries=diffscope.Sample(8)))
+    np.testing.assert_allclose(printed["statistics"]["gini"]["standard_error"], averaged["gini_se"], rtol=1e-6)
+    assert "stratified" in printed["averaged_over"]["sampled"]
+    status, out, err = run("measure", saved, "--stats", "gini", "--queries", "sample:8")
+    assert (status, err) == (0, "") and "mean over a sample of 8 queries" in out and "D ±" in out
+    for wrong in (("--queries", "nowhere"), ("--queries", "sample:1"), ("--queries", "answer", "--query", "1")):
+        status, out, err = run("measure", saved, "--stats", "gini", *wrong)
+        assert (status, out) == (2, "") and is_one_line(err)
+
+
+def test_a_wrong_layer_or_head_is_told_before_the_model_is_measured(run, tiny_diff_folder, monkeypatch):
+    from diffscope.scope import Scope
+
+    asked, measure = [], Scope.measure
+    monkeypatch.setattr(Scope, "measure", lambda self, prompt, *more: asked.append(prompt) or measure(self, prompt, *more))
+    for option in ("--layer", "--head"):
+        status, out, err = run("measure", "--model", tiny_diff_folder, "--prompt", PROMPT, option, "77")
+        assert (status, out) == (2, "") and is_one_line(err) and f"no {option[2:]} 77" in err
+    assert PROMPT not in asked
+
+
+def test_an_interrupted_measure_shows_and_keeps_what_was_finished(run, tiny_diff_folder, tmp_path, monkeypatch):
+    from diffscope.measuring import Measuring
+
+    add, kept = Measuring.add, tmp_path / "part.nc"
+
+    def stop(measuring, layer, workers):
+        if layer.layer == 1:
+            raise KeyboardInterrupt
+        return add(measuring, layer, workers)
+
+    monkeypatch.setattr(Measuring, "add", stop)
+    asked = ("measure", "--model", tiny_diff_folder, "--prompt", PROMPT, "--stats", "entropy", "--out", kept, "--json")
+    status, out, err = run(*asked)
+    assert status == 130 and "stopped after 1 of" in err
+    assert json.loads(out)["stopped"].startswith("after 1 of")
+    assert open_statistics(kept)["layer"].values.tolist() == [0]
+
+
 def test_positions_and_decibels_are_not_averaged(run, saved):
     _, out, _ = run("measure", saved, "--stats", "argmax,cmrr,column_sink_position,gini")
     lines = out.splitlines()

@@ -1,6 +1,7 @@
-"""``diffscope measure``: the statistics of a capture."""
+"""``diffscope measure``: statistics of a prompt as the model runs it, or of a saved capture."""
 
 import math
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -19,9 +20,13 @@ from diffscope.cli.options import (
     Span,
     check_out,
     read_capture,
+    read_prompt,
+    read_scope,
+    read_spans,
+    say_what_to_know,
 )
 from diffscope.cli.output import counting, note, say, show_json, show_table, working
-from diffscope.errors import DiffscopeError
+from diffscope.errors import DiffscopeError, Stopped
 
 EXAMPLE = (
     "diffscope measure --model mini-diff \\",
@@ -31,6 +36,9 @@ EXAMPLE = (
 
 Stats = Annotated[str, typer.Option(metavar="A,B", help="Which statistics, separated by commas.")]
 Query = Annotated[int | None, typer.Option(help="One query, a token counted from 0, or from the end: -1 is the last.")]
+Queries = Annotated[
+    str | None, typer.Option(metavar="SPAN|START:STOP|sample:N", help="Some queries: a span's, a range, or N drawn at random.")
+]
 PerHead = Annotated[bool, typer.Option("--per-head", help="One row a head instead of the mean over heads.")]
 Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Keep every value, unaveraged: .zarr, .nc, .parquet or .csv.")]
 
@@ -45,14 +53,14 @@ def command(
     layer: Layer = None,
     head: Head = None,
     query: Query = None,
+    queries: Queries = None,
     per_head: PerHead = False,
     out: Out = None,
     as_json: Json = False,
     device: Device = None,
     dtype: Dtype = None,
 ):
-    """Measure statistics of A1, A2 and D, averaged over queries."""
-    from diffscope.figures.captured import check_place
+    """Measure statistics of A1, A2 and D, averaged over queries. Ctrl-C leaves the layers that were finished."""
     from diffscope.store import save_statistics, statistics_format
 
     check_out(out)
@@ -61,41 +69,99 @@ def command(
     names = [name.strip() for name in stats.split(",") if name.strip()]
     if not names:
         raise DiffscopeError("--stats names no statistic; for example --stats entropy,gini")
-    capture = read_capture(saved, model, prompt, prompt_file, span, device, dtype)
-    check_place(capture, layer, head)
+    rows = _queries(query, queries)
+    if saved is not None:
+        source = read_capture(saved, model, prompt, prompt_file, span, device, dtype)
+        about, measure = {"tokens": source.n_tokens, "spans": source.spans}, source.measure
+        there = {"layer": [one.layer for one in source.layers], "head": list(range(source.n_heads))}
+    else:
+        source = read_scope(model, device, dtype)
+        text, spans = read_prompt(prompt, prompt_file), read_spans(span or [])
+        encoded = source.encode(text, spans)
+        about = {"tokens": len(encoded.ids), "spans": encoded.key_sets("cpu")}
+        there = {"layer": source.layers, "head": None if head is None else _heads(source)}
+
+        def measure(names, queries, progress):
+            return source.measure(text, names, spans, queries, progress, announce=note)
+
+    _check_place(there, {"layer": layer, "head": head})
+    stopped = None
     with counting("measuring") as progress:
-        measured = capture.measure(names, queries=None if query is None else [query], progress=progress)
+        try:
+            measured = measure(names, queries=rows, progress=progress)
+        except Stopped as interrupt:
+            stopped, measured = interrupt, interrupt.measured
+    if layer is not None and layer not in measured["layer"]:
+        raise stopped
+    say_what_to_know(measured.attrs)
     place = {dim: [index] for dim, index in (("layer", layer), ("head", head)) if index is not None and dim in measured.dims}
     measured = measured.sel(place)
     if out is not None:
         with working(f"saving {out}"):
             save_statistics(measured, out)
     said = {name: _over_queries(values, _averageable(name)) for name, values in measured.items()}
+    sampled = measured.attrs.get("sampled")
     if as_json:
         show_json(
             {
-                "model": capture.model_name,
-                "family": capture.family,
-                "tokens": capture.n_tokens,
-                "spans": capture.spans,
-                "averaged_over": {"query": measured.sizes.get("query")},
-                "statistics": {name: _as_dict(values) | {"averaged_over": over} for name, (values, over) in said.items()},
+                **{key: measured.attrs[key] for key in ("model", "family")},
+                **about,
+                "averaged_over": {"query": measured.sizes.get("query"), **({"sampled": sampled} if sampled else {})},
+                "statistics": {name: _as_dict(*one) for name, one in said.items()},
+                **({"stopped": measured.attrs["stopped"]} if stopped else {}),
                 "saved": out,
             }
         )
-        return
-    say(f"{capture.model_name} ({capture.family}), {capture.n_tokens} tokens")
-    for name, (values, over) in said.items():
-        if "query" in values.dims:
-            say()
-            say(f"{name} [{values.attrs['units']}] is not averaged, its mean would say nothing; choose one --query, or --json")
-            continue
-        if "head" in values.dims and not per_head and head is None and _averageable(name):
-            values, heads = _over_heads(values)
-            over = over + heads
-        _show(name, values, over)
+    else:
+        say(f"{measured.attrs['model']} ({measured.attrs['family']}), {about['tokens']} tokens")
+        for name, (values, error, over) in said.items():
+            if "query" in values.dims:
+                say()
+                say(
+                    f"{name} [{values.attrs['units']}] is not averaged, its mean would say nothing; choose one --query, or --json"
+                )
+                continue
+            if "head" in values.dims and not per_head and head is None and _averageable(name):
+                if error is not None:  # heads share the queries, so their errors do not average out
+                    error = _over_queries(_over_heads(measured[name])[0], True)[1]
+                values, heads = _over_heads(values)
+                over = over + heads
+            _show(name, values, error, over)
     if out is not None:
         note(f"saved {out}")
+    if stopped:
+        note(f"stopped {measured.attrs['stopped']}")
+        raise stopped
+
+
+def _heads(scope):
+    """Numbers of the heads of the layer that has most, found on two tokens: a wrong --head is not to be told after an hour."""
+    return list(range(scope.measure([0, 0], ["lambda"]).sizes["head"]))
+
+
+def _queries(query, queries):
+    """What --query and --queries say, as ``measure`` takes it."""
+    from diffscope.sampling import Sample
+
+    if query is not None and queries is not None:
+        raise DiffscopeError("--query and --queries exclude each other; give one of them")
+    if queries is None:
+        return None if query is None else [query]
+    if found := re.fullmatch(r"sample:(\d+)", queries):
+        return Sample(int(found[1]))
+    if found := re.fullmatch(r"(-?\d*):(-?\d*)", queries):
+        return slice(*(int(end) if end else None for end in found.groups()))
+    return queries
+
+
+def _check_place(there, chosen):
+    """Refuse a layer or a head that is not there."""
+    for what, number in chosen.items():
+        if number is not None and number not in there[what]:
+            first, *_, last = [*there[what], there[what][-1]]
+            gaps = list(there[what]) != list(range(first, last + 1))
+            said = ", ".join(map(str, there[what])) if gaps else f"{first} to {last}"
+            raise DiffscopeError(f"there is no {what} {number}; choose from {said}")
 
 
 def _averageable(name):
@@ -106,47 +172,67 @@ def _averageable(name):
 
 
 def _over_queries(values, averageable):
-    """The mean over queries, and in words what it is over; the value itself of one query, or where a mean says nothing."""
+    """The mean over queries, its standard error if they are a sample, and in words what it is over.
+
+    The value itself of one query, or where a mean says nothing.
+    """
     if "query" not in values.dims:
-        return values, []
+        return values, None, []
     if values.sizes["query"] == 1:
-        return values.isel(query=0), []
-    return _mean(values, "query", f"{values.sizes['query']} queries", "rows without a value") if averageable else (values, [])
+        return values.isel(query=0), None, []
+    if not averageable:
+        return values, None, []
+    return _mean(values, "query", f"{values.sizes['query']} queries", "rows without a value")
 
 
 def _over_heads(values):
     """The mean over heads, and in words what it is over; a head beside itself is left out."""
-    if "other_head" not in values.dims:
-        return _mean(values, "head", f"{values.sizes['head']} heads")
-    return _mean(values.where(values["head"] != values["other_head"]), "head", f"other heads ({values.sizes['head'] - 1})")
+    over = f"{values.sizes['head']} heads"
+    if "other_head" in values.dims:
+        values, over = values.where(values["head"] != values["other_head"]), f"other heads ({values.sizes['head'] - 1})"
+    mean, _, over = _mean(values, "head", over)
+    return mean, over
 
 
 def _mean(values, dim, over, missing=None):
-    """The mean of what is finite, and in words what it is over and what was left out."""
+    """The mean of what is finite, its standard error or None, and in words what it is over and what was left out."""
+    from diffscope.sampling import mean
+
     infinite = abs(values) == math.inf
     count = int(infinite.sum())
     left_out = [missing] if missing and values.isnull().any() else []
     left_out += [f"{count} infinite value{'s' if count > 1 else ''}"] if count else []
     over += f" ({' and '.join(left_out)} left out)" if left_out else ""
-    return values.where(~infinite).mean(dim, keep_attrs=True), [over]
+    finite = values.where(~infinite)
+    average, error = mean(finite) if dim == "query" else (finite.mean(dim, keep_attrs=True), None)
+    return average, error, [over if error is None else f"a sample of {over}"]
 
 
-def _as_dict(values):
+def _as_dict(values, error, over):
     return {
         **{key: values.attrs[key] for key in ("units", "long_name", "definition") if key in values.attrs},
         "dims": values.dims,
         "coords": {dim: values[dim].values for dim in values.dims},
         "values": values.values,
+        **({} if error is None else {"standard_error": error.values}),
+        "averaged_over": over,
     }
 
 
-def _show(name, values, averaged):
+def _show(name, values, error, averaged):
     """One table a statistic: the maps side by side, everything else down the rows."""
-    series = values.to_series()
-    table = series.unstack("map")[values["map"].values] if "map" in values.dims else series.to_frame("value")
-    table = table.reset_index()
     units = f" [{values.attrs['units']}]" if values.attrs.get("units", "1") != "1" else ""
     over = f", mean over {', then '.join(averaged)}" if averaged else ""
     say()
     say(f"{name}{units}{over}")
+    table = _table(values, "value")
+    if error is not None:
+        columns = [*values["map"].values] if "map" in values.dims else ["value"]
+        table = table.join(_table(error, "value")[columns].add_suffix(" ±"))
     show_table([str(column) for column in table.columns], table.itertuples(index=False))
+
+
+def _table(values, name):
+    series = values.rename(name).to_series()
+    table = series.unstack("map")[values["map"].values] if "map" in values.dims else series.to_frame(name)
+    return table.reset_index()

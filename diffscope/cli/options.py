@@ -35,23 +35,29 @@ def read_capture(saved, model, prompt, prompt_file, span, device, dtype):
     if saved is not None:
         if any((model, prompt, prompt_file, span, device, dtype)):
             raise DiffscopeError(f"{saved} is a capture already; leave out --model, --prompt, --span, --device and --dtype")
-        return _noted(diffscope.open(saved))
+        capture = diffscope.open(saved)
+    else:
+        scope = read_scope(model, device, dtype)
+        text, spans = read_prompt(prompt, prompt_file), read_spans(span or [])
+        with working("capturing"):
+            capture = scope.capture(text, spans=spans)
+    say_what_to_know(capture.facts)
+    return capture
+
+
+def read_scope(model, device, dtype):
+    """The model that --model names."""
     if model is None:
         raise DiffscopeError("no model given; name one with --model, or list the bundled ones with: diffscope models")
-    text, spans = read_prompt(prompt, prompt_file), read_spans(span or [])
     placed = {key: value for key, value in {"device": device, "dtype": dtype}.items() if value is not None}
-    scope = diffscope.load(model, **placed)
-    with working("capturing"):
-        capture = scope.capture(text, spans=spans)
-    return _noted(capture)
+    return diffscope.load(model, **placed)
 
 
-def _noted(capture):
-    """The capture, after saying what its user should know of it."""
+def say_what_to_know(facts):
+    """Tell what the user of a result should know of it."""
     for about in ("warnings", "edits"):
-        if about in capture.facts:
-            note(f"{about}: {capture.facts[about]}")
-    return capture
+        if about in facts:
+            note(f"{about}: {facts[about]}")
 
 
 def read_prompt(prompt, prompt_file):

@@ -88,7 +88,12 @@ def working(what):
 @contextmanager
 def counting(what):
     """Show how far something has come; yields a function of (done, total, note)."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:.0f}/{task.total}"),
+        TimeRemainingColumn(),
+    )
     with _progress(*columns) as progress:
         task = progress.add_task(what, total=None)
 

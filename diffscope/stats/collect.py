@@ -79,7 +79,7 @@ class Block:
 
     @cached_property
     def moments(self) -> Moments:
-        """Moments of A1, A2 and D, or of the one map of standard attention, each (map, head, query, ...): all that were wanted."""
+        """Moments of A1, A2 and D, or of standard attention's one map, each (map, head, query, ...): all that were wanted."""
         return of_maps(self.rows, self._wanted, self._workspace)
 
     def moment(self, moment: str, name: str) -> Tensor:
@@ -187,15 +187,34 @@ class RowStatistics:
         for name, values in piece.items():
             self._held[name].add(place, values)
 
+    def fill(self, moments: dict[str, Tensor]) -> None:
+        """Take all moments at once from elsewhere, each (head, map, query, ...)."""
+        for name, placed in self._held.items():
+            placed.values = moments[name]
+
     def result(self, name: str) -> Tensor:
-        layer = self._request.layer
-        n = layer.mask.counts(self._request.queries, layer.n_keys, layer.n_keys - layer.n_queries).cpu()
         formula, moments = distribution.FORMULAS[name]
-        values = formula({moment: self._held[moment].values for moment in moments}, n)  # (head, map, query, ...)
-        if layer.differential:
+        values = formula({moment: self._held[moment].values for moment in moments}, self.counts)  # (head, map, query, ...)
+        if self._request.layer.differential:
             return values
         a1, d = values[:, :1], values[:, -1:]
         return torch.cat([a1, torch.full_like(a1, math.nan), d], dim=1)
+
+    def bound(self, name: str, widths: dict[str, Tensor]) -> float | None:
+        """Half the widest of the brackets that a statistic's moment is the middle of; None where it has none."""
+        moment = {"gini": "gini", "quantiles": "quantiles", "top_k_mass": "top"}.get(name)
+        if moment not in widths:
+            return None
+        if name == "gini":
+            return float(widths[moment].nan_to_num().max()) / 2
+        unit = self._held["total"].values / (self.counts if name == "quantiles" else 1)
+        return float((widths[moment] / unit.unsqueeze(-1)).nan_to_num(posinf=0).max()) / 2
+
+    @cached_property
+    def counts(self) -> Tensor:
+        """Visible keys of each query, (query,)."""
+        layer = self._request.layer
+        return layer.mask.counts(self._request.queries, layer.n_keys, layer.n_keys - layer.n_queries).cpu()
 
 
 class PerMap(Placed):

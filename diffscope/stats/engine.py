@@ -17,7 +17,8 @@ from torch import Tensor
 
 from diffscope.attention import LayerAttention
 from diffscope.errors import DiffscopeError, SpanError
-from diffscope.stats.collect import Block, Collector, Place, Request
+from diffscope.stats import backends
+from diffscope.stats.collect import Block, Collector, Place, Request, RowStatistics
 from diffscope.stats.rank import check_size
 from diffscope.stats.registry import GROUPS, LABELS, STATISTICS, Statistic, select
 from diffscope.stats.workers import Workers
@@ -53,6 +54,7 @@ def measure(
     spans: Mapping[str, Tensor] | None = None,
     queries: Sequence[int] | Tensor | None = None,
     elements: int | None = None,
+    backend: str | None = None,
 ) -> xr.Dataset:
     """Statistics of one layer as a Dataset without a layer dimension; parameters as of :func:`take`.
 
@@ -63,7 +65,7 @@ def measure(
         "why" where standard attention leaves NaN. Coordinates: head, query and key sets by name.
     """
     with Workers() as workers:
-        return dataset([take(layer, statistics, spans, queries, elements=elements, workers=workers)])
+        return dataset([take(layer, statistics, spans, queries, elements=elements, workers=workers, backend=backend)])
 
 
 @torch.no_grad()
@@ -76,6 +78,7 @@ def take(
     elements: int | None = None,
     workers: Workers | None = None,
     progress: Callable[[float], None] | None = None,
+    backend: str | None = None,
 ) -> Measured:
     """Statistics of one layer.
 
@@ -99,6 +102,9 @@ def take(
         By default the calling thread alone.
     progress : callable, optional
         Called after every block with the share of them that is done.
+    backend : str, optional
+        Where row statistics come from, one of :data:`diffscope.stats.backends.BACKENDS`; by default the fastest on the device.
+        Everything else comes from blocks of rows.
 
     Raises
     ------
@@ -110,10 +116,16 @@ def take(
         check_size(layer.n_queries, layer.n_keys)
     values = {statistic.name: statistic.compute(request) for statistic in chosen if statistic.compute}
     streamed = [statistic for statistic in chosen if statistic.collector]
+    from_rows = [statistic.name for statistic in chosen if statistic.kind == "row"]
+    backend, more = backends.chosen(layer, backend) if from_rows else "blocks", {}
+    if backend != "blocks":
+        streamed = [statistic for statistic in streamed if statistic.kind != "row"]
+        found, more = _from_kernels(request, from_rows, backend)
+        values |= found
     values |= _streamed(request, streamed, elements, workers or Workers(1), progress)
     return Measured(
         {statistic.name: values[statistic.name].cpu().numpy() for statistic in chosen},
-        {statistic.name: _attrs(statistic, layer) for statistic in chosen},
+        {statistic.name: _attrs(statistic, layer) | more.get(statistic.name, {}) for statistic in chosen},
         _coordinates(request, {dim for statistic in chosen for dim in statistic.dims}),
     )
 
@@ -150,6 +162,22 @@ def _stacked(values: Sequence[np.ndarray]) -> np.ndarray:
     return out
 
 
+def _from_kernels(request: Request, names: list[str], backend: str) -> tuple[dict[str, Tensor], dict[str, dict]]:
+    """Row statistics from kernels, and what is to be said of each."""
+    collector = RowStatistics(request, names)
+    found = backends.row_moments(request.layer, request.queries, names, backend)
+    collector.fill(found.values)
+    said = {name: {"backend": backend} for name in names}
+    for name in names:
+        if (bound := collector.bound(name, found.widths)) is not None:
+            said[name]["error_bound"] = bound
+    values = {name: collector.result(name) for name in names}
+    if backend == "stock" and request.layer.differential:
+        for name in (name for name in names if values[name][:, -1].isnan().all()):
+            said[name]["why"] = "D is NaN: log-sum-exp identities do not give sums over |D|"
+    return values, said
+
+
 def _streamed(
     request: Request, statistics: list[Statistic], elements: int | None, workers: Workers, progress: Callable | None = None
 ) -> dict[str, Tensor]:
@@ -172,9 +200,7 @@ def _streamed(
     return {name: collectors[make].result(name) for make, of_it in names.items() for name in of_it}
 
 
-def _pieces(
-    request: Request, collectors: list[Collector], wanted: set[str], place: Place, workspace: Workspace
-) -> list[Any]:
+def _pieces(request: Request, collectors: list[Collector], wanted: set[str], place: Place, workspace: Workspace) -> list[Any]:
     block = Block(request, place, wanted, workspace)
     return [collector.piece(block) for collector in collectors]
 
@@ -192,13 +218,15 @@ def _places(request: Request, all_heads: bool, elements: int | None) -> Iterator
             yield Place(some, queries)
 
 
-def seconds(layer: LayerAttention, names: Sequence[str], spans, queries: Tensor | None, workers: Workers) -> float:
+def seconds(
+    layer: LayerAttention, names: Sequence[str], spans, queries: Tensor | None, workers: Workers, backend: str | None
+) -> float:
     """How long :func:`take` will need, judged by a few of the queries; without what is made of whole maps."""
     names = [name for name in names if STATISTICS[name].collector]
     queries = _checked_queries(layer, queries)
     some = queries.sort().values[-PROBED * LEAST_ROWS * workers.count :]
     start = time.perf_counter()
-    take(layer, names, spans, some, workers=workers)
+    take(layer, names, spans, some, workers=workers, backend=backend)
     took = time.perf_counter() - start
     n, of_some = (layer.mask.counts(these, layer.n_keys, layer.n_keys - layer.n_queries).sum() for these in (queries, some))
     return took * float(n / of_some.clamp_min(1))
@@ -212,10 +240,10 @@ def bytes_of(statistics: Iterable[Statistic], layer: LayerAttention, rows: int, 
     return values * layer.dtype.itemsize
 
 
-def bytes_of_block(layer: LayerAttention) -> int:
+def bytes_of_block(layer: LayerAttention, rows: int) -> int:
     """Memory that one thread works in: scores, A1, A2, |D|, D, and for three maps a pass and the sorted rows."""
-    least = LEAST_ROWS * layer.n_keys
-    return 11 * max(_elements(layer), least) * layer.dtype.itemsize
+    most = max(_elements(layer), LEAST_ROWS * layer.n_keys)
+    return 11 * min(most, layer.n_heads * rows * layer.n_keys) * layer.dtype.itemsize
 
 
 def _elements(layer: LayerAttention) -> int:

@@ -191,4 +191,3 @@ def _log_(x: Tensor) -> Tensor:
         return x.log_()
     np.log(x.numpy(), out=x.numpy())
     return x
-

@@ -6,9 +6,11 @@ and :func:`controlled_spectra` their controls: the uniform map over the same vis
 sqrt(N) though it attends to nothing in particular, and the map with the weights of each row permuted among its
 visible keys, which keeps every row statistic. Definitions: SCIENCE.md, section 2.
 
-Exact only, so maps above ``LARGEST`` rows or columns are refused.
+Exact only, so maps above ``LARGEST`` rows or columns are refused; :mod:`diffscope.stats.spectrum` estimates those.
 """
 
+import numpy as np
+import scipy.linalg
 import torch
 from torch import Tensor
 
@@ -157,6 +159,25 @@ def uniform_map(visible: Tensor) -> Tensor:
     Tensor (query, key), float64
     """
     return visible.double() / visible.sum(-1, keepdim=True).clamp_min(1)
+
+
+def causal_uniform_singular_values(n: int) -> Tensor:
+    """Singular values of the uniform causal map of n tokens, exact for tens of thousands.
+
+    The map is U = diag(1/t)·L with L the lower triangle of ones, so its inverse is bidiagonal, with t on the diagonal and
+    -(t - 1) before it, and (UᵀU)⁻¹ is tridiagonal: t² + (t - 1)² on the diagonal, -t² beside it.
+
+    Parameters
+    ----------
+    n : int
+
+    Returns
+    -------
+    Tensor (singular value,), float64, descending
+    """
+    squares = np.arange(n + 1, dtype=np.float64) ** 2
+    inverse = scipy.linalg.eigvalsh_tridiagonal(squares[1:] + squares[:-1], -squares[1:-1], lapack_driver="sterf")
+    return torch.from_numpy(inverse).rsqrt()
 
 
 def permute_visible(a: Tensor, visible: Tensor, generator: torch.Generator) -> Tensor:

@@ -2,13 +2,16 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from diffscope.attention import LayerAttention
 from diffscope.layout import At
-from diffscope.stats import branches, outliers, rank
-from diffscope.stats.collect import Request
+from diffscope.stats import branches, outliers, rank, spectrum
+from diffscope.stats.collect import MAPS, RANKED_MAPS, Request
+from diffscope.stats.implicit import PERMUTED, ImplicitMaps
 
 LOGITS = 2**20  # of one block, over all maps
 
@@ -59,18 +62,134 @@ def logit_outliers(request: Request) -> Tensor:
 
 
 def effective_rank(request: Request) -> Tensor:
-    """Effective ranks and their controls: (head, ranked_map, definition, control)."""
-    return rank.controlled_ranks(request.spectra)
+    """Effective ranks and their controls: (head, ranked_map, definition, control).
+
+    From all singular values up to ``rank.LARGEST`` tokens, else from :func:`estimated_ranks`.
+    """
+    return rank.controlled_ranks(request.spectra) if _exact(request.layer) else _estimated(request).ranks
 
 
 def rank_residual(request: Request) -> Tensor:
-    """What the best rank-r approximation leaves of A1, A2 (not of lambda·A2) and D: (head, map, rank)."""
+    """What the best rank-r approximation leaves of A1, A2 (not of lambda·A2) and D: (head, map, rank); computed likewise."""
     layer = request.layer
+    if not _exact(layer):
+        return _estimated(request).residuals
     spectra = request.spectra[:, :, 0].clone()  # (head, ranked map, singular value)
     if layer.differential:
         for head in range(layer.n_heads):
             spectra[head, 1] = rank.singular_values(layer.rows(heads=[head]).a2[0])
     return rank.rank_residual(spectra)
+
+
+def effective_rank_error(request: Request) -> Tensor:
+    """Half-widths of :func:`effective_rank`, in its shape; zeros where it is exact."""
+    return torch.zeros_like(effective_rank(request)) if _exact(request.layer) else _estimated(request).ranks_error
+
+
+def rank_residual_error(request: Request) -> Tensor:
+    """Half-widths of :func:`rank_residual`, in its shape; zeros where it is exact."""
+    return torch.zeros_like(rank_residual(request)) if _exact(request.layer) else _estimated(request).residuals_error
+
+
+@dataclass(frozen=True)
+class EstimatedRanks:
+    """Ranks of the maps of a layer that are too large for an exact spectrum.
+
+    Attributes
+    ----------
+    ranks, ranks_error : Tensor (head, ranked_map, definition, control), float64
+        Values, and half-widths on the same scale; NaN where the half-width is above the asked share.
+    residuals, residuals_error : Tensor (head, map, rank), float64
+    why : tuple of str
+        One line for each value that is NaN for want of a close enough bound.
+    sweeps : int
+        How often the maps of a head were computed, at most.
+    """
+
+    ranks: Tensor
+    ranks_error: Tensor
+    residuals: Tensor
+    residuals_error: Tensor
+    why: tuple[str, ...]
+    sweeps: int
+
+
+def estimated_ranks(layer: LayerAttention, asked: float = spectrum.ASKED) -> EstimatedRanks:
+    """Effective ranks and rank residuals of a layer without a whole map in memory.
+
+    Parameters
+    ----------
+    layer : LayerAttention
+        Of one prompt.
+    asked : float
+        The largest half-width, as a share of the value; what cannot be had within it is NaN. That of a ratio to a control may
+        be twice as large.
+
+    Returns
+    -------
+    EstimatedRanks
+    """
+    names = _named_maps(layer)
+    uniform = _of_uniform(layer, asked)
+    plain = list(dict.fromkeys(names[name] for name in (*RANKED_MAPS, *MAPS) if names[name]))
+    permuted = [PERMUTED + name for name in dict.fromkeys(names[ranked] for ranked in RANKED_MAPS if names[ranked])]
+    heads, why, sweeps = [], [], 0
+    for head in range(layer.n_heads):
+        found = spectrum.estimate(ImplicitMaps(layer, head), [*plain, *permuted], asked)
+        why += [f"head {head}, {name}: {what} {line}" for name, each in found.items() for what, line in each.why.items()]
+        sweeps = max(sweeps, *(each.sweeps for each in found.values()))
+        controlled = [_controlled(found, names[ranked], uniform) for ranked in RANKED_MAPS]
+        residuals = [_residuals(found, names[name]) for name in MAPS]
+        heads.append([torch.stack(values) for values in (*zip(*controlled, strict=True), *zip(*residuals, strict=True))])
+    return EstimatedRanks(*(torch.stack(values) for values in zip(*heads, strict=True)), tuple(why), sweeps)
+
+
+def _exact(layer: LayerAttention) -> bool:
+    return max(layer.n_queries, layer.n_keys) <= rank.LARGEST
+
+
+def _estimated(request: Request) -> EstimatedRanks:
+    """The estimates of a request, made once: kept where its cached properties are."""
+    kept = vars(request)
+    if "estimated" not in kept:
+        kept["estimated"] = estimated_ranks(request.layer)
+    return kept["estimated"]
+
+
+def _named_maps(layer: LayerAttention) -> dict[str, str | None]:
+    """Which map to take for each of ``MAPS`` and ``RANKED_MAPS``."""
+    if not layer.differential:
+        return {"A1": "A1", "A2": None, "noise": None, "D": "A1"}
+    scalar = layer.lam.shape[-1] == 1 and bool((layer.lam != 0).all())  # then it cancels, and noise is A2
+    return {"A1": "A1", "A2": "A2", "noise": "A2" if scalar and not layer.changes else "noise", "D": "D"}
+
+
+def _of_uniform(layer: LayerAttention, asked: float) -> spectrum.Estimate:
+    if layer.mask.kind == "causal" and layer.n_queries == layer.n_keys:
+        sigma = rank.causal_uniform_singular_values(layer.n_keys)
+        exact = rank.ranks(sigma), rank.rank_residual(sigma)
+        return spectrum.Estimate(exact[0], 0 * exact[0], exact[1], 0 * exact[1], {}, 0)
+    return spectrum.estimate(ImplicitMaps(layer, 0), ["uniform"], asked)["uniform"]
+
+
+def _controlled(found: dict, name: str | None, uniform: spectrum.Estimate) -> tuple[Tensor, Tensor]:
+    """Ranks of a map beside its controls, and their half-widths: (definition, control) each."""
+    if name is None:
+        nan = torch.full((len(rank.DEFINITIONS), len(rank.CONTROLS)), math.nan, dtype=torch.float64)
+        return nan, nan
+    three = (found[name], uniform, found[PERMUTED + name])
+    values = torch.stack([each.ranks for each in three], dim=-1)  # (definition, 3)
+    errors = torch.stack([each.ranks_error for each in three], dim=-1)
+    shares = errors / values
+    ratios = values[:, :1] / values[:, 1:]
+    return torch.cat([values, ratios], dim=-1), torch.cat([errors, ratios * (shares[:, :1] + shares[:, 1:])], dim=-1)
+
+
+def _residuals(found: dict, name: str | None) -> tuple[Tensor, Tensor]:
+    if name is None:
+        nan = torch.full((len(rank.RESIDUAL_RANKS),), math.nan, dtype=torch.float64)
+        return nan, nan
+    return found[name].residuals, found[name].residuals_error
 
 
 def _per_query(request: Request, values: Tensor) -> Tensor:

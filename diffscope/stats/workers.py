@@ -74,6 +74,7 @@ class Workers:
         pool, started, before = ThreadPoolExecutor(self.count), threading.Barrier(self.count), torch.get_num_threads()
 
         def single() -> None:
+            torch.get_num_threads()  # a thread's first question makes it take over what is set for all, and never again
             torch.set_num_threads(1)
             started.wait()
 

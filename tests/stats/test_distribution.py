@@ -174,4 +174,6 @@ def test_a_small_negative_share_keeps_its_digits():
 
 
 def test_row_sum_is_always_defined():
-    torch.testing.assert_close(d.of("row_sum", torch.tensor([[1.0, 0.0], [-0.5, 0.25]]), torch.tensor([1, 2])), torch.tensor([1.0, -0.25]))
+    torch.testing.assert_close(
+        d.of("row_sum", torch.tensor([[1.0, 0.0], [-0.5, 0.25]]), torch.tensor([1, 2])), torch.tensor([1.0, -0.25])
+    )

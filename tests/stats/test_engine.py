@@ -1,17 +1,23 @@
 """The engine: the same numbers as from whole maps, one block at a time, and only what was asked for."""
 
 import math
+import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import scipy.stats
 import torch
 import xarray as xr
+from hypothesis import given
+from hypothesis import strategies as st
 
 from diffscope.attention import LayerAttention, Mask
 from diffscope.errors import DiffscopeError, SpanError
 from diffscope.stats import STATISTICS, measure, moments
+from diffscope.stats.engine import take
 from diffscope.stats.registry import GROUPS, LABELS
+from diffscope.stats.workers import Workers
 
 SPANS = {
     "sink": torch.tensor([0]),
@@ -306,3 +312,74 @@ def test_residuals_are_of_the_second_map_itself(make_layer):
 def test_positions_and_decibels_have_no_mean():
     assert {name for name, s in STATISTICS.items() if not s.averageable} == {"argmax", "column_sink_position", "cmrr"}
     assert all(s.averageable == (s.units not in ("position", "dB")) for s in STATISTICS.values())
+
+
+def test_threads_and_their_number_change_nothing(make_layer):
+    """Sums over blocks too, whichever thread is faster; and torch is left as it was."""
+    layer, before = make_layer(tokens=60, dtype=torch.float32), torch.get_num_threads()
+    wanted = ["row", "span", "branch", "map_distance", "head_cka"]
+    alone = take(layer, wanted, SPANS, elements=200)
+    for count in (2, 3):
+        with Workers(count) as workers:
+            together = take(layer, wanted, SPANS, elements=200, workers=workers)
+        for name, values in alone.values.items():
+            np.testing.assert_array_equal(together.values[name], values, err_msg=name)
+    assert torch.get_num_threads() == before
+
+
+def test_results_come_in_the_order_of_the_tasks_and_errors_come_through():
+    def slow_first(number):
+        def task(workspace):
+            time.sleep(0.05 if number == 0 else 0)
+            if number == 7:
+                raise DiffscopeError("seven")
+            return number, torch.get_num_threads(), torch.is_grad_enabled()
+
+        return task
+
+    with Workers(2) as workers:
+        assert list(workers.run(map(slow_first, range(6)))) == [(number, 1, False) for number in range(6)]
+        with pytest.raises(DiffscopeError, match="seven"):
+            list(workers.run(map(slow_first, range(20))))
+
+
+def test_the_default_blocks_give_what_small_ones_give(make_layer):
+    """Several heads a block, one head a block, more rows than fit: all but rounding."""
+    layer = make_layer(tokens=300, heads=5)
+    whole = take(layer, ["row", "sink_rate", "map_distance"])
+    for elements in (16 * 300, 40 * 300 * 2):
+        found = take(layer, ["row", "sink_rate", "map_distance"], elements=elements)
+        for name, values in whole.values.items():
+            np.testing.assert_allclose(found.values[name], values, rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+FROM_STOCK = ["entropy", "effective_tokens", "participation", "hoyer", "pseudo_norm", "negative_share", "row_sum"]
+
+
+@given(
+    st.integers(2, 40),
+    st.sampled_from([Mask("causal"), Mask("full"), Mask("window", 5)]),
+    st.sampled_from([0.0, 0.7, 1.0, 1.6]),
+    st.booleans(),
+    st.floats(0.01, 8),
+    st.integers(0, 3),
+)
+def test_stock_kernels_agree_with_blocks(make_layer, tokens, mask, lam, differential, sharpness, seed):
+    layer = make_layer(tokens=tokens, mask=mask, lam=lam, differential=differential, seed=seed)
+    layer = replace(layer, q=layer.q * sharpness)
+    plain, stock = measure(layer, FROM_STOCK), measure(layer, FROM_STOCK, backend="stock")
+    for name in FROM_STOCK:
+        without_d = {"map": ["A1", "A2"]} if differential and name != "row_sum" else {}
+        np.testing.assert_allclose(stock[name].sel(without_d), plain[name].sel(without_d), rtol=1e-6, atol=1e-9, err_msg=name)
+        if without_d:
+            assert stock[name].sel(map="D").isnull().all() and "D is NaN" in stock[name].attrs["why"]
+
+
+def test_a_back_end_that_cannot_serve_says_why(layer):
+    with pytest.raises(DiffscopeError, match="choose from blocks, triton, stock"):
+        measure(layer, "gini", backend="fast")
+    with pytest.raises(DiffscopeError, match="near_zero needs the small"):
+        measure(layer, ["entropy", "near_zero"], backend="stock")
+    with pytest.raises(DiffscopeError, match="leave it to 'blocks'"):
+        measure(replace(layer, mask=Mask("given", visible=torch.ones(1, 24, 24).bool())), "entropy", backend="stock")
+    assert set(measure(layer, ["lambda"], backend=None)) == {"lambda"}

@@ -1,0 +1,1 @@
+"""Kernels: attention from stock ones, and row statistics from our own."""
