@@ -276,6 +276,7 @@ class Capture:
         with Workers() as workers:
             for layer in self.layers:
                 measuring.add(layer, workers)
+            measuring.finish(workers)
         facts = {**self.facts, "fidelity_worst": max(proof.error for proof in self.proofs)}
         return measuring.dataset(self.layer_outliers, facts, self.batch)
 

@@ -20,6 +20,7 @@ from diffscope.stats.workers import Workers
 from diffscope.workspace import free_memory
 
 WORTH_SAYING = 10.0  # seconds
+AT_ONCE = 2**25  # bytes of queries, keys and values: layers are measured together up to that
 
 
 class Measuring:
@@ -51,6 +52,7 @@ class Measuring:
         self.chosen = engine.select(statistics)
         self.measured: list[list[Measured]] = [[] for _ in prompts]
         self.layers: list[int] = []
+        self._waiting: list[LayerAttention] = []
         self.total = n_layers * len(prompts)
         if isinstance(queries, Sample) and len({len(prompt.ids) for prompt in prompts}) > 1:
             raise DiffscopeError("a sample of queries needs prompts of one length; measure them one by one")
@@ -60,20 +62,29 @@ class Measuring:
         return sum(map(len, self.measured))
 
     def add(self, layer: LayerAttention, workers: Workers) -> None:
-        """Measure one layer of every prompt."""
+        """Measure one layer of every prompt; small ones wait for a few more, and :meth:`finish`."""
+        self._waiting.append(layer)
+        if sum(x.nbytes for one in self._waiting for x in (one.q, one.k, one.v)) >= AT_ONCE:
+            self.finish(workers)
+
+    def finish(self, workers: Workers) -> None:
+        """Measure the layers that wait."""
+        layers, self._waiting = self._waiting, []
+        if not layers:
+            return
         names = [statistic.name for statistic in self.chosen]
         for index, of_prompt in enumerate(self.measured):
-            found = layer.prompt(index)
-            sets = self.prompts[index].key_sets(found.q.device)
-            queries, drawn = self._queries(found, sets)
-            weights = None if drawn is None else drawn.weight.to(found.q.device)
+            found = [layer.prompt(index) for layer in layers]
+            sets = self.prompts[index].key_sets(found[0].q.device)
+            queries, drawn = self._queries(found[0], sets)
+            weights = None if drawn is None else drawn.weight.to(found[0].q.device)
             if not self.done:
-                self._look_ahead(found, names, sets, queries, workers)
+                self._look_ahead(found[0], names, sets, queries, workers)
             how = {"workers": workers, "progress": self._within, "backend": self.backend}
-            taken = engine.take(found, names, sets, queries, weights, **how)
-            of_prompt.append(taken)
-            self._within(0.0)
-        self.layers.append(layer.layer)
+            for taken in engine.take_all(found, names, sets, queries, weights, **how):
+                of_prompt.append(taken)
+                self._within(0.0)
+        self.layers += [layer.layer for layer in layers]
 
     def _within(self, share: float) -> None:
         if self.progress:

@@ -316,6 +316,7 @@ class Scope:
         try:
             with self.running(tuple(len(encoded.ids) for encoded in prompts)), Workers() as workers:
                 self._run(prompts, given, lambda layer: measuring.add(layer, workers), held=1, passed=passed)
+                measuring.finish(workers)
         except KeyboardInterrupt as interrupt:
             if not measuring.layers:
                 raise

@@ -488,6 +488,7 @@ def test_measuring_as_the_model_runs_keeps_nothing(monkeypatch):
         seen.append(ref(layer.q))
         return add(measuring, layer, workers)
 
+    monkeypatch.setattr("diffscope.measuring.AT_ONCE", 0)
     monkeypatch.setattr(Measuring, "add", watched)
     steps = []
     scope = diffscope.load(tiny.own("v1", num_hidden_layers=5))
@@ -499,6 +500,7 @@ def test_measuring_as_the_model_runs_keeps_nothing(monkeypatch):
 def test_an_interrupt_leaves_the_layers_that_were_finished(monkeypatch):
     from diffscope.measuring import Measuring
 
+    monkeypatch.setattr("diffscope.measuring.AT_ONCE", 0)
     scope, add = diffscope.load(tiny.own("v1", num_hidden_layers=4)), Measuring.add
     whole = scope.measure(tiny.ids(20), ["entropy", "logit_outliers"])
 

@@ -178,6 +178,7 @@ def test_an_interrupted_measure_shows_and_keeps_what_was_finished(run, tiny_diff
             raise KeyboardInterrupt
         return add(measuring, layer, workers)
 
+    monkeypatch.setattr("diffscope.measuring.AT_ONCE", 0)
     monkeypatch.setattr(Measuring, "add", stop)
     asked = ("measure", "--model", tiny_diff_folder, "--prompt", PROMPT, "--stats", "entropy", "--out", kept, "--json")
     status, out, err = run(*asked)

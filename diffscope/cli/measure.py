@@ -2,8 +2,9 @@
 
 import math
 import re
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -39,6 +40,10 @@ Query = Annotated[int | None, typer.Option(help="One query, a token counted from
 Queries = Annotated[
     str | None, typer.Option(metavar="SPAN|START:STOP|sample:N", help="Some queries: a span's, a range, or N drawn at random.")
 ]
+Backend = Annotated[
+    Literal["blocks", "triton", "stock"] | None,
+    typer.Option(help="Where row statistics come from; by default the fastest: exact blocks of rows, on CUDA Triton's kernels."),
+]
 PerHead = Annotated[bool, typer.Option("--per-head", help="One row a head instead of the mean over heads.")]
 Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Keep every value, unaveraged: .zarr, .nc, .parquet or .csv.")]
 
@@ -54,6 +59,7 @@ def command(
     head: Head = None,
     query: Query = None,
     queries: Queries = None,
+    backend: Backend = None,
     per_head: PerHead = False,
     out: Out = None,
     as_json: Json = False,
@@ -72,7 +78,7 @@ def command(
     rows = _queries(query, queries)
     if saved is not None:
         source = read_capture(saved, model, prompt, prompt_file, span, device, dtype)
-        about, measure = {"tokens": source.n_tokens, "spans": source.spans}, source.measure
+        about, measure = {"tokens": source.n_tokens, "spans": source.spans}, partial(source.measure, backend=backend)
         there = {"layer": [one.layer for one in source.layers], "head": list(range(source.n_heads))}
     else:
         source = read_scope(model, device, dtype)
@@ -82,7 +88,7 @@ def command(
         there = {"layer": source.layers, "head": None if head is None else _heads(source)}
 
         def measure(names, queries, progress):
-            return source.measure(text, names, spans, queries, progress, announce=note)
+            return source.measure(text, names, spans, queries, progress, announce=note, backend=backend)
 
     _check_place(there, {"layer": layer, "head": head})
     stopped = None
@@ -210,7 +216,11 @@ def _mean(values, dim, over, missing=None):
 
 def _as_dict(values, error, over):
     return {
-        **{key: values.attrs[key] for key in ("units", "long_name", "definition") if key in values.attrs},
+        **{
+            key: values.attrs[key]
+            for key in ("units", "long_name", "definition", "backend", "error_bound")
+            if key in values.attrs
+        },
         "dims": values.dims,
         "coords": {dim: values[dim].values for dim in values.dims},
         "values": values.values,
@@ -223,8 +233,9 @@ def _show(name, values, error, averaged):
     """One table a statistic: the maps side by side, everything else down the rows."""
     units = f" [{values.attrs['units']}]" if values.attrs.get("units", "1") != "1" else ""
     over = f", mean over {', then '.join(averaged)}" if averaged else ""
+    bound = f", error of a row below {values.attrs['error_bound']:.1g}" if "error_bound" in values.attrs else ""
     say()
-    say(f"{name}{units}{over}")
+    say(f"{name}{units}{over}{bound}")
     table = _table(values, "value")
     if error is not None:
         columns = [*values["map"].values] if "map" in values.dims else ["value"]

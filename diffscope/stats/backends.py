@@ -76,12 +76,12 @@ def _from_triton(layer: LayerAttention, queries: Tensor, wanted: set[str]) -> Ro
     constants = {"top": moments.TOP_K, "near_zero": moments.NEAR_ZERO, "levels": moments.QUANTILES}
     of_map = rows.moments(layer, queries, wanted, **constants)
     of_map = [of_map[name] for name in _maps(layer)]
-    bracketed = [f"{name}_width" for name in ("gini", "quantiles", "top") if name in wanted]
+    bracketed = wanted & {"gini", "quantiles", "top"}
 
     def stacked(name: str) -> Tensor:
         return torch.stack([one[name] for one in of_map], dim=1).cpu()
 
-    return RowMoments({name: stacked(name) for name in wanted}, {name: stacked(name) for name in bracketed})
+    return RowMoments({name: stacked(name) for name in wanted}, {name: stacked(f"{name}_width") for name in bracketed})
 
 
 def _from_stock(layer: LayerAttention, queries: Tensor, statistics: list[str], wanted: set[str]) -> RowMoments:

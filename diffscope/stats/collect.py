@@ -217,18 +217,34 @@ class RowStatistics:
         return layer.mask.counts(self._request.queries, layer.n_keys, layer.n_keys - layer.n_queries).cpu()
 
 
-class PerMap(Placed):
-    """A statistic of the rows of each map: (head, map, query, ...)."""
+class SpanMass(Placed):
+    """Mass on the requested key sets: (head, map, query, span, normalisation)."""
 
-    def __init__(self, request: Request, function: Callable[[Block, str], Tensor]):
+    def __init__(self, request: Request, names: Sequence[str]):
         super().__init__(request, 2, {"total", "positive"})
-        self._function = function
+
+    def columns(self, block: Block) -> list[Tensor]:
+        """The key sets in a block's columns."""
+        return block.spans
 
     def piece(self, block: Block) -> Tensor:
-        return torch.stack(list(over_maps(block, self._function)), dim=1)
+        columns = self.columns(block)
+        seen = block.seen(columns)
+
+        def mass(block: Block, name: str) -> Tensor:
+            return spans.span_mass(block.maps[name], columns, block.denominators(name), block.n, seen)
+
+        return torch.stack(list(over_maps(block, mass)), dim=1)
 
     def result(self, name: str) -> Tensor:
         return self.values
+
+
+class SinkMass(SpanMass):
+    """Mass on the sink sets: (head, map, query, sink set, normalisation)."""
+
+    def columns(self, block: Block) -> list[Tensor]:
+        return block.local(block.request.sink_sets)
 
 
 class PerSpan(Placed):
@@ -249,11 +265,8 @@ class PerSpan(Placed):
         return self.values[:, self._names.index(name)]
 
 
-class SinkRate(PerMap):
+class SinkRate(SinkMass):
     """The share of heads with a sink: (map, sink set, normalisation)."""
-
-    def __init__(self, request: Request, names: Sequence[str]):
-        super().__init__(request, sink_mass_of)
 
     def result(self, name: str) -> Tensor:
         weights = self.request.weights
@@ -334,20 +347,6 @@ def over_maps(block: Block, function: Callable[[Block, str], Tensor]) -> Iterato
     yield a1
     yield function(block, "A2") if block.differential else torch.full_like(a1, math.nan)
     yield function(block, "D") if block.differential else a1
-
-
-def _mass(block: Block, name: str, columns: list[Tensor]) -> Tensor:
-    return spans.span_mass(block.maps[name], columns, block.denominators(name), block.n, block.seen(columns))
-
-
-def span_mass_of(block: Block, name: str) -> Tensor:
-    """Mass on the requested key sets: (head, query, span, normalisation)."""
-    return _mass(block, name, block.spans)
-
-
-def sink_mass_of(block: Block, name: str) -> Tensor:
-    """Mass on the sink sets: (head, query, sink set, normalisation)."""
-    return _mass(block, name, block.local(block.request.sink_sets))
 
 
 #: branch statistics of a block on one key set: (head, query)

@@ -7,6 +7,7 @@ it needs from it, and it is gone. Only what was asked for is computed.
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,10 +18,10 @@ from torch import Tensor
 
 from diffscope.attention import LayerAttention
 from diffscope.errors import DiffscopeError, SpanError
-from diffscope.stats import backends
+from diffscope.stats import backends, together
 from diffscope.stats.collect import Block, Collector, Place, Request, RowStatistics
 from diffscope.stats.rank import check_size
-from diffscope.stats.registry import GROUPS, LABELS, STATISTICS, Statistic, select
+from diffscope.stats.registry import BY_HEAD, GROUPS, LABELS, STATISTICS, Statistic, select
 from diffscope.stats.workers import Workers
 from diffscope.workspace import Workspace
 
@@ -68,7 +69,6 @@ def measure(
         return dataset([take(layer, statistics, spans, queries, elements=elements, workers=workers, backend=backend)])
 
 
-@torch.no_grad()
 def take(
     layer: LayerAttention,
     statistics: Iterable[str] | str | None = None,
@@ -110,24 +110,56 @@ def take(
     ------
     UnknownStatistic, SpanError, MapTooLarge, DiffscopeError
     """
-    chosen = select(statistics)
-    request = Request(layer, _checked_spans(layer, spans or {"sink": [0]}), _checked_queries(layer, queries), weights)
-    if any(statistic.kind == "map" for statistic in chosen):
-        check_size(layer.n_queries, layer.n_keys)
-    values = {statistic.name: statistic.compute(request) for statistic in chosen if statistic.compute}
-    streamed = [statistic for statistic in chosen if statistic.collector]
-    from_rows = [statistic.name for statistic in chosen if statistic.kind == "row"]
-    backend, more = backends.chosen(layer, backend) if from_rows else "blocks", {}
-    if backend != "blocks":
-        streamed = [statistic for statistic in streamed if statistic.kind != "row"]
-        found, more = _from_kernels(request, from_rows, backend)
-        values |= found
-    values |= _streamed(request, streamed, elements, workers or Workers(1), progress)
-    return Measured(
-        {statistic.name: values[statistic.name].cpu().numpy() for statistic in chosen},
-        {statistic.name: _attrs(statistic, layer) | more.get(statistic.name, {}) for statistic in chosen},
-        _coordinates(request, {dim for statistic in chosen for dim in statistic.dims}),
-    )
+    how = {"elements": elements, "workers": workers, "progress": progress, "backend": backend}
+    return take_all([layer], statistics, spans, queries, weights, **how)[0]
+
+
+@torch.no_grad()
+def take_all(
+    layers: Sequence[LayerAttention],
+    statistics: Iterable[str] | str | None = None,
+    spans: Mapping[str, Tensor] | None = None,
+    queries: Sequence[int] | Tensor | None = None,
+    weights: Tensor | None = None,
+    elements: int | None = None,
+    workers: Workers | None = None,
+    progress: Callable[[float], None] | None = None,
+    backend: str | None = None,
+) -> list[Measured]:
+    """The same of several layers of one prompt; what is by head is taken of all together where they are alike."""
+    chosen, workers = select(statistics), workers or Workers(1)
+    found: list[dict[str, Tensor]] = [{} for _ in layers]
+    said: dict[str, dict] = {}
+    requests = [
+        Request(layer, _checked_spans(layer, spans or {"sink": [0]}), _checked_queries(layer, queries), weights)
+        for layer in layers
+    ]
+    if len(layers) > 1 and together.alike(layers):
+        by_head = [statistic for statistic in chosen if statistic.collector in BY_HEAD]
+        values, said = _of_rows(
+            replace(requests[0], layer=together.joined(layers)), by_head, elements, workers, progress, backend
+        )
+        heads = layers[0].n_heads
+        for number, of_layer in enumerate(found):
+            of_layer.update({name: x[number * heads : (number + 1) * heads] for name, x in values.items()})
+        rest = [statistic for statistic in chosen if statistic.name not in values]
+    else:
+        rest = chosen
+    for request, of_layer in zip(requests, found):
+        of_layer.update({statistic.name: statistic.compute(request) for statistic in rest if statistic.compute})
+        streamed = [statistic for statistic in rest if statistic.collector]
+        values, more = _of_rows(request, streamed, elements, workers, progress, backend)
+        of_layer.update(values)
+        said |= more
+    dims = {dim for statistic in chosen for dim in statistic.dims}
+    return [
+        Measured(
+            {statistic.name: of_layer[statistic.name].cpu().numpy() for statistic in chosen},
+            {statistic.name: _attrs(statistic, request.layer) | said.get(statistic.name, {}) for statistic in chosen},
+            _coordinates(request, dims),
+        )
+        for request, of_layer in zip(requests, found)
+    ]
 
 
 def dataset(measured: Sequence[Measured], layers: Sequence[int] | None = None) -> xr.Dataset:
@@ -162,6 +194,19 @@ def _stacked(values: Sequence[np.ndarray]) -> np.ndarray:
     return out
 
 
+def _of_rows(
+    request: Request, statistics: list[Statistic], elements: int | None, workers: Workers, progress, backend: str | None
+) -> tuple[dict[str, Tensor], dict[str, dict]]:
+    """What comes from rows, by kernels or in blocks, and what is to be said of it."""
+    values, said = {}, {}
+    from_rows = [statistic.name for statistic in statistics if statistic.kind == "row"]
+    backend = backends.chosen(request.layer, backend) if from_rows else "blocks"
+    if backend != "blocks":
+        values, said = _from_kernels(request, from_rows, backend)
+        statistics = [statistic for statistic in statistics if statistic.kind != "row"]
+    return values | _streamed(request, statistics, elements, workers, progress), said
+
+
 def _from_kernels(request: Request, names: list[str], backend: str) -> tuple[dict[str, Tensor], dict[str, dict]]:
     """Row statistics from kernels, and what is to be said of each."""
     collector = RowStatistics(request, names)
@@ -179,7 +224,7 @@ def _from_kernels(request: Request, names: list[str], backend: str) -> tuple[dic
 
 
 def _streamed(
-    request: Request, statistics: list[Statistic], elements: int | None, workers: Workers, progress: Callable | None = None
+    request: Request, statistics: list[Statistic], elements: int | None, workers: Workers, progress: Callable | None
 ) -> dict[str, Tensor]:
     names: dict[Callable, list[str]] = {}
     for statistic in statistics:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from diffscope.errors import DiffscopeError
 from diffscope.stats import collect, moments, outliers, rank, sinks, spans, whole
-from diffscope.stats.collect import Collector, PerMap, PerSpan, Request, RowStatistics
+from diffscope.stats.collect import Collector, PerSpan, Request, RowStatistics
 
 #: the labels along the dims whose length does not depend on the prompt
 LABELS = {
@@ -149,7 +149,7 @@ OTHERS = (
         "1",
         "attention on each key set",
         MASSES,
-        collector=lambda request, names: PerMap(request, collect.span_mass_of),
+        collector=collect.SpanMass,
     ),
     Statistic(
         "sink_mass",
@@ -158,7 +158,7 @@ OTHERS = (
         "1",
         "attention on the first token and on the first four",
         MASSES,
-        collector=lambda request, names: PerMap(request, collect.sink_mass_of),
+        collector=collect.SinkMass,
     ),
     Statistic(
         "sink_rate",
@@ -265,3 +265,6 @@ def _branch(name: str) -> Statistic:
 
 
 STATISTICS = {s.name: s for s in (*map(_row, ROW), *map(_branch, BRANCH), *OTHERS)}
+
+#: collectors whose statistics are of each head by itself, and lead with it
+BY_HEAD = (RowStatistics, PerSpan, collect.SpanMass, collect.SinkMass, collect.ColumnSink)

@@ -1,0 +1,74 @@
+"""The Triton program that reads histograms; imported only when it is run."""
+
+import triton
+import triton.language as tl
+
+from diffscope.kernels import histogram
+
+BINS, SHIFT, COUNT = tl.constexpr(histogram.BINS), tl.constexpr(histogram.SHIFT), tl.constexpr(histogram.COUNT)
+EXCESS = tl.constexpr((1 << histogram.COUNT) - 1)
+LAST = tl.constexpr(2.0**-histogram.SHIFT)  # of a bin's width, the step between two numbers
+ROUNDING = tl.constexpr(1e-12)  # of a Gini index in float64
+
+
+@triton.jit
+def _edge(number):
+    """The smallest float of a bin."""
+    return (number << SHIFT).to(tl.float32, bitcast=True).to(tl.float64)
+
+
+@triton.jit
+def _store(out, low, high, real, n_rows, SLOTS: tl.constexpr):
+    """The middles of brackets, and SLOTS times all rows further on their widths."""
+    tl.store(out, (low + high) / 2, mask=real)
+    tl.store(out + SLOTS * n_rows, high - low, mask=real)
+
+
+@triton.jit
+def brackets(bins, lowest, n, levels, sizes, out, n_rows, LEVELS: tl.constexpr, SIZES: tl.constexpr, ROWS: tl.constexpr):
+    """The brackets of ROWS rows, out (middle | width, gini | levels | sizes, row); bins (row, BINS)."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    real = row < n_rows
+    packed = tl.load(bins + row[:, None] * BINS + tl.arange(0, BINS)[None, :], mask=real[:, None], other=0)
+    first = tl.load(lowest + row, mask=real, other=0)
+    number = first[:, None] + tl.arange(0, BINS)[None, :]
+    edge, smallest = _edge(number), _edge(first)
+    width = _edge(number + 1) - edge
+    count = (packed >> COUNT).to(tl.float64)
+    excess = (packed & EXCESS).to(tl.float64) * (width * LAST)  # of all values over the edge
+    total = count * edge + excess
+    n = tl.load(n + row, mask=real, other=1).to(tl.float64)
+    rest = n - tl.sum(count, 1)  # values below all bins, taken to be zeros
+    up_to = rest[:, None] + tl.cumsum(count, 1)
+    out += row
+
+    # With every value at its bin's mean the Gini index is least. It is largest where each bin's values lie at its two edges,
+    # which adds c²·(m - a)(b - m)/(b - a)/(n·sum) for c values of mean m between a and b. What the smallest hold, s, moves it
+    # by 2s/sum at most.
+    row_total = tl.sum(total, 1)
+    safe = tl.where(row_total > 0, row_total, 1.0)
+    gini = (tl.sum(total * (2 * up_to - count + 1), 1) / safe - n - 1) / n
+    spread = tl.sum(tl.where(count > 1, excess * (count * width - excess) / width, 0.0), 1) / (n * safe)
+    slack = 2 * rest * smallest / safe
+    largest = 1 - 1 / n
+    low = tl.where(row_total > 0, tl.minimum(tl.maximum(gini - slack, 0.0), largest), 0.0)
+    high = tl.where(row_total > 0, tl.minimum(gini + spread + slack, largest), largest)
+    _store(out, low, tl.maximum(high, low) + ROUNDING, real, n_rows, 1 + LEVELS + SIZES)
+
+    for i in tl.static_range(LEVELS):
+        rank = tl.maximum(tl.ceil(tl.load(levels + i) * n - 1e-9), 1.0)  # 0.1·30 is a little more than 3
+        inside = (up_to >= rank[:, None]) & (up_to - count < rank[:, None])
+        low = tl.sum(tl.where(inside, edge, 0.0), 1)
+        high = tl.where(rank > rest, low + tl.sum(tl.where(inside, width, 0.0), 1), smallest)
+        _store(out + (1 + i) * n_rows, low, high, real, n_rows, 1 + LEVELS + SIZES)
+
+    # Of a bin of which only j values are among the k largest, these hold its mean each or more, and no more than either its
+    # upper edge each or what the others leave if they are at the lower edge.
+    mean = total / tl.maximum(count, 1.0)
+    for i in tl.static_range(SIZES):
+        k = tl.load(sizes + i)
+        taken = tl.minimum(tl.maximum(k - (n[:, None] - up_to), 0.0), count)
+        least = taken * mean
+        most = tl.minimum(taken * (edge + width), least + (count - taken) * (mean - edge))
+        below = tl.minimum(tl.maximum(k - (n - rest), 0.0), rest) * smallest
+        _store(out + (1 + LEVELS + i) * n_rows, tl.sum(least, 1), tl.sum(most, 1) + below, real, n_rows, 1 + LEVELS + SIZES)

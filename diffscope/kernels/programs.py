@@ -1,0 +1,342 @@
+"""The Triton programs of :mod:`diffscope.kernels.rows`, each for a block of rows of one map; imported only when they are run.
+
+Scores are kept as the plain products q·k, and their distance from a row's largest is what is scaled: so a large score costs
+no digits. `factor` is scale·log2(e), and weights are powers of two. Sums are those of a tree within a tile of keys, and of
+float64 from tile to tile: at 64K keys they are as good as at 64.
+"""
+
+import triton
+import triton.language as tl
+
+from diffscope.kernels import histogram
+
+FULL, CAUSAL, WINDOW = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+LN2 = tl.constexpr(0.6931471805599453)
+NOTHING = tl.constexpr(-1e30)  # below every score, and finite, so that its distance from itself is zero
+TINY = tl.constexpr(1.1754943508222875e-38)
+VARYING = ("n_rows", "n_keys", "offset", "window")  # no program is compiled anew for another of these
+SHIFT, BINS = tl.constexpr(histogram.SHIFT), tl.constexpr(histogram.BINS)
+ONE, REST = tl.constexpr(1 << histogram.COUNT), tl.constexpr((1 << histogram.SHIFT) - 1)
+
+
+@triton.jit
+def _rows(queries, n_rows, offset, BLOCK_M: tl.constexpr):
+    """Which rows a program computes: their numbers, whether there is such a row, its query and its position among the keys."""
+    row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    real = row < n_rows
+    query = tl.load(queries + row, mask=real, other=0)
+    return row, real, query, (query + offset).to(tl.int32)
+
+
+@triton.jit
+def _bound(x):
+    """A bound of a loop, which the interpreter, whose scalars are arrays of one element, has to be given as a number."""
+    if INTERPRETED:
+        return x.handle.data.item()
+    return x
+
+
+@triton.jit
+def _bounds(position, real, n_keys, window, KIND: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The tiles' start and stop: between them is every key that any row of a block sees."""
+    start = 0
+    stop = n_keys
+    if KIND != FULL:
+        stop = tl.max(tl.where(real, position, -1), 0) + 1
+    if KIND == WINDOW:
+        first = tl.min(tl.where(real, position, n_keys), 0) - window + 1
+        start = tl.maximum(first, 0) // BLOCK_N * BLOCK_N
+    return start, stop
+
+
+@triton.jit
+def _visible(position, key, n_keys, window, KIND: tl.constexpr):
+    """Which keys which rows see, (row, key)."""
+    behind = position[:, None] - key[None, :]
+    seen = (key < n_keys)[None, :]
+    if KIND != FULL:
+        seen &= behind >= 0
+    if KIND == WINDOW:
+        seen &= behind < window
+    return seen
+
+
+@triton.jit
+def _query_tile(q, map, query, real, map_stride, query_stride, d_stride, d, WIDEN: tl.constexpr, BLOCK_D: tl.constexpr):
+    """The queries of a block, (row, d)."""
+    within = tl.arange(0, BLOCK_D)
+    at = map * map_stride + query[:, None] * query_stride + within[None, :] * d_stride
+    tile = tl.load(q + at, mask=real[:, None] & (within < d)[None, :], other=0.0)
+    return tile.to(tl.float32) if WIDEN else tile
+
+
+@triton.jit
+def _products(tile, k, key, there, key_stride, d_stride, d, WIDEN: tl.constexpr, BLOCK_D: tl.constexpr):
+    """q·k of a block's queries and a tile of keys, (row, key)."""
+    within = tl.arange(0, BLOCK_D)
+    at = key.to(tl.int64)[None, :] * key_stride + within[:, None] * d_stride
+    keys = tl.load(k + at, mask=there[None, :] & (within < d)[:, None], other=0.0)  # (d, key)
+    # TF32, the default for float32, has ten bits of mantissa: a score of 10 would be off by half a percent.
+    return tl.dot(tile, keys.to(tl.float32) if WIDEN else keys, input_precision="ieee")
+
+
+@triton.jit
+def _normalised(
+    q, k, map_of, key_of, largest, over_z, map, query, row, real, n_rows, q_map, q_query, q_d, k_map, d,
+    WIDEN: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """What a map's weights are made of: its queries (row, d), where its keys are, and what :func:`branch` found, (row, 1)."""
+    tile = _query_tile(q, tl.load(map_of + map), query, real, q_map, q_query, q_d, d, WIDEN, BLOCK_D)
+    top = tl.load(largest + map * n_rows + row, mask=real, other=0.0)
+    over = tl.load(over_z + map * n_rows + row, mask=real, other=0.0)
+    return tile, k + tl.load(key_of + map) * k_map, top[:, None], over[:, None]
+
+
+@triton.jit
+def _weights(tile, k, top, over, key, there, seen, factor, k_key, k_d, d, WIDEN: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Attention weights of a tile of keys, (row, key), zero where a key is not seen."""
+    products = _products(tile, k, key, there, k_key, k_d, d, WIDEN, BLOCK_D)
+    return tl.where(seen, tl.exp2((products - top) * factor) * over, 0.0)
+
+
+@triton.jit(do_not_specialize=VARYING)
+def branch(
+    q, k, queries, map_of, key_of, out, n_rows, n_keys, offset, window, factor, d,
+    q_map, q_query, q_d, k_map, k_key, k_d,
+    KIND: tl.constexpr, SUMS: tl.constexpr, WIDEN: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """One map's largest product and normaliser, and its sums, carried along as the largest so far grows.
+
+    out (slot, map, row) float64: largest product, 1/Z; with SUMS further sum p², sum p ln p, sum sqrt p, position of the
+    largest. Sum p is Z/Z.
+    """
+    unit = tl.program_id(1)
+    row, real, query, position = _rows(queries, n_rows, offset, BLOCK_M)
+    tile = _query_tile(q, tl.load(map_of + unit), query, real, q_map, q_query, q_d, d, WIDEN, BLOCK_D)
+    k += tl.load(key_of + unit) * k_map
+    largest = tl.full([BLOCK_M], NOTHING, tl.float32)
+    peak = tl.zeros([BLOCK_M], tl.int32)
+    z = tl.zeros([BLOCK_M], tl.float64)
+    squares = tl.zeros([BLOCK_M], tl.float64)
+    bits = tl.zeros([BLOCK_M], tl.float64)  # sum of e·log2(e), e = 2^distance
+    roots = tl.zeros([BLOCK_M], tl.float64)
+    start, stop = _bounds(position, real, n_keys, window, KIND, BLOCK_N)
+    for first in range(_bound(start), _bound(stop), BLOCK_N):
+        key = first + tl.arange(0, BLOCK_N)
+        seen = _visible(position, key, n_keys, window, KIND)
+        products = _products(tile, k, key, key < n_keys, k_key, k_d, d, WIDEN, BLOCK_D)
+        scores = tl.where(seen, products, NOTHING)
+        if SUMS:
+            top, where = tl.max(scores, 1, return_indices=True)  # the first of equals
+            peak = tl.where(top > largest, first + where, peak)
+        else:
+            top = tl.max(scores, 1)
+        grown = tl.maximum(largest, top)
+        step = (largest - grown) * factor
+        distance = (scores - grown[:, None]) * factor
+        e = tl.where(seen, tl.exp2(distance), 0.0)
+        shrunk = tl.exp2(step).to(tl.float64)
+        if SUMS:
+            # e is zero long before the distance is -1000, so that 0·distance stays 0.
+            bits = shrunk * (bits + step.to(tl.float64) * z) + tl.sum(e * tl.maximum(distance, -1000.0), 1).to(tl.float64)
+            squares = shrunk * shrunk * squares + tl.sum(e * e, 1).to(tl.float64)
+            halved = tl.where(seen, tl.exp2(0.5 * distance), 0.0)
+            roots = tl.exp2(0.5 * step).to(tl.float64) * roots + tl.sum(halved, 1).to(tl.float64)
+        z = shrunk * z + tl.sum(e, 1).to(tl.float64)
+        largest = grown
+    slot = tl.num_programs(1).to(tl.int64) * n_rows
+    out += unit.to(tl.int64) * n_rows + row
+    tl.store(out, largest.to(tl.float64), mask=real)
+    tl.store(out + slot, 1 / z, mask=real)
+    if SUMS:
+        tl.store(out + 2 * slot, squares / (z * z), mask=real)
+        tl.store(out + 3 * slot, LN2 * (bits / z) - tl.log(z), mask=real)
+        tl.store(out + 4 * slot, roots / tl.sqrt(z), mask=real)
+        tl.store(out + 5 * slot, peak.to(tl.float64), mask=real)
+
+
+@triton.jit
+def _divergence(p1, p2):
+    """What each key adds to the Jensen-Shannon divergence.
+
+    With h the mean weight and t = (p1 - p2)/(p1 + p2) it is h/2·((1 + t) ln(1 + t) + (1 - t) ln(1 - t)), which is the sum
+    of t^2k/(k(2k - 1)) where the logarithms would lose the digits.
+    """
+    both = p1 + p2
+    t = (p1 - p2) / tl.maximum(both, TINY)
+    t2 = t * t
+    series = t2 * (1 + t2 * (1 / 6 + t2 * (1 / 15 + t2 * (1 / 28 + t2 * (1 / 45)))))
+    plus, minus = tl.maximum(1 + t, TINY), tl.maximum(1 - t, TINY)
+    return both / 4 * tl.where(t2 < 0.0625, series, plus * tl.log(plus) + minus * tl.log(minus))
+
+
+@triton.jit(do_not_specialize=VARYING)
+def signed(
+    q, k, queries, map_of, key_of, first_of, second_of, largest, over_z, gain, lam, threshold, lowest, bins, out,
+    n_rows, n_keys, offset, window, factor, d, q_map, q_query, q_d, k_map, k_key, k_d,
+    KIND: tl.constexpr, BOTH: tl.constexpr, SUMS: tl.constexpr, LOGS: tl.constexpr, ROOTS: tl.constexpr,
+    PEAK: tl.constexpr, PAIR: tl.constexpr, SMALL: tl.constexpr, HISTOGRAM: tl.constexpr, WIDEN: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Sums over the rows x = gain·first - lam·second, or gain·first without BOTH.
+
+    largest, over_z (map, row), gain, lam, threshold, lowest (unit, row); bins (unit, row, BINS) int64, zeros at the start;
+    out (slot, unit, row) float64, in the order of the stores below.
+    """
+    unit = tl.program_id(1)
+    row, real, query, position = _rows(queries, n_rows, offset, BLOCK_M)
+    at = unit.to(tl.int64) * n_rows + row
+    g = tl.load(gain + at, mask=real, other=0.0)[:, None]
+    tile1, k1, top1, over1 = _normalised(
+        q, k, map_of, key_of, largest, over_z, tl.load(first_of + unit), query, row, real, n_rows,
+        q_map, q_query, q_d, k_map, d, WIDEN, BLOCK_D,
+    )  # fmt: skip
+    if BOTH:
+        tile2, k2, top2, over2 = _normalised(
+            q, k, map_of, key_of, largest, over_z, tl.load(second_of + unit), query, row, real, n_rows,
+            q_map, q_query, q_d, k_map, d, WIDEN, BLOCK_D,
+        )  # fmt: skip
+        subtracted = tl.load(lam + at, mask=real, other=0.0)[:, None]
+    if SMALL:
+        below = tl.load(threshold + at, mask=real, other=0.0)[:, None]
+    if HISTOGRAM:
+        lowest_bin = tl.load(lowest + at, mask=real, other=0)[:, None]
+        row_bins = (bins + at * BINS)[:, None]
+    total = tl.zeros([BLOCK_M], tl.float64)
+    net = tl.zeros([BLOCK_M], tl.float64)
+    squares = tl.zeros([BLOCK_M], tl.float64)
+    negative = tl.zeros([BLOCK_M], tl.float64)
+    negatives = tl.zeros([BLOCK_M], tl.int32)
+    logs = tl.zeros([BLOCK_M], tl.float64)
+    roots = tl.zeros([BLOCK_M], tl.float64)
+    height = tl.full([BLOCK_M], -1.0, tl.float32)
+    peak = tl.zeros([BLOCK_M], tl.int32)
+    dot = tl.zeros([BLOCK_M], tl.float64)
+    divergence = tl.zeros([BLOCK_M], tl.float64)
+    overlap = tl.zeros([BLOCK_M], tl.float64)
+    small = tl.zeros([BLOCK_M], tl.int32)
+    start, stop = _bounds(position, real, n_keys, window, KIND, BLOCK_N)
+    for first in range(_bound(start), _bound(stop), BLOCK_N):
+        key = first + tl.arange(0, BLOCK_N)
+        there = key < n_keys
+        seen = _visible(position, key, n_keys, window, KIND)
+        p1 = _weights(tile1, k1, top1, over1, key, there, seen, factor, k_key, k_d, d, WIDEN, BLOCK_D)
+        x = g * p1
+        if BOTH:
+            p2 = _weights(tile2, k2, top2, over2, key, there, seen, factor, k_key, k_d, d, WIDEN, BLOCK_D)
+            x -= subtracted * p2
+        size = tl.abs(x)
+        if SUMS:
+            total += tl.sum(size, 1).to(tl.float64)
+            net += tl.sum(x, 1).to(tl.float64)
+            squares += tl.sum(x * x, 1).to(tl.float64)
+            negative += tl.sum(tl.maximum(-x, 0.0), 1).to(tl.float64)
+            negatives += tl.sum((x < 0).to(tl.int32), 1)
+        if LOGS:
+            logs += tl.sum(size * tl.log2(tl.maximum(size, TINY)), 1).to(tl.float64)  # 0 ln 0 = 0
+        if ROOTS:
+            roots += tl.sum(tl.sqrt(size), 1).to(tl.float64)
+        if PEAK:
+            top, where = tl.max(tl.where(seen, size, -1.0), 1, return_indices=True)  # the first of equals
+            peak = tl.where(top > height, first + where, peak)
+            height = tl.maximum(height, top)
+        if PAIR:
+            dot += tl.sum(p1 * p2, 1).to(tl.float64)
+            divergence += tl.sum(_divergence(p1, p2), 1).to(tl.float64)
+            overlap += tl.sum(tl.sqrt(p1) * tl.sqrt(p2), 1).to(tl.float64)
+        if SMALL:
+            small += tl.sum((seen & (size < below)).to(tl.int32), 1)
+        if HISTOGRAM:
+            number = size.to(tl.int32, bitcast=True)
+            bin = (number >> SHIFT) - lowest_bin
+            value = (number & REST).to(tl.int64) + ONE
+            held = seen & (bin >= 0) & real[:, None]
+            tl.atomic_add(row_bins + tl.minimum(bin, BINS - 1), value, mask=held, sem="relaxed")
+    slot = tl.num_programs(1).to(tl.int64) * n_rows
+    out += at
+    if SUMS:
+        tl.store(out, total, mask=real)
+        tl.store(out + slot, net, mask=real)
+        tl.store(out + 2 * slot, squares, mask=real)
+        tl.store(out + 3 * slot, negative, mask=real)
+        tl.store(out + 4 * slot, negatives.to(tl.float64), mask=real)
+    if LOGS:
+        tl.store(out + 5 * slot, LN2 * logs, mask=real)
+    if ROOTS:
+        tl.store(out + 6 * slot, roots, mask=real)
+    if PEAK:
+        tl.store(out + 7 * slot, height.to(tl.float64), mask=real)
+        tl.store(out + 8 * slot, peak.to(tl.float64), mask=real)
+    if PAIR:
+        tl.store(out + 9 * slot, dot, mask=real)
+        tl.store(out + 10 * slot, divergence, mask=real)
+        tl.store(out + 11 * slot, overlap, mask=real)
+    if SMALL:
+        tl.store(out + 12 * slot, small.to(tl.float64), mask=real)
+
+
+@triton.jit
+def _on_spans(x, members):
+    """Sums of x (row, key) over spans whose members are (key, span): a product, so that 16 spans cost little more than one."""
+    return tl.dot(x, members, input_precision="ieee").to(tl.float64)
+
+
+@triton.jit(do_not_specialize=VARYING)
+def spans(
+    q, k, queries, map_of, key_of, first_of, second_of, largest, over_z, gain, lam, keys, members, reach, out,
+    n_rows, n_keys, offset, window, factor, d, q_map, q_query, q_d, k_map, k_key, k_d,
+    KIND: tl.constexpr, BOTH: tl.constexpr, WIDEN: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, SPANS: tl.constexpr,
+):  # fmt: skip
+    """Sums over up to SPANS spans, for which only the keys of some span are visited.
+
+    keys (listed,) int32 ascending, members (listed,) int32 with bit j for a key of span j, reach (row,) int32: how many of
+    them are at the row's position or before;
+    out (A1 | A2 | sum D | sum |D| | sum max(D, 0), unit, row, SPANS) float64.
+    """
+    unit = tl.program_id(1)
+    row, real, query, position = _rows(queries, n_rows, offset, BLOCK_M)
+    at = unit.to(tl.int64) * n_rows + row
+    g = tl.load(gain + at, mask=real, other=0.0)[:, None]
+    tile1, k1, top1, over1 = _normalised(
+        q, k, map_of, key_of, largest, over_z, tl.load(first_of + unit), query, row, real, n_rows,
+        q_map, q_query, q_d, k_map, d, WIDEN, BLOCK_D,
+    )  # fmt: skip
+    if BOTH:
+        tile2, k2, top2, over2 = _normalised(
+            q, k, map_of, key_of, largest, over_z, tl.load(second_of + unit), query, row, real, n_rows,
+            q_map, q_query, q_d, k_map, d, WIDEN, BLOCK_D,
+        )  # fmt: skip
+        subtracted = tl.load(lam + at, mask=real, other=0.0)[:, None]
+    span = tl.arange(0, SPANS)
+    a1 = tl.zeros([BLOCK_M, SPANS], tl.float64)
+    a2 = tl.zeros([BLOCK_M, SPANS], tl.float64)
+    net = tl.zeros([BLOCK_M, SPANS], tl.float64)
+    size = tl.zeros([BLOCK_M, SPANS], tl.float64)
+    positive = tl.zeros([BLOCK_M, SPANS], tl.float64)
+    stop = tl.max(tl.load(reach + row, mask=real, other=0), 0)
+    for first in range(0, _bound(stop), BLOCK_N):
+        number = first + tl.arange(0, BLOCK_N)
+        there = number < stop
+        key = tl.load(keys + number, mask=there, other=0)
+        of = (tl.load(members + number, mask=there, other=0)[:, None] >> span[None, :] & 1).to(tl.float32)  # (key, span)
+        seen = there[None, :] & _visible(position, key, n_keys, window, KIND)
+        p1 = _weights(tile1, k1, top1, over1, key, there, seen, factor, k_key, k_d, d, WIDEN, BLOCK_D)
+        a1 += _on_spans(p1, of)
+        x = g * p1
+        if BOTH:
+            p2 = _weights(tile2, k2, top2, over2, key, there, seen, factor, k_key, k_d, d, WIDEN, BLOCK_D)
+            a2 += _on_spans(p2, of)
+            x -= subtracted * p2
+        net += _on_spans(x, of)
+        size += _on_spans(tl.abs(x), of)
+        positive += _on_spans(tl.maximum(x, 0.0), of)
+    slot = tl.num_programs(1).to(tl.int64) * n_rows * SPANS
+    out += at[:, None] * SPANS + span[None, :]
+    tl.store(out, a1, mask=real[:, None])
+    tl.store(out + slot, a2, mask=real[:, None])
+    tl.store(out + 2 * slot, net, mask=real[:, None])
+    tl.store(out + 3 * slot, size, mask=real[:, None])
+    tl.store(out + 4 * slot, positive, mask=real[:, None])

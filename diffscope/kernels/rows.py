@@ -1,0 +1,355 @@
+"""Row statistics of whole maps on a GPU, from q and k alone: no map is ever in memory.
+
+Two passes over the keys, each a Triton program per block of queries. The first (``branch``) finds every softmax map's
+normaliser and, carried along, the sums of A1 and A2. The second (``signed``) forms D from them and sums it, and the dot
+product and divergences of the branches; it fills the histograms that tell the order of a row, and those of A1 and A2 in a
+pass of their own. What is near zero is counted exactly: of A1 and A2 in that same pass, of D in one more, for which its total
+has to be known. The keys of spans are visited by themselves.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from diffscope.attention import LayerAttention
+from diffscope.errors import MissingExtra
+from diffscope.kernels import histogram
+
+#: the moments of each map, as diffscope.stats.moments has them
+MOMENTS = ("total", "net", "squares", "logs", "roots", "negative", "negatives", "peak", "small", "top", "gini", "quantiles")
+PAIR = ("dot", "js", "bhattacharyya")
+SCRATCH_ROWS = 3 * 2**13  # whose histograms are in memory at a time: 192 MiB
+SPANS = 16  # that one visit of their keys serves
+
+_BRACKETED = ("top", "gini", "quantiles")
+_WIDTHS = tuple(f"{name}_width" for name in _BRACKETED)
+_DOUBLE = ("peak", *_BRACKETED, *_WIDTHS)
+_BRANCH = ("product", "over_z", "squares", "logs", "roots", "peak")  # as the programs store them
+_SIGNED = ("total", "net", "squares", "negative", "negatives", "logs", "roots", "height", "peak", *PAIR, "small")
+_SWITCHES = ("SUMS", "LOGS", "ROOTS", "PEAK", "PAIR", "SMALL", "HISTOGRAM")
+_KINDS = {"full": 0, "causal": 1, "window": 2}
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def refusal(layer: LayerAttention) -> str | None:
+    """Why the kernels cannot serve a layer, in a few words; None if they can."""
+    d = layer.q.shape[-1]
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    if not layer.q.is_cuda and not _interpreted():
+        return "its tensors are not on a CUDA device"
+    if len(layer.lengths) != 1:
+        return f"it holds {len(layer.lengths)} prompts"
+    if layer.changes:
+        return "its maps were changed mid-forward"
+    if layer.score_dtype is not None:
+        return f"its scores were rounded to {layer.score_dtype}"
+    if layer.mask.kind not in _KINDS:
+        return f"its mask follows no rule ({layer.mask.kind!r})"
+    if layer.q.dtype not in (torch.float32, *_HALF):
+        return f"its queries are {layer.q.dtype}"
+    if layer.k.dtype != layer.q.dtype:
+        return f"its queries are {layer.q.dtype} and its keys {layer.k.dtype}"
+    if not 16 <= d <= 256:
+        return f"its heads have {d} dimensions, not 16 to 256"
+    if not layer.scale > 0:
+        return f"its scale is {layer.scale}"
+    if layer.n_keys < layer.n_queries:
+        return "some of its queries see no key"
+    if layer.n_keys > histogram.MOST_KEYS:
+        return f"it has more than {histogram.MOST_KEYS:,} keys"
+    return None
+
+
+def _interpreted() -> bool:
+    """Whether Triton runs its programs on the CPU, for tests."""
+    from triton import knobs
+
+    return bool(knobs.runtime.interpret)
+
+
+@torch.no_grad()
+def moments(
+    layer: LayerAttention,
+    queries: Tensor,
+    wanted: set[str],
+    spans: Sequence[Tensor] = (),
+    *,
+    top: tuple[int, ...],
+    near_zero: float,
+    levels: tuple[float, ...],
+) -> dict[str, dict[str, Tensor]]:
+    """The sums that row statistics are made of, of all heads.
+
+    Parameters
+    ----------
+    layer : LayerAttention
+        One that :func:`refusal` has nothing against.
+    queries : int64 Tensor, (query,)
+        In any order, each at least 0.
+    wanted : set of str
+        Among ``MOMENTS`` and ``PAIR``.
+    spans : sequence of int64 Tensor
+        Key positions of each.
+    top : tuple of int
+        How many of the largest |x| the moment "top" sums, for several k.
+    near_zero : float
+        "small" counts |x| below this times the row's mean |x|.
+    levels : tuple of float
+        Of the "quantiles", between 0 and 1.
+
+    Returns
+    -------
+    dict of dict of Tensor, (head, query) or (head, query, k | quantile | span)
+        By map ("A1", "A2" of differential attention, "D") and moment, those wanted and for spans "span_net", "span_size" (sum
+        of |x|) and "span_positive"; and under "pair" what is wanted of the dot product of A1 and A2, their Jensen-Shannon
+        divergence and Bhattacharyya coefficient. All in float32, but "peak" and the following in float64.
+
+        "gini", "quantiles" and "top" are the middle of a bracket whose width is "gini_width", "quantiles_width" and
+        "top_width": what the row holds in float32 is within. The largest |x| by itself (k = 1) is exact.
+
+    Raises
+    ------
+    ValueError
+        The layer is refused, or a moment is unknown.
+    IndexError
+        There is no such query.
+    MissingExtra
+        Triton is not installed.
+    """
+    if importlib.util.find_spec("triton") is None:
+        raise MissingExtra("row statistics by kernel need triton, which is not installed: pip install triton")
+    if reason := refusal(layer):
+        raise ValueError(f"layer {layer.layer} cannot be served by the kernels: {reason}")
+    if unknown := sorted(wanted - {*MOMENTS, *PAIR}):
+        raise ValueError(f"unknown moments {', '.join(unknown)}; known are {', '.join((*MOMENTS, *PAIR))}")
+    ask = _Ask(frozenset(wanted), tuple(spans), tuple(top), near_zero, tuple(levels))
+    queries = queries.to(device=layer.q.device, dtype=torch.int64)
+    if ((queries < 0) | (queries >= layer.n_queries)).any():
+        raise IndexError(f"queries are 0 to {layer.n_queries - 1}, not {int(queries.min())} to {int(queries.max())}")
+    size = SCRATCH_ROWS // layer.q.shape[1] if ask.histogram else len(queries)
+    with torch.cuda.device_of(layer.q):
+        parts = [_moments(_Block(layer, block), ask) for block in queries.split(max(1, size))]
+
+    def whole(map: str, name: str) -> Tensor:
+        out = torch.cat([part[map][name] for part in parts], 1)
+        return out if name in _DOUBLE else out.float()
+
+    return {map: {name: whole(map, name) for name in held} for map, held in parts[0].items()}
+
+
+@dataclass(frozen=True)
+class _Ask:
+    """What is wanted, as :func:`moments` has it."""
+
+    wanted: frozenset[str]
+    spans: tuple[Tensor, ...]
+    top: tuple[int, ...]
+    near_zero: float
+    levels: tuple[float, ...]
+
+    def any(self, *names: str) -> bool:
+        return not self.wanted.isdisjoint(names)
+
+    @property
+    def histogram(self) -> bool:
+        return self.any("gini", "quantiles") or (self.any("top") and self.top != (1,))
+
+
+class _Block:
+    """Some queries of a layer, and how the programs are run on them; maps are numbered as they stand in `used`."""
+
+    def __init__(self, layer: LayerAttention, queries: Tensor):
+        pairing, self.layer, self.queries = layer.pairing, layer, queries
+        offset = layer.n_keys - layer.n_queries
+        both = pairing.a1 if pairing.a2 is None else torch.cat([pairing.a1, pairing.a2])
+        self.used, place = both.unique(return_inverse=True)
+        self.first, self.second = place[: layer.n_heads], place[layer.n_heads :]
+        self.n = layer.mask.counts(queries, layer.n_keys, offset)  # (query,)
+        q, k = layer.q[0], layer.k[0]
+        names = [f"{x}_{of}" for x, of in (("q", "map"), ("q", "query"), ("q", "d"), ("k", "map"), ("k", "key"), ("k", "d"))]
+        self.given = {
+            "q": q,
+            "k": k,
+            "queries": queries,
+            "map_of": self.used,
+            "key_of": pairing.key_of_map[self.used],
+            "n_rows": len(queries),
+            "n_keys": layer.n_keys,
+            "offset": offset,
+            "window": layer.mask.window or 0,
+            "factor": layer.scale / math.log(2),
+            "d": q.shape[-1],
+            **dict(zip(names, (*q.stride(), *k.stride()))),
+            "KIND": _KINDS[layer.mask.kind],
+        }
+
+    def run(self, program: str, units: int, slots: int, *rest: int, **arguments) -> Tensor:
+        """Run a program for every block of rows of every unit, a map or a head.
+
+        Returns
+        -------
+        Tensor, float64 (slot, unit, query, *rest)
+        """
+        from diffscope.kernels import programs
+
+        q, size = self.layer.q, len(self.queries)
+        out = torch.empty(slots, units, size, *rest, dtype=torch.float64, device=q.device)
+        wide = q.dtype not in _HALF or not q.is_cuda  # the interpreter knows no bfloat16
+        block_d = max(16, 1 << (q.shape[-1] - 1).bit_length())
+        shared = torch.cuda.get_device_properties(q.device).shared_memory_per_block_optin if q.is_cuda else 0
+        tiles = _tiles(shared, block_d, wide)
+        grid = (-(-size // tiles["BLOCK_M"]), units)
+        getattr(programs, program)[grid](**self.given, **arguments, out=out, WIDEN=wide, BLOCK_D=block_d, **tiles)
+        return out
+
+    def per_row(self, x: Tensor) -> Tensor:
+        """λ or gain of every head and query, float32 (head, query)."""
+        return x[0].expand(self.layer.n_heads, self.layer.n_queries)[:, self.queries].float().contiguous()
+
+
+def _tiles(shared: int, block_d: int, wide: bool) -> dict[str, int]:
+    """How many rows and keys a program holds at a time: what fits into the registers and so many bytes of shared memory, as
+    compiled for compute capability 9.0 and 8.9. Float32 takes no tensor cores, and more of both."""
+    if wide:
+        size, warps = (32, 8) if block_d <= 128 else (16, 4)
+        return {"BLOCK_M": size, "BLOCK_N": size, "num_warps": warps, "num_stages": 2}
+    if shared >= 192 * 1024:
+        rows, warps = (128, 8) if block_d <= 128 else (64, 8)
+        return {"BLOCK_M": rows, "BLOCK_N": 32, "num_warps": warps, "num_stages": 3}
+    return {"BLOCK_M": 64 if block_d <= 128 else 32, "BLOCK_N": 32, "num_warps": 4, "num_stages": 2}
+
+
+@dataclass(frozen=True)
+class _Maps:
+    """Maps x = gain·first − lam·second, or gain·first alone: every softmax map by itself, or the D of every head."""
+
+    first: Tensor  # (unit,)
+    second: Tensor | None
+    gain: Tensor  # (unit, query)
+    lam: Tensor
+    normalised: dict[str, Tensor]  # largest product and 1/Z of every softmax map, (map, query)
+
+    def arguments(self) -> dict:
+        second = self.first if self.second is None else self.second
+        maps = {"first_of": self.first, "second_of": second, "BOTH": self.second is not None}
+        return {**maps, **self.normalised, "gain": self.gain, "lam": self.lam}
+
+
+def _moments(block: _Block, ask: _Ask) -> dict[str, dict[str, Tensor]]:
+    """Everything that is wanted of a block of queries, in float64."""
+    softmax, normalised = _branches(block, ask)
+    gain, lam = block.per_row(block.layer.gain), block.per_row(block.layer.lam)
+    if ask.histogram or ask.any("small"):
+        ones = torch.ones(len(block.used), len(block.queries), device=gain.device)
+        every = torch.arange(len(block.used), device=gain.device)
+        alone = _Maps(every, None, ones, torch.zeros_like(ones), normalised)
+        order = _signed(block, alone, ask, {"HISTOGRAM"} if ask.histogram else set(), softmax["total"])
+        softmax |= {name: order[name] for name in (*_BRACKETED, *_WIDTHS, "small") if name in order}
+    softmax = _finished(softmax, ask)
+    held = {"A1": {name: x[block.first] for name, x in softmax.items()}}
+    second = None
+    if block.layer.differential:
+        held["A2"] = {name: x[block.second] for name, x in softmax.items()}
+        second = block.second
+    heads = _Maps(block.first, second, gain, lam, normalised)
+    if second is None and bool((gain == 1).all()):
+        held["D"] = dict(held["A1"])
+    else:
+        d = _signed(block, heads, ask, _switches(ask, second is not None))
+        held["D"] = _finished(d, ask)
+        pair = {name: d[name] for name in PAIR if second is not None and ask.any(name)}
+        held |= {"pair": pair} if pair else {}
+    if ask.spans:
+        for map, sums in _spans(block, heads, ask.spans).items():
+            held[map] |= sums
+    return held
+
+
+def _branches(block: _Block, ask: _Ask) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The sums over every softmax map, (map, query), and what its weights are normalised with."""
+    sums = ask.any("squares", "logs", "roots", "peak")
+    out = dict(zip(_BRANCH, block.run("branch", len(block.used), len(_BRANCH), SUMS=sums)))
+    total = torch.where(out["over_z"].isnan(), math.nan, 1.0)
+    none = torch.zeros_like(total)
+    out |= {"total": total, "net": total, "negative": none, "negatives": none, "height": out["over_z"]}
+    return out, {"largest": out["product"].float(), "over_z": out["over_z"].float()}
+
+
+def _switches(ask: _Ask, both: bool) -> set[str]:
+    """What the program has to do for the sums over D."""
+    switches = {"SUMS"}
+    switches |= {"LOGS"} if ask.any("logs") else set()
+    switches |= {"ROOTS"} if ask.any("roots") else set()
+    switches |= {"PEAK"} if ask.any("peak", "top") else set()
+    switches |= {"PAIR"} if both and ask.any(*PAIR) else set()
+    return switches | ({"HISTOGRAM"} if ask.histogram else set())
+
+
+def _signed(block: _Block, maps: _Maps, ask: _Ask, switches: set[str], total: Tensor | None = None) -> dict[str, Tensor]:
+    """The sums over some maps, (unit, query), what their histograms tell, and "small", for which a total that is not
+    known before costs a pass of its own."""
+
+    def run(switches: set[str], threshold: Tensor = maps.gain, lowest: Tensor = maps.gain, bins: Tensor = maps.gain) -> dict:
+        # Without its switch, an argument is not looked at.
+        on = {name: name in switches for name in _SWITCHES}
+        given = {"threshold": threshold, "lowest": lowest, "bins": bins}
+        return dict(zip(_SIGNED, block.run("signed", len(maps.first), len(_SIGNED), **maps.arguments(), **given, **on)))
+
+    given = {}
+    if "HISTOGRAM" in switches:
+        given["bins"], given["lowest"] = histogram.empty(maps.gain.abs() + maps.lam.abs())
+    if ask.any("small") and total is not None:
+        given["threshold"] = (ask.near_zero * total / block.n).float()
+        switches = switches | {"SMALL"}
+    sums = run(switches, **given)
+    if ask.any("small") and total is None:
+        sums["small"] = run({"SMALL"}, (ask.near_zero * sums["total"] / block.n).float())["small"]
+    if "HISTOGRAM" in switches:
+        sums |= histogram.read(given["bins"], given["lowest"], block.n.expand(maps.gain.shape), ask.levels, ask.top)
+    return sums
+
+
+def _finished(sums: dict[str, Tensor], ask: _Ask) -> dict[str, Tensor]:
+    """The moments of one kind of map that are wanted; what depends on order is NaN in a row of zeros or NaNs."""
+    if ask.any("top"):
+        largest = sums["height"][..., None]
+        by_itself = torch.tensor(ask.top, device=largest.device) == 1
+        sums["top"] = torch.where(by_itself, largest, sums.get("top", largest))
+        sums["top_width"] = torch.where(by_itself, 0.0, sums.get("top_width", largest))
+    held = {name: sums[name] for name in MOMENTS if ask.any(name)}
+    held |= {f"{name}_width": sums[f"{name}_width"] for name in _BRACKETED if ask.any(name)}
+    full = sums["total"] > 0
+    for name in held.keys() & {"small", *_BRACKETED, *_WIDTHS}:
+        x = held[name]
+        held[name] = torch.where(full if x.dim() == 2 else full[..., None], x, math.nan)
+    return held
+
+
+def _spans(block: _Block, heads: _Maps, spans: tuple[Tensor, ...]) -> dict[str, dict[str, Tensor]]:
+    """Sums over spans of every map, each (head, query, span)."""
+    layer, parts = block.layer, []
+    last = block.queries + layer.n_keys - layer.n_queries
+    if layer.mask.kind == "full":
+        last = torch.full_like(last, layer.n_keys)
+    for start in range(0, len(spans), SPANS):
+        some = spans[start : start + SPANS]
+        members = torch.zeros(layer.n_keys, dtype=torch.int32, device=last.device)
+        for number, span in enumerate(some):
+            members[span.to(last.device)] |= 1 << number
+        keys = members.nonzero()[:, 0]
+        reach = torch.searchsorted(keys, last, right=True, out_int32=True)
+        given = {"keys": keys.int(), "members": members[keys], "reach": reach, "SPANS": SPANS}
+        parts.append(block.run("spans", layer.n_heads, 5, SPANS, **heads.arguments(), **given)[..., : len(some)])
+    a1, a2, net, size, positive = torch.cat(parts, -1)
+    held = {"A1": dict.fromkeys(("span_net", "span_size", "span_positive"), a1)}
+    if layer.differential:
+        held["A2"] = dict.fromkeys(("span_net", "span_size", "span_positive"), a2)
+    held["D"] = {"span_net": net, "span_size": size, "span_positive": positive}
+    return held

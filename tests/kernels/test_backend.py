@@ -1,0 +1,52 @@
+"""The engine on Triton's kernels: what it says is what blocks of rows say, within the bounds that it states."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from diffscope.layout import Mask
+from diffscope.stats import measure
+from tests.kernels.test_rows import _random
+
+BRACKETED = ("gini", "quantiles", "top_k_mass")
+ROUNDING = {"entropy": 1e-5, "effective_tokens": 1e-4}
+
+
+@given(
+    seed=st.integers(0, 99),
+    mask=st.sampled_from([Mask("causal"), Mask("full"), Mask("window", 9)]),
+    share=st.integers(0, 2),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    lam=st.sampled_from([None, 0.0, 1.0, 1.7]),
+)
+@settings(deadline=None, max_examples=12, derandomize=True, database=None)
+def test_statistics_from_kernels_are_those_of_blocks(interpreted, seed, mask, share, dtype, lam):
+    lam = lam if lam is None else torch.tensor(lam)
+    layer = _random(seed, dtype=dtype, mask=mask, share=share, lam=lam)
+    queries = [0, 40, 3, 69, 68, 12]
+    found = interpreted(measure, layer, ["row", "span_mass"], queries=queries, backend="triton")
+    plain = measure(layer, ["row", "span_mass"], queries=queries)
+    assert set(found) == set(plain) and "backend" not in found["span_mass"].attrs
+    for name in plain:
+        off = np.abs(found[name] - plain[name])
+        allowed = found[name].attrs.get("error_bound", 0) + 2e-5 * np.abs(plain[name]).max() + 1e-6
+        assert ("error_bound" in found[name].attrs) == (name in BRACKETED)
+        if name in ("argmax", "negative_count", "near_zero"):  # a weight on an edge may fall to either side of it
+            assert (off > allowed).mean() < 0.05, name
+            continue
+        assert found[name].isnull().equals(plain[name].isnull()), name
+        assert not (off > allowed).any(), (name, float(off.max()), float(allowed))
+    if layer.differential and lam is None:
+        assert 0 < found["gini"].attrs["error_bound"] < 0.02
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_the_kernels_are_the_default(interpreted):
+    layer = _random(0, tokens=3000, d=64, heads=4)
+    found, plain = interpreted(measure, layer, "row"), measure(layer, "row")
+    assert found["entropy"].attrs["backend"] == "triton"
+    np.testing.assert_allclose(found["entropy"], plain["entropy"], atol=1e-4)
+    assert np.nanmax(np.abs(found["gini"] - plain["gini"])) <= found["gini"].attrs["error_bound"] + 1e-5
