@@ -236,6 +236,8 @@ def _show(name, values, error, averaged):
     bound = f", error of a row below {values.attrs['error_bound']:.1g}" if "error_bound" in values.attrs else ""
     say()
     say(f"{name}{units}{over}{bound}")
+    if "why" in values.attrs:
+        say(f"({values.attrs['why']})")
     table = _table(values, "value")
     if error is not None:
         columns = [*values["map"].values] if "map" in values.dims else ["value"]

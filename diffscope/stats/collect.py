@@ -7,7 +7,7 @@ and shared through it.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from diffscope.attention import LayerAttention, Rows
-from diffscope.stats import branches, distribution, rank, redundancy, sinks, spans
+from diffscope.stats import branches, distribution, redundancy, sinks, spans
 from diffscope.stats.moments import Moments, of_maps
 from diffscope.workspace import FRESH, Workspace
 
@@ -31,6 +31,7 @@ class Request:
     spans: dict[str, Tensor]
     queries: Tensor
     weights: Tensor | None = None  # (query,), where the queries are a sample
+    _made: dict = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
     def sink_sets(self) -> list[Tensor]:
@@ -39,23 +40,11 @@ class Request:
         sink = self.spans.get("sink", torch.zeros(1, dtype=torch.int64, device=device))
         return [sink, torch.arange(min(4, self.layer.n_keys), device=device)]
 
-    @cached_property
-    def spectra(self) -> Tensor:
-        """Singular values of whole maps and their controls: (head, ranked map, 3, singular value), float64."""
-        layer = self.layer
-        visible = layer.visible()
-        uniform = rank.singular_values(rank.uniform_map(visible).to(layer.dtype))
-        return torch.stack([self._spectra_of_head(head, visible, uniform) for head in range(layer.n_heads)]).cpu()
-
-    def _spectra_of_head(self, head: int, visible: Tensor, uniform: Tensor) -> Tensor:
-        def spectra(a: Tensor) -> Tensor:  # every map of a head is permuted in the same way
-            return rank.controlled_spectra(a, visible, torch.Generator().manual_seed(head), uniform)
-
-        rows = self.layer.rows(heads=[head])
-        a1 = spectra(rows.a1[0])
-        if rows.a2 is None:
-            return torch.stack([a1, torch.full_like(a1, math.nan), a1])
-        return torch.stack([a1, spectra(rows.lam[0, :, None] * rows.a2[0]), spectra(rows.d[0])])
+    def once(self, make: Callable[["Request"], Any]) -> Any:
+        """What several statistics are made of, made for the first of them."""
+        if make not in self._made:
+            self._made[make] = make(self)
+        return self._made[make]
 
 
 @dataclass(frozen=True)

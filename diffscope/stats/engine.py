@@ -20,7 +20,6 @@ from diffscope.attention import LayerAttention
 from diffscope.errors import DiffscopeError, SpanError
 from diffscope.stats import backends, together
 from diffscope.stats.collect import Block, Collector, Place, Request, RowStatistics
-from diffscope.stats.rank import check_size
 from diffscope.stats.registry import BY_HEAD, GROUPS, LABELS, STATISTICS, Statistic, select
 from diffscope.stats.workers import Workers
 from diffscope.workspace import Workspace
@@ -150,7 +149,7 @@ def take_all(
         streamed = [statistic for statistic in rest if statistic.collector]
         values, more = _of_rows(request, streamed, elements, workers, progress, backend)
         of_layer.update(values)
-        said |= more
+        said |= more | {statistic.name: statistic.note(request) for statistic in rest if statistic.note}
     dims = {dim for statistic in chosen for dim in statistic.dims}
     return [
         Measured(

@@ -62,6 +62,8 @@ class Statistic:
         collector share it.
     compute : callable, optional
         In place of a collector: takes the statistic from the layer itself.
+    note : callable, optional
+        What else has to be said of it, as attributes, where it was computed.
     averageable : bool
         Whether a mean over queries or heads says anything; of positions and of decibels it does not.
     """
@@ -75,6 +77,7 @@ class Statistic:
     collector: Callable[[Request, Sequence[str]], Collector] | None = None
     compute: Callable[[Request], Tensor] | None = None
     averageable: bool = True
+    note: Callable[[Request], dict[str, str]] | None = None
 
 
 def select(names: Iterable[str] | str | None) -> list[Statistic]:
@@ -137,9 +140,11 @@ MASSES = "raw: sum_S x; share: sum_S |x| / sum |x|; signed: sum_S x / (g - lambd
 RANKS = (
     "of singular values s: erank: exp H(s/sum s) (Roy & Vetterli 2007); erank_energy: exp H(s²/sum s²); "
     "participation: (sum s²)²/sum s⁴; stable_rank: sum s²/max s²; r90: fewest s² that hold 90 %; controls: the uniform "
-    "map over the same visible keys, the map with each row's visible keys permuted; always of all queries"
+    "map over the same visible keys, the map with each row's visible keys permuted; always of all queries; beyond 4,096 tokens "
+    "estimated matrix-free, and NaN where that is not within 5 %"
 )
 ROWS = ("head", "map", "query")
+OF_RANKS = ("head", "ranked_map")
 
 OTHERS = (
     Statistic(
@@ -237,11 +242,21 @@ OTHERS = (
     Statistic(
         "effective_rank",
         "map",
-        ("head", "ranked_map", "definition", "control"),
+        (*OF_RANKS, "definition", "control"),
         "1",
         "effective ranks beside their controls",
         RANKS,
         compute=whole.effective_rank,
+        note=whole.said_of_ranks,
+    ),
+    Statistic(
+        "effective_rank_error",
+        "map",
+        (*OF_RANKS, "definition", "control"),
+        "1",
+        "half-widths of the effective ranks",
+        "0 where they are exact; else half the bracket of their quadrature and three standard errors",
+        compute=whole.effective_rank_error,
     ),
     Statistic(
         "rank_residual",
@@ -251,6 +266,16 @@ OTHERS = (
         "what the best approximation of rank r leaves",
         "|A - A_r|_F / |A|_F (Eckart & Young 1936), for A2 without lambda; always of all queries",
         compute=whole.rank_residual,
+        note=whole.said_of_ranks,
+    ),
+    Statistic(
+        "rank_residual_error",
+        "map",
+        ("head", "map", "rank"),
+        "1",
+        "half-widths of the rank residuals",
+        "0 where they are exact",
+        compute=whole.rank_residual_error,
     ),
 )
 

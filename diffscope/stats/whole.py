@@ -15,6 +15,8 @@ from diffscope.stats.implicit import PERMUTED, ImplicitMaps
 
 LOGITS = 2**20  # of one block, over all maps
 
+UNKNOWN_TOLD = 3  # of the reasons why ranks are NaN
+
 LAMBDA_VALUES = ("used", "fp32", "init", "minus_init")
 
 
@@ -66,15 +68,15 @@ def effective_rank(request: Request) -> Tensor:
 
     From all singular values up to ``rank.LARGEST`` tokens, else from :func:`estimated_ranks`.
     """
-    return rank.controlled_ranks(request.spectra) if _exact(request.layer) else _estimated(request).ranks
+    return rank.controlled_ranks(request.once(_spectra)) if _exact(request.layer) else request.once(_estimates).ranks
 
 
 def rank_residual(request: Request) -> Tensor:
     """What the best rank-r approximation leaves of A1, A2 (not of lambda·A2) and D: (head, map, rank); computed likewise."""
     layer = request.layer
     if not _exact(layer):
-        return _estimated(request).residuals
-    spectra = request.spectra[:, :, 0].clone()  # (head, ranked map, singular value)
+        return request.once(_estimates).residuals
+    spectra = request.once(_spectra)[:, :, 0].clone()  # (head, ranked map, singular value)
     if layer.differential:
         for head in range(layer.n_heads):
             spectra[head, 1] = rank.singular_values(layer.rows(heads=[head]).a2[0])
@@ -83,12 +85,12 @@ def rank_residual(request: Request) -> Tensor:
 
 def effective_rank_error(request: Request) -> Tensor:
     """Half-widths of :func:`effective_rank`, in its shape; zeros where it is exact."""
-    return torch.zeros_like(effective_rank(request)) if _exact(request.layer) else _estimated(request).ranks_error
+    return 0 * effective_rank(request) if _exact(request.layer) else request.once(_estimates).ranks_error
 
 
 def rank_residual_error(request: Request) -> Tensor:
     """Half-widths of :func:`rank_residual`, in its shape; zeros where it is exact."""
-    return torch.zeros_like(rank_residual(request)) if _exact(request.layer) else _estimated(request).residuals_error
+    return 0 * rank_residual(request) if _exact(request.layer) else request.once(_estimates).residuals_error
 
 
 @dataclass(frozen=True)
@@ -148,12 +150,39 @@ def _exact(layer: LayerAttention) -> bool:
     return max(layer.n_queries, layer.n_keys) <= rank.LARGEST
 
 
-def _estimated(request: Request) -> EstimatedRanks:
-    """The estimates of a request, made once: kept where its cached properties are."""
-    kept = vars(request)
-    if "estimated" not in kept:
-        kept["estimated"] = estimated_ranks(request.layer)
-    return kept["estimated"]
+def said_of_ranks(request: Request) -> dict[str, str]:
+    """What the user of ranks has to know of them: nothing where they are exact."""
+    if _exact(request.layer):
+        return {}
+    found = request.once(_estimates)
+    said = (
+        f"matrix-free, in at most {found.sweeps} sweeps over the map; half-widths stand in the statistic of that name with _error"
+    )
+    unknown = {"unknown": "; ".join(found.why[:UNKNOWN_TOLD])} if found.why else {}
+    return {"estimated": f"{said}; NaN where one is above {spectrum.ASKED:.0%} of its value", **unknown}
+
+
+def _estimates(request: Request) -> EstimatedRanks:
+    return estimated_ranks(request.layer)
+
+
+def _spectra(request: Request) -> Tensor:
+    """Singular values of whole maps and their controls: (head, ranked map, 3, singular value), float64."""
+    layer = request.layer
+    visible = layer.visible()
+    uniform = rank.singular_values(rank.uniform_map(visible).to(layer.dtype))
+    return torch.stack([_spectra_of_head(layer, head, visible, uniform) for head in range(layer.n_heads)]).cpu()
+
+
+def _spectra_of_head(layer: LayerAttention, head: int, visible: Tensor, uniform: Tensor) -> Tensor:
+    def spectra(a: Tensor) -> Tensor:  # every map of a head is permuted in the same way
+        return rank.controlled_spectra(a, visible, torch.Generator().manual_seed(head), uniform)
+
+    rows = layer.rows(heads=[head])
+    a1 = spectra(rows.a1[0])
+    if rows.a2 is None:
+        return torch.stack([a1, torch.full_like(a1, math.nan), a1])
+    return torch.stack([a1, spectra(rows.lam[0, :, None] * rows.a2[0]), spectra(rows.d[0])])
 
 
 def _named_maps(layer: LayerAttention) -> dict[str, str | None]:

@@ -1,0 +1,123 @@
+"""Effective ranks without the map, against all singular values of the map: error, stated half-width, sweeps, seconds.
+
+python -m benchmarks.ranks                                     # five kinds of map of 4,096 tokens
+python -m benchmarks.ranks --length 1024 --asked 0.02 --kinds sink local
+python -m benchmarks.ranks --length 65536 --device cuda --no-exact
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import time
+
+import torch
+
+from diffscope.attention import LayerAttention, Mask, Pairing
+from diffscope.stats import rank, spectrum
+from diffscope.stats.implicit import ImplicitMaps
+
+WIDTH = 64
+KINDS = ("diffuse", "random", "sharp", "sink", "local")
+MAPS = ("A1", "D", "permuted D")
+
+
+def queries_and_keys(kind: str, n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of one map: (token, width) each, float64."""
+    generator = torch.Generator().manual_seed(seed)
+    q, k = torch.randn(2, n, WIDTH, generator=generator, dtype=torch.float64)
+    if kind == "diffuse":  # a few directions carry the scores
+        decay = torch.arange(1, WIDTH + 1, dtype=torch.float64).reciprocal()
+        return q * decay, k * decay * 4
+    if kind == "sink":  # next to all weight on the first key
+        q, k = q * 1.5, k.clone()
+        q[:, 0], k[:, 0], k[0] = 8, 0, 0
+        k[0, 0] = 9.6
+        return q, k
+    if kind == "local":  # the last few keys, by rotary positions
+        turn = torch.arange(n)[:, None] * 10_000 ** (-torch.arange(WIDTH // 2, dtype=torch.float64) / (WIDTH // 2))
+        where = 1.6 * torch.cat([turn.cos(), turn.sin()], dim=-1)
+        return 0.2 * q + where, 0.2 * k + where
+    return q * {"random": 2, "sharp": 6}[kind], k
+
+
+def layer_of(kind: str, n: int, device: str) -> LayerAttention:
+    """One differential head whose first map is of that kind, and the second random."""
+    both = [queries_and_keys(kind, n, 0), queries_and_keys("random", n, 100)]
+    q, k = (torch.stack(x)[None].float().to(device) for x in zip(*both, strict=True))  # (1, map, token, width)
+    index = torch.arange(2, device=device)
+    lam, one = torch.full((1, 1, 1), 0.8, device=device), torch.ones(1, 1, 1, device=device)
+    return LayerAttention(
+        layer=0,
+        family="benchmark",
+        q=q,
+        k=k,
+        v=torch.zeros(1, 1, n, 4, device=device),
+        scale=WIDTH**-0.5,
+        mask=Mask("causal"),
+        pairing=Pairing(index[:1], index[1:], index, index[:1]),
+        lam=lam,
+        gain=one,
+        lam_fp32=lam,
+        lam_init=None,
+        norm=None,
+        post_scale=1.0,
+        lengths=(n,),
+    )
+
+
+def exact(layer: LayerAttention, name: str) -> torch.Tensor:
+    """Of the whole map: every definition, then every residual."""
+    held = ImplicitMaps(layer, 0).times({name: torch.eye(layer.n_keys, device=layer.q.device)})[name]
+    sigma = rank.singular_values(held).cpu()
+    return torch.cat([rank.ranks(sigma), rank.rank_residual(sigma)])
+
+
+def estimated(layer: LayerAttention, name: str, asked: float) -> spectrum.Estimate:
+    return spectrum.estimate(ImplicitMaps(layer, 0), [name], asked)[name]
+
+
+def timed(work, *arguments):
+    """The result of some work, and its seconds."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    result = work(*arguments)
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return result, time.perf_counter() - start
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--length", type=int, default=4096)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
+    parser.add_argument("--maps", nargs="+", default=MAPS)
+    parser.add_argument("--asked", type=float, default=spectrum.ASKED)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--no-exact", action="store_true", help="longer than singular values can be had")
+    options = parser.parse_args()
+    device = (
+        torch.cuda.get_device_name() if options.device == "cuda" else f"{platform.machine()}, {torch.get_num_threads()} threads"
+    )
+    print(f"{options.length} tokens, {device}, torch {torch.__version__}, asked {options.asked:.0%}")
+    print(f"{'kind':8} {'map':11} {'definition':13} {'exact':>9} {'estimate':>9} {'half-width':>10} {'error':>8} sweeps seconds")
+    labels = (*rank.DEFINITIONS, *(f"residual {r}" for r in rank.RESIDUAL_RANKS))
+    unknown = torch.full((len(labels),), torch.nan), torch.nan
+    for kind in options.kinds:
+        layer = layer_of(kind, options.length, options.device)
+        for name in options.maps:
+            found, fast = timed(estimated, layer, name, options.asked)
+            truth, slow = unknown if options.no_exact else timed(exact, layer, name)
+            values = torch.cat([found.ranks, found.residuals]).tolist()
+            errors = torch.cat([found.ranks_error, found.residuals_error]).tolist()
+            for label, value, error, true in zip(labels, values, errors, truth.tolist(), strict=True):
+                print(
+                    f"{kind:8} {name:11} {label:13} {true:9.4g} {value:9.4g} {error / value:10.3%} {value / true - 1:+8.3%} "
+                    f"{found.sweeps:6} {fast:.1f} (exact {slow:.1f}) {found.why.get(label, '')}",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""Effective ranks of maps that are never held, against those of all singular values."""
+
+import math
+
+import pytest
+import torch
+
+from diffscope.attention import Mask
+from diffscope.stats import rank, spectrum, whole
+from diffscope.stats.collect import Request
+from diffscope.stats.implicit import ImplicitMaps
+
+NAMES = ("A1", "D", "permuted D")
+LABELS = (*rank.DEFINITIONS, *(f"residual {r}" for r in rank.RESIDUAL_RANKS))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread():
+    """Matrices this small are slower on several threads, and far slower on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def _attending(layer, kind):
+    """The layer with keys and queries that make maps of one kind."""
+    q, k = layer.q.clone(), layer.k.clone()
+    if kind == "diffuse":
+        q, k = q * 0.3, k * 0.3
+    elif kind == "sharp":
+        q = q * 5
+    elif kind == "sink":
+        q[..., 0], k[..., 0], k[:, :, 0] = 6, 0, 0
+        k[:, :, 0, 0] = 6
+    elif kind == "local":
+        turn = torch.arange(layer.n_keys, dtype=q.dtype)[:, None] * torch.tensor([1.0, 0.3, 0.1, 0.03], dtype=q.dtype)
+        where = 3 * torch.cat([turn.cos(), turn.sin()], dim=-1)
+        q, k = 0.2 * q + where, 0.2 * k + where
+    return type(layer)(**{**vars(layer), "q": q, "k": k})
+
+
+def _truth(layer, names, seed=0):
+    every = torch.eye(layer.n_keys, dtype=layer.dtype)
+    held = ImplicitMaps(layer, 0, seed).times(dict.fromkeys(names, every))
+    sigma = {name: rank.singular_values(a) for name, a in held.items()}
+    return {name: torch.cat([rank.ranks(s), rank.rank_residual(s)]) for name, s in sigma.items()}
+
+
+def _values(estimate):
+    return torch.cat([estimate.ranks, estimate.residuals]), torch.cat([estimate.ranks_error, estimate.residuals_error])
+
+
+@pytest.mark.parametrize("kind", ["diffuse", "random", "sharp", "sink", "local"])
+def test_the_truth_is_within_the_half_width(make_layer, kind):
+    """Three standard errors hold in 99 of 100 cases, so one in the hundreds of values here may be outside, by little."""
+    layer = _attending(make_layer(tokens=512, heads=1, dtype=torch.float32), kind)
+    truth, excess, close = _truth(layer, NAMES), [], []
+    for seed in range(2):
+        for asked in (0.3, 0.04):  # after few sweeps, and after many
+            found = spectrum.estimate(ImplicitMaps(layer, 0), NAMES, asked=asked, width=16, seed=seed)
+            for name, estimate in found.items():
+                value, error = _values(estimate)
+                excess.append((value - truth[name]).abs() / (error + 1e-9 * truth[name]))
+                close.append((value / truth[name] - 1).abs())
+                assert (error <= asked * value)[~value.isnan()].all()
+                assert value[: len(rank.DEFINITIONS)].isfinite().all()  # of a residual below 1e-3, rounding leaves little
+    excess, close = torch.stack(excess).nan_to_num(0), torch.stack(close)  # (case, label)
+    assert (excess <= 1).double().mean() >= 0.99
+    assert excess.max() < 1.5
+    energies = [LABELS.index(name) for name in ("erank_energy", "participation", "stable_rank")]
+    assert close[1::2, energies].max() < 0.02
+
+
+def test_the_two_quadratures_lie_on_the_two_sides_of_the_truth(make_layer):
+    """For each random vector by itself, where no chance is left."""
+    layer = make_layer(tokens=120, heads=1)
+    maps, d = ImplicitMaps(layer, 0), layer.rows().d[0]
+    run = spectrum._Run(maps, 12, 5, torch.Generator().manual_seed(0))
+    for _ in range(5):
+        run.add(*maps.gram({"D": run.block})["D"])
+    nodes, weights, others, other_weights, _ = run.quadratures()
+    start = torch.randn(120, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    values, vectors = torch.linalg.eigh(d.T @ d)
+    for f in (torch.sqrt, torch.special.entr):
+        truth = (vectors.T @ start).square().T @ f(values.clamp_min(0))  # (probe,)
+        assert (weights.T @ f(nodes) > truth).all()
+        assert (other_weights.T @ f(others) < truth).all()
+    assert others[-1] < 1e-9 * others[0]
+
+
+def test_a_spectrum_seen_whole_is_exact(make_layer):
+    layer = make_layer(tokens=128, heads=1)
+    truth = _truth(layer, ["A1"])["A1"]
+    value, error = _values(spectrum.estimate(ImplicitMaps(layer, 0), ["A1"], asked=1e-6, width=32)["A1"])
+    torch.testing.assert_close(value, truth, rtol=1e-6, atol=0)
+    assert (error <= 1e-6 * value).all()
+
+
+@pytest.mark.parametrize("sink", [True, False])
+def test_maps_of_rank_one_and_zero(make_layer, sink):
+    """All weight on one key, or the same on all: what is off the first vectors is rounding, and must not count."""
+    layer = make_layer(tokens=256, heads=1, dtype=torch.float32, lam=1.0, mask=Mask("causal") if sink else Mask("full"))
+    q, k = torch.zeros_like(layer.q), torch.zeros_like(layer.k)
+    if sink:
+        q[..., 0], k[:, :, 0, 0] = 1, 1000
+    layer = type(layer)(**{**vars(layer), "q": q, "k": k})
+    found = spectrum.estimate(ImplicitMaps(layer, 0), ["A1", "D"])
+    assert found["A1"].ranks == pytest.approx(torch.ones(5, dtype=torch.float64), rel=0.01)
+    assert found["D"].ranks.isnan().all() and found["D"].residuals.isnan().all()
+    assert set(found["D"].why) == set(LABELS)
+
+
+def test_what_is_not_close_enough_is_nan_and_says_why(make_layer):
+    layer = make_layer(tokens=256, heads=1, dtype=torch.float32)
+    found = spectrum.estimate(ImplicitMaps(layer, 0), ["A1"], asked=0.01, sweeps=3, width=16)["A1"]
+    erank = LABELS.index("erank")
+    assert found.sweeps == 3
+    assert math.isnan(found.ranks[erank]) and not math.isnan(found.ranks[LABELS.index("stable_rank")])
+    assert "after 3 sweeps, 1% asked" in found.why["erank"] and "stable_rank" not in found.why
+    assert set(found.why) == {label for label, value in zip(LABELS, _values(found)[0].tolist(), strict=True) if value != value}
+
+
+def _request(layer):
+    visible = layer.visible()
+    uniform = rank.singular_values(rank.uniform_map(visible).to(layer.dtype))
+    nan = torch.full_like(uniform, math.nan)
+    spectra = []
+    for head in range(layer.n_heads):
+        every = torch.eye(layer.n_keys, dtype=layer.dtype)
+        names = ["A1", "noise", "D"] if layer.differential else ["A1"]
+        held = ImplicitMaps(layer, head).times({each: every for name in names for each in (name, f"permuted {name}")})
+        rows = {
+            n: torch.stack([rank.singular_values(held[n]), uniform, rank.singular_values(held[f"permuted {n}"])]) for n in names
+        }
+        absent = torch.stack([nan, nan, nan])
+        spectra.append(torch.stack([rows["A1"], rows.get("noise", absent), rows.get("D", rows["A1"])]))
+    request = Request(layer, {}, torch.arange(layer.n_queries))
+    request._made[whole._spectra] = torch.stack(spectra)  # with the permutations of the estimates
+    return request
+
+
+@pytest.mark.parametrize("kind", ["scalar", "by token", "window", "standard"])
+def test_a_layer_above_the_limit_has_the_same_statistics_within_their_errors(make_layer, kind, monkeypatch):
+    lam = torch.linspace(0.2, 0.9, 450).view(1, 1, 450) if kind == "by token" else 0.8
+    mask = Mask("window", window=40) if kind == "window" else Mask("causal")
+    layer = make_layer(tokens=450, heads=2, dtype=torch.float32, lam=lam, mask=mask, differential=kind != "standard")
+    exact, long = _request(layer), _request(layer)
+    truth = whole.effective_rank(exact), whole.rank_residual(exact)
+    assert whole.effective_rank_error(exact).eq(0).all()
+    monkeypatch.setattr(rank, "LARGEST", 449)
+    found = whole.effective_rank(long), whole.rank_residual(long)
+    errors = whole.effective_rank_error(long), whole.rank_residual_error(long)
+    for value, expected, error in zip(found, truth, errors, strict=True):
+        assert value.shape == expected.shape == error.shape
+        assert torch.equal(value.isnan(), expected.isnan())
+        assert ((value - expected).abs() <= 1.3 * error + 1e-5 * expected.abs())[~value.isnan()].all()
+    assert whole.estimated_ranks(layer, asked=1e-9).why[0].startswith("head 0, A1: ")
