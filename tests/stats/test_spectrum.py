@@ -147,7 +147,7 @@ def test_a_layer_above_the_limit_has_the_same_statistics_within_their_errors(mak
     layer = make_layer(tokens=450, heads=2, dtype=torch.float32, lam=lam, mask=mask, differential=kind != "standard")
     exact, long = _request(layer), _request(layer)
     truth = whole.effective_rank(exact), whole.rank_residual(exact)
-    assert whole.effective_rank_error(exact).eq(0).all()
+    assert whole.effective_rank_error(exact).nan_to_num().eq(0).all()
     monkeypatch.setattr(rank, "LARGEST", 449)
     found = whole.effective_rank(long), whole.rank_residual(long)
     errors = whole.effective_rank_error(long), whole.rank_residual_error(long)
