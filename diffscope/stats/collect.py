@@ -51,8 +51,23 @@ class Request:
 class Place:
     """Which heads and which of the requested queries a block holds."""
 
-    heads: Tensor  # (head,)
-    at: Tensor  # (query,), indices into Request.queries
+    heads: range
+    at: slice | Tensor  # of Request.queries
+
+
+class lazy:
+    """A cached property without the lock that ``functools.cached_property`` has until Python 3.12, which is one for all instances:
+    threads would take turns at their blocks."""
+
+    def __init__(self, make: Callable[[Any], Any]):
+        self._make, self.__doc__ = make, make.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        value = instance.__dict__[self._name] = self._make(instance)
+        return value
 
 
 class Block:
@@ -66,7 +81,7 @@ class Block:
         self.differential = rows.a2 is not None
         self._wanted, self._workspace = wanted, workspace
 
-    @cached_property
+    @lazy
     def moments(self) -> Moments:
         """Moments of A1, A2 and D, or of standard attention's one map, each (map, head, query, ...): all that were wanted."""
         return of_maps(self.rows, self._wanted, self._workspace)
@@ -85,7 +100,7 @@ class Block:
         """What each normalisation divides a map's rows by, (head, query, normalisation)."""
         return spans.denominators(self.moment("total", name), self.moment("positive", name), self.net(name))
 
-    @cached_property
+    @lazy
     def visible(self) -> Tensor:
         """(query, key)."""
         layer = self.request.layer
@@ -96,7 +111,7 @@ class Block:
         first, last = self.keys.start, self.keys.stop
         return [keys[(keys >= first) & (keys < last)] - first for keys in key_sets]
 
-    @cached_property
+    @lazy
     def spans(self) -> list[Tensor]:
         """The requested key sets in the block's columns."""
         return self.local(self.request.spans.values())
@@ -105,7 +120,7 @@ class Block:
         """How many keys of each set each row sees, (query, span)."""
         return torch.stack([spans.take(self.visible, keys).sum(-1) for keys in columns], dim=-1)
 
-    @cached_property
+    @lazy
     def on_spans(self) -> list["OnSpan"]:
         """The rows restricted to each key set, in the order of the request."""
         total = self.moment("total", "D")
@@ -157,7 +172,8 @@ class Placed:
             shape[0], shape[self._dim] = self.request.layer.n_heads, len(self.request.queries)
             self.values = piece.new_empty(shape, device="cpu")
         by_query = self.values.movedim(self._dim, 1)  # (head, query, ...), the same memory
-        by_query[place.heads[:, None].cpu(), place.at.cpu()] = piece.movedim(self._dim, 1).cpu()
+        at = place.at if isinstance(place.at, slice) else place.at.cpu()
+        by_query[place.heads.start : place.heads.stop, at] = piece.movedim(self._dim, 1).cpu()
 
 
 class RowStatistics:
@@ -286,9 +302,9 @@ class ColumnSink:
         if self._totals is None:
             layer = self._request.layer
             self._totals = received.new_zeros(layer.n_heads, *received.shape[1:-1], layer.n_keys + 1)
-        heads = place.heads.cpu()
-        self._totals[heads, ..., keys] += received
-        self._totals[heads, ..., -1] += rows
+        of_heads = self._totals[place.heads.start : place.heads.stop]
+        of_heads[..., keys] += received
+        of_heads[..., -1] += rows
 
     def result(self, name: str) -> Tensor:
         mass, position = sinks.column_sink(self._totals[..., :-1], self._totals[..., -1])
@@ -322,7 +338,7 @@ class HeadCKA(Placed):
 
     def piece(self, block: Block) -> Tensor:
         layer = block.request.layer
-        of_heads = layer.pairing.value_of_head[block.place.heads].tolist()
+        of_heads = layer.pairing.value_of_head[list(block.place.heads)].tolist()
         values = [layer.v[0, value, block.keys].to(layer.dtype) for value in of_heads]  # (key, width) of each head
         return torch.stack([d @ v for d, v in zip(block.rows.d, values)])
 

@@ -32,12 +32,13 @@ AVERAGED = {
     "column_sink_position": "queries",
     "map_distance": "pairs of heads",
 }
-# Values of a (head, query, key) temporary: 2 MiB in float32, of which a block needs eleven; smaller ones
+# Values of a (head, query, key) temporary: 1 MiB in float32, of which a block needs eleven; smaller ones
 # spend their time between operations, larger ones in memory. On a GPU 64 MiB, which keep it busy.
-ELEMENTS = {"cpu": 2**19, "cuda": 2**24}
+ELEMENTS = {"cpu": 2**18, "cuda": 2**24}
 LEAST_ROWS = 16  # of one head: with fewer, reading the keys takes longer than the products with them
+FEWEST_BLOCKS = 16  # of a long enough prompt: the fewer, the more keys are computed that no row sees
 PROBED = 2  # blocks a thread that are measured to tell how long all of them will take
-TOO_LITTLE = 2**17  # values of one map, over all heads, below which threads cost more than they bring
+TOO_LITTLE = 2**23  # values of one map, over all heads, below which threads cost more than they bring
 
 
 class Measured(NamedTuple):
@@ -251,15 +252,18 @@ def _pieces(request: Request, collectors: list[Collector], wanted: set[str], pla
 
 def _places(request: Request, all_heads: bool, elements: int | None) -> Iterator[Place]:
     """The blocks that a request is cut into: queries in ascending order, so that neighbours see about the same keys."""
-    layer, device = request.layer, request.queries.device
+    layer = request.layer
     width = layer.n_keys if layer.mask.window is None else min(layer.n_keys, layer.mask.window + LEAST_ROWS)
-    least = LEAST_ROWS if elements is None else 1
+    least, most = (1, layer.n_queries) if elements else (LEAST_ROWS, max(2 * LEAST_ROWS, layer.n_queries // FEWEST_BLOCKS))
     elements = elements or _elements(layer)
     heads = layer.n_heads if all_heads else max(1, min(layer.n_heads, elements // (2 * LEAST_ROWS * width)))
-    rows = max(least, elements // (heads * width))
-    for queries in request.queries.argsort(stable=True).split(rows):
-        for some in torch.arange(layer.n_heads, device=device).split(heads):
-            yield Place(some, queries)
+    rows = max(least, min(most, elements // (heads * width)))
+    order = request.queries.argsort(stable=True)
+    in_order = bool((request.queries.diff() >= 0).all())
+    for start in range(0, len(order), rows):
+        at = slice(start, min(start + rows, len(order)))
+        for head in range(0, layer.n_heads, heads):
+            yield Place(range(head, min(head + heads, layer.n_heads)), at if in_order else order[at])
 
 
 def seconds(

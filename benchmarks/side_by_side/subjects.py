@@ -1,0 +1,136 @@
+"""What is measured: models with their prompts, and the queries and keys of their layers."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from transformers import DiffLlamaConfig, DiffLlamaForCausalLM
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+from diffscope.attention import LayerAttention
+from diffscope.layout import Mask, Pairing
+from diffscope.models.loading import load_model
+from diffscope.models.mechanisms import Attention
+
+HEADS, DIM, HIDDEN, VOCABULARY = 8, 64, 1024, 512
+# Standard deviation of the scores: the entropy of a row of n keys is then around half of ln n, from 500 to 64K keys.
+SPREAD = 2.75
+
+
+def random_model(tokens: int, device: str) -> nn.Module:
+    """One layer of DiffLlama with attention that is neither uniform nor on one key."""
+    config = DiffLlamaConfig(
+        hidden_size=HIDDEN,
+        intermediate_size=256,
+        num_hidden_layers=1,
+        num_attention_heads=2 * HEADS,
+        num_key_value_heads=2 * HEADS,
+        head_dim=DIM,
+        vocab_size=VOCABULARY,
+        max_position_embeddings=tokens,
+        bos_token_id=0,
+        eos_token_id=0,
+        pad_token_id=1,
+    )
+    torch.manual_seed(0)
+    model = DiffLlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        for layer in model.model.layers:
+            for projection in (layer.self_attn.q_proj, layer.self_attn.k_proj):  # of inputs with unit variance
+                projection.weight.normal_(0, (SPREAD / HIDDEN) ** 0.5)
+    return model.to(device)
+
+
+def bundled_model(tokens: int, device: str) -> nn.Module:
+    return load_model("mini-diff", device=device)[0].eval()
+
+
+SUBJECTS = {"random": random_model, "bundled": bundled_model}
+
+
+def prompt(model: nn.Module, tokens: int) -> Tensor:
+    """Random token ids, (1, token)."""
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(2, model.config.vocab_size, (1, tokens), generator=generator).to(model.device)
+
+
+def attentions(model: nn.Module) -> list[nn.Module]:
+    return [layer.self_attn for layer in model.model.layers]
+
+
+@torch.no_grad()
+def lambda_of(module: nn.Module) -> float:
+    """exp(λq1·λk1) − exp(λq2·λk2) + λ_init (Ye et al. 2024, eq. 2)."""
+    first = torch.sum(module.lambda_q1.double() * module.lambda_k1.double()).exp()
+    second = torch.sum(module.lambda_q2.double() * module.lambda_k2.double()).exp()
+    return float(first - second) + module.lambda_init
+
+
+@torch.no_grad()
+def projected(model: nn.Module, ids: Tensor, names: str = "qk", dtype: torch.dtype | None = None) -> list[list[Tensor]]:
+    """Queries and keys after the rotation, and values, of every layer, from the inputs of its attention.
+
+    Parameters
+    ----------
+    names : str
+        Which of q, k and v.
+    dtype : torch.dtype, optional
+        That the projections and the rotation are computed in; by default the model's.
+
+    Returns
+    -------
+    list of list of Tensor, each (map, token, d)
+        All heads' first maps, then all heads' second maps.
+    """
+    found = []
+
+    def look(module: nn.Module, args, kwargs) -> None:
+        hidden = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
+        cos, sin = (x.to(dtype or x.dtype) for x in kwargs["position_embeddings"])
+        made = []
+        for name in names:
+            weight = getattr(module, f"{name}_proj").weight
+            x = nn.functional.linear(hidden.to(dtype or hidden.dtype), weight.to(dtype or weight.dtype))
+            x = x.unflatten(-1, (-1, module.head_dim)).transpose(1, 2)  # (batch, map, token, d)
+            if isinstance(module, Attention):  # a head's two maps stand side by side
+                x = torch.cat([x[:, 0::2], x[:, 1::2]], dim=1)
+            made.append(x[0] if name == "v" else apply_rotary_pos_emb(x, x, cos, sin)[0][0])
+        found.append(made)
+
+    hooks = [module.register_forward_pre_hook(look, with_kwargs=True) for module in attentions(model)]
+    try:
+        model(ids, use_cache=False, logits_to_keep=1)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+def random_layer(tokens: int, device: str) -> LayerAttention:
+    """One layer of random queries and keys, as wide as the random model's, for lengths whose forward would take too long."""
+    generator = torch.Generator().manual_seed(0)
+
+    def random(maps: int, width: int, size: float) -> Tensor:
+        return (torch.randn(1, maps, tokens, width, generator=generator) * size).to(device)
+
+    maps, head = torch.arange(2 * HEADS, device=device), torch.arange(HEADS, device=device)
+    lam = torch.full((1, 1, 1), 0.8, device=device)
+    return LayerAttention(
+        layer=0,
+        family="benchmark",
+        q=random(2 * HEADS, DIM, math.sqrt(SPREAD)),
+        k=random(2 * HEADS, DIM, math.sqrt(SPREAD)),
+        v=random(HEADS, 1, 1.0),  # no statistic of a row looks at it
+        scale=DIM**-0.5,
+        mask=Mask("causal"),
+        pairing=Pairing(a1=head, a2=head + HEADS, key_of_map=maps, value_of_head=head),
+        lam=lam,
+        gain=torch.ones_like(lam),
+        lam_fp32=lam,
+        lam_init=None,
+        norm=None,
+        post_scale=1.0,
+        lengths=(tokens,),
+    )

@@ -1,0 +1,110 @@
+"""The side-by-side benchmark: methods give what float64 gives, and what goes wrong with one is said and harms no other."""
+
+import operator
+import os
+import time
+from functools import partial
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from benchmarks import engine
+from benchmarks.side_by_side import jobs, methods, oracle, process, report, subjects
+
+TOKENS = 96
+STATISTICAL = [name for name in methods.METHODS if name not in (*methods.FORWARDS, "capture alone")]
+PEERS = {"TransformerLens": "transformer_lens", "nnsight": "nnsight"}
+NUMPY_ALONE = "numpy, full maps"
+
+
+@pytest.fixture(scope="module", params=subjects.SUBJECTS)
+def subject(request):
+    """Name, and the reference's rows."""
+    model = subjects.SUBJECTS[request.param](TOKENS, "cpu")
+    ids = subjects.prompt(model, TOKENS)
+    return request.param, jobs.reference_of(model, ids, oracle.spread(TOKENS))
+
+
+@pytest.mark.parametrize("method", STATISTICAL)
+def test_a_method_gives_what_float64_gives(subject, method):
+    if method in PEERS:
+        peer = pytest.importorskip(PEERS[method])
+        if method == "nnsight" and hasattr(object, "save"):
+            peer._c.unmount("save")  # a method it gives every object of the process, with which anyio cannot be imported
+    name, exact = subject
+    run, pick = jobs.Measured(method, name, TOKENS, "cpu").prepare()
+    found, where = oracle.error(pick(run()), exact)
+    assert found < 1e-4, where
+
+
+def test_a_sample_is_compared_at_its_own_rows():
+    for through_model in (False, True):
+        what = (through_model, TOKENS, 40, "cpu")
+        (run, pick), (exact, _) = jobs.Sampled(*what).prepare(), jobs.SampledReference(*what).prepare()
+        assert oracle.error(pick(run()), exact())[0] < 1e-4
+
+
+def test_the_attention_is_neither_uniform_nor_on_one_key(subject):
+    name, exact = subject
+    if name == "random":
+        assert 0.3 < np.nanmean(exact["entropy_normalised"]) < 0.7
+
+
+def exact_rows():
+    """A layer's reference at three rows, and itself as if a method had found it."""
+    q, k = (np.random.default_rng(seed).normal(size=(4, 24, 8)) * 2 for seed in (0, 1))
+    exact = oracle.of_layer(q, k, 0.8, [0, 11, 23])
+    return exact, {name: exact[name].copy() for name in (*oracle.NUMBERS, "row_sum", "top_k_mass", "quantiles")}
+
+
+@pytest.mark.parametrize("name", [*oracle.NUMBERS, "row_sum", "top_k_mass", "quantiles"])
+def test_one_wrong_value_is_noticed(name):
+    exact, found = exact_rows()
+    assert oracle.error(found, exact) == (0.0, "")
+    found[name][2, 1, 1] += 2
+    assert oracle.error(found, exact)[1] == name
+    found[name][2, 1, 1] = np.nan
+    assert oracle.error(found, exact)[0] == np.inf
+
+
+def test_a_count_on_the_edge_may_fall_either_way():
+    x = np.array([0.9, 0.1 / 4 * (1 - 1e-6), 0.05, 0.025])  # p < 0.1/n holds of one key, and nearly of a second
+    x[0] = 1 - x[1:].sum()
+    row = oracle.of_row(x, x)
+    assert (row["near_zero_low"], row["near_zero_high"]) == (0, 0.5)
+    tied = oracle.of_row(np.array([0.4, 0.2, 0.4]), np.ones(3))
+    assert dict(zip(tied["peaks"], tied["shortfalls"]))[2] == 0
+
+
+def job(run, *given):
+    """One that a process can be told without importing this module."""
+    return SimpleNamespace(prepare=partial(tuple, (partial(run, *given), None)))
+
+
+def test_what_goes_wrong_is_said_and_the_others_go_on():
+    patient = process.Limits(seconds=120.0, share=1.0)
+    todo = {"dies": job(os._exit, 3), "refuses": job(int, "a layout"), "works": job(time.sleep, 0)}
+    died, refused, worked = engine.compare(todo, {}, "random", 16, "cpu", 2, patient)
+    assert died.state == process.REFUSED and "3" in died.why
+    assert refused.state == process.REFUSED and refused.why.startswith("ValueError: ")
+    assert worked.state == process.OK and len(worked.seconds) == 2
+    strict = process.Limits(seconds=1.0, share=2**28 / process.available())
+    for run, state in ((job(time.sleep, 60), process.TIME), (job(operator.mul, b"x", 2**31), process.MEMORY)):
+        with process.Child(run, "cpu", patient) as child:
+            child.limits = strict
+            assert child.run().state == state
+
+
+def test_tables_and_pictures_of_results(tmp_path):
+    made = [
+        report.Result("random", "diffscope", 128, seconds=[0.1, 0.2, 0.3], peaks=[2.0**20], error=1e-6),
+        report.Result("random", "model forward", 128, seconds=[0.05], peaks=[2.0**19]),
+        report.Result("random", NUMPY_ALONE, 128, seconds=[2.0], peaks=[2.0**30], error=2e-6),
+        report.Result("random", NUMPY_ALONE, 256, state=process.MEMORY, why="over 2 GiB"),
+    ]
+    table = report.markdown(made)
+    assert "| 128 | numpy, full maps | 2 s | 1 | 1 GiB | 10 | 1.02e+03 | 40 | 2.0e-06 | ok |" in table
+    assert "- numpy, full maps, 256 tokens: out of memory: over 2 GiB" in table
+    report.draw(made, tmp_path / "figure.svg")
+    assert "<svg" in (tmp_path / "figure.svg").read_text(encoding="utf-8")
