@@ -18,6 +18,7 @@ from diffscope.stats import STATISTICS, measure, moments, rank
 from diffscope.stats.engine import take
 from diffscope.stats.registry import GROUPS, LABELS
 from diffscope.stats.workers import Workers
+from tests.stats.test_distribution import _oracle
 
 SPANS = {
     "sink": torch.tensor([0]),
@@ -394,3 +395,60 @@ def test_a_back_end_that_cannot_serve_says_why(layer):
     with pytest.raises(DiffscopeError, match="leave it to 'blocks'"):
         measure(replace(layer, mask=Mask("given", visible=torch.ones(1, 24, 24).bool())), "entropy", backend="stock")
     assert set(measure(layer, ["lambda"], backend=None)) == {"lambda"}
+
+
+@st.composite
+def _hard_layers(draw, make_layer):
+    """Masks with blind rows, heads that share maps, λ by token around 0 and 1, near-one-hot rows."""
+    tokens, heads = draw(st.integers(2, 30)), draw(st.integers(1, 3))
+    seed = draw(st.integers(0, 10_000))
+    generator = torch.Generator().manual_seed(seed)
+    kind = draw(st.sampled_from(["causal", "window", "full", "given"]))
+    visible = torch.rand(1, tokens, tokens, generator=generator) < 0.4
+    visible[0, :: draw(st.integers(2, 5))] = False  # padding: rows that see nothing
+    given = {"visible": visible} if kind == "given" else {"window": draw(st.integers(1, 6))} if kind == "window" else {}
+    lam = torch.rand(1, heads, tokens, generator=generator).double() * 2
+    lam[..., : draw(st.integers(0, tokens))] = draw(st.sampled_from([0.0, 1.0, 1.6]))
+    layer = make_layer(tokens=tokens, heads=heads, mask=Mask(kind, **given), lam=lam, seed=seed)
+    pairing = replace(layer.pairing, key_of_map=layer.pairing.key_of_map // draw(st.integers(1, 2)))
+    if draw(st.booleans()):  # one second map for all heads
+        pairing = replace(pairing, a2=pairing.a2[:1].expand(heads).clone())
+    return replace(layer, q=layer.q * draw(st.sampled_from([0.0, 1.0, 30.0, 1000.0])), pairing=pairing)
+
+
+@given(st.data())
+def test_blocks_agree_with_rows_one_by_one(make_layer, data):
+    """The engine, in float64 and float32, against definitions in numpy on rows made one by one."""
+    layer = data.draw(_hard_layers(make_layer))
+    names = ["entropy", "participation", "gini", "hoyer", "pseudo_norm", "near_zero", "negative_share"]
+    single = replace(layer, q=layer.q.float(), k=layer.k.float(), v=layer.v.float())
+    found = {one.dtype: measure(one, [*names, "row_sum"], elements=data.draw(st.integers(1, 200))) for one in (layer, single)}
+    offset = layer.n_keys - layer.n_queries
+    for head in range(layer.n_heads):
+        for query in range(layer.n_queries):
+            seen = layer.mask.rows(torch.tensor([query]), layer.n_keys, offset)[0].numpy()
+            of_head = [int(x[head]) for x in (layer.pairing.a1, layer.pairing.a2)]
+            scores = [
+                layer.scale * (layer.k[0, int(layer.pairing.key_of_map[m])] @ layer.q[0, m, query]).numpy() for m in of_head
+            ]
+            a1, a2 = (_softmax(s[seen], np.ones(seen.sum(), bool)) if seen.any() else np.zeros(0) for s in scores)
+            rows = {"A1": a1, "A2": a2, "D": a1 - float(layer.lam[0, head, query]) * a2}
+            for name, row in rows.items():
+                at = {"head": head, "map": name, "query": query}
+                exact, rounded = (found[dtype].sel(at) for dtype in (torch.float64, torch.float32))
+                if len(row) < 2 or not np.abs(row).sum() > 1e-9:
+                    if len(row) < 2:
+                        assert exact[names].isnull().to_array().all()
+                    continue
+                oracle, size = _oracle(row), np.abs(row)
+                edge = np.abs(size / size.sum() * len(row) - 0.1).min() < 1e-4  # near_zero may fall to either side
+                for statistic in names:
+                    if statistic == "near_zero" and edge:
+                        continue
+                    assert float(exact[statistic]) == pytest.approx(oracle[statistic], rel=1e-6, abs=1e-7), (statistic, at)
+                    if size.sum() > 0.05:  # of what cancels, float32 keeps the digits of the terms
+                        loose = 2e-2 if float(abs(scores[0]).max()) > 100 else 2e-4
+                        assert float(rounded[statistic]) == pytest.approx(oracle[statistic], rel=loose, abs=loose), (
+                            statistic,
+                            at,
+                        )
