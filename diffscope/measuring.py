@@ -13,8 +13,8 @@ from diffscope.attention import LayerAttention
 from diffscope.errors import DiffscopeError, OutOfMemoryAhead
 from diffscope.prompts import Encoded
 from diffscope.sampling import STRATUM, WEIGHT, Drawn, Sample
-from diffscope.stats import engine
-from diffscope.stats.engine import Measured
+from diffscope.stats import engine, forecast, labelled
+from diffscope.stats.labelled import Measured
 from diffscope.stats.outliers import LABELS
 from diffscope.stats.workers import Workers
 from diffscope.workspace import free_memory
@@ -93,8 +93,8 @@ class Measuring:
     def _look_ahead(self, layer: LayerAttention, names: list[str], sets, queries, workers: Workers) -> None:
         """Refuse what will not fit, and say how long it will take."""
         rows = layer.n_queries if queries is None else len(queries)
-        results = self.total * engine.bytes_of(self.chosen, layer, rows, len(sets))
-        need = 2 * results + workers.count * engine.bytes_of_block(layer, rows)  # stacked, they are there twice
+        results = self.total * forecast.bytes_of(self.chosen, layer, rows, len(sets))
+        need = 2 * results + forecast.bytes_at_work(self.chosen, layer, rows, workers.count)  # stacked, results are there twice
         free = free_memory(torch.device("cpu"))
         if need > free:
             raise OutOfMemoryAhead(
@@ -102,9 +102,10 @@ class Measuring:
                 f"{_size(free)} are free; ask for fewer of them, or for a sample of queries: queries=diffscope.Sample(512)"
             )
         if self.announce:
-            seconds = self.total * engine.seconds(layer, names, sets, queries, workers, self.backend)
+            seconds = self.total * forecast.seconds(layer, names, sets, queries, workers, self.backend)
             if seconds > WORTH_SAYING:
-                self.announce(f"measuring will take about {_duration(seconds)} and {_size(need)} besides the model")
+                ranks = ", and the ranks longer" if any(statistic.kind == "map" for statistic in self.chosen) else ""
+                self.announce(f"measuring will take about {_duration(seconds)} and {_size(need)} besides the model{ranks}")
 
     def _queries(self, layer: LayerAttention, sets: dict[str, Tensor]) -> tuple[Tensor | None, Drawn | None]:
         if isinstance(self.queries, Sample):
@@ -130,10 +131,12 @@ class Measuring:
             Whether there is a leading ``prompt`` dimension.
         """
         complete = len(self.layers)  # a layer may have been measured on some prompts of a batch only
-        datasets = [engine.dataset(of_layers[:complete], self.layers) for of_layers in self.measured]
+        datasets = [labelled.dataset(of_layers[:complete], self.layers) for of_layers in self.measured]
         if outliers is not None:
             datasets = [_with_outliers(one, outliers[:, index]) for index, one in enumerate(datasets)]
         joined = xr.concat(datasets, "prompt", **_EXACT) if batch else datasets[0]
+        for name, values in joined.data_vars.items():
+            values.attrs = labelled.agreed([one[name].attrs for one in datasets])
         if isinstance(self.queries, Sample) and "query" in joined.dims:
             n = len(self.prompts[0].ids)
             drawn = self.queries.draw(n)

@@ -31,6 +31,12 @@ class RowMoments(NamedTuple):
     widths: dict[str, Tensor]
 
 
+def check(backend: str | None) -> None:
+    """Refuse a name that is none."""
+    if backend is not None and backend not in BACKENDS:
+        raise DiffscopeError(f"there is no back-end {backend!r}; choose from {', '.join(BACKENDS)}")
+
+
 def chosen(layer: LayerAttention, backend: str | None) -> str:
     """The back-end that is asked for, or by default Triton's kernels where they serve the layer, else blocks of rows.
 
@@ -39,12 +45,11 @@ def chosen(layer: LayerAttention, backend: str | None) -> str:
     DiffscopeError
         There is none of that name, or it cannot serve the layer; says why.
     """
+    check(backend)
     if backend is None:
         return "triton" if layer.q.is_cuda and _refusal(layer, "triton") is None else "blocks"
-    if backend not in BACKENDS:
-        raise DiffscopeError(f"there is no back-end {backend!r}; choose from {', '.join(BACKENDS)}")
     if why := _refusal(layer, backend):
-        raise DiffscopeError(f"the back-end {backend!r} cannot serve layer {layer.layer}: {why}; leave it to 'blocks'")
+        raise DiffscopeError(f"the back-end {backend!r} cannot serve layer {layer.layer}: {why}; take 'blocks'")
     return backend
 
 

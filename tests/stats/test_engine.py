@@ -16,6 +16,7 @@ from diffscope.attention import LayerAttention, Mask
 from diffscope.errors import DiffscopeError, SpanError
 from diffscope.stats import STATISTICS, measure, moments, rank
 from diffscope.stats.engine import take
+from diffscope.stats.labelled import agreed
 from diffscope.stats.registry import GROUPS, LABELS
 from diffscope.stats.workers import Workers
 from tests.stats.test_distribution import _oracle
@@ -392,9 +393,21 @@ def test_a_back_end_that_cannot_serve_says_why(layer):
         measure(layer, "gini", backend="fast")
     with pytest.raises(DiffscopeError, match="near_zero needs the small"):
         measure(layer, ["entropy", "near_zero"], backend="stock")
-    with pytest.raises(DiffscopeError, match="leave it to 'blocks'"):
+    with pytest.raises(DiffscopeError, match="take 'blocks'"):
         measure(replace(layer, mask=Mask("given", visible=torch.ones(1, 24, 24).bool())), "entropy", backend="stock")
-    assert set(measure(layer, ["lambda"], backend=None)) == {"lambda"}
+    with pytest.raises(DiffscopeError, match="choose from blocks"):
+        measure(layer, "lambda", backend="fast")
+
+
+def test_what_is_said_of_layers_is_true_of_all_of_them():
+    said = [{"units": "1", "error_bound": 0.1, "backend": "triton"}, {"units": "1", "error_bound": 0.3}, {"units": "1"}]
+    assert agreed(said) == {"units": "1", "error_bound": 0.3, "backend": "triton"}
+    assert agreed([{"unknown": "head 0: a"}, {"unknown": "head 1: b"}])["unknown"] == "head 0: a; head 1: b"
+
+
+def test_a_gain_without_a_second_map_is_refused(make_layer):
+    with pytest.raises(DiffscopeError, match="one map and a gain"):
+        measure(make_layer(differential=False, gain=1.7), "gini")
 
 
 @st.composite

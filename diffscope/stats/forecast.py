@@ -1,0 +1,51 @@
+"""How long measuring a layer will take, and in what memory, before it is done."""
+
+import math
+import time
+from collections.abc import Iterable, Sequence
+
+from torch import Tensor
+
+from diffscope.attention import LayerAttention
+from diffscope.stats import backends, whole
+from diffscope.stats.collect import RowStatistics
+from diffscope.stats.engine import LEAST_ROWS, block_size, checked_queries, take
+from diffscope.stats.registry import LABELS, STATISTICS, Statistic
+from diffscope.stats.workers import Workers
+
+PROBED = 2  # blocks a thread that are measured to tell how long all of them will take
+
+
+def seconds(
+    layer: LayerAttention, names: Sequence[str], spans, queries: Tensor | None, workers: Workers, backend: str | None
+) -> float:
+    """How long measuring will take, judged by a few of the queries; without what is made of whole maps."""
+    names = [name for name in names if STATISTICS[name].collector]
+    queries = checked_queries(layer, queries)
+    some = queries.sort().values[-PROBED * LEAST_ROWS * workers.count :]
+    rows = any(STATISTICS[name].collector is RowStatistics for name in names)
+    for _ in range(1 if not rows or backends.chosen(layer, backend) == "blocks" else 2):  # kernels are compiled the first time
+        start = time.perf_counter()
+        take(layer, names, spans, some, workers=workers, backend=backend)
+        took = time.perf_counter() - start
+    n, of_some = (layer.mask.counts(these, layer.n_keys, layer.n_keys - layer.n_queries).sum() for these in (queries, some))
+    return took * float(n / of_some.clamp_min(1))
+
+
+def bytes_of(statistics: Iterable[Statistic], layer: LayerAttention, rows: int, spans: int) -> int:
+    """Memory of the results of one layer."""
+    sizes = {name: len(labels) for name, labels in LABELS.items()}
+    sizes |= {"head": layer.n_heads, "other_head": layer.n_heads, "query": rows, "span": spans}
+    values = sum(math.prod(sizes[dim] for dim in statistic.dims) for statistic in statistics)
+    return values * layer.dtype.itemsize
+
+
+def bytes_at_work(statistics: Iterable[Statistic], layer: LayerAttention, rows: int, threads: int) -> int:
+    """Memory that measuring itself takes.
+
+    A thread holds eleven times a block: scores, A1, A2, |D|, D, and for three maps a pass and the sorted rows.
+    """
+    statistics = list(statistics)
+    heads, queries = block_size(layer, any(getattr(one.collector, "all_heads", False) for one in statistics))
+    blocks = threads * 11 * heads * min(queries, rows) * layer.n_keys * layer.dtype.itemsize
+    return blocks + (whole.bytes_of_estimates(layer) if any(one.kind == "map" for one in statistics) else 0)
