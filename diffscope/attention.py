@@ -215,8 +215,9 @@ class LayerAttention:
         self._one_prompt()
         maps = torch.arange(self.q.shape[1], device=self.q.device) if maps is None else maps
         q = self.q[0][maps[:, None], queries].to(self.dtype)  # (map, query, d)
-        scores = workspace.take("scores", (len(maps), len(queries), self.n_keys), self.dtype, self.q.device)
-        self._products(q, self.pairing.key_of_map[maps], scores)
+        shape = (len(maps), len(queries), self.n_keys)
+        room = None if self._learning else workspace.take("scores", shape, self.dtype, self.q.device)
+        scores = self._products(q, self.pairing.key_of_map[maps], room)
         if self.score_dtype is not None:  # the product, then the scaled product, is rounded
             scores = (scores.to(self.score_dtype) * self.scale).to(self.dtype)
         else:
@@ -228,16 +229,23 @@ class LayerAttention:
                 scores[..., keys].masked_fill_(~self.mask.rows(queries, self.n_keys, offset, keys), -torch.inf)
         return scores
 
-    def _products(self, q: Tensor, keys: Tensor, out: Tensor) -> None:
-        """q (map, query, d) with each map's own key map of `keys` (map,), into out (map, query, key)."""
+    @property
+    def _learning(self) -> bool:
+        """Whether a gradient is to flow, which it does not through memory that is used again."""
+        return torch.is_grad_enabled() and any(x.requires_grad for x in (self.q, self.k, self.lam))
+
+    def _products(self, q: Tensor, keys: Tensor, out: Tensor | None) -> Tensor:
+        """q (map, query, d) with each map's own key map of `keys` (map,), into out (map, query, key) if there is one."""
         if q.device.type != "cpu":
-            torch.matmul(q, self.k[0][keys].to(q.dtype).transpose(1, 2), out=out)
-            return
+            return torch.matmul(q, self.k[0][keys].to(q.dtype).transpose(1, 2), out=out)
         # For the few rows of a block, a copy of all keys for every map would take ten times as long as the product.
         index = keys.tolist()
         k = {one: self.k[0, one].to(q.dtype).T for one in set(index)}  # (d, key)
+        if out is None:
+            return torch.stack([rows @ k[one] for rows, one in zip(q, index)])
         for number, one in enumerate(index):
             torch.mm(q[number], k[one], out=out[number])
+        return out
 
     def changed_logits(self, branch: int, at: At) -> Tensor:
         """Scaled scores of one branch of some heads with all changes made, (head, query, key)."""
@@ -246,25 +254,25 @@ class LayerAttention:
             logits = change.logits(at, branch, logits)
         return logits
 
-    def _softmax(self, branch: int, at: At, workspace: Workspace, out: Tensor) -> Tensor:
+    def _softmax(self, branch: int, at: At, workspace: Workspace, out: Tensor | None) -> Tensor:
         """A1 or A2 of some heads and queries, (head, query, key); it may or may not be `out`."""
         of_heads = (self.pairing.a1 if branch == 1 else self.pairing.a2)[at.heads]
         if self.changes:
             logits = self.changed_logits(branch, at)
-            return self._normalised(logits, torch.empty_like(logits))
+            return self._normalised(logits, None)
         # Heads may share a map (grouped differential attention): each distinct one is computed once.
         if len(set(of_heads.tolist())) == len(of_heads):
             return self._normalised(self._logits(at.queries, of_heads, workspace), out)
         distinct, of_head = of_heads.unique(return_inverse=True)
         weights = self._logits(at.queries, distinct, workspace)
-        return torch.index_select(self._normalised(weights, weights), 0, of_head, out=out)
+        return torch.index_select(self._normalised(weights, None if out is None else weights), 0, of_head, out=out)
 
-    def _normalised(self, logits: Tensor, out: Tensor) -> Tensor:
+    def _normalised(self, logits: Tensor, out: Tensor | None) -> Tensor:
         blind = None
         if self.changes or self.mask.kind == "given":  # a row that sees nothing is 0/0, and has no weight anywhere
             blind = (logits == -torch.inf).all(-1, keepdim=True)
         weights = torch.softmax(logits, -1, out=out)
-        return weights if blind is None else weights.masked_fill_(blind, 0.0)
+        return weights if blind is None else weights.masked_fill(blind, 0.0) if out is None else weights.masked_fill_(blind, 0.0)
 
     def rows(self, queries=None, heads=None, workspace: Workspace = FRESH) -> Rows:
         """A1, A2 and D of some queries and heads of one prompt.
@@ -289,10 +297,13 @@ class LayerAttention:
 
         lam, gain = per_row(self.lam), per_row(self.gain)
         shape = (4 if self.differential else 2, len(heads), len(queries), self.n_keys)
-        places = workspace.take("maps", shape, self.dtype, self.q.device)  # A1, A2, room for |D|, D; or A1, D
+        if self.changes or self._learning:
+            places, together = [None] * 4, None
+        else:
+            places = workspace.take("maps", shape, self.dtype, self.q.device)  # A1, A2, room for |D|, D; or A1, D
+            together = places[:3] if self.differential else None
         a1 = self._softmax(1, at, workspace, places[0])
         a2 = self._softmax(2, at, workspace, places[1]) if self.differential else None
-        together = None if self.changes or a2 is None else places[:3]
         for change in self.changes:
             a1, a2 = change.maps(at, a1, a2)
         amplified = a1 if (gain == 1).all() else torch.mul(gain[..., None], a1, out=places[-1])

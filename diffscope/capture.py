@@ -159,7 +159,8 @@ class Capture:
             attrs={"long_name": name, "units": "1"},
         )
         array = array if per_token else array.isel(query=0, drop=True)
-        return array if self.batch and per_token else array.isel(prompt=0, drop=True)
+        by_prompt = self.batch and any(value.shape[0] > 1 or value.shape[2] > 1 for value in values)
+        return array if by_prompt else array.isel(prompt=0, drop=True)
 
     @property
     def lam_init(self) -> xr.DataArray:

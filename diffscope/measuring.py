@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -80,15 +81,17 @@ class Measuring:
             weights = None if drawn is None else drawn.weight.to(found[0].q.device)
             if not self.done:
                 self._look_ahead(found[0], names, sets, queries, workers)
-            how = {"workers": workers, "progress": self._within, "backend": self.backend}
+            within = partial(self._within, len(found))
+            how = {"workers": workers, "progress": within, "backend": self.backend}
             for taken in engine.take_all(found, names, sets, queries, weights, **how):
                 of_prompt.append(taken)
-                self._within(0.0)
+                self._within()
         self.layers += [layer.layer for layer in layers]
 
-    def _within(self, share: float) -> None:
+    def _within(self, layers: int = 0, share: float = 0.0) -> None:
+        """What is done, and of some layers at work a share."""
         if self.progress:
-            self.progress(self.done + share if share else self.done, self.total)
+            self.progress(self.done + layers * share if layers * share else self.done, self.total)
 
     def _look_ahead(self, layer: LayerAttention, names: list[str], sets, queries, workers: Workers) -> None:
         """Refuse what will not fit, and say how long it will take."""
@@ -116,7 +119,10 @@ class Measuring:
             if rows not in sets:
                 raise DiffscopeError(f"there is no span {rows!r} to take queries from; spans are {', '.join(sets)}")
             rows = sets[rows]
-        return (None if rows is None else positions(rows, layer.n_queries)), None
+        rows = None if rows is None else positions(rows, layer.n_queries)
+        if rows is not None and len(self.prompts) > 1 and len(rows.unique()) < len(rows):
+            raise DiffscopeError("some queries are the same token of a prompt; in a batch, name each once")
+        return rows, None
 
     def dataset(self, outliers: np.ndarray | None, facts: dict, batch: bool) -> xr.Dataset:
         """One dataset of what was measured of the layers that came.
@@ -133,17 +139,16 @@ class Measuring:
         complete = len(self.layers)  # a layer may have been measured on some prompts of a batch only
         datasets = [labelled.dataset(of_layers[:complete], self.layers) for of_layers in self.measured]
         if outliers is not None:
-            datasets = [_with_outliers(one, outliers[:, index]) for index, one in enumerate(datasets)]
+            datasets = [_with_outliers(one, outliers[:complete, index]) for index, one in enumerate(datasets)]
         joined = xr.concat(datasets, "prompt", **_EXACT) if batch else datasets[0]
         for name, values in joined.data_vars.items():
-            values.attrs = labelled.agreed([one[name].attrs for one in datasets])
-        if isinstance(self.queries, Sample) and "query" in joined.dims:
-            n = len(self.prompts[0].ids)
-            drawn = self.queries.draw(n)
-            if drawn is not None:
-                facts = {**facts, "sampled": f"{len(drawn.queries)} of {n} queries, stratified, seed {self.queries.seed}"}
-                labels = {STRATUM: ("query", drawn.stratum.numpy()), WEIGHT: ("query", drawn.weight.numpy())}
-                joined = joined.assign_coords(labels)
+            values.attrs = labelled.agreed([one[name].attrs for one in datasets], [f"prompt {i}" for i in range(len(datasets))])
+        n = len(self.prompts[0].ids)
+        drawn = self.queries.draw(n) if isinstance(self.queries, Sample) else None
+        if drawn is not None:
+            facts = {**facts, "sampled": f"{len(drawn.queries)} of {n} queries, stratified, seed {self.queries.seed}"}
+            labels = {STRATUM: ("query", drawn.stratum.numpy()), WEIGHT: ("query", drawn.weight.numpy())}
+            joined = joined.assign_coords(labels if "query" in joined.dims else {})
         return joined.assign_attrs(facts)
 
 
@@ -165,11 +170,21 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
+def _numbers(given) -> bool:
+    try:
+        return np.atleast_1d(given).dtype.kind in "iuf"
+    except ValueError:  # rows of several lengths
+        return False
+
+
 def positions(given, n: int) -> Tensor:
     """Positions as an int64 tensor, checked against the prompt's length."""
     if given is None or isinstance(given, slice):
         return torch.arange(n)[given or slice(None)]
-    at = torch.as_tensor(given if isinstance(given, Tensor) else list(np.atleast_1d(given)), dtype=torch.int64)
+    at = given if isinstance(given, Tensor) else torch.as_tensor(np.atleast_1d(given)) if _numbers(given) else None
+    if at is None or at.dim() != 1 or at.numel() and (at.is_floating_point() or at.dtype == torch.bool):
+        raise DiffscopeError(f"positions are whole numbers in one row, such as [0, 5, -1], not {given!r}")
+    at = at.to(torch.int64)
     at = torch.where(at < 0, at + n, at)
     if at.numel() and not 0 <= int(at.min()) <= int(at.max()) < n:
         raise DiffscopeError(f"positions {given} are outside the prompt's tokens 0 to {n - 1}")

@@ -11,6 +11,7 @@ import xarray as xr
 from torch import Tensor
 
 from diffscope.errors import DiffscopeError
+from diffscope.stats import STATISTICS
 
 WEIGHT, STRATUM = "query_weight", "query_stratum"
 A_STRATUM = 2  # queries: the fewest whose spread can be estimated
@@ -44,6 +45,8 @@ class Sample:
     seed: int = 0
 
     def __post_init__(self):
+        if not (isinstance(self.rows, int) and isinstance(self.seed, int) and self.seed >= 0):
+            raise DiffscopeError(f"{self!r}: rows and seed are whole numbers, and the seed is not negative")
         if self.rows < A_STRATUM:
             raise DiffscopeError(f"a sample of {self.rows} queries has no standard error; take at least {A_STRATUM}")
 
@@ -111,10 +114,12 @@ def average(dataset: xr.Dataset) -> xr.Dataset:
     Returns
     -------
     Dataset
-        What has no queries stays as it is.
+        What has no queries stays as it is; positions and decibels, of which a mean says nothing, are left out.
     """
     out = {}
     for name, values in dataset.data_vars.items():
+        if "query" in values.dims and not (name not in STATISTICS or STATISTICS[name].averageable):
+            continue
         out[name], error = mean(values) if "query" in values.dims else (values, None)
         if error is not None:
             out[f"{name}_se"] = error

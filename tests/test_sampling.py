@@ -103,3 +103,26 @@ def test_a_batch_of_several_lengths_is_not_sampled(scope):
         scope.measure([tiny.ids(20), tiny.ids(21)], "gini", queries=Sample(6))
     both = scope.measure([tiny.ids(20), tiny.ids(20)], "gini", queries=Sample(6))
     assert (both.sizes["prompt"], both.sizes["query"]) == (2, 6) and both[WEIGHT].dims == ("query",)
+
+
+def test_what_has_no_queries_of_its_own_says_that_it_was_sampled_too(scope):
+    assert "8 of 40" in scope.measure(tiny.ids(40), ["column_sink"], queries=Sample(8)).attrs["sampled"]
+    averaged = diffscope.average(scope.measure(tiny.ids(40), ["argmax", "gini"], queries=Sample(8)))
+    assert set(averaged) == {"gini", "gini_se"}
+
+
+@pytest.mark.parametrize("wrong", [{"rows": 12.5}, {"rows": "12"}, {"seed": -1}, {"seed": 0.5}])
+def test_a_sample_is_made_of_whole_numbers(wrong):
+    with pytest.raises(DiffscopeError, match="whole numbers"):
+        Sample(**wrong)
+
+
+@pytest.mark.parametrize("wrong", [[True, False], [1.9], [[1, 2], [3, 4]], [[1], [2, 3]], ["a"], np.ones(40, bool)])
+def test_positions_are_whole_numbers(scope, wrong):
+    with pytest.raises(DiffscopeError, match="whole numbers"):
+        scope.measure(tiny.ids(40), "gini", queries=wrong)
+
+
+def test_a_batch_names_each_query_once(scope):
+    with pytest.raises(DiffscopeError, match="each once"):
+        scope.measure([tiny.ids(5), tiny.ids(8)], "gini", queries=[-1, 4])

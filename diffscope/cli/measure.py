@@ -119,7 +119,8 @@ def command(
             }
         )
     else:
-        say(f"{measured.attrs['model']} ({measured.attrs['family']}), {about['tokens']} tokens")
+        of_them = f"; measured on {sampled}" if sampled else ""
+        say(f"{measured.attrs['model']} ({measured.attrs['family']}), {about['tokens']} tokens{of_them}")
         for name, (values, error, over) in said.items():
             if "query" in values.dims:
                 say()
@@ -155,7 +156,7 @@ def _queries(query, queries):
         return None if query is None else [query]
     if found := re.fullmatch(r"sample:(\d+)", queries):
         return Sample(int(found[1]))
-    if found := re.fullmatch(r"(-?\d*):(-?\d*)", queries):
+    if found := re.fullmatch(r"(-?\d+)?:(-?\d+)?", queries):
         return slice(*(int(end) if end else None for end in found.groups()))
     return queries
 
@@ -216,11 +217,7 @@ def _mean(values, dim, over, missing=None):
 
 def _as_dict(values, error, over):
     return {
-        **{
-            key: values.attrs[key]
-            for key in ("units", "long_name", "definition", "backend", "error_bound")
-            if key in values.attrs
-        },
+        **{key: said for key, said in values.attrs.items() if key != "averaged_over"},
         "dims": values.dims,
         "coords": {dim: values[dim].values for dim in values.dims},
         "values": values.values,
@@ -236,8 +233,9 @@ def _show(name, values, error, averaged):
     bound = f", error of a row below {values.attrs['error_bound']:.1g}" if "error_bound" in values.attrs else ""
     say()
     say(f"{name}{units}{over}{bound}")
-    if "why" in values.attrs:
-        say(f"({values.attrs['why']})")
+    for key in ("why", "estimated", "unknown"):
+        if key in values.attrs:
+            say(f"({values.attrs[key]})")
     table = _table(values, "value")
     if error is not None:
         columns = [*values["map"].values] if "map" in values.dims else ["value"]

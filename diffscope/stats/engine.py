@@ -121,23 +121,24 @@ def take_all(
         Request(layer, _checked_spans(layer, spans or {"sink": [0]}), checked_queries(layer, queries), weights)
         for layer in layers
     ]
-    if len(layers) > 1 and together.alike(layers):
-        by_head = [statistic for statistic in chosen if statistic.collector in BY_HEAD]
+    joint = [s for s in chosen if s.collector in BY_HEAD] if len(layers) > 1 and together.alike(layers) else []
+    rest = [statistic for statistic in chosen if statistic not in joint]
+    streamed = [statistic for statistic in rest if statistic.collector]
+    parts = _Parts(progress, bool(joint) + len(layers) * bool(streamed))
+    if joint:
         all_of_them = replace(requests[0], layer=together.joined(layers))
-        values, more = _of_rows(all_of_them, by_head, elements, workers, progress, backend)
+        values, more = _of_rows(all_of_them, joint, elements, workers, parts.within, backend)
         heads = layers[0].n_heads
         for number, (of_layer, said_of_layer) in enumerate(zip(found, said)):
             of_layer.update({name: x[number * heads : (number + 1) * heads] for name, x in values.items()})
             said_of_layer.update(more)
-        rest = [statistic for statistic in chosen if statistic.name not in values]
-    else:
-        rest = chosen
+        parts.done += 1
     for request, of_layer, said_of_layer in zip(requests, found, said):
         of_layer.update({statistic.name: statistic.compute(request) for statistic in rest if statistic.compute})
-        streamed = [statistic for statistic in rest if statistic.collector]
-        values, more = _of_rows(request, streamed, elements, workers, progress, backend)
+        values, more = _of_rows(request, streamed, elements, workers, parts.within, backend)
         of_layer.update(values)
         said_of_layer.update(more | {statistic.name: statistic.note(request) for statistic in rest if statistic.note})
+        parts.done += 1
     dims = {dim for statistic in chosen for dim in statistic.dims}
     return [
         Measured(
@@ -150,6 +151,17 @@ def take_all(
         )
         for request, of_layer, said_of_layer in zip(requests, found, said)
     ]
+
+
+class _Parts:
+    """Progress through work of several parts."""
+
+    def __init__(self, progress: Callable[[float], None] | None, count: int):
+        self._progress, self._count, self.done = progress, count, 0
+
+    def within(self, share: float) -> None:
+        if self._progress:
+            self._progress((self.done + share) / self._count)
 
 
 def _of_rows(

@@ -36,7 +36,7 @@ def dataset(measured: Sequence[Measured], layers: Sequence[int] | None = None) -
         coords |= {dim: values for dim, values in one.coords.items() if len(values) > len(coords.get(dim, ()))}
     variables = {}
     for name in measured[0].attrs:
-        attrs = agreed([one.attrs[name] for one in measured])
+        attrs = agreed([one.attrs[name] for one in measured], [f"layer {layer}" for layer in layers or ()])
         dims = STATISTICS[name].dims
         values = [one.values[name] for one in measured]
         if layers is None:
@@ -47,12 +47,21 @@ def dataset(measured: Sequence[Measured], layers: Sequence[int] | None = None) -
     return xr.Dataset(variables, coords if layers is None else {"layer": list(layers), **coords})
 
 
-def agreed(attrs: Sequence[dict]) -> dict:
-    """What is said of several results as one: of numbers the largest, for they are bounds; of words each once."""
+def agreed(attrs: Sequence[dict], names: Sequence[str]) -> dict:
+    """What is said of several results as one: of numbers the largest, for they are bounds; of words with whom they concern,
+    unless that is all."""
     out = {}
     for key in dict.fromkeys(key for one in attrs for key in one):
-        said = list(dict.fromkeys(one[key] for one in attrs if key in one))
-        out[key] = said[0] if len(said) == 1 else max(said) if isinstance(said[0], float) else "; ".join(said)
+        concerned: dict = {}
+        for one, name in zip(attrs, names or [""] * len(attrs)):
+            if key in one:
+                concerned.setdefault(one[key], []).append(name)
+        if isinstance(next(iter(concerned)), float):
+            out[key] = max(concerned)
+        elif len(next(iter(concerned.values()))) == len(attrs):
+            out[key] = next(iter(concerned))
+        else:
+            out[key] = "; ".join(f"{', '.join(who)}: {said}" for said, who in concerned.items())
     return out
 
 

@@ -34,6 +34,7 @@ from diffscope.workspace import FRESH, Workspace
 TOP_K = (1, 5, 10)
 NEAR_ZERO = 0.1
 QUANTILES = (0.1, 0.5, 0.9, 0.99)
+CASCADED = 2048  # terms that float32 adds up one after another without losing digits that matter
 
 Moments = Mapping[str, Tensor]  # by name, each (...), or (..., k), (..., quantile)
 
@@ -73,7 +74,7 @@ def of_maps(rows: Rows, wanted: Iterable[str], workspace: Workspace = FRESH) -> 
 
     The maps go through every pass together, and only D through those that are about signs.
     """
-    if rows.changed:  # an edit may make any map signed
+    if rows.changed or rows.a2 is not None and rows.together is None:  # an edit may make any map signed
         signed = torch.stack([rows.a1, rows.d] if rows.a2 is None else [rows.a1, rows.a2, rows.d])
         size = signed.abs()
     elif rows.a2 is None:
@@ -174,11 +175,13 @@ class _Passes:
     def _gini(self, ascending: Tensor) -> Tensor:
         """sum_i (2i - n - 1)·x_(i) / (n·sum x). Keys that cannot be seen sort to the front, so ranks are counted back from the
         last of all N: with i = n + 1 - j it is 1 - 1/n - 2·sum_j (j - 1)·x_(j) / (n·sum x), whose weights grow no larger than n
-        however many keys a row cannot see, so that float32 loses no more than its own rounding."""
-        keys, n = ascending.shape[-1], self.n.to(ascending.dtype)
-        back = torch.arange(keys - 1, -1, -1, dtype=ascending.dtype, device=ascending.device)
-        mean = ascending @ (back / keys) * keys / self.total  # of the rank counted back, from 0
-        return 1 - (1 + 2 * mean) / n
+        however many keys a row cannot see, so that products are good in float32. A product with a vector does not cascade, so
+        parts of long rows are added up in float64."""
+        keys, n = ascending.shape[-1], self.n.double()
+        back = torch.arange(keys - 1, -1, -1, dtype=ascending.dtype, device=ascending.device) / keys
+        parts = zip(ascending.split(CASCADED, -1), back.split(CASCADED))
+        mean = sum((x @ weight).double() for x, weight in parts) * keys / self.total  # of the rank counted back, from 0
+        return (1 - (1 + 2 * mean) / n).to(ascending.dtype)
 
 
 _SUMS = {"net", "squares", "logs", "roots", "positive", "negative", "negatives", "peak"}

@@ -70,9 +70,9 @@ def head_cka(outputs: Tensor, weights: Tensor | None = None) -> Tensor:
     """
     heads, queries, width = outputs.shape
     weights = torch.ones(queries) if weights is None else weights
-    weights = (weights / weights.sum()).to(outputs.device, torch.float64)[:, None]  # (query, 1)
+    weights = weights.to(outputs.device, torch.float64)[:, None]  # (query, 1)
     parts = [slice(start, start + ROWS) for start in range(0, queries, ROWS)]
-    mean = sum((outputs[:, part].double() * weights[part]).sum(1) for part in parts)  # (head, width)
+    mean = sum((outputs[:, part].double() * weights[part]).sum(1) for part in parts) / weights.sum()  # (head, width)
     products = mean.new_zeros(heads * width, heads * width)
     for part in parts:
         features = (outputs[:, part].double() - mean[:, None]).transpose(0, 1).flatten(1)  # (query, head·width)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from diffscope.attention import LayerAttention, Mask
 from diffscope.errors import DiffscopeError, SpanError
-from diffscope.stats import STATISTICS, measure, moments, rank
+from diffscope.stats import STATISTICS, engine, measure, moments, rank
 from diffscope.stats.engine import take
 from diffscope.stats.labelled import agreed
 from diffscope.stats.registry import GROUPS, LABELS
@@ -327,14 +327,16 @@ def test_positions_and_decibels_have_no_mean():
     assert all(s.averageable == (s.units not in ("position", "dB")) for s in STATISTICS.values())
 
 
-def test_threads_and_their_number_change_nothing(make_layer):
+def test_threads_and_their_number_change_nothing(make_layer, monkeypatch):
     """Sums over blocks too, whichever thread is faster; and torch is left as it was."""
+    monkeypatch.setattr(engine, "TOO_LITTLE", 0)
     layer, before = make_layer(tokens=60, dtype=torch.float32), torch.get_num_threads()
     wanted = ["row", "span", "branch", "map_distance", "head_cka"]
     alone = take(layer, wanted, SPANS, elements=200)
     for count in (2, 3):
         with Workers(count) as workers:
             together = take(layer, wanted, SPANS, elements=200, workers=workers)
+            assert workers._pool is not None
         for name, values in alone.values.items():
             np.testing.assert_array_equal(together.values[name], values, err_msg=name)
     assert torch.get_num_threads() == before
@@ -401,8 +403,10 @@ def test_a_back_end_that_cannot_serve_says_why(layer):
 
 def test_what_is_said_of_layers_is_true_of_all_of_them():
     said = [{"units": "1", "error_bound": 0.1, "backend": "triton"}, {"units": "1", "error_bound": 0.3}, {"units": "1"}]
-    assert agreed(said) == {"units": "1", "error_bound": 0.3, "backend": "triton"}
-    assert agreed([{"unknown": "head 0: a"}, {"unknown": "head 1: b"}])["unknown"] == "head 0: a; head 1: b"
+    names = ["layer 0", "layer 1", "layer 2"]
+    assert agreed(said, names) == {"units": "1", "error_bound": 0.3, "backend": "layer 0: triton"}
+    assert agreed([{"why": "a"}, {}, {"why": "a"}], names)["why"] == "layer 0, layer 2: a"
+    assert agreed([{"why": "a"}, {"why": "b"}, {"why": "b"}], names)["why"] == "layer 0: a; layer 1, layer 2: b"
 
 
 def test_a_gain_without_a_second_map_is_refused(make_layer):

@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import pytest
 import torch
 
 from diffscope.stats.redundancy import head_cka, map_distance, map_gram
@@ -49,3 +50,18 @@ def test_cka_ignores_rotation_scale_and_offset():
     rotation = torch.linalg.qr(_random(4, 4)).Q
     outputs = torch.stack([y, 7 * y @ rotation + 3])
     torch.testing.assert_close(head_cka(outputs), torch.ones(2, 2, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("weights", [None, torch.tensor([1.0, 3.0] * 25)])
+def test_a_head_whose_output_does_not_vary_has_no_alignment(weights):
+    outputs = torch.randn(3, 50, 8, generator=torch.Generator().manual_seed(0))
+    outputs[0] = outputs[0, 0]
+    found = head_cka(outputs, weights)
+    assert found[0].isnan().all() and not found[1:, 1:].isnan().any()
+
+
+def test_a_small_variation_about_a_large_mean_is_all_that_counts():
+    generator = torch.Generator().manual_seed(0)
+    varying = torch.randn(300, 8, generator=generator, dtype=torch.float64)
+    outputs = torch.stack([1 + 1e-8 * varying, varying])
+    assert float(head_cka(outputs)[0, 1]) == pytest.approx(1, abs=1e-6)
