@@ -133,7 +133,7 @@ def progress(results: Sequence[Result]) -> None:
 def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
-    parser.add_argument("--methods", nargs="+", choices=RANDOM, default=RANDOM, metavar="METHOD", help=", ".join(RANDOM))
+    parser.add_argument("--methods", nargs="+", choices=tuple(METHODS), default=RANDOM, metavar="METHOD", help=", ".join(METHODS))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--repeats", type=int, default=5, help="runs after the first; fewer of what takes over 10 s")
     parser.add_argument("--seconds", type=float, default=120.0, help="limit of one run")

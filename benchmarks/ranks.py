@@ -1,6 +1,6 @@
 """Effective ranks without the map, against all singular values of the map: error, stated half-width, sweeps, seconds.
 
-python -m benchmarks.ranks                                     # five kinds of map of 4,096 tokens
+python -m benchmarks.ranks                                     # all kinds of map of 4,096 tokens
 python -m benchmarks.ranks --length 1024 --asked 0.02 --kinds sink local
 python -m benchmarks.ranks --length 65536 --device cuda --no-exact
 """
@@ -15,10 +15,11 @@ import torch
 
 from diffscope.attention import LayerAttention, Mask, Pairing
 from diffscope.stats import rank, spectrum
-from diffscope.stats.implicit import ImplicitMaps
+from diffscope.stats.implicit import MAPS as PLAIN
+from diffscope.stats.implicit import PERMUTED, ImplicitMaps
 
 WIDTH = 64
-KINDS = ("diffuse", "random", "sharp", "sink", "local")
+KINDS = ("diffuse", "random", "sharp", "sink", "local", "previous token")
 MAPS = ("A1", "D", "permuted D")
 
 
@@ -38,6 +39,10 @@ def queries_and_keys(kind: str, n: int, seed: int) -> tuple[torch.Tensor, torch.
         turn = torch.arange(n)[:, None] * 10_000 ** (-torch.arange(WIDTH // 2, dtype=torch.float64) / (WIDTH // 2))
         where = 1.6 * torch.cat([turn.cos(), turn.sin()], dim=-1)
         return 0.2 * q + where, 0.2 * k + where
+    if kind == "previous token":  # next to all weight there, so nearly all singular values are the same
+        turn = torch.arange(n)[:, None] * 3 * torch.rand(WIDTH // 2, generator=generator, dtype=torch.float64)
+        before = turn - turn[1]
+        return tuple(3 * torch.cat([x.cos(), x.sin()], dim=-1) for x in (before, turn))
     return q * {"random": 2, "sharp": 6}[kind], k
 
 
@@ -73,7 +78,7 @@ def exact(layer: LayerAttention, name: str) -> torch.Tensor:
     return torch.cat([rank.ranks(sigma), rank.rank_residual(sigma)])
 
 
-def estimated(layer: LayerAttention, name: str, asked: float) -> spectrum.Estimate:
+def estimated(layer: LayerAttention, name: str, asked: float) -> rank.Estimate:
     return spectrum.estimate(ImplicitMaps(layer, 0), [name], asked)[name]
 
 
@@ -92,7 +97,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--length", type=int, default=4096)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
-    parser.add_argument("--maps", nargs="+", default=MAPS)
+    parser.add_argument("--maps", nargs="+", choices=(*PLAIN, *(PERMUTED + name for name in PLAIN)), default=MAPS)
     parser.add_argument("--asked", type=float, default=spectrum.ASKED)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--no-exact", action="store_true", help="longer than singular values can be had")
@@ -101,7 +106,7 @@ def main() -> None:
         torch.cuda.get_device_name() if options.device == "cuda" else f"{platform.machine()}, {torch.get_num_threads()} threads"
     )
     print(f"{options.length} tokens, {device}, torch {torch.__version__}, asked {options.asked:.0%}")
-    print(f"{'kind':8} {'map':11} {'definition':13} {'exact':>9} {'estimate':>9} {'half-width':>10} {'error':>8} sweeps seconds")
+    print(f"{'kind':14} {'map':11} {'definition':13} {'exact':>9} {'estimate':>9} {'half-width':>10} {'error':>8} sweeps seconds")
     labels = (*rank.DEFINITIONS, *(f"residual {r}" for r in rank.RESIDUAL_RANKS))
     unknown = torch.full((len(labels),), torch.nan), torch.nan
     for kind in options.kinds:
@@ -113,7 +118,7 @@ def main() -> None:
             errors = torch.cat([found.ranks_error, found.residuals_error]).tolist()
             for label, value, error, true in zip(labels, values, errors, truth.tolist(), strict=True):
                 print(
-                    f"{kind:8} {name:11} {label:13} {true:9.4g} {value:9.4g} {error / value:10.3%} {value / true - 1:+8.3%} "
+                    f"{kind:14} {name:11} {label:13} {true:9.4g} {value:9.4g} {error / value:10.3%} {value / true - 1:+8.3%} "
                     f"{found.sweeps:6} {fast:.1f} (exact {slow:.1f}) {found.why.get(label, '')}",
                     flush=True,
                 )

@@ -50,10 +50,11 @@ class ImplicitMaps:
     """
 
     def __init__(self, layer: LayerAttention, head: int, seed: int | None = None):
-        if layer.q.is_cuda and torch.get_float32_matmul_precision() != "highest":
+        if layer.q.is_cuda and tf32_allowed():
             # the rounding of one product is 1e-3 of the largest singular value, where half of the others may be smaller
             raise DiffscopeError(
-                "TF32 products would drown the small singular values: torch.set_float32_matmul_precision('highest')"
+                "TF32 products would drown the small singular values: torch.set_float32_matmul_precision('highest'), "
+                "or torch.backends.cuda.matmul.fp32_precision = 'ieee'"
             )
         self.layer, self.head = layer, head
         self.shape = (layer.n_queries, layer.n_keys)
@@ -101,6 +102,7 @@ class ImplicitMaps:
 
     def frobenius2(self, names: Iterable[str]) -> dict[str, float]:
         """The sum of all squared entries of some maps, each square summed in float64; raises as :meth:`times`."""
+        names = list(names)
         plain = {name.removeprefix(PERMUTED) for name in names}  # a permutation moves no energy
         energy = dict.fromkeys(plain, 0.0)
         for name, block, _, _ in self._sweep(plain):
@@ -161,6 +163,17 @@ class ImplicitMaps:
         first = visible.byte().argmax(-1, keepdim=True)  # a row of the other masks sees keys without a gap
         rank = torch.arange(visible.shape[1], device=visible.device) - first
         return rank.mul_(factor).add_(shift).remainder_(n).add_(first)
+
+
+def tf32_allowed() -> bool:
+    """Whether float32 products on a GPU may be made in TF32.
+
+    torch has two settings for that, and reading the older one raises once the newer allows it and the older does not.
+    """
+    try:
+        return torch.get_float32_matmul_precision() != "highest"
+    except RuntimeError:
+        return torch.backends.cuda.matmul.fp32_precision != "ieee"
 
 
 def _primes_above(n: int) -> Tensor:

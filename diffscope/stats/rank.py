@@ -6,8 +6,10 @@ and :func:`controlled_spectra` their controls: the uniform map over the same vis
 sqrt(N) though it attends to nothing in particular, and the map with the weights of each row permuted among its
 visible keys, which keeps every row statistic. Definitions: SCIENCE.md, section 2.
 
-Exact only, so maps above ``LARGEST`` rows or columns are refused; :mod:`diffscope.stats.spectrum` estimates those.
+Maps above ``LARGEST`` rows or columns are refused; :mod:`diffscope.stats.spectrum` estimates those.
 """
+
+from dataclasses import dataclass
 
 import numpy as np
 import scipy.linalg
@@ -19,11 +21,37 @@ from diffscope.errors import DiffscopeError
 DEFINITIONS = ("erank", "erank_energy", "participation", "stable_rank", "r90")
 CONTROLS = ("map", "uniform", "permuted", "ratio_uniform", "ratio_permuted")
 RESIDUAL_RANKS = (1, 2, 4, 8, 16, 32, 64)
+LABELS = (*DEFINITIONS, *(f"residual {r}" for r in RESIDUAL_RANKS))
 LARGEST = 4096
 
 
 class MapTooLarge(DiffscopeError, ValueError):
     """The map is larger than its singular values can be computed exactly."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Effective ranks and rank residuals of one map.
+
+    Attributes
+    ----------
+    ranks, ranks_error : Tensor (definition,), float64
+        In the order of ``DEFINITIONS``, and their half-widths; NaN where the half-width is above the asked share, which is
+        infinite where nothing is known.
+    residuals, residuals_error : Tensor (rank,), float64
+        In the order of ``RESIDUAL_RANKS``, and their half-widths. One that rounding does not tell from 0 is 0.
+    why : dict of str to str
+        By definition, or "residual r", why it is NaN.
+    sweeps : int
+        How often the map was computed.
+    """
+
+    ranks: Tensor
+    ranks_error: Tensor
+    residuals: Tensor
+    residuals_error: Tensor
+    why: dict[str, str]
+    sweeps: int
 
 
 def check_size(queries: int, keys: int) -> None:
@@ -49,8 +77,20 @@ def singular_values(a: Tensor) -> Tensor:
     Returns
     -------
     Tensor (min(query, key),), float64
+        NaN for a map that is not finite.
+
+    Raises
+    ------
+    MapTooLarge
     """
     check_size(*a.shape)
+    return singular_values_held(a)
+
+
+def singular_values_held(a: Tensor) -> Tensor:
+    """The same of a map of any size, for one that is small in one direction."""
+    if not a.isfinite().all():
+        return torch.full((min(a.shape),), torch.nan, dtype=torch.float64, device=a.device)
     if a.dtype == torch.float64:
         return torch.linalg.svdvals(a)
     a = a.double() if a.shape[0] <= a.shape[1] else a.double().T
@@ -125,6 +165,12 @@ def rank_residual(sigma: Tensor, ranks: tuple[int, ...] = RESIDUAL_RANKS) -> Ten
     energy = torch.cat([energy, torch.zeros_like(energy[..., :1])], dim=-1)
     last = torch.tensor(ranks, device=sigma.device).clamp_max(sigma.shape[-1])
     return (energy[..., last] / energy[..., :1]).sqrt()
+
+
+def exact(sigma: Tensor) -> Estimate:
+    """Of all singular values of a map, (singular value,) in descending order, float64."""
+    values, residuals = ranks(sigma), rank_residual(sigma)
+    return Estimate(values, torch.zeros_like(values), residuals, torch.zeros_like(residuals), {}, 0)
 
 
 def controlled_spectra(a: Tensor, visible: Tensor, generator: torch.Generator, uniform: Tensor | None = None) -> Tensor:

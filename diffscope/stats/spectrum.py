@@ -2,7 +2,8 @@
 
 A block Lanczos run on G = AᵀA from random vectors gives three things at once (Golub & Meurant 2010, chapters 4 and 7):
 
-- its leading Ritz values converge to the largest singular values squared, and those count as they are;
+- its leading Ritz values converge to the largest singular values squared, and those count as they are, one each, until the
+  random vectors see another number of them: a run from 64 vectors finds a value that is there 1,000 times only 64 times;
 - the rest of the spectrum is seen through the random vectors: the squared first components of the other Ritz vectors
   are the weights of a quadrature, whose expected mass (how many values are left) and first moment (the energy
   that is left) are known exactly and take most of the noise out of all other sums;
@@ -11,6 +12,7 @@ A block Lanczos run on G = AᵀA from random vectors gives three things at once 
 
 A half-width is half the distance of the two quadratures, three standard errors over the random vectors, and what the
 rounding of the products can do. Products are made in the dtype of the maps, float32; all small matrices are float64.
+A map of few queries or few keys is held, and its singular values are exact.
 """
 
 import math
@@ -20,38 +22,17 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from diffscope.attention import LayerAttention
 from diffscope.stats.implicit import ImplicitMaps
-from diffscope.stats.rank import DEFINITIONS, RESIDUAL_RANKS
+from diffscope.stats.rank import DEFINITIONS, LABELS, RESIDUAL_RANKS, Estimate, exact, singular_values_held
 
 SWEEPS = 30  # each computes the maps once, and costs two forwards
 WIDTH = 64
 LOOKS = (6, 10, 15, 22)  # after how many sweeps it is seen whether they were enough
+FEW = 256  # of so many queries or keys, a map is held whole
 CONVERGED = 1e-3  # residual of a Ritz value over the value
+ROUNDING = 8  # of a share of the energy, in units of the dtype
 ASKED = 0.05
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """Effective ranks and rank residuals of one map.
-
-    Attributes
-    ----------
-    ranks, ranks_error : Tensor (definition,), float64
-        In the order of ``rank.DEFINITIONS``, and their half-widths; NaN where the half-width is above the asked share.
-    residuals, residuals_error : Tensor (rank,), float64
-        In the order of ``rank.RESIDUAL_RANKS``, and their half-widths.
-    why : dict of str to str
-        By definition, or "residual r", why it is NaN.
-    sweeps : int
-        How often the map was computed.
-    """
-
-    ranks: Tensor
-    ranks_error: Tensor
-    residuals: Tensor
-    residuals_error: Tensor
-    why: dict[str, str]
-    sweeps: int
 
 
 @torch.no_grad()
@@ -71,7 +52,7 @@ def estimate(
     names : iterable of str
         Which maps.
     asked : float
-        The largest half-width, as a share of the value. Sweeps end when all are within it.
+        The largest half-width, as a share of the value. Sweeps end when all are within it, or nothing new is to be seen.
     sweeps, width : int
         At most so many sweeps, of so many vectors (two or more) for each map, of which `sweeps`·`width`·(query + key) values
         are held.
@@ -83,21 +64,35 @@ def estimate(
     dict of str to Estimate
     """
     energy = maps.frobenius2(names := list(names))
+    found = {name: _unknown("the map is zero" if energy[name] == 0 else "the map is not finite") for name in names}
+    worth = [name for name in names if 0 < energy[name] < math.inf]
+    if min(maps.shape) <= FEW:
+        return found | _of_held(maps, worth)
     width = min(width, *maps.shape)
     sweeps = max(1, min(sweeps, maps.shape[1] // width))
     generator = torch.Generator().manual_seed(seed)
-    runs = {name: _Run(maps, width, sweeps, generator) for name in names if energy[name] > 0}
-    found = {name: _of_zeros() for name in names if energy[name] == 0}
+    runs = {name: _Run(maps, width, sweeps, generator) for name in worth}
     for sweep in range(1, sweeps + 1):
         if not runs:
             break
         for name, (image, product) in maps.gram({name: run.block for name, run in runs.items()}).items():
             runs[name].add(image, product)
-        if sweep in LOOKS or sweep == sweeps:
-            seen = {name: _estimate(run, energy[name], asked) for name, run in runs.items()}
-            found |= seen
-            runs = {name: run for name, run in runs.items() if seen[name].why}
-    return {name: found[name] for name in names}
+        for name, run in list(runs.items()):
+            if sweep in LOOKS or sweep == sweeps or run.exhausted:
+                run.look(energy[name])
+                found[name] = _told(run, asked)
+                if run.exhausted or not found[name].why:
+                    del runs[name]
+    return found
+
+
+def bytes_of_one(layer: LayerAttention, sweeps: int = SWEEPS, width: int = WIDTH) -> int:
+    """The memory that :func:`estimate` needs at most for each map of a head: what it holds of a run, or the map."""
+    queries, keys = layer.n_queries, layer.n_keys
+    if min(queries, keys) <= FEW:
+        return queries * keys * (layer.dtype.itemsize + torch.float64.itemsize)
+    columns = min(sweeps * width, keys)
+    return columns * (queries + keys) * layer.dtype.itemsize + columns**2 * torch.float64.itemsize
 
 
 class _Run:
@@ -116,18 +111,32 @@ class _Run:
         The random vectors in terms of the first block.
     following : Tensor (width, width), float64
         What of G·(last block) is off the basis, in terms of `block`.
+    seen : Tensor (label, 2), float64
+        The closest value of each of ``LABELS`` so far, and its half-width.
     """
 
     def __init__(self, maps: ImplicitMaps, width: int, sweeps: int, generator: torch.Generator):
-        queries, self.keys = maps.shape
+        self.queries, self.keys = maps.shape
         like = {"dtype": maps.layer.dtype, "device": maps.layer.q.device}
         self._basis = torch.empty(self.keys, sweeps * width, **like)
-        self._images = torch.empty(queries, sweeps * width, **like)
+        self._images = torch.empty(self.queries, sweeps * width, **like)
         self.width, self.sweeps, self.epsilon = width, 0, torch.finfo(like["dtype"]).eps
         self.projected = torch.empty(0, 0, dtype=torch.float64, device=like["device"])
         start = torch.randn(self.keys, width, generator=generator, dtype=torch.float64).to(like["device"])
         block, self.start = torch.linalg.qr(start)
         self.block = block.to(like["dtype"])
+        self.seen = torch.tensor([[math.nan, math.inf]], dtype=torch.float64).repeat(len(LABELS), 1)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether what is off the basis is the rounding of Aᵀ·(A·block): nothing that the random vectors reach is left."""
+        image2 = self.projected.diagonal()[-self.width :].sum()
+        return bool(self.following.norm() <= self.epsilon * (self.projected.norm() * image2).sqrt())
+
+    def look(self, energy: float) -> None:
+        """See how close the values are now, and keep what was closer before: with rounding, later is not always better."""
+        now = _estimate(self, energy)
+        self.seen = torch.where((now[:, 1] <= self.seen[:, 1])[:, None], now, self.seen)
 
     def add(self, image: Tensor, product: Tensor) -> None:
         """Take A·block (query, width) and AᵀA·block (key, width)."""
@@ -247,10 +256,10 @@ def _log_participation(spectrum: _Spectrum) -> tuple[Tensor, Tensor]:
 LOGARITHMS = {"erank": _log_erank, "erank_energy": _log_erank_energy, "participation": _log_participation}
 
 
-def _estimate(run: _Run, energy: float, asked: float) -> Estimate:
+def _estimate(run: _Run, energy: float) -> Tensor:
+    """Value and half-width of all ``LABELS``, (label, 2), as the run stands; the half-width is infinite where there is none."""
     nodes, weights, others, other_weights, residuals = run.quadratures()
-    loose = residuals > CONVERGED * nodes
-    top = int(loose.int().argmax()) if loose.any() else len(nodes)
+    top = _counted(nodes, weights, residuals, run.epsilon)
     rest = (run.keys - top, energy, run.epsilon)
     gauss = _Spectrum(nodes[:top], nodes[top:], weights[top:], *rest)
     radau = _Spectrum(others[:top], others[top:], other_weights[top:], *rest)
@@ -258,19 +267,44 @@ def _estimate(run: _Run, energy: float, asked: float) -> Estimate:
     least, most = _partial_sums(nodes, residuals, top, run)
     values["stable_rank"] = _between(energy / most[1], energy / least[1])
     values["r90"] = _r90(least, most, gauss, radau)
-    ranks = torch.tensor([values[name] for name in DEFINITIONS], dtype=torch.float64)  # (definition, 2)
-    left = torch.tensor([_residual(least, most, energy, r) for r in RESIDUAL_RANKS], dtype=torch.float64)
-    labels = (*DEFINITIONS, *(f"residual {r}" for r in RESIDUAL_RANKS))
-    table = torch.cat([ranks, left])
-    refused = ~(table[:, 1] <= asked * table[:, 0])  # a NaN is refused too
+    found = torch.tensor([values[name] for name in DEFINITIONS], dtype=torch.float64)  # (definition, 2)
+    possible = (found.sum(1) >= 1) & (found[:, 0] - found[:, 1] <= min(run.queries, run.keys))  # no for a NaN
+    found[~possible, 1] = math.inf
+    floor = math.sqrt(ROUNDING * run.epsilon)
+    left = torch.tensor([_residual(least, most, energy, r, floor) for r in RESIDUAL_RANKS], dtype=torch.float64)
+    return torch.cat([found, left])
+
+
+def _counted(nodes: Tensor, weights: Tensor, residuals: Tensor, epsilon: float) -> int:
+    """How many of the nodes have converged to one eigenvalue each.
+
+    Each such node has the mass 1 in the mean over the probes, with a variance of 2 for each probe (a squared normal number).
+    One that stands for many eigenvalues has more, and is left to the quadrature, with all below it. So is a value that as
+    many nodes share as there are probes: a run finds it no more often.
+    """
+    number, probes = torch.arange(1, len(nodes) + 1), weights.shape[1]
+    away = (weights.mean(1) - 1).cumsum(0).abs() > 5 * (2 * number / probes).sqrt()
+    shared = torch.zeros_like(away)
+    shared[: len(nodes) + 1 - probes] = nodes[probes - 1 :] > (1 - CONVERGED) * nodes[: len(nodes) + 1 - probes]
+    loose = (residuals > CONVERGED * nodes) | ((away | shared) & (nodes > epsilon * nodes[0]))
+    return int(loose.int().argmax()) if loose.any() else len(nodes)
+
+
+def _told(run: _Run, asked: float) -> Estimate:
+    """What a run has seen, without what is not close enough."""
+    value, error = run.seen.T
+    known = error <= asked * value  # no for a NaN
+    known |= (value == 0) & error.isfinite()  # a residual within rounding
+    share = (error / value).tolist()
     why = {
-        label: f"within {error / value:.0%} after {run.sweeps} sweeps, {asked:.0%} asked" if value == value else "no bound"
-        for label, (value, error), no in zip(labels, table.tolist(), refused.tolist(), strict=True)
-        if no
+        label: f"within {share[i]:.0%} after {run.sweeps} sweeps, {asked:.0%} asked"
+        if math.isfinite(share[i])
+        else f"no possible value and bound after {run.sweeps} sweeps"
+        for i, label in enumerate(LABELS)
+        if not known[i]
     }
-    kept = table[:, 0].masked_fill(refused, math.nan)
-    n = len(DEFINITIONS)
-    return Estimate(kept[:n], table[:n, 1], kept[n:], table[n:, 1], why, run.sweeps)
+    kept, n = value.masked_fill(~known, math.nan), len(DEFINITIONS)
+    return Estimate(kept[:n], error[:n], kept[n:], error[n:], why, run.sweeps)
 
 
 def _by_quadrature(function: Callable, gauss: _Spectrum, radau: _Spectrum) -> tuple[float, float]:
@@ -279,7 +313,8 @@ def _by_quadrature(function: Callable, gauss: _Spectrum, radau: _Spectrum) -> tu
     noise = 3 * max(errors.norm(), other_errors.norm())
     rounding = (function(gauss.rounded())[0] - one).abs()
     value = float(((one + other) / 2).exp())
-    return value, value * math.expm1(float((one - other).abs() / 2 + noise + rounding))
+    half = (one - other).abs() / 2 + noise + rounding
+    return value, value * float(half.expm1())  # infinite where it overflows
 
 
 def _between(low: float, high: float) -> tuple[float, float]:
@@ -329,16 +364,21 @@ def _quantile(spectrum: _Spectrum, share: float = 0.9) -> tuple[Tensor, Tensor]:
     return (share * spectrum.energy - above) / t, errors / t
 
 
-def _residual(least: Tensor, most: Tensor, energy: float, r: int) -> tuple[float, float]:
-    """Middle and half-width of |A - A_r| / |A|."""
-    if r >= len(least) - 1:
-        return 0.0, 0.0
+def _residual(least: Tensor, most: Tensor, energy: float, r: int, floor: float) -> tuple[float, float]:
+    """Middle and half-width of |A - A_r| / |A|, or 0 where it is below the floor for sure."""
     shares = torch.stack([1 - most[r] / energy, 1 - least[r] / energy])
-    return _between(*shares.clamp_min(0).sqrt().tolist())
+    low, high = shares.clamp_min(0).sqrt().tolist()
+    return _between(low, high) if high > floor else (0.0, high)
 
 
-def _of_zeros() -> Estimate:
-    ranks, residuals = torch.full((len(DEFINITIONS),), math.nan), torch.full((len(RESIDUAL_RANKS),), math.nan)
-    labels = (*DEFINITIONS, *(f"residual {r}" for r in RESIDUAL_RANKS))
-    nan = ranks.double(), ranks.double(), residuals.double(), residuals.double()
-    return Estimate(*nan, dict.fromkeys(labels, "the map is zero"), 0)
+def _of_held(maps: ImplicitMaps, names: list[str]) -> dict[str, Estimate]:
+    """Of maps of few queries or few keys, from all their singular values."""
+    queries, keys = maps.shape
+    every = torch.eye(min(maps.shape), dtype=maps.layer.dtype, device=maps.layer.q.device)
+    product = maps.transposed if queries <= keys else maps.times  # each entry once: exact
+    return {name: exact(singular_values_held(product({name: every})[name]).cpu()) for name in names}
+
+
+def _unknown(why: str) -> Estimate:
+    values, residuals = (torch.full((len(x),), math.nan, dtype=torch.float64) for x in (DEFINITIONS, RESIDUAL_RANKS))
+    return Estimate(values, values, residuals, residuals, dict.fromkeys(LABELS, why), 0)

@@ -15,6 +15,8 @@ from diffscope.stats.implicit import PERMUTED, ImplicitMaps
 
 LOGITS = 2**20  # of one block, over all maps
 
+AT_ONCE = 2**32  # bytes, of the maps whose ranks are estimated from the same sweeps
+
 UNKNOWN_TOLD = 3  # of the reasons why ranks are NaN
 
 LAMBDA_VALUES = ("used", "fp32", "init", "minus_init")
@@ -131,13 +133,13 @@ def estimated_ranks(layer: LayerAttention, asked: float = spectrum.ASKED) -> Est
     -------
     EstimatedRanks
     """
-    names = _named_maps(layer)
+    names, every, size = _named_maps(layer), _estimated_maps(layer), _at_once(layer)
     uniform = _of_uniform(layer, asked)
-    plain = list(dict.fromkeys(names[name] for name in (*RANKED_MAPS, *MAPS) if names[name]))
-    permuted = [PERMUTED + name for name in dict.fromkeys(names[ranked] for ranked in RANKED_MAPS if names[ranked])]
     heads, why, sweeps = [], [], 0
     for head in range(layer.n_heads):
-        found = spectrum.estimate(ImplicitMaps(layer, head), [*plain, *permuted], asked)
+        maps, found = ImplicitMaps(layer, head), {}
+        for first in range(0, len(every), size):
+            found |= spectrum.estimate(maps, every[first : first + size], asked)
         why += [f"head {head}, {name}: {what} {line}" for name, each in found.items() for what, line in each.why.items()]
         sweeps = max(sweeps, *(each.sweeps for each in found.values()))
         controlled = [_controlled(found, names[ranked], uniform) for ranked in RANKED_MAPS]
@@ -146,14 +148,34 @@ def estimated_ranks(layer: LayerAttention, asked: float = spectrum.ASKED) -> Est
     return EstimatedRanks(*(torch.stack(values) for values in zip(*heads, strict=True)), tuple(why), sweeps)
 
 
+def bytes_of_estimates(layer: LayerAttention) -> int:
+    """The memory that the estimated ranks of one head need at most, in bytes; 0 where all singular values are computed."""
+    if _exact(layer):
+        return 0
+    return min(len(_estimated_maps(layer)), _at_once(layer)) * spectrum.bytes_of_one(layer)
+
+
+def _at_once(layer: LayerAttention) -> int:
+    """How many maps of a head go through the same sweeps."""
+    return max(1, AT_ONCE // spectrum.bytes_of_one(layer))
+
+
+def _estimated_maps(layer: LayerAttention) -> list[str]:
+    """The maps of a head, and the permuted ones beside them."""
+    names = _named_maps(layer)
+    ranked, every = ([name for name in map(names.get, asked) if name] for asked in (RANKED_MAPS, (*RANKED_MAPS, *MAPS)))
+    return list(dict.fromkeys([*every, *(PERMUTED + name for name in ranked)]))
+
+
 def _exact(layer: LayerAttention) -> bool:
     return max(layer.n_queries, layer.n_keys) <= rank.LARGEST
 
 
 def said_of_ranks(request: Request) -> dict[str, str]:
-    """What the user of ranks has to know of them: nothing where they are exact."""
+    """What the user of ranks has to know of them: nothing where they are exact, and the maps finite."""
     if _exact(request.layer):
-        return {}
+        unknown = request.once(_spectra)[:, 0].isnan().any() | request.once(_spectra)[:, -1].isnan().any()  # A1 and D
+        return {"unknown": "the map is not finite"} if unknown else {}
     found = request.once(_estimates)
     said = (
         f"matrix-free, in at most {found.sweeps} sweeps over the map; half-widths stand in the statistic of that name with _error"
@@ -193,15 +215,17 @@ def _named_maps(layer: LayerAttention) -> dict[str, str | None]:
     return {"A1": "A1", "A2": "A2", "noise": "A2" if scalar and not layer.changes else "noise", "D": "D"}
 
 
-def _of_uniform(layer: LayerAttention, asked: float) -> spectrum.Estimate:
+def _of_uniform(layer: LayerAttention, asked: float) -> rank.Estimate:
     if layer.mask.kind == "causal" and layer.n_queries == layer.n_keys:
-        sigma = rank.causal_uniform_singular_values(layer.n_keys)
-        exact = rank.ranks(sigma), rank.rank_residual(sigma)
-        return spectrum.Estimate(exact[0], 0 * exact[0], exact[1], 0 * exact[1], {}, 0)
+        return rank.exact(rank.causal_uniform_singular_values(layer.n_keys))
+    if layer.mask.kind == "full":  # all entries 1/key
+        sigma = torch.zeros(min(layer.n_queries, layer.n_keys), dtype=torch.float64)
+        sigma[0] = math.sqrt(layer.n_queries / layer.n_keys)
+        return rank.exact(sigma)
     return spectrum.estimate(ImplicitMaps(layer, 0), ["uniform"], asked)["uniform"]
 
 
-def _controlled(found: dict, name: str | None, uniform: spectrum.Estimate) -> tuple[Tensor, Tensor]:
+def _controlled(found: dict, name: str | None, uniform: rank.Estimate) -> tuple[Tensor, Tensor]:
     """Ranks of a map beside its controls, and their half-widths: (definition, control) each."""
     if name is None:
         nan = torch.full((len(rank.DEFINITIONS), len(rank.CONTROLS)), math.nan, dtype=torch.float64)

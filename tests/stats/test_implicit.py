@@ -1,6 +1,8 @@
 """Products with maps that are never held, against the same maps held."""
 
 import itertools
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -45,6 +47,7 @@ def test_products_are_those_of_the_maps(make_layer, kind, monkeypatch):
         torch.testing.assert_close(gram[name], (a @ x[name], a.T @ (a @ x[name])))
         assert energy[name] == pytest.approx(float(a.square().sum()))
     assert energy["permuted D"] == energy["D"]
+    assert maps.frobenius2(name for name in energy) == energy
 
 
 @pytest.mark.parametrize("kind", MASKS)
@@ -109,6 +112,23 @@ def test_what_is_no_map_is_refused(make_layer):
         with pytest.raises(ValueError, match="no second map"):
             standard.gram({permuted + name: x})
     assert set(MAPS) == set(_held(make_layer(), 0))
+
+
+def test_tf32_is_seen_by_either_setting_of_torch():
+    """In a process of its own, because the settings are the process's."""
+    script = """
+import torch
+from diffscope.stats.implicit import tf32_allowed
+seen = [tf32_allowed()]
+for precision in ("high", "highest"):
+    torch.set_float32_matmul_precision(precision)
+    seen.append(tf32_allowed())
+for precision in ("tf32", "ieee"):
+    torch.backends.cuda.matmul.fp32_precision = precision
+    seen.append(tf32_allowed())
+assert seen == [False, True, False, True, False], seen
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 @pytest.mark.gpu
