@@ -18,6 +18,7 @@ import math
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import fields
 from pathlib import Path
 
 from benchmarks.side_by_side import jobs, oracle, report
@@ -142,6 +143,7 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--long", action="store_true", help=f"only a sample of {SAMPLED} queries of long prompts")
     parser.add_argument("--long-lengths", type=int, nargs="+", default=LONG_LENGTHS)
     parser.add_argument("--out", type=Path, help="JSON file")
+    parser.add_argument("--kept", type=Path, nargs="+", help="show what earlier runs wrote with --out instead of running")
     parser.add_argument("--plot", type=Path, help="time and memory against length, SVG")
     options = parser.parse_args(given)
     options.limits = Limits(options.seconds, options.memory)
@@ -149,8 +151,28 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
+def show_kept(options) -> None:
+    """Tables and picture of kept results; of a method measured twice at one length, the later file's."""
+    results, known = {}, {field.name for field in fields(Result)}
+    for path in options.kept:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        print(f"{path.name}: {kept['machine']}")
+        for record in kept["results"]:
+            result = Result(**{name: value for name, value in record.items() if name in known})
+            results[result.table, result.tokens, result.method] = result
+    for table in dict.fromkeys(result.table for result in results.values()):
+        against = {"against": "statistics"} if table == "long" else {}
+        of_table = [result for result in results.values() if result.table == table]
+        print(f"\n{table}\n\n{report.markdown(sorted(of_table, key=lambda result: result.tokens), **against)}")
+    if options.plot:
+        shown = [result for result in results.values() if result.table == "random" and result.method not in PARTS]
+        report.draw(shown, options.plot)
+
+
 def main(given: Sequence[str] | None = None) -> None:
     options = arguments(given)
+    if options.kept:
+        return show_kept(options)
     machine, warning = report.machine(options.device), report.load_warning()
     print("\n".join(filter(None, (machine, warning))) + "\n", flush=True)
     if options.long:
