@@ -53,7 +53,7 @@ def brackets(bins, lowest, n, levels, sizes, out, n_rows, LEVELS: tl.constexpr, 
     largest = 1 - 1 / n
     low = tl.where(row_total > 0, tl.minimum(tl.maximum(gini - slack, 0.0), largest), 0.0)
     high = tl.where(row_total > 0, tl.minimum(gini + spread + slack, largest), largest)
-    _store(out, low, tl.maximum(high, low) + ROUNDING, real, n_rows, 1 + LEVELS + SIZES)
+    _store(out, low - ROUNDING, tl.maximum(high, low) + ROUNDING, real, n_rows, 1 + LEVELS + SIZES)
 
     for i in tl.static_range(LEVELS):
         rank = tl.maximum(tl.ceil(tl.load(levels + i) * n - 1e-9), 1.0)  # 0.1·30 is a little more than 3
