@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -18,6 +17,7 @@ from diffscope.families import Family, Passage
 from diffscope.families.recording import implementation_of, own_implementation
 from diffscope.prompts import Encoded, encode, with_spans
 from diffscope.stats.outliers import LABELS, outliers
+from diffscope.workspace import free_memory
 
 
 class TokenModel:
@@ -279,18 +279,6 @@ def evaluating(model: nn.Module):
     finally:
         for part, mode in modes:
             part.training = mode
-
-
-def free_memory(device: torch.device) -> float:
-    """Bytes that can still be had; infinite where the system does not say."""
-    if device.type == "cuda":
-        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + cached
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return float("inf")
-    return next((1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), float("inf"))
 
 
 def refuse_beyond_memory(layer: LayerAttention, n_layers: int) -> None:

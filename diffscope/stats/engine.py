@@ -32,15 +32,8 @@ FEWEST_BLOCKS = 16  # of a long enough prompt: the fewer, the more keys are comp
 TOO_LITTLE = 2**23  # values of one map, over all heads, below which threads cost more than they bring
 
 
-def measure(
-    layer: LayerAttention,
-    statistics: Iterable[str] | str | None = None,
-    spans: Mapping[str, Tensor] | None = None,
-    queries: Sequence[int] | Tensor | None = None,
-    elements: int | None = None,
-    backend: str | None = None,
-) -> xr.Dataset:
-    """Statistics of one layer as a Dataset without a layer dimension; parameters as of :func:`take`.
+def measure(layer: LayerAttention, statistics: Iterable[str] | str | None = None, *asked, **how) -> xr.Dataset:
+    """Statistics of one layer as a Dataset without a layer dimension; parameters as of :func:`take_all`.
 
     Returns
     -------
@@ -49,11 +42,17 @@ def measure(
         "why" where standard attention leaves NaN. Coordinates: head, query and key sets by name.
     """
     with Workers() as workers:
-        return dataset([take(layer, statistics, spans, queries, elements=elements, workers=workers, backend=backend)])
+        return dataset([take(layer, statistics, *asked, workers=workers, **how)])
 
 
-def take(
-    layer: LayerAttention,
+def take(layer: LayerAttention, *asked, **how) -> Measured:
+    """Statistics of one layer; parameters as of :func:`take_all`."""
+    return take_all([layer], *asked, **how)[0]
+
+
+@torch.no_grad()
+def take_all(
+    layers: Sequence[LayerAttention],
     statistics: Iterable[str] | str | None = None,
     spans: Mapping[str, Tensor] | None = None,
     queries: Sequence[int] | Tensor | None = None,
@@ -62,13 +61,13 @@ def take(
     workers: Workers | None = None,
     progress: Callable[[float], None] | None = None,
     backend: str | None = None,
-) -> Measured:
-    """Statistics of one layer.
+) -> list[Measured]:
+    """Statistics of several layers of one prompt; what is by head is taken of all together where they are alike.
 
     Parameters
     ----------
-    layer : LayerAttention
-        With a batch of one.
+    layers : sequence of LayerAttention
+        Each with a batch of one, all of the same prompt.
     statistics : iterable of str, optional
         Names from ``STATISTICS`` or ``GROUPS``; by default the group "row".
     spans : mapping of str to LongTensor, optional
@@ -93,23 +92,6 @@ def take(
     ------
     UnknownStatistic, SpanError, MapTooLarge, DiffscopeError
     """
-    how = {"elements": elements, "workers": workers, "progress": progress, "backend": backend}
-    return take_all([layer], statistics, spans, queries, weights, **how)[0]
-
-
-@torch.no_grad()
-def take_all(
-    layers: Sequence[LayerAttention],
-    statistics: Iterable[str] | str | None = None,
-    spans: Mapping[str, Tensor] | None = None,
-    queries: Sequence[int] | Tensor | None = None,
-    weights: Tensor | None = None,
-    elements: int | None = None,
-    workers: Workers | None = None,
-    progress: Callable[[float], None] | None = None,
-    backend: str | None = None,
-) -> list[Measured]:
-    """The same of several layers of one prompt; what is by head is taken of all together where they are alike."""
     chosen, workers = select(statistics), workers or Workers(1)
     backends.check(backend)
     for layer in layers:
