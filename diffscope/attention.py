@@ -293,7 +293,7 @@ class LayerAttention:
         at = At(self, heads, queries)
 
         def per_row(x: Tensor) -> Tensor:
-            return x[0].expand(self.n_heads, self.n_queries)[heads][:, queries].to(self.dtype)
+            return x[0].expand(self.n_heads, self.n_queries)[heads[:, None], queries].to(self.dtype)
 
         lam, gain = per_row(self.lam), per_row(self.gain)
         shape = (4 if self.differential else 2, len(heads), len(queries), self.n_keys)

@@ -183,23 +183,32 @@ class RowStatistics:
 
     def __init__(self, request: Request, names: Sequence[str]):
         self.moments = distribution.needed(names)
-        self._request, self._held = request, {name: Placed(request, 2) for name in sorted(self.moments)}
+        several = self.moments & {"top", "quantiles"}  # values a row; all others are put into their places together
+        self._groups = [sorted(self.moments - several), *([name] for name in sorted(several))]
+        self._request, self._placed, self._values = request, [Placed(request, 3) for _ in self._groups], {}
 
-    def piece(self, block: Block) -> dict[str, Tensor]:
-        return {name: block.moments[name].transpose(0, 1) for name in self._held}
+    def piece(self, block: Block) -> list[Tensor]:  # of each group (head, map, moment, query, ...)
+        return [torch.stack([block.moments[name] for name in group], dim=2).transpose(0, 1) for group in self._groups]
 
-    def add(self, place: Place, piece: dict[str, Tensor]) -> None:
-        for name, values in piece.items():
-            self._held[name].add(place, values)
+    def add(self, place: Place, piece: list[Tensor]) -> None:
+        for placed, values in zip(self._placed, piece):
+            placed.add(place, values)
 
     def fill(self, moments: dict[str, Tensor]) -> None:
         """Take all moments at once from elsewhere, each (head, map, query, ...)."""
-        for name, placed in self._held.items():
-            placed.values = moments[name]
+        self._values = moments
+
+    @property
+    def values(self) -> dict[str, Tensor]:
+        """All moments, each (head, map, query, ...)."""
+        if not self._values:
+            both = zip(self._groups, self._placed)
+            self._values = {name: placed.values[:, :, i] for group, placed in both for i, name in enumerate(group)}
+        return self._values
 
     def result(self, name: str) -> Tensor:
         formula, moments = distribution.FORMULAS[name]
-        values = formula({moment: self._held[moment].values for moment in moments}, self.counts)  # (head, map, query, ...)
+        values = formula({moment: self.values[moment] for moment in moments}, self.counts)  # (head, map, query, ...)
         if self._request.layer.differential:
             return values
         a1, d = values[:, :1], values[:, -1:]
@@ -212,7 +221,7 @@ class RowStatistics:
             return None
         if name == "gini":
             return float(widths[moment].nan_to_num().max()) / 2
-        unit = self._held["total"].values / (self.counts if name == "quantiles" else 1)
+        unit = self.values["total"] / (self.counts if name == "quantiles" else 1)
         return float((widths[moment] / unit.unsqueeze(-1)).nan_to_num(posinf=0).max()) / 2
 
     @cached_property

@@ -24,9 +24,9 @@ from diffscope.workspace import Workspace
 
 __all__ = ["GROUPS", "STATISTICS", "Statistic", "measure", "select"]
 
-# Values of a (head, query, key) temporary: 1 MiB in float32, of which a block needs eleven; smaller ones
-# spend their time between operations, larger ones in memory. On a GPU 64 MiB, which keep it busy.
-ELEMENTS = {"cpu": 2**18, "cuda": 2**24}
+# Values of a (head, query, key) temporary: 2 MiB in float32, of which a block needs eight; smaller ones
+# spend their time between operations, and threads theirs waiting for the interpreter. On a GPU 64 MiB, which keep it busy.
+ELEMENTS = {"cpu": 2**19, "cuda": 2**24}
 LEAST_ROWS = 16  # of one head: with fewer, reading the keys takes longer than the products with them
 FEWEST_BLOCKS = 16  # of a long enough prompt: the fewer, the more keys are computed that no row sees
 TOO_LITTLE = 2**23  # values of one map, over all heads, below which threads cost more than they bring
@@ -207,16 +207,17 @@ def block_size(layer: LayerAttention, all_heads: bool, elements: int | None = No
     width = layer.n_keys if layer.mask.window is None else min(layer.n_keys, layer.mask.window + LEAST_ROWS)
     least, most = (1, layer.n_queries) if elements else (LEAST_ROWS, max(2 * LEAST_ROWS, layer.n_queries // FEWEST_BLOCKS))
     elements = elements or ELEMENTS.get(layer.q.device.type, ELEMENTS["cpu"]) * 4 // layer.dtype.itemsize
-    heads = layer.n_heads if all_heads else max(1, min(layer.n_heads, elements // (2 * LEAST_ROWS * width)))
+    heads = layer.n_heads if all_heads else max(1, min(layer.n_heads, elements // (4 * LEAST_ROWS * width)))
     return heads, max(least, min(most, elements // (heads * width)))
 
 
 def _places(request: Request, all_heads: bool, elements: int | None) -> Iterator[Place]:
-    """The blocks that a request is cut into: queries in ascending order, so that neighbours see about the same keys."""
+    """The blocks that a request is cut into, of neighbouring queries, which see about the same keys. The last come first: they
+    see most keys under a causal mask, so that no later block needs more memory, and threads end at about the same time."""
     n_heads, (heads, rows) = request.layer.n_heads, block_size(request.layer, all_heads, elements)
     order = request.queries.argsort(stable=True)
     in_order = bool((request.queries.diff() >= 0).all())
-    for start in range(0, len(order), rows):
+    for start in reversed(range(0, len(order), rows)):
         at = slice(start, min(start + rows, len(order)))
         for head in range(0, n_heads, heads):
             yield Place(range(head, min(head + heads, n_heads)), at if in_order else order[at])

@@ -104,8 +104,8 @@ class _Passes:
         self.size, self.signed, self.n, self.workspace = size, signed, n, workspace
         self.total = size.sum(-1)
 
-    def _like(self, x: Tensor, name: str = "pass", dtype: torch.dtype | None = None) -> Tensor:
-        return self.workspace.take(name, tuple(x.shape), dtype or x.dtype, x.device)
+    def _like(self, x: Tensor) -> Tensor:
+        return self.workspace.take("pass", tuple(x.shape), x.dtype, x.device)
 
     def _with(self, of_signed: Tensor, of_others: Tensor) -> Tensor:
         """Values of the signed maps behind those of the others."""
@@ -125,10 +125,10 @@ class _Passes:
 
     def logs(self) -> Tensor:
         logs = torch.clamp_min(self.size, torch.finfo(self.size.dtype).tiny, out=self._like(self.size))  # 0 ln 0 = 0
-        return _log_(logs).mul_(self.size).sum(-1)
+        return _into(logs, "log", logs).mul_(self.size).sum(-1)
 
     def roots(self) -> Tensor:
-        return torch.sqrt(self.size, out=self._like(self.size)).sum(-1)
+        return _into(self._like(self.size), "sqrt", self.size).sum(-1)
 
     def positive(self) -> Tensor:
         return self._with(torch.clamp_min(self.signed, 0, out=self._like(self.signed)).sum(-1), self.total)
@@ -140,10 +140,10 @@ class _Passes:
     def negatives(self) -> Tensor:
         return self._with(torch.lt(self.signed, 0, out=self._like(self.signed)).sum(-1), torch.zeros_like(self.total))
 
-    def peak(self) -> Tensor:
+    def peak(self) -> Tensor:  # float32 counts to 2**24
         if self.size.device.type == "cpu":  # torch's is ten times as slow
-            return torch.from_numpy(self.size.numpy().argmax(-1)).double()
-        return self.size.max(-1).indices.double()
+            return torch.from_numpy(self.size.numpy().argmax(-1)).to(self.size.dtype)
+        return self.size.max(-1).indices.to(self.size.dtype)
 
     def _ordered(self, wanted: set[str], in_order: bool) -> dict[str, Tensor]:
         """What is read off the sorted rows; without a need to sort, from passes that do without."""
@@ -165,11 +165,12 @@ class _Passes:
         return found
 
     def _sorted(self) -> Tensor:
-        """|x| ascending; on a CPU by numpy, whose vectorised sort is ten times as fast as torch's."""
+        """|x| ascending; on a CPU by numpy, whose vectorised sort is ten times as fast as torch's, and by the bits of |x|, which
+        have the same order and are compared a tenth faster."""
         if self.size.device.type != "cpu":
             return self.size.sort(-1).values
-        ascending = self._like(self.size, "sorted").copy_(self.size)
-        ascending.numpy().sort(-1)
+        ascending = self._like(self.size).copy_(self.size)  # the last pass, so nothing overwrites it
+        ascending.numpy().view(np.int64 if ascending.dtype == torch.float64 else np.int32).sort(-1)
         return ascending
 
     def _gini(self, ascending: Tensor) -> Tensor:
@@ -179,8 +180,9 @@ class _Passes:
         parts of long rows are added up in float64."""
         keys, n = ascending.shape[-1], self.n.double()
         back = torch.arange(keys - 1, -1, -1, dtype=ascending.dtype, device=ascending.device) / keys
-        parts = zip(ascending.split(CASCADED, -1), back.split(CASCADED))
-        mean = sum((x @ weight).double() for x, weight in parts) * keys / self.total  # of the rank counted back, from 0
+        parts = zip(ascending.view(-1, keys).split(CASCADED, -1), back.split(CASCADED))  # of a matrix they are not copied
+        summed = sum(torch.mv(x, weight).double() for x, weight in parts).view_as(self.total)
+        mean = summed * keys / self.total  # of the rank counted back, from 0
         return (1 - (1 + 2 * mean) / n).to(ascending.dtype)
 
 
@@ -188,9 +190,9 @@ _SUMS = {"net", "squares", "logs", "roots", "positive", "negative", "negatives",
 _ORDERED = {"gini", "quantiles", "small", "top"}
 
 
-def _log_(x: Tensor) -> Tensor:
-    """Natural logarithm in place; numpy's is three times as fast as torch's on a CPU."""
+def _into(out: Tensor, function: str, x: Tensor) -> Tensor:
+    """An elementwise function; on a CPU numpy's, whose logarithm is three times as fast as torch's."""
     if x.device.type != "cpu":
-        return x.log_()
-    np.log(x.numpy(), out=x.numpy())
-    return x
+        return getattr(torch, function)(x, out=out)
+    getattr(np, function)(x.numpy(), out=out.numpy())
+    return out
