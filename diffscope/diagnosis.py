@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
@@ -14,8 +15,9 @@ from diffscope.attention import LayerAttention
 from diffscope.editing import Edit, apply
 from diffscope.errors import FidelityError, UnsupportedModel
 from diffscope.families import Family, Passage
-from diffscope.fidelity import ROWS_TO_DECIDE, Fidelity, compared, deviation, fidelity, other_pairings, tolerated
+from diffscope.fidelity import ROWS_TO_DECIDE, Fidelity, compared, deviation, fidelities, fidelity, other_pairings, tolerated
 from diffscope.layout import Mask
+from diffscope.stats.together import alike_to_the_end
 
 MISTAKES_AT_ONCE = 2
 ROWS_FOR_PAIRS = 32
@@ -34,7 +36,7 @@ def prove(family: Family, passage: Passage, edits: Sequence[Edit] = (), decide=T
     """
     failed: list[tuple[LayerAttention, Fidelity | FidelityError]] = []
     for layer in family.readings(passage):
-        if any(tensor.is_meta for tensor in layer.dismantle()[0].values()):
+        if _offloaded(layer):
             raise UnsupportedModel(OFFLOADED)
         layer = apply(edits, layer)
         try:
@@ -50,6 +52,30 @@ def prove(family: Family, passage: Passage, edits: Sequence[Edit] = (), decide=T
         raise proof
     suspects = [] if edits else list(family.suspects(passage))
     raise refusal(layer, passage.observed, proof, passage.module, suspects)
+
+
+def _offloaded(layer: LayerAttention) -> bool:
+    return any(tensor.is_meta for tensor in layer.dismantle()[0].values())
+
+
+def prove_all(
+    family: Family, passages: Sequence[Passage], edits: Sequence[Edit] = ()
+) -> Iterator[tuple[LayerAttention, Fidelity]]:
+    """:func:`prove` of several passages, together where they are of one prompt and alike.
+
+    Raises
+    ------
+    FidelityError
+        As of :func:`prove`, at the passage that cannot be proved.
+    """
+    layers = [] if edits or len(passages) == 1 else [next(iter(family.readings(passage)), None) for passage in passages]
+    together: list[Fidelity | None] = [None] * len(passages)
+    if layers and all(layer and len(layer.lengths) == 1 and not _offloaded(layer) for layer in layers) and alike_to_the_end(layers):
+        with suppress(FidelityError):  # of heads that do not fill the output; said by the passage that has them
+            together = fidelities(layers, [passage.observed for passage in passages])
+    for index, (passage, proof) in enumerate(zip(passages, together)):
+        fits = proof is not None and proof.error <= proof.tolerance
+        yield (layers[index], proof) if fits else prove(family, passage, edits)
 
 
 def refusal(

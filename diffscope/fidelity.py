@@ -13,7 +13,8 @@ from torch import Tensor
 from diffscope.attention import LayerAttention
 from diffscope.errors import FidelityError
 from diffscope.layout import Pairing
-from diffscope.workspace import Workspace
+from diffscope.stats.together import joined_pairing, joined_to_the_end
+from diffscope.workspace import borrowed
 
 # In units of what rounding acts on (see Fidelity.error). Float64 is no tighter than float32's rounding because the eager
 # attention of Hugging Face models takes its softmax in float32 even there.
@@ -65,7 +66,7 @@ def _rms(x: Tensor) -> Tensor:
 def deviation(layer: LayerAttention, checked: Tensor, seen: Tensor) -> float:
     """Largest deviation of the rebuilt output from `seen`, (head, query, width), in the units of :class:`Fidelity`."""
     if not layer.changes:
-        return float(deviations(layer, [([layer.pairing], 1)], checked, seen)[0])
+        return float(deviations(layer, [([layer.pairing], 1)], checked, seen)[0].max())
     values = layer.v[0][layer.pairing.value_of_head].to(layer.dtype)  # (head, key, width)
     worst, done = [0.0], 0
     for rows in layer.blocks(checked):
@@ -90,26 +91,27 @@ def deviations(
 
     Returns
     -------
-    list of Tensor, (pairing,), one for each of `tried`
+    list of Tensor, (pairing, head), one for each of `tried`
     """
     needed = [_Products.of(layer, pairings) for pairings, _ in tried]
     maps = sorted({one for products in needed for one, _ in products.pairs})
     every, at = _alone(layer, maps), {one: i for i, one in enumerate(maps)}
     values = layer.v[0].to(layer.dtype)  # (value head, key, width)
-    worst = [values.new_zeros(len(pairings)) for pairings, _ in tried]
-    done, workspace = 0, Workspace()
-    for block in every.split(checked):
-        rows = every.trimmed(block, workspace=workspace)
-        v, there = values[:, rows.start : rows.start + rows.a1.shape[-1]], seen[:, done : done + len(block)]
-        for i, (products, (_, step)) in enumerate(zip(needed, tried)):
-            some = slice(-(done + 1) % step, None, step)
-            queries = block[some]
-            if len(queries):  # a short block may have none of them
-                first, second = products.terms(layer, rows.a1[:, some], v, at, queries)
-                out, size = (first, _rms(first)) if second is None else (first - second, _rms(first) + _rms(second))
-                off = _off(layer, out, size, queries, there[:, some])  # (pairing, head, query)
-                worst[i] = torch.maximum(worst[i], off.amax((1, 2)))  # a NaN stays a NaN
-        done += len(block)
+    worst = [values.new_zeros(len(pairings), layer.n_heads) for pairings, _ in tried]
+    done = 0
+    with borrowed() as workspace:
+        for block in every.split(checked):
+            rows = every.trimmed(block, workspace=workspace)
+            v, there = values[:, rows.start : rows.start + rows.a1.shape[-1]], seen[:, done : done + len(block)]
+            for i, (products, (_, step)) in enumerate(zip(needed, tried)):
+                some = slice(-(done + 1) % step, None, step)
+                queries = block[some]
+                if len(queries):  # a short block may have none of them
+                    first, second = products.terms(layer, rows.a1[:, some], v, at, queries)
+                    out, size = (first, _rms(first)) if second is None else (first - second, _rms(first) + _rms(second))
+                    off = _off(layer, out, size, queries, there[:, some])  # (pairing, head, query)
+                    worst[i] = torch.maximum(worst[i], off.amax(-1))  # a NaN stays a NaN
+            done += len(block)
     return worst
 
 
@@ -224,14 +226,47 @@ def fidelity(layer: LayerAttention, observed: Tensor, decide: bool = True) -> Fi
     for index in range(len(layer.lengths)):
         prompt, (checked, seen) = layer.prompt(index), compared(layer, observed, index)
         if index == longest and others and not layer.changes:
-            step = max(1, len(checked) // ROWS_TO_TRY)
-            tried = [([prompt.pairing], 1), ([other.pairing for other in others], step)]
-            own, few = deviations(prompt, tried, checked, seen)
-            errors.append(float(own))
+            own, of_others = _own_and_others([prompt], [[other] for other in others], checked, seen)
+            errors.append(float(own[0]))
+            few = of_others[:, 0]
         else:
             errors.append(deviation(prompt, checked, seen))
         rows += len(checked)
     error = float(np.max(errors))
+    return _fidelity(layer, observed, error, rows, others, few, decide)
+
+
+def fidelities(layers: Sequence[LayerAttention], observed: Sequence[Tensor]) -> list[Fidelity]:
+    """The same of several unchanged layers of one prompt that are alike
+    (:func:`diffscope.stats.together.alike_to_the_end`), together:
+    short prompts take a fraction of the time.
+
+    Parameters
+    ----------
+    observed : sequence of Tensor, (1, query, head·width) or (1, query, head, width)
+    """
+    rows = [compared(layer, one, 0) for layer, one in zip(layers, observed)]
+    checked, seen = rows[0][0], torch.cat([seen for _, seen in rows])
+    others = list(zip(*([other for _, other in other_pairings(layer)] for layer in layers)))  # (candidate, layer)
+    own, few = _own_and_others(layers, others, checked, seen)
+    return [
+        _fidelity(layer, one, float(own[i]), len(checked), [candidate[i] for candidate in others], few[:, i], True)
+        for i, (layer, one) in enumerate(zip(layers, observed))
+    ]
+
+
+def _own_and_others(
+    layers: Sequence[LayerAttention], others: Sequence[Sequence[LayerAttention]], checked: Tensor, seen: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Deviations of each layer, (layer,), and of other readings on a few rows, (candidate, layer)."""
+    layer = layers[0] if len(layers) == 1 else joined_to_the_end(layers)
+    few = max(1, len(checked) // ROWS_TO_TRY)
+    by_head = deviations(layer, [([layer.pairing], 1), ([joined_pairing(one) for one in others], few)], checked, seen)
+    own, of_others = (off.unflatten(-1, (len(layers), -1)).amax(-1) for off in by_head)
+    return own[0], of_others
+
+
+def _fidelity(layer, observed: Tensor, error: float, rows: int, others: Sequence, few: Tensor, decide: bool) -> Fidelity:
     tolerance = tolerated(layer, observed.dtype, error)
     left = [other for other, off in zip(others, few.tolist()) if not off > tolerance]  # a row that refuses one is enough
     return Fidelity(error, tolerance, rows, decide and _decided(layer, observed, tolerance, left))

@@ -62,6 +62,11 @@ class Measuring:
     def done(self) -> int:
         return sum(map(len, self.measured))
 
+    @property
+    def outliers(self) -> bool:
+        """Whether the decoder layers' outputs are asked for."""
+        return any(statistic.name == "logit_outliers" for statistic in self.chosen)
+
     def add(self, layer: LayerAttention, workers: Workers) -> None:
         """Measure one layer of every prompt; small ones wait for a few more, and :meth:`finish`."""
         self._waiting.append(layer)
@@ -140,16 +145,19 @@ class Measuring:
         datasets = [labelled.dataset(of_layers[:complete], self.layers) for of_layers in self.measured]
         if outliers is not None:
             datasets = [_with_outliers(one, outliers[:complete, index]) for index, one in enumerate(datasets)]
-        joined = xr.concat(datasets, "prompt", **_EXACT) if batch else datasets[0]
-        for name, values in joined.data_vars.items():
-            values.attrs = labelled.agreed([one[name].attrs for one in datasets], [f"prompt {i}" for i in range(len(datasets))])
+        joined = datasets[0]
+        if batch:
+            joined, names = xr.concat(datasets, "prompt", **_EXACT), [f"prompt {i}" for i in range(len(datasets))]
+            for name, values in joined.data_vars.items():
+                values.attrs = labelled.agreed([one[name].attrs for one in datasets], names)
         n = len(self.prompts[0].ids)
         drawn = self.queries.draw(n) if isinstance(self.queries, Sample) else None
         if drawn is not None:
             facts = {**facts, "sampled": f"{len(drawn.queries)} of {n} queries, stratified, seed {self.queries.seed}"}
             labels = {STRATUM: ("query", drawn.stratum.numpy()), WEIGHT: ("query", drawn.weight.numpy())}
             joined = joined.assign_coords(labels if "query" in joined.dims else {})
-        return joined.assign_attrs(facts)
+        joined.attrs.update(facts)
+        return joined
 
 
 _EXACT = dict(combine_attrs="override", join="outer", coords="minimal", compat="override", data_vars="all")

@@ -85,7 +85,8 @@ def encode(tokenizer, prompt: str | Sequence[int], spans: Mapping | None = None)
         text, ids, offsets = _decode_ids(tokenizer, [int(token) for token in prompt])
     if not ids:
         raise PromptError("the prompt is empty; give it at least one token of text")
-    tokens = [str(token) if tokenizer is None else tokenizer.decode([token]) for token in ids]
+    says = {token: str(token) if tokenizer is None else tokenizer.decode([token]) for token in set(ids)}
+    tokens = [says[token] for token in ids]
     return with_spans(Encoded(text, tuple(ids), tuple(tokens), tuple(offsets), {}), spans)
 
 
@@ -112,7 +113,8 @@ def _decode_ids(tokenizer, ids: list[int]):
     if tokenizer is None:
         return None, ids, [(0, 0)] * len(ids)
     special = set(tokenizer.all_special_ids)
-    pieces = ["" if token in special else tokenizer.decode([token]) for token in ids]
+    says = {token: "" if token in special else tokenizer.decode([token]) for token in set(ids)}
+    pieces = [says[token] for token in ids]
     ends = [0]
     for piece in pieces:
         ends.append(ends[-1] + len(piece))

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from diffscope import families
 from diffscope.attention import LayerAttention
 from diffscope.capture import Capture
-from diffscope.diagnosis import OFFLOADED, prove
+from diffscope.diagnosis import OFFLOADED, prove, prove_all
 from diffscope.edits import Edit, apply
 from diffscope.errors import DiffscopeError, DiffscopeWarning, PromptError, Stopped, UnsupportedModel
 from diffscope.families import Call, Family, Passage
@@ -32,6 +32,7 @@ from diffscope.running import as_losses, evaluating, layer_outputs, refuse_beyon
 from diffscope.stats.workers import Workers
 
 NEXT_TOKENS = 10
+WAIT_FOR = 2**21  # bytes of attention output: small layers wait for each other, since together they are proved faster
 
 
 @dataclass
@@ -315,7 +316,7 @@ class Scope:
 
         try:
             with self.running(tuple(len(encoded.ids) for encoded in prompts)), Workers() as workers:
-                self._run(prompts, given, lambda layer: measuring.add(layer, workers), held=1, passed=passed)
+                self._run(prompts, given, lambda layer: measuring.add(layer, workers), 1, passed, measuring.outliers)
                 measuring.finish(workers)
         except KeyboardInterrupt as interrupt:
             if not measuring.layers:
@@ -347,38 +348,48 @@ class Scope:
             finally:
                 self._state.lengths, self._state.unedited = before, None
 
-    def _run(self, prompts: list[Encoded], given: list, each: Callable, held: int, passed: _Passed | None = None) -> _Passed:
+    def _run(
+        self, prompts: list[Encoded], given: list, each: Callable, held: int, passed: _Passed | None = None, outliers=True
+    ) -> _Passed:
         """Run the model once and hand every layer over as soon as it is proved; `held` of them are kept in memory."""
         passed, lengths = passed or _Passed(), tuple(len(prompt.ids) for prompt in prompts)
         if self.runner.device.type == "meta":
             raise UnsupportedModel(OFFLOADED)
         edits, modules, indices = self._state.edits, self.family.modules(self.model), []
+        waiting: list[Passage] = []
 
-        def take(passage):
+        def take(passage: Passage) -> None:
             self.runner.check_tokens(passage)
-            layer, proof = prove(self.family, passage, edits)
-            if layer.layer in passed.numbers:
-                raise UnsupportedModel(
-                    f"{self.name} attends more than once in layer {layer.layer} (shared weights, an encoder beside a decoder, or "
-                    "cross-attention), where diffscope reads one attention a layer"
-                )
-            if not passed.numbers:
-                self.runner.check_batch(layer)
-                refuse_beyond_memory(layer, held)
-            passed.numbers.append(layer.layer)
-            indices.append(passage.index)
-            # Under an edit the output is of our own making: what counts is how well the model's own was rebuilt.
-            before = self._state.unedited.get(layer.layer, proof)
-            passed.proofs.append(replace(before, error=max(before.error, proof.error)))
-            passed.warned.update(dict.fromkeys(self.family.warnings(layer)))
-            each(layer)
+            waiting.append(passage)
+            if edits or sum(one.observed.nbytes for one in waiting) >= WAIT_FOR:
+                hand_over()
+
+        def hand_over() -> None:
+            for passage, (layer, proof) in zip(waiting, prove_all(self.family, waiting, edits)):
+                if layer.layer in passed.numbers:
+                    raise UnsupportedModel(
+                        f"{self.name} attends more than once in layer {layer.layer} (shared weights, an encoder beside a decoder, "
+                        "or cross-attention), where diffscope reads one attention a layer"
+                    )
+                if not passed.numbers:
+                    self.runner.check_batch(layer)
+                    refuse_beyond_memory(layer, held)
+                passed.numbers.append(layer.layer)
+                indices.append(passage.index)
+                # Under an edit the output is of our own making: what counts is how well the model's own was rebuilt.
+                before = self._state.unedited.get(layer.layer, proof)
+                passed.proofs.append(replace(before, error=max(before.error, proof.error)))
+                passed.warned.update(dict.fromkeys(self.family.warnings(layer)))
+                each(layer)
+            waiting.clear()
 
         columns, self._state.unedited = sorted({n - 1 for n in lengths}), {}
-        with passages(self.model, self.family, lengths, take), layer_outputs(self.model, modules, lengths) as tails:
+        with passages(self.model, self.family, lengths, take), layer_outputs(self.model, modules if outliers else [], lengths) as tails:
             logits = self.runner.logits(**self.runner.inputs(prompts, given), columns=columns)
+            hand_over()
         last = [logits[row, min(columns.index(n - 1), logits.shape[1] - 1)] for row, n in enumerate(lengths)]
         passed.ahead = [self._next(one) if self.runner.predicts else [] for one in last]
-        passed.outliers = tails[indices]
+        passed.outliers = tails[indices] if outliers else None
         for line in passed.warned:
             warnings.warn(f"{self.name}: {line}", DiffscopeWarning, stacklevel=3)
         return passed

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -19,6 +21,10 @@ class Workspace:
 
     def __init__(self):
         self._held: dict[tuple, Tensor] = {}
+
+    @property
+    def nbytes(self) -> int:
+        return sum(held.nbytes for held in self._held.values())
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
         """A contiguous tensor of that shape, holding anything."""
@@ -37,6 +43,23 @@ class Fresh(Workspace):
 
 
 FRESH = Fresh()
+
+KEPT = 2**26  # bytes: a larger workspace is not kept, for only the work of small ones is short beside asking for memory
+_spare: list[Workspace] = []
+
+
+@contextmanager
+def borrowed() -> Iterator[Workspace]:
+    """A workspace for as long as it is open; small ones are kept for whoever is next."""
+    try:
+        workspace = _spare.pop()
+    except IndexError:
+        workspace = Workspace()
+    try:
+        yield workspace
+    finally:
+        if workspace.nbytes <= KEPT and len(_spare) < 2:
+            _spare.append(workspace)
 
 
 @cache

@@ -205,7 +205,7 @@ def _pieces(request: Request, collectors: list[Collector], wanted: set[str], pla
 def block_size(layer: LayerAttention, all_heads: bool, elements: int | None = None) -> tuple[int, int]:
     """Of how many heads and queries a block is."""
     width = layer.n_keys if layer.mask.window is None else min(layer.n_keys, layer.mask.window + LEAST_ROWS)
-    least, most = (1, layer.n_queries) if elements else (LEAST_ROWS, max(2 * LEAST_ROWS, layer.n_queries // FEWEST_BLOCKS))
+    least, most = (1, layer.n_queries) if elements else (LEAST_ROWS, max(8 * LEAST_ROWS, layer.n_queries // FEWEST_BLOCKS))
     elements = elements or ELEMENTS.get(layer.q.device.type, ELEMENTS["cpu"]) * 4 // layer.dtype.itemsize
     heads = layer.n_heads if all_heads else max(1, min(layer.n_heads, elements // (4 * LEAST_ROWS * width)))
     return heads, max(least, min(most, elements // (heads * width)))

@@ -109,4 +109,4 @@ def coordinates(request: Request, dims: set[str]) -> dict[str, list]:
         "query": request.queries.cpu().numpy(),
         "span": list(request.spans),
     }
-    return {dim: list(values) for dim, values in labels.items() if dim in dims}
+    return {dim: values if isinstance(values, np.ndarray) else list(values) for dim, values in labels.items() if dim in dims}

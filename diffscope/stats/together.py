@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from diffscope.attention import LayerAttention
-from diffscope.layout import Pairing
+from diffscope.layout import Norm, Pairing
 
 
 def alike(layers: Sequence[LayerAttention]) -> bool:
@@ -19,45 +19,72 @@ def alike(layers: Sequence[LayerAttention]) -> bool:
     return first.mask.kind != "given" and all(
         not layer.changes
         and (layer.mask.kind, layer.mask.window) == (first.mask.kind, first.mask.window)
-        and (layer.q.shape, layer.k.shape, layer.q.dtype, layer.q.device)
-        == (first.q.shape, first.k.shape, first.q.dtype, first.q.device)
+        and (layer.q.shape, layer.k.shape, layer.v.shape, layer.q.dtype, layer.v.dtype, layer.q.device)
+        == (first.q.shape, first.k.shape, first.v.shape, first.q.dtype, first.v.dtype, first.q.device)
         and all(getattr(layer, name) == getattr(first, name) for name in kept)
+        and all(torch.equal(own, of_first) for own, of_first in zip(_maps(layer), _maps(first)))
         for layer in layers
     )
 
 
+def _maps(layer: LayerAttention) -> list[Tensor]:
+    return [x for x in vars(layer.pairing).values() if x is not None]
+
+
+def alike_to_the_end(layers: Sequence[LayerAttention]) -> bool:
+    """Whether, besides, what comes after the maps is a norm of one kind, or none, and a factor."""
+    norms = [layer.norm and (layer.norm.kind, layer.norm.eps, layer.norm.weight is None) for layer in layers]
+    nothing_else = all(layer.gate is None and layer.correction is None for layer in layers)
+    return nothing_else and all(norm == norms[0] for norm in norms) and alike(layers)
+
+
 def joined(layers: Sequence[LayerAttention]) -> LayerAttention:
-    """One layer with the heads of all, those of the first layer first; for maps alone, it has no values and nothing after them.
+    """One layer with the heads of all, those of the first layer first: for maps and their products with the values, for nothing
+    comes after those.
 
     Parameters
     ----------
     layers : sequence of LayerAttention
         Of one prompt and :func:`alike`.
     """
-    first, maps, keys = layers[0], layers[0].q.shape[1], layers[0].k.shape[1]
-
-    def shifted(name: str, by: int) -> Tensor:
-        return torch.cat([getattr(layer.pairing, name) + by * number for number, layer in enumerate(layers)])
+    first = layers[0]
 
     def by_head(name: str) -> Tensor:
         values = [getattr(layer, name) for layer in layers]
         queries = max(x.shape[2] for x in values)
         return torch.cat([x.expand(1, first.n_heads, queries) for x in values], dim=1)
 
-    pairing = Pairing(
-        shifted("a1", maps),
-        shifted("a2", maps) if first.differential else None,
-        shifted("key_of_map", keys),
-        torch.zeros(len(layers) * first.n_heads, dtype=torch.int64, device=first.q.device),
-    )
     return replace(
         first,
-        q=torch.cat([layer.q for layer in layers], dim=1),
-        k=torch.cat([layer.k for layer in layers], dim=1),
-        v=first.v[..., :0],
-        pairing=pairing,
+        **{name: torch.cat([getattr(layer, name) for layer in layers], dim=1) for name in ("q", "k", "v")},
+        pairing=joined_pairing(layers),
         **{name: by_head(name) for name in ("lam", "gain", "lam_fp32")},
         norm=None,
+        post_scale=1.0,
         correction=None,
         gate=None,
     )
+
+
+def joined_to_the_end(layers: Sequence[LayerAttention]) -> LayerAttention:
+    """The same of layers that are :func:`alike_to_the_end`, with a norm whose weights hold each layer's factor as well."""
+    first, shape = layers[0], (layers[0].n_heads, layers[0].v.shape[-1])
+
+    def weight(layer: LayerAttention) -> Tensor:  # (head, width)
+        own = None if layer.norm is None else layer.norm.weight
+        ones = layer.v.new_ones(shape, dtype=layer.dtype)
+        return (ones if own is None else own.to(layer.dtype).expand(shape)) * layer.post_scale
+
+    kind, eps = (first.norm.kind, first.norm.eps) if first.norm else ("scalar", 0.0)
+    return replace(joined(layers), norm=Norm(kind, eps, torch.cat([weight(layer) for layer in layers])))
+
+
+def joined_pairing(layers: Sequence[LayerAttention]) -> Pairing:
+    """Which maps, keys and values of the joined layer each of its heads uses."""
+    maps, keys, values = (x.shape[1] for x in (layers[0].q, layers[0].k, layers[0].v))
+
+    def shifted(name: str, by: int) -> Tensor:
+        return torch.cat([getattr(layer.pairing, name) + by * number for number, layer in enumerate(layers)])
+
+    a2 = shifted("a2", maps) if layers[0].differential else None
+    return Pairing(shifted("a1", maps), a2, shifted("key_of_map", keys), shifted("value_of_head", values))

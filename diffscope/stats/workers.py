@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import torch
 
-from diffscope.workspace import Workspace
+from diffscope.workspace import Workspace, borrowed
 
 T = TypeVar("T")
 AHEAD = 2  # tasks a worker may be ahead of the one whose result is next
@@ -31,7 +31,7 @@ class Workers:
 
     def __init__(self, count: int | None = None):
         self.count = count or torch.get_num_threads()
-        self._own, self._local, self._pool = Workspace(), threading.local(), None
+        self._local, self._pool = threading.local(), None
 
     def __enter__(self) -> Workers:
         return self
@@ -52,7 +52,8 @@ class Workers:
             Whether to stay in this thread: on a GPU, or where there is too little to do.
         """
         if alone or self.count == 1:
-            yield from (task(self._own) for task in tasks)
+            with borrowed() as workspace:
+                yield from (task(workspace) for task in tasks)
             return
         self._pool = self._pool or self._start()
         running = deque()
