@@ -70,7 +70,8 @@ def prove_all(
     """
     layers = [] if edits or len(passages) == 1 else [next(iter(family.readings(passage)), None) for passage in passages]
     together: list[Fidelity | None] = [None] * len(passages)
-    if layers and all(layer and len(layer.lengths) == 1 and not _offloaded(layer) for layer in layers) and alike_to_the_end(layers):
+    of_one_prompt = all(layer and len(layer.lengths) == 1 and not _offloaded(layer) for layer in layers)
+    if layers and of_one_prompt and alike_to_the_end(layers):
         with suppress(FidelityError):  # of heads that do not fill the output; said by the passage that has them
             together = fidelities(layers, [passage.observed for passage in passages])
     for index, (passage, proof) in enumerate(zip(passages, together)):

@@ -291,6 +291,8 @@ def _largest_score(layer: LayerAttention) -> float:
 
 def _decided(layer: LayerAttention, observed: Tensor, tolerance: float, others: Sequence[LayerAttention]) -> bool:
     """Whether other readings of the longest prompt fail, on some of its rows."""
+    if not others:
+        return True
     checked, seen = compared(layer, observed, int(np.argmax(layer.lengths)), ROWS_TO_DECIDE)
     return all(deviation(other, checked, seen) > tolerance for other in others)
 

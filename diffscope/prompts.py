@@ -80,13 +80,11 @@ def encode(tokenizer, prompt: str | Sequence[int], spans: Mapping | None = None)
         A span is not there, or can be read in more than one way.
     """
     if isinstance(prompt, str):
-        text, ids, offsets = _encode_text(tokenizer, prompt)
+        text, ids, tokens, offsets = _encode_text(tokenizer, prompt)
     else:
-        text, ids, offsets = _decode_ids(tokenizer, [int(token) for token in prompt])
+        text, ids, tokens, offsets = _decode_ids(tokenizer, [int(token) for token in prompt])
     if not ids:
         raise PromptError("the prompt is empty; give it at least one token of text")
-    says = {token: str(token) if tokenizer is None else tokenizer.decode([token]) for token in set(ids)}
-    tokens = [says[token] for token in ids]
     return with_spans(Encoded(text, tuple(ids), tuple(tokens), tuple(offsets), {}), spans)
 
 
@@ -105,20 +103,26 @@ def _encode_text(tokenizer, text: str):
         ids = tokenizer(text)["input_ids"]
         return _decode_ids(tokenizer, ids)
     encoded = tokenizer(text, return_offsets_mapping=True)
-    return text, encoded["input_ids"], [tuple(pair) for pair in encoded["offset_mapping"]]
+    ids = encoded["input_ids"]
+    return text, ids, _says(tokenizer, ids), [tuple(pair) for pair in encoded["offset_mapping"]]
+
+
+def _says(tokenizer, ids: Sequence[int]) -> list[str]:
+    """What each token says by itself; each distinct one is decoded once."""
+    said = {token: tokenizer.decode([token]) for token in set(ids)}
+    return [said[token] for token in ids]
 
 
 def _decode_ids(tokenizer, ids: list[int]):
     """Token ids as text: the tokens' own texts one after the other."""
     if tokenizer is None:
-        return None, ids, [(0, 0)] * len(ids)
-    special = set(tokenizer.all_special_ids)
-    says = {token: "" if token in special else tokenizer.decode([token]) for token in set(ids)}
-    pieces = [says[token] for token in ids]
+        return None, ids, [str(token) for token in ids], [(0, 0)] * len(ids)
+    special, tokens = set(tokenizer.all_special_ids), _says(tokenizer, ids)
+    pieces = ["" if token in special else said for token, said in zip(ids, tokens)]
     ends = [0]
     for piece in pieces:
         ends.append(ends[-1] + len(piece))
-    return "".join(pieces), ids, list(zip(ends, ends[1:]))
+    return "".join(pieces), ids, tokens, list(zip(ends, ends[1:]))
 
 
 def find_span(prompt: Encoded, name: str, span) -> tuple[int, ...]:

@@ -272,13 +272,14 @@ def runner_of(model: nn.Module, family: Family, name: str) -> TokenModel:
 @contextmanager
 def evaluating(model: nn.Module):
     """Evaluation mode while it is open; afterwards every part is in the mode it was in."""
-    modes = [(part, part.training) for part in model.modules()]
-    model.eval()
+    training = [part for part in model.modules() if part.training]
+    if training:
+        model.eval()
     try:
         yield
     finally:
-        for part, mode in modes:
-            part.training = mode
+        for part in training:
+            part.training = True
 
 
 def refuse_beyond_memory(layer: LayerAttention, n_layers: int) -> None:

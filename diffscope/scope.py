@@ -21,12 +21,12 @@ from diffscope.capture import Capture
 from diffscope.diagnosis import OFFLOADED, prove, prove_all
 from diffscope.edits import Edit, apply
 from diffscope.errors import DiffscopeError, DiffscopeWarning, PromptError, Stopped, UnsupportedModel
-from diffscope.families import Call, Family, Passage
+from diffscope.families import Family, Passage
 from diffscope.families.recording import passages
 from diffscope.fidelity import Fidelity
 from diffscope.layout import Mask
 from diffscope.measuring import Measuring
-from diffscope.models.loading import load_model, move
+from diffscope.models.loading import load_model, move, named_dtype
 from diffscope.prompts import Encoded
 from diffscope.running import as_losses, evaluating, layer_outputs, refuse_beyond_memory, runner_of
 from diffscope.stats.workers import Workers
@@ -40,6 +40,7 @@ class _Passed:
     """What is known of a run, besides the layers themselves; while it runs, of the layers so far."""
 
     numbers: list[int] = field(default_factory=list)
+    indices: list[int] = field(default_factory=list)  # of their modules
     proofs: list[Fidelity] = field(default_factory=list)
     warned: dict[str, None] = field(default_factory=dict)
     ahead: list[list[tuple[str, float]]] = field(default_factory=list)
@@ -94,34 +95,18 @@ def load(
     if isinstance(model, nn.Module):
         name = getattr(model, "name_or_path", "") or type(model).__name__
         model = model if device is None else move(model, device)
-        model = model if dtype is None else model.to(_dtype(dtype))
+        model = model if dtype is None else model.to(named_dtype(dtype))
         return Scope(model, tokenizer, name, family)
     name = os.fspath(model)
     loaded, saved_tokenizer = load_model(
         name,
-        dtype=_dtype(dtype),
+        dtype=named_dtype(dtype),
         device=device,
         device_map=device_map,
         attn_implementation=attn_implementation,
         trust_remote_code=trust_remote_code,
     )
     return Scope(loaded, tokenizer or saved_tokenizer, name, family)
-
-
-def _dtype(dtype) -> torch.dtype | None:
-    if dtype is None or isinstance(dtype, torch.dtype):
-        return dtype
-    found = getattr(torch, {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp64": "float64"}.get(dtype, dtype), None)
-    if not isinstance(found, torch.dtype):
-        raise DiffscopeError(f"dtype {dtype!r} is unknown; use float32, bfloat16, float16 or float64")
-    return found
-
-
-def _may_be_padded(call: Call) -> bool:
-    """Whether a call may see padding that its mask does not show row by row: flash-attn's and FlexAttention's masks."""
-    if call.mask is None or isinstance(call.mask, Tensor) and call.mask.dim() == 4:
-        return False
-    return not call.mask.all() if isinstance(call.mask, Tensor) else len(call.query) > 1
 
 
 class Scope:
@@ -228,7 +213,7 @@ class Scope:
         """What is to enter an output projection under the edits; None where nothing changes."""
         if not any(edit.concerns(passage.number) for edit in self._state.edits):
             return None
-        padded = any(_may_be_padded(call) for call in passage.calls)
+        padded = any(call.may_be_padded for call in passage.calls)
         if self._state.lengths is not None:
             passage.lengths = self._state.lengths
         elif padded:
@@ -355,8 +340,7 @@ class Scope:
         passed, lengths = passed or _Passed(), tuple(len(prompt.ids) for prompt in prompts)
         if self.runner.device.type == "meta":
             raise UnsupportedModel(OFFLOADED)
-        edits, modules, indices = self._state.edits, self.family.modules(self.model), []
-        waiting: list[Passage] = []
+        edits, waiting = self._state.edits, []
 
         def take(passage: Passage) -> None:
             self.runner.check_tokens(passage)
@@ -366,33 +350,38 @@ class Scope:
 
         def hand_over() -> None:
             for passage, (layer, proof) in zip(waiting, prove_all(self.family, waiting, edits)):
-                if layer.layer in passed.numbers:
-                    raise UnsupportedModel(
-                        f"{self.name} attends more than once in layer {layer.layer} (shared weights, an encoder beside a decoder, "
-                        "or cross-attention), where diffscope reads one attention a layer"
-                    )
-                if not passed.numbers:
-                    self.runner.check_batch(layer)
-                    refuse_beyond_memory(layer, held)
-                passed.numbers.append(layer.layer)
-                indices.append(passage.index)
-                # Under an edit the output is of our own making: what counts is how well the model's own was rebuilt.
-                before = self._state.unedited.get(layer.layer, proof)
-                passed.proofs.append(replace(before, error=max(before.error, proof.error)))
-                passed.warned.update(dict.fromkeys(self.family.warnings(layer)))
+                self._note(passed, passage, layer, proof, held)
                 each(layer)
             waiting.clear()
 
         columns, self._state.unedited = sorted({n - 1 for n in lengths}), {}
-        with passages(self.model, self.family, lengths, take), layer_outputs(self.model, modules if outliers else [], lengths) as tails:
+        watched = self.family.modules(self.model) if outliers else []
+        with passages(self.model, self.family, lengths, take), layer_outputs(self.model, watched, lengths) as tails:
             logits = self.runner.logits(**self.runner.inputs(prompts, given), columns=columns)
             hand_over()
         last = [logits[row, min(columns.index(n - 1), logits.shape[1] - 1)] for row, n in enumerate(lengths)]
         passed.ahead = [self._next(one) if self.runner.predicts else [] for one in last]
-        passed.outliers = tails[indices] if outliers else None
+        passed.outliers = tails[passed.indices] if outliers else None
         for line in passed.warned:
             warnings.warn(f"{self.name}: {line}", DiffscopeWarning, stacklevel=3)
         return passed
+
+    def _note(self, passed: _Passed, passage: Passage, layer: LayerAttention, proof: Fidelity, held: int) -> None:
+        """Take down what is known of one more layer, or refuse it."""
+        if layer.layer in passed.numbers:
+            raise UnsupportedModel(
+                f"{self.name} attends more than once in layer {layer.layer} (shared weights, an encoder beside a decoder, or "
+                "cross-attention), where diffscope reads one attention a layer"
+            )
+        if not passed.numbers:
+            self.runner.check_batch(layer)
+            refuse_beyond_memory(layer, held)
+        # Under an edit the output is of our own making: what counts is how well the model's own was rebuilt.
+        before = self._state.unedited.get(layer.layer, proof)
+        passed.numbers.append(layer.layer)
+        passed.indices.append(passage.index)
+        passed.proofs.append(replace(before, error=max(before.error, proof.error)))
+        passed.warned.update(dict.fromkeys(self.family.warnings(layer)))
 
     def _facts(self, passed: _Passed) -> dict:
         """What a result says about where it comes from."""

@@ -242,6 +242,32 @@ def test_large_scores_are_rounded_and_no_misreading():
     assert wrong.error > 10 * wrong.tolerance
 
 
+TOGETHER = {
+    **{name: lambda name=name: tiny.own(name, num_hidden_layers=3) for name in ("v1", "v2", "standard")},
+    "diffllama": lambda: tiny.diffllama(kv=4, num_hidden_layers=3),
+    **{name: lambda name=name: tiny.standard(name) for name in ("gpt2", "mistral")},
+}
+
+
+@pytest.mark.parametrize("kind", TOGETHER)
+def test_layers_proved_together_are_proved_as_alone(kind, monkeypatch):
+    scope = diffscope.load(TOGETHER[kind]())
+    together = scope.capture(tiny.ids(60)).proofs
+    monkeypatch.setattr("diffscope.scope.WAIT_FOR", 0)
+    alone = scope.capture(tiny.ids(60)).proofs
+    assert len(together) == len(alone) > 1
+    for one, other in zip(together, alone):
+        assert one.error == pytest.approx(other.error, abs=2e-7)
+        assert (one.tolerance, one.rows, one.decided) == (other.tolerance, other.rows, other.decided) and one.decided
+
+
+def test_one_misread_layer_among_others_is_found():
+    scope = diffscope.load(tiny.own("v1", num_hidden_layers=4))
+    scope.family = Misreading(lambda layer: replace(layer, lam=layer.lam * 1.01) if layer.layer == 2 else layer)
+    with pytest.raises(FidelityError, match="layer 2"):
+        scope.capture(tiny.ids(30))
+
+
 def test_wrong_values_are_refused():
     scope = diffscope.load(tiny.own("v1"))
     scope.family = Misreading(lambda layer: replace(layer, v=layer.v.flip(1)))

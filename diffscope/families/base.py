@@ -26,6 +26,13 @@ class Call:
     window: int | None
     score_dtype: torch.dtype | None = None  # what the scores are rounded to before the softmax
 
+    @property
+    def may_be_padded(self) -> bool:
+        """Whether it may see padding that its mask does not show row by row: flash-attn's and FlexAttention's masks."""
+        if self.mask is None or isinstance(self.mask, Tensor) and self.mask.dim() == 4:
+            return False
+        return not self.mask.all() if isinstance(self.mask, Tensor) else len(self.query) > 1
+
 
 @dataclass
 class Passage:

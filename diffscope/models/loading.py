@@ -12,7 +12,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PretrainedConfig
 from transformers.utils import cached_file
 
-from diffscope.errors import CorruptFile, MissingExtra, ModelNotFound, UnsupportedModel
+from diffscope.errors import CorruptFile, DiffscopeError, MissingExtra, ModelNotFound, UnsupportedModel
 
 BUNDLED = Path(__file__).parent / "bundled"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
@@ -218,3 +218,13 @@ def load_tokenizer(source, trust_remote_code: bool):
 def _line(error: Exception) -> str:
     """The first line of a message, without the advice that follows."""
     return str(error).strip().partition("\n")[0][:160]
+
+
+def named_dtype(dtype) -> torch.dtype | None:
+    """A dtype, also by a name such as ``"bfloat16"`` or ``"bf16"``; None stays None."""
+    if dtype is None or isinstance(dtype, torch.dtype):
+        return dtype
+    found = getattr(torch, {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp64": "float64"}.get(dtype, dtype), None)
+    if not isinstance(found, torch.dtype):
+        raise DiffscopeError(f"dtype {dtype!r} is unknown; use float32, bfloat16, float16 or float64")
+    return found
