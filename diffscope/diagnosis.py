@@ -35,7 +35,7 @@ def prove(family: Family, passage: Passage, edits: Sequence[Edit] = (), decide=T
         No reading does; says what the first one lacks.
     """
     failed: list[tuple[LayerAttention, Fidelity | FidelityError]] = []
-    for layer in family.readings(passage):
+    for layer in _readings(family, passage):
         if _offloaded(layer):
             raise UnsupportedModel(OFFLOADED)
         layer = apply(edits, layer)
@@ -54,6 +54,13 @@ def prove(family: Family, passage: Passage, edits: Sequence[Edit] = (), decide=T
     raise refusal(layer, passage.observed, proof, passage.module, suspects)
 
 
+def _readings(family: Family, passage: Passage) -> Iterator[LayerAttention]:
+    """The family's readings. A model's keys mostly lie token by token, each with all heads; products with those of one head are a
+    fifth faster on a CPU where they lie together."""
+    for layer in family.readings(passage):
+        yield layer if layer.q.device.type != "cpu" else replace(layer, q=layer.q.contiguous(), k=layer.k.contiguous())
+
+
 def _offloaded(layer: LayerAttention) -> bool:
     return any(tensor.is_meta for tensor in layer.dismantle()[0].values())
 
@@ -68,7 +75,7 @@ def prove_all(
     FidelityError
         As of :func:`prove`, at the passage that cannot be proved.
     """
-    layers = [] if edits or len(passages) == 1 else [next(iter(family.readings(passage)), None) for passage in passages]
+    layers = [] if edits or len(passages) == 1 else [next(_readings(family, passage), None) for passage in passages]
     together: list[Fidelity | None] = [None] * len(passages)
     of_one_prompt = all(layer and len(layer.lengths) == 1 and not _offloaded(layer) for layer in layers)
     if layers and of_one_prompt and alike_to_the_end(layers):

@@ -24,9 +24,9 @@ from diffscope.workspace import Workspace
 
 __all__ = ["GROUPS", "STATISTICS", "Statistic", "measure", "select"]
 
-# Values of a (head, query, key) temporary: 2 MiB in float32, of which a block needs eight; smaller ones
+# Values of a (head, query, key) temporary: 4 MiB in float32, of which a block needs eight; smaller ones
 # spend their time between operations, and threads theirs waiting for the interpreter. On a GPU 64 MiB, which keep it busy.
-ELEMENTS = {"cpu": 2**19, "cuda": 2**24}
+ELEMENTS = {"cpu": 2**20, "cuda": 2**24}
 LEAST_ROWS = 16  # of one head: with fewer, reading the keys takes longer than the products with them
 FEWEST_BLOCKS = 16  # of a long enough prompt: the fewer, the more keys are computed that no row sees
 TOO_LITTLE = 2**23  # values of one map, over all heads, below which threads cost more than they bring

@@ -43,9 +43,9 @@ def bytes_of(statistics: Iterable[Statistic], layer: LayerAttention, rows: int, 
 def bytes_at_work(statistics: Iterable[Statistic], layer: LayerAttention, rows: int, threads: int) -> int:
     """Memory that measuring itself takes.
 
-    A thread holds eleven times a block: scores, A1, A2, |D|, D, and for three maps a pass and the sorted rows.
+    A thread holds eight times a block: scores, A1, A2, |D|, D, and a pass over three maps.
     """
     statistics = list(statistics)
     heads, queries = block_size(layer, any(getattr(one.collector, "all_heads", False) for one in statistics))
-    blocks = threads * 11 * heads * min(queries, rows) * layer.n_keys * layer.dtype.itemsize
+    blocks = threads * 8 * heads * min(queries, rows) * layer.n_keys * layer.dtype.itemsize
     return blocks + (whole.bytes_of_estimates(layer) if any(one.kind == "map" for one in statistics) else 0)
