@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from scipy.optimize import minimize_scalar
@@ -26,7 +27,23 @@ OFFLOADED = "the model's weights are offloaded; use a device_map of GPUs alone, 
 Reading = tuple[str, LayerAttention]  # what it would mean if it fitted
 
 
-def prove(family: Family, passage: Passage, edits: Sequence[Edit] = (), decide=True) -> tuple[LayerAttention, Fidelity]:
+class Read(NamedTuple):
+    """A passage with the first of its family's readings, None where there is none, and those still to come."""
+
+    passage: Passage
+    first: LayerAttention | None
+    others: Iterator[LayerAttention]
+
+
+def read(family: Family, passage: Passage) -> Read:
+    """Read a passage while what it holds is as it was: a model may go on to change its hidden states in place."""
+    readings = _readings(family, passage)
+    return Read(passage, next(readings, None), readings)
+
+
+def prove(
+    family: Family, passage: Passage | Read, edits: Sequence[Edit] = (), decide: bool = True
+) -> tuple[LayerAttention, Fidelity]:
     """The reading of a passage that rebuilds what the model computed, and how well it does.
 
     Raises
@@ -34,8 +51,9 @@ def prove(family: Family, passage: Passage, edits: Sequence[Edit] = (), decide=T
     FidelityError
         No reading does; says what the first one lacks.
     """
+    passage, first, others = passage if isinstance(passage, Read) else read(family, passage)
     failed: list[tuple[LayerAttention, Fidelity | FidelityError]] = []
-    for layer in _readings(family, passage):
+    for layer in itertools.chain([first], others) if first else ():
         if _offloaded(layer):
             raise UnsupportedModel(OFFLOADED)
         layer = apply(edits, layer)
@@ -65,9 +83,7 @@ def _offloaded(layer: LayerAttention) -> bool:
     return any(tensor.is_meta for tensor in layer.dismantle()[0].values())
 
 
-def prove_all(
-    family: Family, passages: Sequence[Passage], edits: Sequence[Edit] = ()
-) -> Iterator[tuple[LayerAttention, Fidelity]]:
+def prove_all(family: Family, passages: Sequence[Read], edits: Sequence[Edit] = ()) -> Iterator[tuple[LayerAttention, Fidelity]]:
     """:func:`prove` of several passages, together where they are of one prompt and alike.
 
     Raises
@@ -75,15 +91,15 @@ def prove_all(
     FidelityError
         As of :func:`prove`, at the passage that cannot be proved.
     """
-    layers = [] if edits or len(passages) == 1 else [next(_readings(family, passage), None) for passage in passages]
+    layers = [passage.first for passage in passages]
     together: list[Fidelity | None] = [None] * len(passages)
     of_one_prompt = all(layer and len(layer.lengths) == 1 and not _offloaded(layer) for layer in layers)
-    if layers and of_one_prompt and alike_to_the_end(layers):
+    if len(layers) > 1 and not edits and of_one_prompt and alike_to_the_end(layers):
         with suppress(FidelityError):  # of heads that do not fill the output; said by the passage that has them
-            together = fidelities(layers, [passage.observed for passage in passages])
-    for index, (passage, proof) in enumerate(zip(passages, together)):
+            together = fidelities(layers, [one.passage.observed for one in passages])
+    for one, proof in zip(passages, together):
         fits = proof is not None and proof.error <= proof.tolerance
-        yield (layers[index], proof) if fits else prove(family, passage, edits)
+        yield (one.first, proof) if fits else prove(family, one, edits)
 
 
 def refusal(

@@ -245,6 +245,7 @@ def fidelities(layers: Sequence[LayerAttention], observed: Sequence[Tensor]) -> 
     ----------
     observed : sequence of Tensor, (1, query, head·width) or (1, query, head, width)
     """
+    layers = [layer.prompt(0) for layer in layers]
     rows = [compared(layer, one, 0) for layer, one in zip(layers, observed)]
     checked, seen = rows[0][0], torch.cat([seen for _, seen in rows])
     others = list(zip(*([other for _, other in other_pairings(layer)] for layer in layers)))  # (candidate, layer)
@@ -260,10 +261,11 @@ def _own_and_others(
 ) -> tuple[Tensor, Tensor]:
     """Deviations of each layer, (layer,), and of other readings on a few rows, (candidate, layer)."""
     layer = layers[0] if len(layers) == 1 else joined_to_the_end(layers)
-    few = max(1, len(checked) // ROWS_TO_TRY)
-    by_head = deviations(layer, [([layer.pairing], 1), ([joined_pairing(one) for one in others], few)], checked, seen)
-    own, of_others = (off.unflatten(-1, (len(layers), -1)).amax(-1) for off in by_head)
-    return own[0], of_others
+    tried = [([layer.pairing], 1)]
+    if others:  # a single head of standard attention has none
+        tried.append(([joined_pairing(one) for one in others], max(1, len(checked) // ROWS_TO_TRY)))
+    own, *of_others = (off.unflatten(-1, (len(layers), -1)).amax(-1) for off in deviations(layer, tried, checked, seen))
+    return own[0], of_others[0] if others else own.new_zeros(0, len(layers))
 
 
 def _fidelity(layer, observed: Tensor, error: float, rows: int, others: Sequence, few: Tensor, decide: bool) -> Fidelity:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from diffscope import families
 from diffscope.attention import LayerAttention
 from diffscope.capture import Capture
-from diffscope.diagnosis import OFFLOADED, prove, prove_all
+from diffscope.diagnosis import OFFLOADED, prove, prove_all, read
 from diffscope.edits import Edit, apply
 from diffscope.errors import DiffscopeError, DiffscopeWarning, PromptError, Stopped, UnsupportedModel
 from diffscope.families import Family, Passage
@@ -270,7 +270,7 @@ class Scope:
     ) -> xr.Dataset:
         """The statistics that ``capture(prompt, spans).measure(statistics, queries)`` gives, in the memory of one layer.
 
-        Every layer is measured as soon as the model has run it, and nothing of it is kept.
+        Every layer is measured as soon as the model has run it, small ones with a few that follow, and nothing of it is kept.
 
         Parameters
         ----------
@@ -336,21 +336,23 @@ class Scope:
     def _run(
         self, prompts: list[Encoded], given: list, each: Callable, held: int, passed: _Passed | None = None, outliers=True
     ) -> _Passed:
-        """Run the model once and hand every layer over as soon as it is proved; `held` of them are kept in memory."""
+        """Run the model once and hand every layer over when it is proved, small ones with a few that follow; `held` of them are
+        kept in memory."""
         passed, lengths = passed or _Passed(), tuple(len(prompt.ids) for prompt in prompts)
         if self.runner.device.type == "meta":
             raise UnsupportedModel(OFFLOADED)
         edits, waiting = self._state.edits, []
+        at_once = edits or type(self.family).readings is not Family.readings  # a second reading would come too late
 
         def take(passage: Passage) -> None:
             self.runner.check_tokens(passage)
-            waiting.append(passage)
-            if edits or sum(one.observed.nbytes for one in waiting) >= WAIT_FOR:
+            waiting.append(read(self.family, passage))
+            if at_once or sum(one.passage.observed.nbytes for one in waiting) >= WAIT_FOR:
                 hand_over()
 
         def hand_over() -> None:
-            for passage, (layer, proof) in zip(waiting, prove_all(self.family, waiting, edits)):
-                self._note(passed, passage, layer, proof, held)
+            for one, (layer, proof) in zip(waiting, prove_all(self.family, waiting, edits)):
+                self._note(passed, one.passage, layer, proof, held)
                 each(layer)
             waiting.clear()
 

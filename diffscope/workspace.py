@@ -26,9 +26,14 @@ class Workspace:
     def nbytes(self) -> int:
         return sum(held.nbytes for held in self._held.values())
 
+    @property
+    def on_gpu(self) -> bool:
+        return any(held.device.type != "cpu" for held in self._held.values())
+
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
         """A contiguous tensor of that shape, holding anything."""
-        size, key = math.prod(shape), (name, dtype, device)
+        # What is made in inference mode cannot be written to outside of it.
+        size, key = math.prod(shape), (name, dtype, torch.device(device), torch.is_inference_mode_enabled())
         held = self._held.get(key)
         if held is None or held.numel() < size:
             held = self._held[key] = torch.empty(size, dtype=dtype, device=device)
@@ -45,6 +50,7 @@ class Fresh(Workspace):
 FRESH = Fresh()
 
 KEPT = 2**26  # bytes: a larger workspace is not kept, for only the work of small ones is short beside asking for memory
+SPARE = 2
 _spare: list[Workspace] = []
 
 
@@ -55,10 +61,13 @@ def borrowed() -> Iterator[Workspace]:
         workspace = _spare.pop()
     except IndexError:
         workspace = Workspace()
+        # From now on glibc takes blocks of up to this size from its heap, where they are soon found again, as it does once one of
+        # them was freed. It is never written to, so it costs no memory.
+        torch.empty(24 * 2**20, dtype=torch.uint8)
     try:
         yield workspace
     finally:
-        if workspace.nbytes <= KEPT and len(_spare) < 2:
+        if workspace.nbytes <= KEPT and len(_spare) < SPARE and not workspace.on_gpu:
             _spare.append(workspace)
 
 

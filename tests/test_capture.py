@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 
 import diffscope
 from diffscope import FidelityError, OutOfMemoryAhead, PromptError, UnsupportedModel
@@ -251,14 +252,71 @@ TOGETHER = {
 
 @pytest.mark.parametrize("kind", TOGETHER)
 def test_layers_proved_together_are_proved_as_alone(kind, monkeypatch):
+    from diffscope import diagnosis
+
+    def alone(*args):
+        raise AssertionError("a layer was proved by itself")
+
     scope = diffscope.load(TOGETHER[kind]())
-    together = scope.capture(tiny.ids(60)).proofs
+    with monkeypatch.context() as patch:
+        patch.setattr(diagnosis, "fidelity", alone)
+        together = scope.capture(tiny.ids(60)).proofs
     monkeypatch.setattr("diffscope.scope.WAIT_FOR", 0)
     alone = scope.capture(tiny.ids(60)).proofs
     assert len(together) == len(alone) > 1
     for one, other in zip(together, alone):
         assert one.error == pytest.approx(other.error, abs=2e-7)
-        assert (one.tolerance, one.rows, one.decided) == (other.tolerance, other.rows, other.decided) and one.decided
+        assert (one.tolerance, one.rows, one.decided) == (other.tolerance, other.rows, other.decided)
+        assert one.decided
+
+
+def test_a_single_head_has_no_other_pairing():
+    proofs = diffscope.load(tiny.own("standard", heads=1, num_hidden_layers=3)).capture(tiny.ids(20)).proofs
+    assert len(proofs) == 3 and all(proof.error < 1e-5 and proof.decided for proof in proofs)
+
+
+def test_a_layer_is_read_before_later_ones_change_what_it_saw():
+    """Residual streams are added to in place in some models; by the time that layers are proved together, they are others."""
+    model = tiny.own("v2", num_hidden_layers=3)
+    expected = [layer.lam_fp32 for layer in diffscope.load(model).capture(tiny.ids(30)).layers]
+    handles, seen = [], {}
+
+    def keep(module, args, kwargs):
+        seen[module] = kwargs["hidden_states"]
+
+    def overwrite(module, args, output):
+        seen[module.self_attn].zero_()
+
+    for layer in model.model.layers:
+        handles.append(layer.self_attn.register_forward_pre_hook(keep, with_kwargs=True))
+        handles.append(layer.register_forward_hook(overwrite))
+    found = [layer.lam_fp32 for layer in diffscope.load(model).capture(tiny.ids(30)).layers]
+    for handle in handles:
+        handle.remove()
+    assert all((hidden == 0).all() for hidden in seen.values()) and len(seen) == 3
+    assert all(torch.equal(one, other) for one, other in zip(found, expected))
+
+
+def test_memory_of_inference_mode_is_not_used_outside_of_it():
+    scope = diffscope.load(tiny.own("v1"))
+    with torch.inference_mode():
+        inside = scope.measure(tiny.ids(30), "entropy")
+    outside = scope.measure(tiny.ids(30), "entropy")
+    xr.testing.assert_identical(inside, outside)
+
+
+def test_layers_with_their_own_way_of_pairing_are_told_apart():
+    """One layer of four whose maps are swapped, with a λ that makes the swap matter."""
+    scope = diffscope.load(tiny.own("v1", num_hidden_layers=4))
+
+    def swapped(layer):
+        pairing = layer.pairing
+        wrong = replace(pairing, a1=pairing.a2, a2=pairing.a1)
+        return replace(layer, pairing=wrong) if layer.layer == 1 else layer
+
+    scope.family = Misreading(swapped)
+    with pytest.raises(FidelityError, match="layer 1.*swapped"):
+        scope.capture(tiny.ids(30))
 
 
 def test_one_misread_layer_among_others_is_found():

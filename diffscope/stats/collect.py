@@ -210,7 +210,7 @@ class RowStatistics:
         formula, moments = distribution.FORMULAS[name]
         values = formula({moment: self.values[moment] for moment in moments}, self.counts)  # (head, map, query, ...)
         if self._request.layer.differential:
-            return values
+            return values.contiguous()  # a view would hold all other moments
         a1, d = values[:, :1], values[:, -1:]
         return torch.cat([a1, torch.full_like(a1, math.nan), d], dim=1)
 

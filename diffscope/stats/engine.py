@@ -217,8 +217,8 @@ def _places(request: Request, all_heads: bool, elements: int | None) -> Iterator
     n_heads, (heads, rows) = request.layer.n_heads, block_size(request.layer, all_heads, elements)
     order = request.queries.argsort(stable=True)
     in_order = bool((request.queries.diff() >= 0).all())
-    for start in reversed(range(0, len(order), rows)):
-        at = slice(start, min(start + rows, len(order)))
+    for stop in range(len(order), 0, -rows):
+        at = slice(max(0, stop - rows), stop)
         for head in range(0, n_heads, heads):
             yield Place(range(head, min(head + heads, n_heads)), at if in_order else order[at])
 

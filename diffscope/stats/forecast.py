@@ -9,11 +9,11 @@ from torch import Tensor
 from diffscope.attention import LayerAttention
 from diffscope.stats import backends, whole
 from diffscope.stats.collect import RowStatistics
-from diffscope.stats.engine import LEAST_ROWS, block_size, checked_queries, take
+from diffscope.stats.engine import block_size, checked_queries, take
 from diffscope.stats.registry import LABELS, STATISTICS, Statistic
 from diffscope.stats.workers import Workers
 
-PROBED = 2  # blocks a thread that are measured to tell how long all of them will take
+PROBED = 128  # queries a thread that are measured to tell how long all of them will take
 
 
 def seconds(
@@ -22,7 +22,7 @@ def seconds(
     """How long measuring will take, judged by a few of the queries; without what is made of whole maps."""
     names = [name for name in names if STATISTICS[name].collector]
     queries = checked_queries(layer, queries)
-    some = queries.sort().values[-PROBED * LEAST_ROWS * workers.count :]
+    some = queries.sort().values[-PROBED * workers.count :]
     rows = any(STATISTICS[name].collector is RowStatistics for name in names)
     for _ in range(1 if not rows or backends.chosen(layer, backend) == "blocks" else 2):  # kernels are compiled the first time
         start = time.perf_counter()

@@ -23,7 +23,7 @@ class Measured(NamedTuple):
 
     values: dict[str, np.ndarray]
     attrs: dict[str, dict]
-    coords: dict[str, list]
+    coords: dict[str, np.ndarray]
 
 
 def dataset(measured: Sequence[Measured], layers: Sequence[int] | None = None) -> xr.Dataset:
@@ -99,7 +99,7 @@ def _why(statistic: Statistic) -> str | None:
     return None
 
 
-def coordinates(request: Request, dims: set[str]) -> dict[str, list]:
+def coordinates(request: Request, dims: set[str]) -> dict[str, np.ndarray]:
     """Labels of those of the dimensions that have any."""
     heads = range(request.layer.n_heads)
     labels = {
@@ -109,4 +109,4 @@ def coordinates(request: Request, dims: set[str]) -> dict[str, list]:
         "query": request.queries.cpu().numpy(),
         "span": list(request.spans),
     }
-    return {dim: values if isinstance(values, np.ndarray) else list(values) for dim, values in labels.items() if dim in dims}
+    return {dim: np.array(values) for dim, values in labels.items() if dim in dims}

@@ -170,7 +170,7 @@ class _Passes:
         if self.size.device.type != "cpu":
             return self.size.sort(-1).values
         ascending = self._like(self.size).copy_(self.size)  # the last pass, so nothing overwrites it
-        ascending.numpy().view(np.int64 if ascending.dtype == torch.float64 else np.int32).sort(-1)
+        ascending.numpy().view(f"i{ascending.itemsize}").sort(-1)
         return ascending
 
     def _gini(self, ascending: Tensor) -> Tensor:
@@ -180,7 +180,7 @@ class _Passes:
         parts of long rows are added up in float64."""
         keys, n = ascending.shape[-1], self.n.double()
         back = torch.arange(keys - 1, -1, -1, dtype=ascending.dtype, device=ascending.device) / keys
-        parts = zip(ascending.view(-1, keys).split(CASCADED, -1), back.split(CASCADED))  # of a matrix they are not copied
+        parts = zip(ascending.reshape(-1, keys).split(CASCADED, -1), back.split(CASCADED))  # of a matrix they are not copied
         summed = sum(torch.mv(x, weight).double() for x, weight in parts).view_as(self.total)
         mean = summed * keys / self.total  # of the rank counted back, from 0
         return (1 - (1 + 2 * mean) / n).to(ascending.dtype)

@@ -39,8 +39,7 @@ def alike_to_the_end(layers: Sequence[LayerAttention]) -> bool:
 
 
 def joined(layers: Sequence[LayerAttention]) -> LayerAttention:
-    """One layer with the heads of all, those of the first layer first: for maps and their products with the values, for nothing
-    comes after those.
+    """One layer with the heads of all, those of the first layer first; for maps alone, it has no values and nothing after them.
 
     Parameters
     ----------
@@ -56,7 +55,8 @@ def joined(layers: Sequence[LayerAttention]) -> LayerAttention:
 
     return replace(
         first,
-        **{name: torch.cat([getattr(layer, name) for layer in layers], dim=1) for name in ("q", "k", "v")},
+        **{name: torch.cat([getattr(layer, name) for layer in layers], dim=1) for name in ("q", "k")},
+        v=first.v[..., :0],
         pairing=joined_pairing(layers),
         **{name: by_head(name) for name in ("lam", "gain", "lam_fp32")},
         norm=None,
@@ -67,7 +67,8 @@ def joined(layers: Sequence[LayerAttention]) -> LayerAttention:
 
 
 def joined_to_the_end(layers: Sequence[LayerAttention]) -> LayerAttention:
-    """The same of layers that are :func:`alike_to_the_end`, with a norm whose weights hold each layer's factor as well."""
+    """The same of layers that are :func:`alike_to_the_end`, with their values, and a norm whose weights hold each layer's factor
+    as well."""
     first, shape = layers[0], (layers[0].n_heads, layers[0].v.shape[-1])
 
     def weight(layer: LayerAttention) -> Tensor:  # (head, width)
@@ -76,7 +77,8 @@ def joined_to_the_end(layers: Sequence[LayerAttention]) -> LayerAttention:
         return (ones if own is None else own.to(layer.dtype).expand(shape)) * layer.post_scale
 
     kind, eps = (first.norm.kind, first.norm.eps) if first.norm else ("scalar", 0.0)
-    return replace(joined(layers), norm=Norm(kind, eps, torch.cat([weight(layer) for layer in layers])))
+    norm, v = Norm(kind, eps, torch.cat([weight(layer) for layer in layers])), torch.cat([layer.v for layer in layers], dim=1)
+    return replace(joined(layers), v=v, norm=norm)
 
 
 def joined_pairing(layers: Sequence[LayerAttention]) -> Pairing:
