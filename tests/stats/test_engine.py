@@ -191,16 +191,13 @@ class _Spy:
         monkeypatch.setattr(LayerAttention, "_logits", counted)
         monkeypatch.setattr(LayerAttention, "rows", sized)
 
-    @property
-    def largest(self):
-        return max(self.sizes)
-
 
 def test_each_map_is_computed_once_and_one_block_at_a_time(layer, monkeypatch):
     spy = _Spy(monkeypatch)
     measure(layer, ["row", "span", "branch", "map_distance", "head_cka"], SPANS, elements=3 * 24 * 5)
     assert spy.maps == 6 * 24
-    assert spy.largest == 3 * 20 * 5  # rows 15 to 19; no row of a block sees the keys after its last query
+    seen = [(5, 24), (5, 19), (5, 14), (5, 9), (4, 4)]  # rows of each block and keys up to its last query, from the end
+    assert spy.sizes == [3 * rows * keys for rows, keys in seen]
 
 
 @pytest.mark.parametrize("mask", [Mask("causal"), Mask("window", 6), Mask("full")], ids=lambda mask: mask.kind)
