@@ -237,12 +237,13 @@ def fidelity(layer: LayerAttention, observed: Tensor, decide: bool = True) -> Fi
 
 
 def fidelities(layers: Sequence[LayerAttention], observed: Sequence[Tensor]) -> list[Fidelity]:
-    """The same of several unchanged layers of one prompt that are alike
-    (:func:`diffscope.stats.together.alike_to_the_end`), together:
-    short prompts take a fraction of the time.
+    """The same of several unchanged layers of one prompt that are alike in all that matters, together, which takes short prompts
+    a fraction of the time.
 
     Parameters
     ----------
+    layers : sequence of LayerAttention
+        See :func:`diffscope.stats.together.alike_to_the_end`.
     observed : sequence of Tensor, (1, query, head·width) or (1, query, head, width)
     """
     layers = [layer.prompt(0) for layer in layers]
