@@ -105,6 +105,22 @@ class TopKA1(Change):
 
 
 @dataclass(frozen=True)
+class SignedMask(Change):
+    """D is multiplied with tanh(u·w + b), between −1 and 1."""
+
+    heads: tuple[int, ...]
+    left: Tensor  # (batch, head, query, width): u
+    right: Tensor  # (batch, head, key, width): w
+    bias: Tensor  # (1, head)
+
+    def difference(self, at, d):
+        left = self.left[0][at.heads[:, None], at.queries]
+        right = self.right[0][at.heads, : at.layer.n_keys]
+        mask = torch.tanh(left @ right.transpose(1, 2) + self.bias[0][at.heads][:, None, None])
+        return torch.where(chosen(self.heads, at), d * mask.to(d.dtype), d)
+
+
+@dataclass(frozen=True)
 class Reshape(Change):
     """D as ``absolute``, ``positive``, ``by sum`` or ``by absolute``."""
 

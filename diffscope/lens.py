@@ -52,6 +52,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from diffscope.errors import UnsupportedModel
 from diffscope.families import differential
 from diffscope.models import load_model
+from diffscope.models.controls import GatedAttention, ReweightedAttention
 from diffscope.models.mechanisms import Attention, DiffV1Attention, DiffV2Attention
 
 __all__ = ["DifferentialAdapter", "DifferentialAttentionBridge", "boot"]
@@ -120,12 +121,13 @@ class Geometry:
         if isinstance(module, DiffLlamaAttention):  # its configuration counts maps
             heads, kv_heads = module.config.num_attention_heads // 2, module.config.num_key_value_heads // 2
             return cls(heads, kv_heads, 2, 2, module.head_dim, 2 * module.head_dim, part_first=True)
-        if isinstance(module, Attention):
+        reweighted = isinstance(module, (ReweightedAttention, GatedAttention)) or getattr(module, "second_dim", None) is not None
+        if isinstance(module, Attention) and not reweighted:
             dim, width = module.head_dim, module.head_dim * module.value_width
             return cls(module.heads, module.kv_heads, module.query_maps, module.key_maps, dim, width, part_first=False)
         raise UnsupportedModel(
             f"no hook points for attention of the class {type(module).__name__}: they exist for DiffLlama and for diffscope's "
-            "own models, and a model can be bridged once"
+            "own V1 (with second maps of full width), V2 and standard models, and a model can be bridged once"
         )
 
     @property
@@ -160,7 +162,7 @@ def normed(module: nn.Module, x: Tensor) -> Tensor:
         return (1 - module.lambda_init) * module.groupnorm(x)
     if isinstance(module, DiffV1Attention):
         return (1 - module.lambda_init) * module.subln(x)
-    return x
+    return module.subln(x) if isinstance(module, Attention) else x
 
 
 class DifferentialAttentionBridge(AttentionBridge):

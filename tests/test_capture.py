@@ -13,7 +13,7 @@ import xarray as xr
 import diffscope
 from diffscope import FidelityError, OutOfMemoryAhead, PromptError, UnsupportedModel
 from diffscope.attention import LayerAttention
-from diffscope.families.differential import Own
+from diffscope.families.own import Own
 from diffscope.fidelity import deviation, deviations, fidelity, other_pairings
 from diffscope.layout import Mask, Pairing
 from tests import tiny

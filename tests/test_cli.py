@@ -477,7 +477,7 @@ def test_the_dashboard_answers_and_stops(port, tmp_path):
 
 def test_what_a_user_should_know_is_noted(run, tiny_diff_folder, tmp_path):
     """Once by the command, in its own words, and again where the capture is opened; not as a Python warning."""
-    from diffscope.families.differential import Own
+    from diffscope.families.own import Own
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Own, "warnings", lambda self, layer: ["its keys are shared"])

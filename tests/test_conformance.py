@@ -188,7 +188,7 @@ def test_the_command_tells_pass_from_fail(tmp_path, capsys, monkeypatch):
     assert main(["check", str(tmp_path / "right")]) == 0
     assert "every other pairing of the maps is refused" in capsys.readouterr().out
 
-    from diffscope.families.differential import Own
+    from diffscope.families.own import Own
 
     read = Own.read
     wrong = lambda self, passage: replace(read(self, passage), scale=1.0)  # noqa: E731

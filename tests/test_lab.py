@@ -173,3 +173,30 @@ def test_too_few_prompts_are_refused(undisturbed):
     scope = diffscope.load(undisturbed)
     with pytest.raises(PromptError, match="do not spread"):
         evaluate.span_by_depth(scope, evaluate.draw(Retrieval(scope.tokenizer), 5, 96, 2, seed=0))
+
+
+FAMILY = {
+    "diff": dict(attention="v1", num_attention_heads=2, num_key_value_heads=2),
+    "standard": dict(attention="standard", num_attention_heads=4, num_key_value_heads=4),
+    "signed": dict(attention="signed", num_attention_heads=4, num_key_value_heads=4),
+    "low rank": dict(attention="v1", num_attention_heads=2, num_key_value_heads=2, second_dim=4),
+    "v2": dict(attention="v2", num_attention_heads=4, num_key_value_heads=4),
+    "as it is": dict(attention="v2", num_attention_heads=4, num_key_value_heads=4, intermediate_size=40),
+}
+
+
+def test_arms_are_matched_in_parameters_by_the_width_of_their_mlps():
+    model = {**Recipe.load("mini").model, "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2}
+    recipe = replace(Recipe.load("mini"), arms=FAMILY, match="diff", model=model)
+    rows = {row["arm"]: row for row in recipe.table(500)}
+    counts = {arm: DiffForCausalLM(recipe.config(arm, 500)).num_parameters() for arm in FAMILY}
+    assert {arm: row["parameters"] for arm, row in rows.items()} == counts
+    assert all(abs(row["ratio"] - 1) < 0.005 for arm, row in rows.items() if arm != "as it is")
+    assert rows["diff"]["intermediate_size"] == 160 and rows["as it is"]["intermediate_size"] == 40
+    assert rows["signed"]["intermediate_size"] < rows["standard"]["intermediate_size"] < rows["low rank"]["intermediate_size"]
+
+
+def test_an_arm_too_large_to_match_is_refused():
+    model = {**Recipe.load("mini").model, "hidden_size": 64, "intermediate_size": 1, "num_hidden_layers": 2}
+    with pytest.raises(DiffscopeError, match="without its MLPs"):
+        replace(Recipe.load("mini"), arms=FAMILY, match="diff", model=model).config("signed", 500)

@@ -74,7 +74,7 @@ def naive_lambda(module, x):
 def naive_norm(module, z):
     """z (batch, query, head, width)"""
     norm = getattr(module, "groupnorm", getattr(module, "subln", None))
-    if norm is None:
+    if norm is None or isinstance(norm, torch.nn.Identity):
         return z
     unit = z / (z.pow(2).mean(-1, keepdim=True) + norm.eps).sqrt()
     return unit * (1 if norm.weight is None else norm.weight) * (0.2 + 0.6 * math.exp(-0.3 * module.layer_idx))

@@ -5,9 +5,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from diffscope.models import ATTENTIONS, DiffConfig, lambda_init_schedule
+from diffscope.models import DiffConfig, lambda_init_schedule
 from tests import tiny
 
+ATTENTIONS = ("v1", "v2", "standard", "gated")  # that run with every implementation
 DTYPES = [(torch.float32, 1e-5), (torch.float64, 1e-12)]
 
 

@@ -9,11 +9,12 @@ from diffscope.errors import DiffscopeError, UnsupportedModel
 from diffscope.families.axolotl import Axolotl
 from diffscope.families.base import Call, Convention, Family, Passage, compact, mask_of, ones
 from diffscope.families.dex import Dex
-from diffscope.families.differential import DiffLlama, Own
+from diffscope.families.differential import DiffLlama
 from diffscope.families.gated import Yoco
 from diffscope.families.gdla import MotifLatent
 from diffscope.families.grouped import GroupedMotif
 from diffscope.families.motif import Motif
+from diffscope.families.own import Own
 from diffscope.families.phi4flash import Phi4Flash
 from diffscope.families.standard import Standard, interface_attention
 from diffscope.families.timm import Timm

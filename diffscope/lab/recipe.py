@@ -6,8 +6,10 @@ import tomllib
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import torch
+
 from diffscope.errors import DiffscopeError
-from diffscope.models import DiffConfig
+from diffscope.models import DiffConfig, DiffForCausalLM
 from diffscope.tasks.retrieval import TEMPLATE
 
 BUNDLED = Path(__file__).parent / "recipes"
@@ -37,6 +39,9 @@ class Recipe:
     arms : dict of str to dict
         The fields in which each arm differs.
     stages : tuple of Stage
+    match : str, optional
+        The arm whose number of parameters the others get, as nearly as the width of their MLPs allows; an arm with an
+        ``intermediate_size`` of its own keeps it.
     learning_rate, weight_decay, warmup, cooldown
         Muon and AdamW; the rate rises over `warmup` steps, and over the last `cooldown` share of all it falls to a twentieth.
     """
@@ -53,6 +58,7 @@ class Recipe:
     cooldown: float
     checkpoints: int
     evaluate_every: int
+    match: str | None = None
     source: str = field(default="", compare=False)
 
     @classmethod
@@ -72,9 +78,12 @@ class Recipe:
         try:
             fields = tomllib.loads(source)
             stages = tuple(Stage(**{**stage, "needles": tuple(stage["needles"])}) for stage in fields.pop("stages"))
-            return cls(**fields, stages=stages, source=source)
+            recipe = cls(**fields, stages=stages, source=source)
         except (tomllib.TOMLDecodeError, TypeError, KeyError) as error:
             raise DiffscopeError(f"{path}: not a complete recipe ({error}); compare it with {BUNDLED / 'mini.toml'}") from None
+        if recipe.match is not None and recipe.match not in recipe.arms:
+            raise DiffscopeError(f"{path}: match = {recipe.match!r} is none of its arms: {', '.join(recipe.arms)}")
+        return recipe
 
     @property
     def steps(self) -> int:
@@ -109,8 +118,37 @@ class Recipe:
         """The model configuration of one arm."""
         if arm not in self.arms:
             raise DiffscopeError(f"recipe {self.name!r} has no arm {arm!r}; its arms are: {', '.join(self.arms)}")
-        return DiffConfig(**{**self.model, **self.arms[arm]}, vocab_size=vocab_size)
+        fields = {**self.model, **self.arms[arm], "vocab_size": vocab_size}
+        if self.match not in (None, arm) and "intermediate_size" not in self.arms[arm]:
+            wanted = parameters({**self.model, **self.arms[self.match], "vocab_size": vocab_size})
+            fields["intermediate_size"] = _matching_width(fields, wanted)
+        return DiffConfig(**fields)
+
+    def table(self, vocab_size: int | None = None) -> list[dict]:
+        """What every arm is made of: heads, widths, parameters, and these over those of the matched arm."""
+        configs = {arm: self.config(arm, vocab_size or self.vocab_size) for arm in self.arms}
+        counts = {arm: parameters(config.to_dict()) for arm, config in configs.items()}
+        reference = counts[self.match or next(iter(counts))]
+        shown = ("attention", "num_attention_heads", "head_dim", "intermediate_size")
+        rows = {arm: {"arm": arm, **{name: getattr(config, name) for name in shown}} for arm, config in configs.items()}
+        return [{**row, "parameters": counts[arm], "ratio": counts[arm] / reference} for arm, row in rows.items()]
 
     def as_dict(self) -> dict:
         """Everything but the source text, ready for JSON."""
         return {key: value for key, value in asdict(self).items() if key != "source"}
+
+
+def parameters(fields: dict) -> int:
+    """How many parameters a model of these fields has; it takes no memory to tell."""
+    with torch.device("meta"):
+        return DiffForCausalLM(DiffConfig(**fields)).num_parameters()
+
+
+def _matching_width(fields: dict, wanted: int) -> int:
+    """The width of the MLPs with which a model comes nearest to so many parameters, which grow evenly with it."""
+    narrow = parameters({**fields, "intermediate_size": 1})
+    step = parameters({**fields, "intermediate_size": 2}) - narrow
+    width = 1 + round((wanted - narrow) / step)
+    if width < 1:
+        raise DiffscopeError(f"the arm has {narrow} parameters without its MLPs, more than the {wanted} of the arm to match")
+    return width

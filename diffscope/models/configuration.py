@@ -6,7 +6,8 @@ import math
 
 from transformers import LlamaConfig
 
-ATTENTIONS = ("v1", "v2", "standard")
+ATTENTIONS = ("v1", "v2", "standard", "top_k", "signed", "gated")
+HEAD_NORMS = ("rms", "scalar", "none")
 
 
 def lambda_init_schedule(layer: int) -> float:
@@ -15,14 +16,17 @@ def lambda_init_schedule(layer: int) -> float:
 
 
 class DiffConfig(LlamaConfig):
-    """A Llama configuration whose ``attention`` field chooses the attention mechanism.
+    """A Llama configuration whose ``attention`` field chooses the attention mechanism, and others what is changed in it.
 
     Parameters
     ----------
-    attention : {"v1", "v2", "standard"}
+    attention : {"v1", "v2", "standard", "top_k", "signed", "gated"}
         ``v1`` is arXiv 2410.05258: two maps a head, values twice as wide, per-head RMSNorm.
         ``v2`` has twice the query heads on the same keys and values and a λ per token and head.
         ``standard`` is one softmax a head, the baseline.
+        ``top_k`` keeps the ``top_keys`` largest weights of each row and divides them by their sum.
+        ``signed`` multiplies the weights with a learned mask between −1 and 1.
+        ``gated`` gives every second head a learned signed gate per token.
     num_attention_heads, num_key_value_heads : int
         Count heads, not maps: a differential head has two maps.
     head_dim : int, optional
@@ -33,6 +37,17 @@ class DiffConfig(LlamaConfig):
         Constant λ_init of every layer; by default the paper's schedule over depth.
     lambda_std_dev : float
         Standard deviation of the four λ vectors at initialisation.
+    fixed_lambda : float or "init", optional
+        λ of every layer of ``v1``, not learned; ``init`` is its λ_init.
+    head_norm : {"rms", "scalar", "none"}, optional
+        What a head's output goes through before the output projection: RMSNorm over its width, one learned number a head, or
+        nothing. By default ``rms`` for ``v1`` and ``none`` otherwise; others than the default for ``v1`` and ``standard`` only.
+    second_dim : int, optional
+        Width of the second map's queries and keys in ``v1``, fewer than ``head_dim``: its scores are of that rank.
+    top_keys : int, optional
+        k of ``top_k`` attention; ``top_k`` itself is a word of generation.
+    mask_dim : int
+        Width of the two projections whose product is the mask of ``signed`` attention.
     """
 
     model_type = "diffscope"
@@ -40,6 +55,11 @@ class DiffConfig(LlamaConfig):
     attention: str = "v1"
     lambda_init: float | None = None
     lambda_std_dev: float = 0.1
+    fixed_lambda: float | str | None = None
+    head_norm: str | None = None
+    second_dim: int | None = None
+    top_keys: int | None = None
+    mask_dim: int = 16
 
     def __post_init__(self, **kwargs):
         if self.attention not in ATTENTIONS:
@@ -47,7 +67,24 @@ class DiffConfig(LlamaConfig):
         if self.head_dim is None:
             maps = 2 if self.attention == "v1" else 1
             self.head_dim = self.hidden_size // (maps * self.num_attention_heads)
+        usual = "rms" if self.attention == "v1" else "none"
+        self.head_norm = self.head_norm or usual
+        if self.head_norm not in HEAD_NORMS:
+            raise ValueError(f"head_norm={self.head_norm!r} is unknown; choose one of {', '.join(HEAD_NORMS)}")
+        if self.head_norm != usual and self.attention not in ("v1", "standard"):
+            raise ValueError(f"head_norm is for v1 and standard attention; {self.attention} has none")
+        self._check_own_fields()
         super().__post_init__(**kwargs)
+
+    def _check_own_fields(self) -> None:
+        if self.attention != "v1" and (self.fixed_lambda is not None or self.second_dim is not None):
+            raise ValueError(f"fixed_lambda and second_dim are of v1 attention; this is {self.attention}")
+        if isinstance(self.fixed_lambda, str) and self.fixed_lambda != "init":
+            raise ValueError(f'fixed_lambda is a number or "init", not {self.fixed_lambda!r}')
+        if self.second_dim is not None and not 0 < self.second_dim < self.head_dim:
+            raise ValueError(f"second_dim={self.second_dim} must be between 1 and head_dim - 1 = {self.head_dim - 1}")
+        if (self.attention == "top_k") != (self.top_keys is not None) or self.top_keys is not None and self.top_keys < 1:
+            raise ValueError('top_keys, a positive number, goes with attention="top_k"')
 
     def lambda_init_of(self, layer: int) -> float:
         """λ_init of one layer, counted from 0."""

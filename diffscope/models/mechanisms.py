@@ -2,7 +2,7 @@
 
 All three hand post-RoPE queries, keys and values to the Hugging Face attention interface, so that
 eager, SDPA and flash-attn are a setting of the model, and an observer registered there sees what
-each layer attended with. A further mechanism is one more class in ``MECHANISMS``.
+each layer attended with. What is controlled for is in ``controls``.
 """
 
 from __future__ import annotations
@@ -31,8 +31,19 @@ def eager_attention_forward(module, query, key, value, attention_mask, scaling, 
     return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights
 
 
+class HeadScale(nn.Module):
+    """One learned number a head, from 1, in place of a norm: x (..., head, width) → the same."""
+
+    def __init__(self, heads: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(heads))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight[:, None]
+
+
 class Attention(nn.Module):
-    """Standard attention, and what the mechanisms share: projections, RoPE, cache, dispatch."""
+    """Standard attention, and what the mechanisms share: projections, RoPE, cache, dispatch, norm of the heads."""
 
     query_maps = 1  # query maps of one head
     key_maps = 1  # key maps of one key-value head
@@ -55,15 +66,23 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(hidden, self.kv_heads * self.key_maps * dim, bias=config.attention_bias)
         self.v_proj = nn.Linear(hidden, self.kv_heads * self.value_width * dim, bias=config.attention_bias)
         self.o_proj = nn.Linear(self.heads * self.value_width * dim, hidden, bias=config.attention_bias)
+        if config.head_norm == "rms":
+            self.subln = nn.RMSNorm(self.value_width * dim, eps=config.rms_norm_eps)
+        else:
+            self.subln = HeadScale(self.heads) if config.head_norm == "scalar" else nn.Identity()
 
     def split_maps(self, x: Tensor, maps: int) -> Tensor:
         """(batch, token, heads·maps·dim) → (batch, heads·maps, token, dim), in the order of the projection."""
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
+    def values(self, x: Tensor) -> Tensor:
+        """What is kept of every token beside its keys, (batch, kv head, token, width)."""
+        return self.v_proj(x).unflatten(-1, (self.kv_heads, -1)).transpose(1, 2)
+
     def project(self, x: Tensor, position_embeddings, past_key_values) -> tuple[Tensor, Tensor, Tensor]:
         q = self.split_maps(self.q_proj(x), self.query_maps)  # (batch, query map, token, dim)
         k = self.split_maps(self.k_proj(x), self.key_maps)  # (batch, key map, token, dim)
-        v = self.v_proj(x).unflatten(-1, (self.kv_heads, -1)).transpose(1, 2)  # (batch, kv head, token, width)
+        v = self.values(x)
         q, k = apply_rotary_pos_emb(q, k, *position_embeddings)
         if past_key_values is not None:
             k, v = past_key_values.update(k, v, self.layer_idx)
@@ -77,7 +96,8 @@ class Attention(nn.Module):
 
     def mix(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, mask, **kwargs) -> tuple[Tensor, Tensor | None]:
         """What enters the output projection, (batch, query, head, width)."""
-        return self.attend(q, k, v, mask, **kwargs)
+        out, weights = self.attend(q, k, v, mask, **kwargs)
+        return self.subln(out), weights
 
     def forward(self, hidden_states, position_embeddings, attention_mask=None, past_key_values=None, **kwargs):
         q, k, v = self.project(hidden_states, position_embeddings, past_key_values)
@@ -89,7 +109,7 @@ class DiffV1Attention(Attention):
     """Differential attention V1 (arXiv 2410.05258).
 
     Maps 2h and 2h + 1 of the projections belong to head h. λ is one scalar a layer:
-    exp(λq1·λk1) − exp(λq2·λk2) + λ_init. Values are 2d wide; they are attended in two halves of
+    exp(λq1·λk1) − exp(λq2·λk2) + λ_init, or fixed. Values are 2d wide; they are attended in two halves of
     width d, because SDPA and flash-attn leave their fast kernels when value and key widths differ.
     """
 
@@ -102,17 +122,40 @@ class DiffV1Attention(Attention):
         if config.attention_dropout:
             raise ValueError("attention_dropout must be 0: the paper does not define dropout for a difference of maps")
         self.lambda_init = config.lambda_init_of(layer_idx)
-        for name in ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"):
-            self.register_parameter(name, nn.Parameter(torch.zeros(self.head_dim)))
-        self.subln = nn.RMSNorm(2 * self.head_dim, eps=config.rms_norm_eps)
+        self.fixed = self.lambda_init if config.fixed_lambda == "init" else config.fixed_lambda
+        if self.fixed is None:
+            for name in ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"):
+                self.register_parameter(name, nn.Parameter(torch.zeros(self.head_dim)))
+        self.second_dim = config.second_dim
+        if self.second_dim is not None:
+            width, hidden = self.head_dim + self.second_dim, config.hidden_size
+            self.q_proj = nn.Linear(hidden, self.heads * width, bias=config.attention_bias)
+            self.k_proj = nn.Linear(hidden, self.kv_heads * width, bias=config.attention_bias)
 
     def split_maps(self, x: Tensor, maps: int) -> Tensor:
         """First maps of all heads, then second maps of all heads, so that grouped keys repeat inside a branch."""
+        if self.second_dim is not None:
+            x = self._widened(x)
         x = x.unflatten(-1, (-1, maps, self.head_dim))  # (batch, token, head, map, dim)
         return x.permute(0, 3, 2, 1, 4).flatten(1, 2)
 
+    def _widened(self, x: Tensor) -> Tensor:
+        """(batch, token, head·(dim + few)) → (batch, token, head·2·dim): second maps as wide as first ones.
+
+        Their elements go to places spread over half the width, of which RoPE turns the same share as of a whole map, and are
+        scaled as if the softmax had a scale of their width.
+        """
+        dim, few = self.head_dim, self.second_dim
+        first, second = x.unflatten(-1, (-1, dim + few)).split([dim, few], dim=-1)
+        places = torch.arange(few, device=x.device) * max(1, dim // 2 // few)
+        wide = torch.zeros_like(first).index_copy(-1, places, second * (dim / few) ** 0.25)  # of queries and of keys
+        return torch.stack([first, wide], dim=-2).flatten(2)
+
     def lam(self) -> Tensor:
         """λ of this layer, a scalar: both exponentials in float32, as in every published implementation."""
+        if self.fixed is not None:
+            weight = self.o_proj.weight
+            return torch.full((), self.fixed, dtype=torch.promote_types(weight.dtype, torch.float32), device=weight.device)
         wide = torch.promote_types(self.lambda_q1.dtype, torch.float32)
         first = torch.sum(self.lambda_q1 * self.lambda_k1, dtype=torch.float32).exp().to(wide)
         second = torch.sum(self.lambda_q2 * self.lambda_k2, dtype=torch.float32).exp().to(wide)

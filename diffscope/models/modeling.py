@@ -17,6 +17,7 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from diffscope.models.configuration import DiffConfig
+from diffscope.models.controls import CONTROLS, GatedAttention, ReweightedAttention
 from diffscope.models.mechanisms import MECHANISMS, Attention, DiffV1Attention
 
 
@@ -27,7 +28,7 @@ class DiffDecoderLayer(LlamaDecoderLayer):
         # Llama's own constructor would build, and initialise, an attention that is thrown away.
         GradientCheckpointingLayer.__init__(self)
         self.hidden_size = config.hidden_size
-        self.self_attn = MECHANISMS[config.attention](config, layer_idx)
+        self.self_attn = (MECHANISMS | CONTROLS)[config.attention](config, layer_idx)
         self.mlp = LlamaMLP(config)
         self.input_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
@@ -42,7 +43,10 @@ class DiffPreTrainedModel(LlamaPreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module):
         super()._init_weights(module)
-        if isinstance(module, DiffV1Attention):
+        if isinstance(module, GatedAttention):
+            nn.init.zeros_(module.gate_proj.weight)
+            nn.init.ones_(module.gate_proj.bias)
+        if isinstance(module, DiffV1Attention) and module.fixed is None:
             for vector in (module.lambda_q1, module.lambda_k1, module.lambda_q2, module.lambda_k2):
                 nn.init.normal_(vector, 0.0, self.config.lambda_std_dev)
 
@@ -51,6 +55,8 @@ class DiffModel(DiffPreTrainedModel, LlamaModel):
     """The decoder without its language-model head."""
 
     def __init__(self, config: DiffConfig):
+        if issubclass((MECHANISMS | CONTROLS)[config.attention], ReweightedAttention):
+            config._attn_implementation = "eager"
         DiffPreTrainedModel.__init__(self, config)
         self.padding_idx = config.pad_token_id
         self.vocab_size = config.vocab_size

@@ -1,0 +1,99 @@
+"""Controls of the hypotheses that are attention mechanisms of their own: top-k, a signed mask, gated heads.
+
+Top-k and the signed mask change the weights themselves, so they need an implementation that hands them out: eager.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from transformers.models.llama.modeling_llama import repeat_kv
+
+from diffscope.models.configuration import DiffConfig
+from diffscope.models.mechanisms import Attention, eager_attention_forward
+
+__all__ = ["CONTROLS", "eager_attention_forward"]  # a model's eager attention is looked for in the file of its attention
+
+
+class ReweightedAttention(Attention):
+    """One softmax a head, whose weights are changed before they meet the values."""
+
+    def reweight(self, x: Tensor, weights: Tensor, kept: Tensor) -> Tensor:
+        """Other weights.
+
+        Parameters
+        ----------
+        x : Tensor (batch, query, hidden)
+        weights : Tensor (batch, head, query, key)
+        kept : Tensor (batch, kv head, key, more)
+            What :meth:`values` keeps of every token behind its values.
+        """
+        raise NotImplementedError
+
+    def mix(self, x, q, k, v, mask, **kwargs):
+        v, kept = v[..., : self.head_dim], v[..., self.head_dim :]
+        _, weights = self.attend(q, k, v, mask, **kwargs)
+        if weights is None:
+            raise ValueError(f'{self.config.attention} attention changes the weights, which takes attn_implementation="eager"')
+        weights = self.reweight(x, weights, kept)
+        return torch.matmul(weights, repeat_kv(v, self.num_key_value_groups)).transpose(1, 2), weights
+
+
+class TopKAttention(ReweightedAttention):
+    """The k largest weights of each row, divided by their sum: the softmax of the k largest scores."""
+
+    def reweight(self, x, weights, kept):
+        best = weights.topk(min(self.config.top_keys, weights.shape[-1]), dim=-1)
+        largest = torch.zeros_like(weights).scatter(-1, best.indices, best.values)
+        return largest / largest.sum(-1, keepdim=True)
+
+
+class SignedAttention(ReweightedAttention):
+    """One softmax times a learned signed mask: weights ⊙ tanh(u·w/√r + b).
+
+    u is made of the query's token, w of the key's; b, one number a head, begins at 1, so that a mask changes little at first.
+    """
+
+    def __init__(self, config: DiffConfig, layer_idx: int):
+        super().__init__(config, layer_idx)
+        self.mask_q_proj = nn.Linear(config.hidden_size, self.heads * config.mask_dim, bias=False)
+        self.mask_k_proj = nn.Linear(config.hidden_size, self.kv_heads * config.mask_dim, bias=False)
+        self.mask_bias = nn.Parameter(torch.ones(self.heads))
+
+    def values(self, x):
+        """Values and w, so that a cache keeps both."""
+        w = self.mask_k_proj(x).unflatten(-1, (self.kv_heads, -1)).transpose(1, 2)  # (batch, kv head, token, r)
+        return torch.cat([super().values(x), w], dim=-1)
+
+    def left(self, x: Tensor) -> Tensor:
+        """u/√r, (batch, head, query, r)."""
+        return self.mask_q_proj(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) * self.config.mask_dim**-0.5
+
+    def reweight(self, x, weights, kept):
+        w = repeat_kv(kept, self.num_key_value_groups)
+        return weights * torch.tanh(self.left(x) @ w.transpose(2, 3) + self.mask_bias[:, None, None])
+
+
+class GatedAttention(Attention):
+    """Softmax heads in pairs with values of their own, of which the second has a learned signed gate per token: tanh(W·x + b).
+
+    W begins at zero and b at 1, so that both heads begin alike.
+    """
+
+    def __init__(self, config: DiffConfig, layer_idx: int):
+        super().__init__(config, layer_idx)
+        if self.heads % 2:
+            raise ValueError(f"gated attention pairs its heads, and {self.heads} is odd")
+        self.gate_proj = nn.Linear(config.hidden_size, self.heads // 2)
+
+    def gates(self, x: Tensor) -> Tensor:
+        """(batch, token, head): 1 for first heads."""
+        second = self.gate_proj(x).tanh()
+        return torch.stack([torch.ones_like(second), second], dim=-1).flatten(2)
+
+    def mix(self, x, q, k, v, mask, **kwargs):
+        out, weights = self.attend(q, k, v, mask, **kwargs)
+        return out * self.gates(x).unsqueeze(-1), weights
+
+
+CONTROLS: dict[str, type[Attention]] = {"top_k": TopKAttention, "signed": SignedAttention, "gated": GatedAttention}

@@ -1,0 +1,178 @@
+"""The controls of the matched family are what they say, and are captured, edited and kept like any other model."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import diffscope
+from diffscope import UnsupportedModel, edits
+from diffscope.models import DiffConfig
+from tests import tiny
+
+CONTROLS = {
+    "standard, rms": dict(attention="standard", head_norm="rms"),
+    "standard, scalar": dict(attention="standard", head_norm="scalar"),
+    "v1, λ = 1": dict(attention="v1", fixed_lambda=1.0),
+    "v1, λ = λ_init": dict(attention="v1", fixed_lambda="init"),
+    "v1, λ = 0": dict(attention="v1", fixed_lambda=0.0),
+    "v1, scalar": dict(attention="v1", head_norm="scalar"),
+    "v1, no norm": dict(attention="v1", head_norm="none"),
+    "v1, low rank": dict(attention="v1", second_dim=2),
+    "top-k": dict(attention="top_k", top_keys=3),
+    "signed": dict(attention="signed", mask_dim=4),
+    "gated": dict(attention="gated"),
+}
+DIFFERENTIAL = [name for name in CONTROLS if name.startswith("v1")]
+
+
+def made(name, **more):
+    """A tiny model whose own parameters are not at their initial values."""
+    model = tiny.own(heads=4, kv_heads=2, **{**CONTROLS[name], **more})
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter, values in model.named_parameters():
+            if any(part in parameter for part in ("subln", "mask_", "gate_proj")):
+                values.add_(torch.randn(values.shape, generator=generator) * 0.5)
+    return model
+
+
+def logits(model, ids, **how):
+    with torch.no_grad():
+        return model(torch.tensor([ids]), **how).logits[0]
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+def test_captures_are_proved_and_say_what_was_computed(name):
+    scope = diffscope.load(made(name))
+    cap = scope.capture(tiny.ids(40))
+    assert max(proof.error for proof in cap.proofs) < 1e-5
+    assert cap.differential == (name in DIFFERENTIAL)
+    batch = scope.capture([tiny.ids(30), tiny.ids(22)])
+    assert max(proof.error for proof in batch.proofs) < 1e-5
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+def test_edits_act_on_what_is_read(name):
+    scope, ids = diffscope.load(made(name)), tiny.ids(20)
+    plain = logits(scope.model, ids)
+    with scope.edit(edits.ablate_heads(heads=[0])):
+        assert (logits(scope.model, ids) - plain).abs().max() > 1e-3 * plain.std()
+        assert max(proof.error for proof in scope.capture(ids).proofs) < 1e-5
+    assert torch.equal(logits(scope.model, ids), plain)
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+def test_cached_steps_are_the_full_forward(name):
+    model, ids = made(name).double(), tiny.ids(24)
+    full = logits(model, ids)
+    with torch.no_grad():
+        first = model(torch.tensor([ids[:10]]), use_cache=True)
+        steps, cache = [first.logits[0]], first.past_key_values
+        for token in ids[10:]:
+            steps.append(model(torch.tensor([[token]]), past_key_values=cache, use_cache=True).logits[0])
+    assert (torch.cat(steps) - full).abs().max() < 1e-12 * full.abs().max()
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+def test_saved_and_opened_again(name, tmp_path):
+    model, ids = made(name), tiny.ids(12)
+    model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert torch.equal(logits(again, ids), logits(model, ids))
+    diffscope.load(model).capture(ids).save(tmp_path / "kept.dscope")
+    kept = diffscope.open(tmp_path / "kept.dscope")
+    assert np.array_equal(kept.map("D", layer=0, head=1), diffscope.load(model).capture(ids).map("D", layer=0, head=1))
+
+
+def test_top_k_is_the_softmax_of_the_largest_scores():
+    scope = diffscope.load(made("top-k"))
+    layer = scope.capture(tiny.ids(30)).layers[0]
+    shown, scores = layer.rows().d.double(), layer.logits(maps=layer.pairing.a1).double()
+    least = scores.topk(3, dim=-1).values[..., -1:]
+    expected = scores.masked_fill(scores < least, -torch.inf).softmax(-1)
+    assert torch.allclose(shown, expected, atol=1e-6)
+    assert set((shown > 0).sum(-1)[:, 2:].flatten().tolist()) == {3}
+
+
+def test_the_signed_mask_is_made_of_both_tokens():
+    model = made("signed")
+    cap = diffscope.load(model).capture(tiny.ids(30))
+    hidden = {}
+    module = model.model.layers[1].self_attn
+    handle = module.register_forward_pre_hook(lambda m, args, kw: hidden.update(x=kw["hidden_states"]), with_kwargs=True)
+    logits(model, tiny.ids(30))
+    handle.remove()
+    x = hidden["x"][0]
+    for head in range(4):
+        u = x @ module.mask_q_proj.weight[4 * head : 4 * head + 4].T
+        w = x @ module.mask_k_proj.weight[4 * (head // 2) : 4 * (head // 2) + 4].T
+        mask = torch.tanh(u @ w.T / 2 + module.mask_bias[head])
+        rows = cap.layers[1].rows(heads=[head])
+        assert torch.allclose(rows.d[0], rows.a1[0] * mask, atol=1e-6)
+    assert (cap.layers[1].rows().d < -1e-3).any()
+
+
+def test_gates_are_of_second_heads_and_have_either_sign():
+    model = made("gated")
+    layer = diffscope.load(model).capture(tiny.ids(30)).layers[0]
+    gate = layer.gate[0, :, :, 0]
+    assert (gate[0::2] == 1).all() and (gate[1::2].abs() <= 1).all()
+    assert (gate[1::2] < 0).any() and (gate[1::2] > 0).any()
+
+
+@pytest.mark.parametrize("fixed, expected", [(1.0, 1.0), (0.0, 0.0), ("init", None)])
+def test_a_fixed_lambda_is_not_learned(fixed, expected):
+    model = tiny.own("v1", fixed_lambda=fixed, num_hidden_layers=3)
+    assert not any("lambda" in name for name, _ in model.named_parameters())
+    lam = diffscope.load(model).capture(tiny.ids(10)).lam
+    of_layers = [model.config.lambda_init_of(i) if expected is None else expected for i in range(3)]
+    assert np.allclose(np.asarray(lam).reshape(3, -1), np.array(of_layers)[:, None])
+
+
+def test_a_narrow_second_map_has_scores_of_few_dimensions():
+    layer = diffscope.load(made("v1, low rank")).capture(tiny.ids(40)).layers[0]
+    q, k = layer.q[0].double(), layer.k[0].double()
+    assert torch.linalg.matrix_rank(q[layer.pairing.a2]).max() <= 2 * 2  # RoPE turns each element into a second one
+    assert torch.linalg.matrix_rank(k[layer.pairing.key_of_map[layer.pairing.a2]]).max() <= 2 * 2
+    assert torch.linalg.matrix_rank(q[layer.pairing.a1]).min() > 4
+
+
+def test_without_a_norm_the_output_is_the_difference_itself():
+    layer = diffscope.load(made("v1, no norm")).capture(tiny.ids(20)).layers[0]
+    assert layer.norm is None and layer.post_scale == pytest.approx(1 - layer.lam_init)
+    assert torch.equal(layer.output(), layer.head_outputs() * layer.post_scale)
+
+
+@pytest.mark.parametrize(
+    "fields, why",
+    [
+        (dict(attention="standard", fixed_lambda=1.0), "fixed_lambda"),
+        (dict(attention="v1", fixed_lambda="first"), "init"),
+        (dict(attention="v1", second_dim=64, head_dim=64), "second_dim"),
+        (dict(attention="top_k"), "top_keys"),
+        (dict(attention="standard", top_keys=4), "top_keys"),
+        (dict(attention="v2", head_norm="rms"), "head_norm"),
+        (dict(attention="v1", head_norm="layer"), "head_norm"),
+    ],
+)
+def test_fields_that_do_not_go_together_are_refused(fields, why):
+    with pytest.raises(ValueError, match=why):
+        DiffConfig(**fields)
+
+
+@pytest.mark.parametrize("name", ["top-k", "signed"])
+def test_weights_that_are_not_handed_out_are_asked_for(name):
+    model = made(name)
+    model.set_attn_implementation("sdpa")
+    with pytest.raises(ValueError, match="eager"):
+        logits(model, tiny.ids(10))
+
+
+@pytest.mark.parametrize("name", ["top-k", "signed", "gated", "v1, low rank"])
+def test_the_lens_says_what_it_has_no_hook_points_for(name):
+    pytest.importorskip("transformer_lens")
+    from diffscope import lens
+
+    with pytest.raises(UnsupportedModel, match="no hook points"):
+        lens.boot(made(name))
