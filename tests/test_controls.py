@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM
 
 import diffscope
 from diffscope import UnsupportedModel, edits
-from diffscope.models import DiffConfig
+from diffscope.models import DiffConfig, DiffForCausalLM
 from tests import tiny
 
 CONTROLS = {
@@ -66,12 +66,21 @@ def test_edits_act_on_what_is_read(name):
 def test_cached_steps_are_the_full_forward(name):
     model, ids = made(name).double(), tiny.ids(24)
     full = logits(model, ids)
-    with torch.no_grad():
-        first = model(torch.tensor([ids[:10]]), use_cache=True)
-        steps, cache = [first.logits[0]], first.past_key_values
-        for token in ids[10:]:
-            steps.append(model(torch.tensor([[token]]), past_key_values=cache, use_cache=True).logits[0])
-    assert (torch.cat(steps) - full).abs().max() < 1e-12 * full.abs().max()
+    assert (tiny.stepwise(model, ids) - full).abs().max() < 1e-12 * full.abs().max()
+
+
+def test_controls_begin_as_they_say():
+    """A model initialises its parts after they are made, and once overwrote what they begin with."""
+
+    def attention(**fields):
+        shape = {**tiny.SHAPE, "num_attention_heads": 4, "num_key_value_heads": 2}
+        return DiffForCausalLM(DiffConfig(**shape, **fields)).model.layers[1].self_attn
+
+    gates = attention(attention="gated").gates(torch.randn(1, 5, 64))
+    assert torch.allclose(gates[..., 1::2], torch.tensor(1.0).tanh()) and (gates[..., 0::2] == 1).all()
+    assert (attention(attention="signed").mask_bias == 1).all()
+    assert (attention(attention="standard", head_norm="scalar").subln.weight == 1).all()
+    assert (attention(attention="v1", head_norm="rms").subln.weight == 1).all()
 
 
 @pytest.mark.parametrize("name", CONTROLS)

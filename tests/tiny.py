@@ -76,3 +76,13 @@ def tokenizer():
 def ids(n, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(2, VOCABULARY, (n,), generator=generator).tolist()
+
+
+def stepwise(model, ids, first=10):
+    """Logits of a prompt whose first tokens are run at once and the others one by one with a cache, (token, vocabulary)."""
+    with torch.no_grad():
+        begun = model(torch.tensor([ids[:first]]), use_cache=True)
+        steps, cache = [begun.logits[0]], begun.past_key_values
+        for token in ids[first:]:
+            steps.append(model(torch.tensor([[token]]), past_key_values=cache, use_cache=True).logits[0])
+    return torch.cat(steps)

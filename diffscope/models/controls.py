@@ -74,21 +74,25 @@ class SignedAttention(ReweightedAttention):
         return weights * torch.tanh(self.left(x) @ w.transpose(2, 3) + self.mask_bias[:, None, None])
 
 
-class GatedAttention(Attention):
-    """Softmax heads in pairs with values of their own, of which the second has a learned signed gate per token: tanh(W·x + b).
+class Gate(nn.Linear):
+    """tanh(W·x + b), between −1 and 1; W begins at zero and b at 1, so that gates begin open and alike."""
 
-    W begins at zero and b at 1, so that both heads begin alike.
-    """
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).tanh()
+
+
+class GatedAttention(Attention):
+    """Softmax heads in pairs with values of their own, of which the second has a learned signed gate per token."""
 
     def __init__(self, config: DiffConfig, layer_idx: int):
         super().__init__(config, layer_idx)
         if self.heads % 2:
             raise ValueError(f"gated attention pairs its heads, and {self.heads} is odd")
-        self.gate_proj = nn.Linear(config.hidden_size, self.heads // 2)
+        self.gate_proj = Gate(config.hidden_size, self.heads // 2)
 
     def gates(self, x: Tensor) -> Tensor:
         """(batch, token, head): 1 for first heads."""
-        second = self.gate_proj(x).tanh()
+        second = self.gate_proj(x)
         return torch.stack([torch.ones_like(second), second], dim=-1).flatten(2)
 
     def mix(self, x, q, k, v, mask, **kwargs):

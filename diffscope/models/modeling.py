@@ -17,7 +17,7 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from diffscope.models.configuration import DiffConfig
-from diffscope.models.controls import CONTROLS, GatedAttention, ReweightedAttention
+from diffscope.models.controls import CONTROLS, Gate, ReweightedAttention
 from diffscope.models.mechanisms import MECHANISMS, Attention, DiffV1Attention
 
 
@@ -43,9 +43,9 @@ class DiffPreTrainedModel(LlamaPreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module):
         super()._init_weights(module)
-        if isinstance(module, GatedAttention):
-            nn.init.zeros_(module.gate_proj.weight)
-            nn.init.ones_(module.gate_proj.bias)
+        if isinstance(module, Gate):
+            nn.init.zeros_(module.weight)
+            nn.init.ones_(module.bias)
         if isinstance(module, DiffV1Attention) and module.fixed is None:
             for vector in (module.lambda_q1, module.lambda_k1, module.lambda_q2, module.lambda_k2):
                 nn.init.normal_(vector, 0.0, self.config.lambda_std_dev)
