@@ -127,6 +127,11 @@ class LayerAttention:
         return self.k.shape[2]
 
     @property
+    def unsigned(self) -> bool:
+        """Whether D is A1: there is no second map and nothing changes the rows."""
+        return not self.differential and not self.changes
+
+    @property
     def differential(self) -> bool:
         """Whether there is a second map."""
         return self.pairing.a2 is not None

@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM
 import diffscope
 from diffscope import UnsupportedModel, edits
 from diffscope.models import DiffConfig, DiffForCausalLM
+from diffscope.stats import STATISTICS
 from tests import tiny
 
 CONTROLS = {
@@ -139,12 +140,50 @@ def test_a_fixed_lambda_is_not_learned(fixed, expected):
     assert np.allclose(np.asarray(lam).reshape(3, -1), np.array(of_layers)[:, None])
 
 
-def test_a_narrow_second_map_has_scores_of_few_dimensions():
-    layer = diffscope.load(made("v1, low rank")).capture(tiny.ids(40)).layers[0]
-    q, k = layer.q[0].double(), layer.k[0].double()
-    assert torch.linalg.matrix_rank(q[layer.pairing.a2]).max() <= 2 * 2  # RoPE turns each element into a second one
-    assert torch.linalg.matrix_rank(k[layer.pairing.key_of_map[layer.pairing.a2]]).max() <= 2 * 2
-    assert torch.linalg.matrix_rank(q[layer.pairing.a1]).min() > 4
+@pytest.mark.parametrize("rotated", [1.0, 0.5])
+def test_a_narrow_second_map_has_scores_of_its_own_rank(rotated):
+    rope = {"rope_type": "proportional", "rope_theta": 100.0, "partial_rotary_factor": rotated}
+    model = made("v1, low rank", head_dim=16, second_dim=6, rope_parameters=rope)
+    layer = diffscope.load(model).capture(tiny.ids(40)).layers[0]
+    q, k = layer.q[0].double(), layer.k[0].double()[layer.pairing.key_of_map]
+    ranks = torch.linalg.matrix_rank(q @ k.mT, rtol=1e-5)
+    assert ranks[layer.pairing.a2].tolist() == [6] * 4 and ranks[layer.pairing.a1].min() > 6
+    # Scores depend on the order of two tokens too, as those of a whole map do, which a lone element of a rotated pair cannot.
+    same = diffscope.load(model).capture([5] * 30).layers[0]
+    q, k = same.q[0, same.pairing.a2[0]], same.k[0, same.pairing.key_of_map[same.pairing.a2[0]]]
+    assert abs(q[10] @ k[15] - q[15] @ k[10]) > 1e-3 * (q[10] @ k[10]).abs()
+
+
+def test_statistics_of_a_signed_map_are_not_those_of_its_softmax():
+    """What takes a shortcut where there is no second map has to look whether the rows are changed."""
+    cap = diffscope.load(made("signed")).capture(tiny.ids(40), spans={"answer": (5, 9)})
+    names = [name for name, one in STATISTICS.items() if {"map", "ranked_map"} & set(one.dims) and "error" not in name]
+    measured = cap.measure(names)
+    for name in names:
+        dim = "map" if "map" in measured[name].dims else "ranked_map"
+        a1, d = (measured[name].sel({dim: one}).values for one in ("A1", "D"))
+        assert not np.array_equal(a1, d, equal_nan=True) or np.isnan(d).all(), name
+    assert "as the layer changes it" in measured["span_mass"].attrs["why"]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["top-k", "signed"])
+def test_weights_are_chosen_in_single_precision(name, dtype):
+    """Rounded to half precision many weights of a flat row are equal, and which of them are largest is chance."""
+    fields = dict(top_keys=8) if name == "top-k" else {}
+    model = tiny.own(heads=4, kv_heads=2, **CONTROLS[name] | fields)
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, torch.nn.Linear):
+                module.weight.mul_(0.2)
+    for seed in range(4):
+        diffscope.load(model.to(dtype)).capture(tiny.ids(60, seed))
+
+
+def test_a_fixed_lambda_has_no_initial_value_to_move_from():
+    layers = {lam: diffscope.load(tiny.own("v1", fixed_lambda=lam)).capture(tiny.ids(10)).layers[0] for lam in (1.0, "init")}
+    assert layers[1.0].lam_init is None and layers["init"].lam_init == pytest.approx(0.2)
+    assert layers[1.0].post_scale == pytest.approx(0.8)
 
 
 def test_without_a_norm_the_output_is_the_difference_itself():
@@ -158,7 +197,12 @@ def test_without_a_norm_the_output_is_the_difference_itself():
     [
         (dict(attention="standard", fixed_lambda=1.0), "fixed_lambda"),
         (dict(attention="v1", fixed_lambda="first"), "init"),
+        (dict(attention="v1", fixed_lambda=float("nan")), "fixed_lambda"),
+        (dict(attention="v1", fixed_lambda=True), "fixed_lambda"),
         (dict(attention="v1", second_dim=64, head_dim=64), "second_dim"),
+        (dict(attention="v1", second_dim=3, head_dim=64), "even"),
+        (dict(attention="top_k", top_keys=2.5), "top_keys"),
+        (dict(attention="signed", mask_dim=0), "mask_dim"),
         (dict(attention="top_k"), "top_keys"),
         (dict(attention="standard", top_keys=4), "top_keys"),
         (dict(attention="v2", head_norm="rms"), "head_norm"),

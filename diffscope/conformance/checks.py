@@ -250,7 +250,10 @@ def _logits(scope: Scope, given, columns: list[int] | None = None) -> Tensor:
 
 def _check_second_map(scope: Scope, report: Report, prompts: _Prompts, looks: list[_Look]) -> None:
     """Changing A2 must change the logits, layer by layer."""
-    layers = [look.layer.layer for look in looks if look.layer.differential and not look.cause]
+    read = [look.layer for look in looks if look.layer.differential and not look.cause]
+    if unused := tuple(layer.layer for layer in read if not layer.lam.any()):
+        report.findings.append(Finding("undecided", "second map", "λ is 0, so A2 has no effect to be seen", unused))
+    layers = [layer.layer for layer in read if layer.layer not in unused]
     if not layers:
         return
     given = prompts.one(min(SHORT, prompts.long))
@@ -267,7 +270,7 @@ def _check_second_map(scope: Scope, report: Report, prompts: _Prompts, looks: li
         if not (changed - plain).abs().max() > 0:
             dead.append(layer)
     if dead:
-        says = "changing A2 does not change the logits: λ is 0, or the layer's output is not used"
+        says = "changing A2 does not change the logits: the layer's output is not used"
         report.findings.append(Finding("fail", "second map", says, tuple(dead)))
     if alive := tuple(layer for layer in layers if layer not in (*dead, *failed)):
         report.findings.append(Finding("pass", "second map", "changing A2 changes the logits", alive))

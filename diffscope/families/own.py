@@ -50,7 +50,9 @@ class Own(Family):
         module = passage.module
         if isinstance(module, DiffV1Attention):
             lam = module.lam()
-            return pair_by_halves(passage, self.name, norm_of_heads(module), lam.to(passage.calls[0].query.dtype), lam)
+            layer = pair_by_halves(passage, self.name, norm_of_heads(module), lam.to(passage.calls[0].query.dtype), lam)
+            # A constant never had the value λ_init, which still sets the factor behind the norm.
+            return layer if module.fixed in (None, module.lambda_init) else replace(layer, lam_init=None)
         layer = self._one_call(passage)
         if isinstance(module, GatedAttention):
             return replace(layer, gate=module.gates(passage.hidden).transpose(1, 2).unsqueeze(-1))

@@ -1,4 +1,4 @@
-"""The maps of one head side by side: A1, A2, λ·A2 and D; for standard attention the one map there is."""
+"""The maps of one head side by side: A1, A2, λ·A2 and D; of standard attention A1, and D where a layer changes it."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ def data(
         raise DiffscopeError(
             f"a window of more than {size} positions a side cannot be drawn: choose a smaller one, or none for the overview"
         )
-    has_second = layer_of(cap, layer, prompt).differential
-    chosen = (names or NAMES) if has_second else ("A1",)
+    found = layer_of(cap, layer, prompt)
+    chosen = (names or NAMES) if found.differential else ("A1",) if found.unsigned else ("A1", "D")
     made = {}
     for name in chosen:
         if pooled:
             made[name] = cap.overview(name, layer, head, size=size, prompt=prompt)
         else:
             made[name] = cap.map(name, layer=layer, head=head, prompt=prompt, queries=rows, keys=columns)
-    if not has_second:
+    if found.unsigned:
         made = {"A": made["A1"].rename("A")}
     first = next(iter(made.values()))
     bin = int(first.attrs.get("bin", 1))

@@ -43,7 +43,7 @@ class DiffConfig(LlamaConfig):
         What a head's output goes through before the output projection: RMSNorm over its width, one learned number a head, or
         nothing. By default ``rms`` for ``v1`` and ``none`` otherwise; others than the default for ``v1`` and ``standard`` only.
     second_dim : int, optional
-        Width of the second map's queries and keys in ``v1``, fewer than ``head_dim``: its scores are of that rank.
+        Width of the second map's queries and keys in ``v1``, even and less than ``head_dim``: its scores are of that rank.
     top_keys : int, optional
         k of ``top_k`` attention; ``top_k`` itself is a word of generation.
     mask_dim : int
@@ -79,12 +79,16 @@ class DiffConfig(LlamaConfig):
     def _check_own_fields(self) -> None:
         if self.attention != "v1" and (self.fixed_lambda is not None or self.second_dim is not None):
             raise ValueError(f"fixed_lambda and second_dim are of v1 attention; this is {self.attention}")
-        if isinstance(self.fixed_lambda, str) and self.fixed_lambda != "init":
+        number = isinstance(self.fixed_lambda, int | float) and not isinstance(self.fixed_lambda, bool)
+        if self.fixed_lambda not in (None, "init") and not (number and math.isfinite(self.fixed_lambda)):
             raise ValueError(f'fixed_lambda is a number or "init", not {self.fixed_lambda!r}')
-        if self.second_dim is not None and not 0 < self.second_dim < self.head_dim:
-            raise ValueError(f"second_dim={self.second_dim} must be between 1 and head_dim - 1 = {self.head_dim - 1}")
-        if (self.attention == "top_k") != (self.top_keys is not None) or self.top_keys is not None and self.top_keys < 1:
-            raise ValueError('top_keys, a positive number, goes with attention="top_k"')
+        if self.second_dim is not None and (self.second_dim % 2 or not 0 < self.second_dim < self.head_dim):
+            raise ValueError(f"second_dim={self.second_dim} must be even, and between 2 and head_dim - 1 = {self.head_dim - 1}")
+        whole = isinstance(self.top_keys, int) and self.top_keys >= 1
+        if (self.attention == "top_k") != (self.top_keys is not None) or self.top_keys is not None and not whole:
+            raise ValueError('top_keys, a positive whole number, goes with attention="top_k"')
+        if not isinstance(self.mask_dim, int) or self.mask_dim < 1:
+            raise ValueError(f"mask_dim={self.mask_dim!r} must be a positive whole number")
 
     def lambda_init_of(self, layer: int) -> float:
         """λ_init of one layer, counted from 0."""

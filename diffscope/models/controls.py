@@ -32,10 +32,12 @@ class ReweightedAttention(Attention):
 
     def mix(self, x, q, k, v, mask, **kwargs):
         v, kept = v[..., : self.head_dim], v[..., self.head_dim :]
-        _, weights = self.attend(q, k, v, mask, **kwargs)
+        wide = torch.promote_types(q.dtype, torch.float32)
+        with torch.autocast(q.device.type, enabled=False):  # rounded to half precision, many weights of a row would be equal
+            _, weights = self.attend(q.to(wide), k.to(wide), v.to(wide), mask, **kwargs)
         if weights is None:
             raise ValueError(f'{self.config.attention} attention changes the weights, which takes attn_implementation="eager"')
-        weights = self.reweight(x, weights, kept)
+        weights = self.reweight(x, weights, kept).to(v.dtype)
         return torch.matmul(weights, repeat_kv(v, self.num_key_value_groups)).transpose(1, 2), weights
 
 

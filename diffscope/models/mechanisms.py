@@ -142,12 +142,13 @@ class DiffV1Attention(Attention):
     def _widened(self, x: Tensor) -> Tensor:
         """(batch, token, head·(dim + few)) → (batch, token, head·2·dim): second maps as wide as first ones.
 
-        Their elements go to places spread over half the width, of which RoPE turns the same share as of a whole map, and are
-        scaled as if the softmax had a scale of their width.
+        Their elements go to pairs that RoPE turns together, spread over the frequencies of a whole map, so their scores are
+        those of a head of their width with fewer frequencies; and are scaled as if the softmax had a scale of their width.
         """
         dim, few = self.head_dim, self.second_dim
         first, second = x.unflatten(-1, (-1, dim + few)).split([dim, few], dim=-1)
-        places = torch.arange(few, device=x.device) * max(1, dim // 2 // few)
+        pairs = torch.arange(few // 2, device=x.device) * (dim // 2) // (few // 2)
+        places = torch.cat([pairs, pairs + dim // 2])
         wide = torch.zeros_like(first).index_copy(-1, places, second * (dim / few) ** 0.25)  # of queries and of keys
         return torch.stack([first, wide], dim=-2).flatten(2)
 

@@ -356,11 +356,11 @@ class HeadCKA(Placed):
 
 
 def over_maps(block: Block, function: Callable[[Block, str], Tensor]) -> Iterator[Tensor]:
-    """The values of a function for A1, A2 and D; standard attention has NaN for A2, and D is A1."""
+    """The values of a function for A1, A2 and D; standard attention has NaN for A2, and D is A1 unless its rows are changed."""
     a1 = function(block, "A1")
     yield a1
     yield function(block, "A2") if block.differential else torch.full_like(a1, math.nan)
-    yield function(block, "D") if block.differential else a1
+    yield a1 if block.request.layer.unsigned else function(block, "D")
 
 
 #: branch statistics of a block on one key set: (head, query)
