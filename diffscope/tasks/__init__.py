@@ -1,6 +1,8 @@
-"""Prompts with exact spans: multi-needle retrieval over real text, and a few ready examples of it."""
+"""Prompts with exact spans: retrieval with noise and length set apart, recall on text, plain text, and a user's own."""
 
 from diffscope.tasks.examples import Example, examples
+from diffscope.tasks.recall import Recall
 from diffscope.tasks.retrieval import Prompt, Retrieval
+from diffscope.tasks.sources import OwnPrompt, read_prompts, read_texts
 
-__all__ = ["Example", "Prompt", "Retrieval", "examples"]
+__all__ = ["Example", "OwnPrompt", "Prompt", "Recall", "Retrieval", "examples", "read_prompts", "read_texts"]

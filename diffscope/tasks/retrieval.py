@@ -1,21 +1,23 @@
 """Multi-needle retrieval over real text: "The magic number: CITY N", asked at the end.
 
-A prompt is <bos>, real text with needle sentences in it, and one question per queried city. Its
-length in tokens is exact, every key set of SCIENCE.md §0 is known by position, and encoding the
-decoded text gives the same tokens again, because pieces are joined only where a word begins.
+A prompt is <bos>, real text with needle sentences in it, and one question. Its length in tokens is
+exact, its key sets are known by position, and encoding the decoded text gives the same tokens
+again, because pieces are joined only where a word begins.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from diffscope.errors import PromptError
 from diffscope.tasks.text import standard_library_text
-from diffscope.tasks.vocabulary import CITIES
+from diffscope.tasks.vocabulary import CITIES, QUALIFIERS, UNKNOWN
 
 # The number follows its city at once, so that looking it up is one step of induction, which small models learn soon.
 TEMPLATE = " The magic number: {city} {number}."
@@ -32,18 +34,19 @@ class Prompt:
     answer : list of int
         Tokens of the right answer.
     spans : dict of str to list of int
-        Token positions: ``answer`` (the queried number where the text states it), ``needles`` (every sentence about
-        another city), ``query`` (the question), ``sink`` (position 0).
+        Token positions: ``answer`` (the queried number where the text states it; empty if it does not), ``needles`` (every
+        sentence about another city), ``query`` (the question), ``sink`` (position 0).
     depth : float
-        Where the queried needle begins, as a fraction of the text before the question.
+        Where the queried needle begins, as a fraction of the text before the question; NaN without one.
     city : str
+        What is asked for.
     """
 
     ids: list[int]
     answer: list[int]
     spans: dict[str, list[int]]
-    depth: float
-    city: str
+    depth: float = float("nan")
+    city: str = ""
 
 
 @dataclass
@@ -88,17 +91,20 @@ class Retrieval:
         Draw the filler from modules that training never sees.
     template : str
         The sentence; the question is what stands before the number.
+    texts : sequence of str, optional
+        Other text for the filler than the documentation strings of the Python standard library.
     """
 
     tokenizer: PreTrainedTokenizerBase
     held_out: bool = True
     template: str = TEMPLATE
+    texts: Sequence[str] | None = field(default=None, repr=False)
     filler: Filler = field(init=False, repr=False)
 
     def __post_init__(self):
         if self.tokenizer is None or self.tokenizer.bos_token_id is None:
             raise PromptError("retrieval prompts need a tokenizer with a token for the beginning, and this model has none")
-        self.filler = Filler.of(standard_library_text(self.held_out), self.tokenizer)
+        self.filler = Filler.of(standard_library_text(self.held_out) if self.texts is None else self.texts, self.tokenizer)
         self._prepare()
 
     def with_template(self, template: str) -> Retrieval:
@@ -109,10 +115,9 @@ class Retrieval:
         return other
 
     def _prepare(self) -> None:
-        marker = "{number}"
-        head, tail = self.template.split(f" {marker}")
-        self._heads = {city: self._encode(head.format(city=city)) for city in CITIES}
-        self._tail = self._encode(tail)
+        self._head, self._tail = self.template.split(" {number}")
+        self._tail = self._encode(self._tail)
+        self._question = cache(lambda city: tuple(self._encode(self._head.format(city=city))))
         self._number = [[self._single(f"{space}{n:02d}") for n in range(100)] for space in (" ", "")]
 
     def _encode(self, text: str) -> list[int]:
@@ -126,14 +131,19 @@ class Retrieval:
             )
         return token[0]
 
-    def _draw(self, count: int, rng) -> tuple[list[str], list[list[int]]]:
-        """Distinct cities with numbers whose first halves differ, so that two halves name one needle."""
-        cities = [CITIES[i] for i in rng.choice(len(CITIES), count, replace=False)]
+    def _sentence(self, city: str, number: list[int]) -> list[int]:
+        return [*self._question(city), *number, *self._tail]
+
+    def _cities(self, count: int, rng) -> list[str]:
+        return [CITIES[i] for i in rng.choice(len(CITIES), count, replace=False)]
+
+    def _numbers(self, count: int, rng) -> list[list[int]]:
+        """Numbers whose first halves differ, so that two halves name one needle."""
         first, second = rng.choice(100, count, replace=False), rng.integers(100, size=count)
-        return cities, [[self._number[0][a], self._number[1][b]] for a, b in zip(first, second)]
+        return [[self._number[0][a], self._number[1][b]] for a, b in zip(first, second)]
 
     def _places(self, cuts: np.ndarray, count: int, rng, depth: float | None, which: int) -> np.ndarray:
-        """Sorted filler positions at which to insert; the one numbered `which` moves to `depth` if given."""
+        """Filler positions at which to insert; the one numbered `which` moves to `depth` if given."""
         borders = np.flatnonzero(cuts)
         places = rng.choice(borders, count, replace=len(borders) < count)
         if depth is not None:
@@ -158,61 +168,178 @@ class Retrieval:
         PromptError
             The needles do not fit the length.
         """
-        cities, numbers = self._draw(needles, rng)
-        sentences = [self._heads[city] + number + self._tail for city, number in zip(cities, numbers)]
-        question = self._heads[cities[0]]
-        room = length - 1 - len(question) - sum(map(len, sentences))
-        if room < 2 * needles:
-            raise PromptError(f"{needles} needles do not fit {length} tokens; use at least {length - room + 2 * needles}")
-        text, cuts = self.filler.take(room, rng)
+        cities, numbers = self._cities(needles, rng), self._numbers(needles, rng)
+        sentences = [self._sentence(city, number) for city, number in zip(cities, numbers)]
+        text, cuts = self.filler.take(self._room(length, cities[0], sentences), rng)
         places = self._places(cuts, needles, rng, depth, which=0)
-
-        ids, spans = [self.tokenizer.bos_token_id], {"sink": [0], "answer": [], "needles": []}
-        done, begin = 0, 0
         # At equal places the queried needle goes to its own side: first at depth 0, last at depth 1.
-        for which in sorted(range(needles), key=lambda i: (places[i], (i == 0) == (depth is None or depth >= 0.5))):
-            ids += text[done : places[which]].tolist()
-            done = places[which]
-            here = range(len(ids), len(ids) + len(sentences[which]))
-            if which == 0:
-                begin, answer_at = here.start, here.start + len(question)
-                spans["answer"] = [answer_at, answer_at + 1]
-            else:
-                spans["needles"] += here
-            ids += sentences[which]
-        ids += text[done:].tolist()
-        spans["query"] = list(range(len(ids), length))
-        depth = (begin - 1) / max(1, len(ids) - 1 - len(sentences[0]))
-        return Prompt(ids + question, numbers[0], spans, depth, cities[0])
+        order = sorted(range(needles), key=lambda i: (places[i], (i == 0) == (depth is None or depth >= 0.5)))
+        kinds = ["answer"] + ["needles"] * (needles - 1)
+        return self._assemble(text, [(places[i], sentences[i], kinds[i]) for i in order], cities[0], numbers[0])
 
-    def training_rows(self, rows: int, length: int, needles: int, mentions: int, rng: np.random.Generator):
+    def controlled(
+        self,
+        length: int,
+        noise: int,
+        seed: int | Sequence[int],
+        *,
+        slots: int = 8,
+        depth: float = 0.5,
+        near: bool = False,
+        answerable: bool = True,
+    ) -> Prompt:
+        """A prompt whose length and whose noise are set apart from each other.
+
+        The text has room for `slots` competing sentences; `noise` of them are there, and the others' places are taken by as
+        many tokens of real text. So two prompts of one seed that differ in `noise` (or in `answerable`) alone are equal token
+        by token everywhere else, and two that differ in `length` alone have the same sentences in the same order at the same
+        relative depths, with more text between them.
+
+        Parameters
+        ----------
+        length : int
+            Tokens of the prompt, <bos> and question included.
+        noise : int
+            Competing sentences, each about another city, up to `slots`.
+        seed : int or sequence of int
+        slots : int
+            The most noise that this seed's prompts can have.
+        depth : float
+            Where the queried needle stands, 0 the beginning, 1 right before the question.
+        near : bool
+            Ask for "Old Paris" among "New Paris", "North Paris", … instead of for one city among others.
+        answerable : bool
+            Otherwise the queried needle's place is taken by a sentence about a city that is asked for nowhere, and the right
+            answer is "unknown".
+
+        Raises
+        ------
+        PromptError
+            More noise than slots, or than there are near-duplicates; or the sentences do not fit the length.
+        """
+        most = len(QUALIFIERS) - 1 if near else len(CITIES) - 2
+        if not 0 <= noise <= slots <= most:
+            raise PromptError(f"{noise} competing sentences in {slots} slots; give from 0 to slots, and at most {most} slots")
+        seeds = [seed] if isinstance(seed, int) else list(seed)
+        what, where, reading = (np.random.default_rng([*seeds, stream]) for stream in range(3))
+        cities, numbers = self._cities(slots + 2, what), self._numbers(slots + 2, what)
+        if near:
+            first, *others = what.permutation(QUALIFIERS)
+            cities[1] = f"{first} {cities[1]}"
+            cities[0], cities[2:] = f"{first} {cities[0]}", [f"{other} {cities[0]}" for other in others[:slots]]
+        stated = 0 if answerable else 1
+        sentences = [self._sentence(cities[i], numbers[i]) for i in (stated, *range(2, slots + 2))]
+        quiet = [self.filler.take(len(sentence), reading)[0].tolist() for sentence in sentences]
+        text, cuts = self.filler.take(self._room(length, cities[0], sentences), reading)
+        depths = np.array([depth, *where.random(slots)])
+        borders = np.flatnonzero(cuts)
+        places = [borders[np.abs(borders - at * len(text)).argmin()] for at in depths]
+        kinds = ["answer" if answerable else "needles"] + ["needles"] * noise + ["text"] * (slots - noise)
+        chosen = [quiet[i] if kind == "text" else sentences[i] for i, kind in enumerate(kinds)]
+        pieces = [(places[i], chosen[i], kinds[i]) for i in np.argsort(depths, kind="stable")]
+        return self._assemble(text, pieces, cities[0], numbers[0] if answerable else self._encode(UNKNOWN))
+
+    def _room(self, length: int, city: str, sentences: list[list[int]]) -> int:
+        """Tokens left for text in a prompt."""
+        room = length - 1 - len(self._question(city)) - sum(map(len, sentences))
+        if room < 2 * len(sentences):
+            least = length - room + 2 * len(sentences)
+            raise PromptError(f"{len(sentences)} needles do not fit {length} tokens; use at least {least}")
+        return room
+
+    def _assemble(self, text: np.ndarray, pieces: list[tuple[int, list[int], str]], city: str, answer: list[int]) -> Prompt:
+        """<bos>, the text with pieces (place, tokens, kind) put into it, and the question; kinds are answer, needles, text."""
+        question = self._question(city)
+        ids, spans = [self.tokenizer.bos_token_id], {"sink": [0], "answer": [], "needles": []}
+        done, begin, asked = 0, 0, []
+        for place, tokens, kind in pieces:
+            ids += text[done:place].tolist()
+            done = place
+            if kind == "answer":
+                begin, asked, number = len(ids), tokens, len(ids) + len(question)
+                spans["answer"] = list(range(number, number + len(answer)))
+            elif kind == "needles":
+                spans["needles"] += range(len(ids), len(ids) + len(tokens))
+            ids += tokens
+        ids += text[done:].tolist()
+        spans["query"] = list(range(len(ids), len(ids) + len(question)))
+        depth = (begin - 1) / max(1, len(ids) - 1 - len(asked)) if asked else float("nan")
+        return Prompt([*ids, *question], answer, spans, depth, city)
+
+    def training_rows(
+        self,
+        rows: int,
+        length: int,
+        needles: int,
+        mentions: int,
+        rng: np.random.Generator,
+        near: float = 0.0,
+        unanswerable: float = 0.0,
+    ):
         """Prompts for training, in which every city is mentioned again and again with its number.
+
+        Parameters
+        ----------
+        rows, length : int
+        needles : int
+            Cities a row.
+        mentions : int
+            Sentences a row.
+        rng : numpy.random.Generator
+        near : float
+            Share of rows whose cities are near-duplicates of each other.
+        unanswerable : float
+            Share of rows that end with a city not mentioned before, whose number is "unknown".
 
         Returns
         -------
         ids : ndarray of int64, (row, length)
         kind : ndarray of int8, (row, length)
-            0 text, 1 a number that an earlier mention gives away, 2 a number that nothing could predict.
+            0 text, 1 an answer that follows from what stands before it, 2 a number that nothing could predict.
         """
         ids = np.full((rows, length), self.tokenizer.bos_token_id, dtype=np.int64)
         kind = np.zeros((rows, length), dtype=np.int8)
         for row in range(rows):
-            cities, numbers = self._draw(needles, rng)
-            order = np.concatenate([rng.permutation(needles), rng.integers(needles, size=max(0, mentions - needles))])
-            if mentions > needles:  # the last mention stands at the end, as the question does
-                tail, order = order[-1:], rng.permutation(order[:-1])
-                order = np.concatenate([order, tail])
-            sentences = [self._heads[cities[i]] + numbers[i] + self._tail for i in order]
-            text, cuts = self.filler.take(length - 1 - sum(map(len, sentences)), rng)
-            places = np.sort(self._places(cuts, len(order), rng, None, 0))
+            sentences = self._mentions(needles, mentions, rng, near, unanswerable)
+            text, cuts = self.filler.take(length - 1 - sum(len(tokens) for tokens, _ in sentences), rng)
+            places = np.sort(self._places(cuts, len(sentences), rng, None, 0))
             places[-1] = len(text)
-            at, done, seen = 1, 0, set()
-            for which, place, sentence in zip(order, places, sentences):
+            at, done = 1, 0
+            for (tokens, kinds), place in zip(sentences, places):
                 ids[row, at : at + place - done] = text[done:place]
                 at, done = at + place - done, place
-                ids[row, at : at + len(sentence)] = sentence
-                number = at + len(self._heads[cities[which]])
-                kind[row, number : number + 2] = 1 if which in seen else 2
-                seen.add(which)
-                at += len(sentence)
+                ids[row, at : at + len(tokens)] = tokens
+                kind[row, at : at + len(tokens)] = kinds
+                at += len(tokens)
         return ids, kind
+
+    def _mentions(self, needles: int, mentions: int, rng, near: float, unanswerable: float) -> list[tuple[list[int], list[int]]]:
+        """The sentences of a training row in their order, each with the kind of its tokens."""
+        cities, numbers = self._cities(needles, rng), self._numbers(needles, rng)
+        if near and rng.random() < near:
+            similar = [f"{other} {cities[0]}" for other in rng.permutation(QUALIFIERS)[: min(needles, len(QUALIFIERS) - 1)]]
+            cities = similar + cities[len(similar) :]
+        order = np.concatenate([rng.permutation(needles), rng.integers(needles, size=max(0, mentions - needles))])
+        if mentions > needles:  # the last mention stands at the end, as the question does
+            tail, order = order[-1:], rng.permutation(order[:-1])
+            order = np.concatenate([order, tail])
+        ends_unknown = unanswerable and rng.random() < unanswerable
+        sentences, seen = [], set()
+        for which in order[:-1] if ends_unknown else order:
+            question, number = self._question(cities[which]), numbers[which]
+            kinds = [0] * len(question) + [1 if which in seen else 2] * len(number) + [0] * len(self._tail)
+            sentences.append(([*question, *number, *self._tail], kinds))
+            seen.add(which)
+        if ends_unknown:
+            asked = self._never_mentioned(cities, rng)
+            question, answer = self._question(asked), self._encode(UNKNOWN)
+            kinds = [0] * len(question) + [1] * len(answer) + [0] * len(self._tail)
+            sentences.append(([*question, *answer, *self._tail], kinds))
+        return sentences
+
+    def _never_mentioned(self, cities: list[str], rng) -> str:
+        """A city like these that is none of them: under near-duplicates one more of them."""
+        qualified = " " in cities[0]
+        others = [f"{one} {cities[0].split()[1]}" for one in QUALIFIERS] if qualified else CITIES
+        others = [city for city in others if city not in cities]
+        return others[int(rng.integers(len(others)))]

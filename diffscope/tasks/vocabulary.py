@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -14,11 +16,15 @@ CITIES = (
     "Jakarta Manila Hanoi Bangkok Lima Quito Bogota Caracas Santiago Havana Toronto Montreal Boston Chicago Denver Seattle"
 ).split()
 
+# Before a city's name they make near-duplicates of it: "Old Paris", "New Paris".
+QUALIFIERS = "North South East West Old New Upper Lower".split()
+UNKNOWN = " unknown"  # the right answer where the text states none
+
 # Words and numbers carry the space before them, so a text may be cut before any space without changing its tokens.
 _SPLIT = r" ?\d{1,2}| ?\p{L}+| ?[^\s\p{L}\d]+|\s+"
 
 
-def train_tokenizer(texts, vocab_size: int) -> PreTrainedTokenizerFast:
+def train_tokenizer(texts, vocab_size: int, words: Sequence[str] = ()) -> PreTrainedTokenizerFast:
     """Byte-level BPE over `texts`, in which every city and every two digits are one token.
 
     Parameters
@@ -27,6 +33,8 @@ def train_tokenizer(texts, vocab_size: int) -> PreTrainedTokenizerFast:
         What the merges are learned from.
     vocab_size : int
         Learned vocabulary, before the 64 cities and the 200 numbers are added.
+    words : sequence of str, optional
+        More words, with the space before them, each to be one token.
     """
     tokenizer = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(_SPLIT), behavior="isolated")
@@ -38,7 +46,7 @@ def train_tokenizer(texts, vocab_size: int) -> PreTrainedTokenizerFast:
     )
     tokenizer.train_from_iterator(texts, trainer)
     numbers = [f"{space}{number:02d}" for space in (" ", "") for number in range(100)]
-    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in [f" {city}" for city in CITIES] + numbers])
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in [f" {city}" for city in CITIES] + numbers + list(words)])
     # Every prompt begins with <bos>, the sink.
     bos = (BOS, tokenizer.token_to_id(BOS))
     tokenizer.post_processor = processors.TemplateProcessing(single=f"{BOS} $A", special_tokens=[bos])

@@ -1,0 +1,340 @@
+"""A user's own material: texts and prompts with spans, from files, folders and Hugging Face data sets."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from diffscope.errors import CorruptFile, MissingExtra, PromptError, SpanError
+from diffscope.prompts import DERIVED_SETS, Chars
+
+PLAIN, RECORDS = (".txt", ".md"), (".jsonl", ".ndjson", ".json", ".parquet")
+# The owner tells a data set of the hub from a mistyped path, and from the loaders that `datasets` calls "json" and "text".
+HUB_NAME = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:/(\w[\w.-]*))?")
+WITH_SPLIT = re.compile(r"(.+?):(\w[\w.+:%\[\]-]*)")  # the first colon after which all can be a split: not that of C:\
+KINDS = {dict: "an object", list: "a list", str: "text", int: "a number", float: "a number", type(None): "null"}
+
+Rows = Iterable[tuple[str, object]]  # where each stands ("FILE, line 3"), and what stands there
+
+
+@dataclass(frozen=True)
+class OwnPrompt:
+    """A user's own prompt.
+
+    Attributes
+    ----------
+    name : str
+        As given, else the file and the line.
+    prompt : str
+    spans : dict of str to list of Chars
+        Character ranges, as ``Scope.capture`` and :func:`diffscope.prompts.encode` take them.
+    answer : str or None
+        What should come next.
+    """
+
+    name: str
+    prompt: str
+    spans: dict[str, list[Chars]]
+    answer: str | None
+
+
+def read_texts(source: str | os.PathLike, field: str | None = None) -> tuple[str, ...]:
+    """Texts in a fixed order; empty ones and nulls are left out.
+
+    Parameters
+    ----------
+    source : str or path-like
+        - a UTF-8 text file: its paragraphs, which blank lines separate (a longer text stays whole in JSONL);
+        - a folder: the paragraphs of all .txt and .md files below it, in the order of their paths;
+        - .jsonl or .ndjson, an object or a text a line; .json, a list of objects or of texts; .parquet;
+        - a folder that ``datasets.save_to_disk`` wrote, ``FOLDER`` or ``FOLDER:SPLIT``;
+        - a data set of the Hugging Face hub, ``OWNER/NAME`` or ``OWNER/NAME/CONFIG``, either with ``:SPLIT``, which may be a
+          slice such as ``train[:1%]``. No code of the data set's own is run.
+
+        Of several splits, ``train`` is read unless one is given.
+    field : str, optional
+        The field or column that holds the text; by default ``text``, else the only one that holds text.
+
+    Returns
+    -------
+    tuple of str
+        At least one.
+
+    Raises
+    ------
+    PromptError
+        Nothing goes by this name, or there is no text where text is expected.
+    CorruptFile
+        A file is not UTF-8, broken JSON, or damaged.
+    MissingExtra
+        A data set is asked for, and ``datasets`` is not installed.
+    """
+    path, split = _located(source)
+    if path is None or split or any((path / mark).is_file() for mark in ("state.json", "dataset_dict.json")):
+        rows = _data_set_rows(os.fspath(source), path, split, partial(_columns, field=field))
+    elif path.suffix.lower() in RECORDS and not path.is_dir():
+        rows = list(_records(path, partial(_columns, field=field)))
+    elif field is not None:
+        raise PromptError(f"{path} is plain text and has no field {field!r}; leave the field out, or give JSONL or Parquet")
+    else:
+        rows = _paragraphs(path)
+    texts = tuple(text for text in _texts(source, rows, field) if text.strip())
+    if not texts:
+        raise PromptError(f"{source} holds no text; give a file with text in it, or a folder with .txt or .md files")
+    return texts
+
+
+def read_prompts(source: str | os.PathLike) -> tuple[OwnPrompt, ...]:
+    """Prompts with spans, in the order of the file.
+
+    Parameters
+    ----------
+    source : str or path-like
+        .jsonl or .ndjson with an object a line, .json with a list of objects, or .parquet. An object has ``prompt``, and may
+        have ``spans`` (each a text that stands in the prompt once, or a list of character ranges ``[start, stop]``),
+        ``answer`` (the text expected next) and ``name``. Null counts as absent, and other fields are not read.
+
+    Returns
+    -------
+    tuple of OwnPrompt
+        At least one.
+
+    Raises
+    ------
+    PromptError
+        There is no such file, or a prompt is missing, empty, or not text.
+    SpanError
+        A span's text is not in its prompt or stands there more than once, or its range lies outside of it.
+    CorruptFile
+        The file is not UTF-8, broken JSON, or damaged.
+    """
+    path = Path(os.path.expanduser(source))
+    if path.suffix.lower() not in RECORDS or not os.path.isfile(path):
+        raise PromptError(f"there is no file of prompts {str(source)!r}; give a file that ends in {', '.join(RECORDS)}")
+    prompts = tuple(_own_prompt(where, row) for where, row in _records(path))
+    if not prompts:
+        raise PromptError(f'{path} holds no prompts; give at least one, such as {{"prompt": "…"}}')
+    return prompts
+
+
+def _located(source: str | os.PathLike) -> tuple[Path | None, str | None]:
+    """The path, or None for what may be on the hub, and the split that is asked for."""
+    name = os.path.expanduser(source)
+    if os.path.exists(name):  # False, where Path.exists raises, for a name too long to be one
+        return Path(name), None
+    named = WITH_SPLIT.fullmatch(name)
+    name, split = named.groups() if named else (name, None)
+    if os.path.exists(name):
+        return Path(name), split
+    hub = HUB_NAME.fullmatch(name)
+    # A folder by a data set's name would be read in its place, with all that is in it.
+    if not hub or name.lower().endswith(PLAIN + RECORDS) or os.path.exists(hub[1]):
+        raise PromptError(
+            f"there is no file or folder {str(source)!r}; check the path, or name a data set of the Hugging Face hub: "
+            "OWNER/NAME or OWNER/NAME/CONFIG, either with :SPLIT"
+        )
+    return None, split
+
+
+def _decoded(path: Path) -> str:
+    """A file's text, without a byte order mark."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise PromptError(f"{path} cannot be read ({error.strerror}); give a file that you may open") from None
+    text, at = "", data.find(b"\0")  # valid UTF-8, but only binary files hold it
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        at = error.start if at < 0 else min(at, error.start)
+    if at >= 0:
+        line = data.count(b"\n", 0, at) + 1
+        raise CorruptFile(f"{path}, line {line}: byte {at} is {data[at]:#04x}, expected UTF-8 text; convert the file first")
+    return text.removeprefix("\ufeff")
+
+
+def _paragraphs(path: Path) -> Rows:
+    found = [file for file in path.rglob("*") if file.suffix.lower() in PLAIN and file.is_file()] if path.is_dir() else [path]
+    for file in sorted(found, key=Path.as_posix):
+        for paragraph in re.split(r"\n\s*\n", _decoded(file).replace("\r\n", "\n")):
+            yield str(file), paragraph.strip()
+
+
+def _records(path: Path, columns: Callable | None = None) -> Rows:
+    """The rows of a Parquet file, the lines of JSONL, or the items of a JSON list."""
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
+        yield from _parquet_rows(path, columns)
+    elif suffix == ".json":
+        yield from _json_items(path)
+    else:
+        for number, line in enumerate(_decoded(path).split("\n"), start=1):  # a text may hold what else splitlines cuts at
+            if line.strip():
+                yield f"{path}, line {number}", _parsed(path, line, number)
+
+
+def _json_items(path: Path) -> Rows:
+    text = _decoded(path)
+    items = _parsed(path, text) if text.strip() else []
+    if not isinstance(items, list):
+        raise PromptError(f"{path}, line 1: found {_kind(items)}, expected a list of objects; put [ ] around them")
+    begins, decoder, at, line = re.compile(r"\s*[\[,]\s*"), json.JSONDecoder(), 0, 1
+    for number, item in enumerate(items, start=1):  # read once more, for the lines
+        begin = begins.match(text, at).end()
+        line += text.count("\n", at, begin)
+        yield f"{path}, line {line} (item {number})", item
+        at = decoder.raw_decode(text, begin)[1]
+        line += text.count("\n", begin, at)
+
+
+def _parsed(path: Path, text: str, line: int = 1):
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        wanted = (
+            "a list of objects; a file with an object a line ends in .jsonl" if path.suffix.lower() == ".json" else "an object"
+        )
+        at = f"line {line + error.lineno - 1}, column {error.colno}"
+        raise CorruptFile(f"{path}, {at}: broken JSON ({error.msg}), expected {wanted}") from None
+    except (ValueError, RecursionError) as error:  # a number of too many digits, or lists too deep
+        raise CorruptFile(f"{path}, line {line}: JSON that cannot be read ({error}), expected an object of texts") from None
+
+
+def _parquet_rows(path: Path, columns: Callable | None) -> Rows:
+    from pyarrow import parquet
+
+    with _readable(path, "Parquet file"), parquet.ParquetFile(path) as file:
+        return _table_rows(str(path), file.read(columns and columns(file.schema_arrow)))
+
+
+def _data_set_rows(source: str, path: Path | None, split: str | None, columns: Callable) -> Rows:
+    """The rows of a data set that is a saved folder or, without a path, on the hub."""
+    try:
+        import datasets
+    except ImportError as error:
+        raise MissingExtra(
+            f"reading {source!r} as a data set needs datasets, which cannot be imported ({_line(error)}): pip install datasets"
+        ) from None
+    data = _fetched(datasets, source, split or "train") if path is None else _saved(datasets, path, split)
+    with _readable(source, "data set"):
+        table = data.select_columns(columns(data.features.arrow_schema)).with_format("arrow")[:]
+        return _table_rows(source, table)
+
+
+def _fetched(datasets, source: str, split: str):
+    name, config = HUB_NAME.fullmatch(source.removesuffix(f":{split}")).groups()
+    try:  # from datasets 4 on there is no remote code; before, one had to say no, or was asked
+        return datasets.load_dataset(name, config, split=split, trust_remote_code=False)
+    except Exception as error:  # the hub's client may raise anything
+        raise PromptError(f"no texts {source!r}: no file or folder, and not to be had from the hub ({_line(error)})") from None
+
+
+def _saved(datasets, path: Path, split: str | None):
+    with _readable(path, "folder of datasets.save_to_disk"):
+        data = datasets.load_from_disk(str(path))
+    if isinstance(data, dict):
+        if (split or "train") not in data:
+            raise PromptError(f"{path} has no split {split or 'train'!r}; name one of its own: {_listed(data)}")
+        return data[split or "train"]
+    if split:
+        raise PromptError(f"{path} is a data set without splits; leave out :{split}")
+    return data
+
+
+@contextmanager
+def _readable(name, kind: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # pyarrow and datasets may raise anything
+        raise CorruptFile(f"{name} is damaged, or no {kind} ({_line(error)}); copy it again") from None
+
+
+def _table_rows(name: str, table) -> list[tuple[str, dict]]:
+    return [(f"{name}, row {number}", row) for number, row in enumerate(table.to_pylist(maps_as_pydicts="strict"), start=1)]
+
+
+def _columns(schema, field: str | None) -> list[str]:
+    """The column of the texts or, where that has to be found out, all that hold text, or else all."""
+    if (field or "text") in schema.names:
+        return [field or "text"]
+    kinds = ("string", "large_string", "dictionary<values=string", "dictionary<values=large_string")
+    return [column.name for column in schema if str(column.type).startswith(kinds)] or schema.names
+
+
+def _texts(source, rows: Rows, field: str | None) -> Iterator[str]:
+    """What the field holds in each row; a row that is itself a text stands for an object with the field ``text``."""
+    rows = [(where, {"text": row} if isinstance(row, str) else row) for where, row in rows]
+    if field is None:
+        held = [(name, value) for _, row in rows if isinstance(row, dict) for name, value in row.items()]
+        found = {name for name, _ in held} & {"text"} or dict.fromkeys(name for name, value in held if isinstance(value, str))
+        if held and len(found) != 1:
+            raise PromptError(f"{source} has no field 'text', and as others of text {_listed(found)}; name the one to read")
+        field = next(iter(found), "text")
+    return (_field(where, row, field) or "" for where, row in rows)
+
+
+def _field(where: str, row, field: str) -> str | None:
+    """The text that a row holds in a field, or None for null."""
+    if not isinstance(row, dict):
+        raise PromptError(f"{where}: found {_kind(row)}, expected an object with a field {field!r}")
+    if field not in row:
+        raise PromptError(f"{where}: found the fields {_listed(row)}, expected a field {field!r}")
+    text = row[field]
+    if not isinstance(text, str | None):
+        raise PromptError(f"{where}: field {field!r} holds {_kind(text)}, expected text")
+    if half := re.search("[\ud800-\udfff]", text or ""):  # JSON can escape half of a pair, which no tokenizer takes
+        raise PromptError(f"{where}: field {field!r} has half a character, {half[0]!r}, at {half.start()}, expected whole ones")
+    return text
+
+
+def _own_prompt(where: str, row) -> OwnPrompt:
+    prompt = _field(where, row, "prompt")
+    if not (prompt or "").strip():
+        raise PromptError(f"{where}: the prompt is empty; give it at least one token of text")
+    name, answer = (_field(where, row, field) if field in row else None for field in ("name", "answer"))
+    spans = row.get("spans") or {}
+    if not isinstance(spans, dict):
+        raise PromptError(f"{where}: field 'spans' holds {_kind(spans)}, expected an object of names and texts or ranges")
+    found = {key: _ranges(f"{where}: span {key!r}", prompt, key, span) for key, span in spans.items() if span is not None}
+    return OwnPrompt(name or Path(where).name, prompt, found, answer or None)
+
+
+def _ranges(which: str, prompt: str, name: str, span) -> list[Chars]:
+    """The characters of a span, which is a text or a list of ranges."""
+    if name in DERIVED_SETS:
+        raise SpanError(f"{which} follows from the other spans and cannot be given; choose another name")
+    if isinstance(span, str) and span.strip():
+        starts = [match.start() for match in re.finditer(f"(?={re.escape(span)})", prompt)]
+        if not starts:
+            raise SpanError(f"{which}: {span!r} is not in the prompt; check its spelling, or give character ranges")
+        if len(starts) > 1:
+            places = f"{len(starts)} times in the prompt, first at characters {starts[0]} and {starts[1]}"
+            raise SpanError(f"{which}: {span!r} stands {places}; say which by its range [start, stop]")
+        return [Chars(starts[0], starts[0] + len(span))]
+    pairs = span if isinstance(span, list) else []
+    if not pairs or not all(isinstance(pair, list) and [type(at) for at in pair] == [int, int] for pair in pairs):
+        raise SpanError(f"{which} is {_kind(span)}, expected a text, or a list of character ranges [[start, stop], …]")
+    for start, stop in pairs:
+        if not 0 <= start < stop <= len(prompt):
+            raise SpanError(f"{which} asks for characters {start} to {stop} of a prompt of {len(prompt)}; give a range inside it")
+    return [Chars(*pair) for pair in pairs]
+
+
+def _kind(value) -> str:
+    """What a value is, and how it begins."""
+    return f"{KINDS.get(type(value), type(value).__name__)} ({ascii(value)[:40]})"
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names)) or "none"
+
+
+def _line(error: Exception) -> str:
+    """A message as one line."""
+    return " ".join(str(error).split())[:200]
