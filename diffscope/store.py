@@ -28,7 +28,7 @@ FORMATS = (".zarr", ".nc", ".parquet", ".csv")
 CAPTURE_FORMAT = "diffscope-capture-1"
 
 
-def save_statistics(dataset, path):
+def save_statistics(dataset, path, dated=True):
     """Write a Dataset of statistics.
 
     Parameters
@@ -37,6 +37,8 @@ def save_statistics(dataset, path):
         What a capture's ``measure`` returned.
     path : path-like
         Ends in .zarr, .nc, .parquet or .csv. What is there already is replaced.
+    dated : bool
+        Whether it says when it was made. Without that, equal Datasets make equal files, byte for byte.
 
     Raises
     ------
@@ -44,7 +46,7 @@ def save_statistics(dataset, path):
         The suffix names no known format.
     """
     suffix = statistics_format(path)
-    dataset = dataset.assign_attrs(provenance())
+    dataset = dataset.assign_attrs(provenance(dated))
     with replacing(path) as unfinished:
         if suffix == ".zarr":
             _with_text_as(object, dataset).to_zarr(unfinished, zarr_format=3, consolidated=False)
@@ -152,20 +154,20 @@ def statistics_format(path):
     return suffix
 
 
-def provenance():
-    """What a file is made with, as attributes: versions, and when.
+def provenance(dated=True):
+    """What a file is made with, as attributes: versions and, unless it is not to be dated, when.
 
     Returns
     -------
     dict of str to str
     """
-    return {
+    made_with = {
         "diffscope": __version__,
         "python": platform.python_version(),
         "torch": version("torch"),
         "transformers": version("transformers"),
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+    return made_with | ({"created": datetime.now(UTC).isoformat(timespec="seconds")} if dated else {})
 
 
 def check_target(path):

@@ -35,17 +35,15 @@ def bundled() -> list[dict]:
 def locate(name: str) -> tuple[Path | None, Path | None]:
     """Folders of a model's configuration and tokenizer, and of its weights; None, None for what may be a hub id.
 
-    ``mini-diff@400`` is the bundled model as it was after 400 steps of training.
+    ``mini-diff@400`` is the bundled model as it was after 400 steps of training, ``FOLDER@400`` that of a run.
     """
-    base, _, step = name.partition("@")
-    if (BUNDLED / base / "config.json").is_file():
-        if not step:
-            return BUNDLED / base, BUNDLED / base
-        kept = {int(path.name.removeprefix("step-")): path for path in (BUNDLED / base / "checkpoints").glob("step-*")}
+    base, at, step = name.rpartition("@")
+    if at and not Path(name).expanduser().is_dir() and (_folder(base) / "config.json").is_file():
+        kept = checkpoints(_folder(base))
         if not step.isdigit() or int(step) not in kept:
-            raise ModelNotFound(f"{base} has no checkpoint {step!r}; kept are the steps {', '.join(map(str, sorted(kept)))}")
-        return BUNDLED / base, kept[int(step)]
-    folder = Path(name).expanduser()
+            raise ModelNotFound(f"{base} has no checkpoint {step!r}; kept are the steps {', '.join(map(str, kept)) or 'none'}")
+        return _folder(base), kept[int(step)]
+    folder = _folder(name)
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ModelNotFound(f"{folder} has no config.json; give the folder of a model that save_pretrained wrote")
@@ -54,6 +52,18 @@ def locate(name: str) -> tuple[Path | None, Path | None]:
         known = ", ".join(model["name"] for model in bundled()) or "none"
         raise ModelNotFound(f"no model {name!r}: not bundled ({known}), not a folder, and not a hub id, which is OWNER/NAME")
     return None, None
+
+
+def checkpoints(folder: Path) -> dict[int, Path]:
+    """The checkpoints that a training has left in a model's folder, by step."""
+    steps = {path.name.removeprefix("step-"): path for path in sorted((folder / "checkpoints").glob("step-*"))}
+    return {int(step): path for step, path in steps.items() if step.isdigit()}  # unfinished ones have longer names
+
+
+def _folder(name: str) -> Path:
+    """The folder that a name stands for: of a bundled model, or on disk."""
+    bundled = BUNDLED / name
+    return bundled if (bundled / "config.json").is_file() else Path(name).expanduser()
 
 
 def check_weights(folder: Path) -> None:

@@ -1,0 +1,172 @@
+"""``diffscope sweep``: models × checkpoints × prompts × statistics, measured in shards that survive anything."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from diffscope.cli.options import Device, Dtype, Json
+from diffscope.cli.output import counting, note, say, show_json, show_table
+from diffscope.errors import DiffscopeError
+
+EXAMPLE = (
+    "diffscope sweep plan.toml --out sweeps/first --processes 2",
+    "diffscope sweep --model mini-diff --model mini-standard --checkpoints all --stats entropy,gini,span_mass \\",
+    "  --prompts retrieval:count=20,length=256 --out sweeps/first",
+)
+
+File = Annotated[
+    Path | None, typer.Argument(metavar="[PLAN.toml]", help="What to measure; options say it anew.", show_default=False)
+]
+Out = Annotated[
+    Path | None, typer.Option(metavar="FOLDER", help="Where shards and dataset go; a sweep that stopped goes on there.")
+]
+Models = Annotated[list[str] | None, typer.Option("--model", metavar="NAME|FOLDER|HUB-ID", help="A model. Repeatable.")]
+Checkpoints = Annotated[str | None, typer.Option(metavar="all|last|STEP,…", help="Which steps of the models' training.")]
+Stats = Annotated[str | None, typer.Option(metavar="A,B", help="Which statistics, separated by commas.")]
+Prompts = Annotated[
+    list[str] | None,
+    typer.Option(metavar="TASK:FIELD=N,…|FILE", help="A task with its fields, or a file of prompts. Repeatable."),
+]
+Queries = Annotated[
+    str | None, typer.Option(metavar="last|all|SPAN|sample:N", help="Whose rows are measured; of several, means.")
+]
+PerShard = Annotated[int | None, typer.Option(min=1, metavar="N", help="Prompts a shard.")]
+Count = Annotated[int | None, typer.Option(min=1, metavar="N", help="Work in so many processes; with --ray, in so many actors.")]
+Ranks = Annotated[
+    str | None,
+    typer.Option(
+        "--rank", metavar="I/N|auto", help="Do only this rank's part; auto takes it from torchrun's or Slurm's environment."
+    ),
+]
+Ray = Annotated[str | None, typer.Option(metavar="ADDRESS", help="Work on a Ray cluster: local, auto or HOST:PORT.")]
+Format = Annotated[Literal["zarr", "nc", "parquet", "csv"], typer.Option("--format", help="Of the dataset.")]
+Changed = Annotated[bool, typer.Option("--changed", help="Go on in the folder of a plan that was changed since.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Show the shards and how large the dataset will be, and measure nothing.")
+]
+
+
+def command(
+    plan: File = None,
+    out: Out = None,
+    model: Models = None,
+    checkpoints: Checkpoints = None,
+    prompts: Prompts = None,
+    stats: Stats = None,
+    queries: Queries = None,
+    per_shard: PerShard = None,
+    dtype: Dtype = None,
+    processes: Count = None,
+    rank: Ranks = None,
+    ray: Ray = None,
+    device: Device = None,
+    file_format: Format = "zarr",
+    changed: Changed = False,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+):
+    """Measure statistics of models, at steps of their training, on prompts. What stopped goes on with the same command."""
+    from diffscope.lab.plan import Plan
+    from diffscope.lab.shards import Rank
+
+    if out is None and not dry_run:
+        raise DiffscopeError("a sweep needs --out FOLDER; --dry-run shows what it would do")
+    said = {
+        "models": model,
+        "checkpoints": None if checkpoints is None else _steps(checkpoints),
+        "prompts": None if prompts is None else [_prompts(one) for one in prompts],
+        "statistics": None if stats is None else [name.strip() for name in stats.split(",") if name.strip()],
+        "queries": queries,
+        "per_shard": per_shard,
+        "dtype": dtype,
+    }
+    said = {name: value for name, value in said.items() if value is not None}
+    found, device = Plan.of(said) if plan is None else Plan.load(plan, **said), device or "cpu"
+    if dry_run:
+        _show_plan(found, device, as_json)
+        return
+    where, rank = where_of(processes, ray, device), None if rank is None else Rank.of(rank)
+    _sweep(found, out, where, rank, as_json, device=device, suffix=f".{file_format}", changed=changed)
+
+
+def _sweep(plan, out, where, rank, as_json, **how):
+    from diffscope.lab.sweep import sweep
+
+    with counting("sweeping") as progress:
+        try:
+            swept = sweep(plan, out, where, rank=rank, progress=progress, **how)
+        except KeyboardInterrupt:
+            note("stopped; what is complete is kept, and the same command goes on")
+            raise
+    outcome = swept.outcome
+    if as_json:
+        done, waiting = len(outcome.done), len(outcome.waiting)
+        failed = [{"id": piece.shard.id, "shard": str(piece), "cause": cause} for piece, cause in swept.failures]
+        show_json({"dataset": swept.dataset, "done": done, "failed": failed, "waiting": waiting, "left_out": plan.left_out})
+    if plan.left_out:
+        note(f"left out, for a mean over queries says nothing of it: {', '.join(plan.left_out)}")
+    for piece, cause in swept.failures:
+        note(f"failed: {piece}: {cause}")
+    note(
+        f"{len(outcome.done)} of {len(swept.pieces)} shards are done" + (f", dataset in {swept.dataset}" if swept.dataset else "")
+    )
+    if outcome.waiting:
+        note(f"{len(outcome.waiting)} wait for other ranks; the one that ends last joins the dataset")
+    if outcome.failed:
+        raise DiffscopeError(
+            f"{len(outcome.failed)} of {len(swept.pieces)} shards failed, see {out / 'failed'}; the same command tries them again"
+        )
+
+
+def where_of(processes, ray, device):
+    """Who does the work, as --processes and --ray say it; None for this process alone."""
+    from diffscope.lab.cluster import OnRay
+    from diffscope.lab.crews import Processes
+
+    gpus = device.startswith("cuda")
+    if ray is not None:
+        return OnRay(ray, processes, gpus)
+    return None if processes is None else Processes(processes, gpus)
+
+
+def _steps(said):
+    if said in ("all", "last"):
+        return said
+    steps = said.split(",")
+    if not all(step.strip().isdigit() for step in steps):
+        raise DiffscopeError(f"--checkpoints {said!r} is neither all nor last nor steps such as 0,400,1900")
+    return [int(step) for step in steps]
+
+
+def _prompts(said):
+    """``TASK:FIELD=N,FIELD=N`` or a file, as a table of a plan."""
+    from diffscope.lab.prompt_sets import TASKS
+
+    task, _, fields = said.partition(":")
+    if task not in TASKS:
+        return {"file": said}
+    pairs = [field.partition("=") for field in fields.split(",") if field]
+    if not all(value.isdigit() for _, _, value in pairs):
+        raise DiffscopeError(f"--prompts {said!r} is not TASK:FIELD=NUMBER,…; for example retrieval:count=20,length=256")
+    return {"task": task, **{name.strip(): int(value) for name, _, value in pairs}}
+
+
+def _show_plan(plan, device, as_json):
+    from diffscope.lab.sweep import values_a_prompt
+
+    pieces, values = plan.pieces(device), values_a_prompt(plan, device)
+    rows = []
+    for model in plan.models:
+        mine = [piece for piece in pieces if piece.subject.model == model]
+        prompts = sum(piece.count for piece in mine)
+        steps = len({piece.subject for piece in mine})
+        rows.append([model, steps, prompts // steps, len(mine), prompts * values[model] * 4 / 2**20])
+    if as_json:
+        shards = [{"id": piece.shard.id, "shard": str(piece)} for piece in pieces]
+        show_json({"shards": shards, "mebibytes": sum(row[-1] for row in rows), "left_out": plan.left_out})
+        return
+    show_table(["model", "checkpoints", "prompts", "shards", "MiB"], rows)
+    say(f"{len(pieces)} shards of up to {plan.per_shard} prompts, about {sum(row[-1] for row in rows):.1f} MiB of numbers")
+    if plan.left_out:
+        say(f"left out, for a mean over queries says nothing of it: {', '.join(plan.left_out)}")
