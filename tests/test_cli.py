@@ -314,7 +314,7 @@ def test_models_lists_what_is_bundled(run):
         (["measure", "nowhere.dscope"], "nowhere.dscope"),
         (["measure", "nowhere.dscope", "--model", "mini-diff"], "--model"),
         (["figure", "nowhere.dscope"], "--out"),
-        (["train", "mini"], "--arm"),
+        (["train", "mini"], "--out FOLDER"),
         (["train", "no-such-recipe", "--arm", "mini-diff", "--out", "."], "no-such-recipe"),
         (["train", "mini", "--arm", "no-such-arm", "--out", "."], "no-such-arm"),
         (["app", "--port", "99999"], "--port"),

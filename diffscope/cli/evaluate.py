@@ -9,12 +9,22 @@ from diffscope.cli.options import Device, Dtype, Json, Model
 from diffscope.cli.output import counting, say, show_json, show_table, working
 from diffscope.errors import DiffscopeError
 
-EXAMPLE = ("diffscope evaluate --model mini-diff --needles 4",)
+EXAMPLE = (
+    "diffscope evaluate --model mini-diff --needles 4",
+    "diffscope evaluate --model mini-diff --text my-texts.jsonl --near",
+)
 
 Length = Annotated[int | None, typer.Option(min=32, help="Tokens a prompt; by default what a bundled model was trained on.")]
 Needles = Annotated[int, typer.Option(min=2, max=64, help="Sentences with a number in each prompt; one is asked for.")]
 Prompts = Annotated[int, typer.Option(min=10, help="Prompts to answer, spread over five depths.")]
 Looks = Annotated[int, typer.Option(min=10, help="Of those, prompts whose attention is measured.")]
+Near = Annotated[bool, typer.Option("--near", help='Ask for "Old Paris" among "New Paris", "North Paris" and so on.')]
+Unanswerable = Annotated[bool, typer.Option("--unanswerable", help='Ask for what no sentence states; right is "unknown".')]
+Text = Annotated[
+    str | None,
+    typer.Option(metavar="FILE|FOLDER|OWNER/NAME", help="Your own text around the needles: .txt, JSONL, Parquet, a data set."),
+]
+Field = Annotated[str | None, typer.Option(metavar="NAME", help="Which field of --text holds the text.")]
 Seed = Annotated[int, typer.Option(help="Seed of the prompts.")]
 
 
@@ -24,33 +34,52 @@ def command(
     needles: Needles = 4,
     prompts: Prompts = 200,
     looks: Looks = 100,
+    near: Near = False,
+    unanswerable: Unanswerable = False,
+    text: Text = None,
+    field: Field = None,
     seed: Seed = 20_000,
     device: Device = None,
     dtype: Dtype = None,
     as_json: Json = False,
 ):
-    """Exact answers to unseen retrieval prompts, and the attention of the answering query by depth of the needle."""
+    """Exact answers to unseen retrieval prompts, loss on text, and where the answering query looks by depth of the needle."""
     from diffscope.lab import evaluate
-    from diffscope.tasks import Retrieval
+    from diffscope.tasks import Recall, Retrieval, read_texts
 
+    if field is not None and text is None:
+        raise DiffscopeError("--field says which field of --text holds the text; give --text too")
+    texts = None if text is None else read_texts(text, field)
     if model is None:
         raise DiffscopeError("no model given; name one with --model, or list the bundled ones with: diffscope models")
     trained = {card["name"]: card["positions"] for card in diffscope.models.bundled()}
     length = length or trained.get(model.partition("@")[0], 256)
     with working(f"loading {model}"):
         scope = diffscope.load(model, device=device, dtype=dtype)
-        task = Retrieval(scope.tokenizer, held_out=True)
-        drawn = evaluate.draw(task, prompts, length, needles, seed)
+        task = Retrieval(scope.tokenizer, held_out=True, texts=texts)
+        drawn = evaluate.draw(task, prompts, length, needles, seed, near=near, answerable=not unanswerable)
         scores = evaluate.score(evaluate.exact_answers(scope.model, drawn))
+        losses = evaluate.text_losses(scope.model, Recall(scope.tokenizer, texts), length, seed)
+    facts = {"model": model, "length": length, "needles": needles, "near": near, "answerable": not unanswerable, "text": text}
+    low, high = scores["interval"]
+    if not as_json:
+        kind = "near-duplicate cities" if near else "cities"
+        asked = 'one question without an answer, right is "unknown"' if unanswerable else "one question"
+        where = f"text of {text}" if text else "text held out of the bundled models' training"
+        say(f"{model}: {scores['retrieval']:.1%} exact answers ({low:.1%} to {high:.1%}) of {prompts} prompts")
+        say(f"{length} tokens, {needles} needles of {kind}, {asked}; {where}")
+        said = f"{losses['hit']:.3f} on tokens that complete a 3-gram seen before, {losses['other']:.3f} on others"
+        say(f"loss on plain text, nats a token: {said}")
+    if unanswerable:
+        if as_json:
+            show_json({**facts, **scores, "text_loss": losses})
+        return
     with counting("measuring attention") as progress:
         table = evaluate.span_by_depth(scope, drawn[:looks], progress)
     mean = table["mean"]
     if as_json:
-        show_json({"model": model, "length": length, "needles": needles, **scores, "table": mean.to_dict()})
+        show_json({**facts, **scores, "text_loss": losses, "table": mean.to_dict()})
         return
-    low, high = scores["interval"]
-    say(f"{model}: {scores['retrieval']:.1%} exact answers ({low:.1%} to {high:.1%}) of {prompts} prompts")
-    say(f"{length} tokens, {needles} needles, one question; text held out of the bundled models' training")
     say(f"attention of the last query, mean over heads, then layers; {table.attrs['averaged_over']}")
     spans = ["sink", "answer", "needles", "context", "query"]
     for normalisation in mean["normalisation"].values:

@@ -1,49 +1,145 @@
-"""``diffscope train``: train one arm of a matched family."""
+"""``diffscope train``: train a matched family, or some of its arms, and say what each learned."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from diffscope.cli.options import Device, Json
-from diffscope.cli.output import counting, note, show_json, show_table
+import diffscope
+from diffscope.cli.options import Device, Json, check_out
+from diffscope.cli.output import counting, note, say, show_json, show_table, working
+from diffscope.cli.sweep import Count, Ranks, Ray, where_of
 from diffscope.errors import DiffscopeError
 
-EXAMPLE = ("diffscope train mini --arm mini-diff --out runs/mini", "diffscope train mini --table")
+EXAMPLE = (
+    "diffscope train laptop --out runs/laptop --processes 2",
+    "diffscope train laptop --arm diff --arm standard --seed 0 --out runs/laptop",
+    "diffscope train laptop --table",
+)
 
-Recipe = Annotated[str, typer.Argument(metavar="RECIPE", help="A bundled recipe by name, or a TOML file.")]
-Arm = Annotated[str | None, typer.Option(metavar="NAME", help="Which model of the family.")]
-Out = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where checkpoints go; a run that stopped goes on from there.")]
-Threads = Annotated[int | None, typer.Option(min=1, help="Processor threads to use.")]
+Recipe = Annotated[str | None, typer.Argument(metavar="RECIPE", help="A TOML file, or a bundled recipe by name.")]
+Preset = Annotated[str | None, typer.Option(metavar="laptop|gpu", help="The same as the name of a bundled recipe.")]
+Arms = Annotated[list[str] | None, typer.Option("--arm", metavar="NAME", help="A model of the family; all without. Repeatable.")]
+Seeds = Annotated[list[int] | None, typer.Option("--seed", help="A seed; all of the recipe without. Repeatable.")]
+Out = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where runs go; what stopped goes on from there.")]
+Threads = Annotated[int, typer.Option(min=1, help="Processor threads of each run.")]
+Rate = Annotated[float | None, typer.Option("--learning-rate", help="Instead of the recipe's.")]
+Board = Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard's events too, into FOLDER/tensorboard.")]
 Table = Annotated[bool, typer.Option("--table", help="Show what the arms are made of and how well their parameters match.")]
+Draw = Annotated[
+    Path | None, typer.Option("--figure", metavar="FILE", help="Draw curves and answers: .pdf, .svg, .png or .html.")
+]
+Report = Annotated[bool, typer.Option("--report", help="Train nothing; say what the runs in FOLDER have learned so far.")]
 
 
 def command(
-    recipe: Recipe,
-    arm: Arm = None,
+    recipe: Recipe = None,
+    preset: Preset = None,
+    arm: Arms = None,
+    seed: Seeds = None,
     out: Out = None,
-    threads: Threads = None,
+    learning_rate: Rate = None,
+    processes: Count = None,
+    rank: Ranks = None,
+    ray: Ray = None,
+    threads: Threads = 1,
     device: Device = None,
+    tensorboard: Board = False,
     table: Table = False,
+    report: Report = False,
+    figure: Draw = None,
     as_json: Json = False,
 ):
-    """Train one arm of a recipe, or go on where an earlier run stopped."""
-    if table:
-        _show(recipe, as_json)
-        return
-    if arm is None or out is None:
-        raise DiffscopeError("training needs --arm NAME and --out FOLDER; --table shows the arms of a recipe")
-    from diffscope.lab.train import train
+    """Train the arms of a family with every seed, and score them. What stopped goes on with the same command."""
+    from dataclasses import replace
 
-    with counting(f"training {arm}") as progress:
-        folder = train(recipe, arm, out, threads=threads, device=device or "cpu", progress=progress)
-    note(f"trained {arm} into {folder}")
-
-
-def _show(name: str, as_json: bool) -> None:
     from diffscope.lab.recipe import Recipe
 
-    rows = Recipe.load(name).table()
+    if (recipe is None) == (preset is None):
+        raise DiffscopeError("name one recipe: diffscope train laptop, or --preset laptop, or a .toml file")
+    chosen = Recipe.load(recipe or preset)
+    if learning_rate is not None:
+        chosen = replace(chosen, learning_rate=learning_rate)
+    if table:
+        _show_arms(chosen, as_json)
+        return
+    check_out(figure)
+    if out is None:
+        raise DiffscopeError("training needs --out FOLDER; --table shows the arms of a recipe")
+    if chosen.grid is None:
+        _train_alone(chosen, arm, seed, out, threads, device, tensorboard)
+        return
+    from diffscope.lab import family, shards
+
+    runs, device = family.plan(chosen, arm or (), seed or ()), device or "cpu"
+    if report:
+        outcome = shards.Outcome.of(runs, out, ".nc")
+    else:
+        where, rank = where_of(processes, ray, device), None if rank is None else shards.Rank.of(rank)
+        how = dict(threads=threads, device=device, tensorboard=tensorboard, rank=rank)
+        with counting("training") as progress:
+            outcome = family.run(chosen, out, runs, where, **how, progress=progress)
+    _tell(chosen, out, runs, outcome, figure, as_json)
+
+
+def _train_alone(recipe, arms, seeds, out, threads, device, tensorboard):
+    """A recipe without a grid: models are trained one by one, and scored with ``diffscope evaluate``."""
+    from diffscope.lab.train import train
+
+    for seed in seeds or recipe.seeds:
+        for arm in arms or recipe.arms:
+            with counting(f"training {arm}") as progress:
+                how = dict(seed=seed, threads=threads, device=device or "cpu", tensorboard=tensorboard)
+                folder = train(recipe, arm, out, **how, progress=progress)
+            note(f"trained {arm} into {folder}")
+
+
+def _tell(recipe, out, runs, outcome, figure, as_json):
+    """Put together what is finished, say it, and what is missing."""
+    from diffscope.lab import family
+    from diffscope.store import save_statistics
+
+    with working("putting runs together"):
+        together = family.collect(recipe, out, outcome)
+        save_statistics(together, out / "family.nc", dated=False)
+        save_statistics(together[list(family.MEASURED)], out / "metrics.parquet", dated=False)
+    if figure is not None:
+        diffscope.figure("family", together).save(figure)
+        note(f"saved {figure}")
+    rows = family.summary(together)
+    if as_json:
+        show_json({"runs": rows, "failed": outcome.failed, "waiting": len(outcome.waiting)})
+    else:
+        _show_runs(together, rows)
+    note(f"{len(outcome.done)} runs are finished; all that was measured is in {out / 'family.nc'}")
+    if outcome.waiting:
+        note(f"{len(outcome.waiting)} runs are not finished")
+    for run in runs:
+        if run.id in outcome.failed:
+            note(f"failed: {run.spec['arm']}, seed {run.spec['seed']}: {outcome.failed[run.id]}")
+    if outcome.failed:
+        raise DiffscopeError(f"{len(outcome.failed)} runs failed, see {out / 'failed'}; the same command tries them again")
+
+
+def _show_runs(together, rows):
+    noises = [int(noise) for noise in together["noise"].values]
+    headers = ["arm", "parameters", "formed at step", *(f"noise {noise}" for noise in noises)]
+    headers += ["near-duplicates", "says unknown: rightly", "wrongly", "text loss: repeated", "other"]
+    table = []
+    for row in rows:
+        formed = ", ".join("–" if step is None else str(step) for step in row["formation"])
+        cells = [f"{row['right_by_noise'][noise]:.1%}" for noise in noises]
+        cells += [f"{row[name]:.1%}" for name in ("right_near", "unknown_when_unanswerable", "unknown_when_answerable")]
+        table.append([row["arm"], row["parameters"], formed, *cells, row["text_hit"], row["text_other"]])
+    say("exact answers by number of competing sentences, mean over prompts, lengths, then seeds")
+    show_table(headers, table)
+
+
+def _show_arms(recipe, as_json):
+    from diffscope.lab.train import tokenizer_for
+
+    with working("learning the vocabulary"):
+        rows = recipe.table(len(tokenizer_for(recipe)))
     if as_json:
         show_json(rows)
         return

@@ -10,32 +10,93 @@ import xarray as xr
 from scipy.stats import binomtest
 
 from diffscope.errors import PromptError
+from diffscope.lab.recipe import Grid
 from diffscope.scope import Scope
+from diffscope.tasks.recall import Recall
 from diffscope.tasks.retrieval import Prompt, Retrieval
 
+Judge = Callable[[torch.nn.Module, list[Prompt]], np.ndarray]
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
-def draw(task: Retrieval, count: int, length: int, needles: int, seed: int) -> list[Prompt]:
-    """`count` prompts, their queried needles at depths 0, ¼, ½, ¾ and 1 in turn."""
+def draw(task: Retrieval, count: int, length: int, needles: int, seed: int, **kind: bool) -> list[Prompt]:
+    """`count` prompts, their queried needles at depths 0, ¼, ½, ¾ and 1 in turn.
+
+    `kind`, ``near`` or ``answerable``, is that of :meth:`~diffscope.tasks.Retrieval.controlled`.
+    """
+    if kind.get("near") or not kind.get("answerable", True):
+        depths = [DEPTHS[index % len(DEPTHS)] for index in range(count)]
+        others = needles - 1
+        return [task.controlled(length, others, [seed, i], slots=others, depth=depth, **kind) for i, depth in enumerate(depths)]
     rng = np.random.default_rng(seed)
     return [task.prompt(length, needles, rng, depth=DEPTHS[index % len(DEPTHS)]) for index in range(count)]
 
 
+def mixture(grid: Grid, task: Retrieval, seed: int = 20_000) -> list[Prompt]:
+    """The prompts at which a training is scored along the way: all cells of the grid in turn, and all depths in each."""
+    task, cells = task.with_template(grid.template), grid.cells
+    places = [(*cells[index % len(cells)], DEPTHS[index // len(cells) % len(DEPTHS)]) for index in range(grid.prompts)]
+    return [
+        task.controlled(length, noise, [seed, index], slots=grid.slots, depth=depth)
+        for index, (length, noise, depth) in enumerate(places)
+    ]
+
+
+def on_grid(model, task: Retrieval, grid: Grid, seed: int = 30_000, judge: Judge | None = None, **kind) -> xr.DataArray:
+    """Exact answers in every cell of a grid, bool (length, noise, prompt), or what another judge says of each prompt.
+
+    Prompt i has the same city, number, depth and competing sentences in every cell; `kind` goes to
+    :meth:`~diffscope.tasks.Retrieval.controlled`.
+    """
+    task = task.with_template(grid.template)
+    right = []
+    for length, noise in grid.cells:
+        depths = (DEPTHS[index % len(DEPTHS)] for index in range(grid.prompts))
+        prompts = [
+            task.controlled(length, noise, [seed, index], slots=grid.slots, depth=depth, **kind)
+            for index, depth in enumerate(depths)
+        ]
+        right.append((judge or exact_answers)(model, prompts))
+    shape = (len(grid.lengths), len(grid.noises), grid.prompts)
+    coords = {"length": list(grid.lengths), "noise": list(grid.noises)}
+    return xr.DataArray(np.reshape(right, shape), dims=("length", "noise", "prompt"), coords=coords)
+
+
 @torch.no_grad()
-def exact_answers(model, prompts: list[Prompt], rows: int = 32) -> np.ndarray:
+def text_losses(model, recall: Recall, length: int, seed: int = 40_000, texts: int = 64, tokens: int = 8192) -> dict[str, float]:
+    """Loss on plain text, in nats a token, on tokens that the text gives away (``hit``) and on all ``other`` ones.
+
+    Means over the tokens of `texts` texts of `length` tokens; NaN where there are no such tokens. As many texts run at once as
+    `tokens` hold.
+    """
+    ids, hits = recall.rows(texts, length, np.random.default_rng(seed))
+    device, each = model.get_input_embeddings().weight.device, []
+    for some in torch.from_numpy(ids).split(max(1, tokens // length)):
+        some = some.to(device)
+        logits = model(some, use_cache=False).logits[:, :-1].float()
+        each.append(torch.nn.functional.cross_entropy(logits.transpose(1, 2), some[:, 1:], reduction="none").cpu())
+    loss, hit = torch.cat(each).double(), torch.from_numpy(hits[:, 1:])
+    return {"hit": float(loss[hit].mean()), "other": float(loss[~hit].mean())}
+
+
+@torch.no_grad()
+def exact_answers(model, prompts: list[Prompt], tokens: int = 8192) -> np.ndarray:
     """Which prompts a model answers exactly, bool (prompt,).
 
-    An answer counts when every token of it is the model's first choice, which is when greedy decoding gives it.
+    An answer counts when every token of it is the model's first choice, which is when greedy decoding gives it. Prompts of one
+    shape run together, as many as `tokens` hold.
     """
-    right, device = [], model.get_input_embeddings().weight.device
-    for start in range(0, len(prompts), rows):
-        some = prompts[start : start + rows]
-        ids = torch.tensor([prompt.ids + prompt.answer[:-1] for prompt in some], device=device)
-        answers = torch.tensor([prompt.answer for prompt in some], device=device)
-        chosen = model(ids, use_cache=False, logits_to_keep=answers.shape[1]).logits.argmax(-1)
-        right.append((chosen == answers).all(1).cpu().numpy())
-    return np.concatenate(right)
+    right, device = np.zeros(len(prompts), dtype=bool), model.get_input_embeddings().weight.device
+    shapes: dict[tuple[int, int], list[int]] = {}
+    for index, prompt in enumerate(prompts):
+        shapes.setdefault((len(prompt.ids), len(prompt.answer)), []).append(index)
+    for (length, width), found in shapes.items():
+        for some in np.array_split(found, -(-len(found) * length // tokens)):
+            ids = torch.tensor([prompts[i].ids + prompts[i].answer[:-1] for i in some], device=device)
+            answers = torch.tensor([prompts[i].answer for i in some], device=device)
+            chosen = model(ids, use_cache=False, logits_to_keep=width).logits.argmax(-1)
+            right[some] = (chosen == answers).all(1).cpu().numpy()
+    return right
 
 
 def score(right: np.ndarray) -> dict:

@@ -45,7 +45,7 @@ All logged points are in `card.json` under `curves`.
 
 def publish(run: Path, recipe: Recipe, arm: str) -> dict:
     """Copy one trained arm into the package, score it and write its card; returns the summary."""
-    source, target = run / arm, BUNDLED / arm
+    source, target = run / arm / f"seed-{recipe.seeds[0]}", BUNDLED / arm
     scope = load(source)
     task = Retrieval(scope.tokenizer, held_out=True)
     scores = score(exact_answers(scope.model, draw(task, length=recipe.length, **SCORED)))
@@ -71,7 +71,7 @@ def publish(run: Path, recipe: Recipe, arm: str) -> dict:
     }
     facts = {
         "command": f"diffscope train {recipe.name} --arm {arm} --out runs/{recipe.name} --threads 1",
-        "seed": recipe.seed,
+        "seed": recipe.seeds[0],
         "minutes": curves[-1]["seconds"] / 60,
         **json.loads((source / "run.json").read_text(encoding="utf-8")),
     }

@@ -6,26 +6,54 @@ import tomllib
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from diffscope.errors import DiffscopeError
 from diffscope.models import DiffConfig, DiffForCausalLM
-from diffscope.tasks.retrieval import TEMPLATE
+from diffscope.tasks.retrieval import TEMPLATE, Retrieval
 
 BUNDLED = Path(__file__).parent / "recipes"
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A stretch of training on prompts of one shape: `steps` steps of `rows` prompts of `length` tokens."""
+    """A stretch of training on prompts of one kind."""
 
     steps: int
-    length: int
-    rows: int
+    shapes: tuple[tuple[int, int], ...]  # (prompts, tokens a prompt) of a step; where there are several, each step draws one
     needles: tuple[int, int]  # fewest and most cities a prompt
     mentions: int  # sentences a prompt
-    text_weight: float  # of the loss on text; the loss on numbers that an earlier mention gives away has weight 1
+    text_weight: float  # of the loss on text; the loss on answers that an earlier mention gives away has weight 1
     template: str = TEMPLATE  # the needle sentence
+    near: float = 0.0  # share of prompts whose cities are near-duplicates
+    unanswerable: float = 0.0  # share of prompts that end with a city whose number is unknown
+
+    def draw(self, task: Retrieval, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """The rows of one step, as :meth:`Retrieval.training_rows` gives them."""
+        which = int(rng.integers(len(self.shapes))) if len(self.shapes) > 1 else 0
+        rows, length = self.shapes[which]
+        needles = int(rng.integers(self.needles[0], self.needles[1] + 1))
+        return task.training_rows(rows, length, needles, self.mentions, rng, self.near, self.unanswerable)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Prompts that a model is scored on: every length with every noise, at five depths in turn."""
+
+    lengths: tuple[int, ...]
+    noises: tuple[int, ...]  # competing sentences
+    prompts: int
+    template: str = TEMPLATE
+
+    @property
+    def slots(self) -> int:
+        return max(self.noises)
+
+    @property
+    def cells(self) -> list[tuple[int, int]]:
+        """(length, noise) of every cell."""
+        return [(length, noise) for length in self.lengths for noise in self.noises]
 
 
 @dataclass(frozen=True)
@@ -39,6 +67,18 @@ class Recipe:
     arms : dict of str to dict
         The fields in which each arm differs.
     stages : tuple of Stage
+    evaluation : Grid
+        What is asked along the way; `prompts` is the number in all, over the cells in turn.
+    grid : Grid, optional
+        What is asked in the end; `prompts` is the number in each cell.
+    seeds : tuple of int
+        A run is one arm with one seed, which gives the initial weights and the data; all arms of a seed see the same data.
+    words : tuple of str
+        More words of the vocabulary, with the space before them.
+    precision : {"float32", "bfloat16"}
+        Of the forward and backward pass; weights and their updates stay in float32.
+    compiled : bool
+        Whether ``torch.compile`` is used.
     match : str, optional
         The arm whose number of parameters the others get, as nearly as the width of their MLPs allows; an arm with an
         ``intermediate_size`` of its own keeps it.
@@ -47,18 +87,23 @@ class Recipe:
     """
 
     name: str
-    seed: int
+    seeds: tuple[int, ...]
     vocab_size: int
     model: dict
     arms: dict[str, dict]
     stages: tuple[Stage, ...]
+    evaluation: Grid
     learning_rate: float
     weight_decay: float
     warmup: int
     cooldown: float
     checkpoints: int
     evaluate_every: int
+    words: tuple[str, ...] = ()
+    precision: str = "float32"
+    compiled: bool = False
     match: str | None = None
+    grid: Grid | None = None
     source: str = field(default="", compare=False)
 
     @classmethod
@@ -77,8 +122,10 @@ class Recipe:
         source = path.read_text(encoding="utf-8")
         try:
             fields = tomllib.loads(source)
-            stages = tuple(Stage(**{**stage, "needles": tuple(stage["needles"])}) for stage in fields.pop("stages"))
-            recipe = cls(**fields, stages=stages, source=source)
+            fields = {name: _frozen(value) for name, value in fields.items()}
+            stages = tuple(Stage(**stage) for stage in fields.pop("stages"))
+            grids = {name: Grid(**fields.pop(name)) for name in ("evaluation", "grid") if name in fields}
+            recipe = cls(**fields, **grids, stages=stages, source=source)
         except (tomllib.TOMLDecodeError, TypeError, KeyError) as error:
             raise DiffscopeError(f"{path}: not a complete recipe ({error}); compare it with {BUNDLED / 'mini.toml'}") from None
         if recipe.match is not None and recipe.match not in recipe.arms:
@@ -92,7 +139,7 @@ class Recipe:
     @property
     def length(self) -> int:
         """The longest prompt trained on, in tokens."""
-        return max(stage.length for stage in self.stages)
+        return max(length for stage in self.stages for _, length in stage.shapes)
 
     def stage(self, step: int) -> Stage:
         """The stage that a step, counted from 0, belongs to."""
@@ -119,14 +166,15 @@ class Recipe:
         if arm not in self.arms:
             raise DiffscopeError(f"recipe {self.name!r} has no arm {arm!r}; its arms are: {', '.join(self.arms)}")
         fields = {**self.model, **self.arms[arm], "vocab_size": vocab_size}
+        _config(arm, fields)
         if self.match not in (None, arm) and "intermediate_size" not in self.arms[arm]:
             wanted = parameters({**self.model, **self.arms[self.match], "vocab_size": vocab_size})
             fields["intermediate_size"] = _matching_width(fields, wanted)
-        return DiffConfig(**fields)
+        return _config(arm, fields)
 
-    def table(self, vocab_size: int | None = None) -> list[dict]:
+    def table(self, vocab_size: int) -> list[dict]:
         """What every arm is made of: heads, widths, parameters, and these over those of the matched arm."""
-        configs = {arm: self.config(arm, vocab_size or self.vocab_size) for arm in self.arms}
+        configs = {arm: self.config(arm, vocab_size) for arm in self.arms}
         counts = {arm: parameters(config.to_dict()) for arm, config in configs.items()}
         reference = counts[self.match or next(iter(counts))]
         shown = ("attention", "num_attention_heads", "head_dim", "intermediate_size")
@@ -137,11 +185,39 @@ class Recipe:
         """Everything but the source text, ready for JSON."""
         return {key: value for key, value in asdict(self).items() if key != "source"}
 
+    def trains(self, arm: str) -> dict:
+        """What the training of one arm depends on beside the seed."""
+        others = ("arms", "seeds", "grid")
+        arms = {name: self.arms[name] for name in (arm, self.match) if name is not None}
+        return {key: value for key, value in self.as_dict().items() if key not in others} | {"arms": arms}
+
+
+def _frozen(value):
+    """TOML's arrays as tuples, which compare as the defaults do."""
+    if isinstance(value, dict):
+        return {name: _frozen(one) for name, one in value.items()}
+    return tuple(_frozen(one) for one in value) if isinstance(value, list) else value
+
 
 def parameters(fields: dict) -> int:
-    """How many parameters a model of these fields has; it takes no memory to tell."""
+    """How many parameters a model of these fields uses; it takes no memory to tell.
+
+    Where λ is 0 the second map's queries and keys are there and learn nothing: they are not counted.
+    """
+    config = DiffConfig(**fields)
     with torch.device("meta"):
-        return DiffForCausalLM(DiffConfig(**fields)).num_parameters()
+        count = DiffForCausalLM(config).num_parameters()
+    if config.fixed_lambda != 0:
+        return count
+    heads, width = config.num_attention_heads + config.num_key_value_heads, config.second_dim or config.head_dim
+    return count - config.num_hidden_layers * heads * width * (config.hidden_size + config.attention_bias)
+
+
+def _config(arm: str, fields: dict) -> DiffConfig:
+    try:
+        return DiffConfig(**fields)
+    except (ValueError, TypeError) as error:
+        raise DiffscopeError(f"arm {arm!r}: {error}") from None
 
 
 def _matching_width(fields: dict, wanted: int) -> int:

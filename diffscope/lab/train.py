@@ -10,19 +10,21 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import torch
 import transformers
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerFast
 
-from diffscope.errors import DiffscopeError
-from diffscope.lab.evaluate import draw, exact_answers
+from diffscope.errors import CorruptFile, DiffscopeError, MissingExtra
+from diffscope.lab.evaluate import exact_answers, mixture
 from diffscope.lab.optimizer import Optimizer
 from diffscope.lab.recipe import Recipe
 from diffscope.models import DiffForCausalLM
@@ -37,8 +39,13 @@ GIVEN_AWAY, TEXT = 1, 0  # kinds of target, see Retrieval.training_rows
 
 def tokenizer_for(recipe: Recipe) -> PreTrainedTokenizerFast:
     """The family's tokenizer: learned from the training text and the needle sentence, so its words are single tokens."""
+    return _tokenizer(recipe.vocab_size, recipe.words)
+
+
+@cache
+def _tokenizer(vocab_size: int, words: tuple[str, ...]) -> PreTrainedTokenizerFast:
     sentences = [TEMPLATE.partition("{number}")[0].format(city=city) for city in CITIES] * 40
-    return train_tokenizer([*standard_library_text(held_out=False), *sentences], recipe.vocab_size)
+    return train_tokenizer([*standard_library_text(held_out=False), *sentences], vocab_size, words)
 
 
 def losses(logits: torch.Tensor, ids: torch.Tensor, kind: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -48,7 +55,7 @@ def losses(logits: torch.Tensor, ids: torch.Tensor, kind: torch.Tensor) -> tuple
     """
     target, kind = ids[:, 1:], kind[:, 1:]
     each = F.cross_entropy(logits[:, :-1].float().flatten(0, 1), target.flatten(), reduction="none").view_as(target)
-    right = (logits[:, :-1].argmax(-1) == target)[kind == GIVEN_AWAY].float().mean()
+    right = (logits[:, :-1][kind == GIVEN_AWAY].argmax(-1) == target[kind == GIVEN_AWAY]).float().mean()
     return each[kind == GIVEN_AWAY].mean(), each[kind == TEXT].mean(), right
 
 
@@ -63,9 +70,9 @@ def facts_of_run() -> dict:
     }
 
 
-def recipe_text(recipe: Recipe) -> str:
-    """A recipe as text, equal if and only if the recipes are."""
-    return json.dumps(recipe.as_dict(), sort_keys=True)
+def recipe_text(recipe: Recipe, arm: str) -> str:
+    """What a run depends on as text, equal if and only if the runs are."""
+    return json.dumps(recipe.trains(arm), sort_keys=True)
 
 
 def weights_of(model) -> dict[str, torch.Tensor]:
@@ -76,37 +83,50 @@ def weights_of(model) -> dict[str, torch.Tensor]:
     return state
 
 
-def save_state(path: Path, step: int, model, optimizer: Optimizer, metrics: list[dict], recipe: Recipe) -> None:
+def save_state(path: Path, step: int, model, optimizer: Optimizer, metrics: list[dict], recipe: str) -> None:
     """Weights, optimizer and metrics in one file, replaced in one move."""
     tensors = {f"model/{name}": p for name, p in weights_of(model).items()}
     tensors.update({f"optimizer/{name}": value for name, value in optimizer.state().items()})
     tensors = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     unfinished = path.with_suffix(".unfinished")
-    save_file(tensors, unfinished, metadata={"step": str(step), "metrics": json.dumps(metrics), "recipe": recipe_text(recipe)})
+    save_file(tensors, unfinished, metadata={"step": str(step), "metrics": json.dumps(metrics), "recipe": recipe})
     os.replace(unfinished, path)
 
 
-def restore_state(path: Path, model, optimizer: Optimizer, recipe: Recipe) -> tuple[int, list[dict]]:
-    """Load what :func:`save_state` wrote; (0, []) if there is nothing.
+def saved_step(path: Path, recipe: str) -> int:
+    """The step at which a run was saved last, 0 if it was not.
 
     Raises
     ------
     DiffscopeError
-        It was written under another recipe.
+        It was written under another recipe, or the file is damaged.
     """
     if not path.exists():
+        return 0
+    try:
+        with safe_open(path, framework="pt") as file:
+            facts = file.metadata()
+    except SafetensorError as error:
+        raise CorruptFile(f"{path} is damaged ({error}); remove {path.parent} and train again") from None
+    if facts["recipe"] != recipe:
+        raise DiffscopeError(f"{path.parent} was begun with another recipe; train into another folder, or remove it")
+    return int(facts["step"])
+
+
+def restore_state(path: Path, model, optimizer: Optimizer, recipe: str) -> tuple[int, list[dict]]:
+    """Load what :func:`save_state` wrote; (0, []) if there is nothing. Raises as :func:`saved_step`."""
+    step = saved_step(path, recipe)
+    if step == 0:
         return 0, []
     with safe_open(path, framework="pt") as file:
-        facts = file.metadata()
-    if facts["recipe"] != recipe_text(recipe):
-        raise DiffscopeError(f"{path.parent} was begun with another recipe; train into another folder, or remove it")
+        metrics = json.loads(file.metadata()["metrics"])
     tensors = load_file(path, device=str(model.device))
     weights = {name.removeprefix("model/"): t for name, t in tensors.items() if name.startswith("model/")}
     if model.config.tie_word_embeddings:
         weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
     model.load_state_dict(weights)
     optimizer.restore({name.removeprefix("optimizer/"): t for name, t in tensors.items() if name.startswith("optimizer/")})
-    return int(facts["step"]), json.loads(facts["metrics"])
+    return step, metrics
 
 
 def save_checkpoint(model, folder: Path) -> None:
@@ -125,11 +145,13 @@ def train(
     arm: str,
     out: str | os.PathLike,
     *,
+    seed: int | None = None,
     threads: int | None = None,
     device: str = "cpu",
+    tensorboard: bool = False,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Path:
-    """Train one arm, or go on where an earlier run of it stopped.
+    """Train one arm with one seed, or go on where an earlier run of it stopped.
 
     Parameters
     ----------
@@ -137,9 +159,13 @@ def train(
         A bundled recipe's name, a TOML file, or the recipe itself.
     arm : str
     out : path
-        Gets ``ARM/`` with the final model, its tokenizer, ``checkpoints/`` and ``metrics.jsonl``.
+        Gets ``ARM/seed-N/`` with the final model, its tokenizer, ``checkpoints/`` and ``metrics.jsonl``.
+    seed : int, optional
+        By default the recipe's first.
     threads : int, optional
         Processor threads.
+    tensorboard : bool
+        Whether the metrics also go to ``out/tensorboard/ARM/seed-N``.
     progress : callable, optional
         Called with (steps done, steps in all, a short note).
 
@@ -147,55 +173,98 @@ def train(
     -------
     Path
         The folder of the trained model.
+
+    Raises
+    ------
+    DiffscopeError
+        There is no such arm, or the folder holds a run of another recipe.
+    MissingExtra
+        TensorBoard is asked for and its writer is not installed.
     """
     recipe = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe)
+    seed = recipe.seeds[0] if seed is None else seed
+    recipe.config(arm, recipe.vocab_size)  # an unknown arm is refused before anything is made
+    folder = Path(out) / arm / f"seed-{seed}"
+    text, state = recipe_text(recipe, arm), folder / "state.safetensors"
+    if saved_step(state, text) == recipe.steps and (folder / "model.safetensors").is_file():
+        return folder
+    board = Path(out) / "tensorboard" / arm / f"seed-{seed}" if tensorboard else None
     if threads:
         torch.set_num_threads(threads)
-    recipe.config(arm, recipe.vocab_size)  # an unknown arm is refused before anything is made
     tokenizer = tokenizer_for(recipe)
-    torch.manual_seed(recipe.seed)
-    model = DiffForCausalLM(recipe.config(arm, len(tokenizer))).to(device)
-    folder = Path(out) / arm
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = DiffForCausalLM(recipe.config(arm, len(tokenizer))).to(device)
     folder.mkdir(parents=True, exist_ok=True)
     optimizer = Optimizer(model, recipe.weight_decay)
-    state = folder / "state.safetensors"
-    start, metrics = restore_state(state, model, optimizer, recipe)
+    start, metrics = restore_state(state, model, optimizer, text)
     task, unseen = (Retrieval(tokenizer, held_out=held_out) for held_out in (False, True))
     tasks = {stage.template: task.with_template(stage.template) for stage in recipe.stages}
-    keep = recipe.saved_steps()
+    scored, keep = mixture(recipe.evaluation, unseen), recipe.saved_steps()
+    forward = torch.compile(model) if recipe.compiled else model
+    working = torch.autocast(torch.device(device).type, torch.bfloat16, enabled=recipe.precision == "bfloat16")
     if start == 0:
-        (folder / "run.json").write_text(json.dumps(facts_of_run()), encoding="utf-8")
+        (folder / "run.json").write_text(json.dumps({**facts_of_run(), "arm": arm, "seed": seed}), encoding="utf-8")
         save_checkpoint(model, folder / "checkpoints" / "step-000000")
     began = time.monotonic() - (metrics[-1]["seconds"] if metrics else 0.0)
-    for step in range(start, recipe.steps):
-        stage = recipe.stage(step)
-        rng = np.random.default_rng([recipe.seed, step])
-        needles = int(rng.integers(stage.needles[0], stage.needles[1] + 1))
-        drawn = tasks[stage.template].training_rows(stage.rows, stage.length, needles, stage.mentions, rng)
-        ids, kind = (torch.from_numpy(x).to(device) for x in drawn)
-        answers, text, right = losses(model(ids, use_cache=False).logits, ids, kind)
-        (answers + stage.text_weight * text).backward()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step(recipe.rate(step))
-        done = step + 1
-        if done % LOG_EVERY == 0 or done == recipe.steps:
-            row = dict(answer_loss=answers, text_loss=text, answer_tokens_right=right, gradient_norm=norm)
-            row = {name: round(value.item(), 5) for name, value in row.items()}
-            row |= {"step": done, "length": stage.length, "seconds": round(time.monotonic() - began, 1)}
-            if done % recipe.evaluate_every == 0 or done == recipe.steps:
-                prompts = draw(unseen, 60, max(stage.length, 72), needles=4, seed=recipe.seed + 1)
-                row["retrieval"] = float(exact_answers(model, prompts).mean())
-            metrics.append(row)
-            if progress:
-                progress(done, recipe.steps, f"answer loss {row['answer_loss']:.3f}, text loss {row['text_loss']:.3f}")
-        if done in keep:
-            save_checkpoint(model, folder / "checkpoints" / f"step-{done:06d}")
-        if done % SAVE_EVERY == 0 or done == recipe.steps:
-            save_state(state, done, model, optimizer, metrics, recipe)
-            write_metrics(folder / "metrics.jsonl", metrics)
+    with events(board, start) as write_events:
+        for step in range(start, recipe.steps):
+            stage, done = recipe.stage(step), step + 1
+            drawn = stage.draw(tasks[stage.template], np.random.default_rng([seed, step]))
+            seen = _step(forward, model, optimizer, drawn, stage.text_weight, recipe.rate(step), working)
+            evaluates = done % recipe.evaluate_every == 0 or done == recipe.steps
+            if evaluates or done % LOG_EVERY == 0:
+                row = {name: round(value.item(), 5) for name, value in seen.items()}
+                row |= {"step": done, "length": drawn[0].shape[1], "seconds": round(time.monotonic() - began, 1)}
+                if evaluates:
+                    with working:
+                        row["retrieval"] = float(exact_answers(model, scored).mean())
+                metrics.append(row)
+                write_events(row)
+                if progress:
+                    progress(done, recipe.steps, f"answer loss {row['answer_loss']:.3f}, text loss {row['text_loss']:.3f}")
+            if done in keep:
+                save_checkpoint(model, folder / "checkpoints" / f"step-{done:06d}")
+            if done % SAVE_EVERY == 0 or done == recipe.steps:
+                save_state(state, done, model, optimizer, metrics, text)
+                write_metrics(folder / "metrics.jsonl", metrics)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def _step(forward, model, optimizer: Optimizer, drawn, text_weight: float, rate: float, working) -> dict[str, torch.Tensor]:
+    """One step of training; what is logged of it."""
+    ids, kind = (torch.from_numpy(x).to(model.device) for x in drawn)
+    with working:
+        logits = forward(ids, use_cache=False).logits
+    answers, text, right = losses(logits, ids, kind)
+    (answers + text_weight * text).backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step(rate)
+    return dict(answer_loss=answers, text_loss=text, answer_tokens_right=right, gradient_norm=norm)
+
+
+@contextmanager
+def events(folder: Path | None, start: int) -> Iterator[Callable[[dict], None]]:
+    """Write rows of metrics as TensorBoard's events, or do nothing without a folder.
+
+    What an earlier run wrote of the steps after `start`, from which this one goes on, TensorBoard then leaves out.
+    """
+    if folder is None:
+        yield lambda row: None
+        return
+    try:
+        from tensorboardX import SummaryWriter
+    except ImportError:
+        raise MissingExtra('--tensorboard needs tensorboardX; install it with: pip install "diffscope-attention[lab]"') from None
+
+    def write(row: dict) -> None:
+        for name in row.keys() - {"step", "length"}:
+            writer.add_scalar(name, row[name], row["step"])
+
+    with SummaryWriter(str(folder), purge_step=start) as writer:
+        yield write
 
 
 def write_metrics(path: Path, metrics: list[dict]) -> None:

@@ -31,6 +31,13 @@ def eager_attention_forward(module, query, key, value, attention_mask, scaling, 
     return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights
 
 
+class HeadRMSNorm(nn.RMSNorm):
+    """RMSNorm in the precision of its weight, which under autocast is wider than that of x (..., width)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.to(self.weight.dtype)).to(x.dtype)
+
+
 class HeadScale(nn.Module):
     """One learned number a head, from 1, in place of a norm: x (..., head, width) → the same."""
 
@@ -67,7 +74,7 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(hidden, self.kv_heads * self.value_width * dim, bias=config.attention_bias)
         self.o_proj = nn.Linear(self.heads * self.value_width * dim, hidden, bias=config.attention_bias)
         if config.head_norm == "rms":
-            self.subln = nn.RMSNorm(self.value_width * dim, eps=config.rms_norm_eps)
+            self.subln = HeadRMSNorm(self.value_width * dim, eps=config.rms_norm_eps)
         else:
             self.subln = HeadScale(self.heads) if config.head_norm == "scalar" else nn.Identity()
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 import matplotlib
 import numpy as np
 import pytest
+import xarray as xr
 from fake_capture import FakeCapture
 
 from diffscope.errors import DiffscopeError
@@ -20,12 +21,42 @@ def cap():
     return FakeCapture()
 
 
-ALL = ["fidelity", "lambda", "maps", "overview", "row"]
+ALL = ["family", "fidelity", "lambda", "maps", "overview", "row"]
+
+
+def trained():
+    """A family of two arms: one formed with both its seeds, of the other a seed is missing and the other never formed."""
+    steps, curves = [25, 50, 75], np.array([[[0.0, 0.95, 1.0], [0.5, 0.8, 0.92]], [[0.0, 0.1, 0.2], [np.nan] * 3]])
+    right = np.zeros((2, 2, 2, 3, 4))
+    right[0], right[1, 0, :, 1], right[1, 1] = 1, 0.25, np.nan
+    return xr.Dataset(
+        {
+            "retrieval": (("arm", "seed", "step"), curves),
+            "right": (("arm", "seed", "length", "noise", "prompt"), right),
+            "formation": (("arm", "seed"), [[50.0, 75.0], [np.nan, np.nan]]),
+        },
+        coords={"arm": ["diff", "<standard>"], "seed": [0, 1], "step": steps, "length": [64, 128], "noise": [0, 2, 4]},
+    )
+
+
+def source(name, cap):
+    """What a figure is of."""
+    return trained() if name == "family" else cap
+
+
+def test_a_family_shows_means_over_what_is_finished(cap):
+    made = figure("family", trained())
+    grid = made.data["grid"]
+    assert grid.dims == ("arm", "length", "noise") and (grid[0] == 1).all() and grid[1, :, 1].values.tolist() == [0.25, 0.25]
+    shown = made.plotly().to_json()
+    assert "diff (50, 75)" in shown and "\\u003cstandard" not in shown and "&lt;standard&gt; (\\u2013)" in shown
+    with pytest.raises(DiffscopeError, match="of a trained family"):
+        figure("family", cap)
 
 
 def test_the_registry_lists_itself_and_names_what_there_is(cap):
     assert sorted(FIGURES) == ALL
-    with pytest.raises(DiffscopeError, match="no figure 'map': there are fidelity, lambda, maps, overview, row"):
+    with pytest.raises(DiffscopeError, match="no figure 'map': there are family, fidelity, lambda, maps, overview, row"):
         figure("map", cap)
 
 
@@ -185,7 +216,7 @@ def test_the_row_as_text_is_escaped(cap):
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("suffix", [".pdf", ".svg", ".png", ".json", ".html"])
 def test_every_figure_saves_as_every_kind(cap, tmp_path, name, suffix):
-    path = figure(name, cap).save(tmp_path / f"figure{suffix}")
+    path = figure(name, source(name, cap)).save(tmp_path / f"figure{suffix}")
     start = {".pdf": b"%PDF", ".svg": b"<?xml", ".png": b"\x89PNG", ".json": b"{", ".html": b"<!doctype html>"}[suffix]
     assert path.read_bytes().startswith(start)
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
@@ -211,7 +242,7 @@ def test_a_pdf_is_as_wide_as_the_venue_says(cap, tmp_path, venue, wide):
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_pdf_embeds_no_type_3_fonts(cap, tmp_path, name):
-    content = figure(name, cap).save(tmp_path / "figure.pdf").read_bytes()
+    content = figure(name, source(name, cap)).save(tmp_path / "figure.pdf").read_bytes()
     streams = b"".join(_inflated(m) for m in re.findall(rb"stream\r?\n(.*?)endstream", content, re.S))
     assert b"/Type3" not in content + streams
     assert b"/CIDFontType2" in content + streams or b"/TrueType" in content + streams
@@ -265,7 +296,7 @@ def test_drawing_changes_no_setting_and_opens_no_window(cap, tmp_path):
 
     before, template = dict(matplotlib.rcParams), plotly.io.templates.default
     for name in ALL:
-        made = figure(name, cap, venue="icml")
+        made = figure(name, source(name, cap), venue="icml")
         made.save(tmp_path / "figure.pdf")
         made.plotly()
     assert dict(matplotlib.rcParams) == before

@@ -1,0 +1,175 @@
+"""A matched family: every arm trained with every seed, scored alike, and put together as one labelled dataset."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import xarray as xr
+
+from diffscope.errors import DiffscopeError
+from diffscope.lab import shards
+from diffscope.lab.evaluate import exact_answers, on_grid, text_losses
+from diffscope.lab.recipe import Recipe, parameters
+from diffscope.lab.train import train
+from diffscope.scope import load
+from diffscope.store import open_statistics, save_statistics
+from diffscope.tasks.recall import Recall
+from diffscope.tasks.retrieval import Retrieval
+from diffscope.tasks.vocabulary import UNKNOWN
+
+FORMED = 0.9  # share of exact answers above which the lookup circuit has formed
+NEAR = (0, 2, 4, 6)  # competing near-duplicates
+MEASURED = ("answer_loss", "text_loss", "answer_tokens_right", "gradient_norm", "seconds", "retrieval")
+
+
+def plan(recipe: Recipe, arms: Sequence[str] = (), seeds: Sequence[int] = ()) -> list[shards.Shard]:
+    """The runs of a family, all arms of a seed before those of the next; by default all of them.
+
+    Raises
+    ------
+    DiffscopeError
+        An arm that the recipe does not have, or a recipe without a grid to score its models on.
+    """
+    if recipe.grid is None:
+        raise DiffscopeError(f"recipe {recipe.name!r} has no [grid] to score its models on; compare it with laptop.toml")
+    for arm in arms:
+        recipe.config(arm, recipe.vocab_size)
+    chosen = [(arm, seed) for seed in seeds or recipe.seeds for arm in arms or recipe.arms]
+    grid = recipe.as_dict()["grid"]
+    return [shards.Shard({"arm": arm, "seed": seed, "recipe": recipe.trains(arm), "grid": grid}) for arm, seed in chosen]
+
+
+def run(
+    recipe: Recipe,
+    out: Path,
+    chosen: Sequence[shards.Shard],
+    where=None,
+    *,
+    threads: int = 1,
+    device: str = "cpu",
+    tensorboard: bool = False,
+    rank: shards.Rank | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> shards.Outcome:
+    """Train and score the chosen runs that are not done yet; see :func:`diffscope.lab.shards.run`."""
+    work = partial(_train_and_score, recipe=recipe, out=Path(out).resolve(), device=device, tensorboard=tensorboard)
+    return shards.run(chosen, work, out, where, rank=rank, threads=threads, progress=progress)
+
+
+def _train_and_score(spec: dict, target: Path, recipe: Recipe, out: Path, device: str, tensorboard: bool) -> None:
+    folder = train(recipe, spec["arm"], out, seed=spec["seed"], device=device, tensorboard=tensorboard)
+    save_statistics(score(folder, recipe, device), target, dated=False)
+
+
+def score(folder: Path, recipe: Recipe, device: str = "cpu") -> xr.Dataset:
+    """What one finished run did along the way, and what its model can do in the end.
+
+    Returns
+    -------
+    xarray.Dataset
+        ``retrieval`` and the other metrics (step); ``right`` exact answers (length, noise, prompt); ``right_near`` the same
+        among near-duplicate cities (near, prompt) and ``says_unknown`` (question, noise, prompt), both at the middle length
+        of the grid; ``text`` mean loss in nats on held-out text (token): on tokens that the text gives away, and on others.
+    """
+    scope, grid = load(folder, device=device), recipe.grid
+    task = Retrieval(scope.tokenizer, held_out=True)
+    middle = replace(grid, lengths=(grid.lengths[len(grid.lengths) // 2],))
+    near = on_grid(scope.model, task, replace(middle, noises=NEAR), near=True).isel(length=0, drop=True).rename(noise="near")
+    losses = text_losses(scope.model, Recall(scope.tokenizer), middle.lengths[0])
+    scored = {
+        "right": on_grid(scope.model, task, grid),
+        "right_near": near,
+        "says_unknown": _says_unknown(scope.model, task, middle),
+        "text": xr.DataArray(list(losses.values()), dims="token", coords={"token": list(losses)}),
+        "parameters": xr.DataArray(parameters(scope.model.config.to_dict())),
+    }
+    return metrics(folder).merge(
+        {name: values.astype("int8") if values.dtype == bool else values for name, values in scored.items()}
+    )
+
+
+def _says_unknown(model, task: Retrieval, grid) -> xr.DataArray:
+    """Whether the answer is "unknown", bool (question, noise, prompt), where there is one and where there is none."""
+    unanswerable = on_grid(model, task, grid, answerable=False)
+    word = task.tokenizer(UNKNOWN, add_special_tokens=False)["input_ids"]
+
+    def hears_unknown(model, prompts):
+        return exact_answers(model, [replace(prompt, answer=word) for prompt in prompts])
+
+    answerable = on_grid(model, task, grid, judge=hears_unknown)
+    both = xr.concat([answerable, unanswerable], "question").isel(length=0, drop=True)
+    return both.assign_coords(question=["answerable", "unanswerable"])
+
+
+def metrics(folder: Path) -> xr.Dataset:
+    """What a run has logged, by step; NaN where something was not evaluated."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    columns = {name: ("step", np.array([row.get(name, np.nan) for row in rows], dtype=float)) for name in MEASURED}
+    return xr.Dataset(columns, coords={"step": [row["step"] for row in rows]})
+
+
+def collect(recipe: Recipe, out: Path, outcome: shards.Outcome) -> xr.Dataset:
+    """All finished runs as one dataset over (arm, seed), NaN where a run is missing.
+
+    Returns
+    -------
+    xarray.Dataset
+        What :func:`score` gives, with ``formation`` (arm, seed): the first evaluated step with more than 90 % exact answers,
+        NaN where there was none; and ``parameters`` (arm).
+
+    Raises
+    ------
+    DiffscopeError
+        No run is finished.
+    """
+    if not outcome.done:
+        raise DiffscopeError(f"no run in {out} is finished yet")
+    found = {(shard.spec["arm"], shard.spec["seed"]): open_statistics(shards.result(out, shard, ".nc")) for shard in outcome.done}
+    arms = [arm for arm in recipe.arms if any(arm == one for one, _ in found)]
+    seeds = sorted({seed for _, seed in found})
+    blank = xr.full_like(next(iter(found.values())).astype(float), np.nan)
+    rows = [xr.concat([found.get((arm, seed), blank).astype(float) for seed in seeds], "seed") for arm in arms]
+    family = xr.concat(rows, "arm").assign_coords(arm=arms, seed=seeds)
+    family["formation"] = formation(family["retrieval"])
+    family["parameters"] = family["parameters"].max("seed")  # equal for all that are there
+    family.attrs = {"recipe": json.dumps(recipe.as_dict()), "failed": json.dumps(outcome.failed)}
+    return family
+
+
+def formation(retrieval: xr.DataArray) -> xr.DataArray:
+    """The first step at which more than 90 % of the answers are exact; NaN where there is none, or no run."""
+    formed = retrieval > FORMED
+    first = retrieval["step"].astype(float)[formed.argmax("step")].drop_vars("step")
+    return first.where(formed.any("step"))
+
+
+def summary(family: xr.Dataset) -> list[dict]:
+    """One row an arm: formation step of each seed, and what it can do in the end, means over prompts, cells and seeds."""
+    rows = []
+    for arm in family["arm"].values:
+        one = family.sel(arm=arm).dropna("seed", how="all", subset=["right"])
+        steps = [None if np.isnan(step) else int(step) for step in one["formation"].values]
+        overall = one["right"].mean(("length", "noise", "prompt"))
+        rows.append(
+            {
+                "arm": str(arm),
+                "parameters": int(one["parameters"]),
+                "seeds": one["seed"].values.tolist(),
+                "formation": steps,
+                "right": float(overall.mean()),
+                "right_by_seed": overall.values.tolist(),
+                "right_by_noise": one["right"].mean(("seed", "length", "prompt")).to_series().to_dict(),
+                "right_by_length": one["right"].mean(("seed", "noise", "prompt")).to_series().to_dict(),
+                "right_near": float(one["right_near"].sel(near=family["near"] > 0).mean()),
+                "unknown_when_unanswerable": float(one["says_unknown"].sel(question="unanswerable").mean()),
+                "unknown_when_answerable": float(one["says_unknown"].sel(question="answerable").mean()),
+                "text_hit": float(one["text"].sel(token="hit").mean()),
+                "text_other": float(one["text"].sel(token="other").mean()),
+            }
+        )
+    return rows
