@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -110,6 +111,15 @@ lab.train(recipe, "mini-diff", {str(tmp_path)!r}, progress=die)
         return [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
 
     assert curve(undisturbed) == curve(again)
+
+
+def test_killed_while_the_model_was_written_it_is_written_again(undisturbed, tmp_path):
+    again = shutil.copytree(undisturbed, tmp_path / "mini-diff" / "seed-0")
+    (again / "model.safetensors").unlink()
+    (again / "unfinished").mkdir()
+    (again / "unfinished" / "model.safetensors").write_bytes(b"half of it")
+    assert train(small(), "mini-diff", tmp_path) == again and not (again / "unfinished").exists()
+    assert (again / "model.safetensors").read_bytes() == (undisturbed / "model.safetensors").read_bytes()
 
 
 def test_a_run_keeps_checkpoints_from_step_0(undisturbed):

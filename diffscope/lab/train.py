@@ -32,6 +32,7 @@ from diffscope.tasks.retrieval import TEMPLATE, Retrieval
 from diffscope.tasks.text import fingerprint, standard_library_text
 from diffscope.tasks.vocabulary import CITIES, train_tokenizer
 
+WEIGHTS = "model.safetensors"
 SAVE_EVERY = 50
 LOG_EVERY = 10
 GIVEN_AWAY, TEXT = 1, 0  # kinds of target, see Retrieval.training_rows
@@ -136,7 +137,7 @@ def save_checkpoint(model, folder: Path) -> None:
     unfinished = folder.with_name(folder.name + ".unfinished")
     unfinished.mkdir(parents=True, exist_ok=True)
     tensors = {name: p.detach().half().contiguous().cpu() for name, p in weights_of(model).items()}
-    save_file(tensors, unfinished / "model.safetensors", metadata={"format": "pt"})
+    save_file(tensors, unfinished / WEIGHTS, metadata={"format": "pt"})
     os.replace(unfinished, folder)
 
 
@@ -186,7 +187,7 @@ def train(
     recipe.config(arm, recipe.vocab_size)  # an unknown arm is refused before anything is made
     folder = Path(out) / arm / f"seed-{seed}"
     text, state = recipe_text(recipe, arm), folder / "state.safetensors"
-    if saved_step(state, text) == recipe.steps and (folder / "model.safetensors").is_file():
+    if saved_step(state, text) == recipe.steps and (folder / WEIGHTS).is_file():
         return folder
     board = Path(out) / "tensorboard" / arm / f"seed-{seed}" if tensorboard else None
     if threads:
@@ -228,9 +229,18 @@ def train(
             if done % SAVE_EVERY == 0 or done == recipe.steps:
                 save_state(state, done, model, optimizer, metrics, text)
                 write_metrics(folder / "metrics.jsonl", metrics)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    _finish(folder, model, tokenizer)
     return folder
+
+
+def _finish(folder: Path, model, tokenizer) -> None:
+    """Save the model as Hugging Face does; its weights, by which a run is known to be finished, appear last and in one move."""
+    unfinished = folder / "unfinished"
+    for part in (model, tokenizer):
+        part.save_pretrained(unfinished)
+    for file in sorted(unfinished.iterdir(), key=lambda file: file.name == WEIGHTS):
+        os.replace(file, folder / file.name)
+    unfinished.rmdir()
 
 
 def _step(forward, model, optimizer: Optimizer, drawn, text_weight: float, rate: float, working) -> dict[str, torch.Tensor]:

@@ -219,7 +219,8 @@ def _data_set_rows(source: str, path: Path | None, split: str | None, columns: C
         import datasets
     except ImportError as error:
         raise MissingExtra(
-            f"reading {source!r} as a data set needs datasets, which cannot be imported ({_line(error)}): pip install datasets"
+            f"reading {source!r} as a data set needs datasets, which cannot be imported ({_line(error)}): "
+            "pip install 'diffscope-attention[data]'"
         ) from None
     data = _fetched(datasets, source, split or "train") if path is None else _saved(datasets, path, split)
     with _readable(source, "data set"):
