@@ -126,7 +126,7 @@ def test_a_data_set_that_is_not_to_be_had(monkeypatch, datasets):
         PromptError, ("'nobody/nothing:train'", "not to be had from the hub (Couldn't reach"), read_texts, "nobody/nothing:train"
     )
     monkeypatch.setitem(sys.modules, "datasets", None)
-    refused(MissingExtra, ("'nobody/nothing'", "pip install datasets"), read_texts, "nobody/nothing")
+    refused(MissingExtra, ("'nobody/nothing'", "diffscope-attention[data]"), read_texts, "nobody/nothing")
 
 
 @pytest.mark.parametrize(

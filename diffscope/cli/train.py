@@ -72,14 +72,13 @@ def command(
     from diffscope.lab import family, shards
 
     runs, device = family.plan(chosen, arm or (), seed or ()), device or "cpu"
-    if report:
-        outcome = shards.Outcome.of(runs, out, ".nc")
-    else:
+    if not report:
         where, rank = where_of(processes, ray, device), None if rank is None else shards.Rank.of(rank)
         how = dict(threads=threads, device=device, tensorboard=tensorboard, rank=rank)
         with counting("training") as progress:
-            outcome = family.run(chosen, out, runs, where, **how, progress=progress)
-    _tell(chosen, out, runs, outcome, figure, as_json)
+            family.run(chosen, out, runs, where, **how, progress=progress)
+    everything = family.plan(chosen, seeds=sorted({*chosen.seeds, *(seed or ())}))
+    _tell(chosen, out, everything, shards.Outcome.of(everything, out, ".nc"), figure, as_json)
 
 
 def _train_alone(recipe, arms, seeds, out, threads, device, tensorboard):
@@ -95,7 +94,7 @@ def _train_alone(recipe, arms, seeds, out, threads, device, tensorboard):
 
 
 def _tell(recipe, out, runs, outcome, figure, as_json):
-    """Put together what is finished, say it, and what is missing."""
+    """Put together what is finished in the folder, say it, and what is missing."""
     from diffscope.lab import family
     from diffscope.store import save_statistics
 

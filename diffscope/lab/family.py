@@ -56,13 +56,35 @@ def run(
     rank: shards.Rank | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> shards.Outcome:
-    """Train and score the chosen runs that are not done yet; see :func:`diffscope.lab.shards.run`."""
-    work = partial(_train_and_score, recipe=recipe, out=Path(out).resolve(), device=device, tensorboard=tensorboard)
-    return shards.run(chosen, work, out, where, rank=rank, threads=threads, progress=progress)
+    """Train and score the chosen runs that are not done yet; see :func:`diffscope.lab.shards.run`.
+
+    In this process, progress is counted in steps, elsewhere in runs.
+    """
+    how = dict(recipe=recipe, out=Path(out).resolve(), device=device, tensorboard=tensorboard)
+    left = len(chosen) - len(shards.Outcome.of(chosen, Path(out), ".nc").done)
+    runs = 0
+
+    def of_steps(done: int, total: int, note: str) -> None:
+        progress(runs * recipe.steps + done, left * recipe.steps, note)
+
+    def of_runs(done: int, total: int, note: str) -> None:
+        nonlocal runs
+        runs = done
+        if progress and where is not None:
+            progress(done, total, note)
+
+    work = partial(_train_and_score, **how, progress=of_steps if progress and where is None else None)
+    return shards.run(chosen, work, out, where, rank=rank, threads=threads, progress=of_runs)
 
 
-def _train_and_score(spec: dict, target: Path, recipe: Recipe, out: Path, device: str, tensorboard: bool) -> None:
-    folder = train(recipe, spec["arm"], out, seed=spec["seed"], device=device, tensorboard=tensorboard)
+def _train_and_score(spec: dict, target: Path, recipe: Recipe, out: Path, device: str, tensorboard: bool, progress) -> None:
+    arm, seed = spec["arm"], spec["seed"]
+
+    def of_run(done: int, total: int, note: str) -> None:
+        if progress:
+            progress(done, total, f"{arm}, seed {seed}: {note}")
+
+    folder = train(recipe, arm, out, seed=seed, device=device, tensorboard=tensorboard, progress=of_run)
     save_statistics(score(folder, recipe, device), target, dated=False)
 
 
