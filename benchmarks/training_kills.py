@@ -82,16 +82,17 @@ def main():
             sys.exit("the undisturbed training failed")
         lasted = time.monotonic() - began
         print(f"undisturbed: {recipe().steps} steps in {lasted:.0f} s")
-        for kill in range(options.kills):
+        kills = 0
+        while kills < options.kills:
             before, run = saved(hunted), start(hunted)
             time.sleep(chance.uniform(0.1, 0.6) * lasted)
-            if run.poll() is not None:
-                print(f"kill {kill + 1}: the training had already ended")
-                (hunted / "diff" / "seed-0" / "model.safetensors").unlink()  # its last act, done again
+            if run.poll() is not None:  # it ended before it was struck: its last acts are done again
+                (hunted / "diff" / "seed-0" / "model.safetensors").unlink(missing_ok=True)
                 continue
             run.send_signal(signal.SIGKILL)
             run.wait()
-            print(f"kill {kill + 1}: began from step {before}, saved step {saved(hunted)} at the end")
+            kills += 1
+            print(f"kill {kills}: began from step {before}, saved step {saved(hunted)} at the end")
         if start(hunted).wait():
             sys.exit("the last training failed")
         files, weights, curves = same(calm / "diff" / "seed-0", hunted / "diff" / "seed-0")

@@ -18,8 +18,9 @@ import diffscope
 from diffscope.cli import main
 from diffscope.errors import DiffscopeError, PromptError
 from diffscope.lab import evaluate, family
+from diffscope.lab.optimizer import Optimizer
 from diffscope.lab.recipe import Recipe, Stage
-from diffscope.lab.train import train
+from diffscope.lab.train import initialise, train
 from diffscope.models import DiffForCausalLM
 from diffscope.store import open_statistics
 from diffscope.tasks import Recall, Retrieval
@@ -126,8 +127,8 @@ def test_a_run_keeps_checkpoints_from_step_0(undisturbed):
     kept = sorted(path.name for path in (undisturbed / "checkpoints").iterdir())
     assert kept == [f"step-{step:06d}" for step in small().saved_steps()] and kept[0] == "step-000000"
     first = load_file(undisturbed / "checkpoints" / kept[0] / "model.safetensors")
-    torch.manual_seed(small().seeds[0])
     fresh = DiffForCausalLM(diffscope.load(undisturbed).model.config)
+    initialise(fresh, small().seeds[0])
     name = "model.layers.1.self_attn.q_proj.weight"
     assert torch.equal(first[name], fresh.state_dict()[name].half())
 
@@ -162,14 +163,44 @@ def test_stages_rates_and_saved_steps():
 
 
 @pytest.mark.parametrize(
-    "change, words", [("", "no recipe"), ("vocab_size = 400", "not a complete recipe"), ("name = ", "not a complete recipe")]
+    "change, words",
+    [
+        (None, "no recipe"),
+        (("[arms]", "[arms"), "not a complete recipe"),
+        (("vocab_size = 400\n", ""), "not a complete recipe"),
+        (("seeds = [0, 1]", "seeds = 3"), "seeds = 3"),
+        (("seeds = [0, 1]", "seeds = [-1]"), "no list of numbers from 0 on"),
+        (("match = ", "precision = 'bf16'\nmatch = "), "'bf16' is neither float32 nor bfloat16"),
+        (('match = "diff"', 'match = "dif"'), "none of its arms: diff, standard"),
+        (("warmup = 2", "warmup = 0"), "have to be 1 or more"),
+        (("checkpoints = 3", "checkpoints = 2"), "3 or more"),
+        (("mentions = 5", "mentions = 3"), "leaves no number"),
+        (("[[4, 48], [2, 64]]", "[4, 48]"), "complete|shapes"),
+        (('template = " {city} {number}."', 'template = " {city}:"'), "has to hold"),
+        (("diff = {", "diff = 3 #"), "table of tables"),
+    ],
 )
 def test_a_bad_recipe_is_one_clear_line(tmp_path, change, words):
     path = tmp_path / "recipe.toml"
     if change:
-        path.write_text(change)
+        path.write_text(PIECE.replace(*change))
+        assert path.read_text() != PIECE
     with pytest.raises(DiffscopeError, match=words):
         Recipe.load(str(path))
+
+
+def test_a_recipe_that_is_not_utf_8_is_one_clear_line(tmp_path):
+    (tmp_path / "recipe.toml").write_bytes(PIECE.replace("small", "pi\xe8ce").encode("latin-1"))
+    with pytest.raises(DiffscopeError, match="not a complete recipe"):
+        Recipe.load(str(tmp_path / "recipe.toml"))
+
+
+def test_prompts_that_cannot_be_drawn_are_known_before_the_training(tmp_path):
+    (tmp_path / "small.toml").write_text(PIECE.replace("lengths = [96, 128]", "lengths = [96, 20]"))
+    recipe = Recipe.load(str(tmp_path / "small.toml"))
+    with pytest.raises(PromptError, match="do not fit 20 tokens"):
+        family.run(recipe, tmp_path / "out", family.plan(recipe))
+    assert not (tmp_path / "out" / "diff").exists()
 
 
 def test_an_unknown_arm_is_refused_before_anything_is_made(tmp_path):
@@ -254,7 +285,7 @@ def test_a_family_is_trained_scored_and_put_together(family_run):
     recipe, out, outcome = family_run
     assert len(outcome.done) == 4 and not outcome.failed
     found = family.collect(recipe, out, outcome)
-    assert found["right"].dims == ("arm", "seed", "length", "noise", "prompt")
+    assert found["exact_match"].dims == ("arm", "seed", "length", "noise", "prompt")
     assert found["arm"].values.tolist() == ["diff", "standard"] and found["seed"].values.tolist() == [0, 1]
     assert found["retrieval"].sel(step=[5, 10, 12]).notnull().all() and found["step"].values.tolist() == [5, 10, 12]
     for arm, seed in (("diff", 0), ("standard", 1)):
@@ -264,13 +295,12 @@ def test_a_family_is_trained_scored_and_put_together(family_run):
         task = Retrieval(scope.tokenizer).with_template(recipe.grid.template)
         prompts = [task.controlled(128, 3, [30_000, i], slots=3, depth=evaluate.DEPTHS[i]) for i in range(5)]
         right = evaluate.exact_answers(scope.model, prompts)
-        assert found["right"].sel(arm=arm, seed=seed, length=128, noise=3).values.tolist() == right.tolist()
-    first = found["right"].sel(seed=0)
+        assert found["exact_match"].sel(arm=arm, seed=seed, length=128, noise=3).values.tolist() == right.tolist()
+    first = found["exact_match"].sel(seed=0)
     assert not np.isnan(first).any() and set(found["question"].values) == {"answerable", "unanswerable"}
     rows = family.summary(found)
-    assert [row["arm"] for row in rows] == ["diff", "standard"] and rows[0]["right"] == pytest.approx(
-        float(found["right"][0].mean())
-    )
+    means = found["exact_match"][0].mean(("length", "noise", "prompt")).to_series().to_dict()
+    assert [row["arm"] for row in rows] == ["diff", "standard"] and rows[0]["exact_match"] == pytest.approx(means)
     assert abs(rows[1]["parameters"] / rows[0]["parameters"] - 1) < 0.01
 
 
@@ -282,10 +312,61 @@ def test_a_finished_family_is_not_trained_again(family_run):
     assert before == {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
 
 
-def test_seeds_differ_and_arms_of_a_seed_share_their_data(family_run):
-    recipe, out, _ = family_run
-    weights = [load_file(out / "diff" / f"seed-{seed}" / "model.safetensors") for seed in (0, 1)]
-    assert not torch.equal(*(tensors["model.embed_tokens.weight"] for tensors in weights))
+def test_arms_of_a_seed_begin_equal_in_what_they_share_and_seeds_differ():
+    recipe = Recipe.load("laptop")
+    begun = {}
+    for arm, seed in (("diff", 0), ("standard", 0), ("low-rank", 0), ("gated", 0), ("diff", 1)):
+        model = DiffForCausalLM(recipe.config(arm, 600))
+        initialise(model, seed)
+        begun[arm, seed] = dict(model.named_parameters())
+        spread = model.model.layers[1].self_attn.v_proj.weight.std()
+        assert 0.9 < spread / recipe.model["initializer_range"] < 1.1
+        assert (model.model.embed_tokens.weight[1] == 0).all() and (model.model.embed_tokens.weight[0] != 0).any()
+    gate = "model.layers.0.self_attn.gate_proj."
+    assert (begun["gated", 0][gate + "weight"] == 0).all() and (begun["gated", 0][gate + "bias"] == 1).all()
+    for name, tensor in begun["diff", 0].items():
+        for other in ("standard", "low-rank", "gated"):
+            there = begun[other, 0].get(name)
+            assert there is None or there.shape != tensor.shape or torch.equal(there, tensor), name
+        constant = (tensor == tensor.flatten()[0]).all()
+        assert constant or not torch.equal(tensor, begun["diff", 1][name]), name
+    lam = "model.layers.0.self_attn.lambda_q1"
+    assert 0.05 < begun["diff", 0][lam].std() < 0.2
+
+
+def test_vectors_do_not_decay():
+    """Decay would draw what is learned of λ to its initial value, in those arms alone that learn it."""
+    model = DiffForCausalLM(Recipe.load("laptop").config("diff", 600))
+    before = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
+    optimizer = Optimizer(model, weight_decay=0.5)
+    for tensor in model.parameters():
+        tensor.grad = torch.zeros_like(tensor)
+    optimizer.step(0.1)
+    for name, tensor in model.named_parameters():
+        assert torch.allclose(tensor, before[name] * (0.95 if tensor.dim() == 2 else 1)), name
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(tmp_path):
+    recipe = replace(small(), learning_rate=1e30, evaluate_every=1)
+    with pytest.raises(DiffscopeError, match="the loss is not finite at step"):
+        train(recipe, "mini-diff", tmp_path)
+
+
+def test_curves_are_whole_when_a_run_was_killed_before_it_wrote_them(undisturbed, tmp_path):
+    again = shutil.copytree(undisturbed, tmp_path / "mini-diff" / "seed-0")
+    (again / "model.safetensors").unlink()
+    (again / "metrics.jsonl").unlink()
+    train(small(), "mini-diff", tmp_path)
+    assert (again / "metrics.jsonl").read_bytes() == (undisturbed / "metrics.jsonl").read_bytes()
+
+
+def test_checkpoints_of_a_run_that_left_no_state_are_replaced(undisturbed, tmp_path):
+    stale = tmp_path / "mini-diff" / "seed-0" / "checkpoints" / "step-000000"
+    stale.mkdir(parents=True)
+    (stale / "model.safetensors").write_bytes(b"of another recipe")
+    train(small(), "mini-diff", tmp_path)
+    kept = undisturbed / "checkpoints" / "step-000000" / "model.safetensors"
+    assert (stale / "model.safetensors").read_bytes() == kept.read_bytes()
 
 
 def test_metrics_reach_tensorboard(family_run):
@@ -311,7 +392,10 @@ def test_a_run_that_fails_is_reported_and_the_others_go_on(tmp_path):
     assert [shard.spec["arm"] for shard in outcome.done] == ["standard"]
     assert ["begun with another recipe" in cause for cause in outcome.failed.values()] == [True]
     found = family.collect(recipe, tmp_path / "out", outcome)
-    assert found["arm"].values.tolist() == ["standard"] and json.loads(found.attrs["failed"])
+    assert found["finished"].values.tolist() == [[0], [1]] and "diff, seed 0: " in found.attrs["failed"]
+    assert np.isnan(found["exact_match"].sel(arm="diff")).all()
+    (row,) = family.summary(found)
+    assert row["arm"] == "standard" and row["missing"] == []
 
 
 def test_a_family_on_the_command_line(family_run, tmp_path, capsys):
@@ -319,10 +403,10 @@ def test_a_family_on_the_command_line(family_run, tmp_path, capsys):
     path = str(out.parent / "small.toml")
     assert main(["train", path, "--out", str(out), "--report", "--figure", str(tmp_path / "f.png"), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
-    assert [row["formation"] for row in said["runs"]] == [[None, None]] * 2 and said["waiting"] == 0
+    assert [row["formation"] for row in said["arms"]] == [{"0": None, "1": None}] * 2 and not said["failed"]
     assert (tmp_path / "f.png").stat().st_size > 10_000
     kept = open_statistics(out / "family.nc")
-    assert kept["right"].sizes == {"arm": 2, "seed": 2, "length": 2, "noise": 2, "prompt": 5}
+    assert kept["exact_match"].sizes == {"arm": 2, "seed": 2, "length": 2, "noise": 2, "prompt": 5}
     curves = open_statistics(out / "metrics.parquet")
     assert np.array_equal(curves["text_loss"], kept["text_loss"])
     assert main(["train", path, "--out", str(out), "--report"]) == 0
@@ -331,6 +415,8 @@ def test_a_family_on_the_command_line(family_run, tmp_path, capsys):
         ([path, "--preset", "laptop", "--out", "x"], "name one recipe"),
         ([path, "--arm", "none", "--out", str(tmp_path)], "has no arm 'none'"),
         ([path], "needs --out"),
+        ([path, "--out", str(tmp_path), "--report", "--figure", str(tmp_path / "f.jpg")], "cannot write a figure as '.jpg'"),
+        (["mini", "--out", str(tmp_path), "--report"], "has no [grid]"),
         ([path, "--report", "--out", str(tmp_path)], "no run in"),
     ):
         assert main(["train", *arguments]) == 2

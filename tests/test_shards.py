@@ -303,7 +303,7 @@ def test_a_lock_is_for_one_result_only(tmp_path):
 
 ARRAY = {"SLURM_ARRAY_TASK_ID": "6", "SLURM_ARRAY_TASK_MIN": "2", "SLURM_ARRAY_TASK_MAX": "8", "SLURM_ARRAY_TASK_STEP": "2"}
 ARRAY |= {"SLURM_ARRAY_TASK_COUNT": "4"}
-SRUN = {"SLURM_PROCID": "1", "SLURM_NTASKS": "3", "SLURM_LOCALID": "1"}
+SRUN = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "3", "SLURM_LOCALID": "1"}
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
 
 
@@ -316,7 +316,7 @@ TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
         ("auto", TORCHRUN | SRUN, Rank(5, 8, 1)),
         ("auto", ARRAY, Rank(2, 4)),
         ("auto", ARRAY | SRUN, Rank(7, 12, 1)),
-        ("auto", ARRAY | {"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, Rank(2, 4)),
+        ("auto", ARRAY | {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, Rank(2, 4)),
         (
             "auto",
             {"SLURM_ARRAY_TASK_ID": "1", "SLURM_ARRAY_TASK_MIN": "0", "SLURM_ARRAY_TASK_MAX": "1"}

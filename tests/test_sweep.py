@@ -372,11 +372,17 @@ def test_the_first_of_many_prompts_are_those_of_few(task):
         ({"statistics": [1]}, "texts in quotes"),
         ({"per_shard": 0}, "per_shard"),
         ({"dtype": "float7"}, "float7"),
+        ({"dtype": 7}, "7"),
         ({"prompts": "prompts.jsonl"}, "is a table"),
         ({"prompts": {"task": "singing"}}, "no task 'singing'"),
         ({"prompts": {"task": "retrieval", "lenght": 96}}, "no field 'lenght'"),
         ({"prompts": {"task": "retrieval", "length": "long"}}, "no whole number"),
         ({"prompts": {"task": "retrieval", "count": 0}}, "no whole number, or too small"),
+        ({"prompts": {"task": "retrieval", "length": True}}, "no whole number"),
+        ({"prompts": {"task": ["retrieval"]}}, "no task"),
+        ({"prompts": {"task": "retrieval", "template": "magic {city}"}}, "no text with"),
+        ({"prompts": {"task": "controlled", "near": 2}}, "neither true nor false"),
+        ({"checkpoints": [[1]]}, "neither"),
         ({"prompts": {"task": "retrieval", "length": []}}, "no prompts"),
         ({"prompts": {"task": "retrieval", "length": 20}}, "do not fit"),
         ({"prompts": {"file": "nowhere.jsonl"}}, "nowhere.jsonl"),
@@ -388,6 +394,15 @@ def test_a_plan_that_cannot_be_is_one_line_before_anything_runs(changes, words, 
     with pytest.raises(DiffscopeError, match=words) as told:
         sweep(small(**changes), tmp_path / "out")
     assert "\n" not in str(told.value) and not (tmp_path / "out").exists()
+
+
+def test_prompts_may_have_a_template_of_their_own(tmp_path):
+    table = {"task": "controlled", "count": 2, "length": 64, "noise": [0, 2], "slots": 4, "template": " {city} {number}."}
+    swept = sweep(small(models="mini-diff", prompts=table), tmp_path)
+    found = open_statistics(swept.dataset)
+    assert found["noise"].values.tolist() == [0, 0, 2, 2] and set(found["template"].values) == {" {city} {number}."}
+    given = prompt_sets(table)[1].prompts(diffscope.load("mini-diff").tokenizer)[0]
+    assert len(given.prompt) == 64 and len(given.spans["query"]) == 1 and len(given.spans["needles"]) == 8
 
 
 # The command
@@ -423,6 +438,7 @@ def test_options_are_a_plan(run, tmp_path):
         (["--model", "mini-diff", "--stats", "gini", "--prompts", "p.jsonl", "--out", "x"], "p.jsonl"),
         (["--checkpoints", "soon", "--out", "x"], "--checkpoints"),
         (["--processes", "0", "--out", "x"], "--processes"),
+        (["nowhere.toml", "--out", "x"], "nowhere.toml cannot be read"),
         (["--model", "mini-diff", "--stats", "gini", "--prompts", "retrieval", "--rank", "3/2", "--out", "x"], "no rank 3"),
         (
             ["--model", "mini-diff", "--stats", "gini", "--prompts", "retrieval", "--ray", "localhost:1", "--out", "x"],

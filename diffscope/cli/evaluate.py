@@ -20,6 +20,12 @@ Prompts = Annotated[int, typer.Option(min=10, help="Prompts to answer, spread ov
 Looks = Annotated[int, typer.Option(min=10, help="Of those, prompts whose attention is measured.")]
 Near = Annotated[bool, typer.Option("--near", help='Ask for "Old Paris" among "New Paris", "North Paris" and so on.')]
 Unanswerable = Annotated[bool, typer.Option("--unanswerable", help='Ask for what no sentence states; right is "unknown".')]
+Template = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TEXT", help='The sentence, " The magic number: {city} {number}." without; families learn " {city} {number}."'
+    ),
+]
 Text = Annotated[
     str | None,
     typer.Option(metavar="FILE|FOLDER|OWNER/NAME", help="Your own text around the needles: .txt, JSONL, Parquet, a data set."),
@@ -36,6 +42,7 @@ def command(
     looks: Looks = 100,
     near: Near = False,
     unanswerable: Unanswerable = False,
+    template: Template = None,
     text: Text = None,
     field: Field = None,
     seed: Seed = 20_000,
@@ -46,6 +53,7 @@ def command(
     """Exact answers to unseen retrieval prompts, loss on text, and where the answering query looks by depth of the needle."""
     from diffscope.lab import evaluate
     from diffscope.tasks import Recall, Retrieval, read_texts
+    from diffscope.tasks.retrieval import TEMPLATE
 
     if field is not None and text is None:
         raise DiffscopeError("--field says which field of --text holds the text; give --text too")
@@ -56,8 +64,12 @@ def command(
     length = length or trained.get(model.partition("@")[0], 256)
     with working(f"loading {model}"):
         scope = diffscope.load(model, device=device, dtype=dtype)
-        task = Retrieval(scope.tokenizer, held_out=True, texts=texts)
-        drawn = evaluate.draw(task, prompts, length, needles, seed, near=near, answerable=not unanswerable)
+        task = Retrieval(scope.tokenizer, held_out=True, template=template or TEMPLATE, texts=texts)
+        if near or unanswerable:
+            kind = dict(slots=needles - 1, near=near, answerable=not unanswerable)
+            drawn = evaluate.controlled(task, prompts, length, needles - 1, seed, **kind)
+        else:
+            drawn = evaluate.draw(task, prompts, length, needles, seed)
         scores = evaluate.score(evaluate.exact_answers(scope.model, drawn))
         losses = evaluate.text_losses(scope.model, Recall(scope.tokenizer, texts), length, seed)
     facts = {"model": model, "length": length, "needles": needles, "near": near, "answerable": not unanswerable, "text": text}

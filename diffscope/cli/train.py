@@ -53,6 +53,7 @@ def command(
     """Train the arms of a family with every seed, and score them. What stopped goes on with the same command."""
     from dataclasses import replace
 
+    from diffscope.figures.base import check_suffix
     from diffscope.lab.recipe import Recipe
 
     if (recipe is None) == (preset is None):
@@ -63,22 +64,31 @@ def command(
     if table:
         _show_arms(chosen, as_json)
         return
-    check_out(figure)
+    if figure is not None:
+        check_out(figure)
+        check_suffix(figure)
     if out is None:
         raise DiffscopeError("training needs --out FOLDER; --table shows the arms of a recipe")
     if chosen.grid is None:
+        if any((processes, rank, ray, report, figure, as_json)):
+            raise DiffscopeError(f"recipe {chosen.name!r} has no [grid]: it trains its arms one by one, without scores to report")
         _train_alone(chosen, arm, seed, out, threads, device, tensorboard)
         return
     from diffscope.lab import family, shards
 
-    runs, device = family.plan(chosen, arm or (), seed or ()), device or "cpu"
+    device = device or "cpu"
+    runs = family.plan(chosen, arm or (), seed or (), device)
     if not report:
         where, rank = where_of(processes, ray, device), None if rank is None else shards.Rank.of(rank)
         how = dict(threads=threads, device=device, tensorboard=tensorboard, rank=rank)
         with counting("training") as progress:
-            family.run(chosen, out, runs, where, **how, progress=progress)
-    everything = family.plan(chosen, seeds=sorted({*chosen.seeds, *(seed or ())}))
-    _tell(chosen, out, everything, shards.Outcome.of(everything, out, ".nc"), figure, as_json)
+            try:
+                family.run(chosen, out, runs, where, **how, progress=progress)
+            except KeyboardInterrupt:
+                note("stopped; what was saved is kept, and the same command goes on")
+                raise
+    everything = family.plan(chosen, seeds=sorted({*chosen.seeds, *(seed or ())}), device=device)
+    _tell(chosen, out, everything, figure, as_json)
 
 
 def _train_alone(recipe, arms, seeds, out, threads, device, tensorboard):
@@ -93,29 +103,30 @@ def _train_alone(recipe, arms, seeds, out, threads, device, tensorboard):
             note(f"trained {arm} into {folder}")
 
 
-def _tell(recipe, out, runs, outcome, figure, as_json):
+def _tell(recipe, out, runs, figure, as_json):
     """Put together what is finished in the folder, say it, and what is missing."""
-    from diffscope.lab import family
+    from diffscope.lab import family, shards
     from diffscope.store import save_statistics
 
+    outcome = shards.Outcome.of(runs, out, ".nc")
+    for run in runs:
+        if run.id in outcome.failed:
+            note(f"failed: {family.name(run)}: {outcome.failed[run.id]}")
     with working("putting runs together"):
         together = family.collect(recipe, out, outcome)
         save_statistics(together, out / "family.nc", dated=False)
         save_statistics(together[list(family.MEASURED)], out / "metrics.parquet", dated=False)
+    rows = family.summary(together)
+    if as_json:
+        show_json(
+            {"arms": rows, "failed": {family.name(run): outcome.failed.get(run.id) for run in runs if run.id in outcome.failed}}
+        )
+    else:
+        _show_runs(together, rows)
+    note(f"{len(outcome.done)} of {len(runs)} runs are finished; all that was measured is in {out / 'family.nc'}")
     if figure is not None:
         diffscope.figure("family", together).save(figure)
         note(f"saved {figure}")
-    rows = family.summary(together)
-    if as_json:
-        show_json({"runs": rows, "failed": outcome.failed, "waiting": len(outcome.waiting)})
-    else:
-        _show_runs(together, rows)
-    note(f"{len(outcome.done)} runs are finished; all that was measured is in {out / 'family.nc'}")
-    if outcome.waiting:
-        note(f"{len(outcome.waiting)} runs are not finished")
-    for run in runs:
-        if run.id in outcome.failed:
-            note(f"failed: {run.spec['arm']}, seed {run.spec['seed']}: {outcome.failed[run.id]}")
     if outcome.failed:
         raise DiffscopeError(f"{len(outcome.failed)} runs failed, see {out / 'failed'}; the same command tries them again")
 
@@ -126,11 +137,15 @@ def _show_runs(together, rows):
     headers += ["near-duplicates", "says unknown: rightly", "wrongly", "text loss: repeated", "other"]
     table = []
     for row in rows:
-        formed = ", ".join("–" if step is None else str(step) for step in row["formation"])
-        cells = [f"{row['right_by_noise'][noise]:.1%}" for noise in noises]
-        cells += [f"{row[name]:.1%}" for name in ("right_near", "unknown_when_unanswerable", "unknown_when_answerable")]
-        table.append([row["arm"], row["parameters"], formed, *cells, row["text_hit"], row["text_other"]])
-    say("exact answers by number of competing sentences, mean over prompts, lengths, then seeds")
+        formed = ["never" if step is None else str(step) for step in row["formation"].values()]
+        formed += [f"(seed {seed} missing)" for seed in row["missing"]]
+        cells = [f"{row['by_noise'][noise]:.1%}" for noise in noises]
+        cells += [f"{row[name]:.1%}" for name in ("near", "unknown_when_unanswerable", "unknown_when_answerable")]
+        table.append([row["arm"], row["parameters"], ", ".join(formed), *cells, row["text_hit"], row["text_other"]])
+    chance = [f"{1 / (noise + 1):.1%}" for noise in noises]
+    near = [1 / (1 + near) for near in together["near"].values if near]
+    table.append(["copying any number", None, "", *chance, f"{sum(near) / len(near):.1%}", "", "", None, None])
+    say("exact answers by number of competing sentences, mean over prompts, lengths, then finished seeds")
     show_table(headers, table)
 
 

@@ -85,10 +85,7 @@ class Figure:
     def save(self, path: str | os.PathLike) -> Path:
         """Write the figure whole or not at all: .pdf .svg .png to print, .html to explore, .json the data."""
         path = Path(path)
-        if path.suffix.lower() not in (*PRINTED, ".html", ".json"):
-            raise DiffscopeError(
-                f"cannot write a figure as {path.suffix or 'a file without a suffix'!r}: use .pdf, .svg, .png, .html or .json"
-            )
+        check_suffix(path)
         content = self.to_bytes(path.suffix)
         try:
             with replacing(path) as unfinished:
@@ -127,6 +124,13 @@ class Figure:
     def __repr__(self) -> str:
         sizes = ", ".join(f"{name}: {size}" for name, size in self.data.sizes.items())
         return f"<diffscope figure {self.kind.name!r} of {', '.join(map(str, self.data.data_vars))} ({sizes})>"
+
+
+def check_suffix(path: Path) -> None:
+    """Refuse a name that no figure can be written under."""
+    if path.suffix.lower() not in (*PRINTED, ".html", ".json"):
+        said = path.suffix or "a file without a suffix"
+        raise DiffscopeError(f"cannot write a figure as {said!r}: use .pdf, .svg, .png, .html or .json")
 
 
 def to_json(data: xr.Dataset) -> str:

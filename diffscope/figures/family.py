@@ -16,17 +16,18 @@ SEEDS = ("#08519c", "#4292c6", "#9ecae1", "#6baed6", "#08306b")
 
 
 def data(family: xr.Dataset) -> xr.Dataset:
-    """What is drawn of a family's dataset: ``retrieval`` (arm, seed, step), ``formation`` (arm, seed) and the grid.
+    """What is drawn of a family's dataset: ``retrieval`` (arm, seed, step), ``formation``, ``finished`` (arm, seed) and the grid.
 
     ``grid`` (arm, length, noise) is the mean over prompts, then over the seeds that are finished.
     """
-    if not (isinstance(family, xr.Dataset) and {"retrieval", "formation", "right"} <= set(family)):
+    if not (isinstance(family, xr.Dataset) and {"retrieval", "formation", "exact_match", "finished"} <= set(family)):
         raise DiffscopeError("this figure is of a trained family; draw it with: diffscope train RECIPE --report --figure FILE")
     made = xr.Dataset(
         {
             "retrieval": family["retrieval"].dropna("step", how="all"),
             "formation": family["formation"],
-            "grid": family["right"].mean("prompt", skipna=False).mean("seed"),
+            "finished": family["finished"],
+            "grid": family["exact_match"].mean("prompt", skipna=False).mean("seed"),
         }
     )
     made.attrs = {"figure": "family", "grid": "mean over prompts, then seeds"}
@@ -34,9 +35,11 @@ def data(family: xr.Dataset) -> xr.Dataset:
 
 
 def _formed(data: xr.Dataset, arm: str) -> str:
-    """The steps at which an arm formed, a dash for a seed that did not."""
-    done = data.sel(arm=arm).dropna("seed", how="all", subset=["retrieval"])
-    return ", ".join("–" if np.isnan(step) else f"{step:.0f}" for step in done["formation"].values)
+    """The steps at which an arm formed, by seed: a dash where it did not, a question mark where the run is missing."""
+    one = data.sel(arm=arm)
+    said = {0: "?", 1: "–"}
+    steps = zip(one["formation"].values, one["finished"].values)
+    return ", ".join(said[int(finished)] if np.isnan(step) else f"{step:.0f}" for step, finished in steps)
 
 
 def _cells(data: xr.Dataset) -> tuple[np.ndarray, list[tuple[int, int]]]:

@@ -19,17 +19,18 @@ Judge = Callable[[torch.nn.Module, list[Prompt]], np.ndarray]
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
-def draw(task: Retrieval, count: int, length: int, needles: int, seed: int, **kind: bool) -> list[Prompt]:
-    """`count` prompts, their queried needles at depths 0, ¼, ½, ¾ and 1 in turn.
-
-    `kind`, ``near`` or ``answerable``, is that of :meth:`~diffscope.tasks.Retrieval.controlled`.
-    """
-    if kind.get("near") or not kind.get("answerable", True):
-        depths = [DEPTHS[index % len(DEPTHS)] for index in range(count)]
-        others = needles - 1
-        return [task.controlled(length, others, [seed, i], slots=others, depth=depth, **kind) for i, depth in enumerate(depths)]
+def draw(task: Retrieval, count: int, length: int, needles: int, seed: int) -> list[Prompt]:
+    """`count` prompts, their queried needles at depths 0, ¼, ½, ¾ and 1 in turn."""
     rng = np.random.default_rng(seed)
     return [task.prompt(length, needles, rng, depth=DEPTHS[index % len(DEPTHS)]) for index in range(count)]
+
+
+def controlled(task: Retrieval, count: int, length: int, noise: int, seed: int, **kind) -> list[Prompt]:
+    """The same with length and noise set apart; `kind` goes to :meth:`~diffscope.tasks.Retrieval.controlled`.
+
+    Prompt i of a seed has the same city, number, depth and competing sentences at every length and noise.
+    """
+    return [task.controlled(length, noise, [seed, i], depth=DEPTHS[i % len(DEPTHS)], **kind) for i in range(count)]
 
 
 def mixture(grid: Grid, task: Retrieval, seed: int = 20_000) -> list[Prompt]:
@@ -43,23 +44,13 @@ def mixture(grid: Grid, task: Retrieval, seed: int = 20_000) -> list[Prompt]:
 
 
 def on_grid(model, task: Retrieval, grid: Grid, seed: int = 30_000, judge: Judge | None = None, **kind) -> xr.DataArray:
-    """Exact answers in every cell of a grid, bool (length, noise, prompt), or what another judge says of each prompt.
-
-    Prompt i has the same city, number, depth and competing sentences in every cell; `kind` goes to
-    :meth:`~diffscope.tasks.Retrieval.controlled`.
-    """
-    task = task.with_template(grid.template)
-    right = []
-    for length, noise in grid.cells:
-        depths = (DEPTHS[index % len(DEPTHS)] for index in range(grid.prompts))
-        prompts = [
-            task.controlled(length, noise, [seed, index], slots=grid.slots, depth=depth, **kind)
-            for index, depth in enumerate(depths)
-        ]
-        right.append((judge or exact_answers)(model, prompts))
+    """Exact answers in every cell of a grid, bool (length, noise, prompt), or what another judge says of each prompt."""
+    task, judge = task.with_template(grid.template), judge or exact_answers
+    drawn = (controlled(task, grid.prompts, *cell, seed, slots=grid.slots, **kind) for cell in grid.cells)
     shape = (len(grid.lengths), len(grid.noises), grid.prompts)
     coords = {"length": list(grid.lengths), "noise": list(grid.noises)}
-    return xr.DataArray(np.reshape(right, shape), dims=("length", "noise", "prompt"), coords=coords)
+    judged = np.reshape([judge(model, prompts) for prompts in drawn], shape)
+    return xr.DataArray(judged, dims=("length", "noise", "prompt"), coords=coords)
 
 
 @torch.no_grad()

@@ -14,21 +14,23 @@ import xarray as xr
 from diffscope.errors import DiffscopeError
 from diffscope.lab import shards
 from diffscope.lab.evaluate import exact_answers, on_grid, text_losses
-from diffscope.lab.recipe import Recipe, parameters
-from diffscope.lab.train import train
+from diffscope.lab.recipe import Grid, Recipe, parameters
+from diffscope.lab.train import recipe_text, tokenizer_for, train
 from diffscope.scope import load
-from diffscope.store import open_statistics, save_statistics
+from diffscope.store import open_statistics, provenance, save_statistics
 from diffscope.tasks.recall import Recall
 from diffscope.tasks.retrieval import Retrieval
 from diffscope.tasks.vocabulary import UNKNOWN
 
 FORMED = 0.9  # share of exact answers above which the lookup circuit has formed
-NEAR = (0, 2, 4, 6)  # competing near-duplicates
+NEAR = (0, 2, 4, 6)  # competing near-duplicates, at the middle length of the grid
 MEASURED = ("answer_loss", "text_loss", "answer_tokens_right", "gradient_norm", "seconds", "retrieval")
 
 
-def plan(recipe: Recipe, arms: Sequence[str] = (), seeds: Sequence[int] = ()) -> list[shards.Shard]:
+def plan(recipe: Recipe, arms: Sequence[str] = (), seeds: Sequence[int] = (), device: str = "cpu") -> list[shards.Shard]:
     """The runs of a family, all arms of a seed before those of the next; by default all of them.
+
+    What a run's scores depend on is part of what it is, so another device, version or grid scores it anew.
 
     Raises
     ------
@@ -37,11 +39,11 @@ def plan(recipe: Recipe, arms: Sequence[str] = (), seeds: Sequence[int] = ()) ->
     """
     if recipe.grid is None:
         raise DiffscopeError(f"recipe {recipe.name!r} has no [grid] to score its models on; compare it with laptop.toml")
-    for arm in arms:
+    for arm in arms or recipe.arms:
         recipe.config(arm, recipe.vocab_size)
-    chosen = [(arm, seed) for seed in seeds or recipe.seeds for arm in arms or recipe.arms]
-    grid = recipe.as_dict()["grid"]
-    return [shards.Shard({"arm": arm, "seed": seed, "recipe": recipe.trains(arm), "grid": grid}) for arm, seed in chosen]
+    common = {"grid": recipe.as_dict()["grid"], "near": NEAR, "device": device.partition(":")[0], "made_with": provenance(False)}
+    chosen = [(arm, seed) for seed in dict.fromkeys(seeds or recipe.seeds) for arm in dict.fromkeys(arms or recipe.arms)]
+    return [shards.Shard({"arm": arm, "seed": seed, "run": recipe_text(recipe, arm), **common}) for arm, seed in chosen]
 
 
 def run(
@@ -60,7 +62,8 @@ def run(
 
     In this process, progress is counted in steps, elsewhere in runs.
     """
-    how = dict(recipe=recipe, out=Path(out).resolve(), device=device, tensorboard=tensorboard)
+    _check_grid(recipe)
+    how = dict(recipe=recipe, out=Path(out).resolve(), device=shards.own_gpu(device, rank), tensorboard=tensorboard)
     left = len(chosen) - len(shards.Outcome.of(chosen, Path(out), ".nc").done)
     runs = 0
 
@@ -75,6 +78,22 @@ def run(
 
     work = partial(_train_and_score, **how, progress=of_steps if progress and where is None else None)
     return shards.run(chosen, work, out, where, rank=rank, threads=threads, progress=of_runs)
+
+
+def _check_grid(recipe: Recipe) -> None:
+    """Draw a prompt of every cell: what cannot be drawn is to be known before the training."""
+    task = Retrieval(tokenizer_for(recipe), held_out=True)
+    for grid, kind in ((recipe.evaluation, {}), (recipe.grid, {}), (_near(recipe.grid), {"near": True})):
+        for length, noise in grid.cells:
+            task.with_template(grid.template).controlled(length, noise, 0, slots=grid.slots, **kind)
+
+
+def _middle(grid: Grid) -> Grid:
+    return replace(grid, lengths=(grid.lengths[len(grid.lengths) // 2],))
+
+
+def _near(grid: Grid) -> Grid:
+    return replace(_middle(grid), noises=NEAR)
 
 
 def _train_and_score(spec: dict, target: Path, recipe: Recipe, out: Path, device: str, tensorboard: bool, progress) -> None:
@@ -94,18 +113,17 @@ def score(folder: Path, recipe: Recipe, device: str = "cpu") -> xr.Dataset:
     Returns
     -------
     xarray.Dataset
-        ``retrieval`` and the other metrics (step); ``right`` exact answers (length, noise, prompt); ``right_near`` the same
-        among near-duplicate cities (near, prompt) and ``says_unknown`` (question, noise, prompt), both at the middle length
-        of the grid; ``text`` mean loss in nats on held-out text (token): on tokens that the text gives away, and on others.
+        ``retrieval`` and the other metrics (step); ``exact_match`` (length, noise, prompt) of the answers; ``exact_match_near``
+        the same among near-duplicate cities (near, prompt) and ``says_unknown`` (question, noise, prompt), both at the middle
+        length of the grid; ``text`` mean loss in nats on held-out text (token): on tokens that the text gives away, and others.
     """
-    scope, grid = load(folder, device=device), recipe.grid
+    scope, middle = load(folder, device=device), _middle(recipe.grid)
     task = Retrieval(scope.tokenizer, held_out=True)
-    middle = replace(grid, lengths=(grid.lengths[len(grid.lengths) // 2],))
-    near = on_grid(scope.model, task, replace(middle, noises=NEAR), near=True).isel(length=0, drop=True).rename(noise="near")
+    near = on_grid(scope.model, task, _near(recipe.grid), near=True).isel(length=0, drop=True).rename(noise="near")
     losses = text_losses(scope.model, Recall(scope.tokenizer), middle.lengths[0])
     scored = {
-        "right": on_grid(scope.model, task, grid),
-        "right_near": near,
+        "exact_match": on_grid(scope.model, task, recipe.grid),
+        "exact_match_near": near,
         "says_unknown": _says_unknown(scope.model, task, middle),
         "text": xr.DataArray(list(losses.values()), dims="token", coords={"token": list(losses)}),
         "parameters": xr.DataArray(parameters(scope.model.config.to_dict())),
@@ -115,7 +133,7 @@ def score(folder: Path, recipe: Recipe, device: str = "cpu") -> xr.Dataset:
     )
 
 
-def _says_unknown(model, task: Retrieval, grid) -> xr.DataArray:
+def _says_unknown(model, task: Retrieval, grid: Grid) -> xr.DataArray:
     """Whether the answer is "unknown", bool (question, noise, prompt), where there is one and where there is none."""
     unanswerable = on_grid(model, task, grid, answerable=False)
     word = task.tokenizer(UNKNOWN, add_special_tokens=False)["input_ids"]
@@ -142,7 +160,7 @@ def collect(recipe: Recipe, out: Path, outcome: shards.Outcome) -> xr.Dataset:
     -------
     xarray.Dataset
         What :func:`score` gives, with ``formation`` (arm, seed): the first evaluated step with more than 90 % exact answers,
-        NaN where there was none; and ``parameters`` (arm).
+        NaN where there was none; ``finished`` (arm, seed), 0 where the run is missing; and ``parameters`` (arm).
 
     Raises
     ------
@@ -152,15 +170,21 @@ def collect(recipe: Recipe, out: Path, outcome: shards.Outcome) -> xr.Dataset:
     if not outcome.done:
         raise DiffscopeError(f"no run in {out} is finished yet")
     found = {(shard.spec["arm"], shard.spec["seed"]): open_statistics(shards.result(out, shard, ".nc")) for shard in outcome.done}
-    arms = [arm for arm in recipe.arms if any(arm == one for one, _ in found)]
-    seeds = sorted({seed for _, seed in found})
     blank = xr.full_like(next(iter(found.values())).astype(float), np.nan)
-    rows = [xr.concat([found.get((arm, seed), blank).astype(float) for seed in seeds], "seed") for arm in arms]
-    family = xr.concat(rows, "arm").assign_coords(arm=arms, seed=seeds)
+    seeds = sorted({*recipe.seeds, *(seed for _, seed in found)})
+    rows = [xr.concat([found.get((arm, seed), blank).astype(float) for seed in seeds], "seed") for arm in recipe.arms]
+    family = xr.concat(rows, "arm").assign_coords(arm=list(recipe.arms), seed=seeds)
     family["formation"] = formation(family["retrieval"])
+    family["finished"] = (("arm", "seed"), [[int((arm, seed) in found) for seed in seeds] for arm in recipe.arms])
     family["parameters"] = family["parameters"].max("seed")  # equal for all that are there
-    family.attrs = {"recipe": json.dumps(recipe.as_dict()), "failed": json.dumps(outcome.failed)}
+    failed = "; ".join(f"{name(shard)}: {outcome.failed[shard.id]}" for shard in plan(recipe) if shard.id in outcome.failed)
+    family.attrs = {"recipe": json.dumps(recipe.as_dict()), **({"failed": failed} if failed else {})}
     return family
+
+
+def name(run: shards.Shard) -> str:
+    """A run in words."""
+    return f"{run.spec['arm']}, seed {run.spec['seed']}"
 
 
 def formation(retrieval: xr.DataArray) -> xr.DataArray:
@@ -171,23 +195,28 @@ def formation(retrieval: xr.DataArray) -> xr.DataArray:
 
 
 def summary(family: xr.Dataset) -> list[dict]:
-    """One row an arm: formation step of each seed, and what it can do in the end, means over prompts, cells and seeds."""
+    """One row an arm with finished runs: formation step of each, and means over prompts, cells and finished seeds.
+
+    ``formation`` is by seed, None where the arm never formed; seeds without a finished run are ``missing``.
+    """
     rows = []
     for arm in family["arm"].values:
-        one = family.sel(arm=arm).dropna("seed", how="all", subset=["right"])
-        steps = [None if np.isnan(step) else int(step) for step in one["formation"].values]
-        overall = one["right"].mean(("length", "noise", "prompt"))
+        there = family["finished"].sel(arm=arm) == 1
+        one = family.sel(arm=arm, seed=there.values)
+        if not one.sizes["seed"]:
+            continue
+        steps = one["formation"].to_series()
+        match = one["exact_match"]
         rows.append(
             {
                 "arm": str(arm),
                 "parameters": int(one["parameters"]),
-                "seeds": one["seed"].values.tolist(),
-                "formation": steps,
-                "right": float(overall.mean()),
-                "right_by_seed": overall.values.tolist(),
-                "right_by_noise": one["right"].mean(("seed", "length", "prompt")).to_series().to_dict(),
-                "right_by_length": one["right"].mean(("seed", "noise", "prompt")).to_series().to_dict(),
-                "right_near": float(one["right_near"].sel(near=family["near"] > 0).mean()),
+                "formation": {int(seed): None if np.isnan(step) else int(step) for seed, step in steps.items()},
+                "missing": [int(seed) for seed in family["seed"].values[~there.values]],
+                "exact_match": match.mean(("length", "noise", "prompt")).to_series().to_dict(),
+                "by_noise": match.mean(("seed", "length", "prompt")).to_series().to_dict(),
+                "by_length": match.mean(("seed", "noise", "prompt")).to_series().to_dict(),
+                "near": float(one["exact_match_near"].sel(near=family["near"] > 0).mean()),
                 "unknown_when_unanswerable": float(one["says_unknown"].sel(question="unanswerable").mean()),
                 "unknown_when_answerable": float(one["says_unknown"].sel(question="answerable").mean()),
                 "text_hit": float(one["text"].sel(token="hit").mean()),

@@ -10,24 +10,32 @@ from torch import Tensor, nn
 
 
 class Optimizer:
-    """Two optimizers that step as one and whose state is a flat dictionary of tensors.
+    """Several optimizers that step as one and whose state is a flat dictionary of tensors.
 
     Parameters
     ----------
     model : nn.Module
         With its decoder layers under ``model.model.layers``.
     weight_decay : float
+        Of matrices and embeddings. Vectors (norms, biases, those that make λ) do not decay: what is learned of λ would be
+        drawn to its initial value, in those arms alone that have it.
     """
 
     def __init__(self, model: nn.Module, weight_decay: float):
         named = dict(model.named_parameters())
         matrices = [name for name, p in named.items() if p.dim() == 2 and ".layers." in name]
-        others = [name for name in named if name not in matrices]
-        self.names = (matrices, others)
+        embeddings = [name for name, p in named.items() if p.dim() == 2 and name not in matrices]
+        vectors = [name for name, p in named.items() if p.dim() != 2]
+
+        def adam(names: list[str], decay: float):
+            return torch.optim.AdamW([named[name] for name in names], betas=(0.9, 0.98), weight_decay=decay)
+
+        self.names = (matrices, embeddings, vectors)
         self.parts = (
             # RMS-matched, so that one learning rate suits both.
             torch.optim.Muon([named[name] for name in matrices], weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"),
-            torch.optim.AdamW([named[name] for name in others], betas=(0.9, 0.98), weight_decay=weight_decay),
+            adam(embeddings, weight_decay),
+            adam(vectors, 0.0),
         )
 
     def step(self, rate: float) -> None:

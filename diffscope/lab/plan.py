@@ -93,6 +93,8 @@ class Plan:
             found = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise DiffscopeError(f"{path} is no TOML file ({error}); docs/sweeping.md shows a plan") from None
+        except OSError as error:
+            raise DiffscopeError(f"{path} cannot be read ({error.strerror}); docs/sweeping.md shows a plan") from None
         return cls.of({**found, **changes})
 
     @classmethod
@@ -112,7 +114,8 @@ class Plan:
         several = {name: value if isinstance(value, list | tuple) else [value] for name, value in said.items() if name in NEEDED}
         values = {**said, **{name: tuple(value) for name, value in several.items()}}
         if isinstance(values.get("checkpoints"), list | tuple):
-            values["checkpoints"] = tuple(dict.fromkeys(values["checkpoints"]))
+            steps = [step if type(step) is int else None for step in values["checkpoints"]]
+            values["checkpoints"] = tuple(dict.fromkeys(steps))
         plan = cls(**values)
         plan._check()
         return plan
@@ -123,13 +126,13 @@ class Plan:
         if len(set(self.models)) < len(self.models):
             raise DiffscopeError("a model stands in the plan twice; name each once")
         steps, listed = self.checkpoints, isinstance(self.checkpoints, tuple) and self.checkpoints
-        if steps not in ("all", LAST) and not (listed and all(isinstance(step, int) for step in steps)):
-            raise DiffscopeError(f'checkpoints = {steps!r} is neither "all" nor "last" nor a list of steps')
+        if steps not in ("all", LAST) and not (listed and None not in steps):
+            raise DiffscopeError('checkpoints is neither "all" nor "last" nor a list of steps')
         if not isinstance(self.per_shard, int) or self.per_shard < 1:
             raise DiffscopeError(f"per_shard = {self.per_shard!r} is not a number of prompts; give 1 or more")
         if not all(isinstance(table, dict) for table in self.prompts):
             raise DiffscopeError("prompts is a table with task = … or file = …, or several; docs/sweeping.md shows one")
-        named_dtype(self.dtype)
+        named_dtype(self.dtype if self.dtype is None else str(self.dtype))
         if not self.measured:
             raise DiffscopeError(f'a mean over queries says nothing of {", ".join(self.left_out)}; use queries = "last"')
         if not self.sets:

@@ -14,8 +14,10 @@ from typing import NamedTuple
 import numpy as np
 
 from diffscope.errors import PromptError
-from diffscope.lab.evaluate import DEPTHS, draw
+from diffscope.lab import evaluate
+from diffscope.lab.evaluate import draw
 from diffscope.tasks import Prompt, Recall, Retrieval, read_prompts
+from diffscope.tasks.retrieval import TEMPLATE
 
 DEFAULTS = {"count": 20, "length": 256, "seed": 0}
 
@@ -29,18 +31,25 @@ class Given(NamedTuple):
     depth: float = math.nan  # of the queried needle
 
 
-def retrieval(tokenizer, count: int, length: int, seed: int, needles: int = 4) -> list[Prompt]:
+def retrieval(tokenizer, count: int, length: int, seed: int, needles: int = 4, template: str = TEMPLATE) -> list[Prompt]:
     """Prompts of the retrieval task, at depths 0, ¼, ½, ¾ and 1 in turn."""
-    return draw(Retrieval(tokenizer), count, length, needles, seed)
+    return draw(Retrieval(tokenizer, template=template), count, length, needles, seed)
 
 
 def controlled(
-    tokenizer, count: int, length: int, seed: int, noise: int = 3, slots: int = 8, near: bool = False, answerable: bool = True
+    tokenizer,
+    count: int,
+    length: int,
+    seed: int,
+    noise: int = 3,
+    slots: int = 8,
+    near: bool = False,
+    answerable: bool = True,
+    template: str = TEMPLATE,
 ) -> list[Prompt]:
     """The same with length and noise set apart from each other."""
-    task, kind = Retrieval(tokenizer), {"slots": slots, "near": bool(near), "answerable": bool(answerable)}
-    depths = (DEPTHS[index % len(DEPTHS)] for index in range(count))
-    return [task.controlled(length, noise, [seed, index], depth=depth, **kind) for index, depth in enumerate(depths)]
+    kind = {"slots": slots, "near": bool(near), "answerable": bool(answerable)}
+    return evaluate.controlled(Retrieval(tokenizer, template=template), count, length, noise, seed, **kind)
 
 
 def recall(tokenizer, count: int, length: int, seed: int, n: int = 3) -> list[Prompt]:
@@ -65,7 +74,7 @@ class Drawn:
 
     task: str
     count: int
-    fields: dict[str, int]
+    fields: dict[str, int | str]
 
     @property
     def names(self) -> list[str]:
@@ -138,17 +147,27 @@ def prompt_sets(table: Mapping) -> list[PromptSet]:
     if "file" in fields:
         return [_own(fields)]
     task = fields.pop("task", "retrieval")
-    if task not in TASKS:
+    if not isinstance(task, str) or task not in TASKS:
         raise PromptError(f"there is no task {task!r}; choose from {', '.join(TASKS)}, or give a file")
     known = {name: one.default for name, one in inspect.signature(TASKS[task]).parameters.items() if name != "tokenizer"}
     if unknown := [name for name in fields if name not in known]:
         raise PromptError(f"the task {task!r} has no field {unknown[0]!r}; its fields are {', '.join(known)}")
     choices = {name: value if isinstance(value, list) else [value] for name, value in {**known, **DEFAULTS, **fields}.items()}
     for name, values in choices.items():
-        if wrong := [value for value in values if not isinstance(value, int) or value < (name == "count")]:
-            raise PromptError(f"{name} = {wrong[0]!r} is no whole number, or too small; for example {name} = 4")
+        usual = known[name] if isinstance(known[name], str | bool) else None
+        if wrong := [value for value in values if not _fits(value, usual) or name == "count" and value < 1]:
+            kinds = {str: "no text with {city} and {number}", bool: "neither true nor false"}
+            kind = kinds.get(type(usual), "no whole number, or too small")
+            raise PromptError(f"{name} = {wrong[0]!r} is {kind}; for example {name} = {4 if usual is None else usual!r}")
     cells = [dict(zip(choices, values)) for values in itertools.product(*choices.values())]
     return [Drawn(task, cell.pop("count"), cell) for cell in cells]
+
+
+def _fits(value, usual) -> bool:
+    """Whether a value is of the kind of another: text, yes or no (0 and 1 will do), or a whole number from 0 on."""
+    if isinstance(usual, str):
+        return isinstance(value, str) and "{city}" in value and " {number}" in value
+    return value in (True, False) if isinstance(usual, bool) else type(value) is int and value >= 0
 
 
 def _own(fields: Mapping) -> Own:

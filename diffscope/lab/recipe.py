@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from diffscope.errors import DiffscopeError
 from diffscope.models import DiffConfig, DiffForCausalLM
 from diffscope.tasks.retrieval import TEMPLATE, Retrieval
 
+PRECISIONS = ("float32", "bfloat16")
+CLOSE = 0.005  # share of parameters in which arms may differ before their MLPs are made wider or narrower
 BUNDLED = Path(__file__).parent / "recipes"
 
 
@@ -80,8 +83,8 @@ class Recipe:
     compiled : bool
         Whether ``torch.compile`` is used.
     match : str, optional
-        The arm whose number of parameters the others get, as nearly as the width of their MLPs allows; an arm with an
-        ``intermediate_size`` of its own keeps it.
+        The arm whose number of parameters the others get, as nearly as the width of their MLPs allows; an arm that is within
+        half a hundredth of it as it is, or has an ``intermediate_size`` of its own, keeps its width.
     learning_rate, weight_decay, warmup, cooldown
         Muon and AdamW; the rate rises over `warmup` steps, and over the last `cooldown` share of all it falls to a twentieth.
     """
@@ -119,18 +122,42 @@ class Recipe:
         if not path.is_file():
             bundled = ", ".join(sorted(file.stem for file in BUNDLED.glob("*.toml")))
             raise DiffscopeError(f"no recipe {name!r}; bundled are: {bundled}, or give a .toml file")
-        source = path.read_text(encoding="utf-8")
         try:
+            source = path.read_text(encoding="utf-8")
             fields = tomllib.loads(source)
             fields = {name: _frozen(value) for name, value in fields.items()}
             stages = tuple(Stage(**stage) for stage in fields.pop("stages"))
             grids = {name: Grid(**fields.pop(name)) for name in ("evaluation", "grid") if name in fields}
             recipe = cls(**fields, **grids, stages=stages, source=source)
-        except (tomllib.TOMLDecodeError, TypeError, KeyError) as error:
+            wrong = next((says for says, right in recipe._rules() if not right), None)
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, AttributeError, TypeError, KeyError, ValueError) as error:
             raise DiffscopeError(f"{path}: not a complete recipe ({error}); compare it with {BUNDLED / 'mini.toml'}") from None
-        if recipe.match is not None and recipe.match not in recipe.arms:
-            raise DiffscopeError(f"{path}: match = {recipe.match!r} is none of its arms: {', '.join(recipe.arms)}")
+        if wrong:
+            raise DiffscopeError(f"{path}: {wrong}")
         return recipe
+
+    def _rules(self) -> Iterator[tuple[str, bool]]:
+        """What has to be so, and whether it is."""
+        arms = isinstance(self.arms, dict) and self.arms and all(isinstance(one, dict) for one in self.arms.values())
+        yield "arms is a table of tables, one an arm", bool(arms)
+        yield f"match = {self.match!r} is none of its arms: {', '.join(self.arms)}", self.match is None or self.match in self.arms
+        seeds = isinstance(self.seeds, tuple) and self.seeds and all(type(one) is int and one >= 0 for one in self.seeds)
+        yield f"seeds = {self.seeds!r} is no list of numbers from 0 on", bool(seeds)
+        yield f"precision = {self.precision!r} is neither float32 nor bfloat16", self.precision in PRECISIONS
+        yield f"warmup = {self.warmup!r} and evaluate_every have to be 1 or more", min(self.warmup, self.evaluate_every) >= 1
+        yield (
+            f"checkpoints = {self.checkpoints!r} has to be 3 or more, the first and the last step among them",
+            self.checkpoints >= 3,
+        )
+        for stage in self.stages:
+            yield (
+                f"mentions = {stage.mentions} leaves no number that an earlier mention gives away",
+                stage.mentions > stage.needles[1],
+            )
+            yield f"shapes = {stage.shapes} is no list of [prompts, tokens]", all(len(shape) == 2 for shape in stage.shapes)
+        for part in (*self.stages, self.evaluation, *([self.grid] if self.grid else [])):
+            named = all(word in part.template for word in ("{city}", " {number}"))
+            yield f"template = {part.template!r} has to hold {{city}} and, after a space, {{number}}", named
 
     @property
     def steps(self) -> int:
@@ -169,7 +196,8 @@ class Recipe:
         _config(arm, fields)
         if self.match not in (None, arm) and "intermediate_size" not in self.arms[arm]:
             wanted = parameters({**self.model, **self.arms[self.match], "vocab_size": vocab_size})
-            fields["intermediate_size"] = _matching_width(fields, wanted)
+            if abs(parameters(fields) / wanted - 1) > CLOSE:
+                fields["intermediate_size"] = _matching_width(fields, wanted)
         return _config(arm, fields)
 
     def table(self, vocab_size: int) -> list[dict]:

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+import torch
+
 from diffscope.errors import DiffscopeError
 from diffscope.lab.crews import Crew, Here
 from diffscope.lab.jobs import Failure, Job, Work, disk_is_full, unfinished
@@ -106,12 +108,18 @@ class Rank:
         if not {"SLURM_ARRAY_TASK_ID", "SLURM_PROCID"} & number.keys():
             raise DiffscopeError("--rank auto finds no rank of torchrun or Slurm in the environment; say it: --rank 0/8")
         index, world = _array_task(number)
-        tasks = number.get("SLURM_NTASKS", 1)
+        tasks = number.get("SLURM_STEP_NUM_TASKS", 1)  # of srun; SLURM_NTASKS is there in a batch script too, which is one task
         return cls(index * tasks + number.get("SLURM_PROCID", 0), world * tasks, number.get("SLURM_LOCALID", 0))
 
 
+def own_gpu(device: str, rank: Rank | None) -> str:
+    """The GPU of a rank, where several on one machine see all of its GPUs."""
+    count = torch.cuda.device_count() if device == "cuda" and rank else 0
+    return f"cuda:{rank.local % count}" if count else device
+
+
 _ARRAY = tuple(f"SLURM_ARRAY_TASK_{name}" for name in ("ID", "MIN", "MAX", "STEP", "COUNT"))
-_VARIABLES = {*_ARRAY, "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "RANK", "WORLD_SIZE", "LOCAL_RANK"}
+_VARIABLES = {*_ARRAY, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "RANK", "WORLD_SIZE", "LOCAL_RANK"}
 
 
 def _array_task(number: Mapping[str, int]) -> tuple[int, int]:

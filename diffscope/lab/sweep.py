@@ -13,7 +13,6 @@ from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
-import torch
 import xarray as xr
 from torch import nn
 
@@ -23,7 +22,7 @@ from diffscope.lab.jobs import alone, remove, unfinished
 from diffscope.lab.joining import Part, assemble
 from diffscope.lab.plan import LAST, Piece, Plan, rows_of
 from diffscope.lab.prompt_sets import Given, restored
-from diffscope.lab.shards import Outcome, Progress, Rank, result, run, telling_full_disk
+from diffscope.lab.shards import Outcome, Progress, Rank, own_gpu, result, run, telling_full_disk
 from diffscope.models.loading import load_tokenizer, locate, move
 from diffscope.sampling import average
 from diffscope.scope import Scope, load
@@ -102,7 +101,7 @@ def sweep(
     with _forgetting(), telling_full_disk(out):
         first_prompts(plan)
         _keep_plan(plan, out, changed)
-        work = partial(measure, device=_own_gpu(device, rank))
+        work = partial(measure, device=own_gpu(device, rank))
         outcome = run([piece.shard for piece in pieces], work, out, where, rank=rank, suffix=SHARD, progress=progress)
         if outcome.waiting or not outcome.done:
             return Swept(pieces, outcome)
@@ -111,12 +110,6 @@ def sweep(
                 remove(left)
             save_statistics(join(plan, pieces, outcome, out), target, dated=False)
         return Swept(pieces, outcome, target)
-
-
-def _own_gpu(device: str, rank: Rank | None) -> str:
-    """The GPU of a rank, where several on one machine see all of its GPUs."""
-    count = torch.cuda.device_count() if device == "cuda" and rank else 0
-    return f"cuda:{rank.local % count}" if count else device
 
 
 def _keep_plan(plan: Plan, out: Path, changed: bool) -> None:
@@ -233,7 +226,9 @@ def _labels(plan: Plan) -> dict:
     """What is known of every prompt beforehand: its name, and the fields of its task as numbers."""
     labels = {"prompt_name": [name for prompts in plan.sets for name in prompts.names]}
     for field in dict.fromkeys(field for prompts in plan.sets for field in prompts.fields):
-        labels[field] = [float(prompts.fields.get(field, math.nan)) for prompts in plan.sets for _ in prompts.names]
+        values = [prompts.fields.get(field) for prompts in plan.sets for _ in prompts.names]
+        words = any(isinstance(value, str) for value in values)
+        labels[field] = [value or "" if words else math.nan if value is None else float(value) for value in values]
     return {name: ("prompt", values) for name, values in labels.items()}
 
 

@@ -6,9 +6,12 @@ and a run that was killed goes on exactly where its last saved state stands.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import os
 import platform
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +28,7 @@ from transformers import PreTrainedTokenizerFast
 
 from diffscope.errors import CorruptFile, DiffscopeError, MissingExtra
 from diffscope.lab.evaluate import exact_answers, mixture
+from diffscope.lab.jobs import threads as torch_threads
 from diffscope.lab.optimizer import Optimizer
 from diffscope.lab.recipe import Recipe
 from diffscope.models import DiffForCausalLM
@@ -35,7 +39,7 @@ from diffscope.tasks.vocabulary import CITIES, train_tokenizer
 WEIGHTS = "model.safetensors"
 SAVE_EVERY = 50
 LOG_EVERY = 10
-GIVEN_AWAY, TEXT = 1, 0  # kinds of target, see Retrieval.training_rows
+GIVEN_AWAY, TEXT, NO_KIND = 1, 0, -1  # kinds of target, see Retrieval.training_rows
 
 
 def tokenizer_for(recipe: Recipe) -> PreTrainedTokenizerFast:
@@ -50,14 +54,17 @@ def _tokenizer(vocab_size: int, words: tuple[str, ...]) -> PreTrainedTokenizerFa
 
 
 def losses(logits: torch.Tensor, ids: torch.Tensor, kind: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Mean loss on numbers an earlier mention gives away, mean loss on text, and the share of those numbers' tokens right.
+    """Mean loss on answers an earlier mention gives away, that on all but numbers, and the share of those answers' tokens right.
 
     logits (row, token, vocabulary), ids (row, token), kind (row, token).
     """
-    target, kind = ids[:, 1:], kind[:, 1:]
-    each = F.cross_entropy(logits[:, :-1].float().flatten(0, 1), target.flatten(), reduction="none").view_as(target)
-    right = (logits[:, :-1][kind == GIVEN_AWAY].argmax(-1) == target[kind == GIVEN_AWAY]).float().mean()
-    return each[kind == GIVEN_AWAY].mean(), each[kind == TEXT].mean(), right
+    # What each token is to say next; the last one's target is of no kind. To cut it off would cost a copy of all logits.
+    target, kind = ids.roll(-1, 1), kind.roll(-1, 1)
+    kind[:, -1] = NO_KIND
+    each = F.cross_entropy(logits.float().flatten(0, 1), target.flatten(), reduction="none").view_as(target)
+    answers = kind == GIVEN_AWAY
+    right = (logits.detach()[answers].argmax(-1) == target[answers]).float().mean()
+    return each[answers].mean(), each[kind == TEXT].mean(), right
 
 
 def facts_of_run() -> dict:
@@ -72,8 +79,27 @@ def facts_of_run() -> dict:
 
 
 def recipe_text(recipe: Recipe, arm: str) -> str:
-    """What a run depends on as text, equal if and only if the runs are."""
-    return json.dumps(recipe.trains(arm), sort_keys=True)
+    """What a run depends on, beside its seed and the versions of libraries, as text."""
+    text = fingerprint(standard_library_text(held_out=False))  # another Python has other documentation strings
+    return json.dumps({**recipe.trains(arm), "training_text": text}, sort_keys=True)
+
+
+@torch.no_grad()
+def initialise(model, seed: int) -> None:
+    """Draw every random tensor of a fresh model from a stream of its own, given by the seed and its name.
+
+    So tensors that two arms have in common, in name and shape, begin equal. What begins at one constant stays as it is.
+    """
+    config = model.config
+    for name, tensor in model.named_parameters():
+        if (tensor == tensor.flatten()[0]).all():
+            continue
+        stream = int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:7])
+        drawn = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(stream))
+        scale = config.initializer_range if tensor.dim() == 2 else config.lambda_std_dev
+        tensor.copy_(drawn * scale)
+    if config.pad_token_id is not None:
+        model.get_input_embeddings().weight[config.pad_token_id] = 0
 
 
 def weights_of(model) -> dict[str, torch.Tensor]:
@@ -132,12 +158,11 @@ def restore_state(path: Path, model, optimizer: Optimizer, recipe: str) -> tuple
 
 def save_checkpoint(model, folder: Path) -> None:
     """Weights in half precision under a name that appears only when all is written."""
-    if folder.exists():  # the run was killed after it had written this one
-        return
     unfinished = folder.with_name(folder.name + ".unfinished")
     unfinished.mkdir(parents=True, exist_ok=True)
     tensors = {name: p.detach().half().contiguous().cpu() for name, p in weights_of(model).items()}
     save_file(tensors, unfinished / WEIGHTS, metadata={"format": "pt"})
+    shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed after it had written this one, or of another
     os.replace(unfinished, folder)
 
 
@@ -190,19 +215,24 @@ def train(
     if saved_step(state, text) == recipe.steps and (folder / WEIGHTS).is_file():
         return folder
     board = Path(out) / "tensorboard" / arm / f"seed-{seed}" if tensorboard else None
-    if threads:
-        torch.set_num_threads(threads)
-    tokenizer = tokenizer_for(recipe)
+    with torch_threads(threads or torch.get_num_threads()):
+        _train(recipe, arm, seed, folder, text, device, board, progress)
+    return folder
+
+
+def _train(recipe: Recipe, arm: str, seed: int, folder: Path, text: str, device: str, board: Path | None, progress) -> None:
+    tokenizer, state = tokenizer_for(recipe), folder / "state.safetensors"
     with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        model = DiffForCausalLM(recipe.config(arm, len(tokenizer))).to(device)
+        model = DiffForCausalLM(recipe.config(arm, len(tokenizer)))
+    initialise(model, seed)
+    model.to(device)
     folder.mkdir(parents=True, exist_ok=True)
     optimizer = Optimizer(model, recipe.weight_decay)
     start, metrics = restore_state(state, model, optimizer, text)
     task, unseen = (Retrieval(tokenizer, held_out=held_out) for held_out in (False, True))
     tasks = {stage.template: task.with_template(stage.template) for stage in recipe.stages}
     scored, keep = mixture(recipe.evaluation, unseen), recipe.saved_steps()
-    forward = torch.compile(model) if recipe.compiled else model
+    forward = _compiled(model) if recipe.compiled else model
     working = torch.autocast(torch.device(device).type, torch.bfloat16, enabled=recipe.precision == "bfloat16")
     if start == 0:
         (folder / "run.json").write_text(json.dumps({**facts_of_run(), "arm": arm, "seed": seed}), encoding="utf-8")
@@ -216,6 +246,7 @@ def train(
             evaluates = done % recipe.evaluate_every == 0 or done == recipe.steps
             if evaluates or done % LOG_EVERY == 0:
                 row = {name: round(value.item(), 5) for name, value in seen.items()}
+                _check_finite(row, arm, seed, done)
                 row |= {"step": done, "length": drawn[0].shape[1], "seconds": round(time.monotonic() - began, 1)}
                 if evaluates:
                     with working:
@@ -229,8 +260,19 @@ def train(
             if done % SAVE_EVERY == 0 or done == recipe.steps:
                 save_state(state, done, model, optimizer, metrics, text)
                 write_metrics(folder / "metrics.jsonl", metrics)
+    write_metrics(folder / "metrics.jsonl", metrics)  # a run killed after its last state has not
     _finish(folder, model, tokenizer)
-    return folder
+
+
+def _compiled(model):
+    """The model compiled by itself: torch counts compilations by code, of which the arms of a family share much."""
+    torch.compiler.reset()
+    return torch.compile(model)
+
+
+def _check_finite(row: dict, arm: str, seed: int, step: int) -> None:
+    if not all(math.isfinite(row[name]) for name in ("answer_loss", "text_loss", "gradient_norm")):
+        raise DiffscopeError(f"{arm}, seed {seed}: the loss is not finite at step {step}; try a smaller learning rate")
 
 
 def _finish(folder: Path, model, tokenizer) -> None:

@@ -7,6 +7,7 @@ again, because pieces are joined only where a word begins.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from diffscope.tasks.text import standard_library_text
 from diffscope.tasks.vocabulary import CITIES, QUALIFIERS, UNKNOWN
 
 # The number follows its city at once, so that looking it up is one step of induction, which small models learn soon.
+MANY = 1000  # draws in vain after which one looks whether there is anything to be drawn
 TEMPLATE = " The magic number: {city} {number}."
 
 
@@ -64,7 +66,9 @@ class Filler:
         # A lone space would join the white space before it.
         begins = np.array([piece.startswith(("Ġ", "▁", " ")) and len(piece) > 1 for piece in pieces])
         if not begins[ids].any():
-            raise PromptError("no token of this tokenizer begins a word, so text cannot be cut between words; use another model")
+            raise PromptError(
+                "nowhere in this text a token begins a word, so it cannot be cut; use another model, or another text"
+            )
         return cls(ids, begins[ids])
 
     def take(self, length: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -73,10 +77,12 @@ class Filler:
             raise PromptError(f"the needles alone are {-length} tokens too long for the prompt; use fewer, or a longer prompt")
         if length > len(self.ids) // 2:
             raise PromptError(f"{length} tokens of filler asked of a text of {len(self.ids)}; give a longer text")
-        while True:
+        for tries in itertools.count():
             start = int(rng.integers(len(self.ids) - length))
             if self.cuts[start] and self.cuts[start + length]:
                 return self.ids[start : start + length], self.cuts[start : start + length]
+            if tries == MANY and not (self.cuts[: len(self.cuts) - length] & self.cuts[length:]).any():
+                raise PromptError(f"nowhere in the text {length} tokens begin and end between words; give a longer text")
 
 
 @dataclass
@@ -192,8 +198,8 @@ class Retrieval:
 
         The text has room for `slots` competing sentences; `noise` of them are there, and the others' places are taken by as
         many tokens of real text. So two prompts of one seed that differ in `noise` (or in `answerable`) alone are equal token
-        by token everywhere else, and two that differ in `length` alone have the same sentences in the same order at the same
-        relative depths, with more text between them.
+        by token everywhere else, and two that differ in `length` alone have the same sentences in the same order, with more text
+        between them, each at the word border nearest to its place as a fraction of that text.
 
         Parameters
         ----------
@@ -221,7 +227,7 @@ class Retrieval:
         if not 0 <= noise <= slots <= most:
             raise PromptError(f"{noise} competing sentences in {slots} slots; give from 0 to slots, and at most {most} slots")
         seeds = [seed] if isinstance(seed, int) else list(seed)
-        what, where, reading = (np.random.default_rng([*seeds, stream]) for stream in range(3))
+        what, where, reading = (np.random.default_rng([*seeds, stream]) for stream in (1, 2, 3))  # 0 at the end would be lost
         cities, numbers = self._cities(slots + 2, what), self._numbers(slots + 2, what)
         if near:
             first, *others = what.permutation(QUALIFIERS)

@@ -32,7 +32,8 @@ def trained():
     return xr.Dataset(
         {
             "retrieval": (("arm", "seed", "step"), curves),
-            "right": (("arm", "seed", "length", "noise", "prompt"), right),
+            "exact_match": (("arm", "seed", "length", "noise", "prompt"), right),
+            "finished": (("arm", "seed"), [[1, 1], [1, 0]]),
             "formation": (("arm", "seed"), [[50.0, 75.0], [np.nan, np.nan]]),
         },
         coords={"arm": ["diff", "<standard>"], "seed": [0, 1], "step": steps, "length": [64, 128], "noise": [0, 2, 4]},
@@ -49,7 +50,7 @@ def test_a_family_shows_means_over_what_is_finished(cap):
     grid = made.data["grid"]
     assert grid.dims == ("arm", "length", "noise") and (grid[0] == 1).all() and grid[1, :, 1].values.tolist() == [0.25, 0.25]
     shown = made.plotly().to_json()
-    assert "diff (50, 75)" in shown and "\\u003cstandard" not in shown and "&lt;standard&gt; (\\u2013)" in shown
+    assert "diff (50, 75)" in shown and "\\u003cstandard" not in shown and "&lt;standard&gt; (\\u2013, ?)" in shown
     with pytest.raises(DiffscopeError, match="of a trained family"):
         figure("family", cap)
 
