@@ -26,7 +26,7 @@ library_name: transformers
 One of a matched pair: the other arm has the same width, depth, data, order of data, steps and schedule. It exists to be looked
 into: small enough for a laptop, and it really retrieves. It knows little English and is of no other use.
 
-- **Command**: `{command}`
+- **Command**: `{command}`, with the code of revision {revision}
 - **Data**: documentation strings of the Python {python} standard library (SHA-256 of the training text
   `{fingerprint}`), 8 % of modules held out by a hash of their path;
   needle sentences "The magic number: CITY N." drawn from seed {seed}.

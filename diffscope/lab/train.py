@@ -12,6 +12,7 @@ import math
 import os
 import platform
 import shutil
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerFast
 
+from diffscope import __version__
 from diffscope.errors import CorruptFile, DiffscopeError, MissingExtra
 from diffscope.lab.evaluate import exact_answers, mixture
 from diffscope.lab.jobs import threads as torch_threads
@@ -70,12 +72,22 @@ def losses(logits: torch.Tensor, ids: torch.Tensor, kind: torch.Tensor) -> tuple
 def facts_of_run() -> dict:
     """What a training depends on beside its recipe, for the model card."""
     return {
+        "revision": revision(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "threads": torch.get_num_threads(),
         "fingerprint": fingerprint(standard_library_text(held_out=False)),
     }
+
+
+def revision() -> str:
+    """The last commit that changed the package, or its version where it is not in a checkout of its own."""
+    asked = ["git", "-C", str(Path(__file__).parents[1]), "log", "-1", "--format=%h", "--", "."]
+    try:
+        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip() or __version__
+    except (OSError, subprocess.CalledProcessError):
+        return __version__
 
 
 def recipe_text(recipe: Recipe, arm: str) -> str:
