@@ -268,7 +268,8 @@ def _estimate(run: _Run, energy: float) -> Tensor:
     values["stable_rank"] = _between(energy / most[1], energy / least[1])
     values["r90"] = _r90(least, most, gauss, radau)
     found = torch.tensor([values[name] for name in DEFINITIONS], dtype=torch.float64)  # (definition, 2)
-    possible = (found.sum(1) >= 1) & (found[:, 0] - found[:, 1] <= min(run.queries, run.keys))  # no for a NaN
+    least_rank = 1 - ROUNDING * run.epsilon  # a map of rank one may be found a little below
+    possible = (found.sum(1) >= least_rank) & (found[:, 0] - found[:, 1] <= min(run.queries, run.keys))  # no for a NaN
     found[~possible, 1] = math.inf
     floor = math.sqrt(ROUNDING * run.epsilon)
     left = torch.tensor([_residual(least, most, energy, r, floor) for r in RESIDUAL_RANKS], dtype=torch.float64)

@@ -93,7 +93,7 @@ def test_a_converted_model_starts_as_the_llama_it_was():
     capture = diffscope.load(model).capture(IDS)
     assert float(abs(capture.lam).max()) == 0 and not capture.fidelity.decided.any()
     said = {(found.verdict, found.check) for found in diffscope.check(model).findings}
-    assert ("fail", "second map") in said and ("fail", "norm") not in said and ("warn", "λ_init") not in said
+    assert ("undecided", "second map") in said and ("fail", "norm") not in said and ("warn", "λ_init") not in said
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
