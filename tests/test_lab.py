@@ -18,6 +18,7 @@ import diffscope
 from diffscope.cli import main
 from diffscope.errors import DiffscopeError, PromptError
 from diffscope.lab import evaluate, family
+from diffscope.lab.keep import keep
 from diffscope.lab.optimizer import Optimizer
 from diffscope.lab.recipe import Recipe, Stage
 from diffscope.lab.train import initialise, train
@@ -507,3 +508,22 @@ def test_an_arm_too_large_to_match_is_refused():
     model = {**Recipe.load("mini").model, "hidden_size": 64, "intermediate_size": 1, "num_hidden_layers": 2}
     with pytest.raises(DiffscopeError, match="without its MLPs"):
         replace(Recipe.load("mini"), arms=FAMILY, match="diff", model=model).config("signed", 500)
+
+
+def test_a_family_is_kept_in_half_precision_and_goes_on_from_there(family_run, tmp_path):
+    recipe, out, _ = family_run
+    assert keep(out, tmp_path / "kept") == ["diff/seed-0", "diff/seed-1", "standard/seed-0", "standard/seed-1"]
+    before = (tmp_path / "kept" / "diff" / "seed-0" / "model.safetensors").read_bytes()
+    next((tmp_path / "kept" / "shards").glob("*.nc")).unlink()  # scores that have to be taken anew, of what is trained already
+    outcome = family.run(recipe, tmp_path / "kept", family.plan(recipe))
+    assert before == (tmp_path / "kept" / "diff" / "seed-0" / "model.safetensors").read_bytes()
+    assert len(outcome.done) == 4 and not (tmp_path / "kept" / "diff" / "seed-0" / "state.safetensors").exists()
+    again, first = (family.collect(recipe, folder, outcome) for folder in (tmp_path / "kept", out))
+    xr.testing.assert_allclose(again, first, rtol=0.05, atol=0.05)
+    plain, half = (diffscope.load(folder / "diff" / "seed-1").model for folder in (out, tmp_path / "kept"))
+    for name, tensor in plain.state_dict().items():
+        assert half.state_dict()[name].dtype == torch.float32 and torch.equal(half.state_dict()[name], tensor.half().float()), (
+            name
+        )
+    with pytest.raises(DiffscopeError, match="no run in"):
+        keep(tmp_path / "nowhere", tmp_path / "other")

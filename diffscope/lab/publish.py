@@ -9,6 +9,7 @@ from pathlib import Path
 
 from diffscope.lab.evaluate import draw, exact_answers, score
 from diffscope.lab.recipe import Recipe
+from diffscope.lab.train import RUN
 from diffscope.models.loading import BUNDLED
 from diffscope.scope import load
 from diffscope.tasks.examples import write_examples
@@ -69,11 +70,12 @@ def publish(run: Path, recipe: Recipe, arm: str) -> dict:
         "scores": scores,
         "checkpoints": [int(folder.name.removeprefix("step-")) for folder in kept],
     }
+    ran = json.loads((source / RUN).read_text(encoding="utf-8"))
     facts = {
         "command": f"diffscope train {recipe.name} --arm {arm} --out runs/{recipe.name} --threads 1",
         "seed": recipe.seeds[0],
         "minutes": curves[-1]["seconds"] / 60,
-        **json.loads((source / "run.json").read_text(encoding="utf-8")),
+        **{name: fact for name, fact in ran.items() if name != "recipe"},  # the card has it by itself
     }
     scored_on = {**SCORED, "length": recipe.length}
     card = {"summary": summary, "facts": facts, "scored_on": scored_on, "recipe": recipe.as_dict(), "curves": curves}

@@ -38,7 +38,7 @@ from diffscope.tasks.retrieval import TEMPLATE, Retrieval
 from diffscope.tasks.text import fingerprint, standard_library_text
 from diffscope.tasks.vocabulary import CITIES, train_tokenizer
 
-WEIGHTS = "model.safetensors"
+WEIGHTS, RUN = "model.safetensors", "run.json"
 SAVE_EVERY = 50
 LOG_EVERY = 10
 GIVEN_AWAY, TEXT, NO_KIND = 1, 0, -1  # kinds of target, see Retrieval.training_rows
@@ -147,8 +147,7 @@ def saved_step(path: Path, recipe: str) -> int:
             facts = file.metadata()
     except SafetensorError as error:
         raise CorruptFile(f"{path} is damaged ({error}); remove {path.parent} and train again") from None
-    if facts["recipe"] != recipe:
-        raise DiffscopeError(f"{path.parent} was begun with another recipe; train into another folder, or remove it")
+    _check_same(path.parent, facts["recipe"], recipe)
     return int(facts["step"])
 
 
@@ -224,12 +223,26 @@ def train(
     recipe.config(arm, recipe.vocab_size)  # an unknown arm is refused before anything is made
     folder = Path(out) / arm / f"seed-{seed}"
     text, state = recipe_text(recipe, arm), folder / "state.safetensors"
-    if saved_step(state, text) == recipe.steps and (folder / WEIGHTS).is_file():
+    if _is_finished(folder, text):
         return folder
+    saved_step(state, text)  # another recipe's state is refused before anything is made
     board = Path(out) / "tensorboard" / arm / f"seed-{seed}" if tensorboard else None
     with torch_threads(threads or torch.get_num_threads()):
         _train(recipe, arm, seed, folder, text, device, board, progress)
     return folder
+
+
+def _is_finished(folder: Path, recipe: str) -> bool:
+    """Whether the model is there, which appears last; its state need not be."""
+    if not (folder / WEIGHTS).is_file():
+        return False
+    _check_same(folder, json.loads((folder / RUN).read_text(encoding="utf-8"))["recipe"], recipe)
+    return True
+
+
+def _check_same(folder: Path, before: str, recipe: str) -> None:
+    if before != recipe:
+        raise DiffscopeError(f"{folder} was begun with another recipe; train into another folder, or remove it")
 
 
 def _train(recipe: Recipe, arm: str, seed: int, folder: Path, text: str, device: str, board: Path | None, progress) -> None:
@@ -247,7 +260,8 @@ def _train(recipe: Recipe, arm: str, seed: int, folder: Path, text: str, device:
     forward = _compiled(model) if recipe.compiled else model
     working = torch.autocast(torch.device(device).type, torch.bfloat16, enabled=recipe.precision == "bfloat16")
     if start == 0:
-        (folder / "run.json").write_text(json.dumps({**facts_of_run(), "arm": arm, "seed": seed}), encoding="utf-8")
+        facts = {**facts_of_run(), "arm": arm, "seed": seed, "recipe": text}
+        (folder / RUN).write_text(json.dumps(facts), encoding="utf-8")
         save_checkpoint(model, folder / "checkpoints" / "step-000000")
     began = time.monotonic() - (metrics[-1]["seconds"] if metrics else 0.0)
     with events(board, start) as write_events:
