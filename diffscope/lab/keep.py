@@ -52,7 +52,7 @@ def keep(run: Path, target: Path) -> list[str]:
         for name in BESIDE:
             shutil.copyfile(folder / name, copy / name)
     (target / "shards").mkdir(exist_ok=True)
-    for file in (*(run / "shards").glob("*.nc"), *run.glob("family.nc"), *run.glob("metrics.parquet")):
+    for file in (*(run / "shards").glob("[!.]*.nc"), *run.glob("family.nc"), *run.glob("metrics.parquet")):
         shutil.copyfile(file, target / file.relative_to(run))
     return [str(folder.relative_to(run)) for folder in finished]
 
