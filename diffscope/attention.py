@@ -127,7 +127,7 @@ class LayerAttention:
         return self.k.shape[2]
 
     @property
-    def unsigned(self) -> bool:
+    def d_is_a1(self) -> bool:
         """Whether D is A1: there is no second map and nothing changes the rows."""
         return not self.differential and not self.changes
 

@@ -88,7 +88,7 @@ def command(
                 note("stopped; what was saved is kept, and the same command goes on")
                 raise
     everything = family.plan(chosen, seeds=sorted({*chosen.seeds, *(seed or ())}), device=device)
-    _tell(chosen, out, everything, figure, as_json)
+    _tell(chosen, out, everything, device, figure, as_json)
 
 
 def _train_alone(recipe, arms, seeds, out, threads, device, tensorboard):
@@ -103,7 +103,7 @@ def _train_alone(recipe, arms, seeds, out, threads, device, tensorboard):
             note(f"trained {arm} into {folder}")
 
 
-def _tell(recipe, out, runs, figure, as_json):
+def _tell(recipe, out, runs, device, figure, as_json):
     """Put together what is finished in the folder, say it, and what is missing."""
     from diffscope.lab import family, shards
     from diffscope.store import save_statistics
@@ -113,7 +113,7 @@ def _tell(recipe, out, runs, figure, as_json):
         if run.id in outcome.failed:
             note(f"failed: {family.name(run)}: {outcome.failed[run.id]}")
     with working("putting runs together"):
-        together = family.collect(recipe, out, outcome)
+        together = family.collect(recipe, out, outcome, device)
         save_statistics(together, out / "family.nc", dated=False)
         save_statistics(together[list(family.MEASURED)], out / "metrics.parquet", dated=False)
     rows = family.summary(together)

@@ -39,14 +39,14 @@ def data(
             f"a window of more than {size} positions a side cannot be drawn: choose a smaller one, or none for the overview"
         )
     found = layer_of(cap, layer, prompt)
-    chosen = (names or NAMES) if found.differential else ("A1",) if found.unsigned else ("A1", "D")
+    chosen = (names or NAMES) if found.differential else ("A1",) if found.d_is_a1 else ("A1", "D")
     made = {}
     for name in chosen:
         if pooled:
             made[name] = cap.overview(name, layer, head, size=size, prompt=prompt)
         else:
             made[name] = cap.map(name, layer=layer, head=head, prompt=prompt, queries=rows, keys=columns)
-    if found.unsigned:
+    if found.d_is_a1:
         made = {"A": made["A1"].rename("A")}
     first = next(iter(made.values()))
     bin = int(first.attrs.get("bin", 1))

@@ -31,7 +31,7 @@ def data(cap, layer: int | None = None, head: int = 0, query: int = -1, prompt: 
             f"a row of {columns.stop - columns.start} keys is too long to draw: choose keys=(start, stop) of at most {LARGEST}"
         )
     found = layer_of(cap, layer, prompt)
-    names = ("A1", "noise", "D") if found.differential else ("A1",) if found.unsigned else ("A1", "D")
+    names = ("A1", "noise", "D") if found.differential else ("A1",) if found.d_is_a1 else ("A1", "D")
     made = {
         name: cap.map(name, layer=layer, head=head, prompt=prompt, queries=slice(query, query + 1), keys=columns)
         for name in names

@@ -153,8 +153,8 @@ def metrics(folder: Path) -> xr.Dataset:
     return xr.Dataset(columns, coords={"step": [row["step"] for row in rows]})
 
 
-def collect(recipe: Recipe, out: Path, outcome: shards.Outcome) -> xr.Dataset:
-    """All finished runs as one dataset over (arm, seed), NaN where a run is missing.
+def collect(recipe: Recipe, out: Path, outcome: shards.Outcome, device: str = "cpu") -> xr.Dataset:
+    """All finished runs as one dataset over (arm, seed), NaN where a run is missing; `device` is that of their plan.
 
     Returns
     -------
@@ -177,7 +177,8 @@ def collect(recipe: Recipe, out: Path, outcome: shards.Outcome) -> xr.Dataset:
     family["formation"] = formation(family["retrieval"])
     family["finished"] = (("arm", "seed"), [[int((arm, seed) in found) for seed in seeds] for arm in recipe.arms])
     family["parameters"] = family["parameters"].max("seed")  # equal for all that are there
-    failed = "; ".join(f"{name(shard)}: {outcome.failed[shard.id]}" for shard in plan(recipe) if shard.id in outcome.failed)
+    runs = plan(recipe, seeds=seeds, device=device)
+    failed = "; ".join(f"{name(run)}: {outcome.failed[run.id]}" for run in runs if run.id in outcome.failed)
     family.attrs = {"recipe": json.dumps(recipe.as_dict()), **({"failed": failed} if failed else {})}
     return family
 

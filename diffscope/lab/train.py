@@ -236,11 +236,11 @@ def _is_finished(folder: Path, recipe: str) -> bool:
     """Whether the model is there, which appears last; its state need not be."""
     if not (folder / WEIGHTS).is_file():
         return False
-    _check_same(folder, json.loads((folder / RUN).read_text(encoding="utf-8"))["recipe"], recipe)
+    _check_same(folder, json.loads((folder / RUN).read_text(encoding="utf-8")).get("recipe"), recipe)
     return True
 
 
-def _check_same(folder: Path, before: str, recipe: str) -> None:
+def _check_same(folder: Path, before: str | None, recipe: str) -> None:
     if before != recipe:
         raise DiffscopeError(f"{folder} was begun with another recipe; train into another folder, or remove it")
 

@@ -360,7 +360,7 @@ def over_maps(block: Block, function: Callable[[Block, str], Tensor]) -> Iterato
     a1 = function(block, "A1")
     yield a1
     yield function(block, "A2") if block.differential else torch.full_like(a1, math.nan)
-    yield a1 if block.request.layer.unsigned else function(block, "D")
+    yield a1 if block.request.layer.d_is_a1 else function(block, "D")
 
 
 #: branch statistics of a block on one key set: (head, query)

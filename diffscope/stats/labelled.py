@@ -81,7 +81,7 @@ def attributes(statistic: Statistic, layer: LayerAttention) -> dict[str, str]:
     attrs = {"units": statistic.units, "long_name": statistic.description, "definition": statistic.definition}
     if statistic.name in AVERAGED:
         attrs["averaged_over"] = AVERAGED[statistic.name]
-    if not layer.differential and (why := _why(statistic, layer.unsigned)):
+    if not layer.differential and (why := _why(statistic, layer.d_is_a1)):
         attrs["why"] = why
     if "ranked_map" in statistic.dims and layer.differential:
         scalar = layer.lam.shape[-1] == 1
@@ -89,8 +89,8 @@ def attributes(statistic: Statistic, layer: LayerAttention) -> dict[str, str]:
     return attrs
 
 
-def _why(statistic: Statistic, unsigned: bool) -> str | None:
-    d = "D is A1" if unsigned else "D is A1 as the layer changes it"
+def _why(statistic: Statistic, d_is_a1: bool) -> str | None:
+    d = "D is A1" if d_is_a1 else "D is A1 as the layer changes it"
     if "map" in statistic.dims:
         return f"standard attention has no second map: A2 is NaN and {d}"
     if "ranked_map" in statistic.dims:

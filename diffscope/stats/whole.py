@@ -203,13 +203,13 @@ def _spectra_of_head(layer: LayerAttention, head: int, visible: Tensor, uniform:
     rows = layer.rows(heads=[head])
     a1 = spectra(rows.a1[0])
     noise = torch.full_like(a1, math.nan) if rows.a2 is None else spectra(rows.lam[0, :, None] * rows.a2[0])
-    return torch.stack([a1, noise, a1 if layer.unsigned else spectra(rows.d[0])])
+    return torch.stack([a1, noise, a1 if layer.d_is_a1 else spectra(rows.d[0])])
 
 
 def _named_maps(layer: LayerAttention) -> dict[str, str | None]:
     """Which map to take for each of ``MAPS`` and ``RANKED_MAPS``."""
     if not layer.differential:
-        return {"A1": "A1", "A2": None, "noise": None, "D": "A1" if layer.unsigned else "D"}
+        return {"A1": "A1", "A2": None, "noise": None, "D": "A1" if layer.d_is_a1 else "D"}
     scalar = layer.lam.shape[-1] == 1 and bool((layer.lam != 0).all())  # then it cancels, and noise is A2
     return {"A1": "A1", "A2": "A2", "noise": "A2" if scalar and not layer.changes else "noise", "D": "D"}
 

@@ -59,7 +59,7 @@ class FakeCapture:
         seen = seen if mask == "full" else seen.tril()
         seen = seen.triu(-2) if mask == "window" else seen  # a window of three
         self.layers = [
-            FakeLayer(layer=layer, mask=SimpleNamespace(kind=mask), seen=seen, differential=not standard, unsigned=standard)
+            FakeLayer(layer=layer, mask=SimpleNamespace(kind=mask), seen=seen, differential=not standard, d_is_a1=standard)
             for layer in range(layers)
         ]
         lam = np.zeros((layers, heads)) if standard else np.repeat(np.asarray(self.values)[:, None], heads, 1)
