@@ -50,7 +50,7 @@ LIBRARIES = {
     "models": CORE | {"timm"},
     "kernels": CORE | {"triton", "flash_attn"},
     "tasks": CORE | {"tokenizers", "pyarrow", "datasets"},
-    "lab": CORE | {"ray", "tensorboardX"},
+    "lab": CORE | {"huggingface_hub", "ray", "tensorboardX"},
     "store": CORE | {"pandas", "pyarrow", "zarr"},
     "lens": CORE | {"transformer_lens"},
     "figures": {"numpy", "xarray", "plotly", "matplotlib"},

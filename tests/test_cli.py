@@ -15,6 +15,7 @@ import torch
 import diffscope
 from diffscope.cli import COMMANDS, main
 from diffscope.cli.app import find_app
+from diffscope.cli.output import time_left
 from diffscope.store import open_statistics
 
 PROMPT = "The magic number of Paris is 7421. The magic number of Rome is 1234."
@@ -56,6 +57,14 @@ def test_without_arguments_it_helps(run):
     status, out, err = run()
     assert (status, err) == (0, "")
     assert all(command in out for command in COMMANDS)
+
+
+def test_time_left_is_at_the_mean_speed_of_all():
+    """Two workers whose runs end together every four minutes: what counts is not how fast the last two reports came."""
+    ends = [240 * (i // 2 + 1) + 5 * (i % 2) for i in range(8)]
+    assert time_left(0, 51, 0, 0.0, 0.0) == ""
+    assert time_left(8, 51, 0, 0.0, ends[-1]) == "1:26:27 left"  # 43 more at eight in 965 s
+    assert time_left(8, 51, 4, 0.0, ends[-1]) == "2:52:54 left"  # of which four were there before
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -317,6 +326,11 @@ def test_models_lists_what_is_bundled(run):
         (["train", "mini"], "--out FOLDER"),
         (["train", "no-such-recipe", "--arm", "mini-diff", "--out", "."], "no-such-recipe"),
         (["train", "mini", "--arm", "no-such-arm", "--out", "."], "no-such-arm"),
+        (["train", "mini", "--device", "tpu", "--out", "runs"], "'tpu' is unknown"),
+        (["train", "mini", "--seed", "-1", "--out", "runs"], "--seed"),
+        (["train", "laptop", "--report", "--out", "runs"], "no folder runs"),
+        (["evaluate", "--model", "mini-diff", "--template", " The {number} of {city}."], "no other braces"),
+        (["evaluate", "--model", "mini-diff", "--prompts", "12"], "do not spread"),
         (["app", "--port", "99999"], "--port"),
     ],
     ids=name,

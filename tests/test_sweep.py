@@ -380,7 +380,9 @@ def test_the_first_of_many_prompts_are_those_of_few(task):
         ({"prompts": {"task": "retrieval", "count": 0}}, "no whole number, or too small"),
         ({"prompts": {"task": "retrieval", "length": True}}, "no whole number"),
         ({"prompts": {"task": ["retrieval"]}}, "no task"),
-        ({"prompts": {"task": "retrieval", "template": "magic {city}"}}, "no text with"),
+        ({"prompts": {"task": "retrieval", "template": "magic {city}"}}, "has to hold"),
+        ({"prompts": {"task": "retrieval", "template": " {number} of {city}."}}, "has to hold"),
+        ({"prompts": {"task": "retrieval", "template": " {city} {x} {number}."}}, "no other braces"),
         ({"prompts": {"task": "controlled", "near": 2}}, "neither true nor false"),
         ({"checkpoints": [[1]]}, "neither"),
         ({"prompts": {"task": "retrieval", "length": []}}, "no prompts"),
@@ -394,6 +396,18 @@ def test_a_plan_that_cannot_be_is_one_line_before_anything_runs(changes, words, 
     with pytest.raises(DiffscopeError, match=words) as told:
         sweep(small(**changes), tmp_path / "out")
     assert "\n" not in str(told.value) and not (tmp_path / "out").exists()
+
+
+def test_a_dataset_of_what_has_been_replaced_goes_before_it_is_measured_anew(tmp_path):
+    scope = diffscope.load("mini-diff")
+    for part in (scope.model, scope.tokenizer):
+        part.save_pretrained(tmp_path / "model")
+    plan, out = small(models=str(tmp_path / "model")), tmp_path / "out"
+    dataset = sweep(plan, out).dataset
+    scope.model.model.embed_tokens.weight.data *= 2
+    scope.model.save_pretrained(tmp_path / "model")
+    assert sweep(plan, out, rank=Rank(0, 2)).dataset is None and not dataset.exists()
+    assert sweep(plan, out, rank=Rank(1, 2)).dataset == dataset and dataset.exists()
 
 
 def test_prompts_may_have_a_template_of_their_own(tmp_path):

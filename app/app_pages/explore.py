@@ -142,7 +142,7 @@ def choose_statistic(cap, key: tuple):
             key="map",
             bind="query-params",
             width=80,
-            format_func=lambda m: WORDS.get(m, m) if cap.differential else "A",
+            format_func=lambda m: "A" if all(layer.d_is_a1 for layer in cap.layers) else WORDS.get(m, m),
         )
     if "span" in dims:
         names = sorted(cap.spans, key=lambda s: (s != "answer", s))

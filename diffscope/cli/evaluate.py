@@ -57,6 +57,7 @@ def command(
 
     if field is not None and text is None:
         raise DiffscopeError("--field says which field of --text holds the text; give --text too")
+    evaluate.check_spread(prompts if unanswerable else min(looks, prompts))
     texts = None if text is None else read_texts(text, field)
     if model is None:
         raise DiffscopeError("no model given; name one with --model, or list the bundled ones with: diffscope models")
@@ -72,7 +73,8 @@ def command(
             drawn = evaluate.draw(task, prompts, length, needles, seed)
         scores = evaluate.score(evaluate.exact_answers(scope.model, drawn))
         losses = evaluate.text_losses(scope.model, Recall(scope.tokenizer, texts), length, seed)
-    facts = {"model": model, "length": length, "needles": needles, "near": near, "answerable": not unanswerable, "text": text}
+    facts = {"model": model, "dtype": str(scope.model.dtype).removeprefix("torch."), "seed": seed, "length": length}
+    facts |= {"needles": needles, "near": near, "answerable": not unanswerable, "template": task.template, "text": text}
     low, high = scores["interval"]
     if not as_json:
         kind = "near-duplicate cities" if near else "cities"

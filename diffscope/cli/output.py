@@ -1,12 +1,14 @@
 """What the commands print: tables and JSON on stdout, progress and notes on stderr."""
 
+import datetime
 import json
 import math
 import sys
+import time
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -92,15 +94,26 @@ def counting(what):
         TextColumn("{task.description}"),
         BarColumn(),
         TextColumn("{task.completed:.0f}/{task.total}"),
-        TimeRemainingColumn(),
+        TextColumn("{task.fields[left]}"),
     )
+    first = []
     with _progress(*columns) as progress:
-        task = progress.add_task(what, total=None)
+        task = progress.add_task(what, total=None, left="")
 
         def update(done, total, note=""):
-            progress.update(task, completed=done, total=total, description=f"{what} {note}".rstrip())
+            first[:] = first or [(done, time.monotonic())]
+            left = time_left(done, total, *first[0], time.monotonic())
+            progress.update(task, completed=done, total=total, description=f"{what} {note}".rstrip(), left=left)
 
         yield update
+
+
+def time_left(done, total, done_first, began, now):
+    """In words, at the mean speed since the first report: what is counted may end minutes apart, several at once."""
+    if done <= done_first or total is None:
+        return ""
+    seconds = (total - done) * (now - began) / (done - done_first)
+    return f"{datetime.timedelta(seconds=round(seconds))} left"
 
 
 def _progress(*columns):

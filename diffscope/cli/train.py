@@ -20,7 +20,7 @@ EXAMPLE = (
 Recipe = Annotated[str | None, typer.Argument(metavar="RECIPE", help="A TOML file, or a bundled recipe by name.")]
 Preset = Annotated[str | None, typer.Option(metavar="laptop|gpu", help="The same as the name of a bundled recipe.")]
 Arms = Annotated[list[str] | None, typer.Option("--arm", metavar="NAME", help="A model of the family; all without. Repeatable.")]
-Seeds = Annotated[list[int] | None, typer.Option("--seed", help="A seed; all of the recipe without. Repeatable.")]
+Seeds = Annotated[list[int] | None, typer.Option("--seed", min=0, help="A seed; all of the recipe without. Repeatable.")]
 Out = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where runs go; what stopped goes on from there.")]
 Threads = Annotated[int, typer.Option(min=1, help="Processor threads of each run.")]
 Rate = Annotated[float | None, typer.Option("--learning-rate", help="Instead of the recipe's.")]
@@ -87,17 +87,21 @@ def command(
             except KeyboardInterrupt:
                 note("stopped; what was saved is kept, and the same command goes on")
                 raise
-    everything = family.plan(chosen, seeds=sorted({*chosen.seeds, *(seed or ())}), device=device)
+    everything = family.plan(chosen, seeds=sorted({*chosen.seeds, *(seed or ()), *family.seeds_in(out)}), device=device)
+    if rank is not None and not shards.Outcome.of(everything, out, ".nc").done:
+        note("nothing is finished yet, and this rank has nothing left to do")
+        return
     _tell(chosen, out, everything, device, figure, as_json)
 
 
 def _train_alone(recipe, arms, seeds, out, threads, device, tensorboard):
     """A recipe without a grid: models are trained one by one, and scored with ``diffscope evaluate``."""
+    from diffscope.lab.shards import telling_full_disk
     from diffscope.lab.train import train
 
     for seed in seeds or recipe.seeds:
         for arm in arms or recipe.arms:
-            with counting(f"training {arm}") as progress:
+            with counting(f"training {arm}") as progress, telling_full_disk(out):
                 how = dict(seed=seed, threads=threads, device=device or "cpu", tensorboard=tensorboard)
                 folder = train(recipe, arm, out, **how, progress=progress)
             note(f"trained {arm} into {folder}")
@@ -105,17 +109,20 @@ def _train_alone(recipe, arms, seeds, out, threads, device, tensorboard):
 
 def _tell(recipe, out, runs, device, figure, as_json):
     """Put together what is finished in the folder, say it, and what is missing."""
-    from diffscope.lab import family, shards
+    from diffscope.lab import family, jobs, shards
     from diffscope.store import save_statistics
 
-    outcome = shards.Outcome.of(runs, out, ".nc")
-    for run in runs:
-        if run.id in outcome.failed:
-            note(f"failed: {family.name(run)}: {outcome.failed[run.id]}")
-    with working("putting runs together"):
-        together = family.collect(recipe, out, outcome, device)
-        save_statistics(together, out / "family.nc", dated=False)
-        save_statistics(together[list(family.MEASURED)], out / "metrics.parquet", dated=False)
+    if not out.is_dir():
+        raise DiffscopeError(f"there is no folder {out}")
+    with jobs.alone(out / family.DATASET):  # ranks may end at the same time
+        outcome = shards.Outcome.of(runs, out, ".nc")
+        for run in runs:
+            if run.id in outcome.failed:
+                note(f"failed: {family.name(run)}: {outcome.failed[run.id]}")
+        with working("putting runs together"):
+            together = family.collect(recipe, out, outcome, device)
+            save_statistics(together, out / family.DATASET, dated=False)
+            save_statistics(together[list(family.MEASURED)], out / family.CURVES, dated=False)
     rows = family.summary(together)
     if as_json:
         show_json(

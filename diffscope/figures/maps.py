@@ -55,7 +55,7 @@ def data(
     together.attrs = {
         "figure": "maps",
         **described(cap, layer, head, prompt),
-        "lam": first.attrs.get("lam"),
+        "lam": first.attrs.get("lam") if found.differential else None,
         "bin": bin,
     }
     return together

@@ -10,6 +10,8 @@ import xarray as xr
 from diffscope.figures import theme
 from diffscope.figures.text import visible
 
+CHANGED = "D: A₁ as the layer changes it"  # where there is no second map
+
 
 @dataclass(frozen=True)
 class Panel:
@@ -30,7 +32,8 @@ def panels(data: xr.Dataset, scale: str = "shared") -> list[Panel]:
         kind = theme.SCALES[name]
         values = np.where(data["visible"].values, np.asarray(array.values, dtype=np.float32), np.nan)
         limits = theme.colour_limits(kind, shared if scale == "shared" else tops[name])
-        made.append(Panel(str(name), theme.TITLES[name], values, kind, limits))
+        changed = name == "D" and data.attrs.get("lam") is None
+        made.append(Panel(str(name), CHANGED if changed else theme.TITLES[name], values, kind, limits))
     return made
 
 

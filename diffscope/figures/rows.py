@@ -45,7 +45,7 @@ def data(cap, layer: int | None = None, head: int = 0, query: int = -1, prompt: 
         **described(cap, layer, head, prompt),
         "query": query,
         "query_token": tokens[query],
-        "lam": made[first].attrs.get("lam"),
+        "lam": made[first].attrs.get("lam") if found.differential else None,
     }
     return together
 

@@ -82,7 +82,7 @@ def exact_answers(model, prompts: list[Prompt], tokens: int = 8192) -> np.ndarra
     for index, prompt in enumerate(prompts):
         shapes.setdefault((len(prompt.ids), len(prompt.answer)), []).append(index)
     for (length, width), found in shapes.items():
-        for some in np.array_split(found, -(-len(found) * length // tokens)):
+        for some in np.array_split(found, min(len(found), -(-len(found) * length // tokens))):
             ids = torch.tensor([prompts[i].ids + prompts[i].answer[:-1] for i in some], device=device)
             answers = torch.tensor([prompts[i].answer for i in some], device=device)
             chosen = model(ids, use_cache=False, logits_to_keep=width).logits.argmax(-1)
@@ -100,6 +100,12 @@ def score(right: np.ndarray) -> dict:
         "by_depth": by_depth,
         "prompts": len(right),
     }
+
+
+def check_spread(prompts: int) -> None:
+    """Raise PromptError where so many prompts are not the same number, two at least, at each depth."""
+    if prompts < 2 * len(DEPTHS) or prompts % len(DEPTHS):
+        raise PromptError(f"{prompts} prompts do not spread over {len(DEPTHS)} depths; give 10, 15, 20 or more by fives")
 
 
 def span_by_depth(scope: Scope, prompts: list[Prompt], progress: Callable[[int, int], None] | None = None) -> xr.Dataset:
@@ -125,9 +131,8 @@ def span_by_depth(scope: Scope, prompts: list[Prompt], progress: Callable[[int, 
     PromptError
         Not the same number, two at least, of prompts a depth.
     """
+    check_spread(len(prompts))
     each = len(prompts) // len(DEPTHS)
-    if each < 2 or each * len(DEPTHS) != len(prompts):
-        raise PromptError(f"{len(prompts)} prompts do not spread over {len(DEPTHS)} depths; give 10, 15, 20 or more by fives")
     measured = []
     for index, prompt in enumerate(prompts):
         spans = {name: prompt.spans[name] for name in ("answer", "needles", "query")}

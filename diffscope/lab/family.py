@@ -13,9 +13,10 @@ import xarray as xr
 
 from diffscope.errors import DiffscopeError
 from diffscope.lab import shards
+from diffscope.lab.cluster import OnRay
 from diffscope.lab.evaluate import exact_answers, on_grid, text_losses
 from diffscope.lab.recipe import Grid, Recipe, parameters
-from diffscope.lab.train import recipe_text, tokenizer_for, train
+from diffscope.lab.train import RUN, check_tools, recipe_text, tokenizer_for, train
 from diffscope.scope import load
 from diffscope.store import open_statistics, provenance, save_statistics
 from diffscope.tasks.recall import Recall
@@ -24,6 +25,7 @@ from diffscope.tasks.vocabulary import UNKNOWN
 
 FORMED = 0.9  # share of exact answers above which the lookup circuit has formed
 NEAR = (0, 2, 4, 6)  # competing near-duplicates, at the middle length of the grid
+DATASET, CURVES = "family.nc", "metrics.parquet"
 MEASURED = ("answer_loss", "text_loss", "answer_tokens_right", "gradient_norm", "seconds", "retrieval")
 
 
@@ -62,17 +64,18 @@ def run(
 
     In this process, progress is counted in steps, elsewhere in runs.
     """
-    _check_grid(recipe)
+    _check_prompts(recipe)
+    if not isinstance(where, OnRay):  # whose machines may have what this one has not
+        check_tools(device, tensorboard)
     how = dict(recipe=recipe, out=Path(out).resolve(), device=shards.own_gpu(device, rank), tensorboard=tensorboard)
-    left = len(chosen) - len(shards.Outcome.of(chosen, Path(out), ".nc").done)
-    runs = 0
+    runs = left = 0
 
     def of_steps(done: int, total: int, note: str) -> None:
         progress(runs * recipe.steps + done, left * recipe.steps, note)
 
     def of_runs(done: int, total: int, note: str) -> None:
-        nonlocal runs
-        runs = done
+        nonlocal runs, left
+        runs, left = done, total
         if progress and where is not None:
             progress(done, total, note)
 
@@ -80,9 +83,13 @@ def run(
     return shards.run(chosen, work, out, where, rank=rank, threads=threads, progress=of_runs)
 
 
-def _check_grid(recipe: Recipe) -> None:
-    """Draw a prompt of every cell: what cannot be drawn is to be known before the training."""
-    task = Retrieval(tokenizer_for(recipe), held_out=True)
+def _check_prompts(recipe: Recipe) -> None:
+    """Draw a step of every shape and a prompt of every cell: what cannot be drawn is to be known before the training."""
+    seen, task = (Retrieval(tokenizer_for(recipe), held_out=held_out) for held_out in (False, True))
+    for stage in recipe.stages:
+        for shape in stage.shapes:
+            most = replace(stage, shapes=(shape,), needles=(stage.needles[1],) * 2)
+            most.draw(seen.with_template(stage.template), np.random.default_rng(0))
     for grid, kind in ((recipe.evaluation, {}), (recipe.grid, {}), (_near(recipe.grid), {"near": True})):
         for length, noise in grid.cells:
             task.with_template(grid.template).controlled(length, noise, 0, slots=grid.slots, **kind)
@@ -168,7 +175,9 @@ def collect(recipe: Recipe, out: Path, outcome: shards.Outcome, device: str = "c
         No run is finished.
     """
     if not outcome.done:
-        raise DiffscopeError(f"no run in {out} is finished yet")
+        others = len(list(out.glob("shards/*.nc")))
+        other = f"; it holds {others} of other seeds, recipes, versions or another device" if others else ""
+        raise DiffscopeError(f"no run in {out} is finished yet{other}")
     found = {(shard.spec["arm"], shard.spec["seed"]): open_statistics(shards.result(out, shard, ".nc")) for shard in outcome.done}
     blank = xr.full_like(next(iter(found.values())).astype(float), np.nan)
     seeds = sorted({*recipe.seeds, *(seed for _, seed in found)})
@@ -179,8 +188,23 @@ def collect(recipe: Recipe, out: Path, outcome: shards.Outcome, device: str = "c
     family["parameters"] = family["parameters"].max("seed")  # equal for all that are there
     runs = plan(recipe, seeds=seeds, device=device)
     failed = "; ".join(f"{name(run)}: {outcome.failed[run.id]}" for run in runs if run.id in outcome.failed)
-    family.attrs = {"recipe": json.dumps(recipe.as_dict()), **({"failed": failed} if failed else {})}
+    made_by = json.dumps({f"{arm}/seed-{seed}": _made_by(out / arm / f"seed-{seed}" / RUN) for arm, seed in found})
+    said = {"recipe": json.dumps(recipe.as_dict()), "made_by": made_by, "failed": failed}
+    family.attrs = {name: words for name, words in said.items() if words}
     return family
+
+
+def _made_by(path: Path) -> list[dict] | None:
+    """Under what a run was begun and gone on with: revision, device, versions; None where only its scores are left."""
+    if not path.is_file():
+        return None
+    begun = json.loads(path.read_text(encoding="utf-8"))
+    return [{name: begun[name] for name in begun.keys() - {"gone_on", "recipe"}}, *begun.get("gone_on", [])]
+
+
+def seeds_in(out: Path) -> set[int]:
+    """The seeds of which a folder has runs."""
+    return {int(folder.name.removeprefix("seed-")) for folder in out.glob("*/seed-*") if folder.name[5:].isdigit()}
 
 
 def name(run: shards.Shard) -> str:

@@ -42,7 +42,7 @@ class Failure(NamedTuple):
 
 def disk_is_full(error: BaseException | None) -> bool:
     """Whether an exception, or one that it came from, says that nothing more can be written."""
-    if error is None:
+    if error is None or isinstance(error, DiffscopeError):  # which has been put into words already
         return False
     full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
     # safetensors tells it in words only.

@@ -1,8 +1,8 @@
 """Keep what a family has become in little room: ``python -m diffscope.lab.keep runs/laptop benchmarks/results/laptop``.
 
-Finished models in half precision, opened as usual, with their curves; scores and dataset as they are, so that
-``diffscope train RECIPE --out FOLDER --report`` tells of the copy what it tells of the original, and training goes on from it
-with the runs that are missing. What a run needs to go on within itself stays behind.
+Models that were trained and scored, in half precision, opened as usual, with their curves; scores and dataset as they
+are, so that ``diffscope train RECIPE --out FOLDER --report`` tells of the copy what it tells of the original, and training goes
+on from it with the runs that are missing. What a run needs to go on within itself stays behind.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from pathlib import Path
 from safetensors.torch import load_file, save_file
 
 from diffscope.errors import DiffscopeError
+from diffscope.lab.family import CURVES, DATASET
 from diffscope.lab.train import RUN, WEIGHTS
-from diffscope.store import replacing
+from diffscope.store import open_statistics, replacing
 
 BESIDE = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "metrics.jsonl", RUN)
 
 
 def keep(run: Path, target: Path) -> list[str]:
-    """Copy the finished models of a family and what was measured of it.
+    """Copy the scored models of a family and what was measured of it.
 
     Parameters
     ----------
@@ -38,12 +39,15 @@ def keep(run: Path, target: Path) -> list[str]:
     Raises
     ------
     DiffscopeError
-        There is no finished model.
+        There is no dataset of the family, which says which models were scored: their scores are those of full precision.
     """
-    finished = sorted(weights.parent for weights in run.glob(f"*/seed-*/{WEIGHTS}"))
-    if not finished:
-        raise DiffscopeError(f"no run in {run} is finished yet")
-    for folder in finished:
+    if not (run / DATASET).is_file():
+        raise DiffscopeError(
+            f"no run in {run} is finished yet, or none was reported: diffscope train RECIPE --out {run} --report"
+        )
+    there = open_statistics(run / DATASET)["finished"].to_series()
+    scored = [run / arm / f"seed-{seed}" for arm, seed in there[there == 1].index]
+    for folder in scored:
         copy = target / folder.relative_to(run)
         copy.mkdir(parents=True, exist_ok=True)
         tensors = {name: tensor.half() for name, tensor in load_file(folder / WEIGHTS).items()}
@@ -52,9 +56,9 @@ def keep(run: Path, target: Path) -> list[str]:
         for name in BESIDE:
             shutil.copyfile(folder / name, copy / name)
     (target / "shards").mkdir(exist_ok=True)
-    for file in (*(run / "shards").glob("[!.]*.nc"), *run.glob("family.nc"), *run.glob("metrics.parquet")):
+    for file in (*(run / "shards").glob("[!.]*.nc"), run / DATASET, run / CURVES):
         shutil.copyfile(file, target / file.relative_to(run))
-    return [str(folder.relative_to(run)) for folder in finished]
+    return [str(folder.relative_to(run)) for folder in scored]
 
 
 if __name__ == "__main__":

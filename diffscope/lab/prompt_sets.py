@@ -17,7 +17,7 @@ from diffscope.errors import PromptError
 from diffscope.lab import evaluate
 from diffscope.lab.evaluate import draw
 from diffscope.tasks import Prompt, Recall, Retrieval, read_prompts
-from diffscope.tasks.retrieval import TEMPLATE
+from diffscope.tasks.retrieval import TEMPLATE, check_template
 
 DEFAULTS = {"count": 20, "length": 256, "seed": 0}
 
@@ -156,9 +156,11 @@ def prompt_sets(table: Mapping) -> list[PromptSet]:
     for name, values in choices.items():
         usual = known[name] if isinstance(known[name], str | bool) else None
         if wrong := [value for value in values if not _fits(value, usual) or name == "count" and value < 1]:
-            kinds = {str: "no text with {city} and {number}", bool: "neither true nor false"}
+            kinds = {str: "no text", bool: "neither true nor false"}
             kind = kinds.get(type(usual), "no whole number, or too small")
             raise PromptError(f"{name} = {wrong[0]!r} is {kind}; for example {name} = {4 if usual is None else usual!r}")
+    for template in choices.get("template", ()):
+        check_template(template)
     cells = [dict(zip(choices, values)) for values in itertools.product(*choices.values())]
     return [Drawn(task, cell.pop("count"), cell) for cell in cells]
 
@@ -166,7 +168,7 @@ def prompt_sets(table: Mapping) -> list[PromptSet]:
 def _fits(value, usual) -> bool:
     """Whether a value is of the kind of another: text, yes or no (0 and 1 will do), or a whole number from 0 on."""
     if isinstance(usual, str):
-        return isinstance(value, str) and "{city}" in value and " {number}" in value
+        return isinstance(value, str)
     return value in (True, False) if isinstance(usual, bool) else type(value) is int and value >= 0
 
 

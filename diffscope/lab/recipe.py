@@ -6,13 +6,17 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import get_type_hints
 
 import numpy as np
 import torch
+from huggingface_hub.dataclasses import type_validator
+from huggingface_hub.errors import StrictDataclassError
 
-from diffscope.errors import DiffscopeError
+from diffscope.errors import DiffscopeError, PromptError
 from diffscope.models import DiffConfig, DiffForCausalLM
-from diffscope.tasks.retrieval import TEMPLATE, Retrieval
+from diffscope.tasks.retrieval import TEMPLATE, Retrieval, check_template
+from diffscope.tasks.vocabulary import CITIES
 
 PRECISIONS = ("float32", "bfloat16")
 CLOSE = 0.005  # share of parameters in which arms may differ before their MLPs are made wider or narrower
@@ -32,6 +36,18 @@ class Stage:
     near: float = 0.0  # share of prompts whose cities are near-duplicates
     unanswerable: float = 0.0  # share of prompts that end with a city whose number is unknown
 
+    def rules(self) -> Iterator[tuple[str, bool]]:
+        """What has to be so, and whether it is."""
+        check_template(self.template)
+        fewest, most = self.needles
+        yield f"steps = {self.steps} has to be 1 or more", self.steps >= 1
+        yield f"shapes = {self.shapes} has to hold [prompts, tokens], each 1 or more", min(map(min, self.shapes), default=0) >= 1
+        yield (
+            f"needles = {self.needles} are not the fewest and the most of 1 to {len(CITIES)}",
+            1 <= fewest <= most <= len(CITIES),
+        )
+        yield f"mentions = {self.mentions} leaves no number that an earlier mention gives away", self.mentions > most
+
     def draw(self, task: Retrieval, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """The rows of one step, as :meth:`Retrieval.training_rows` gives them."""
         which = int(rng.integers(len(self.shapes))) if len(self.shapes) > 1 else 0
@@ -48,6 +64,16 @@ class Grid:
     noises: tuple[int, ...]  # competing sentences
     prompts: int
     template: str = TEMPLATE
+
+    def rules(self) -> Iterator[tuple[str, bool]]:
+        """What has to be so, and whether it is."""
+        check_template(self.template)
+        yield (
+            f"lengths = {self.lengths} and noises = {self.noises} have to hold a number each",
+            bool(self.lengths and self.noises),
+        )
+        yield f"noises = {self.noises} have to be 0 or more", min(self.noises) >= 0
+        yield f"prompts = {self.prompts} has to be 1 or more", self.prompts >= 1
 
     @property
     def slots(self) -> int:
@@ -122,6 +148,7 @@ class Recipe:
         if not path.is_file():
             bundled = ", ".join(sorted(file.stem for file in BUNDLED.glob("*.toml")))
             raise DiffscopeError(f"no recipe {name!r}; bundled are: {bundled}, or give a .toml file")
+        wrong = None
         try:
             source = path.read_text(encoding="utf-8")
             fields = tomllib.loads(source)
@@ -129,35 +156,28 @@ class Recipe:
             stages = tuple(Stage(**stage) for stage in fields.pop("stages"))
             grids = {name: Grid(**fields.pop(name)) for name in ("evaluation", "grid") if name in fields}
             recipe = cls(**fields, **grids, stages=stages, source=source)
-            wrong = next((says for says, right in recipe._rules() if not right), None)
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError, AttributeError, TypeError, KeyError, ValueError) as error:
+            for part in (recipe, *stages, *grids.values()):
+                _check_types(part)
+                wrong = wrong or next((says for says, right in part.rules() if not right), None)
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, AttributeError, TypeError, KeyError, PromptError) as error:
             raise DiffscopeError(f"{path}: not a complete recipe ({error}); compare it with {BUNDLED / 'mini.toml'}") from None
         if wrong:
             raise DiffscopeError(f"{path}: {wrong}")
         return recipe
 
-    def _rules(self) -> Iterator[tuple[str, bool]]:
+    def rules(self) -> Iterator[tuple[str, bool]]:
         """What has to be so, and whether it is."""
-        arms = isinstance(self.arms, dict) and self.arms and all(isinstance(one, dict) for one in self.arms.values())
-        yield "arms is a table of tables, one an arm", bool(arms)
-        yield f"match = {self.match!r} is none of its arms: {', '.join(self.arms)}", self.match is None or self.match in self.arms
-        seeds = isinstance(self.seeds, tuple) and self.seeds and all(type(one) is int and one >= 0 for one in self.seeds)
-        yield f"seeds = {self.seeds!r} is no list of numbers from 0 on", bool(seeds)
+        yield "there are no arms, or no stages", bool(self.arms and self.stages)
+        names = [arm for arm in self.arms if set(arm) & set(r"/\:") or arm.startswith(".")]
+        yield f"arms {names} are no names of folders", not names
+        yield f"match = {self.match!r} is none of its arms: {', '.join(self.arms)}", self.match in (None, *self.arms)
+        yield f"seeds = {self.seeds!r} is no list of numbers from 0 on", bool(self.seeds) and min(self.seeds) >= 0
         yield f"precision = {self.precision!r} is neither float32 nor bfloat16", self.precision in PRECISIONS
         yield f"warmup = {self.warmup!r} and evaluate_every have to be 1 or more", min(self.warmup, self.evaluate_every) >= 1
         yield (
             f"checkpoints = {self.checkpoints!r} has to be 3 or more, the first and the last step among them",
             self.checkpoints >= 3,
         )
-        for stage in self.stages:
-            yield (
-                f"mentions = {stage.mentions} leaves no number that an earlier mention gives away",
-                stage.mentions > stage.needles[1],
-            )
-            yield f"shapes = {stage.shapes} is no list of [prompts, tokens]", all(len(shape) == 2 for shape in stage.shapes)
-        for part in (*self.stages, self.evaluation, *([self.grid] if self.grid else [])):
-            named = all(word in part.template for word in ("{city}", " {number}"))
-            yield f"template = {part.template!r} has to hold {{city}} and, after a space, {{number}}", named
 
     @property
     def steps(self) -> int:
@@ -220,6 +240,12 @@ class Recipe:
         return {key: value for key, value in self.as_dict().items() if key not in others} | {"arms": arms}
 
 
+def _check_types(part) -> None:
+    """Raise TypeError where a field is not of its type; a whole number will do for another."""
+    for name, kind in get_type_hints(type(part)).items():
+        type_validator(name, getattr(part, name), float | int if kind is float else kind)
+
+
 def _frozen(value):
     """TOML's arrays as tuples, which compare as the defaults do."""
     if isinstance(value, dict):
@@ -242,10 +268,22 @@ def parameters(fields: dict) -> int:
 
 
 def _config(arm: str, fields: dict) -> DiffConfig:
+    """An arm's configuration, of which a model can be made.
+
+    A field that no model knows would be kept and change nothing; dropout would make a run another each time.
+    """
+    usual = DiffConfig()
+    if unknown := [name for name in fields if not hasattr(usual, name)]:
+        raise DiffscopeError(f"arm {arm!r}: models have no field {unknown[0]!r}")
+    if fields.get("attention_dropout"):
+        raise DiffscopeError(f"arm {arm!r}: with attention_dropout no run could be repeated; leave it out")
     try:
-        return DiffConfig(**fields)
-    except (ValueError, TypeError) as error:
-        raise DiffscopeError(f"arm {arm!r}: {error}") from None
+        config = DiffConfig(**fields)
+        with torch.device("meta"):
+            DiffForCausalLM(config)
+    except (ValueError, TypeError, ArithmeticError, StrictDataclassError, DiffscopeError) as error:
+        raise DiffscopeError(f"arm {arm!r}: {' '.join(str(error).split())}") from None
+    return config
 
 
 def _matching_width(fields: dict, wanted: int) -> int:

@@ -168,7 +168,7 @@ def run(
     threads : int
         Of torch, for each piece of work wherever it is done; what it was here before is set again.
     progress : callable, optional
-        Called with (shards tried, shards to try, a short note).
+        Called with (shards tried, shards to try, a short note), first before any is tried.
 
     Returns
     -------
@@ -197,6 +197,8 @@ def _work_off(crew: Crew, todo: list[Shard], jobs: dict[str, Job], folder: Path,
     """Keep everybody at work until nothing is left to do."""
     total, tried, failed, running = len(todo), 0, 0, {}
     idle, kin = list(range(crew.size)), [""] * crew.size
+    if progress:
+        progress(0, total, "")
     while todo or running:
         while todo and idle:
             member = idle.pop(0)
@@ -246,7 +248,7 @@ def telling_full_disk(folder: Path) -> Iterator[None]:
     """Say in one line that nothing more can be written, wherever it was noticed."""
     try:
         yield
-    except OSError as error:
+    except Exception as error:  # safetensors has an exception of its own
         if not disk_is_full(error):
             raise
         raise DiffscopeError(

@@ -101,11 +101,14 @@ def sweep(
     with _forgetting(), telling_full_disk(out):
         first_prompts(plan)
         _keep_plan(plan, out, changed)
+        if Outcome.of([piece.shard for piece in pieces], out, SHARD).waiting:
+            _remove_datasets(out)  # joined of other weights or versions
         work = partial(measure, device=own_gpu(device, rank))
         outcome = run([piece.shard for piece in pieces], work, out, where, rank=rank, suffix=SHARD, progress=progress)
         if outcome.waiting or not outcome.done:
             return Swept(pieces, outcome)
         with alone(target):  # ranks may end at the same time
+            outcome = Outcome.of([piece.shard for piece in pieces], out, SHARD)  # another may have done what failed here
             for left in out.glob(f".{target.name}-*"):  # by a run that was killed while it joined
                 remove(left)
             save_statistics(join(plan, pieces, outcome, out), target, dated=False)
@@ -125,10 +128,15 @@ def _keep_plan(plan: Plan, out: Path, changed: bool) -> None:
                 f"{out} holds the sweep of another plan (it differs in {differ}); give another folder, or --changed to measure "
                 "there what is new and keep what both have in common"
             )
-        for dataset in out.glob("dataset.*") if before != said else ():  # of the plan before
-            remove(dataset)
+        if before != said:
+            _remove_datasets(out)
         unfinished(kept).write_text(said, encoding="utf-8")
         os.replace(unfinished(kept), kept)
+
+
+def _remove_datasets(out: Path) -> None:
+    for dataset in out.glob("dataset.*"):
+        remove(dataset)
 
 
 def first_prompts(plan: Plan) -> list[Given]:

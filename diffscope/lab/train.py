@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -30,10 +31,12 @@ from transformers import PreTrainedTokenizerFast
 from diffscope import __version__
 from diffscope.errors import CorruptFile, DiffscopeError, MissingExtra
 from diffscope.lab.evaluate import exact_answers, mixture
+from diffscope.lab.jobs import alone
 from diffscope.lab.jobs import threads as torch_threads
 from diffscope.lab.optimizer import Optimizer
 from diffscope.lab.recipe import Recipe
 from diffscope.models import DiffForCausalLM
+from diffscope.models.loading import move
 from diffscope.tasks.retrieval import TEMPLATE, Retrieval
 from diffscope.tasks.text import fingerprint, standard_library_text
 from diffscope.tasks.vocabulary import CITIES, train_tokenizer
@@ -69,10 +72,11 @@ def losses(logits: torch.Tensor, ids: torch.Tensor, kind: torch.Tensor) -> tuple
     return each[answers].mean(), each[kind == TEXT].mean(), right
 
 
-def facts_of_run() -> dict:
+def facts_of_run(device: str = "cpu") -> dict:
     """What a training depends on beside its recipe, for the model card."""
     return {
         "revision": revision(),
+        "device": device,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
@@ -82,10 +86,15 @@ def facts_of_run() -> dict:
 
 
 def revision() -> str:
-    """The last commit that changed the package, or its version where it is not in a checkout of its own."""
-    asked = ["git", "-C", str(Path(__file__).parents[1]), "log", "-1", "--format=%h", "--", "."]
+    """The last commit that changed the package, "+" where it was changed since; its version outside of a checkout of its own."""
+
+    def git(*asked: str) -> str:
+        called = ["git", "-C", str(Path(__file__).parents[1]), *asked, "--", "."]
+        return subprocess.run(called, capture_output=True, text=True, check=True).stdout.strip()
+
     try:
-        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip() or __version__
+        commit = git("log", "-1", "--format=%h")
+        return commit + "+" * bool(git("status", "--porcelain")) if commit else __version__
     except (OSError, subprocess.CalledProcessError):
         return __version__
 
@@ -221,15 +230,21 @@ def train(
     recipe = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe)
     seed = recipe.seeds[0] if seed is None else seed
     recipe.config(arm, recipe.vocab_size)  # an unknown arm is refused before anything is made
-    folder = Path(out) / arm / f"seed-{seed}"
-    text, state = recipe_text(recipe, arm), folder / "state.safetensors"
-    if _is_finished(folder, text):
-        return folder
-    saved_step(state, text)  # another recipe's state is refused before anything is made
+    check_tools(device, tensorboard)
+    folder, text = Path(out) / arm / f"seed-{seed}", recipe_text(recipe, arm)
     board = Path(out) / "tensorboard" / arm / f"seed-{seed}" if tensorboard else None
-    with torch_threads(threads or torch.get_num_threads()):
-        _train(recipe, arm, seed, folder, text, device, board, progress)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with alone(folder), torch_threads(threads or torch.get_num_threads()):
+        if not _is_finished(folder, text):
+            _train(recipe, arm, seed, folder, text, device, board, progress)
     return folder
+
+
+def check_tools(device: str, tensorboard: bool) -> None:
+    """Raise where the device, or TensorBoard's writer if that is asked for, is not there."""
+    move(torch.nn.Identity(), device)
+    if tensorboard and not find_spec("tensorboardX"):
+        raise MissingExtra('--tensorboard needs tensorboardX; install it with: pip install "diffscope-attention[lab]"')
 
 
 def _is_finished(folder: Path, recipe: str) -> bool:
@@ -241,30 +256,33 @@ def _is_finished(folder: Path, recipe: str) -> bool:
 
 
 def _check_same(folder: Path, before: str | None, recipe: str) -> None:
-    if before != recipe:
-        raise DiffscopeError(f"{folder} was begun with another recipe; train into another folder, or remove it")
+    if before == recipe:
+        return
+    old, new = json.loads(before or "{}"), json.loads(recipe)
+    differ = ", ".join(sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name)))
+    why = f"it differs in {differ}" if old else "it does not say which"
+    raise DiffscopeError(f"{folder} was begun with another recipe ({why}); train into another folder, or remove it")
 
 
 def _train(recipe: Recipe, arm: str, seed: int, folder: Path, text: str, device: str, board: Path | None, progress) -> None:
     tokenizer, state = tokenizer_for(recipe), folder / "state.safetensors"
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         model = DiffForCausalLM(recipe.config(arm, len(tokenizer)))
     initialise(model, seed)
     model.to(device)
-    folder.mkdir(parents=True, exist_ok=True)
     optimizer = Optimizer(model, recipe.weight_decay)
     start, metrics = restore_state(state, model, optimizer, text)
+    folder.mkdir(exist_ok=True)
     task, unseen = (Retrieval(tokenizer, held_out=held_out) for held_out in (False, True))
     tasks = {stage.template: task.with_template(stage.template) for stage in recipe.stages}
     scored, keep = mixture(recipe.evaluation, unseen), recipe.saved_steps()
     forward = _compiled(model) if recipe.compiled else model
     working = torch.autocast(torch.device(device).type, torch.bfloat16, enabled=recipe.precision == "bfloat16")
+    _note_run(folder / RUN, start, {"arm": arm, "seed": seed, "recipe": text}, facts_of_run(device))
     if start == 0:
-        facts = {**facts_of_run(), "arm": arm, "seed": seed, "recipe": text}
-        (folder / RUN).write_text(json.dumps(facts), encoding="utf-8")
         save_checkpoint(model, folder / "checkpoints" / "step-000000")
     began = time.monotonic() - (metrics[-1]["seconds"] if metrics else 0.0)
-    with events(board, start) as write_events:
+    with events(board, metrics) as write_events:
         for step in range(start, recipe.steps):
             stage, done = recipe.stage(step), step + 1
             drawn = stage.draw(tasks[stage.template], np.random.default_rng([seed, step]))
@@ -288,6 +306,18 @@ def _train(recipe: Recipe, arm: str, seed: int, folder: Path, text: str, device:
                 write_metrics(folder / "metrics.jsonl", metrics)
     write_metrics(folder / "metrics.jsonl", metrics)  # a run killed after its last state has not
     _finish(folder, model, tokenizer)
+
+
+def _note_run(path: Path, start: int, identity: dict, facts: dict) -> None:
+    """Keep what a run is and under what it was begun, and, where it was something else, gone on with from step `start`."""
+    before = json.loads(path.read_text(encoding="utf-8")) if start and path.is_file() else facts
+    begun = {name: before[name] for name in before.keys() - {"gone_on"}}
+    last = {**begun, **(before.get("gone_on") or [{}])[-1]}
+    gone_on = [{"step": start, **facts}] if any(last.get(name) != value for name, value in facts.items()) else []
+    said = {**begun, **identity, "gone_on": [*before.get("gone_on", []), *gone_on]}
+    unfinished = path.with_suffix(".unfinished")
+    unfinished.write_text(json.dumps(said, sort_keys=True), encoding="utf-8")
+    os.replace(unfinished, path)
 
 
 def _compiled(model):
@@ -324,24 +354,23 @@ def _step(forward, model, optimizer: Optimizer, drawn, text_weight: float, rate:
 
 
 @contextmanager
-def events(folder: Path | None, start: int) -> Iterator[Callable[[dict], None]]:
-    """Write rows of metrics as TensorBoard's events, or do nothing without a folder.
+def events(folder: Path | None, metrics: list[dict]) -> Iterator[Callable[[dict], None]]:
+    """Write rows of metrics as TensorBoard's events, those of before again, or do nothing without a folder.
 
-    What an earlier run wrote of the steps after `start`, from which this one goes on, TensorBoard then leaves out.
+    What a killed run wrote last was lost on the way or will be done anew: TensorBoard is told to leave out all of it.
     """
     if folder is None:
         yield lambda row: None
         return
-    try:
-        from tensorboardX import SummaryWriter
-    except ImportError:
-        raise MissingExtra('--tensorboard needs tensorboardX; install it with: pip install "diffscope-attention[lab]"') from None
+    from tensorboardX import SummaryWriter
 
     def write(row: dict) -> None:
         for name in row.keys() - {"step", "length"}:
             writer.add_scalar(name, row[name], row["step"])
 
-    with SummaryWriter(str(folder), purge_step=start) as writer:
+    with SummaryWriter(str(folder), purge_step=0) as writer:
+        for row in metrics:
+            write(row)
         yield write
 
 

@@ -85,6 +85,17 @@ class Filler:
                 raise PromptError(f"nowhere in the text {length} tokens begin and end between words; give a longer text")
 
 
+def check_template(template: str) -> None:
+    """Raise PromptError where a sentence does not name a city once and then, after a space, a number once."""
+    city, number = "{city}", " {number}"
+    rest = template.replace(city, "", 1).replace(number, "", 1)
+    if not (-1 < template.find(city) < template.find(number)) or set(rest) & set("{}"):
+        raise PromptError(
+            f"template {template!r} has to hold {{city}} once and after it, with a space before, {{number}} once, and no other "
+            "braces; what stands before the number is the question"
+        )
+
+
 @dataclass
 class Retrieval:
     """The retrieval task for one tokenizer.
@@ -121,6 +132,7 @@ class Retrieval:
         return other
 
     def _prepare(self) -> None:
+        check_template(self.template)
         self._head, self._tail = self.template.split(" {number}")
         self._tail = self._encode(self._tail)
         self._question = cache(lambda city: tuple(self._encode(self._head.format(city=city))))

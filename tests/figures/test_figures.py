@@ -119,6 +119,16 @@ def test_standard_attention_shows_its_one_map():
         figure("lambda", cap)
 
 
+def test_a_standard_map_that_its_layer_changes_is_shown_beside_it_and_no_lambda_is(cap):
+    cap = FakeCapture(standard=True)
+    for layer in cap.layers:
+        layer.d_is_a1 = False
+    drawn = figure("maps", cap, layer=1)
+    assert list(drawn.data.data_vars) == ["A1", "D"] and list(figure("row", cap).data.data_vars) == ["A1", "D"]
+    shown = drawn.plotly().to_json()
+    assert "as the layer changes it" in shown and "\\u03bb" not in shown
+
+
 def test_a_row_is_a_row_of_the_map(cap):
     data = figure("row", cap, layer=2, head=0, query=12).data
     np.testing.assert_array_equal(data["D"].values, cap.map("D", 2, 0).values[12])
