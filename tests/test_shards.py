@@ -139,7 +139,7 @@ def test_progress_counts_what_this_run_has_to_do(tmp_path):
     run(SHARDS[:2], write, tmp_path, suffix=".txt")
     seen = []
     run(SHARDS, write, tmp_path, suffix=".txt", progress=lambda *said: seen.append(said))
-    assert seen == [(n, 4, "") for n in (1, 2, 3, 4)]
+    assert seen == [(n, 4, "") for n in (0, 1, 2, 3, 4)]
 
 
 def test_a_worker_stays_with_its_kin_and_then_takes_one_that_nobody_has():
