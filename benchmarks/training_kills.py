@@ -19,13 +19,14 @@ from pathlib import Path
 
 RUN = """
 import sys
-from diffscope.lab.train import train
+from diffscope.lab import train as lab
 from benchmarks.training_kills import recipe
-train(recipe(), "diff", sys.argv[1], threads=1)
+lab.SAVE_EVERY = 10
+lab.train(recipe(), "diff", sys.argv[1], threads=1)
 """
 
 
-def recipe(steps=130):
+def recipe(steps=260):
     """The laptop family's DIFF arm, with few steps."""
     from diffscope.lab.recipe import Recipe
 
@@ -85,7 +86,7 @@ def main():
         kills = 0
         while kills < options.kills:
             before, run = saved(hunted), start(hunted)
-            time.sleep(chance.uniform(0.1, 0.6) * lasted)
+            time.sleep(chance.uniform(0.1, 0.35) * lasted)
             if run.poll() is not None:  # it ended before it was struck: its last acts are done again
                 (hunted / "diff" / "seed-0" / "model.safetensors").unlink(missing_ok=True)
                 continue

@@ -11,10 +11,11 @@ import xarray as xr
 
 import diffscope
 from diffscope.cli import main
-from diffscope.errors import DiffscopeError, PromptError
+from diffscope.errors import DiffscopeError
 from diffscope.lab import evaluate, family
+from diffscope.lab import train as lab
 from diffscope.lab.keep import keep
-from diffscope.lab.recipe import Recipe
+from diffscope.lab.recipe import Recipe, Stage
 from diffscope.lab.train import train
 from diffscope.store import open_statistics
 from diffscope.tasks import Retrieval
@@ -22,11 +23,12 @@ from tests.recipes import PIECE
 
 
 def test_prompts_that_cannot_be_drawn_are_known_before_the_training(tmp_path):
-    (tmp_path / "small.toml").write_text(PIECE.replace("lengths = [96, 128]", "lengths = [96, 20]"))
-    recipe = Recipe.load(str(tmp_path / "small.toml"))
-    with pytest.raises(PromptError, match="do not fit 20 tokens"):
-        family.run(recipe, tmp_path / "out", family.plan(recipe))
-    assert not (tmp_path / "out" / "diff").exists()
+    for change, words in (("[96, 20]", "do not fit 20 tokens"), ("[96, 300]", "has 256 positions")):
+        (tmp_path / "small.toml").write_text(PIECE.replace("lengths = [96, 128]", f"lengths = {change}"))
+        recipe = Recipe.load(str(tmp_path / "small.toml"))
+        with pytest.raises(DiffscopeError, match=words):
+            family.run(recipe, tmp_path / "out", family.plan(recipe))
+        assert not (tmp_path / "out" / "diff").exists()
 
 
 @pytest.fixture(scope="module")
@@ -70,14 +72,15 @@ def test_a_finished_family_is_not_trained_again(family_run):
 
 
 def scalars(folder):
-    """What TensorBoard reads, by tag and step."""
-    from tensorboardX.proto.event_pb2 import Event
+    """What TensorBoard reads, by tag and step: a file's first record may tell it to leave out what earlier files say."""
+    from tensorboardX.proto.event_pb2 import Event, SessionLog
 
-    (file,) = folder.iterdir()
-    data, said = file.read_bytes(), {}
+    data, said = b"".join(file.read_bytes() for file in sorted(folder.iterdir())), {}
     while data:  # TFRecord: length, its checksum, the event, its checksum
         length = int.from_bytes(data[:8], "little")
         event, data = Event.FromString(data[12 : 12 + length]), data[16 + length :]
+        if event.HasField("session_log") and event.session_log.status == SessionLog.START:
+            said = {(tag, step): value for (tag, step), value in said.items() if step < event.step}
         said.update({(value.tag, event.step): value.simple_value for value in event.summary.value})
     return said
 
@@ -94,6 +97,8 @@ def test_events_lost_with_a_kill_are_written_again(family_run, tmp_path):
     recipe, out, _ = family_run
     again = shutil.copytree(out / "diff" / "seed-0", tmp_path / "diff" / "seed-0")
     (again / "model.safetensors").unlink()
+    with lab.events(tmp_path / "tensorboard" / "diff" / "seed-0", []) as write:  # of a step that the resumed run does not log
+        write({"step": 11, "answer_loss": 1.0})
     train(recipe, "diff", tmp_path, tensorboard=True)
     assert scalars(tmp_path / "tensorboard" / "diff" / "seed-0") == scalars(out / "tensorboard" / "diff" / "seed-0")
 
@@ -114,6 +119,11 @@ def test_a_rank_with_nothing_to_do_is_no_failure(tmp_path, capsys):
     command = ["train", str(tmp_path / "small.toml"), "--arm", "diff", "--seed", "0", "--out", str(tmp_path / "out")]
     assert main([*command, "--rank", "1/2"]) == 0
     assert "nothing left to do" in capsys.readouterr().err and not (tmp_path / "out" / "diff").exists()
+    recipe = replace(Recipe.load(str(tmp_path / "small.toml")), stages=(Stage(1, ((2, 64),), (2, 3), 5, 0.1),))
+    train(recipe, "diff", tmp_path / "out")  # in the way of the other rank
+    assert main([*command, "--rank", "0/2"]) == 2
+    assert "failed: diff, seed 0: " in capsys.readouterr().err
+    assert main([*command[:-4], "--seed", "1", "--out", str(tmp_path / "out")]) == 0  # that one did not fail
 
 
 def test_a_missing_device_is_one_line_before_anything_runs(tmp_path):

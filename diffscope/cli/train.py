@@ -88,10 +88,13 @@ def command(
                 note("stopped; what was saved is kept, and the same command goes on")
                 raise
     everything = family.plan(chosen, seeds=sorted({*chosen.seeds, *(seed or ()), *family.seeds_in(out)}), device=device)
-    if rank is not None and not shards.Outcome.of(everything, out, ".nc").done:
+    asked = shards.Outcome.of(runs, out, ".nc")
+    if rank is not None and not asked.failed and not shards.Outcome.of(everything, out, ".nc").done:
         note("nothing is finished yet, and this rank has nothing left to do")
         return
     _tell(chosen, out, everything, device, figure, as_json)
+    if asked.failed:
+        raise DiffscopeError(f"{len(asked.failed)} runs failed, see {out / 'failed'}; the same command tries them again")
 
 
 def _train_alone(recipe, arms, seeds, out, threads, device, tensorboard):
@@ -134,8 +137,6 @@ def _tell(recipe, out, runs, device, figure, as_json):
     if figure is not None:
         diffscope.figure("family", together).save(figure)
         note(f"saved {figure}")
-    if outcome.failed:
-        raise DiffscopeError(f"{len(outcome.failed)} runs failed, see {out / 'failed'}; the same command tries them again")
 
 
 def _show_runs(together, rows):

@@ -41,7 +41,8 @@ def _position(query: int, n: int) -> int:
 def over_heads(array: xr.DataArray, query=-1, prompt: int = 0, where: dict | None = None, model: str = "") -> xr.Dataset:
     """Select along every dimension but layer and head; `query` is a position, or if negative counts from the axis' end."""
     attrs, said, where = dict(array.attrs), [], dict(where or {})
-    alone = "standard attention" in str(attrs.get("why", ""))  # one map a head: D is A
+    why = str(attrs.get("why", ""))
+    alone = "standard attention" in why and "as the layer changes it" not in why  # one map a head: D is A
     if "prompt" in array.dims:
         array = array.isel(prompt=prompt)
     for dim in [dim for dim in array.dims if dim not in ("layer", "head", "query")]:

@@ -87,6 +87,7 @@ def on_screen(data: xr.Dataset, title: str | None = None, height: int = 260, **_
             hovertemplate=hover,
             marker={**marker, "color": theme.ORANGES[3]},
         )
+    if "D" in values:
         made.add_trace(
             go.Scatter(
                 x=there,
@@ -166,8 +167,9 @@ def in_print(data: xr.Dataset, width: float, title: str | None = None, **_):
     first = "A" if single else "A1"
     edge = 0.42 if len(there) <= 100 else 0.5
     ax.bar(there, data[first].values, width=2 * edge, color=theme.BLUES[6 if single else 4], label=theme.TITLES[first])
-    if not single:
+    if "noise" in data.data_vars:
         ax.bar(there, -data["noise"].values, width=2 * edge, color=theme.ORANGES[3], label="−λ·A₂")
+    if "D" in data.data_vars:
         ax.plot(
             there,
             data["D"].values,

@@ -86,6 +86,13 @@ def run(
 def _check_prompts(recipe: Recipe) -> None:
     """Draw a step of every shape and a prompt of every cell: what cannot be drawn is to be known before the training."""
     seen, task = (Retrieval(tokenizer_for(recipe), held_out=held_out) for held_out in (False, True))
+    for arm in recipe.arms:
+        positions = recipe.config(arm, recipe.vocab_size).max_position_embeddings
+        longest = max(recipe.length, *recipe.evaluation.lengths, *recipe.grid.lengths)
+        if longest > positions:
+            raise DiffscopeError(
+                f"arm {arm!r} has {positions} positions (max_position_embeddings), and prompts of {longest} tokens"
+            )
     for stage in recipe.stages:
         for shape in stage.shapes:
             most = replace(stage, shapes=(shape,), needles=(stage.needles[1],) * 2)
@@ -188,8 +195,8 @@ def collect(recipe: Recipe, out: Path, outcome: shards.Outcome, device: str = "c
     family["parameters"] = family["parameters"].max("seed")  # equal for all that are there
     runs = plan(recipe, seeds=seeds, device=device)
     failed = "; ".join(f"{name(run)}: {outcome.failed[run.id]}" for run in runs if run.id in outcome.failed)
-    made_by = json.dumps({f"{arm}/seed-{seed}": _made_by(out / arm / f"seed-{seed}" / RUN) for arm, seed in found})
-    said = {"recipe": json.dumps(recipe.as_dict()), "made_by": made_by, "failed": failed}
+    made_by = {f"{arm}/seed-{seed}": _made_by(out / arm / f"seed-{seed}" / RUN) for arm, seed in found}
+    said = {"recipe": json.dumps(recipe.as_dict()), "made_by": json.dumps(made_by, sort_keys=True), "failed": failed}
     family.attrs = {name: words for name, words in said.items() if words}
     return family
 

@@ -47,6 +47,10 @@ def keep(run: Path, target: Path) -> list[str]:
         )
     there = open_statistics(run / DATASET)["finished"].to_series()
     scored = [run / arm / f"seed-{seed}" for arm, seed in there[there == 1].index]
+    if gone := [str(folder) for folder in scored if not (folder / WEIGHTS).is_file()]:
+        raise DiffscopeError(
+            f"the scores of {gone[0]} are there and its model is not; train it again, or report without its scores"
+        )
     for folder in scored:
         copy = target / folder.relative_to(run)
         copy.mkdir(parents=True, exist_ok=True)

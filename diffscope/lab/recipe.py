@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -45,6 +46,12 @@ class Stage:
         yield (
             f"needles = {self.needles} are not the fewest and the most of 1 to {len(CITIES)}",
             1 <= fewest <= most <= len(CITIES),
+        )
+        yield f"text_weight = {self.text_weight} has to be 0 or more", 0 <= self.text_weight < math.inf
+        shares = (self.near, self.unanswerable)
+        yield (
+            f"near = {self.near} and unanswerable = {self.unanswerable} are no shares from 0 to 1",
+            0 <= min(shares) <= max(shares) <= 1,
         )
         yield f"mentions = {self.mentions} leaves no number that an earlier mention gives away", self.mentions > most
 
@@ -168,11 +175,15 @@ class Recipe:
     def rules(self) -> Iterator[tuple[str, bool]]:
         """What has to be so, and whether it is."""
         yield "there are no arms, or no stages", bool(self.arms and self.stages)
-        names = [arm for arm in self.arms if set(arm) & set(r"/\:") or arm.startswith(".")]
+        names = [arm for arm in self.arms if not arm or set(arm) & set(r"/\:") or arm.startswith(".")]
         yield f"arms {names} are no names of folders", not names
         yield f"match = {self.match!r} is none of its arms: {', '.join(self.arms)}", self.match in (None, *self.arms)
         yield f"seeds = {self.seeds!r} is no list of numbers from 0 on", bool(self.seeds) and min(self.seeds) >= 0
         yield f"precision = {self.precision!r} is neither float32 nor bfloat16", self.precision in PRECISIONS
+        yield f"vocab_size = {self.vocab_size!r} has to be 300 or more", self.vocab_size >= 300
+        yield f"learning_rate = {self.learning_rate!r} has to be above 0", 0 < self.learning_rate < math.inf
+        yield f"weight_decay = {self.weight_decay!r} has to be 0 or more", 0 <= self.weight_decay < math.inf
+        yield f"cooldown = {self.cooldown!r} is no share from 0 to 1", 0 <= self.cooldown <= 1
         yield f"warmup = {self.warmup!r} and evaluate_every have to be 1 or more", min(self.warmup, self.evaluate_every) >= 1
         yield (
             f"checkpoints = {self.checkpoints!r} has to be 3 or more, the first and the last step among them",
@@ -281,7 +292,16 @@ def _config(arm: str, fields: dict) -> DiffConfig:
         config = DiffConfig(**fields)
         with torch.device("meta"):
             DiffForCausalLM(config)
-    except (ValueError, TypeError, ArithmeticError, StrictDataclassError, DiffscopeError) as error:
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        ArithmeticError,
+        RuntimeError,
+        AssertionError,
+        StrictDataclassError,
+        DiffscopeError,
+    ) as error:
         raise DiffscopeError(f"arm {arm!r}: {' '.join(str(error).split())}") from None
     return config
 

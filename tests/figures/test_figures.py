@@ -124,7 +124,12 @@ def test_a_standard_map_that_its_layer_changes_is_shown_beside_it_and_no_lambda_
     for layer in cap.layers:
         layer.d_is_a1 = False
     drawn = figure("maps", cap, layer=1)
-    assert list(drawn.data.data_vars) == ["A1", "D"] and list(figure("row", cap).data.data_vars) == ["A1", "D"]
+    assert list(drawn.data.data_vars) == ["A1", "D"]
+    row = figure("row", cap, layer=1, query=12)
+    up, left = row.plotly().data
+    np.testing.assert_array_equal([up.y, left.y], [row.data["A1"].values, row.data["D"].values])
+    (bars,) = row.matplotlib().axes[0].containers
+    assert len(bars) == len(up.y) and row.matplotlib().axes[0].lines[0].get_label() == "D"
     shown = drawn.plotly().to_json()
     assert "as the layer changes it" in shown and "\\u03bb" not in shown
 
