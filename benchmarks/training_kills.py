@@ -1,5 +1,7 @@
 """Kill a training with -9 at random moments, let it go on each time, and compare with one that nobody disturbed.
 
+Its state is saved every 10 steps; a kill strikes at a random moment of the second after a random one of the next states.
+
     python benchmarks/training_kills.py --kills 10
 
 Prints at which step each kill struck, and whether weights, checkpoints and curves are equal bit by bit in the end.
@@ -86,7 +88,10 @@ def main():
         kills = 0
         while kills < options.kills:
             before, run = saved(hunted), start(hunted)
-            time.sleep(chance.uniform(0.1, 0.35) * lasted)
+            wanted = before + 10 * chance.randint(0, 4)
+            while saved(hunted) < wanted and run.poll() is None:
+                time.sleep(0.01)
+            time.sleep(chance.uniform(0, 1.0 if wanted > before else 0.5 * lasted))
             if run.poll() is not None:  # it ended before it was struck: its last acts are done again
                 (hunted / "diff" / "seed-0" / "model.safetensors").unlink(missing_ok=True)
                 continue
