@@ -54,7 +54,7 @@ LIBRARIES = {
     "store": CORE | {"pandas", "pyarrow", "zarr"},
     "lens": CORE | {"transformer_lens"},
     "figures": {"numpy", "xarray", "plotly", "matplotlib"},
-    "hypotheses": CORE,
+    "hypotheses": CORE | {"statsmodels"},
     "cli": {"typer", "rich"},
     "__init__": set(),
     "__main__": set(),

@@ -1,0 +1,217 @@
+"""All tests side by side: run what a subject supports, name what the others need, correct for how many there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import xarray as xr
+
+from diffscope.errors import DiffscopeError, PromptError
+from diffscope.hypotheses import of_family, of_model
+from diffscope.hypotheses.inference import LEVEL, Estimate, estimate, holm
+from diffscope.hypotheses.rules import NAMES, Missing, Test, against, judge, state, words
+from diffscope.hypotheses.subjects import Subject
+from diffscope.lab.family import DATASET
+from diffscope.lab.train import WEIGHTS
+from diffscope.store import open_statistics
+
+OBSERVERS = {"model": of_model.TESTS, "family": of_family.TESTS}
+TESTS: dict[str, Test] = {test.id: test for tests in OBSERVERS.values() for test in tests}
+NEEDED = {
+    "model": "a differential model with a tokenizer for retrieval prompts",
+    "family": "a trained family (--family FOLDER)",
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of one test.
+
+    Attributes
+    ----------
+    test : Test
+    verdict : str
+        NC, SP, both, neither, inconclusive, or "needs …" with what is missing.
+    estimates : dict of str to Estimate
+        By quantity.
+    adjusted : dict of str to float
+        Holm's p of the quantities that the rule uses, over the board.
+    states : dict of str to str
+        above, below, none or open.
+    sentence : str
+        What a careful reviewer would sign.
+    """
+
+    test: Test
+    verdict: str
+    estimates: Mapping[str, Estimate]
+    adjusted: Mapping[str, float]
+    states: Mapping[str, str]
+    sentence: str
+
+    def as_dict(self) -> dict:
+        """Ready for JSON."""
+        declared = {
+            name: getattr(self.test, name) for name in ("id", "claim", "source", "statistic", "controls", "rule", "limits")
+        }
+        rows = {
+            name: {
+                **asdict(found),
+                "label": self.test.quantities[name].label,
+                "margin": self.test.quantities[name].margin,
+                "p_holm": self.adjusted.get(name),
+                "state": self.states[name],
+            }
+            for name, found in self.estimates.items()
+        }
+        return {**declared, "verdict": self.verdict, "sentence": self.sentence, "estimates": rows}
+
+
+def chosen(ids: Sequence[str]) -> list[Test]:
+    """Tests by id; all without any."""
+    if unknown := [one for one in ids if one not in TESTS]:
+        raise DiffscopeError(f"there is no test {unknown[0]!r}; there are: {', '.join(TESTS)}")
+    return [TESTS[one] for one in ids or TESTS]
+
+
+def run(
+    ids: Sequence[str] = (),
+    model: Subject | None = None,
+    family: xr.Dataset | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> list[Verdict]:
+    """Run tests and judge them by the rules they declared.
+
+    Parameters
+    ----------
+    ids : sequence of str
+        By default all.
+    model : Subject, optional
+    family : Dataset, optional
+        What ``diffscope train`` measured of a family, ``family.nc``.
+    progress : callable, optional
+        Called with (tests done, tests in all, id).
+
+    Returns
+    -------
+    list of Verdict
+        In the order asked; a test that cannot be run says what it needs.
+    """
+    subjects, tests, found, missing = {"model": model, "family": family}, chosen(ids), {}, {}
+    for number, test in enumerate(tests):
+        if progress:
+            progress(number, len(tests), test.id)
+        subject = subjects[test.needs]
+        if subject is None:
+            missing[test.id] = NEEDED[test.needs]
+            continue
+        try:
+            found[test.id] = {name: estimate(one) for name, one in OBSERVERS[test.needs][test](subject).items()}
+        except (Missing, PromptError) as error:
+            missing[test.id] = str(error)
+    adjusted = _adjusted([test for test in tests if test.id in found], found)
+    return [_needs(test, missing[test.id]) if test.id in missing else _verdict(test, found[test.id], adjusted) for test in tests]
+
+
+def _adjusted(tests: Sequence[Test], found: Mapping[str, Mapping[str, Estimate]]) -> dict[tuple[str, str], float]:
+    """Holm's p of every quantity that a rule uses; what two tests ask alike counts once."""
+    asked = {(test.id, name): found[test.id][name] for test in tests for wanted in test.predictions.values() for name in wanted}
+    labels = {key: (TESTS[key[0]].quantities[key[1]].label, asked[key].p) for key in asked}
+    distinct = list(dict.fromkeys(labels.values()))
+    corrected = dict(zip(distinct, holm([p for _, p in distinct])))
+    return {key: corrected[label] for key, label in labels.items()}
+
+
+def _needs(test: Test, what: str) -> Verdict:
+    return Verdict(test, f"needs {what}", {}, {}, {}, f"Not run: it needs {what}.")
+
+
+def _verdict(test: Test, found: Mapping[str, Estimate], adjusted: Mapping[tuple[str, str], float]) -> Verdict:
+    own = {name: p for (id, name), p in adjusted.items() if id == test.id}
+    states = {name: state(one, own.get(name, one.p), test.quantities[name].margin) for name, one in found.items()}
+    verdict = judge(test, states)
+    return Verdict(test, verdict, found, own, states, _sentence(test, verdict, found, own, states))
+
+
+def _sentence(test: Test, verdict: str, found, adjusted, states) -> str:
+    """What was measured, what was predicted of it, and what follows."""
+    parts = []
+    for name, p in adjusted.items():
+        one, quantity = found[name], test.quantities[name]
+        if one.why:
+            parts.append(f"{quantity.label}: undefined, {one.why}")
+            continue
+        parts.append(f"{quantity.label}: {one.value:.3g} (95 % {one.low:.3g} to {one.high:.3g}, p = {p:.2g})")
+    for hypothesis, wanted in test.predictions.items():
+        judged = [(name, what, states[name]) for name, what in wanted.items()]
+        wrong = [
+            f"{test.quantities[name].label} is not {words(what, test.quantities[name])}"
+            for name, what, is_ in judged
+            if against(is_, what)
+        ]
+        if all(what == is_ for _, what, is_ in judged):
+            parts.append(f"as {NAMES[hypothesis]} predicts")
+        elif wrong:
+            parts.append(f"against {NAMES[hypothesis]}: {'; '.join(wrong)}")
+        else:
+            parts.append(f"{NAMES[hypothesis]} is neither borne out nor ruled out")
+    counts = next(iter(found.values()))
+    number = (
+        f"{counts.seeds} seeds"
+        if counts.seeds > 1
+        else f"one model, {counts.prompts} prompts, {counts.untrained} untrained models"
+    )
+    unable = f"It cannot tell the accounts apart: {test.unable}." if test.unable else ""
+    return " ".join(filter(None, (f"{'. '.join(map(_capital, parts))}. From {number}.", test.limits, unable)))
+
+
+def together(verdicts: Sequence[Verdict]) -> str:
+    """What the evidence supports together, and what is missing."""
+    count = {}
+    for one in verdicts:
+        name = f"{one.test.id}*" if one.test.unable else one.test.id
+        count.setdefault("needs" if one.verdict.startswith("needs ") else one.verdict, []).append(name)
+    said = []
+    for verdict, start in (
+        ("NC", "for noise cancellation and not for sparsification"),
+        ("SP", "for sparsification and not for noise cancellation"),
+        ("both", "as both predict"),
+        ("neither", "against every prediction that was made"),
+        ("inconclusive", "undecided"),
+    ):
+        if verdict in count:
+            said.append(f"{len(count[verdict])} {start} ({', '.join(count[verdict])})")
+    if "needs" in count:
+        said.append(f"{len(count['needs'])} not run for want of what they need ({', '.join(count['needs'])})")
+    starred = " Those with * cannot tell the two apart." if any(one.test.unable for one in verdicts) else ""
+    corrected = f"Holm's correction over the quantities that the rules use, at {LEVEL:g}."
+    return f"Of {len(verdicts)} tests: {'; '.join(said)}.{starred} {corrected}"
+
+
+def _capital(words: str) -> str:
+    """With a capital, except where the first letter is a symbol of its own, such as λ or d′."""
+    return words if words[:1] == "λ" or words[1:2] == "′" else words[0].upper() + words[1:]
+
+
+def open_family(folder: Path) -> xr.Dataset:
+    """What ``diffscope train`` measured of a family.
+
+    Raises
+    ------
+    DiffscopeError
+        There is none in the folder.
+    """
+    if not (folder / DATASET).is_file():
+        raise DiffscopeError(f"{folder} holds no {DATASET}; make a trained family with: diffscope train laptop --out {folder}")
+    return open_statistics(folder / DATASET)
+
+
+def models_of(folder: Path, family: xr.Dataset, arm: str = "diff") -> list[str]:
+    """The folders of an arm's finished models."""
+    if arm not in family["arm"].values:
+        return []
+    finished = family["finished"].sel(arm=arm) == 1
+    found = [folder / arm / f"seed-{seed}" for seed in family["seed"].values[finished.values]]
+    return [str(one) for one in found if (one / WEIGHTS).is_file()]

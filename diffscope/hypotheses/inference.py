@@ -1,0 +1,145 @@
+"""From what was observed to what may be said: intervals, nulls and p-values, for prompts, seeds and untrained models.
+
+What varies decides what is compared. One trained model is set beside models of its architecture that nobody trained: heads of
+random weights differ from each other too, so prompts alone would find an "effect" in noise. Several seeds are the unit where they
+are there, prompts within them. One pair of models is all there is of a pair: prompts vary, and nothing is said of other seeds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+from statsmodels.stats.multitest import multipletests
+
+LEVEL = 0.05
+RESAMPLES = 2000
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What one quantity of a test came to.
+
+    Attributes
+    ----------
+    values : ndarray (seed, prompt)
+        Of each trained model and prompt, controls already taken off, so that 0 is "no effect". NaN where it is undefined.
+    untrained : ndarray (model,), optional
+        The same, mean over prompts, of models of the same architecture with random weights.
+    """
+
+    values: np.ndarray
+    untrained: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean with what it may be compared with.
+
+    Attributes
+    ----------
+    value, low, high : float
+        Mean over prompts, then seeds, and its 95 % interval.
+    null_low, null_high : float
+        Where 95 % of the values would be if there were no effect.
+    p : float
+        Two-sided.
+    prompts, seeds, untrained : int
+        How many there were.
+    method : str
+        What was compared with what.
+    why : str
+        Where the numbers are NaN, the reason.
+    """
+
+    value: float
+    low: float
+    high: float
+    null_low: float
+    null_high: float
+    p: float
+    prompts: int
+    seeds: int
+    untrained: int
+    method: str
+    why: str = ""
+
+
+def estimate(observed: Observed, seed: int = 0) -> Estimate:
+    """Mean, interval, null and p of one quantity.
+
+    - Several seeds: the interval is Student's t over the means of the seeds, whose spread holds that of prompts too. (A bootstrap
+      of so few seeds, with prompts within them, has no coverage that could be relied on: benchmarks/calibration.py.)
+    - One seed: the interval is the percentile bootstrap over prompts.
+    - With untrained models: p is Welch's t of the trained seeds against them; of one trained model, the t of one more draw.
+    - Without: of several seeds Student's t against 0, of one the permutation of signs over prompts.
+    """
+    values = np.asarray(observed.values, dtype=float)
+    values = values[:, np.isfinite(values).any(0)]
+    untrained = None if observed.untrained is None else np.asarray(observed.untrained, dtype=float)
+    untrained = None if untrained is None else untrained[np.isfinite(untrained)]
+    seeds, prompts = values.shape
+    counts = dict(prompts=prompts, seeds=seeds, untrained=0 if untrained is None else len(untrained))
+    if seeds == 1 and prompts < 2 or prompts == 0:
+        return _nothing("fewer than two prompts or seeds have a value", **counts)
+    if untrained is not None and len(untrained) < 3:
+        return _nothing("fewer than three untrained models have a value", **counts)
+    means = np.nanmean(values, axis=1)
+    value, rng = float(means.mean()), np.random.default_rng(seed)
+    if seeds > 1:
+        error = means.std(ddof=1) / np.sqrt(seeds)
+        reach = stats.t(seeds - 1).ppf(1 - LEVEL / 2) * error
+        low, high = value - reach, value + reach
+    else:
+        one = values[0][np.isfinite(values[0])]
+        found = stats.bootstrap((one,), np.mean, n_resamples=RESAMPLES, method="percentile", rng=rng).confidence_interval
+        error, low, high = float("nan"), float(found.low), float(found.high)
+    if untrained is not None:
+        null, p = _against_untrained(means, untrained)
+        method = "against untrained models of the same architecture"
+    elif seeds > 1:
+        null, p = _of_seeds(value, error, seeds)
+        method = "over seeds"
+    else:
+        null, p = _of_signs(one, rng)
+        method = "over prompts: of these models alone"
+    return Estimate(value, low, high, *null, p, **counts, method=method)
+
+
+def _nothing(why: str, **counts) -> Estimate:
+    return Estimate(*[float("nan")] * 6, **counts, method="", why=why)
+
+
+def _against_untrained(means: np.ndarray, untrained: np.ndarray) -> tuple[tuple[float, float], float]:
+    count, middle, spread = len(untrained), untrained.mean(), untrained.std(ddof=1)
+    of_one = spread * np.sqrt(1 / len(means) + 1 / count)
+    reach = stats.t(count - 1).ppf(1 - LEVEL / 2) * of_one
+    if len(means) > 1:
+        p = stats.ttest_ind(means, untrained, equal_var=False).pvalue
+    else:
+        apart = abs(means[0] - middle)
+        p = 2 * stats.t(count - 1).sf(apart / of_one) if of_one > 0 else float(apart == 0)
+    return (middle - reach, middle + reach), float(p)
+
+
+def _of_seeds(value: float, error: float, seeds: int) -> tuple[tuple[float, float], float]:
+    if error == 0:  # all seeds and prompts agree; as many signs could have been turned
+        return (0.0, 0.0), 1.0 if value == 0 else 2.0 ** (1 - seeds)
+    spread = stats.t(seeds - 1)
+    reach = spread.ppf(1 - LEVEL / 2) * error
+    return (-reach, reach), float(2 * spread.sf(abs(value) / error))
+
+
+def _of_signs(values: np.ndarray, rng: np.random.Generator) -> tuple[tuple[float, float], float]:
+    found = stats.permutation_test((values,), np.mean, permutation_type="samples", n_resamples=RESAMPLES, rng=rng)
+    low, high = np.quantile(found.null_distribution, (LEVEL / 2, 1 - LEVEL / 2))
+    return (float(low), float(high)), float(found.pvalue)
+
+
+def holm(p: list[float]) -> list[float]:
+    """p-values adjusted for how many there are (Holm 1979); NaN stays NaN and counts for nothing."""
+    adjusted, there = np.full(len(p), np.nan), np.isfinite(p)
+    if there.any():
+        adjusted[there] = multipletests(np.asarray(p)[there], alpha=LEVEL, method="holm")[1]
+    return adjusted.tolist()

@@ -1,0 +1,96 @@
+"""What tests are made on: trained models, and untrained ones of their architecture."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+
+from diffscope.hypotheses.reading import Reading, read
+from diffscope.hypotheses.rules import Missing
+from diffscope.lab.evaluate import draw
+from diffscope.scope import Scope
+from diffscope.tasks.retrieval import TEMPLATE, Prompt, Retrieval
+
+UNTRAINED = 24  # models of random weights
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass
+class Asked:
+    """The prompts of a board, and how much is spent on them.
+
+    Attributes
+    ----------
+    prompts, length, needles, seed : int
+    template : str
+    untrained : int
+        Models of random weights that a trained one is compared with.
+    """
+
+    prompts: int = 40
+    length: int = 160
+    needles: int = 4
+    seed: int = 50_000
+    template: str = TEMPLATE
+    untrained: int = UNTRAINED
+
+    def of(self, scope: Scope) -> list[Prompt]:
+        task = Retrieval(scope.tokenizer, held_out=True, template=self.template)
+        return draw(task, self.prompts, self.length, self.needles, self.seed)
+
+
+@dataclass
+class Subject:
+    """One trained model, or several that differ in their seed alone, and what they do with the prompts.
+
+    Everything is read when a test asks for it first.
+    """
+
+    scopes: Sequence[Scope]
+    asked: Asked = field(default_factory=Asked)
+    progress: Progress | None = None
+
+    @cached_property
+    def readings(self) -> list[Reading]:
+        """Of each model, on its prompts."""
+        return [self._read(scope, f"reading {scope.name}") for scope in self.scopes]
+
+    @cached_property
+    def untrained(self) -> list[Reading]:
+        """Of models of the first one's architecture, with random weights and scores as far apart as the trained ones' in turn."""
+        first, found = self.scopes[0], []
+        for i in range(self.asked.untrained):
+            scope = Scope(anew(first.model, self.asked.seed + i), first.tokenizer, f"untrained {i}", first.family)
+            spreads = self.readings[i % len(self.readings)].spreads
+            found.append(self._read(scope, f"untrained model {i + 1} of {self.asked.untrained}", spreads))
+        return found
+
+    def _read(self, scope: Scope, what: str, spreads=None) -> Reading:
+        def tell(done: int, total: int) -> None:
+            if self.progress:
+                self.progress(done, total, what)
+
+        return read(scope, self.asked.of(scope), spreads, tell)
+
+
+def anew(model: torch.nn.Module, seed: int) -> torch.nn.Module:
+    """A model of the same class and configuration as its library begins one: drawn from a stream of its own.
+
+    Raises
+    ------
+    Missing
+        The model cannot be made from its configuration.
+    """
+    stream = int.from_bytes(hashlib.sha256(f"untrained {seed}".encode()).digest()[:7])
+    device, dtype = next(model.parameters()).device, next(model.parameters()).dtype
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(stream)
+            fresh = type(model)(model.config)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise Missing(f"an architecture of which an untrained model can be made ({error})") from None
+    return fresh.to(device=device, dtype=dtype).eval()

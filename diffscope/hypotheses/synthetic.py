@@ -1,0 +1,130 @@
+"""Attention with a planted truth: what a test must find, and what it must not, is known because it was put there.
+
+The answering query's scores are drawn key by key; maps follow from them as in any layer. *Cancellation*: both maps of a head give
+the irrelevant tokens the same noise, of its own for each head and prompt, and only the first one's answer stands out.
+*Sparsification*: the second map is a flat pedestal, alike under all heads, that the subtraction takes from under the first.
+*Both*: noise that both maps share, half as strong. *Neither*: noise of their own in both maps, as alike or unlike as chance makes
+a head's maps for all prompts, and nothing that differs on the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from diffscope.attention import LayerAttention
+from diffscope.capture import Capture
+from diffscope.fidelity import Fidelity
+from diffscope.hypotheses.reading import Reading, of_capture, sized_spans
+from diffscope.layout import Mask, Pairing
+from diffscope.prompts import Encoded
+from diffscope.tasks.retrieval import Prompt
+
+TRUTHS = ("NC", "SP", "both", "neither")
+CHANCE = 0.3  # largest correlation of a head's two maps that is there by chance
+
+
+@dataclass(frozen=True)
+class Planted:
+    """One model with a planted truth.
+
+    Attributes
+    ----------
+    truth : {"NC", "SP", "both", "neither"}
+    noise : float
+        Standard deviation of the scores on irrelevant tokens.
+    signal : float
+        How much higher the answer's scores are, in the first map.
+    lam : float
+    layers, heads : int
+    """
+
+    truth: str
+    noise: float = 1.5
+    signal: float = 3.0
+    lam: float = 0.8
+    layers: int = 3
+    heads: int = 2
+
+    def scores(self, prompt: Prompt, alike: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Scores of the last query, (head, map, key); `alike` (head,) correlates the two maps where nothing else does."""
+        keys, answer = len(prompt.ids), prompt.spans["answer"]
+        noise = rng.normal(size=(self.heads, 2, keys)) * self.noise
+        if self.truth == "neither":
+            noise[:, 1] = alike[:, None] * noise[:, 0] + np.sqrt(1 - alike[:, None] ** 2) * noise[:, 1]
+            return noise
+        noise *= {"NC": 1, "both": 0.5, "SP": 0.25}[self.truth]
+        noise[:, 1] = 0 if self.truth == "SP" else noise[:, 0]
+        noise[:, 0, answer] += self.signal
+        return noise
+
+    def read(self, prompts: Sequence[Prompt], seed: int) -> Reading:
+        """The same as :func:`diffscope.hypotheses.reading.read` gives of a model."""
+        rng = np.random.default_rng([seed, TRUTHS.index(self.truth)])
+        length = len(prompts[0].ids)
+        sized = [sized_spans(prompt, np.random.default_rng([seed, i])) for i, prompt in enumerate(prompts)]
+        spans = [{**prompt.spans, **more} for prompt, more in zip(prompts, sized)]
+        encoded = [
+            Encoded(
+                None,
+                tuple(prompt.ids),
+                ("",) * length,
+                ((0, 0),) * length,
+                {name: tuple(at) for name, at in one.items() if name != "sink"},
+            )
+            for prompt, one in zip(prompts, spans)
+        ]
+        layers = [self._layer(number, prompts, rng) for number in range(self.layers)]
+        proofs = [Fidelity(0.0, 1.0, 0, True) for _ in layers]
+        facts = {"model": f"planted {self.truth}", "family": "planted"}
+        cap = Capture(encoded, layers, proofs, [[] for _ in prompts], np.zeros((len(layers), len(prompts), 6)), facts, batch=True)
+        own, sized, paired, there = of_capture(cap)
+        return Reading(own, sized, paired, there)
+
+    def _layer(self, number: int, prompts: Sequence[Prompt], rng: np.random.Generator) -> LayerAttention:
+        alike = rng.uniform(-CHANCE, CHANCE, self.heads)
+        scores = np.stack([self.scores(prompt, alike, rng) for prompt in prompts])  # (batch, head, map, key)
+        batch, keys = len(prompts), scores.shape[-1]
+        maps, none = torch.arange(2 * self.heads), torch.zeros(2 * self.heads, dtype=torch.int64)
+        q = torch.zeros(batch, 2 * self.heads, keys, keys)
+        q[:, :, -1] = torch.from_numpy(scores.reshape(batch, -1, keys)).float()  # keys are one-hot: a query is its scores
+        lam = torch.full((1, self.heads, 1), self.lam)
+        return LayerAttention(
+            layer=number,
+            family="planted",
+            q=q,
+            k=torch.eye(keys).expand(batch, 1, -1, -1),
+            v=torch.zeros(batch, 1, keys, 1),
+            scale=1.0,
+            mask=Mask(),
+            pairing=Pairing(maps[0::2], maps[1::2], none, none[: self.heads]),
+            lam=lam,
+            gain=torch.ones(1, 1, 1),
+            lam_fp32=lam,
+            lam_init=None,
+            norm=None,
+            post_scale=1.0,
+            lengths=(keys,) * batch,
+        )
+
+
+@dataclass
+class PlantedSubject:
+    """Models with one truth, and models of scores at random that stand for untrained ones: as a subject of the tests."""
+
+    planted: Planted
+    prompts: Sequence[Prompt]
+    seeds: Sequence[int] = (0,)
+    count: int = 24
+
+    @property
+    def readings(self) -> list[Reading]:
+        return [self.planted.read(self.prompts, seed) for seed in self.seeds]
+
+    @property
+    def untrained(self) -> list[Reading]:
+        at_random = Planted("neither", self.planted.noise, 0.0, self.planted.lam, self.planted.layers, self.planted.heads)
+        return [at_random.read(self.prompts, 10_000 + 100 * self.seeds[0] + i) for i in range(self.count)]

@@ -1,0 +1,262 @@
+"""Tests of hypotheses find what was planted and nothing else, judge by the rules they declared, and say what they need."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from scipy import stats
+
+import diffscope
+from diffscope.cli import main
+from diffscope.hypotheses import TESTS, Asked, Subject, of_family, of_model, reading, render, run, together
+from diffscope.hypotheses.inference import Estimate, Observed, estimate, holm
+from diffscope.hypotheses.rules import ABOVE, BELOW, FAR, NONE, OPEN, Quantity, Test, judge, state
+from diffscope.hypotheses.subjects import anew
+from diffscope.hypotheses.synthetic import Planted, PlantedSubject
+from diffscope.lab.evaluate import draw
+from diffscope.store import save_statistics
+from diffscope.tasks import Retrieval
+from tests import tiny
+
+FEW = Asked(prompts=10, length=128, needles=2, untrained=4)
+
+
+def of(value, low, high, null=(-1.0, 1.0), p=0.01):
+    return Estimate(value, low, high, *null, p, 10, 1, 5, "")
+
+
+# Inference
+
+
+def test_several_seeds_are_students_t_over_their_means():
+    values = np.array([[1.0, 3.0], [2.0, 4.0], [5.0, 7.0]])
+    found, wanted = estimate(Observed(values)), stats.ttest_1samp([2.0, 3.0, 6.0], 0)
+    interval = wanted.confidence_interval()
+    assert (found.value, found.p) == pytest.approx((11 / 3, wanted.pvalue))
+    assert (found.low, found.high) == pytest.approx((interval.low, interval.high)) and (found.seeds, found.prompts) == (3, 2)
+
+
+def test_one_seed_is_a_permutation_of_signs():
+    found = estimate(Observed(np.array([[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]])))
+    assert found.p == pytest.approx(2 / 64) and found.low > 0 and found.value == 3.5  # two of 2^6 signs are as far out
+    assert estimate(Observed(np.array([[-1.0, 1.0]]))).p == 1
+
+
+def test_p_against_untrained_models_is_uniform_where_nothing_was_trained():
+    rng = np.random.default_rng(0)
+    p = [estimate(Observed(np.full((1, 2), rng.normal()), rng.normal(size=5))).p for _ in range(400)]
+    assert stats.kstest(p, "uniform").pvalue > 0.01
+    seeds = estimate(Observed(np.array([[3.0, 3.0], [4.0, 4.0]]), np.array([0.0, 1.0, 2.0, 1.0])))
+    assert seeds.p == pytest.approx(stats.ttest_ind([3, 4], [0, 1, 2, 1], equal_var=False).pvalue)
+
+
+@pytest.mark.parametrize(
+    "observed, why",
+    [
+        (Observed(np.full((1, 5), np.nan)), "fewer than two prompts"),
+        (Observed(np.array([[1.0, np.nan]])), "fewer than two prompts"),
+        (Observed(np.ones((1, 5)), np.array([1.0, np.nan, 2.0])), "fewer than three untrained"),
+    ],
+)
+def test_what_cannot_be_estimated_is_nan_and_says_why(observed, why):
+    found = estimate(observed)
+    assert np.isnan([found.value, found.low, found.p]).all() and why in found.why
+    assert state(found, found.p, 0.1) == OPEN
+
+
+def test_holm_by_hand():
+    assert holm([0.01, 0.04, float("nan"), 0.03]) == pytest.approx([0.03, 0.06, np.nan, 0.06], nan_ok=True)
+
+
+# Rules
+
+
+@pytest.mark.parametrize(
+    "found, p, expected",
+    [
+        (of(0.5, 0.3, 0.7), 0.01, ABOVE),
+        (of(0.5, 0.3, 0.7), 0.06, FAR),
+        (of(0.5, 0.3, 0.7, null=(0.8, 1.0)), 0.01, FAR),  # untrained models have more of it
+        (of(0.5, -0.1, 1.1), 0.01, OPEN),
+        (of(0.05, 0.01, 0.09), 0.01, NONE),  # there, and too small to matter
+        (of(0.15, 0.05, 0.25), 0.01, ABOVE),
+        (of(-0.5, -0.7, -0.3), 0.01, BELOW),
+    ],
+)
+def test_states(found, p, expected):
+    assert state(found, p, 0.1) == expected
+
+
+@pytest.mark.parametrize(
+    "states, expected",
+    [
+        ((ABOVE, ABOVE), "NC"),
+        ((NONE, ABOVE), "SP"),
+        ((FAR, ABOVE), "inconclusive"),  # rules sparsification out, does not show cancellation
+        ((BELOW, ABOVE), "neither"),
+        ((OPEN, ABOVE), "inconclusive"),
+        ((ABOVE, BELOW), "neither"),
+        ((OPEN, OPEN), "inconclusive"),
+    ],
+)
+def test_a_verdict_follows_from_states(states, expected):
+    assert judge(of_model.NOISE_SYMMETRY, dict(zip(("sharing", "difference"), states))) == expected
+
+
+def test_both_and_no_prediction():
+    quantities, wanted = {"x": Quantity("x", 1.0)}, {"x": ABOVE}
+    said = dict(claim="", source="", statistic="", controls=(), quantities=quantities, needs="model")
+    assert judge(Test(id="a", predictions={"NC": wanted, "SP": wanted}, **said), {"x": ABOVE}) == "both"
+    assert judge(Test(id="b", predictions={}, **said), {"x": ABOVE}) == "neither"
+
+
+@pytest.mark.parametrize("test", TESTS.values(), ids=lambda test: test.id)
+def test_what_is_declared_is_whole(test):
+    assert test.claim and test.source and test.statistic and test.controls and test.needs in ("model", "family")
+    assert set(test.predictions) <= {"NC", "SP"} and all(
+        set(wanted) <= set(test.quantities) for wanted in test.predictions.values()
+    )
+    assert all(quantity.margin > 0 for quantity in test.quantities.values()) and test.rule
+
+
+# One model
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    return draw(Retrieval(diffscope.load("mini-diff").tokenizer), 10, 128, 2, 0)
+
+
+@pytest.mark.parametrize("truth, expected", [("NC", "NC"), ("SP", "SP"), ("both", "NC"), ("neither", "inconclusive")])
+def test_noise_symmetry_tells_planted_truths_apart(prompts, truth, expected):
+    subject = PlantedSubject(Planted(truth, layers=2), prompts, count=5)
+    (verdict,) = run(["noise-symmetry"], subject)
+    assert verdict.verdict == expected, verdict.sentence
+
+
+def test_sparsity_cannot_tell_the_accounts_apart(prompts):
+    """Why the board says so: cancelled noise leaves a sparser map too."""
+    for truth in ("NC", "SP"):
+        (verdict,) = run(["sparsity"], PlantedSubject(Planted(truth, layers=2), prompts, count=5))
+        assert verdict.verdict == "SP" and "cannot tell the accounts apart" in verdict.sentence
+
+
+def test_controls_are_what_they_say(prompts):
+    scope = diffscope.load("mini-diff")
+    found = reading.read(scope, prompts)
+    cap = scope.capture(prompts[3].ids)
+    a1, a2 = (cap.map(name, 1, head, queries=[-1]).values[0] for name, head in (("A1", 0), ("A2", 1)))
+    at = prompts[3].spans["answer"]
+    by_hand = np.abs(a1[at] - a2[at]).sum() / (a1[at] + a2[at]).sum()
+    assert float(found.paired["rho"].sel(span="answer")[3, 1, 0]) == pytest.approx(by_hand, rel=1e-4)
+    taken = {p for name in ("answer", "needles", "query", "sink") for p in prompts[3].spans[name]}
+    spans = reading.sized_spans(prompts[3], np.random.default_rng(0))
+    assert len(spans) == 8 and all(not taken & set(span) and len(span) == len(at) for span in spans.values())
+    before = set(range(at[0] - len(prompts[3].spans["query"]), at[0]))
+    assert not any(before & set(span) for span in spans.values())
+
+
+def test_untrained_models_are_new_each_and_as_sharp_as_the_trained(prompts):
+    scope = diffscope.load("mini-diff")
+    one, again, other = (anew(scope.model, seed) for seed in (1, 1, 2))
+    name = "model.layers.1.self_attn.q_proj.weight"
+    assert torch.equal(one.state_dict()[name], again.state_dict()[name])
+    assert not torch.equal(one.state_dict()[name], other.state_dict()[name])
+    subject = Subject([scope], Asked(prompts=10, length=128, needles=2, untrained=1))
+    trained, (random,) = subject.readings[0].spreads, subject.untrained
+    for layer, wanted in zip(random.spreads, trained):
+        assert torch.allclose(layer, wanted, rtol=1e-3)
+
+
+def test_a_random_model_shows_nothing_and_a_standard_one_is_refused():
+    tokenizer = diffscope.load("mini-diff").tokenizer
+    for attention in ("v1", "diffllama"):
+        model = tiny.own("v1", vocab_size=len(tokenizer)) if attention == "v1" else tiny.diffllama(vocab_size=len(tokenizer))
+        verdicts = run((), Subject([diffscope.load(model, tokenizer)], FEW))
+        for one in verdicts:
+            assert one.verdict in ("inconclusive", "neither") or one.verdict.startswith("needs "), one.sentence
+    standard = run((), Subject([diffscope.load("mini-standard")], FEW))
+    assert all(one.verdict.startswith("needs ") for one in standard)
+    assert "a differential model" in standard[0].verdict and "a trained family" in standard[-1].verdict
+    assert "14 not run" in together(standard)
+
+
+# A family
+
+
+@pytest.fixture
+def planted_family():
+    """Five seeds of arms whose rates of exact answers are known."""
+    rng, rates = np.random.default_rng(0), {"standard": 0.6, "diff": 0.9, "half-width": 0.9, "signed": 0.6, "double-width": 0.6}
+    lengths, noises = [128, 256, 512], [0, 4, 8, 16]
+    shape = (len(rates), 5, len(lengths), len(noises), 400)
+    shown = rng.random(shape) < np.array(list(rates.values()))[:, None, None, None, None]
+    coords = {"arm": list(rates), "seed": range(5), "length": lengths, "noise": noises, "step": [25, 200]}
+    family = xr.Dataset({"exact_match": (("arm", "seed", "length", "noise", "prompt"), shown.astype(float))}, coords)
+    family["formation"] = ("arm", "seed"), np.where(np.array(list(rates.values()))[:, None] > 0.8, 25.0 + np.arange(5), np.nan)
+    family["finished"] = ("arm", "seed"), np.ones((len(rates), 5), dtype=int)
+    return family
+
+
+def test_a_gap_that_closes_and_one_that_remains(planted_family):
+    closes, remains, lacking, formed = run(["half-width", "signed-mask", "gated", "formation"], family=planted_family)
+    assert (closes.verdict, remains.verdict) == ("SP", "NC")
+    assert lacking.verdict == "needs a family with the arm 'gated'"
+    assert formed.estimates["standard"].value == 173 and formed.verdict == "NC"
+
+
+def test_noise_and_length_effects_are_found_apart(planted_family):
+    rng = np.random.default_rng(1)
+    cells = planted_family["exact_match"].sel(arm=["standard", "diff"])
+    noise, length = cells["noise"] / 16, np.log2(cells["length"])
+    benefit = 1.5 * (noise - noise.mean()) - 0.75 * (length - length.mean())
+    logit = xr.where(cells["arm"] == "diff", benefit, 0.0).broadcast_like(cells)
+    answers = (rng.random(cells.shape) < 1 / (1 + np.exp(-logit.transpose(*cells.dims).values))).astype(float)
+    found = of_family.noise_length(xr.Dataset({"exact_match": cells.copy(data=answers)}))
+    assert float(found["noise"].values.mean()) == pytest.approx(1.5, abs=0.4)
+    assert float(found["length"].values.mean()) == pytest.approx(-0.75, abs=0.2)
+    assert abs(float(found["both"].values.mean())) < 0.5
+
+
+def test_faithfulness_is_signal_detection():
+    said = np.zeros((2, 2, 2, 1, 99))  # arm, seed, question, noise, prompt
+    said[1, :, 1, 0, :80] = 1  # DIFF says "unknown" to 80 of 99 unanswerable questions, and to no others
+    coords = {"arm": ["standard", "diff"], "seed": [0, 1], "question": ["answerable", "unanswerable"]}
+    family = xr.Dataset({"says_unknown": (("arm", "seed", "question", "noise", "prompt"), said)}, coords)
+    found, rare, often = of_family.faithfulness(family), stats.norm.ppf(0.5 / 100), stats.norm.ppf(80.5 / 100)
+    assert found["d"].values.ravel() == pytest.approx([often - rare] * 2)
+    assert found["c"].values.ravel() == pytest.approx([(often + rare) / 2 - rare] * 2)
+
+
+# The command
+
+
+def test_the_command_shows_keeps_and_refuses(planted_family, tmp_path, capsys):
+    planted_family.attrs["recipe"] = json.dumps({"grid": {"template": " {city} {number}."}})
+    save_statistics(planted_family, tmp_path / "family.nc", dated=False)
+    command = ["test", "half-width", "top-k", "--family", str(tmp_path)]
+    assert main([*command, "--json", "--out", str(tmp_path / "board.md")]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert [one["verdict"] for one in said["tests"]] == ["SP", "needs a family with an arm of top-k"]
+    assert said["tests"][0]["estimates"]["half-width"]["state"] == "none" and said["tests"][0]["rule"]
+    assert "| half-width | SP |" in (tmp_path / "board.md").read_text()
+    assert main([*command, "--out", str(tmp_path / "board.html")]) == 0
+    shown = capsys.readouterr().out
+    assert "half-width" in shown and "Of 2 tests: 1 for sparsification" in shown
+    assert main(["test", "--list"]) == 0 and "noise-symmetry" in capsys.readouterr().out
+    for arguments, words in (
+        (["test", "nothing", "--model", "mini-diff"], "no test 'nothing'"),
+        (["test"], "nothing to test"),
+        (["test", "--family", str(tmp_path / "nowhere")], "holds no family.nc"),
+        (["test", "--model", "mini-diff", "--out", "board.pdf"], "as '.pdf'"),
+        (["test", "sparsity", "--all", "--model", "mini-diff"], "--all is all tests"),
+    ):
+        assert main(arguments) == 2
+        assert words in capsys.readouterr().err
+
+
+def test_the_page_escapes_what_it_shows(planted_family):
+    verdicts = run(["gated"], family=planted_family.assign_coords(arm=["standard", "diff", "<b>", "signed", "double-width"]))
+    assert "<b>half" not in render.page(verdicts, "<script>") and "&lt;script&gt;" in render.page(verdicts, "<script>")
