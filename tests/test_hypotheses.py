@@ -1,6 +1,7 @@
 """Tests of hypotheses find what was planted and nothing else, judge by the rules they declared, and say what they need."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +11,20 @@ from scipy import stats
 
 import diffscope
 from diffscope.cli import main
-from diffscope.hypotheses import TESTS, Asked, Subject, of_family, of_model, reading, render, run, together
+from diffscope.hypotheses import (
+    TESTS,
+    Asked,
+    Pair,
+    Subject,
+    of_checkpoints,
+    of_family,
+    of_model,
+    of_pair,
+    reading,
+    render,
+    run,
+    together,
+)
 from diffscope.hypotheses.inference import Estimate, Observed, estimate, holm
 from diffscope.hypotheses.rules import ABOVE, BELOW, FAR, NONE, OPEN, Quantity, Test, judge, state
 from diffscope.hypotheses.subjects import anew
@@ -114,7 +128,13 @@ def test_both_and_no_prediction():
 
 @pytest.mark.parametrize("test", TESTS.values(), ids=lambda test: test.id)
 def test_what_is_declared_is_whole(test):
-    assert test.claim and test.source and test.statistic and test.controls and test.needs in ("model", "family")
+    assert (
+        test.claim
+        and test.source
+        and test.statistic
+        and test.controls
+        and test.needs in ("model", "pair", "checkpoints", "family")
+    )
     assert set(test.predictions) <= {"NC", "SP"} and all(
         set(wanted) <= set(test.quantities) for wanted in test.predictions.values()
     )
@@ -180,7 +200,47 @@ def test_a_random_model_shows_nothing_and_a_standard_one_is_refused():
     standard = run((), Subject([diffscope.load("mini-standard")], FEW))
     assert all(one.verdict.startswith("needs ") for one in standard)
     assert "a differential model" in standard[0].verdict and "a trained family" in standard[-1].verdict
-    assert "14 not run" in together(standard)
+    assert f"{len(TESTS)} not run" in together(standard)
+
+
+# A pair, checkpoints
+
+
+def test_a_pair_is_the_difference_of_its_models():
+    scopes = [diffscope.load(name) for name in ("mini-diff", "mini-standard")]
+    asked = Asked(prompts=10, length=128, needles=2, untrained=3)
+    pair = Pair(*(Subject([scope], asked) for scope in scopes))
+    prompt, found = pair.diff.prompts[4], of_pair.key_token_gain(pair)["share"]
+    shares = []
+    for scope in scopes:
+        cap = scope.capture(prompt.ids)
+        places = [(layer.layer, head) for layer in cap.layers for head in range(layer.n_heads)]
+        shares.append(
+            np.mean([cap.map("share", *place, queries=[-1]).values[0, prompt.spans["answer"]].sum() for place in places])
+        )
+    assert found.values[0, 4] == pytest.approx(shares[0] - shares[1], abs=1e-5)
+    assert found.values.shape == (1, 10) and found.untrained.shape == (3,)
+    (turned,) = run(["sinks"], pair=Pair(pair.standard, pair.diff))
+    assert turned.verdict == "needs a differential model beside the standard one"
+
+
+def test_growth_over_checkpoints_is_what_was_planted(prompts):
+    """Maps that share their noise ever more, and such that never do."""
+
+    class Step(Planted):
+        def read(self, prompts, seed):
+            return PlantedSubject(Planted("NC" if seed > 2 else "neither", layers=2), prompts, seeds=[seed]).readings[0]
+
+    subject = PlantedSubject(Step("neither", layers=2), prompts, seeds=range(5), count=20)
+    subject.scopes = [SimpleNamespace(name=f"m@{step}") for step in (0, 10, 50, 200, 800)]
+    (grows,) = run(["noise-symmetry-training"], checkpoints=subject)
+    assert grows.verdict == "NC", grows.sentence
+    flat = PlantedSubject(Planted("neither", layers=2), prompts, seeds=range(5), count=20)
+    flat.scopes = subject.scopes
+    (still,) = run(["noise-symmetry-training"], checkpoints=flat)
+    assert still.verdict in ("inconclusive", "SP"), still.sentence
+    steps = np.log2(1 + np.array([0.0, 10, 50]))
+    assert of_checkpoints.growth(steps, (2 * steps)[:, None]) == pytest.approx(2 * steps[-1])
 
 
 # A family

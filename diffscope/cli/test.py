@@ -1,6 +1,7 @@
 """``diffscope test``: the board of hypotheses."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +18,7 @@ EXAMPLE = (
     "diffscope test --family runs/laptop --out board.md",
     "diffscope test --list",
 )
+ROUNDS = 8  # series of untrained models beside one of checkpoints
 FORMATS = (".md", ".html", ".json")
 
 Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Tests; all without.", show_default=False)]
@@ -27,6 +29,10 @@ Models = Annotated[
 Family = Annotated[
     Path | None,
     typer.Option(metavar="FOLDER", help="A trained family; without --model its DIFF models are tested too."),
+]
+Baseline = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME|FOLDER|HUB-ID", help="The standard model that it is matched with, seed by seed. Repeatable."),
 ]
 All = Annotated[bool, typer.Option("--all", help="All tests, as without any ID.")]
 Listed = Annotated[bool, typer.Option("--list", help="Show what is claimed, predicted and needed; run nothing.")]
@@ -41,6 +47,7 @@ Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Keep the board: 
 def command(
     ids: Ids = None,
     model: Models = None,
+    baseline: Baseline = None,
     family: Family = None,
     everything: All = False,
     listed: Listed = False,
@@ -55,7 +62,7 @@ def command(
     as_json: Json = False,
 ):
     """Does it work by cancelling noise, or by being sparse? Tests with controls, judged by rules declared beforehand."""
-    from diffscope.hypotheses import Asked, Subject, board, together
+    from diffscope.hypotheses import Asked, Pair, board, together
 
     if everything and ids:
         raise DiffscopeError("--all is all tests; leave out the names, or --all")
@@ -67,20 +74,27 @@ def command(
         raise DiffscopeError(f"cannot write a board as {out.suffix!r}; use {', '.join(FORMATS)}")
     if out is not None:
         check_out(out)
+    if baseline and len(baseline) != len(model or []):
+        raise DiffscopeError("--baseline is matched with --model one by one; give as many of each")
     if not model and family is None:
         raise DiffscopeError("nothing to test; name a model with --model, or a trained family with --family FOLDER")
     found, asked = None, {"prompts": prompts, "length": length, "seed": seed, "untrained": untrained}
     if family is not None:
         found = board.open_family(family)
-        model = model or board.models_of(family, found)
+        if not model:
+            model, baseline = (board.models_of(family, found, arm) for arm in ("diff", "standard"))
         template = template or json.loads(found.attrs["recipe"])["grid"]["template"]
     if template is not None:
         asked["template"] = template
     with counting("testing") as progress:
-        scopes = [diffscope.load(one, device=device, dtype=dtype) for one in model]
-        subject = Subject(scopes, Asked(**asked), progress) if scopes else None
-        verdicts = board.run([test.id for test in tests], subject, found)
-    subjects = ", ".join([*model, *([str(family)] if family else [])])
+        how = dict(asked=Asked(**asked), progress=progress, device=device, dtype=dtype)
+        subject, standard = _subject(model, **how), _subject(baseline, **how)
+        pair = Pair(subject, standard) if subject and standard else None
+        steps = board.steps_of(model[0]) if model else []
+        rounds = replace(how["asked"], untrained=ROUNDS * len(steps))
+        series = _subject(steps, **{**how, "asked": rounds})
+        verdicts = board.run([test.id for test in tests], subject, found, pair=pair, checkpoints=series)
+    subjects = ", ".join([*model, *(baseline or []), *([str(family)] if family else [])])
     if out is not None:
         _keep(verdicts, out, subjects)
     if as_json:
@@ -94,6 +108,13 @@ def command(
     say(together(verdicts))
     if out is not None:
         note(f"saved {out}")
+
+
+def _subject(names, asked, progress, **placed):
+    """The models as a subject of tests, None without any."""
+    from diffscope.hypotheses import Subject
+
+    return Subject([diffscope.load(one, **placed) for one in names], asked, progress) if names else None
 
 
 def _dicts(verdicts):

@@ -9,18 +9,26 @@ from pathlib import Path
 import xarray as xr
 
 from diffscope.errors import DiffscopeError, PromptError
-from diffscope.hypotheses import of_family, of_model
+from diffscope.hypotheses import of_checkpoints, of_family, of_model, of_pair
 from diffscope.hypotheses.inference import LEVEL, Estimate, estimate, holm
 from diffscope.hypotheses.rules import NAMES, Missing, Test, against, judge, state, words
-from diffscope.hypotheses.subjects import Subject
+from diffscope.hypotheses.subjects import Pair, Subject
 from diffscope.lab.family import DATASET
 from diffscope.lab.train import WEIGHTS
+from diffscope.models.loading import checkpoints, locate
 from diffscope.store import open_statistics
 
-OBSERVERS = {"model": of_model.TESTS, "family": of_family.TESTS}
+OBSERVERS = {
+    "model": of_model.TESTS,
+    "pair": of_pair.TESTS,
+    "checkpoints": of_checkpoints.TESTS,
+    "family": of_family.TESTS,
+}
 TESTS: dict[str, Test] = {test.id: test for tests in OBSERVERS.values() for test in tests}
 NEEDED = {
     "model": "a differential model with a tokenizer for retrieval prompts",
+    "pair": "a standard model beside it (--baseline NAME)",
+    "checkpoints": "checkpoints along its training, of one model",
     "family": "a trained family (--family FOLDER)",
 }
 
@@ -80,6 +88,9 @@ def run(
     ids: Sequence[str] = (),
     model: Subject | None = None,
     family: xr.Dataset | None = None,
+    *,
+    pair: Pair | None = None,
+    checkpoints: Subject | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> list[Verdict]:
     """Run tests and judge them by the rules they declared.
@@ -91,6 +102,9 @@ def run(
     model : Subject, optional
     family : Dataset, optional
         What ``diffscope train`` measured of a family, ``family.nc``.
+    pair : Pair, optional
+    checkpoints : Subject, optional
+        The checkpoints of one training, ``NAME@STEP``, in order.
     progress : callable, optional
         Called with (tests done, tests in all, id).
 
@@ -99,7 +113,8 @@ def run(
     list of Verdict
         In the order asked; a test that cannot be run says what it needs.
     """
-    subjects, tests, found, missing = {"model": model, "family": family}, chosen(ids), {}, {}
+    subjects = {"model": model, "pair": pair, "checkpoints": checkpoints, "family": family}
+    tests, found, missing = chosen(ids), {}, {}
     for number, test in enumerate(tests):
         if progress:
             progress(number, len(tests), test.id)
@@ -215,3 +230,9 @@ def models_of(folder: Path, family: xr.Dataset, arm: str = "diff") -> list[str]:
     finished = family["finished"].sel(arm=arm) == 1
     found = [folder / arm / f"seed-{seed}" for seed in family["seed"].values[finished.values]]
     return [str(one) for one in found if (one / WEIGHTS).is_file()]
+
+
+def steps_of(model: str) -> list[str]:
+    """The checkpoints that a training left beside a model, ``NAME@STEP`` in order; none of a hub id or of a checkpoint itself."""
+    folder, weights = locate(model)
+    return [f"{model}@{step}" for step in sorted(checkpoints(folder))] if folder is not None and folder == weights else []

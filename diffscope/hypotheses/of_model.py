@@ -84,20 +84,20 @@ SPARSITY = Test(
 
 
 def noise_symmetry(subject: Subject) -> dict[str, Observed]:
+    return _observed(subject, noise_measures)
+
+
+def noise_measures(reading: Reading) -> dict[str, xr.DataArray]:
     """ρ, cosine and Jensen–Shannon with their controls; ρ and JS are small where maps agree, a cosine is large."""
-
-    def differences(reading: Reading) -> dict[str, xr.DataArray]:
-        own, paired, sized = reading.own, reading.paired, reading.sized
-        made = {}
-        for name, sign, end in (("rho", 1, ""), ("cosine", -1, "_cosine"), ("js", 1, "_js")):
-            shared = sign * (paired[name] - own[name])
-            made[f"sharing{end}"] = shared.sel(span="irrelevant")
-            if name == "rho":
-                made["sharing_without_needles"] = shared.sel(span="context")
-            made[f"difference{end}"] = sign * (own[name].sel(span="answer") - sized[name])
-        return made
-
-    return _observed(subject, differences)
+    own, paired, sized = reading.own, reading.paired, reading.sized
+    made = {}
+    for name, sign, end in (("rho", 1, ""), ("cosine", -1, "_cosine"), ("js", 1, "_js")):
+        shared = sign * (paired[name] - own[name])
+        made[f"sharing{end}"] = shared.sel(span="irrelevant")
+        if name == "rho":
+            made["sharing_without_needles"] = shared.sel(span="context")
+        made[f"difference{end}"] = sign * (own[name].sel(span="answer") - sized[name])
+    return made
 
 
 def lambda_star(subject: Subject) -> dict[str, Observed]:

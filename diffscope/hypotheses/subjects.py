@@ -55,6 +55,11 @@ class Subject:
     progress: Progress | None = None
 
     @cached_property
+    def prompts(self) -> list[Prompt]:
+        """Those of the first model; of seeds of one model they are the same."""
+        return self.asked.of(self.scopes[0])
+
+    @cached_property
     def readings(self) -> list[Reading]:
         """Of each model, on its prompts."""
         return [self._read(scope, f"reading {scope.name}") for scope in self.scopes]
@@ -75,6 +80,14 @@ class Subject:
                 self.progress(done, total, what)
 
         return read(scope, self.asked.of(scope), spreads, tell)
+
+
+@dataclass
+class Pair:
+    """A DIFF model and the standard model that it is matched with, or as many seeds of each."""
+
+    diff: Subject
+    standard: Subject
 
 
 def anew(model: torch.nn.Module, seed: int) -> torch.nn.Module:
