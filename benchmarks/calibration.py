@@ -3,10 +3,10 @@
     python benchmarks/calibration.py --models 40                # planted truths, one model each, and random models
     python benchmarks/calibration.py --models 200 --quick       # random models alone
 
-Of synthetic attention with a planted truth (noise that is cancelled, a pedestal that is taken away, both, neither), at several
-strengths of the noise and numbers of prompts: the share of each verdict. Of models with random weights, whose scores are as far
-apart as a trained model's: the share of p below 0.05, each model against others of its kind. Of families in which no arm differs:
-the same, over seeds.
+Of synthetic attention with a planted truth (noise that is cancelled, a pedestal that is taken away, both, noise of each map's
+own, nothing), at several strengths of the noise and numbers of prompts: the share of each verdict, beside scores at random. Of
+models with random weights, whose scores are as far apart as a trained model's: the share of p at most 0.05, each model against
+others of its kind. Of families in which no arm differs: the same, over seeds.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ SIZES = ((10, 1.0), (10, 2.0), (20, 1.5))  # prompts, strength of the noise
 
 class Given:
     """Readings at hand, as a subject of the tests."""
+
+    scopes = ()
 
     def __init__(self, readings, untrained):
         self.readings, self.untrained = readings, untrained

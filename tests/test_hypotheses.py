@@ -11,6 +11,7 @@ from scipy import stats
 
 import diffscope
 from diffscope.cli import main
+from diffscope.errors import DiffscopeError
 from diffscope.hypotheses import (
     TESTS,
     Asked,
@@ -26,7 +27,7 @@ from diffscope.hypotheses import (
     together,
 )
 from diffscope.hypotheses.inference import Estimate, Observed, estimate, holm
-from diffscope.hypotheses.rules import ABOVE, BELOW, FAR, NONE, OPEN, Quantity, Test, judge, state
+from diffscope.hypotheses.rules import ABOVE, ALIKE, BELOW, FAR, NONE, OPEN, Quantity, Test, judge, state
 from diffscope.hypotheses.subjects import anew
 from diffscope.hypotheses.synthetic import Planted, PlantedSubject
 from diffscope.lab.evaluate import draw
@@ -42,6 +43,16 @@ def of(value, low, high, null=(-1.0, 1.0), p=0.01):
 
 
 # Inference
+
+
+def test_a_spread_that_is_rounding_is_none():
+    values = np.array([[0.1, 0.2], [0.2, 0.1], [0.15, 0.15]])
+    assert estimate(Observed(values)).p == 0.25 and estimate(Observed(values, np.full(4, 0.15))).p == 1
+
+
+def test_a_seed_without_values_is_left_out():
+    values = np.array([[1.0, 3.0], [np.nan, np.nan], [2.0, 4.0]])
+    assert estimate(Observed(values)).seeds == 2
 
 
 def test_several_seeds_are_students_t_over_their_means():
@@ -63,7 +74,9 @@ def test_p_against_untrained_models_is_uniform_where_nothing_was_trained():
     p = [estimate(Observed(np.full((1, 2), rng.normal()), rng.normal(size=5))).p for _ in range(400)]
     assert stats.kstest(p, "uniform").pvalue > 0.01
     seeds = estimate(Observed(np.array([[3.0, 3.0], [4.0, 4.0]]), np.array([0.0, 1.0, 2.0, 1.0])))
-    assert seeds.p == pytest.approx(stats.ttest_ind([3, 4], [0, 1, 2, 1], equal_var=False).pvalue)
+    wanted = stats.ttest_ind([3, 4], [0, 1, 2, 1], equal_var=False)
+    assert seeds.p == pytest.approx(wanted.pvalue)
+    assert 3.5 - seeds.null_high == pytest.approx(wanted.confidence_interval().low)  # one t says both
 
 
 @pytest.mark.parametrize(
@@ -94,7 +107,9 @@ def test_holm_by_hand():
         (of(0.5, 0.3, 0.7), 0.06, FAR),
         (of(0.5, 0.3, 0.7, null=(0.8, 1.0)), 0.01, FAR),  # untrained models have more of it
         (of(0.5, -0.1, 1.1), 0.01, OPEN),
+        (of(0.5, 0.3, 0.7, null=(0.4, 0.5)), 0.01, FAR),  # and hardly less
         (of(0.05, 0.01, 0.09), 0.01, NONE),  # there, and too small to matter
+        (of(0.05, 0.01, 0.09), 0.06, ALIKE),
         (of(0.15, 0.05, 0.25), 0.01, ABOVE),
         (of(-0.5, -0.7, -0.3), 0.01, BELOW),
     ],
@@ -107,8 +122,9 @@ def test_states(found, p, expected):
     "states, expected",
     [
         ((ABOVE, ABOVE), "NC"),
-        ((NONE, ABOVE), "SP"),
-        ((FAR, ABOVE), "inconclusive"),  # rules sparsification out, does not show cancellation
+        ((NONE, ABOVE), "neither"),
+        ((ALIKE, ABOVE), "neither"),
+        ((FAR, ABOVE), "inconclusive"),  # there, but no more than without training
         ((BELOW, ABOVE), "neither"),
         ((OPEN, ABOVE), "inconclusive"),
         ((ABOVE, BELOW), "neither"),
@@ -149,11 +165,30 @@ def prompts():
     return draw(Retrieval(diffscope.load("mini-diff").tokenizer), 10, 128, 2, 0)
 
 
-@pytest.mark.parametrize("truth, expected", [("NC", "NC"), ("SP", "SP"), ("both", "NC"), ("neither", "inconclusive")])
-def test_noise_symmetry_tells_planted_truths_apart(prompts, truth, expected):
+FOUND = {"NC": ["NC"], "SP": ["neither"], "both": ["NC"], **dict.fromkeys(("own", "neither"), ["neither", "inconclusive"])}
+
+
+@pytest.mark.parametrize("truth, expected", FOUND.items(), ids=FOUND)
+def test_noise_symmetry_finds_shared_noise_where_it_was_planted(prompts, truth, expected):
     subject = PlantedSubject(Planted(truth, layers=2), prompts, count=5)
     (verdict,) = run(["noise-symmetry"], subject)
-    assert verdict.verdict == expected, verdict.sentence
+    assert verdict.verdict in expected, verdict.sentence
+
+
+def test_a_lambda_that_is_fixed_has_learned_nothing():
+    """λ = 1 of maps at random is near λ*, and so it was before any training."""
+    tokenizer = diffscope.load("mini-diff").tokenizer
+    model = tiny.own("v1", vocab_size=len(tokenizer), fixed_lambda=1.0)
+    (verdict,) = run(["lambda-star"], Subject([diffscope.load(model, tokenizer)], FEW))
+    assert verdict.verdict == "needs a model that learns its λ: this one's is fixed"
+
+
+def test_models_that_are_no_seeds_of_each_other_are_refused():
+    scopes = [diffscope.load(name) for name in ("mini-diff", "mini-diff@1036", "mini-standard")]
+    assert len(Subject(scopes[:2], FEW).scopes) == 2
+    for some, words in (((0, 0), "named twice"), ((0, 2), "not made like")):
+        with pytest.raises(DiffscopeError, match=words):
+            Subject([scopes[i] for i in some], FEW)
 
 
 def test_sparsity_cannot_tell_the_accounts_apart(prompts):
@@ -238,7 +273,7 @@ def test_growth_over_checkpoints_is_what_was_planted(prompts):
     flat = PlantedSubject(Planted("neither", layers=2), prompts, seeds=range(5), count=20)
     flat.scopes = subject.scopes
     (still,) = run(["noise-symmetry-training"], checkpoints=flat)
-    assert still.verdict in ("inconclusive", "SP"), still.sentence
+    assert still.verdict in ("inconclusive", "neither"), still.sentence
     steps = np.log2(1 + np.array([0.0, 10, 50]))
     assert of_checkpoints.growth(steps, (2 * steps)[:, None]) == pytest.approx(2 * steps[-1])
 
@@ -278,6 +313,12 @@ def test_noise_and_length_effects_are_found_apart(planted_family):
     assert float(found["noise"].values.mean()) == pytest.approx(1.5, abs=0.4)
     assert float(found["length"].values.mean()) == pytest.approx(-0.75, abs=0.2)
     assert abs(float(found["both"].values.mean())) < 0.5
+    full = answers.copy()
+    full[:, :, :, 0] = 1  # nothing can show where all is right
+    with pytest.raises(DiffscopeError, match="neither arm"):
+        of_family.noise_length(xr.Dataset({"exact_match": cells.copy(data=np.ones_like(answers))}))
+    again = of_family.noise_length(xr.Dataset({"exact_match": cells.copy(data=full)}))
+    assert float(again["noise"].values.mean()) == pytest.approx(1.5, abs=0.6)
 
 
 def test_faithfulness_is_signal_detection():
@@ -304,7 +345,7 @@ def test_the_command_shows_keeps_and_refuses(planted_family, tmp_path, capsys):
     assert "| half-width | SP |" in (tmp_path / "board.md").read_text()
     assert main([*command, "--out", str(tmp_path / "board.html")]) == 0
     shown = capsys.readouterr().out
-    assert "half-width" in shown and "Of 2 tests: 1 for sparsification" in shown
+    assert "half-width" in shown and "Of 2 tests: 1 as sparsification predicts" in shown
     assert main(["test", "--list"]) == 0 and "noise-symmetry" in capsys.readouterr().out
     for arguments, words in (
         (["test", "nothing", "--model", "mini-diff"], "no test 'nothing'"),

@@ -82,15 +82,18 @@ def command(
     if family is not None:
         found = board.open_family(family)
         if not model:
-            model, baseline = (board.models_of(family, found, arm) for arm in ("diff", "standard"))
+            model, baseline = board.models_of(family, found, "diff", "standard")
+            model = model or board.models_of(family, found, "diff")[0]
         template = template or json.loads(found.attrs["recipe"])["grid"]["template"]
     if template is not None:
         asked["template"] = template
     with counting("testing") as progress:
         how = dict(asked=Asked(**asked), progress=progress, device=device, dtype=dtype)
-        subject, standard = _subject(model, **how), _subject(baseline, **how)
+        needs = {test.needs for test in tests}
+        subject = _subject(model if needs & {"model", "pair"} else [], **how)
+        standard = _subject(baseline if "pair" in needs else [], **how)
         pair = Pair(subject, standard) if subject and standard else None
-        steps = board.steps_of(model[0]) if model else []
+        steps = board.steps_of(model[0]) if model and "checkpoints" in needs else []
         rounds = replace(how["asked"], untrained=ROUNDS * len(steps))
         series = _subject(steps, **{**how, "asked": rounds})
         verdicts = board.run([test.id for test in tests], subject, found, pair=pair, checkpoints=series)

@@ -25,6 +25,12 @@ OBSERVERS = {
     "family": of_family.TESTS,
 }
 TESTS: dict[str, Test] = {test.id: test for tests in OBSERVERS.values() for test in tests}
+SUBJECTS = {
+    "model": ("model", "models"),
+    "pair": ("pair", "pairs"),
+    "checkpoints": ("series of checkpoints", "series"),
+    "family": ("seed", "seeds"),
+}
 NEEDED = {
     "model": "a differential model with a tokenizer for retrieval prompts",
     "pair": "a standard model beside it (--baseline NAME)",
@@ -146,6 +152,7 @@ def _needs(test: Test, what: str) -> Verdict:
 def _verdict(test: Test, found: Mapping[str, Estimate], adjusted: Mapping[tuple[str, str], float]) -> Verdict:
     own = {name: p for (id, name), p in adjusted.items() if id == test.id}
     states = {name: state(one, own.get(name, one.p), test.quantities[name].margin) for name, one in found.items()}
+    states = {name: is_ if name in own else f"{is_} (uncorrected)" for name, is_ in states.items()}
     verdict = judge(test, states)
     return Verdict(test, verdict, found, own, states, _sentence(test, verdict, found, own, states))
 
@@ -172,12 +179,9 @@ def _sentence(test: Test, verdict: str, found, adjusted, states) -> str:
             parts.append(f"against {NAMES[hypothesis]}: {'; '.join(wrong)}")
         else:
             parts.append(f"{NAMES[hypothesis]} is neither borne out nor ruled out")
-    counts = next(iter(found.values()))
-    number = (
-        f"{counts.seeds} seeds"
-        if counts.seeds > 1
-        else f"one model, {counts.prompts} prompts, {counts.untrained} untrained models"
-    )
+    counts, (one, several) = next(iter(found.values())), SUBJECTS[test.needs]
+    number = f"{counts.seeds} {several}" if counts.seeds > 1 else f"one {one}, {counts.prompts} prompts"
+    number += f", {counts.untrained} untrained {several}" if counts.untrained else ""
     unable = f"It cannot tell the accounts apart: {test.unable}." if test.unable else ""
     return " ".join(filter(None, (f"{'. '.join(map(_capital, parts))}. From {number}.", test.limits, unable)))
 
@@ -190,10 +194,10 @@ def together(verdicts: Sequence[Verdict]) -> str:
         count.setdefault("needs" if one.verdict.startswith("needs ") else one.verdict, []).append(name)
     said = []
     for verdict, start in (
-        ("NC", "for noise cancellation and not for sparsification"),
-        ("SP", "for sparsification and not for noise cancellation"),
+        ("NC", "as noise cancellation predicts"),
+        ("SP", "as sparsification predicts"),
         ("both", "as both predict"),
-        ("neither", "against every prediction that was made"),
+        ("neither", "against what was predicted, which random weights may be as well"),
         ("inconclusive", "undecided"),
     ):
         if verdict in count:
@@ -201,7 +205,7 @@ def together(verdicts: Sequence[Verdict]) -> str:
     if "needs" in count:
         said.append(f"{len(count['needs'])} not run for want of what they need ({', '.join(count['needs'])})")
     starred = " Those with * cannot tell the two apart." if any(one.test.unable for one in verdicts) else ""
-    corrected = f"Holm's correction over the quantities that the rules use, at {LEVEL:g}."
+    corrected = f"Holm's correction over what the rules of these tests use, at {LEVEL:g}: fewer tests, less correction."
     return f"Of {len(verdicts)} tests: {'; '.join(said)}.{starred} {corrected}"
 
 
@@ -220,16 +224,20 @@ def open_family(folder: Path) -> xr.Dataset:
     """
     if not (folder / DATASET).is_file():
         raise DiffscopeError(f"{folder} holds no {DATASET}; make a trained family with: diffscope train laptop --out {folder}")
-    return open_statistics(folder / DATASET)
+    found = open_statistics(folder / DATASET)
+    if not ({"exact_match", "finished"} <= set(found) and "recipe" in found.attrs):
+        raise DiffscopeError(f"{folder / DATASET} is not what diffscope train measures of a family")
+    return found
 
 
-def models_of(folder: Path, family: xr.Dataset, arm: str = "diff") -> list[str]:
-    """The folders of an arm's finished models."""
-    if arm not in family["arm"].values:
-        return []
-    finished = family["finished"].sel(arm=arm) == 1
-    found = [folder / arm / f"seed-{seed}" for seed in family["seed"].values[finished.values]]
-    return [str(one) for one in found if (one / WEIGHTS).is_file()]
+def models_of(folder: Path, family: xr.Dataset, *arms: str) -> list[list[str]]:
+    """For each arm the folders of its models, of those seeds that all of the arms have finished."""
+    if set(arms) - set(family["arm"].values):
+        return [[] for _ in arms]
+    finished = (family["finished"].sel(arm=list(arms)) == 1).all("arm").values
+    seeds = [int(seed) for seed in family["seed"].values[finished]]
+    there = [seed for seed in seeds if all((folder / arm / f"seed-{seed}" / WEIGHTS).is_file() for arm in arms)]
+    return [[str(folder / arm / f"seed-{seed}") for seed in there] for arm in arms]
 
 
 def steps_of(model: str) -> list[str]:

@@ -15,6 +15,7 @@ from statsmodels.stats.multitest import multipletests
 
 LEVEL = 0.05
 RESAMPLES = 2000
+TINY = 1e-12  # a spread that is rounding
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ def estimate(observed: Observed, seed: int = 0) -> Estimate:
     - Without: of several seeds Student's t against 0, of one the permutation of signs over prompts.
     """
     values = np.asarray(observed.values, dtype=float)
+    values = values[np.isfinite(values).any(1)]
     values = values[:, np.isfinite(values).any(0)]
     untrained = None if observed.untrained is None else np.asarray(observed.untrained, dtype=float)
     untrained = None if untrained is None else untrained[np.isfinite(untrained)]
@@ -113,19 +115,19 @@ def _nothing(why: str, **counts) -> Estimate:
 
 def _against_untrained(means: np.ndarray, untrained: np.ndarray) -> tuple[tuple[float, float], float]:
     count, middle, spread = len(untrained), untrained.mean(), untrained.std(ddof=1)
-    of_one = spread * np.sqrt(1 / len(means) + 1 / count)
-    reach = stats.t(count - 1).ppf(1 - LEVEL / 2) * of_one
-    if len(means) > 1:
-        p = stats.ttest_ind(means, untrained, equal_var=False).pvalue
-    else:
-        apart = abs(means[0] - middle)
-        p = 2 * stats.t(count - 1).sf(apart / of_one) if of_one > 0 else float(apart == 0)
+    own = means.std(ddof=1) if len(means) > 1 else spread
+    error, freedom = np.hypot(own / np.sqrt(len(means)), spread / np.sqrt(count)), count - 1
+    if len(means) > 1 and error > TINY:  # Welch
+        parts = own**2 / len(means), spread**2 / count
+        freedom = sum(parts) ** 2 / (parts[0] ** 2 / (len(means) - 1) + parts[1] ** 2 / (count - 1))
+    reach, apart = stats.t(freedom).ppf(1 - LEVEL / 2) * error, abs(means.mean() - middle)
+    p = 2 * stats.t(freedom).sf(apart / error) if error > TINY else 1.0  # without any spread nothing can be told apart
     return (middle - reach, middle + reach), float(p)
 
 
 def _of_seeds(value: float, error: float, seeds: int) -> tuple[tuple[float, float], float]:
-    if error == 0:  # all seeds and prompts agree; as many signs could have been turned
-        return (0.0, 0.0), 1.0 if value == 0 else 2.0 ** (1 - seeds)
+    if error <= TINY * max(1.0, abs(value)):  # all seeds and prompts agree; as many signs could have been turned
+        return (0.0, 0.0), 1.0 if abs(value) <= TINY else 2.0 ** (1 - seeds)
     spread = stats.t(seeds - 1)
     reach = spread.ppf(1 - LEVEL / 2) * error
     return (-reach, reach), float(2 * spread.sf(abs(value) / error))

@@ -6,7 +6,7 @@ import numpy as np
 
 from diffscope.hypotheses.inference import Observed
 from diffscope.hypotheses.of_model import noise_measures, over_model
-from diffscope.hypotheses.rules import ABOVE, NONE, Missing, Quantity, Test
+from diffscope.hypotheses.rules import ABOVE, Missing, Quantity, Test
 from diffscope.hypotheses.subjects import Subject
 
 OVER_TRAINING = Test(
@@ -23,9 +23,9 @@ OVER_TRAINING = Test(
         "sharing": Quantity("growth of sharing on irrelevant tokens above the pairing control (ρ)", 0.02),
         "difference": Quantity("growth of the difference on the answer above spans of its size (ρ)", 0.02),
     },
-    predictions={"NC": {"sharing": ABOVE}, "SP": {"sharing": NONE}},
+    predictions={"NC": {"sharing": ABOVE}},
     needs="checkpoints",
-    limits="One training of one seed: the interval is over prompts.",
+    limits="One training of one seed: the interval is over prompts. No growth is not sparsity: sparsification is not judged.",
 )
 
 

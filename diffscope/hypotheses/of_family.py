@@ -12,6 +12,7 @@ from statsmodels.api import GLM, families
 from diffscope.hypotheses.inference import Observed
 from diffscope.hypotheses.rules import ABOVE, NONE, Missing, Quantity, Test
 
+ROOM = 0.02  # of exact answers, that a cell has to leave to both arms
 POINTS = 0.02  # share of exact answers that matters
 SEED_000 = "seed 000"
 OF_SEEDS = "Three seeds are few: what is small beside their spread stays open. All arms had the same steps and learning rate."
@@ -78,11 +79,12 @@ LAMBDA_ONE = Test(
     id="lambda-1",
     claim="Fixing λ at 1 throughout, pure cancellation, is better among many distractors, if worse on average.",
     source=f"{SEED_000}, experiment 2 for noise cancellation",
-    statistic="λ fixed at 1 − learned λ: exact answers at the most noise, and loss on plain text (nats; learned − fixed)",
+    statistic="λ fixed at 1 − learned λ: exact answers at the most noise, and loss on text that nothing gives away (nats; "
+    "learned − fixed)",
     controls=SAME,
     quantities={
         "distractors": Quantity("λ = 1 − learned λ, exact answers at the most competing sentences", POINTS),
-        "text": Quantity("loss on plain text, learned λ − λ = 1 (nats)", 0.05),
+        "text": Quantity("loss on text that nothing gives away, learned λ − λ = 1 (nats)", 0.05),
     },
     predictions={"NC": {"distractors": ABOVE}, "SP": {"distractors": NONE}},
     needs="family",
@@ -113,7 +115,7 @@ NOISE_LENGTH = Test(
     },
     predictions={"NC": {"noise": ABOVE}, "SP": {"length": ABOVE}},
     needs="family",
-    limits=OF_SEEDS,
+    limits=f"Cells in which an arm has more than 98 % or less than 2 % right are left out. {OF_SEEDS}",
 )
 FAITHFULNESS = Test(
     id="faithfulness",
@@ -149,9 +151,15 @@ FORMATION = Test(
 
 def answers(family: xr.Dataset, arm: str, noises=None) -> xr.DataArray:
     """Exact answers, (seed, prompt), mean over lengths and noises, by default all above 0."""
-    found = of_arm(family["exact_match"], arm)
+    found = of_arm(_of(family, "exact_match"), arm)
     found = found.sel(noise=found["noise"] > 0 if noises is None else noises)
     return found.mean(("length", "noise")).transpose("seed", "prompt")
+
+
+def _of(family: xr.Dataset, name: str) -> xr.DataArray:
+    if name not in family:
+        raise Missing(f"a family whose {name} was measured")
+    return family[name]
 
 
 def of_arm(values: xr.DataArray, arm: str) -> xr.DataArray:
@@ -186,7 +194,7 @@ def compared(test: Test) -> Callable[[xr.Dataset], dict[str, Observed]]:
 
 def lambda_one(family: xr.Dataset) -> dict[str, Observed]:
     most = [int(family["noise"].max())]
-    loss = family["text"].mean("token")
+    loss = _of(family, "text").sel(token="other", drop=True)
     return {
         "distractors": _minus(answers(family, "lambda-1", most), answers(family, "diff", most)),
         "text": _minus(of_arm(loss, "diff"), of_arm(loss, "lambda-1")),
@@ -203,7 +211,7 @@ def top_k(family: xr.Dataset) -> dict[str, Observed]:
 
 
 def noise_length(family: xr.Dataset) -> dict[str, Observed]:
-    cells = xr.concat([of_arm(family["exact_match"], arm) for arm in ("diff", "standard")], "arm")
+    cells = xr.concat([of_arm(_of(family, "exact_match"), arm) for arm in ("diff", "standard")], "arm")
     cells = cells.transpose("seed", "arm", "length", "noise", "prompt")
     (found,) = _seeds(cells)
     found = found.reshape(-1, *cells.shape[1:])
@@ -211,16 +219,21 @@ def noise_length(family: xr.Dataset) -> dict[str, Observed]:
     noise, length = (x.ravel() - x.mean() for x in (noise, length))
     terms = np.stack([np.ones_like(noise), noise, length, noise * length], 1)
     design = np.concatenate([np.hstack([terms, terms]), np.hstack([terms, 0 * terms])])  # the second four: of DIFF alone
+    rates = found.mean((0, -1)).reshape(2, -1)  # (arm, cell)
+    room = ((rates > ROOM) & (rates < 1 - ROOM)).all(0)  # where both have nearly all right, no benefit could show
+    used = np.concatenate([room, room])
+    if np.linalg.matrix_rank(design[used]) < design.shape[1]:
+        raise Missing("a grid with more cells in which neither arm has nearly all or nearly none right")
     rows = []
     for one in found:
         right = one.sum(-1).reshape(-1) + 0.5  # so that a cell with no mistake has a finite logit
         counts = np.stack([right, one.shape[-1] + 1 - right], 1)
-        rows.append(GLM(counts, design, family=families.Binomial()).fit().params[5:])
+        rows.append(GLM(counts[used], design[used], family=families.Binomial()).fit().params[5:])
     return {name: Observed(np.array(rows)[:, [i]]) for i, name in enumerate(("noise", "length", "both"))}
 
 
 def faithfulness(family: xr.Dataset) -> dict[str, Observed]:
-    said = family["says_unknown"]
+    said = _of(family, "says_unknown")
     asked = said.sizes["noise"] * said.sizes["prompt"]
     rate = (said.sum(("noise", "prompt"), skipna=False) + 0.5) / (asked + 1)
     z = xr.apply_ufunc(norm.ppf, rate)
@@ -231,7 +244,7 @@ def faithfulness(family: xr.Dataset) -> dict[str, Observed]:
 
 def formation(family: xr.Dataset) -> dict[str, Observed]:
     last = int(family["step"].max())
-    steps = family["formation"].fillna(last).where(family["finished"] == 1)
+    steps = _of(family, "formation").fillna(last).where(family["finished"] == 1)
     return {arm: _minus(of_arm(steps, arm), of_arm(steps, "diff")) for arm in ("standard", "double-width")}
 
 

@@ -10,6 +10,8 @@ from diffscope.hypotheses.reading import Reading
 from diffscope.hypotheses.rules import ABOVE, NONE, Missing, Quantity, Test
 from diffscope.hypotheses.subjects import Subject
 
+FARTHEST = 6  # octaves
+
 NOISE_SYMMETRY = Test(
     id="noise-symmetry",
     claim="What the two maps give to irrelevant tokens is shared, what they give to the answer is not: so noise cancels.",
@@ -30,16 +32,18 @@ NOISE_SYMMETRY = Test(
         "difference_cosine": Quantity("the same as cosine", 0.02),
         "difference_js": Quantity("the same as Jensen–Shannon divergence", 0.01),
     },
-    predictions={"NC": {"sharing": ABOVE, "difference": ABOVE}, "SP": {"sharing": NONE, "difference": ABOVE}},
+    predictions={"NC": {"sharing": ABOVE, "difference": ABOVE}},
     needs="model",
-    limits="Heads of one layer may share noise as well: then the pairing control hides it.",
+    limits="Heads of one layer may share noise as well: then the pairing control hides it. Irrelevant is all but the answer, the "
+    "question and the first token, the queried city's sentence included. No sharing is not sparsity, which is not judged.",
 )
 
 LAMBDA_STAR = Test(
     id="lambda-star",
     claim="λ learns the value that leaves least of the noise.",
     source="seed 001: the model spontaneously learns to denoise",
-    statistic="|log2(λ/λ*)| on irrelevant tokens, λ* the coefficient with the least residual there; mean over heads, then layers",
+    statistic="|log2(λ/(g·λ*))|, at most 6 (also where λ is not above 0), on irrelevant tokens, λ* the coefficient with the "
+    "least residual there; mean over heads, then layers",
     controls=("without the other needles", "untrained models of the same architecture"),
     quantities={
         "distance": Quantity("distance of λ from λ* on irrelevant tokens (octaves)", 0.32),
@@ -47,7 +51,7 @@ LAMBDA_STAR = Test(
     },
     predictions={"NC": {"distance": NONE}},
     needs="model",
-    limits="λ is one number a head for all prompts, λ* one a prompt: with λ* spread by more than the margin, no λ could be near.",
+    limits="λ* is fitted to each prompt, which λ is not: with λ* spread by more than the margin, no λ could be near.",
     unable="a flat second map that is only taken from under the first has λ near λ* as well",
 )
 
@@ -101,9 +105,12 @@ def noise_measures(reading: Reading) -> dict[str, xr.DataArray]:
 
 
 def lambda_star(subject: Subject) -> dict[str, Observed]:
+    if any(getattr(getattr(scope.model, "config", None), "fixed_lambda", None) is not None for scope in subject.scopes):
+        raise Missing("a model that learns its λ: this one's is fixed")
+
     def distance(reading: Reading) -> dict[str, xr.DataArray]:
-        ratio = reading.own["lambda"].sel(lambda_value="used") / reading.own["lambda_star"]
-        octaves = abs(np.log2(ratio.where(ratio > 0)))
+        ratio = reading.own["lambda"].sel(lambda_value="used") / reading.own["gain"] / reading.own["lambda_star"]
+        octaves = abs(np.log2(ratio.clip(2.0**-FARTHEST, 2.0**FARTHEST)))
         return {"distance": octaves.sel(span="irrelevant"), "distance_without_needles": octaves.sel(span="context")}
 
     return _observed(subject, distance)

@@ -125,8 +125,8 @@ def _observed(pair: Pair, quantities: Callable[[Reading, Reading], dict[str, xr.
         raise Missing("a standard model to compare with: the one given is differential")
     if [prompt.ids for prompt in pair.diff.prompts] != [prompt.ids for prompt in pair.standard.prompts]:
         raise Missing("two models of one tokenizer, so that their prompts are the same")
-    own = [quantities(*two) for two in zip(pair.diff.readings, pair.standard.readings)]
-    others = [quantities(*two) for two in zip(pair.diff.untrained, pair.standard.untrained)]
+    own = [quantities(*two) for two in zip(pair.diff.readings, pair.standard.readings, strict=True)]
+    others = [quantities(*two) for two in zip(pair.diff.untrained, pair.standard.untrained, strict=True)]
     return {
         name: Observed(np.stack([one[name].values for one in own]), np.array([float(one[name].mean()) for one in others]))
         for name in own[0]

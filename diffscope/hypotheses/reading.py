@@ -12,7 +12,7 @@ import xarray as xr
 
 from diffscope.attention import LayerAttention
 from diffscope.capture import Capture
-from diffscope.errors import DiffscopeError, DiffscopeWarning
+from diffscope.errors import DiffscopeWarning, PromptError
 from diffscope.scope import Scope
 from diffscope.tasks.retrieval import Prompt
 
@@ -84,14 +84,23 @@ def _of_batch(scope: Scope, prompts: Sequence[Prompt], spreads: Sequence[torch.T
 def of_capture(cap: Capture, spreads: Sequence[torch.Tensor] | None = None):
     """The tables of :class:`Reading` and the spreads, of a batch that has the spans ``control_…`` of :func:`sized_spans`."""
     if spreads is not None:
-        cap = replace(cap, layers=[_as_sharp(layer, wanted) for layer, wanted in zip(cap.layers, spreads)])
+        cap = replace(cap, layers=[_as_sharp(layer, wanted) for layer, wanted in zip(cap.layers, spreads, strict=True)])
     there, names = [spread(layer) for layer in cap.layers], [*ROWS, "span_mass", "sink_mass"]
     if not cap.differential:
         return _measure(cap, names), None, None, there
     own = _measure(cap, [*names, *BRANCHES, "selectivity", "lambda"])
+    own["gain"] = _gain(cap)
     control = own["span"].str.startswith("control")
     sized = own[list(BRANCHES)].sel(span=control).mean("span")
     return own.sel(span=~control), sized, _paired(cap, own), there
+
+
+def _gain(cap: Capture) -> xr.DataArray:
+    """g of the last query, (prompt, layer, head); 1 but for gated models."""
+    table = np.full((len(cap.prompts), cap.n_layers, cap.n_heads), np.nan)
+    for at, layer in enumerate(cap.layers):
+        table[:, at, : layer.n_heads] = layer.gain[..., -1].float().cpu().numpy()
+    return xr.DataArray(table, dims=("prompt", "layer", "head"))
 
 
 def spread(layer: LayerAttention) -> torch.Tensor:
@@ -124,7 +133,7 @@ def sized_spans(prompt: Prompt, rng: np.random.Generator) -> dict[str, list[int]
     free = np.flatnonzero(np.convolve(taken, np.ones(width), "valid") == 0)
     near = free[np.abs(free - prompt.spans["answer"][0]) <= NEARBY * len(prompt.ids)]
     if len(near) < SIZED:
-        raise DiffscopeError(
+        raise PromptError(
             f"the context near the answer has no {SIZED} places of {width} tokens to compare it with; use longer prompts"
         )
     return {f"control_{i}": list(range(at, at + width)) for i, at in enumerate(rng.choice(near, SIZED, replace=False))}

@@ -9,7 +9,7 @@ from diffscope.errors import DiffscopeError
 from diffscope.hypotheses.inference import LEVEL, Estimate
 
 NAMES = {"NC": "noise cancellation", "SP": "sparsification"}
-ABOVE, BELOW, NONE, FAR, OPEN = "above", "below", "none", "far", "open"
+ABOVE, BELOW, NONE, ALIKE, FAR, OPEN = "above", "below", "none", "as untrained", "far", "open"
 SAID = {ABOVE: "more than {margin:g}", BELOW: "less than −{margin:g}", NONE: "within ±{margin:g} of 0"}
 VERDICTS = ("NC", "SP", "both", "neither", "inconclusive")
 
@@ -86,24 +86,25 @@ def words(state: str, quantity: Quantity) -> str:
 def state(found: Estimate, p: float, margin: float) -> str:
     """What an estimate shows: an effect of at least `margin` above or below 0, none of that size, something, or nothing yet.
 
-    An effect is there (above, below) when its interval excludes 0, `p` (adjusted for all tests of the board) is at most 0.05, it
-    is at least `margin` large, and it lies on the same side of what untrained models show. There is none when the whole interval
-    is within ± `margin`. It is far from 0, without being more than chance or random weights show, when the whole interval is
-    beyond `margin`.
+    An effect is there (above, below) when its interval excludes 0, `p` (adjusted for all tests of the board) is at most 0.05, and
+    it is at least `margin` away from 0, and from what untrained models show on the same side. There is none when the whole
+    interval is within ± `margin`; where untrained models show as little (p above 0.05) nothing was learned: "as untrained". It is
+    far from 0, without being more than chance or random weights show, when the whole interval is beyond `margin`.
     """
     middle = (found.null_low + found.null_high) / 2
     if -margin < found.low and found.high < margin:
-        return NONE
-    if p <= LEVEL and found.low > 0 and found.value >= margin and found.value > middle:
+        return ALIKE if found.untrained and p > LEVEL else NONE
+    if p <= LEVEL and found.low > 0 and found.value - max(middle, 0) >= margin:
         return ABOVE
-    if p <= LEVEL and found.high < 0 and found.value <= -margin and found.value < middle:
+    if p <= LEVEL and found.high < 0 and found.value - min(middle, 0) <= -margin:
         return BELOW
     return FAR if found.low >= margin or found.high <= -margin else OPEN
 
 
 def against(found: str, predicted: str) -> bool:
     """Whether what was found rules a prediction out: what is far from 0 may yet be an effect, and is not none."""
-    return found not in (predicted, OPEN) and (found != FAR or predicted == NONE)
+    spared = {FAR} if predicted != NONE else {ALIKE}
+    return found not in {predicted, OPEN, *spared}
 
 
 def judge(test: Test, states: Mapping[str, str]) -> str:

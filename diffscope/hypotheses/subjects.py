@@ -9,12 +9,14 @@ from functools import cached_property
 
 import torch
 
+from diffscope.errors import DiffscopeError
 from diffscope.hypotheses.reading import Reading, read
 from diffscope.hypotheses.rules import Missing
 from diffscope.lab.evaluate import draw
 from diffscope.scope import Scope
 from diffscope.tasks.retrieval import TEMPLATE, Prompt, Retrieval
 
+CHANGEABLE = ("dtype", "torch_dtype", "transformers_version")
 UNTRAINED = 24  # models of random weights
 Progress = Callable[[int, int, str], None]
 
@@ -39,6 +41,8 @@ class Asked:
     untrained: int = UNTRAINED
 
     def of(self, scope: Scope) -> list[Prompt]:
+        if self.needles < 2:
+            raise DiffscopeError("a prompt without other needles has no noise that competes; give two needles or more")
         task = Retrieval(scope.tokenizer, held_out=True, template=self.template)
         return draw(task, self.prompts, self.length, self.needles, self.seed)
 
@@ -53,6 +57,13 @@ class Subject:
     scopes: Sequence[Scope]
     asked: Asked = field(default_factory=Asked)
     progress: Progress | None = None
+
+    def __post_init__(self):
+        names, first = [scope.name for scope in self.scopes], self.scopes[0]
+        if len(set(names)) < len(names):
+            raise DiffscopeError(f"{names[0]} is named twice; several models are seeds of one, each another")
+        if other := next((scope.name for scope in self.scopes if _made_like(scope) != _made_like(first)), None):
+            raise DiffscopeError(f"{other} is not made like {names[0]}; several models are seeds of one")
 
     @cached_property
     def prompts(self) -> list[Prompt]:
@@ -80,6 +91,14 @@ class Subject:
                 self.progress(done, total, what)
 
         return read(scope, self.asked.of(scope), spreads, tell)
+
+
+def _made_like(scope: Scope) -> tuple:
+    """What seeds of one model have in common: class, configuration, vocabulary."""
+    config = getattr(scope.model, "config", None)
+    fields = {} if config is None else config.to_dict()
+    said = {name: value for name, value in fields.items() if not name.startswith("_") and name not in CHANGEABLE}
+    return type(scope.model), said, None if scope.tokenizer is None else scope.tokenizer.get_vocab()
 
 
 @dataclass

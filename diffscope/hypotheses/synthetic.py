@@ -3,7 +3,8 @@
 The answering query's scores are drawn key by key; maps follow from them as in any layer. *Cancellation*: both maps of a head give
 the irrelevant tokens the same noise, of its own for each head and prompt, and only the first one's answer stands out.
 *Sparsification*: the second map is a flat pedestal, alike under all heads, that the subtraction takes from under the first.
-*Both*: noise that both maps share, half as strong. *Neither*: noise of their own in both maps, as alike or unlike as chance makes
+*Both*: noise that both maps share, half as strong. *Own*: the answer stands out in the first, and each has noise of its own, so
+that neither account holds. *Neither*: noise of their own in both maps, as alike or unlike as chance makes
 a head's maps for all prompts, and nothing that differs on the answer.
 """
 
@@ -23,7 +24,7 @@ from diffscope.layout import Mask, Pairing
 from diffscope.prompts import Encoded
 from diffscope.tasks.retrieval import Prompt
 
-TRUTHS = ("NC", "SP", "both", "neither")
+TRUTHS = ("NC", "SP", "both", "own", "neither")
 CHANCE = 0.3  # largest correlation of a head's two maps that is there by chance
 
 
@@ -33,7 +34,7 @@ class Planted:
 
     Attributes
     ----------
-    truth : {"NC", "SP", "both", "neither"}
+    truth : {"NC", "SP", "both", "own", "neither"}
     noise : float
         Standard deviation of the scores on irrelevant tokens.
     signal : float
@@ -53,8 +54,9 @@ class Planted:
         """Scores of the last query, (head, map, key); `alike` (head,) correlates the two maps where nothing else does."""
         keys, answer = len(prompt.ids), prompt.spans["answer"]
         noise = rng.normal(size=(self.heads, 2, keys)) * self.noise
-        if self.truth == "neither":
+        if self.truth in ("neither", "own"):
             noise[:, 1] = alike[:, None] * noise[:, 0] + np.sqrt(1 - alike[:, None] ** 2) * noise[:, 1]
+            noise[:, 0, answer] += self.signal * (self.truth == "own")
             return noise
         noise *= {"NC": 1, "both": 0.5, "SP": 0.25}[self.truth]
         noise[:, 1] = 0 if self.truth == "SP" else noise[:, 0]
@@ -119,6 +121,7 @@ class PlantedSubject:
     prompts: Sequence[Prompt]
     seeds: Sequence[int] = (0,)
     count: int = 24
+    scopes: Sequence = ()
 
     @property
     def readings(self) -> list[Reading]:
