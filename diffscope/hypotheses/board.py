@@ -165,7 +165,7 @@ def _sentence(test: Test, verdict: str, found, adjusted, states) -> str:
         if one.why:
             parts.append(f"{quantity.label}: undefined, {one.why}")
             continue
-        parts.append(f"{quantity.label}: {one.value:.3g} (95 % {one.low:.3g} to {one.high:.3g}, p = {p:.2g})")
+        parts.append(f"{quantity.label}: {one.value:.3g} (95 % {one.low:.3g} to {one.high:.3g}, p = {p:.2g} after Holm)")
     for hypothesis, wanted in test.predictions.items():
         judged = [(name, what, states[name]) for name, what in wanted.items()]
         wrong = [
