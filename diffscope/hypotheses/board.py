@@ -130,8 +130,10 @@ def run(
             continue
         try:
             found[test.id] = {name: estimate(one) for name, one in OBSERVERS[test.needs][test](subject).items()}
-        except (Missing, PromptError) as error:
+        except Missing as error:
             missing[test.id] = str(error)
+        except PromptError as error:
+            missing[test.id] = f"other prompts: {error}"
     adjusted = _adjusted([test for test in tests if test.id in found], found)
     return [_needs(test, missing[test.id]) if test.id in missing else _verdict(test, found[test.id], adjusted) for test in tests]
 
