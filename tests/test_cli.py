@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 from urllib.request import urlopen
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 import diffscope
-from diffscope.cli import COMMANDS, main
+from diffscope.cli import COMMANDS, main, output
 from diffscope.cli.app import find_app
 from diffscope.cli.output import time_left
 from diffscope.store import open_statistics
@@ -65,6 +66,17 @@ def test_time_left_is_at_the_mean_speed_of_all():
     assert time_left(0, 51, 0, 0.0, 0.0) == ""
     assert time_left(8, 51, 0, 0.0, ends[-1]) == "1:26:27 left"  # 43 more at eight in 965 s
     assert time_left(8, 51, 4, 0.0, ends[-1]) == "2:52:54 left"  # of which four were there before
+
+
+def test_what_is_counted_next_has_its_own_time_left(monkeypatch):
+    shown = []
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(output, "time", clock)
+    monkeypatch.setattr(output, "time_left", lambda *said: shown.append(time_left(*said)) or shown[-1])
+    with output.counting("testing") as update:
+        for clock.now, done, total in ((0, 0, 4), (10, 1, 4), (1000, 1, 3), (1010, 2, 3), (2000, 1, 3), (2020, 2, 3)):
+            update(done, total)
+    assert shown == ["", "0:00:30 left", "", "0:00:10 left", "", "0:00:20 left"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

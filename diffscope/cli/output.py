@@ -89,20 +89,23 @@ def working(what):
 
 @contextmanager
 def counting(what):
-    """Show how far something has come; yields a function of (done, total, note)."""
+    """Show how far something has come, or one thing after the other; yields a function of (done, total, note)."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         TextColumn("{task.completed:.0f}/{task.total}"),
         TextColumn("{task.fields[left]}"),
     )
-    first = []
+    first = last = None
     with _progress(*columns) as progress:
         task = progress.add_task(what, total=None, left="")
 
         def update(done, total, note=""):
-            first[:] = first or [(done, time.monotonic())]
-            left = time_left(done, total, *first[0], time.monotonic())
+            nonlocal first, last
+            if first is None or total != last[1] or done < last[0]:  # something else is counted now
+                first = done, time.monotonic()
+            last = done, total
+            left = time_left(done, total, *first, time.monotonic())
             progress.update(task, completed=done, total=total, description=f"{what} {note}".rstrip(), left=left)
 
         yield update

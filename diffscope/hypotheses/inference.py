@@ -70,8 +70,8 @@ class Estimate:
 def estimate(observed: Observed, seed: int = 0) -> Estimate:
     """Mean, interval, null and p of one quantity.
 
-    - Several seeds: the interval is Student's t over the means of the seeds, whose spread holds that of prompts too. (A bootstrap
-      of so few seeds, with prompts within them, has no coverage that could be relied on: benchmarks/calibration.py.)
+    - Several seeds: the interval is Student's t over the means of the seeds, whose spread holds that of prompts too.
+      benchmarks/calibration.py counts how often it finds what is not there. To draw prompts within seeds counts theirs twice.
     - One seed: the interval is the percentile bootstrap over prompts.
     - With untrained models: p is Welch's t of the trained seeds against them; of one trained model, the t of one more draw.
     - Without: of several seeds Student's t against 0, of one the permutation of signs over prompts.

@@ -11,7 +11,6 @@ from diffscope.hypotheses.inference import LEVEL, Estimate
 NAMES = {"NC": "noise cancellation", "SP": "sparsification"}
 ABOVE, BELOW, NONE, ALIKE, FAR, OPEN = "above", "below", "none", "as untrained", "far", "open"
 SAID = {ABOVE: "more than {margin:g}", BELOW: "less than −{margin:g}", NONE: "within ±{margin:g} of 0"}
-VERDICTS = ("NC", "SP", "both", "neither", "inconclusive")
 
 
 class Missing(DiffscopeError):

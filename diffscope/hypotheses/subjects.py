@@ -67,12 +67,12 @@ class Subject:
 
     @cached_property
     def prompts(self) -> list[Prompt]:
-        """Those of the first model; of seeds of one model they are the same."""
+        """The same for all: seeds and untrained models have the first one's vocabulary."""
         return self.asked.of(self.scopes[0])
 
     @cached_property
     def readings(self) -> list[Reading]:
-        """Of each model, on its prompts."""
+        """Of each model."""
         return [self._read(scope, f"reading {scope.name}") for scope in self.scopes]
 
     @cached_property
@@ -90,7 +90,7 @@ class Subject:
             if self.progress:
                 self.progress(done, total, what)
 
-        return read(scope, self.asked.of(scope), spreads, tell)
+        return read(scope, self.prompts, spreads, tell)
 
 
 def _made_like(scope: Scope) -> tuple:

@@ -4,8 +4,8 @@ The answering query's scores are drawn key by key; maps follow from them as in a
 the irrelevant tokens the same noise, of its own for each head and prompt, and only the first one's answer stands out.
 *Sparsification*: the second map is a flat pedestal, alike under all heads, that the subtraction takes from under the first.
 *Both*: noise that both maps share, half as strong. *Own*: the answer stands out in the first, and each has noise of its own, so
-that neither account holds. *Neither*: noise of their own in both maps, as alike or unlike as chance makes
-a head's maps for all prompts, and nothing that differs on the answer.
+that neither account holds. *Neither*: noise of their own in both maps, as alike or unlike as chance makes a head's maps for all
+prompts, and nothing that differs on the answer.
 """
 
 from __future__ import annotations
