@@ -29,7 +29,7 @@ FLOORS = (
     ("capture",),
     ("running",),
     ("scope",),
-    ("conformance",),
+    ("conformance", "gradients"),
     ("lens",),
     ("tasks",),
     ("lab",),
@@ -42,7 +42,7 @@ FRONT_DOOR = ("__init__", "__main__")
 CORE = {"torch", "transformers", "numpy", "scipy", "xarray", "safetensors"}
 PLAIN = (  # use no more
     "layout workspace attention changes editing averages edits families stats "
-    "prompts tiles fidelity sampling diagnosis measuring capture running scope conformance"
+    "prompts tiles fidelity sampling diagnosis measuring capture running scope gradients conformance"
 ).split()
 LIBRARIES = {
     **dict.fromkeys(PLAIN, CORE),

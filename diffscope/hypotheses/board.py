@@ -9,8 +9,8 @@ from pathlib import Path
 import xarray as xr
 
 from diffscope.errors import DiffscopeError, PromptError
-from diffscope.hypotheses import of_checkpoints, of_family, of_model, of_pair
-from diffscope.hypotheses.inference import LEVEL, Estimate, estimate, holm
+from diffscope.hypotheses import of_checkpoints, of_family, of_flow, of_model, of_noise, of_pair, of_robustness
+from diffscope.hypotheses.inference import LEVEL, Estimate, as_estimate, holm
 from diffscope.hypotheses.rules import NAMES, Missing, Test, against, judge, state, words
 from diffscope.hypotheses.subjects import Pair, Subject
 from diffscope.lab.family import DATASET
@@ -19,9 +19,9 @@ from diffscope.models.loading import checkpoints, locate
 from diffscope.store import open_statistics
 
 OBSERVERS = {
-    "model": of_model.TESTS,
-    "pair": of_pair.TESTS,
-    "checkpoints": of_checkpoints.TESTS,
+    "model": of_model.TESTS | of_noise.TESTS | of_flow.TESTS,
+    "pair": of_pair.TESTS | of_flow.PAIRS | of_robustness.PAIRS,
+    "checkpoints": of_checkpoints.TESTS | of_flow.CHECKPOINTS,
     "family": of_family.TESTS,
 }
 TESTS: dict[str, Test] = {test.id: test for tests in OBSERVERS.values() for test in tests}
@@ -129,7 +129,7 @@ def run(
             missing[test.id] = NEEDED[test.needs]
             continue
         try:
-            found[test.id] = {name: estimate(one) for name, one in OBSERVERS[test.needs][test](subject).items()}
+            found[test.id] = {name: as_estimate(one) for name, one in OBSERVERS[test.needs][test](subject).items()}
         except Missing as error:
             missing[test.id] = str(error)
         except PromptError as error:

@@ -28,10 +28,13 @@ class Observed:
         Of each trained model and prompt, controls already taken off, so that 0 is "no effect". NaN where it is undefined.
     untrained : ndarray (model,), optional
         The same, mean over prompts, of models of the same architecture with random weights.
+    layers : ndarray (layer,), optional
+        The mean by layer, to be shown.
     """
 
     values: np.ndarray
     untrained: np.ndarray | None = None
+    layers: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,8 @@ class Estimate:
         What was compared with what.
     why : str
         Where the numbers are NaN, the reason.
+    layers : tuple of float
+        The mean by layer, where there is one; not judged.
     """
 
     value: float
@@ -65,6 +70,7 @@ class Estimate:
     untrained: int
     method: str
     why: str = ""
+    layers: tuple[float, ...] = ()
 
 
 def estimate(observed: Observed, seed: int = 0) -> Estimate:
@@ -106,7 +112,13 @@ def estimate(observed: Observed, seed: int = 0) -> Estimate:
     else:
         null, p = _of_signs(one, rng)
         method = "over prompts: of these models alone"
-    return Estimate(value, low, high, *null, p, **counts, method=method)
+    layers = () if observed.layers is None else tuple(np.asarray(observed.layers, dtype=float).tolist())
+    return Estimate(value, low, high, *null, p, **counts, method=method, layers=layers)
+
+
+def as_estimate(found: Observed | Estimate, seed: int = 0) -> Estimate:
+    """The estimate of what was observed; one that a test made by a model of its own stays what it is."""
+    return found if isinstance(found, Estimate) else estimate(found, seed)
 
 
 def _nothing(why: str, **counts) -> Estimate:

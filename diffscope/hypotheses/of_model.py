@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import xarray as xr
 
@@ -105,15 +107,20 @@ def noise_measures(reading: Reading) -> dict[str, xr.DataArray]:
 
 
 def lambda_star(subject: Subject) -> dict[str, Observed]:
-    if any(getattr(getattr(scope.model, "config", None), "fixed_lambda", None) is not None for scope in subject.scopes):
+    if has_fixed_lambda(subject):
         raise Missing("a model that learns its λ: this one's is fixed")
+    return _observed(subject, lambda_distance)
 
-    def distance(reading: Reading) -> dict[str, xr.DataArray]:
-        ratio = reading.own["lambda"].sel(lambda_value="used") / reading.own["gain"] / reading.own["lambda_star"]
-        octaves = abs(np.log2(ratio.clip(2.0**-FARTHEST, 2.0**FARTHEST)))
-        return {"distance": octaves.sel(span="irrelevant"), "distance_without_needles": octaves.sel(span="context")}
 
-    return _observed(subject, distance)
+def has_fixed_lambda(subject: Subject) -> bool:
+    return any(getattr(getattr(scope.model, "config", None), "fixed_lambda", None) is not None for scope in subject.scopes)
+
+
+def lambda_distance(reading: Reading) -> dict[str, xr.DataArray]:
+    """How far λ/g is from λ*, in octaves either way, at most ``FARTHEST``."""
+    ratio = reading.own["lambda"].sel(lambda_value="used") / reading.own["gain"] / reading.own["lambda_star"]
+    octaves = abs(np.log2(ratio.clip(2.0**-FARTHEST, 2.0**FARTHEST)))
+    return {"distance": octaves.sel(span="irrelevant"), "distance_without_needles": octaves.sel(span="context")}
 
 
 def key_token_gain(subject: Subject) -> dict[str, Observed]:
@@ -142,13 +149,14 @@ def _observed(subject: Subject, quantities) -> dict[str, Observed]:
     if any(reading.paired is None for reading in subject.readings):
         raise Missing("a differential model: this one is standard attention")
     own, others = ([quantities(reading) for reading in readings] for readings in (subject.readings, subject.untrained))
-    return {
-        name: Observed(
-            np.stack([over_model(one[name]).values for one in own]),
-            np.array([float(over_model(one[name]).mean()) for one in others]),
-        )
-        for name in own[0]
-    }
+    return {name: observed([one[name] for one in own], [one[name] for one in others]) for name in own[0]}
+
+
+def observed(own: Sequence[xr.DataArray], others: Sequence[xr.DataArray]) -> Observed:
+    """What tables (prompt, layer, head) of trained and of untrained models come to."""
+    values = np.stack([over_model(one).values for one in own])
+    layers = xr.concat([one.mean(("prompt", "head")) for one in own], "model").mean("model").values
+    return Observed(values, np.array([float(over_model(one).mean()) for one in others]), layers)
 
 
 def over_model(values: xr.DataArray) -> xr.DataArray:

@@ -10,7 +10,7 @@ import xarray as xr
 from diffscope.hypotheses.inference import Observed
 from diffscope.hypotheses.of_model import over_model
 from diffscope.hypotheses.reading import Reading
-from diffscope.hypotheses.rules import ABOVE, BELOW, Missing, Quantity, Test
+from diffscope.hypotheses.rules import ABOVE, BELOW, Quantity, Test
 from diffscope.hypotheses.subjects import Pair
 
 ONE_PAIR = "Of one pair of one seed it says what these two models do, not what the architectures do."
@@ -119,12 +119,7 @@ def _apart(one: xr.DataArray, other: xr.DataArray) -> xr.DataArray:
 
 def _observed(pair: Pair, quantities: Callable[[Reading, Reading], dict[str, xr.DataArray]]) -> dict[str, Observed]:
     """The quantities of each pair of seeds by prompt, and of untrained pairs."""
-    if any(reading.paired is None for reading in pair.diff.readings):
-        raise Missing("a differential model beside the standard one")
-    if any(reading.paired is not None for reading in pair.standard.readings):
-        raise Missing("a standard model to compare with: the one given is differential")
-    if [prompt.ids for prompt in pair.diff.prompts] != [prompt.ids for prompt in pair.standard.prompts]:
-        raise Missing("two models of one tokenizer, so that their prompts are the same")
+    pair.check()
     own = [quantities(*two) for two in zip(pair.diff.readings, pair.standard.readings, strict=True)]
     others = [quantities(*two) for two in zip(pair.diff.untrained, pair.standard.untrained, strict=True)]
     return {

@@ -84,7 +84,7 @@ def _of_batch(scope: Scope, prompts: Sequence[Prompt], spreads: Sequence[torch.T
 def of_capture(cap: Capture, spreads: Sequence[torch.Tensor] | None = None):
     """The tables of :class:`Reading` and the spreads, of a batch that has the spans ``control_…`` of :func:`sized_spans`."""
     if spreads is not None:
-        cap = replace(cap, layers=[_as_sharp(layer, wanted) for layer, wanted in zip(cap.layers, spreads, strict=True)])
+        cap = replace(cap, layers=[as_sharp(layer, wanted) for layer, wanted in zip(cap.layers, spreads, strict=True)])
     there, names = [spread(layer) for layer in cap.layers], [*ROWS, "span_mass", "sink_mass"]
     if not cap.differential:
         return _measure(cap, names), None, None, there
@@ -110,7 +110,8 @@ def spread(layer: LayerAttention) -> torch.Tensor:
     return scores.float().std(-1).mean(0)
 
 
-def _as_sharp(layer: LayerAttention, wanted: torch.Tensor) -> LayerAttention:
+def as_sharp(layer: LayerAttention, wanted: torch.Tensor) -> LayerAttention:
+    """The layer with the scores of its maps as far apart at the last query as `wanted` (map,) says."""
     factor = wanted / spread(layer)
     return replace(layer, q=layer.q * factor[:, None, None].to(layer.q.dtype))
 

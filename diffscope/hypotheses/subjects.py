@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -18,6 +18,7 @@ from diffscope.tasks.retrieval import TEMPLATE, Prompt, Retrieval
 
 CHANGEABLE = ("dtype", "torch_dtype", "transformers_version")
 UNTRAINED = 24  # models of random weights
+FEW = 10  # prompts of what takes long: two at each depth
 Progress = Callable[[int, int, str], None]
 
 
@@ -57,6 +58,7 @@ class Subject:
     scopes: Sequence[Scope]
     asked: Asked = field(default_factory=Asked)
     progress: Progress | None = None
+    _taken: dict = field(default_factory=dict, repr=False)
 
     def __post_init__(self):
         names, first = [scope.name for scope in self.scopes], self.scopes[0]
@@ -78,19 +80,43 @@ class Subject:
     @cached_property
     def untrained(self) -> list[Reading]:
         """Of models of the first one's architecture, with random weights and scores as far apart as the trained ones' in turn."""
-        first, found = self.scopes[0], []
-        for i in range(self.asked.untrained):
+        return [
+            self._read(scope, f"untrained model {i + 1} of {count}", spreads) for i, count, scope, spreads in self.at_random()
+        ]
+
+    def at_random(self) -> Iterator[tuple[int, int, Scope, list[torch.Tensor]]]:
+        """The untrained models one by one: number, how many, model, and how far apart its scores are to be."""
+        first, count = self.scopes[0], self.asked.untrained
+        for i in range(count):
             scope = Scope(anew(first.model, self.asked.seed + i), first.tokenizer, f"untrained {i}", first.family)
-            spreads = self.readings[i % len(self.readings)].spreads
-            found.append(self._read(scope, f"untrained model {i + 1} of {self.asked.untrained}", spreads))
-        return found
+            yield i, count, scope, self.readings[i % len(self.readings)].spreads
+
+    @property
+    def few(self) -> list[Prompt]:
+        """The first prompts, two at each depth: for what takes long."""
+        return self.prompts[:FEW]
+
+    def of_each(self, take: Callable, what: str) -> tuple[list, list]:
+        """What ``take(scope, prompts, spreads)`` gives of each model, and of each untrained one made as sharp, on few prompts.
+
+        Taken once; `spreads` is None for the trained ones.
+        """
+        if take not in self._taken:
+            own = [self._told(what, i, len(self.scopes), take(scope, self.few, None)) for i, scope in enumerate(self.scopes)]
+            others = [
+                self._told(f"{what}, untrained", i, count, take(scope, self.few, spreads))
+                for i, count, scope, spreads in self.at_random()
+            ]
+            self._taken[take] = own, others
+        return self._taken[take]
+
+    def _told(self, what: str, done: int, total: int, result):
+        if self.progress:
+            self.progress(done + 1, total, what)
+        return result
 
     def _read(self, scope: Scope, what: str, spreads=None) -> Reading:
-        def tell(done: int, total: int) -> None:
-            if self.progress:
-                self.progress(done, total, what)
-
-        return read(scope, self.prompts, spreads, tell)
+        return read(scope, self.prompts, spreads, lambda done, total: self._told(what, done - 1, total, None))
 
 
 def _made_like(scope: Scope) -> tuple:
@@ -107,6 +133,15 @@ class Pair:
 
     diff: Subject
     standard: Subject
+
+    def check(self) -> None:
+        """Raise Missing unless the first is differential, the other standard, and both have the same prompts."""
+        if any(reading.paired is None for reading in self.diff.readings):
+            raise Missing("a differential model beside the standard one")
+        if any(reading.paired is not None for reading in self.standard.readings):
+            raise Missing("a standard model to compare with: the one given is differential")
+        if [prompt.ids for prompt in self.diff.prompts] != [prompt.ids for prompt in self.standard.prompts]:
+            raise Missing("two models of one tokenizer, so that their prompts are the same")
 
 
 def anew(model: torch.nn.Module, seed: int) -> torch.nn.Module:
