@@ -4,9 +4,11 @@
     python benchmarks/calibration.py --models 200 --quick       # random models alone
 
 Of synthetic attention with a planted truth (noise that is cancelled, a pedestal that is taken away, both, noise of each map's
-own, nothing), at several strengths of the noise and numbers of prompts: the share of each verdict, beside scores at random. Of
-models with random weights, whose scores are as far apart as a trained model's: the share of p at most 0.05, each model against
-others of its kind. Of families in which no arm differs: the same, over seeds.
+own, nothing), at several strengths of the noise and numbers of prompts: the share of each verdict, beside scores at random. The
+same of pairs (beside a standard model with noise of its own), of checkpoints (the truth grows from step to step) and of families
+(rates of answers that follow one account, at several effects and numbers of seeds). Of models with random weights, whose scores
+are as far apart as a trained model's: the share of p at most 0.05, each model against others of its kind. Of families in which
+no arm differs: the same, over seeds.
 """
 
 from __future__ import annotations
@@ -14,32 +16,43 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import torch
 
 import diffscope
-from diffscope.hypotheses import of_model
+from diffscope.hypotheses import TESTS, Pair, of_flow, of_model, of_noise, of_pair, run
+from diffscope.hypotheses.flows import flows, noise_ranks
 from diffscope.hypotheses.inference import LEVEL, Observed, estimate
 from diffscope.hypotheses.reading import read
 from diffscope.hypotheses.rules import judge, state
 from diffscope.hypotheses.subjects import anew
 from diffscope.hypotheses.synthetic import TRUTHS, Planted, PlantedSubject
+from diffscope.hypotheses.synthetic_family import planted_family
 from diffscope.lab.evaluate import draw
 from diffscope.scope import Scope
 from diffscope.tasks import Retrieval
 
 UNTRAINED = 12
 SIZES = ((10, 1.0), (10, 2.0), (20, 1.5))  # prompts, strength of the noise
+MODEL_TRUTHS = TRUTHS[:-1]
+SINK = 4.0
+STEPS = (0, 10, 50, 200, 800)
+ROUNDS = 8  # series of untrained models
+PULLS = {"NC": 0.3, "neither": 0.0, "against": -0.3}
+FAMILIES = ((3, 0.5), (5, 0.5), (5, 1.0), (8, 1.0))  # seeds, effect in logits
 
 
 class Given:
-    """Readings at hand, as a subject of the tests."""
+    """Readings and tables at hand, as a subject of the tests."""
 
-    scopes = ()
+    def __init__(self, readings, untrained, prompts=(), scopes=(), tables=None):
+        self.readings, self.untrained, self.prompts, self.scopes, self.tables = readings, untrained, prompts, scopes, tables
 
-    def __init__(self, readings, untrained):
-        self.readings, self.untrained = readings, untrained
+    def of_each(self, take, what):
+        return self.tables[take]
 
 
 def verdict(test, observe, subject):
@@ -53,15 +66,83 @@ def planted(models, task):
     for count, noise in SIZES:
         prompts = draw(task, count, 160, 4, 0)
         others = PlantedSubject(Planted("neither", noise=noise), prompts, count=UNTRAINED).untrained
-        for truth in TRUTHS:
+        for truth in MODEL_TRUTHS:
             said = {test.id: Counter() for test in of_model.TESTS}
             for seed in range(models):
                 subject = Given([Planted(truth, noise=noise).read(prompts, seed)], others)
                 for test, observe in of_model.TESTS.items():
                     said[test.id][verdict(test, observe, subject)[0]] += 1
             for name, counted in said.items():
-                shares = {one: count / models for one, count in counted.most_common()}
-                table[f"{name} | {truth} | {count} prompts, noise {noise:g}"] = shares
+                found = {one: n / models for one, n in counted.most_common()}
+                table[f"{name} | {truth} | {count} prompts, noise {noise:g}"] = found
+    return table
+
+
+def shares(said):
+    """Counts of verdicts by test as shares."""
+    return {name: {one: n / sum(counted.values()) for one, n in counted.most_common()} for name, counted in said.items()}
+
+
+def pairs(models, task):
+    """Share of verdicts on pairs by truth of the DIFF model; the standard one has noise of its own and looks at the answer."""
+    table = {}
+    for count, noise in SIZES:
+        prompts = draw(task, count, 160, 4, 0)
+        plain = Planted("standard", noise=noise, sink=SINK)
+        at_random = [
+            [replace(plain, truth=one, signal=0.0).read(prompts, 10_000 + i) for i in range(UNTRAINED)]
+            for one in ("neither", "standard")
+        ]
+        for truth in ("NC", "SP", "both", "neither"):
+            said = {test.id: Counter() for test in of_pair.TESTS}
+            for seed in range(models):
+                nothing = truth == "neither"
+                two = (replace(plain, truth=truth), replace(plain, signal=0.0 if nothing else plain.signal))
+                read = [Given([one.read(prompts, seed)], others, prompts) for one, others in zip(two, at_random)]
+                for test, observe in of_pair.TESTS.items():
+                    said[test.id][verdict(test, observe, Pair(*read))[0]] += 1
+            for name, found in shares(said).items():
+                table[f"{name} | {truth} | {count} prompts, noise {noise:g}"] = found
+    return table
+
+
+def series(models, task):
+    """Share of verdicts on checkpoints: of a truth that is there from the third on, and of gradients that pull along ρ or not."""
+    prompts, table = draw(task, 10, 160, 4, 0), {}
+    places = [SimpleNamespace(name=f"m@{step}") for step in STEPS]
+    at_random = Planted("neither", sink=SINK, signal=0.0)
+    others = [at_random.read(prompts, 10_000 + i) for i in range(ROUNDS * len(STEPS))]
+    null = [at_random.flows(prompts, 0.0, 10_000 + i) for i in range(ROUNDS * len(STEPS))]
+    for truth in MODEL_TRUTHS:
+        said = {name: Counter() for name in ("noise-symmetry-training", "sinks-training")}
+        for seed in range(models):
+            own = [
+                replace(at_random, truth=truth if i > 1 else "neither", signal=3.0 * (i > 1)).read(prompts, 10 * seed + i)
+                for i in range(len(STEPS))
+            ]
+            for name, counted in said.items():
+                counted[run([name], checkpoints=Given(own, others, prompts, places))[0].verdict] += 1
+        table |= {f"{name} | {truth}": found for name, found in shares(said).items()}
+    for pull, strength in PULLS.items():
+        said = {"gradient-dynamics": Counter()}
+        for seed in range(models):
+            own = [at_random.flows(prompts, strength, 10 * seed + i) for i in range(len(STEPS))]
+            subject = Given([], [], prompts, places, {flows: (own, null)})
+            said["gradient-dynamics"][run(["gradient-dynamics"], checkpoints=subject)[0].verdict] += 1
+        table |= {f"{name} | {pull}": found for name, found in shares(said).items()}
+    return table
+
+
+def planted_families(count):
+    """Share of verdicts on families by truth, number of seeds and effect; p corrected over the family's tests."""
+    ids, table = [test.id for test in TESTS.values() if test.needs == "family"], {}
+    for seeds, effect in FAMILIES:
+        for truth in ("NC", "SP", "neither"):
+            said = {name: Counter() for name in ids}
+            for seed in range(count):
+                for one in run(ids, family=planted_family(truth, seeds, effect, seed=seed)):
+                    said[one.test.id][one.verdict] += 1
+            table |= {f"{name} | {truth} | {seeds} seeds, effect {effect:g}": found for name, found in shares(said).items()}
     return table
 
 
@@ -69,20 +150,27 @@ def random_models(models, task):
     """Share of p at most 0.05 among models of random weights, each beside the others, by test and quantity."""
     scope, prompts = diffscope.load("mini-diff"), draw(task, 10, 160, 4, 0)
     spreads = read(scope, prompts).spreads
-    readings = []
+    tests = of_model.TESTS | {of_flow.FLOW: of_flow.shares_of_flow, of_noise.LOW_RANK: of_noise.ranks_of_noise}
+    readings, tables = [], {flows: [], noise_ranks: []}
     for seed in range(models):
         made = Scope(anew(scope.model, seed), scope.tokenizer, f"random {seed}", scope.family)
         readings.append(read(made, prompts, spreads))
+        for take, found in tables.items():
+            found.append(take(made, prompts, spreads))
     significant, verdicts = Counter(), Counter()
     for i in range(models):
-        others = [readings[(i + j) % models] for j in range(1, UNTRAINED + 1)]
-        for test, observe in of_model.TESTS.items():
-            said, found = verdict(test, observe, Given([readings[i]], others))
-            verdicts[test.id, said] += 1
+        others = [(i + j) % models for j in range(1, UNTRAINED + 1)]
+        given = {take: ([found[i]], [found[j] for j in others]) for take, found in tables.items()}
+        subject = Given([readings[i]], [readings[j] for j in others], tables=given)
+        for test, observe in tests.items():
+            found = {name: estimate(one) for name, one in observe(subject).items()}
             for name, one in found.items():
                 significant[test.id, name] += one.p <= LEVEL
-    shares = {f"{id}: {name}": count / models for (id, name), count in significant.items()}
-    return shares, {f"{id}: {said}": count / models for (id, said), count in verdicts.items()}
+            if len(found) == len(test.quantities):
+                states = {name: state(one, one.p, test.quantities[name].margin) for name, one in found.items()}
+                verdicts[test.id, judge(test, states)] += 1
+    rates = {f"{id}: {name}": count / models for (id, name), count in significant.items()}
+    return rates, {f"{id}: {said}": count / models for (id, said), count in verdicts.items()}
 
 
 def families(count, seeds=3, prompts=100, spread=0.05):
@@ -105,9 +193,11 @@ def main():
     result = {"models": options.models, "untrained": UNTRAINED}
     if not options.quick:
         result["planted"] = planted(options.models, task)
+        result["pairs"], result["checkpoints"] = pairs(options.models, task), series(options.models, task)
+        result["planted_families"] = planted_families(options.models)
         print("test | truth | size: share of verdicts")
-        for name, shares in result["planted"].items():
-            print(f"{name}: " + ", ".join(f"{one} {share:.0%}" for one, share in shares.items()))
+        for name, found in (result["planted"] | result["pairs"] | result["checkpoints"] | result["planted_families"]).items():
+            print(f"{name}: " + ", ".join(f"{one} {share:.0%}" for one, share in found.items()))
     result["random"], result["random_verdicts"] = random_models(options.models, task)
     print(f"\n{options.models} models of random weights: share of p at most {LEVEL:g}")
     for name, share in result["random"].items():

@@ -40,15 +40,19 @@ def flows(scope: Scope, prompts: Sequence[Prompt], spreads=None) -> xr.Dataset:
     sets = [
         scope.encode(prompt.ids, {name: at for name, at in prompt.spans.items() if name != "sink" and at}) for prompt in prompts
     ]
-    keys = [_masks(encoded.key_sets(), len(encoded.ids)) for encoded in sets]
-    return _table([[_of_row(row, i, keys[i]) for row in rows] for i in range(len(prompts))])
+    return of_rows(rows, [masks(encoded.key_sets(), len(encoded.ids)) for encoded in sets])
+
+
+def of_rows(rows: Sequence[LastRow], keys: Sequence[Table]) -> xr.Dataset:
+    """The table of :func:`flows`, of last rows by layer and the key sets of each prompt, bool (key,) by name."""
+    return _table([[_of_row(row, i, sets) for row in rows] for i, sets in enumerate(keys)])
 
 
 def _sharpened(spreads) -> Callable[[int, LayerAttention], LayerAttention] | None:
     return None if spreads is None else lambda at, layer: as_sharp(layer, spreads[at])
 
 
-def _masks(sets: dict[str, torch.Tensor], length: int) -> Table:
+def masks(sets: dict[str, torch.Tensor], length: int) -> Table:
     return {name: torch.isin(torch.arange(length), sets[name].cpu()) for name in SETS if name in sets}
 
 

@@ -10,6 +10,7 @@ import xarray as xr
 from diffscope.hypotheses.answers import answers
 from diffscope.hypotheses.inference import Observed
 from diffscope.hypotheses.of_model import LAMBDA_STAR, has_fixed_lambda, lambda_distance, noise_measures, observed, over_model
+from diffscope.hypotheses.of_pair import SINKS_UNABLE
 from diffscope.hypotheses.reading import Reading
 from diffscope.hypotheses.rules import ABOVE, BELOW, NONE, Missing, Quantity, Test
 from diffscope.hypotheses.subjects import Subject
@@ -50,6 +51,7 @@ SINKS_TRAINING = Test(
     predictions={"NC": {"d": BELOW}},
     needs="checkpoints",
     limits="One training of one seed, and the answering query alone.",
+    unable=SINKS_UNABLE,
 )
 
 LAMBDA_FORMED = Test(

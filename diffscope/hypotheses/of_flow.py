@@ -76,6 +76,15 @@ GRADIENTS = Test(
 
 
 def flow(subject: Subject) -> dict[str, Observed]:
+    made = shares_of_flow(subject)
+    knocked = [_knock_out(scope, subject.few) for scope in subject.scopes]
+    return made | {
+        "knock_out": Observed(np.stack([total for total, _ in knocked]), layers=np.mean([one for _, one in knocked], 0))
+    }
+
+
+def shares_of_flow(subject: Subject) -> dict[str, Observed]:
+    """What gradients say of the flow, beside untrained models."""
     own, others = subject.of_each(flows, "gradients")
     if "push" not in own[0]:
         raise Missing("a differential model: this one is standard attention")
@@ -84,11 +93,7 @@ def flow(subject: Subject) -> dict[str, Observed]:
         "over_mass": lambda one: one["flow_answer"] - one["mass_answer"],
         "needles": lambda one: one["flow_needles"],
     }
-    made = {name: observed([take(one) for one in own], [take(one) for one in others]) for name, take in takes.items()}
-    knocked = [_knock_out(scope, subject.few) for scope in subject.scopes]
-    return made | {
-        "knock_out": Observed(np.stack([total for total, _ in knocked]), layers=np.mean([one for _, one in knocked], 0))
-    }
+    return {name: observed([take(one) for one in own], [take(one) for one in others]) for name, take in takes.items()}
 
 
 def flow_pair(pair: Pair) -> dict[str, Observed]:

@@ -47,11 +47,15 @@ LOW_RANK = Test(
 def low_rank(subject: Subject) -> dict[str, Observed]:
     if any(not _differential(scope) for scope in subject.scopes):
         raise Missing("a differential model: this one is standard attention")
+    rises = [_rises(scope, subject) for scope in subject.scopes]
+    return ranks_of_noise(subject) | {name: Observed(np.stack([one[name] for one in rises])) for name in rises[0]}
+
+
+def ranks_of_noise(subject: Subject) -> dict[str, Observed]:
+    """Effective ranks, beside those of untrained models."""
     own, others = subject.of_each(noise_ranks, "effective ranks")
     tables = {"rank": "erank_over", "rank_energy": "erank_energy_over", "itself": "erank", "itself_energy": "erank_energy"}
-    made = {name: observed([one[of] for one in own], [one[of] for one in others]) for name, of in tables.items()}
-    rises = [_rises(scope, subject) for scope in subject.scopes]
-    return made | {name: Observed(np.stack([one[name] for one in rises])) for name in rises[0]}
+    return {name: observed([one[of] for one in own], [one[of] for one in others]) for name, of in tables.items()}
 
 
 def _differential(scope) -> bool:

@@ -14,6 +14,7 @@ from diffscope.hypotheses.rules import ABOVE, BELOW, Quantity, Test
 from diffscope.hypotheses.subjects import Pair
 
 ONE_PAIR = "Of one pair of one seed it says what these two models do, not what the architectures do."
+SINKS_UNABLE = "any second map that has a sink takes from it, whatever else it does"
 CONTROLS = ("untrained pairs of the same architectures, with scores as far apart", "same prompts")
 
 PAIR_SPARSITY = Test(
@@ -72,6 +73,7 @@ SINKS = Test(
     predictions={"NC": {"d": BELOW}},
     needs="pair",
     limits=f"Of the answering query alone. {ONE_PAIR}",
+    unable=SINKS_UNABLE,
 )
 
 

@@ -11,20 +11,23 @@ prompts, and nothing that differs on the answer.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+import xarray as xr
 
 from diffscope.attention import LayerAttention
 from diffscope.capture import Capture
 from diffscope.fidelity import Fidelity
+from diffscope.gradients import LastRow
+from diffscope.hypotheses.flows import masks, of_rows
 from diffscope.hypotheses.reading import Reading, of_capture, sized_spans
 from diffscope.layout import Mask, Pairing
 from diffscope.prompts import Encoded
 from diffscope.tasks.retrieval import Prompt
 
-TRUTHS = ("NC", "SP", "both", "own", "neither")
+TRUTHS = ("NC", "SP", "both", "own", "neither", "standard")
 CHANCE = 0.3  # largest correlation of a head's two maps that is there by chance
 
 
@@ -34,13 +37,15 @@ class Planted:
 
     Attributes
     ----------
-    truth : {"NC", "SP", "both", "own", "neither"}
+    truth : {"NC", "SP", "both", "own", "neither", "standard"}
     noise : float
         Standard deviation of the scores on irrelevant tokens.
     signal : float
         How much higher the answer's scores are, in the first map.
     lam : float
     layers, heads : int
+    sink : float
+        How much higher the first token's scores are, in both maps.
     """
 
     truth: str
@@ -49,42 +54,57 @@ class Planted:
     lam: float = 0.8
     layers: int = 3
     heads: int = 2
+    sink: float = 0.0
 
     def scores(self, prompt: Prompt, alike: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Scores of the last query, (head, map, key); `alike` (head,) correlates the two maps where nothing else does."""
         keys, answer = len(prompt.ids), prompt.spans["answer"]
         noise = rng.normal(size=(self.heads, 2, keys)) * self.noise
-        if self.truth in ("neither", "own"):
+        if self.truth in ("neither", "own", "standard"):
             noise[:, 1] = alike[:, None] * noise[:, 0] + np.sqrt(1 - alike[:, None] ** 2) * noise[:, 1]
-            noise[:, 0, answer] += self.signal * (self.truth == "own")
-            return noise
-        noise *= {"NC": 1, "both": 0.5, "SP": 0.25}[self.truth]
-        noise[:, 1] = 0 if self.truth == "SP" else noise[:, 0]
-        noise[:, 0, answer] += self.signal
+            noise[:, 0, answer] += self.signal * (self.truth != "neither")
+        else:
+            noise *= {"NC": 1, "both": 0.5, "SP": 0.25}[self.truth]
+            noise[:, 1] = 0 if self.truth == "SP" else noise[:, 0]
+            noise[:, 0, answer] += self.signal
+        noise[:, :, 0] += self.sink
         return noise
+
+    def flows(self, prompts: Sequence[Prompt], pull: float, seed: int) -> xr.Dataset:
+        """The same as :func:`diffscope.hypotheses.flows.flows`: a gradient at random, of which `pull` goes along ρ.
+
+        With `pull` above 0 descent makes the maps more alike on irrelevant tokens, below 0 less.
+        """
+        rng = np.random.default_rng([seed, TRUTHS.index(self.truth), 1])
+        keys = [masks(self._encoded(prompt, prompt.spans).key_sets(), len(prompt.ids)) for prompt in prompts]
+        rows = []
+        for number in range(self.layers):
+            layer = self._layer(number, prompts, rng)
+            found = [layer.prompt(i).rows([len(prompt.ids) - 1]) for i, prompt in enumerate(prompts)]
+            a1, a2, d = (torch.cat([getattr(one, name).transpose(0, 1) for one in found]) for name in ("a1", "a2", "d"))
+            along = (a1 - a2).sign() * torch.stack([one["irrelevant"] for one in keys])[:, None]
+            gradient = pull * along + torch.from_numpy(rng.normal(size=along.shape)).float()
+            lam, gain = torch.full(d.shape[:2], self.lam), torch.ones(d.shape[:2])
+            rows.append(LastRow(number, a1, a2, d, gradient, lam, gain))
+        return of_rows(rows, keys)
 
     def read(self, prompts: Sequence[Prompt], seed: int) -> Reading:
         """The same as :func:`diffscope.hypotheses.reading.read` gives of a model."""
         rng = np.random.default_rng([seed, TRUTHS.index(self.truth)])
-        length = len(prompts[0].ids)
         sized = [sized_spans(prompt, np.random.default_rng([seed, i])) for i, prompt in enumerate(prompts)]
         spans = [{**prompt.spans, **more} for prompt, more in zip(prompts, sized)]
-        encoded = [
-            Encoded(
-                None,
-                tuple(prompt.ids),
-                ("",) * length,
-                ((0, 0),) * length,
-                {name: tuple(at) for name, at in one.items() if name != "sink"},
-            )
-            for prompt, one in zip(prompts, spans)
-        ]
+        encoded = [self._encoded(prompt, one) for prompt, one in zip(prompts, spans)]
         layers = [self._layer(number, prompts, rng) for number in range(self.layers)]
         proofs = [Fidelity(0.0, 1.0, 0, True) for _ in layers]
         facts = {"model": f"planted {self.truth}", "family": "planted"}
         cap = Capture(encoded, layers, proofs, [[] for _ in prompts], np.zeros((len(layers), len(prompts), 6)), facts, batch=True)
         own, sized, paired, there = of_capture(cap)
         return Reading(own, sized, paired, there)
+
+    @staticmethod
+    def _encoded(prompt: Prompt, spans: dict[str, list[int]]) -> Encoded:
+        length, there = len(prompt.ids), {name: tuple(at) for name, at in spans.items() if name != "sink" and at}
+        return Encoded(None, tuple(prompt.ids), ("",) * length, ((0, 0),) * length, there)
 
     def _layer(self, number: int, prompts: Sequence[Prompt], rng: np.random.Generator) -> LayerAttention:
         alike = rng.uniform(-CHANCE, CHANCE, self.heads)
@@ -102,8 +122,8 @@ class Planted:
             v=torch.zeros(batch, 1, keys, 1),
             scale=1.0,
             mask=Mask(),
-            pairing=Pairing(maps[0::2], maps[1::2], none, none[: self.heads]),
-            lam=lam,
+            pairing=Pairing(maps[0::2], None if self.truth == "standard" else maps[1::2], none, none[: self.heads]),
+            lam=lam * (self.truth != "standard"),
             gain=torch.ones(1, 1, 1),
             lam_fp32=lam,
             lam_init=None,
@@ -129,5 +149,9 @@ class PlantedSubject:
 
     @property
     def untrained(self) -> list[Reading]:
-        at_random = Planted("neither", self.planted.noise, 0.0, self.planted.lam, self.planted.layers, self.planted.heads)
-        return [at_random.read(self.prompts, 10_000 + 100 * self.seeds[0] + i) for i in range(self.count)]
+        return [self.at_random.read(self.prompts, 10_000 + 100 * self.seeds[0] + i) for i in range(self.count)]
+
+    @property
+    def at_random(self) -> Planted:
+        truth = "standard" if self.planted.truth == "standard" else "neither"
+        return replace(self.planted, truth=truth, signal=0.0)
