@@ -10,6 +10,7 @@ import xarray as xr
 from scipy import stats
 
 import diffscope
+from diffscope import edits
 from diffscope.cli import main
 from diffscope.errors import DiffscopeError
 from diffscope.hypotheses import (
@@ -19,6 +20,7 @@ from diffscope.hypotheses import (
     Subject,
     of_checkpoints,
     of_family,
+    of_flow,
     of_model,
     of_pair,
     reading,
@@ -26,11 +28,14 @@ from diffscope.hypotheses import (
     run,
     together,
 )
+from diffscope.hypotheses.answers import answers
+from diffscope.hypotheses.flows import noise_ranks
 from diffscope.hypotheses.inference import Estimate, Observed, estimate, holm
 from diffscope.hypotheses.rules import ABOVE, ALIKE, BELOW, FAR, NONE, OPEN, Quantity, Test, judge, state
 from diffscope.hypotheses.subjects import anew
 from diffscope.hypotheses.synthetic import Planted, PlantedSubject
-from diffscope.lab.evaluate import draw
+from diffscope.hypotheses.synthetic_family import planted_family as family_of
+from diffscope.lab.evaluate import draw, exact_answers
 from diffscope.store import save_statistics
 from diffscope.tasks import Retrieval
 from tests import tiny
@@ -278,6 +283,95 @@ def test_growth_over_checkpoints_is_what_was_planted(prompts):
     assert of_checkpoints.growth(steps, (2 * steps)[:, None]) == pytest.approx(2 * steps[-1])
 
 
+class Tables(PlantedSubject):
+    """A planted subject with tables that were taken already."""
+
+    def of_each(self, take, what):
+        return self.tables
+
+
+def test_a_pull_towards_shared_noise_is_found_and_so_is_its_opposite(prompts):
+    planted = Planted("neither", layers=2)
+    null = [planted.flows(prompts, 0.0, 100 + i) for i in range(20)]
+    for pull, expected in ((0.4, ["NC"]), (-0.4, ["neither"]), (0.0, ["inconclusive", "neither"])):
+        series = Tables(planted, prompts)
+        series.scopes, series.tables = [SimpleNamespace(name=f"m@{i}") for i in range(4)], None
+        series.tables = [planted.flows(prompts, pull, i) for i in range(4)], null
+        (verdict,) = run(["gradient-dynamics"], checkpoints=series)
+        assert verdict.verdict in expected, verdict.sentence
+
+
+def test_lambda_is_looked_at_where_the_circuit_has_formed(monkeypatch):
+    """Not at the first checkpoint, nor at the last: at the first that answers."""
+    series = Subject([diffscope.load(name) for name in ("mini-diff@0", "mini-diff@1036", "mini-diff")], FEW)
+    series.scopes[2].name = "mini-diff@2000"
+    right = {"mini-diff@0": 0.0, "mini-diff@1036": 0.95, "mini-diff@2000": 1.0}
+    monkeypatch.setattr(of_checkpoints, "answers", lambda scope, prompts: SimpleNamespace(right=np.full(10, right[scope.name])))
+    found = of_checkpoints.lambda_formed(series)["distance"]
+    wanted = of_model.lambda_distance(series.readings[1])["distance"].mean("head").mean("layer")
+    assert found.values[0] == pytest.approx(wanted.values) and len(found.untrained) == 1
+    right["mini-diff@1036"] = right["mini-diff@2000"] = 0.9
+    (lacking,) = run(["lambda-star-formation"], checkpoints=series)
+    assert lacking.verdict == "needs a checkpoint with more than 90% exact answers to these prompts"
+
+
+# What is changed, lost and drawn on
+
+
+def test_answers_are_those_of_the_model_and_of_its_edits(prompts):
+    scope = diffscope.load("mini-diff")
+    found, edited = answers(scope, prompts), answers(scope, prompts, edits.zero_a2())
+    assert found.right.tolist() == exact_answers(scope.model, prompts).astype(float).tolist()
+    ids = torch.tensor([prompts[2].ids + prompts[2].answer])
+    with torch.no_grad():
+        logits = scope.model(ids).logits[0, -len(prompts[2].answer) - 1 : -1]
+    assert found.loss[2] == pytest.approx(
+        float(torch.nn.functional.cross_entropy(logits, ids[0, -len(prompts[2].answer) :])), abs=1e-5
+    )
+    assert edited.loss.mean() > found.loss.mean() + 1
+
+
+def test_ranks_of_the_noise_are_those_of_the_map(prompts):
+    scope = diffscope.load("mini-diff")
+    found = noise_ranks(scope, prompts[:2])
+    noise = scope.capture(prompts[1].ids).map("noise", 2, 1).values
+    sigma = np.linalg.svd(noise.astype(np.float64), compute_uv=False)
+    p = sigma / sigma.sum()
+    assert float(found["erank"][1, 2, 1]) == pytest.approx(np.exp(-(p * np.log(p)).sum()), rel=1e-3)
+    assert float(found["erank_over"].mean()) < 0  # permuting keys takes away what rows share
+
+
+def test_a_model_that_makes_nothing_of_its_second_map_has_no_low_rank_noise():
+    tokenizer = diffscope.load("mini-diff").tokenizer
+    model = tiny.own("v1", vocab_size=len(tokenizer), fixed_lambda=0.0)
+    subject = Subject([diffscope.load(model, tokenizer)], FEW)
+    (verdict,) = run(["low-rank-noise"], subject)
+    assert verdict.verdict == "neither" and verdict.states["zero"] == NONE
+    (refused,) = run(["low-rank-noise"], Subject([diffscope.load("mini-standard")], FEW))
+    assert refused.verdict == "needs a differential model: this one is standard attention"
+
+
+def test_the_answer_is_knocked_out_and_not_its_surroundings(prompts):
+    scope, prompt = diffscope.load("mini-diff"), prompts[1]
+    total, by_layer = of_flow._knock_out(scope, [prompt])
+    queries = [len(prompt.ids) - 1, len(prompt.ids)]
+    with scope.edit(edits.knock_out(prompt.spans["answer"], queries)):
+        assert scope.capture(prompt.ids).map("A1", 1, 0, queries=[-1]).values[0, prompt.spans["answer"]].sum() == 0
+    assert len(prompt.answer) == 2 and total[0] > 1 and by_layer.max() > 0.05 and len(by_layer) == 4
+
+
+def test_what_is_taken_of_each_model_is_taken_once(prompts):
+    calls = []
+
+    def take(scope, prompts, spreads):
+        calls.append((scope.name, spreads is None, len(prompts)))
+        return scope.name
+
+    subject = Subject([diffscope.load("mini-diff")], FEW)
+    assert subject.of_each(take, "names") == subject.of_each(take, "names")
+    assert calls == [("mini-diff", True, 10)] + [(f"untrained {i}", False, 10) for i in range(4)]
+
+
 # A family
 
 
@@ -331,6 +425,32 @@ def test_faithfulness_is_signal_detection():
     assert found["c"].values.ravel() == pytest.approx([(often + rare) / 2 - rare] * 2)
 
 
+def test_arms_that_never_form_count_in_the_log_rank():
+    never, early, ever = np.full(4, 850.0), np.array([100.0, 125, 150, 175]), np.ones(4, dtype=bool)
+    found = of_family.log_rank(never, early, ~ever, ever)
+    assert found.value > 2 and found.p == pytest.approx(2 / 70)  # the most extreme of the ways to choose 4 of 8, both sides
+    assert of_family.log_rank(early, never, ever, ~ever).value == pytest.approx(-found.value)
+    assert of_family.log_rank(never, never, ~ever, ~ever).value == 0
+
+
+@pytest.mark.parametrize("truth, expected", [("NC", "NC"), ("SP", "SP"), ("neither", None)])
+def test_planted_families_are_told_apart(truth, expected):
+    ids = ["half-width", "signed-mask", "top-k", "noise-length"]
+    for one in run(ids, family=family_of(truth, 8, 1.5, spread=0.2)):
+        if expected:
+            assert one.verdict == expected, one.sentence
+        else:
+            assert one.verdict in ("inconclusive", "neither"), one.sentence
+
+
+def test_the_mixed_model_agrees_with_the_seeds_own_slopes():
+    found = of_family.noise_length(family_of("NC", 5, 1.0))
+    for name in ("noise", "length"):
+        own, mixed = float(found[name].values.mean()), found[f"mixed_{name}"]
+        assert abs(own - mixed.value) < 0.4 and mixed.low < mixed.value < mixed.high
+    assert found["mixed_noise"].p < 1e-4
+
+
 # The command
 
 
@@ -341,7 +461,7 @@ def test_the_command_shows_keeps_and_refuses(planted_family, tmp_path, capsys):
     assert main([*command, "--json", "--out", str(tmp_path / "board.md")]) == 0
     said = json.loads(capsys.readouterr().out)
     assert [one["verdict"] for one in said["tests"]] == ["SP", "needs a family with an arm of top-k"]
-    assert said["tests"][0]["estimates"]["half-width"]["state"] == "none" and said["tests"][0]["rule"]
+    assert said["tests"][0]["estimates"]["gap"]["state"] == "none" and said["tests"][0]["rule"]
     assert "| half-width | SP |" in (tmp_path / "board.md").read_text()
     assert main([*command, "--out", str(tmp_path / "board.html")]) == 0
     shown = capsys.readouterr().out
