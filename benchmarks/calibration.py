@@ -121,14 +121,14 @@ def series(models, task):
                 for i in range(len(STEPS))
             ]
             for name, counted in said.items():
-                counted[run([name], checkpoints=Given(own, others, prompts, places))[0].verdict] += 1
+                counted[run([name], checkpoints=[Given(own, others, prompts, places)])[0].verdict] += 1
         table |= {f"{name} | {truth}": found for name, found in shares(said).items()}
     for pull, strength in PULLS.items():
         said = {"gradient-dynamics": Counter()}
         for seed in range(models):
             own = [at_random.flows(prompts, strength, 10 * seed + i) for i in range(len(STEPS))]
             subject = Given([], [], prompts, places, {flows: (own, null)})
-            said["gradient-dynamics"][run(["gradient-dynamics"], checkpoints=subject)[0].verdict] += 1
+            said["gradient-dynamics"][run(["gradient-dynamics"], checkpoints=[subject])[0].verdict] += 1
         table |= {f"{name} | {pull}": found for name, found in shares(said).items()}
     return table
 

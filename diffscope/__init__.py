@@ -36,8 +36,9 @@ _NAMES = {
     "figure": "diffscope.figures",
     "load": "diffscope.scope",
     "open": "diffscope.capture",
+    "test": "diffscope.hypotheses",
 }
-_ROOMS = ("edits", "families", "lens", "models", "stats", "tasks")
+_ROOMS = ("edits", "families", "hypotheses", "lens", "models", "stats", "tasks")
 
 __all__ = [
     "Capture",
@@ -60,12 +61,14 @@ __all__ = [
     "edits",
     "families",
     "figure",
+    "hypotheses",
     "lens",
     "load",
     "models",
     "open",
     "stats",
     "tasks",
+    "test",
 ]
 
 

@@ -273,11 +273,11 @@ def test_growth_over_checkpoints_is_what_was_planted(prompts):
 
     subject = PlantedSubject(Step("neither", layers=2), prompts, seeds=range(5), count=20)
     subject.scopes = [SimpleNamespace(name=f"m@{step}") for step in (0, 10, 50, 200, 800)]
-    (grows,) = run(["noise-symmetry-training"], checkpoints=subject)
+    (grows,) = run(["noise-symmetry-training"], checkpoints=[subject])
     assert grows.verdict == "NC", grows.sentence
     flat = PlantedSubject(Planted("neither", layers=2), prompts, seeds=range(5), count=20)
     flat.scopes = subject.scopes
-    (still,) = run(["noise-symmetry-training"], checkpoints=flat)
+    (still,) = run(["noise-symmetry-training"], checkpoints=[flat])
     assert still.verdict in ("inconclusive", "neither"), still.sentence
     steps = np.log2(1 + np.array([0.0, 10, 50]))
     assert of_checkpoints.growth(steps, (2 * steps)[:, None]) == pytest.approx(2 * steps[-1])
@@ -297,7 +297,7 @@ def test_a_pull_towards_shared_noise_is_found_and_so_is_its_opposite(prompts):
         series = Tables(planted, prompts)
         series.scopes, series.tables = [SimpleNamespace(name=f"m@{i}") for i in range(4)], None
         series.tables = [planted.flows(prompts, pull, i) for i in range(4)], null
-        (verdict,) = run(["gradient-dynamics"], checkpoints=series)
+        (verdict,) = run(["gradient-dynamics"], checkpoints=[series])
         assert verdict.verdict in expected, verdict.sentence
 
 
@@ -311,7 +311,7 @@ def test_lambda_is_looked_at_where_the_circuit_has_formed(monkeypatch):
     wanted = of_model.lambda_distance(series.readings[1])["distance"].mean("head").mean("layer")
     assert found.values[0] == pytest.approx(wanted.values) and len(found.untrained) == 1
     right["mini-diff@1036"] = right["mini-diff@2000"] = 0.9
-    (lacking,) = run(["lambda-star-formation"], checkpoints=series)
+    (lacking,) = run(["lambda-star-formation"], checkpoints=[series])
     assert lacking.verdict == "needs a checkpoint with more than 90% exact answers to these prompts"
 
 

@@ -1,7 +1,6 @@
 """``diffscope test``: the board of hypotheses."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +17,6 @@ EXAMPLE = (
     "diffscope test --family runs/laptop --out board.md",
     "diffscope test --list",
 )
-ROUNDS = 8  # series of untrained models beside one of checkpoints
 FORMATS = (".md", ".html", ".json")
 
 Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Tests; all without.", show_default=False)]
@@ -62,7 +60,7 @@ def command(
     as_json: Json = False,
 ):
     """Does it work by cancelling noise, or by being sparse? Tests with controls, judged by rules declared beforehand."""
-    from diffscope.hypotheses import Asked, Pair, board, together
+    from diffscope.hypotheses import board, gather, together
 
     if everything and ids:
         raise DiffscopeError("--all is all tests; leave out the names, or --all")
@@ -74,57 +72,50 @@ def command(
         raise DiffscopeError(f"cannot write a board as {out.suffix!r}; use {', '.join(FORMATS)}")
     if out is not None:
         check_out(out)
-    if baseline and len(baseline) != len(model or []):
-        raise DiffscopeError("--baseline is matched with --model one by one; give as many of each")
-    if not model and family is None:
-        raise DiffscopeError("nothing to test; name a model with --model, or a trained family with --family FOLDER")
-    found, asked = None, {"prompts": prompts, "length": length, "seed": seed, "untrained": untrained}
-    if family is not None:
-        found = board.open_family(family)
-        if not model:
-            model, baseline = board.models_of(family, found, "diff", "standard")
-            model = model or board.models_of(family, found, "diff")[0]
-        template = template or json.loads(found.attrs["recipe"])["grid"]["template"]
-    if template is not None:
-        asked["template"] = template
     with counting("testing") as progress:
-        how = dict(asked=Asked(**asked), progress=progress, device=device, dtype=dtype)
-        needs = {test.needs for test in tests}
-        subject = _subject(model if needs & {"model", "pair"} else [], **how)
-        standard = _subject(baseline if "pair" in needs else [], **how)
-        pair = Pair(subject, standard) if subject and standard else None
-        steps = board.steps_of(model[0]) if model and "checkpoints" in needs else []
-        rounds = replace(how["asked"], untrained=ROUNDS * len(steps))
-        series = _subject(steps, **{**how, "asked": rounds})
-        verdicts = board.run([test.id for test in tests], subject, found, pair=pair, checkpoints=series)
-    subjects = ", ".join([*model, *(baseline or []), *([str(family)] if family else [])])
+        subjects = gather(
+            model or [],
+            baseline or [],
+            family,
+            needs={test.needs for test in tests},
+            progress=progress,
+            opener=lambda name: diffscope.load(name, device=device, dtype=dtype),
+            prompts=prompts,
+            length=length,
+            seed=seed,
+            untrained=untrained,
+            template=template,
+        )
+        verdicts = subjects.run([test.id for test in tests])
     if out is not None:
-        _keep(verdicts, out, subjects)
+        keep(verdicts, out, ", ".join(subjects.names))
     if as_json:
-        show_json({"subjects": subjects, "asked": asked, "together": together(verdicts), "tests": _dicts(verdicts)})
+        asked = vars(subjects.asked)
+        show_json({"subjects": subjects.names, "asked": asked, "together": together(verdicts), "tests": _dicts(verdicts)})
         return
+    show_board(verdicts)
+    if out is not None:
+        note(f"saved {out}")
+
+
+def show_board(verdicts):
+    """Verdicts as a table, then one by one in words, then together."""
+    from diffscope.hypotheses import together
+
     show_table(("test", "verdict", "claim"), [(one.test.id, one.verdict, one.test.claim) for one in verdicts])
     for one in verdicts:
         say()
         say(f"{one.test.id}: {one.verdict}. {one.sentence}")
     say()
     say(together(verdicts))
-    if out is not None:
-        note(f"saved {out}")
-
-
-def _subject(names, asked, progress, **placed):
-    """The models as a subject of tests, None without any."""
-    from diffscope.hypotheses import Subject
-
-    return Subject([diffscope.load(one, **placed) for one in names], asked, progress) if names else None
 
 
 def _dicts(verdicts):
     return [one.as_dict() for one in verdicts]
 
 
-def _keep(verdicts, out, subjects):
+def keep(verdicts, out, subjects):
+    """Write a board as its suffix says."""
     from diffscope.hypotheses import render
     from diffscope.store import replacing
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
+import numpy as np
 import xarray as xr
 
 from diffscope.errors import DiffscopeError, PromptError
 from diffscope.hypotheses import of_checkpoints, of_family, of_flow, of_model, of_noise, of_pair, of_robustness
-from diffscope.hypotheses.inference import LEVEL, Estimate, as_estimate, holm
+from diffscope.hypotheses.inference import LEVEL, Estimate, Observed, as_estimate, holm
 from diffscope.hypotheses.rules import NAMES, Missing, Test, against, judge, state, words
 from diffscope.hypotheses.subjects import Pair, Subject
-from diffscope.lab.family import DATASET
-from diffscope.lab.train import WEIGHTS
-from diffscope.models.loading import checkpoints, locate
-from diffscope.store import open_statistics
 
 OBSERVERS = {
     "model": of_model.TESTS | of_noise.TESTS | of_flow.TESTS,
@@ -68,7 +66,8 @@ class Verdict:
     def as_dict(self) -> dict:
         """Ready for JSON."""
         declared = {
-            name: getattr(self.test, name) for name in ("id", "claim", "source", "statistic", "controls", "rule", "limits")
+            name: getattr(self.test, name)
+            for name in ("id", "claim", "source", "statistic", "controls", "rule", "needs", "limits", "unable")
         }
         rows = {
             name: {
@@ -76,11 +75,35 @@ class Verdict:
                 "label": self.test.quantities[name].label,
                 "margin": self.test.quantities[name].margin,
                 "p_holm": self.adjusted.get(name),
+                "in_rule": name in self.adjusted,
                 "state": self.states[name],
             }
             for name, found in self.estimates.items()
         }
         return {**declared, "verdict": self.verdict, "sentence": self.sentence, "estimates": rows}
+
+    @classmethod
+    def from_dict(cls, kept: Mapping) -> Verdict:
+        """The inverse of :meth:`as_dict`, of what JSON made of it.
+
+        Raises
+        ------
+        DiffscopeError
+            The test was declared otherwise when the verdict was made.
+        """
+        test = TESTS.get(kept["id"])
+        if test is None or test.rule != kept["rule"]:
+            raise DiffscopeError(f"the test {kept['id']!r} is judged by another rule now; run it anew with diffscope test")
+        fields = {one.name for one in dataclasses.fields(Estimate)}
+        numbers = {
+            name: {key: math.nan if value is None else value for key, value in row.items() if key in fields}
+            for name, row in kept["estimates"].items()
+        }
+        estimates = {name: Estimate(**{**row, "layers": tuple(row["layers"])}) for name, row in numbers.items()}
+        rows = kept["estimates"]
+        adjusted = {name: math.nan if row["p_holm"] is None else row["p_holm"] for name, row in rows.items() if row["in_rule"]}
+        states = {name: row["state"] for name, row in rows.items()}
+        return cls(test, kept["verdict"], estimates, adjusted, states, kept["sentence"])
 
 
 def chosen(ids: Sequence[str]) -> list[Test]:
@@ -96,7 +119,7 @@ def run(
     family: xr.Dataset | None = None,
     *,
     pair: Pair | None = None,
-    checkpoints: Subject | None = None,
+    checkpoints: Sequence[Subject] = (),
     progress: Callable[[int, int, str], None] | None = None,
 ) -> list[Verdict]:
     """Run tests and judge them by the rules they declared.
@@ -109,8 +132,8 @@ def run(
     family : Dataset, optional
         What ``diffscope train`` measured of a family, ``family.nc``.
     pair : Pair, optional
-    checkpoints : Subject, optional
-        The checkpoints of one training, ``NAME@STEP``, in order.
+    checkpoints : sequence of Subject
+        Of each training its checkpoints, ``NAME@STEP``, in order; several trainings are seeds.
     progress : callable, optional
         Called with (tests done, tests in all, id).
 
@@ -119,7 +142,7 @@ def run(
     list of Verdict
         In the order asked; a test that cannot be run says what it needs.
     """
-    subjects = {"model": model, "pair": pair, "checkpoints": checkpoints, "family": family}
+    subjects = {"model": model, "pair": pair, "checkpoints": list(checkpoints) or None, "family": family}
     tests, found, missing = chosen(ids), {}, {}
     for number, test in enumerate(tests):
         if progress:
@@ -129,13 +152,31 @@ def run(
             missing[test.id] = NEEDED[test.needs]
             continue
         try:
-            found[test.id] = {name: as_estimate(one) for name, one in OBSERVERS[test.needs][test](subject).items()}
+            observe = OBSERVERS[test.needs][test]
+            observed = _of_trainings(observe, subject) if test.needs == "checkpoints" else observe(subject)
+            found[test.id] = {name: as_estimate(one) for name, one in observed.items()}
         except Missing as error:
             missing[test.id] = str(error)
         except PromptError as error:
             missing[test.id] = f"other prompts: {error}"
     adjusted = _adjusted([test for test in tests if test.id in found], found)
     return [_needs(test, missing[test.id]) if test.id in missing else _verdict(test, found[test.id], adjusted) for test in tests]
+
+
+def _of_trainings(observe: Callable, trainings: Sequence[Subject]) -> dict[str, Observed]:
+    """What is observed of each training, as seeds; one that lacks what others have is left out."""
+    found, lacking = [], None
+    for series in trainings:
+        try:
+            found.append(observe(series))
+        except Missing as error:
+            lacking = error
+    if not found:
+        raise lacking
+    return {
+        name: Observed(*(np.concatenate([getattr(one[name], part) for one in found]) for part in ("values", "untrained")))
+        for name in found[0]
+    }
 
 
 def _adjusted(tests: Sequence[Test], found: Mapping[str, Mapping[str, Estimate]]) -> dict[tuple[str, str], float]:
@@ -214,35 +255,3 @@ def together(verdicts: Sequence[Verdict]) -> str:
 def _capital(words: str) -> str:
     """With a capital, except where the first letter is a symbol of its own, such as λ or d′."""
     return words if words[:1] == "λ" or words[1:2] == "′" else words[0].upper() + words[1:]
-
-
-def open_family(folder: Path) -> xr.Dataset:
-    """What ``diffscope train`` measured of a family.
-
-    Raises
-    ------
-    DiffscopeError
-        There is none in the folder.
-    """
-    if not (folder / DATASET).is_file():
-        raise DiffscopeError(f"{folder} holds no {DATASET}; make a trained family with: diffscope train laptop --out {folder}")
-    found = open_statistics(folder / DATASET)
-    if not ({"exact_match", "finished"} <= set(found) and "recipe" in found.attrs):
-        raise DiffscopeError(f"{folder / DATASET} is not what diffscope train measures of a family")
-    return found
-
-
-def models_of(folder: Path, family: xr.Dataset, *arms: str) -> list[list[str]]:
-    """For each arm the folders of its models, of those seeds that all of the arms have finished."""
-    if set(arms) - set(family["arm"].values):
-        return [[] for _ in arms]
-    finished = (family["finished"].sel(arm=list(arms)) == 1).all("arm").values
-    seeds = [int(seed) for seed in family["seed"].values[finished]]
-    there = [seed for seed in seeds if all((folder / arm / f"seed-{seed}" / WEIGHTS).is_file() for arm in arms)]
-    return [[str(folder / arm / f"seed-{seed}") for seed in there] for arm in arms]
-
-
-def steps_of(model: str) -> list[str]:
-    """The checkpoints that a training left beside a model, ``NAME@STEP`` in order; none of a hub id or of a checkpoint itself."""
-    folder, weights = locate(model)
-    return [f"{model}@{step}" for step in sorted(checkpoints(folder))] if folder is not None and folder == weights else []
