@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pandas as pd
 import streamlit as st
-from sources import in_words
+from sources import in_words, plain
 
 import diffscope.figures as figures
 from diffscope.figures.base import to_json
@@ -141,3 +141,47 @@ def download(label: str, made, suffix: str, name: str, key: str):
 def as_json(data) -> bytes:
     """Labelled data as a JSON document."""
     return to_json(data).encode()
+
+
+VERDICTS = {"NC": "noise cancellation", "SP": "sparsification"}
+
+
+def show_verdicts(board):
+    """Verdicts side by side: test, verdict, claim."""
+    rows = [
+        {
+            "test": one.test.id,
+            "verdict": VERDICTS.get(one.verdict, one.verdict),
+            "claim": one.test.claim,
+            "tells the accounts apart": "no" if one.test.unable else "yes" if one.test.predictions else "–",
+        }
+        for one in board
+    ]
+    st.dataframe(pd.DataFrame(rows), hide_index=True, height=36 + 28 * len(rows), row_height=28)
+
+
+def show_estimates(board):
+    """Every judged quantity with its interval, beside what there would be without an effect."""
+    if not any(one.estimates for one in board):
+        return
+    with in_words():
+        made = figures.figure("board", board)
+        st.plotly_chart(made.plotly(), theme=None, config=QUIET, key="board-chart", alt="Estimates of the tests")
+
+
+def show_verdict(verdict):
+    """One test in full: what was declared, what was found, by layer where there are layers."""
+    from diffscope.hypotheses import render
+
+    for name, words in render.facts(verdict):
+        st.markdown(f"**{name}.** {plain(words)}")
+    if not verdict.estimates:
+        return
+    table = pd.DataFrame(render.rows(verdict), columns=list(render.COLUMNS))
+    st.dataframe(table, hide_index=True, height=36 + 28 * len(table), row_height=28)
+    layers = {verdict.test.quantities[name].label: one.layers for name, one in verdict.estimates.items() if one.layers}
+    if layers:
+        longest = max(map(len, layers.values()))
+        frame = pd.DataFrame(layers, index=pd.RangeIndex(longest, name="layer"))
+        st.caption("by layer, mean over prompts, heads and seeds (not judged)")
+        st.dataframe(frame.T.style.format("{:.3g}", na_rep="–"), height=36 + 28 * len(layers), row_height=28)

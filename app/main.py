@@ -22,7 +22,7 @@ with st.sidebar:
     st.html('<div style="font-size:1.25rem;font-weight:650;letter-spacing:.01em">diffscope</div>')
 
 #: one page a question: file, title
-PAGES = [("explore", "Explore")]
+PAGES = [("explore", "Explore"), ("hypotheses", "Hypotheses")]
 
 st.navigation(
     [

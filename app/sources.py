@@ -81,6 +81,14 @@ def measured(_cap, key: tuple, statistic: str, queries: tuple | None):
     return _cap.measure([statistic], queries=None if queries is None else list(queries))
 
 
+@st.cache_resource(show_spinner="Reading the study", max_entries=4)
+def study(name: str):
+    """A study that is shipped, by its name."""
+    from diffscope.hypotheses.study import open_study
+
+    return open_study(name)
+
+
 def spans_of(example) -> list[tuple[str, tuple]]:
     """An example's spans as (name, character ranges), in a form that can be a key of a cache."""
     return [(name, ("characters", *(tuple(pair) for pair in where))) for name, where in example.spans.items()]

@@ -36,6 +36,7 @@ from diffscope.scope import Scope
 from diffscope.tasks import Retrieval
 
 UNTRAINED = 12
+POOL = 48  # models of scores at random, of which each planted one gets its own UNTRAINED
 SIZES = ((10, 1.0), (10, 2.0), (20, 1.5))  # prompts, strength of the noise
 MODEL_TRUTHS = TRUTHS[:-1]
 SINK = 4.0
@@ -65,17 +66,22 @@ def planted(models, task):
     table = {}
     for count, noise in SIZES:
         prompts = draw(task, count, 160, 4, 0)
-        others = PlantedSubject(Planted("neither", noise=noise), prompts, count=UNTRAINED).untrained
+        others = PlantedSubject(Planted("neither", noise=noise), prompts, count=POOL).untrained
         for truth in MODEL_TRUTHS:
             said = {test.id: Counter() for test in of_model.TESTS}
             for seed in range(models):
-                subject = Given([Planted(truth, noise=noise).read(prompts, seed)], others)
+                subject = Given([Planted(truth, noise=noise).read(prompts, seed)], some(others, seed))
                 for test, observe in of_model.TESTS.items():
                     said[test.id][verdict(test, observe, subject)[0]] += 1
             for name, counted in said.items():
                 found = {one: n / models for one, n in counted.most_common()}
                 table[f"{name} | {truth} | {count} prompts, noise {noise:g}"] = found
     return table
+
+
+def some(pool, seed):
+    """As many of a pool as a model is compared with, others for each."""
+    return [pool[i] for i in np.random.default_rng([seed, len(pool)]).choice(len(pool), UNTRAINED, replace=False)]
 
 
 def shares(said):
@@ -90,7 +96,7 @@ def pairs(models, task):
         prompts = draw(task, count, 160, 4, 0)
         plain = Planted("standard", noise=noise, sink=SINK)
         at_random = [
-            [replace(plain, truth=one, signal=0.0).read(prompts, 10_000 + i) for i in range(UNTRAINED)]
+            [replace(plain, truth=one, signal=0.0).read(prompts, 10_000 + i) for i in range(POOL)]
             for one in ("neither", "standard")
         ]
         for truth in ("NC", "SP", "both", "neither"):
@@ -98,7 +104,7 @@ def pairs(models, task):
             for seed in range(models):
                 nothing = truth == "neither"
                 two = (replace(plain, truth=truth), replace(plain, signal=0.0 if nothing else plain.signal))
-                read = [Given([one.read(prompts, seed)], others, prompts) for one, others in zip(two, at_random)]
+                read = [Given([one.read(prompts, seed)], some(others, seed), prompts) for one, others in zip(two, at_random)]
                 for test, observe in of_pair.TESTS.items():
                     said[test.id][verdict(test, observe, Pair(*read))[0]] += 1
             for name, found in shares(said).items():

@@ -14,7 +14,7 @@ from diffscope import __version__
 from diffscope.cli.output import OUT_OF_MEMORY, ran_out_of_memory
 from diffscope.errors import DiffscopeError, DiffscopeWarning
 
-COMMANDS = ("models", "check", "capture", "measure", "figure", "evaluate", "train", "sweep", "test", "app")
+COMMANDS = ("models", "check", "capture", "measure", "figure", "evaluate", "train", "sweep", "test", "study", "app")
 
 cli = typer.Typer(
     name="diffscope",

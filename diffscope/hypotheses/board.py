@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -94,13 +93,8 @@ class Verdict:
         test = TESTS.get(kept["id"])
         if test is None or test.rule != kept["rule"]:
             raise DiffscopeError(f"the test {kept['id']!r} is judged by another rule now; run it anew with diffscope test")
-        fields = {one.name for one in dataclasses.fields(Estimate)}
-        numbers = {
-            name: {key: math.nan if value is None else value for key, value in row.items() if key in fields}
-            for name, row in kept["estimates"].items()
-        }
-        estimates = {name: Estimate(**{**row, "layers": tuple(row["layers"])}) for name, row in numbers.items()}
         rows = kept["estimates"]
+        estimates = {name: Estimate.from_json(row) for name, row in rows.items()}
         adjusted = {name: math.nan if row["p_holm"] is None else row["p_holm"] for name, row in rows.items() if row["in_rule"]}
         states = {name: row["state"] for name, row in rows.items()}
         return cls(test, kept["verdict"], estimates, adjusted, states, kept["sentence"])
@@ -121,6 +115,7 @@ def run(
     pair: Pair | None = None,
     checkpoints: Sequence[Subject] = (),
     progress: Callable[[int, int, str], None] | None = None,
+    kept: MutableMapping[str, dict[str, Estimate] | str] | None = None,
 ) -> list[Verdict]:
     """Run tests and judge them by the rules they declared.
 
@@ -136,6 +131,8 @@ def run(
         Of each training its checkpoints, ``NAME@STEP``, in order; several trainings are seeds.
     progress : callable, optional
         Called with (tests done, tests in all, id).
+    kept : mutable mapping, optional
+        Estimates of tests by id, or what they need, that are taken from there or put there as they are finished.
 
     Returns
     -------
@@ -143,24 +140,32 @@ def run(
         In the order asked; a test that cannot be run says what it needs.
     """
     subjects = {"model": model, "pair": pair, "checkpoints": list(checkpoints) or None, "family": family}
-    tests, found, missing = chosen(ids), {}, {}
+    tests, kept = chosen(ids), {} if kept is None else kept
     for number, test in enumerate(tests):
         if progress:
             progress(number, len(tests), test.id)
-        subject = subjects[test.needs]
-        if subject is None:
-            missing[test.id] = NEEDED[test.needs]
-            continue
-        try:
-            observe = OBSERVERS[test.needs][test]
-            observed = _of_trainings(observe, subject) if test.needs == "checkpoints" else observe(subject)
-            found[test.id] = {name: as_estimate(one) for name, one in observed.items()}
-        except Missing as error:
-            missing[test.id] = str(error)
-        except PromptError as error:
-            missing[test.id] = f"other prompts: {error}"
-    adjusted = _adjusted([test for test in tests if test.id in found], found)
-    return [_needs(test, missing[test.id]) if test.id in missing else _verdict(test, found[test.id], adjusted) for test in tests]
+        if test.id not in kept:
+            kept[test.id] = _found(test, subjects[test.needs])
+    found = {test.id: kept[test.id] for test in tests}
+    adjusted = _adjusted([test for test in tests if not isinstance(found[test.id], str)], found)
+    return [
+        _needs(test, found[test.id]) if isinstance(found[test.id], str) else _verdict(test, found[test.id], adjusted)
+        for test in tests
+    ]
+
+
+def _found(test: Test, subject) -> dict[str, Estimate] | str:
+    """The estimates of a test, or what it needs."""
+    if subject is None:
+        return NEEDED[test.needs]
+    observe = OBSERVERS[test.needs][test]
+    try:
+        observed = _of_trainings(observe, subject) if test.needs == "checkpoints" else observe(subject)
+    except Missing as error:
+        return str(error)
+    except PromptError as error:
+        return f"other prompts: {error}"
+    return {name: as_estimate(one) for name, one in observed.items()}
 
 
 def _of_trainings(observe: Callable, trainings: Sequence[Subject]) -> dict[str, Observed]:
@@ -203,12 +208,15 @@ def _verdict(test: Test, found: Mapping[str, Estimate], adjusted: Mapping[tuple[
 def _sentence(test: Test, verdict: str, found, adjusted, states) -> str:
     """What was measured, what was predicted of it, and what follows."""
     parts = []
-    for name, p in adjusted.items():
+    after = " after Holm" if test.predictions else ""
+    for name, p in (adjusted or {name: one.p for name, one in found.items()}).items():
         one, quantity = found[name], test.quantities[name]
         if one.why:
             parts.append(f"{quantity.label}: undefined, {one.why}")
             continue
-        parts.append(f"{quantity.label}: {one.value:.3g} (95 % {one.low:.3g} to {one.high:.3g}, p = {p:.2g} after Holm)")
+        parts.append(f"{quantity.label}: {one.value:.3g} (95 % {one.low:.3g} to {one.high:.3g}, p = {p:.2g}{after})")
+    if not test.predictions:
+        parts.append("neither account predicts anything of it")
     for hypothesis, wanted in test.predictions.items():
         judged = [(name, what, states[name]) for name, what in wanted.items()]
         wrong = [
@@ -234,7 +242,8 @@ def together(verdicts: Sequence[Verdict]) -> str:
     count = {}
     for one in verdicts:
         name = f"{one.test.id}*" if one.test.unable else one.test.id
-        count.setdefault("needs" if one.verdict.startswith("needs ") else one.verdict, []).append(name)
+        said = "needs" if one.verdict.startswith("needs ") else one.verdict if one.test.predictions else "measured"
+        count.setdefault(said, []).append(name)
     said = []
     for verdict, start in (
         ("NC", "as noise cancellation predicts"),
@@ -242,6 +251,7 @@ def together(verdicts: Sequence[Verdict]) -> str:
         ("both", "as both predict"),
         ("neither", "against what was predicted, which random weights may be as well"),
         ("inconclusive", "undecided"),
+        ("measured", "measured, of which neither predicts anything"),
     ):
         if verdict in count:
             said.append(f"{len(count[verdict])} {start} ({', '.join(count[verdict])})")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -41,9 +41,10 @@ class Gathered:
     pair: Pair | None = None
     checkpoints: list[Subject] = field(default_factory=list)
 
-    def run(self, ids: Sequence[str] = (), progress: Progress | None = None) -> list[Verdict]:
+    def run(self, ids: Sequence[str] = (), progress: Progress | None = None, kept: MutableMapping | None = None) -> list[Verdict]:
         """The verdicts; see :func:`diffscope.hypotheses.board.run`."""
-        return run(ids, self.model, self.family, pair=self.pair, checkpoints=self.checkpoints, progress=progress)
+        how = dict(pair=self.pair, checkpoints=self.checkpoints, progress=progress, kept=kept)
+        return run(ids, self.model, self.family, **how)
 
 
 def gather(

@@ -7,7 +7,8 @@ are there, prompts within them. One pair of models is all there is of a pair: pr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 
 import numpy as np
 from scipy import stats
@@ -71,6 +72,13 @@ class Estimate:
     method: str
     why: str = ""
     layers: tuple[float, ...] = ()
+
+    @classmethod
+    def from_json(cls, row: Mapping) -> Estimate:
+        """From what JSON made of its fields; None is NaN, what is no field is left out."""
+        names = [one.name for one in fields(cls)]
+        made = {name: float("nan") if row[name] is None else row[name] for name in names}
+        return cls(**{**made, "layers": tuple(float("nan") if x is None else x for x in row["layers"])})
 
 
 def estimate(observed: Observed, seed: int = 0) -> Estimate:

@@ -21,7 +21,7 @@ def cap():
     return FakeCapture()
 
 
-ALL = ["family", "fidelity", "lambda", "maps", "overview", "row"]
+ALL = ["board", "family", "fidelity", "lambda", "maps", "overview", "row"]
 
 
 def trained():
@@ -42,7 +42,37 @@ def trained():
 
 def source(name, cap):
     """What a figure is of."""
-    return trained() if name == "family" else cap
+    return {"family": trained(), "board": verdicts()}.get(name, cap)
+
+
+def verdicts():
+    """A board of three: two quantities judged, one measured only, and one that could not be run."""
+
+    def row(value, state, **more):
+        numbers = {"value": value, "low": value - 1, "high": value + 1, "null_low": -1.0, "null_high": 1.0, "margin": 0.5}
+        return numbers | {"label": f"<quantity {value:g}>", "state": state, "in_rule": True} | more
+
+    return [
+        {"id": "one", "verdict": "NC", "estimates": {"a": row(4.0, "above"), "b": row(-2.0, "below")}},
+        {
+            "id": "two",
+            "verdict": "neither",
+            "estimates": {"c": row(1.0, "open", in_rule=False, low=None), "d": row(9.0, "x", in_rule=False)},
+        },
+        {"id": "three", "verdict": "needs a family", "estimates": {}},
+    ]
+
+
+def test_a_board_shows_what_is_judged_in_units_of_what_matters(cap):
+    made = figure("board", verdicts())
+    assert made.data["value"].values.tolist() == [8.0, -4.0, 2.0] and np.isnan(made.data["low"].values[2])
+    assert made.data["test"].values.tolist() == ["one", "one", "two"]
+    shown = made.plotly().to_json()
+    assert "one: NC" in shown and "\\u003cquantity" not in shown and "&lt;quantity 4&gt;" in shown
+    with pytest.raises(DiffscopeError, match="of verdicts"):
+        figure("board", cap)
+    with pytest.raises(DiffscopeError, match="no test of this board has numbers"):
+        figure("board", verdicts()[2:])
 
 
 def test_a_family_shows_means_over_what_is_finished(cap):
@@ -57,7 +87,7 @@ def test_a_family_shows_means_over_what_is_finished(cap):
 
 def test_the_registry_lists_itself_and_names_what_there_is(cap):
     assert sorted(FIGURES) == ALL
-    with pytest.raises(DiffscopeError, match="no figure 'map': there are family, fidelity, lambda, maps, overview, row"):
+    with pytest.raises(DiffscopeError, match="no figure 'map': there are board, family, fidelity, lambda, maps, overview, row"):
         figure("map", cap)
 
 
