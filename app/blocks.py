@@ -151,7 +151,7 @@ def show_verdicts(board):
     rows = [
         {
             "test": one.test.id,
-            "verdict": VERDICTS.get(one.verdict, one.verdict),
+            "verdict": VERDICTS.get(one.verdict, one.verdict) if one.test.predictions or not one.estimates else "measured only",
             "claim": one.test.claim,
             "tells the accounts apart": "no" if one.test.unable else "yes" if one.test.predictions else "–",
         }

@@ -1,0 +1,69 @@
+"""The whole board on models in which there is nothing to find: do the tests find it all the same?
+
+    python benchmarks/foreign.py --out foreign.json
+
+A DiffLlama and a Llama of transformers with random weights, beside a random Llama as their standard model, and the first checkpoint
+of the bundled DIFF model, before its first step. Ends with status 1 if any verdict is NC, SP or both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+
+import torch
+from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, LlamaConfig, LlamaForCausalLM
+
+import diffscope
+
+SHAPE = dict(
+    hidden_size=128,
+    intermediate_size=352,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    num_key_value_heads=4,
+    max_position_embeddings=1024,
+)
+
+
+def random_model(kind, config, tokenizer, seed):
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        ids = dict(bos_token_id=0, eos_token_id=0, pad_token_id=1)
+        model = kind(config(vocab_size=len(tokenizer), **SHAPE, **ids))
+    return diffscope.load(model.eval(), tokenizer)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--prompts", type=int, default=40)
+    parser.add_argument("--untrained", type=int, default=24)
+    parser.add_argument("--out", help="a JSON file for all verdicts")
+    options = parser.parse_args()
+    tokenizer = diffscope.load("mini-diff").tokenizer
+    diffllama = random_model(DiffLlamaForCausalLM, DiffLlamaConfig, tokenizer, 0)
+    llama, plain = (random_model(LlamaForCausalLM, LlamaConfig, tokenizer, seed) for seed in (1, 2))
+    subjects = {
+        "random DiffLlama": (diffllama, plain),
+        "random Llama": (llama, plain),
+        "step 0 of mini-diff": ("mini-diff@0", "mini-standard@0"),
+    }
+    found = {}
+    for name, (model, baseline) in subjects.items():
+        board = diffscope.test((), model, baseline, prompts=options.prompts, untrained=options.untrained)
+        found[name] = {one.test.id: one.verdict for one in board}
+        counted = Counter("needs …" if verdict.startswith("needs ") else verdict for verdict in found[name].values())
+        print(f"{name}: " + ", ".join(f"{count} {verdict}" for verdict, count in counted.most_common()))
+        for id, verdict in found[name].items():
+            print(f"    {id}: {verdict}")
+    if options.out:
+        with open(options.out, "w") as file:
+            json.dump(found, file, indent=1, ensure_ascii=False)
+    return int(any(verdict in ("NC", "SP", "both") for board in found.values() for verdict in board.values()))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    sys.exit(main())

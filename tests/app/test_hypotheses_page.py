@@ -1,0 +1,112 @@
+"""The Hypotheses page: a board of the model at hand or of a study, run with progress, stopped, and never a traceback."""
+
+import json
+
+import pytest
+
+from diffscope.models.loading import BUNDLED
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Tests that are done at once: what a test finds is put there."""
+    from diffscope.hypotheses import board
+    from diffscope.hypotheses.inference import Estimate
+
+    asked = []
+
+    def found(test, subject):
+        asked.append((test.id, subject is not None))
+        if subject is None:
+            return board.NEEDED[test.needs]
+        numbers = (1.0, 0.5, 1.5, -0.1, 0.1, 0.001, 10, 1, 4, "as planted")
+        return {name: Estimate(*numbers, layers=(0.25, 0.75)) for name in test.quantities}
+
+    monkeypatch.setattr(board, "_found", found)
+    return asked
+
+
+def page(app, **query):
+    test = app(**query)
+    test.switch_page("app_pages/hypotheses.py").run()
+    assert not test.exception, test.exception
+    return test
+
+
+def run_it(test):
+    test.button(key="run").click().run()
+    assert not test.exception, test.exception
+    return test
+
+
+def test_the_board_of_the_model_at_hand(app, folders, quick):
+    test = page(app)
+    test.selectbox(key="subject").set_value(str(folders["small-diff"]))
+    test.selectbox(key="beside").set_value(str(folders["small-standard"])).run()
+    assert not quick and test.button(key="stop").disabled
+    run_it(test)
+    board = test.dataframe[0].value
+    assert board["verdict"][board["test"] == "noise-symmetry"].item() == "noise cancellation"
+    assert board["verdict"][board["test"] == "half-width"].item().startswith("needs a trained family")
+    assert ("key-token-gain-pair", True) in quick and ("half-width", False) in quick
+    (chart,) = (json.loads(one.proto.spec) for one in test.get("plotly_chart"))
+    assert any("noise-symmetry: NC" in text for text in chart["layout"]["yaxis"]["ticktext"])
+    assert test.button(key="run").disabled
+    test.selectbox(key="test").set_value("sparsity").run()
+    said = " ".join(one.value for one in test.markdown)
+    assert "Claim" in said and "D is sparser than A1" in said and "Rule" in said and "Controls" in said
+    assert "by layer" in test.caption[-1].value
+    count = len(quick)
+    test.run()
+    assert len(quick) == count  # what is done is not done again
+
+
+def test_only_the_chosen_tests_run(app, folders, quick):
+    test = page(app)
+    test.multiselect(key="tests").set_value(["sparsity", "lambda-star"]).run()
+    run_it(test)
+    assert [name for name, _ in quick] == ["sparsity", "lambda-star"]
+    assert test.dataframe[0].value["test"].tolist() == ["sparsity", "lambda-star"]
+
+
+def test_a_real_test_runs_on_a_real_model(app):
+    test = page(app)
+    test.selectbox(key="subject").set_value("a folder").run()
+    test.text_input(key="subject-path").set_value(str(BUNDLED / "mini-diff"))
+    test.number_input(key="prompts").set_value(10)
+    test.number_input(key="untrained").set_value(3)
+    test.multiselect(key="tests").set_value(["key-token-gain"]).run()
+    run_it(test)
+    assert test.dataframe[0].value["verdict"].item() in ("inconclusive", "neither", "NC", "both")
+
+
+def test_what_was_finished_when_it_was_stopped_is_kept(app, folders, quick, monkeypatch):
+    from diffscope.errors import DiffscopeError
+    from diffscope.hypotheses import board
+
+    done = board._found
+
+    def until(test, subject):
+        if test.id == "sparsity":
+            raise DiffscopeError("stopped here")
+        return done(test, subject)
+
+    monkeypatch.setattr(board, "_found", until)
+    test = page(app)
+    test.multiselect(key="tests").set_value(["lambda-star", "sparsity"]).run()
+    run_it(test)
+    assert "stopped here" in test.warning[0].value
+    monkeypatch.setattr(board, "_found", done)
+    run_it(test)
+    assert [name for name, _ in quick] == ["lambda-star", "sparsity"]
+
+
+def test_what_is_not_there_is_said(app, tmp_path):
+    test = page(app)
+    test.text_input(key="family").set_value(str(tmp_path)).run()
+    run_it(test)
+    assert "holds no family.nc" in test.warning[0].value.replace("\\", "")
+    test.selectbox(key="subject").set_value("a folder").run()
+    test.text_input(key="subject-path").set_value("/nowhere").run()
+    run_it(test)
+    assert test.warning and not test.exception
