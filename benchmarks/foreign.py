@@ -2,8 +2,8 @@
 
     python benchmarks/foreign.py --out foreign.json
 
-A DiffLlama and a Llama of transformers with random weights, beside a random Llama as their standard model, and the first checkpoint
-of the bundled DIFF model, before its first step. Ends with status 1 if any verdict is NC, SP or both.
+A DiffLlama and a Llama of transformers with random weights, beside a random Llama as their standard model, and the first
+checkpoint of the bundled DIFF model, before its first step. Ends with status 1 if any verdict is NC, SP or both.
 """
 
 from __future__ import annotations
