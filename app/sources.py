@@ -56,6 +56,13 @@ def age(path: str) -> float:
     return max((f.stat().st_mtime for f in there.glob("*") if f.is_file()), default=0.0) if there.is_dir() else 0.0
 
 
+def written(path: str) -> float:
+    """When anything that can be tested was last written below a folder: weights, checkpoints, a family's scores."""
+    there = Path(path).expanduser()
+    files = (file for kind in ("*.safetensors", "*.nc") for file in there.rglob(kind)) if path and there.is_dir() else ()
+    return max((file.stat().st_mtime for file in files), default=0.0)
+
+
 @st.cache_resource(show_spinner="Loading the model", max_entries=4)
 def scope(name: str, written: float = 0.0):
     """A model by its bundled name or its folder."""

@@ -1,6 +1,7 @@
 """Tests of hypotheses find what was planted and nothing else, judge by the rules they declared, and say what they need."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,6 +19,8 @@ from diffscope.hypotheses import (
     Asked,
     Pair,
     Subject,
+    board,
+    gather,
     of_checkpoints,
     of_family,
     of_flow,
@@ -31,11 +34,12 @@ from diffscope.hypotheses import (
 from diffscope.hypotheses.answers import answers
 from diffscope.hypotheses.flows import noise_ranks
 from diffscope.hypotheses.inference import Estimate, Observed, estimate, holm
-from diffscope.hypotheses.rules import ABOVE, ALIKE, BELOW, FAR, NONE, OPEN, Quantity, Test, judge, state
+from diffscope.hypotheses.rules import ABOVE, ALIKE, BELOW, FAR, NONE, OPEN, Missing, Quantity, Test, judge, state
 from diffscope.hypotheses.subjects import anew
 from diffscope.hypotheses.synthetic import Planted, PlantedSubject
 from diffscope.hypotheses.synthetic_family import planted_family as family_of
 from diffscope.lab.evaluate import draw, exact_answers
+from diffscope.models.loading import BUNDLED
 from diffscope.store import save_statistics
 from diffscope.tasks import Retrieval
 from tests import tiny
@@ -315,6 +319,34 @@ def test_lambda_is_looked_at_where_the_circuit_has_formed(monkeypatch):
     assert lacking.verdict == "needs a checkpoint with more than 90% exact answers to these prompts"
 
 
+def test_trainings_have_untrained_models_of_their_own_and_each_keeps_one():
+    names = [str(BUNDLED / name) for name in ("mini-diff", "mini-diff")]
+    one, other = gather(names, needs={"checkpoints"}, prompts=10).checkpoints
+    steps = len(one.scopes)
+    assert one.series and one.asked.first == 0 and other.asked.first == one.asked.untrained == 3 * steps
+    one.readings = other.readings = [SimpleNamespace(spreads=i) for i in range(steps)]
+    weights = [
+        [scope.model.lm_head.weight[5, 0].item() for _, _, scope, _ in series.at_random(each)]
+        for series, each in ((one, 1), (other, 1), (one, steps))
+    ]
+    assert len({*weights[0], *weights[1]}) == 6 * steps
+    assert [len({*weights[2][i : i + steps]}) for i in range(0, 3 * steps, steps)] == [1, 1, 1] and len({*weights[2]}) == 3
+    assert [spreads for *_, spreads in one.at_random(steps)] == [*range(steps)] * 3
+
+
+def test_trainings_that_are_left_out_are_counted(monkeypatch):
+    def observe(series):
+        if series:
+            raise Missing("a checkpoint that answers")
+        return {"distance": Observed(np.array([[1.0, 2.0]]), np.arange(3.0))}
+
+    found = board._of_trainings(observe, [0, 1, 0])["distance"]
+    assert found.values.shape == (2, 2) and found.untrained.tolist() == [0, 1, 2, 0, 1, 2]
+    assert found.note == "1 of 3 trainings are left out, for want of a checkpoint that answers"
+    with pytest.raises(Missing):
+        board._of_trainings(observe, [1, 1])
+
+
 # What is changed, lost and drawn on
 
 
@@ -433,6 +465,22 @@ def test_arms_that_never_form_count_in_the_log_rank():
     assert of_family.log_rank(never, never, ~ever, ~ever).value == 0
 
 
+def test_the_best_k_is_chosen_by_the_other_seeds():
+    rates = {"standard": [0.5] * 3, "diff": [0.5] * 3, "top-2": [0.9, 0.1, 0.1], "top-8": [0.4, 0.4, 0.4]}
+    shown = np.array(list(rates.values()))[:, :, None, None, None] * np.ones((4, 3, 1, 2, 5))
+    coords = {"arm": list(rates), "seed": range(3), "length": [128], "noise": [0, 4]}
+    found = of_family.top_k(xr.Dataset({"exact_match": (("arm", "seed", "length", "noise", "prompt"), shown)}, coords))
+    assert found["own"].values[:, 0] == pytest.approx([-0.1, -0.4, -0.4])  # top-2 is best with seed 0, which does not choose
+
+
+def test_a_seed_with_one_arm_is_left_out_of_noise_and_length():
+    whole = family_of("NC", 4, 1.0)
+    partly = whole.copy(deep=True)
+    partly["exact_match"].loc[{"arm": "standard", "seed": 3}] = np.nan
+    found, wanted = of_family.noise_length(partly), of_family.noise_length(whole.isel(seed=slice(3)))
+    assert found["noise"].values == pytest.approx(wanted["noise"].values) and len(found["noise"].values) == 3
+
+
 @pytest.mark.parametrize("truth, expected", [("NC", "NC"), ("SP", "SP"), ("neither", None)])
 def test_planted_families_are_told_apart(truth, expected):
     ids = ["half-width", "signed-mask", "top-k", "noise-length"]
@@ -479,5 +527,7 @@ def test_the_command_shows_keeps_and_refuses(planted_family, tmp_path, capsys):
 
 
 def test_the_page_escapes_what_it_shows(planted_family):
-    verdicts = run(["gated"], family=planted_family.assign_coords(arm=["standard", "diff", "<b>", "signed", "double-width"]))
-    assert "<b>half" not in render.page(verdicts, "<script>") and "&lt;script&gt;" in render.page(verdicts, "<script>")
+    verdicts = run(["gated", "half-width"], family=planted_family)
+    (first, second) = verdicts
+    shown = render.page([replace(first, verdict="needs <b>bold</b>"), replace(second, sentence="a <i>claim</i>")], "<script>")
+    assert "<b>bold" not in shown and "&lt;b&gt;bold" in shown and "<i>" not in shown and "<script>" not in shown

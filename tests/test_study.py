@@ -9,6 +9,7 @@ import xarray as xr
 from diffscope.cli import main
 from diffscope.errors import CorruptFile, DiffscopeError
 from diffscope.hypotheses import TESTS, board, run
+from diffscope.hypotheses.gather import open_family
 from diffscope.hypotheses.study import FILE, Kept, open_study, run_study, shipped, survival
 from diffscope.hypotheses.synthetic_family import planted_family
 from diffscope.store import save_statistics
@@ -48,6 +49,11 @@ def test_what_is_finished_is_not_run_again(folder, tmp_path, monkeypatch):
     assert ran == ["formation"] and study.boards["all seeds"][2].verdict == "needs nothing more"
     run_study(folder, tmp_path / "study", ids=IDS[:1], prompts=50)  # another question
     assert ran == ["formation", "half-width"]
+    other = open_family(folder)
+    other["formation"] = other["formation"] + 25
+    save_statistics(other, folder / "family.nc", dated=False)  # other scores
+    run_study(folder, tmp_path / "study", ids=IDS[:1])
+    assert ran[2:] == ["half-width"]
 
 
 def test_estimates_that_are_kept_are_the_same(folder, tmp_path):
@@ -64,10 +70,10 @@ def test_other_rules_and_damage_are_refused(folder, tmp_path):
     run_study(folder, tmp_path / "study", ids=IDS[:1])
     path = tmp_path / "study" / FILE
     record = json.loads(path.read_text())
-    record["boards"]["all seeds"][0]["rule"] = "another"
-    path.write_text(json.dumps(record))
-    with pytest.raises(DiffscopeError, match="judged by another rule now"):
-        open_study(tmp_path / "study")
+    for name in ("rule", "statistic"):
+        path.write_text(json.dumps({**record, "boards": {"all seeds": [record["boards"]["all seeds"][0] | {name: "another"}]}}))
+        with pytest.raises(DiffscopeError, match="judged by another rule now"):
+            open_study(tmp_path / "study")
     path.write_text("{")
     with pytest.raises(CorruptFile, match="is damaged"):
         open_study(tmp_path / "study")

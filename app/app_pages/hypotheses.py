@@ -6,7 +6,7 @@ from pathlib import Path
 
 import blocks
 import streamlit as st
-from sources import age, bundled, in_words, plain, scope, study
+from sources import age, bundled, in_words, plain, scope, study, written
 
 from diffscope.hypotheses import TESTS, gather, render, run, together
 
@@ -65,7 +65,9 @@ def _named(label: str, names: list[str], key: str) -> str:
 def run_board(asked: dict) -> list | None:
     """The verdicts on what is asked about: made test by test when the button is pressed, kept as far as they are finished."""
     key = tuple(sorted((name, value) for name, value in asked.items() if name != "ids"))
-    kept = state.setdefault("_kept", {}).setdefault((key, *(age(asked[name]) for name in ("model", "baseline", "family"))), {})
+    kept = state.setdefault("_kept", {}).setdefault(
+        (key, *(written(asked[name]) for name in ("model", "baseline", "family"))), {}
+    )
     ids = asked["ids"] or tuple(TESTS)
     done = all(one in kept for one in ids)
     with st.container(horizontal=True, vertical_alignment="center"):
@@ -76,8 +78,11 @@ def run_board(asked: dict) -> list | None:
         _run(asked, ids, kept)
         state.pop("_running", None)
         st.rerun()
-    there = [one for one in ids if one in kept]
-    return run(there, kept=kept) if there else None
+    there = [one for one in TESTS if one in kept]
+    if there and len(there) < len(TESTS):
+        st.caption("Provisional: Holm's correction is over the tests that are done, and grows with every further one.")
+    board = run(there, kept=kept) if there else []  # corrected for all that are done, whichever are shown
+    return [one for one in board if one.test.id in ids] or None
 
 
 def _run(asked: dict, ids: tuple, kept: dict) -> None:

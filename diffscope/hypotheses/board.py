@@ -90,10 +90,11 @@ class Verdict:
         DiffscopeError
             The test was declared otherwise when the verdict was made.
         """
-        test = TESTS.get(kept["id"])
-        if test is None or test.rule != kept["rule"]:
+        test, rows = TESTS.get(kept["id"]), kept["estimates"]
+        asked = {name: (row["label"], row["margin"]) for name, row in rows.items()}
+        now = test and {name: (one.label, one.margin) for name, one in test.quantities.items() if rows}
+        if test is None or (test.rule, test.statistic, now) != (kept["rule"], kept["statistic"], asked):
             raise DiffscopeError(f"the test {kept['id']!r} is judged by another rule now; run it anew with diffscope test")
-        rows = kept["estimates"]
         estimates = {name: Estimate.from_json(row) for name, row in rows.items()}
         adjusted = {name: math.nan if row["p_holm"] is None else row["p_holm"] for name, row in rows.items() if row["in_rule"]}
         states = {name: row["state"] for name, row in rows.items()}
@@ -140,13 +141,12 @@ def run(
         In the order asked; a test that cannot be run says what it needs.
     """
     subjects = {"model": model, "pair": pair, "checkpoints": list(checkpoints) or None, "family": family}
-    tests, kept = chosen(ids), {} if kept is None else kept
+    tests, kept, found = chosen(ids), {} if kept is None else kept, {}
     for number, test in enumerate(tests):
         if progress:
             progress(number, len(tests), test.id)
-        if test.id not in kept:
-            kept[test.id] = _found(test, subjects[test.needs])
-    found = {test.id: kept[test.id] for test in tests}
+        found[test.id] = kept[test.id] if test.id in kept else _found(test, subjects[test.needs])
+        kept[test.id] = found[test.id]
     adjusted = _adjusted([test for test in tests if not isinstance(found[test.id], str)], found)
     return [
         _needs(test, found[test.id]) if isinstance(found[test.id], str) else _verdict(test, found[test.id], adjusted)
@@ -170,16 +170,19 @@ def _found(test: Test, subject) -> dict[str, Estimate] | str:
 
 def _of_trainings(observe: Callable, trainings: Sequence[Subject]) -> dict[str, Observed]:
     """What is observed of each training, as seeds; one that lacks what others have is left out."""
-    found, lacking = [], None
+    found, lacking = [], []
     for series in trainings:
         try:
             found.append(observe(series))
         except Missing as error:
-            lacking = error
+            lacking.append(error)
     if not found:
-        raise lacking
+        raise lacking[0]
+    note = f"{len(lacking)} of {len(trainings)} trainings are left out, for want of {lacking[0]}" if lacking else ""
     return {
-        name: Observed(*(np.concatenate([getattr(one[name], part) for one in found]) for part in ("values", "untrained")))
+        name: Observed(
+            *(np.concatenate([getattr(one[name], part) for one in found]) for part in ("values", "untrained")), note=note
+        )
         for name in found[0]
     }
 
@@ -230,11 +233,26 @@ def _sentence(test: Test, verdict: str, found, adjusted, states) -> str:
             parts.append(f"against {NAMES[hypothesis]}: {'; '.join(wrong)}")
         else:
             parts.append(f"{NAMES[hypothesis]} is neither borne out nor ruled out")
-    counts, (one, several) = next(iter(found.values())), SUBJECTS[test.needs]
-    number = f"{counts.seeds} {several}" if counts.seeds > 1 else f"one {one}, {counts.prompts} prompts"
-    number += f", {counts.untrained} untrained {several}" if counts.untrained else ""
+    number = f"From {'; '.join(_counted(test, found, adjusted or found))}"
+    notes = dict.fromkeys(one.note for one in found.values() if one.note)
     unable = f"It cannot tell the accounts apart: {test.unable}." if test.unable else ""
-    return " ".join(filter(None, (f"{'. '.join(map(_capital, parts))}. From {number}.", test.limits, unable)))
+    return " ".join(
+        filter(
+            None, (f"{'. '.join(map(_capital, parts))}. {number}.", *(f"{_capital(one)}." for one in notes), test.limits, unable)
+        )
+    )
+
+
+def _counted(test: Test, found: Mapping[str, Estimate], names) -> list[str]:
+    """What the estimates are of; where they differ, which."""
+    one, several = SUBJECTS[test.needs]
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        counts = found[name]
+        said = f"{counts.seeds} {several}" if counts.seeds > 1 else f"one {one}, {counts.prompts} prompts"
+        said += f", {counts.untrained} untrained {several}" if counts.untrained else ""
+        groups.setdefault(said, []).append(test.quantities[name].label)
+    return [said if len(groups) == 1 else f"{said} ({', '.join(labels)})" for said, labels in groups.items()]
 
 
 def together(verdicts: Sequence[Verdict]) -> str:

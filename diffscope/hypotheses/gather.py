@@ -104,21 +104,22 @@ def gather(
     def scopes(names) -> list[Scope]:
         return [opened.setdefault(one, opener(one) if isinstance(one, str) else one) for one in names]
 
-    def subject(names, asked=asked) -> Subject | None:
-        return Subject(scopes(names), asked, progress) if names else None
+    def subject(names, asked=asked, **kind) -> Subject | None:
+        return Subject(scopes(names), asked, progress, **kind) if names else None
 
     model = subject(models if {"model", "pair"} & set(needs) else [])
     standard = subject(baselines if "pair" in needs else [])
     several = [steps for one in models if "checkpoints" in needs and (steps := steps_of(one))]
-    series = [subject(steps, _of_series(asked, len(steps), len(several))) for steps in several]
+    series = [subject(steps, _of_series(asked, len(steps), len(several), i), series=True) for i, steps in enumerate(several)]
     names = [one if isinstance(one, str) else one.name for one in (*models, *baselines)]
     pair = Pair(model, standard) if model and standard else None
     return Gathered([*names, *([str(family)] if family else [])], asked, model, found, pair, series)
 
 
-def _of_series(asked: Asked, steps: int, several: int) -> Asked:
-    rounds = ROUNDS if several == 1 else ROUNDS_OF_SEVERAL
-    return replace(asked, prompts=min(asked.prompts, SERIES_PROMPTS), untrained=rounds * steps)
+def _of_series(asked: Asked, steps: int, several: int, number: int) -> Asked:
+    """Fewer prompts, and untrained models of its own: what is the same in two trainings would count twice."""
+    count = (ROUNDS if several == 1 else ROUNDS_OF_SEVERAL) * steps
+    return replace(asked, prompts=min(asked.prompts, SERIES_PROMPTS), untrained=count, first=number * count)
 
 
 def _there(family: xr.Dataset, seeds: Collection[int]) -> list[int]:

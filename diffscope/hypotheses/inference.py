@@ -31,11 +31,14 @@ class Observed:
         The same, mean over prompts, of models of the same architecture with random weights.
     layers : ndarray (layer,), optional
         The mean by layer, to be shown.
+    note : str
+        What else has to be said of it.
     """
 
     values: np.ndarray
     untrained: np.ndarray | None = None
     layers: np.ndarray | None = None
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,8 @@ class Estimate:
         Where the numbers are NaN, the reason.
     layers : tuple of float
         The mean by layer, where there is one; not judged.
+    note : str
+        What else has to be said of it.
     """
 
     value: float
@@ -72,6 +77,7 @@ class Estimate:
     method: str
     why: str = ""
     layers: tuple[float, ...] = ()
+    note: str = ""
 
     @classmethod
     def from_json(cls, row: Mapping) -> Estimate:
@@ -121,7 +127,7 @@ def estimate(observed: Observed, seed: int = 0) -> Estimate:
         null, p = _of_signs(one, rng)
         method = "over prompts: of these models alone"
     layers = () if observed.layers is None else tuple(np.asarray(observed.layers, dtype=float).tolist())
-    return Estimate(value, low, high, *null, p, **counts, method=method, layers=layers)
+    return Estimate(value, low, high, *null, p, **counts, method=method, layers=layers, note=observed.note)
 
 
 def as_estimate(found: Observed | Estimate, seed: int = 0) -> Estimate:

@@ -32,7 +32,7 @@ OVER_TRAINING = Test(
     },
     predictions={"NC": {"sharing": ABOVE}},
     needs="checkpoints",
-    limits="One training of one seed: the interval is over prompts. No growth is not sparsity: sparsification is not judged.",
+    limits="Of one training the interval is over prompts. No growth is not sparsity: sparsification is not judged.",
 )
 
 
@@ -50,7 +50,7 @@ SINKS_TRAINING = Test(
     },
     predictions={"NC": {"d": BELOW}},
     needs="checkpoints",
-    limits="One training of one seed, and the answering query alone.",
+    limits="Of the answering query alone; of one training the interval is over prompts.",
     unable=SINKS_UNABLE,
 )
 
@@ -66,7 +66,7 @@ LAMBDA_FORMED = Test(
     },
     predictions={"NC": {"distance": NONE}},
     needs="checkpoints",
-    limits="Of the checkpoints that were kept, which may be far apart. One training of one seed.",
+    limits="Of the checkpoints that were kept, which may be far apart; of one training the interval is over prompts.",
     unable=LAMBDA_STAR.unable,
 )
 

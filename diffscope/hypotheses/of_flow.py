@@ -19,9 +19,9 @@ from diffscope.tasks.retrieval import Prompt
 
 STATISTIC = (
     "share of Σ|D·∂L/∂D| of the answering query that comes from the answer, L the loss of its first token; rise of the loss of "
-    "the answer when that query no longer sees it, in all layers"
+    "the answer when that query, and those of the answer's own tokens, no longer see it, in all layers"
 )
-SIZE = "size: the same query no longer sees a span of the answer's length near it"
+SIZE = "size: they no longer see a span of the answer's length near it"
 
 FLOW = Test(
     id="information-flow",

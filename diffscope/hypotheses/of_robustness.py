@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from diffscope import edits
+from diffscope.capture import Capture
 from diffscope.hypotheses.answers import answers
 from diffscope.hypotheses.inference import Observed
+from diffscope.hypotheses.reading import as_sharp
 from diffscope.hypotheses.rules import Quantity, Test
 from diffscope.hypotheses.subjects import Pair
 from diffscope.scope import Scope
@@ -25,7 +28,7 @@ OUTLIERS = Test(
     source="Differential Transformer, tables of outliers and of quantised attention logits",
     statistic="log2 of the largest over the median magnitude, DIFF minus standard: of q·k/√d over all maps, of layer outputs; "
     "loss of exact answers when scores are quantised by their largest magnitude (absmax), DIFF minus standard",
-    controls=("same prompts", "untrained pairs of the same architectures, for the outliers"),
+    controls=("same prompts", "untrained pairs of the same architectures, for the outliers; their scores as far apart"),
     quantities={
         "logits": Quantity("largest over median of the scores, DIFF − standard (octaves)", 0.32),
         "outputs": Quantity("largest over median of layer outputs, DIFF − standard (octaves)", 0.32),
@@ -42,7 +45,7 @@ REDUNDANCY = Test(
     source="the DEX paper: larger cosine distance, lower CKA, flatter head importance",
     statistic="mean cosine distance between the heads' maps (A1, D) and mean linear CKA between their outputs, by layer; exact "
     "answers lost without a head: the mean over heads and the worst head; DIFF minus standard",
-    controls=("same prompts", "untrained pairs of the same architectures, for distance and CKA"),
+    controls=("same prompts", "untrained pairs of the same architectures, as sharp, for distance and CKA"),
     quantities={
         "distance_d": Quantity("cosine distance between heads' D − between the standard model's A", 0.02),
         "distance_a1": Quantity("cosine distance between heads' A1 − between the standard model's A", 0.02),
@@ -59,17 +62,22 @@ REDUNDANCY = Test(
 
 def tails(scope: Scope, prompts: Sequence[Prompt], spreads=None) -> dict[str, np.ndarray]:
     """Largest over median magnitude of scores and of layer outputs, (prompt,) in octaves, mean over layers."""
-    found = scope.capture([prompt.ids for prompt in prompts]).measure(["logit_outliers"])
+    found = _sharpened(scope, prompts, spreads).measure(["logit_outliers"])
     over = {name: found[of].sel(outlier="top_1") / found[of].sel(outlier="median") for name, of in TAILS.items()}
     return {name: np.log2(one).mean("layer").values for name, one in over.items()}
 
 
 def likeness(scope: Scope, prompts: Sequence[Prompt], spreads=None) -> dict[str, np.ndarray]:
     """Distances and CKA between the heads of a layer, (prompt,), mean over layers; NaN where a layer has one head."""
-    found = scope.capture([prompt.ids for prompt in prompts]).measure(["map_distance", "head_cka"])
+    found = _sharpened(scope, prompts, spreads).measure(["map_distance", "head_cka"])
     distance, cka = found["map_distance"].mean("layer"), found["head_cka"]
     others = cka.where(cka["head"] != cka["other_head"]).mean(("head", "other_head")).mean("layer")
     return {"distance_d": distance.sel(map="D").values, "distance_a1": distance.sel(map="A1").values, "cka": others.values}
+
+
+def _sharpened(scope: Scope, prompts: Sequence[Prompt], spreads) -> Capture:
+    cap = scope.capture([prompt.ids for prompt in prompts])
+    return cap if spreads is None else replace(cap, layers=[as_sharp(*two) for two in zip(cap.layers, spreads, strict=True)])
 
 
 def outliers(pair: Pair) -> dict[str, Observed]:

@@ -14,10 +14,9 @@ import xarray as xr
 from scipy.stats import CensoredData, logrank
 from statsmodels.api import SurvfuncRight
 
-from diffscope import __version__
 from diffscope.errors import CorruptFile, DiffscopeError
 from diffscope.hypotheses.board import TESTS, Verdict
-from diffscope.hypotheses.gather import gather, open_family
+from diffscope.hypotheses.gather import Gathered, gather, open_family
 from diffscope.hypotheses.inference import Estimate
 from diffscope.hypotheses.subjects import Progress
 from diffscope.store import provenance, replacing
@@ -107,7 +106,7 @@ def run_study(
     for name, seeds in ((ALL, None), (FRESH, fresh)):
         if seeds is None or len(seeds):
             gathered = gather(family=family, seeds=seeds, progress=progress, **asked)
-            what = [gathered.names, asdict(gathered.asked), _digest(gathered.family), __version__]
+            what = [gathered.names, asdict(gathered.asked), _digest(gathered), SOURCES]
             boards[name] = gathered.run(ids, kept=Kept(out / "parts", what))
             made = made or gathered
     facts = {
@@ -127,30 +126,45 @@ def _finished(family: xr.Dataset, arm: str) -> list[int]:
     return [int(seed) for seed in family["seed"].values[family["finished"].sel(arm=arm).values == 1]]
 
 
-def _digest(family: xr.Dataset) -> str:
-    return hashlib.sha256(b"".join(family[name].values.tobytes() for name in ("exact_match", "finished"))).hexdigest()
+def _digest(gathered: Gathered) -> list:
+    """What results depend on: all that was measured, and the weights of all models, by size and time."""
+    family, folders = hashlib.sha256(), [Path(one) for one in gathered.names]
+    for name in sorted({*gathered.family.variables}):
+        family.update(f"{name} {gathered.family[name].values.tolist()}".encode())
+    files = sorted(path for folder in folders if folder.is_dir() for path in folder.rglob("*.safetensors"))
+    return [family.hexdigest(), [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]]
+
+
+def _sources() -> str:
+    """Of the code that results depend on."""
+    files = sorted(Path(__file__).parents[1].rglob("*.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+
+
+SOURCES = _sources()
 
 
 class Kept(MutableMapping):
-    """Estimates of tests that are finished, one file each, found again by what they were made of and by their rule."""
+    """Estimates of tests that are finished, one file each, found again by what they were made of; needs are not kept."""
 
     def __init__(self, folder: Path, what: Sequence):
         self.folder, self.what = folder, json.dumps(what, sort_keys=True, default=str)
         folder.mkdir(parents=True, exist_ok=True)
 
     def _path(self, id: str) -> Path:
-        said = f"{self.what} {id} {TESTS[id].rule} {TESTS[id].statistic}"
-        return self.folder / f"{id}-{hashlib.sha256(said.encode()).hexdigest()[:16]}.json"
+        return self.folder / f"{id}-{hashlib.sha256(f'{self.what} {id}'.encode()).hexdigest()[:16]}.json"
 
-    def __getitem__(self, id: str) -> dict[str, Estimate] | str:
+    def __getitem__(self, id: str) -> dict[str, Estimate]:
         try:
             kept = json.loads(self._path(id).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             raise KeyError(id) from None
-        return kept if isinstance(kept, str) else {name: Estimate.from_json(row) for name, row in kept.items()}
+        return {name: Estimate.from_json(row) for name, row in kept.items()}
 
     def __setitem__(self, id: str, found: dict[str, Estimate] | str) -> None:
-        kept = found if isinstance(found, str) else {name: _without_nan(asdict(one)) for name, one in found.items()}
+        if isinstance(found, str):
+            return
+        kept = {name: _without_nan(asdict(one)) for name, one in found.items()}
         with replacing(self._path(id)) as unfinished:
             Path(unfinished).write_text(json.dumps(kept), encoding="utf-8")
 

@@ -32,6 +32,8 @@ class Asked:
     template : str
     untrained : int
         Models of random weights that a trained one is compared with.
+    first : int
+        Number of the first of them, so that several subjects can have others each.
     """
 
     prompts: int = 40
@@ -40,6 +42,7 @@ class Asked:
     seed: int = 50_000
     template: str = TEMPLATE
     untrained: int = UNTRAINED
+    first: int = 0
 
     def of(self, scope: Scope) -> list[Prompt]:
         if self.needles < 2:
@@ -53,11 +56,21 @@ class Subject:
     """One trained model, or several that differ in their seed alone, and what they do with the prompts.
 
     Everything is read when a test asks for it first.
+
+    Attributes
+    ----------
+    scopes : sequence of Scope
+    asked : Asked
+    progress : callable, optional
+    series : bool
+        Whether they are the checkpoints of one training. Then what is taken of untrained models is of one model for all steps, as
+        the checkpoints are of one: what is peculiar to a model does not average out over steps.
     """
 
     scopes: Sequence[Scope]
     asked: Asked = field(default_factory=Asked)
     progress: Progress | None = None
+    series: bool = False
     _taken: dict = field(default_factory=dict, repr=False)
 
     def __post_init__(self):
@@ -84,11 +97,16 @@ class Subject:
             self._read(scope, f"untrained model {i + 1} of {count}", spreads) for i, count, scope, spreads in self.at_random()
         ]
 
-    def at_random(self) -> Iterator[tuple[int, int, Scope, list[torch.Tensor]]]:
-        """The untrained models one by one: number, how many, model, and how far apart its scores are to be."""
+    def at_random(self, each: int = 1) -> Iterator[tuple[int, int, Scope, list[torch.Tensor]]]:
+        """The untrained models one by one: number, how many, model, and how far apart its scores are to be.
+
+        With `each` a model comes so many times in a row, as sharp as each of the trained ones in turn.
+        """
         first, count = self.scopes[0], self.asked.untrained
         for i in range(count):
-            scope = Scope(anew(first.model, self.asked.seed + i), first.tokenizer, f"untrained {i}", first.family)
+            if i % each == 0:
+                fresh = anew(first.model, self.asked.seed + self.asked.first + i)
+                scope = Scope(fresh, first.tokenizer, f"untrained {i}", first.family)
             yield i, count, scope, self.readings[i % len(self.readings)].spreads
 
     @property
@@ -105,7 +123,7 @@ class Subject:
             own = [self._told(what, i, len(self.scopes), take(scope, self.few, None)) for i, scope in enumerate(self.scopes)]
             others = [
                 self._told(f"{what}, untrained", i, count, take(scope, self.few, spreads))
-                for i, count, scope, spreads in self.at_random()
+                for i, count, scope, spreads in self.at_random(len(self.scopes) if self.series else 1)
             ]
             self._taken[take] = own, others
         return self._taken[take]

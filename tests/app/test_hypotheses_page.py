@@ -66,7 +66,8 @@ def test_only_the_chosen_tests_run(app, folders, quick):
     test.multiselect(key="tests").set_value(["sparsity", "lambda-star"]).run()
     run_it(test)
     assert [name for name, _ in quick] == ["sparsity", "lambda-star"]
-    assert test.dataframe[0].value["test"].tolist() == ["sparsity", "lambda-star"]
+    assert test.dataframe[0].value["test"].tolist() == ["lambda-star", "sparsity"]  # in the board's order
+    assert any("Provisional" in one.value for one in test.caption)
 
 
 def test_a_real_test_runs_on_a_real_model(app):
