@@ -23,8 +23,8 @@ LOW_RANK = Test(
     claim="λA2 is noise of a few patterns, which a fixed map of low rank could stand in for.",
     source="seed 001: effective rank of only 2–5",
     statistic="effective rank exp H(σ) of λA2 over that of the same map with each row's visible keys permuted (octaves); "
-    f"rise of the loss of answers when A2 is replaced by its rank-{RANK} part, by its mean over other prompts, by the uniform map, "
-    "by nothing",
+    f"rise of the loss of answers when A2 is replaced by its rank-{RANK} part, by its mean over other prompts, by the uniform "
+    "map, by nothing",
     controls=(
         "each row's keys permuted",
         "untrained models of the same architecture, for the rank",
