@@ -8,7 +8,7 @@ own, nothing), at several strengths of the noise and numbers of prompts: the sha
 same of pairs (beside a standard model with noise of its own), of checkpoints (the truth grows from step to step) and of families
 (rates of answers that follow one account, at several effects and numbers of seeds). Of models with random weights, whose scores
 are as far apart as a trained model's: the share of p at most 0.05, each model against others of its kind. Of families in which
-no arm differs: the same, over seeds.
+no arm differs: the same, over seeds. p is not corrected, but for the families, whose tests are corrected together.
 """
 
 from __future__ import annotations
@@ -189,6 +189,19 @@ def families(count, seeds=3, prompts=100, spread=0.05):
     return found / count
 
 
+def table(found):
+    """Shares of verdicts as Markdown, one row a test and truth, one column a size."""
+    rows, sizes = {}, {}
+    for name, shares in found.items():
+        *place, size = name.split(" | ") if name.count(" | ") == 2 else (*name.split(" | "), "share of verdicts")
+        sizes[size] = None
+        rows.setdefault(tuple(place), {})[size] = ", ".join(f"{one} {share:.0%}" for one, share in shares.items())
+    lines = [f"| test | planted truth | {' | '.join(sizes)} |", "|---|---|" + "---|" * len(sizes)]
+    return "\n".join(
+        lines + [f"| {' | '.join(place)} | {' | '.join(row.get(size, '') for size in sizes)} |" for place, row in rows.items()]
+    )
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--models", type=int, default=40)
@@ -201,9 +214,8 @@ def main():
         result["planted"] = planted(options.models, task)
         result["pairs"], result["checkpoints"] = pairs(options.models, task), series(options.models, task)
         result["planted_families"] = planted_families(options.models)
-        print("test | truth | size: share of verdicts")
-        for name, found in (result["planted"] | result["pairs"] | result["checkpoints"] | result["planted_families"]).items():
-            print(f"{name}: " + ", ".join(f"{one} {share:.0%}" for one, share in found.items()))
+        for name in ("planted", "pairs", "checkpoints", "planted_families"):
+            print(f"\n{name.replace('_', ' ')}\n\n{table(result[name])}")
     result["random"], result["random_verdicts"] = random_models(options.models, task)
     print(f"\n{options.models} models of random weights: share of p at most {LEVEL:g}")
     for name, share in result["random"].items():
