@@ -383,6 +383,13 @@ def test_a_model_that_makes_nothing_of_its_second_map_has_no_low_rank_noise():
     assert refused.verdict == "needs a differential model: this one is standard attention"
 
 
+def test_what_one_test_cannot_do_stops_no_other():
+    scope = diffscope.load("mini-diff")
+    frozen = diffscope.load(anew(scope.model, 0).requires_grad_(False), scope.tokenizer)
+    flow, sparse = run(["information-flow", "sparsity"], Subject([frozen], FEW))
+    assert "takes no gradient" in flow.verdict and flow.verdict.startswith("needs ") and sparse.estimates
+
+
 def test_the_answer_is_knocked_out_and_not_its_surroundings(prompts):
     scope, prompt = diffscope.load("mini-diff"), prompts[1]
     total, by_layer = of_flow._knock_out(scope, [prompt])
