@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from diffscope.hypotheses.study import open_study, shipped
 from diffscope.models.loading import BUNDLED
 
 
@@ -26,9 +27,10 @@ def quick(monkeypatch):
     return asked
 
 
-def page(app, **query):
-    test = app(**query)
+def page(app, board="a model"):
+    test = app()
     test.switch_page("app_pages/hypotheses.py").run()
+    test.selectbox(key="board").set_value(board).run()
     assert not test.exception, test.exception
     return test
 
@@ -59,6 +61,18 @@ def test_the_board_of_the_model_at_hand(app, folders, quick):
     count = len(quick)
     test.run()
     assert len(quick) == count  # what is done is not done again
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_a_shipped_study_is_shown_whole(app, name):
+    from diffscope.hypotheses import TESTS
+
+    test = page(app, f"{name} family, fresh seeds")
+    assert test.dataframe[0].value["test"].tolist() == list(TESTS)
+    assert any(", ".join(map(str, open_study(name).facts["fresh"])) in one.value for one in test.markdown)
+    for chosen in TESTS:
+        test.selectbox(key="test").set_value(chosen).run()
+        assert not test.exception, test.exception
 
 
 def test_only_the_chosen_tests_run(app, folders, quick):
