@@ -179,9 +179,11 @@ def show_verdict(verdict):
         return
     table = pd.DataFrame(render.rows(verdict), columns=list(render.COLUMNS))
     st.dataframe(table, hide_index=True, height=36 + 28 * len(table), row_height=28)
-    layers = {verdict.test.quantities[name].label: one.layers for name, one in verdict.estimates.items() if one.layers}
+    layers = [
+        {"quantity": verdict.test.quantities[name].label} | {f"layer {at}": render.number(x) for at, x in enumerate(one.layers)}
+        for name, one in verdict.estimates.items()
+        if one.layers
+    ]
     if layers:
-        longest = max(map(len, layers.values()))
-        frame = pd.DataFrame(layers, index=pd.RangeIndex(longest, name="layer"))
         st.caption("by layer, mean over prompts, heads and seeds (not judged)")
-        st.dataframe(frame.T.style.format("{:.3g}", na_rep="–"), height=36 + 28 * len(layers), row_height=28)
+        st.dataframe(pd.DataFrame(layers), hide_index=True, height=36 + 28 * len(layers), row_height=28)

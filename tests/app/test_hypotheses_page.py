@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from diffscope.hypotheses import TESTS
 from diffscope.hypotheses.study import open_study, shipped
 from diffscope.models.loading import BUNDLED
 
@@ -58,6 +59,7 @@ def test_the_board_of_the_model_at_hand(app, folders, quick):
     said = " ".join(one.value for one in test.markdown)
     assert "Claim" in said and "D is sparser than A1" in said and "Rule" in said and "Controls" in said
     assert "by layer" in test.caption[-1].value
+    assert test.dataframe[-1].value["layer 1"].tolist() == ["0.75"] * len(TESTS["sparsity"].quantities)
     count = len(quick)
     test.run()
     assert len(quick) == count  # what is done is not done again
@@ -65,8 +67,6 @@ def test_the_board_of_the_model_at_hand(app, folders, quick):
 
 @pytest.mark.parametrize("name", shipped())
 def test_a_shipped_study_is_shown_whole(app, name):
-    from diffscope.hypotheses import TESTS
-
     test = page(app, f"{name} family, fresh seeds")
     assert test.dataframe[0].value["test"].tolist() == list(TESTS)
     assert any(", ".join(map(str, open_study(name).facts["fresh"])) in one.value for one in test.markdown)
