@@ -9,12 +9,11 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import xarray as xr
 
-from diffscope.errors import DiffscopeError, OutOfMemoryAhead, PromptError, UnsupportedModel
+from diffscope.errors import DiffscopeError, PromptError
 from diffscope.hypotheses import of_checkpoints, of_family, of_flow, of_model, of_noise, of_pair, of_robustness
 from diffscope.hypotheses.inference import LEVEL, Estimate, Observed, as_estimate, holm
 from diffscope.hypotheses.rules import NAMES, Missing, Test, against, judge, state, words
 from diffscope.hypotheses.subjects import Pair, Subject
-from diffscope.stats.rank import MapTooLarge
 
 OBSERVERS = {
     "model": of_model.TESTS | of_noise.TESTS | of_flow.TESTS,
@@ -166,7 +165,7 @@ def _found(test: Test, subject) -> dict[str, Estimate] | str:
         return str(error)
     except PromptError as error:
         return f"other prompts: {error}"
-    except (UnsupportedModel, OutOfMemoryAhead, MapTooLarge) as error:
+    except DiffscopeError as error:
         return f"a model and prompts that allow it: {error}"
     return {name: as_estimate(one) for name, one in observed.items()}
 

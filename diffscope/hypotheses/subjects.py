@@ -63,8 +63,9 @@ class Subject:
     asked : Asked
     progress : callable, optional
     series : bool
-        Whether they are the checkpoints of one training. Then what is taken of untrained models is of one model for all steps, as
-        the checkpoints are of one: what is peculiar to a model does not average out over steps.
+        Whether they are the checkpoints of one training. Then :meth:`of_each` takes one untrained model for all steps, as the
+        checkpoints are of one: what is peculiar to a model does not average out over steps. The readings are of another one at
+        each step, which makes growth over steps harder to find.
     """
 
     scopes: Sequence[Scope]
