@@ -98,7 +98,8 @@ class Verdict:
         estimates = {name: Estimate.from_json(row) for name, row in rows.items()}
         adjusted = {name: math.nan if row["p_holm"] is None else row["p_holm"] for name, row in rows.items() if row["in_rule"]}
         states = {name: row["state"] for name, row in rows.items()}
-        return cls(test, kept["verdict"], estimates, adjusted, states, kept["sentence"])
+        sentence = _sentence(test, kept["verdict"], estimates, adjusted, states) if rows else kept["sentence"]
+        return cls(test, kept["verdict"], estimates, adjusted, states, sentence)
 
 
 def chosen(ids: Sequence[str]) -> list[Test]:

@@ -11,6 +11,7 @@ from diffscope.hypotheses.answers import answers
 from diffscope.hypotheses.flows import flows
 from diffscope.hypotheses.inference import Observed
 from diffscope.hypotheses.of_model import observed, over_model
+from diffscope.hypotheses.of_pair import ONE_PAIR
 from diffscope.hypotheses.reading import sized_spans
 from diffscope.hypotheses.rules import BELOW, Missing, Quantity, Test
 from diffscope.hypotheses.subjects import Pair, Subject
@@ -53,7 +54,7 @@ FLOW_PAIR = Test(
     },
     predictions={},
     needs="pair",
-    limits="Of one pair of one seed it says what these two models do, not what the architectures do.",
+    limits=ONE_PAIR,
 )
 
 GRADIENTS = Test(

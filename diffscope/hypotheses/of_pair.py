@@ -13,7 +13,7 @@ from diffscope.hypotheses.reading import Reading
 from diffscope.hypotheses.rules import ABOVE, BELOW, Quantity, Test
 from diffscope.hypotheses.subjects import Pair
 
-ONE_PAIR = "Of one pair of one seed it says what these two models do, not what the architectures do."
+ONE_PAIR = "A single pair says what its two models do, not what the architectures do."
 SINKS_UNABLE = "any second map that has a sink takes from it, whatever else it does"
 CONTROLS = ("untrained pairs of the same architectures, with scores as far apart", "same prompts")
 

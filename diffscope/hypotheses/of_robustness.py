@@ -11,13 +11,13 @@ from diffscope import edits
 from diffscope.capture import Capture
 from diffscope.hypotheses.answers import answers
 from diffscope.hypotheses.inference import Observed
+from diffscope.hypotheses.of_pair import ONE_PAIR
 from diffscope.hypotheses.reading import as_sharp
 from diffscope.hypotheses.rules import Quantity, Test
 from diffscope.hypotheses.subjects import Pair
 from diffscope.scope import Scope
 from diffscope.tasks.retrieval import Prompt
 
-ONE_PAIR = "Of one pair of one seed it says what these two models do, not what the architectures do."
 BITS = (8, 6, 4)
 TAILS = {"logits": "logit_outliers", "outputs": "layer_output_outliers"}
 EXACT = 0.02  # share of exact answers that matters
