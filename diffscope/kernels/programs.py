@@ -152,7 +152,7 @@ def branch(
     tl.store(out + slot, 1 / z, mask=real)
     if SUMS:
         tl.store(out + 2 * slot, squares / (z * z), mask=real)
-        tl.store(out + 3 * slot, LN2 * (bits / z) - tl.log(z), mask=real)
+        tl.store(out + 3 * slot, (bits / z) * LN2 - tl.log(z), mask=real)
         tl.store(out + 4 * slot, roots / tl.sqrt(z), mask=real)
         tl.store(out + 5 * slot, peak.to(tl.float64), mask=real)
 
@@ -263,7 +263,7 @@ def signed(
         tl.store(out + 3 * slot, negative, mask=real)
         tl.store(out + 4 * slot, negatives.to(tl.float64), mask=real)
     if LOGS:
-        tl.store(out + 5 * slot, LN2 * logs, mask=real)
+        tl.store(out + 5 * slot, logs * LN2, mask=real)
     if ROOTS:
         tl.store(out + 6 * slot, roots, mask=real)
     if PEAK:
