@@ -1,13 +1,17 @@
 """Retrieval prompts are what they say: exact length, exact spans, the same tokens from text, nothing of training in them."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from diffscope.errors import PromptError
+from diffscope.models import bundled
 from diffscope.prompts import Chars, encode
 from diffscope.tasks import Recall, Retrieval, examples
 from diffscope.tasks.recall import earlier
-from diffscope.tasks.text import standard_library_text
+from diffscope.tasks.text import fingerprint, standard_library_text
 from diffscope.tasks.vocabulary import CITIES, train_tokenizer
 
 
@@ -86,6 +90,14 @@ def test_training_targets_are_the_numbers_that_were_given_away(task):
             assert (kinds[at] == 1) == (city in said)
             assert said.setdefault(city, number) == number
         assert len(said) == 3 and (kinds > 0).sum() == 18
+
+
+def test_the_text_is_what_the_bundled_models_were_trained_on():
+    """Whatever Python runs: with other text every prompt and every score would be another."""
+    for model in bundled():
+        card = json.loads((Path(model["path"]) / "card.json").read_text(encoding="utf-8"))
+        assert fingerprint(standard_library_text(held_out=False)) == card["facts"]["fingerprint"]
+    assert fingerprint(standard_library_text(held_out=True)).startswith("6bf7e5692edbd3ca")
 
 
 def test_training_and_held_out_text_share_nothing():

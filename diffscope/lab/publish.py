@@ -28,7 +28,7 @@ One of a matched pair: the other arm has the same width, depth, data, order of d
 into: small enough for a laptop, and it really retrieves. It knows little English and is of no other use.
 
 - **Command**: `{command}`, with the code of revision {revision}
-- **Data**: documentation strings of the Python {python} standard library (SHA-256 of the training text
+- **Data**: documentation strings of the standard library of Python 3.11.7 (SHA-256 of the training text
   `{fingerprint}`), 8 % of modules held out by a hash of their path;
   needle sentences "The magic number: CITY N." drawn from seed {seed}.
 - **Trained length**: {length} tokens. Torch {torch}, {threads} thread(s), float32, {minutes:.0f} minutes.

@@ -101,7 +101,7 @@ def revision() -> str:
 
 def recipe_text(recipe: Recipe, arm: str) -> str:
     """What a run depends on, beside its seed and the versions of libraries, as text."""
-    text = fingerprint(standard_library_text(held_out=False))  # another Python has other documentation strings
+    text = fingerprint(standard_library_text(held_out=False))
     return json.dumps({**recipe.trains(arm), "training_text": text}, sort_keys=True)
 
 
