@@ -11,4 +11,4 @@ def timm():
     try:
         return vision.import_timm()
     except ImportError as error:
-        pytest.skip(f"{error}; `make test` puts it there, or pip install timm with the torchvision of your torch")
+        pytest.skip(f"{error}; `make test` puts it there, or pip install timm with a torchvision of the same build as torch")

@@ -14,10 +14,10 @@ _KEPT = []  # a library of operators is forgotten with its last reference
 
 
 def import_timm():
-    """The module ``timm``, from the environment or from the folder beside it.
+    """The module ``timm``, from the environment or from the folder beside it, where it lies if torchvision does not fit torch.
 
-    The torchvision of PyPI cannot load its operators with a CPU build of torch. What timm needs of it works without them once
-    their schemas are there, but others that find such a torchvision fail, so it is found only while timm is imported.
+    What timm needs of such a torchvision works without its operators once their schemas are there, but others that find it
+    fail, so it is found only while timm is imported.
 
     Raises
     ------
@@ -30,15 +30,22 @@ def import_timm():
         except (ImportError, RuntimeError) as error:
             if not (APART / "timm").is_dir():
                 raise ImportError(f"timm cannot be imported ({error}) and is not in {APART} either") from error
-        if not _KEPT:
-            _KEPT.append(torch.library.Library("torchvision", "DEF"))
-            for name in ("nms", "qnms"):
-                _KEPT[0].define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         sys.path.append(str(APART))
         try:
+            _declare_operators()
             return importlib.import_module("timm")
         finally:
             sys.path.remove(str(APART))
+
+
+def _declare_operators():
+    """Give torchvision the schemas of its operators if it cannot load its own."""
+    try:
+        importlib.import_module("torchvision")
+    except RuntimeError:
+        _KEPT.append(torch.library.Library("torchvision", "DEF"))
+        for name in ("nms", "qnms"):
+            _KEPT[0].define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 
 def tiny(seed=0, parallel=False, fused=True, **more):
