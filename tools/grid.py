@@ -75,9 +75,12 @@ def compile(uv: str, *options: str) -> str:
 
 
 def reason_unresolved(uv: str, python: str, platform: str, options: list[str]) -> str:
-    """Why one cell of the grid does not resolve, or nothing; what the index said a moment ago is not asked again."""
+    """Why one cell of the grid does not resolve, or nothing; what the index said a moment ago is not asked again.
+
+    A no is asked for twice, for the index may have been out of reach.
+    """
     cell = ("--python-version", python, "--python-platform", PLATFORMS[platform], *options)
-    return compile(uv, *cell, "--offline") and compile(uv, *cell)
+    return compile(uv, *cell, "--offline") and compile(uv, *cell) and compile(uv, *cell)
 
 
 def pinned_torch() -> str:

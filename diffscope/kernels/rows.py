@@ -124,7 +124,10 @@ def moments(
         Triton is not installed.
     """
     if importlib.util.find_spec("triton") is None:
-        raise MissingExtra("row statistics by kernel need triton, which is not installed: pip install triton")
+        raise MissingExtra(
+            "row statistics by kernel need triton, which is not installed: pip install 'diffscope-attention[kernels]' on Linux, "
+            "for which alone it exists; backend='blocks' needs nothing"
+        )
     if reason := refusal(layer):
         raise ValueError(f"layer {layer.layer} cannot be served by the kernels: {reason}")
     if unknown := sorted(wanted - {*MOMENTS, *PAIR}):
