@@ -15,7 +15,11 @@ PYTHON = f'#!/bin/sh\nexec "{sys.executable}" "$@"\n'
 UV = f"""#!/bin/sh
 echo "$@" >>uv.log
 case "$1 $2" in
-"venv "*) for folder; do :; done; mkdir -p "$folder/bin"; printf '%s' '{PYTHON}' >"$folder/bin/python"; chmod +x "$folder/bin/python" ;;
+"venv "*)
+    for folder; do :; done
+    mkdir -p "$folder/bin"
+    printf '%s' '{PYTHON}' >"$folder/bin/python"
+    chmod +x "$folder/bin/python" ;;
 "python find") exit 1 ;;
 "pip install") [ ! -e broken ] ;;
 esac
