@@ -1,9 +1,10 @@
-# Everything a checkout needs, from Python alone. Settable: PYTHON (which interpreter), TORCH (whose build; "cpu"), PORT (of the dashboard).
+# Everything a checkout needs, from Python alone. Settable: PYTHON (which interpreter), TORCH (whose build: cpu), PORT (of the dashboard).
 PORT ?= 8501
 BIN := .venv/bin
 export PYTHON TORCH
 
-.PHONY: app test suites constraints grid notebooks wheel clean
+.PHONY: app test dev suites constraints grid notebooks wheel clean
+.NOTPARALLEL: # two at once would make the same environment
 
 app:
 	@tools/environment.sh app
@@ -12,7 +13,6 @@ app:
 test: dev
 	$(BIN)/python -m pytest
 
-.PHONY: dev
 dev:
 	@tools/environment.sh dev
 
@@ -22,11 +22,11 @@ suites:
 
 # The newest versions that fit together on every platform and Python, into constraints.txt.
 constraints: dev
-	$(BIN)/python -m tools.constraints
+	PATH="$(CURDIR)/$(BIN):$$PATH" tools/constraints.sh --upgrade
 
 # Whether everything resolves, Python by platform; installs nothing.
 grid: dev
-	$(BIN)/python -m tools.grid
+	$(BIN)/python tools/grid.py
 
 notebooks: dev
 	$(BIN)/jupyter-execute --inplace analyses/*.ipynb
@@ -35,5 +35,5 @@ wheel: dev
 	$(BIN)/python -m build --wheel
 
 clean:
-	rm -rf .venv build dist .pytest_cache .hypothesis .ruff_cache
+	rm -rf .venv .venvs build dist .pytest_cache .hypothesis .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

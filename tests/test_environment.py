@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-TOOLS = ("sh", "cat", "chmod", "cksum", "dirname", "mkdir", "rm")
+TOOLS = ("sh", "cat", "chmod", "cksum", "dirname", "find", "mkdir", "rm", "rmdir", "sed")
 PYTHON = f'#!/bin/sh\nexec "{sys.executable}" "$@"\n'
 # Stands in for uv: writes down what it is asked, makes environments that run this Python, and fails where a file "broken" lies.
 UV = f"""#!/bin/sh
@@ -24,6 +24,10 @@ case "$1 $2" in
 "pip install") [ ! -e broken ] ;;
 esac
 """
+
+BASE = getattr(sys, "_base_executable", sys.executable)
+MADE = f"venv --quiet --no-project --allow-existing --seed --python {BASE} .venv"
+INSTALLED = "pip install --quiet --compile-bytecode --python .venv/bin/python --constraint constraints.txt {}"
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="a POSIX shell script")
 
@@ -76,22 +80,55 @@ def test_a_python_asked_for_that_does_not_serve_is_named(checkout):
     assert line.startswith("error: python9.9 is not a Python 3.11 or later")
 
 
+@pytest.mark.parametrize("lacks", ["sys.version_info", "sys.maxsize", "sysconfig.get_config_var(.*)"])
+def test_an_interpreter_that_lacks_something_is_passed_over(checkout, lacks):
+    """One that is too old, of 32 bits or without a lock: what the script asks of it is answered otherwise."""
+    pretended = {"sys.version_info": "(3, 10)", "sys.maxsize": "2**31", "sysconfig.get_config_var(.*)": "True"}[lacks]
+    checkout.put("python3", f'#!/bin/sh\nsed "s/{lacks}/{pretended}/" | "{sys.executable}" "$@"\n')
+    checkout.put("uv", UV)
+    code, printed, asked = checkout.prepare()
+    assert (code, len(printed), asked) == (1, 1, [])
+
+
 def test_the_newest_tested_python_is_taken_and_named(checkout):
     for name in ("python3", "python3.11", "python3.12", "uv"):
         checkout.put(name, UV if name == "uv" else PYTHON)
     checkout.put("python3.13", "#!/bin/sh\nexit 127\n")  # as a shim of a version that is not chosen
+    checkout.put("python3.12", f"#!/bin/sh\necho >12\n{PYTHON}")
     code, printed, asked = checkout.prepare()
-    assert code == 0
-    assert printed[0].startswith("using python3.12 (Python 3.") and " and uv; installing" in printed[0]
-    assert "--python python3.12 .venv" in asked[0]
+    assert code == 0 and (checkout.folder / "12").exists()
+    assert printed[0].startswith("using Python 3.") and f"({BASE}) and uv, torch of PyPI; installing" in printed[0]
+    assert asked == [MADE, INSTALLED.format("--editable .")]
+
+
+def test_a_python_that_only_uv_knows_is_found(checkout):
+    checkout.put("uv", UV.replace("exit 1", f'[ "$6" = 3.12 ] && echo "{sys.executable}"'))
+    code, _, asked = checkout.prepare()
+    assert code == 0 and asked[0] == MADE
+
+
+def test_test_tools_come_with_timm_or_have_it_apart(checkout):
+    checkout.put("python3", PYTHON)
+    checkout.put("uv", UV)
+    _, _, asked = checkout.prepare("dev")
+    expected = [MADE, INSTALLED.format("--editable .[dev]"), INSTALLED.format("timm torchvision")]
+    try:
+        import torchvision  # noqa: F401
+    except (ImportError, RuntimeError):  # as in the stub's environment, which runs this Python
+        expected += ["pip uninstall --quiet --python .venv/bin/python timm torchvision"]
+        expected += [INSTALLED.format("--no-deps --target .venv/vision timm torchvision")]
+    assert asked == expected
 
 
 def test_it_does_nothing_when_nothing_has_changed(checkout):
     checkout.put("python3", PYTHON)
     checkout.put("uv", UV)
-    assert [line.split()[0] for line in checkout.prepare("dev")[2][:3]] == ["venv", "pip", "pip"]
+    assert checkout.prepare("dev")[0] == 0
     assert checkout.prepare("dev") == (0, [], [])
     assert checkout.prepare("app") == (0, [], [])  # what tests need holds what the dashboard needs
+    with open(checkout.folder / "pyproject.toml", "a") as file:
+        file.write("# more\n")
+    assert checkout.prepare("app")[2] == [INSTALLED.format("--editable .")]
 
 
 def test_what_broke_off_is_taken_up_in_the_same_environment(checkout):
@@ -99,13 +136,21 @@ def test_what_broke_off_is_taken_up_in_the_same_environment(checkout):
     checkout.put("uv", UV)
     (checkout.folder / "broken").touch()
     code, _, asked = checkout.prepare()
-    assert code != 0 and [line.split()[0] for line in asked] == ["venv", "pip"]
+    assert code != 0 and asked == [MADE, INSTALLED.format("--editable .")]
     (checkout.folder / "broken").unlink()
     code, _, asked = checkout.prepare()
-    assert code == 0 and [line.split()[0] for line in asked] == ["pip"]
+    assert code == 0 and asked == [INSTALLED.format("--editable .")]
 
 
-@pytest.mark.parametrize("change", ["constraints", "torch", "python"])
+def test_an_environment_without_a_whole_pip_is_made_again(checkout):
+    checkout.put("python3", PYTHON)
+    checkout.put("uv", UV)
+    checkout.prepare()
+    (checkout.folder / ".venv" / "bin" / "python").write_text("#!/bin/sh\nexit 1\n")
+    assert checkout.prepare()[2] == [MADE, INSTALLED.format("--editable .")]
+
+
+@pytest.mark.parametrize("change", ["constraints", "torch", "python", "folder"])
 def test_an_environment_made_of_something_else_is_renewed(checkout, change):
     checkout.put("python3", PYTHON)
     checkout.put("uv", UV)
@@ -115,19 +160,29 @@ def test_an_environment_made_of_something_else_is_renewed(checkout, change):
     if change == "constraints":
         with open(checkout.folder / "constraints.txt", "a") as file:
             file.write("more==1\n")
-    if change == "python":
+    if change in ("python", "folder"):
         made_of = checkout.folder / ".venv" / "made-of"
-        made_of.write_text(made_of.read_text().replace("Python 3.", "Python 2."))
+        old = {"python": "version: Python 3.", "folder": "folder: "}[change].replace("Python ", "")
+        made_of.write_text(made_of.read_text().replace(old, old + "0"))
     _, _, asked = checkout.prepare(**({"TORCH": "cpu"} if change == "torch" else {}))
-    assert asked[0].startswith("venv") and not left.exists()
+    assert asked[0] == MADE and not left.exists()
     if change == "torch":
-        assert asked[1].endswith("--no-deps --index-url https://download.pytorch.org/whl/cpu torch")
+        index = "--no-deps --index-url https://download.pytorch.org/whl/cpu"
+        assert asked[1:] == [INSTALLED.format(f"{index} torch"), INSTALLED.format("--editable .")]
+        assert checkout.prepare() == (0, [], [])  # what was chosen is kept until something else is
+        elsewhere = checkout.prepare("dev", TORCH="file:///wheels")[2]
+        assert elsewhere[1:3] == [
+            INSTALLED.format(f"--no-deps --index-url file:///wheels {name}") for name in ("torch", "torchvision")
+        ]
 
 
 def test_a_folder_that_it_did_not_make_is_left_alone(checkout):
     checkout.put("python3", PYTHON)
+    checkout.put("uv", UV)
     (checkout.folder / ".venv").mkdir()
     (checkout.folder / ".venv" / "mine").touch()
     code, printed, _ = checkout.prepare()
     assert code == 1 and len(printed) == 1 and "move it away" in printed[0]
     assert (checkout.folder / ".venv" / "mine").exists()
+    (checkout.folder / ".venv" / "mine").unlink()
+    assert checkout.prepare()[0] == 0  # an empty one is nobody's

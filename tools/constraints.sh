@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 TORCH=2.13.0
 
 cp constraints.txt constraints.new
-trap 'rm -f constraints.new' EXIT
+trap 'rm -f constraints.new constraints.made' EXIT
 echo "torch==$TORCH" | uv pip compile pyproject.toml --constraint - --universal --python-version 3.11 --fork-strategy fewest \
     --all-extras --no-emit-package flash-attn --no-annotate --no-header --quiet --output-file constraints.new "$@" >/dev/null
 {

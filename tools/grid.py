@@ -4,11 +4,12 @@
 after the other,
 
 - the checkout with its test tools, held to ``constraints.txt``, as ``make test`` installs it,
-- the same beside a CPU build of torch, which on Linux comes from PyTorch's own index and asks for no triton,
-- the checkout's package alone without constraints, as whoever installs the wheel gets it.
+- the same where torch asks for what a CPU build asks for, no triton and no CUDA library (PyTorch's own index, where such builds
+  for Linux are, is not asked),
+- the package alone without constraints, as whoever installs the wheel gets it, and with its extras.
 
-It prints yes or no for each cell, and why no; the exit code is 1 if there is a no. What has to be built from source is left out:
-flash-attn, and nnsight on Linux arm64.
+It prints yes or no for each cell, and why no; the exit code is 1 if there is a no. The extras ``gpu`` and ``nnsight`` are left
+out: flash-attn is built from source everywhere, nnsight on Linux arm64.
 """
 
 import itertools
@@ -90,7 +91,8 @@ def pinned_torch() -> str:
 
 def main() -> int:
     uv = find_uv()
-    if reason := compile(uv, "--universal", *EXTRAS, "--python-version", PYTHONS[0]):
+    # What the index says now, for all cells: without this, an answer from its cache could be an old one.
+    if reason := compile(uv, "--universal", "--refresh", "--extra=dev", *EXTRAS, "--python-version", PYTHONS[0]):
         sys.exit(f"error: nothing resolves, or the package index does not answer\n{reason}")
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(4) as pool:
         cpu = Path(folder, "cpu.toml")

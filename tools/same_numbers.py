@@ -1,8 +1,8 @@
 """Whether a change of the code left every number as it was, to the bit.
 
-``python tools/same_numbers.py save FILE`` writes every statistic of one prompt on the bundled models, what every edit does to the
-next token's logits, and ``check`` of every published layout; ``python tools/same_numbers.py compare FILE`` takes them again and
-prints what differs. Both on the same machine, in the environment of the tests.
+``python tools/same_numbers.py save FILE`` writes every statistic of one prompt on the bundled models, what every edit that needs
+no other prompts does to the next token's logits, and ``check`` of every published layout. ``python tools/same_numbers.py compare
+FILE`` takes them again and prints what differs. Both on the same machine, in the environment of the tests.
 """
 
 import argparse
@@ -84,6 +84,8 @@ def main() -> int:
     parser.add_argument("what", choices=("save", "compare"))
     parser.add_argument("file", type=Path)
     asked = parser.parse_args()
+    if asked.file.suffix != ".npz":
+        parser.error(f"{asked.file} has to end in .npz")
     torch.set_num_threads(1)
     arrays = {**statistics("mini-diff"), **statistics("mini-standard"), **edited("mini-diff"), **conformance()}
     if asked.what == "save":

@@ -46,7 +46,7 @@ def command(port: Port = 8501):
             say(f"diffscope is at {address}  (Ctrl-C stops it)")
         status = server.wait()
     except KeyboardInterrupt:
-        server.send_signal(signal.SIGINT)
+        server.send_signal(signal.SIGINT if sys.platform != "win32" else signal.SIGTERM)
         server.wait()
         raise
     if status > 0:

@@ -255,7 +255,7 @@ def noise_length(family: xr.Dataset) -> dict[str, Observed]:
     rates = found.mean((0, -1)).reshape(2, -1)  # (arm, cell)
     room = ((rates > ROOM) & (rates < 1 - ROOM)).all(0)  # where both have nearly all right, no benefit could show
     used = np.concatenate([room, room])
-    if np.linalg.matrix_rank(design[used]) < design.shape[1]:
+    if not used.any() or np.linalg.matrix_rank(design[used]) < design.shape[1]:
         raise Missing("a grid with more cells in which neither arm has nearly all or nearly none right")
     right = found.sum(-1) + 0.5  # so that a cell with no mistake has a finite logit
     counts = np.stack([right, found.shape[-1] + 1 - right], -1).reshape(len(found), -1, 2)  # (seed, arm and cell, right or wrong)

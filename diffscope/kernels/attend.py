@@ -184,9 +184,7 @@ def _chosen(kernel: str | None, q: Tensor, window: int | None, offset: int | Ten
     if why := refusal(kernel, q, **asked):
         raise DiffscopeError(why)
     if kernel == "flash_attn" and importlib.util.find_spec("flash_attn") is None:
-        raise MissingExtra(
-            "the flash_attn kernel needs the package flash-attn, which exists for Linux alone; install it, or take 'sdpa'"
-        )
+        raise MissingExtra("the flash_attn kernel needs the package flash-attn; install it (on Linux), or take 'sdpa'")
     return kernel
 
 

@@ -125,8 +125,8 @@ def moments(
     """
     if importlib.util.find_spec("triton") is None:
         raise MissingExtra(
-            "row statistics by kernel need triton, which is not installed: pip install 'diffscope-attention[kernels]' on Linux, "
-            "for which alone it exists; backend='blocks' needs nothing"
+            "row statistics by kernel need triton, which is not installed: pip install 'diffscope-attention[kernels]' on Linux; "
+            "elsewhere take backend='blocks', which needs nothing"
         )
     if reason := refusal(layer):
         raise ValueError(f"layer {layer.layer} cannot be served by the kernels: {reason}")
