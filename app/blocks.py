@@ -13,8 +13,8 @@ from sources import in_words, plain
 
 import diffscope.figures as figures
 from diffscope.figures.base import to_json
-from diffscope.figures.inline import token_html
-from diffscope.figures.text import visible
+from diffscope.figures.escaping import visible
+from diffscope.figures.token_html import token_html
 
 QUIET = {"displaylogo": False, "displayModeBar": False}
 TOOLS = {"displaylogo": False, "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"]}
@@ -171,16 +171,16 @@ def show_estimates(board):
 
 def show_verdict(verdict):
     """One test in full: what was declared, what was found, by layer where there are layers."""
-    from diffscope.hypotheses import render
+    from diffscope.hypotheses import report
 
-    for name, words in render.facts(verdict):
+    for name, words in report.facts(verdict):
         st.markdown(f"**{name}.** {plain(words)}")
     if not verdict.estimates:
         return
-    table = pd.DataFrame(render.rows(verdict), columns=list(render.COLUMNS))
+    table = pd.DataFrame(report.rows(verdict), columns=list(report.COLUMNS))
     st.dataframe(table, hide_index=True, height=36 + 28 * len(table), row_height=28)
     layers = [
-        {"quantity": verdict.test.quantities[name].label} | {f"layer {at}": render.number(x) for at, x in enumerate(one.layers)}
+        {"quantity": verdict.test.quantities[name].label} | {f"layer {at}": report.number(x) for at, x in enumerate(one.layers)}
         for name, one in verdict.estimates.items()
         if one.layers
     ]

@@ -23,15 +23,15 @@ import numpy as np
 import torch
 
 import diffscope
-from diffscope.hypotheses import TESTS, Pair, of_flow, of_model, of_noise, of_pair, run
-from diffscope.hypotheses.flows import flows, noise_ranks
+from diffscope.hypotheses import TESTS, Pair, run
+from diffscope.hypotheses.declared import information_flow, low_rank, one_model, pair
+from diffscope.hypotheses.evidence.flows import flows, noise_ranks
+from diffscope.hypotheses.evidence.last_query import read
 from diffscope.hypotheses.inference import LEVEL, Observed, estimate
-from diffscope.hypotheses.reading import read
+from diffscope.hypotheses.planted import TRUTHS, Planted, PlantedSubject, planted_family
 from diffscope.hypotheses.rules import judge, state
 from diffscope.hypotheses.subjects import anew
-from diffscope.hypotheses.synthetic import TRUTHS, Planted, PlantedSubject
-from diffscope.hypotheses.synthetic_family import planted_family
-from diffscope.lab.evaluate import draw
+from diffscope.lab.scoring import draw
 from diffscope.scope import Scope
 from diffscope.tasks import Retrieval
 
@@ -68,10 +68,10 @@ def planted(models, task):
         prompts = draw(task, count, 160, 4, 0)
         others = PlantedSubject(Planted("neither", noise=noise), prompts, count=POOL).untrained
         for truth in MODEL_TRUTHS:
-            said = {test.id: Counter() for test in of_model.TESTS}
+            said = {test.id: Counter() for test in one_model.TESTS}
             for seed in range(models):
                 subject = Given([Planted(truth, noise=noise).read(prompts, seed)], some(others, seed))
-                for test, observe in of_model.TESTS.items():
+                for test, observe in one_model.TESTS.items():
                     said[test.id][verdict(test, observe, subject)[0]] += 1
             for name, counted in said.items():
                 found = {one: n / models for one, n in counted.most_common()}
@@ -100,12 +100,12 @@ def pairs(models, task):
             for one in ("neither", "standard")
         ]
         for truth in ("NC", "SP", "both", "neither"):
-            said = {test.id: Counter() for test in of_pair.TESTS}
+            said = {test.id: Counter() for test in pair.TESTS}
             for seed in range(models):
                 nothing = truth == "neither"
                 two = (replace(plain, truth=truth), replace(plain, signal=0.0 if nothing else plain.signal))
                 read = [Given([one.read(prompts, seed)], some(others, seed), prompts) for one, others in zip(two, at_random)]
-                for test, observe in of_pair.TESTS.items():
+                for test, observe in pair.TESTS.items():
                     said[test.id][verdict(test, observe, Pair(*read))[0]] += 1
             for name, found in shares(said).items():
                 table[f"{name} | {truth} | {count} prompts, noise {noise:g}"] = found
@@ -156,7 +156,7 @@ def random_models(models, task):
     """Share of p at most 0.05 among models of random weights, each beside the others, by test and quantity."""
     scope, prompts = diffscope.load("mini-diff"), draw(task, 10, 160, 4, 0)
     spreads = read(scope, prompts).spreads
-    tests = of_model.TESTS | {of_flow.FLOW: of_flow.shares_of_flow, of_noise.LOW_RANK: of_noise.ranks_of_noise}
+    tests = one_model.TESTS | {information_flow.FLOW: information_flow.shares_of_flow, low_rank.LOW_RANK: low_rank.ranks_of_noise}
     readings, tables = [], {flows: [], noise_ranks: []}
     for seed in range(models):
         made = Scope(anew(scope.model, seed), scope.tokenizer, f"random {seed}", scope.family)

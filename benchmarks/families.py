@@ -126,7 +126,7 @@ def main() -> None:
         "from the cache. *Edits*: λ set, A2 uniform, |D| and a head ablated, each held against a slow recomputation from the "
         "captured q, k, v and λ; relative to the largest value. Zero means the same "
         "operations in the same order. *Fidelity*: largest error over prompts, layers, heads and rows "
-        "(`diffscope.fidelity.Fidelity`).\n"
+        "(`diffscope.proof.fidelity.Fidelity`).\n"
     )
     columns = "model | family | opened | maps of head h | λ | keys | cached decoding | edits | fidelity | tried on"
     print(f"| {columns} |\n|{'---|' * (columns.count('|') + 1)}")

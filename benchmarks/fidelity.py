@@ -71,7 +71,9 @@ def main() -> None:
     parser.add_argument("--layouts", action=argparse.BooleanOptionalAction, default=True, help="they hold whole maps")
     options = parser.parse_args()
     device = torch.cuda.get_device_name() if options.device.startswith("cuda") else platform.processor() or platform.machine()
-    print(f"torch {torch.__version__}, {device}; largest deviation in units of what rounding acts on (diffscope.fidelity)\n")
+    print(
+        f"torch {torch.__version__}, {device}; largest deviation in units of what rounding acts on (diffscope.proof.fidelity)\n"
+    )
     print("| family | dtype | attention | " + " | ".join(f"{n} tokens" for n in options.lengths) + " |")
     print("|---|---|---|" + "---|" * len(options.lengths))
     for name, make in models():

@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 
 import diffscope
 from diffscope import edits
-from diffscope.lab.evaluate import draw
+from diffscope.lab.scoring import draw
 from diffscope.tasks import Retrieval
 
 LENGTH, NEEDLES, ROWS = 256, 4, 25

@@ -14,9 +14,9 @@ from dataclasses import replace
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from diffscope.attention import LayerAttention
+from diffscope.attention.layer import LayerAttention
+from diffscope.attention.parts import Mask, Pairing
 from diffscope.kernels import rows
-from diffscope.layout import Mask, Pairing
 
 HEADS, D = 12, 128
 # What an H200 does in a second: bf16 operations of a matrix product, and exponentials.

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from diffscope.models import DiffConfig, DiffForCausalLM
-from diffscope.tasks.vocabulary import train_tokenizer
+from diffscope.tasks.tokenizer import train_tokenizer
 
 
 def peak_of(*command: str) -> tuple[float, float]:

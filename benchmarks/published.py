@@ -18,12 +18,12 @@ import torch
 import diffscope
 from diffscope import edits
 from diffscope.hypotheses import Asked
-from diffscope.hypotheses.answers import answers
-from diffscope.hypotheses.flows import flows, noise_ranks
-from diffscope.hypotheses.gather import models_of, open_family
-from diffscope.hypotheses.of_model import over_model
-from diffscope.hypotheses.of_robustness import likeness
-from diffscope.lab.evaluate import span_by_depth
+from diffscope.hypotheses.api import models_of, open_family
+from diffscope.hypotheses.declared.one_model import over_model
+from diffscope.hypotheses.declared.robustness import likeness
+from diffscope.hypotheses.evidence.answers import answers
+from diffscope.hypotheses.evidence.flows import flows, noise_ranks
+from diffscope.lab.scoring import span_by_depth
 
 BITS = (16, 8, 6, 4)
 FEW = 10  # prompts of what takes long

@@ -13,10 +13,11 @@ import time
 
 import torch
 
-from diffscope.attention import LayerAttention, Mask, Pairing
-from diffscope.stats import rank, spectrum
-from diffscope.stats.implicit import MAPS as PLAIN
-from diffscope.stats.implicit import PERMUTED, ImplicitMaps
+from diffscope.attention.layer import LayerAttention, Mask, Pairing
+from diffscope.stats import estimated_rank
+from diffscope.stats.formulas import rank
+from diffscope.stats.implicit_map import MAPS as PLAIN
+from diffscope.stats.implicit_map import PERMUTED, ImplicitMaps
 
 WIDTH = 64
 KINDS = ("diffuse", "random", "sharp", "sink", "local", "previous token")
@@ -79,7 +80,7 @@ def exact(layer: LayerAttention, name: str) -> torch.Tensor:
 
 
 def estimated(layer: LayerAttention, name: str, asked: float) -> rank.Estimate:
-    return spectrum.estimate(ImplicitMaps(layer, 0), [name], asked)[name]
+    return estimated_rank.estimate(ImplicitMaps(layer, 0), [name], asked)[name]
 
 
 def timed(work, *arguments):
@@ -98,7 +99,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=4096)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--maps", nargs="+", choices=(*PLAIN, *(PERMUTED + name for name in PLAIN)), default=MAPS)
-    parser.add_argument("--asked", type=float, default=spectrum.ASKED)
+    parser.add_argument("--asked", type=float, default=estimated_rank.ASKED)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--no-exact", action="store_true", help="longer than singular values can be had")
     options = parser.parse_args()

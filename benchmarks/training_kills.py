@@ -21,7 +21,7 @@ from pathlib import Path
 
 RUN = """
 import sys
-from diffscope.lab import train as lab
+from diffscope.lab.training import train as lab
 from benchmarks.training_kills import recipe
 lab.SAVE_EVERY = 10
 lab.train(recipe(), "diff", sys.argv[1], threads=1)
@@ -30,7 +30,7 @@ lab.train(recipe(), "diff", sys.argv[1], threads=1)
 
 def recipe(steps=260):
     """The laptop family's DIFF arm, with few steps."""
-    from diffscope.lab.recipe import Recipe
+    from diffscope.lab.training.recipe import Recipe
 
     laptop = Recipe.load("laptop")
     first, second = laptop.stages

@@ -29,8 +29,8 @@ __version__ = "0.1.0"
 _NAMES = {
     "Capture": "diffscope.capture",
     "Chars": "diffscope.prompts",
-    "Sample": "diffscope.sampling",
-    "average": "diffscope.sampling",
+    "Sample": "diffscope.stats.sampling",
+    "average": "diffscope.stats.sampling",
     "check": "diffscope.conformance",
     "Scope": "diffscope.scope",
     "figure": "diffscope.figures",

@@ -11,13 +11,14 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from diffscope import changes, store, tiles  # noqa: F401 (a kept capture may hold changes)
-from diffscope.attention import LayerAttention
+from diffscope import store  # noqa: F401 (a kept capture may hold changes)
+from diffscope.attention import windows
+from diffscope.attention.layer import LayerAttention
 from diffscope.errors import DiffscopeError
-from diffscope.fidelity import Fidelity
-from diffscope.measuring import Measuring, positions
 from diffscope.prompts import Encoded
-from diffscope.stats.workers import Workers
+from diffscope.proof.fidelity import Fidelity
+from diffscope.stats.measuring import Measuring, positions
+from diffscope.stats.threads import Workers
 
 
 def open(path: str | os.PathLike) -> Capture:
@@ -123,7 +124,7 @@ class Capture:
 
     @property
     def fidelity(self) -> xr.Dataset:
-        """Per layer, as in :class:`diffscope.fidelity.Fidelity`: ``error``, ``tolerance``, ``rows`` compared, ``decided``."""
+        """By layer (:class:`diffscope.proof.fidelity.Fidelity`): ``error``, ``tolerance``, ``rows`` compared, ``decided``."""
         fields = ("error", "tolerance", "rows", "decided")
         data = {name: ("layer", np.array([getattr(proof, name) for proof in self.proofs])) for name in fields}
         return xr.Dataset(data, {"layer": self._layer_index()}, attrs=dict(self.facts))
@@ -195,7 +196,7 @@ class Capture:
             },
             name=name,
             attrs={
-                "long_name": tiles.LONG_NAMES[name],
+                "long_name": windows.LONG_NAMES[name],
                 "model": self.model_name,
                 "layer": layer,
                 "head": head,
@@ -209,8 +210,8 @@ class Capture:
         found = self._prompt_layer(layer, prompt)
         if not 0 <= head < found.n_heads:
             raise DiffscopeError(f"there is no head {head}; layer {layer} has heads 0 to {found.n_heads - 1}")
-        if name not in tiles.MAPS:
-            raise DiffscopeError(f"there is no map {name!r}; choose one of {', '.join(tiles.MAPS)}")
+        if name not in windows.MAPS:
+            raise DiffscopeError(f"there is no map {name!r}; choose one of {', '.join(windows.MAPS)}")
         if name in ("A2", "noise") and not found.differential:
             raise DiffscopeError(f"{self.model_name} is standard attention and has no second map; ask for 'A1', which is also D")
         return found
@@ -233,7 +234,7 @@ class Capture:
         """
         found = self._checked(name, layer, head, prompt)
         queries, keys = (positions(given, n) for given, n in ((queries, found.n_queries), (keys, found.n_keys)))
-        values = tiles.window(found, name, head, queries.to(found.q.device), keys.to(found.q.device))
+        values = windows.window(found, name, head, queries.to(found.q.device), keys.to(found.q.device))
         return self._label(values, name, layer, head, prompt, queries, keys)
 
     def overview(self, name: str, layer: int, head: int, prompt: int = 0, size: int = 512) -> xr.DataArray:
@@ -242,7 +243,7 @@ class Capture:
         The coordinates are the bins' first positions; ``attrs["bin"]`` is their width.
         """
         found = self._checked(name, layer, head, prompt)
-        values, bin = tiles.pooled(found, name, head, size)
+        values, bin = windows.pooled(found, name, head, size)
         array = self._label(values, name, layer, head, prompt, range(0, found.n_queries, bin), range(0, found.n_keys, bin))
         return array.assign_attrs(bin=bin)
 

@@ -50,7 +50,7 @@ from transformers.models.diffllama.modeling_diffllama import DiffLlamaAttention
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from diffscope.errors import UnsupportedModel
-from diffscope.families import differential
+from diffscope.families import diffllama
 from diffscope.models import load_model
 from diffscope.models.controls import GatedAttention, ReweightedAttention
 from diffscope.models.mechanisms import Attention, DiffV1Attention, DiffV2Attention
@@ -153,7 +153,7 @@ def lambda_of(module: nn.Module, x: Tensor) -> Tensor:
         return module.lam(x).transpose(1, 2)
     if isinstance(module, DiffV1Attention):
         return module.lam().to(x.dtype).reshape(1, 1, 1)
-    return differential.lambda_of(module, x.dtype)[0].reshape(1, 1, 1)
+    return diffllama.lambda_of(module, x.dtype)[0].reshape(1, 1, 1)
 
 
 def normed(module: nn.Module, x: Tensor) -> Tensor:

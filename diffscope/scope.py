@@ -16,20 +16,20 @@ import xarray as xr
 from torch import Tensor, nn
 
 from diffscope import families
-from diffscope.attention import LayerAttention
+from diffscope.attention.layer import LayerAttention
+from diffscope.attention.parts import Mask
 from diffscope.capture import Capture
-from diffscope.diagnosis import OFFLOADED, prove, prove_all, read
 from diffscope.edits import Edit, apply
 from diffscope.errors import DiffscopeError, DiffscopeWarning, PromptError, Stopped, UnsupportedModel
 from diffscope.families import Family, Passage
-from diffscope.families.recording import passages
-from diffscope.fidelity import Fidelity
-from diffscope.layout import Mask
-from diffscope.measuring import Measuring
+from diffscope.families.hooks import passages
 from diffscope.models.loading import load_model, move, named_dtype
 from diffscope.prompts import Encoded
-from diffscope.running import as_losses, evaluating, layer_outputs, refuse_beyond_memory, runner_of
-from diffscope.stats.workers import Workers
+from diffscope.proof.fidelity import Fidelity
+from diffscope.proof.prove import OFFLOADED, prove, prove_all, read
+from diffscope.runners import as_losses, evaluating, layer_outputs, refuse_beyond_memory, runner_of
+from diffscope.stats.measuring import Measuring
+from diffscope.stats.threads import Workers
 
 NEXT_TOKENS = 10
 WAIT_FOR = 2**21  # bytes of attention output: small layers wait for each other, since together they are proved faster

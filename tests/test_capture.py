@@ -12,10 +12,10 @@ import xarray as xr
 
 import diffscope
 from diffscope import FidelityError, OutOfMemoryAhead, PromptError, UnsupportedModel
-from diffscope.attention import LayerAttention
-from diffscope.families.own import Own
-from diffscope.fidelity import deviation, deviations, fidelity, other_pairings
-from diffscope.layout import Mask, Pairing
+from diffscope.attention.layer import LayerAttention
+from diffscope.attention.parts import Mask, Pairing
+from diffscope.families.bundled import Own
+from diffscope.proof.fidelity import deviation, deviations, fidelity, other_pairings
 from tests import tiny
 
 MODELS = {
@@ -252,14 +252,14 @@ TOGETHER = {
 
 @pytest.mark.parametrize("kind", TOGETHER)
 def test_layers_proved_together_are_proved_as_alone(kind, monkeypatch):
-    from diffscope import diagnosis
+    from diffscope.proof import prove
 
     def alone(*args):
         raise AssertionError("a layer was proved by itself")
 
     scope = diffscope.load(TOGETHER[kind]())
     with monkeypatch.context() as patch:
-        patch.setattr(diagnosis, "fidelity", alone)
+        patch.setattr(prove, "fidelity", alone)
         together = scope.capture(tiny.ids(60)).proofs
     monkeypatch.setattr("diffscope.scope.WAIT_FOR", 0)
     alone = scope.capture(tiny.ids(60)).proofs
@@ -390,7 +390,7 @@ def test_a_prompt_the_model_cannot_take_is_refused():
 
 
 def test_a_capture_that_will_not_fit_is_refused(monkeypatch):
-    from diffscope import running as module
+    from diffscope import runners as module
 
     monkeypatch.setattr(module, "free_memory", lambda device: 10_000)
     with pytest.raises(OutOfMemoryAhead, match="shorter prompt"):
@@ -563,7 +563,7 @@ def test_measuring_as_the_model_runs_gives_what_a_capture_gives(name):
 def test_measuring_as_the_model_runs_keeps_nothing(monkeypatch):
     from weakref import ref
 
-    from diffscope.measuring import Measuring
+    from diffscope.stats.measuring import Measuring
 
     seen, add = [], Measuring.add
 
@@ -572,7 +572,7 @@ def test_measuring_as_the_model_runs_keeps_nothing(monkeypatch):
         seen.append(ref(layer.q))
         return add(measuring, layer, workers)
 
-    monkeypatch.setattr("diffscope.measuring.AT_ONCE", 0)
+    monkeypatch.setattr("diffscope.stats.measuring.AT_ONCE", 0)
     monkeypatch.setattr("diffscope.scope.WAIT_FOR", 0)
     monkeypatch.setattr(Measuring, "add", watched)
     steps = []
@@ -583,9 +583,9 @@ def test_measuring_as_the_model_runs_keeps_nothing(monkeypatch):
 
 
 def test_an_interrupt_leaves_the_layers_that_were_finished(monkeypatch):
-    from diffscope.measuring import Measuring
+    from diffscope.stats.measuring import Measuring
 
-    monkeypatch.setattr("diffscope.measuring.AT_ONCE", 0)
+    monkeypatch.setattr("diffscope.stats.measuring.AT_ONCE", 0)
     monkeypatch.setattr("diffscope.scope.WAIT_FOR", 0)
     scope, add = diffscope.load(tiny.own("v1", num_hidden_layers=4)), Measuring.add
     whole = scope.measure(tiny.ids(20), ["entropy", "logit_outliers"])
@@ -614,7 +614,7 @@ def test_an_interrupt_leaves_the_layers_that_were_finished(monkeypatch):
 
 
 def test_results_that_would_fill_the_memory_are_refused_before_they_are_made(monkeypatch):
-    from diffscope import measuring
+    from diffscope.stats import measuring
 
     scope, taken = diffscope.load(tiny.own("v1")), []
     take = measuring.engine.take
@@ -628,7 +628,7 @@ def test_results_that_would_fill_the_memory_are_refused_before_they_are_made(mon
 
 
 def test_what_takes_long_is_announced_before_it_begins(monkeypatch):
-    from diffscope import measuring
+    from diffscope.stats import measuring
 
     scope, said = diffscope.load(tiny.own("v1")), []
     scope.measure(tiny.ids(30), "gini", announce=said.append)

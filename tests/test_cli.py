@@ -190,7 +190,7 @@ def test_a_wrong_layer_or_head_is_told_before_the_model_is_measured(run, tiny_di
 
 
 def test_an_interrupted_measure_shows_and_keeps_what_was_finished(run, tiny_diff_folder, tmp_path, monkeypatch):
-    from diffscope.measuring import Measuring
+    from diffscope.stats.measuring import Measuring
 
     add, kept = Measuring.add, tmp_path / "part.nc"
 
@@ -199,7 +199,7 @@ def test_an_interrupted_measure_shows_and_keeps_what_was_finished(run, tiny_diff
             raise KeyboardInterrupt
         return add(measuring, layer, workers)
 
-    monkeypatch.setattr("diffscope.measuring.AT_ONCE", 0)
+    monkeypatch.setattr("diffscope.stats.measuring.AT_ONCE", 0)
     monkeypatch.setattr(Measuring, "add", stop)
     asked = ("measure", "--model", tiny_diff_folder, "--prompt", PROMPT, "--stats", "entropy", "--out", kept, "--json")
     status, out, err = run(*asked)
@@ -503,7 +503,7 @@ def test_the_dashboard_answers_and_stops(port, tmp_path):
 
 def test_what_a_user_should_know_is_noted(run, tiny_diff_folder, tmp_path):
     """Once by the command, in its own words, and again where the capture is opened; not as a Python warning."""
-    from diffscope.families.own import Own
+    from diffscope.families.bundled import Own
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Own, "warnings", lambda self, layer: ["its keys are shared"])

@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from diffscope.models import DiffConfig, DiffForCausalLM
-from diffscope.tasks.vocabulary import train_tokenizer
+from diffscope.tasks.tokenizer import train_tokenizer
 
 VOCABULARY = 900
 SHAPE = dict(

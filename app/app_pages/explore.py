@@ -8,10 +8,10 @@ import blocks
 import streamlit as st
 from sources import age, bundled, capture, examples, in_words, measured, plain, saved, scope, spans_of
 
-from diffscope.figures.captured import check_place, layer_numbers
+from diffscope.figures.escaping import shorten, visible
 from diffscope.figures.overview import over_heads
 from diffscope.figures.panels import short_name
-from diffscope.figures.text import shorten, visible
+from diffscope.figures.selection import check_place, layer_numbers
 
 OTHER = "a folder or a saved capture"
 OWN = "own text"

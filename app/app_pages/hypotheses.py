@@ -8,7 +8,7 @@ import blocks
 import streamlit as st
 from sources import age, bundled, in_words, plain, scope, study, written
 
-from diffscope.hypotheses import TESTS, gather, render, run, together
+from diffscope.hypotheses import TESTS, gather, report, run, together
 
 MODEL, OTHER, NONE = "a model", "a folder", "none"
 state = st.session_state
@@ -112,8 +112,8 @@ def show_board(board: list, title: str) -> None:
     blocks.show_verdicts(board)
     with st.container(horizontal=True, horizontal_alignment="right"):
         for label, suffix, made, mime in (
-            ("Board as Markdown", ".md", lambda: render.markdown(board, title), "text/markdown"),
-            ("as HTML", ".html", lambda: render.page(board, title), "text/html"),
+            ("Board as Markdown", ".md", lambda: report.markdown(board, title), "text/markdown"),
+            ("as HTML", ".html", lambda: report.page(board, title), "text/html"),
         ):
             st.download_button(label, made, f"board{suffix}", mime, key=f"board{suffix}", on_click="ignore")
     blocks.show_estimates(board)

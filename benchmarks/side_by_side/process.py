@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from diffscope.attention.memory import give_back_memory
 from diffscope.errors import MissingExtra
-from diffscope.workspace import give_back_memory
 
 OK, WRONG, REFUSED, MEMORY, TIME, ABSENT = "ok", "wrong", "refused", "out of memory", "over time", "not installed"
 POLL = 0.02  # seconds between two looks at a running process

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from transformers import DiffLlamaConfig, DiffLlamaForCausalLM
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from diffscope.attention import LayerAttention
-from diffscope.layout import Mask, Pairing
+from diffscope.attention.layer import LayerAttention
+from diffscope.attention.parts import Mask, Pairing
 from diffscope.models.loading import load_model
 from diffscope.models.mechanisms import Attention
 

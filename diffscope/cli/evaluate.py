@@ -51,13 +51,13 @@ def command(
     as_json: Json = False,
 ):
     """Exact answers to unseen retrieval prompts, loss on text, and where the answering query looks by depth of the needle."""
-    from diffscope.lab import evaluate
+    from diffscope.lab import scoring
     from diffscope.tasks import Recall, Retrieval, read_texts
     from diffscope.tasks.retrieval import TEMPLATE
 
     if field is not None and text is None:
         raise DiffscopeError("--field says which field of --text holds the text; give --text too")
-    evaluate.check_spread(prompts if unanswerable else min(looks, prompts))
+    scoring.check_spread(prompts if unanswerable else min(looks, prompts))
     texts = None if text is None else read_texts(text, field)
     if model is None:
         raise DiffscopeError("no model given; name one with --model, or list the bundled ones with: diffscope models")
@@ -68,11 +68,11 @@ def command(
         task = Retrieval(scope.tokenizer, held_out=True, template=template or TEMPLATE, texts=texts)
         if near or unanswerable:
             kind = dict(slots=needles - 1, near=near, answerable=not unanswerable)
-            drawn = evaluate.controlled(task, prompts, length, needles - 1, seed, **kind)
+            drawn = scoring.controlled(task, prompts, length, needles - 1, seed, **kind)
         else:
-            drawn = evaluate.draw(task, prompts, length, needles, seed)
-        scores = evaluate.score(evaluate.exact_answers(scope.model, drawn))
-        losses = evaluate.text_losses(scope.model, Recall(scope.tokenizer, texts), length, seed)
+            drawn = scoring.draw(task, prompts, length, needles, seed)
+        scores = scoring.score(scoring.exact_answers(scope.model, drawn))
+        losses = scoring.text_losses(scope.model, Recall(scope.tokenizer, texts), length, seed)
     facts = {"model": model, "dtype": str(scope.model.dtype).removeprefix("torch."), "seed": seed, "length": length}
     facts |= {"needles": needles, "near": near, "answerable": not unanswerable, "template": task.template, "text": text}
     low, high = scores["interval"]
@@ -89,7 +89,7 @@ def command(
             show_json({**facts, **scores, "text_loss": losses})
         return
     with counting("measuring attention") as progress:
-        table = evaluate.span_by_depth(scope, drawn[:looks], progress)
+        table = scoring.span_by_depth(scope, drawn[:looks], progress)
     mean = table["mean"]
     if as_json:
         show_json({**facts, **scores, "text_loss": losses, "table": mean.to_dict()})

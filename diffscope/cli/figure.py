@@ -47,7 +47,7 @@ def command(
     dtype: Dtype = None,
 ):
     """Draw a figure: by default the maps A1, λA2 and D of one head."""
-    from diffscope.figures.captured import check_place
+    from diffscope.figures.selection import check_place
 
     check_out(out)
     capture = read_capture(saved, model, prompt, prompt_file, span, device, dtype)

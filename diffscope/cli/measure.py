@@ -148,7 +148,7 @@ def _heads(scope):
 
 def _queries(query, queries):
     """What --query and --queries say, as ``measure`` takes it."""
-    from diffscope.sampling import Sample
+    from diffscope.stats.sampling import Sample
 
     if query is not None and queries is not None:
         raise DiffscopeError("--query and --queries exclude each other; give one of them")
@@ -203,7 +203,7 @@ def _over_heads(values):
 
 def _mean(values, dim, over, missing=None):
     """The mean of what is finite, its standard error or None, and in words what it is over and what was left out."""
-    from diffscope.sampling import mean
+    from diffscope.stats.sampling import mean
 
     infinite = abs(values) == math.inf
     count = int(infinite.sum())

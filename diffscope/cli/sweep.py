@@ -67,8 +67,8 @@ def command(
     as_json: Json = False,
 ):
     """Measure statistics of models, at steps of their training, on prompts. What stopped goes on with the same command."""
-    from diffscope.lab.plan import Plan
-    from diffscope.lab.shards import Rank
+    from diffscope.lab.jobs.shards import Rank
+    from diffscope.lab.sweeps.plan import Plan
 
     if out is None and not dry_run:
         raise DiffscopeError("a sweep needs --out FOLDER; --dry-run shows what it would do")
@@ -91,7 +91,7 @@ def command(
 
 
 def _sweep(plan, out, where, rank, as_json, **how):
-    from diffscope.lab.sweep import sweep
+    from diffscope.lab.sweeps.sweep import sweep
 
     with counting("sweeping") as progress:
         try:
@@ -121,8 +121,8 @@ def _sweep(plan, out, where, rank, as_json, **how):
 
 def where_of(processes, ray, device):
     """Who does the work, as --processes and --ray say it; None for this process alone."""
-    from diffscope.lab.cluster import OnRay
-    from diffscope.lab.crews import Processes
+    from diffscope.lab.jobs.processes import Processes
+    from diffscope.lab.jobs.ray_cluster import OnRay
 
     gpus = device.startswith("cuda")
     if ray is not None:
@@ -141,7 +141,7 @@ def _steps(said):
 
 def _prompts(said):
     """``TASK:FIELD=N,FIELD=N`` or a file, as a table of a plan."""
-    from diffscope.lab.prompt_sets import TASKS
+    from diffscope.lab.sweeps.prompt_sets import TASKS
 
     task, _, fields = said.partition(":")
     if task not in TASKS:
@@ -153,7 +153,7 @@ def _prompts(said):
 
 
 def _show_plan(plan, device, as_json):
-    from diffscope.lab.sweep import values_a_prompt
+    from diffscope.lab.sweeps.sweep import values_a_prompt
 
     pieces, values = plan.pieces(device), values_a_prompt(plan, device)
     rows = []

@@ -116,14 +116,14 @@ def _dicts(verdicts):
 
 def keep(verdicts, out, subjects):
     """Write a board as its suffix says."""
-    from diffscope.hypotheses import render
+    from diffscope.hypotheses import report
     from diffscope.store import replacing
 
     title = f"Noise cancellation or sparsification: {subjects}"
     if out.suffix == ".json":
         text = json.dumps(plain(_dicts(verdicts)), ensure_ascii=False, indent=1) + "\n"
     else:
-        text = (render.markdown if out.suffix == ".md" else render.page)(verdicts, title)
+        text = (report.markdown if out.suffix == ".md" else report.page)(verdicts, title)
     with replacing(out) as unfinished:
         Path(unfinished).write_text(text, encoding="utf-8")
 

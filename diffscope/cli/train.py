@@ -54,7 +54,7 @@ def command(
     from dataclasses import replace
 
     from diffscope.figures.base import check_suffix
-    from diffscope.lab.recipe import Recipe
+    from diffscope.lab.training.recipe import Recipe
 
     if (recipe is None) == (preset is None):
         raise DiffscopeError("name one recipe: diffscope train laptop, or --preset laptop, or a .toml file")
@@ -74,20 +74,21 @@ def command(
             raise DiffscopeError(f"recipe {chosen.name!r} has no [grid]: it trains its arms one by one, without scores to report")
         _train_alone(chosen, arm, seed, out, threads, device, tensorboard)
         return
-    from diffscope.lab import family, shards
+    from diffscope.lab.jobs import shards
+    from diffscope.lab.training import cohort
 
     device = device or "cpu"
-    runs = family.plan(chosen, arm or (), seed or (), device)
+    runs = cohort.plan(chosen, arm or (), seed or (), device)
     if not report:
         where, rank = where_of(processes, ray, device), None if rank is None else shards.Rank.of(rank)
         how = dict(threads=threads, device=device, tensorboard=tensorboard, rank=rank)
         with counting("training") as progress:
             try:
-                family.run(chosen, out, runs, where, **how, progress=progress)
+                cohort.run(chosen, out, runs, where, **how, progress=progress)
             except KeyboardInterrupt:
                 note("stopped; what was saved is kept, and the same command goes on")
                 raise
-    everything = family.plan(chosen, seeds=sorted({*chosen.seeds, *(seed or ()), *family.seeds_in(out)}), device=device)
+    everything = cohort.plan(chosen, seeds=sorted({*chosen.seeds, *(seed or ()), *cohort.seeds_in(out)}), device=device)
     asked = shards.Outcome.of(runs, out, ".nc")
     if rank is not None and not asked.failed and not shards.Outcome.of(everything, out, ".nc").done:
         note("nothing is finished yet, and this rank has nothing left to do")
@@ -99,8 +100,8 @@ def command(
 
 def _train_alone(recipe, arms, seeds, out, threads, device, tensorboard):
     """A recipe without a grid: models are trained one by one, and scored with ``diffscope evaluate``."""
-    from diffscope.lab.shards import telling_full_disk
-    from diffscope.lab.train import train
+    from diffscope.lab.jobs.shards import telling_full_disk
+    from diffscope.lab.training.train import train
 
     for seed in seeds or recipe.seeds:
         for arm in arms or recipe.arms:
@@ -112,24 +113,25 @@ def _train_alone(recipe, arms, seeds, out, threads, device, tensorboard):
 
 def _tell(recipe, out, runs, device, figure, as_json):
     """Put together what is finished in the folder, say it, and what is missing."""
-    from diffscope.lab import family, jobs, shards
+    from diffscope.lab.jobs import job, shards
+    from diffscope.lab.training import cohort
     from diffscope.store import save_statistics
 
     if not out.is_dir():
         raise DiffscopeError(f"there is no folder {out}")
-    with jobs.alone(out / family.DATASET):  # ranks may end at the same time
+    with job.alone(out / cohort.DATASET):  # ranks may end at the same time
         outcome = shards.Outcome.of(runs, out, ".nc")
         for run in runs:
             if run.id in outcome.failed:
-                note(f"failed: {family.name(run)}: {outcome.failed[run.id]}")
+                note(f"failed: {cohort.name(run)}: {outcome.failed[run.id]}")
         with working("putting runs together"):
-            together = family.collect(recipe, out, outcome, device)
-            save_statistics(together, out / family.DATASET, dated=False)
-            save_statistics(together[list(family.MEASURED)], out / family.CURVES, dated=False)
-    rows = family.summary(together)
+            together = cohort.collect(recipe, out, outcome, device)
+            save_statistics(together, out / cohort.DATASET, dated=False)
+            save_statistics(together[list(cohort.MEASURED)], out / cohort.CURVES, dated=False)
+    rows = cohort.summary(together)
     if as_json:
         show_json(
-            {"arms": rows, "failed": {family.name(run): outcome.failed.get(run.id) for run in runs if run.id in outcome.failed}}
+            {"arms": rows, "failed": {cohort.name(run): outcome.failed.get(run.id) for run in runs if run.id in outcome.failed}}
         )
     else:
         _show_runs(together, rows)
@@ -158,7 +160,7 @@ def _show_runs(together, rows):
 
 
 def _show_arms(recipe, as_json):
-    from diffscope.lab.train import tokenizer_for
+    from diffscope.lab.training.train import tokenizer_for
 
     with working("learning the vocabulary"):
         rows = recipe.table(len(tokenizer_for(recipe)))

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from diffscope import edits
-from diffscope.attention import LayerAttention
+from diffscope.attention.layer import LayerAttention
 from diffscope.conformance.report import VERDICTS, Finding, Report, differences, facts, in_words, schedule_offset, shares_keys
-from diffscope.diagnosis import prove
 from diffscope.errors import DiffscopeError, FidelityError
 from diffscope.families import Convention, Family, Passage
-from diffscope.families.recording import passages
-from diffscope.fidelity import tolerated
+from diffscope.families.hooks import passages
 from diffscope.models import lambda_init_schedule
-from diffscope.running import ImageModel, LanguageModel
+from diffscope.proof.fidelity import tolerated
+from diffscope.proof.prove import prove
+from diffscope.runners import ImageModel, LanguageModel
 from diffscope.scope import Scope, load
 
 LONGEST = 4096

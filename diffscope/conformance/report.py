@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 import torch
 from torch import Tensor
 
-from diffscope.attention import LayerAttention
+from diffscope.attention.layer import LayerAttention
 from diffscope.families import Convention
 from diffscope.models import lambda_init_schedule
 

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from torch import nn
 
-from diffscope.attention import LayerAttention
+from diffscope.attention.layer import LayerAttention
+from diffscope.attention.parts import Mask, Norm, Pairing
 from diffscope.errors import DiffscopeError, UnsupportedModel
 from diffscope.families.axolotl import Axolotl
 from diffscope.families.base import Call, Convention, Family, Passage, compact, mask_of, ones
+from diffscope.families.bundled import Own
 from diffscope.families.dex import Dex
-from diffscope.families.differential import DiffLlama
-from diffscope.families.gated import Yoco
-from diffscope.families.gdla import MotifLatent
-from diffscope.families.grouped import GroupedMotif
-from diffscope.families.motif import Motif
-from diffscope.families.own import Own
+from diffscope.families.diffllama import DiffLlama
+from diffscope.families.motif import GroupedMotif, Motif
+from diffscope.families.motif_latent import MotifLatent
 from diffscope.families.phi4flash import Phi4Flash
 from diffscope.families.standard import Standard, interface_attention
 from diffscope.families.timm import Timm
 from diffscope.families.unilm import UnilmV1, UnilmV2
-from diffscope.layout import Mask, Norm, Pairing
+from diffscope.families.yoco import Yoco
 
 # The most particular first: the first that recognises a model's attention modules opens it.
 FAMILIES: list[Family] = [

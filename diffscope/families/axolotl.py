@@ -8,9 +8,18 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from diffscope.attention import LayerAttention, Mask, Pairing
+from diffscope.attention.layer import LayerAttention, Mask, Pairing
 from diffscope.families.base import EXPONENTIAL, HALVES, Convention, Family, Passage, ones
-from diffscope.families.projected import angles_of, from_cache, given_mask, heads_of, lambda_of, norm_of, projections, rotate_half
+from diffscope.families.projections import (
+    angles_of,
+    from_cache,
+    given_mask,
+    heads_of,
+    lambda_of,
+    norm_of,
+    projections,
+    rotate_half,
+)
 
 PARTS = ("q_proj", "k_proj", "v_proj", "o_proj", "lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2", "lambda_init", "subln")
 OWN_PART = "heads_per_component"

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from diffscope.attention import LayerAttention, Mask
+from diffscope.attention.layer import LayerAttention, Mask
 from diffscope.errors import UnsupportedModel
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import nn
 
-from diffscope.attention import LayerAttention
+from diffscope.attention.layer import LayerAttention
 from diffscope.errors import UnsupportedModel
 from diffscope.families.base import EXPONENTIAL, STRIPES, Convention, Family, Passage, ones
-from diffscope.families.projected import (
+from diffscope.families.projections import (
     angles_of,
     from_cache,
     given_mask,
@@ -93,3 +93,21 @@ class Motif(Family):
             lengths=passage.lengths,
             score_dtype=rounded_scores(module, q.dtype),
         )
+
+
+class GroupedMotif(Motif):
+    """Grouped differential attention: of every r + 1 query maps the last is the noise map of the r before it."""
+
+    name = "motif-grouped"
+    description = "Motif-2-12.7B (remote code), grouped differential attention: one A2 serves several A1 and has keys of its own"
+    convention = Convention(
+        "of every r + 1 maps the last is A2 of the r before it",
+        EXPONENTIAL,
+        schedule=-1,
+        norm="rms, affine",
+        post_scale=True,
+        rope="half",
+    )
+
+    def reads(self, heads: int, noise: int) -> bool:
+        return 0 < noise < heads and heads % noise == 0

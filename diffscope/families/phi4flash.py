@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from diffscope.attention import LayerAttention
+from diffscope.attention.layer import LayerAttention
 from diffscope.errors import UnsupportedModel
 from diffscope.families.base import EXPONENTIAL, STRIPES, Convention, Family, Passage, ones
-from diffscope.families.projected import from_cache, given_mask, heads_of, lambda_of, norm_of, paired_keys, paired_values
+from diffscope.families.projections import from_cache, given_mask, heads_of, lambda_of, norm_of, paired_keys, paired_values
 
 
 class Phi4Flash(Family):

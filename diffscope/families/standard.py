@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from diffscope.attention import LayerAttention, Pairing
+from diffscope.attention.layer import LayerAttention, Pairing
 from diffscope.errors import UnsupportedModel
 from diffscope.families.base import Family, Passage, expect_calls, mask_of, ones
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from diffscope.attention import LayerAttention, Mask, Norm, Pairing
+from diffscope.attention.layer import LayerAttention, Mask, Norm, Pairing
 from diffscope.families.base import EXPONENTIAL, STRIPES, Convention, Family, Passage, compact, ones
-from diffscope.families.projected import heads_of
+from diffscope.families.projections import heads_of
 
 SHARED = ("dual_lambda", "lambda_init", "sub_norm", "q_norm", "k_norm", "head_dim", "fused_attn")
 ALONE = (*SHARED, "qkv", "norm", "proj")

@@ -8,10 +8,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from diffscope.attention import LayerAttention, Mask, Pairing
+from diffscope.attention.layer import LayerAttention, Mask, Pairing
 from diffscope.errors import UnsupportedModel
 from diffscope.families.base import EXPONENTIAL, SIGMOID, STRIPES, Convention, Family, Passage, compact, ones
-from diffscope.families.projected import heads_of, lambda_of, norm_of, paired_keys, rotate_half, rotate_interleaved
+from diffscope.families.projections import heads_of, lambda_of, norm_of, paired_keys, rotate_half, rotate_interleaved
 
 V1_PARTS = ("q_proj", "k_proj", "v_proj", "out_proj", "lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2", "lambda_init")
 V2_PARTS = ("q_proj", "k_proj", "v_proj", "o_proj", "lambda_proj", "use_diff_v2", "head_dim")

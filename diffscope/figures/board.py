@@ -13,8 +13,8 @@ import xarray as xr
 from diffscope.errors import DiffscopeError
 from diffscope.figures import theme
 from diffscope.figures.base import register
-from diffscope.figures.fit import canvas, settle
-from diffscope.figures.text import for_html, for_print
+from diffscope.figures.canvas import canvas, settle
+from diffscope.figures.escaping import for_html, for_print
 
 ROW = 0.27  # inches a quantity takes in print
 TICKS = np.array([-100, -10, -3, -1, 0, 1, 3, 10, 100])

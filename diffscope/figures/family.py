@@ -8,8 +8,8 @@ import xarray as xr
 from diffscope.errors import DiffscopeError
 from diffscope.figures import theme
 from diffscope.figures.base import register
-from diffscope.figures.fit import canvas, settle
-from diffscope.figures.text import for_html, for_print
+from diffscope.figures.canvas import canvas, settle
+from diffscope.figures.escaping import for_html, for_print
 
 ROW = 0.27  # inches an arm takes in print
 SEEDS = ("#08519c", "#4292c6", "#9ecae1", "#6baed6", "#08306b")

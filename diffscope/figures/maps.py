@@ -7,7 +7,7 @@ import xarray as xr
 from diffscope.errors import DiffscopeError
 from diffscope.figures import maps_print, maps_screen
 from diffscope.figures.base import register
-from diffscope.figures.captured import check_place, described, layer_numbers, layer_of, of_prompt, visible_cells, window
+from diffscope.figures.selection import check_place, described, layer_numbers, layer_of, of_prompt, visible_cells, window
 
 LARGEST = 512  # positions a side that are drawn one by one; above, bins that keep the largest weight
 NAMES = ("A1", "A2", "noise", "D")

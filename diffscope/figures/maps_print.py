@@ -5,9 +5,9 @@ from __future__ import annotations
 import xarray as xr
 
 from diffscope.figures import theme
-from diffscope.figures.fit import canvas, trim
+from diffscope.figures.canvas import canvas, trim
+from diffscope.figures.escaping import for_print, shorten
 from diffscope.figures.panels import edges, heading, labels, marked_spans, panels, positions
-from diffscope.figures.text import for_print, shorten
 
 NARROW = 4.5  # inches below which four maps go two by two
 SMALLEST = 5.0  # points: token labels smaller than this are left out

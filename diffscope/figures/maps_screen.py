@@ -6,8 +6,8 @@ import numpy as np
 import xarray as xr
 
 from diffscope.figures import theme
+from diffscope.figures.escaping import for_html, shorten
 from diffscope.figures.panels import edges, heading, labels, marked_spans, panels, positions
-from diffscope.figures.text import for_html, shorten
 
 EVERY_TOKEN = 26  # a label at each token up to here; above, the browser thins them out
 ALL_VALUES = 100 * 100  # cells up to which the pointer shows the values of all maps at once

@@ -8,9 +8,9 @@ import xarray as xr
 from diffscope.errors import DiffscopeError
 from diffscope.figures import theme
 from diffscope.figures.base import register
-from diffscope.figures.captured import of_prompt
-from diffscope.figures.fit import canvas, settle
-from diffscope.figures.text import for_html, for_print
+from diffscope.figures.canvas import canvas, settle
+from diffscope.figures.escaping import for_html, for_print
+from diffscope.figures.selection import of_prompt
 from diffscope.stats import STATISTICS
 
 # ---------------------------------------------------------------- statistic by layer and head

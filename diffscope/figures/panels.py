@@ -8,7 +8,7 @@ import numpy as np
 import xarray as xr
 
 from diffscope.figures import theme
-from diffscope.figures.text import visible
+from diffscope.figures.escaping import visible
 
 CHANGED = "D: A₁ as the layer changes it"  # where there is no second map
 

@@ -8,10 +8,10 @@ import xarray as xr
 from diffscope.errors import DiffscopeError
 from diffscope.figures import theme
 from diffscope.figures.base import register
-from diffscope.figures.captured import check_place, described, layer_numbers, layer_of, of_prompt, window
-from diffscope.figures.fit import canvas, settle
+from diffscope.figures.canvas import canvas, settle
+from diffscope.figures.escaping import for_html, for_print, shorten, visible
 from diffscope.figures.panels import heading, labels, marked_spans, positions
-from diffscope.figures.text import for_html, for_print, shorten, visible
+from diffscope.figures.selection import check_place, described, layer_numbers, layer_of, of_prompt, window
 
 LARGEST = 4096  # keys drawn one by one
 

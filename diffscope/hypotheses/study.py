@@ -15,10 +15,11 @@ from scipy.stats import CensoredData, logrank
 from statsmodels.api import SurvfuncRight
 
 from diffscope.errors import CorruptFile, DiffscopeError
-from diffscope.hypotheses.board import TESTS, Verdict
-from diffscope.hypotheses.gather import Gathered, gather, open_family
+from diffscope.hypotheses.api import Gathered, gather, open_family
+from diffscope.hypotheses.declared import TESTS
 from diffscope.hypotheses.inference import Estimate
 from diffscope.hypotheses.subjects import Progress
+from diffscope.hypotheses.verdicts import Verdict
 from diffscope.store import provenance, replacing
 
 SHIPPED = Path(__file__).parent / "studies"

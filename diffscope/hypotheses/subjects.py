@@ -10,9 +10,9 @@ from functools import cached_property
 import torch
 
 from diffscope.errors import DiffscopeError
-from diffscope.hypotheses.reading import Reading, read
+from diffscope.hypotheses.evidence.last_query import Reading, read
 from diffscope.hypotheses.rules import Missing
-from diffscope.lab.evaluate import draw
+from diffscope.lab.scoring import draw
 from diffscope.scope import Scope
 from diffscope.tasks.retrieval import TEMPLATE, Prompt, Retrieval
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from diffscope.attention import BLOCK_ELEMENTS
+from diffscope.attention.layer import BLOCK_ELEMENTS
 from diffscope.errors import DiffscopeError, MissingExtra
 
 KERNELS = ("sdpa", "flex", "flash_attn", "rows")

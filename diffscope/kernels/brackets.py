@@ -1,7 +1,9 @@
 """The Triton program that reads histograms; imported only when it is run."""
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from diffscope.kernels import histogram
 
@@ -72,3 +74,45 @@ def brackets(bins, lowest, n, levels, sizes, out, n_rows, LEVELS: tl.constexpr, 
         most = tl.minimum(taken * (edge + width), least + (count - taken) * (mean - edge))
         below = tl.minimum(tl.maximum(k - (n - rest), 0.0), rest) * smallest
         _store(out + (1 + LEVELS + i) * n_rows, tl.sum(least, 1), tl.sum(most, 1) + below, real, n_rows, 1 + LEVELS + SIZES)
+
+
+def read(bins: Tensor, lowest: Tensor, n: Tensor, levels: tuple[float, ...], top: tuple[int, ...]) -> dict[str, Tensor]:
+    """Brackets around the Gini index, the ceil(q·n)-th smallest values and the sums of the k largest.
+
+    Parameters
+    ----------
+    bins, lowest : Tensor
+        Of :func:`~diffscope.kernels.histogram.empty`, the bins filled.
+    n : int64 Tensor, (...)
+        Values of each row.
+    levels : tuple of float
+        q of each quantile.
+    top : tuple of int
+        k of each sum.
+
+    Returns
+    -------
+    dict of float64 Tensor
+        The middles of the brackets, "gini" (...), "quantiles" (..., quantile) and "top" (..., k), and with "_width" appended
+        their widths.
+    """
+    device, shape = bins.device, lowest.shape
+    out = torch.empty(2, 1 + len(levels) + len(top), *shape, dtype=torch.float64, device=device)
+    rows = 1 if bins.is_cuda else 64  # of one program; the interpreter is the faster the fewer there are
+    brackets[(-(-lowest.numel() // rows),)](
+        bins,
+        lowest,
+        n.contiguous(),
+        torch.tensor(levels, dtype=torch.float64, device=device),
+        torch.tensor(top, dtype=torch.float64, device=device),
+        out,
+        lowest.numel(),
+        ROWS=rows,
+        LEVELS=len(levels),
+        SIZES=len(top),
+    )
+    found = {}
+    for suffix, values in zip(("", "_width"), out):
+        gini, quantiles, sums = values.split((1, len(levels), len(top)))
+        found |= {f"gini{suffix}": gini[0], f"quantiles{suffix}": quantiles.movedim(0, -1), f"top{suffix}": sums.movedim(0, -1)}
+    return found

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from diffscope.attention import LayerAttention
+from diffscope.attention.layer import LayerAttention
 from diffscope.errors import MissingExtra
 from diffscope.kernels import histogram
 
-#: the moments of each map, as diffscope.stats.moments has them
+#: the moments of each map, as diffscope.stats.formulas.row_sums has them
 MOMENTS = ("total", "net", "squares", "logs", "roots", "negative", "negatives", "peak", "small", "top", "gini", "quantiles")
 PAIR = ("dot", "js", "bhattacharyya")
 SCRATCH_ROWS = 3 * 2**13  # whose histograms are in memory at a time: 192 MiB
@@ -315,7 +315,9 @@ def _signed(block: _Block, maps: _Maps, ask: _Ask, switches: set[str], total: Te
     if ask.any("small") and total is None:
         sums["small"] = run({"SMALL"}, (ask.near_zero * sums["total"] / block.n).float())["small"]
     if "HISTOGRAM" in switches:
-        sums |= histogram.read(given["bins"], given["lowest"], block.n.expand(maps.gain.shape), ask.levels, ask.top)
+        from diffscope.kernels import brackets
+
+        sums |= brackets.read(given["bins"], given["lowest"], block.n.expand(maps.gain.shape), ask.levels, ask.top)
     return sums
 
 

@@ -14,9 +14,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from diffscope.attention import LayerAttention
+from diffscope.attention.layer import LayerAttention
 from diffscope.errors import DiffscopeError
-from diffscope.stats import distribution, identities, moments
+from diffscope.stats import logsumexp
+from diffscope.stats.formulas import distribution, row_sums
 
 BACKENDS = ("blocks", "triton", "stock")
 
@@ -57,7 +58,7 @@ def _refusal(layer: LayerAttention, backend: str) -> str | None:
     if backend == "blocks":
         return None
     if backend == "stock":
-        return identities.refusal(layer)
+        return logsumexp.refusal(layer)
     from diffscope.kernels import rows
 
     return rows.refusal(layer)
@@ -78,7 +79,7 @@ def row_moments(layer: LayerAttention, queries: Tensor, statistics: list[str], b
 def _from_triton(layer: LayerAttention, queries: Tensor, wanted: set[str]) -> RowMoments:
     from diffscope.kernels import rows
 
-    constants = {"top": moments.TOP_K, "near_zero": moments.NEAR_ZERO, "levels": moments.QUANTILES}
+    constants = {"top": row_sums.TOP_K, "near_zero": row_sums.NEAR_ZERO, "levels": row_sums.QUANTILES}
     of_map = rows.moments(layer, queries, wanted, **constants)
     of_map = [of_map[name] for name in _maps(layer)]
     bracketed = wanted & {"gini", "quantiles", "top"}
@@ -90,14 +91,14 @@ def _from_triton(layer: LayerAttention, queries: Tensor, wanted: set[str]) -> Ro
 
 
 def _from_stock(layer: LayerAttention, queries: Tensor, statistics: list[str], wanted: set[str]) -> RowMoments:
-    available = {name for names in identities.AVAILABLE.values() for name in names}
+    available = {name for names in logsumexp.AVAILABLE.values() for name in names}
     for statistic in statistics:
         if missing := set(distribution.FORMULAS[statistic][1]) - available:
             raise DiffscopeError(
                 f"{statistic} needs the {' and '.join(sorted(missing))} of each row, which stock kernels do not give"
             )
     maps = _maps(layer)
-    found = identities.moments(layer, wanted, queries=queries, maps=maps)
+    found = logsumexp.moments(layer, wanted, queries=queries, maps=maps)
 
     def of_maps(name: str) -> Tensor:
         missing = torch.full_like(found["A1"][name], math.nan)

@@ -13,14 +13,15 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from diffscope.attention import LayerAttention
+from diffscope.attention import stacking
+from diffscope.attention.layer import LayerAttention
+from diffscope.attention.memory import Workspace
 from diffscope.errors import DiffscopeError, SpanError
-from diffscope.stats import backends, together
-from diffscope.stats.collect import Block, Collector, Place, Request, RowStatistics
-from diffscope.stats.labelled import Measured, attributes, coordinates, dataset
+from diffscope.stats import backends
+from diffscope.stats.collectors import Block, Collector, Place, Request, RowStatistics
+from diffscope.stats.datasets import Measured, attributes, coordinates, dataset
 from diffscope.stats.registry import BY_HEAD, GROUPS, STATISTICS, Statistic, select
-from diffscope.stats.workers import Workers
-from diffscope.workspace import Workspace
+from diffscope.stats.threads import Workers
 
 __all__ = ["GROUPS", "STATISTICS", "Statistic", "measure", "select"]
 
@@ -103,12 +104,12 @@ def take_all(
         Request(layer, _checked_spans(layer, spans or {"sink": [0]}), checked_queries(layer, queries), weights)
         for layer in layers
     ]
-    joint = [s for s in chosen if s.collector in BY_HEAD] if len(layers) > 1 and together.alike(layers) else []
+    joint = [s for s in chosen if s.collector in BY_HEAD] if len(layers) > 1 and stacking.alike(layers) else []
     rest = [statistic for statistic in chosen if statistic not in joint]
     streamed = [statistic for statistic in rest if statistic.collector]
     parts = _Parts(progress, bool(joint) + len(layers) * bool(streamed))
     if joint:
-        all_of_them = replace(requests[0], layer=together.joined(layers))
+        all_of_them = replace(requests[0], layer=stacking.joined(layers))
         values, more = _of_rows(all_of_them, joint, elements, workers, parts.within, backend)
         heads = layers[0].n_heads
         for number, (of_layer, said_of_layer) in enumerate(zip(found, said)):

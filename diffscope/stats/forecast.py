@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
-from diffscope.attention import LayerAttention
-from diffscope.stats import backends, whole
-from diffscope.stats.collect import RowStatistics
+from diffscope.attention.layer import LayerAttention
+from diffscope.stats import backends, effective_rank
+from diffscope.stats.collectors import RowStatistics
 from diffscope.stats.engine import block_size, checked_queries, take
 from diffscope.stats.registry import LABELS, STATISTICS, Statistic
-from diffscope.stats.workers import Workers
+from diffscope.stats.threads import Workers
 
 PROBED = 128  # queries a thread that are measured to tell how long all of them will take
 
@@ -48,4 +48,4 @@ def bytes_at_work(statistics: Iterable[Statistic], layer: LayerAttention, rows: 
     statistics = list(statistics)
     heads, queries = block_size(layer, any(getattr(one.collector, "all_heads", False) for one in statistics))
     blocks = threads * 8 * heads * min(queries, rows) * layer.n_keys * layer.dtype.itemsize
-    return blocks + (whole.bytes_of_estimates(layer) if any(one.kind == "map" for one in statistics) else 0)
+    return blocks + (effective_rank.bytes_of_estimates(layer) if any(one.kind == "map" for one in statistics) else 0)

@@ -7,18 +7,19 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from diffscope.errors import DiffscopeError
-from diffscope.stats import collect, moments, outliers, rank, sinks, spans, whole
-from diffscope.stats.collect import Collector, PerSpan, Request, RowStatistics
+from diffscope.stats import collectors, effective_rank, layer_statistics
+from diffscope.stats.collectors import Collector, PerSpan, Request, RowStatistics
+from diffscope.stats.formulas import outliers, rank, row_sums, sinks, spans
 
 #: the labels along the dims whose length does not depend on the prompt
 LABELS = {
-    "map": collect.MAPS,
-    "ranked_map": collect.RANKED_MAPS,
+    "map": collectors.MAPS,
+    "ranked_map": collectors.RANKED_MAPS,
     "normalisation": spans.NORMALISATIONS,
     "sink_set": sinks.SINK_SETS,
-    "k": moments.TOP_K,
-    "quantile": moments.QUANTILES,
-    "lambda_value": whole.LAMBDA_VALUES,
+    "k": row_sums.TOP_K,
+    "quantile": row_sums.QUANTILES,
+    "lambda_value": layer_statistics.LAMBDA_VALUES,
     "outlier": outliers.LABELS,
     "definition": rank.DEFINITIONS,
     "control": rank.CONTROLS,
@@ -154,7 +155,7 @@ OTHERS = (
         "1",
         "attention on each key set",
         MASSES,
-        collector=collect.SpanMass,
+        collector=collectors.SpanMass,
     ),
     Statistic(
         "sink_mass",
@@ -163,7 +164,7 @@ OTHERS = (
         "1",
         "attention on the first token and on the first four",
         MASSES,
-        collector=collect.SinkMass,
+        collector=collectors.SinkMass,
     ),
     Statistic(
         "sink_rate",
@@ -172,7 +173,7 @@ OTHERS = (
         "1",
         "share of heads with an attention sink",
         "share of heads whose mean mass over queries is above 0.3 (Gu et al. 2024)",
-        collector=collect.SinkRate,
+        collector=collectors.SinkRate,
     ),
     Statistic(
         "column_sink",
@@ -181,7 +182,7 @@ OTHERS = (
         "1",
         "mean mass of the most attended key",
         "max over keys of the mean over queries",
-        collector=collect.ColumnSink,
+        collector=collectors.ColumnSink,
     ),
     Statistic(
         "column_sink_position",
@@ -190,7 +191,7 @@ OTHERS = (
         "position",
         "the most attended key",
         "argmax over keys of the mean over queries",
-        collector=collect.ColumnSink,
+        collector=collectors.ColumnSink,
         averageable=False,
     ),
     Statistic(
@@ -200,7 +201,7 @@ OTHERS = (
         "1",
         "the coefficient of A2",
         "used: after casting; fp32: before; init: at initialisation; minus_init: used - init",
-        compute=whole.lam,
+        compute=layer_statistics.lam,
     ),
     Statistic(
         "cmrr",
@@ -209,7 +210,7 @@ OTHERS = (
         "dB",
         "common-mode rejection ratio",
         "20 log10(((g + lambda)/2) / |g - lambda|)",
-        compute=whole.cmrr,
+        compute=layer_statistics.cmrr,
         averageable=False,
     ),
     Statistic(
@@ -219,7 +220,7 @@ OTHERS = (
         "1",
         "largest and median magnitude of the attention logits",
         "of |scale q.k| over all maps of the layer and the keys each query sees, exact",
-        compute=whole.logit_outliers,
+        compute=layer_statistics.logit_outliers,
     ),
     Statistic(
         "map_distance",
@@ -228,7 +229,7 @@ OTHERS = (
         "1",
         "mean cosine distance between the heads' maps",
         "mean over pairs of heads of 1 - <A_i,A_j> / (|A_i||A_j|)",
-        collector=collect.MapDistance,
+        collector=collectors.MapDistance,
     ),
     Statistic(
         "head_cka",
@@ -237,7 +238,7 @@ OTHERS = (
         "1",
         "linear CKA between the heads' outputs",
         "|Yj'Yi|² / (|Yi'Yi||Yj'Yj|), Y = D V centred over queries (Kornblith et al. 2019)",
-        collector=collect.HeadCKA,
+        collector=collectors.HeadCKA,
     ),
     Statistic(
         "effective_rank",
@@ -246,8 +247,8 @@ OTHERS = (
         "1",
         "effective ranks beside their controls",
         RANKS,
-        compute=whole.effective_rank,
-        note=whole.said_of_ranks,
+        compute=effective_rank.effective_rank,
+        note=effective_rank.said_of_ranks,
     ),
     Statistic(
         "effective_rank_error",
@@ -256,7 +257,7 @@ OTHERS = (
         "1",
         "half-widths of the effective ranks",
         "0 where they are exact; else half the bracket of their quadrature and three standard errors",
-        compute=whole.effective_rank_error,
+        compute=effective_rank.effective_rank_error,
     ),
     Statistic(
         "rank_residual",
@@ -265,8 +266,8 @@ OTHERS = (
         "1",
         "what the best approximation of rank r leaves",
         "|A - A_r|_F / |A|_F (Eckart & Young 1936), for A2 without lambda; always of all queries",
-        compute=whole.rank_residual,
-        note=whole.said_of_ranks,
+        compute=effective_rank.rank_residual,
+        note=effective_rank.said_of_ranks,
     ),
     Statistic(
         "rank_residual_error",
@@ -275,7 +276,7 @@ OTHERS = (
         "1",
         "half-widths of the rank residuals",
         "0 where they are exact",
-        compute=whole.rank_residual_error,
+        compute=effective_rank.rank_residual_error,
     ),
 )
 
@@ -292,4 +293,4 @@ def _branch(name: str) -> Statistic:
 STATISTICS = {s.name: s for s in (*map(_row, ROW), *map(_branch, BRANCH), *OTHERS)}
 
 #: collectors whose statistics are of each head by itself, and lead with it
-BY_HEAD = (RowStatistics, PerSpan, collect.SpanMass, collect.SinkMass, collect.ColumnSink)
+BY_HEAD = (RowStatistics, PerSpan, collectors.SpanMass, collectors.SinkMass, collectors.ColumnSink)

@@ -3,6 +3,6 @@
 from diffscope.tasks.examples import Example, examples
 from diffscope.tasks.recall import Recall
 from diffscope.tasks.retrieval import Prompt, Retrieval
-from diffscope.tasks.sources import OwnPrompt, read_prompts, read_texts
+from diffscope.tasks.user_files import OwnPrompt, read_prompts, read_texts
 
 __all__ = ["Example", "OwnPrompt", "Prompt", "Recall", "Retrieval", "examples", "read_prompts", "read_texts"]

@@ -13,8 +13,8 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from diffscope.errors import PromptError
-from diffscope.tasks.retrieval import Filler, Prompt
-from diffscope.tasks.text import standard_library_text
+from diffscope.tasks.corpus import Filler, standard_library_text
+from diffscope.tasks.retrieval import Prompt
 
 TRIES = 1000  # texts in which a prompt with a hit at its end is looked for
 

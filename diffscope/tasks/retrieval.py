@@ -7,7 +7,6 @@ again, because pieces are joined only where a word begins.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field
@@ -17,11 +16,10 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from diffscope.errors import PromptError
-from diffscope.tasks.text import standard_library_text
-from diffscope.tasks.vocabulary import CITIES, QUALIFIERS, UNKNOWN
+from diffscope.tasks.corpus import Filler, standard_library_text
+from diffscope.tasks.tokenizer import CITIES, QUALIFIERS, UNKNOWN
 
 # The number follows its city at once, so that looking it up is one step of induction, which small models learn soon.
-MANY = 1000  # draws in vain after which one looks whether there is anything to be drawn
 TEMPLATE = " The magic number: {city} {number}."
 
 
@@ -49,40 +47,6 @@ class Prompt:
     spans: dict[str, list[int]]
     depth: float = float("nan")
     city: str = ""
-
-
-@dataclass
-class Filler:
-    """A stream of tokens of real text that can be cut wherever a word begins."""
-
-    ids: np.ndarray  # (token,)
-    cuts: np.ndarray  # (token,) bool: a new word begins here
-
-    @classmethod
-    def of(cls, texts, tokenizer: PreTrainedTokenizerBase) -> Filler:
-        encoded = tokenizer([" " + text for text in texts], add_special_tokens=False)["input_ids"]
-        ids = np.array([token for text in encoded for token in text], dtype=np.int64)
-        pieces = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-        # A lone space would join the white space before it.
-        begins = np.array([piece.startswith(("Ġ", "▁", " ")) and len(piece) > 1 for piece in pieces])
-        if not begins[ids].any():
-            raise PromptError(
-                "nowhere in this text a token begins a word, so it cannot be cut; use another model, or another text"
-            )
-        return cls(ids, begins[ids])
-
-    def take(self, length: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """`length` consecutive tokens that begin and end at a word border, and where in them a word begins."""
-        if length < 0:
-            raise PromptError(f"the needles alone are {-length} tokens too long for the prompt; use fewer, or a longer prompt")
-        if length > len(self.ids) // 2:
-            raise PromptError(f"{length} tokens of filler asked of a text of {len(self.ids)}; give a longer text")
-        for tries in itertools.count():
-            start = int(rng.integers(len(self.ids) - length))
-            if self.cuts[start] and self.cuts[start + length]:
-                return self.ids[start : start + length], self.cuts[start : start + length]
-            if tries == MANY and not (self.cuts[: len(self.cuts) - length] & self.cuts[length:]).any():
-                raise PromptError(f"nowhere in the text {length} tokens begin and end between words; give a longer text")
 
 
 def check_template(template: str) -> None:

@@ -5,8 +5,8 @@ from transformers import DynamicCache
 
 import diffscope
 from diffscope import edits
-from diffscope.diagnosis import prove
-from diffscope.families.recording import passages
+from diffscope.families.hooks import passages
+from diffscope.proof.prove import prove
 
 
 @torch.no_grad()

@@ -8,10 +8,10 @@ import torch
 
 import diffscope
 from diffscope import FidelityError, UnsupportedModel, edits, families
-from diffscope.diagnosis import prove
-from diffscope.families.recording import passages
+from diffscope.attention.parts import Mask
+from diffscope.families.hooks import passages
 from diffscope.families.timm import Timm
-from diffscope.layout import Mask
+from diffscope.proof.prove import prove
 from tests.layouts import vision
 
 pytestmark = pytest.mark.usefixtures("timm")

@@ -250,7 +250,7 @@ def test_characters_that_no_font_has_become_boxes(tmp_path):
 
 
 def test_the_row_as_text_is_escaped(cap):
-    from diffscope.figures.inline import token_html
+    from diffscope.figures.token_html import token_html
 
     made = token_html(figure("row", cap).data)
     assert "·&lt;b&gt;&amp;$" in made and "<b>" not in made and "<i>" not in made

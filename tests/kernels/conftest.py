@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 
-from diffscope.attention import LayerAttention
+from diffscope.attention.layer import LayerAttention
 from tests.kernels import interpreting
 
 TENSORS = ("q", "k", "v", "lam", "gain", "lam_fp32")

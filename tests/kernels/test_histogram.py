@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diffscope.kernels import histogram
+from tests.kernels import interpreting
 
 SETTINGS = settings(deadline=None, max_examples=60, derandomize=True, database=None)
 LEVELS, SIZES = (0.1, 0.5, 0.9, 0.99, 1.0), (1, 2, 5, 10)
@@ -23,7 +24,7 @@ def read(interpreted):
             bin = (number >> histogram.SHIFT) - int(lowest)
             if bin >= 0:
                 bins[0, bin] += (1 << histogram.COUNT) + number % (1 << histogram.SHIFT)
-        found = interpreted(histogram.read, bins, lowest, torch.tensor([len(row)]), LEVELS, SIZES)
+        found = interpreted(interpreting.read, bins, lowest, torch.tensor([len(row)]), LEVELS, SIZES)
         return {name: x[0].numpy() for name, x in found.items()}
 
     return of

@@ -4,7 +4,7 @@ import hypothesis
 import pytest
 import torch
 
-from diffscope.attention import LayerAttention, Mask, Pairing
+from diffscope.attention.layer import LayerAttention, Mask, Pairing
 
 hypothesis.settings.register_profile("stats", deadline=None, max_examples=40, derandomize=True, database=None)
 hypothesis.settings.load_profile("stats")

@@ -12,14 +12,15 @@ import xarray as xr
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diffscope.attention import LayerAttention, Mask
+from diffscope.attention.layer import LayerAttention, Mask
 from diffscope.errors import DiffscopeError, SpanError
-from diffscope.stats import STATISTICS, engine, measure, moments, rank
+from diffscope.stats import STATISTICS, engine, measure
+from diffscope.stats.datasets import agreed
 from diffscope.stats.engine import take
-from diffscope.stats.labelled import agreed
+from diffscope.stats.formulas import rank, row_sums
 from diffscope.stats.registry import GROUPS, LABELS
-from diffscope.stats.workers import Workers
-from tests.stats.test_distribution import _oracle
+from diffscope.stats.threads import Workers
+from tests.stats.formulas.test_distribution import _oracle
 
 SPANS = {
     "sink": torch.tensor([0]),
@@ -225,8 +226,8 @@ def test_what_needs_no_map_computes_none(layer, monkeypatch):
 
 
 def test_what_several_statistics_are_made_of_is_taken_once_a_block(layer, monkeypatch):
-    passes, logs = [], moments._Passes.logs
-    monkeypatch.setattr(moments._Passes, "logs", lambda self: passes.append(self.size.shape) or logs(self))
+    passes, logs = [], row_sums._Passes.logs
+    monkeypatch.setattr(row_sums._Passes, "logs", lambda self: passes.append(self.size.shape) or logs(self))
     measure(layer, ["entropy", "entropy_normalised", "effective_tokens", "span_mass"], SPANS)
     assert passes == [(3, 3, 24, 24)]  # A1, A2, |D| of all heads together
     measure(layer, ["gini", "near_zero"])

@@ -1,0 +1,272 @@
+"""Changes of a layer's rows: what an edit does that no field of the contract can say.
+
+Each is a frozen dataclass whose `heads` are those it acts on; tensors lead with (batch or 1, head).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from diffscope.errors import DiffscopeError, PromptError
+
+LEAST_SUM = 1e-3
+
+
+@dataclass(frozen=True)
+class At:
+    """Which rows a change is asked about.
+
+    Attributes
+    ----------
+    layer : LayerAttention
+        Of one prompt.
+    heads : int64 Tensor, (head,)
+    queries : int64 Tensor, (query,)
+    """
+
+    layer: Any  # LayerAttention is one floor up
+    heads: Tensor
+    queries: Tensor
+
+    @property
+    def visible(self) -> Tensor:
+        """bool (query, key)"""
+        return self.layer.visible(self.queries)
+
+    @property
+    def positions(self) -> Tensor:
+        """Where the queries stand among the keys, (query,)."""
+        return self.queries + self.layer.n_keys - self.layer.n_queries
+
+
+class Change:
+    """A change of a layer's maps that no field of the contract can say.
+
+    A subclass is a frozen dataclass of plain values and tensors, so that a changed capture can be kept; its tensors lead with
+    (batch, head). Every stage gives back what it gets unless a subclass says otherwise.
+    """
+
+    kinds: ClassVar[dict[str, type[Change]]] = {}
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        Change.kinds[cls.__name__] = cls
+
+    def logits(self, at: At, branch: int, logits: Tensor) -> Tensor:
+        """Scaled scores of one branch, (head, query, key), −∞ where a key is not visible."""
+        return logits
+
+    def maps(self, at: At, a1: Tensor, a2: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """A1 and A2, (head, query, key)."""
+        return a1, a2
+
+    def difference(self, at: At, d: Tensor) -> Tensor:
+        """D, (head, query, key)."""
+        return d
+
+    def output(self, at: At, out: Tensor) -> Tensor:
+        """What enters the output projection, (head, query, width)."""
+        return out
+
+    def dismantle(self) -> tuple[dict[str, Tensor], dict]:
+        """Tensors by name, and the rest ready for JSON."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+        return tensors, {"class": type(self).__name__, **{name: x for name, x in values.items() if name not in tensors}}
+
+    @staticmethod
+    def assemble(tensors: dict[str, Tensor], record: dict) -> Change:
+        """The inverse of :meth:`dismantle`."""
+        record = {name: tuple(x) if isinstance(x, list) else x for name, x in record.items()}
+        return Change.kinds[record.pop("class")](**record, **tensors)
+
+    def prompt(self, index: int) -> Change:
+        """The change as it concerns one prompt of the batch."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        of_batch = {name: x[index : index + 1] for name, x in values.items() if isinstance(x, Tensor) and len(x) > 1}
+        return type(self)(**values | of_batch) if of_batch else self
+
+
+def chosen(heads: tuple[int, ...], at: At) -> Tensor:
+    """Which of the heads asked about a change acts on, bool (head, 1, 1)."""
+    return torch.isin(at.heads, torch.tensor(heads, device=at.heads.device))[:, None, None]
+
+
+@dataclass(frozen=True)
+class ScaleA2(Change):
+    heads: tuple[int, ...]
+    factor: float
+
+    def maps(self, at, a1, a2):
+        return a1, torch.where(chosen(self.heads, at), a2 * self.factor, a2)
+
+
+@dataclass(frozen=True)
+class UniformA2(Change):
+    heads: tuple[int, ...]
+
+    def maps(self, at, a1, a2):
+        seen = at.visible.to(a2.dtype)
+        return a1, torch.where(chosen(self.heads, at), seen / seen.sum(-1, keepdim=True).clamp_min(1), a2)
+
+
+@dataclass(frozen=True)
+class FixA2(Change):
+    """A2 is the same map for every prompt."""
+
+    heads: tuple[int, ...]
+    map: Tensor  # (1, head, position, key)
+
+    def maps(self, at, a1, a2):
+        keys, size = at.layer.n_keys, self.map.shape[-1]
+        if keys > size or (keys < size and at.layer.mask.kind == "full"):  # where all keys are seen a shorter row is no mean
+            raise PromptError(f"the mean map is of {size} tokens and cannot serve {keys}; average prompts of the right length")
+        rows = self.map[0][at.heads[:, None], at.positions, :keys]  # indexed at once: no copy of whole maps
+        return a1, torch.where(chosen(self.heads, at), rows * at.visible, a2)
+
+
+@dataclass(frozen=True)
+class PositionalA2(Change):
+    """A2 by distance alone, the first key by itself."""
+
+    heads: tuple[int, ...]
+    profile: Tensor  # (1, head, 1 + distance): the first key's mass, then the weight at distance 0, 1, ...
+
+    def maps(self, at, a1, a2):
+        keys = at.layer.n_keys
+        if keys > self.profile.shape[-1]:
+            raise PromptError(f"the positional mean is of {self.profile.shape[-1]} tokens and cannot serve {keys}")
+        profile = self.profile[0][at.heads]  # (head, 1 + distance)
+        distance = at.positions[:, None] - torch.arange(keys, device=profile.device)  # (query, key)
+        if (distance < 0)[at.visible].any():
+            raise DiffscopeError("the positional mean is of causal maps, and this layer sees later keys")
+        others = at.visible & (torch.arange(keys, device=profile.device) > 0)
+        row = profile[:, 1:][:, distance.clamp_min(0).clamp_max(profile.shape[1] - 2)] * others
+        total = row.sum(-1, keepdim=True)
+        first = at.visible[:, :1] * profile[:, :1, None]  # (head, query, 1)
+        first = torch.where(total > 0, first, 1.0)  # a row that sees the first key alone
+        row = row / total.clamp_min(1e-30) * (1 - first)
+        row[..., :1] = first * at.visible[:, :1]
+        return a1, torch.where(chosen(self.heads, at), row, a2)
+
+
+@dataclass(frozen=True)
+class LowRankA2(Change):
+    heads: tuple[int, ...]
+    left: Tensor  # (batch, head, query, rank)
+    right: Tensor  # (batch, head, key, rank)
+
+    def maps(self, at, a1, a2):
+        rows = self.left[0][at.heads[:, None], at.queries] @ self.right[0][at.heads, : at.layer.n_keys].transpose(1, 2)
+        return a1, torch.where(chosen(self.heads, at), rows * at.visible, a2)
+
+
+@dataclass(frozen=True)
+class TopKA1(Change):
+    heads: tuple[int, ...]
+    k: int
+    renormalise: bool
+
+    def maps(self, at, a1, a2):
+        best = a1.topk(min(self.k, a1.shape[-1]), dim=-1)
+        kept = torch.zeros_like(a1).scatter(-1, best.indices, best.values)
+        if self.renormalise:
+            kept = kept / kept.sum(-1, keepdim=True).clamp_min(1e-30)
+        return torch.where(chosen(self.heads, at), kept, a1), a2
+
+
+@dataclass(frozen=True)
+class SignedMask(Change):
+    """D is multiplied with tanh(u·w + b), between −1 and 1."""
+
+    heads: tuple[int, ...]
+    left: Tensor  # (batch, head, query, width): u
+    right: Tensor  # (batch, head, key, width): w
+    bias: Tensor  # (1, head)
+
+    def difference(self, at, d):
+        left = self.left[0][at.heads[:, None], at.queries]
+        right = self.right[0][at.heads, : at.layer.n_keys]
+        mask = torch.tanh(left @ right.transpose(1, 2) + self.bias[0][at.heads][:, None, None])
+        return torch.where(chosen(self.heads, at), d * mask.to(d.dtype), d)
+
+
+@dataclass(frozen=True)
+class Reshape(Change):
+    """D as ``absolute``, ``positive``, ``by sum`` or ``by absolute``."""
+
+    heads: tuple[int, ...]
+    kind: str
+
+    def difference(self, at, d):
+        acts = chosen(self.heads, at)
+        if self.kind == "absolute":
+            changed = d.abs()
+        elif self.kind == "positive":
+            changed = d.clamp_min(0)
+        else:
+            size = d.abs().sum(-1, keepdim=True)
+            total = d.sum(-1, keepdim=True) if self.kind == "by sum" else size
+            if self.kind == "by sum" and ((total.abs() < LEAST_SUM) & (size > 0) & acts).any():
+                raise DiffscopeError(
+                    f"layer {at.layer.layer}: a row of D sums to less than {LEAST_SUM}, so dividing by it means nothing; "
+                    "choose normalise_d(by='absolute'), or other layers"
+                )
+            changed = d / torch.where(total == 0, 1.0, total)
+        return torch.where(acts, changed, d)
+
+
+@dataclass(frozen=True)
+class DropKeys(Change):
+    """Scores of some keys are −∞; a row that sees nothing else is ``kept`` or sees ``nothing``."""
+
+    heads: tuple[int, ...]
+    keys: tuple[int, ...]
+    queries: tuple[int, ...] | None
+    branches: tuple[int, ...]
+    lonely: str
+
+    def logits(self, at, branch, logits):
+        if branch not in self.branches:
+            return logits
+        device = logits.device
+        keys = torch.isin(torch.arange(logits.shape[-1], device=device), torch.tensor(self.keys, device=device))
+        drop = keys[None].expand(len(at.queries), -1)  # (query, key)
+        if self.queries is not None:
+            drop = drop & torch.isin(at.positions, torch.tensor(self.queries, device=device))[:, None]
+        dropped = logits.masked_fill(drop & chosen(self.heads, at), -torch.inf)
+        if self.lonely == "kept":
+            alone = (dropped == -torch.inf).all(-1, keepdim=True)
+            dropped = torch.where(alone, logits, dropped)
+        return dropped
+
+
+@dataclass(frozen=True)
+class Quantise(Change):
+    heads: tuple[int, ...]
+    bits: int
+    largest: Tensor | None  # (batch, head, branch), or None for each row's own
+
+    def logits(self, at, branch, logits):
+        hidden = logits == -torch.inf
+        seen = logits.masked_fill(hidden, 0)
+        if self.largest is None:
+            largest = seen.abs().amax(-1, keepdim=True)  # (head, query, 1)
+        else:
+            largest = self.largest[0][at.heads, branch - 1][:, None, None].to(logits.dtype)
+        step = largest / (2 ** (self.bits - 1) - 1)
+        rounded = (seen / step.clamp_min(1e-30)).round() * step
+        return torch.where(chosen(self.heads, at), rounded.masked_fill(hidden, -torch.inf), logits)
+
+
+@dataclass(frozen=True)
+class ReplaceOutput(Change):
+    heads: tuple[int, ...]
+    value: Tensor  # (1, head, width)
+
+    def output(self, at, out):
+        return torch.where(chosen(self.heads, at), self.value[0][at.heads][:, None].to(out.dtype), out)

@@ -1,0 +1,411 @@
+"""LayerAttention: what one layer attended with, and the only place that turns q, k and λ into A1, A2 and D.
+
+    A1 = softmax(scale·Q1·K1ᵀ),  A2 = softmax(scale·Q2·K2ᵀ),  D = gain·A1 − λ·A2
+    O = norm(D·V)·post_scale,  output = (O − O·correction)·gate
+
+Standard attention is the case without A2: D = A1, λ = 0. Most models have neither correction nor gate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from diffscope.attention.changes import At, Change
+from diffscope.attention.memory import FRESH, Workspace, give_back_memory
+from diffscope.attention.parts import Mask, Norm, Pairing
+
+# Elements of one (head, query, key) temporary: 4 MiB in float32, which stay in a processor's cache and so are twice as fast
+# as 32 MiB that do not; on a GPU 64 MiB, which keep it busy.
+BLOCK_ELEMENTS = {"cpu": 2**20, "cuda": 2**24}
+BLOCKS_BETWEEN_TRIMS = 16
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A block of rows of one layer and one prompt, in float32 (float64 if the model is).
+
+    Attributes
+    ----------
+    a1, d : Tensor, (head, query, key)
+        Exact zeros on keys that the query cannot see.
+    a2 : Tensor, (head, query, key), or None
+    lam, gain : Tensor, (head, query)
+    n : int64 Tensor, (query,)
+        Number of keys each row can see.
+    queries : int64 Tensor, (query,)
+    changed : bool
+        Whether a change was made to them, so that D need not be gain·A1 − λ·A2 nor its rows sum to gain − λ.
+    together : Tensor, (map, head, query, key), optional
+        The memory of A1 and A2 in one, with room for |D| behind them.
+    start : int
+        Position of the first key, where keys that no query of the block sees were left out.
+    """
+
+    a1: Tensor
+    a2: Tensor | None
+    d: Tensor
+    lam: Tensor
+    gain: Tensor
+    n: Tensor
+    queries: Tensor
+    changed: bool = False
+    together: Tensor | None = None
+    start: int = 0
+
+
+@dataclass(frozen=True)
+class LayerAttention:
+    """The attention inputs of one layer for a batch of prompts: O(N) memory.
+
+    Attributes
+    ----------
+    layer : int
+        Index of the layer in the model, from 0.
+    family : str
+        Name of the family that read it.
+    q : Tensor, (batch, map, query, d)
+        Queries as they were multiplied with the keys: after RoPE and any query norm.
+    k : Tensor, (batch, key map, key, d)
+    v : Tensor, (batch, value head, key, width)
+    scale : float
+    mask : Mask
+    pairing : Pairing
+    lam, gain : Tensor, broadcastable to (batch, head, query)
+        The values the model used, after any cast.
+    lam_fp32 : Tensor, same shape as `lam`
+        λ before the cast to the activations' dtype.
+    lam_init : float or None
+    norm : Norm or None
+    post_scale : float
+        Factor after the norm, 1 − λ_init in V1.
+    lengths : tuple of int
+        Tokens of each prompt; what is to the right of them is padding.
+    score_dtype : torch.dtype, optional
+        What the model rounded its scores to before the softmax, if to less than float32 (eager attention in half precision);
+        its maps are those of the rounded scores.
+    correction : Tensor, optional, (head, width, width)
+        What is taken from a head's output after the norm: O − O·correction (DEX). It is not a map.
+    gate : Tensor, optional, broadcastable to (batch, head, query, width)
+        What the output is multiplied with before its projection.
+    changes : tuple of Change
+        What was changed mid-forward that no other field can say, in order.
+    """
+
+    layer: int
+    family: str
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    scale: float
+    mask: Mask
+    pairing: Pairing
+    lam: Tensor
+    gain: Tensor
+    lam_fp32: Tensor
+    lam_init: float | None
+    norm: Norm | None
+    post_scale: float
+    lengths: tuple[int, ...]
+    score_dtype: torch.dtype | None = None
+    correction: Tensor | None = None
+    gate: Tensor | None = None
+    changes: tuple[Change, ...] = ()
+
+    @property
+    def n_heads(self) -> int:
+        return len(self.pairing.a1)
+
+    @property
+    def n_queries(self) -> int:
+        return self.q.shape[2]
+
+    @property
+    def n_keys(self) -> int:
+        return self.k.shape[2]
+
+    @property
+    def d_is_a1(self) -> bool:
+        """Whether D is A1: there is no second map and nothing changes the rows."""
+        return not self.differential and not self.changes
+
+    @property
+    def differential(self) -> bool:
+        """Whether there is a second map."""
+        return self.pairing.a2 is not None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype maps are computed in: float64 for a float64 model, else float32."""
+        return torch.promote_types(self.q.dtype, torch.float32)
+
+    def prompt(self, index: int) -> LayerAttention:
+        """One prompt of the batch, its padding cut away."""
+        if not 0 <= index < len(self.lengths):
+            raise IndexError(f"prompt {index} is outside the batch of {len(self.lengths)}")
+        return self._cut(index, self.lengths[index])
+
+    def first(self, n: int) -> LayerAttention:
+        """The first n queries of one prompt and the keys up to them: under a causal mask or a window the same rows."""
+        self._one_prompt()
+        return self._cut(0, n)
+
+    def _cut(self, index: int, n: int, start: int = 0) -> LayerAttention:
+        """The first n queries of one prompt, without the keys before `start`."""
+        visible = self.mask.visible
+        keys = n + self.n_keys - self.n_queries  # with a cache there are keys before the first query
+
+        def of_batch(x: Tensor) -> Tensor:  # (batch or 1, ...) → (1, ...)
+            return x[index : index + 1] if len(x) > 1 else x
+
+        def per_query(x: Tensor) -> Tensor:  # (batch or 1, head or 1, query or 1, ...)
+            return of_batch(x)[:, :, :n]
+
+        if visible is not None:
+            visible = of_batch(visible)[:, :n, start:keys]
+        return replace(
+            self,
+            q=of_batch(self.q)[:, :, :n],
+            k=of_batch(self.k)[:, :, start:keys],
+            v=of_batch(self.v)[:, :, start:keys],
+            lam=per_query(self.lam),
+            gain=per_query(self.gain),
+            lam_fp32=per_query(self.lam_fp32),
+            gate=None if self.gate is None else per_query(self.gate),
+            mask=replace(self.mask, visible=visible),
+            changes=tuple(change.prompt(index) for change in self.changes),
+            lengths=(n,),
+        )
+
+    def _queries(self, queries) -> Tensor:
+        everything = torch.arange(self.n_queries, device=self.q.device)
+        if queries is None:
+            return everything
+        if isinstance(queries, slice):
+            return everything[queries]
+        return torch.as_tensor(queries, dtype=torch.int64, device=self.q.device)
+
+    def _heads(self, heads) -> Tensor:
+        index = torch.arange(self.n_heads, device=self.q.device)
+        return index if heads is None else index[torch.as_tensor(heads, dtype=torch.int64, device=index.device)]
+
+    def _one_prompt(self) -> None:
+        if len(self.lengths) != 1:
+            raise ValueError(f"this layer holds {len(self.lengths)} prompts; take one with .prompt(i)")
+
+    def visible(self, queries=None) -> Tensor:
+        """Which keys some queries can see, bool (query, key)."""
+        self._one_prompt()
+        return self.mask.rows(self._queries(queries), self.n_keys, self.n_keys - self.n_queries)
+
+    def logits(self, queries=None, maps=None) -> Tensor:
+        """Scaled scores of some query maps, −∞ where a key is not visible.
+
+        Parameters
+        ----------
+        queries : slice or int64 Tensor, optional
+            Query positions, by default all.
+        maps : int64 Tensor, optional
+            Query maps, by default all.
+
+        Returns
+        -------
+        Tensor, (map, query, key)
+        """
+        return self._logits(self._queries(queries), maps, FRESH)
+
+    def _logits(self, queries: Tensor, maps: Tensor | None, workspace: Workspace) -> Tensor:
+        self._one_prompt()
+        maps = torch.arange(self.q.shape[1], device=self.q.device) if maps is None else maps
+        q = self.q[0][maps[:, None], queries].to(self.dtype)  # (map, query, d)
+        shape = (len(maps), len(queries), self.n_keys)
+        room = None if self._learning else workspace.take("scores", shape, self.dtype, self.q.device)
+        scores = self._products(q, self.pairing.key_of_map[maps], room)
+        if self.score_dtype is not None:  # the product, then the scaled product, is rounded
+            scores = (scores.to(self.score_dtype) * self.scale).to(self.dtype)
+        else:
+            scores.mul_(self.scale)
+        offset = self.n_keys - self.n_queries
+        first, last = self.mask.certain(queries, self.n_keys, offset)
+        for keys in (slice(0, first), slice(last, self.n_keys)):  # all see what is in between
+            if keys.stop > keys.start:
+                scores[..., keys].masked_fill_(~self.mask.rows(queries, self.n_keys, offset, keys), -torch.inf)
+        return scores
+
+    @property
+    def _learning(self) -> bool:
+        """Whether a gradient is to flow, which it does not through memory that is used again."""
+        return torch.is_grad_enabled() and any(x.requires_grad for x in (self.q, self.k, self.lam))
+
+    def _products(self, q: Tensor, keys: Tensor, out: Tensor | None) -> Tensor:
+        """q (map, query, d) with each map's own key map of `keys` (map,), into out (map, query, key) if there is one."""
+        if q.device.type != "cpu":
+            return torch.matmul(q, self.k[0][keys].to(q.dtype).transpose(1, 2), out=out)
+        # For the few rows of a block, a copy of all keys for every map would take ten times as long as the product.
+        index = keys.tolist()
+        k = {one: self.k[0, one].to(q.dtype).T for one in set(index)}  # (d, key)
+        if out is None:
+            return torch.stack([rows @ k[one] for rows, one in zip(q, index)])
+        for number, one in enumerate(index):
+            torch.mm(q[number], k[one], out=out[number])
+        return out
+
+    def changed_logits(self, branch: int, at: At) -> Tensor:
+        """Scaled scores of one branch of some heads with all changes made, (head, query, key)."""
+        logits = self.logits(at.queries, (self.pairing.a1 if branch == 1 else self.pairing.a2)[at.heads])
+        for change in self.changes:
+            logits = change.logits(at, branch, logits)
+        return logits
+
+    def _softmax(self, branch: int, at: At, workspace: Workspace, out: Tensor | None) -> Tensor:
+        """A1 or A2 of some heads and queries, (head, query, key); it may or may not be `out`."""
+        of_heads = (self.pairing.a1 if branch == 1 else self.pairing.a2)[at.heads]
+        if self.changes:
+            logits = self.changed_logits(branch, at)
+            return self._normalised(logits, None)
+        # Heads may share a map (grouped differential attention): each distinct one is computed once.
+        if len(set(of_heads.tolist())) == len(of_heads):
+            return self._normalised(self._logits(at.queries, of_heads, workspace), out)
+        distinct, of_head = of_heads.unique(return_inverse=True)
+        weights = self._logits(at.queries, distinct, workspace)
+        return torch.index_select(self._normalised(weights, None if out is None else weights), 0, of_head, out=out)
+
+    def _normalised(self, logits: Tensor, out: Tensor | None) -> Tensor:
+        blind = None
+        if self.changes or self.mask.kind == "given":  # a row that sees nothing is 0/0, and has no weight anywhere
+            blind = (logits == -torch.inf).all(-1, keepdim=True)
+        weights = torch.softmax(logits, -1, out=out)
+        return weights if blind is None else weights.masked_fill(blind, 0.0) if out is None else weights.masked_fill_(blind, 0.0)
+
+    def rows(self, queries=None, heads=None, workspace: Workspace = FRESH) -> Rows:
+        """A1, A2 and D of some queries and heads of one prompt.
+
+        Parameters
+        ----------
+        queries : slice, sequence of int or int64 Tensor, optional
+        heads : sequence of int, optional
+        workspace : Workspace, optional
+            Where the maps are put; they are good until the next rows are put there. By default into new memory.
+
+        Returns
+        -------
+        Rows
+        """
+        self._one_prompt()
+        queries, heads = self._queries(queries), self._heads(heads)
+        at = At(self, heads, queries)
+
+        def per_row(x: Tensor) -> Tensor:
+            return x[0].expand(self.n_heads, self.n_queries)[heads[:, None], queries].to(self.dtype)
+
+        lam, gain = per_row(self.lam), per_row(self.gain)
+        shape = (4 if self.differential else 2, len(heads), len(queries), self.n_keys)
+        if self.changes or self._learning:
+            places, together = [None] * 4, None
+        else:
+            places = workspace.take("maps", shape, self.dtype, self.q.device)  # A1, A2, room for |D|, D; or A1, D
+            together = places[:3] if self.differential else None
+        a1 = self._softmax(1, at, workspace, places[0])
+        a2 = self._softmax(2, at, workspace, places[1]) if self.differential else None
+        for change in self.changes:
+            a1, a2 = change.maps(at, a1, a2)
+        amplified = a1 if (gain == 1).all() else torch.mul(gain[..., None], a1, out=places[-1])
+        d = amplified if a2 is None else torch.addcmul(amplified, lam[..., None], a2, value=-1, out=places[-1])
+        for change in self.changes:
+            d = change.difference(at, d)
+        n = self.mask.counts(queries, self.n_keys, self.n_keys - self.n_queries)
+        return Rows(a1, a2, d, lam, gain, n, queries, bool(self.changes), together)
+
+    def split(self, queries=None, heads=None, elements: int | None = None) -> tuple[Tensor, ...]:
+        """The queries in blocks of which no (head, query, key) temporary exceeds `elements` values, by default what is fastest
+        on the device: ``BLOCK_ELEMENTS``. A block has at least one query."""
+        elements = elements or BLOCK_ELEMENTS.get(self.q.device.type, BLOCK_ELEMENTS["cpu"])
+        size = max(1, elements // (len(self._heads(heads)) * self.n_keys))
+        return self._queries(queries).split(size)
+
+    def trimmed(self, queries: Tensor, heads=None, workspace: Workspace = FRESH) -> Rows:
+        """The same rows without the keys before the first and after the last that any of the queries can see, where the mask's
+        rule tells: half of them, over a whole causal map."""
+        self._one_prompt()
+        if self.mask.kind not in ("causal", "window") or self.changes or not len(queries):
+            return self.rows(queries, heads, workspace)
+        offset, start = self.n_keys - self.n_queries, 0
+        if self.mask.kind == "window":
+            start = max(0, int(queries.min()) + offset - self.mask.window + 1)
+        layer = self._cut(0, int(queries.max()) + 1, start)
+        return replace(layer.rows(queries, heads, workspace), start=start)
+
+    def blocks(self, queries=None, heads=None, elements: int | None = None, trim: bool = False) -> Iterator[Rows]:
+        """The same rows in the blocks of :meth:`split`, each :meth:`trimmed` if asked for."""
+        heads = self._heads(heads)
+        for number, block in enumerate(self.split(queries, heads, elements)):
+            yield self.trimmed(block, heads) if trim else self.rows(block, heads)
+            if number % BLOCKS_BETWEEN_TRIMS == BLOCKS_BETWEEN_TRIMS - 1:
+                give_back_memory()
+
+    def head_outputs(self, queries=None, heads=None) -> Tensor:
+        """D·V before the norm, (head, query, width), computed in row blocks."""
+        heads = self._heads(heads)
+        v = self.v[0][self.pairing.value_of_head[heads]].to(self.dtype)  # (head, key, width)
+        blocks = self.blocks(queries, heads, trim=True)
+        return torch.cat([torch.matmul(rows.d, v[:, rows.start : rows.start + rows.d.shape[-1]]) for rows in blocks], dim=1)
+
+    def finish(self, out: Tensor, queries=None) -> Tensor:
+        """What enters the output projection, from D·V of all heads at some queries; both (head, query, width)."""
+        queries = self._queries(queries)
+        out = (out if self.norm is None else self.norm(out)) * self.post_scale
+        if self.correction is not None:
+            out = out - out @ self.correction.to(out.dtype)
+        if self.gate is not None:
+            out = out * self.gate[0].expand(-1, self.n_queries, -1)[:, queries].to(out.dtype)
+        for change in self.changes:
+            out = change.output(At(self, self._heads(None), queries), out)
+        return out
+
+    def output(self, queries=None) -> Tensor:
+        """What enters the output projection, rebuilt, (head, query, width)."""
+        return self.finish(self.head_outputs(queries), queries)
+
+    def dismantle(self) -> tuple[dict[str, Tensor], dict]:
+        """Tensors by name, and everything else ready for JSON; what :meth:`assemble` puts together again."""
+        tensors = {name: getattr(self, name) for name in ("q", "k", "v", "lam", "gain", "lam_fp32")}
+        tensors |= {f"pairing.{name}": value for name, value in vars(self.pairing).items() if value is not None}
+        if self.mask.visible is not None:
+            tensors["mask.visible"] = self.mask.visible
+        if self.norm is not None and self.norm.weight is not None:
+            tensors["norm.weight"] = self.norm.weight
+        tensors |= {name: x for name in ("correction", "gate") if (x := getattr(self, name)) is not None}
+        changes = [change.dismantle() for change in self.changes]
+        tensors |= {f"changes.{i}.{name}": x for i, (held, _) in enumerate(changes) for name, x in held.items()}
+        record = {name: getattr(self, name) for name in ("layer", "family", "scale", "lam_init", "post_scale", "lengths")}
+        record["score_dtype"] = None if self.score_dtype is None else str(self.score_dtype).removeprefix("torch.")
+        record["mask"] = [self.mask.kind, self.mask.window]
+        record["norm"] = None if self.norm is None else [self.norm.kind, self.norm.eps]
+        record["changes"] = [fields for _, fields in changes]
+        return tensors, record
+
+    @classmethod
+    def assemble(cls, tensors: dict[str, Tensor], record: dict) -> LayerAttention:
+        """The inverse of :meth:`dismantle`."""
+        fields = dict(record)
+        kind, window = fields.pop("mask")
+        rounded = fields.pop("score_dtype")
+        norm = fields.pop("norm")
+        pairing = Pairing(*(tensors.get(f"pairing.{name}") for name in ("a1", "a2", "key_of_map", "value_of_head")))
+
+        def within(prefix: str) -> dict[str, Tensor]:
+            return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+        changes = [Change.assemble(within(f"changes.{i}."), made) for i, made in enumerate(fields.pop("changes", []))]
+        return cls(
+            **{**fields, "lengths": tuple(fields["lengths"])},
+            **{name: tensor for name, tensor in tensors.items() if "." not in name},
+            score_dtype=None if rounded is None else getattr(torch, rounded),
+            mask=Mask(kind, window, tensors.get("mask.visible")),
+            norm=None if norm is None else Norm(*norm, tensors.get("norm.weight")),
+            pairing=pairing,
+            changes=tuple(changes),
+        )

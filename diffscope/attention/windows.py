@@ -1,0 +1,69 @@
+"""Any window of a map, and an overview of all of it, computed from q and k when somebody looks."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from diffscope.attention.layer import LayerAttention, Rows
+
+MAPS = ("A1", "A2", "D", "noise", "share")
+LONG_NAMES = {
+    "A1": "first attention map",
+    "A2": "second attention map",
+    "D": "difference map A1 − λ·A2",
+    "noise": "subtracted map λ·A2",
+    "share": "share of the row's absolute mass |D|/Σ|D|",
+}
+
+
+def map_of(rows: Rows, name: str) -> Tensor:
+    """One of ``MAPS`` out of a block of rows, (head, query, key).
+
+    Raises
+    ------
+    ValueError
+        Unknown name, or a second map asked of standard attention.
+    """
+    if name == "A1":
+        return rows.a1
+    if name == "D":
+        return rows.d
+    if name == "share":
+        size = rows.d.abs()
+        return size / size.sum(-1, keepdim=True)
+    if name not in MAPS:
+        raise ValueError(f"there is no map {name!r}; choose one of {', '.join(MAPS)}")
+    if rows.a2 is None:
+        raise ValueError(f"standard attention has no second map, so there is no {name!r}; ask for 'A1'")
+    return rows.a2 if name == "A2" else rows.lam[..., None] * rows.a2
+
+
+def window(layer: LayerAttention, name: str, head: int, queries: Tensor, keys: Tensor) -> Tensor:
+    """The values of a map at some queries and keys, (query, key), of a layer that holds one prompt."""
+    parts = [map_of(rows, name)[0][:, keys] for rows in layer.blocks(queries, [head])]
+    return torch.cat(parts) if parts else layer.q.new_zeros(0, len(keys))
+
+
+def pooled(layer: LayerAttention, name: str, head: int, size: int) -> tuple[Tensor, int]:
+    """A map reduced to at most size × size by keeping, of every bin, the value of largest magnitude.
+
+    Returns
+    -------
+    values : Tensor, (query bin, key bin)
+        Signs are kept, so spikes of either sign survive.
+    bin : int
+        Positions a side that one value stands for.
+    """
+    n = max(layer.n_queries, layer.n_keys)
+    bin = -(-n // size)
+    out = []
+    # Blocks of whole bins, of about a million values each.
+    step = bin * max(1, 2**20 // (layer.n_keys * bin))
+    for block in torch.arange(layer.n_queries, device=layer.q.device).split(step):
+        values = map_of(layer.rows(block, [head]), name)[0]  # (query, key)
+        pad = (0, -values.shape[1] % bin, 0, -values.shape[0] % bin)
+        values = torch.nn.functional.pad(values, pad)
+        tiles = values.unflatten(0, (-1, bin)).unflatten(2, (-1, bin)).permute(0, 2, 1, 3).flatten(2)
+        out.append(tiles.gather(2, tiles.abs().argmax(2, keepdim=True))[..., 0])
+    return torch.cat(out), bin

@@ -1,0 +1,52 @@
+"""What can be changed mid-forward, between a layer's attention inputs and its output projection.
+
+>>> with scope.edit(edits.set_lambda(1.0), edits.uniform_a2(layers=[3])):   # doctest: +SKIP
+...     scope.capture(prompt), scope.loss(text), scope.generate(prompt)
+
+Every edit takes `layers` and `heads`, an index or several, by default all. Whatever the order in which edits are given, they act
+in the order of the computation: what is a field of the layer (λ, pairing, norm) first, then scores, maps, difference and output;
+within one of these the order given counts.
+"""
+
+from diffscope.edits.base import Edit, apply
+from diffscope.edits.from_prompts import mean_a2, positional_a2, scalar_norm
+from diffscope.edits.simple import (
+    a2_of_head,
+    ablate_heads,
+    absolute_d,
+    drop_sink,
+    knock_out,
+    low_rank_a2,
+    normalise_d,
+    positive_d,
+    quantise_logits,
+    remove_norm,
+    scale_lambda,
+    set_lambda,
+    top_k_a1,
+    uniform_a2,
+    zero_a2,
+)
+
+__all__ = [
+    "Edit",
+    "a2_of_head",
+    "ablate_heads",
+    "absolute_d",
+    "apply",
+    "drop_sink",
+    "knock_out",
+    "low_rank_a2",
+    "mean_a2",
+    "normalise_d",
+    "positional_a2",
+    "positive_d",
+    "quantise_logits",
+    "remove_norm",
+    "scalar_norm",
+    "scale_lambda",
+    "set_lambda",
+    "top_k_a1",
+    "uniform_a2",
+    "zero_a2",
+]

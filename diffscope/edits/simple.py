@@ -1,0 +1,235 @@
+"""Edits that need nothing but themselves: of λ, the maps, their difference, the norm, heads and keys."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from diffscope.attention.changes import Change, DropKeys, LowRankA2, Quantise, ReplaceOutput, Reshape, ScaleA2, TopKA1, UniformA2
+from diffscope.attention.layer import LayerAttention
+from diffscope.edits.base import Edit, Places, Stage, check_second, field_edit, places, row_edit, whole_number, with_change
+from diffscope.errors import DiffscopeError, UnsupportedModel
+
+# λ
+
+
+def set_lambda(value: float, layers: Places = None, heads: Places = None) -> Edit:
+    """λ = `value`, instead of what the model computed."""
+    return _with_lambda("λ = {:g}", value, torch.full_like, layers, heads)
+
+
+def scale_lambda(factor: float, layers: Places = None, heads: Places = None) -> Edit:
+    """λ times `factor`, token by token where it has a value a token."""
+    return _with_lambda("λ × {:g}", factor, torch.mul, layers, heads)
+
+
+def _with_lambda(label: str, number: float, to: Callable[[Tensor, float], Tensor], layers: Places, heads: Places) -> Edit:
+    label, number = label.format(number), float(number)
+    if not abs(number) <= torch.finfo(torch.float32).max:
+        raise DiffscopeError(f"{label}: λ must stay a finite number")
+
+    def make(layer: LayerAttention, heads: tuple[int, ...]) -> LayerAttention:
+        check_second(label, layer)
+        chosen = torch.zeros(layer.n_heads, 1, dtype=torch.bool, device=layer.q.device)
+        chosen[list(heads)] = True
+
+        def changed(lam: Tensor) -> Tensor:  # (batch or 1, head or 1, query or 1)
+            lam = lam.to(layer.dtype).expand(-1, layer.n_heads, -1)
+            return torch.where(chosen, to(lam, number), lam)
+
+        return replace(layer, lam=changed(layer.lam), lam_fp32=changed(layer.lam_fp32))
+
+    return field_edit(label, make, layers, heads)
+
+
+# A2
+
+
+def zero_a2(layers: Places = None, heads: Places = None) -> Edit:
+    """No second map: D = gain·A1."""
+    return row_edit("A2 = 0", Stage.MAPS, lambda layer, heads: ScaleA2(heads, 0.0), layers, heads, second=True)
+
+
+def uniform_a2(layers: Places = None, heads: Places = None) -> Edit:
+    """The same weight on every key that the query sees."""
+    return row_edit("A2 uniform", Stage.MAPS, lambda layer, heads: UniformA2(heads), layers, heads, second=True)
+
+
+def a2_of_head(of: int, layers: Places = None, heads: Places = None) -> Edit:
+    """The second map that head `of` of the same layer computes from its queries and keys."""
+    label = f"A2 of head {of}"
+
+    def make(layer: LayerAttention, heads: tuple[int, ...]) -> LayerAttention:
+        check_second(label, layer)
+        whole_number(of, 0, layer.n_heads - 1, f"a2_of_head takes a head from 0 to {layer.n_heads - 1}")
+        a2 = layer.pairing.a2.clone()
+        a2[list(heads)] = layer.pairing.a2[of]
+        return replace(layer, pairing=replace(layer.pairing, a2=a2))
+
+    return field_edit(label, make, layers, heads)
+
+
+def low_rank_a2(rank: int, layers: Places = None, heads: Places = None) -> Edit:
+    """The closest map of rank `rank` (truncated SVD of the whole map), zero again on keys that the query cannot see.
+
+    The factors come from all rows, later ones included, and rows no longer sum to 1 exactly: it says how many patterns the map
+    is made of, not how a model could compute it.
+    """
+    rank = whole_number(rank, 1, math.inf, "a rank is a whole number from 1; for no second map at all use zero_a2()")
+
+    def change(layer: LayerAttention, heads: tuple[int, ...]) -> Change:
+        shape = (len(layer.lengths), layer.n_heads, layer.n_keys, min(rank, layer.n_keys))
+        left, right = (torch.zeros(shape, dtype=layer.dtype, device=layer.q.device) for _ in range(2))
+        for index, n in enumerate(layer.lengths):
+            prompt, kept = layer.prompt(index), min(rank, n)
+            for head in heads:
+                u, s, v = torch.linalg.svd(prompt.rows(heads=[head]).a2[0], full_matrices=False)
+                left[index, head, :n, :kept] = u[:, :kept] * s[:kept]
+                right[index, head, :n, :kept] = v[:kept].T
+        return LowRankA2(heads, left, right)
+
+    return row_edit(f"A2 of rank {rank}", Stage.MAPS, change, layers, heads, second=True, whole=True)
+
+
+# A1 and D
+
+
+def top_k_a1(k: int, renormalise: bool = True, layers: Places = None, heads: Places = None) -> Edit:
+    """Only the `k` largest weights of each row of A1; with `renormalise` they are made to sum to 1 again."""
+    k = whole_number(k, 1, math.inf, "top_k_a1 keeps a whole number of keys from 1; to silence heads use ablate_heads()")
+    return row_edit(f"A1 top-{k}", Stage.MAPS, lambda layer, heads: TopKA1(heads, k, renormalise), layers, heads)
+
+
+def absolute_d(layers: Places = None, heads: Places = None) -> Edit:
+    """|D|."""
+    return _reshaped("|D|", "absolute", layers, heads)
+
+
+def positive_d(layers: Places = None, heads: Places = None) -> Edit:
+    """D⁺: what is positive of D."""
+    return _reshaped("D⁺", "positive", layers, heads)
+
+
+def normalise_d(by: str = "sum", layers: Places = None, heads: Places = None) -> Edit:
+    """D divided by its row's sum (``by="sum"``), or by its row's absolute sum (``by="absolute"``).
+
+    A row of zeros stays one. Where another row's sum is below 1e-3 in size, dividing by it means nothing and the edit raises.
+    """
+    if by not in ("sum", "absolute"):
+        raise DiffscopeError(f"normalise_d(by={by!r}) is unknown; choose 'sum' or 'absolute'")
+    return _reshaped({"sum": "D / ΣD", "absolute": "D / Σ|D|"}[by], f"by {by}", layers, heads)
+
+
+def _reshaped(label: str, kind: str, layers: Places, heads: Places) -> Edit:
+    return row_edit(label, Stage.DIFFERENCE, lambda layer, heads: Reshape(heads, kind), layers, heads)
+
+
+# norm and heads; the norm as one number a head is scalar_norm in averages
+
+
+def remove_norm(layers: Places = None) -> Edit:
+    """No norm of the heads' outputs; the factor after it, 1 − λ_init, stays."""
+
+    def make(layer: LayerAttention, heads: tuple[int, ...]) -> LayerAttention:
+        if layer.norm is None:
+            raise UnsupportedModel(f"no norm: layer {layer.layer} has no norm of its heads' outputs to remove")
+        return replace(layer, norm=None)
+
+    return field_edit("no norm", make, layers)
+
+
+def ablate_heads(layers: Places = None, heads: Places = None, to: Tensor | None = None) -> Edit:
+    """The output of heads before the output projection is zero, or `to`, a Tensor (head, width) for all heads of the layers."""
+    label = "heads ablated" if to is None else "heads replaced"
+
+    def change(layer: LayerAttention, heads: tuple[int, ...]) -> Change:
+        shape = (layer.n_heads, layer.v.shape[-1])
+        if to is not None and tuple(to.shape) != shape:
+            raise DiffscopeError(f"{label}: `to` has shape {tuple(to.shape)}, layer {layer.layer} needs {shape}")
+        value = torch.zeros(shape) if to is None else to.detach()
+        return ReplaceOutput(heads, value[None].to(layer.q.device, layer.dtype))
+
+    return row_edit(label, Stage.OUTPUT, change, layers, heads)
+
+
+# scores
+
+
+def knock_out(
+    keys: Sequence[int], queries: Sequence[int], branch: int | None = None, layers: Places = None, heads: Places = None
+) -> Edit:
+    """Some queries no longer see some keys: their scores are −∞ and the rest is normalised again.
+
+    Parameters
+    ----------
+    keys, queries : sequence of int
+        Token positions, for example ``capture.spans["answer"]``; those beyond a prompt's end do nothing.
+    branch : {1, 2}, optional
+        Only A1 or only A2; by default both. A row that sees nothing else attends to nothing.
+    """
+    keys, queries = places(keys), places(queries)
+    if min((*keys, *queries), default=0) < 0:
+        raise DiffscopeError("knock_out takes token positions from 0; count from the prompt's start")
+    return _dropping("knock-out", keys, queries, branch, "nothing", layers, heads)
+
+
+def drop_sink(keys: int = 1, branch: int | None = None, layers: Places = None, heads: Places = None) -> Edit:
+    """No query sees the first `keys` keys, except queries that see nothing else."""
+    keys = whole_number(keys, 1, math.inf, "drop_sink takes a whole number of keys from 1")
+    return _dropping("no sink", tuple(range(keys)), None, branch, "kept", layers, heads)
+
+
+def _dropping(label: str, keys, queries, branch: int | None, lonely: str, layers: Places, heads: Places) -> Edit:
+    if branch not in (None, 1, 2):
+        raise DiffscopeError(f"branch {branch!r} is unknown; choose 1 for A1, 2 for A2, or leave it out for both")
+    branches = (1, 2) if branch is None else (branch,)
+
+    def change(layer: LayerAttention, heads: tuple[int, ...]) -> Change:
+        return DropKeys(heads, keys, queries, branches, lonely)
+
+    return row_edit(label, Stage.SCORES, change, layers, heads, second=branch == 2, placed=True)
+
+
+def quantise_logits(bits: int, per: str = "map", layers: Places = None, heads: Places = None) -> Edit:
+    """Absmax quantisation of the scaled scores to `bits` bits: round(s·L/m)·m/L with L = 2^(bits−1) − 1.
+
+    Parameters
+    ----------
+    bits : int
+        2 to 16.
+    per : {"map", "row"}
+        m is the largest magnitude of what a head's branch sees in a whole map, or in each row.
+    """
+    bits = whole_number(bits, 2, 16, "quantise_logits takes a whole number of bits from 2 to 16")
+    if per not in ("map", "row"):
+        raise DiffscopeError(f"quantise_logits(per={per!r}) is unknown; choose 'map' or 'row'")
+
+    def change(layer: LayerAttention, heads: tuple[int, ...]) -> Change:
+        prompts = [layer.prompt(index) for index in range(len(layer.lengths))] if per == "map" else []
+        return Quantise(heads, bits, torch.stack([_largest(prompt) for prompt in prompts]) if prompts else None)
+
+    return row_edit(f"logits of {bits} bits a {per}", Stage.SCORES, change, layers, heads, whole=per == "map")
+
+
+def _largest(layer: LayerAttention) -> Tensor:
+    """Largest magnitude of each branch's visible scores, (head, branch), with the changes made so far."""
+    collect = _Largest(torch.zeros(layer.n_heads, 2, dtype=layer.dtype, device=layer.q.device))
+    for _ in with_change(layer, collect).blocks():
+        pass
+    return collect.seen
+
+
+@dataclass(frozen=True)
+class _Largest(Change):
+    """Looks on: the largest magnitude among the scores that pass."""
+
+    seen: Tensor  # (head, branch)
+
+    def logits(self, at, branch: int, logits: Tensor) -> Tensor:
+        most = logits.masked_fill(logits == -torch.inf, 0).abs().amax((1, 2))
+        self.seen[at.heads, branch - 1] = torch.maximum(self.seen[at.heads, branch - 1], most)
+        return logits

@@ -1,0 +1,104 @@
+"""diffscope's own models: DIFF V1 and V2, the standard baseline, and the controls."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from transformers.models.llama.modeling_llama import repeat_kv
+
+from diffscope.attention.changes import SignedMask, TopKA1
+from diffscope.attention.layer import LayerAttention, Norm, Pairing
+from diffscope.families.base import EXPONENTIAL, SIGMOID, STRIPES, Convention, Family, Passage, expect_calls, mask_of, ones
+from diffscope.families.diffllama import pair_by_halves
+from diffscope.models.controls import GatedAttention, SignedAttention, TopKAttention
+from diffscope.models.mechanisms import Attention, DiffV1Attention, DiffV2Attention, HeadScale
+
+
+def norm_of_heads(module: Attention) -> Norm | None:
+    """What the module does to its heads' outputs; its weights are copied, for training may go on."""
+    if isinstance(module.subln, nn.RMSNorm):
+        return Norm("rms", module.subln.eps, module.subln.weight.detach().clone())
+    return Norm("scalar", 0.0, module.subln.weight.detach()[:, None].clone()) if isinstance(module.subln, HeadScale) else None
+
+
+class Own(Family):
+    """diffscope's own models behind one configuration field."""
+
+    name = "diffscope"
+    description = "diffscope's own models: DIFF V1, DIFF V2 (λ per token and head), their standard baseline and their controls"
+
+    def modules(self, model: nn.Module) -> list[nn.Module]:
+        return [module for module in model.modules() if isinstance(module, Attention)]
+
+    def output_projection(self, module: nn.Module) -> nn.Module:
+        return module.o_proj
+
+    def convention_of(self, module: nn.Module) -> Convention | None:
+        if isinstance(module, DiffV1Attention):
+            learned = module.fixed is None
+            schedule = 0 if learned and module.config.lambda_init is None else None
+            lam = EXPONENTIAL if learned else f"{module.fixed:g}, fixed"
+            norm = {"rms": "rms, affine", "scalar": "one number a head", "none": None}[module.config.head_norm]
+            return Convention(STRIPES, lam, schedule, norm, post_scale=True, rope="half")
+        if isinstance(module, DiffV2Attention):
+            return Convention(STRIPES, SIGMOID, None, norm=None, post_scale=False, rope="half", keys="shared by both maps")
+        return None
+
+    def read(self, passage: Passage) -> LayerAttention:
+        module = passage.module
+        if isinstance(module, DiffV1Attention):
+            lam = module.lam()
+            layer = pair_by_halves(passage, self.name, norm_of_heads(module), lam.to(passage.calls[0].query.dtype), lam)
+            # A constant never had the value λ_init, which still sets the factor behind the norm.
+            return layer if module.fixed in (None, module.lambda_init) else replace(layer, lam_init=None)
+        layer = self._one_call(passage)
+        if isinstance(module, GatedAttention):
+            return replace(layer, gate=module.gates(passage.hidden).transpose(1, 2).unsqueeze(-1))
+        if isinstance(module, TopKAttention):
+            return replace(layer, changes=(TopKA1(tuple(range(module.heads)), module.config.top_keys, renormalise=True),))
+        if isinstance(module, SignedAttention):
+            return replace(layer, changes=(self._signed_mask(passage),))
+        return layer
+
+    def _one_call(self, passage: Passage) -> LayerAttention:
+        """All but V1: one call, keys and values shared by all maps of a group."""
+        expect_calls(passage, self.name, 1)
+        call, module = passage.calls[0], passage.module
+        device = call.query.device
+        differential = isinstance(module, DiffV2Attention)
+        maps = torch.arange(call.query.shape[1], device=device)
+        a1 = maps[0::2] if differential else maps
+        key_of_map = maps // module.num_key_value_groups
+        lam = lam_fp32 = torch.zeros_like(ones(call.query))
+        if differential:
+            lam = module.lam(passage.hidden).transpose(1, 2)  # (batch, head, query)
+            wide = torch.promote_types(lam.dtype, torch.float32)
+            weight, hidden = module.lambda_proj.weight.to(wide), passage.hidden.to(wide)
+            lam_fp32 = nn.functional.linear(hidden, weight).sigmoid().transpose(1, 2)
+        return LayerAttention(
+            layer=module.layer_idx,
+            family=self.name,
+            q=call.query,
+            k=call.key,
+            v=call.value,
+            scale=call.scaling,
+            mask=mask_of(call, passage),
+            pairing=Pairing(a1, maps[1::2] if differential else None, key_of_map, key_of_map[a1]),
+            lam=lam,
+            gain=ones(call.query),
+            lam_fp32=lam_fp32,
+            lam_init=None,
+            norm=norm_of_heads(module),
+            post_scale=1.0,
+            lengths=passage.lengths,
+            score_dtype=call.score_dtype,
+        )
+
+    def _signed_mask(self, passage: Passage) -> SignedMask:
+        module, cache = passage.module, passage.cache_layer
+        kept = module.values(passage.hidden) if cache is None else cache.values
+        w: Tensor = repeat_kv(kept[..., module.head_dim :], module.num_key_value_groups)
+        bias = module.mask_bias.detach()[None].clone()
+        return SignedMask(tuple(range(module.heads)), module.left(passage.hidden), w, bias)

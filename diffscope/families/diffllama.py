@@ -1,0 +1,83 @@
+"""DIFF V1 as implementations have it that call the attention interface twice a layer, once per half of the values: DiffLlama."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from transformers.models.diffllama.modeling_diffllama import DiffLlamaAttention
+
+from diffscope.attention.layer import LayerAttention, Norm, Pairing
+from diffscope.families.base import (
+    EXPONENTIAL,
+    HALVES,
+    Convention,
+    Family,
+    Passage,
+    expect_calls,
+    mask_of,
+    ones,
+)
+
+
+def pair_by_halves(passage: Passage, family: str, norm: Norm | None, lam: Tensor, lam_fp32: Tensor) -> LayerAttention:
+    """A layer whose first H query maps are the heads' first maps and whose last H their second ones.
+
+    The interface saw q (batch, 2H, query, d), k (batch, 2G, key, d), and in two calls the two
+    halves of the values, each (batch, 2G, key, d) with the G value heads repeated for either branch.
+    """
+    expect_calls(passage, family, 2)
+    first, second = passage.calls
+    module, device = passage.module, first.query.device
+    heads, groups = first.query.shape[1] // 2, first.key.shape[1] // 2
+    repeat = heads // groups
+    head = torch.arange(heads, device=device)
+    return LayerAttention(
+        layer=module.layer_idx,
+        family=family,
+        q=first.query,
+        k=first.key,
+        v=torch.cat([first.value[:, :groups], second.value[:, :groups]], dim=-1),  # (batch, value head, key, 2d)
+        scale=first.scaling,
+        mask=mask_of(first, passage),
+        pairing=Pairing(
+            a1=head,
+            a2=head + heads,
+            key_of_map=torch.arange(2 * heads, device=device) // repeat,
+            value_of_head=head // repeat,
+        ),
+        lam=lam.reshape(1, 1, 1),
+        gain=ones(first.query),
+        lam_fp32=lam_fp32.reshape(1, 1, 1),
+        lam_init=module.lambda_init,
+        norm=norm,
+        post_scale=1 - module.lambda_init,
+        lengths=passage.lengths,
+        score_dtype=first.score_dtype,
+    )
+
+
+def lambda_of(module: DiffLlamaAttention, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """λ of a DiffLlama layer as it is used on activations of `dtype`, each exponential cast by itself, and in float32."""
+    first, second = (
+        torch.sum(q * k, dtype=torch.float32).exp()
+        for q, k in ((module.lambda_q1, module.lambda_k1), (module.lambda_q2, module.lambda_k2))
+    )
+    return first.to(dtype) - second.to(dtype) + module.lambda_init, first - second + module.lambda_init
+
+
+class DiffLlama(Family):
+    """Hugging Face DiffLlama (transformers ≥ 5): maps h and h + H belong to head h."""
+
+    name = "diffllama"
+    description = "DIFF V1 in transformers: head h pairs maps h and h + H, one λ a layer, norm without weight"
+    convention = Convention(HALVES, EXPONENTIAL, schedule=0, norm="rms", post_scale=True, rope="half")
+
+    def modules(self, model: nn.Module) -> list[nn.Module]:
+        return [module for module in model.modules() if isinstance(module, DiffLlamaAttention)]
+
+    def output_projection(self, module: nn.Module) -> nn.Module:
+        return module.o_proj
+
+    def read(self, passage: Passage) -> LayerAttention:
+        norm = Norm("rms", passage.module.groupnorm.eps)
+        return pair_by_halves(passage, self.name, norm, *lambda_of(passage.module, passage.calls[0].query.dtype))

@@ -1,0 +1,137 @@
+"""Motif-3 (remote code): grouped differential latent attention, with λ per token and a gate on the output."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from diffscope.attention.layer import LayerAttention, Pairing
+from diffscope.errors import UnsupportedModel
+from diffscope.families.base import SIGMOID, Convention, Family, Passage, ones
+from diffscope.families.projections import (
+    angles_of,
+    from_cache,
+    given_mask,
+    group_maps,
+    heads_of,
+    rotate_half,
+    rounded_scores,
+    setting,
+)
+
+PARTS = ("wq_a", "q_norm", "wq_b", "wkv_a", "kv_norm", "wkv_b", "lambda_proj", "wo")
+
+
+class MotifLatent(Family):
+    """Motif-3: queries and keys from a latent, RoPE on the last part of their width, λ per token and signal map."""
+
+    name = "motif-latent"
+    description = "Motif-3 (remote code), latent attention: one A2 serves several A1, λ per token and head, gated output"
+    convention = Convention(
+        "of every r + 1 maps the last is A2 of the r before it",
+        SIGMOID,
+        schedule=None,
+        norm=None,
+        post_scale=False,
+        rope="half, on the last part of the width",
+        keys="shared by both maps",
+    )
+    interface = False
+    tried_on = "documented layout"
+
+    def modules(self, model: nn.Module) -> list[nn.Module]:
+        return [module for module in model.modules() if all(isinstance(getattr(module, part, None), nn.Module) for part in PARTS)]
+
+    def output_projection(self, module: nn.Module) -> nn.Module:
+        return module.wo
+
+    def parts(self, module: nn.Module) -> dict[str, nn.Module]:
+        names = {"latent": "q_norm", "q": "wq_b", "kv_a": "wkv_a", "kv": "wkv_b", "lambda": "lambda_proj"}
+        names |= {"gate": "wq_b_gate", "rotary": "swa_rotary_emb"}  # absent in some layers
+        return {name: part for name, at in names.items() if isinstance(part := getattr(module, at, None), nn.Module)}
+
+    def readings(self, passage: Passage) -> Iterator[LayerAttention]:
+        layer = self.read(passage)
+        yield layer
+        if layer.n_queries == layer.q.shape[1]:
+            raise UnsupportedModel(
+                f"the published {type(passage.module).__name__} takes tokens for heads when a prompt has exactly as many of them "
+                f"as there are query maps ({layer.n_queries}); give a prompt one token longer or shorter"
+            )
+
+    def read(self, passage: Passage) -> LayerAttention:
+        module, parts = passage.module, passage.parts
+        maps, groups = setting(module, "num_attention_heads", "num_heads"), setting(module, "num_key_value_heads")
+        heads = module.lambda_proj.out_features
+        width = module.wo.in_features // heads
+        if maps % groups or not 0 < maps - heads <= heads or heads % (maps - heads):
+            raise UnsupportedModel(f"{type(module).__name__} has {maps} maps for {heads} heads; this version is not supported")
+        q, k, v = self._projected(passage, maps, groups, width)
+        k, v = from_cache(passage, k, v)
+        if k.shape[-1] != q.shape[-1] or v.shape[-1] != width:
+            raise UnsupportedModel(
+                f"the cache of {type(module).__name__} does not hold the keys and values of its heads; use a DynamicCache, "
+                "or use_cache=False"
+            )
+        lam_fp32 = _sigmoid(parts["lambda"]).transpose(1, 2)  # (batch, head, query)
+        a1, a2 = group_maps(heads, maps - heads, q.device)
+        key_of_map = torch.arange(maps, device=q.device) // (maps // groups)
+        return LayerAttention(
+            layer=passage.number,
+            family=self.name,
+            q=q,
+            k=k,
+            v=v,
+            scale=float(setting(module, "scaling", "softmax_scale", "scale")),
+            mask=given_mask(passage, k.shape[2], _window(module)),
+            pairing=Pairing(a1, a2, key_of_map, key_of_map[a1]),
+            lam=lam_fp32.to(q.dtype),
+            gain=ones(q),
+            lam_fp32=lam_fp32,
+            lam_init=None,
+            norm=None,
+            post_scale=1.0,
+            lengths=passage.lengths,
+            score_dtype=rounded_scores(module, q.dtype),
+            gate=heads_of(parts["gate"].sigmoid(), width) if "gate" in parts else None,
+        )
+
+    @staticmethod
+    def _projected(passage: Passage, maps: int, groups: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries (batch, map, token, d), and keys and values of this passage's tokens, (batch, group, token, d or width)."""
+        module, parts = passage.module, passage.parts
+        dtype = parts["kv"].dtype
+        if "q" in parts:
+            q = parts["q"]
+        else:  # the published code multiplies with the weight in float32 and so passes the module by
+            q = nn.functional.linear(parts["latent"], module.wq_b.weight.to(parts["latent"].dtype))
+        q = heads_of(q.to(dtype), q.shape[-1] // maps)
+        still = parts["kv"].shape[-1] // groups - width  # of the width of queries and keys, what is not turned
+        k, v = heads_of(parts["kv"], still + width).split([still, width], dim=-1)
+        shared = parts["kv_a"][:, None, :, module.wkv_b.in_features :]  # (batch, 1, token, turned)
+        angles = angles_of(passage)
+        q = torch.cat([q[..., :still], _turned(q[..., still:], angles)], dim=-1)
+        k = torch.cat([k, _turned(shared, angles).expand(-1, groups, -1, -1)], dim=-1)
+        return q, k, v
+
+
+def _turned(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+    """x (batch, head, token, d) after RoPE, which is computed in float32 or wider."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return rotate_half(x.to(wide), *(angle.to(wide) for angle in angles)).to(x.dtype)
+
+
+def _sigmoid(logits: Tensor) -> Tensor:
+    return logits.to(torch.promote_types(logits.dtype, torch.float32)).sigmoid()
+
+
+def _window(module: nn.Module) -> int | None:
+    """Keys that a query sees at most, itself included: one more than the configuration says. None where it sees all before it."""
+    config = getattr(module, "config", None)
+    width = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    if width is None:
+        return None
+    every = getattr(config, "sliding_window_pattern", "interleave") == "all"
+    return width + 1 if every or module.layer_idx % setting(module, "sliding_window_period") else None

@@ -1,0 +1,104 @@
+"""YOCO models with differential attention: V3, where either map has a gate of its own, and V2."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from diffscope.attention.layer import LayerAttention
+from diffscope.errors import UnsupportedModel
+from diffscope.families.base import SIGMOID, STRIPES, Convention, Family, Passage, ones
+from diffscope.families.projections import angles_of, from_cache, given_mask, heads_of, rotate_half
+from diffscope.families.unilm import sigmoid_of, striped
+
+PARTS = ("q_proj", "o_proj", "lambda_proj", "head_dim")
+GATES = "σ(W₂·x), and A1 has a factor σ(W₁·x), per token and head"
+
+
+def _gates_both(module: nn.Module) -> bool:
+    """Whether there is a gate a query map (V3) instead of one a head (V2)."""
+    return len(module.lambda_proj.weight) == len(module.q_proj.weight) // module.head_dim
+
+
+class Yoco(Family):
+    """σ(g₁)·A1 − σ(g₂)·A2: D = gain·A1 − λ·A2 with both per token and head.
+
+    Its self-attention has a window and RoPE; its cross-attention has neither and looks at keys and values that all cross layers
+    share, which its forward is given as `yoco_key` and `yoco_value`.
+    """
+
+    name = "yoco"
+    description = (
+        "YOCO with DIFF V3 or V2: head h pairs maps 2h and 2h + 1 on shared K and V, gates per token for both maps or A2"
+    )
+    convention = Convention(STRIPES, GATES, schedule=None, norm=None, post_scale=False, rope="half", keys="shared by both maps")
+    interface = False
+    tried_on = "documented layout"
+
+    def modules(self, model: nn.Module) -> list[nn.Module]:
+        found = [module for module in model.modules() if all(getattr(module, part, None) is not None for part in PARTS)]
+        return [module for module in found if hasattr(module, "diff_v3") or _gates_both(module)]
+
+    def output_projection(self, module: nn.Module) -> nn.Module:
+        return module.o_proj
+
+    def parts(self, module: nn.Module) -> dict[str, nn.Module]:
+        names = ("q_proj", "k_proj", "v_proj", "q_norm", "k_norm", "lambda_proj")
+        return {name: part for name in names if isinstance(part := getattr(module, name, None), nn.Module)}
+
+    def convention_of(self, module: nn.Module) -> Convention | None:
+        rope = "half" if hasattr(module, "k_proj") else "none"
+        lam = GATES if _gates_both(module) else SIGMOID
+        return Convention(STRIPES, lam, schedule=None, norm=None, post_scale=False, rope=rope, keys="shared by both maps")
+
+    def read(self, passage: Passage) -> LayerAttention:
+        module = passage.module
+        if getattr(module, "universal_loop", 1) != 1:
+            raise UnsupportedModel("this model runs its layers several times (universal_loop), where diffscope reads each once")
+        q, k, v, window = self._attended(passage)
+        gates, exact = sigmoid_of(module.lambda_proj, passage.hidden, passage.parts["lambda_proj"])  # (batch, gate, token)
+        gain = ones(q)
+        if _gates_both(module):
+            gain, gates, exact = gates[:, 0::2], gates[:, 1::2], exact[:, 1::2]
+        return LayerAttention(
+            layer=passage.number,
+            family=self.name,
+            q=q,
+            k=k,
+            v=v,
+            scale=module.head_dim**-0.5,
+            mask=given_mask(passage, k.shape[2], window),
+            pairing=striped(q.shape[1], k.shape[1], True, q.device),
+            lam=gates,
+            gain=gain,
+            lam_fp32=exact,
+            lam_init=None,
+            norm=None,
+            post_scale=1.0,
+            lengths=passage.lengths,
+        )
+
+    def _attended(self, passage: Passage) -> tuple[Tensor, Tensor, Tensor, int | None]:
+        """Queries, keys and values, each (batch, head, token, d), and the window."""
+        module, d = passage.module, passage.module.head_dim
+        if hasattr(module, "k_proj"):
+            v = heads_of(passage.parts["v_proj"], d)
+            k, v = from_cache(passage, self._turned(passage, self._normed(passage, "k")), v)
+            return self._turned(passage, self._normed(passage, "q")), k, v, getattr(module, "sliding_window", None)
+        given = [passage.arguments.get(name) for name in ("yoco_key", "yoco_value")]
+        if any(x is None or x.dim() != 3 for x in given):
+            raise UnsupportedModel(
+                f"{type(module).__name__} has no keys of its own and was not given yoco_key and yoco_value, each (batch, token, "
+                "head·d); this version of the implementation is not supported"
+            )
+        return self._normed(passage, "q"), *(heads_of(x, d) for x in given), None
+
+    def _normed(self, passage: Passage, name: str) -> Tensor:
+        """Queries or keys after their norm, where they have one: (batch, head, token, d)."""
+        x = passage.parts.get(f"{name}_norm", passage.parts[f"{name}_proj"])  # (batch, token, head, d) or (batch, token, head·d)
+        return heads_of(x.flatten(2), passage.module.head_dim)
+
+    def _turned(self, passage: Passage, x: Tensor) -> Tensor:
+        """After RoPE, which is computed as precisely as its angles are given, one or both halves of them."""
+        twice = [a if a.shape[-1] == x.shape[-1] else torch.cat([a, a], dim=-1) for a in angles_of(passage)]
+        return rotate_half(x, *twice).to(x.dtype)

@@ -1,0 +1,1 @@
+"""What tests read off models."""

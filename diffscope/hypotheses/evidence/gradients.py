@@ -1,0 +1,107 @@
+"""What a loss makes of the attention of the query that answers: the gradient on its row of every head's map."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from diffscope.attention.layer import LayerAttention
+from diffscope.errors import PromptError, UnsupportedModel
+from diffscope.families import Passage
+from diffscope.families.hooks import passages
+from diffscope.proof.prove import prove
+from diffscope.scope import Scope
+
+
+@dataclass(frozen=True)
+class LastRow:
+    """The last query's row of every head of a layer, with the gradient of the loss.
+
+    Attributes
+    ----------
+    layer : int
+    a1, d : Tensor (prompt, head, key)
+    a2 : Tensor (prompt, head, key), or None
+    gradient : Tensor (prompt, head, key)
+        ∂L/∂D, in nats; all other queries as they are. On A1 it is g times that, on A2 −λ times.
+    lam, gain : Tensor (prompt, head)
+    """
+
+    layer: int
+    a1: Tensor
+    a2: Tensor | None
+    d: Tensor
+    gradient: Tensor
+    lam: Tensor
+    gain: Tensor
+
+
+def last_rows(scope: Scope, prompts: Sequence[Sequence[int]], targets: Sequence[int], sharpen=None) -> list[LastRow]:
+    """Run prompts of one length and take the gradient of the loss of the token that comes next.
+
+    Parameters
+    ----------
+    scope : Scope
+    prompts : sequence of token ids
+        All of one length.
+    targets : sequence of int
+        The token that each is to be continued with; L is its cross-entropy in nats.
+    sharpen : callable, optional
+        (position among the layers, LayerAttention) → LayerAttention: the maps of that layer are taken in place of the model's,
+        with the gradient that the model's own output got.
+
+    Returns
+    -------
+    list of LastRow
+        One a layer.
+
+    Raises
+    ------
+    PromptError
+        Prompts of several lengths.
+    UnsupportedModel
+        Its weights take no gradient.
+    """
+    lengths = tuple(map(len, prompts))
+    if len(set(lengths)) != 1:
+        raise PromptError("gradients are taken of prompts of one length")
+    layers: list[LayerAttention] = []
+    outputs: list[Tensor] = []
+
+    def take(passage: Passage) -> Tensor:
+        with torch.no_grad():
+            layers.append(prove(scope.family, passage)[0])
+        outputs.append(passage.observed)
+        return passage.observed  # so that the model goes on with the very tensor that the gradient is asked of
+
+    device = scope.runner.device
+    ids, last = torch.tensor(list(map(list, prompts)), device=device), lengths[0] - 1
+    with scope.running(lengths), torch.enable_grad(), passages(scope.model, scope.family, lengths, change=take):
+        logits = scope.runner.logits(ids, torch.ones_like(ids), columns=[last])[:, 0].float()
+        if not logits.requires_grad:
+            raise UnsupportedModel(f"{scope.name} takes no gradient: all of its weights are frozen")
+        loss = torch.nn.functional.cross_entropy(logits, torch.tensor(list(targets), device=device), reduction="sum")
+        received = torch.autograd.grad(loss, outputs)
+    with torch.no_grad():
+        layers = [sharpen(at, layer) if sharpen else layer for at, layer in enumerate(layers)]
+        return [_last_row(layer, of_output[:, last]) for layer, of_output in zip(layers, received)]
+
+
+def _last_row(layer: LayerAttention, received: Tensor) -> LastRow:
+    """`received` is ∂L on what enters the output projection at the last query, (prompt, width) or (prompt, head, width)."""
+    found = []
+    for index, n in enumerate(layer.lengths):
+        one, at = layer.prompt(index), [n - 1]
+        rows, values = one.rows(at), one.v[0][one.pairing.value_of_head].to(one.dtype)  # (head, key, width)
+        with torch.enable_grad():
+            d = rows.d.clone().requires_grad_()  # (head, 1, key)
+            out = one.finish(d @ values, at).transpose(0, 1).reshape(-1)
+            (gradient,) = torch.autograd.grad((out * received[index].reshape(-1).to(out.dtype)).sum(), d)
+        found.append((rows.a1[:, 0], rows.d[:, 0], gradient[:, 0], rows.lam[:, 0], rows.gain[:, 0]))
+        if rows.a2 is not None:
+            found[-1] += (rows.a2[:, 0],)
+    a1, d, gradient, lam, gain, *a2 = (torch.stack(part) for part in zip(*found))
+    return LastRow(layer.layer, a1, a2[0] if a2 else None, d, gradient, lam, gain)

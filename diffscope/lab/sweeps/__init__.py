@@ -1,0 +1,1 @@
+"""Measuring many prompts of many models."""

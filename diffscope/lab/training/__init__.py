@@ -1,0 +1,1 @@
+"""Training matched models, one or a whole cohort."""

@@ -1,0 +1,340 @@
+"""How a model is run: a Hugging Face language model, any other module that takes token ids, or one that takes images."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from diffscope.attention.layer import LayerAttention
+from diffscope.attention.memory import free_memory
+from diffscope.errors import DiffscopeError, OutOfMemoryAhead, PromptError, UnsupportedModel
+from diffscope.families import Family, Passage
+from diffscope.families.hooks import implementation_of, own_implementation
+from diffscope.prompts import Encoded, encode, with_spans
+from diffscope.stats.formulas.outliers import LABELS, outliers
+
+
+class TokenModel:
+    """Any module whose forward takes token ids (batch, token) first and gives logits (batch, token, vocabulary)."""
+
+    def __init__(self, model: nn.Module, name: str):
+        self.model, self.name = model, name
+        self.parameters = inspect.signature(model.forward).parameters
+
+    positions: int | None = None
+    predicts = True  # whether `logits` are of something that has names
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.model.parameters()).dtype
+
+    @property
+    def vocabulary(self) -> int | None:
+        """How many tokens there are, by the first embedding; None where there is no embedding."""
+        return next((part.num_embeddings for part in self.model.modules() if isinstance(part, nn.Embedding)), None)
+
+    def implementation(self, family: Family) -> str:
+        return "its own"
+
+    def split(self, prompt) -> tuple[list, bool]:
+        """The prompts in what was given, and whether it is a batch."""
+        first = prompt[0] if isinstance(prompt, (list, tuple)) and len(prompt) > 0 else None
+        batch = isinstance(first, (str, list, tuple)) or getattr(first, "ndim", 0) > 0
+        return (list(prompt) if batch else [prompt]), batch
+
+    def encode(self, tokenizer, prompt, spans) -> Encoded:
+        """A prompt as tokens, checked against what the model can take."""
+        encoded = encode(tokenizer, prompt, spans)
+        n, most, size = len(encoded.ids), self.positions, self.vocabulary
+        if most is not None and n > most:
+            raise PromptError(f"the prompt has {n} tokens, but {self.name} has positions for {most}; shorten it")
+        if size is not None and not 0 <= min(encoded.ids) <= max(encoded.ids) < size:
+            raise PromptError(f"the prompt has token ids outside the model's vocabulary of {size}; use the model's own tokenizer")
+        return encoded
+
+    def check_tokens(self, passage: Passage) -> None:
+        """Refuse a model whose attention sees other tokens than those of the prompt."""
+
+    def check_batch(self, layer: LayerAttention) -> None:
+        """Refuse padding that the model would attend to."""
+        if layer.mask.kind == "full" and len(set(layer.lengths)) > 1 and "attention_mask" not in self.parameters:
+            raise PromptError(
+                "this model sees all keys and takes no mask, so it would attend to padding; give prompts of one length"
+            )
+
+    def inputs(self, prompts: Sequence[Encoded], given: Sequence) -> dict:
+        """What `logits` takes: ids (batch, token) padded on the right, and which of them are tokens."""
+        lengths = torch.tensor([len(prompt.ids) for prompt in prompts])
+        ids = torch.full((len(prompts), int(lengths.max())), self.padding, dtype=torch.int64)
+        for row, prompt in enumerate(prompts):
+            ids[row, : len(prompt.ids)] = torch.tensor(prompt.ids)
+        mask = torch.arange(ids.shape[1]) < lengths[:, None]
+        return {"ids": ids.to(self.device), "mask": mask.long().to(self.device)}
+
+    @property
+    def padding(self) -> int:
+        """What stands in padding, where it is never looked at."""
+        pad = getattr(getattr(self.model, "config", None), "pad_token_id", None)
+        return pad if isinstance(pad, int) and pad >= 0 else 0
+
+    def logits(self, ids: Tensor, mask: Tensor, columns: Sequence[int] | None = None) -> Tensor:
+        """Logits (batch, token, vocabulary), at some columns only if they are given."""
+        masked = {"attention_mask": mask} if "attention_mask" in self.parameters else {}
+        out = self.model(ids, **masked)
+        out = out if isinstance(out, Tensor) else getattr(out, "logits", None)
+        if out is None or out.dim() != 3 or out.shape[:2] != ids.shape:
+            raise UnsupportedModel(f"{type(self.model).__name__} does not give logits (batch, token, vocabulary) for token ids")
+        return out if columns is None else out[:, list(columns)]
+
+    def generate(self, ids: Tensor, count: int, cache: bool) -> Tensor:
+        """The greedy continuation of one prompt, (1, token + count)."""
+        for _ in range(count):
+            following = self.logits(ids, torch.ones_like(ids))[:, -1].argmax(-1, keepdim=True)
+            ids = torch.cat([ids, following], dim=1)
+        return ids
+
+
+class LanguageModel(TokenModel):
+    """A Hugging Face language model with its head."""
+
+    def __init__(self, model: PreTrainedModel, name: str):
+        super().__init__(model, name)
+        implementation_of(model)
+        if model.get_output_embeddings() is None:
+            raise UnsupportedModel(f"{type(model).__name__} has no language-model head; open the model with its head")
+
+    @property
+    def positions(self) -> int | None:
+        return getattr(self.model.config, "max_position_embeddings", None)
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.get_input_embeddings().weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.model.dtype
+
+    @property
+    def vocabulary(self) -> int:
+        return self.model.get_input_embeddings().num_embeddings
+
+    def implementation(self, family: Family) -> str:
+        return own_implementation(self.model.config._attn_implementation) if family.interface else "its own"
+
+    def logits(self, ids: Tensor, mask: Tensor, columns: Sequence[int] | None = None) -> Tensor:
+        narrow = columns is not None and "logits_to_keep" in self.parameters
+        kept = {"logits_to_keep": torch.tensor(list(columns))} if narrow else {}  # on the CPU: it indexes on any device
+        out = self.model(ids, attention_mask=mask, use_cache=False, **kept).logits
+        return out if columns is None or narrow else out[:, list(columns)]
+
+    def generate(self, ids: Tensor, count: int, cache: bool) -> Tensor:
+        return self.model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=count,
+            do_sample=False,
+            use_cache=cache,
+            pad_token_id=self.padding,
+        )
+
+
+class ImageModel(TokenModel):
+    """A vision transformer of timm: a prompt is an image (channel, height, width), its tokens are patches."""
+
+    vocabulary = None
+    positions = None
+
+    def __init__(self, model: nn.Module, name: str):
+        super().__init__(model, name)
+        self.patches = _patches_of(model)
+
+    @property
+    def channels(self) -> int | None:
+        convolutions = (part.in_channels for part in self.patches.modules() if isinstance(part, nn.Conv2d))
+        return next(convolutions, getattr(self.patches, "in_chans", None))
+
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """Height and width of an image; None where the model takes any."""
+        size = getattr(self.patches, "img_size", None)
+        return None if size is None or getattr(self.model, "dynamic_img_size", False) else tuple(size)
+
+    @property
+    def predicts(self) -> bool:
+        """Without a head, or without pooling, a model gives features."""
+        return bool(getattr(self.model, "num_classes", 1)) and getattr(self.model, "global_pool", "avg") != ""
+
+    def split(self, prompt) -> tuple[list, bool]:
+        images = isinstance(prompt, (list, tuple)) and len(prompt) > 0 and getattr(prompt[0], "ndim", 0) == 3
+        batch = images or getattr(prompt, "ndim", 0) == 4 and len(prompt) > 0
+        return (list(prompt) if batch else [prompt]), batch
+
+    def image(self, given) -> Tensor:
+        """A prompt as a tensor (channel, height, width), checked against what the model can take."""
+        if isinstance(given, str):
+            raise PromptError(f"{self.name} looks at images, not at text; in Python: diffscope.load(...).capture(image)")
+        try:
+            image = torch.as_tensor(given)
+        except (TypeError, ValueError, RuntimeError):
+            image = torch.empty(0)
+        if image.dim() != 3:
+            what = f"shape {tuple(image.shape)}" if image.numel() else type(given).__name__
+            raise PromptError(f"an image is a tensor (channel, height, width), or a list or batch of them, not {what}")
+        if not image.is_floating_point():
+            raise PromptError("the image holds whole numbers; give it as floats, normalised as the model was trained")
+        if self.channels not in (None, len(image)):
+            raise PromptError(f"the image has {len(image)} channels, but {self.name} takes {self.channels}")
+        return image
+
+    def encode(self, tokenizer, prompt, spans) -> Encoded:
+        names = self.tokens(*self.image(prompt).shape[1:])
+        return with_spans(Encoded(None, tuple(range(len(names))), names, ((0, 0),) * len(names), {}), spans)
+
+    def tokens(self, height: int, width: int) -> tuple[str, ...]:
+        """What each token stands for: first those of the model itself, then patches by row and column."""
+        if self.size not in (None, (height, width)):
+            raise PromptError(f"the image is {height} × {width}, but {self.name} takes {self.size[0]} × {self.size[1]}")
+        high, wide = self.patches.patch_size
+        if (height % high or width % wide) and not getattr(self.patches, "dynamic_img_pad", False):
+            raise PromptError(f"the image is {height} × {width}, which patches of {high} × {wide} do not fill")
+        rows, columns = -(-height // high), -(-width // wide)
+        return (*self.prefix, *(f"{row},{column}" for row in range(rows) for column in range(columns)))
+
+    @property
+    def prefix(self) -> list[str]:
+        """What the tokens before the patches are called."""
+        count, holders = getattr(self.model, "num_prefix_tokens", 0), (self.model, self.patches)
+        classes, registers = (any(getattr(x, name, None) is not None for x in holders) for name in ("cls_token", "reg_token"))
+        named = ["class"] if classes and count else []
+        kind = "register" if registers else "prefix"
+        return [*named, *(f"{kind} {i}" for i in range(count - len(named)))]
+
+    def check_tokens(self, passage: Passage) -> None:
+        found, expected = passage.hidden.shape[1], max(passage.lengths)
+        if found != expected:
+            raise UnsupportedModel(
+                f"{self.name} makes {found} tokens of an image where its patches and prefix tokens are {expected}, so it is "
+                "not known what they stand for"
+            )
+
+    def inputs(self, prompts: Sequence[Encoded], given: Sequence) -> dict:
+        images = [self.image(one) for one in given]
+        if len({tuple(image.shape) for image in images}) > 1:
+            raise PromptError("the images of a batch differ in size; capture them one by one")
+        return {"pixels": torch.stack(images).to(self.device, self.dtype)}
+
+    def logits(self, pixels: Tensor, columns=None) -> Tensor:
+        """Logits of the classes, (batch, 1, class)."""
+        out = self.model(pixels)
+        return out[:, None] if out.dim() == 2 else out
+
+    def noise(self, generator: torch.Generator) -> Tensor:
+        """A random image that the model takes, (channel, height, width)."""
+        size = self.size or [8 * patch for patch in self.patches.patch_size]
+        return torch.randn(self.channels or 3, *size, generator=generator)
+
+    def generate(self, ids, count, cache):
+        raise UnsupportedModel(f"{self.name} takes images and generates no text")
+
+
+def _patches_of(model: nn.Module) -> nn.Module | None:
+    """The part of a vision transformer that makes patches; None in other models."""
+    parts = (getattr(model, name, None) for name in ("patch_embed", "embeds"))
+    return next((part for part in parts if hasattr(part, "patch_size")), None)
+
+
+def runner_of(model: nn.Module, family: Family, name: str) -> TokenModel:
+    """How this model is run.
+
+    Raises
+    ------
+    UnsupportedModel
+        Its family needs the Hugging Face attention interface and it is no Hugging Face model.
+    """
+    if isinstance(model, PreTrainedModel):
+        return LanguageModel(model, name)
+    if family.interface:
+        implementation_of(model)  # says what is wrong
+    return TokenModel(model, name) if _patches_of(model) is None else ImageModel(model, name)
+
+
+@contextmanager
+def evaluating(model: nn.Module):
+    """Evaluation mode while it is open; afterwards every part is in the mode it was in."""
+    training = [part for part in model.modules() if part.training]
+    if training:
+        model.eval()
+    try:
+        yield
+    finally:
+        for part in training:
+            part.training = True
+
+
+def refuse_beyond_memory(layer: LayerAttention, n_layers: int) -> None:
+    """Raise before a capture would fill the memory, judged by its first layer."""
+    need = n_layers * sum(x.numel() * x.element_size() for x in (layer.q, layer.k, layer.v))
+    free = free_memory(layer.q.device)
+    if need > free:
+        raise OutOfMemoryAhead(
+            f"this capture needs {need / 2**30:.1f} GiB for {n_layers} layers and {free / 2**30:.1f} GiB are free; "
+            "use a shorter prompt, a smaller batch or bfloat16"
+        )
+
+
+def _layer_around(model: nn.Module, name: str) -> nn.Module:
+    """The layer that a module, by its name, belongs to: what holds it, or itself where it is one of a sequence of layers."""
+    above, _, own = name.rpartition(".")
+    holder = model.get_submodule(above)
+    if isinstance(holder, nn.Sequential) and own.isdigit():
+        return holder.get_submodule(own)
+    while above and isinstance(holder, (nn.Sequential, nn.ModuleList)):  # branches of a layer
+        above = above.rpartition(".")[0]
+        holder = model.get_submodule(above)
+    return holder
+
+
+@contextmanager
+def layer_outputs(model: nn.Module, modules: list[nn.Module], lengths: tuple[int, ...]):
+    """Outliers of every decoder layer's output, (layer, prompt, outlier), taken as the model runs.
+
+    The decoder layer is what holds the attention module; where its output is no tensor of tokens, or where that holds the
+    attention of all layers, the values are NaN.
+    """
+    names = {module: name for name, module in model.named_modules()}
+    tails = np.full((len(modules), len(lengths), len(LABELS)), np.nan)
+
+    def tail(position: int):
+        def hook(module, args, output):
+            hidden = output[0] if isinstance(output, tuple) else output  # (batch, token, hidden)
+            if isinstance(hidden, Tensor) and hidden.dim() == 3 and hidden.shape[1] >= max(lengths):
+                tails[position] = np.stack([outliers(hidden[i, :n].detach().float()).numpy() for i, n in enumerate(lengths)])
+
+        return hook
+
+    holders = [_layer_around(model, names[module]) for module in modules]
+    whole = {model} | {holder for holder in holders if len(modules) > 1 and {*modules} <= {*holder.modules()}}
+    handles = [holder.register_forward_hook(tail(i)) for i, holder in enumerate(holders) if holder not in whole]
+    try:
+        yield tails
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def as_losses(logits: Tensor, ids: Tensor) -> Tensor:
+    """Next-token cross-entropy in nats, (token − 1,), of one prompt's logits (token, vocabulary)."""
+    if len(ids) < 2:
+        raise DiffscopeError("a loss needs a text of at least two tokens")
+    return nn.functional.cross_entropy(logits[:-1].float(), ids[1:], reduction="none")

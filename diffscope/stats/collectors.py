@@ -1,0 +1,380 @@
+"""What is asked of one layer, and the collectors that take statistics from its maps as they stream past.
+
+A collector makes a piece of every block of rows, in whatever thread has the block, and is given the pieces one after another
+in the order of the blocks. The maps exist for one block at a time; what several statistics need of a block is computed once
+and shared through it.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from diffscope.attention.layer import LayerAttention, Rows
+from diffscope.attention.memory import FRESH, Workspace
+from diffscope.stats.formulas import branches, distribution, redundancy, sinks, spans
+from diffscope.stats.formulas.row_sums import Moments, of_maps
+
+MAPS = ("A1", "A2", "D")
+RANKED_MAPS = ("A1", "noise", "D")
+
+
+@dataclass(frozen=True)
+class Request:
+    """One layer of one prompt, the key sets by name, the queries to measure, and how many queries each of them stands for."""
+
+    layer: LayerAttention
+    spans: dict[str, Tensor]
+    queries: Tensor
+    weights: Tensor | None = None  # (query,), where the queries are a sample
+    _made: dict = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @cached_property
+    def sink_sets(self) -> list[Tensor]:
+        """S, the span of that name or else the first key; and the first four keys."""
+        device = self.queries.device
+        sink = self.spans.get("sink", torch.zeros(1, dtype=torch.int64, device=device))
+        return [sink, torch.arange(min(4, self.layer.n_keys), device=device)]
+
+    def once(self, make: Callable[["Request"], Any]) -> Any:
+        """What several statistics are made of, made for the first of them."""
+        if make not in self._made:
+            self._made[make] = make(self)
+        return self._made[make]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which heads and which of the requested queries a block holds."""
+
+    heads: range
+    at: slice | Tensor  # of Request.queries
+
+
+class lazy:
+    """A cached property without the lock that ``functools.cached_property`` has until Python 3.12: it is one for all instances,
+    and threads would take turns at their blocks."""
+
+    def __init__(self, make: Callable[[Any], Any]):
+        self._make, self.__doc__ = make, make.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        value = instance.__dict__[self._name] = self._make(instance)
+        return value
+
+
+class Block:
+    """A block of rows, and what several statistics take from it; keys that none of its rows sees are left out."""
+
+    def __init__(self, request: Request, place: Place, wanted: set[str] = frozenset(), workspace: Workspace = FRESH):
+        rows: Rows = request.layer.trimmed(request.queries[place.at], place.heads, workspace)
+        self.request, self.place, self.rows, self.n = request, place, rows, rows.n
+        self.keys = slice(rows.start, rows.start + rows.a1.shape[-1])
+        self.maps = {"A1": rows.a1, "A2": rows.a2, "D": rows.d}
+        self.differential = rows.a2 is not None
+        self._wanted, self._workspace = wanted, workspace
+
+    @lazy
+    def moments(self) -> Moments:
+        """Moments of A1, A2 and D, or of standard attention's one map, each (map, head, query, ...): all that were wanted."""
+        return of_maps(self.rows, self._wanted, self._workspace)
+
+    def moment(self, moment: str, name: str) -> Tensor:
+        """A moment of one map, (head, query, ...)."""
+        return self.moments[moment][0 if name == "A1" else 1 if name == "A2" else -1]
+
+    def net(self, name: str) -> Tensor:
+        """What the rows of a map sum to, (head, query)."""
+        if self.rows.changed and self.maps[name] is not None:
+            return self.maps[name].sum(-1)
+        return self.rows.gain - self.rows.lam if name == "D" else torch.ones_like(self.rows.lam)
+
+    def denominators(self, name: str) -> Tensor:
+        """What each normalisation divides a map's rows by, (head, query, normalisation)."""
+        return spans.denominators(self.moment("total", name), self.moment("positive", name), self.net(name))
+
+    @lazy
+    def visible(self) -> Tensor:
+        """(query, key)."""
+        layer = self.request.layer
+        return layer.mask.rows(self.rows.queries, layer.n_keys, layer.n_keys - layer.n_queries, self.keys)
+
+    def local(self, key_sets: Sequence[Tensor]) -> list[Tensor]:
+        """Key sets as far as the block has keys, in its columns."""
+        first, last = self.keys.start, self.keys.stop
+        return [keys[(keys >= first) & (keys < last)] - first for keys in key_sets]
+
+    @lazy
+    def spans(self) -> list[Tensor]:
+        """The requested key sets in the block's columns."""
+        return self.local(self.request.spans.values())
+
+    def seen(self, columns: Sequence[Tensor]) -> Tensor:
+        """How many keys of each set each row sees, (query, span)."""
+        return torch.stack([spans.take(self.visible, keys).sum(-1) for keys in columns], dim=-1)
+
+    @lazy
+    def on_spans(self) -> list["OnSpan"]:
+        """The rows restricted to each key set, in the order of the request."""
+        total = self.moment("total", "D")
+        return [
+            OnSpan(*(spans.take(a, keys) for a in self.maps.values()), self.rows.gain, total, self.seen([keys])[:, 0])
+            for keys in self.spans
+        ]
+
+
+@dataclass(frozen=True)
+class OnSpan:
+    """The rows of a block on one key set: maps (head, query, X), the rest (head, query) or (query,)."""
+
+    a1: Tensor
+    a2: Tensor
+    d: Tensor
+    gain: Tensor
+    total: Tensor  # sum |D| over the whole row
+    seen: Tensor
+
+
+class Collector(Protocol):
+    """Takes pieces of blocks of rows one after another, then gives the statistics of the layer.
+
+    `moments` are those that it makes use of, `all_heads` says whether it needs all heads in one block.
+    """
+
+    moments: set[str]
+    all_heads: bool
+
+    def piece(self, block: Block) -> Any: ...
+
+    def add(self, place: Place, piece: Any) -> None: ...
+
+    def result(self, name: str) -> Tensor: ...
+
+
+class Placed:
+    """Values by head and query, put where they belong; `query_dim` is theirs in a piece (head, ..., query, ...)."""
+
+    all_heads = False
+
+    def __init__(self, request: Request, query_dim: int, moments: set[str] = frozenset()):
+        self.moments, self.request, self._dim, self.values = set(moments), request, query_dim, None
+
+    def add(self, place: Place, piece: Tensor) -> None:
+        if self.values is None:
+            shape = list(piece.shape)
+            shape[0], shape[self._dim] = self.request.layer.n_heads, len(self.request.queries)
+            self.values = piece.new_empty(shape, device="cpu")
+        by_query = self.values.movedim(self._dim, 1)  # (head, query, ...), the same memory
+        at = place.at if isinstance(place.at, slice) else place.at.cpu()
+        by_query[place.heads.start : place.heads.stop, at] = piece.movedim(self._dim, 1).cpu()
+
+
+class RowStatistics:
+    """All row statistics of a request: moments by block, formulas at the end; each (head, map, query, ...)."""
+
+    all_heads = False
+
+    def __init__(self, request: Request, names: Sequence[str]):
+        self.moments = distribution.needed(names)
+        several = self.moments & {"top", "quantiles"}  # values a row; all others are put into their places together
+        self._groups = [sorted(self.moments - several), *([name] for name in sorted(several))]
+        self._request, self._placed, self._values = request, [Placed(request, 3) for _ in self._groups], {}
+
+    def piece(self, block: Block) -> list[Tensor]:  # of each group (head, map, moment, query, ...)
+        return [torch.stack([block.moments[name] for name in group], dim=2).transpose(0, 1) for group in self._groups]
+
+    def add(self, place: Place, piece: list[Tensor]) -> None:
+        for placed, values in zip(self._placed, piece):
+            placed.add(place, values)
+
+    def fill(self, moments: dict[str, Tensor]) -> None:
+        """Take all moments at once from elsewhere, each (head, map, query, ...)."""
+        self._values = moments
+
+    @property
+    def values(self) -> dict[str, Tensor]:
+        """All moments, each (head, map, query, ...)."""
+        if not self._values:
+            both = zip(self._groups, self._placed)
+            self._values = {name: placed.values[:, :, i] for group, placed in both for i, name in enumerate(group)}
+        return self._values
+
+    def result(self, name: str) -> Tensor:
+        formula, moments = distribution.FORMULAS[name]
+        values = formula({moment: self.values[moment] for moment in moments}, self.counts)  # (head, map, query, ...)
+        if self._request.layer.differential:
+            return values.contiguous()  # a view would hold all other moments
+        a1, d = values[:, :1], values[:, -1:]
+        return torch.cat([a1, torch.full_like(a1, math.nan), d], dim=1)
+
+    def bound(self, name: str, widths: dict[str, Tensor]) -> float | None:
+        """Half the widest of the brackets that a statistic's moment is the middle of; None where it has none."""
+        moment = {"gini": "gini", "quantiles": "quantiles", "top_k_mass": "top"}.get(name)
+        if moment not in widths:
+            return None
+        if name == "gini":
+            return float(widths[moment].nan_to_num().max()) / 2
+        unit = self.values["total"] / (self.counts if name == "quantiles" else 1)
+        return float((widths[moment] / unit.unsqueeze(-1)).nan_to_num(posinf=0).max()) / 2
+
+    @cached_property
+    def counts(self) -> Tensor:
+        """Visible keys of each query, (query,)."""
+        layer = self._request.layer
+        return layer.mask.counts(self._request.queries, layer.n_keys, layer.n_keys - layer.n_queries).cpu()
+
+
+class SpanMass(Placed):
+    """Mass on the requested key sets: (head, map, query, span, normalisation)."""
+
+    def __init__(self, request: Request, names: Sequence[str]):
+        super().__init__(request, 2, {"total", "positive"})
+
+    def columns(self, block: Block) -> list[Tensor]:
+        """The key sets in a block's columns."""
+        return block.spans
+
+    def piece(self, block: Block) -> Tensor:
+        columns = self.columns(block)
+        seen = block.seen(columns)
+
+        def mass(block: Block, name: str) -> Tensor:
+            return spans.span_mass(block.maps[name], columns, block.denominators(name), block.n, seen)
+
+        return torch.stack(list(over_maps(block, mass)), dim=1)
+
+    def result(self, name: str) -> Tensor:
+        return self.values
+
+
+class SinkMass(SpanMass):
+    """Mass on the sink sets: (head, map, query, sink set, normalisation)."""
+
+    def columns(self, block: Block) -> list[Tensor]:
+        return block.local(block.request.sink_sets)
+
+
+class PerSpan(Placed):
+    """Statistics of the two branches on each key set, (head, query, span); NaN in rows with one visible key."""
+
+    def __init__(self, request: Request, names: Sequence[str]):
+        super().__init__(request, 2, {"total"})
+        self._names = list(names)
+
+    def piece(self, block: Block) -> Tensor:  # (head, statistic, query, span)
+        if not block.differential:
+            lam = block.rows.lam
+            return lam.new_full((len(lam), len(self._names), lam.shape[1], len(block.request.spans)), math.nan)
+        values = [torch.stack([ON_SPAN[name](on) for on in block.on_spans], dim=-1) for name in self._names]
+        return torch.where((block.n > 1)[:, None], torch.stack(values, dim=1), math.nan)
+
+    def result(self, name: str) -> Tensor:
+        return self.values[:, self._names.index(name)]
+
+
+class SinkRate(SinkMass):
+    """The share of heads with a sink: (map, sink set, normalisation)."""
+
+    def result(self, name: str) -> Tensor:
+        weights = self.request.weights
+        return sinks.sink_rate(self.values.movedim(2, -1), None if weights is None else weights.cpu())
+
+
+class ColumnSink:
+    """The most attended key, its mass and its position: (head, map, normalisation)."""
+
+    all_heads = False
+
+    def __init__(self, request: Request, names: Sequence[str]):
+        self.moments, self._totals, self._request = {"total", "positive"}, None, request
+
+    def piece(self, block: Block) -> tuple[slice, Tensor, Tensor]:
+        weights = self._request.weights
+        weights = None if weights is None else weights[block.place.at]
+
+        def sums(block: Block, name: str) -> Tensor:
+            received, rows = sinks.column_sums(block.maps[name], block.denominators(name), block.n, weights)
+            return torch.cat([received, rows.unsqueeze(-1)], dim=-1)
+
+        both = torch.stack(list(over_maps(block, sums)), dim=1).cpu()  # (head, map, normalisation, key + 1)
+        return block.keys, both[..., :-1], both[..., -1]
+
+    def add(self, place: Place, piece: tuple[slice, Tensor, Tensor]) -> None:
+        keys, received, rows = piece
+        if self._totals is None:
+            layer = self._request.layer
+            self._totals = received.new_zeros(layer.n_heads, *received.shape[1:-1], layer.n_keys + 1)
+        of_heads = self._totals[place.heads.start : place.heads.stop]
+        of_heads[..., keys] += received
+        of_heads[..., -1] += rows
+
+    def result(self, name: str) -> Tensor:
+        mass, position = sinks.column_sink(self._totals[..., :-1], self._totals[..., -1])
+        return position if name == "column_sink_position" else mass
+
+
+class MapDistance:
+    """Mean pairwise cosine distance between the heads' maps: (map,)."""
+
+    all_heads = True
+
+    def __init__(self, request: Request, names: Sequence[str]):
+        self.moments, self._weights, self._gram = set(), request.weights, 0
+
+    def piece(self, block: Block) -> Tensor:
+        weights = None if self._weights is None else self._weights[block.place.at]
+        return torch.stack(list(over_maps(block, lambda b, name: redundancy.map_gram(b.maps[name], weights))))
+
+    def add(self, place: Place, piece: Tensor) -> None:
+        self._gram = self._gram + piece
+
+    def result(self, name: str) -> Tensor:
+        return redundancy.map_distance(self._gram)
+
+
+class HeadCKA(Placed):
+    """Linear CKA between the heads' outputs D·V: (head, other head)."""
+
+    def __init__(self, request: Request, names: Sequence[str]):
+        super().__init__(request, 1)
+
+    def piece(self, block: Block) -> Tensor:
+        layer = block.request.layer
+        of_heads = layer.pairing.value_of_head[list(block.place.heads)].tolist()
+        values = [layer.v[0, value, block.keys].to(layer.dtype) for value in of_heads]  # (key, width) of each head
+        return torch.stack([d @ v for d, v in zip(block.rows.d, values)])
+
+    def result(self, name: str) -> Tensor:
+        return redundancy.head_cka(self.values, self.request.weights)
+
+
+def over_maps(block: Block, function: Callable[[Block, str], Tensor]) -> Iterator[Tensor]:
+    """The values of a function for A1, A2 and D; standard attention has NaN for A2, and D is A1 unless its rows are changed."""
+    a1 = function(block, "A1")
+    yield a1
+    yield function(block, "A2") if block.differential else torch.full_like(a1, math.nan)
+    yield a1 if block.request.layer.d_is_a1 else function(block, "D")
+
+
+#: branch statistics of a block on one key set: (head, query)
+ON_SPAN: dict[str, Callable[[OnSpan], Tensor]] = {
+    "cosine": lambda on: branches.cosine(on.a1, on.a2, on.seen),
+    "lambda_star": lambda on: branches.lambda_star(on.a1, on.a2),
+    "residual_noise": lambda on: branches.residual_noise(on.a1, on.d, on.gain),
+    "residual_floor": lambda on: branches.residual_floor(on.a1, on.a2, on.seen),
+    "noise_gain": lambda on: branches.noise_gain(on.a1, on.d),
+    "signal_gain": lambda on: branches.signal_gain(on.a1, on.d),
+    "selectivity": lambda on: branches.selectivity(on.a1, on.d, on.total),
+    "rho": lambda on: branches.rho(on.a1, on.a2),
+    "kl_12": lambda on: branches.kl(on.a1, on.a2, on.seen),
+    "kl_21": lambda on: branches.kl(on.a2, on.a1, on.seen),
+    "js": lambda on: branches.js(on.a1, on.a2, on.seen),
+    "overlap": lambda on: branches.overlap(on.a1, on.a2, on.seen),
+}

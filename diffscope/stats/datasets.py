@@ -1,0 +1,113 @@
+"""What is measured with what has to be said of it: attributes, coordinates, and layers side by side in one Dataset."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import xarray as xr
+
+from diffscope.attention.layer import LayerAttention
+from diffscope.stats.collectors import Request
+from diffscope.stats.registry import LABELS, STATISTICS, Statistic
+
+AVERAGED = {
+    "sink_rate": "queries, then heads",
+    "column_sink": "queries",
+    "column_sink_position": "queries",
+    "map_distance": "pairs of heads",
+}
+
+
+class Measured(NamedTuple):
+    """Statistics of one layer: by name the values, and what a Dataset says about them; and its coordinates."""
+
+    values: dict[str, np.ndarray]
+    attrs: dict[str, dict]
+    coords: dict[str, np.ndarray]
+
+
+def dataset(measured: Sequence[Measured], layers: Sequence[int] | None = None) -> xr.Dataset:
+    """One Dataset of one layer, or of several along a dimension ``layer``.
+
+    Layers may differ in their number of heads: what a layer does not have is NaN there.
+    """
+    coords = {}
+    for one in measured:
+        coords |= {dim: values for dim, values in one.coords.items() if len(values) > len(coords.get(dim, ()))}
+    variables = {}
+    for name in measured[0].attrs:
+        attrs = agreed([one.attrs[name] for one in measured], [f"layer {layer}" for layer in layers or ()])
+        dims = STATISTICS[name].dims
+        values = [one.values[name] for one in measured]
+        if layers is None:
+            variables[name] = (dims, values[0], attrs)
+        else:
+            variables[name] = (("layer", *dims), _stacked(values), attrs)
+    coords = {dim: (dim, values) for dim, values in coords.items()}
+    return xr.Dataset(variables, coords if layers is None else {"layer": list(layers), **coords})
+
+
+def agreed(attrs: Sequence[dict], names: Sequence[str]) -> dict:
+    """What is said of several results as one: of numbers the largest, for they are bounds; of words with whom they concern,
+    unless that is all."""
+    out = {}
+    for key in dict.fromkeys(key for one in attrs for key in one):
+        concerned: dict = {}
+        for one, name in zip(attrs, names or [""] * len(attrs)):
+            if key in one:
+                concerned.setdefault(one[key], []).append(name)
+        if isinstance(next(iter(concerned)), float):
+            out[key] = max(concerned)
+        elif len(next(iter(concerned.values()))) == len(attrs):
+            out[key] = next(iter(concerned))
+        else:
+            out[key] = "; ".join(f"{', '.join(who)}: {said}" for said, who in concerned.items())
+    return out
+
+
+def _stacked(values: Sequence[np.ndarray]) -> np.ndarray:
+    """Arrays as one, each filled up with NaN to the size of the largest."""
+    shape = np.max([array.shape for array in values], axis=0)
+    if all(array.shape == tuple(shape) for array in values):
+        return np.stack(values)
+    out = np.full((len(values), *shape), np.nan, dtype=values[0].dtype)
+    for place, array in zip(out, values):
+        place[tuple(map(slice, array.shape))] = array
+    return out
+
+
+def attributes(statistic: Statistic, layer: LayerAttention) -> dict[str, str]:
+    """What is said of a statistic of any layer like this one."""
+    attrs = {"units": statistic.units, "long_name": statistic.description, "definition": statistic.definition}
+    if statistic.name in AVERAGED:
+        attrs["averaged_over"] = AVERAGED[statistic.name]
+    if not layer.differential and (why := _why(statistic, layer.d_is_a1)):
+        attrs["why"] = why
+    if "ranked_map" in statistic.dims and layer.differential:
+        scalar = layer.lam.shape[-1] == 1
+        attrs["lambda"] = "one value a head, cancels in the rank of noise" if scalar else "by token, does not cancel"
+    return attrs
+
+
+def _why(statistic: Statistic, d_is_a1: bool) -> str | None:
+    d = "D is A1" if d_is_a1 else "D is A1 as the layer changes it"
+    if "map" in statistic.dims:
+        return f"standard attention has no second map: A2 is NaN and {d}"
+    if "ranked_map" in statistic.dims:
+        return f"standard attention has no second map: noise is NaN and {d}"
+    if statistic.kind == "branch" or statistic.name in ("lambda", "cmrr"):
+        return "standard attention has no second map and no lambda"
+    return None
+
+
+def coordinates(request: Request, dims: set[str]) -> dict[str, np.ndarray]:
+    """Labels of those of the dimensions that have any."""
+    heads = range(request.layer.n_heads)
+    labels = {
+        **LABELS,
+        "head": heads,
+        "other_head": heads,
+        "query": request.queries.cpu().numpy(),
+        "span": list(request.spans),
+    }
+    return {dim: np.array(values) for dim, values in labels.items() if dim in dims}

@@ -1,0 +1,196 @@
+"""Effective ranks of whole maps, exact or estimated, with their controls."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from diffscope.attention.layer import LayerAttention
+from diffscope.stats import estimated_rank
+from diffscope.stats.collectors import MAPS, RANKED_MAPS, Request
+from diffscope.stats.formulas import rank
+from diffscope.stats.implicit_map import PERMUTED, ImplicitMaps
+
+AT_ONCE = 2**32  # bytes, of the maps whose ranks are estimated from the same sweeps
+
+UNKNOWN_TOLD = 3  # of the reasons why ranks are NaN
+
+
+def effective_rank(request: Request) -> Tensor:
+    """Effective ranks and their controls: (head, ranked_map, definition, control).
+
+    From all singular values up to ``rank.LARGEST`` tokens, else from :func:`estimated_ranks`.
+    """
+    return rank.controlled_ranks(request.once(_spectra)) if _exact(request.layer) else request.once(_estimates).ranks
+
+
+def rank_residual(request: Request) -> Tensor:
+    """What the best rank-r approximation leaves of A1, A2 (not of lambda·A2) and D: (head, map, rank); computed likewise."""
+    layer = request.layer
+    if not _exact(layer):
+        return request.once(_estimates).residuals
+    spectra = request.once(_spectra)[:, :, 0].clone()  # (head, ranked map, singular value)
+    if layer.differential:
+        for head in range(layer.n_heads):
+            spectra[head, 1] = rank.singular_values(layer.rows(heads=[head]).a2[0])
+    return rank.rank_residual(spectra)
+
+
+def effective_rank_error(request: Request) -> Tensor:
+    """Half-widths of :func:`effective_rank`, in its shape; zeros where it is exact."""
+    return 0 * effective_rank(request) if _exact(request.layer) else request.once(_estimates).ranks_error
+
+
+def rank_residual_error(request: Request) -> Tensor:
+    """Half-widths of :func:`rank_residual`, in its shape; zeros where it is exact."""
+    return 0 * rank_residual(request) if _exact(request.layer) else request.once(_estimates).residuals_error
+
+
+@dataclass(frozen=True)
+class EstimatedRanks:
+    """Ranks of the maps of a layer that are too large for an exact spectrum.
+
+    Attributes
+    ----------
+    ranks, ranks_error : Tensor (head, ranked_map, definition, control), float64
+        Values, and half-widths on the same scale; NaN where the half-width is above the asked share.
+    residuals, residuals_error : Tensor (head, map, rank), float64
+    why : tuple of str
+        One line for each value that is NaN for want of a close enough bound.
+    sweeps : int
+        How often the maps of a head were computed, at most.
+    """
+
+    ranks: Tensor
+    ranks_error: Tensor
+    residuals: Tensor
+    residuals_error: Tensor
+    why: tuple[str, ...]
+    sweeps: int
+
+
+def estimated_ranks(layer: LayerAttention, asked: float = estimated_rank.ASKED) -> EstimatedRanks:
+    """Effective ranks and rank residuals of a layer without a whole map in memory.
+
+    Parameters
+    ----------
+    layer : LayerAttention
+        Of one prompt.
+    asked : float
+        The largest half-width, as a share of the value; what cannot be had within it is NaN. That of a ratio to a control may
+        be twice as large.
+
+    Returns
+    -------
+    EstimatedRanks
+    """
+    names, every, size = _named_maps(layer), _estimated_maps(layer), _at_once(layer)
+    uniform = _of_uniform(layer, asked)
+    heads, why, sweeps = [], [], 0
+    for head in range(layer.n_heads):
+        maps, found = ImplicitMaps(layer, head), {}
+        for first in range(0, len(every), size):
+            found |= estimated_rank.estimate(maps, every[first : first + size], asked)
+        why += [f"head {head}, {name}: {what} {line}" for name, each in found.items() for what, line in each.why.items()]
+        sweeps = max(sweeps, *(each.sweeps for each in found.values()))
+        controlled = [_controlled(found, names[ranked], uniform) for ranked in RANKED_MAPS]
+        residuals = [_residuals(found, names[name]) for name in MAPS]
+        heads.append([torch.stack(values) for values in (*zip(*controlled, strict=True), *zip(*residuals, strict=True))])
+    return EstimatedRanks(*(torch.stack(values) for values in zip(*heads, strict=True)), tuple(why), sweeps)
+
+
+def bytes_of_estimates(layer: LayerAttention) -> int:
+    """The memory that the estimated ranks of one head need at most, in bytes; 0 where all singular values are computed."""
+    if _exact(layer):
+        return 0
+    return min(len(_estimated_maps(layer)), _at_once(layer)) * estimated_rank.bytes_of_one(layer)
+
+
+def _at_once(layer: LayerAttention) -> int:
+    """How many maps of a head go through the same sweeps."""
+    return max(1, AT_ONCE // estimated_rank.bytes_of_one(layer))
+
+
+def _estimated_maps(layer: LayerAttention) -> list[str]:
+    """The maps of a head, and the permuted ones beside them."""
+    names = _named_maps(layer)
+    ranked, every = ([name for name in map(names.get, asked) if name] for asked in (RANKED_MAPS, (*RANKED_MAPS, *MAPS)))
+    return list(dict.fromkeys([*every, *(PERMUTED + name for name in ranked)]))
+
+
+def _exact(layer: LayerAttention) -> bool:
+    return max(layer.n_queries, layer.n_keys) <= rank.LARGEST
+
+
+def said_of_ranks(request: Request) -> dict[str, str]:
+    """What the user of ranks has to know of them: nothing where they are exact, and the maps finite."""
+    if _exact(request.layer):
+        unknown = request.once(_spectra)[:, 0].isnan().any() | request.once(_spectra)[:, -1].isnan().any()  # A1 and D
+        return {"unknown": "the map is not finite"} if unknown else {}
+    found = request.once(_estimates)
+    said = (
+        f"matrix-free, in at most {found.sweeps} sweeps over the map; half-widths stand in the statistic of that name with _error"
+    )
+    unknown = {"unknown": "; ".join(found.why[:UNKNOWN_TOLD])} if found.why else {}
+    return {"estimated": f"{said}; NaN where one is above {estimated_rank.ASKED:.0%} of its value", **unknown}
+
+
+def _estimates(request: Request) -> EstimatedRanks:
+    return estimated_ranks(request.layer)
+
+
+def _spectra(request: Request) -> Tensor:
+    """Singular values of whole maps and their controls: (head, ranked map, 3, singular value), float64."""
+    layer = request.layer
+    visible = layer.visible()
+    uniform = rank.singular_values(rank.uniform_map(visible).to(layer.dtype))
+    return torch.stack([_spectra_of_head(layer, head, visible, uniform) for head in range(layer.n_heads)]).cpu()
+
+
+def _spectra_of_head(layer: LayerAttention, head: int, visible: Tensor, uniform: Tensor) -> Tensor:
+    def spectra(a: Tensor) -> Tensor:  # every map of a head is permuted in the same way
+        return rank.controlled_spectra(a, visible, torch.Generator().manual_seed(head), uniform)
+
+    rows = layer.rows(heads=[head])
+    a1 = spectra(rows.a1[0])
+    noise = torch.full_like(a1, math.nan) if rows.a2 is None else spectra(rows.lam[0, :, None] * rows.a2[0])
+    return torch.stack([a1, noise, a1 if layer.d_is_a1 else spectra(rows.d[0])])
+
+
+def _named_maps(layer: LayerAttention) -> dict[str, str | None]:
+    """Which map to take for each of ``MAPS`` and ``RANKED_MAPS``."""
+    if not layer.differential:
+        return {"A1": "A1", "A2": None, "noise": None, "D": "A1" if layer.d_is_a1 else "D"}
+    scalar = layer.lam.shape[-1] == 1 and bool((layer.lam != 0).all())  # then it cancels, and noise is A2
+    return {"A1": "A1", "A2": "A2", "noise": "A2" if scalar and not layer.changes else "noise", "D": "D"}
+
+
+def _of_uniform(layer: LayerAttention, asked: float) -> rank.Estimate:
+    if layer.mask.kind == "causal" and layer.n_queries == layer.n_keys:
+        return rank.exact(rank.causal_uniform_singular_values(layer.n_keys))
+    if layer.mask.kind == "full":  # all entries 1/key
+        sigma = torch.zeros(min(layer.n_queries, layer.n_keys), dtype=torch.float64)
+        sigma[0] = math.sqrt(layer.n_queries / layer.n_keys)
+        return rank.exact(sigma)
+    return estimated_rank.estimate(ImplicitMaps(layer, 0), ["uniform"], asked)["uniform"]
+
+
+def _controlled(found: dict, name: str | None, uniform: rank.Estimate) -> tuple[Tensor, Tensor]:
+    """Ranks of a map beside its controls, and their half-widths: (definition, control) each."""
+    if name is None:
+        nan = torch.full((len(rank.DEFINITIONS), len(rank.CONTROLS)), math.nan, dtype=torch.float64)
+        return nan, nan
+    three = (found[name], uniform, found[PERMUTED + name])
+    values = torch.stack([each.ranks for each in three], dim=-1)  # (definition, 3)
+    errors = torch.stack([each.ranks_error for each in three], dim=-1)
+    shares = errors / values
+    ratios = values[:, :1] / values[:, 1:]
+    return torch.cat([values, ratios], dim=-1), torch.cat([errors, ratios * (shares[:, :1] + shares[:, 1:])], dim=-1)
+
+
+def _residuals(found: dict, name: str | None) -> tuple[Tensor, Tensor]:
+    if name is None:
+        nan = torch.full((len(rank.RESIDUAL_RANKS),), math.nan, dtype=torch.float64)
+        return nan, nan
+    return found[name].residuals, found[name].residuals_error

@@ -1,0 +1,1 @@
+"""The statistics themselves: pure functions on rows, without models or files."""

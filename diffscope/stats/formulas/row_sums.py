@@ -1,0 +1,198 @@
+"""What every row statistic is made of: a few sums over a row, its moments.
+
+Whatever computes these gives the same statistics: blocks of rows in memory (here), fused kernels (``kernels.rows``), the
+log-sum-exp of stock kernels (``stats.identities``). The formulas stand in ``stats.distribution`` alone.
+
+A row x of a map has the moments below, all over the keys it can see.
+
+========= =============================================================================
+total     sum |x|
+net       sum x
+squares   sum x²
+logs      sum |x| ln |x|
+roots     sum sqrt |x|
+positive  sum max(x, 0)
+negative  sum max(-x, 0); by itself, half the difference of total and net would lose its digits
+negatives number of keys with x < 0
+small     number of keys with |x| < 0.1·total/n
+top       (..., k) sum of the k largest |x|
+peak      position of the largest |x|, the first of them
+gini      the Gini index itself: a histogram gives it without the order of the keys
+quantiles (..., quantile) order statistics of |x|: the ceil(q·n)-th smallest
+========= =============================================================================
+"""
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from diffscope.attention.layer import Rows
+from diffscope.attention.memory import FRESH, Workspace
+
+TOP_K = (1, 5, 10)
+NEAR_ZERO = 0.1
+QUANTILES = (0.1, 0.5, 0.9, 0.99)
+CASCADED = 2048  # terms that float32 adds up one after another without losing digits that matter
+
+Moments = Mapping[str, Tensor]  # by name, each (...), or (..., k), (..., quantile)
+
+
+def order(levels: tuple[float, ...], n: Tensor) -> Tensor:
+    """Which of n values in ascending order, counted from 1, each quantile is: ceil(level·n), but for rounding.
+
+    n (...) → int64 (..., level)
+    """
+    levels = torch.tensor(levels, dtype=torch.float64, device=n.device)
+    return (n.double().unsqueeze(-1) * levels - 1e-9).ceil().long().clamp_min(1)
+
+
+def of_rows(x: Tensor, n: Tensor, wanted: Iterable[str]) -> dict[str, Tensor]:
+    """Moments of rows in memory.
+
+    Parameters
+    ----------
+    x : Tensor (..., key)
+        float32 or float64; keys that a row cannot see are exact zeros.
+    n : Tensor (...) or broadcastable to it
+        Visible keys of each row.
+    wanted : iterable of str
+        Names of moments.
+
+    Returns
+    -------
+    dict of str to Tensor (...)
+        `total` besides what is wanted.
+    """
+    found = _Passes(x.abs()[None], x[None], torch.as_tensor(n, device=x.device), FRESH).moments(set(wanted))
+    return {name: values[0] for name, values in found.items()}
+
+
+def of_maps(rows: Rows, wanted: Iterable[str], workspace: Workspace = FRESH) -> dict[str, Tensor]:
+    """Moments of A1, A2 and D of a block, or of standard attention's one map; each (map, head, query, ...).
+
+    The maps go through every pass together, and only D through those that are about signs.
+    """
+    if rows.changed or rows.a2 is not None and rows.together is None:  # an edit may make any map signed
+        signed = torch.stack([rows.a1, rows.d] if rows.a2 is None else [rows.a1, rows.a2, rows.d])
+        size = signed.abs()
+    elif rows.a2 is None:
+        size, signed = rows.a1[None], rows.a1[None][:0]
+    else:
+        torch.abs(rows.d, out=rows.together[-1])
+        size, signed = rows.together, rows.d[None]
+    found = _Passes(size, signed, rows.n, workspace).moments(set(wanted))
+    if "peak" in found:
+        found["peak"] += rows.start
+    return found
+
+
+class _Passes:
+    """Passes over rows that share |x|, its sum and its sorted copy.
+
+    Parameters
+    ----------
+    size : Tensor (map, ..., key)
+        |x|
+    signed : Tensor (map, ..., key)
+        x itself of the last maps; all maps before are without negative values.
+    n : Tensor (...)
+    """
+
+    def __init__(self, size: Tensor, signed: Tensor, n: Tensor, workspace: Workspace):
+        self.size, self.signed, self.n, self.workspace = size, signed, n, workspace
+        self.total = size.sum(-1)
+
+    def _like(self, x: Tensor) -> Tensor:
+        return self.workspace.take("pass", tuple(x.shape), x.dtype, x.device)
+
+    def _with(self, of_signed: Tensor, of_others: Tensor) -> Tensor:
+        """Values of the signed maps behind those of the others."""
+        return torch.cat([of_others[: len(self.size) - len(self.signed)], of_signed])
+
+    def moments(self, wanted: set[str]) -> dict[str, Tensor]:
+        found = {"total": self.total} | {name: getattr(self, name)() for name in sorted(wanted & _SUMS)}
+        if wanted & _ORDERED:
+            found |= self._ordered(wanted & _ORDERED, in_order=bool(wanted & {"gini", "quantiles"}))
+        return found
+
+    def net(self) -> Tensor:
+        return self._with(self.signed.sum(-1), self.total)
+
+    def squares(self) -> Tensor:
+        return torch.mul(self.size, self.size, out=self._like(self.size)).sum(-1)  # the sum cascades, as a dot product does not
+
+    def logs(self) -> Tensor:
+        logs = torch.clamp_min(self.size, torch.finfo(self.size.dtype).tiny, out=self._like(self.size))  # 0 ln 0 = 0
+        return _into(logs, "log", logs).mul_(self.size).sum(-1)
+
+    def roots(self) -> Tensor:
+        return _into(self._like(self.size), "sqrt", self.size).sum(-1)
+
+    def positive(self) -> Tensor:
+        return self._with(torch.clamp_min(self.signed, 0, out=self._like(self.signed)).sum(-1), self.total)
+
+    def negative(self) -> Tensor:
+        below = torch.clamp_max(self.signed, 0, out=self._like(self.signed)).sum(-1).abs()
+        return self._with(below, torch.zeros_like(self.total))
+
+    def negatives(self) -> Tensor:
+        return self._with(torch.lt(self.signed, 0, out=self._like(self.signed)).sum(-1), torch.zeros_like(self.total))
+
+    def peak(self) -> Tensor:  # float32 counts to 2**24
+        if self.size.device.type == "cpu":  # torch's is ten times as slow
+            return torch.from_numpy(self.size.numpy().argmax(-1)).to(self.size.dtype)
+        return self.size.max(-1).indices.to(self.size.dtype)
+
+    def _ordered(self, wanted: set[str], in_order: bool) -> dict[str, Tensor]:
+        """What is read off the sorted rows; without a need to sort, from passes that do without."""
+        keys, found = self.size.shape[-1], {}
+        ascending = self._sorted() if in_order else None
+        if "gini" in wanted:
+            found["gini"] = self._gini(ascending)
+        if "quantiles" in wanted:
+            at = (keys - self.n).unsqueeze(-1) + order(QUANTILES, self.n) - 1  # (..., quantile)
+            found["quantiles"] = ascending.gather(-1, at.clamp(0, keys - 1).expand(*self.total.shape, -1))
+        if "small" in wanted:
+            limit = (NEAR_ZERO * self.total / self.n.to(self.total.dtype)).unsqueeze(-1)
+            below = (self.size < limit).sum(-1) if ascending is None else torch.searchsorted(ascending, limit).squeeze(-1)
+            found["small"] = (below - (keys - self.n)).to(self.total.dtype)
+        if "top" in wanted:
+            most = min(max(TOP_K), keys)
+            largest = self.size.topk(most, dim=-1).values if ascending is None else ascending[..., keys - most :].flip(-1)
+            found["top"] = largest.cumsum(-1)[..., [min(k, most) - 1 for k in TOP_K]]
+        return found
+
+    def _sorted(self) -> Tensor:
+        """|x| ascending; on a CPU by numpy, whose vectorised sort is ten times as fast as torch's, and by the bits of |x|, which
+        have the same order and are compared a tenth faster."""
+        if self.size.device.type != "cpu":
+            return self.size.sort(-1).values
+        ascending = self._like(self.size).copy_(self.size)  # the last pass, so nothing overwrites it
+        ascending.numpy().view(f"i{ascending.itemsize}").sort(-1)
+        return ascending
+
+    def _gini(self, ascending: Tensor) -> Tensor:
+        """sum_i (2i - n - 1)·x_(i) / (n·sum x). Keys that cannot be seen sort to the front, so ranks are counted back from the
+        last of all N: with i = n + 1 - j it is 1 - 1/n - 2·sum_j (j - 1)·x_(j) / (n·sum x), whose weights grow no larger than n
+        however many keys a row cannot see, so that products are good in float32. A product with a vector does not cascade, so
+        parts of long rows are added up in float64."""
+        keys, n = ascending.shape[-1], self.n.double()
+        back = torch.arange(keys - 1, -1, -1, dtype=ascending.dtype, device=ascending.device) / keys
+        parts = zip(ascending.reshape(-1, keys).split(CASCADED, -1), back.split(CASCADED))  # of a matrix they are not copied
+        summed = sum(torch.mv(x, weight).double() for x, weight in parts).view_as(self.total)
+        mean = summed * keys / self.total  # of the rank counted back, from 0
+        return (1 - (1 + 2 * mean) / n).to(ascending.dtype)
+
+
+_SUMS = {"net", "squares", "logs", "roots", "positive", "negative", "negatives", "peak"}
+_ORDERED = {"gini", "quantiles", "small", "top"}
+
+
+def _into(out: Tensor, function: str, x: Tensor) -> Tensor:
+    """An elementwise function; on a CPU numpy's, whose logarithm is three times as fast as torch's."""
+    if x.device.type != "cpu":
+        return getattr(torch, function)(x, out=out)
+    getattr(np, function)(x.numpy(), out=out.numpy())
+    return out

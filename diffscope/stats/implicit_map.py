@@ -1,0 +1,186 @@
+"""The maps of one head as linear operators: products with maps that are never held.
+
+A sweep computes the maps of a head once, block of rows by block of rows, and every product that is asked of it on the
+way. So a sweep takes a block of vectors for each map by name, and :meth:`ImplicitMaps.gram` takes both A·X and AᵀA·X
+from one: with Y = A_b·X of a block of rows b, AᵀA·X is the sum of A_bᵀ·Y.
+
+======================= ===============================================================
+A1, A2, D               as the layer has them
+noise                   lambda·A2, lambda by token where the layer has it so
+uniform                 the same weight on every key that a row can see
+permuted A1 (any of     the weights of each row permuted among the keys it can see; the
+the above)              same permutation for all maps of a head, and in every sweep
+======================= ===============================================================
+
+A permutation that is drawn anew for every sweep costs more than the maps, and one that is held has N² entries. So the
+row of n visible keys takes its j-th weight from the (a·j + b mod n)-th, with a prime above the number of keys, which no
+n divides, and a shift b, both drawn once a row. Ranks do not tell such permutations from uniformly random ones, because
+they are independent from row to row.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from diffscope.attention.layer import LayerAttention, Rows
+from diffscope.errors import DiffscopeError
+
+MAPS = ("A1", "A2", "noise", "D", "uniform")
+OF_SECOND_MAP = ("A2", "noise")
+PERMUTED = "permuted "
+
+
+class ImplicitMaps:
+    """The maps of one head of one prompt, by name.
+
+    Parameters
+    ----------
+    layer : LayerAttention
+        Of one prompt.
+    head : int
+    seed : int, optional
+        Of the permutations; by default the head's index.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        (query, key) of each map.
+    """
+
+    def __init__(self, layer: LayerAttention, head: int, seed: int | None = None):
+        if layer.q.is_cuda and tf32_allowed():
+            # the rounding of one product is 1e-3 of the largest singular value, where half of the others may be smaller
+            raise DiffscopeError(
+                "TF32 products would drown the small singular values: torch.set_float32_matmul_precision('highest'), "
+                "or torch.backends.cuda.matmul.fp32_precision = 'ieee'"
+            )
+        self.layer, self.head = layer, head
+        self.shape = (layer.n_queries, layer.n_keys)
+        queries = torch.arange(layer.n_queries, device=layer.q.device)
+        self._visible = layer.mask.counts(queries, layer.n_keys, layer.n_keys - layer.n_queries).clamp_min(1)  # (query,)
+        self._factor, self._shift = self._permutations(head if seed is None else seed)
+
+    def times(self, x: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A·X of several maps in one sweep.
+
+        Parameters
+        ----------
+        x : mapping of str to Tensor (key, r)
+            By name of the map.
+
+        Returns
+        -------
+        dict of str to Tensor (query, r)
+
+        Raises
+        ------
+        ValueError
+            For a name that is none of a map, or of the second map where there is none.
+        """
+        pieces = {name: [] for name in x}
+        for name, block, _, keys in self._sweep(x):
+            pieces[name].append(block @ x[name][keys])
+        return {name: torch.cat(rows) for name, rows in pieces.items()}
+
+    def transposed(self, y: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Aᵀ·Y of several maps in one sweep: y (query, r) by name → (key, r); raises as :meth:`times`."""
+        out = {name: self._zeros(each) for name, each in y.items()}
+        for name, block, queries, keys in self._sweep(y):
+            out[name][keys] += block.T @ y[name][queries]
+        return out
+
+    def gram(self, x: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
+        """A·X and AᵀA·X of several maps in one sweep: x (key, r) by name → (query, r) and (key, r); raises as :meth:`times`."""
+        images = {name: each.new_empty(self.shape[0], each.shape[1]) for name, each in x.items()}
+        out = {name: self._zeros(each) for name, each in x.items()}
+        for name, block, queries, keys in self._sweep(x):
+            images[name][queries] = block @ x[name][keys]
+            out[name][keys] += block.T @ images[name][queries]
+        return {name: (images[name], out[name]) for name in x}
+
+    def frobenius2(self, names: Iterable[str]) -> dict[str, float]:
+        """The sum of all squared entries of some maps, each square summed in float64; raises as :meth:`times`."""
+        names = list(names)
+        plain = {name.removeprefix(PERMUTED) for name in names}  # a permutation moves no energy
+        energy = dict.fromkeys(plain, 0.0)
+        for name, block, _, _ in self._sweep(plain):
+            energy[name] += float(block.double().square().sum())
+        return {name: energy[name.removeprefix(PERMUTED)] for name in names}
+
+    def _zeros(self, like: Tensor) -> Tensor:
+        return like.new_zeros(self.shape[1], like.shape[1])
+
+    def _sweep(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor, slice, slice]]:
+        """Every block of rows of the named maps, (query, key), with its queries and its keys."""
+        names = list(names)
+        self._check(names)
+        for rows in self.layer.blocks(heads=[self.head], trim=True):
+            queries = slice(int(rows.queries[0]), int(rows.queries[-1]) + 1)
+            keys = slice(rows.start, rows.start + rows.a1.shape[-1])
+            visible = source = None
+            if any(name == "uniform" or name.startswith(PERMUTED) for name in names):
+                visible = self.layer.visible(rows.queries)[:, keys]
+            if any(name.startswith(PERMUTED) for name in names):
+                source = self._source(visible, queries)
+            for name in names:
+                block = self._block(rows, name.removeprefix(PERMUTED), visible)
+                yield name, block.gather(-1, source) * visible if name.startswith(PERMUTED) else block, queries, keys
+
+    def _block(self, rows: Rows, name: str, visible: Tensor | None) -> Tensor:
+        """One of ``MAPS`` in a block of rows, (query, key)."""
+        if name == "uniform":
+            return visible / self._visible[rows.queries, None].to(rows.a1.dtype)
+        if name == "noise":
+            return rows.lam[0, :, None] * rows.a2[0]
+        return {"A1": rows.a1, "A2": rows.a2, "D": rows.d}[name][0]
+
+    def _check(self, names: list[str]) -> None:
+        for name in names:
+            plain = name.removeprefix(PERMUTED)
+            if plain not in MAPS:
+                raise ValueError(f"no map is called {name!r}; choose from {', '.join(MAPS)}, or 'permuted' before one of them")
+            if plain in OF_SECOND_MAP and not self.layer.differential:
+                raise ValueError(f"standard attention has no second map, so no {name!r}")
+
+    def _permutations(self, seed: int) -> tuple[Tensor, Tensor]:
+        """Factor and shift of each row's permutation, int64 (query,)."""
+        generator = torch.Generator().manual_seed(seed)  # on the CPU, so that one seed gives one permutation on every device
+        primes = _primes_above(self.shape[1])
+        n = self._visible.cpu()
+        factor = primes[torch.randint(len(primes), n.shape, generator=generator)] % n
+        shift = torch.randint(2**62, n.shape, generator=generator) % n
+        return factor.to(self._visible.device), shift.to(self._visible.device)
+
+    def _source(self, visible: Tensor, queries: slice) -> Tensor:
+        """From which key each visible key of some rows takes its weight, int64 (query, key); an invisible one from any."""
+        factor, shift, n = (x[queries, None] for x in (self._factor, self._shift, self._visible))
+        if self.layer.mask.kind == "given":
+            rank = visible.cumsum(-1).sub_(1).clamp_min_(0)  # of each key among those that the row sees
+            in_order = (~visible).byte().argsort(dim=-1, stable=True)  # visible keys first, ascending
+            return in_order.gather(-1, (rank * factor + shift) % n)
+        first = visible.byte().argmax(-1, keepdim=True)  # a row of the other masks sees keys without a gap
+        rank = torch.arange(visible.shape[1], device=visible.device) - first
+        return rank.mul_(factor).add_(shift).remainder_(n).add_(first)
+
+
+def tf32_allowed() -> bool:
+    """Whether float32 products on a GPU may be made in TF32.
+
+    torch has two settings for that, and reading the older one raises once the newer allows it and the older does not.
+    """
+    try:
+        return torch.get_float32_matmul_precision() != "highest"
+    except RuntimeError:
+        return torch.backends.cuda.matmul.fp32_precision != "ieee"
+
+
+def _primes_above(n: int) -> Tensor:
+    """The primes between n and 16·n, or a little more where n is small."""
+    is_prime = np.ones(16 * n + 1000, dtype=bool)
+    is_prime[:2] = False
+    for p in range(2, int(len(is_prime) ** 0.5) + 1):
+        if is_prime[p]:
+            is_prime[p * p :: p] = False
+    return torch.from_numpy(np.flatnonzero(is_prime[n + 1 :]) + n + 1)

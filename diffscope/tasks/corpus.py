@@ -1,0 +1,83 @@
+"""Real text, the same on every machine: the documentation strings of the standard library of Python 3.11.7.
+
+They lie beside this module as ``standard_library.json.gz``, so that a prompt drawn from a seed has the same words whatever
+Python draws it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import itertools
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from diffscope.errors import PromptError
+
+FILE = Path(__file__).with_name("standard_library.json.gz")
+MANY = 1000  # draws in vain after which one looks whether there is anything to be drawn
+
+
+@cache
+def standard_library_text(held_out: bool) -> tuple[str, ...]:
+    """Documentation strings of Python's standard library, in a fixed order.
+
+    Parameters
+    ----------
+    held_out : bool
+        Modules are split by a hash of their path; ``True`` gives the 8 % that training never sees.
+
+    Returns
+    -------
+    tuple of str
+        One string a docstring, white space collapsed, duplicates removed.
+    """
+    texts = json.loads(gzip.decompress(FILE.read_bytes()))
+    return tuple(texts["held_out" if held_out else "training"])
+
+
+def fingerprint(texts: tuple[str, ...]) -> str:
+    """SHA-256 of a body of text, for model cards: which text exactly was this trained on."""
+    digest = hashlib.sha256()
+    for text in texts:
+        digest.update(text.encode() + b"\0")
+    return digest.hexdigest()
+
+
+@dataclass
+class Filler:
+    """A stream of tokens of real text that can be cut wherever a word begins."""
+
+    ids: np.ndarray  # (token,)
+    cuts: np.ndarray  # (token,) bool: a new word begins here
+
+    @classmethod
+    def of(cls, texts, tokenizer: PreTrainedTokenizerBase) -> Filler:
+        encoded = tokenizer([" " + text for text in texts], add_special_tokens=False)["input_ids"]
+        ids = np.array([token for text in encoded for token in text], dtype=np.int64)
+        pieces = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+        # A lone space would join the white space before it.
+        begins = np.array([piece.startswith(("Ġ", "▁", " ")) and len(piece) > 1 for piece in pieces])
+        if not begins[ids].any():
+            raise PromptError(
+                "nowhere in this text a token begins a word, so it cannot be cut; use another model, or another text"
+            )
+        return cls(ids, begins[ids])
+
+    def take(self, length: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """`length` consecutive tokens that begin and end at a word border, and where in them a word begins."""
+        if length < 0:
+            raise PromptError(f"the needles alone are {-length} tokens too long for the prompt; use fewer, or a longer prompt")
+        if length > len(self.ids) // 2:
+            raise PromptError(f"{length} tokens of filler asked of a text of {len(self.ids)}; give a longer text")
+        for tries in itertools.count():
+            start = int(rng.integers(len(self.ids) - length))
+            if self.cuts[start] and self.cuts[start + length]:
+                return self.ids[start : start + length], self.cuts[start : start + length]
+            if tries == MANY and not (self.cuts[: len(self.cuts) - length] & self.cuts[length:]).any():
+                raise PromptError(f"nowhere in the text {length} tokens begin and end between words; give a longer text")

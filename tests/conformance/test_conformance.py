@@ -1,0 +1,199 @@
+"""The conformance report passes what is right and names what is wrong."""
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import MistralConfig, MistralForCausalLM
+from transformers.cache_utils import DynamicSlidingWindowLayer
+
+import diffscope
+from diffscope import DiffscopeError
+from diffscope.cli import main
+from diffscope.conformance.report import schedule_offset
+from diffscope.models import lambda_init_schedule
+from diffscope.runners import LanguageModel
+from tests import tiny
+from tests.layouts import planted
+
+RIGHT = {
+    "v1": lambda: tiny.own("v1", kv_heads=2),
+    "v2": lambda: tiny.own("v2", kv_heads=2),
+    "diffllama": lambda: tiny.diffllama(kv=4),
+    "llama": lambda: tiny.standard("llama"),
+    "mistral-window": lambda: tiny.standard("mistral"),
+    "a plain module": lambda: planted.tiny(),
+}
+
+
+def said(report, *verdicts):
+    return [f"{found.check}: {found.says}" for found in report.findings if found.verdict in verdicts]
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_what_is_right_passes(name):
+    report = diffscope.check(RIGHT[name]())
+    assert report.passed and not said(report, "fail", "warn")
+    passed = " ".join(said(report, "pass"))
+    assert "two prompts" in passed
+    assert ("cached decoding" in passed) == (name != "a plain module")
+    if report.layers[0]["λ"] is not None:
+        assert "changing A2 changes the logits" in passed and "every other pairing" in passed
+    if name == "mistral-window":
+        assert report.layers[0]["mask"] == "window of 7"
+
+
+@pytest.mark.parametrize("mistake", [name for name in planted.MISTAKES if name != "none"])
+def test_a_planted_mistake_is_found(mistake):
+    report = diffscope.check(planted.tiny(mistake))
+    assert not report.passed
+    assert re.search(planted.MISTAKES[mistake], " ".join(said(report, "fail"))), said(report, "fail")
+    others = [words for name, words in planted.MISTAKES.items() if name not in ("none", mistake)]
+    assert not any(re.search(words, line) for words in others for line in said(report, "fail", "warn"))
+
+
+def test_a_missing_norm_module_is_found():
+    model = planted.tiny("norm missing")
+    for layer in model.layers:
+        del layer.subln
+    assert said(diffscope.check(model), "fail") == ["norm: the norm of the heads' outputs is missing"]
+
+
+def test_two_mistakes_at_once_are_both_named():
+    model = planted.tiny("(1 − λ_init) missing")
+    for layer in model.layers:
+        layer.subln.forward = lambda x: x
+    cause = " ".join(said(diffscope.check(model), "fail"))
+    assert "norm" in cause and "factor (1 − λ_init)" in cause
+
+
+def test_a_second_map_without_effect_is_found():
+    model = tiny.own("v1")
+    with torch.no_grad():
+        model.model.layers[1].self_attn.o_proj.weight.zero_()
+    report = diffscope.check(model)
+    dead = next(found for found in report.findings if found.check == "second map" and found.verdict == "fail")
+    assert dead.layers == (1,) and "does not change the logits" in dead.says
+
+
+def test_a_second_map_with_lambda_0_is_left_undecided():
+    report = diffscope.check(tiny.own("v1", fixed_lambda=0.0))
+    assert report.passed and any(found.check == "second map" for found in report.findings if found.verdict == "undecided")
+
+
+def test_broken_cached_decoding_is_found():
+    """A model whose cached steps forget the newest key decodes wrongly, though one pass is right."""
+    model = tiny.own("v1")
+    attention = model.model.layers[0].self_attn
+    plain = attention.project
+
+    def forgetful(x, position_embeddings, past_key_values):
+        q, k, v = plain(x, position_embeddings, past_key_values)
+        return (q, k[:, :, :-1], v[:, :, :-1]) if x.shape[1] == 1 else (q, k, v)
+
+    attention.project = forgetful
+    assert any(line.startswith("cached decoding") for line in said(diffscope.check(model), "fail"))
+
+
+def test_attention_that_is_not_run_is_said():
+    model = planted.tiny()
+    model.layers.append(planted.DifferentialAttention(64, 2, 4, 2, "none"))  # zip leaves it out
+    report = diffscope.check(model)
+    assert [found.layers for found in report.findings if found.verdict == "undecided"] == [(2,)]
+
+
+def test_attention_that_is_run_twice_is_refused():
+    model = planted.tiny()
+    model.layers[1] = model.layers[0]
+    with pytest.raises(DiffscopeError, match="more than once"):
+        diffscope.check(model)
+
+
+def test_attention_whose_forward_is_called_past_its_hooks_is_refused(monkeypatch):
+    monkeypatch.setattr(planted.DifferentialAttention, "__call__", planted.DifferentialAttention.forward)
+    with pytest.raises(DiffscopeError, match="only its forward"):
+        diffscope.check(planted.tiny())
+    with pytest.raises(DiffscopeError, match="only its forward"):
+        diffscope.load(planted.tiny()).capture([5, 17, 3])
+
+
+def test_a_model_of_few_positions_is_checked_on_short_prompts():
+    report = diffscope.check(tiny.own("v1", max_position_embeddings=16))
+    assert report.passed and "a prompt of 16 tokens" in " ".join(said(report, "pass"))
+
+
+def test_long_prompts_are_checked_without_all_their_logits(monkeypatch):
+    """Of 4,096 tokens and 150,000 words they would take 2.5 GB."""
+    asked, plain = [], LanguageModel.logits
+
+    def logits(self, ids, mask, columns=None):
+        asked.append((ids.shape[1], columns))
+        return plain(self, ids, mask, columns)
+
+    monkeypatch.setattr(LanguageModel, "logits", logits)
+    diffscope.check(tiny.own("v1"), length=200)
+    lengths = [len(columns) for n, columns in asked if n == 200]
+    assert len(lengths) == 3 and max(lengths) < 50
+
+
+def test_cached_decoding_goes_beyond_the_window(monkeypatch):
+    """A cache that keeps one key too few is only wrong once the window is full."""
+    heads = dict(num_attention_heads=4, num_key_value_heads=2)
+    model = tiny.awake(MistralForCausalLM(MistralConfig(**tiny.SHAPE, **heads, sliding_window=110)))
+    assert diffscope.check(model).passed
+    made = DynamicSlidingWindowLayer.__init__
+
+    def short(self, *args, **kwargs):
+        made(self, *args, **kwargs)
+        self.sliding_window -= 1
+
+    monkeypatch.setattr(DynamicSlidingWindowLayer, "__init__", short)
+    assert any(line.startswith("cached decoding") for line in said(diffscope.check(model), "fail"))
+
+
+def test_facts_are_those_of_the_model():
+    model = tiny.own("v1", num_hidden_layers=3)
+    report = diffscope.check(model)
+    assert [layer["λ_init is that of layer"] for layer in report.layers] == [0, 1, 2]
+    for layer, attention in zip(report.layers, (part.self_attn for part in model.model.layers)):
+        assert layer["λ in float32"][0] == pytest.approx(attention.lam().item(), abs=1e-6)
+        assert layer["post-scale"] == pytest.approx(1 - lambda_init_schedule(layer["layer"]))
+    rounded = diffscope.check(tiny.own("v1").to(torch.bfloat16))
+    assert rounded.layers[0]["λ"] != rounded.layers[0]["λ in float32"]
+
+
+def test_a_schedule_is_told_from_its_neighbours():
+    assert [schedule_offset(4, lambda_init_schedule(4 + k)) for k in (-2, -1, 0, 1, 2)] == [-2, -1, 0, 1, 2]
+    assert schedule_offset(4, 0.8) is None
+
+
+def test_a_constant_lambda_init_is_said_and_no_mistake():
+    model = planted.tiny()
+    for layer in model.layers:
+        layer.lambda_init = 0.5
+    report = diffscope.check(model)
+    assert report.passed and any("not the paper's" in line for line in said(report, "warn"))
+
+
+def test_a_seed_beyond_what_torch_takes_is_one_line(capsys):
+    assert main(["check", "mini-diff", "--seed", str(10**24)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_the_command_tells_pass_from_fail(tmp_path, capsys, monkeypatch):
+    tiny.own("v1").save_pretrained(tmp_path / "right")
+    assert main(["check", str(tmp_path / "right"), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["passed"] and report["layers"][0]["λ formula"].startswith("exp(") and len(report["layers"]) == 2
+    assert main(["check", str(tmp_path / "right")]) == 0
+    assert "every other pairing of the maps is refused" in capsys.readouterr().out
+
+    from diffscope.families.bundled import Own
+
+    read = Own.read
+    wrong = lambda self, passage: replace(read(self, passage), scale=1.0)  # noqa: E731
+    monkeypatch.setattr(Own, "read", wrong)
+    assert main(["check", str(tmp_path / "right")]) == 1
+    assert "fail" in capsys.readouterr().out

@@ -1,0 +1,87 @@
+"""The documentation's own family opens a model, and can be forgotten again."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import diffscope
+from diffscope import DiffscopeError, FidelityError, families
+
+PAGE = Path(__file__).parents[2] / "docs" / "families.md"
+
+
+class MyAttention(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.q, self.k, self.v, self.out = (nn.Linear(width, width) for _ in range(4))
+        self.norm = nn.RMSNorm(width // heads, eps=1e-5)
+        self.lam = nn.Parameter(torch.tensor(0.4))
+
+    def forward(self, x):
+        q, k = (part(x).unflatten(-1, (2 * self.heads, -1)).transpose(1, 2) for part in (self.q, self.k))
+        v = self.v(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(torch.ones(x.shape[1], x.shape[1]).triu(1).bool(), -torch.inf)
+        a1, a2 = scores.softmax(-1).chunk(2, dim=1)
+        return self.out(self.norm((a1 - self.lam * a2) @ v).transpose(1, 2).flatten(2))
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.attention, self.head = nn.Embedding(100, 32), MyAttention(32, 4), nn.Linear(32, 100)
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        return self.head(x + self.attention(x))
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    model = Model()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 2:
+                parameter.mul_(4)
+    return model
+
+
+@pytest.fixture
+def page():
+    """The page's blocks of Python; afterwards its family is forgotten."""
+    before = list(families.FAMILIES)
+    yield re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
+    families.FAMILIES[:] = before
+
+
+def test_the_example_opens_its_model(model, page):
+    with pytest.raises(DiffscopeError, match="no attention that diffscope reads"):
+        diffscope.load(model)
+    names = {"model": model}
+    assert len(page[0].splitlines()) < 40
+    exec("\n".join(page), names)
+    assert names["capture"].fidelity.decided.all() and float(names["capture"].fidelity.error.max()) < 1e-5
+    assert diffscope.check(model).passed
+    with diffscope.load(model).edit(diffscope.edits.set_lambda(0.1)) as scope:
+        edited = scope.capture([5, 17, 3, 99, 17]).next
+    model.attention.lam.data.fill_(0.1)
+    assert dict(edited) == pytest.approx(dict(scope.capture([5, 17, 3, 99, 17]).next), rel=1e-4)
+    model.attention.norm.forward = lambda x: x
+    with pytest.raises(FidelityError, match="norm"):
+        scope.capture([5, 17, 3, 99, 17])
+
+
+def test_a_family_can_be_used_without_being_known(model, page):
+    names = {}
+    exec(page[0].partition("\n\n\nregister(")[0], names)
+    assert diffscope.load(model, family=names["MyFamily"]()).family.name == "mine"
+    assert all(family.name != "mine" for family in families.FAMILIES)
+
+
+def test_what_is_no_family_is_refused():
+    with pytest.raises(DiffscopeError, match="instance of a subclass"):
+        families.register(families.Family)

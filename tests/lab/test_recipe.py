@@ -1,0 +1,136 @@
+"""A recipe says what differs between arms and what they share, is matched in parameters, or is refused in words."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import diffscope
+from diffscope.errors import DiffscopeError
+from diffscope.lab.training.recipe import Recipe, Stage
+from diffscope.models import DiffForCausalLM
+from diffscope.tasks import Retrieval
+from tests.lab.small_recipes import PIECE
+
+
+def test_the_bundled_arms_match_in_parameters():
+    recipe = Recipe.load("mini")
+    counts = [DiffForCausalLM(recipe.config(arm, 1461)).num_parameters() for arm in recipe.arms]
+    assert max(counts) / min(counts) < 1.01
+
+
+def test_stages_rates_and_saved_steps():
+    recipe = Recipe.load("mini")
+    assert recipe.stage(0) == recipe.stages[0] and recipe.stage(recipe.steps - 1) == recipe.stages[-1]
+    assert recipe.stage(recipe.stages[0].steps) == recipe.stages[1]
+    assert recipe.rate(0) < recipe.rate(recipe.warmup) == recipe.learning_rate > recipe.rate(recipe.steps - 1)
+    steps = recipe.saved_steps()
+    assert steps[0] == 0 and steps[-1] == recipe.steps and len(steps) == recipe.checkpoints
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (None, "no recipe"),
+        (("[arms]", "[arms"), "not a complete recipe"),
+        (("vocab_size = 400\n", ""), "not a complete recipe"),
+        (("seeds = [0, 1]", "seeds = 3"), "'seeds' expected"),
+        (("seeds = [0, 1]", "seeds = [-1]"), "no list of numbers from 0 on"),
+        (("match = ", "precision = 'bf16'\nmatch = "), "'bf16' is neither float32 nor bfloat16"),
+        (('match = "diff"', 'match = "dif"'), "none of its arms: diff, standard"),
+        (("warmup = 2", "warmup = 0"), "have to be 1 or more"),
+        (("checkpoints = 3", "checkpoints = 2"), "3 or more"),
+        (("mentions = 5", "mentions = 3"), "leaves no number"),
+        (("[[4, 48], [2, 64]]", "[4, 48]"), "shapes"),
+        (('template = " {city} {number}."', 'template = " {city}:"'), "has to hold"),
+        (("diff = {", "diff = 3 #"), "dict .arms."),
+        (('{ attention = "v1"', '{ atention = "v1"'), "no field 'atention'"),
+        (('{ attention = "v1"', '{ attention_dropout = 0.1, attention = "v1"'), "no run could be repeated"),
+        (("lengths = [48]", "lengths = 48"), "'lengths' expected"),
+        (("learning_rate = 4e-3", "learning_rate = '4e-3'"), "'learning_rate'"),
+        (("steps = 12", "steps = 0"), "steps = 0"),
+        (("near = 0.3", "near = 3.0"), "no shares"),
+        (("learning_rate = 4e-3", "learning_rate = nan"), "above 0"),
+        (("pad_token_id = 1", "pad_token_id = 900"), "arm 'diff'"),
+        (("hidden_size = 32", "hidden_act = 'nope', hidden_size = 32"), "arm 'diff'"),
+        (("prompts = 10", "prompts = 0"), "prompts = 0"),
+        (("[2, 3]", "[3, 2]"), "fewest and the most"),
+        (("standard = {", "'../up' = {"), "no names of folders"),
+    ],
+)
+def test_a_bad_recipe_is_one_clear_line(tmp_path, change, words):
+    path = tmp_path / "recipe.toml"
+    if change:
+        path.write_text(PIECE.replace(*change))
+        assert path.read_text() != PIECE
+    with pytest.raises(DiffscopeError, match=words):
+        recipe = Recipe.load(str(path))
+        recipe.config("diff", 400)
+
+
+def test_a_recipe_that_is_not_utf_8_is_one_clear_line(tmp_path):
+    (tmp_path / "recipe.toml").write_bytes(PIECE.replace("small", "pi\xe8ce").encode("latin-1"))
+    with pytest.raises(DiffscopeError, match="not a complete recipe"):
+        Recipe.load(str(tmp_path / "recipe.toml"))
+
+
+CONTROLS_OF_THE_FAMILY = set(
+    "standard standard-norm half-width double-width top-2 top-8 top-32 signed gated "
+    "diff lambda-1 lambda-init lambda-0 scalar no-norm low-rank diff-v2".split()
+)
+
+
+@pytest.mark.parametrize("preset", ["laptop", "gpu"])
+def test_presets_match_their_arms_within_a_hundredth(preset):
+    recipe = Recipe.load(preset)
+    rows = {row["arm"]: row for row in recipe.table(recipe.vocab_size + 273)}
+    assert set(rows) == CONTROLS_OF_THE_FAMILY and len(recipe.seeds) >= 3 and recipe.saved_steps()[0] == 0
+    assert all(abs(row["ratio"] - 1) < 0.01 for row in rows.values())
+    heads, width = ({arm: row[name] for arm, row in rows.items()} for name in ("num_attention_heads", "head_dim"))
+    assert heads["standard"] == 2 * heads["diff"] and width["standard"] == width["diff"]
+    assert (heads["half-width"], width["half-width"]) == (2 * heads["standard"], width["standard"] // 2)
+    assert (heads["double-width"], width["double-width"]) == (heads["diff"], 2 * width["diff"])
+
+
+def test_a_step_draws_one_of_its_shapes():
+    stage = Stage(1, ((4, 48), (2, 64)), (2, 3), 5, 0.1)
+    task = Retrieval(diffscope.load("mini-diff").tokenizer).with_template(" {city} {number}.")
+    shapes = {stage.draw(task, np.random.default_rng([0, step]))[0].shape for step in range(20)}
+    assert shapes == {(4, 48), (2, 64)}
+
+
+FAMILY = {
+    "diff": dict(attention="v1", num_attention_heads=2, num_key_value_heads=2),
+    "standard": dict(attention="standard", num_attention_heads=4, num_key_value_heads=4),
+    "signed": dict(attention="signed", num_attention_heads=4, num_key_value_heads=4),
+    "low rank": dict(attention="v1", num_attention_heads=2, num_key_value_heads=2, second_dim=4),
+    "v2": dict(attention="v2", num_attention_heads=4, num_key_value_heads=4),
+    "lambda 0": dict(attention="v1", num_attention_heads=2, num_key_value_heads=2, fixed_lambda=0.0),
+    "as it is": dict(attention="v2", num_attention_heads=4, num_key_value_heads=4, intermediate_size=40),
+}
+
+
+def used(model) -> int:
+    """Parameters that learn: those whose gradient is not zero throughout, by rows of a matrix."""
+    ids = torch.arange(500).view(5, 100)  # every row of the embedding
+    model(ids, labels=ids).loss.backward()
+    rows = [(p.grad.flatten(1) if p.dim() > 1 else p.grad[:, None]).abs().sum(1) > 0 for p in model.parameters()]
+    return sum(int(learns.sum()) * p[0].numel() for learns, p in zip(rows, model.parameters()))
+
+
+def test_arms_are_matched_in_parameters_by_the_width_of_their_mlps():
+    model = {**Recipe.load("mini").model, "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2}
+    recipe = replace(Recipe.load("mini"), arms=FAMILY, match="diff", model=model)
+    rows = {row["arm"]: row for row in recipe.table(500)}
+    counts = {arm: used(DiffForCausalLM(recipe.config(arm, 500))) for arm in FAMILY}
+    assert {arm: row["parameters"] for arm, row in rows.items()} == counts
+    assert all(abs(row["ratio"] - 1) < 0.005 for arm, row in rows.items() if arm != "as it is")
+    assert rows["diff"]["intermediate_size"] == 160 and rows["as it is"]["intermediate_size"] == 40
+    assert rows["signed"]["intermediate_size"] < rows["standard"]["intermediate_size"] < rows["low rank"]["intermediate_size"]
+
+
+def test_an_arm_too_large_to_match_is_refused():
+    model = {**Recipe.load("mini").model, "hidden_size": 64, "intermediate_size": 1, "num_hidden_layers": 2}
+    with pytest.raises(DiffscopeError, match="without its MLPs"):
+        replace(Recipe.load("mini"), arms=FAMILY, match="diff", model=model).config("signed", 500)

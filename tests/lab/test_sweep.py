@@ -1,0 +1,471 @@
+"""A sweep is what measuring one prompt after the other gives, however it is run, and whatever is killed or broken on the way."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import diffscope
+from diffscope.cli import main
+from diffscope.errors import DiffscopeError, ModelNotFound
+from diffscope.lab.jobs.processes import Processes
+from diffscope.lab.jobs.ray_cluster import OnRay
+from diffscope.lab.jobs.shards import Rank
+from diffscope.lab.scoring import draw
+from diffscope.lab.sweeps.plan import Plan, fingerprint
+from diffscope.lab.sweeps.prompt_sets import TASKS, prompt_sets
+from diffscope.lab.sweeps.sweep import sweep
+from diffscope.models.loading import load_tokenizer, locate
+from diffscope.stats.sampling import Sample, average
+from diffscope.store import open_statistics
+from diffscope.tasks import Retrieval
+from tests import tiny
+
+PLAN = """
+models = ["mini-diff", "mini-standard"]
+checkpoints = [0, 1900]
+statistics = ["entropy", "span_mass", "rho", "effective_rank"]
+per_shard = 2
+
+[[prompts]]
+task = "retrieval"
+count = 3
+length = 96
+
+[[prompts]]
+task = "controlled"
+count = 1
+length = 160
+noise = [0, 3]
+"""
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory):
+    path = tmp_path_factory.mktemp("plan") / "plan.toml"
+    path.write_text(PLAN)
+    return Plan.load(path)
+
+
+@pytest.fixture(scope="module")
+def swept(plan, tmp_path_factory):
+    """The sweep in this process, and its folder."""
+    out = tmp_path_factory.mktemp("sweep") / "here"
+    return sweep(plan, out), out
+
+
+def files(folder):
+    """Every file below a folder, byte for byte; of the runs themselves no trace is compared, for there is to be none."""
+    found = {str(path.relative_to(folder)): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
+    return {name: content for name, content in found.items() if Path(name).name != ".lock"}
+
+
+def small(**changes):
+    """A plan of little: one model, two shards."""
+    prompts = {"task": "retrieval", "count": 2, "length": 96}
+    return Plan.of({"models": "mini-diff", "prompts": prompts, "statistics": "gini", "per_shard": 1, **changes})
+
+
+@pytest.fixture
+def run(capsys):
+    def run(*arguments):
+        status = main(["sweep", *map(str, arguments)])
+        printed = capsys.readouterr()
+        return status, printed.out, printed.err
+
+    return run
+
+
+# The result
+
+
+def test_the_dataset_holds_what_each_prompt_gives_by_itself(swept, plan):
+    dataset = open_statistics(swept[0].dataset)
+    assert dict(dataset.sizes) | {"model": 2, "step": 2, "prompt": 5, "layer": 4, "head": 2} == dict(dataset.sizes)
+    assert "query" not in dataset.sizes and "failed" not in dataset.attrs
+    for model, step, opened in (("mini-diff", 0, "mini-diff@0"), ("mini-standard", 1900, "mini-standard")):
+        scope = diffscope.load(opened)
+        task = Retrieval(scope.tokenizer)
+        of_task = draw(task, 3, 96, 4, 0)[2], task.controlled(160, 3, [0, 0], depth=0.0)
+        for index, prompt in zip((2, 4), of_task):
+            spans = {name: at for name, at in prompt.spans.items() if name != "sink"}
+            expected = scope.measure(prompt.ids, plan.statistics, spans, queries=[-1]).isel(query=0)
+            found = dataset.sel(model=model, step=step, prompt=index)
+            for name in plan.statistics:
+                same = expected[name].reindex_like(found[name])
+                assert np.allclose(found[name].transpose(*same.dims), same, atol=1e-6, equal_nan=True), (model, index, name)
+            assert float(found["depth"]) == prompt.depth and float(found["tokens"]) == len(prompt.ids)
+
+
+def test_a_standard_model_has_no_second_map(swept):
+    dataset = open_statistics(swept[0].dataset)
+    entropy = dataset["entropy"].sel(model="mini-standard")
+    assert entropy.sel(map="A2").isnull().all() and entropy.sel(map="D").notnull().all()
+    assert dataset["rho"].sel(model="mini-standard").isnull().all()
+    assert "mini-standard: standard attention has no second map" in dataset["entropy"].attrs["why"]
+
+
+def test_prompts_are_labelled_by_what_they_were_drawn_with(swept):
+    dataset = open_statistics(swept[0].dataset)
+    assert dataset["length"].values.tolist() == [96, 96, 96, 160, 160]
+    assert dataset["noise"].values[3:].tolist() == [0, 3] and dataset["noise"][:3].isnull().all()
+    assert dataset["prompt_name"].values.tolist() == [*(f"retrieval {i}" for i in range(3)), "controlled 0", "controlled 0"]
+    assert json.loads(dataset.attrs["plan"])["models"] == ["mini-diff", "mini-standard"]
+
+
+def test_models_of_other_layers_and_heads_stand_side_by_side(tmp_path, tiny_diff_folder):
+    file = tmp_path / "prompts.jsonl"
+    rows = [
+        {"prompt": "The city in the text"},
+        {"prompt": "Return the answer, once", "spans": {"asked": "answer"}, "name": "second"},
+    ]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    models = ["mini-diff", str(tiny_diff_folder)]
+    plan = Plan.of({"models": models, "prompts": {"file": str(file)}, "statistics": ["span_mass", "gini"], "queries": "all"})
+    dataset = open_statistics(sweep(plan, tmp_path / "out").dataset)
+    assert dict(dataset.sizes) | {"model": 2, "prompt": 2, "layer": 4, "head": 4} == dict(dataset.sizes)
+    gini = dataset["gini"].sel(map="D")
+    assert gini.sel(model="mini-diff", head=[2, 3]).isnull().all() and gini.sel(model=models[1], layer=[2, 3]).isnull().all()
+    mass = dataset["span_mass"].sel(span="asked", map="D", normalisation="share", head=0, layer=0)
+    assert mass.isel(prompt=0).isnull().all() and mass.isel(prompt=1).notnull().all()
+    assert dataset["prompt_name"].values[1] == "second"
+
+
+@pytest.mark.parametrize("queries, rows", [("all", None), ("query", "query"), ("sample:8", Sample(8))])
+def test_means_over_queries(tmp_path, queries, rows):
+    plan = small(statistics=["gini", "kl_12", "argmax", "cmrr", "column_sink_position"], queries=queries)
+    assert plan.left_out == ["argmax", "cmrr"]
+    dataset = open_statistics(sweep(plan, tmp_path).dataset)
+    assert "argmax" not in dataset and "column_sink_position" in dataset and dataset.attrs["left_out"] == "argmax, cmrr"
+    assert queries in dataset.attrs["averaged_over"]
+    scope = diffscope.load("mini-diff")
+    prompt = draw(Retrieval(scope.tokenizer), 2, 96, 4, 0)[1]
+    spans = {name: at for name, at in prompt.spans.items() if name != "sink"}
+    measured = scope.measure(prompt.ids, ["gini", "kl_12"], spans, rows)
+    expected = average(measured.where(np.isfinite(measured)))
+    for name in expected:
+        found = dataset[name].sel(prompt=1, model="mini-diff").transpose(*expected[name].dims)
+        assert np.allclose(found, expected[name], atol=1e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize("suffix", [".nc", ".parquet"])
+def test_other_formats(tmp_path, suffix):
+    found = sweep(small(), tmp_path, suffix=suffix).dataset
+    assert found == tmp_path / f"dataset{suffix}" and open_statistics(found).sizes["prompt"] == 2
+
+
+# Equal however it is run
+
+
+@pytest.mark.slow
+def test_two_processes_and_two_ranks_give_the_same_bytes(swept, plan, tmp_path):
+    sweep(plan, tmp_path / "processes", Processes(2))
+    first = sweep(plan, tmp_path / "ranks", rank=Rank(1, 2))
+    assert first.dataset is None and first.outcome.waiting
+    assert sweep(plan, tmp_path / "ranks", rank=Rank(0, 2)).dataset
+    assert files(swept[1]) == files(tmp_path / "processes") == files(tmp_path / "ranks")
+
+
+@pytest.mark.slow
+def test_a_local_ray_cluster_gives_the_same_bytes(swept, plan, tmp_path):
+    pytest.importorskip("ray")
+    sweep(plan, tmp_path, OnRay("local", 2))
+    assert files(swept[1]) == files(tmp_path)
+
+
+@pytest.mark.slow
+def test_killed_and_resumed_gives_the_same_bytes(swept, plan, tmp_path):
+    """benchmarks/sweep_kills.py does it at twenty points."""
+    (tmp_path / "plan.toml").write_text(PLAN)
+    command = [sys.executable, "-m", "diffscope", "sweep", "plan.toml", "--out", "out", "--processes", "2"]
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment(), stderr=subprocess.DEVNULL)
+    while process.poll() is None and not list(tmp_path.glob("out/shards/[!.]*")):
+        time.sleep(0.01)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    before = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("out/shards/[!.]*")}
+    assert before and len(before) < len(swept[0].pieces)
+    sweep(plan, tmp_path / "out")
+    assert files(swept[1]) == files(tmp_path / "out")
+    assert before == {name: (tmp_path / "out" / "shards" / name).stat().st_mtime_ns for name in before}
+
+
+def environment():
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path]), "OMP_NUM_THREADS": "1"}
+
+
+@pytest.mark.parametrize("stage", ["begun", "written"])
+def test_ctrl_c_says_that_it_goes_on(run, tmp_path, monkeypatch, stage):
+    def interrupted(spec, target, device):
+        if stage == "written":
+            target.write_text("all of it")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("diffscope.lab.sweeps.sweep.measure", interrupted)
+    options = ("--model", "mini-diff", "--stats", "gini", "--prompts", "retrieval:count=2,length=96")
+    assert run(*options, "--out", tmp_path) == (130, "", "stopped; what is complete is kept, and the same command goes on\n")
+    assert [path.name for path in (tmp_path / "shards").iterdir()] == [".lock"]
+
+
+# What goes wrong
+
+
+@pytest.fixture
+def broken(tmp_path):
+    """A folder whose weights are cut off."""
+    folder = tmp_path / "broken"
+    tiny.own().save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:1000])
+    return folder
+
+
+def test_a_shard_that_fails_is_told_and_the_rest_goes_on(run, broken, tiny_diff_folder, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(json.dumps({"prompt": "a city"}) + "\n" + json.dumps({"prompt": "long text " * 100, "name": "the long one"}))
+    models = [f"--model={name}" for name in ("mini-diff", tiny_diff_folder, broken)]
+    command = (*models, "--prompts", file, "--stats", "gini", "--per-shard", 1, "--out", tmp_path / "out", "--json")
+    status, out, err = run(*command)
+    printed = json.loads(out)
+    assert status == 2 and printed["done"] == 3 and len(printed["failed"]) == 3
+    assert err.splitlines()[-1].startswith("error: 3 of 6 shards failed, see ")
+    assert "the long one: the prompt has" in err and "truncated or damaged" in err
+    dataset = open_statistics(printed["dataset"])
+    gini = dataset["gini"].sel(map="D", layer=0, head=0)
+    assert gini.notnull().values.tolist() == [[True, True], [True, False], [False, False]]
+    assert "the long one" in dataset.attrs["failed"] and "broken" in dataset.attrs["failed"]
+
+    before = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("out/shards/*.nc")}
+    shutil.copyfile(tiny_diff_folder / "model.safetensors", broken / "model.safetensors")
+    status, out, _ = run(*command)
+    assert status == 2 and json.loads(out)["done"] == 4
+    assert before == {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("out/shards/*.nc") if path.name in before}
+
+
+def test_where_everything_fails_there_is_no_dataset(run, broken, tmp_path):
+    status, out, err = run(
+        "--model", broken, "--prompts", ownfile(tmp_path), "--stats", "gini", "--out", tmp_path / "out", "--json"
+    )
+    assert status == 2 and json.loads(out)["dataset"] is None and not list(tmp_path.glob("out/dataset*"))
+
+
+def ownfile(folder):
+    file = folder / "own.jsonl"
+    file.write_text(json.dumps({"prompt": "a city"}))
+    return file
+
+
+@pytest.mark.skipif(
+    shutil.which("unshare") is None or subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode != 0,
+    reason="needs a mount namespace of its own",
+)
+def test_a_full_disk_is_one_line(tmp_path):
+    (tmp_path / "full").mkdir()
+    mounted = 'mount -t tmpfs -o size=100k none full && "$@"; status=$?; ls -A full/out/shards > listed; exit $status'
+    sweeping = "sweep --model mini-diff --stats row,span_mass --prompts retrieval:count=40,length=96 --per-shard 4 --out full/out"
+    done = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", mounted, "sh", sys.executable, "-m", "diffscope", *sweeping.split()],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: no space is left for ") and done.stderr.count("\n") == 1, done.stderr
+    kept = [name for name in (tmp_path / "listed").read_text().split() if not name.startswith(".")]
+    assert 1 <= len(kept) < 10
+
+
+def test_a_changed_plan_is_refused_and_with_changed_only_what_is_new_is_measured(tmp_path):
+    before = sweep(small(), tmp_path)
+    kept = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("shards/*.nc")}
+    more = small(prompts={"task": "retrieval", "count": 3, "length": 96})
+    with pytest.raises(DiffscopeError, match=r"another plan \(it differs in prompts\).*--changed"):
+        sweep(more, tmp_path)
+    assert open_statistics(before.dataset).sizes["prompt"] == 2
+    after = sweep(more, tmp_path, changed=True)
+    assert open_statistics(after.dataset).sizes["prompt"] == 3
+    now = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("shards/*.nc")}
+    assert len(now) == 3 and kept.items() <= now.items()
+    assert sweep(more, tmp_path).outcome == after.outcome
+
+
+def test_other_weights_are_measured_anew(tmp_path):
+    for seed in (0, 1):
+        tiny.own(seed=seed).save_pretrained(tmp_path / "model")
+        tiny.tokenizer().save_pretrained(tmp_path / "model")
+        plan = small(models=str(tmp_path / "model"), prompts={"file": str(ownfile(tmp_path))})
+        swept = sweep(plan, tmp_path / "out")
+        assert len(list(tmp_path.glob("out/shards/*.nc"))) == seed + 1
+        expected = diffscope.load(tmp_path / "model").measure("a city", ["gini"], queries=[-1])["gini"].isel(query=0)
+        found = open_statistics(swept.dataset)["gini"].isel(model=0, prompt=0)
+        assert np.allclose(found.transpose(*expected.dims), expected, equal_nan=True)
+
+
+def test_fingerprints_see_large_files_in_pieces(tmp_path, monkeypatch):
+    from diffscope.lab.sweeps import plan
+
+    monkeypatch.setattr(plan, "PIECE", 16)
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    seen = set()
+    for content in (bytes(1000), bytes(1001), b"\1" + bytes(999), bytes(999) + b"\1", b"\1" * 50_000, b"\2" * 50_000):
+        (folder / "model.safetensors").write_bytes(content)
+        seen.add(fingerprint(str(folder)))
+    assert len(seen) == 6 and fingerprint(str(folder)) in seen
+
+
+def test_a_run_folder_has_its_checkpoints(tmp_path):
+    """The last checkpoint and the model itself are one step."""
+    folder = tmp_path / "run@home"
+    tiny.own().save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    for seed, step in enumerate((0, 30, 60)):
+        tiny.own(seed=seed).save_pretrained(folder / "checkpoints" / f"step-{step:06d}")
+    (folder / "checkpoints" / "step-000090.unfinished").mkdir()
+    every = small(models=str(folder), checkpoints="all", prompts={"file": str(ownfile(tmp_path))})
+    assert [subject.opened for subject in every.subjects] == [f"{folder}@0", f"{folder}@30", str(folder)]
+    assert [subject.step for subject in every.subjects] == [0, 30, 60]
+    dataset = open_statistics(sweep(every, tmp_path / "out").dataset)
+    expected = diffscope.load(f"{folder}@30").measure("a city", ["gini"], queries=[-1])["gini"].isel(query=0)
+    found = dataset["gini"].isel(model=0, prompt=0).sel(step=30)
+    assert np.allclose(found.transpose(*expected.dims), expected, equal_nan=True)
+    assert not np.allclose(found, dataset["gini"].isel(model=0, prompt=0).sel(step=0), equal_nan=True)
+    with pytest.raises(ModelNotFound, match="no checkpoint 90; kept are the steps 0, 30, 60"):
+        small(models=str(folder), checkpoints=[90]).pieces("cpu")
+    with pytest.raises(ModelNotFound, match="no checkpoint '90'"):
+        locate(f"{folder}@90")
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_first_of_many_prompts_are_those_of_few(task):
+    """So that a longer plan keeps the shards of a shorter one."""
+    tokenizer = load_tokenizer(locate("mini-diff")[0], False)
+    few, many = (prompt_sets({"task": task, "length": 128, "count": count})[0].prompts(tokenizer) for count in (3, 7))
+    for one, other in zip(few, many):
+        assert one[:3] == other[:3] and np.array_equal(one.depth, other.depth, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"modles": "mini-diff"}, "no field 'modles'"),
+        ({"models": []}, "says nothing of 'models'"),
+        ({"models": ["mini-diff", "mini-diff"]}, "twice"),
+        ({"models": "mini-dif"}, "no model 'mini-dif'"),
+        ({"checkpoints": [7]}, "no checkpoint 7; kept are the steps 0, 50"),
+        ({"checkpoints": "first"}, "neither"),
+        ({"checkpoints": []}, "neither"),
+        ({"statistics": ["ginny"]}, "did you mean gini"),
+        ({"statistics": "argmax", "queries": "all"}, "says nothing of argmax"),
+        ({"queries": "anwser"}, "no span 'anwser'"),
+        ({"queries": "sample:1"}, "no standard error"),
+        ({"queries": 3}, "texts in quotes"),
+        ({"statistics": [1]}, "texts in quotes"),
+        ({"per_shard": 0}, "per_shard"),
+        ({"dtype": "float7"}, "float7"),
+        ({"dtype": 7}, "7"),
+        ({"prompts": "prompts.jsonl"}, "is a table"),
+        ({"prompts": {"task": "singing"}}, "no task 'singing'"),
+        ({"prompts": {"task": "retrieval", "lenght": 96}}, "no field 'lenght'"),
+        ({"prompts": {"task": "retrieval", "length": "long"}}, "no whole number"),
+        ({"prompts": {"task": "retrieval", "count": 0}}, "no whole number, or too small"),
+        ({"prompts": {"task": "retrieval", "length": True}}, "no whole number"),
+        ({"prompts": {"task": ["retrieval"]}}, "no task"),
+        ({"prompts": {"task": "retrieval", "template": "magic {city}"}}, "has to hold"),
+        ({"prompts": {"task": "retrieval", "template": " {number} of {city}."}}, "has to hold"),
+        ({"prompts": {"task": "retrieval", "template": " {city} {x} {number}."}}, "no other braces"),
+        ({"prompts": {"task": "controlled", "near": 2}}, "neither true nor false"),
+        ({"checkpoints": [[1]]}, "neither"),
+        ({"prompts": {"task": "retrieval", "length": []}}, "no prompts"),
+        ({"prompts": {"task": "retrieval", "length": 20}}, "do not fit"),
+        ({"prompts": {"file": "nowhere.jsonl"}}, "nowhere.jsonl"),
+        ({"prompts": {"file": "nowhere.jsonl", "count": 2}}, "no field 'count'"),
+    ],
+    ids=str,
+)
+def test_a_plan_that_cannot_be_is_one_line_before_anything_runs(changes, words, tmp_path):
+    with pytest.raises(DiffscopeError, match=words) as told:
+        sweep(small(**changes), tmp_path / "out")
+    assert "\n" not in str(told.value) and not (tmp_path / "out").exists()
+
+
+def test_a_dataset_of_what_has_been_replaced_goes_before_it_is_measured_anew(tmp_path):
+    scope = diffscope.load("mini-diff")
+    for part in (scope.model, scope.tokenizer):
+        part.save_pretrained(tmp_path / "model")
+    plan, out = small(models=str(tmp_path / "model")), tmp_path / "out"
+    dataset = sweep(plan, out).dataset
+    scope.model.model.embed_tokens.weight.data *= 2
+    scope.model.save_pretrained(tmp_path / "model")
+    assert sweep(plan, out, rank=Rank(0, 2)).dataset is None and not dataset.exists()
+    assert sweep(plan, out, rank=Rank(1, 2)).dataset == dataset and dataset.exists()
+
+
+def test_prompts_may_have_a_template_of_their_own(tmp_path):
+    table = {"task": "controlled", "count": 2, "length": 64, "noise": [0, 2], "slots": 4, "template": " {city} {number}."}
+    swept = sweep(small(models="mini-diff", prompts=table), tmp_path)
+    found = open_statistics(swept.dataset)
+    assert found["noise"].values.tolist() == [0, 0, 2, 2] and set(found["template"].values) == {" {city} {number}."}
+    given = prompt_sets(table)[1].prompts(diffscope.load("mini-diff").tokenizer)[0]
+    assert len(given.prompt) == 64 and len(given.spans["query"]) == 1 and len(given.spans["needles"]) == 8
+
+
+# The command
+
+
+def test_a_dry_run_shows_shards_and_size(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plan.toml").write_text(PLAN)
+    status, out, err = run("plan.toml", "--dry-run")
+    assert (status, err) == (0, "") and "16 shards of up to 2 prompts" in out and "mini-standard" in out
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.toml"]
+    printed = json.loads(run("plan.toml", "--dry-run", "--json", "--stats", "gini", "--per-shard", 100)[1])
+    assert len(printed["shards"]) == 12 and printed["shards"][0]["shard"] == "mini-diff@0, prompts 0 to 2"
+    sizes = 2 * 2 * 5 * (4 * 2 * 3) * 4 / 2**20  # models, steps, prompts, layers, heads, maps, bytes
+    assert printed["mebibytes"] == pytest.approx(sizes)
+
+
+def test_options_are_a_plan(run, tmp_path):
+    options = ("--model", "mini-diff", "--checkpoints", "50", "--stats", "gini", "--queries", "answer")
+    status, out, err = run(*options, "--prompts", "retrieval:count=1,length=96", "--out", tmp_path, "--format", "csv")
+    assert (status, out) == (0, "") and "1 of 1 shards are done, dataset in" in err
+    assert open_statistics(tmp_path / "dataset.csv")["gini"].sizes["step"] == 1
+
+
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        ([], "--out"),
+        (["--out", "x"], "'models'"),
+        (["nowhere.toml", "--out", "x"], "nowhere.toml"),
+        (["plan.txt", "--out", "x"], "no TOML file"),
+        (["--model", "mini-diff", "--stats", "gini", "--prompts", "retrieval:count=two", "--out", "x"], "TASK:FIELD=NUMBER"),
+        (["--model", "mini-diff", "--stats", "gini", "--prompts", "p.jsonl", "--out", "x"], "p.jsonl"),
+        (["--checkpoints", "soon", "--out", "x"], "--checkpoints"),
+        (["--processes", "0", "--out", "x"], "--processes"),
+        (["nowhere.toml", "--out", "x"], "nowhere.toml cannot be read"),
+        (["--model", "mini-diff", "--stats", "gini", "--prompts", "retrieval", "--rank", "3/2", "--out", "x"], "no rank 3"),
+        (
+            ["--model", "mini-diff", "--stats", "gini", "--prompts", "retrieval", "--ray", "localhost:1", "--out", "x"],
+            "no Ray cluster",
+        ),
+        (["--model", "mini-diff", "--stats", "gini", "--prompts", "retrieval:length=96", "--device", "tpu", "--out", "x"], "tpu"),
+    ],
+    ids=str,
+)
+def test_bad_arguments_are_one_line(run, arguments, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if "--ray" in arguments:
+        pytest.importorskip("ray")
+    (tmp_path / "plan.txt").write_text("models: mini-diff")
+    status, out, err = run(*arguments)
+    assert (status, out) == (2, "") and err.startswith("error: ") and err.count("\n") == 1 and says in err, err

@@ -1,0 +1,150 @@
+"""Models are found by name, folder or id; what cannot be opened safely is refused in one line."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import diffscope
+from diffscope import CorruptFile, ModelNotFound, UnsupportedModel
+from diffscope.models import bundled
+
+
+@pytest.fixture
+def folder(tiny_diff_folder, tmp_path):
+    return shutil.copytree(tiny_diff_folder, tmp_path / "model")
+
+
+def one_line(error):
+    return "\n" not in str(error.value) and len(str(error.value)) < 320
+
+
+@pytest.mark.parametrize("name", ["no-such-model", "./nowhere", "/no/such/folder", "a/b/c"])
+def test_an_unknown_model_is_refused(name):
+    with pytest.raises(ModelNotFound, match="not a folder|no folder") as error:
+        diffscope.load(name)
+    assert one_line(error)
+
+
+def test_a_hub_id_that_cannot_be_had_is_refused():
+    with pytest.raises(ModelNotFound, match="not to be had from the hub") as error:
+        diffscope.load("nobody/nothing")
+    assert one_line(error)
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path):
+    with pytest.raises(ModelNotFound, match="no config.json"):
+        diffscope.load(tmp_path)
+
+
+def test_truncated_weights_are_refused(folder):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:5000])
+    with pytest.raises(CorruptFile, match="truncated or damaged") as error:
+        diffscope.load(folder)
+    assert one_line(error)
+
+
+def test_pickled_weights_are_never_opened(folder):
+    torch.save({}, folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(CorruptFile, match="pickle.*run code") as error:
+        diffscope.load(folder)
+    assert one_line(error)
+
+
+def test_missing_weights_are_not_made_up(folder):
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    del tensors["model.layers.1.self_attn.lambda_q1"]
+    save_file(tensors, path, metadata={"format": "pt"})
+    with pytest.raises(CorruptFile, match="lack 1 tensors.*lambda_q1.*random"):
+        diffscope.load(folder)
+
+
+def test_weights_of_another_shape_are_refused(folder):
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    tensors["model.layers.1.self_attn.lambda_q1"] = torch.zeros(3)
+    save_file(tensors, path, metadata={"format": "pt"})
+    with pytest.raises(CorruptFile) as error:
+        diffscope.load(folder)
+    assert one_line(error)
+
+
+def test_a_damaged_configuration_is_refused(folder):
+    (folder / "config.json").write_text('{"model_type": "diff')
+    with pytest.raises(CorruptFile, match="config.json cannot be read"):
+        diffscope.load(folder)
+
+
+@pytest.mark.parametrize("field, value", [("hidden_size", "big"), ("attention", "v9")])
+def test_a_configuration_that_makes_no_sense_is_refused(folder, field, value):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, field: value}))
+    with pytest.raises(CorruptFile, match="config.json cannot be read") as error:
+        diffscope.load(folder)
+    assert one_line(error)
+
+
+def test_a_damaged_tokenizer_is_refused_and_a_missing_one_is_none(folder):
+    (folder / "tokenizer.json").write_text((folder / "tokenizer.json").read_text()[:500])
+    with pytest.raises(CorruptFile, match="tokenizer"):
+        diffscope.load(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+    assert diffscope.load(folder).tokenizer is None
+
+
+def test_a_model_that_is_no_language_model_is_refused(folder):
+    (folder / "config.json").write_text(json.dumps({"model_type": "vit"}))
+    with pytest.raises(UnsupportedModel, match="cannot be opened as a language model"):
+        diffscope.load(folder)
+
+
+@pytest.mark.parametrize("device", ["nowhere", "cuda"])
+def test_a_device_that_is_not_there_is_refused(folder, device):
+    if device == "cuda" and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(UnsupportedModel, match="device"):
+        diffscope.load(folder, device=device)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "bf16", torch.bfloat16])
+def test_dtype_by_name(folder, dtype):
+    assert diffscope.load(folder, dtype=dtype).model.dtype == torch.bfloat16
+
+
+def test_a_folder_without_generation_settings_opens_and_generates(folder):
+    (folder / "generation_config.json").unlink()
+    assert isinstance(diffscope.load(folder).generate("The answer", max_new_tokens=3), str)
+
+
+def test_bundled_models_open_with_their_checkpoints():
+    for card in bundled():
+        scope = diffscope.load(card["name"])
+        assert scope.n_layers == card["layers"] and scope.model.num_parameters() == card["parameters"]
+        early = diffscope.load(f"{card['name']}@{card['checkpoints'][0]}")
+        assert not torch.equal(early.model.lm_head.weight, scope.model.lm_head.weight)
+        assert early.model.dtype == torch.float32
+        with pytest.raises(ModelNotFound, match="kept are the steps 0, "):
+            diffscope.load(f"{card['name']}@17")
+    assert {"mini-diff", "mini-standard"} <= {card["name"] for card in bundled()}
+
+
+def test_bundled_models_stay_small():
+    from diffscope.models.loading import BUNDLED
+
+    assert sum(path.stat().st_size for path in BUNDLED.rglob("*.safetensors")) <= 40e6
+
+
+def test_bundled_models_really_retrieve():
+    from diffscope.lab.scoring import draw, exact_answers
+    from diffscope.tasks import Retrieval
+
+    for card in bundled():
+        scope = diffscope.load(card["name"])
+        prompts = draw(Retrieval(scope.tokenizer, held_out=True), 100, card["positions"], needles=4, seed=99)
+        assert exact_answers(scope.model, prompts).mean() >= 0.92, card["name"]  # 95 % over many, less sampling error

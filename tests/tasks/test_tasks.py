@@ -1,0 +1,249 @@
+"""Retrieval prompts are what they say: exact length, exact spans, the same tokens from text, nothing of training in them."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from diffscope.errors import PromptError
+from diffscope.models import bundled
+from diffscope.prompts import Chars, encode
+from diffscope.tasks import Recall, Retrieval, examples
+from diffscope.tasks.corpus import fingerprint, standard_library_text
+from diffscope.tasks.recall import earlier
+from diffscope.tasks.tokenizer import CITIES, train_tokenizer
+
+
+@pytest.fixture(scope="module")
+def task():
+    sentences = [f" The magic number: {city}" for city in CITIES] * 5
+    return Retrieval(train_tokenizer([*standard_library_text(True), *sentences], 600), held_out=True)
+
+
+def text_of(task, prompt, span):
+    return task.tokenizer.decode([prompt.ids[at] for at in prompt.spans[span]])
+
+
+@pytest.mark.parametrize("length, needles", [(96, 2), (256, 4), (257, 6)])
+def test_length_and_spans_are_exact(task, length, needles):
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        prompt = task.prompt(length, needles, rng)
+        text = task.tokenizer.decode(prompt.ids[1:])
+        assert len(prompt.ids) == length
+        number = task.tokenizer.decode(prompt.answer).strip()
+        assert text_of(task, prompt, "answer") == f" {number}" and len(number) == 4
+        assert text.count(f" The magic number: {prompt.city} {number}.") == 1
+        assert text.endswith(f" The magic number: {prompt.city}")
+        assert text_of(task, prompt, "query") == f" The magic number: {prompt.city}"
+        others = text_of(task, prompt, "needles")
+        assert others.count("The magic number:") == needles - 1 and prompt.city not in others
+        # Encoding the text gives the same tokens, so a typed prompt and a generated one are the same thing.
+        assert task.tokenizer(text)["input_ids"] == prompt.ids
+
+
+def test_depth_is_where_it_was_asked_for(task):
+    rng = np.random.default_rng(0)
+    for depth in (0.0, 0.25, 0.5, 0.75, 1.0):
+        for _ in range(10):
+            assert abs(task.prompt(256, 4, rng, depth).depth - depth) < 0.12
+    first, last = task.prompt(256, 4, rng, 0.0), task.prompt(256, 4, rng, 1.0)
+    assert min(first.spans["answer"]) < min(first.spans["needles"])
+    assert max(last.spans["answer"]) > max(last.spans["needles"])
+
+
+def test_a_seed_gives_one_prompt(task):
+    first, again, other = (task.prompt(128, 3, np.random.default_rng(seed)).ids for seed in (5, 5, 6))
+    assert first == again != other
+
+
+def test_needles_that_do_not_fit_are_refused(task):
+    with pytest.raises(PromptError, match="do not fit 64 tokens; use at least"):
+        task.prompt(64, 12, np.random.default_rng(0))
+
+
+def test_a_tokenizer_that_cannot_carry_the_task_is_refused(task):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    def bytes_only(**special):
+        tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, []))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
+        return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
+
+    for tokenizer in (None, bytes_only(), bytes_only(bos_token="<s>")):
+        with pytest.raises(PromptError, match="beginning|begins a word|single token"):
+            Retrieval(tokenizer)
+    with pytest.raises(PromptError, match="needles alone"):
+        task.training_rows(1, 40, 3, 20, np.random.default_rng(0))
+
+
+def test_training_targets_are_the_numbers_that_were_given_away(task):
+    ids, kind = task.training_rows(6, 160, 3, 9, np.random.default_rng(0))
+    assert ids.shape == (6, 160) and (ids[:, 0] == task.tokenizer.bos_token_id).all()
+    for row, kinds in zip(ids, kind):
+        said = {}
+        for at in np.flatnonzero(kinds[:-1] * kinds[1:]):
+            city = task.tokenizer.decode([row[at - 1]])
+            number = tuple(row[at : at + 2])
+            assert (kinds[at] == 1) == (city in said)
+            assert said.setdefault(city, number) == number
+        assert len(said) == 3 and (kinds > 0).sum() == 18
+
+
+def test_the_text_is_what_the_bundled_models_were_trained_on():
+    """Whatever Python runs: with other text every prompt and every score would be another."""
+    for model in bundled():
+        card = json.loads((Path(model["path"]) / "card.json").read_text(encoding="utf-8"))
+        assert fingerprint(standard_library_text(held_out=False)) == card["facts"]["fingerprint"]
+    assert fingerprint(standard_library_text(held_out=True)).startswith("6bf7e5692edbd3ca")
+
+
+def test_training_and_held_out_text_share_nothing():
+    train, unseen = standard_library_text(False), standard_library_text(True)
+    assert len(set(train) & set(unseen)) / len(unseen) < 0.02  # a few docstrings stand in two modules
+    assert 0.03 < len(unseen) / len(train) < 0.2
+
+
+def test_cities_and_numbers_are_single_tokens(task):
+    for text in (*(f" {city}" for city in CITIES), " 07", "42"):
+        assert len(task.tokenizer.tokenize(text)) == 1
+
+
+def test_examples_have_their_answers_where_they_say(task):
+    for example in examples():
+        pieces = {name: [Chars(*pair) for pair in pairs] for name, pairs in example.spans.items() if pairs}
+        encoded = encode(task.tokenizer, example.prompt, pieces)
+        assert "".join(encoded.tokens[at] for at in encoded.spans["answer"]).strip() == example.answer
+        assert example.prompt.endswith("".join(encoded.tokens[at] for at in encoded.spans["query"]))
+
+
+def sentences_of(task, prompt):
+    """The needle sentences of a prompt in their order, as text."""
+    import re
+
+    return re.findall(r" The magic number: (?:\w+ )?\w+ \d{4}\.", task.tokenizer.decode(prompt.ids[1:]))
+
+
+@pytest.mark.parametrize("near", [False, True])
+def test_noise_changes_nothing_but_the_noise(task, near):
+    for seed in range(12):
+        cells = {n: task.controlled(160, n, seed, slots=6, depth=seed / 11, near=near) for n in (0, 2, 5, 6)}
+        quiet = np.array(cells[0].ids)
+        assert len(quiet) == 160 and cells[0].spans["needles"] == [] and len(sentences_of(task, cells[0])) == 1
+        before = set()
+        for noise, prompt in cells.items():
+            changed = np.flatnonzero(np.array(prompt.ids) != quiet)
+            assert set(changed) <= set(prompt.spans["needles"]) and before <= set(prompt.spans["needles"])
+            assert len(sentences_of(task, prompt)) == noise + 1
+            same = ("answer", "query", "sink")
+            assert [prompt.spans[name] for name in same] == [cells[0].spans[name] for name in same]
+            assert (prompt.answer, prompt.city, prompt.depth) == (cells[0].answer, cells[0].city, cells[0].depth)
+            assert task.tokenizer(task.tokenizer.decode(prompt.ids[1:]))["input_ids"] == prompt.ids
+            before = set(prompt.spans["needles"])
+
+
+def test_length_changes_nothing_but_the_length(task):
+    for seed in range(12):
+        short, long = (task.controlled(length, 4, seed, slots=6, depth=0.3) for length in (160, 480))
+        assert (len(short.ids), len(long.ids)) == (160, 480)
+        assert sentences_of(task, short) == sentences_of(task, long) and len(sentences_of(task, long)) == 5
+        assert (short.answer, short.city) == (long.answer, long.city)
+        assert len(short.spans["needles"]) == len(long.spans["needles"])
+        assert abs(short.depth - long.depth) < 0.15
+
+
+def test_the_queried_needle_stands_at_its_depth_among_others(task):
+    for seed in range(8):
+        first, last = (task.controlled(200, 6, seed, slots=6, depth=depth) for depth in (0.0, 1.0))
+        assert min(first.spans["answer"]) < min(first.spans["needles"])
+        assert max(last.spans["answer"]) > max(last.spans["needles"])
+
+
+def test_near_duplicates_share_their_city(task):
+    prompt = task.controlled(160, 5, 3, slots=5, near=True)
+    cities = [sentence.removeprefix(" The magic number: ").rpartition(" ")[0] for sentence in sentences_of(task, prompt)]
+    assert len(set(cities)) == 6 and {city.split()[1] for city in cities} == {prompt.city.split()[1]}
+
+
+@pytest.mark.parametrize("near", [False, True])
+def test_without_an_answer_only_the_needle_is_another(task, near):
+    for seed in range(8):
+        with_answer, without = (task.controlled(160, 3, seed, slots=4, near=near, answerable=one) for one in (True, False))
+        assert len(without.ids) == 160 and without.spans["answer"] == [] and np.isnan(without.depth)
+        assert task.tokenizer.decode(without.answer) == " unknown"
+        assert all(f" {without.city} " not in sentence for sentence in sentences_of(task, without))
+        if not near:  # sentences about cities of one word are equally long
+            differ = np.flatnonzero(np.array(with_answer.ids) != np.array(without.ids))
+            begin = with_answer.spans["answer"][0] - len(with_answer.spans["query"])
+            assert set(differ) <= set(range(begin, begin + 12)) and with_answer.city == without.city
+
+
+def test_noise_that_has_no_room_is_refused(task):
+    with pytest.raises(PromptError, match="9 competing sentences in 8 slots"):
+        task.controlled(200, 9, 0)
+    with pytest.raises(PromptError, match="at most 7 slots"):
+        task.controlled(300, 2, 0, slots=8, near=True)
+    with pytest.raises(PromptError, match="do not fit 64 tokens; use at least"):
+        task.controlled(64, 0, 0, slots=8)
+
+
+def test_training_rows_with_near_duplicates_and_questions_without_answer(task):
+    rng = np.random.default_rng(0)
+    ids, kind = task.training_rows(40, 200, 4, 9, rng, near=0.5, unanswerable=0.5)
+    word = task.tokenizer(" unknown", add_special_tokens=False)["input_ids"]
+    near = unknown = 0
+    for row, kinds in zip(ids, kind):
+        said, text = {}, task.tokenizer.decode(row[1:])
+        near += any(f" {one} " in text for one in ("North", "South", "East", "West", "Old", "New", "Upper", "Lower"))
+        for start in np.flatnonzero((kinds > 0) & (np.r_[0, kinds[:-1]] == 0)):
+            length = np.flatnonzero(np.r_[kinds[start:], 0] == 0)[0]
+            city = task.tokenizer.decode(row[:start]).rpartition("number:")[2].strip()
+            answer = tuple(row[start : start + length])
+            if list(answer) == word:
+                unknown += 1
+                assert city not in said and kinds[start] == 1
+            else:
+                assert (kinds[start] == 1) == (city in said) and said.setdefault(city, answer) == answer
+    assert 8 < near < 36 and 8 < unknown < 32
+    plain, _ = task.training_rows(40, 200, 4, 9, np.random.default_rng(0))
+    assert " unknown" not in task.tokenizer.decode(plain[:, -8:].ravel())
+
+
+def test_other_text_can_be_the_filler(task):
+    own = Retrieval(task.tokenizer, texts=["a sentence of mine about gardens and their walls " * 30])
+    prompt = own.prompt(96, 2, np.random.default_rng(0))
+    assert "gardens and their walls" in task.tokenizer.decode(prompt.ids)
+
+
+def test_hits_are_repeated_n_grams():
+    ids = [5, 6, 7, 5, 6, 7, 5, 6, 8]
+    assert earlier(ids, 2).tolist() == [-1, -1, -1, -1, 1, 2, 3, 4, -1]
+    assert earlier(ids, 3).tolist() == [-1, -1, -1, -1, -1, 2, 3, 4, -1]
+    assert earlier([1, 1, 1], 2).tolist() == [-1, -1, 1]
+    with pytest.raises(PromptError, match="nothing to recall by"):
+        earlier(ids, 1)
+
+
+def test_recall_prompts_end_before_a_hit(task):
+    recall, rng = Recall(task.tokenizer, n=3), np.random.default_rng(0)
+    for _ in range(10):
+        prompt = recall.prompt(200, rng)
+        ids, (at,) = [*prompt.ids, *prompt.answer], prompt.spans["answer"]
+        assert len(prompt.ids) == 200 and ids[at] == prompt.answer[0] and ids[at - 2 : at + 1] == ids[-3:]
+        assert [prompt.ids[i] for i in prompt.spans["query"]] == ids[at - 2 : at]
+        for other in prompt.spans["needles"]:
+            assert ids[other - 2 : other] == ids[at - 2 : at] and ids[other] != ids[at]
+    with pytest.raises(PromptError, match="no place"):
+        Recall(task.tokenizer, texts=[" ".join(CITIES)], n=9).prompt(20, rng)
+
+
+def test_plain_text_has_its_length_and_its_hits(task):
+    recall = Recall(task.tokenizer, n=2)
+    ids, hits = recall.rows(3, 120, np.random.default_rng(0))
+    assert ids.shape == hits.shape == (3, 120) and (ids[:, 0] == task.tokenizer.bos_token_id).all()
+    for row, marked in zip(ids.tolist(), hits):
+        pairs = list(zip(row, row[1:]))
+        assert marked.tolist() == [False] + [pair in pairs[:i] for i, pair in enumerate(pairs)]
+    assert 0.02 < hits.mean() < 0.6
