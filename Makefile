@@ -3,7 +3,7 @@ PORT ?= 8501
 BIN := .venv/bin
 export PYTHON TORCH
 
-.PHONY: app test dev suites constraints grid notebooks wheel clean
+.PHONY: app test lint dev suites constraints grid notebooks wheel clean
 .NOTPARALLEL: # two at once would make the same environment
 
 app:
@@ -15,6 +15,11 @@ test: dev
 
 dev:
 	@tools/environment.sh dev
+
+lint: dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 
 # The whole suite on every Python from 3.11 on that is at hand, and on the lowest versions that pyproject.toml allows.
 suites:
@@ -35,5 +40,5 @@ wheel: dev
 	$(BIN)/python -m build --wheel
 
 clean:
-	rm -rf .venv .venvs build dist .pytest_cache .hypothesis .ruff_cache
+	rm -rf .venv .venvs build dist .pytest_cache .hypothesis .ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
