@@ -110,6 +110,7 @@ def read(bins: Tensor, lowest: Tensor, n: Tensor, levels: tuple[float, ...], top
         ROWS=rows,
         LEVELS=len(levels),
         SIZES=len(top),
+        enable_fp_fusion=True,
     )
     found = {}
     for suffix, values in zip(("", "_width"), out):

@@ -209,6 +209,7 @@ class _Block:
         shared = torch.cuda.get_device_properties(q.device).shared_memory_per_block_optin if q.is_cuda else 0
         tiles = _tiles(shared, block_d, wide)
         grid = (-(-size // tiles["BLOCK_M"]), units)
+        tiles["enable_fp_fusion"] = True  # products and sums in one rounding; Triton 3.10 no longer takes that for granted
         getattr(programs, program)[grid](**self.given, **arguments, out=out, WIDEN=wide, BLOCK_D=block_d, **tiles)
         return out
 

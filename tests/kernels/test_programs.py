@@ -39,7 +39,7 @@ def test_programs_compile_and_fit(name, capability, dtype, d, tmp_path, monkeypa
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     shared = {90: 227, 89: 99}[capability] * 1024
     tiles = rows._tiles(shared, d, dtype == "fp32")
-    options = {option: tiles.pop(option) for option in ("num_warps", "num_stages")}
+    options = {option: tiles.pop(option) for option in ("num_warps", "num_stages")} | {"enable_fp_fusion": True}
     program = getattr(brackets if name == "brackets" else programs, name)
     names = list(inspect.signature(program.fn).parameters)
     constants = {**SWITCHES, **SIZES, **tiles, "BLOCK_D": d, "WIDEN": dtype == "fp32", "q_d": 1, "k_d": 1}
