@@ -11,7 +11,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from diffscope import store  # noqa: F401 (a kept capture may hold changes)
+from diffscope import store
 from diffscope.attention import windows
 from diffscope.attention.layer import LayerAttention
 from diffscope.errors import DiffscopeError

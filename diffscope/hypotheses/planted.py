@@ -158,7 +158,9 @@ class PlantedSubject:
         return replace(self.planted, truth=truth, signal=0.0)
 
 
-# A trained cohort
+# A trained cohort: rates of exact answers by arm, seed, length and noise that follow one account. *NC*: DIFF and its variants
+# with λ gain with competing sentences at any length, λ = 1 most; nothing else does. *SP*: DIFF gains with length at any noise,
+# and finer heads, a signed mask and top-k gain as much. *Neither*: no arm gains anything.
 
 LENGTHS, NOISES, PROMPTS = (128, 256, 512), (0, 4, 8, 16), 100
 DIFF = ("diff", "no-norm", "scalar", "lambda-1")
