@@ -56,8 +56,8 @@ class Checkout:
         script = self.folder / "tools" / "environment.sh"
         done = subprocess.run(["sh", script, extras], env=environment, capture_output=True, text=True)
         log = self.folder / "uv.log"
-        asked = log.read_text().splitlines() if log.exists() else []
-        return done.returncode, (done.stdout + done.stderr).splitlines(), [line for line in asked if line[:6] != "python"]
+        commands = log.read_text().splitlines() if log.exists() else []
+        return done.returncode, (done.stdout + done.stderr).splitlines(), [line for line in commands if line[:6] != "python"]
 
 
 @pytest.fixture
@@ -86,8 +86,8 @@ def test_an_interpreter_that_lacks_something_is_passed_over(checkout, lacks):
     pretended = {"sys.version_info": "(3, 10)", "sys.maxsize": "2**31", "sysconfig.get_config_var(.*)": "True"}[lacks]
     checkout.put("python3", f'#!/bin/sh\nsed "s/{lacks}/{pretended}/" | "{sys.executable}" "$@"\n')
     checkout.put("uv", UV)
-    code, printed, asked = checkout.prepare()
-    assert (code, len(printed), asked) == (1, 1, [])
+    code, printed, commands = checkout.prepare()
+    assert (code, len(printed), commands) == (1, 1, [])
 
 
 def test_the_newest_tested_python_is_taken_and_named(checkout):
@@ -95,28 +95,28 @@ def test_the_newest_tested_python_is_taken_and_named(checkout):
         checkout.put(name, UV if name == "uv" else PYTHON)
     checkout.put("python3.13", "#!/bin/sh\nexit 127\n")  # as a shim of a version that is not chosen
     checkout.put("python3.12", f"#!/bin/sh\necho >12\n{PYTHON}")
-    code, printed, asked = checkout.prepare()
+    code, printed, commands = checkout.prepare()
     assert code == 0 and (checkout.folder / "12").exists()
     assert printed[0].startswith("using Python 3.") and f"({BASE}) and uv, torch of PyPI; installing" in printed[0]
-    assert asked == [MADE, INSTALLED.format("--editable .")]
+    assert commands == [MADE, INSTALLED.format("--editable .")]
 
 
 def test_a_python_that_only_uv_knows_is_found(checkout):
     checkout.put("uv", UV.replace("exit 1", f'[ "$6" = 3.12 ] && echo "{sys.executable}"'))
-    code, _, asked = checkout.prepare()
-    assert code == 0 and asked[0] == MADE
+    code, _, commands = checkout.prepare()
+    assert code == 0 and commands[0] == MADE
 
 
 def test_test_tools_come_with_timm_or_have_it_apart(checkout):
     checkout.put("python3", PYTHON)
     checkout.put("uv", UV)
-    _, _, asked = checkout.prepare("dev")
+    _, _, commands = checkout.prepare("dev")
     expected = [MADE, INSTALLED.format("--editable .[dev]"), INSTALLED.format("timm torchvision")]
     # The stub's environment runs this Python.
     if subprocess.run([sys.executable, "-W", "ignore", "-c", "import torchvision"], capture_output=True).returncode:
         expected += ["pip uninstall --quiet --python .venv/bin/python timm torchvision"]
         expected += [INSTALLED.format("--no-deps --target .venv/vision timm torchvision")]
-    assert asked == expected
+    assert commands == expected
 
 
 def test_it_does_nothing_when_nothing_has_changed(checkout):
@@ -134,11 +134,11 @@ def test_what_broke_off_is_taken_up_in_the_same_environment(checkout):
     checkout.put("python3", PYTHON)
     checkout.put("uv", UV)
     (checkout.folder / "broken").touch()
-    code, _, asked = checkout.prepare()
-    assert code != 0 and asked == [MADE, INSTALLED.format("--editable .")]
+    code, _, commands = checkout.prepare()
+    assert code != 0 and commands == [MADE, INSTALLED.format("--editable .")]
     (checkout.folder / "broken").unlink()
-    code, _, asked = checkout.prepare()
-    assert code == 0 and asked == [INSTALLED.format("--editable .")]
+    code, _, commands = checkout.prepare()
+    assert code == 0 and commands == [INSTALLED.format("--editable .")]
 
 
 def test_an_environment_without_a_whole_pip_is_made_again(checkout):
@@ -163,11 +163,11 @@ def test_an_environment_made_of_something_else_is_renewed(checkout, change):
         made_of = checkout.folder / ".venv" / "made-of"
         old = {"python": "version: Python 3.", "folder": "folder: "}[change].replace("Python ", "")
         made_of.write_text(made_of.read_text().replace(old, old + "0"))
-    _, _, asked = checkout.prepare(**({"TORCH": "cpu"} if change == "torch" else {}))
-    assert asked[0] == MADE and not left.exists()
+    _, _, commands = checkout.prepare(**({"TORCH": "cpu"} if change == "torch" else {}))
+    assert commands[0] == MADE and not left.exists()
     if change == "torch":
         index = "--no-deps --index-url https://download.pytorch.org/whl/cpu"
-        assert asked[1:] == [INSTALLED.format(f"{index} torch"), INSTALLED.format("--editable .")]
+        assert commands[1:] == [INSTALLED.format(f"{index} torch"), INSTALLED.format("--editable .")]
         assert checkout.prepare() == (0, [], [])  # what was chosen is kept until something else is
         elsewhere = checkout.prepare("dev", TORCH="file:///wheels")[2]
         assert elsewhere[1:3] == [

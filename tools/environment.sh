@@ -53,8 +53,8 @@ case $uv in
 "$PWD/$VENV"/* | "$VENV"/*) uv="" ;; # which may go with the environment
 esac
 if [ -n "${PYTHON:-}" ]; then
-    asked=$PYTHON
-    PYTHON=$(locate "$asked") || fail "$asked is not a Python 3.11 or later that can make environments (64 bits; on Debian with the package python3-venv)"
+    name=$PYTHON
+    PYTHON=$(locate "$name") || fail "$name is not a Python 3.11 or later that can make environments (64 bits; on Debian with the package python3-venv)"
 else
     PYTHON=$(best_python)
 fi

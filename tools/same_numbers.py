@@ -83,16 +83,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("save", "compare"))
     parser.add_argument("file", type=Path)
-    asked = parser.parse_args()
-    if asked.file.suffix != ".npz":
-        parser.error(f"{asked.file} has to end in .npz")
+    arguments = parser.parse_args()
+    if arguments.file.suffix != ".npz":
+        parser.error(f"{arguments.file} has to end in .npz")
     torch.set_num_threads(1)
     arrays = {**statistics("mini-diff"), **statistics("mini-standard"), **edited("mini-diff"), **conformance()}
-    if asked.what == "save":
-        np.savez_compressed(asked.file, **arrays)
-        print(f"{len(arrays)} arrays in {asked.file}")
+    if arguments.what == "save":
+        np.savez_compressed(arguments.file, **arrays)
+        print(f"{len(arrays)} arrays in {arguments.file}")
         return 0
-    with np.load(asked.file) as saved:
+    with np.load(arguments.file) as saved:
         lines = differing(dict(saved), arrays)
     print("\n".join(lines) or f"all {len(arrays)} are the same")
     return 1 if lines else 0

@@ -37,17 +37,17 @@ fi
 failed=""
 for name in "$@"; do
     version=$name
-    [ "$name" != lowest ] || version=$(for one in 3.11 3.12 3.13; do if find_python $one >/dev/null; then echo $one && break; fi; done)
+    [ "$name" != lowest ] || version=$(for lowest in 3.11 3.12 3.13; do if find_python $lowest >/dev/null; then echo $lowest && break; fi; done)
     python=$(find_python "${version:-3.11}") || { echo "error: there is no Python $name" >&2 && exit 1; }
     start=$(date +%s)
     rm -f ".venvs/$name.log"
-    if prepare "$name" "$python" && made=$(date +%s) &&
+    if prepare "$name" "$python" && finished=$(date +%s) &&
         ".venvs/$name/bin/python" -m pytest -q -p no:cacheprovider >".venvs/$name.log" 2>&1; then
         result=passed
     else
         result=FAILED
         failed=yes
     fi
-    echo "$name: $result ($(tail -n 1 ".venvs/$name.log" 2>/dev/null || echo "no environment")), environment $((${made:-$start} - start)) s; see .venvs/$name.log"
+    echo "$name: $result ($(tail -n 1 ".venvs/$name.log" 2>/dev/null || echo "no environment")), environment $((${finished:-$start} - start)) s; see .venvs/$name.log"
 done
 [ -z "$failed" ]
