@@ -212,7 +212,7 @@ class Capture:
             raise DiffscopeError(f"there is no head {head}; layer {layer} has heads 0 to {found.n_heads - 1}")
         if name not in windows.MAPS:
             raise DiffscopeError(f"there is no map {name!r}; choose one of {', '.join(windows.MAPS)}")
-        if name in ("A2", "noise") and not found.differential:
+        if name in ("A2", "lambda_A2") and not found.differential:
             raise DiffscopeError(f"{self.model_name} is standard attention and has no second map; ask for 'A1', which is also D")
         return found
 
@@ -221,8 +221,8 @@ class Capture:
 
         Parameters
         ----------
-        name : {"A1", "A2", "D", "noise", "share"}
-            ``noise`` is λ·A2, ``share`` is |D|/Σ|D|.
+        name : {"A1", "A2", "D", "lambda_A2", "share"}
+            ``lambda_A2`` is λ·A2, ``share`` is |D|/Σ|D|.
         layer, head, prompt : int
         queries, keys : slice or sequence of int, optional
             Token positions, by default all. Over the whole of a long prompt use :meth:`overview`.

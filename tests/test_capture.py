@@ -117,7 +117,7 @@ def test_eager_half_precision_rounds_its_scores_and_so_do_the_maps(name, dtype, 
 
 def test_noise_and_share_follow_from_the_others():
     capture = diffscope.load(tiny.own("v2")).capture(tiny.ids(20))
-    a1, a2, d, noise, share = (capture.map(name, 1, 2).values for name in ("A1", "A2", "D", "noise", "share"))
+    a1, a2, d, noise, share = (capture.map(name, 1, 2).values for name in ("A1", "A2", "D", "lambda_A2", "share"))
     lam = capture.lam.values[1, 2][:, None]
     assert np.allclose(noise, lam * a2, atol=1e-7) and np.allclose(d, a1 - noise, atol=1e-7)
     assert np.allclose(share, np.abs(d) / np.abs(d).sum(1, keepdims=True), atol=1e-6)

@@ -17,7 +17,7 @@ OTHER = "a folder or a saved capture"
 OWN = "own text"
 WHOLE = 512  # tokens up to which the whole map is drawn cell by cell
 KINDS = ("span", "row", "branch")  # statistics that are cheap enough to choose from a list
-WORDS = {"A1": "A₁", "A2": "A₂", "noise": "λ·A₂"}
+WORDS = {"A1": "A₁", "A2": "A₂", "lambda_A2": "λ·A₂"}
 state = st.session_state
 
 

@@ -7,12 +7,12 @@ from torch import Tensor
 
 from diffscope.attention.layer import LayerAttention, Rows
 
-MAPS = ("A1", "A2", "D", "noise", "share")
+MAPS = ("A1", "A2", "D", "lambda_A2", "share")
 LONG_NAMES = {
     "A1": "first attention map",
     "A2": "second attention map",
     "D": "difference map A1 − λ·A2",
-    "noise": "subtracted map λ·A2",
+    "lambda_A2": "subtracted map λ·A2",
     "share": "share of the row's absolute mass |D|/Σ|D|",
 }
 

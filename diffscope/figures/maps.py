@@ -10,7 +10,7 @@ from diffscope.figures.base import register
 from diffscope.figures.selection import check_place, described, layer_numbers, layer_of, of_prompt, visible_cells, window
 
 LARGEST = 512  # positions a side that are drawn one by one; above, bins that keep the largest weight
-NAMES = ("A1", "A2", "noise", "D")
+NAMES = ("A1", "A2", "lambda_A2", "D")
 
 
 def data(

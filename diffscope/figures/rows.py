@@ -31,7 +31,7 @@ def data(cap, layer: int | None = None, head: int = 0, query: int = -1, prompt: 
             f"a row of {columns.stop - columns.start} keys is too long to draw: choose keys=(start, stop) of at most {LARGEST}"
         )
     found = layer_of(cap, layer, prompt)
-    names = ("A1", "noise", "D") if found.differential else ("A1",) if found.d_is_a1 else ("A1", "D")
+    names = ("A1", "lambda_A2", "D") if found.differential else ("A1",) if found.d_is_a1 else ("A1", "D")
     made = {
         name: cap.map(name, layer=layer, head=head, prompt=prompt, queries=slice(query, query + 1), keys=columns)
         for name in names
@@ -63,7 +63,7 @@ def on_screen(data: xr.Dataset, title: str | None = None, height: int = 260, **_
     made = go.Figure()
     marker = {"line": {"width": 0}}
     first = "A" if "A" in values else "A1"
-    order = [name for name in (first, "noise", "D") if name in values]
+    order = [name for name in (first, "lambda_A2", "D") if name in values]
     every = np.stack([values[name] for name in order], axis=-1)
     hover = (
         "key %{x}<br>"
@@ -78,10 +78,10 @@ def on_screen(data: xr.Dataset, title: str | None = None, height: int = 260, **_
         hovertemplate=hover,
         marker={**marker, "color": theme.BLUES[4] if first == "A1" else theme.BLUES[6]},
     )
-    if "noise" in values:
+    if "lambda_A2" in values:
         made.add_bar(
             x=there,
-            y=-values["noise"],
+            y=-values["lambda_A2"],
             name="−λ·A₂",
             customdata=every,
             hovertemplate=hover,
@@ -167,8 +167,8 @@ def in_print(data: xr.Dataset, width: float, title: str | None = None, **_):
     first = "A" if single else "A1"
     edge = 0.42 if len(there) <= 100 else 0.5
     ax.bar(there, data[first].values, width=2 * edge, color=theme.BLUES[6 if single else 4], label=theme.TITLES[first])
-    if "noise" in data.data_vars:
-        ax.bar(there, -data["noise"].values, width=2 * edge, color=theme.ORANGES[3], label="−λ·A₂")
+    if "lambda_A2" in data.data_vars:
+        ax.bar(there, -data["lambda_A2"].values, width=2 * edge, color=theme.ORANGES[3], label="−λ·A₂")
     if "D" in data.data_vars:
         ax.plot(
             there,

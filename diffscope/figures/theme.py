@@ -24,11 +24,11 @@ BLUES = ["#ffffff", "#deebf7", "#c6dbef", "#9ecae1", "#6baed6", "#4292c6", "#217
 ORANGES = ["#ffffff", "#feedde", "#fdd0a2", "#fdae6b", "#fd8d3c", "#f16913", "#d94801", "#a63603", "#7f2704"]
 
 #: the colour of each map where it is a line or a bar
-MAP_COLOURS = {"A": "#2171b5", "A1": "#2171b5", "A2": "#f16913", "noise": "#f16913", "D": INK, "share": "#2171b5"}
+MAP_COLOURS = {"A": "#2171b5", "A1": "#2171b5", "A2": "#f16913", "lambda_A2": "#f16913", "D": INK, "share": "#2171b5"}
 #: which scale each map is drawn with
-SCALES = {"A": "blue", "A1": "blue", "A2": "orange", "noise": "orange", "D": "diverging", "share": "blue"}
+SCALES = {"A": "blue", "A1": "blue", "A2": "orange", "lambda_A2": "orange", "D": "diverging", "share": "blue"}
 #: names as they are printed
-TITLES = {"A": "A", "A1": "A₁", "A2": "A₂", "noise": "λ·A₂", "D": "D = A₁ − λ·A₂", "share": "|D| / Σ|D|"}
+TITLES = {"A": "A", "A1": "A₁", "A2": "A₂", "lambda_A2": "λ·A₂", "D": "D = A₁ − λ·A₂", "share": "|D| / Σ|D|"}
 
 SPAN_COLOURS = {
     "answer": "#009e73",

@@ -20,7 +20,7 @@ from diffscope.stats.formulas import branches, distribution, redundancy, sinks, 
 from diffscope.stats.formulas.row_sums import Moments, of_maps
 
 MAPS = ("A1", "A2", "D")
-RANKED_MAPS = ("A1", "noise", "D")
+RANKED_MAPS = ("A1", "lambda_A2", "D")
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,7 @@ def attributes(statistic: Statistic, layer: LayerAttention) -> dict[str, str]:
         attrs["why"] = why
     if "ranked_map" in statistic.dims and layer.differential:
         scalar = layer.lam.shape[-1] == 1
-        attrs["lambda"] = "one value a head, cancels in the rank of noise" if scalar else "by token, does not cancel"
+        attrs["lambda"] = "one value a head, cancels in the rank of lambda_A2" if scalar else "by token, does not cancel"
     return attrs
 
 
@@ -94,7 +94,7 @@ def _why(statistic: Statistic, d_is_a1: bool) -> str | None:
     if "map" in statistic.dims:
         return f"standard attention has no second map: A2 is NaN and {d}"
     if "ranked_map" in statistic.dims:
-        return f"standard attention has no second map: noise is NaN and {d}"
+        return f"standard attention has no second map: lambda_A2 is NaN and {d}"
     if statistic.kind == "branch" or statistic.name in ("lambda", "cmrr"):
         return "standard attention has no second map and no lambda"
     return None

@@ -161,9 +161,9 @@ def _spectra_of_head(layer: LayerAttention, head: int, visible: Tensor, uniform:
 def _named_maps(layer: LayerAttention) -> dict[str, str | None]:
     """Which map to take for each of ``MAPS`` and ``RANKED_MAPS``."""
     if not layer.differential:
-        return {"A1": "A1", "A2": None, "noise": None, "D": "A1" if layer.d_is_a1 else "D"}
-    scalar = layer.lam.shape[-1] == 1 and bool((layer.lam != 0).all())  # then it cancels, and noise is A2
-    return {"A1": "A1", "A2": "A2", "noise": "A2" if scalar and not layer.changes else "noise", "D": "D"}
+        return {"A1": "A1", "A2": None, "lambda_A2": None, "D": "A1" if layer.d_is_a1 else "D"}
+    scalar = layer.lam.shape[-1] == 1 and bool((layer.lam != 0).all())  # then it cancels, and lambda_A2 is as A2
+    return {"A1": "A1", "A2": "A2", "lambda_A2": "A2" if scalar and not layer.changes else "lambda_A2", "D": "D"}
 
 
 def _of_uniform(layer: LayerAttention, asked: float) -> rank.Estimate:

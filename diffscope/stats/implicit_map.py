@@ -6,7 +6,7 @@ from one: with Y = A_b·X of a block of rows b, AᵀA·X is the sum of A_bᵀ·Y
 
 ======================= ===============================================================
 A1, A2, D               as the layer has them
-noise                   lambda·A2, lambda by token where the layer has it so
+lambda_A2               lambda·A2, lambda by token where the layer has it so
 uniform                 the same weight on every key that a row can see
 permuted A1 (any of     the weights of each row permuted among the keys it can see; the
 the above)              same permutation for all maps of a head, and in every sweep
@@ -27,8 +27,8 @@ from torch import Tensor
 from diffscope.attention.layer import LayerAttention, Rows
 from diffscope.errors import DiffscopeError
 
-MAPS = ("A1", "A2", "noise", "D", "uniform")
-OF_SECOND_MAP = ("A2", "noise")
+MAPS = ("A1", "A2", "lambda_A2", "D", "uniform")
+OF_SECOND_MAP = ("A2", "lambda_A2")
 PERMUTED = "permuted "
 
 
@@ -132,7 +132,7 @@ class ImplicitMaps:
         """One of ``MAPS`` in a block of rows, (query, key)."""
         if name == "uniform":
             return visible / self._visible[rows.queries, None].to(rows.a1.dtype)
-        if name == "noise":
+        if name == "lambda_A2":
             return rows.lam[0, :, None] * rows.a2[0]
         return {"A1": rows.a1, "A2": rows.a2, "D": rows.d}[name][0]
 

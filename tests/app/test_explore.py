@@ -37,7 +37,7 @@ def test_the_first_page_shows_the_maps_of_the_strongest_head(app, folders):
 
     test = fine(app())
     names = [trace["name"] for trace in maps(test)["data"] if trace["type"] == "heatmap"]
-    assert names == ["A1", "A2", "noise", "D"]
+    assert names == ["A1", "A2", "lambda_A2", "D"]
     cap = diffscope.load(str(folders["small-diff"])).capture(PROMPT, spans={"answer": "7421"})
     mass = cap.measure(["span_mass"], queries=[-1])["span_mass"].sel(map="D", span="answer", normalisation="share")
     best = mass.isel(query=0).argmax(...)

@@ -82,7 +82,7 @@ class FakeCapture:
     def map(self, name, layer, head, prompt=0, queries=None, keys=None):
         lam = float(self.lam[layer, head])
         a1, a2 = self._branch(layer, head, 0), self._branch(layer, head, 1)
-        values = {"A1": a1, "A2": a2, "noise": lam * a2, "D": a1 - lam * a2}[name]
+        values = {"A1": a1, "A2": a2, "lambda_A2": lam * a2, "D": a1 - lam * a2}[name]
         q, k = queries or slice(None), keys or slice(None)
         where = np.arange(self.n_tokens)
         words = np.array(self.tokens)

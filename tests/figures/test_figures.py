@@ -115,7 +115,7 @@ def test_a_wrong_choice_is_an_error_in_words(cap, choices):
 
 def test_maps_are_the_maps_of_the_capture(cap):
     data = figure("maps", cap, layer=1, head=1).data
-    assert list(data.data_vars) == ["A1", "A2", "noise", "D"]
+    assert list(data.data_vars) == ["A1", "A2", "lambda_A2", "D"]
     for name in data.data_vars:
         np.testing.assert_array_equal(data[name].values, cap.map(name, layer=1, head=1).values)
 
@@ -195,7 +195,7 @@ def test_zero_is_white_and_in_the_middle_of_d(cap, contrast):
     drawn = {trace.name: trace for trace in figure("maps", cap, contrast=contrast).plotly().data if trace.type == "heatmap"}
     assert drawn["D"].zmin == -drawn["D"].zmax
     assert [colour for p, colour in drawn["D"].colorscale if p == 0.5] == ["#ffffff"]
-    for name in ("A1", "A2", "noise"):
+    for name in ("A1", "A2", "lambda_A2"):
         assert drawn[name].zmin == 0 and drawn[name].colorscale[0] == (0, "#ffffff")
     assert len({trace.zmax for trace in drawn.values()}) == 1  # one scale for all maps
     assert theme.colour_map("diverging", contrast)(0.5)[:3] == pytest.approx((1, 1, 1), abs=0.01)

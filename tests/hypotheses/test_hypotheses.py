@@ -353,7 +353,7 @@ def test_answers_are_those_of_the_model_and_of_its_edits(prompts):
 def test_ranks_of_the_noise_are_those_of_the_map(prompts):
     scope = diffscope.load("mini-diff")
     found = noise_ranks(scope, prompts[:2])
-    noise = scope.capture(prompts[1].ids).map("noise", 2, 1).values
+    noise = scope.capture(prompts[1].ids).map("lambda_A2", 2, 1).values
     sigma = np.linalg.svd(noise.astype(np.float64), compute_uv=False)
     p = sigma / sigma.sum()
     assert float(found["erank"][1, 2, 1]) == pytest.approx(np.exp(-(p * np.log(p)).sum()), rel=1e-3)

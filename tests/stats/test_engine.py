@@ -115,7 +115,7 @@ def test_standard_attention_says_why_it_has_no_second_map(make_layer):
             assert values.sel(map="D").notnull().any()
         elif STATISTICS[name].kind == "branch" or name in ("lambda", "cmrr"):
             assert values.isnull().all() and values.attrs["why"]
-    assert measured["effective_rank"].sel(ranked_map="noise").isnull().all()
+    assert measured["effective_rank"].sel(ranked_map="lambda_A2").isnull().all()
     assert not any("why" in measured[name].attrs for name in ("head_cka", "logit_outliers"))
 
 
@@ -147,7 +147,7 @@ def test_a_scalar_lambda_cancels_in_the_rank_of_the_noise(make_layer):
         name: measure(make_layer(lam=lam), ["effective_rank"])["effective_rank"]
         for name, lam in {"scalar": 0.8, "other scalar": 0.3, "by token": by_token}.items()
     }
-    noise = {name: values.sel(ranked_map="noise", control="map") for name, values in rank.items()}
+    noise = {name: values.sel(ranked_map="lambda_A2", control="map") for name, values in rank.items()}
     np.testing.assert_allclose(noise["scalar"], noise["other scalar"])
     assert np.abs(noise["by token"] / noise["scalar"] - 1).max() > 0.01
     assert "cancels" in rank["scalar"].attrs["lambda"] and "does not cancel" in rank["by token"].attrs["lambda"]

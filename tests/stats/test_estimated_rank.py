@@ -238,13 +238,13 @@ def _request(layer):
     spectra = []
     for head in range(layer.n_heads):
         every = torch.eye(layer.n_keys, dtype=layer.dtype)
-        names = ["A1", "noise", "D"] if layer.differential else ["A1"]
+        names = ["A1", "lambda_A2", "D"] if layer.differential else ["A1"]
         held = ImplicitMaps(layer, head).times({each: every for name in names for each in (name, f"permuted {name}")})
         rows = {
             n: torch.stack([rank.singular_values(held[n]), uniform, rank.singular_values(held[f"permuted {n}"])]) for n in names
         }
         absent = torch.stack([nan, nan, nan])
-        spectra.append(torch.stack([rows["A1"], rows.get("noise", absent), rows.get("D", rows["A1"])]))
+        spectra.append(torch.stack([rows["A1"], rows.get("lambda_A2", absent), rows.get("D", rows["A1"])]))
     request = Request(layer, {}, torch.arange(layer.n_queries))
     request._made[effective_rank._spectra] = torch.stack(spectra)  # with the permutations of the estimates
     return request

@@ -27,7 +27,7 @@ MASKS = {
 def _held(layer, head):
     rows, visible = layer.rows(heads=[head]), layer.visible()
     a1, a2, d = rows.a1[0], rows.a2[0], rows.d[0]
-    return {"A1": a1, "A2": a2, "noise": rows.lam[0, :, None] * a2, "D": d, "uniform": rank.uniform_map(visible)}
+    return {"A1": a1, "A2": a2, "lambda_A2": rows.lam[0, :, None] * a2, "D": d, "uniform": rank.uniform_map(visible)}
 
 
 def _by_token(tokens=40):
@@ -55,8 +55,8 @@ def test_a_permuted_row_has_the_weights_of_the_row_on_the_keys_it_sees(make_laye
     layer = make_layer(tokens=40, mask=MASKS[kind])
     maps, held = ImplicitMaps(layer, 2), _held(layer, 2)
     every = torch.eye(40, dtype=torch.float64)
-    moved = maps.times({f"permuted {name}": every for name in ("A1", "noise", "D")})
-    for name in ("A1", "noise", "D"):
+    moved = maps.times({f"permuted {name}": every for name in ("A1", "lambda_A2", "D")})
+    for name in ("A1", "lambda_A2", "D"):
         permuted = moved[f"permuted {name}"]
         assert permuted[~layer.visible()].eq(0).all()
         torch.testing.assert_close(permuted.sort(-1).values, held[name].sort(-1).values)
@@ -108,7 +108,7 @@ def test_what_is_no_map_is_refused(make_layer):
         with pytest.raises(ValueError, match="choose from A1"):
             ImplicitMaps(make_layer(), 0).times({wrong: x})
     standard = ImplicitMaps(make_layer(differential=False), 0)
-    for name, permuted in itertools.product(("A2", "noise"), ("", "permuted ")):
+    for name, permuted in itertools.product(("A2", "lambda_A2"), ("", "permuted ")):
         with pytest.raises(ValueError, match="no second map"):
             standard.gram({permuted + name: x})
     assert set(MAPS) == set(_held(make_layer(), 0))
