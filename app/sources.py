@@ -57,7 +57,7 @@ def age(path: str) -> float:
 
 
 def written(path: str) -> float:
-    """When anything that can be tested was last written below a folder: weights, checkpoints, a family's scores."""
+    """When anything that can be tested was last written below a folder: weights, checkpoints, a cohort's scores."""
     there = Path(path).expanduser()
     files = (file for kind in ("*.safetensors", "*.nc") for file in there.rglob(kind)) if path and there.is_dir() else ()
     return max((file.stat().st_mtime for file in files), default=0.0)

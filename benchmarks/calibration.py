@@ -5,10 +5,10 @@
 
 Of synthetic attention with a planted truth (noise that is cancelled, a pedestal that is taken away, both, noise of each map's
 own, nothing), at several strengths of the noise and numbers of prompts: the share of each verdict, beside scores at random. The
-same of pairs (beside a standard model with noise of its own), of checkpoints (the truth grows from step to step) and of families
+same of pairs (beside a standard model with noise of its own), of checkpoints (the truth grows from step to step) and of cohorts
 (rates of answers that follow one account, at several effects and numbers of seeds). Of models with random weights, whose scores
-are as far apart as a trained model's: the share of p at most 0.05, each model against others of its kind. Of families in which
-no arm differs: the same, over seeds. p is not corrected, but for the families, whose tests are corrected together.
+are as far apart as a trained model's: the share of p at most 0.05, each model against others of its kind. Of cohorts in which
+no arm differs: the same, over seeds. p is not corrected, but for the cohorts, whose tests are corrected together.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from diffscope.hypotheses.declared import information_flow, low_rank, one_model,
 from diffscope.hypotheses.evidence.flows import flows, noise_ranks
 from diffscope.hypotheses.evidence.last_query import read
 from diffscope.hypotheses.inference import LEVEL, Observed, estimate
-from diffscope.hypotheses.planted import TRUTHS, Planted, PlantedSubject, planted_family
+from diffscope.hypotheses.planted import TRUTHS, Planted, PlantedSubject, planted_cohort
 from diffscope.hypotheses.rules import judge, state
 from diffscope.hypotheses.subjects import anew
 from diffscope.lab.scoring import draw
@@ -43,7 +43,7 @@ SINK = 4.0
 STEPS = (0, 10, 50, 200, 800)
 ROUNDS = 8  # series of untrained models
 PULLS = {"NC": 0.3, "neither": 0.0, "against": -0.3}
-FAMILIES = ((3, 0.5), (5, 0.5), (5, 1.0), (8, 1.0))  # seeds, effect in logits
+COHORTS = ((3, 0.5), (5, 0.5), (5, 1.0), (8, 1.0))  # seeds, effect in logits
 
 
 class Given:
@@ -139,14 +139,14 @@ def series(models, task):
     return table
 
 
-def planted_families(count):
-    """Share of verdicts on families by truth, number of seeds and effect; p corrected over the family's tests."""
-    ids, table = [test.id for test in TESTS.values() if test.needs == "family"], {}
-    for seeds, effect in FAMILIES:
+def planted_cohorts(count):
+    """Share of verdicts on cohorts by truth, number of seeds and effect; p corrected over the cohort's tests."""
+    ids, table = [test.id for test in TESTS.values() if test.needs == "cohort"], {}
+    for seeds, effect in COHORTS:
         for truth in ("NC", "SP", "neither"):
             said = {name: Counter() for name in ids}
             for seed in range(count):
-                for one in run(ids, family=planted_family(truth, seeds, effect, seed=seed)):
+                for one in run(ids, cohort=planted_cohort(truth, seeds, effect, seed=seed)):
                     said[one.test.id][one.verdict] += 1
             table |= {f"{name} | {truth} | {seeds} seeds, effect {effect:g}": found for name, found in shares(said).items()}
     return table
@@ -179,8 +179,8 @@ def random_models(models, task):
     return rates, {f"{id}: {said}": count / models for (id, said), count in verdicts.items()}
 
 
-def families(count, seeds=3, prompts=100, spread=0.05):
-    """Share of p at most 0.05 where two arms differ by their seeds alone, as the tests of a family see them."""
+def cohorts(count, seeds=3, prompts=100, spread=0.05):
+    """Share of p at most 0.05 where two arms differ by their seeds alone, as the tests of a cohort see them."""
     rng, found = np.random.default_rng(0), 0
     for _ in range(count):
         levels = 0.85 + spread * rng.normal(size=(2, seeds, 1))
@@ -213,16 +213,16 @@ def main():
     if not options.quick:
         result["planted"] = planted(options.models, task)
         result["pairs"], result["checkpoints"] = pairs(options.models, task), series(options.models, task)
-        result["planted_families"] = planted_families(options.models)
-        for name in ("planted", "pairs", "checkpoints", "planted_families"):
+        result["planted_cohorts"] = planted_cohorts(options.models)
+        for name in ("planted", "pairs", "checkpoints", "planted_cohorts"):
             print(f"\n{name.replace('_', ' ')}\n\n{table(result[name])}")
     result["random"], result["random_verdicts"] = random_models(options.models, task)
     print(f"\n{options.models} models of random weights: share of p at most {LEVEL:g}")
     for name, share in result["random"].items():
         print(f"{name}: {share:.1%}")
     print("verdicts on them: " + ", ".join(f"{name} {share:.1%}" for name, share in result["random_verdicts"].items()))
-    result["families"] = families(20 * options.models)
-    print(f"\n{20 * options.models} families without a difference, 3 seeds: {result['families']:.1%} of p at most {LEVEL:g}")
+    result["cohorts"] = cohorts(20 * options.models)
+    print(f"\n{20 * options.models} cohorts without a difference, 3 seeds: {result['cohorts']:.1%} of p at most {LEVEL:g}")
     if options.out:
         with open(options.out, "w") as file:
             json.dump(result, file, indent=1)

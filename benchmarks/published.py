@@ -1,4 +1,4 @@
-"""Published figures of differential attention beside the same measured on a trained family: means over its seeds, ± their spread.
+"""Published figures of differential attention beside the same measured on a trained cohort: means over its seeds, ± their spread.
 
     python benchmarks/published.py runs/laptop --out published.json
 
@@ -18,7 +18,7 @@ import torch
 import diffscope
 from diffscope import edits
 from diffscope.hypotheses import Asked
-from diffscope.hypotheses.api import models_of, open_family
+from diffscope.hypotheses.api import models_of, open_cohort
 from diffscope.hypotheses.declared.one_model import over_model
 from diffscope.hypotheses.declared.robustness import likeness
 from diffscope.hypotheses.evidence.answers import answers
@@ -34,7 +34,7 @@ PUBLISHED = {  # as FIELD_GUIDE.md, section 4, has them: standard, DIFF
     "scores: top 1, 2, 3, 10, 100, median": ("318 / 308 / 305 / 285 / 252 / 5.4", "38.8 / 38.8 / 37.3 / 32.0 / 27.4 / 3.3"),
     "layer outputs: the same": ("3609 / 3607 / 3604 / 3552 / 2448 / 0.6", "1688 / 1673 / 1672 / 1624 / 741 / 1.2"),
     "exact answers with scores of 16, 8, 6, 4 bits": ("falls at 6 bits", "holds to 6 bits; 4 bits ≈ standard's 6"),
-    "exact answers among 4, 8, 16 competing sentences": (".62 (4 needles, 2 asked)", ".84 (4 needles, 2 asked)"),
+    "exact answers among 4, 8, 16 distractors": (".62 (4 needles, 2 asked)", ".84 (4 needles, 2 asked)"),
     "effective rank of λA2, exp H(σ) and exp H(σ²)": ("–", "2–5 (which of the two is not said)"),
     "weight of key tokens, share in D over share in A1": ("–", "+30–50 %"),
     "norm of the second branch's gradient over the first's, over λ": ("–", "near 1"),
@@ -91,20 +91,20 @@ def said(values: list[list[float]]) -> str:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("family", type=Path)
+    parser.add_argument("cohort", type=Path)
     parser.add_argument("--prompts", type=int, default=40)
     parser.add_argument("--out", help="a JSON file for all numbers")
     options = parser.parse_args()
-    family = open_family(options.family)
-    asked = Asked(prompts=options.prompts, template=json.loads(family.attrs["recipe"])["grid"]["template"])
-    arms = dict(zip(("standard", "diff"), models_of(options.family, family, "standard", "diff")))
+    cohort = open_cohort(options.cohort)
+    asked = Asked(prompts=options.prompts, template=json.loads(cohort.attrs["recipe"])["grid"]["template"])
+    arms = dict(zip(("standard", "diff"), models_of(options.cohort, cohort, "standard", "diff")))
     found = {}
     for arm, models in arms.items():
         scopes = [diffscope.load(model) for model in models]
         found[arm] = [measured(scope, asked.of(scope)) for scope in scopes]
-        right = family["exact_match"].sel(arm=arm, noise=[4, 8, 16], seed=[int(m.rpartition("-")[2]) for m in models])
-        for one, by_noise in zip(found[arm], right.mean(("length", "prompt")).values):
-            one["exact answers among 4, 8, 16 competing sentences"] = by_noise.tolist()
+        right = cohort["exact_match"].sel(arm=arm, distractors=[4, 8, 16], seed=[int(m.rpartition("-")[2]) for m in models])
+        for one, by_distractors in zip(found[arm], right.mean(("length", "prompt")).values):
+            one["exact answers among 4, 8, 16 distractors"] = by_distractors.tolist()
     print("| figure | published: standard | DIFF | here: standard | DIFF |\n|---|---|---|---|---|")
     for name, theirs in PUBLISHED.items():
         ours = [said([one[name] for one in found[arm]]) if name in found[arm][0] else "–" for arm in ("standard", "diff")]

@@ -29,7 +29,7 @@ lab.train(recipe(), "diff", sys.argv[1], threads=1)
 
 
 def recipe(steps=260):
-    """The laptop family's DIFF arm, with few steps."""
+    """The laptop cohort's DIFF arm, with few steps."""
     from diffscope.lab.training.recipe import Recipe
 
     laptop = Recipe.load("laptop")

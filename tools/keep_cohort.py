@@ -1,4 +1,4 @@
-"""Keep what a family has become in little room: ``python tools/keep_cohort.py runs/laptop benchmarks/results/laptop``.
+"""Keep what a cohort has become in little room: ``python tools/keep_cohort.py runs/laptop benchmarks/results/laptop``.
 
 Models that were trained and scored, in half precision, opened as usual, with their curves; scores and dataset as they
 are, so that ``diffscope train RECIPE --out FOLDER --report`` tells of the copy what it tells of the original, and training goes
@@ -22,7 +22,7 @@ BESIDE = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_
 
 
 def keep(run: Path, target: Path) -> list[str]:
-    """Copy the scored models of a family and what was measured of it.
+    """Copy the scored models of a cohort and what was measured of it.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ def keep(run: Path, target: Path) -> list[str]:
     Raises
     ------
     DiffscopeError
-        There is no dataset of the family, which says which models were scored: their scores are those of full precision.
+        There is no dataset of the cohort, which says which models were scored: their scores are those of full precision.
     """
     if not (run / DATASET).is_file():
         raise DiffscopeError(

@@ -19,11 +19,11 @@ def choose_board() -> tuple[str, str | None]:
     from diffscope.hypotheses.study import shipped
 
     with st.sidebar:
-        known = [f"{name} family, {board}" for name in shipped() for board in study(name).boards]
+        known = [f"{name} cohort, {board}" for name in shipped() for board in study(name).boards]
         chosen = st.selectbox("Board of", [*known, MODEL], key="board", bind="query-params")
     if chosen == MODEL:
         return MODEL, None
-    name, _, board = chosen.partition(" family, ")
+    name, _, board = chosen.partition(" cohort, ")
     return name, board
 
 
@@ -33,7 +33,7 @@ def choose_subject() -> dict | None:
     with st.sidebar:
         model = _named("Differential model", names, "subject")
         baseline = _named("Standard model beside it", [NONE, *reversed(names)], "beside")
-        family = st.text_input("Folder of a trained family", key="family", bind="query-params", placeholder="runs/laptop").strip()
+        cohort = st.text_input("Folder of a trained cohort", key="cohort", bind="query-params", placeholder="runs/laptop").strip()
         prompts = st.number_input("Prompts", 10, 200, 40, step=5, key="prompts", bind="query-params")
         length = st.number_input("Tokens a prompt", 64, 4096, 160, key="length", bind="query-params")
         untrained = st.number_input(
@@ -47,9 +47,9 @@ def choose_subject() -> dict | None:
         )
         asked = {"prompts": int(prompts), "length": int(length), "untrained": int(untrained)}
         chosen = st.multiselect("Tests", list(TESTS), key="tests", placeholder="all of them")
-    if not model and not family:
+    if not model and not cohort:
         return None
-    return {"model": model, "baseline": baseline, "family": family, "ids": tuple(chosen), **asked}
+    return {"model": model, "baseline": baseline, "cohort": cohort, "ids": tuple(chosen), **asked}
 
 
 def _named(label: str, names: list[str], key: str) -> str:
@@ -66,7 +66,7 @@ def run_board(asked: dict) -> list | None:
     """The verdicts on what is asked about: made test by test when the button is pressed, kept as far as they are finished."""
     key = tuple(sorted((name, value) for name, value in asked.items() if name != "ids"))
     kept = state.setdefault("_kept", {}).setdefault(
-        (key, *(written(asked[name]) for name in ("model", "baseline", "family"))), {}
+        (key, *(written(asked[name]) for name in ("model", "baseline", "cohort"))), {}
     )
     ids = asked["ids"] or tuple(TESTS)
     done = all(one in kept for one in ids)
@@ -96,7 +96,7 @@ def _run(asked: dict, ids: tuple, kept: dict) -> None:
     subjects = gather(
         [asked["model"]] if asked["model"] else [],
         [asked["baseline"]] if asked["model"] and asked["baseline"] else [],
-        Path(asked["family"]) if asked["family"] else None,
+        Path(asked["cohort"]) if asked["cohort"] else None,
         needs=needs,
         progress=told,
         opener=lambda name: scope(name, age(name)),
@@ -129,12 +129,12 @@ with in_words():
         seeds = sorted({seed for some in kept.facts["arms"].values() for seed in some})
         fresh = kept.facts["fresh"]
         which = fresh if board == "fresh seeds" else seeds
-        show_board(kept.boards[board], f"The {name} family, seeds {', '.join(map(str, which))}")
+        show_board(kept.boards[board], f"The {name} cohort, seeds {', '.join(map(str, which))}")
     else:
         asked = choose_subject()
         if asked is None:
-            st.info("Choose a differential model, or give the folder of a trained family.")
+            st.info("Choose a differential model, or give the folder of a trained cohort.")
         else:
             found = run_board(asked)
             if found:
-                show_board(found, " beside ".join(filter(None, (asked["model"], asked["baseline"], asked["family"]))))
+                show_board(found, " beside ".join(filter(None, (asked["model"], asked["baseline"], asked["cohort"]))))

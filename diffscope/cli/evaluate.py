@@ -23,7 +23,7 @@ Unanswerable = Annotated[bool, typer.Option("--unanswerable", help='Ask for what
 Template = Annotated[
     str | None,
     typer.Option(
-        metavar="TEXT", help='The sentence, " The magic number: {city} {number}." without; families learn " {city} {number}."'
+        metavar="TEXT", help='The sentence, " The magic number: {city} {number}." without; cohorts learn " {city} {number}."'
     ),
 ]
 Text = Annotated[

@@ -1,4 +1,4 @@
-"""``diffscope study``: every test on a trained family, run or shown."""
+"""``diffscope study``: every test on a trained cohort, run or shown."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,15 +13,15 @@ from diffscope.errors import DiffscopeError
 EXAMPLE = (
     "diffscope study show",
     "diffscope study show laptop --board 'fresh seeds'",
-    "diffscope study run --family runs/laptop --fresh 3 --fresh 4 --out runs/study",
+    "diffscope study run --cohort runs/laptop --fresh 3 --fresh 4 --out runs/study",
     "diffscope study run --preset gpu --device cuda",
 )
 BOARD_FILES = (".md", ".html", ".json")
 
 Action = Annotated[str, typer.Argument(metavar="show|run", help="Show a study that was kept, or run one.")]
 Folder = Annotated[str | None, typer.Argument(metavar="[FOLDER]", help="What to show: a folder, or a shipped study by name.")]
-Preset = Annotated[str | None, typer.Option(metavar="laptop|gpu", help="Train this family first, what is missing of it.")]
-Family = Annotated[Path | None, typer.Option(metavar="FOLDER", help="The trained family, with its models.")]
+Preset = Annotated[str | None, typer.Option(metavar="laptop|gpu", help="Train this cohort first, what is missing of it.")]
+Cohort = Annotated[Path | None, typer.Option(metavar="FOLDER", help="The trained cohort, with its models.")]
 Fresh = Annotated[list[int] | None, typer.Option(min=0, help="A seed with a board of its own besides. Repeatable.")]
 Out = Annotated[
     Path | None, typer.Option(metavar="FOLDER|FILE", help="run: where it is kept; show: the board as .md, .html, .json.")
@@ -36,7 +36,7 @@ def command(
     action: Action,
     folder: Folder = None,
     preset: Preset = None,
-    family: Family = None,
+    cohort: Cohort = None,
     fresh: Fresh = None,
     out: Out = None,
     board: Board = "all seeds",
@@ -46,28 +46,28 @@ def command(
     device: Device = None,
     as_json: Json = False,
 ):
-    """Noise cancellation or sparsification: the tests on a whole family, side by side, with what they say together."""
+    """Noise cancellation or sparsification: the tests on a whole cohort, side by side, with what they say together."""
     if action == "show":
         _show(folder, board, out, as_json)
     elif action == "run":
-        _run(preset, family, fresh or [], out, device, processes, as_json, prompts=prompts, length=length)
+        _run(preset, cohort, fresh or [], out, device, processes, as_json, prompts=prompts, length=length)
     else:
         raise DiffscopeError(f"study {action!r} is unknown; choose show or run")
 
 
-def _run(preset, family, fresh, out, device, processes, as_json, **asked):
+def _run(preset, cohort, fresh, out, device, processes, as_json, **asked):
     from diffscope.cli import train
     from diffscope.hypotheses.study import run_study
     from diffscope.scope import load
 
-    if not (preset or family):
-        raise DiffscopeError("a study needs a family: --family FOLDER, or --preset laptop to train one first")
-    family = family or Path("runs") / preset
+    if not (preset or cohort):
+        raise DiffscopeError("a study needs a cohort: --cohort FOLDER, or --preset laptop to train one first")
+    cohort = cohort or Path("runs") / preset
     if preset:
-        train.command(preset=preset, out=family, processes=processes, device=device)
-    out = out or family.parent / f"{family.name}-study"
+        train.command(preset=preset, out=cohort, processes=processes, device=device)
+    out = out or cohort.parent / f"{cohort.name}-study"
     with counting("testing") as progress:
-        study = run_study(family, out, fresh, progress=progress, opener=lambda name: load(name, device=device), **asked)
+        study = run_study(cohort, out, fresh, progress=progress, opener=lambda name: load(name, device=device), **asked)
     _tell(study, "all seeds", as_json)
     note(f"kept in {out}; show it with: diffscope study show {out}")
 
@@ -81,7 +81,7 @@ def _show(folder, board, out, as_json):
     if out is not None:
         if out.suffix not in BOARD_FILES:
             raise DiffscopeError(f"cannot write a board as {out.suffix!r}; use {', '.join(BOARD_FILES)}")
-        keep(study.boards[board], out, f"the {study.facts['recipe']} family, {board}")
+        keep(study.boards[board], out, f"the {study.facts['recipe']} cohort, {board}")
     _tell(study, board, as_json)
     if out is not None:
         note(f"saved {out}")
@@ -96,7 +96,7 @@ def _tell(study, board, as_json):
     rows = [(verdicts[0].test.id, *(one.verdict for one in verdicts)) for verdicts in zip(*study.boards.values())]
     facts = study.facts
     seeds = sorted({seed for some in facts["arms"].values() for seed in some})
-    say(f"family {facts['recipe']}, seeds {', '.join(map(str, seeds))}; fresh: {', '.join(map(str, facts['fresh'])) or 'none'}")
+    say(f"cohort {facts['recipe']}, seeds {', '.join(map(str, seeds))}; fresh: {', '.join(map(str, facts['fresh'])) or 'none'}")
     show_table(("test", *names), rows)
     say()
     say(f"{board}, in words")

@@ -14,7 +14,7 @@ from diffscope.errors import DiffscopeError
 EXAMPLE = (
     "diffscope test --model mini-diff",
     "diffscope test noise-symmetry sparsity --model mini-diff --json",
-    "diffscope test --family runs/laptop --out board.md",
+    "diffscope test --cohort runs/laptop --out board.md",
     "diffscope test --list",
 )
 FORMATS = (".md", ".html", ".json")
@@ -24,9 +24,9 @@ Models = Annotated[
     list[str] | None,
     typer.Option("--model", metavar="NAME|FOLDER|HUB-ID", help="A model, or several seeds of one. Repeatable."),
 ]
-Family = Annotated[
+Cohort = Annotated[
     Path | None,
-    typer.Option(metavar="FOLDER", help="A trained family; without --model its DIFF models are tested too."),
+    typer.Option(metavar="FOLDER", help="A trained cohort; without --model its DIFF models are tested too."),
 ]
 Baseline = Annotated[
     list[str] | None,
@@ -37,7 +37,7 @@ Listed = Annotated[bool, typer.Option("--list", help="Show what is claimed, pred
 Prompts = Annotated[int, typer.Option(min=10, help="Retrieval prompts, spread over five depths.")]
 Length = Annotated[int, typer.Option(min=64, help="Tokens a prompt.")]
 Untrained = Annotated[int, typer.Option(min=3, help="Models of random weights that a trained one is compared with.")]
-Template = Annotated[str | None, typer.Option(metavar="TEXT", help="The needle sentence; of a family what it was trained on.")]
+Template = Annotated[str | None, typer.Option(metavar="TEXT", help="The needle sentence; of a cohort what it was trained on.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of prompts and untrained models.")]
 Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Keep the board: .md, .html or .json.")]
 
@@ -46,7 +46,7 @@ def command(
     ids: Ids = None,
     model: Models = None,
     baseline: Baseline = None,
-    family: Family = None,
+    cohort: Cohort = None,
     everything: All = False,
     listed: Listed = False,
     prompts: Prompts = 40,
@@ -76,7 +76,7 @@ def command(
         subjects = gather(
             model or [],
             baseline or [],
-            family,
+            cohort,
             needs={test.needs for test in tests},
             progress=progress,
             opener=lambda name: diffscope.load(name, device=device, dtype=dtype),

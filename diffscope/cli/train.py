@@ -1,4 +1,4 @@
-"""``diffscope train``: train a matched family, or some of its arms, and say what each learned."""
+"""``diffscope train``: train a matched cohort, or some of its arms, and say what each learned."""
 
 from pathlib import Path
 from typing import Annotated
@@ -19,7 +19,7 @@ EXAMPLE = (
 
 Recipe = Annotated[str | None, typer.Argument(metavar="RECIPE", help="A TOML file, or a bundled recipe by name.")]
 Preset = Annotated[str | None, typer.Option(metavar="laptop|gpu", help="The same as the name of a bundled recipe.")]
-Arms = Annotated[list[str] | None, typer.Option("--arm", metavar="NAME", help="A model of the family; all without. Repeatable.")]
+Arms = Annotated[list[str] | None, typer.Option("--arm", metavar="NAME", help="A model of the cohort; all without. Repeatable.")]
 Seeds = Annotated[list[int] | None, typer.Option("--seed", min=0, help="A seed; all of the recipe without. Repeatable.")]
 Out = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where runs go; what stopped goes on from there.")]
 Threads = Annotated[int, typer.Option(min=1, help="Processor threads of each run.")]
@@ -50,7 +50,7 @@ def command(
     figure: Draw = None,
     as_json: Json = False,
 ):
-    """Train the arms of a family with every seed, and score them. What stopped goes on with the same command."""
+    """Train the arms of a cohort with every seed, and score them. What stopped goes on with the same command."""
     from dataclasses import replace
 
     from diffscope.figures.base import check_suffix
@@ -135,27 +135,27 @@ def _tell(recipe, out, runs, device, figure, as_json):
         )
     else:
         _show_runs(together, rows)
-    note(f"{len(outcome.done)} of {len(runs)} runs are finished; all that was measured is in {out / 'family.nc'}")
+    note(f"{len(outcome.done)} of {len(runs)} runs are finished; all that was measured is in {out / 'cohort.nc'}")
     if figure is not None:
-        diffscope.figure("family", together).save(figure)
+        diffscope.figure("cohort", together).save(figure)
         note(f"saved {figure}")
 
 
 def _show_runs(together, rows):
-    noises = [int(noise) for noise in together["noise"].values]
-    headers = ["arm", "parameters", "formed at step", *(f"noise {noise}" for noise in noises)]
+    counts = [int(count) for count in together["distractors"].values]
+    headers = ["arm", "parameters", "formed at step", *(f"{count} distractors" for count in counts)]
     headers += ["near-duplicates", "says unknown: rightly", "wrongly", "text loss: repeated", "other"]
     table = []
     for row in rows:
         formed = ["never" if step is None else str(step) for step in row["formation"].values()]
         formed += [f"(seed {seed} missing)" for seed in row["missing"]]
-        cells = [f"{row['by_noise'][noise]:.1%}" for noise in noises]
+        cells = [f"{row['by_distractors'][count]:.1%}" for count in counts]
         cells += [f"{row[name]:.1%}" for name in ("near", "unknown_when_unanswerable", "unknown_when_answerable")]
         table.append([row["arm"], row["parameters"], ", ".join(formed), *cells, row["text_hit"], row["text_other"]])
-    chance = [f"{1 / (noise + 1):.1%}" for noise in noises]
+    chance = [f"{1 / (count + 1):.1%}" for count in counts]
     near = [1 / (1 + near) for near in together["near"].values if near]
     table.append(["copying any number", None, "", *chance, f"{sum(near) / len(near):.1%}", "", "", None, None])
-    say("exact answers by number of competing sentences, mean over prompts, lengths, then finished seeds")
+    say("exact answers by number of distractors, mean over prompts, lengths, then finished seeds")
     show_table(headers, table)
 
 

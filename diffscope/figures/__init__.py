@@ -2,14 +2,14 @@
 
 >>> import diffscope.figures
 >>> sorted(diffscope.figures.FIGURES)
-['board', 'family', 'fidelity', 'lambda', 'maps', 'overview', 'row']
+['board', 'cohort', 'fidelity', 'lambda', 'maps', 'overview', 'row']
 
-`figure(name, capture, ...)`, for a family its dataset, for a board its verdicts, returns a `Figure`: `.data` is what is drawn
+`figure(name, capture, ...)`, for a cohort its dataset, for a board its verdicts, returns a `Figure`: `.data` is what is drawn
 (xarray), `.plotly()` draws it to explore, `.matplotlib()` draws it to print, and `.save(path)` writes it by its suffix.
 """
 
 from diffscope.errors import DiffscopeError
-from diffscope.figures import board, family, layers, maps, overview, rows  # noqa: F401 (each registers what it draws)
+from diffscope.figures import board, cohort, layers, maps, overview, rows  # noqa: F401 (each registers what it draws)
 from diffscope.figures.base import FIGURES, Figure
 
 __all__ = ["FIGURES", "Figure", "figure"]

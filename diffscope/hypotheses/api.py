@@ -1,4 +1,4 @@
-"""From names of models and folders of families to what the tests are made on."""
+"""From names of models and folders of cohorts to what the tests are made on."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ class Gathered:
     Attributes
     ----------
     names : list of str
-        Models, baselines, family: what the board is about.
+        Models, baselines, cohort: what the board is about.
     asked : Asked
     """
 
     names: list[str]
     asked: Asked
     model: Subject | None = None
-    family: xr.Dataset | None = None
+    cohort: xr.Dataset | None = None
     pair: Pair | None = None
     checkpoints: list[Subject] = field(default_factory=list)
 
     def run(self, ids: Sequence[str] = (), progress: Progress | None = None, kept: MutableMapping | None = None) -> list[Verdict]:
         """The verdicts; see :func:`diffscope.hypotheses.board.run`."""
         how = dict(pair=self.pair, checkpoints=self.checkpoints, progress=progress, kept=kept)
-        return run(ids, self.model, self.family, **how)
+        return run(ids, self.model, self.cohort, **how)
 
 
 def gather(
     models: Sequence[str | Scope] = (),
     baselines: Sequence[str | Scope] = (),
-    family: Path | None = None,
+    cohort: Path | None = None,
     *,
     seeds: Collection[int] | None = None,
     needs: Collection[str] = tuple(NEEDED),
@@ -65,14 +65,14 @@ def gather(
     Parameters
     ----------
     models : sequence of str or Scope
-        A model, or several seeds of one; those of a family where it is given and they are not.
+        A model, or several seeds of one; those of a cohort where it is given and they are not.
     baselines : sequence of str or Scope
         The standard models that they are matched with, one each.
-    family : path, optional
-        Folder of a trained family.
+    cohort : path, optional
+        Folder of a trained cohort.
     seeds : collection of int, optional
-        Only these seeds of the family.
-    needs : collection of {"model", "pair", "checkpoints", "family"}
+        Only these seeds of the cohort.
+    needs : collection of {"model", "pair", "checkpoints", "cohort"}
         What the tests need; other things are not opened.
     progress : callable, optional
         Called with (done, total, what is read) whenever models are read.
@@ -89,16 +89,16 @@ def gather(
     found = None
     if baselines and len(baselines) != len(models):
         raise DiffscopeError("--baseline is matched with --model one by one; give as many of each")
-    if not models and family is None:
-        raise DiffscopeError("nothing to test; name a model with --model, or a trained family with --family FOLDER")
-    if family is not None:
-        family = Path(family)
-        found = open_family(family)
+    if not models and cohort is None:
+        raise DiffscopeError("nothing to test; name a model with --model, or a trained cohort with --cohort FOLDER")
+    if cohort is not None:
+        cohort = Path(cohort)
+        found = open_cohort(cohort)
         if seeds is not None:
             found = found.sel(seed=_there(found, seeds))
         if not models:
-            models, baselines = models_of(family, found, "diff", "standard")
-            models = models or models_of(family, found, "diff")[0]
+            models, baselines = models_of(cohort, found, "diff", "standard")
+            models = models or models_of(cohort, found, "diff")[0]
         asked["template"] = asked.get("template") or json.loads(found.attrs["recipe"])["grid"]["template"]
     asked = Asked(**{name: value for name, value in asked.items() if value is not None})
     opened: dict[str | Scope, Scope] = {}
@@ -115,7 +115,7 @@ def gather(
     series = [subject(steps, _of_series(asked, len(steps), len(several), i), series=True) for i, steps in enumerate(several)]
     names = [one if isinstance(one, str) else one.name for one in (*models, *baselines)]
     pair = Pair(model, standard) if model and standard else None
-    return Gathered([*names, *([str(family)] if family else [])], asked, model, found, pair, series)
+    return Gathered([*names, *([str(cohort)] if cohort else [])], asked, model, found, pair, series)
 
 
 def _of_series(asked: Asked, steps: int, several: int, number: int) -> Asked:
@@ -124,9 +124,9 @@ def _of_series(asked: Asked, steps: int, several: int, number: int) -> Asked:
     return replace(asked, prompts=min(asked.prompts, SERIES_PROMPTS), untrained=count, first=number * count)
 
 
-def _there(family: xr.Dataset, seeds: Collection[int]) -> list[int]:
-    if absent := set(seeds) - {int(seed) for seed in family["seed"].values}:
-        raise DiffscopeError(f"the family has no seed {min(absent)}; it has {', '.join(map(str, family['seed'].values))}")
+def _there(cohort: xr.Dataset, seeds: Collection[int]) -> list[int]:
+    if absent := set(seeds) - {int(seed) for seed in cohort["seed"].values}:
+        raise DiffscopeError(f"the cohort has no seed {min(absent)}; it has {', '.join(map(str, cohort['seed'].values))}")
     return sorted(seeds)
 
 
@@ -134,7 +134,7 @@ def test(
     ids: Sequence[str] = (),
     model: str | Scope | Sequence[str | Scope] = (),
     baseline: str | Scope | Sequence[str | Scope] = (),
-    family: str | Path | None = None,
+    cohort: str | Path | None = None,
     *,
     progress: Progress | None = None,
     **asked,
@@ -149,8 +149,8 @@ def test(
         A differential model, or several seeds of one.
     baseline : str, Scope, or several
         The standard model that each is matched with.
-    family : path, optional
-        Folder of a trained family; without `model` its DIFF models are tested too.
+    cohort : path, optional
+        Folder of a trained cohort; without `model` its DIFF models are tested too.
     progress : callable, optional
         Called with (done, total, words).
     **asked
@@ -169,14 +169,14 @@ def test(
     ids = [ids] if isinstance(ids, str) else list(ids)
     needs = {one.needs for one in chosen(ids)}
     one_or_more = ([one] if isinstance(one, (str, Scope)) else list(one) for one in (model, baseline))
-    return gather(*one_or_more, family, needs=needs, progress=progress, **asked).run(ids)
+    return gather(*one_or_more, cohort, needs=needs, progress=progress, **asked).run(ids)
 
 
 test.__test__ = False  # it is not one of pytest's
 
 
-def open_family(folder: Path) -> xr.Dataset:
-    """What ``diffscope train`` measured of a family.
+def open_cohort(folder: Path) -> xr.Dataset:
+    """What ``diffscope train`` measured of a cohort.
 
     Raises
     ------
@@ -184,19 +184,19 @@ def open_family(folder: Path) -> xr.Dataset:
         There is none in the folder.
     """
     if not (folder / DATASET).is_file():
-        raise DiffscopeError(f"{folder} holds no {DATASET}; make a trained family with: diffscope train laptop --out {folder}")
+        raise DiffscopeError(f"{folder} holds no {DATASET}; make a trained cohort with: diffscope train laptop --out {folder}")
     found = open_statistics(folder / DATASET)
     if not ({"exact_match", "finished"} <= set(found) and "recipe" in found.attrs):
-        raise DiffscopeError(f"{folder / DATASET} is not what diffscope train measures of a family")
+        raise DiffscopeError(f"{folder / DATASET} is not what diffscope train measures of a cohort")
     return found
 
 
-def models_of(folder: Path, family: xr.Dataset, *arms: str) -> list[list[str]]:
+def models_of(folder: Path, cohort: xr.Dataset, *arms: str) -> list[list[str]]:
     """For each arm the folders of its models, of those seeds that all of the arms have finished."""
-    if set(arms) - set(family["arm"].values):
+    if set(arms) - set(cohort["arm"].values):
         return [[] for _ in arms]
-    finished = (family["finished"].sel(arm=list(arms)) == 1).all("arm").values
-    seeds = [int(seed) for seed in family["seed"].values[finished]]
+    finished = (cohort["finished"].sel(arm=list(arms)) == 1).all("arm").values
+    seeds = [int(seed) for seed in cohort["seed"].values[finished]]
     there = [seed for seed in seeds if all((folder / arm / f"seed-{seed}" / WEIGHTS).is_file() for arm in arms)]
     return [[str(folder / arm / f"seed-{seed}") for seed in there] for arm in arms]
 

@@ -18,7 +18,7 @@ from diffscope.hypotheses.verdicts import Verdict, sentence
 def run(
     ids: Sequence[str] = (),
     model: Subject | None = None,
-    family: xr.Dataset | None = None,
+    cohort: xr.Dataset | None = None,
     *,
     pair: Pair | None = None,
     checkpoints: Sequence[Subject] = (),
@@ -32,8 +32,8 @@ def run(
     ids : sequence of str
         By default all.
     model : Subject, optional
-    family : Dataset, optional
-        What ``diffscope train`` measured of a family, ``family.nc``.
+    cohort : Dataset, optional
+        What ``diffscope train`` measured of a cohort, ``cohort.nc``.
     pair : Pair, optional
     checkpoints : sequence of Subject
         Of each training its checkpoints, ``NAME@STEP``, in order; several trainings are seeds.
@@ -47,7 +47,7 @@ def run(
     list of Verdict
         In the order asked; a test that cannot be run says what it needs.
     """
-    subjects = {"model": model, "pair": pair, "checkpoints": list(checkpoints) or None, "family": family}
+    subjects = {"model": model, "pair": pair, "checkpoints": list(checkpoints) or None, "cohort": cohort}
     tests, kept, found = chosen(ids), {} if kept is None else kept, {}
     for number, test in enumerate(tests):
         if progress:

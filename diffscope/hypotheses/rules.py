@@ -45,7 +45,7 @@ class Test:
         What is estimated.
     predictions : dict of {"NC", "SP"} to dict of str to {"above", "below", "none"}
         What noise cancellation and sparsification say of the quantities; where one says nothing of any, it is left out.
-    needs : {"model", "pair", "checkpoints", "family"}
+    needs : {"model", "pair", "checkpoints", "cohort"}
     limits : str
         What the test cannot say, whatever comes out.
     unable : str

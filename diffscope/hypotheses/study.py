@@ -1,4 +1,4 @@
-"""The study: every test on a trained family, with all of its seeds and with fresh ones alone, kept as one file."""
+"""The study: every test on a trained cohort, with all of its seeds and with fresh ones alone, kept as one file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scipy.stats import CensoredData, logrank
 from statsmodels.api import SurvfuncRight
 
 from diffscope.errors import CorruptFile, DiffscopeError
-from diffscope.hypotheses.api import Gathered, gather, open_family
+from diffscope.hypotheses.api import Gathered, gather, open_cohort
 from diffscope.hypotheses.declared import TESTS
 from diffscope.hypotheses.inference import Estimate
 from diffscope.hypotheses.subjects import Progress
@@ -29,12 +29,12 @@ ALL, FRESH = "all seeds", "fresh seeds"
 
 @dataclass(frozen=True)
 class Study:
-    """Boards of one family.
+    """Boards of one cohort.
 
     Attributes
     ----------
     facts : dict
-        Of the family, its seeds, what was asked and what it was made with.
+        Of the cohort, its seeds, what was asked and what it was made with.
     boards : dict of str to list of Verdict
         ``all seeds``, and ``fresh seeds``: those that were trained after the rules had been fixed.
     survival : list of dict
@@ -85,14 +85,14 @@ def open_study(folder: str | Path | None = None) -> Study:
 
 
 def run_study(
-    family: Path, out: Path, fresh: Sequence[int] = (), ids: Sequence[str] = (), progress: Progress | None = None, **asked
+    cohort: Path, out: Path, fresh: Sequence[int] = (), ids: Sequence[str] = (), progress: Progress | None = None, **asked
 ) -> Study:
-    """Run all tests on a family's DIFF models, pairs, checkpoints and arms; what was interrupted goes on where it stopped.
+    """Run all tests on a cohort's DIFF models, pairs, checkpoints and arms; what was interrupted goes on where it stopped.
 
     Parameters
     ----------
-    family : path
-        Folder of a trained family with its models.
+    cohort : path
+        Folder of a trained cohort with its models.
     out : path
         Folder for what is finished, test by test, and for the study.
     fresh : sequence of int
@@ -103,15 +103,15 @@ def run_study(
     **asked
         Of :class:`diffscope.hypotheses.Asked`.
     """
-    whole, boards, made = open_family(family), {}, None
+    whole, boards, made = open_cohort(cohort), {}, None
     for name, seeds in ((ALL, None), (FRESH, fresh)):
         if seeds is None or len(seeds):
-            gathered = gather(family=family, seeds=seeds, progress=progress, **asked)
+            gathered = gather(cohort=cohort, seeds=seeds, progress=progress, **asked)
             what = [gathered.names, asdict(gathered.asked), _digest(gathered), SOURCES]
             boards[name] = gathered.run(ids, kept=Kept(out / "parts", what))
             made = made or gathered
     facts = {
-        "family": family.name,
+        "cohort": cohort.name,
         "arms": {str(arm): _finished(whole, arm) for arm in whole["arm"].values},
         "fresh": sorted(map(int, fresh)),
         "asked": asdict(made.asked),
@@ -123,17 +123,17 @@ def run_study(
     return study
 
 
-def _finished(family: xr.Dataset, arm: str) -> list[int]:
-    return [int(seed) for seed in family["seed"].values[family["finished"].sel(arm=arm).values == 1]]
+def _finished(cohort: xr.Dataset, arm: str) -> list[int]:
+    return [int(seed) for seed in cohort["seed"].values[cohort["finished"].sel(arm=arm).values == 1]]
 
 
 def _digest(gathered: Gathered) -> list:
     """What results depend on: all that was measured, and the weights of all models, by size and time."""
-    family, folders = hashlib.sha256(), [Path(one) for one in gathered.names]
-    for name in sorted({*gathered.family.variables}):
-        family.update(f"{name} {gathered.family[name].values.tolist()}".encode())
+    cohort, folders = hashlib.sha256(), [Path(one) for one in gathered.names]
+    for name in sorted({*gathered.cohort.variables}):
+        cohort.update(f"{name} {gathered.cohort[name].values.tolist()}".encode())
     files = sorted(path for folder in folders if folder.is_dir() for path in folder.rglob("*.safetensors"))
-    return [family.hexdigest(), [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]]
+    return [cohort.hexdigest(), [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]]
 
 
 def _sources() -> str:
@@ -179,7 +179,7 @@ class Kept(MutableMapping):
         return sum(1 for _ in self)
 
 
-def survival(family: xr.Dataset) -> list[dict]:
+def survival(cohort: xr.Dataset) -> list[dict]:
     """When the lookup circuit of every arm forms, runs in which it never does counted as what they are.
 
     Returns
@@ -188,9 +188,9 @@ def survival(family: xr.Dataset) -> list[dict]:
         By arm: ``runs``, ``formed``, ``median`` step (Kaplan–Meier; None where fewer than half form), ``restricted_mean``
         step up to the last one, and ``p`` of the log-rank test against DIFF (asymptotic, not corrected; None for DIFF itself).
     """
-    last, rows, events = float(family["step"].max()), [], {}
-    for arm in family["arm"].values:
-        steps = family["formation"].sel(arm=arm).values[family["finished"].sel(arm=arm).values == 1]
+    last, rows, events = float(cohort["step"].max()), [], {}
+    for arm in cohort["arm"].values:
+        steps = cohort["formation"].sel(arm=arm).values[cohort["finished"].sel(arm=arm).values == 1]
         events[str(arm)] = np.where(np.isnan(steps), last, steps), ~np.isnan(steps)
     for arm, (steps, formed) in events.items():
         median = float(SurvfuncRight(steps, formed.astype(int)).quantile(0.5)) if formed.any() else math.nan

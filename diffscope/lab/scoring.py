@@ -25,12 +25,12 @@ def draw(task: Retrieval, count: int, length: int, needles: int, seed: int) -> l
     return [task.prompt(length, needles, rng, depth=DEPTHS[index % len(DEPTHS)]) for index in range(count)]
 
 
-def controlled(task: Retrieval, count: int, length: int, noise: int, seed: int, **kind) -> list[Prompt]:
-    """The same with length and noise set apart; `kind` goes to :meth:`~diffscope.tasks.Retrieval.controlled`.
+def controlled(task: Retrieval, count: int, length: int, distractors: int, seed: int, **kind) -> list[Prompt]:
+    """The same with length and distractors set apart; `kind` goes to :meth:`~diffscope.tasks.Retrieval.controlled`.
 
-    Prompt i of a seed has the same city, number, depth and competing sentences at every length and noise.
+    Prompt i of a seed has the same city, number, depth and distractors at every length and distractors.
     """
-    return [task.controlled(length, noise, [seed, i], depth=DEPTHS[i % len(DEPTHS)], **kind) for i in range(count)]
+    return [task.controlled(length, distractors, [seed, i], depth=DEPTHS[i % len(DEPTHS)], **kind) for i in range(count)]
 
 
 def mixture(grid: Grid, task: Retrieval, seed: int = 20_000) -> list[Prompt]:
@@ -38,19 +38,19 @@ def mixture(grid: Grid, task: Retrieval, seed: int = 20_000) -> list[Prompt]:
     task, cells = task.with_template(grid.template), grid.cells
     places = [(*cells[index % len(cells)], DEPTHS[index // len(cells) % len(DEPTHS)]) for index in range(grid.prompts)]
     return [
-        task.controlled(length, noise, [seed, index], slots=grid.slots, depth=depth)
-        for index, (length, noise, depth) in enumerate(places)
+        task.controlled(length, distractors, [seed, index], slots=grid.slots, depth=depth)
+        for index, (length, distractors, depth) in enumerate(places)
     ]
 
 
 def on_grid(model, task: Retrieval, grid: Grid, seed: int = 30_000, judge: Judge | None = None, **kind) -> xr.DataArray:
-    """Exact answers in every cell of a grid, bool (length, noise, prompt), or what another judge says of each prompt."""
+    """Exact answers in every cell of a grid, bool (length, distractors, prompt), or what another judge says of each prompt."""
     task, judge = task.with_template(grid.template), judge or exact_answers
     drawn = (controlled(task, grid.prompts, *cell, seed, slots=grid.slots, **kind) for cell in grid.cells)
-    shape = (len(grid.lengths), len(grid.noises), grid.prompts)
-    coords = {"length": list(grid.lengths), "noise": list(grid.noises)}
+    shape = (len(grid.lengths), len(grid.distractors), grid.prompts)
+    coords = {"length": list(grid.lengths), "distractors": list(grid.distractors)}
     judged = np.reshape([judge(model, prompts) for prompts in drawn], shape)
-    return xr.DataArray(judged, dims=("length", "noise", "prompt"), coords=coords)
+    return xr.DataArray(judged, dims=("length", "distractors", "prompt"), coords=coords)
 
 
 @torch.no_grad()

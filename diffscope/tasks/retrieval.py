@@ -162,7 +162,7 @@ class Retrieval:
     def controlled(
         self,
         length: int,
-        noise: int,
+        distractors: int,
         seed: int | Sequence[int],
         *,
         slots: int = 8,
@@ -170,10 +170,10 @@ class Retrieval:
         near: bool = False,
         answerable: bool = True,
     ) -> Prompt:
-        """A prompt whose length and whose noise are set apart from each other.
+        """A prompt whose length and whose distractors are set apart from each other.
 
-        The text has room for `slots` competing sentences; `noise` of them are there, and the others' places are taken by as
-        many tokens of real text. So two prompts of one seed that differ in `noise` (or in `answerable`) alone are equal token
+        The text has room for `slots` distractors; `distractors` of them are there, and the others' places are taken by as
+        many tokens of real text. So two prompts of one seed that differ in `distractors` (or in `answerable`) alone are equal token
         by token everywhere else, and two that differ in `length` alone have the same sentences in the same order, with more text
         between them, each at the word border nearest to its place as a fraction of that text.
 
@@ -181,11 +181,11 @@ class Retrieval:
         ----------
         length : int
             Tokens of the prompt, <bos> and question included.
-        noise : int
+        distractors : int
             Competing sentences, each about another city, up to `slots`.
         seed : int or sequence of int
         slots : int
-            The most noise that this seed's prompts can have.
+            The most distractors that this seed's prompts can have.
         depth : float
             Where the queried needle stands, 0 the beginning, 1 right before the question.
         near : bool
@@ -197,11 +197,11 @@ class Retrieval:
         Raises
         ------
         PromptError
-            More noise than slots, or than there are near-duplicates; or the sentences do not fit the length.
+            More distractors than slots, or than there are near-duplicates; or the sentences do not fit the length.
         """
         most = len(QUALIFIERS) - 1 if near else len(CITIES) - 2
-        if not 0 <= noise <= slots <= most:
-            raise PromptError(f"{noise} competing sentences in {slots} slots; give from 0 to slots, and at most {most} slots")
+        if not 0 <= distractors <= slots <= most:
+            raise PromptError(f"{distractors} distractors in {slots} slots; give from 0 to slots, and at most {most} slots")
         seeds = [seed] if isinstance(seed, int) else list(seed)
         what, where, reading = (np.random.default_rng([*seeds, stream]) for stream in (1, 2, 3))  # 0 at the end would be lost
         cities, numbers = self._cities(slots + 2, what), self._numbers(slots + 2, what)
@@ -216,7 +216,7 @@ class Retrieval:
         depths = np.array([depth, *where.random(slots)])
         borders = np.flatnonzero(cuts)
         places = [borders[np.abs(borders - at * len(text)).argmin()] for at in depths]
-        kinds = ["answer" if answerable else "needles"] + ["needles"] * noise + ["text"] * (slots - noise)
+        kinds = ["answer" if answerable else "needles"] + ["needles"] * distractors + ["text"] * (slots - distractors)
         chosen = [quiet[i] if kind == "text" else sentences[i] for i, kind in enumerate(kinds)]
         pieces = [(places[i], chosen[i], kinds[i]) for i in np.argsort(depths, kind="stable")]
         return self._assemble(text, pieces, cities[0], numbers[0] if answerable else self._encode(UNKNOWN))

@@ -50,7 +50,7 @@ def test_the_board_of_the_model_at_hand(app, folders, quick):
     run_it(test)
     board = test.dataframe[0].value
     assert board["verdict"][board["test"] == "noise-symmetry"].item() == "noise cancellation"
-    assert board["verdict"][board["test"] == "half-width"].item().startswith("needs a trained family")
+    assert board["verdict"][board["test"] == "half-width"].item().startswith("needs a trained cohort")
     assert ("key-token-gain-pair", True) in quick and ("half-width", False) in quick
     (chart,) = (json.loads(one.proto.spec) for one in test.get("plotly_chart"))
     assert any("noise-symmetry: NC" in text for text in chart["layout"]["yaxis"]["ticktext"])
@@ -67,7 +67,7 @@ def test_the_board_of_the_model_at_hand(app, folders, quick):
 
 @pytest.mark.parametrize("name", shipped())
 def test_a_shipped_study_is_shown_whole(app, name):
-    test = page(app, f"{name} family, fresh seeds")
+    test = page(app, f"{name} cohort, fresh seeds")
     assert test.dataframe[0].value["test"].tolist() == list(TESTS)
     assert any(", ".join(map(str, open_study(name).facts["fresh"])) in one.value for one in test.markdown)
     for chosen in TESTS:
@@ -118,9 +118,9 @@ def test_what_was_finished_when_it_was_stopped_is_kept(app, folders, quick, monk
 
 def test_what_is_not_there_is_said(app, tmp_path):
     test = page(app)
-    test.text_input(key="family").set_value(str(tmp_path)).run()
+    test.text_input(key="cohort").set_value(str(tmp_path)).run()
     run_it(test)
-    assert "holds no family.nc" in test.warning[0].value.replace("\\", "")
+    assert "holds no cohort.nc" in test.warning[0].value.replace("\\", "")
     test.selectbox(key="subject").set_value("a folder").run()
     test.text_input(key="subject-path").set_value("/nowhere").run()
     run_it(test)

@@ -21,28 +21,28 @@ def cap():
     return FakeCapture()
 
 
-ALL = ["board", "family", "fidelity", "lambda", "maps", "overview", "row"]
+ALL = ["board", "cohort", "fidelity", "lambda", "maps", "overview", "row"]
 
 
 def trained():
-    """A family of two arms: one formed with both its seeds, of the other a seed is missing and the other never formed."""
+    """A cohort of two arms: one formed with both its seeds, of the other a seed is missing and the other never formed."""
     steps, curves = [25, 50, 75], np.array([[[0.0, 0.95, 1.0], [0.5, 0.8, 0.92]], [[0.0, 0.1, 0.2], [np.nan] * 3]])
     right = np.zeros((2, 2, 2, 3, 4))
     right[0], right[1, 0, :, 1], right[1, 1] = 1, 0.25, np.nan
     return xr.Dataset(
         {
             "retrieval": (("arm", "seed", "step"), curves),
-            "exact_match": (("arm", "seed", "length", "noise", "prompt"), right),
+            "exact_match": (("arm", "seed", "length", "distractors", "prompt"), right),
             "finished": (("arm", "seed"), [[1, 1], [1, 0]]),
             "formation": (("arm", "seed"), [[50.0, 75.0], [np.nan, np.nan]]),
         },
-        coords={"arm": ["diff", "<standard>"], "seed": [0, 1], "step": steps, "length": [64, 128], "noise": [0, 2, 4]},
+        coords={"arm": ["diff", "<standard>"], "seed": [0, 1], "step": steps, "length": [64, 128], "distractors": [0, 2, 4]},
     )
 
 
 def source(name, cap):
     """What a figure is of."""
-    return {"family": trained(), "board": verdicts()}.get(name, cap)
+    return {"cohort": trained(), "board": verdicts()}.get(name, cap)
 
 
 def verdicts():
@@ -59,7 +59,7 @@ def verdicts():
             "verdict": "neither",
             "estimates": {"c": row(1.0, "open", in_rule=False, low=None), "d": row(9.0, "x", in_rule=False)},
         },
-        {"id": "three", "verdict": "needs a family", "estimates": {}},
+        {"id": "three", "verdict": "needs a cohort", "estimates": {}},
     ]
 
 
@@ -75,19 +75,21 @@ def test_a_board_shows_what_is_judged_in_units_of_what_matters(cap):
         figure("board", verdicts()[2:])
 
 
-def test_a_family_shows_means_over_what_is_finished(cap):
-    made = figure("family", trained())
+def test_a_cohort_shows_means_over_what_is_finished(cap):
+    made = figure("cohort", trained())
     grid = made.data["grid"]
-    assert grid.dims == ("arm", "length", "noise") and (grid[0] == 1).all() and grid[1, :, 1].values.tolist() == [0.25, 0.25]
+    assert (
+        grid.dims == ("arm", "length", "distractors") and (grid[0] == 1).all() and grid[1, :, 1].values.tolist() == [0.25, 0.25]
+    )
     shown = made.plotly().to_json()
     assert "diff (50, 75)" in shown and "\\u003cstandard" not in shown and "&lt;standard&gt; (\\u2013, ?)" in shown
-    with pytest.raises(DiffscopeError, match="of a trained family"):
-        figure("family", cap)
+    with pytest.raises(DiffscopeError, match="of a trained cohort"):
+        figure("cohort", cap)
 
 
 def test_the_registry_lists_itself_and_names_what_there_is(cap):
     assert sorted(FIGURES) == ALL
-    with pytest.raises(DiffscopeError, match="no figure 'map': there are board, family, fidelity, lambda, maps, overview, row"):
+    with pytest.raises(DiffscopeError, match="no figure 'map': there are board, cohort, fidelity, lambda, maps, overview, row"):
         figure("map", cap)
 
 

@@ -22,7 +22,7 @@ from diffscope.hypotheses.evidence.answers import answers
 from diffscope.hypotheses.evidence.flows import noise_ranks
 from diffscope.hypotheses.inference import Estimate, Observed, estimate, holm
 from diffscope.hypotheses.planted import Planted, PlantedSubject
-from diffscope.hypotheses.planted import planted_family as family_of
+from diffscope.hypotheses.planted import planted_cohort as cohort_of
 from diffscope.hypotheses.rules import ABOVE, ALIKE, BELOW, FAR, NONE, OPEN, Missing, Quantity, Test, judge, state
 from diffscope.hypotheses.subjects import anew
 from diffscope.lab.scoring import draw, exact_answers
@@ -145,7 +145,7 @@ def test_what_is_declared_is_whole(test):
         and test.source
         and test.statistic
         and test.controls
-        and test.needs in ("model", "pair", "checkpoints", "family")
+        and test.needs in ("model", "pair", "checkpoints", "cohort")
     )
     assert set(test.predictions) <= {"NC", "SP"} and all(
         set(wanted) <= set(test.quantities) for wanted in test.predictions.values()
@@ -230,7 +230,7 @@ def test_a_random_model_shows_nothing_and_a_standard_one_is_refused():
             assert one.verdict in ("inconclusive", "neither") or one.verdict.startswith("needs "), one.sentence
     standard = run((), Subject([diffscope.load("mini-standard")], FEW))
     assert all(one.verdict.startswith("needs ") for one in standard)
-    assert "a differential model" in standard[0].verdict and "a trained family" in standard[-1].verdict
+    assert "a differential model" in standard[0].verdict and "a trained cohort" in standard[-1].verdict
     assert f"{len(TESTS)} not run" in together(standard)
 
 
@@ -398,55 +398,55 @@ def test_what_is_taken_of_each_model_is_taken_once(prompts):
     assert calls == [("mini-diff", True, 10)] + [(f"untrained {i}", False, 10) for i in range(4)]
 
 
-# A family
+# A cohort
 
 
 @pytest.fixture
-def planted_family():
+def planted_cohort():
     """Five seeds of arms whose rates of exact answers are known."""
     rng, rates = np.random.default_rng(0), {"standard": 0.6, "diff": 0.9, "half-width": 0.9, "signed": 0.6, "double-width": 0.6}
-    lengths, noises = [128, 256, 512], [0, 4, 8, 16]
-    shape = (len(rates), 5, len(lengths), len(noises), 400)
+    lengths, distractors = [128, 256, 512], [0, 4, 8, 16]
+    shape = (len(rates), 5, len(lengths), len(distractors), 400)
     shown = rng.random(shape) < np.array(list(rates.values()))[:, None, None, None, None]
-    coords = {"arm": list(rates), "seed": range(5), "length": lengths, "noise": noises, "step": [25, 200]}
-    family = xr.Dataset({"exact_match": (("arm", "seed", "length", "noise", "prompt"), shown.astype(float))}, coords)
-    family["formation"] = ("arm", "seed"), np.where(np.array(list(rates.values()))[:, None] > 0.8, 25.0 + np.arange(5), np.nan)
-    family["finished"] = ("arm", "seed"), np.ones((len(rates), 5), dtype=int)
-    return family
+    coords = {"arm": list(rates), "seed": range(5), "length": lengths, "distractors": distractors, "step": [25, 200]}
+    dataset = xr.Dataset({"exact_match": (("arm", "seed", "length", "distractors", "prompt"), shown.astype(float))}, coords)
+    dataset["formation"] = ("arm", "seed"), np.where(np.array(list(rates.values()))[:, None] > 0.8, 25.0 + np.arange(5), np.nan)
+    dataset["finished"] = ("arm", "seed"), np.ones((len(rates), 5), dtype=int)
+    return dataset
 
 
-def test_a_gap_that_closes_and_one_that_remains(planted_family):
-    closes, remains, lacking, formed = run(["half-width", "signed-mask", "gated", "formation"], family=planted_family)
+def test_a_gap_that_closes_and_one_that_remains(planted_cohort):
+    closes, remains, lacking, formed = run(["half-width", "signed-mask", "gated", "formation"], cohort=planted_cohort)
     assert (closes.verdict, remains.verdict) == ("SP", "NC")
-    assert lacking.verdict == "needs a family with the arm 'gated'"
+    assert lacking.verdict == "needs a cohort with the arm 'gated'"
     assert formed.estimates["standard"].value == 173 and formed.verdict == "NC"
 
 
-def test_noise_and_length_effects_are_found_apart(planted_family):
+def test_effects_of_distractors_and_of_length_are_found_apart(planted_cohort):
     rng = np.random.default_rng(1)
-    cells = planted_family["exact_match"].sel(arm=["standard", "diff"])
-    noise, length = cells["noise"] / 16, np.log2(cells["length"])
-    benefit = 1.5 * (noise - noise.mean()) - 0.75 * (length - length.mean())
+    cells = planted_cohort["exact_match"].sel(arm=["standard", "diff"])
+    distractors, length = cells["distractors"] / 16, np.log2(cells["length"])
+    benefit = 1.5 * (distractors - distractors.mean()) - 0.75 * (length - length.mean())
     logit = xr.where(cells["arm"] == "diff", benefit, 0.0).broadcast_like(cells)
     answers = (rng.random(cells.shape) < 1 / (1 + np.exp(-logit.transpose(*cells.dims).values))).astype(float)
-    found = cohort.noise_length(xr.Dataset({"exact_match": cells.copy(data=answers)}))
-    assert float(found["noise"].values.mean()) == pytest.approx(1.5, abs=0.4)
+    found = cohort.distractors_length(xr.Dataset({"exact_match": cells.copy(data=answers)}))
+    assert float(found["distractors"].values.mean()) == pytest.approx(1.5, abs=0.4)
     assert float(found["length"].values.mean()) == pytest.approx(-0.75, abs=0.2)
     assert abs(float(found["both"].values.mean())) < 0.5
     full = answers.copy()
     full[:, :, :, 0] = 1  # nothing can show where all is right
     with pytest.raises(DiffscopeError, match="neither arm"):
-        cohort.noise_length(xr.Dataset({"exact_match": cells.copy(data=np.ones_like(answers))}))
-    again = cohort.noise_length(xr.Dataset({"exact_match": cells.copy(data=full)}))
-    assert float(again["noise"].values.mean()) == pytest.approx(1.5, abs=0.6)
+        cohort.distractors_length(xr.Dataset({"exact_match": cells.copy(data=np.ones_like(answers))}))
+    again = cohort.distractors_length(xr.Dataset({"exact_match": cells.copy(data=full)}))
+    assert float(again["distractors"].values.mean()) == pytest.approx(1.5, abs=0.6)
 
 
 def test_faithfulness_is_signal_detection():
-    said = np.zeros((2, 2, 2, 1, 99))  # arm, seed, question, noise, prompt
+    said = np.zeros((2, 2, 2, 1, 99))  # arm, seed, question, distractors, prompt
     said[1, :, 1, 0, :80] = 1  # DIFF says "unknown" to 80 of 99 unanswerable questions, and to no others
     coords = {"arm": ["standard", "diff"], "seed": [0, 1], "question": ["answerable", "unanswerable"]}
-    family = xr.Dataset({"says_unknown": (("arm", "seed", "question", "noise", "prompt"), said)}, coords)
-    found, rare, often = cohort.faithfulness(family), stats.norm.ppf(0.5 / 100), stats.norm.ppf(80.5 / 100)
+    dataset = xr.Dataset({"says_unknown": (("arm", "seed", "question", "distractors", "prompt"), said)}, coords)
+    found, rare, often = cohort.faithfulness(dataset), stats.norm.ppf(0.5 / 100), stats.norm.ppf(80.5 / 100)
     assert found["d"].values.ravel() == pytest.approx([often - rare] * 2)
     assert found["c"].values.ravel() == pytest.approx([(often + rare) / 2 - rare] * 2)
 
@@ -462,23 +462,23 @@ def test_arms_that_never_form_count_in_the_log_rank():
 def test_the_best_k_is_chosen_by_the_other_seeds():
     rates = {"standard": [0.5] * 3, "diff": [0.5] * 3, "top-2": [0.9, 0.1, 0.1], "top-8": [0.4, 0.4, 0.4]}
     shown = np.array(list(rates.values()))[:, :, None, None, None] * np.ones((4, 3, 1, 2, 5))
-    coords = {"arm": list(rates), "seed": range(3), "length": [128], "noise": [0, 4]}
-    found = cohort.top_k(xr.Dataset({"exact_match": (("arm", "seed", "length", "noise", "prompt"), shown)}, coords))
+    coords = {"arm": list(rates), "seed": range(3), "length": [128], "distractors": [0, 4]}
+    found = cohort.top_k(xr.Dataset({"exact_match": (("arm", "seed", "length", "distractors", "prompt"), shown)}, coords))
     assert found["own"].values[:, 0] == pytest.approx([-0.1, -0.4, -0.4])  # top-2 is best with seed 0, which does not choose
 
 
-def test_a_seed_with_one_arm_is_left_out_of_noise_and_length():
-    whole = family_of("NC", 4, 1.0)
+def test_a_seed_with_one_arm_is_left_out_of_distractors_and_length():
+    whole = cohort_of("NC", 4, 1.0)
     partly = whole.copy(deep=True)
     partly["exact_match"].loc[{"arm": "standard", "seed": 3}] = np.nan
-    found, wanted = cohort.noise_length(partly), cohort.noise_length(whole.isel(seed=slice(3)))
-    assert found["noise"].values == pytest.approx(wanted["noise"].values) and len(found["noise"].values) == 3
+    found, wanted = cohort.distractors_length(partly), cohort.distractors_length(whole.isel(seed=slice(3)))
+    assert found["distractors"].values == pytest.approx(wanted["distractors"].values) and len(found["distractors"].values) == 3
 
 
 @pytest.mark.parametrize("truth, expected", [("NC", "NC"), ("SP", "SP"), ("neither", None)])
-def test_planted_families_are_told_apart(truth, expected):
-    ids = ["half-width", "signed-mask", "top-k", "noise-length"]
-    for one in run(ids, family=family_of(truth, 8, 1.5, spread=0.2)):
+def test_planted_cohorts_are_told_apart(truth, expected):
+    ids = ["half-width", "signed-mask", "top-k", "distractors-length"]
+    for one in run(ids, cohort=cohort_of(truth, 8, 1.5, spread=0.2)):
         if expected:
             assert one.verdict == expected, one.sentence
         else:
@@ -486,23 +486,23 @@ def test_planted_families_are_told_apart(truth, expected):
 
 
 def test_the_mixed_model_agrees_with_the_seeds_own_slopes():
-    found = cohort.noise_length(family_of("NC", 5, 1.0))
-    for name in ("noise", "length"):
+    found = cohort.distractors_length(cohort_of("NC", 5, 1.0))
+    for name in ("distractors", "length"):
         own, mixed = float(found[name].values.mean()), found[f"mixed_{name}"]
         assert abs(own - mixed.value) < 0.4 and mixed.low < mixed.value < mixed.high
-    assert found["mixed_noise"].p < 1e-4
+    assert found["mixed_distractors"].p < 1e-4
 
 
 # The command
 
 
-def test_the_command_shows_keeps_and_refuses(planted_family, tmp_path, capsys):
-    planted_family.attrs["recipe"] = json.dumps({"grid": {"template": " {city} {number}."}})
-    save_statistics(planted_family, tmp_path / "family.nc", dated=False)
-    command = ["test", "half-width", "top-k", "--family", str(tmp_path)]
+def test_the_command_shows_keeps_and_refuses(planted_cohort, tmp_path, capsys):
+    planted_cohort.attrs["recipe"] = json.dumps({"grid": {"template": " {city} {number}."}})
+    save_statistics(planted_cohort, tmp_path / "cohort.nc", dated=False)
+    command = ["test", "half-width", "top-k", "--cohort", str(tmp_path)]
     assert main([*command, "--json", "--out", str(tmp_path / "board.md")]) == 0
     said = json.loads(capsys.readouterr().out)
-    assert [one["verdict"] for one in said["tests"]] == ["SP", "needs a family with an arm of top-k"]
+    assert [one["verdict"] for one in said["tests"]] == ["SP", "needs a cohort with an arm of top-k"]
     assert said["tests"][0]["estimates"]["gap"]["state"] == "none" and said["tests"][0]["rule"]
     assert "| half-width | SP |" in (tmp_path / "board.md").read_text()
     assert main([*command, "--out", str(tmp_path / "board.html")]) == 0
@@ -512,7 +512,7 @@ def test_the_command_shows_keeps_and_refuses(planted_family, tmp_path, capsys):
     for arguments, words in (
         (["test", "nothing", "--model", "mini-diff"], "no test 'nothing'"),
         (["test"], "nothing to test"),
-        (["test", "--family", str(tmp_path / "nowhere")], "holds no family.nc"),
+        (["test", "--cohort", str(tmp_path / "nowhere")], "holds no cohort.nc"),
         (["test", "--model", "mini-diff", "--out", "board.pdf"], "as '.pdf'"),
         (["test", "sparsity", "--all", "--model", "mini-diff"], "--all is all tests"),
     ):
@@ -520,8 +520,8 @@ def test_the_command_shows_keeps_and_refuses(planted_family, tmp_path, capsys):
         assert words in capsys.readouterr().err
 
 
-def test_the_page_escapes_what_it_shows(planted_family):
-    verdicts = run(["gated", "half-width"], family=planted_family)
+def test_the_page_escapes_what_it_shows(planted_cohort):
+    verdicts = run(["gated", "half-width"], cohort=planted_cohort)
     (first, second) = verdicts
     shown = report.page([replace(first, verdict="needs <b>bold</b>"), replace(second, sentence="a <i>claim</i>")], "<script>")
     assert "<b>bold" not in shown and "&lt;b&gt;bold" in shown and "<i>" not in shown and "<script>" not in shown

@@ -9,22 +9,22 @@ import xarray as xr
 from diffscope.cli import main
 from diffscope.errors import CorruptFile, DiffscopeError
 from diffscope.hypotheses import TESTS, board, run
-from diffscope.hypotheses.api import open_family
-from diffscope.hypotheses.planted import planted_family
+from diffscope.hypotheses.api import open_cohort
+from diffscope.hypotheses.planted import planted_cohort
 from diffscope.hypotheses.study import FILE, Kept, open_study, run_study, shipped, survival
 from diffscope.store import save_statistics
 
-IDS = ["half-width", "noise-length", "formation", "noise-symmetry"]
+IDS = ["half-width", "distractors-length", "formation", "noise-symmetry"]
 
 
 @pytest.fixture
 def folder(tmp_path):
-    """A family without models: its own tests run, the others say what they need."""
-    family = planted_family("NC", 5, 1.5)
-    family.attrs["recipe"] = json.dumps({"name": "planted", "grid": {"template": " {city} {number}."}})
-    (tmp_path / "family").mkdir()
-    save_statistics(family, tmp_path / "family" / "family.nc", dated=False)
-    return tmp_path / "family"
+    """A cohort without models: its own tests run, the others say what they need."""
+    cohort = planted_cohort("NC", 5, 1.5)
+    cohort.attrs["recipe"] = json.dumps({"name": "planted", "grid": {"template": " {city} {number}."}})
+    (tmp_path / "cohort").mkdir()
+    save_statistics(cohort, tmp_path / "cohort" / "cohort.nc", dated=False)
+    return tmp_path / "cohort"
 
 
 def test_a_study_comes_back_as_it_was_kept(folder, tmp_path):
@@ -49,16 +49,16 @@ def test_what_is_finished_is_not_run_again(folder, tmp_path, monkeypatch):
     assert ran == ["formation"] and study.boards["all seeds"][2].verdict == "needs nothing more"
     run_study(folder, tmp_path / "study", ids=IDS[:1], prompts=50)  # another question
     assert ran == ["formation", "half-width"]
-    other = open_family(folder)
+    other = open_cohort(folder)
     other["formation"] = other["formation"] + 25
-    save_statistics(other, folder / "family.nc", dated=False)  # other scores
+    save_statistics(other, folder / "cohort.nc", dated=False)  # other scores
     run_study(folder, tmp_path / "study", ids=IDS[:1])
     assert ran[2:] == ["half-width"]
 
 
 def test_estimates_that_are_kept_are_the_same(folder, tmp_path):
     kept = Kept(tmp_path / "parts", ["x"])
-    fresh = run(["formation"], family=planted_family("NC", 4, 1.0), kept=kept)
+    fresh = run(["formation"], cohort=planted_cohort("NC", 4, 1.0), kept=kept)
     again = run(["formation"], kept=Kept(tmp_path / "parts", ["x"]))
     assert again[0].sentence == fresh[0].sentence and list(kept) == ["formation"]
     (found,) = (one for one in (tmp_path / "parts").iterdir())
@@ -83,11 +83,11 @@ def test_other_rules_and_damage_are_refused(folder, tmp_path):
 
 def test_survival_counts_runs_that_never_formed():
     formation = [[100.0, 200, np.nan], [np.nan] * 3, [300, 400, 500]]
-    family = xr.Dataset(
+    cohort = xr.Dataset(
         {"formation": (("arm", "seed"), formation), "finished": (("arm", "seed"), [[1, 1, 1], [1, 1, 1], [1, 1, 0]])},
         coords={"arm": ["diff", "never", "late"], "seed": range(3), "step": [25, 850]},
     )
-    diff, never, late = survival(family)
+    diff, never, late = survival(cohort)
     assert (diff["runs"], diff["formed"], diff["median"], diff["p"]) == (3, 2, 200, None)
     assert diff["restricted_mean"] == pytest.approx(1150 / 3)
     assert (never["formed"], never["median"], never["restricted_mean"]) == (0, None, 850) and 0 < never["p"] < 0.2
@@ -96,17 +96,17 @@ def test_survival_counts_runs_that_never_formed():
 
 def test_the_command_runs_shows_and_refuses(folder, tmp_path, capsys):
     out = tmp_path / "study"
-    assert main(["study", "run", "--family", str(folder), "--fresh", "4", "--out", str(out)]) == 0
+    assert main(["study", "run", "--cohort", str(folder), "--fresh", "4", "--out", str(out)]) == 0
     said = capsys.readouterr()
-    assert "noise-length" in said.out and "fresh: 4" in said.out and "Of 26 tests" in said.out.replace("\n", " ")
+    assert "distractors-length" in said.out and "fresh: 4" in said.out and "Of 26 tests" in said.out.replace("\n", " ")
     assert main(["study", "show", str(out), "--board", "fresh seeds", "--out", str(tmp_path / "b.md")]) == 0
-    assert "noise-length" in (tmp_path / "b.md").read_text() and "log-rank" in capsys.readouterr().out
+    assert "distractors-length" in (tmp_path / "b.md").read_text() and "log-rank" in capsys.readouterr().out
     for arguments, words in (
         (["study", "draw"], "choose show or run"),
-        (["study", "run"], "needs a family"),
+        (["study", "run"], "needs a cohort"),
         (["study", "show", str(out), "--board", "mine"], "no board 'mine'"),
         (["study", "show", str(tmp_path)], "there is no study"),
-        (["study", "run", "--family", str(folder), "--fresh", "9"], "no seed 9"),
+        (["study", "run", "--cohort", str(folder), "--fresh", "9"], "no seed 9"),
     ):
         assert main(arguments) == 2
         assert words in capsys.readouterr().err

@@ -32,13 +32,13 @@ unanswerable = 0.3
 
 [evaluation]
 lengths = [48]
-noises = [0, 1]
+distractors = [0, 1]
 prompts = 10
 template = " {city} {number}."
 
 [grid]
 lengths = [96, 128]
-noises = [0, 3]
+distractors = [0, 3]
 prompts = 5
 template = " {city} {number}."
 """  # noqa: E501

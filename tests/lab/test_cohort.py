@@ -1,4 +1,4 @@
-"""A family is trained, scored, put together, reported and kept, and what fails or is missing is named."""
+"""A cohort is trained, scored, put together, reported and kept, and what fails or is missing is named."""
 
 import json
 import shutil
@@ -33,19 +33,19 @@ def test_prompts_that_cannot_be_drawn_are_known_before_the_training(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def family_run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("family")
+def cohort_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cohort")
     (folder / "small.toml").write_text(PIECE)
     recipe = Recipe.load(str(folder / "small.toml"))
     outcome = cohort.run(recipe, folder / "out", cohort.plan(recipe), tensorboard=True)
     return recipe, folder / "out", outcome
 
 
-def test_a_family_is_trained_scored_and_put_together(family_run):
-    recipe, out, outcome = family_run
+def test_a_cohort_is_trained_scored_and_put_together(cohort_run):
+    recipe, out, outcome = cohort_run
     assert len(outcome.done) == 4 and not outcome.failed
     found = cohort.collect(recipe, out, outcome)
-    assert found["exact_match"].dims == ("arm", "seed", "length", "noise", "prompt")
+    assert found["exact_match"].dims == ("arm", "seed", "length", "distractors", "prompt")
     assert found["arm"].values.tolist() == ["diff", "standard"] and found["seed"].values.tolist() == [0, 1]
     assert found["retrieval"].sel(step=[5, 10, 12]).notnull().all() and found["step"].values.tolist() == [5, 10, 12]
     for arm, seed in (("diff", 0), ("standard", 1)):
@@ -55,17 +55,17 @@ def test_a_family_is_trained_scored_and_put_together(family_run):
         task = Retrieval(scope.tokenizer).with_template(recipe.grid.template)
         prompts = [task.controlled(128, 3, [30_000, i], slots=3, depth=scoring.DEPTHS[i]) for i in range(5)]
         right = scoring.exact_answers(scope.model, prompts)
-        assert found["exact_match"].sel(arm=arm, seed=seed, length=128, noise=3).values.tolist() == right.tolist()
+        assert found["exact_match"].sel(arm=arm, seed=seed, length=128, distractors=3).values.tolist() == right.tolist()
     first = found["exact_match"].sel(seed=0)
     assert not np.isnan(first).any() and set(found["question"].values) == {"answerable", "unanswerable"}
     rows = cohort.summary(found)
-    means = found["exact_match"][0].mean(("length", "noise", "prompt")).to_series().to_dict()
+    means = found["exact_match"][0].mean(("length", "distractors", "prompt")).to_series().to_dict()
     assert [row["arm"] for row in rows] == ["diff", "standard"] and rows[0]["exact_match"] == pytest.approx(means)
     assert abs(rows[1]["parameters"] / rows[0]["parameters"] - 1) < 0.01
 
 
-def test_a_finished_family_is_not_trained_again(family_run):
-    recipe, out, _ = family_run
+def test_a_finished_cohort_is_not_trained_again(cohort_run):
+    recipe, out, _ = cohort_run
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
     cohort.run(recipe, out, cohort.plan(recipe))
     train(recipe, "diff", out, seed=1)
@@ -86,16 +86,16 @@ def scalars(folder):
     return said
 
 
-def test_metrics_reach_tensorboard(family_run):
-    _, out, _ = family_run
+def test_metrics_reach_tensorboard(cohort_run):
+    _, out, _ = cohort_run
     said = scalars(out / "tensorboard" / "diff" / "seed-0")
     rows = [json.loads(line) for line in (out / "diff" / "seed-0" / "metrics.jsonl").read_text().splitlines()]
     assert said[("retrieval", 10)] == pytest.approx(rows[1]["retrieval"])
     assert [said[("answer_loss", row["step"])] for row in rows] == pytest.approx([row["answer_loss"] for row in rows])
 
 
-def test_events_lost_with_a_kill_are_written_again(family_run, tmp_path):
-    recipe, out, _ = family_run
+def test_events_lost_with_a_kill_are_written_again(cohort_run, tmp_path):
+    recipe, out, _ = cohort_run
     again = shutil.copytree(out / "diff" / "seed-0", tmp_path / "diff" / "seed-0")
     (again / "model.safetensors").unlink()
     with lab.events(tmp_path / "tensorboard" / "diff" / "seed-0", []) as write:  # of a step that the resumed run does not log
@@ -104,13 +104,13 @@ def test_events_lost_with_a_kill_are_written_again(family_run, tmp_path):
     assert scalars(tmp_path / "tensorboard" / "diff" / "seed-0") == scalars(out / "tensorboard" / "diff" / "seed-0")
 
 
-def test_seeds_of_earlier_commands_stay_in_the_dataset(family_run, tmp_path):
-    recipe, out, _ = family_run
+def test_seeds_of_earlier_commands_stay_in_the_dataset(cohort_run, tmp_path):
+    recipe, out, _ = cohort_run
     shutil.copytree(out, tmp_path / "out")
     path = tmp_path / "one.toml"
     path.write_text(PIECE.replace("seeds = [0, 1]", "seeds = [0]"))
     assert main(["train", str(path), "--arm", "diff", "--out", str(tmp_path / "out")]) == 0
-    found = open_statistics(tmp_path / "out" / "family.nc")
+    found = open_statistics(tmp_path / "out" / "cohort.nc")
     assert found["seed"].values.tolist() == [0, 1] and (found["finished"] == 1).all()
     assert json.loads(found.attrs["made_by"])["standard/seed-1"][0]["torch"] == torch.__version__
 
@@ -149,15 +149,15 @@ def test_a_run_that_fails_is_reported_and_the_others_go_on(tmp_path):
     assert row["arm"] == "standard" and row["missing"] == []
 
 
-def test_a_family_on_the_command_line(family_run, tmp_path, capsys):
-    recipe, out, _ = family_run
+def test_a_cohort_on_the_command_line(cohort_run, tmp_path, capsys):
+    recipe, out, _ = cohort_run
     path = str(out.parent / "small.toml")
     assert main(["train", path, "--out", str(out), "--report", "--figure", str(tmp_path / "f.png"), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert [row["formation"] for row in said["arms"]] == [{"0": None, "1": None}] * 2 and not said["failed"]
     assert (tmp_path / "f.png").stat().st_size > 10_000
-    kept = open_statistics(out / "family.nc")
-    assert kept["exact_match"].sizes == {"arm": 2, "seed": 2, "length": 2, "noise": 2, "prompt": 5}
+    kept = open_statistics(out / "cohort.nc")
+    assert kept["exact_match"].sizes == {"arm": 2, "seed": 2, "length": 2, "distractors": 2, "prompt": 5}
     curves = open_statistics(out / "metrics.parquet")
     assert np.array_equal(curves["text_loss"], kept["text_loss"])
     assert main(["train", path, "--out", str(out), "--report"]) == 0
@@ -180,8 +180,8 @@ def test_formation_is_the_first_step_above_90_percent():
     assert cohort.formation(steps).values.tolist() == pytest.approx([20, np.nan, np.nan], nan_ok=True)
 
 
-def test_a_family_is_kept_in_half_precision_and_goes_on_from_there(family_run, tmp_path):
-    recipe, out, _ = family_run
+def test_a_cohort_is_kept_in_half_precision_and_goes_on_from_there(cohort_run, tmp_path):
+    recipe, out, _ = cohort_run
     assert keep(out, tmp_path / "kept") == ["diff/seed-0", "diff/seed-1", "standard/seed-0", "standard/seed-1"]
     before = (tmp_path / "kept" / "diff" / "seed-0" / "model.safetensors").read_bytes()
     next((tmp_path / "kept" / "shards").glob("*.nc")).unlink()  # scores that have to be taken anew, of what is trained already

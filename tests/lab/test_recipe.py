@@ -75,7 +75,7 @@ def test_a_recipe_that_is_not_utf_8_is_one_clear_line(tmp_path):
         Recipe.load(str(tmp_path / "recipe.toml"))
 
 
-CONTROLS_OF_THE_FAMILY = set(
+CONTROLS_OF_THE_COHORT = set(
     "standard standard-norm half-width double-width top-2 top-8 top-32 signed gated "
     "diff lambda-1 lambda-init lambda-0 scalar no-norm low-rank diff-v2".split()
 )
@@ -85,7 +85,7 @@ CONTROLS_OF_THE_FAMILY = set(
 def test_presets_match_their_arms_within_a_hundredth(preset):
     recipe = Recipe.load(preset)
     rows = {row["arm"]: row for row in recipe.table(recipe.vocab_size + 273)}
-    assert set(rows) == CONTROLS_OF_THE_FAMILY and len(recipe.seeds) >= 3 and recipe.saved_steps()[0] == 0
+    assert set(rows) == CONTROLS_OF_THE_COHORT and len(recipe.seeds) >= 3 and recipe.saved_steps()[0] == 0
     assert all(abs(row["ratio"] - 1) < 0.01 for row in rows.values())
     heads, width = ({arm: row[name] for arm, row in rows.items()} for name in ("num_attention_heads", "head_dim"))
     assert heads["standard"] == 2 * heads["diff"] and width["standard"] == width["diff"]
@@ -100,7 +100,7 @@ def test_a_step_draws_one_of_its_shapes():
     assert shapes == {(4, 48), (2, 64)}
 
 
-FAMILY = {
+COHORT = {
     "diff": dict(attention="v1", num_attention_heads=2, num_key_value_heads=2),
     "standard": dict(attention="standard", num_attention_heads=4, num_key_value_heads=4),
     "signed": dict(attention="signed", num_attention_heads=4, num_key_value_heads=4),
@@ -121,9 +121,9 @@ def used(model) -> int:
 
 def test_arms_are_matched_in_parameters_by_the_width_of_their_mlps():
     model = {**Recipe.load("mini").model, "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2}
-    recipe = replace(Recipe.load("mini"), arms=FAMILY, match="diff", model=model)
+    recipe = replace(Recipe.load("mini"), arms=COHORT, match="diff", model=model)
     rows = {row["arm"]: row for row in recipe.table(500)}
-    counts = {arm: used(DiffForCausalLM(recipe.config(arm, 500))) for arm in FAMILY}
+    counts = {arm: used(DiffForCausalLM(recipe.config(arm, 500))) for arm in COHORT}
     assert {arm: row["parameters"] for arm, row in rows.items()} == counts
     assert all(abs(row["ratio"] - 1) < 0.005 for arm, row in rows.items() if arm != "as it is")
     assert rows["diff"]["intermediate_size"] == 160 and rows["as it is"]["intermediate_size"] == 40
@@ -133,4 +133,4 @@ def test_arms_are_matched_in_parameters_by_the_width_of_their_mlps():
 def test_an_arm_too_large_to_match_is_refused():
     model = {**Recipe.load("mini").model, "hidden_size": 64, "intermediate_size": 1, "num_hidden_layers": 2}
     with pytest.raises(DiffscopeError, match="without its MLPs"):
-        replace(Recipe.load("mini"), arms=FAMILY, match="diff", model=model).config("signed", 500)
+        replace(Recipe.load("mini"), arms=COHORT, match="diff", model=model).config("signed", 500)

@@ -43,7 +43,7 @@ length = 96
 task = "controlled"
 count = 1
 length = 160
-noise = [0, 3]
+distractors = [0, 3]
 """
 
 
@@ -115,7 +115,7 @@ def test_a_standard_model_has_no_second_map(swept):
 def test_prompts_are_labelled_by_what_they_were_drawn_with(swept):
     dataset = open_statistics(swept[0].dataset)
     assert dataset["length"].values.tolist() == [96, 96, 96, 160, 160]
-    assert dataset["noise"].values[3:].tolist() == [0, 3] and dataset["noise"][:3].isnull().all()
+    assert dataset["distractors"].values[3:].tolist() == [0, 3] and dataset["distractors"][:3].isnull().all()
     assert dataset["prompt_name"].values.tolist() == [*(f"retrieval {i}" for i in range(3)), "controlled 0", "controlled 0"]
     assert json.loads(dataset.attrs["plan"])["models"] == ["mini-diff", "mini-standard"]
 
@@ -411,10 +411,10 @@ def test_a_dataset_of_what_has_been_replaced_goes_before_it_is_measured_anew(tmp
 
 
 def test_prompts_may_have_a_template_of_their_own(tmp_path):
-    table = {"task": "controlled", "count": 2, "length": 64, "noise": [0, 2], "slots": 4, "template": " {city} {number}."}
+    table = {"task": "controlled", "count": 2, "length": 64, "distractors": [0, 2], "slots": 4, "template": " {city} {number}."}
     swept = sweep(small(models="mini-diff", prompts=table), tmp_path)
     found = open_statistics(swept.dataset)
-    assert found["noise"].values.tolist() == [0, 0, 2, 2] and set(found["template"].values) == {" {city} {number}."}
+    assert found["distractors"].values.tolist() == [0, 0, 2, 2] and set(found["template"].values) == {" {city} {number}."}
     given = prompt_sets(table)[1].prompts(diffscope.load("mini-diff").tokenizer)[0]
     assert len(given.prompt) == 64 and len(given.spans["query"]) == 1 and len(given.spans["needles"]) == 8
 

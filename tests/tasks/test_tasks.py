@@ -127,16 +127,16 @@ def sentences_of(task, prompt):
 
 
 @pytest.mark.parametrize("near", [False, True])
-def test_noise_changes_nothing_but_the_noise(task, near):
+def test_distractors_change_nothing_but_the_distractors(task, near):
     for seed in range(12):
         cells = {n: task.controlled(160, n, seed, slots=6, depth=seed / 11, near=near) for n in (0, 2, 5, 6)}
         quiet = np.array(cells[0].ids)
         assert len(quiet) == 160 and cells[0].spans["needles"] == [] and len(sentences_of(task, cells[0])) == 1
         before = set()
-        for noise, prompt in cells.items():
+        for distractors, prompt in cells.items():
             changed = np.flatnonzero(np.array(prompt.ids) != quiet)
             assert set(changed) <= set(prompt.spans["needles"]) and before <= set(prompt.spans["needles"])
-            assert len(sentences_of(task, prompt)) == noise + 1
+            assert len(sentences_of(task, prompt)) == distractors + 1
             same = ("answer", "query", "sink")
             assert [prompt.spans[name] for name in same] == [cells[0].spans[name] for name in same]
             assert (prompt.answer, prompt.city, prompt.depth) == (cells[0].answer, cells[0].city, cells[0].depth)
@@ -180,8 +180,8 @@ def test_without_an_answer_only_the_needle_is_another(task, near):
             assert set(differ) <= set(range(begin, begin + 12)) and with_answer.city == without.city
 
 
-def test_noise_that_has_no_room_is_refused(task):
-    with pytest.raises(PromptError, match="9 competing sentences in 8 slots"):
+def test_distractors_that_have_no_room_is_refused(task):
+    with pytest.raises(PromptError, match="9 distractors in 8 slots"):
         task.controlled(200, 9, 0)
     with pytest.raises(PromptError, match="at most 7 slots"):
         task.controlled(300, 2, 0, slots=8, near=True)

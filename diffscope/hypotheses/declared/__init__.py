@@ -10,20 +10,20 @@ OBSERVERS = {
     "model": one_model.TESTS | low_rank.TESTS | information_flow.TESTS,
     "pair": pair.TESTS | information_flow.PAIRS | robustness.PAIRS,
     "checkpoints": checkpoints.TESTS | information_flow.CHECKPOINTS,
-    "family": cohort.TESTS,
+    "cohort": cohort.TESTS,
 }
 TESTS: dict[str, Test] = {test.id: test for tests in OBSERVERS.values() for test in tests}
 SUBJECTS = {
     "model": ("model", "models"),
     "pair": ("pair", "pairs"),
     "checkpoints": ("series of checkpoints", "series"),
-    "family": ("seed", "seeds"),
+    "cohort": ("seed", "seeds"),
 }
 NEEDED = {
     "model": "a differential model with a tokenizer for retrieval prompts",
     "pair": "a standard model beside it (--baseline NAME)",
     "checkpoints": "checkpoints along its training, of one model",
-    "family": "a trained family (--family FOLDER)",
+    "cohort": "a trained cohort (--cohort FOLDER)",
 }
 
 

@@ -1,4 +1,4 @@
-"""Tests on a trained family: arms that differ in one thing, on the same prompts, with seeds as the unit."""
+"""Tests on a trained cohort: arms that differ in one thing, on the same prompts, with seeds as the unit."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ EXCHANGED = 1000  # ways to exchange the labels of runs
 POINTS = 0.02  # share of exact answers that matters
 SEED_000 = "seed 000"
 OF_SEEDS = "What is small beside the spread of the seeds stays open. All arms had the same steps and learning rate."
-GAIN = Quantity("DIFF − standard, exact answers among competing sentences", POINTS)
-STATISTIC = "share of exact answers over all lengths and all noise above 0, arm minus arm, prompt by prompt"
+GAIN = Quantity("DIFF − standard, exact answers among distractors", POINTS)
+STATISTIC = "share of exact answers over all lengths and all numbers of distractors above 0, arm minus arm, prompt by prompt"
 SAME = ("same prompts, data, order, steps, schedule; parameters within 1 %",)
 
 
@@ -29,16 +29,16 @@ IN_PART = "SP says that the arm gains something itself, however much of the gap 
 
 
 def _gap(arm: str, words: str) -> Quantity:
-    return Quantity(f"DIFF − {arm} ({words}), exact answers among competing sentences", POINTS)
+    return Quantity(f"DIFF − {arm} ({words}), exact answers among distractors", POINTS)
 
 
 def _own(arm: str, words: str) -> Quantity:
-    return Quantity(f"{arm} ({words}) − standard, exact answers among competing sentences", POINTS)
+    return Quantity(f"{arm} ({words}) − standard, exact answers among distractors", POINTS)
 
 
 def _compared(id: str, claim: str, source: str, quantities: dict, predictions: dict, unable: str = "") -> Test:
     limits = NO_GAP if "own" not in quantities else f"{NO_GAP} {IN_PART}"
-    return Test(id, claim, source, STATISTIC, SAME, {"gain": GAIN, **quantities}, predictions, "family", limits, unable)
+    return Test(id, claim, source, STATISTIC, SAME, {"gain": GAIN, **quantities}, predictions, "cohort", limits, unable)
 
 
 # A gap that closes shows as a gain of the arm's own: that two arms are equal no few seeds can show.
@@ -92,15 +92,15 @@ LAMBDA_ONE = Test(
     id="lambda-1",
     claim="Fixing λ at 1 throughout, pure cancellation, is better among many distractors, if worse on average.",
     source=f"{SEED_000}, experiment 2 for noise cancellation",
-    statistic="λ fixed at 1 − learned λ: exact answers at the most noise, and loss on text that nothing gives away (nats; "
+    statistic="λ fixed at 1 − learned λ: exact answers with the most distractors, and loss on text that nothing gives away (nats; "
     "learned − fixed)",
     controls=SAME,
     quantities={
-        "distractors": Quantity("λ = 1 − learned λ, exact answers at the most competing sentences", POINTS),
+        "distractors": Quantity("λ = 1 − learned λ, exact answers at the most distractors", POINTS),
         "text": Quantity("loss on text that nothing gives away, learned λ − λ = 1 (nats)", 0.05),
     },
     predictions={"NC": {"distractors": ABOVE}, "SP": {"distractors": NONE}},
-    needs="family",
+    needs="cohort",
     limits=OF_SEEDS,
 )
 TOP_K = Test(
@@ -115,25 +115,25 @@ TOP_K = Test(
         "own": _own("the best top-k", "the k largest weights"),
     },
     predictions={"NC": REMAINS, "SP": CLOSES},
-    needs="family",
+    needs="cohort",
     limits=f"{NO_GAP} {IN_PART} The best k of a seed is the one that is best with the others.",
 )
-NOISE_LENGTH = Test(
-    id="noise-length",
-    claim="The benefit grows with noise at fixed length (cancellation), or with length at any noise (sparsification).",
+DISTRACTORS_LENGTH = Test(
+    id="distractors-length",
+    claim="The benefit grows with distractors at fixed length (cancellation), or with length at any number of distractors (sparsification).",
     source=f"{SEED_000}: the sparsification reading is testable",
-    statistic="of each seed a binomial model of the answers of DIFF and standard: logit ~ arm × (noise + log2 length + noise × "
-    "log2 length); the coefficients that go with DIFF, per 16 competing sentences and per doubling, at the middle of the grid",
-    controls=("full grid: length and noise move apart", *SAME),
+    statistic="of each seed a binomial model of the answers of DIFF and standard: logit ~ arm × (distractors + log2 length + distractors × "
+    "log2 length); the coefficients that go with DIFF, per 16 distractors and per doubling, at the middle of the grid",
+    controls=("full grid: length and distractors move apart", *SAME),
     quantities={
-        "noise": Quantity("benefit of DIFF per 16 competing sentences (logits)", 0.25),
+        "distractors": Quantity("benefit of DIFF per 16 distractors (logits)", 0.25),
         "length": Quantity("benefit of DIFF per doubling of length (logits)", 0.25),
-        "both": Quantity("benefit per doubling and 16 competing sentences (logits)", 0.25),
-        "mixed_noise": Quantity("benefit per 16 competing sentences by the mixed model (logits)", 0.25),
+        "both": Quantity("benefit per doubling and 16 distractors (logits)", 0.25),
+        "mixed_distractors": Quantity("benefit per 16 distractors by the mixed model (logits)", 0.25),
         "mixed_length": Quantity("benefit per doubling of length by the mixed model (logits)", 0.25),
     },
-    predictions={"NC": {"noise": ABOVE}, "SP": {"length": ABOVE}},
-    needs="family",
+    predictions={"NC": {"distractors": ABOVE}, "SP": {"length": ABOVE}},
+    needs="cohort",
     limits="Cells in which an arm has more than 98 % or less than 2 % right are left out. The mixed model (of the benefit in "
     "each cell and seed, with an intercept of each seed) is shown beside, and not judged: its z finds too much with few seeds. "
     f"{OF_SEEDS}",
@@ -150,7 +150,7 @@ FAITHFULNESS = Test(
         "c": Quantity("criterion c of DIFF − that of standard (above: more conservative)", 0.2),
     },
     predictions={"NC": {"d": ABOVE, "c": NONE}},
-    needs="family",
+    needs="cohort",
     limits="c above with d′ unchanged would be conservatism, not faithfulness.",
 )
 FORMATION = Test(
@@ -167,28 +167,28 @@ FORMATION = Test(
         "double-width_logrank": Quantity("DIFF's head count at double width later than DIFF, log-rank z", 1.0),
     },
     predictions={"NC": {"standard": ABOVE, "double-width": ABOVE}},
-    needs="family",
-    limits=f"Evaluated at one noise and length: whether it is earlier with noise or with length is not asked. {OF_SEEDS}",
+    needs="cohort",
+    limits=f"Evaluated at one number of distractors and length: whether it is earlier with distractors or with length is not asked. {OF_SEEDS}",
 )
 
 
-def answers(family: xr.Dataset, arm: str, noises=None) -> xr.DataArray:
-    """Exact answers, (seed, prompt), mean over lengths and noises, by default all above 0."""
-    found = of_arm(_of(family, "exact_match"), arm)
-    found = found.sel(noise=found["noise"] > 0 if noises is None else noises)
-    return found.mean(("length", "noise")).transpose("seed", "prompt")
+def answers(cohort: xr.Dataset, arm: str, distractors=None) -> xr.DataArray:
+    """Exact answers, (seed, prompt), mean over lengths and distractors, by default all above 0."""
+    found = of_arm(_of(cohort, "exact_match"), arm)
+    found = found.sel(distractors=found["distractors"] > 0 if distractors is None else distractors)
+    return found.mean(("length", "distractors")).transpose("seed", "prompt")
 
 
-def _of(family: xr.Dataset, name: str) -> xr.DataArray:
-    if name not in family:
-        raise Missing(f"a family whose {name} was measured")
-    return family[name]
+def _of(cohort: xr.Dataset, name: str) -> xr.DataArray:
+    if name not in cohort:
+        raise Missing(f"a cohort whose {name} was measured")
+    return cohort[name]
 
 
 def of_arm(values: xr.DataArray, arm: str) -> xr.DataArray:
     """The values of one arm, or word that it is missing."""
     if arm not in values["arm"].values:
-        raise Missing(f"a family with the arm {arm!r}")
+        raise Missing(f"a cohort with the arm {arm!r}")
     return values.sel(arm=arm)
 
 
@@ -209,28 +209,28 @@ def of_arms(*, gap: str = "", **arms: tuple[str, str]) -> Callable[[xr.Dataset],
     """DIFF minus standard, and arm minus arm as named; `gap` is an arm compared with both."""
     both = {"gap": ("diff", gap), "own": (gap, "standard")} if gap else {}
 
-    def observe(family: xr.Dataset) -> dict[str, Observed]:
+    def observe(cohort: xr.Dataset) -> dict[str, Observed]:
         found = {"gain": ("diff", "standard"), **both, **arms}
-        return {name: _minus(*(answers(family, arm) for arm in two)) for name, two in found.items()}
+        return {name: _minus(*(answers(cohort, arm) for arm in two)) for name, two in found.items()}
 
     return observe
 
 
-def lambda_one(family: xr.Dataset) -> dict[str, Observed]:
-    most = [int(family["noise"].max())]
-    loss = _of(family, "text").sel(token="other", drop=True)
+def lambda_one(cohort: xr.Dataset) -> dict[str, Observed]:
+    most = [int(cohort["distractors"].max())]
+    loss = _of(cohort, "text").sel(token="other", drop=True)
     return {
-        "distractors": _minus(answers(family, "lambda-1", most), answers(family, "diff", most)),
+        "distractors": _minus(answers(cohort, "lambda-1", most), answers(cohort, "diff", most)),
         "text": _minus(of_arm(loss, "diff"), of_arm(loss, "lambda-1")),
     }
 
 
-def top_k(family: xr.Dataset) -> dict[str, Observed]:
-    arms = [str(arm) for arm in family["arm"].values if str(arm).startswith("top-")]
+def top_k(cohort: xr.Dataset) -> dict[str, Observed]:
+    arms = [str(arm) for arm in cohort["arm"].values if str(arm).startswith("top-")]
     if not arms:
-        raise Missing("a family with an arm of top-k")
-    diff, standard = answers(family, "diff"), answers(family, "standard")
-    each = xr.concat([answers(family, arm) for arm in arms], "k")  # (k, seed, prompt)
+        raise Missing("a cohort with an arm of top-k")
+    diff, standard = answers(cohort, "diff"), answers(cohort, "standard")
+    each = xr.concat([answers(cohort, arm) for arm in arms], "k")  # (k, seed, prompt)
     means = each.mean("prompt")
     best = xr.concat([_best_of_others(means, i) for i in range(each.sizes["seed"])], "seed").assign_coords(seed=each["seed"])
     chosen = each.isel(k=best)
@@ -244,13 +244,15 @@ def _best_of_others(means: xr.DataArray, seed: int) -> xr.DataArray:
     return others.where(there, -1).argmax("k")
 
 
-def noise_length(family: xr.Dataset) -> dict[str, Observed]:
-    order = ("seed", "length", "noise", "prompt")
-    cells = [of_arm(_of(family, "exact_match"), arm).transpose(*order) for arm in ("diff", "standard")]
-    found = np.stack([one.reshape(-1, *cells[0].shape[1:]) for one in _seeds(*cells)], 1)  # (seed, arm, length, noise, prompt)
-    noise, length = np.meshgrid(family["noise"].values / 16, np.log2(family["length"].values.astype(float)))
-    noise, length = (x.ravel() - x.mean() for x in (noise, length))
-    terms = np.stack([np.ones_like(noise), noise, length, noise * length], 1)
+def distractors_length(cohort: xr.Dataset) -> dict[str, Observed]:
+    order = ("seed", "length", "distractors", "prompt")
+    cells = [of_arm(_of(cohort, "exact_match"), arm).transpose(*order) for arm in ("diff", "standard")]
+    found = np.stack(
+        [one.reshape(-1, *cells[0].shape[1:]) for one in _seeds(*cells)], 1
+    )  # (seed, arm, length, distractors, prompt)
+    distractors, length = np.meshgrid(cohort["distractors"].values / 16, np.log2(cohort["length"].values.astype(float)))
+    distractors, length = (x.ravel() - x.mean() for x in (distractors, length))
+    terms = np.stack([np.ones_like(distractors), distractors, length, distractors * length], 1)
     design = np.concatenate([np.hstack([terms, terms]), np.hstack([terms, 0 * terms])])  # the second four: of DIFF alone
     rates = found.mean((0, -1)).reshape(2, -1)  # (arm, cell)
     room = ((rates > ROOM) & (rates < 1 - ROOM)).all(0)  # where both have nearly all right, no benefit could show
@@ -260,7 +262,7 @@ def noise_length(family: xr.Dataset) -> dict[str, Observed]:
     right = found.sum(-1) + 0.5  # so that a cell with no mistake has a finite logit
     counts = np.stack([right, found.shape[-1] + 1 - right], -1).reshape(len(found), -1, 2)  # (seed, arm and cell, right or wrong)
     rows = [GLM(one[used], design[used], family=families.Binomial()).fit().params[5:] for one in counts]
-    made = {name: Observed(np.array(rows)[:, [i]]) for i, name in enumerate(("noise", "length", "both"))}
+    made = {name: Observed(np.array(rows)[:, [i]]) for i, name in enumerate(("distractors", "length", "both"))}
     logits = np.log(counts[..., 0] / counts[..., 1]).reshape(len(found), 2, -1)[..., room]  # (seed, arm, cell)
     return made | _mixed(logits[:, 0] - logits[:, 1], terms[room], found.shape[-1])
 
@@ -272,7 +274,7 @@ def _mixed(benefit: np.ndarray, terms: np.ndarray, prompts: int) -> dict[str, Es
         warnings.simplefilter("ignore", ConvergenceWarning)  # where seeds do not differ their variance is on its boundary
         fit = MixedLM(benefit.ravel(), np.tile(terms, (seeds, 1)), np.repeat(np.arange(seeds), cells)).fit()
     made = {}
-    for at, name in ((1, "mixed_noise"), (2, "mixed_length")):
+    for at, name in ((1, "mixed_distractors"), (2, "mixed_length")):
         value, error = float(fit.fe_params[at]), float(fit.bse_fe[at])
         reach = norm.ppf(1 - LEVEL / 2) * error
         p = float(2 * norm.sf(abs(value) / error))
@@ -281,24 +283,24 @@ def _mixed(benefit: np.ndarray, terms: np.ndarray, prompts: int) -> dict[str, Es
     return made
 
 
-def faithfulness(family: xr.Dataset) -> dict[str, Observed]:
-    said = _of(family, "says_unknown")
-    asked = said.sizes["noise"] * said.sizes["prompt"]
-    rate = (said.sum(("noise", "prompt"), skipna=False) + 0.5) / (asked + 1)
+def faithfulness(cohort: xr.Dataset) -> dict[str, Observed]:
+    said = _of(cohort, "says_unknown")
+    asked = said.sizes["distractors"] * said.sizes["prompt"]
+    rate = (said.sum(("distractors", "prompt"), skipna=False) + 0.5) / (asked + 1)
     z = xr.apply_ufunc(norm.ppf, rate)
     hit, alarm = z.sel(question="unanswerable"), z.sel(question="answerable")
     d, c = hit - alarm, (hit + alarm) / 2  # saying "unknown" more often is more conservative
     return {name: _minus(of_arm(one, "diff"), of_arm(one, "standard")) for name, one in (("d", d), ("c", c))}
 
 
-def formation(family: xr.Dataset) -> dict[str, Observed | Estimate]:
-    last = int(family["step"].max())
-    steps = _of(family, "formation").where(family["finished"] == 1)
-    counted = steps.fillna(last).where(family["finished"] == 1)
+def formation(cohort: xr.Dataset) -> dict[str, Observed | Estimate]:
+    last = int(cohort["step"].max())
+    steps = _of(cohort, "formation").where(cohort["finished"] == 1)
+    counted = steps.fillna(last).where(cohort["finished"] == 1)
     made = {arm: _minus(of_arm(counted, arm), of_arm(counted, "diff")) for arm in ("standard", "double-width")}
     formed = steps.notnull()
     for arm in tuple(made):
-        runs, events = (_seeds(of_arm(x, arm), of_arm(x, "diff")) for x in (counted, formed.where(family["finished"] == 1)))
+        runs, events = (_seeds(of_arm(x, arm), of_arm(x, "diff")) for x in (counted, formed.where(cohort["finished"] == 1)))
         made[f"{arm}_logrank"] = log_rank(*(np.ravel(x) for x in (*runs, *events)))
     return made
 
@@ -337,7 +339,7 @@ TESTS = {
     NORM: of_arms(**{arm: (arm, "standard") for arm in ("no-norm", "scalar", "standard-norm")}),
     LAMBDA_ONE: lambda_one,
     TOP_K: top_k,
-    NOISE_LENGTH: noise_length,
+    DISTRACTORS_LENGTH: distractors_length,
     FAITHFULNESS: faithfulness,
     FORMATION: formation,
 }

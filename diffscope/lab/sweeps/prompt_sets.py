@@ -41,15 +41,15 @@ def controlled(
     count: int,
     length: int,
     seed: int,
-    noise: int = 3,
+    distractors: int = 3,
     slots: int = 8,
     near: bool = False,
     answerable: bool = True,
     template: str = TEMPLATE,
 ) -> list[Prompt]:
-    """The same with length and noise set apart from each other."""
+    """The same with length and distractors set apart from each other."""
     kind = {"slots": slots, "near": bool(near), "answerable": bool(answerable)}
-    return scoring.controlled(Retrieval(tokenizer, template=template), count, length, noise, seed, **kind)
+    return scoring.controlled(Retrieval(tokenizer, template=template), count, length, distractors, seed, **kind)
 
 
 def recall(tokenizer, count: int, length: int, seed: int, n: int = 3) -> list[Prompt]:

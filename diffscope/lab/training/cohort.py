@@ -1,4 +1,4 @@
-"""A matched family: every arm trained with every seed, scored alike, and put together as one labelled dataset."""
+"""A matched cohort: every arm trained with every seed, scored alike, and put together as one labelled dataset."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from diffscope.tasks.tokenizer import UNKNOWN
 
 FORMED = 0.9  # share of exact answers above which the lookup circuit has formed
 NEAR = (0, 2, 4, 6)  # competing near-duplicates, at the middle length of the grid
-DATASET, CURVES = "family.nc", "metrics.parquet"
+DATASET, CURVES = "cohort.nc", "metrics.parquet"
 MEASURED = ("answer_loss", "text_loss", "answer_tokens_right", "gradient_norm", "seconds", "retrieval")
 
 
 def plan(recipe: Recipe, arms: Sequence[str] = (), seeds: Sequence[int] = (), device: str = "cpu") -> list[shards.Shard]:
-    """The runs of a family, all arms of a seed before those of the next; by default all of them.
+    """The runs of a cohort, all arms of a seed before those of the next; by default all of them.
 
     What a run's scores depend on is part of what it is, so another device, version or grid scores it anew.
 
@@ -98,8 +98,8 @@ def _check_prompts(recipe: Recipe) -> None:
             most = replace(stage, shapes=(shape,), needles=(stage.needles[1],) * 2)
             most.draw(seen.with_template(stage.template), np.random.default_rng(0))
     for grid, kind in ((recipe.evaluation, {}), (recipe.grid, {}), (_near(recipe.grid), {"near": True})):
-        for length, noise in grid.cells:
-            task.with_template(grid.template).controlled(length, noise, 0, slots=grid.slots, **kind)
+        for length, distractors in grid.cells:
+            task.with_template(grid.template).controlled(length, distractors, 0, slots=grid.slots, **kind)
 
 
 def _middle(grid: Grid) -> Grid:
@@ -107,7 +107,7 @@ def _middle(grid: Grid) -> Grid:
 
 
 def _near(grid: Grid) -> Grid:
-    return replace(_middle(grid), noises=NEAR)
+    return replace(_middle(grid), distractors=NEAR)
 
 
 def _train_and_score(spec: dict, target: Path, recipe: Recipe, out: Path, device: str, tensorboard: bool, progress) -> None:
@@ -127,13 +127,13 @@ def score(folder: Path, recipe: Recipe, device: str = "cpu") -> xr.Dataset:
     Returns
     -------
     xarray.Dataset
-        ``retrieval`` and the other metrics (step); ``exact_match`` (length, noise, prompt) of the answers; ``exact_match_near``
-        the same among near-duplicate cities (near, prompt) and ``says_unknown`` (question, noise, prompt), both at the middle
+        ``retrieval`` and the other metrics (step); ``exact_match`` (length, distractors, prompt) of the answers; ``exact_match_near``
+        the same among near-duplicate cities (near, prompt) and ``says_unknown`` (question, distractors, prompt), both at the middle
         length of the grid; ``text`` mean loss in nats on held-out text (token): on tokens that the text gives away, and others.
     """
     scope, middle = load(folder, device=device), _middle(recipe.grid)
     task = Retrieval(scope.tokenizer, held_out=True)
-    near = on_grid(scope.model, task, _near(recipe.grid), near=True).isel(length=0, drop=True).rename(noise="near")
+    near = on_grid(scope.model, task, _near(recipe.grid), near=True).isel(length=0, drop=True).rename(distractors="near")
     losses = text_losses(scope.model, Recall(scope.tokenizer), middle.lengths[0])
     scored = {
         "exact_match": on_grid(scope.model, task, recipe.grid),
@@ -148,7 +148,7 @@ def score(folder: Path, recipe: Recipe, device: str = "cpu") -> xr.Dataset:
 
 
 def _says_unknown(model, task: Retrieval, grid: Grid) -> xr.DataArray:
-    """Whether the answer is "unknown", bool (question, noise, prompt), where there is one and where there is none."""
+    """Whether the answer is "unknown", bool (question, distractors, prompt), where there is one and where there is none."""
     unanswerable = on_grid(model, task, grid, answerable=False)
     word = task.tokenizer(UNKNOWN, add_special_tokens=False)["input_ids"]
 
@@ -189,16 +189,16 @@ def collect(recipe: Recipe, out: Path, outcome: shards.Outcome, device: str = "c
     blank = xr.full_like(next(iter(found.values())).astype(float), np.nan)
     seeds = sorted({*recipe.seeds, *(seed for _, seed in found)})
     rows = [xr.concat([found.get((arm, seed), blank).astype(float) for seed in seeds], "seed") for arm in recipe.arms]
-    family = xr.concat(rows, "arm").assign_coords(arm=list(recipe.arms), seed=seeds)
-    family["formation"] = formation(family["retrieval"])
-    family["finished"] = (("arm", "seed"), [[int((arm, seed) in found) for seed in seeds] for arm in recipe.arms])
-    family["parameters"] = family["parameters"].max("seed")  # equal for all that are there
+    cohort = xr.concat(rows, "arm").assign_coords(arm=list(recipe.arms), seed=seeds)
+    cohort["formation"] = formation(cohort["retrieval"])
+    cohort["finished"] = (("arm", "seed"), [[int((arm, seed) in found) for seed in seeds] for arm in recipe.arms])
+    cohort["parameters"] = cohort["parameters"].max("seed")  # equal for all that are there
     runs = plan(recipe, seeds=seeds, device=device)
     failed = "; ".join(f"{name(run)}: {outcome.failed[run.id]}" for run in runs if run.id in outcome.failed)
     made_by = {f"{arm}/seed-{seed}": _made_by(out / arm / f"seed-{seed}" / RUN) for arm, seed in found}
     said = {"recipe": json.dumps(recipe.as_dict()), "made_by": json.dumps(made_by, sort_keys=True), "failed": failed}
-    family.attrs = {name: words for name, words in said.items() if words}
-    return family
+    cohort.attrs = {name: words for name, words in said.items() if words}
+    return cohort
 
 
 def _made_by(path: Path) -> list[dict] | None:
@@ -226,15 +226,15 @@ def formation(retrieval: xr.DataArray) -> xr.DataArray:
     return first.where(formed.any("step"))
 
 
-def summary(family: xr.Dataset) -> list[dict]:
+def summary(cohort: xr.Dataset) -> list[dict]:
     """One row an arm with finished runs: formation step of each, and means over prompts, cells and finished seeds.
 
     ``formation`` is by seed, None where the arm never formed; seeds without a finished run are ``missing``.
     """
     rows = []
-    for arm in family["arm"].values:
-        there = family["finished"].sel(arm=arm) == 1
-        one = family.sel(arm=arm, seed=there.values)
+    for arm in cohort["arm"].values:
+        there = cohort["finished"].sel(arm=arm) == 1
+        one = cohort.sel(arm=arm, seed=there.values)
         if not one.sizes["seed"]:
             continue
         steps = one["formation"].to_series()
@@ -244,11 +244,11 @@ def summary(family: xr.Dataset) -> list[dict]:
                 "arm": str(arm),
                 "parameters": int(one["parameters"]),
                 "formation": {int(seed): None if np.isnan(step) else int(step) for seed, step in steps.items()},
-                "missing": [int(seed) for seed in family["seed"].values[~there.values]],
-                "exact_match": match.mean(("length", "noise", "prompt")).to_series().to_dict(),
-                "by_noise": match.mean(("seed", "length", "prompt")).to_series().to_dict(),
-                "by_length": match.mean(("seed", "noise", "prompt")).to_series().to_dict(),
-                "near": float(one["exact_match_near"].sel(near=family["near"] > 0).mean()),
+                "missing": [int(seed) for seed in cohort["seed"].values[~there.values]],
+                "exact_match": match.mean(("length", "distractors", "prompt")).to_series().to_dict(),
+                "by_distractors": match.mean(("seed", "length", "prompt")).to_series().to_dict(),
+                "by_length": match.mean(("seed", "distractors", "prompt")).to_series().to_dict(),
+                "near": float(one["exact_match_near"].sel(near=cohort["near"] > 0).mean()),
                 "unknown_when_unanswerable": float(one["says_unknown"].sel(question="unanswerable").mean()),
                 "unknown_when_answerable": float(one["says_unknown"].sel(question="answerable").mean()),
                 "text_hit": float(one["text"].sel(token="hit").mean()),

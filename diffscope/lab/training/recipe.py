@@ -1,4 +1,4 @@
-"""A training recipe: one TOML file names the arms of a matched family and everything they share."""
+"""A training recipe: one TOML file names the arms of a matched cohort and everything they share."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ class Stage:
 
 @dataclass(frozen=True)
 class Grid:
-    """Prompts that a model is scored on: every length with every noise, at five depths in turn."""
+    """Prompts that a model is scored on: every length with every number of distractors, at five depths in turn."""
 
     lengths: tuple[int, ...]
-    noises: tuple[int, ...]  # competing sentences
+    distractors: tuple[int, ...]  # sentences beside the queried one
     prompts: int
     template: str = TEMPLATE
 
@@ -76,25 +76,25 @@ class Grid:
         """What has to be so, and whether it is."""
         check_template(self.template)
         yield (
-            f"lengths = {self.lengths} and noises = {self.noises} have to hold a number each",
-            bool(self.lengths and self.noises),
+            f"lengths = {self.lengths} and distractors = {self.distractors} have to hold a number each",
+            bool(self.lengths and self.distractors),
         )
-        yield f"noises = {self.noises} have to be 0 or more", min(self.noises) >= 0
+        yield f"distractors = {self.distractors} have to be 0 or more", min(self.distractors) >= 0
         yield f"prompts = {self.prompts} has to be 1 or more", self.prompts >= 1
 
     @property
     def slots(self) -> int:
-        return max(self.noises)
+        return max(self.distractors)
 
     @property
     def cells(self) -> list[tuple[int, int]]:
-        """(length, noise) of every cell."""
-        return [(length, noise) for length in self.lengths for noise in self.noises]
+        """(length, distractors) of every cell."""
+        return [(length, distractors) for length in self.lengths for distractors in self.distractors]
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What every arm of a family shares, and what tells the arms apart.
+    """What every arm of a cohort shares, and what tells the arms apart.
 
     Attributes
     ----------

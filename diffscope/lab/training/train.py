@@ -1,4 +1,4 @@
-"""Train one arm of a matched family: same data, same order, same steps, and resumable to the step.
+"""Train one arm of a matched cohort: same data, same order, same steps, and resumable to the step.
 
 What a step trains on depends on the seed and the step's number alone, so all arms see the same prompts in the same order
 and a run that was killed goes on exactly where its last saved state stands.
@@ -48,7 +48,7 @@ GIVEN_AWAY, TEXT, NO_KIND = 1, 0, -1  # kinds of target, see Retrieval.training_
 
 
 def tokenizer_for(recipe: Recipe) -> PreTrainedTokenizerFast:
-    """The family's tokenizer: learned from the training text and the needle sentence, so its words are single tokens."""
+    """The cohort's tokenizer: learned from the training text and the needle sentence, so its words are single tokens."""
     return _tokenizer(recipe.vocab_size, recipe.words)
 
 
@@ -321,7 +321,7 @@ def _note_run(path: Path, start: int, identity: dict, facts: dict) -> None:
 
 
 def _compiled(model):
-    """The model compiled by itself: torch counts compilations by code, of which the arms of a family share much."""
+    """The model compiled by itself: torch counts compilations by code, of which the arms of a cohort share much."""
     torch.compiler.reset()
     return torch.compile(model)
 
