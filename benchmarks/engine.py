@@ -105,10 +105,10 @@ def measure_all(subject: str, methods: Sequence[str], lengths: Sequence[int], op
     for tokens in lengths:
         exact = reference(jobs.Reference(subject, tokens, options.device), options.device)
         todo = {name: jobs.Measured(name, subject, tokens, options.device) for name in methods if name not in failed}
-        found = compare(todo, exact, subject, tokens, options.device, options.repeats, options.limits)
-        failed |= {result.method for result in found if result.state != OK}
-        results += found
-        progress(found)
+        results_at_length = compare(todo, exact, subject, tokens, options.device, options.repeats, options.limits)
+        failed |= {result.method for result in results_at_length if result.state != OK}
+        results += results_at_length
+        progress(results_at_length)
     return results
 
 
@@ -131,7 +131,7 @@ def progress(results: Sequence[Result]) -> None:
         print(f"{result.table}, {result.tokens} tokens, {result.method}: {result.state}{figures}", file=sys.stderr, flush=True)
 
 
-def arguments(given: Sequence[str] | None) -> argparse.Namespace:
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
     parser.add_argument("--methods", nargs="+", choices=tuple(METHODS), default=RANDOM, metavar="METHOD", help=", ".join(METHODS))
@@ -145,7 +145,7 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="JSON file")
     parser.add_argument("--kept", type=Path, nargs="+", help="show what earlier runs wrote with --out instead of running")
     parser.add_argument("--plot", type=Path, help="time and memory against length, SVG")
-    options = parser.parse_args(given)
+    options = parser.parse_args(argv)
     options.limits = Limits(options.seconds, options.memory)
     options.bundled = options.device == "cpu" if options.bundled is None else options.bundled
     return options
@@ -155,9 +155,9 @@ def show_kept(options) -> None:
     """Tables and picture of kept results; of a method measured twice at one length, the later file's."""
     results, known = {}, {field.name for field in fields(Result)}
     for path in options.kept:
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        print(f"{path.name}: {kept['machine']}")
-        for record in kept["results"]:
+        record_file = json.loads(path.read_text(encoding="utf-8"))
+        print(f"{path.name}: {record_file['machine']}")
+        for record in record_file["results"]:
             result = Result(**{name: value for name, value in record.items() if name in known})
             results[result.table, result.tokens, result.method] = result
     for table in dict.fromkeys(result.table for result in results.values()):
@@ -169,8 +169,8 @@ def show_kept(options) -> None:
         report.draw(shown, options.plot)
 
 
-def main(given: Sequence[str] | None = None) -> None:
-    options = arguments(given)
+def main(argv: Sequence[str] | None = None) -> None:
+    options = arguments(argv)
     if options.kept:
         return show_kept(options)
     machine, warning = report.machine(options.device), report.load_warning()
@@ -185,13 +185,13 @@ def main(given: Sequence[str] | None = None) -> None:
         print(report.markdown(results), flush=True)
     if options.bundled and not options.long:
         methods = [*FORWARDS, *PARTS, *(name for name in options.methods if name not in FORWARDS)]
-        found = measure_all("bundled", methods, BUNDLED_LENGTHS, options)
+        bundled = measure_all("bundled", methods, BUNDLED_LENGTHS, options)
         print("\nmini-diff, 4 layers of 2 heads, d = 32, all row statistics\n")
-        print(report.markdown(found))
-        results += found
+        print(report.markdown(bundled))
+        results += bundled
     if options.out:
-        kept = {"machine": machine, "warning": warning, "results": [result.record() for result in results]}
-        options.out.write_text(json.dumps(kept, indent=1), encoding="utf-8")
+        record = {"machine": machine, "warning": warning, "results": [result.record() for result in results]}
+        options.out.write_text(json.dumps(record, indent=1), encoding="utf-8")
     if options.plot:
         report.draw([result for result in results if result.table != "bundled" and result.state != ABSENT], options.plot)
 

@@ -88,11 +88,11 @@ def family_row(name: str, make, device: str) -> str:
     generator = torch.Generator().manual_seed(0)
     image = hasattr(runner, "noise")
     prompt = runner.noise(generator) if image else torch.randint(2, tiny.VOCABULARY, (40,), generator=generator).tolist()
-    cache = next((found for found in report.findings if found.check == "cached decoding"), None)
+    cache = next((finding for finding in report.findings if finding.check == "cached decoding"), None)
     cached = "has none" if cache is None or cache.verdict == "undecided" else {"pass": "yes", "fail": "**no**"}[cache.verdict]
     first = report.layers[0]
     worst = np.max(list(report.fidelity.values()))  # a NaN stays a NaN
-    warned = "; ".join(sorted({found.says for found in report.findings if found.verdict == "warn"}))
+    warned = "; ".join(sorted({finding.says for finding in report.findings if finding.verdict == "warn"}))
     cells = (
         name,
         report.family,
@@ -111,9 +111,9 @@ def family_row(name: str, make, device: str) -> str:
 def mistake_row(mistake: str) -> str:
     """What a check says of one planted mistake, always on the CPU."""
     report = diffscope.check(planted.tiny(mistake))
-    found = [finding.says.rpartition("likely cause: ")[2] for finding in report.findings if finding.verdict == "fail"]
-    said = "<br>".join(dict.fromkeys(found)) or "nothing"
-    return f"| {mistake} | {'passed' if report.passed else 'found'} | {said} |"
+    causes = [finding.says.rpartition("likely cause: ")[2] for finding in report.findings if finding.verdict == "fail"]
+    causes = "<br>".join(dict.fromkeys(causes)) or "nothing"
+    return f"| {mistake} | {'passed' if report.passed else 'found'} | {causes} |"
 
 
 def main() -> None:

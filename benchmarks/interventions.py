@@ -25,30 +25,30 @@ LENGTH, NEEDLES, ROWS = 256, 4, 25
 
 
 @torch.no_grad()
-def scores(scope, prompts, *made) -> dict[str, np.ndarray]:
+def scores(scope, prompts, *active) -> dict[str, np.ndarray]:
     """Of each prompt under edits: loss over its text and over its answer (nats a token), and whether it is answered exactly."""
-    found = {"text": [], "answer": [], "right": []}
-    with scope.edit(*made):
+    values = {"text": [], "answer": [], "right": []}
+    with scope.edit(*active):
         for start in range(0, len(prompts), ROWS):
             some = prompts[start : start + ROWS]
             ids = torch.tensor([prompt.ids + prompt.answer for prompt in some])
             logits = scope.model(ids[:, :-1], use_cache=False).logits
             losses = cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")  # (prompt, token − 1)
             width = len(some[0].answer)
-            found["text"].append(losses[:, :-width].mean(1))
-            found["answer"].append(losses[:, -width:].mean(1))
-            found["right"].append((logits[:, -width:].argmax(-1) == ids[:, -width:]).all(1))
-    return {name: torch.cat(parts).numpy() for name, parts in found.items()}
+            values["text"].append(losses[:, :-width].mean(1))
+            values["answer"].append(losses[:, -width:].mean(1))
+            values["right"].append((logits[:, -width:].argmax(-1) == ids[:, -width:]).all(1))
+    return {name: torch.cat(parts).numpy() for name, parts in values.items()}
 
 
-def row(name: str, found: dict[str, np.ndarray], plain: dict[str, np.ndarray]) -> str:
+def row(name: str, edited: dict[str, np.ndarray], plain: dict[str, np.ndarray]) -> str:
     """One line of a table; changes are of the same prompts, with their standard error."""
-    right = found["right"]
+    right = edited["right"]
     low, high = binomtest(int(right.sum()), len(right)).proportion_ci(method="wilson")
-    change = found["text"] - plain["text"]
+    change = edited["text"] - plain["text"]
     error = change.std(ddof=1) / len(change) ** 0.5
-    text = f"{found['text'].mean():.3f} | {change.mean():+.3f} ± {error:.3f}"
-    return f"| {name} | {text} | {found['answer'].mean():.3f} | {right.mean():.1%} ({low:.1%}–{high:.1%}) |"
+    text = f"{edited['text'].mean():.3f} | {change.mean():+.3f} ± {error:.3f}"
+    return f"| {name} | {text} | {edited['answer'].mean():.3f} | {right.mean():.1%} ({low:.1%}–{high:.1%}) |"
 
 
 HEADER = "| edit | loss of the text | change | loss of the answer | exact answers (95 %) |\n|---|---|---|---|---|"

@@ -80,14 +80,14 @@ def extra_memory(work) -> int:
 def worst_error(layer: LayerAttention, wanted: set[str]) -> float:
     """Of total, squares and roots of A1 and D, relative to float64 rows, over 16 queries."""
     queries = torch.linspace(0, layer.n_queries - 1, 16, device="cuda").long()
-    found = rows.moments(layer, queries, wanted, **ORDER)
+    sums = rows.moments(layer, queries, wanted, **ORDER)
     exact = {name: getattr(layer, name).double() for name in ("q", "k", "lam", "gain")}
     held = replace(layer, **exact).rows(queries)
     errors = []
     for name, x in (("A1", held.a1), ("D", held.d)):
         size = x.abs()
         for moment, value in (("total", size), ("squares", size.square()), ("roots", size.sqrt())):
-            errors.append((found[name][moment] / value.sum(-1) - 1).abs().max())
+            errors.append((sums[name][moment] / value.sum(-1) - 1).abs().max())
     return float(torch.stack(errors).max())
 
 

@@ -52,7 +52,7 @@ def layer_of(kind: str, n: int, device: str) -> LayerAttention:
     both = [queries_and_keys(kind, n, 0), queries_and_keys("random", n, 100)]
     q, k = (torch.stack(x)[None].float().to(device) for x in zip(*both, strict=True))  # (1, map, token, width)
     index = torch.arange(2, device=device)
-    lam, one = torch.full((1, 1, 1), 0.8, device=device), torch.ones(1, 1, 1, device=device)
+    lam, ones = torch.full((1, 1, 1), 0.8, device=device), torch.ones(1, 1, 1, device=device)
     return LayerAttention(
         layer=0,
         family="benchmark",
@@ -63,7 +63,7 @@ def layer_of(kind: str, n: int, device: str) -> LayerAttention:
         mask=Mask("causal"),
         pairing=Pairing(index[:1], index[1:], index, index[:1]),
         lam=lam,
-        gain=one,
+        gain=ones,
         lam_fp32=lam,
         lam_init=None,
         norm=None,
@@ -79,8 +79,8 @@ def exact(layer: LayerAttention, name: str) -> torch.Tensor:
     return torch.cat([rank.ranks(sigma), rank.rank_residual(sigma)])
 
 
-def estimated(layer: LayerAttention, name: str, asked: float) -> rank.Estimate:
-    return estimated_rank.estimate(ImplicitMaps(layer, 0), [name], asked)[name]
+def estimated(layer: LayerAttention, name: str, precision: float) -> rank.Estimate:
+    return estimated_rank.estimate(ImplicitMaps(layer, 0), [name], precision)[name]
 
 
 def timed(work, *arguments):
@@ -113,14 +113,14 @@ def main() -> None:
     for kind in options.kinds:
         layer = layer_of(kind, options.length, options.device)
         for name in options.maps:
-            found, fast = timed(estimated, layer, name, options.asked)
+            estimate, fast = timed(estimated, layer, name, options.asked)
             truth, slow = unknown if options.no_exact else timed(exact, layer, name)
-            values = torch.cat([found.ranks, found.residuals]).tolist()
-            errors = torch.cat([found.ranks_error, found.residuals_error]).tolist()
+            values = torch.cat([estimate.ranks, estimate.residuals]).tolist()
+            errors = torch.cat([estimate.ranks_error, estimate.residuals_error]).tolist()
             for label, value, error, true in zip(labels, values, errors, truth.tolist(), strict=True):
                 print(
                     f"{kind:14} {name:11} {label:13} {true:9.4g} {value:9.4g} {error / value:10.3%} {value / true - 1:+8.3%} "
-                    f"{found.sweeps:6} {fast:.1f} (exact {slow:.1f}) {found.why.get(label, '')}",
+                    f"{estimate.sweeps:6} {fast:.1f} (exact {slow:.1f}) {estimate.why.get(label, '')}",
                     flush=True,
                 )
 

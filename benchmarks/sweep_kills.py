@@ -35,15 +35,15 @@ PATIENCE = 10.0  # seconds that workers have to notice that nobody waits for the
 
 def start(folder: Path, *more: str) -> subprocess.Popen:
     command = [sys.executable, "-m", "diffscope", "sweep", "plan.toml", "--out", str(folder), *more]
-    with open(folder.parent / "said", "w") as said:  # no pipe: workers that outlive their parent would hold it open
-        return subprocess.Popen(command, cwd=folder.parent, stderr=said)
+    with open(folder.parent / "errors", "w") as errors:  # no pipe: workers that outlive their parent would hold it open
+        return subprocess.Popen(command, cwd=folder.parent, stderr=errors)
 
 
 def finish(folder: Path, *more: str) -> float:
     """Run a sweep to its end; returns the seconds it took."""
     began = time.monotonic()
     if start(folder, *more).wait():
-        sys.exit((folder.parent / "said").read_text())
+        sys.exit((folder.parent / "errors").read_text())
     return time.monotonic() - began
 
 
@@ -81,7 +81,7 @@ def kill_once(folder: Path, shards: int, wait: float, more: tuple[str, ...]) -> 
     process.kill()
     killed, began = process.wait() < 0, time.monotonic()
     if process.returncode > 0:
-        sys.exit((folder.parent / "said").read_text())
+        sys.exit((folder.parent / "errors").read_text())
     while any(map(running, workers)) and time.monotonic() - began < PATIENCE:
         time.sleep(0.005)
     return killed, time.monotonic() - began

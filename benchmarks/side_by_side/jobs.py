@@ -53,7 +53,7 @@ class Reference:
 
     def prepare(self) -> Prepared:
         model = subjects.SUBJECTS[self.subject](self.tokens, self.device)
-        return lambda: reference_of(model, subjects.prompt(model, self.tokens), oracle.spread(self.tokens)), lambda found: found
+        return lambda: reference_of(model, subjects.prompt(model, self.tokens), oracle.spread(self.tokens)), lambda result: result
 
 
 def reference_of(model: torch.nn.Module, ids: torch.Tensor, rows: np.ndarray) -> oracle.Reference:
@@ -95,7 +95,7 @@ class SampledReference:
 
     def prepare(self) -> Prepared:
         rows = _queries(self.rows, self.tokens)[_picked(self.rows, self.tokens)]
-        return lambda: self._of(rows), lambda found: found
+        return lambda: self._of(rows), lambda result: result
 
     def _of(self, rows: np.ndarray) -> oracle.Reference:
         if self.through_model:

@@ -62,10 +62,10 @@ def of_row(x: np.ndarray, made_of: np.ndarray) -> dict:
     order = np.argsort(-p, kind="stable")[:PEAKS]
     entropy = -sum(float(each) * math.log(each) for each in p if each > 0)
     if n == 1:
-        found = dict.fromkeys(NUMBERS, math.nan)
+        statistics = dict.fromkeys(NUMBERS, math.nan)
     else:
         length = math.sqrt((p**2).sum())
-        found = {
+        statistics = {
             "entropy": entropy,
             "entropy_normalised": entropy / math.log(n),
             "effective_tokens": math.exp(entropy),
@@ -78,14 +78,14 @@ def of_row(x: np.ndarray, made_of: np.ndarray) -> dict:
             "negative_count": (x < 0).sum(),
             "argmax": order[0],
         }
-    found["row_sum"] = x.sum()
-    found["top_k_mass"] = [ascending[-k:].sum() if n > k else math.nan for k in TOP]
-    found["quantiles"] = [ascending[max(math.ceil(q * n - 1e-9), 1) - 1] * n if n > 1 else math.nan for q in LEVELS]
-    found |= {"near_zero_low": (size < limit - blur).mean(), "near_zero_high": (size < limit + blur).mean()}
-    found |= {"negative_count_low": (x < -slack).sum(), "negative_count_high": (x < slack).sum()}
-    found["peaks"] = np.resize(order, PEAKS)
-    found["shortfalls"] = np.resize(1 - p[order] / p[order[0]], PEAKS)
-    return found
+    statistics["row_sum"] = x.sum()
+    statistics["top_k_mass"] = [ascending[-k:].sum() if n > k else math.nan for k in TOP]
+    statistics["quantiles"] = [ascending[max(math.ceil(q * n - 1e-9), 1) - 1] * n if n > 1 else math.nan for q in LEVELS]
+    statistics |= {"near_zero_low": (size < limit - blur).mean(), "near_zero_high": (size < limit + blur).mean()}
+    statistics |= {"negative_count_low": (x < -slack).sum(), "negative_count_high": (x < slack).sum()}
+    statistics["peaks"] = np.resize(order, PEAKS)
+    statistics["shortfalls"] = np.resize(1 - p[order] / p[order[0]], PEAKS)
+    return statistics
 
 
 def of_layer(q: np.ndarray, k: np.ndarray, lam: float, rows: Sequence[int]) -> Reference:
@@ -103,25 +103,25 @@ def of_layer(q: np.ndarray, k: np.ndarray, lam: float, rows: Sequence[int]) -> R
     dict of str to ndarray, (map, head, row, ...)
     """
     heads, scale = len(q) // 2, q.shape[-1] ** -0.5
-    found = []
+    rows_of_maps = []
     for head in range(heads):
         for row in rows:
             weights = []
-            for one in (head, head + heads):
-                scores = scale * (k[one, : row + 1] @ q[one, row])
+            for branch in (head, head + heads):
+                scores = scale * (k[branch, : row + 1] @ q[branch, row])
                 exponentials = np.exp(scores - scores.max())
                 weights.append(exponentials / exponentials.sum())
             a1, a2 = weights
-            found.append([of_row(a1, a1), of_row(a2, a2), of_row(a1 - lam * a2, a1 + lam * a2)])
+            rows_of_maps.append([of_row(a1, a1), of_row(a2, a2), of_row(a1 - lam * a2, a1 + lam * a2)])
 
     def gathered(name: str) -> np.ndarray:
-        values = np.array([[of_map[name] for of_map in maps] for maps in found], dtype=np.float64)  # (head·row, map, ...)
+        values = np.array([[of_map[name] for of_map in maps] for maps in rows_of_maps], dtype=np.float64)  # (head·row, map, ...)
         return values.reshape(heads, len(rows), *values.shape[1:]).transpose(2, 0, 1, *range(3, values.ndim + 1))
 
-    return {name: gathered(name) for name in found[0][0]}
+    return {name: gathered(name) for name in rows_of_maps[0][0]}
 
 
-def error(found: dict[str, np.ndarray], reference: Reference) -> tuple[float, str]:
+def error(measured: dict[str, np.ndarray], reference: Reference) -> tuple[float, str]:
     """The largest deviation relative to max(1, |value|), and the statistic that has it.
 
     A position deviates by what share the weight there is below the largest. Where one is undefined and the other is not, or a
@@ -129,12 +129,12 @@ def error(found: dict[str, np.ndarray], reference: Reference) -> tuple[float, st
 
     Parameters
     ----------
-    found : dict of str to ndarray, (..., map, head, row, ...)
+    measured : dict of str to ndarray, (..., map, head, row, ...)
     reference : the same of :func:`of_layer`, perhaps with a leading layer axis
     """
     worst, where = 0.0, ""
     for name in (*NUMBERS, "row_sum", "top_k_mass", "quantiles"):
-        value, exact = found.get(name), reference[name]
+        value, exact = measured.get(name), reference[name]
         if value is None or value.shape != exact.shape:
             return math.inf, name
         if name == "argmax":

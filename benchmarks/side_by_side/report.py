@@ -173,13 +173,13 @@ def draw(results: Sequence[Result], path: str | os.PathLike) -> None:
 
 
 def _line(panel, results: list[Result], name: str) -> None:
-    there = [result for result in results if result.valued and getattr(result, name) > 0]
-    if not there:
+    measured = [result for result in results if result.valued and getattr(result, name) > 0]
+    if not measured:
         return
-    method, ended = there[0].method, results[-1].state
+    method, ended = measured[0].method, results[-1].state
     look = {"color": COLOURS.get(method, GREY), "linewidth": 2.6 if method == "diffscope" else 1.5}
     look |= {"linestyle": {"model forward": "--", "attention forward": ":"}.get(method, "-")}
-    x, y = [result.tokens for result in there], [getattr(result, name) for result in there]
+    x, y = [result.tokens for result in measured], [getattr(result, name) for result in measured]
     label = method if ended == OK else f"{method} (× {ended} at {_thousands(results[-1].tokens)})"
     panel.plot(x, y, marker="o", markersize=4, label=label, **look)
     if ended != OK:

@@ -28,7 +28,7 @@ def row_statistics(x: np.ndarray) -> Values:
     total = size.sum(-1)  # (head, query)
     p = np.divide(size, total[..., None], out=size)
     root, length = np.sqrt(n), np.sqrt(np.square(p).sum(-1))
-    found = {
+    statistics = {
         "row_sum": x.sum(-1),
         "negative_count": np.count_nonzero(x < 0, axis=-1).astype(np.float32),
         "negative_share": -np.minimum(x, 0).sum(-1) / total,
@@ -39,25 +39,25 @@ def row_statistics(x: np.ndarray) -> Values:
         "near_zero": (np.count_nonzero(p < 0.1 / n[:, None], axis=-1) - (keys - n)) / n,
         "entropy": -(p * np.log(np.maximum(p, np.finfo(p.dtype).tiny))).sum(-1),
     }
-    found["entropy_normalised"] = found["entropy"] / np.log(n)
-    found["effective_tokens"] = np.exp(found["entropy"])
+    statistics["entropy_normalised"] = statistics["entropy"] / np.log(n)
+    statistics["effective_tokens"] = np.exp(statistics["entropy"])
     p.sort(-1)  # keys that a row cannot see come first
     largest = p[..., : -min(10, keys) - 1 : -1].cumsum(-1)
     k = np.array([1, 5, 10])
-    found["top_k_mass"] = np.where(n[:, None] > k, largest[..., np.minimum(k, keys) - 1], np.nan)
+    statistics["top_k_mass"] = np.where(n[:, None] > k, largest[..., np.minimum(k, keys) - 1], np.nan)
     at = keys - n[:, None].astype(int) + np.maximum(np.ceil(LEVELS * n[:, None] - 1e-9), 1).astype(int) - 1  # (query, level)
-    found["quantiles"] = np.take_along_axis(p, np.broadcast_to(at, (*p.shape[:-1], len(LEVELS))), -1) * n[:, None]
+    statistics["quantiles"] = np.take_along_axis(p, np.broadcast_to(at, (*p.shape[:-1], len(LEVELS))), -1) * n[:, None]
     ranks = 2 * (np.arange(1, keys + 1, dtype=np.float32) - keys)  # + n - 1 is 2i - n - 1, where a row's ranks i end at n
-    found["gini"] = (np.multiply(p, ranks, out=p).sum(-1, dtype=np.float64) + n - 1) / n
-    for name in found.keys() - {"row_sum"}:  # a single key says nothing
-        found[name][:, n == 1] = np.nan
-    return found
+    statistics["gini"] = (np.multiply(p, ranks, out=p).sum(-1, dtype=np.float64) + n - 1) / n
+    for name in statistics.keys() - {"row_sum"}:  # a single key says nothing
+        statistics[name][:, n == 1] = np.nan
+    return statistics
 
 
 def all_at_once(a1: np.ndarray, a2: np.ndarray, lam: float) -> Values:
     """Statistics of A1, A2 and D, (map, head, query, ...), from maps (head, query, key)."""
     maps = [row_statistics(a1), row_statistics(a2), row_statistics(a1 - np.float32(lam) * a2)]
-    return {name: np.stack([found[name] for found in maps]) for name in maps[0]}
+    return {name: np.stack([statistics[name] for statistics in maps]) for name in maps[0]}
 
 
 def head_by_head(a1: np.ndarray, a2: np.ndarray, lam: float) -> Values:
@@ -67,9 +67,9 @@ def head_by_head(a1: np.ndarray, a2: np.ndarray, lam: float) -> Values:
 
 
 def joined(parts: list[Values], axis: int) -> Values:
-    return {name: np.concatenate([found[name] for found in parts], axis) for name in parts[0]}
+    return {name: np.concatenate([statistics[name] for statistics in parts], axis) for name in parts[0]}
 
 
 def stacked(layers: list[Values]) -> Values:
     """Along a new first axis."""
-    return {name: np.stack([found[name] for found in layers]) for name in layers[0]}
+    return {name: np.stack([statistics[name] for statistics in layers]) for name in layers[0]}

@@ -84,20 +84,20 @@ def projected(model: nn.Module, ids: Tensor, names: str = "qk", dtype: torch.dty
     list of list of Tensor, each (map, token, d)
         All heads' first maps, then all heads' second maps.
     """
-    found = []
+    layers = []
 
     def look(module: nn.Module, args, kwargs) -> None:
         hidden = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
         cos, sin = (x.to(dtype or x.dtype) for x in kwargs["position_embeddings"])
-        made = []
+        inputs = []
         for name in names:
             weight = getattr(module, f"{name}_proj").weight
             x = nn.functional.linear(hidden.to(dtype or hidden.dtype), weight.to(dtype or weight.dtype))
             x = x.unflatten(-1, (-1, module.head_dim)).transpose(1, 2)  # (batch, map, token, d)
             if isinstance(module, Attention):  # a head's two maps stand side by side
                 x = torch.cat([x[:, 0::2], x[:, 1::2]], dim=1)
-            made.append(x[0] if name == "v" else apply_rotary_pos_emb(x, x, cos, sin)[0][0])
-        found.append(made)
+            inputs.append(x[0] if name == "v" else apply_rotary_pos_emb(x, x, cos, sin)[0][0])
+        layers.append(inputs)
 
     hooks = [module.register_forward_pre_hook(look, with_kwargs=True) for module in attentions(model)]
     try:
@@ -105,7 +105,7 @@ def projected(model: nn.Module, ids: Tensor, names: str = "qk", dtype: torch.dty
     finally:
         for hook in hooks:
             hook.remove()
-    return found
+    return layers
 
 
 def random_layer(tokens: int, device: str) -> LayerAttention:
