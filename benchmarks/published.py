@@ -28,7 +28,10 @@ from diffscope.lab.scoring import span_by_depth
 BITS = (16, 8, 6, 4)
 FEW = 10  # prompts of what takes long
 
-PUBLISHED = {  # as FIELD_GUIDE.md, section 4, has them: standard, DIFF
+# Standard attention, DIFF. Attention by depth, outliers, quantised scores and answers: "Differential Transformer" (Ye et al., 2024). Ranks, key
+# tokens and one of two claims on sparsity: notes on the DEX paper. Heads and the other claim on sparsity: the DEX paper. Cosine of gradients:
+# arXiv 2510.00517. docs/sources.md lists them.
+PUBLISHED = {
     "answer, by depth 0 to 100 %": (".03 .03 .03 .07 .09", ".27 .30 .31 .32 .40"),
     "other needles, by depth": (".51 .54 .52 .49 .49 (noise context)", ".01 .02 .02 .02 .01 (noise context)"),
     "scores: top 1, 2, 3, 10, 100, median": ("318 / 308 / 305 / 285 / 252 / 5.4", "38.8 / 38.8 / 37.3 / 32.0 / 27.4 / 3.3"),
@@ -41,8 +44,8 @@ PUBLISHED = {  # as FIELD_GUIDE.md, section 4, has them: standard, DIFF
     "cosine of the branches' gradients": ("–", "often negative"),
     "cosine distance between heads (D)": ("smaller", "larger"),
     "CKA between heads' outputs": ("larger", "lower"),
-    "Gini of the answering row": ("higher (DEX), lower (seed 001)", "lower (DEX), higher (seed 001)"),
-    "normalised entropy of the answering row": ("lower (DEX), higher (seed 001)", "higher (DEX), lower (seed 001)"),
+    "Gini of the answering row": ("higher (DEX), lower (notes on it)", "lower (DEX), higher (notes on it)"),
+    "normalised entropy of the answering row": ("lower (DEX), higher (notes on it)", "higher (DEX), lower (notes on it)"),
 }
 
 
