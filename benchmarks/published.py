@@ -28,9 +28,9 @@ from diffscope.lab.scoring import span_by_depth
 BITS = (16, 8, 6, 4)
 FEW = 10  # prompts of what takes long
 
-# Standard attention, DIFF. Attention by depth, outliers, quantised scores and answers: "Differential Transformer" (Ye et al., 2024). Ranks, key
-# tokens and one of two claims on sparsity: notes on the DEX paper. Heads and the other claim on sparsity: the DEX paper. Cosine of gradients:
-# arXiv 2510.00517. docs/sources.md lists them.
+# Standard attention, DIFF. Of "Differential Transformer" (Ye et al., 2024): attention by depth, outliers, quantised scores, answers.
+# Of notes on the DEX paper: ranks, key tokens, one of two claims on sparsity. Of the DEX paper itself: heads, the other claim.
+# Of arXiv 2510.00517: opposed gradients. docs/sources.md lists them.
 PUBLISHED = {
     "answer, by depth 0 to 100 %": (".03 .03 .03 .07 .09", ".27 .30 .31 .32 .40"),
     "other needles, by depth": (".51 .54 .52 .49 .49 (noise context)", ".01 .02 .02 .02 .01 (noise context)"),
