@@ -28,7 +28,7 @@ from diffscope.lab.scoring import span_by_depth
 BITS = (16, 8, 6, 4)
 FEW = 10  # prompts of what takes long
 
-# Standard attention, DIFF. Of "Differential Transformer" (Ye et al., 2024): attention by depth, outliers, quantised scores, answers.
+# Standard, DIFF. Of "Differential Transformer" (Ye et al., 2024): attention by depth, outliers, scores in few bits, answers.
 # Of notes on the DEX paper: ranks, key tokens, one of two claims on sparsity. Of the DEX paper itself: heads, the other claim.
 # Of arXiv 2510.00517: opposed gradients. docs/sources.md lists them.
 PUBLISHED = {
