@@ -15,7 +15,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from diffscope.attention.layer import LayerAttention
-from diffscope.attention.parts import Mask, Pairing
+from diffscope.attention.parts import Pairing
 from diffscope.kernels import rows
 
 HEADS, D = 12, 128
@@ -38,8 +38,6 @@ def layer_of(tokens: int) -> LayerAttention:
     def random(maps: int) -> torch.Tensor:
         return torch.randn(1, maps, tokens, D, generator=generator, device="cuda", dtype=torch.bfloat16)
 
-    maps = torch.arange(2 * HEADS, device="cuda")
-    lam = torch.full((1, 1, 1), 0.8, device="cuda")
     return LayerAttention(
         layer=0,
         family="benchmark",
@@ -47,15 +45,9 @@ def layer_of(tokens: int) -> LayerAttention:
         k=random(2 * HEADS),
         v=random(HEADS),
         scale=D**-0.5,
-        mask=Mask("causal"),
-        pairing=Pairing(a1=maps[0::2], a2=maps[1::2], key_of_map=maps, value_of_head=torch.arange(HEADS, device="cuda")),
-        lam=lam,
-        gain=torch.ones_like(lam),
-        lam_fp32=lam,
-        lam_init=None,
-        norm=None,
-        post_scale=1.0,
+        pairing=Pairing.stripes(HEADS, device="cuda"),
         lengths=(tokens,),
+        lam=torch.full((1, 1, 1), 0.8, device="cuda"),
     )
 
 

@@ -13,7 +13,7 @@ import time
 
 import torch
 
-from diffscope.attention.layer import LayerAttention, Mask, Pairing
+from diffscope.attention.layer import LayerAttention, Pairing
 from diffscope.stats import estimated_rank
 from diffscope.stats.formulas import rank
 from diffscope.stats.implicit_map import MAPS as PLAIN
@@ -51,8 +51,6 @@ def layer_of(kind: str, n: int, device: str) -> LayerAttention:
     """One differential head whose first map is of that kind, and the second random."""
     both = [queries_and_keys(kind, n, 0), queries_and_keys("random", n, 100)]
     q, k = (torch.stack(x)[None].float().to(device) for x in zip(*both, strict=True))  # (1, map, token, width)
-    index = torch.arange(2, device=device)
-    lam, ones = torch.full((1, 1, 1), 0.8, device=device), torch.ones(1, 1, 1, device=device)
     return LayerAttention(
         layer=0,
         family="benchmark",
@@ -60,15 +58,9 @@ def layer_of(kind: str, n: int, device: str) -> LayerAttention:
         k=k,
         v=torch.zeros(1, 1, n, 4, device=device),
         scale=WIDTH**-0.5,
-        mask=Mask("causal"),
-        pairing=Pairing(index[:1], index[1:], index, index[:1]),
-        lam=lam,
-        gain=ones,
-        lam_fp32=lam,
-        lam_init=None,
-        norm=None,
-        post_scale=1.0,
+        pairing=Pairing.stripes(1, device=device),
         lengths=(n,),
+        lam=torch.full((1, 1, 1), 0.8, device=device),
     )
 
 

@@ -13,7 +13,7 @@ import xarray as xr
 import diffscope
 from diffscope import FidelityError, OutOfMemoryAhead, PromptError, UnsupportedModel
 from diffscope.attention.layer import LayerAttention
-from diffscope.attention.parts import Mask, Pairing
+from diffscope.attention.parts import Pairing
 from diffscope.families.bundled import Own
 from diffscope.proof.fidelity import deviation, deviations, fidelity, other_pairings
 from tests import tiny
@@ -228,10 +228,8 @@ def test_large_scores_are_rounded_and_no_misreading():
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 2, 300, 16, generator=generator) for _ in range(3))
     q[..., 0], k[..., 0] = 60.0, 20.0  # what all scores have in common cancels in the softmax, but not in its rounding
-    head = torch.arange(2)
-    pairing = Pairing(head[:1], head[1:], head, head[:1])
-    lam, one = torch.full((1, 1, 1), 0.7), torch.ones(1, 1, 1)
-    layer = LayerAttention(0, "test", q, k, v[:, :1], 0.25, Mask("causal"), pairing, lam, one, lam, None, None, 1.0, (300,))
+    lam = torch.full((1, 1, 1), 0.7)
+    layer = LayerAttention(0, "test", q, k, v[:, :1], 0.25, Pairing.stripes(1), (300,), lam=lam)
     seen = torch.ones(300, 300, dtype=torch.bool).tril()
     scores = (q.double() @ k.double().mT * 0.25).masked_fill(~seen, -torch.inf)
     maps = scores.softmax(-1)[0]

@@ -10,7 +10,7 @@ from transformers import DiffLlamaConfig, DiffLlamaForCausalLM
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from diffscope.attention.layer import LayerAttention
-from diffscope.attention.parts import Mask, Pairing
+from diffscope.attention.parts import Pairing
 from diffscope.models.loading import load_model
 from diffscope.models.mechanisms import Attention
 
@@ -115,8 +115,6 @@ def random_layer(tokens: int, device: str) -> LayerAttention:
     def random(maps: int, width: int, size: float) -> Tensor:
         return (torch.randn(1, maps, tokens, width, generator=generator) * size).to(device)
 
-    maps, head = torch.arange(2 * HEADS, device=device), torch.arange(HEADS, device=device)
-    lam = torch.full((1, 1, 1), 0.8, device=device)
     return LayerAttention(
         layer=0,
         family="benchmark",
@@ -124,13 +122,7 @@ def random_layer(tokens: int, device: str) -> LayerAttention:
         k=random(2 * HEADS, DIM, math.sqrt(SPREAD)),
         v=random(HEADS, 1, 1.0),  # no statistic of a row looks at it
         scale=DIM**-0.5,
-        mask=Mask("causal"),
-        pairing=Pairing(a1=head, a2=head + HEADS, key_of_map=maps, value_of_head=head),
-        lam=lam,
-        gain=torch.ones_like(lam),
-        lam_fp32=lam,
-        lam_init=None,
-        norm=None,
-        post_scale=1.0,
+        pairing=Pairing.halves(HEADS, device=device),
         lengths=(tokens,),
+        lam=torch.full((1, 1, 1), 0.8, device=device),
     )

@@ -10,51 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from diffscope.attention.changes import At, Change
 from diffscope.attention.memory import FRESH, Workspace, give_back_memory
-from diffscope.attention.parts import Mask, Norm, Pairing
+from diffscope.attention.parts import Mask, Norm, Pairing, Rows
 
 # Elements of one (head, query, key) temporary: 4 MiB in float32, which stay in a processor's cache and so are twice as fast
 # as 32 MiB that do not; on a GPU 64 MiB, which keep it busy.
 BLOCK_ELEMENTS = {"cpu": 2**20, "cuda": 2**24}
 BLOCKS_BETWEEN_TRIMS = 16
-
-
-@dataclass(frozen=True)
-class Rows:
-    """A block of rows of one layer and one prompt, in float32 (float64 if the model is).
-
-    Attributes
-    ----------
-    a1, d : Tensor, (head, query, key)
-        Exact zeros on keys that the query cannot see.
-    a2 : Tensor, (head, query, key), or None
-    lam, gain : Tensor, (head, query)
-    n : int64 Tensor, (query,)
-        Number of keys each row can see.
-    queries : int64 Tensor, (query,)
-    changed : bool
-        Whether a change was made to them, so that D need not be gain·A1 − λ·A2 nor its rows sum to gain − λ.
-    together : Tensor, (map, head, query, key), optional
-        The memory of A1 and A2 in one, with room for |D| behind them.
-    start : int
-        Position of the first key, where keys that no query of the block sees were left out.
-    """
-
-    a1: Tensor
-    a2: Tensor | None
-    d: Tensor
-    lam: Tensor
-    gain: Tensor
-    n: Tensor
-    queries: Tensor
-    changed: bool = False
-    together: Tensor | None = None
-    start: int = 0
+_BY_DEFAULT = cast(Tensor, None)  # a field that only the other fields can tell: see __post_init__
 
 
 @dataclass(frozen=True)
@@ -72,18 +41,24 @@ class LayerAttention:
     k : Tensor, (batch, key map, key, d)
     v : Tensor, (batch, value head, key, width)
     scale : float
-    mask : Mask
+        What the scores q·k are multiplied with.
     pairing : Pairing
-    lam, gain : Tensor, broadcastable to (batch, head, query)
-        The values the model used, after any cast.
-    lam_fp32 : Tensor, same shape as `lam`
-        λ before the cast to the activations' dtype.
-    lam_init : float or None
-    norm : Norm or None
-    post_scale : float
-        Factor after the norm, 1 − λ_init in V1.
     lengths : tuple of int
         Tokens of each prompt; what is to the right of them is padding.
+    mask : Mask
+        By default causal.
+    lam : Tensor, broadcastable to (batch, head, query)
+        λ as the model used it, after any cast; by default 0, as in standard attention.
+    gain : Tensor, broadcastable to (batch, head, query)
+        Factor of A1; by default 1.
+    lam_fp32 : Tensor, same shape as `lam`
+        λ before the cast to the activations' dtype; by default `lam`, in float32 or wider.
+    lam_init : float, optional
+        λ_init of the layer, where the mechanism has one.
+    norm : Norm, optional
+        Of D·V, head by head.
+    post_scale : float
+        Factor after the norm, 1 − λ_init in V1.
     score_dtype : torch.dtype, optional
         What the model rounded its scores to before the softmax, if to less than float32 (eager attention in half precision);
         its maps are those of the rounded scores.
@@ -101,19 +76,27 @@ class LayerAttention:
     k: Tensor
     v: Tensor
     scale: float
-    mask: Mask
     pairing: Pairing
-    lam: Tensor
-    gain: Tensor
-    lam_fp32: Tensor
-    lam_init: float | None
-    norm: Norm | None
-    post_scale: float
     lengths: tuple[int, ...]
+    mask: Mask = Mask()
+    lam: Tensor = _BY_DEFAULT
+    gain: Tensor = _BY_DEFAULT
+    lam_fp32: Tensor = _BY_DEFAULT
+    lam_init: float | None = None
+    norm: Norm | None = None
+    post_scale: float = 1.0
     score_dtype: torch.dtype | None = None
     correction: Tensor | None = None
     gate: Tensor | None = None
     changes: tuple[Change, ...] = ()
+
+    def __post_init__(self) -> None:
+        one = torch.ones(1, 1, 1, dtype=self.dtype, device=self.q.device)
+        lam = 0 * one if self.lam is None else self.lam
+        wide = lam.detach().to(torch.promote_types(lam.dtype, torch.float32))
+        for name, default in (("lam", lam), ("gain", one), ("lam_fp32", wide)):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, default)  # as the dataclass itself does, being frozen
 
     @property
     def n_heads(self) -> int:

@@ -1,4 +1,4 @@
-"""What a LayerAttention is made of: mask, pairing of maps and norm."""
+"""What a LayerAttention is made of, mask, pairing of maps and norm, and what it gives: blocks of rows."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+Device = torch.device | str | None
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,72 @@ class Pairing:
     key_of_map: Tensor
     value_of_head: Tensor
 
+    @classmethod
+    def plain(cls, heads: int, groups: int | None = None, device: Device = None) -> Pairing:
+        """One map a head and no second one: standard attention.
+
+        Parameters
+        ----------
+        heads : int
+        groups : int, optional
+            How many key and value heads serve them, neighbouring heads the same one; by default one each.
+        device : torch.device or str, optional
+        """
+        head = torch.arange(heads, device=device)
+        group = head * (groups or heads) // heads
+        return cls(head, None, group, group)
+
+    @classmethod
+    def halves(cls, heads: int, groups: int | None = None, device: Device = None) -> Pairing:
+        """Head h has the maps h and h + H. Of 2·`groups` key heads the first half serves first maps, the second half second ones.
+
+        Parameters
+        ----------
+        heads, groups, device
+            As of :meth:`plain`; there are `groups` value heads.
+        """
+        head = torch.arange(heads, device=device)
+        groups = groups or heads
+        group = head * groups // heads
+        return cls(head, head + heads, torch.cat([group, group + groups]), group)
+
+    @classmethod
+    def stripes(cls, heads: int, groups: int | None = None, *, shared_keys: bool = False, device: Device = None) -> Pairing:
+        """Head h has the maps 2h and 2h + 1; parameters as of :meth:`grouped`."""
+        return cls.grouped(heads, heads, groups, shared_keys=shared_keys, device=device)
+
+    @classmethod
+    def grouped(
+        cls, heads: int, seconds: int, groups: int | None = None, *, shared_keys: bool = False, device: Device = None
+    ) -> Pairing:
+        """Several heads share a second map: of every r + 1 query maps the last is that of the r heads before it.
+
+        Parameters
+        ----------
+        heads : int
+        seconds : int
+            How many second maps there are; r = heads / seconds.
+        groups : int, optional
+            How many value heads there are, neighbouring heads having the same one; by default one a head.
+        shared_keys : bool
+            Whether both maps of a head look at the key head of that group. Otherwise key heads come in pairs, 2g for the first
+            maps of group g and 2g + 1 for the second ones.
+        device : torch.device or str, optional
+        """
+        head = torch.arange(heads, device=device)
+        ratio, maps, groups = heads // seconds, heads + seconds, groups or heads
+        first_of_ratio = head // ratio * (ratio + 1)
+        a1 = first_of_ratio + head % ratio
+        a2 = first_of_ratio + ratio
+        if shared_keys:
+            key_of_map = torch.arange(maps, device=device) * groups // maps
+            return cls(a1, a2, key_of_map, key_of_map[a1])
+        group = head * groups // heads
+        key_of_map = torch.empty(maps, dtype=torch.int64, device=device)
+        key_of_map[a1] = 2 * group
+        key_of_map[a2] = 2 * group + 1
+        return cls(a1, a2, key_of_map, group)
+
 
 @dataclass(frozen=True)
 class Norm:
@@ -117,3 +185,36 @@ class Norm:
         size = torch.rsqrt(x.pow(2).mean(-1) + self.eps) if self.kind == "rms" else x.new_ones(x.shape[:-1])
         weight = self._weight(x)
         return size if weight is None else size * weight.pow(2).mean(-1).sqrt()
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A block of rows of one layer and one prompt, in float32 (float64 if the model is).
+
+    Attributes
+    ----------
+    a1, d : Tensor, (head, query, key)
+        Exact zeros on keys that the query cannot see.
+    a2 : Tensor, (head, query, key), or None
+    lam, gain : Tensor, (head, query)
+    n : int64 Tensor, (query,)
+        Number of keys each row can see.
+    queries : int64 Tensor, (query,)
+    changed : bool
+        Whether a change was made to them, so that D need not be gain·A1 − λ·A2 nor its rows sum to gain − λ.
+    together : Tensor, (map, head, query, key), optional
+        The memory of A1 and A2 in one, with room for |D| behind them.
+    start : int
+        Position of the first key, where keys that no query of the block sees were left out.
+    """
+
+    a1: Tensor
+    a2: Tensor | None
+    d: Tensor
+    lam: Tensor
+    gain: Tensor
+    n: Tensor
+    queries: Tensor
+    changed: bool = False
+    together: Tensor | None = None
+    start: int = 0

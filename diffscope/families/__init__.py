@@ -8,7 +8,7 @@ from diffscope.attention.layer import LayerAttention
 from diffscope.attention.parts import Mask, Norm, Pairing
 from diffscope.errors import DiffscopeError, UnsupportedModel
 from diffscope.families.axolotl import Axolotl
-from diffscope.families.base import Call, Convention, Family, Passage, compact, mask_of, ones
+from diffscope.families.base import Call, Convention, Family, Passage, compact, mask_of
 from diffscope.families.bundled import Own
 from diffscope.families.dex import Dex
 from diffscope.families.diffllama import DiffLlama
@@ -107,6 +107,5 @@ __all__ = [
     "compact",
     "find",
     "mask_of",
-    "ones",
     "register",
 ]

@@ -8,8 +8,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from diffscope.attention.layer import LayerAttention, Mask, Pairing
-from diffscope.families.base import EXPONENTIAL, HALVES, Convention, Family, Passage, ones
+from diffscope.attention.layer import LayerAttention
+from diffscope.attention.parts import Mask, Pairing
+from diffscope.families.base import EXPONENTIAL, HALVES, Convention, Family, Passage
 from diffscope.families.projections import (
     angles_of,
     from_cache,
@@ -65,7 +66,7 @@ class Axolotl(Family):
         v = heads_of(passage.parts["v"], d)
         k, v = from_cache(passage, k.unflatten(1, (2, -1)), v)  # a cache holds both halves of the keys side by side
         k, heads = k.flatten(1, 2), q.shape[1] // 2
-        lam, lam_fp32 = (_mix(module) * x.detach().reshape(1, 1, 1) for x in lambda_of(module, module.lambda_init, q.dtype))
+        lam, lam_fp32 = (_mix(module) * x for x in lambda_of(module, module.lambda_init, q.dtype))
         width = module.o_proj.in_features // heads
         for values in _values(v, d, width):
             layer = LayerAttention(
@@ -75,15 +76,13 @@ class Axolotl(Family):
                 k=k,
                 v=values,
                 scale=d**-0.5,
+                pairing=Pairing.halves(heads, k.shape[1] // 2, q.device),
+                lengths=passage.lengths,
                 mask=self._mask(passage, k.shape[2]),
-                pairing=_halves(heads, k.shape[1] // 2, q.device),
                 lam=lam,
-                gain=ones(q),
                 lam_fp32=lam_fp32,
                 lam_init=float(module.lambda_init),
                 norm=norm_of(module.subln, width, q.dtype),
-                post_scale=1.0,
-                lengths=passage.lengths,
                 score_dtype=q.dtype if _eager(module) and q.dtype in (torch.bfloat16, torch.float16) else None,
             )
             yield layer
@@ -112,9 +111,3 @@ def _values(v: Tensor, d: int, width: int) -> Iterator[Tensor]:
         return
     yield torch.cat([heads_of(half, d) for half in rows.chunk(2, dim=-1)], dim=-1)  # heads g and g + G
     yield heads_of(rows, width)  # heads 2g and 2g + 1
-
-
-def _halves(heads: int, groups: int, device) -> Pairing:
-    head = torch.arange(heads, device=device)
-    key_of_head = head * groups // heads
-    return Pairing(head, head + heads, torch.cat([key_of_head, key_of_head + groups]), key_of_head)

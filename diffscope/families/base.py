@@ -211,11 +211,6 @@ def expect_calls(passage: Passage, family: str, count: int) -> None:
         )
 
 
-def ones(like: Tensor) -> Tensor:
-    """A (1, 1, 1) of ones in `like`'s float32-or-wider dtype and on its device."""
-    return torch.ones(1, 1, 1, dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
-
-
 def _same_as_rule(visible: Tensor, rule: Mask, lengths: tuple[int, ...], offset: int) -> bool:
     """Whether an explicit mask (batch or 1, query, key) says what a rule says, on every prompt's own tokens."""
     for index, n in enumerate(lengths):

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import repeat_kv
 
 from diffscope.attention.changes import SignedMask, TopKA1
-from diffscope.attention.layer import LayerAttention, Norm, Pairing
-from diffscope.families.base import EXPONENTIAL, SIGMOID, STRIPES, Convention, Family, Passage, expect_calls, mask_of, ones
-from diffscope.families.diffllama import pair_by_halves
+from diffscope.attention.layer import LayerAttention
+from diffscope.attention.parts import Norm, Pairing
+from diffscope.families.base import EXPONENTIAL, SIGMOID, STRIPES, Convention, Family, Passage, expect_calls, mask_of
+from diffscope.families.diffllama import read_two_calls
 from diffscope.models.controls import GatedAttention, SignedAttention, TopKAttention
 from diffscope.models.mechanisms import Attention, DiffV1Attention, DiffV2Attention, HeadScale
 
@@ -50,7 +51,7 @@ class Own(Family):
         module = passage.module
         if isinstance(module, DiffV1Attention):
             lam = module.lam()
-            layer = pair_by_halves(passage, self.name, norm_of_heads(module), lam.to(passage.calls[0].query.dtype), lam)
+            layer = read_two_calls(passage, self.name, norm_of_heads(module), lam.to(passage.calls[0].query.dtype), lam)
             # A constant never had the value λ_init, which still sets the factor behind the norm.
             return layer if module.fixed in (None, module.lambda_init) else replace(layer, lam_init=None)
         layer = self._one_call(passage)
@@ -66,35 +67,27 @@ class Own(Family):
         """All but V1: one call, keys and values shared by all maps of a group."""
         expect_calls(passage, self.name, 1)
         call, module = passage.calls[0], passage.module
-        device = call.query.device
-        differential = isinstance(module, DiffV2Attention)
-        maps = torch.arange(call.query.shape[1], device=device)
-        a1 = maps[0::2] if differential else maps
-        key_of_map = maps // module.num_key_value_groups
-        lam = lam_fp32 = torch.zeros_like(ones(call.query))
-        if differential:
-            lam = module.lam(passage.hidden).transpose(1, 2)  # (batch, head, query)
-            wide = torch.promote_types(lam.dtype, torch.float32)
-            weight, hidden = module.lambda_proj.weight.to(wide), passage.hidden.to(wide)
-            lam_fp32 = nn.functional.linear(hidden, weight).sigmoid().transpose(1, 2)
-        return LayerAttention(
+        maps, groups, device = call.query.shape[1], call.key.shape[1], call.query.device
+        layer = LayerAttention(
             layer=module.layer_idx,
             family=self.name,
             q=call.query,
             k=call.key,
             v=call.value,
             scale=call.scaling,
-            mask=mask_of(call, passage),
-            pairing=Pairing(a1, maps[1::2] if differential else None, key_of_map, key_of_map[a1]),
-            lam=lam,
-            gain=ones(call.query),
-            lam_fp32=lam_fp32,
-            lam_init=None,
-            norm=norm_of_heads(module),
-            post_scale=1.0,
+            pairing=Pairing.plain(maps, groups, device),
             lengths=passage.lengths,
+            mask=mask_of(call, passage),
+            norm=norm_of_heads(module),
             score_dtype=call.score_dtype,
         )
+        if not isinstance(module, DiffV2Attention):
+            return layer
+        lam = module.lam(passage.hidden).transpose(1, 2)  # (batch, head, query)
+        wide = torch.promote_types(lam.dtype, torch.float32)
+        logits = nn.functional.linear(passage.hidden.to(wide), module.lambda_proj.weight.to(wide))  # (batch, query, head)
+        pairing = Pairing.stripes(maps // 2, groups, shared_keys=True, device=device)
+        return replace(layer, pairing=pairing, lam=lam, lam_fp32=logits.sigmoid().transpose(1, 2))
 
     def _signed_mask(self, passage: Passage) -> SignedMask:
         module, cache = passage.module, passage.cache_layer

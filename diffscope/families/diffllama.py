@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 from transformers.models.diffllama.modeling_diffllama import DiffLlamaAttention
 
-from diffscope.attention.layer import LayerAttention, Norm, Pairing
+from diffscope.attention.layer import LayerAttention
+from diffscope.attention.parts import Norm, Pairing
 from diffscope.families.base import (
     EXPONENTIAL,
     HALVES,
@@ -15,11 +16,10 @@ from diffscope.families.base import (
     Passage,
     expect_calls,
     mask_of,
-    ones,
 )
 
 
-def pair_by_halves(passage: Passage, family: str, norm: Norm | None, lam: Tensor, lam_fp32: Tensor) -> LayerAttention:
+def read_two_calls(passage: Passage, family: str, norm: Norm | None, lam: Tensor, lam_fp32: Tensor) -> LayerAttention:
     """A layer whose first H query maps are the heads' first maps and whose last H their second ones.
 
     The interface saw q (batch, 2H, query, d), k (batch, 2G, key, d), and in two calls the two
@@ -27,10 +27,8 @@ def pair_by_halves(passage: Passage, family: str, norm: Norm | None, lam: Tensor
     """
     expect_calls(passage, family, 2)
     first, second = passage.calls
-    module, device = passage.module, first.query.device
+    module = passage.module
     heads, groups = first.query.shape[1] // 2, first.key.shape[1] // 2
-    repeat = heads // groups
-    head = torch.arange(heads, device=device)
     return LayerAttention(
         layer=module.layer_idx,
         family=family,
@@ -38,20 +36,14 @@ def pair_by_halves(passage: Passage, family: str, norm: Norm | None, lam: Tensor
         k=first.key,
         v=torch.cat([first.value[:, :groups], second.value[:, :groups]], dim=-1),  # (batch, value head, key, 2d)
         scale=first.scaling,
+        pairing=Pairing.halves(heads, groups, first.query.device),
+        lengths=passage.lengths,
         mask=mask_of(first, passage),
-        pairing=Pairing(
-            a1=head,
-            a2=head + heads,
-            key_of_map=torch.arange(2 * heads, device=device) // repeat,
-            value_of_head=head // repeat,
-        ),
         lam=lam.reshape(1, 1, 1),
-        gain=ones(first.query),
         lam_fp32=lam_fp32.reshape(1, 1, 1),
         lam_init=module.lambda_init,
         norm=norm,
         post_scale=1 - module.lambda_init,
-        lengths=passage.lengths,
         score_dtype=first.score_dtype,
     )
 
@@ -80,4 +72,4 @@ class DiffLlama(Family):
 
     def read(self, passage: Passage) -> LayerAttention:
         norm = Norm("rms", passage.module.groupnorm.eps)
-        return pair_by_halves(passage, self.name, norm, *lambda_of(passage.module, passage.calls[0].query.dtype))
+        return read_two_calls(passage, self.name, norm, *lambda_of(passage.module, passage.calls[0].query.dtype))

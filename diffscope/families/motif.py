@@ -5,8 +5,9 @@ from __future__ import annotations
 from torch import nn
 
 from diffscope.attention.layer import LayerAttention
+from diffscope.attention.parts import Pairing
 from diffscope.errors import UnsupportedModel
-from diffscope.families.base import EXPONENTIAL, STRIPES, Convention, Family, Passage, ones
+from diffscope.families.base import EXPONENTIAL, STRIPES, Convention, Family, Passage
 from diffscope.families.projections import (
     angles_of,
     from_cache,
@@ -14,7 +15,6 @@ from diffscope.families.projections import (
     heads_of,
     lambda_of,
     norm_of,
-    paired_keys,
     paired_values,
     projections,
     rotate_half,
@@ -30,8 +30,8 @@ def is_motif(module: nn.Module) -> bool:
     return named and all(hasattr(module, part) for part in PARTS) and not hasattr(module, "diff_attn_mix")
 
 
-def heads_and_noise(module: nn.Module) -> tuple[int, int]:
-    """Heads, each with a signal map of its own, and noise maps, from the sizes of the projections."""
+def heads_and_seconds(module: nn.Module) -> tuple[int, int]:
+    """How many heads there are, each with a first map of its own, and how many second maps, from the sizes of the projections."""
     d = len(module.lambda_q1)
     heads = module.o_proj.in_features // (2 * d)
     return heads, module.q_proj.out_features // d - heads
@@ -47,11 +47,11 @@ class Motif(Family):
     tried_on = "documented layout"
 
     def modules(self, model: nn.Module) -> list[nn.Module]:
-        return [module for module in model.modules() if is_motif(module) and self.reads(*heads_and_noise(module))]
+        return [module for module in model.modules() if is_motif(module) and self.reads(*heads_and_seconds(module))]
 
-    def reads(self, heads: int, noise: int) -> bool:
-        """Whether it is this family's, by how many heads share a noise map."""
-        return heads == noise
+    def reads(self, heads: int, seconds: int) -> bool:
+        """Whether it is this family's, by how many heads share a second map."""
+        return heads == seconds
 
     def output_projection(self, module: nn.Module) -> nn.Module:
         return module.o_proj
@@ -61,17 +61,18 @@ class Motif(Family):
 
     def read(self, passage: Passage) -> LayerAttention:
         module, d = passage.module, len(passage.module.lambda_q1)
-        heads, noise = heads_and_noise(module)
+        heads, seconds = heads_and_seconds(module)
         q, k, v = (heads_of(passage.parts[name], d) for name in ("q", "k", "v"))  # (batch, map, token, d)
         angles = angles_of(passage)
         q = rotate_half(q, *angles)
         k, v = from_cache(passage, rotate_half(k, *angles), v)
         pairs = k.shape[1] // 2
         v = v if v.shape[-1] == 2 * d else paired_values(v)  # a cache may hold them either way
-        if k.dim() != 4 or v.shape[1::2] != (pairs, 2 * d) or noise % pairs:
+        if k.dim() != 4 or v.shape[1::2] != (pairs, 2 * d) or seconds % pairs:
             raise UnsupportedModel(
-                f"{type(module).__name__} has keys {tuple(k.shape[1:])} and values {tuple(v.shape[1:])} for {noise} noise maps, "
-                "where diffscope expects a pair of keys and one wide value for one or more of them; this version is not supported"
+                f"{type(module).__name__} has keys {tuple(k.shape[1:])} and values {tuple(v.shape[1:])} for {seconds} second "
+                "maps, where diffscope expects a pair of keys and one wide value for one or more of them; this version is not "
+                "supported"
             )
         init = float(module.lambda_init)
         lam, lam_fp32 = lambda_of(module, init, q.dtype)
@@ -82,21 +83,20 @@ class Motif(Family):
             k=k,
             v=v,
             scale=d**-0.5,
+            pairing=Pairing.grouped(heads, seconds, pairs, device=q.device),
+            lengths=passage.lengths,
             mask=given_mask(passage, k.shape[2]),
-            pairing=paired_keys(heads, noise, pairs, q.device),
-            lam=lam.detach().reshape(1, 1, 1),
-            gain=ones(q),
-            lam_fp32=lam_fp32.detach().reshape(1, 1, 1),
+            lam=lam,
+            lam_fp32=lam_fp32,
             lam_init=init,
             norm=norm_of(module.subln, 2 * d, q.dtype),
             post_scale=1 - init,
-            lengths=passage.lengths,
             score_dtype=rounded_scores(module, q.dtype),
         )
 
 
 class GroupedMotif(Motif):
-    """Grouped differential attention: of every r + 1 query maps the last is the noise map of the r before it."""
+    """Grouped differential attention: of every r + 1 query maps the last is the second map of the r heads before it."""
 
     name = "motif-grouped"
     description = "Motif-2-12.7B (remote code), grouped differential attention: one A2 serves several A1 and has keys of its own"
@@ -109,5 +109,5 @@ class GroupedMotif(Motif):
         rope="half",
     )
 
-    def reads(self, heads: int, noise: int) -> bool:
-        return 0 < noise < heads and heads % noise == 0
+    def reads(self, heads: int, seconds: int) -> bool:
+        return 0 < seconds < heads and heads % seconds == 0

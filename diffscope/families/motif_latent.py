@@ -7,14 +7,14 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from diffscope.attention.layer import LayerAttention, Pairing
+from diffscope.attention.layer import LayerAttention
+from diffscope.attention.parts import Pairing
 from diffscope.errors import UnsupportedModel
-from diffscope.families.base import SIGMOID, Convention, Family, Passage, ones
+from diffscope.families.base import SIGMOID, Convention, Family, Passage
 from diffscope.families.projections import (
     angles_of,
     from_cache,
     given_mask,
-    group_maps,
     heads_of,
     rotate_half,
     rounded_scores,
@@ -25,7 +25,7 @@ PARTS = ("wq_a", "q_norm", "wq_b", "wkv_a", "kv_norm", "wkv_b", "lambda_proj", "
 
 
 class MotifLatent(Family):
-    """Motif-3: queries and keys from a latent, RoPE on the last part of their width, λ per token and signal map."""
+    """Motif-3: queries and keys from a latent, RoPE on the last part of their width, λ per token and head."""
 
     name = "motif-latent"
     description = "Motif-3 (remote code), latent attention: one A2 serves several A1, λ per token and head, gated output"
@@ -76,8 +76,6 @@ class MotifLatent(Family):
                 "or use_cache=False"
             )
         lam_fp32 = _sigmoid(parts["lambda"]).transpose(1, 2)  # (batch, head, query)
-        a1, a2 = group_maps(heads, maps - heads, q.device)
-        key_of_map = torch.arange(maps, device=q.device) // (maps // groups)
         return LayerAttention(
             layer=passage.number,
             family=self.name,
@@ -85,15 +83,11 @@ class MotifLatent(Family):
             k=k,
             v=v,
             scale=float(setting(module, "scaling", "softmax_scale", "scale")),
-            mask=given_mask(passage, k.shape[2], _window(module)),
-            pairing=Pairing(a1, a2, key_of_map, key_of_map[a1]),
-            lam=lam_fp32.to(q.dtype),
-            gain=ones(q),
-            lam_fp32=lam_fp32,
-            lam_init=None,
-            norm=None,
-            post_scale=1.0,
+            pairing=Pairing.grouped(heads, maps - heads, groups, shared_keys=True, device=q.device),
             lengths=passage.lengths,
+            mask=given_mask(passage, k.shape[2], _window(module)),
+            lam=lam_fp32.to(q.dtype),
+            lam_fp32=lam_fp32,
             score_dtype=rounded_scores(module, q.dtype),
             gate=heads_of(parts["gate"].sigmoid(), width) if "gate" in parts else None,
         )

@@ -5,9 +5,10 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from diffscope.attention.layer import LayerAttention
+from diffscope.attention.parts import Pairing
 from diffscope.errors import UnsupportedModel
-from diffscope.families.base import EXPONENTIAL, STRIPES, Convention, Family, Passage, ones
-from diffscope.families.projections import from_cache, given_mask, heads_of, lambda_of, norm_of, paired_keys, paired_values
+from diffscope.families.base import EXPONENTIAL, STRIPES, Convention, Family, Passage
+from diffscope.families.projections import from_cache, given_mask, heads_of, lambda_of, norm_of, paired_values
 
 
 class Phi4Flash(Family):
@@ -54,15 +55,14 @@ class Phi4Flash(Family):
             k=k,
             v=paired_values(v),
             scale=d**-0.5,
+            pairing=Pairing.stripes(heads, pairs, device=q.device),
+            lengths=passage.lengths,
             mask=given_mask(passage, k.shape[2], _window(module)),
-            pairing=paired_keys(heads, heads, pairs, q.device),
-            lam=lam.detach().reshape(1, 1, 1),
-            gain=ones(q),
-            lam_fp32=lam_fp32.detach().reshape(1, 1, 1),
+            lam=lam,
+            lam_fp32=lam_fp32,
             lam_init=inner.lambda_init,
             norm=norm_of(inner.subln, 2 * d, q.dtype),
             post_scale=1 - inner.lambda_init,
-            lengths=passage.lengths,
         )
 
     @staticmethod

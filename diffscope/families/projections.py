@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from diffscope.attention.parts import Mask, Norm, Pairing
+from diffscope.attention.parts import Mask, Norm
 from diffscope.errors import UnsupportedModel
 from diffscope.families.base import Passage, compact
 
@@ -54,11 +54,15 @@ def rotate_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def lambda_of(module: nn.Module, init: float | Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """λ = exp(λq1·λk1) − exp(λq2·λk2) + λ_init as used, each exponential cast to `dtype` by itself, and in float32."""
+    """λ = exp(λq1·λk1) − exp(λq2·λk2) + λ_init as used, each exponential cast to `dtype` by itself, and in float32 or wider.
+
+    Both are (1, 1, 1).
+    """
     first, second = (
-        products.to(torch.promote_types(products.dtype, torch.float32)).exp()
-        for products in ((module.lambda_q1 * module.lambda_k1).sum(), (module.lambda_q2 * module.lambda_k2).sum())
+        product.detach().to(torch.promote_types(product.dtype, torch.float32)).exp().reshape(1, 1, 1)
+        for product in ((module.lambda_q1 * module.lambda_k1).sum(), (module.lambda_q2 * module.lambda_k2).sum())
     )
+    init = init.detach() if isinstance(init, Tensor) else init
     return first.to(dtype) - second.to(dtype) + init, first - second + init
 
 
@@ -131,22 +135,6 @@ def angles_of(passage: Passage) -> tuple[Tensor, Tensor]:
         )
     cos, sin = (x if x.dim() == 3 else x[None] for x in found)
     return cos, sin
-
-
-def group_maps(heads: int, noise: int, device) -> tuple[Tensor, Tensor]:
-    """The maps A1 and A2 of every head, where one noise map follows the signal maps that it serves: each int64 (head,)."""
-    head, ratio = torch.arange(heads, device=device), heads // noise
-    first = head // ratio * (ratio + 1)
-    return first + head % ratio, first + ratio
-
-
-def paired_keys(heads: int, noise: int, pairs: int, device) -> Pairing:
-    """The pairing where keys come in pairs, the first for signal maps and the second for noise maps; a pair has one value."""
-    a1, a2 = group_maps(heads, noise, device)
-    pair = torch.arange(heads, device=device) * pairs // heads
-    key_of_map = torch.empty(heads + noise, dtype=torch.int64, device=device)
-    key_of_map[a1], key_of_map[a2] = 2 * pair, 2 * pair + 1
-    return Pairing(a1, a2, key_of_map, pair)
 
 
 def paired_values(v: Tensor) -> Tensor:

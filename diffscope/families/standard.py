@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import torch
 from torch import nn
 
-from diffscope.attention.layer import LayerAttention, Pairing
+from diffscope.attention.layer import LayerAttention
+from diffscope.attention.parts import Pairing
 from diffscope.errors import UnsupportedModel
-from diffscope.families.base import Family, Passage, expect_calls, mask_of, ones
+from diffscope.families.base import Family, Passage, expect_calls, mask_of
 
 OUTPUT_NAMES = ("o_proj", "out_proj", "c_proj", "dense", "wo")
 # Attributes by which differential implementations can be told; read as standard they would give wrong maps.
@@ -49,8 +49,6 @@ class Standard(Family):
     def read(self, passage: Passage) -> LayerAttention:
         expect_calls(passage, self.name, 1)
         call, module = passage.calls[0], passage.module
-        maps = torch.arange(call.query.shape[1], device=call.query.device)
-        key_of_map = maps // (call.query.shape[1] // call.key.shape[1])
         return LayerAttention(
             layer=module.layer_idx,
             family=self.name,
@@ -58,14 +56,8 @@ class Standard(Family):
             k=call.key,
             v=call.value,
             scale=call.scaling,
-            mask=mask_of(call, passage),
-            pairing=Pairing(maps, None, key_of_map, key_of_map),
-            lam=torch.zeros_like(ones(call.query)),
-            gain=ones(call.query),
-            lam_fp32=torch.zeros_like(ones(call.query)),
-            lam_init=None,
-            norm=None,
-            post_scale=1.0,
+            pairing=Pairing.plain(call.query.shape[1], call.key.shape[1], call.query.device),
             lengths=passage.lengths,
+            mask=mask_of(call, passage),
             score_dtype=call.score_dtype,
         )

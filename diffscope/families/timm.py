@@ -7,8 +7,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from diffscope.attention.layer import LayerAttention, Mask, Norm, Pairing
-from diffscope.families.base import EXPONENTIAL, STRIPES, Convention, Family, Passage, compact, ones
+from diffscope.attention.layer import LayerAttention
+from diffscope.attention.parts import Mask, Norm, Pairing
+from diffscope.families.base import EXPONENTIAL, STRIPES, Convention, Family, Passage, compact
 from diffscope.families.projections import heads_of
 
 SHARED = ("dual_lambda", "lambda_init", "sub_norm", "q_norm", "k_norm", "head_dim", "fused_attn")
@@ -60,7 +61,6 @@ class Timm(Family):
         scale, rounded = q.shape[-1] ** -0.5, None
         if not module.fused_attn and q.dtype in HALF:  # then q is scaled before the product, and both are rounded
             q, scale, rounded = q * module.scale, 1.0, q.dtype
-        maps = torch.arange(q.shape[1], device=q.device)
         lam = _lambda(module).reshape(1, 1, 1)
         return LayerAttention(
             layer=passage.number,
@@ -69,15 +69,14 @@ class Timm(Family):
             k=k,
             v=v,
             scale=scale,
+            pairing=Pairing.stripes(module.num_heads, device=q.device),
+            lengths=passage.lengths,
             mask=_mask(passage),
-            pairing=Pairing(maps[0::2], maps[1::2], maps, maps[: module.num_heads]),
             lam=lam.to(q.dtype),
-            gain=ones(q),
             lam_fp32=lam.to(torch.promote_types(lam.dtype, torch.float32)),
             lam_init=float(module.lambda_init),
             norm=Norm("rms", module.sub_norm.eps, module.sub_norm.weight.detach().clone()),
             post_scale=1 - float(module.lambda_init),
-            lengths=passage.lengths,
             score_dtype=rounded,
         )
 

@@ -8,10 +8,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from diffscope.attention.layer import LayerAttention, Mask, Pairing
+from diffscope.attention.layer import LayerAttention
+from diffscope.attention.parts import Mask, Pairing
 from diffscope.errors import UnsupportedModel
-from diffscope.families.base import EXPONENTIAL, SIGMOID, STRIPES, Convention, Family, Passage, compact, ones
-from diffscope.families.projections import heads_of, lambda_of, norm_of, paired_keys, rotate_half, rotate_interleaved
+from diffscope.families.base import EXPONENTIAL, SIGMOID, STRIPES, Convention, Family, Passage, compact
+from diffscope.families.projections import heads_of, lambda_of, norm_of, rotate_half, rotate_interleaved
 
 V1_PARTS = ("q_proj", "k_proj", "v_proj", "out_proj", "lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2", "lambda_init")
 V2_PARTS = ("q_proj", "k_proj", "v_proj", "o_proj", "lambda_proj", "use_diff_v2", "head_dim")
@@ -104,15 +105,14 @@ class UnilmV1(Family):
             k=k,
             v=heads_of(passage.parts["v"], 2 * d),
             scale=scale,
+            pairing=Pairing.stripes(heads, groups, device=q.device),
+            lengths=passage.lengths,
             mask=mask,
-            pairing=paired_keys(heads, heads, groups, q.device),
-            lam=lam.detach().reshape(1, 1, 1),
-            gain=ones(q),
-            lam_fp32=lam_fp32.detach().reshape(1, 1, 1),
+            lam=lam,
+            lam_fp32=lam_fp32,
             lam_init=float(module.lambda_init),
             norm=norm_of(getattr(module, "subln", None), 2 * d, q.dtype),
             post_scale=1 - float(module.lambda_init),
-            lengths=passage.lengths,
             score_dtype=rounded,
         )
 
@@ -145,7 +145,7 @@ class UnilmV1(Family):
 
     def warnings(self, layer: LayerAttention) -> list[str]:
         heads, groups = layer.n_heads, layer.k.shape[1] // 2
-        paired_first = paired_keys(heads, heads, groups, layer.q.device).key_of_map
+        paired_first = Pairing.stripes(heads, groups, device=layer.q.device).key_of_map
         if torch.equal(layer.pairing.key_of_map, paired_first):
             return []
         return [
@@ -182,26 +182,20 @@ class UnilmV2(Family):
         module, d = passage.module, passage.module.head_dim
         _check_arguments(passage, "rel_pos")
         q, k, v = (heads_of(passage.parts[name], d) for name in ("q", "k", "v"))  # (batch, head, token, d)
-        lam = lam_fp32 = torch.zeros_like(ones(q))
-        if module.use_diff_v2:
-            lam, lam_fp32 = sigmoid_of(module.lambda_proj, passage.hidden, passage.parts["lambda"])
-        return LayerAttention(
+        layer = LayerAttention(
             layer=passage.number,
             family=self.name,
             q=_turned(passage, q),
             k=_turned(passage, k),
             v=v,
             scale=d**-0.5,
-            mask=Mask("causal"),
-            pairing=striped(q.shape[1], k.shape[1], module.use_diff_v2, q.device),
-            lam=lam,
-            gain=ones(q),
-            lam_fp32=lam_fp32,
-            lam_init=None,
-            norm=None,
-            post_scale=1.0,
+            pairing=Pairing.plain(q.shape[1], k.shape[1], q.device),
             lengths=passage.lengths,
         )
+        if not module.use_diff_v2:
+            return layer
+        lam, lam_fp32 = sigmoid_of(module.lambda_proj, passage.hidden, passage.parts["lambda"])
+        return replace(layer, pairing=pair_on_shared_keys(q, k), lam=lam, lam_fp32=lam_fp32)
 
 
 def sigmoid_of(projection: nn.Module, hidden: Tensor, projected: Tensor) -> tuple[Tensor, Tensor]:
@@ -212,21 +206,17 @@ def sigmoid_of(projection: nn.Module, hidden: Tensor, projected: Tensor) -> tupl
     return projected.sigmoid().transpose(1, 2), exact.sigmoid().transpose(1, 2).detach()
 
 
-def striped(maps: int, keys: int, differential: bool, device) -> Pairing:
-    """Maps 2h and 2h + 1 belong to head h and share its keys and values; without a second map, map h.
+def pair_on_shared_keys(q: Tensor, k: Tensor) -> Pairing:
+    """The pairing of V2: maps 2h and 2h + 1 of q (batch, map, token, d) belong to head h and share a key head of k.
 
     Raises
     ------
     UnsupportedModel
-        Heads whose two maps look at different values.
+        Two maps of a head would look at different keys and values.
     """
-    index = torch.arange(maps, device=device)
-    key_of_map = index * keys // maps
-    if not differential:
-        return Pairing(index, None, key_of_map, key_of_map)
-    a1, a2 = index[0::2], index[1::2]
-    if maps % keys or not torch.equal(key_of_map[a1], key_of_map[a2]):
+    maps, keys = q.shape[1], k.shape[1]
+    if maps % (2 * keys):
         raise UnsupportedModel(
             f"{maps} query maps on {keys} key heads: the two maps of a head look at different values, which V2 does not do"
         )
-    return Pairing(a1, a2, key_of_map, key_of_map[a1])
+    return Pairing.stripes(maps // 2, keys, shared_keys=True, device=q.device)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
 from diffscope.attention.layer import LayerAttention
 from diffscope.errors import UnsupportedModel
-from diffscope.families.base import SIGMOID, STRIPES, Convention, Family, Passage, ones
+from diffscope.families.base import SIGMOID, STRIPES, Convention, Family, Passage
 from diffscope.families.projections import angles_of, from_cache, given_mask, heads_of, rotate_half
-from diffscope.families.unilm import sigmoid_of, striped
+from diffscope.families.unilm import pair_on_shared_keys, sigmoid_of
 
 PARTS = ("q_proj", "o_proj", "lambda_proj", "head_dim")
 GATES = "σ(W₂·x), and A1 has a factor σ(W₁·x), per token and head"
@@ -57,26 +59,22 @@ class Yoco(Family):
             raise UnsupportedModel("this model runs its layers several times (universal_loop), where diffscope reads each once")
         q, k, v, window = self._attended(passage)
         gates, exact = sigmoid_of(module.lambda_proj, passage.hidden, passage.parts["lambda_proj"])  # (batch, gate, token)
-        gain = ones(q)
-        if _gates_both(module):
-            gain, gates, exact = gates[:, 0::2], gates[:, 1::2], exact[:, 1::2]
-        return LayerAttention(
+        layer = LayerAttention(
             layer=passage.number,
             family=self.name,
             q=q,
             k=k,
             v=v,
             scale=module.head_dim**-0.5,
-            mask=given_mask(passage, k.shape[2], window),
-            pairing=striped(q.shape[1], k.shape[1], True, q.device),
-            lam=gates,
-            gain=gain,
-            lam_fp32=exact,
-            lam_init=None,
-            norm=None,
-            post_scale=1.0,
+            pairing=pair_on_shared_keys(q, k),
             lengths=passage.lengths,
+            mask=given_mask(passage, k.shape[2], window),
+            lam=gates,
+            lam_fp32=exact,
         )
+        if not _gates_both(module):
+            return layer
+        return replace(layer, gain=gates[:, 0::2], lam=gates[:, 1::2], lam_fp32=exact[:, 1::2])
 
     def _attended(self, passage: Passage) -> tuple[Tensor, Tensor, Tensor, int | None]:
         """Queries, keys and values, each (batch, head, token, d), and the window."""

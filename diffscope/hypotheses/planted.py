@@ -19,7 +19,7 @@ import xarray as xr
 from scipy.stats import norm
 
 from diffscope.attention.layer import LayerAttention
-from diffscope.attention.parts import Mask, Pairing
+from diffscope.attention.parts import Pairing
 from diffscope.capture import Capture
 from diffscope.hypotheses.evidence.flows import masks, of_rows
 from diffscope.hypotheses.evidence.gradients import LastRow
@@ -111,7 +111,7 @@ class Planted:
         alike = rng.uniform(-CHANCE, CHANCE, self.heads)
         scores = np.stack([self.scores(prompt, alike, rng) for prompt in prompts])  # (batch, head, map, key)
         batch, keys = len(prompts), scores.shape[-1]
-        maps, none = torch.arange(2 * self.heads), torch.zeros(2 * self.heads, dtype=torch.int64)
+        pairing = Pairing.stripes(self.heads, 1, shared_keys=True)
         q = torch.zeros(batch, 2 * self.heads, keys, keys)
         q[:, :, -1] = torch.from_numpy(scores.reshape(batch, -1, keys)).float()  # keys are one-hot: a query is its scores
         lam = torch.full((1, self.heads, 1), self.lam)
@@ -122,15 +122,10 @@ class Planted:
             k=torch.eye(keys).expand(batch, 1, -1, -1),
             v=torch.zeros(batch, 1, keys, 1),
             scale=1.0,
-            mask=Mask(),
-            pairing=Pairing(maps[0::2], None if self.truth == "standard" else maps[1::2], none, none[: self.heads]),
-            lam=lam * (self.truth != "standard"),
-            gain=torch.ones(1, 1, 1),
-            lam_fp32=lam,
-            lam_init=None,
-            norm=None,
-            post_scale=1.0,
+            pairing=replace(pairing, a2=None) if self.truth == "standard" else pairing,
             lengths=(keys,) * batch,
+            lam=lam * (self.truth != "standard"),
+            lam_fp32=lam,
         )
 
 
