@@ -13,8 +13,9 @@ from torch import Tensor
 
 from diffscope import store
 from diffscope.attention import windows
+from diffscope.attention.indexing import check_index
 from diffscope.attention.layer import LayerAttention
-from diffscope.errors import DiffscopeError
+from diffscope.attention.maps import MAPS, check_map
 from diffscope.prompts import Encoded
 from diffscope.proof.fidelity import Fidelity
 from diffscope.stats.measuring import Measuring, positions
@@ -172,13 +173,11 @@ class Capture:
     def _position(self, layer: int) -> int:
         """Where a layer, by its number in the model, stands in ``layers``."""
         numbers = self._layer_index()
-        if layer not in numbers:
-            raise DiffscopeError(f"there is no attention in layer {layer}; captured are layers {numbers[0]} to {numbers[-1]}")
+        check_index("layer", layer, numbers)
         return numbers.index(layer)
 
     def _prompt_layer(self, layer: int, prompt: int) -> LayerAttention:
-        if not 0 <= prompt < len(self.prompts):
-            raise DiffscopeError(f"there is no prompt {prompt}; the capture has prompts 0 to {len(self.prompts) - 1}")
+        check_index("prompt", prompt, range(len(self.prompts)))
         return self.layers[self._position(layer)].prompt(prompt)
 
     def _label(self, values: Tensor, name: str, layer: int, head: int, prompt: int, queries, keys) -> xr.DataArray:
@@ -196,7 +195,7 @@ class Capture:
             },
             name=name,
             attrs={
-                "long_name": windows.LONG_NAMES[name],
+                "long_name": MAPS[name].long_name,
                 "model": self.model_name,
                 "layer": layer,
                 "head": head,
@@ -208,12 +207,8 @@ class Capture:
 
     def _checked(self, name: str, layer: int, head: int, prompt: int) -> LayerAttention:
         found = self._prompt_layer(layer, prompt)
-        if not 0 <= head < found.n_heads:
-            raise DiffscopeError(f"there is no head {head}; layer {layer} has heads 0 to {found.n_heads - 1}")
-        if name not in windows.MAPS:
-            raise DiffscopeError(f"there is no map {name!r}; choose one of {', '.join(windows.MAPS)}")
-        if name in ("A2", "lambda_A2") and not found.differential:
-            raise DiffscopeError(f"{self.model_name} is standard attention and has no second map; ask for 'A1', which is also D")
+        check_index("head", head, range(found.n_heads))
+        check_map(name, found)
         return found
 
     def map(self, name: str, layer: int, head: int, prompt: int = 0, queries=None, keys=None) -> xr.DataArray:

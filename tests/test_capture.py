@@ -526,6 +526,8 @@ def test_there_is_no_second_map_in_standard_attention():
     capture = diffscope.load(tiny.own("standard")).capture(tiny.ids(9))
     with pytest.raises(diffscope.DiffscopeError, match="no second map"):
         capture.map("A2", 0, 0)
+    with pytest.raises(diffscope.DiffscopeError, match="lambda_A2"):
+        capture.map("noise", 0, 0)
     assert np.array_equal(capture.map("D", 0, 0), capture.map("A1", 0, 0))
     for layer, head in ((2, 0), (0, 4)):
         with pytest.raises(diffscope.DiffscopeError, match="there is no"):

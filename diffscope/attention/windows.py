@@ -1,42 +1,12 @@
-"""Any window of a map, and an overview of all of it, computed from q and k when somebody looks."""
+"""Any window of a map, and all of it pooled, computed from q and k when somebody looks."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from diffscope.attention.layer import LayerAttention, Rows
-
-MAPS = ("A1", "A2", "D", "lambda_A2", "share")
-LONG_NAMES = {
-    "A1": "first attention map",
-    "A2": "second attention map",
-    "D": "difference map A1 − λ·A2",
-    "lambda_A2": "subtracted map λ·A2",
-    "share": "share of the row's absolute mass |D|/Σ|D|",
-}
-
-
-def map_of(rows: Rows, name: str) -> Tensor:
-    """One of ``MAPS`` out of a block of rows, (head, query, key).
-
-    Raises
-    ------
-    ValueError
-        Unknown name, or a second map asked of standard attention.
-    """
-    if name == "A1":
-        return rows.a1
-    if name == "D":
-        return rows.d
-    if name == "share":
-        size = rows.d.abs()
-        return size / size.sum(-1, keepdim=True)
-    if name not in MAPS:
-        raise ValueError(f"there is no map {name!r}; choose one of {', '.join(MAPS)}")
-    if rows.a2 is None:
-        raise ValueError(f"standard attention has no second map, so there is no {name!r}; ask for 'A1'")
-    return rows.a2 if name == "A2" else rows.lam[..., None] * rows.a2
+from diffscope.attention.layer import LayerAttention
+from diffscope.attention.maps import map_of
 
 
 def window(layer: LayerAttention, name: str, head: int, queries: Tensor, keys: Tensor) -> Tensor:

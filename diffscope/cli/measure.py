@@ -67,6 +67,7 @@ def command(
     dtype: Dtype = None,
 ):
     """Measure statistics of A1, A2 and D, averaged over queries. Ctrl-C leaves the layers that were finished."""
+    from diffscope.attention.indexing import check_index
     from diffscope.store import save_statistics, statistics_format
 
     check_out(out)
@@ -90,7 +91,8 @@ def command(
         def measure(names, queries, progress):
             return source.measure(text, names, spans, queries, progress, announce=note, backend=backend)
 
-    _check_place(there, {"layer": layer, "head": head})
+    check_index("layer", layer, there["layer"])
+    check_index("head", head, there["head"])
     stopped = None
     with counting("measuring") as progress:
         try:
@@ -159,16 +161,6 @@ def _queries(query, queries):
     if found := re.fullmatch(r"(-?\d+)?:(-?\d+)?", queries):
         return slice(*(int(end) if end else None for end in found.groups()))
     return queries
-
-
-def _check_place(there, chosen):
-    """Refuse a layer or a head that is not there."""
-    for what, number in chosen.items():
-        if number is not None and number not in there[what]:
-            first, *_, last = [*there[what], there[what][-1]]
-            gaps = list(there[what]) != list(range(first, last + 1))
-            said = ", ".join(map(str, there[what])) if gaps else f"{first} to {last}"
-            raise DiffscopeError(f"there is no {what} {number}; choose from {said}")
 
 
 def _averageable(name):

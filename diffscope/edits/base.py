@@ -8,6 +8,7 @@ from enum import IntEnum
 from operator import index
 
 from diffscope.attention.changes import Change
+from diffscope.attention.indexing import check_index
 from diffscope.attention.layer import LayerAttention
 from diffscope.errors import DiffscopeError, OutOfMemoryAhead, UnsupportedModel
 
@@ -56,10 +57,8 @@ class Edit:
 
     def check(self, layers: Sequence[int]) -> None:
         """Raise DiffscopeError unless the model has attention in the layers the edit names."""
-        absent = [layer for layer in self.layers or () if layer not in layers]
-        if absent:
-            listed = ", ".join(map(str, layers)) or "none"
-            raise DiffscopeError(f"{self.label}: there is no attention in layer {absent[0]}; choose from {listed}")
+        for layer in self.layers or ():
+            check_index("layer", layer, layers, self.label)
 
     def concerns(self, layer: int) -> bool:
         """Whether it acts in the layer of this number."""
@@ -70,9 +69,8 @@ class Edit:
         if not self.concerns(layer.layer):
             return layer
         heads = tuple(range(layer.n_heads)) if self.heads is None else self.heads
-        absent = [head for head in heads if not 0 <= head < layer.n_heads]
-        if absent:
-            raise DiffscopeError(f"{self.label}: there is no head {absent[0]}; heads are 0 to {layer.n_heads - 1}")
+        for head in heads:
+            check_index("head", head, range(layer.n_heads), self.label)
         if self.whole:
             self._check_whole(layer)
         if self.placed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import xarray as xr
 
+from diffscope.attention.maps import present
 from diffscope.errors import DiffscopeError
 from diffscope.figures import maps_print, maps_screen
 from diffscope.figures.base import register
@@ -39,7 +40,7 @@ def data(
             f"a window of more than {size} positions a side cannot be drawn: choose a smaller one, or none for the overview"
         )
     found = layer_of(cap, layer, prompt)
-    chosen = (names or NAMES) if found.differential else ("A1",) if found.d_is_a1 else ("A1", "D")
+    chosen = (names or NAMES) if found.differential else present(found, NAMES)
     made = {}
     for name in chosen:
         if pooled:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import xarray as xr
 
+from diffscope.attention.maps import present
 from diffscope.errors import DiffscopeError
 from diffscope.figures import theme
 from diffscope.figures.base import register
@@ -31,7 +32,7 @@ def data(cap, layer: int | None = None, head: int = 0, query: int = -1, prompt: 
             f"a row of {columns.stop - columns.start} keys is too long to draw: choose keys=(start, stop) of at most {LARGEST}"
         )
     found = layer_of(cap, layer, prompt)
-    names = ("A1", "lambda_A2", "D") if found.differential else ("A1",) if found.d_is_a1 else ("A1", "D")
+    names = present(found, ("A1", "lambda_A2", "D"))
     made = {
         name: cap.map(name, layer=layer, head=head, prompt=prompt, queries=slice(query, query + 1), keys=columns)
         for name in names

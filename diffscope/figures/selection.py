@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from diffscope.attention.indexing import check_index
 from diffscope.errors import DiffscopeError
 
 
@@ -21,11 +22,8 @@ def layer_numbers(cap) -> list[int]:
 
 def check_place(cap, layer: int | None = None, head: int | None = None) -> None:
     """Refuse a layer or a head that the capture does not have."""
-    for what, number, there in (("layer", layer, layer_numbers(cap)), ("head", head, list(range(cap.n_heads)))):
-        if number is not None and number not in there:
-            gaps = there != list(range(there[0], there[-1] + 1))
-            said = ", ".join(map(str, there)) if gaps else f"{there[0]} to {there[-1]}"
-            raise DiffscopeError(f"there is no {what} {number}; choose from {said}")
+    check_index("layer", layer, layer_numbers(cap))
+    check_index("head", head, range(cap.n_heads))
 
 
 def layer_of(cap, layer: int, prompt: int):

@@ -14,6 +14,8 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
+from diffscope.attention.maps import MAPS
+
 INK = "#1f2430"
 MUTED = "#667085"
 RULE = "#d0d5dd"
@@ -28,7 +30,7 @@ MAP_COLOURS = {"A": "#2171b5", "A1": "#2171b5", "A2": "#f16913", "lambda_A2": "#
 #: which scale each map is drawn with
 SCALES = {"A": "blue", "A1": "blue", "A2": "orange", "lambda_A2": "orange", "D": "diverging", "share": "blue"}
 #: names as they are printed
-TITLES = {"A": "A", "A1": "A₁", "A2": "A₂", "lambda_A2": "λ·A₂", "D": "D = A₁ − λ·A₂", "share": "|D| / Σ|D|"}
+TITLES = {"A": "A"} | {name: entry.title for name, entry in MAPS.items()}
 
 SPAN_COLOURS = {
     "answer": "#009e73",

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from diffscope.attention.layer import LayerAttention
+from diffscope.attention.maps import present
 from diffscope.errors import DiffscopeError
 from diffscope.stats import logsumexp
 from diffscope.stats.formulas import distribution, row_sums
@@ -108,4 +109,4 @@ def _from_stock(layer: LayerAttention, queries: Tensor, statistics: list[str], w
 
 
 def _maps(layer: LayerAttention) -> tuple[str, ...]:
-    return ("A1", "A2", "D") if layer.differential else ("A1",)
+    return present(layer, ("A1", "A2", "D"))

@@ -25,10 +25,10 @@ import torch
 from torch import Tensor
 
 from diffscope.attention.layer import LayerAttention, Rows
+from diffscope.attention.maps import NEED_A2, map_of
 from diffscope.errors import DiffscopeError
 
 MAPS = ("A1", "A2", "lambda_A2", "D", "uniform")
-OF_SECOND_MAP = ("A2", "lambda_A2")
 PERMUTED = "permuted "
 
 
@@ -132,16 +132,14 @@ class ImplicitMaps:
         """One of ``MAPS`` in a block of rows, (query, key)."""
         if name == "uniform":
             return visible / self._visible[rows.queries, None].to(rows.a1.dtype)
-        if name == "lambda_A2":
-            return rows.lam[0, :, None] * rows.a2[0]
-        return {"A1": rows.a1, "A2": rows.a2, "D": rows.d}[name][0]
+        return map_of(rows, name)[0]
 
     def _check(self, names: list[str]) -> None:
         for name in names:
             plain = name.removeprefix(PERMUTED)
             if plain not in MAPS:
                 raise ValueError(f"no map is called {name!r}; choose from {', '.join(MAPS)}, or 'permuted' before one of them")
-            if plain in OF_SECOND_MAP and not self.layer.differential:
+            if plain in NEED_A2 and not self.layer.differential:
                 raise ValueError(f"standard attention has no second map, so no {name!r}")
 
     def _permutations(self, seed: int) -> tuple[Tensor, Tensor]:

@@ -757,9 +757,9 @@ def test_means_are_of_the_model_as_it_is_edited_when_they_are_made():
 @pytest.mark.parametrize(
     "make, words",
     [
-        (lambda: edits.set_lambda(1.0, layers=2), "no attention in layer 2; choose from 0, 1"),
-        (lambda: edits.set_lambda(1.0, layers=-1), "no attention in layer -1"),
-        (lambda: edits.zero_a2(heads=4), "no head 4; heads are 0 to 3"),
+        (lambda: edits.set_lambda(1.0, layers=2), "no layer 2; choose from 0, 1"),
+        (lambda: edits.set_lambda(1.0, layers=-1), "no layer -1"),
+        (lambda: edits.zero_a2(heads=4), "no head 4; choose from 0 to 3"),
         (lambda: edits.zero_a2(heads=[-1]), "no head -1"),
         (lambda: edits.a2_of_head(4), "a head from 0 to 3, and not 4"),
         (lambda: edits.low_rank_a2(0), "whole number from 1.*zero_a2"),

@@ -60,7 +60,7 @@ def test_a_permuted_row_has_the_weights_of_the_row_on_the_keys_it_sees(make_laye
         permuted = moved[f"permuted {name}"]
         assert permuted[~layer.visible()].eq(0).all()
         torch.testing.assert_close(permuted.sort(-1).values, held[name].sort(-1).values)
-    torch.testing.assert_close(moved["permuted D"], moved["permuted A1"] - moved["permuted noise"])
+    torch.testing.assert_close(moved["permuted D"], moved["permuted A1"] - moved["permuted lambda_A2"])
     assert not torch.equal(moved["permuted A1"], held["A1"])
     again = maps.times({"permuted A1": every})["permuted A1"]
     assert torch.equal(again, moved["permuted A1"])

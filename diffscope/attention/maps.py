@@ -1,0 +1,72 @@
+"""The maps of a head by name: what they are called, which of them a layer has, and their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from diffscope.attention.layer import LayerAttention
+from diffscope.attention.parts import Rows
+from diffscope.errors import DiffscopeError
+
+
+@dataclass(frozen=True)
+class AttentionMap:
+    """One kind of map.
+
+    Attributes
+    ----------
+    name : str
+        As it is asked for.
+    title : str
+        As it is printed above a figure.
+    long_name : str
+    needs_a2 : bool
+        Whether there is none without a second map.
+    """
+
+    name: str
+    title: str
+    long_name: str
+    needs_a2: bool = False
+
+
+_ALL = (
+    AttentionMap("A1", "A₁", "first attention map"),
+    AttentionMap("A2", "A₂", "second attention map", needs_a2=True),
+    AttentionMap("D", "D = A₁ − λ·A₂", "difference map A1 − λ·A2"),
+    AttentionMap("lambda_A2", "λ·A₂", "subtracted map λ·A2", needs_a2=True),
+    AttentionMap("share", "|D| / Σ|D|", "share of the row's absolute mass |D|/Σ|D|"),
+)
+MAPS = {entry.name: entry for entry in _ALL}
+NEED_A2 = tuple(entry.name for entry in _ALL if entry.needs_a2)
+
+
+def check_map(name: str, layer: LayerAttention) -> None:
+    """Raise DiffscopeError unless there is a map of that name and the layer has it."""
+    if name == "noise":
+        raise DiffscopeError("there is no map 'noise'; the subtracted map λ·A2 is called 'lambda_A2'")
+    if name not in MAPS:
+        raise DiffscopeError(f"there is no map {name!r}; choose one of {', '.join(MAPS)}")
+    if name in NEED_A2 and not layer.differential:
+        raise DiffscopeError(f"layer {layer.layer} is standard attention and has no second map, so no {name!r}; ask for 'A1'")
+
+
+def present(layer: LayerAttention, names: Iterable[str]) -> tuple[str, ...]:
+    """Those of some maps that a layer has: without a second map there is no A2, and D only where it is not A1."""
+    absent: tuple[str, ...] = () if layer.differential else NEED_A2
+    if layer.d_is_a1:
+        absent = (*absent, "D")
+    return tuple(name for name in names if name not in absent)
+
+
+def map_of(rows: Rows, name: str) -> Tensor:
+    """One of ``MAPS`` out of a block of rows that has it, (head, query, key)."""
+    if name == "share":
+        size = rows.d.abs()
+        return size / size.sum(-1, keepdim=True)
+    if name == "lambda_A2":
+        return rows.lam[..., None] * rows.a2
+    return {"A1": rows.a1, "A2": rows.a2, "D": rows.d}[name]
