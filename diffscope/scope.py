@@ -26,7 +26,7 @@ from diffscope.families.hooks import passages
 from diffscope.models.loading import load_model, move, named_dtype
 from diffscope.prompts import Encoded
 from diffscope.proof.fidelity import Fidelity
-from diffscope.proof.prove import OFFLOADED, prove, prove_all, read
+from diffscope.proof.prove import OFFLOADED, Unproved, prove, prove_all, read_passage
 from diffscope.runners import as_losses, evaluating, layer_outputs, refuse_beyond_memory, runner_of
 from diffscope.stats.measuring import Measuring
 from diffscope.stats.threads import Workers
@@ -341,12 +341,13 @@ class Scope:
         passed, lengths = passed or _Passed(), tuple(len(prompt.ids) for prompt in prompts)
         if self.runner.device.type == "meta":
             raise UnsupportedModel(OFFLOADED)
-        edits, waiting = self._state.edits, []
+        edits = self._state.edits
+        waiting: list[Unproved] = []
         at_once = edits or type(self.family).readings is not Family.readings  # a second reading would come too late
 
         def take(passage: Passage) -> None:
             self.runner.check_tokens(passage)
-            waiting.append(read(self.family, passage))
+            waiting.append(read_passage(self.family, passage))
             if at_once or sum(one.passage.observed.nbytes for one in waiting) >= WAIT_FOR:
                 hand_over()
 

@@ -15,7 +15,7 @@ from diffscope import FidelityError, OutOfMemoryAhead, PromptError, UnsupportedM
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.parts import Pairing
 from diffscope.families.bundled import Own
-from diffscope.proof.fidelity import deviation, deviations, fidelity, other_pairings
+from diffscope.proof.fidelity import deviation, deviations, fidelities, other_pairings
 from tests import tiny
 
 MODELS = {
@@ -234,10 +234,10 @@ def test_large_scores_are_rounded_and_no_misreading():
     scores = (q.double() @ k.double().mT * 0.25).masked_fill(~seen, -torch.inf)
     maps = scores.softmax(-1)[0]
     observed = ((maps[0] - 0.7 * maps[1]) @ v[0, 0].double()).float()[None]
-    found = fidelity(layer, observed)
+    (found,) = fidelities([layer], [observed])
     assert 2e-5 < found.error < found.tolerance < 3e-4
     assert found.tolerance == pytest.approx(float(scores[scores > -torch.inf].abs().max()) * 4 * torch.finfo(torch.float32).eps)
-    wrong = fidelity(replace(layer, lam=lam * 1.01), observed)
+    (wrong,) = fidelities([replace(layer, lam=lam * 1.01)], [observed])
     assert wrong.error > 10 * wrong.tolerance
 
 
@@ -257,7 +257,7 @@ def test_layers_proved_together_are_proved_as_alone(kind, monkeypatch):
 
     scope = diffscope.load(TOGETHER[kind]())
     with monkeypatch.context() as patch:
-        patch.setattr(prove, "fidelity", alone)
+        patch.setattr(prove, "_first_that_fits", alone)
         together = scope.capture(tiny.ids(60)).proofs
     monkeypatch.setattr("diffscope.scope.WAIT_FOR", 0)
     alone = scope.capture(tiny.ids(60)).proofs
@@ -496,7 +496,7 @@ def test_layers_go_by_their_number_in_the_model():
     capture = diffscope.load(tiny.own("v1")).capture(tiny.ids(12))
     odd = replace(capture, layers=[replace(layer, layer=2 * i + 1) for i, layer in enumerate(capture.layers)])
     assert np.array_equal(odd.map("D", 3, 0), capture.map("D", 1, 0)) and odd.lam["layer"].values.tolist() == [1, 3]
-    with pytest.raises(diffscope.DiffscopeError, match="no attention in layer 0"):
+    with pytest.raises(diffscope.DiffscopeError, match="no layer 0; choose from 1, 3"):
         odd.map("D", 0, 0)
 
 

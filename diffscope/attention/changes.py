@@ -18,7 +18,7 @@ LEAST_SUM = 1e-3
 
 @dataclass(frozen=True)
 class At:
-    """Which rows a change is asked about.
+    """The heads and queries that a change is applied to.
 
     Attributes
     ----------
@@ -43,16 +43,17 @@ class At:
         return self.queries + self.layer.n_keys - self.layer.n_queries
 
 
+@dataclass(frozen=True)
 class Change:
-    """A change of a layer's maps that no field of the contract can say.
+    """A change of a layer's rows that no field of the contract can say.
 
     A subclass is a frozen dataclass of plain values and tensors, so that a changed capture can be kept; its tensors lead with
-    (batch, head). Every stage gives back what it gets unless a subclass says otherwise.
+    (batch or 1, head). It overrides the methods of the stages at which it acts; the others give back what they get.
     """
 
     kinds: ClassVar[dict[str, type[Change]]] = {}
 
-    def __init_subclass__(cls, **kwargs):
+    def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         Change.kinds[cls.__name__] = cls
 
@@ -76,16 +77,17 @@ class Change:
         """Tensors by name, and the rest ready for JSON."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
-        return tensors, {"class": type(self).__name__, **{name: x for name, x in values.items() if name not in tensors}}
+        plain = {name: value for name, value in values.items() if name not in tensors}
+        return tensors, {"class": type(self).__name__, **plain}
 
     @staticmethod
     def assemble(tensors: dict[str, Tensor], record: dict) -> Change:
         """The inverse of :meth:`dismantle`."""
-        record = {name: tuple(x) if isinstance(x, list) else x for name, x in record.items()}
-        return Change.kinds[record.pop("class")](**record, **tensors)
+        plain = {name: tuple(x) if isinstance(x, list) else x for name, x in record.items() if name != "class"}
+        return Change.kinds[record["class"]](**plain, **tensors)
 
     def prompt(self, index: int) -> Change:
-        """The change as it concerns one prompt of the batch."""
+        """The change with its tensors cut to one prompt of the batch."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         of_batch = {name: x[index : index + 1] for name, x in values.items() if isinstance(x, Tensor) and len(x) > 1}
         return type(self)(**values | of_batch) if of_batch else self
@@ -97,46 +99,57 @@ def chosen(heads: tuple[int, ...], at: At) -> Tensor:
 
 
 @dataclass(frozen=True)
-class ScaleA2(Change):
+class ChangeOfA2(Change):
+    """A change of the second map of some heads."""
+
     heads: tuple[int, ...]
+
+    def maps(self, at: At, a1: Tensor, a2: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        if a2 is None:
+            raise DiffscopeError(f"layer {at.layer.layer} has no second map to change")
+        return a1, torch.where(chosen(self.heads, at), self.second(at, a2), a2)
+
+    def second(self, at: At, a2: Tensor) -> Tensor:
+        """The changed second map, broadcastable to (head, query, key), of all heads asked about."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class ScaleA2(ChangeOfA2):
     factor: float
 
-    def maps(self, at, a1, a2):
-        return a1, torch.where(chosen(self.heads, at), a2 * self.factor, a2)
+    def second(self, at: At, a2: Tensor) -> Tensor:
+        return a2 * self.factor
 
 
 @dataclass(frozen=True)
-class UniformA2(Change):
-    heads: tuple[int, ...]
-
-    def maps(self, at, a1, a2):
-        seen = at.visible.to(a2.dtype)
-        return a1, torch.where(chosen(self.heads, at), seen / seen.sum(-1, keepdim=True).clamp_min(1), a2)
+class UniformA2(ChangeOfA2):
+    def second(self, at: At, a2: Tensor) -> Tensor:
+        visible = at.visible.to(a2.dtype)
+        return visible / visible.sum(-1, keepdim=True).clamp_min(1)
 
 
 @dataclass(frozen=True)
-class FixA2(Change):
+class FixA2(ChangeOfA2):
     """A2 is the same map for every prompt."""
 
-    heads: tuple[int, ...]
     map: Tensor  # (1, head, position, key)
 
-    def maps(self, at, a1, a2):
+    def second(self, at: At, a2: Tensor) -> Tensor:
         keys, size = at.layer.n_keys, self.map.shape[-1]
         if keys > size or (keys < size and at.layer.mask.kind == "full"):  # where all keys are seen a shorter row is no mean
             raise PromptError(f"the mean map is of {size} tokens and cannot serve {keys}; average prompts of the right length")
         rows = self.map[0][at.heads[:, None], at.positions, :keys]  # indexed at once: no copy of whole maps
-        return a1, torch.where(chosen(self.heads, at), rows * at.visible, a2)
+        return rows * at.visible
 
 
 @dataclass(frozen=True)
-class PositionalA2(Change):
+class PositionalA2(ChangeOfA2):
     """A2 by distance alone, the first key by itself."""
 
-    heads: tuple[int, ...]
     profile: Tensor  # (1, head, 1 + distance): the first key's mass, then the weight at distance 0, 1, ...
 
-    def maps(self, at, a1, a2):
+    def second(self, at: At, a2: Tensor) -> Tensor:
         keys = at.layer.n_keys
         if keys > self.profile.shape[-1]:
             raise PromptError(f"the positional mean is of {self.profile.shape[-1]} tokens and cannot serve {keys}")
@@ -151,18 +164,17 @@ class PositionalA2(Change):
         first = torch.where(total > 0, first, 1.0)  # a row that sees the first key alone
         row = row / total.clamp_min(1e-30) * (1 - first)
         row[..., :1] = first * at.visible[:, :1]
-        return a1, torch.where(chosen(self.heads, at), row, a2)
+        return row
 
 
 @dataclass(frozen=True)
-class LowRankA2(Change):
-    heads: tuple[int, ...]
+class LowRankA2(ChangeOfA2):
     left: Tensor  # (batch, head, query, rank)
     right: Tensor  # (batch, head, key, rank)
 
-    def maps(self, at, a1, a2):
+    def second(self, at: At, a2: Tensor) -> Tensor:
         rows = self.left[0][at.heads[:, None], at.queries] @ self.right[0][at.heads, : at.layer.n_keys].transpose(1, 2)
-        return a1, torch.where(chosen(self.heads, at), rows * at.visible, a2)
+        return rows * at.visible
 
 
 @dataclass(frozen=True)
@@ -171,12 +183,12 @@ class TopKA1(Change):
     k: int
     renormalise: bool
 
-    def maps(self, at, a1, a2):
-        best = a1.topk(min(self.k, a1.shape[-1]), dim=-1)
-        kept = torch.zeros_like(a1).scatter(-1, best.indices, best.values)
+    def maps(self, at: At, a1: Tensor, a2: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        top = a1.topk(min(self.k, a1.shape[-1]), dim=-1)
+        sparse = torch.zeros_like(a1).scatter(-1, top.indices, top.values)
         if self.renormalise:
-            kept = kept / kept.sum(-1, keepdim=True).clamp_min(1e-30)
-        return torch.where(chosen(self.heads, at), kept, a1), a2
+            sparse = sparse / sparse.sum(-1, keepdim=True).clamp_min(1e-30)
+        return torch.where(chosen(self.heads, at), sparse, a1), a2
 
 
 @dataclass(frozen=True)
@@ -188,7 +200,7 @@ class SignedMask(Change):
     right: Tensor  # (batch, head, key, width): w
     bias: Tensor  # (1, head)
 
-    def difference(self, at, d):
+    def difference(self, at: At, d: Tensor) -> Tensor:
         left = self.left[0][at.heads[:, None], at.queries]
         right = self.right[0][at.heads, : at.layer.n_keys]
         mask = torch.tanh(left @ right.transpose(1, 2) + self.bias[0][at.heads][:, None, None])
@@ -202,35 +214,33 @@ class Reshape(Change):
     heads: tuple[int, ...]
     kind: str
 
-    def difference(self, at, d):
+    def difference(self, at: At, d: Tensor) -> Tensor:
         acts = chosen(self.heads, at)
         if self.kind == "absolute":
-            changed = d.abs()
-        elif self.kind == "positive":
-            changed = d.clamp_min(0)
-        else:
-            size = d.abs().sum(-1, keepdim=True)
-            total = d.sum(-1, keepdim=True) if self.kind == "by sum" else size
-            if self.kind == "by sum" and ((total.abs() < LEAST_SUM) & (size > 0) & acts).any():
-                raise DiffscopeError(
-                    f"layer {at.layer.layer}: a row of D sums to less than {LEAST_SUM}, so dividing by it means nothing; "
-                    "choose normalise_d(by='absolute'), or other layers"
-                )
-            changed = d / torch.where(total == 0, 1.0, total)
-        return torch.where(acts, changed, d)
+            return torch.where(acts, d.abs(), d)
+        if self.kind == "positive":
+            return torch.where(acts, d.clamp_min(0), d)
+        size = d.abs().sum(-1, keepdim=True)
+        total = d.sum(-1, keepdim=True) if self.kind == "by sum" else size
+        if self.kind == "by sum" and ((total.abs() < LEAST_SUM) & (size > 0) & acts).any():
+            raise DiffscopeError(
+                f"layer {at.layer.layer}: a row of D sums to less than {LEAST_SUM}, so dividing by it means nothing; "
+                "choose normalise_d(by='absolute'), or other layers"
+            )
+        return torch.where(acts, d / torch.where(total == 0, 1.0, total), d)
 
 
 @dataclass(frozen=True)
 class DropKeys(Change):
-    """Scores of some keys are −∞; a row that sees nothing else is ``kept`` or sees ``nothing``."""
+    """Scores of some keys are −∞; a row that sees nothing else is ``kept`` as it is or sees ``nothing``."""
 
     heads: tuple[int, ...]
     keys: tuple[int, ...]
     queries: tuple[int, ...] | None
     branches: tuple[int, ...]
-    lonely: str
+    lonely: str  # what becomes of a row that sees nothing else: "kept" or "nothing"
 
-    def logits(self, at, branch, logits):
+    def logits(self, at: At, branch: int, logits: Tensor) -> Tensor:
         if branch not in self.branches:
             return logits
         device = logits.device
@@ -251,7 +261,7 @@ class Quantise(Change):
     bits: int
     largest: Tensor | None  # (batch, head, branch), or None for each row's own
 
-    def logits(self, at, branch, logits):
+    def logits(self, at: At, branch: int, logits: Tensor) -> Tensor:
         hidden = logits == -torch.inf
         seen = logits.masked_fill(hidden, 0)
         if self.largest is None:
@@ -268,5 +278,5 @@ class ReplaceOutput(Change):
     heads: tuple[int, ...]
     value: Tensor  # (1, head, width)
 
-    def output(self, at, out):
+    def output(self, at: At, out: Tensor) -> Tensor:
         return torch.where(chosen(self.heads, at), self.value[0][at.heads][:, None].to(out.dtype), out)

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from torch import Tensor
+
 from diffscope.errors import DiffscopeError
+
+Queries = slice | Sequence[int] | Tensor | None  # positions of queries; None stands for all
+Heads = Sequence[int] | Tensor | None  # numbers of heads; None stands for all
 
 
 def check_index(what: str, index: int | None, indices: Sequence[int], label: str = "") -> None:

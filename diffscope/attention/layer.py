@@ -3,19 +3,20 @@
     A1 = softmax(scale·Q1·K1ᵀ),  A2 = softmax(scale·Q2·K2ᵀ),  D = gain·A1 − λ·A2
     O = norm(D·V)·post_scale,  output = (O − O·correction)·gate
 
-Standard attention is the case without A2: D = A1, λ = 0. Most models have neither correction nor gate.
+Standard attention is the case without A2: D = A1, λ = 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from diffscope.attention.changes import At, Change
+from diffscope.attention.indexing import Heads, Queries
 from diffscope.attention.memory import FRESH, Workspace, give_back_memory
 from diffscope.attention.parts import Mask, Norm, Pairing, Rows
 
@@ -163,15 +164,15 @@ class LayerAttention:
             lengths=(n,),
         )
 
-    def _queries(self, queries) -> Tensor:
-        everything = torch.arange(self.n_queries, device=self.q.device)
+    def _queries(self, queries: Queries) -> Tensor:
+        positions = torch.arange(self.n_queries, device=self.q.device)
         if queries is None:
-            return everything
+            return positions
         if isinstance(queries, slice):
-            return everything[queries]
+            return positions[queries]
         return torch.as_tensor(queries, dtype=torch.int64, device=self.q.device)
 
-    def _heads(self, heads) -> Tensor:
+    def _heads(self, heads: Heads) -> Tensor:
         index = torch.arange(self.n_heads, device=self.q.device)
         return index if heads is None else index[torch.as_tensor(heads, dtype=torch.int64, device=index.device)]
 
@@ -179,20 +180,18 @@ class LayerAttention:
         if len(self.lengths) != 1:
             raise ValueError(f"this layer holds {len(self.lengths)} prompts; take one with .prompt(i)")
 
-    def visible(self, queries=None) -> Tensor:
+    def visible(self, queries: Queries = None) -> Tensor:
         """Which keys some queries can see, bool (query, key)."""
         self._one_prompt()
         return self.mask.rows(self._queries(queries), self.n_keys, self.n_keys - self.n_queries)
 
-    def logits(self, queries=None, maps=None) -> Tensor:
+    def logits(self, queries: Queries = None, maps: Tensor | None = None) -> Tensor:
         """Scaled scores of some query maps, −∞ where a key is not visible.
 
         Parameters
         ----------
-        queries : slice or int64 Tensor, optional
-            Query positions, by default all.
+        queries : slice, sequence of int or int64 Tensor, optional
         maps : int64 Tensor, optional
-            Query maps, by default all.
 
         Returns
         -------
@@ -228,27 +227,26 @@ class LayerAttention:
         if q.device.type != "cpu":
             return torch.matmul(q, self.k[0][keys].to(q.dtype).transpose(1, 2), out=out)
         # For the few rows of a block, a copy of all keys for every map would take ten times as long as the product.
-        index = keys.tolist()
-        k = {one: self.k[0, one].to(q.dtype).T for one in set(index)}  # (d, key)
+        numbers = keys.tolist()
+        k = {number: self.k[0, number].to(q.dtype).T for number in set(numbers)}  # (d, key)
         if out is None:
-            return torch.stack([rows @ k[one] for rows, one in zip(q, index)])
-        for number, one in enumerate(index):
-            torch.mm(q[number], k[one], out=out[number])
+            return torch.stack([rows @ k[number] for rows, number in zip(q, numbers)])
+        for i, number in enumerate(numbers):
+            torch.mm(q[i], k[number], out=out[i])
         return out
 
     def changed_logits(self, branch: int, at: At) -> Tensor:
         """Scaled scores of one branch of some heads with all changes made, (head, query, key)."""
-        logits = self.logits(at.queries, (self.pairing.a1 if branch == 1 else self.pairing.a2)[at.heads])
+        logits = self.logits(at.queries, self.pairing.of_branch(branch)[at.heads])
         for change in self.changes:
             logits = change.logits(at, branch, logits)
         return logits
 
     def _softmax(self, branch: int, at: At, workspace: Workspace, out: Tensor | None) -> Tensor:
         """A1 or A2 of some heads and queries, (head, query, key); it may or may not be `out`."""
-        of_heads = (self.pairing.a1 if branch == 1 else self.pairing.a2)[at.heads]
         if self.changes:
-            logits = self.changed_logits(branch, at)
-            return self._normalised(logits, None)
+            return self._normalised(self.changed_logits(branch, at), None)
+        of_heads = self.pairing.of_branch(branch)[at.heads]
         # Heads may share a map (grouped differential attention): each distinct one is computed once.
         if len(set(of_heads.tolist())) == len(of_heads):
             return self._normalised(self._logits(at.queries, of_heads, workspace), out)
@@ -257,13 +255,13 @@ class LayerAttention:
         return torch.index_select(self._normalised(weights, None if out is None else weights), 0, of_head, out=out)
 
     def _normalised(self, logits: Tensor, out: Tensor | None) -> Tensor:
-        blind = None
-        if self.changes or self.mask.kind == "given":  # a row that sees nothing is 0/0, and has no weight anywhere
-            blind = (logits == -torch.inf).all(-1, keepdim=True)
+        if not self.changes and self.mask.kind != "given":
+            return torch.softmax(logits, -1, out=out)
+        blind = (logits == -torch.inf).all(-1, keepdim=True)  # a row that sees nothing is 0/0, and has no weight anywhere
         weights = torch.softmax(logits, -1, out=out)
-        return weights if blind is None else weights.masked_fill(blind, 0.0) if out is None else weights.masked_fill_(blind, 0.0)
+        return weights.masked_fill(blind, 0.0) if out is None else weights.masked_fill_(blind, 0.0)
 
-    def rows(self, queries=None, heads=None, workspace: Workspace = FRESH) -> Rows:
+    def rows(self, queries: Queries = None, heads: Heads = None, workspace: Workspace = FRESH) -> Rows:
         """A1, A2 and D of some queries and heads of one prompt.
 
         Parameters
@@ -271,72 +269,80 @@ class LayerAttention:
         queries : slice, sequence of int or int64 Tensor, optional
         heads : sequence of int, optional
         workspace : Workspace, optional
-            Where the maps are put; they are good until the next rows are put there. By default into new memory.
+            Where the maps are put, until the next rows are put there; by default into new memory.
 
         Returns
         -------
         Rows
         """
         self._one_prompt()
-        queries, heads = self._queries(queries), self._heads(heads)
-        at = At(self, heads, queries)
+        at = At(self, self._heads(heads), self._queries(queries))
 
         def per_row(x: Tensor) -> Tensor:
-            return x[0].expand(self.n_heads, self.n_queries)[heads[:, None], queries].to(self.dtype)
+            return x[0].expand(self.n_heads, self.n_queries)[at.heads[:, None], at.queries].to(self.dtype)
 
-        lam, gain = per_row(self.lam), per_row(self.gain)
-        shape = (4 if self.differential else 2, len(heads), len(queries), self.n_keys)
-        if self.changes or self._learning:
-            places, together = [None] * 4, None
-        else:
-            places = workspace.take("maps", shape, self.dtype, self.q.device)  # A1, A2, room for |D|, D; or A1, D
-            together = places[:3] if self.differential else None
-        a1 = self._softmax(1, at, workspace, places[0])
-        a2 = self._softmax(2, at, workspace, places[1]) if self.differential else None
+        lam = per_row(self.lam)
+        gain = per_row(self.gain)
+        room: Sequence[Tensor | None] = [None] * 4
+        buffer = None
+        if not self.changes and not self._learning:
+            shape = (4 if self.differential else 2, len(at.heads), len(at.queries), self.n_keys)
+            memory = workspace.take("maps", shape, self.dtype, self.q.device)  # A1, A2, room for |D|, D; or A1, D
+            room = list(memory)
+            buffer = memory[:3] if self.differential else None
+        a1 = self._softmax(1, at, workspace, room[0])
+        a2 = self._softmax(2, at, workspace, room[1]) if self.differential else None
         for change in self.changes:
             a1, a2 = change.maps(at, a1, a2)
-        amplified = a1 if (gain == 1).all() else torch.mul(gain[..., None], a1, out=places[-1])
-        d = amplified if a2 is None else torch.addcmul(amplified, lam[..., None], a2, value=-1, out=places[-1])
+        amplified = a1 if (gain == 1).all() else torch.mul(gain[..., None], a1, out=room[-1])
+        d = amplified if a2 is None else torch.addcmul(amplified, lam[..., None], a2, value=-1, out=room[-1])
         for change in self.changes:
             d = change.difference(at, d)
-        n = self.mask.counts(queries, self.n_keys, self.n_keys - self.n_queries)
-        return Rows(a1, a2, d, lam, gain, n, queries, bool(self.changes), together)
+        n = self.mask.counts(at.queries, self.n_keys, self.n_keys - self.n_queries)
+        return Rows(a1, a2, d, lam, gain, n, at.queries, bool(self.changes), buffer)
 
-    def split(self, queries=None, heads=None, elements: int | None = None) -> tuple[Tensor, ...]:
-        """The queries in blocks of which no (head, query, key) temporary exceeds `elements` values, by default what is fastest
-        on the device: ``BLOCK_ELEMENTS``. A block has at least one query."""
+    def split(self, queries: Queries = None, heads: Heads = None, elements: int | None = None) -> tuple[Tensor, ...]:
+        """The queries in blocks, each of at least one query and else of at most `elements` values a (head, query, key) temporary.
+
+        By default that is what is fastest on the device, ``BLOCK_ELEMENTS``.
+        """
         elements = elements or BLOCK_ELEMENTS.get(self.q.device.type, BLOCK_ELEMENTS["cpu"])
         size = max(1, elements // (len(self._heads(heads)) * self.n_keys))
         return self._queries(queries).split(size)
 
-    def trimmed(self, queries: Tensor, heads=None, workspace: Workspace = FRESH) -> Rows:
-        """The same rows without the keys before the first and after the last that any of the queries can see, where the mask's
-        rule tells: half of them, over a whole causal map."""
+    def trimmed(self, queries: Tensor, heads: Heads = None, workspace: Workspace = FRESH) -> Rows:
+        """As :meth:`rows`, without the keys before the first and after the last that any of the queries sees.
+
+        Over a whole causal map those are half of all keys. Only where the mask is a rule and nothing changes the rows.
+        """
         self._one_prompt()
         if self.mask.kind not in ("causal", "window") or self.changes or not len(queries):
             return self.rows(queries, heads, workspace)
-        offset, start = self.n_keys - self.n_queries, 0
-        if self.mask.kind == "window":
+        offset = self.n_keys - self.n_queries
+        start = 0
+        if self.mask.window is not None:
             start = max(0, int(queries.min()) + offset - self.mask.window + 1)
         layer = self._cut(0, int(queries.max()) + 1, start)
         return replace(layer.rows(queries, heads, workspace), start=start)
 
-    def blocks(self, queries=None, heads=None, elements: int | None = None, trim: bool = False) -> Iterator[Rows]:
-        """The same rows in the blocks of :meth:`split`, each :meth:`trimmed` if asked for."""
-        heads = self._heads(heads)
-        for number, block in enumerate(self.split(queries, heads, elements)):
-            yield self.trimmed(block, heads) if trim else self.rows(block, heads)
+    def blocks(
+        self, queries: Queries = None, heads: Heads = None, elements: int | None = None, trim: bool = False
+    ) -> Iterator[Rows]:
+        """As :meth:`rows`, in the blocks of :meth:`split`; with `trim`, each :meth:`trimmed`."""
+        index = self._heads(heads)
+        for number, block in enumerate(self.split(queries, index, elements)):
+            yield self.trimmed(block, index) if trim else self.rows(block, index)
             if number % BLOCKS_BETWEEN_TRIMS == BLOCKS_BETWEEN_TRIMS - 1:
                 give_back_memory()
 
-    def head_outputs(self, queries=None, heads=None) -> Tensor:
+    def head_outputs(self, queries: Queries = None, heads: Heads = None) -> Tensor:
         """D·V before the norm, (head, query, width), computed in row blocks."""
-        heads = self._heads(heads)
-        v = self.v[0][self.pairing.value_of_head[heads]].to(self.dtype)  # (head, key, width)
-        blocks = self.blocks(queries, heads, trim=True)
+        index = self._heads(heads)
+        v = self.v[0][self.pairing.value_of_head[index]].to(self.dtype)  # (head, key, width)
+        blocks = self.blocks(queries, index, trim=True)
         return torch.cat([torch.matmul(rows.d, v[:, rows.start : rows.start + rows.d.shape[-1]]) for rows in blocks], dim=1)
 
-    def finish(self, out: Tensor, queries=None) -> Tensor:
+    def finish(self, out: Tensor, queries: Queries = None) -> Tensor:
         """What enters the output projection, from D·V of all heads at some queries; both (head, query, width)."""
         queries = self._queries(queries)
         out = (out if self.norm is None else self.norm(out)) * self.post_scale
@@ -348,12 +354,12 @@ class LayerAttention:
             out = change.output(At(self, self._heads(None), queries), out)
         return out
 
-    def output(self, queries=None) -> Tensor:
+    def output(self, queries: Queries = None) -> Tensor:
         """What enters the output projection, rebuilt, (head, query, width)."""
         return self.finish(self.head_outputs(queries), queries)
 
     def dismantle(self) -> tuple[dict[str, Tensor], dict]:
-        """Tensors by name, and everything else ready for JSON; what :meth:`assemble` puts together again."""
+        """Tensors by name, and everything else ready for JSON; :meth:`assemble` puts them together again."""
         tensors = {name: getattr(self, name) for name in ("q", "k", "v", "lam", "gain", "lam_fp32")}
         tensors |= {f"pairing.{name}": value for name, value in vars(self.pairing).items() if value is not None}
         if self.mask.visible is not None:
@@ -373,22 +379,22 @@ class LayerAttention:
     @classmethod
     def assemble(cls, tensors: dict[str, Tensor], record: dict) -> LayerAttention:
         """The inverse of :meth:`dismantle`."""
-        fields = dict(record)
+        fields: dict[str, Any] = dict(record)
         kind, window = fields.pop("mask")
-        rounded = fields.pop("score_dtype")
-        norm = fields.pop("norm")
-        pairing = Pairing(*(tensors.get(f"pairing.{name}") for name in ("a1", "a2", "key_of_map", "value_of_head")))
+        rounded, norm = fields.pop("score_dtype"), fields.pop("norm")
 
         def within(prefix: str) -> dict[str, Tensor]:
             return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
         changes = [Change.assemble(within(f"changes.{i}."), made) for i, made in enumerate(fields.pop("changes", []))]
+        fields |= {name: tensor for name, tensor in tensors.items() if "." not in name}
+        fields["lengths"] = tuple(fields["lengths"])
+        of_pairing: dict[str, Any] = {"a2": None} | within("pairing.")
         return cls(
-            **{**fields, "lengths": tuple(fields["lengths"])},
-            **{name: tensor for name, tensor in tensors.items() if "." not in name},
+            **fields,
             score_dtype=None if rounded is None else getattr(torch, rounded),
             mask=Mask(kind, window, tensors.get("mask.visible")),
-            norm=None if norm is None else Norm(*norm, tensors.get("norm.weight")),
-            pairing=pairing,
+            norm=None if norm is None else Norm(norm[0], norm[1], tensors.get("norm.weight")),
+            pairing=Pairing(**of_pairing),
             changes=tuple(changes),
         )

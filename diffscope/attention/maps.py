@@ -63,10 +63,14 @@ def present(layer: LayerAttention, names: Iterable[str]) -> tuple[str, ...]:
 
 
 def map_of(rows: Rows, name: str) -> Tensor:
-    """One of ``MAPS`` out of a block of rows that has it, (head, query, key)."""
+    """One of ``MAPS`` out of a block of rows, (head, query, key); ValueError of a second map where there is none."""
+    if name == "A1":
+        return rows.a1
+    if name == "D":
+        return rows.d
     if name == "share":
         size = rows.d.abs()
         return size / size.sum(-1, keepdim=True)
-    if name == "lambda_A2":
-        return rows.lam[..., None] * rows.a2
-    return {"A1": rows.a1, "A2": rows.a2, "D": rows.d}[name]
+    if rows.a2 is None:
+        raise ValueError(f"standard attention has no second map, so there is no {name!r}")
+    return rows.a2 if name == "A2" else rows.lam[..., None] * rows.a2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -19,7 +19,7 @@ class Workspace:
     A megabyte that is asked of the system for every block costs as much as a pass over it. One thread uses one workspace.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._held: dict[tuple, Tensor] = {}
 
     @property
@@ -32,8 +32,9 @@ class Workspace:
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
         """A contiguous tensor of that shape, holding anything."""
+        size = math.prod(shape)
         # What is made in inference mode cannot be written to outside of it.
-        size, key = math.prod(shape), (name, dtype, torch.device(device), torch.is_inference_mode_enabled())
+        key = (name, dtype, torch.device(device), torch.is_inference_mode_enabled())
         held = self._held.get(key)
         if held is None or held.numel() < size:
             held = self._held[key] = torch.empty(size, dtype=dtype, device=device)
@@ -41,9 +42,9 @@ class Workspace:
 
 
 class Fresh(Workspace):
-    """Gives new memory every time, so that what was taken stays."""
+    """A workspace that gives new memory every time, so that what was taken stays."""
 
-    def take(self, name, shape, dtype, device="cpu") -> Tensor:
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
 
@@ -56,7 +57,7 @@ _spare: list[Workspace] = []
 
 @contextmanager
 def borrowed() -> Iterator[Workspace]:
-    """A workspace for as long as it is open; small ones are kept for whoever is next."""
+    """A workspace for as long as the context is open; small ones are kept for the next who borrows."""
     try:
         workspace = _spare.pop()
     except IndexError:
@@ -72,7 +73,7 @@ def borrowed() -> Iterator[Workspace]:
 
 
 @cache
-def _malloc_trim():
+def _malloc_trim() -> Callable[[int], int] | None:
     """glibc's function of that name; None under another C library."""
     try:
         return ctypes.CDLL(None).malloc_trim

@@ -31,23 +31,23 @@ class Mask:
 
     def rows(self, queries: Tensor, keys: int, offset: int, some: slice = slice(None)) -> Tensor:
         """Which of the keys, or of some of them, some queries see, bool (query, key); `offset` is the position of query 0."""
-        if self.kind == "given":
+        if self.visible is not None:
             return self.visible[0, queries][:, some]
         position = torch.arange(keys, device=queries.device)[some]  # (key,)
         if self.kind == "full":
             return torch.ones(len(queries), len(position), dtype=torch.bool, device=queries.device)
         behind = (queries + offset)[:, None] - position  # (query, key)
         seen = behind >= 0
-        return seen & (behind < self.window) if self.kind == "window" else seen
+        return seen if self.window is None else seen & (behind < self.window)
 
     def counts(self, queries: Tensor, keys: int, offset: int) -> Tensor:
         """How many keys each of some queries sees, int64 (query,)."""
-        if self.kind == "given":
+        if self.visible is not None:
             return self.visible[0, queries].sum(-1)
         if self.kind == "full":
             return torch.full_like(queries, keys)
         last = (queries + offset + 1).clamp(0, keys)
-        first = (queries + offset + 1 - self.window).clamp(0) if self.kind == "window" else 0
+        first = 0 if self.window is None else (queries + offset + 1 - self.window).clamp(0)
         return (last - first).clamp(0)
 
     def certain(self, queries: Tensor, keys: int, offset: int) -> tuple[int, int]:
@@ -57,7 +57,7 @@ class Mask:
         if self.kind == "given" or not len(queries):
             return keys, keys
         last = min(keys, max(0, int(queries.min()) + offset + 1))
-        first = max(0, int(queries.max()) + offset + 1 - self.window) if self.kind == "window" else 0
+        first = 0 if self.window is None else max(0, int(queries.max()) + offset + 1 - self.window)
         return min(first, last), last
 
 
@@ -80,6 +80,18 @@ class Pairing:
     a2: Tensor | None
     key_of_map: Tensor
     value_of_head: Tensor
+
+    def of_branch(self, branch: int) -> Tensor:
+        """Every head's first map (branch 1) or second map (branch 2), int64 (head,); ValueError where there is none."""
+        maps = self.a1 if branch == 1 else self.a2
+        if maps is None:
+            raise ValueError("standard attention has no second map")
+        return maps
+
+    def same_as(self, other: Pairing) -> bool:
+        """Whether all indices are the same."""
+        pairs = zip(vars(self).values(), vars(other).values())
+        return all(mine is its or (mine is not None and its is not None and torch.equal(mine, its)) for mine, its in pairs)
 
     @classmethod
     def plain(cls, heads: int, groups: int | None = None, device: Device = None) -> Pairing:
@@ -201,9 +213,9 @@ class Rows:
         Number of keys each row can see.
     queries : int64 Tensor, (query,)
     changed : bool
-        Whether a change was made to them, so that D need not be gain·A1 − λ·A2 nor its rows sum to gain − λ.
-    together : Tensor, (map, head, query, key), optional
-        The memory of A1 and A2 in one, with room for |D| behind them.
+        Whether a change was made to them; then D need not be gain·A1 − λ·A2, nor its rows sum to gain − λ.
+    buffer : Tensor, (map, head, query, key), optional
+        The memory that A1 and A2 share, with room for |D| behind them.
     start : int
         Position of the first key, where keys that no query of the block sees were left out.
     """
@@ -216,5 +228,5 @@ class Rows:
     n: Tensor
     queries: Tensor
     changed: bool = False
-    together: Tensor | None = None
+    buffer: Tensor | None = None
     start: int = 0

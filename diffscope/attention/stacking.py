@@ -13,26 +13,21 @@ from diffscope.attention.parts import Norm, Pairing
 
 
 def alike(layers: Sequence[LayerAttention]) -> bool:
-    """Whether layers of one prompt differ in nothing but the numbers they hold, as far as maps are concerned."""
+    """Whether layers of one prompt differ only in the numbers they hold; then their maps can be those of one layer."""
     first = layers[0]
-    kept = ("scale", "score_dtype", "lengths", "n_heads", "differential")
+
+    def signature(layer: LayerAttention) -> tuple:
+        shapes = (layer.q.shape, layer.k.shape, layer.v.shape, layer.q.dtype, layer.v.dtype, layer.q.device)
+        mask = (layer.mask.kind, layer.mask.window)
+        return (*shapes, *mask, layer.scale, layer.score_dtype, layer.lengths, layer.n_heads, layer.differential)
+
     return first.mask.kind != "given" and all(
-        not layer.changes
-        and (layer.mask.kind, layer.mask.window) == (first.mask.kind, first.mask.window)
-        and (layer.q.shape, layer.k.shape, layer.v.shape, layer.q.dtype, layer.v.dtype, layer.q.device)
-        == (first.q.shape, first.k.shape, first.v.shape, first.q.dtype, first.v.dtype, first.q.device)
-        and all(getattr(layer, name) == getattr(first, name) for name in kept)
-        and all(torch.equal(own, of_first) for own, of_first in zip(_maps(layer), _maps(first)))
-        for layer in layers
+        not layer.changes and signature(layer) == signature(first) and layer.pairing.same_as(first.pairing) for layer in layers
     )
 
 
-def _maps(layer: LayerAttention) -> list[Tensor]:
-    return [x for x in vars(layer.pairing).values() if x is not None]
-
-
 def alike_to_the_end(layers: Sequence[LayerAttention]) -> bool:
-    """Whether, besides, what comes after the maps is a norm of one kind, or none, and a factor."""
+    """Whether layers are :func:`alike`, with norms of one kind and neither gate nor correction; then so can their outputs."""
     norms = [layer.norm and (layer.norm.kind, layer.norm.eps, layer.norm.weight is None) for layer in layers]
     nothing_else = all(layer.gate is None and layer.correction is None for layer in layers)
     return nothing_else and all(norm == norms[0] for norm in norms) and alike(layers)
@@ -48,17 +43,19 @@ def joined(layers: Sequence[LayerAttention]) -> LayerAttention:
     """
     first = layers[0]
 
-    def by_head(name: str) -> Tensor:
-        values = [getattr(layer, name) for layer in layers]
+    def by_head(values: list[Tensor]) -> Tensor:
         queries = max(x.shape[2] for x in values)
         return torch.cat([x.expand(1, first.n_heads, queries) for x in values], dim=1)
 
     return replace(
         first,
-        **{name: torch.cat([getattr(layer, name) for layer in layers], dim=1) for name in ("q", "k")},
+        q=torch.cat([layer.q for layer in layers], dim=1),
+        k=torch.cat([layer.k for layer in layers], dim=1),
         v=first.v[..., :0],
         pairing=joined_pairing(layers),
-        **{name: by_head(name) for name in ("lam", "gain", "lam_fp32")},
+        lam=by_head([layer.lam for layer in layers]),
+        gain=by_head([layer.gain for layer in layers]),
+        lam_fp32=by_head([layer.lam_fp32 for layer in layers]),
         norm=None,
         post_scale=1.0,
         correction=None,
@@ -67,26 +64,39 @@ def joined(layers: Sequence[LayerAttention]) -> LayerAttention:
 
 
 def joined_to_the_end(layers: Sequence[LayerAttention]) -> LayerAttention:
-    """The same of layers that are :func:`alike_to_the_end`, with their values, and a norm whose weights hold each layer's factor
-    as well."""
-    first, shape = layers[0], (layers[0].n_heads, layers[0].v.shape[-1])
+    """One layer with the heads and values of all, and a norm whose weights hold each layer's factor after the norm as well.
+
+    Parameters
+    ----------
+    layers : sequence of LayerAttention
+        Of one prompt and :func:`alike_to_the_end`.
+    """
+    first = layers[0]
+    shape = (first.n_heads, first.v.shape[-1])
 
     def weight(layer: LayerAttention) -> Tensor:  # (head, width)
-        own = None if layer.norm is None else layer.norm.weight
         ones = layer.v.new_ones(shape, dtype=layer.dtype)
-        return (ones if own is None else own.to(layer.dtype).expand(shape)) * layer.post_scale
+        learned = None if layer.norm is None else layer.norm.weight
+        return (ones if learned is None else learned.to(layer.dtype).expand(shape)) * layer.post_scale
 
-    kind, eps = (first.norm.kind, first.norm.eps) if first.norm else ("scalar", 0.0)
-    norm, v = Norm(kind, eps, torch.cat([weight(layer) for layer in layers])), torch.cat([layer.v for layer in layers], dim=1)
-    return replace(joined(layers), v=v, norm=norm)
+    kind = first.norm.kind if first.norm else "scalar"
+    eps = first.norm.eps if first.norm else 0.0
+    norm = Norm(kind, eps, torch.cat([weight(layer) for layer in layers]))
+    return replace(joined(layers), v=torch.cat([layer.v for layer in layers], dim=1), norm=norm)
 
 
 def joined_pairing(layers: Sequence[LayerAttention]) -> Pairing:
     """Which maps, keys and values of the joined layer each of its heads uses."""
+    pairings = [layer.pairing for layer in layers]
     maps, keys, values = (x.shape[1] for x in (layers[0].q, layers[0].k, layers[0].v))
 
-    def shifted(name: str, by: int) -> Tensor:
-        return torch.cat([getattr(layer.pairing, name) + by * number for number, layer in enumerate(layers)])
+    def shifted(indices: list[Tensor], by: int) -> Tensor:
+        return torch.cat([index + by * number for number, index in enumerate(indices)])
 
-    a2 = shifted("a2", maps) if layers[0].differential else None
-    return Pairing(shifted("a1", maps), a2, shifted("key_of_map", keys), shifted("value_of_head", values))
+    seconds = [pairing.a2 for pairing in pairings if pairing.a2 is not None]
+    return Pairing(
+        shifted([pairing.a1 for pairing in pairings], maps),
+        shifted(seconds, maps) if seconds else None,
+        shifted([pairing.key_of_map for pairing in pairings], keys),
+        shifted([pairing.value_of_head for pairing in pairings], values),
+    )

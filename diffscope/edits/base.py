@@ -6,13 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from operator import index
+from typing import cast
 
 from diffscope.attention.changes import Change
 from diffscope.attention.indexing import check_index
 from diffscope.attention.layer import LayerAttention
 from diffscope.errors import DiffscopeError, OutOfMemoryAhead, UnsupportedModel
 
-Places = int | Sequence[int] | None
+Places = int | Sequence[int] | None  # an index or several; None stands for all
+Make = Callable[[LayerAttention, tuple[int, ...]], LayerAttention]
 WHOLE_MAPS_UP_TO = 4096  # tokens: beyond, an exact SVD or a stored mean map no longer fits
 
 
@@ -44,7 +46,7 @@ class Edit:
     """
 
     label: str
-    make: Callable[[LayerAttention, tuple[int, ...]], LayerAttention]
+    make: Make
     layers: tuple[int, ...] | None
     heads: tuple[int, ...] | None
     stage: Stage
@@ -52,7 +54,8 @@ class Edit:
     placed: bool = False
 
     def __str__(self) -> str:
-        places = [f"{name} {', '.join(map(str, at))}" for name in ("layers", "heads") if (at := getattr(self, name)) is not None]
+        chosen = [("layers", self.layers), ("heads", self.heads)]
+        places = [f"{name} {', '.join(map(str, numbers))}" for name, numbers in chosen if numbers is not None]
         return f"{self.label} ({'; '.join(places)})" if places else self.label
 
     def check(self, layers: Sequence[int]) -> None:
@@ -106,34 +109,41 @@ def apply(edits: Sequence[Edit], layer: LayerAttention) -> LayerAttention:
     return layer
 
 
-def places(given: Places) -> tuple[int, ...] | None:
-    """Layers, heads or positions as they were given, one or several; None stays None."""
-    if given is None:
+def places(choice: Places) -> tuple[int, ...] | None:
+    """Layers, heads or positions as a tuple, of one or several; None stays None."""
+    if choice is None:
         return None
     try:
-        return (index(given),)
+        return (index(cast(int, choice)),)  # arrays have an index as well, if they hold one number
     except TypeError:
-        return tuple(index(at) for at in given)
+        return tuple(index(number) for number in cast(Sequence[int], choice))
 
 
-def whole_number(given, least: int, most: float, what: str) -> int:
+def whole_number(value: object, least: int, most: float, what: str) -> int:
     """A whole number within bounds.
+
+    Parameters
+    ----------
+    value : object
+    least, most : float
+    what : str
+        What is taken, to begin the message with.
 
     Raises
     ------
     DiffscopeError
-        It is none; says `what` is taken.
+        It is not a whole number, or out of bounds.
     """
     try:
-        number = index(given)
+        number: int | None = index(cast(int, value))
     except TypeError:
         number = None
     if number is None or not least <= number <= most:
-        raise DiffscopeError(f"{what}, and not {given!r}")
+        raise DiffscopeError(f"{what}, and not {value!r}")
     return number
 
 
-def field_edit(label: str, make, layers: Places, heads: Places = None) -> Edit:
+def field_edit(label: str, make: Make, layers: Places, heads: Places = None) -> Edit:
     """An edit that replaces fields of the layer: `make` as in :class:`Edit`."""
     return Edit(label, make, places(layers), places(heads), Stage.FIELD)
 

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from diffscope.attention.changes import Change, FixA2, PositionalA2
 from diffscope.attention.layer import LayerAttention
+from diffscope.attention.maps import map_of
 from diffscope.attention.parts import Norm
 from diffscope.edits.base import WHOLE_MAPS_UP_TO, Edit, Places, Stage, check_second, field_edit, places, row_edit
 from diffscope.errors import DiffscopeError, OutOfMemoryAhead, PromptError, UnsupportedModel
 
 Sums = dict[int, tuple[Tensor, Tensor]]  # by layer: sums over prompts, and of how many values
+Opened = Any  # a diffscope.Scope, which is above this room
 
 
-def mean_a2(scope, prompts: Sequence, layers: Places = None, heads: Places = None) -> Edit:
+def mean_a2(scope: Opened, prompts: Sequence, layers: Places = None, heads: Places = None) -> Edit:
     """The mean of the second map over prompts of one length: what position alone, whatever the words, says of it.
 
     Parameters
@@ -26,36 +29,39 @@ def mean_a2(scope, prompts: Sequence, layers: Places = None, heads: Places = Non
     prompts : sequence of str or of token ids
         All of one length in tokens; the edit serves prompts up to that length.
     """
-    label, sums = "A2 = its mean over prompts", {}
+    label = "A2 = its mean over prompts"
+    sums: Sums = {}
     for layer in _captured(scope, prompts, "mean_a2", layers, whole=True, same_length=True):
         check_second(label, layer)
-        a2 = layer.rows().a2  # (head, query, key)
+        a2 = map_of(layer.rows(), "A2")  # (head, query, key)
         _add(sums, layer.layer, a2, torch.ones_like(a2[:, :1, :1]))
     return _in_place_of_a2(label, sums, FixA2, layers, heads)
 
 
-def positional_a2(scope, prompts: Sequence, layers: Places = None, heads: Places = None) -> Edit:
+def positional_a2(scope: Opened, prompts: Sequence, layers: Places = None, heads: Places = None) -> Edit:
     """The mean of the second map over prompts and queries, by distance; the first key is counted by itself.
 
     A row puts the mean mass of the first key there, and shares the rest over the other keys it sees by the mean weight at their
     distance. It serves prompts up to the longest of `prompts`.
     """
-    label, sums = "A2 = its positional mean", {}
+    label = "A2 = its positional mean"
+    sums: Sums = {}
     for layer in _captured(scope, prompts, "positional_a2", layers, whole=True):
         check_second(label, layer)
         if layer.n_keys < 2:
             raise PromptError("positional_a2 needs prompts of at least two tokens")
         visible = layer.visible()[None].to(layer.dtype)
-        _add(sums, layer.layer, _by_distance(layer.rows().a2), _by_distance(visible))
+        _add(sums, layer.layer, _by_distance(map_of(layer.rows(), "A2")), _by_distance(visible))
     return _in_place_of_a2(label, sums, PositionalA2, layers, heads)
 
 
-def scalar_norm(scope, prompts: Sequence, layers: Places = None) -> Edit:
+def scalar_norm(scope: Opened, prompts: Sequence, layers: Places = None) -> Edit:
     """The norm's division by a token's own size replaced by one number a head: the mean of 1/rms over prompts' tokens.
 
     Its learned weight stays.
     """
-    label, sums = "scalar norm", {}
+    label = "scalar norm"
+    sums: Sums = {}
     for layer in _captured(scope, prompts, "scalar_norm", layers):
         if layer.norm is None or layer.norm.kind != "rms":
             raise UnsupportedModel(f"{label}: layer {layer.layer} has no root-mean-square norm to replace")
@@ -74,12 +80,13 @@ def scalar_norm(scope, prompts: Sequence, layers: Places = None) -> Edit:
 
 
 def _captured(
-    scope, prompts: Sequence, label: str, layers: Places, whole: bool = False, same_length: bool = False
+    scope: Opened, prompts: Sequence, label: str, layers: Places, whole: bool = False, same_length: bool = False
 ) -> Iterator[LayerAttention]:
     """The chosen layers of every prompt, one prompt in memory at a time."""
     if isinstance(prompts, str) or not len(prompts) or isinstance(prompts[0], int):
         raise PromptError(f"{label} needs a list of prompts, at least one")
-    chosen, length = places(layers), None
+    chosen = places(layers)
+    length: int | None = None
     for prompt in prompts:
         capture = scope.capture([prompt])
         (n,) = capture.n_tokens
@@ -93,13 +100,13 @@ def _captured(
 
 def _add(sums: Sums, number: int, values: Tensor, counts: Tensor) -> None:
     """Add to a layer's sums; what is shorter than the others has nothing beyond its end."""
-    before = sums.get(number, (values * 0, counts * 0))
-    size = max(before[0].shape[-1], values.shape[-1])
+    total, count = sums.get(number, (values * 0, counts * 0))
+    size = max(total.shape[-1], values.shape[-1])
 
     def grown(x: Tensor) -> Tensor:  # one count for all values stays one
         return x if x.shape[-1] == 1 else torch.nn.functional.pad(x, (0, size - x.shape[-1]))
 
-    sums[number] = tuple(grown(old) + grown(new) for old, new in zip(before, (values, counts)))
+    sums[number] = (grown(total) + grown(values), grown(count) + grown(counts))
 
 
 def _by_distance(maps: Tensor) -> Tensor:

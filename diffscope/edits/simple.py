@@ -9,8 +9,20 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from diffscope.attention.changes import Change, DropKeys, LowRankA2, Quantise, ReplaceOutput, Reshape, ScaleA2, TopKA1, UniformA2
+from diffscope.attention.changes import (
+    At,
+    Change,
+    DropKeys,
+    LowRankA2,
+    Quantise,
+    ReplaceOutput,
+    Reshape,
+    ScaleA2,
+    TopKA1,
+    UniformA2,
+)
 from diffscope.attention.layer import LayerAttention
+from diffscope.attention.maps import map_of
 from diffscope.edits.base import Edit, Places, Stage, check_second, field_edit, places, row_edit, whole_number, with_change
 from diffscope.errors import DiffscopeError, UnsupportedModel
 
@@ -28,7 +40,8 @@ def scale_lambda(factor: float, layers: Places = None, heads: Places = None) -> 
 
 
 def _with_lambda(label: str, number: float, to: Callable[[Tensor, float], Tensor], layers: Places, heads: Places) -> Edit:
-    label, number = label.format(number), float(number)
+    number = float(number)
+    label = label.format(number)
     if not abs(number) <= torch.finfo(torch.float32).max:
         raise DiffscopeError(f"{label}: λ must stay a finite number")
 
@@ -66,8 +79,8 @@ def a2_of_head(of: int, layers: Places = None, heads: Places = None) -> Edit:
     def make(layer: LayerAttention, heads: tuple[int, ...]) -> LayerAttention:
         check_second(label, layer)
         whole_number(of, 0, layer.n_heads - 1, f"a2_of_head takes a head from 0 to {layer.n_heads - 1}")
-        a2 = layer.pairing.a2.clone()
-        a2[list(heads)] = layer.pairing.a2[of]
+        a2 = layer.pairing.of_branch(2).clone()
+        a2[list(heads)] = a2[of].clone()
         return replace(layer, pairing=replace(layer.pairing, a2=a2))
 
     return field_edit(label, make, layers, heads)
@@ -83,13 +96,16 @@ def low_rank_a2(rank: int, layers: Places = None, heads: Places = None) -> Edit:
 
     def change(layer: LayerAttention, heads: tuple[int, ...]) -> Change:
         shape = (len(layer.lengths), layer.n_heads, layer.n_keys, min(rank, layer.n_keys))
-        left, right = (torch.zeros(shape, dtype=layer.dtype, device=layer.q.device) for _ in range(2))
+        left = torch.zeros(shape, dtype=layer.dtype, device=layer.q.device)
+        right = torch.zeros_like(left)
         for index, n in enumerate(layer.lengths):
-            prompt, kept = layer.prompt(index), min(rank, n)
+            prompt = layer.prompt(index)
+            r = min(rank, n)
             for head in heads:
-                u, s, v = torch.linalg.svd(prompt.rows(heads=[head]).a2[0], full_matrices=False)
-                left[index, head, :n, :kept] = u[:, :kept] * s[:kept]
-                right[index, head, :n, :kept] = v[:kept].T
+                a2 = map_of(prompt.rows(heads=[head]), "A2")[0]  # (query, key)
+                u, s, v = torch.linalg.svd(a2, full_matrices=False)
+                left[index, head, :n, :r] = u[:, :r] * s[:r]
+                right[index, head, :n, :r] = v[:r].T
         return LowRankA2(heads, left, right)
 
     return row_edit(f"A2 of rank {rank}", Stage.MAPS, change, layers, heads, second=True, whole=True)
@@ -128,7 +144,7 @@ def _reshaped(label: str, kind: str, layers: Places, heads: Places) -> Edit:
     return row_edit(label, Stage.DIFFERENCE, lambda layer, heads: Reshape(heads, kind), layers, heads)
 
 
-# norm and heads; the norm as one number a head is scalar_norm in averages
+# norm and heads; the norm as one number a head is scalar_norm in from_prompts
 
 
 def remove_norm(layers: Places = None) -> Edit:
@@ -171,7 +187,8 @@ def knock_out(
     branch : {1, 2}, optional
         Only A1 or only A2; by default both. A row that sees nothing else attends to nothing.
     """
-    keys, queries = places(keys), places(queries)
+    keys = places(keys) or ()
+    queries = places(queries) or ()
     if min((*keys, *queries), default=0) < 0:
         raise DiffscopeError("knock_out takes token positions from 0; count from the prompt's start")
     return _dropping("knock-out", keys, queries, branch, "nothing", layers, heads)
@@ -183,7 +200,15 @@ def drop_sink(keys: int = 1, branch: int | None = None, layers: Places = None, h
     return _dropping("no sink", tuple(range(keys)), None, branch, "kept", layers, heads)
 
 
-def _dropping(label: str, keys, queries, branch: int | None, lonely: str, layers: Places, heads: Places) -> Edit:
+def _dropping(
+    label: str,
+    keys: tuple[int, ...],
+    queries: tuple[int, ...] | None,
+    branch: int | None,
+    lonely: str,
+    layers: Places,
+    heads: Places,
+) -> Edit:
     if branch not in (None, 1, 2):
         raise DiffscopeError(f"branch {branch!r} is unknown; choose 1 for A1, 2 for A2, or leave it out for both")
     branches = (1, 2) if branch is None else (branch,)
@@ -217,19 +242,19 @@ def quantise_logits(bits: int, per: str = "map", layers: Places = None, heads: P
 
 def _largest(layer: LayerAttention) -> Tensor:
     """Largest magnitude of each branch's visible scores, (head, branch), with the changes made so far."""
-    collect = _Largest(torch.zeros(layer.n_heads, 2, dtype=layer.dtype, device=layer.q.device))
-    for _ in with_change(layer, collect).blocks():
+    observer = _Largest(torch.zeros(layer.n_heads, 2, dtype=layer.dtype, device=layer.q.device))
+    for _ in with_change(layer, observer).blocks():
         pass
-    return collect.seen
+    return observer.largest
 
 
 @dataclass(frozen=True)
 class _Largest(Change):
-    """Looks on: the largest magnitude among the scores that pass."""
+    """Changes nothing; notes the largest magnitude among the scores that pass."""
 
-    seen: Tensor  # (head, branch)
+    largest: Tensor  # (head, branch)
 
-    def logits(self, at, branch: int, logits: Tensor) -> Tensor:
-        most = logits.masked_fill(logits == -torch.inf, 0).abs().amax((1, 2))
-        self.seen[at.heads, branch - 1] = torch.maximum(self.seen[at.heads, branch - 1], most)
+    def logits(self, at: At, branch: int, logits: Tensor) -> Tensor:
+        largest = logits.masked_fill(logits == -torch.inf, 0).abs().amax((1, 2))
+        self.largest[at.heads, branch - 1] = torch.maximum(self.largest[at.heads, branch - 1], largest)
         return logits

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.parts import Mask, Pairing
-from diffscope.families.base import EXPONENTIAL, HALVES, Convention, Family, Passage
+from diffscope.families.base import EXPONENTIAL, HALVES, Convention, Family, ForeignModule, Passage
 from diffscope.families.projections import (
     angles_of,
     from_cache,
@@ -44,13 +44,13 @@ class Axolotl(Family):
     def modules(self, model: nn.Module) -> list[nn.Module]:
         return [module for module in model.modules() if all(hasattr(module, part) for part in (*PARTS, OWN_PART))]
 
-    def output_projection(self, module: nn.Module) -> nn.Module:
+    def output_projection(self, module: ForeignModule) -> nn.Module:
         return module.o_proj
 
-    def parts(self, module: nn.Module) -> dict[str, nn.Module]:
+    def parts(self, module: ForeignModule) -> dict[str, nn.Module]:
         return projections(module)
 
-    def convention_of(self, module: nn.Module) -> Convention | None:
+    def convention_of(self, module: ForeignModule) -> Convention | None:
         """A converted model may have neither norm nor λ_init, so that it starts as the Llama it was."""
         norm = None if isinstance(module.subln, nn.Identity) else self.convention.norm
         exact = module.lambda_init.dtype in (torch.float32, torch.float64)  # it is a parameter, rounded as all of them are
@@ -86,7 +86,7 @@ class Axolotl(Family):
                 score_dtype=q.dtype if _eager(module) and q.dtype in (torch.bfloat16, torch.float16) else None,
             )
             yield layer
-            yield replace(layer, post_scale=1 - layer.lam_init)
+            yield replace(layer, post_scale=1 - float(module.lambda_init))
 
     def _mask(self, passage: Passage, keys: int) -> Mask:
         if passage.arguments.get("attention_mask") is None and _eager(passage.module):
@@ -94,12 +94,12 @@ class Axolotl(Family):
         return given_mask(passage, keys)
 
 
-def _mix(module: nn.Module) -> float:
+def _mix(module: ForeignModule) -> float:
     """How much of λ is used: rises to 1 while a converted model is warmed up."""
     return float(getattr(module, "diff_attn_mix", 1.0))
 
 
-def _eager(module: nn.Module) -> bool:
+def _eager(module: ForeignModule) -> bool:
     return not any(kind in type(module).__name__ for kind in ("Sdpa", "Flash"))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -12,6 +13,9 @@ from torch import Tensor, nn
 
 from diffscope.attention.layer import LayerAttention, Mask
 from diffscope.errors import UnsupportedModel
+
+#: A module of somebody else's class: what it has is not in the type of ``torch.nn.Module``.
+ForeignModule = Any
 
 
 @dataclass
@@ -54,19 +58,19 @@ class Passage:
     calls : list of Call
         Its calls of the Hugging Face attention interface.
     observed : Tensor, (batch, query, head·width)
-        What entered the output projection.
+        What entered the output projection; set when that is called.
     cached : tuple of Tensor, optional
         Keys and values that the cache held before this passage, each (batch, head, key, width).
     """
 
-    module: nn.Module
+    module: ForeignModule
     index: int
     number: int
     lengths: tuple[int, ...]
     arguments: dict = field(default_factory=dict)
     parts: dict[str, Tensor] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
-    observed: Tensor | None = None
+    observed: Tensor = field(init=False)
     cached: tuple[Tensor, Tensor] | None = None
 
     @property
@@ -75,15 +79,16 @@ class Passage:
         return next(iter(self.arguments.values()))
 
     @property
-    def cache(self):
-        """The cache that the module was given, or None."""
-        given = (self.arguments.get(name) for name in ("past_key_values", "past_key_value"))
-        return next((cache for cache in given if cache is not None), None)
+    def cache(self) -> Any:
+        """The cache that the module was called with, or None."""
+        caches = (self.arguments.get(name) for name in ("past_key_values", "past_key_value"))
+        return next((cache for cache in caches if cache is not None), None)
 
     @property
-    def cache_layer(self):
+    def cache_layer(self) -> Any:
         """The part of a Hugging Face cache that holds this layer's keys and values; None where there is none yet."""
-        layers, index = getattr(self.cache, "layers", None), getattr(self.module, "layer_idx", None)
+        layers = getattr(self.cache, "layers", None)
+        index = getattr(self.module, "layer_idx", None)
         if layers is None or index is None or index >= len(layers) or getattr(layers[index], "keys", None) is None:
             return None
         return layers[index]
@@ -155,46 +160,45 @@ class Family(ABC):
         """The attention modules this family reads, in layer order; empty if the model is of another family."""
 
     @abstractmethod
-    def output_projection(self, module: nn.Module) -> nn.Module:
+    def output_projection(self, module: ForeignModule) -> nn.Module:
         """The submodule whose input is the attention output that captures are proved against."""
 
-    def attention_width(self, module: nn.Module) -> int | None:
+    def attention_width(self, module: ForeignModule) -> int | None:
         """How many leading elements of what enters the output projection are the attention's; None where all are."""
         return None
 
-    def parts(self, module: nn.Module) -> dict[str, nn.Module]:
+    def parts(self, module: ForeignModule) -> dict[str, nn.Module]:
         """Submodules whose outputs `read` needs, by the name it knows them under."""
         return {}
 
     def numbers(self, model: nn.Module) -> list[int]:
         """The layers' numbers in the model, from 0, in the order of `modules`.
 
-        What the modules say themselves (``layer_idx``), else the last number in their names (``layers.3.attn``), else the order.
+        What their ``layer_idx`` says, else the last number in their names (``layers.3.attn``), else their order.
         """
         modules = self.modules(model)
-        said = [getattr(module, "layer_idx", None) for module in modules]
-        if all(isinstance(number, int) for number in said):
-            return said
+        indices = [getattr(module, "layer_idx", None) for module in modules]
+        numbers = [index for index in indices if isinstance(index, int)]
+        if len(numbers) == len(modules):
+            return numbers
         names = {module: name for name, module in model.named_modules()}
-        named = [[int(part) for part in names[module].split(".") if part.isdigit()][-1:] for module in modules]
-        if all(named) and len({number for (number,) in named}) == len(modules):
-            return [number for (number,) in named]
-        return list(range(len(modules)))
+        numbers = [int(digits[-1]) for module in modules if (digits := re.findall(r"(?<![^.])\d+(?![^.])", names[module]))]
+        return numbers if len(set(numbers)) == len(modules) else list(range(len(modules)))
 
     @abstractmethod
     def read(self, passage: Passage) -> LayerAttention:
         """Translate a passage into the contract."""
 
-    def convention_of(self, module: nn.Module) -> Convention | None:
+    def convention_of(self, module: ForeignModule) -> Convention | None:
         """What this module does by design, where a family's modules differ."""
         return self.convention
 
     def readings(self, passage: Passage) -> Iterator[LayerAttention]:
-        """Every reading of a passage that this family allows; the one that rebuilds the model's output is taken."""
+        """Every translation of a passage that this family allows; the first that rebuilds the model's output is taken."""
         yield self.read(passage)
 
     def suspects(self, passage: Passage) -> Iterator[tuple[str, LayerAttention]]:
-        """What else such a module may have done with its projections, and what it would mean: tried when no reading fits."""
+        """Mistakes of such modules in words, each with the layer as it would be read with it: tried when no reading fits."""
         yield from ()
 
     def warnings(self, layer: LayerAttention) -> list[str]:

@@ -11,17 +11,28 @@ from transformers.models.llama.modeling_llama import repeat_kv
 from diffscope.attention.changes import SignedMask, TopKA1
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.parts import Norm, Pairing
-from diffscope.families.base import EXPONENTIAL, SIGMOID, STRIPES, Convention, Family, Passage, expect_calls, mask_of
+from diffscope.families.base import (
+    EXPONENTIAL,
+    SIGMOID,
+    STRIPES,
+    Convention,
+    Family,
+    ForeignModule,
+    Passage,
+    expect_calls,
+    mask_of,
+)
 from diffscope.families.diffllama import read_two_calls
+from diffscope.families.projections import norm_of
 from diffscope.models.controls import GatedAttention, SignedAttention, TopKAttention
 from diffscope.models.mechanisms import Attention, DiffV1Attention, DiffV2Attention, HeadScale
 
 
 def norm_of_heads(module: Attention) -> Norm | None:
     """What the module does to its heads' outputs; its weights are copied, for training may go on."""
-    if isinstance(module.subln, nn.RMSNorm):
-        return Norm("rms", module.subln.eps, module.subln.weight.detach().clone())
-    return Norm("scalar", 0.0, module.subln.weight.detach()[:, None].clone()) if isinstance(module.subln, HeadScale) else None
+    if isinstance(module.subln, HeadScale):
+        return Norm("scalar", 0.0, module.subln.weight.detach()[:, None].clone())
+    return norm_of(module.subln, module.o_proj.in_features // module.heads, module.o_proj.weight.dtype)
 
 
 class Own(Family):
@@ -33,16 +44,16 @@ class Own(Family):
     def modules(self, model: nn.Module) -> list[nn.Module]:
         return [module for module in model.modules() if isinstance(module, Attention)]
 
-    def output_projection(self, module: nn.Module) -> nn.Module:
+    def output_projection(self, module: ForeignModule) -> nn.Module:
         return module.o_proj
 
-    def convention_of(self, module: nn.Module) -> Convention | None:
+    def convention_of(self, module: ForeignModule) -> Convention | None:
         if isinstance(module, DiffV1Attention):
             learned = module.fixed is None
             schedule = 0 if learned and module.config.lambda_init is None else None
             lam = EXPONENTIAL if learned else f"{module.fixed:g}, fixed"
-            norm = {"rms": "rms, affine", "scalar": "one number a head", "none": None}[module.config.head_norm]
-            return Convention(STRIPES, lam, schedule, norm, post_scale=True, rope="half")
+            norms: dict[str | None, str | None] = {"rms": "rms, affine", "scalar": "one number a head", "none": None}
+            return Convention(STRIPES, lam, schedule, norms[module.config.head_norm], post_scale=True, rope="half")
         if isinstance(module, DiffV2Attention):
             return Convention(STRIPES, SIGMOID, None, norm=None, post_scale=False, rope="half", keys="shared by both maps")
         return None
@@ -58,7 +69,8 @@ class Own(Family):
         if isinstance(module, GatedAttention):
             return replace(layer, gate=module.gates(passage.hidden).transpose(1, 2).unsqueeze(-1))
         if isinstance(module, TopKAttention):
-            return replace(layer, changes=(TopKA1(tuple(range(module.heads)), module.config.top_keys, renormalise=True),))
+            k = int(module.config.top_keys or 0)
+            return replace(layer, changes=(TopKA1(tuple(range(module.heads)), k, renormalise=True),))
         if isinstance(module, SignedAttention):
             return replace(layer, changes=(self._signed_mask(passage),))
         return layer

@@ -9,21 +9,21 @@ from torch import Tensor, nn
 
 from diffscope.attention.layer import LayerAttention
 from diffscope.errors import UnsupportedModel
-from diffscope.families.base import Passage
+from diffscope.families.base import ForeignModule, Passage
 from diffscope.families.standard import Standard
 
 
-def _is_adapter(module: nn.Module) -> bool:
+def _is_adapter(module: ForeignModule) -> bool:
     """Whether a module is DEX's: W_D as its `weight` or its `proj`, and the learned λ."""
     return isinstance(getattr(module, "lambda_learn", None), Tensor) and (hasattr(module, "weight") or hasattr(module, "proj"))
 
 
-def adapter_of(attention: nn.Module) -> nn.Module | None:
+def adapter_of(attention: ForeignModule) -> nn.Module | None:
     """The part of an attention module that corrects its heads' outputs; None where there is none."""
     return next((part for part in attention.modules() if _is_adapter(part)), None)
 
 
-def correction_of(adapter: nn.Module, heads: int, dtype: torch.dtype) -> Tensor:
+def correction_of(adapter: ForeignModule, heads: int, dtype: torch.dtype) -> Tensor:
     """λ·W_D of every head, zero where the head is not selected: (head, width, width).
 
     A `weight` is multiplied from the right; a `proj` is a linear layer, whose weight is W_D transposed, and has a `sign`.
@@ -60,7 +60,7 @@ class Dex(Standard):
             return []
         return super().modules(model)
 
-    def output_projection(self, module: nn.Module) -> nn.Module:
+    def output_projection(self, module: ForeignModule) -> nn.Module:
         projection, adapter = super().output_projection(module), adapter_of(module)
         if adapter is None or adapter not in list(projection.modules()):
             return projection

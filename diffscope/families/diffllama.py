@@ -8,15 +8,7 @@ from transformers.models.diffllama.modeling_diffllama import DiffLlamaAttention
 
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.parts import Norm, Pairing
-from diffscope.families.base import (
-    EXPONENTIAL,
-    HALVES,
-    Convention,
-    Family,
-    Passage,
-    expect_calls,
-    mask_of,
-)
+from diffscope.families.base import EXPONENTIAL, HALVES, Convention, Family, ForeignModule, Passage, expect_calls, mask_of
 
 
 def read_two_calls(passage: Passage, family: str, norm: Norm | None, lam: Tensor, lam_fp32: Tensor) -> LayerAttention:
@@ -67,7 +59,7 @@ class DiffLlama(Family):
     def modules(self, model: nn.Module) -> list[nn.Module]:
         return [module for module in model.modules() if isinstance(module, DiffLlamaAttention)]
 
-    def output_projection(self, module: nn.Module) -> nn.Module:
+    def output_projection(self, module: ForeignModule) -> nn.Module:
         return module.o_proj
 
     def read(self, passage: Passage) -> LayerAttention:

@@ -7,6 +7,7 @@ import itertools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,13 +16,13 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from diffscope.errors import UnsupportedModel
-from diffscope.families.base import Call, Family, Passage
+from diffscope.families.base import Call, Family, ForeignModule, Passage
 
 _numbers = itertools.count()
 _NAME = "diffscope_{}_of_{}"
 
 
-def implementation_of(model: PreTrainedModel) -> str:
+def implementation_of(model: nn.Module) -> str:
     """The attention implementation that all parts of a model are set to.
 
     Raises
@@ -58,7 +59,7 @@ def _original(module: nn.Module, implementation: str) -> Callable:
 
 
 @contextmanager
-def observed(model: PreTrainedModel, see: Callable[[Call, nn.Module], None]) -> Iterator[None]:
+def observed(model: ForeignModule, see: Callable[[Call, nn.Module], None]) -> Iterator[None]:
     """Run the model's own attention implementation, and show `see` every call of it.
 
     On leaving, the model is set back and the registered name is gone.
@@ -67,7 +68,7 @@ def observed(model: PreTrainedModel, see: Callable[[Call, nn.Module], None]) -> 
     name = _NAME.format(next(_numbers), implementation)
     eager = own_implementation(implementation) == "eager"
 
-    def attend(module, query, key, value, attention_mask, **kwargs):
+    def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any) -> Any:
         scaling = kwargs.get("scaling")
         scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
         # Eager attention keeps its scores in the activations' dtype; SDPA and flash-attn keep them in float32.
@@ -125,8 +126,8 @@ def passages(
     """
     open_passages: dict[nn.Module, Passage] = {}
 
-    def begin(index: int, number: int):
-        def hook(module, args, kwargs):
+    def begin(index: int, number: int) -> Callable:
+        def hook(module: nn.Module, args: tuple, kwargs: dict) -> None:
             arguments = _named(module, args, kwargs)
             passage = Passage(module, index, number, (), arguments)
             passage.lengths = lengths or (passage.hidden.shape[1],) * len(passage.hidden)
@@ -136,21 +137,21 @@ def passages(
 
         return hook
 
-    def part(owner: nn.Module, name: str):
-        def hook(module, args, output):
+    def part(owner: nn.Module, name: str) -> Callable:
+        def hook(module: nn.Module, args: tuple, output: Any) -> None:
             if owner in open_passages:
                 open_passages[owner].parts[name] = output
 
         return hook
 
-    def see(call: Call, module: nn.Module):
+    def see(call: Call, module: nn.Module) -> None:
         if module in open_passages:
             open_passages[module].calls.append(call)
 
-    def before_output(owner: nn.Module):
+    def before_output(owner: nn.Module) -> Callable:
         width = family.attention_width(owner)
 
-        def hook(module, args):
+        def hook(module: nn.Module, args: tuple) -> tuple | None:
             passage = open_passages.get(owner)
             if passage is None:
                 kind = type(owner).__name__
@@ -165,9 +166,9 @@ def passages(
 
         return hook
 
-    def end(module, args, output):
+    def end(module: nn.Module, args: tuple, output: Any) -> None:
         passage = open_passages.pop(module)
-        if passage.observed is None:
+        if not hasattr(passage, "observed"):
             raise UnsupportedModel(f"{type(module).__name__} does not call its output projection, so its maps cannot be proved")
         if take:
             take(passage)

@@ -7,7 +7,7 @@ from torch import nn
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.parts import Pairing
 from diffscope.errors import UnsupportedModel
-from diffscope.families.base import EXPONENTIAL, STRIPES, Convention, Family, Passage
+from diffscope.families.base import EXPONENTIAL, STRIPES, Convention, Family, ForeignModule, Passage
 from diffscope.families.projections import (
     angles_of,
     from_cache,
@@ -24,13 +24,13 @@ from diffscope.families.projections import (
 PARTS = ("q_proj", "k_proj", "v_proj", "o_proj", "subln", "lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
 
 
-def is_motif(module: nn.Module) -> bool:
+def is_motif(module: ForeignModule) -> bool:
     """Whether it is Motif 2's attention, of either kind, by its parts; others share the parts but not the eps of their own."""
     named = type(module).__name__.startswith("Motif") or hasattr(getattr(module, "config", None), "attn_rms_norm_eps")
     return named and all(hasattr(module, part) for part in PARTS) and not hasattr(module, "diff_attn_mix")
 
 
-def heads_and_seconds(module: nn.Module) -> tuple[int, int]:
+def heads_and_seconds(module: ForeignModule) -> tuple[int, int]:
     """How many heads there are, each with a first map of its own, and how many second maps, from the sizes of the projections."""
     d = len(module.lambda_q1)
     heads = module.o_proj.in_features // (2 * d)
@@ -53,10 +53,10 @@ class Motif(Family):
         """Whether it is this family's, by how many heads share a second map."""
         return heads == seconds
 
-    def output_projection(self, module: nn.Module) -> nn.Module:
+    def output_projection(self, module: ForeignModule) -> nn.Module:
         return module.o_proj
 
-    def parts(self, module: nn.Module) -> dict[str, nn.Module]:
+    def parts(self, module: ForeignModule) -> dict[str, nn.Module]:
         return projections(module)
 
     def read(self, passage: Passage) -> LayerAttention:

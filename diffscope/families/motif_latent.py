@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.parts import Pairing
 from diffscope.errors import UnsupportedModel
-from diffscope.families.base import SIGMOID, Convention, Family, Passage
+from diffscope.families.base import SIGMOID, Convention, Family, ForeignModule, Passage
 from diffscope.families.projections import (
     angles_of,
     from_cache,
@@ -44,10 +44,10 @@ class MotifLatent(Family):
     def modules(self, model: nn.Module) -> list[nn.Module]:
         return [module for module in model.modules() if all(isinstance(getattr(module, part, None), nn.Module) for part in PARTS)]
 
-    def output_projection(self, module: nn.Module) -> nn.Module:
+    def output_projection(self, module: ForeignModule) -> nn.Module:
         return module.wo
 
-    def parts(self, module: nn.Module) -> dict[str, nn.Module]:
+    def parts(self, module: ForeignModule) -> dict[str, nn.Module]:
         names = {"latent": "q_norm", "q": "wq_b", "kv_a": "wkv_a", "kv": "wkv_b", "lambda": "lambda_proj"}
         names |= {"gate": "wq_b_gate", "rotary": "swa_rotary_emb"}  # absent in some layers
         return {name: part for name, at in names.items() if isinstance(part := getattr(module, at, None), nn.Module)}
@@ -121,7 +121,7 @@ def _sigmoid(logits: Tensor) -> Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32)).sigmoid()
 
 
-def _window(module: nn.Module) -> int | None:
+def _window(module: ForeignModule) -> int | None:
     """Keys that a query sees at most, itself included: one more than the configuration says. None where it sees all before it."""
     config = getattr(module, "config", None)
     width = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.parts import Pairing
 from diffscope.errors import UnsupportedModel
-from diffscope.families.base import EXPONENTIAL, STRIPES, Convention, Family, Passage
+from diffscope.families.base import EXPONENTIAL, STRIPES, Convention, Family, ForeignModule, Passage
 from diffscope.families.projections import from_cache, given_mask, heads_of, lambda_of, norm_of, paired_values
 
 
@@ -30,10 +30,10 @@ class Phi4Flash(Family):
             and hasattr(module.inner_cross_attn, "subln")
         ]
 
-    def output_projection(self, module: nn.Module) -> nn.Module:
+    def output_projection(self, module: ForeignModule) -> nn.Module:
         return module.out_proj
 
-    def parts(self, module: nn.Module) -> dict[str, nn.Module]:
+    def parts(self, module: ForeignModule) -> dict[str, nn.Module]:
         return {"qkv": module.Wqkv}
 
     def read(self, passage: Passage) -> LayerAttention:
@@ -83,7 +83,7 @@ class Phi4Flash(Family):
         return k[:, :, :tokens], v[:, :, :tokens]
 
 
-def _window(module: nn.Module) -> int | None:
+def _window(module: ForeignModule) -> int | None:
     """Keys that a query sees at most, itself included; None where it sees all before it, as in the second half of the layers."""
     width, number = getattr(module.config, "sliding_window", None), module.layer_idx
     if isinstance(width, (list, tuple)):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from diffscope.attention.parts import Mask, Norm
 from diffscope.errors import UnsupportedModel
-from diffscope.families.base import Passage, compact
+from diffscope.families.base import ForeignModule, Passage, compact
 
 
 def heads_of(x: Tensor, width: int) -> Tensor:
@@ -15,7 +17,7 @@ def heads_of(x: Tensor, width: int) -> Tensor:
     return x.unflatten(-1, (-1, width)).transpose(1, 2)
 
 
-def projections(module: nn.Module) -> dict[str, nn.Module]:
+def projections(module: ForeignModule) -> dict[str, nn.Module]:
     """The parts of a module whose q, k and v are projected apart, and its own rotary embedding if it has one."""
     parts = {"q": module.q_proj, "k": module.k_proj, "v": module.v_proj}
     rotary = getattr(module, "rotary_emb", None)
@@ -53,7 +55,7 @@ def rotate_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([turned.to(x.dtype), rest], dim=-1)
 
 
-def lambda_of(module: nn.Module, init: float | Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def lambda_of(module: ForeignModule, init: float | Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """λ = exp(λq1·λk1) − exp(λq2·λk2) + λ_init as used, each exponential cast to `dtype` by itself, and in float32 or wider.
 
     Both are (1, 1, 1).
@@ -86,12 +88,14 @@ def from_cache(passage: Passage, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
             f"diffscope does not read what {type(cache).__name__} keeps for {type(passage.module).__name__}; "
             "use a DynamicCache, or use_cache=False"
         )
-    if layer is None or keeps_window and passage.cached is None:
+    if layer is None:
         return k, v
-    if keeps_window:  # by now it has let go of keys that were attended to
-        before = passage.cached
-        return torch.cat([before[0], k], dim=-2), torch.cat([before[1], v], dim=-2)
-    return layer.keys, layer.values
+    if not keeps_window:
+        return layer.keys, layer.values
+    if passage.cached is None:
+        return k, v
+    keys, values = passage.cached  # by now the cache has let go of keys that were attended to
+    return torch.cat([keys, k], dim=-2), torch.cat([values, v], dim=-2)
 
 
 def given_mask(passage: Passage, keys: int, window: int | None = None) -> Mask:
@@ -126,14 +130,14 @@ def angles_of(passage: Passage) -> tuple[Tensor, Tensor]:
     UnsupportedModel
         There are none, or they are of another shape.
     """
-    found = passage.parts.get("rotary", passage.arguments.get("position_embeddings"))
-    pair = isinstance(found, (tuple, list)) and len(found) == 2
-    if not pair or any(x.dim() not in (2, 3) or x.shape[-2] != passage.hidden.shape[1] for x in found):
+    angles: Any = passage.parts.get("rotary", passage.arguments.get("position_embeddings"))
+    pair = isinstance(angles, (tuple, list)) and len(angles) == 2
+    if not pair or any(x.dim() not in (2, 3) or x.shape[-2] != passage.hidden.shape[1] for x in angles):
         raise UnsupportedModel(
             f"{type(passage.module).__name__} was not given position_embeddings=(cos, sin), one row a token, and has no rotary "
             "part that makes them; this version of the implementation is not supported"
         )
-    cos, sin = (x if x.dim() == 3 else x[None] for x in found)
+    cos, sin = (x if x.dim() == 3 else x[None] for x in angles)
     return cos, sin
 
 
@@ -163,7 +167,7 @@ def norm_of(norm: nn.Module | None, width: int, dtype: torch.dtype) -> Norm | No
     return Norm("rms", eps, None if weight is None else weight.detach().clone())
 
 
-def setting(module: nn.Module, *names: str):
+def setting(module: ForeignModule, *names: str) -> Any:
     """What a module, or else its configuration, has under one of some names.
 
     Raises
@@ -178,7 +182,7 @@ def setting(module: nn.Module, *names: str):
     raise UnsupportedModel(f"neither {type(module).__name__} nor its config has {' or '.join(names)}, which its family needs")
 
 
-def rounded_scores(module: nn.Module, dtype: torch.dtype) -> torch.dtype | None:
+def rounded_scores(module: ForeignModule, dtype: torch.dtype) -> torch.dtype | None:
     """What scores are rounded to before the softmax: half precision in eager attention, which keeps the activations' dtype."""
     eager = getattr(getattr(module, "config", None), "_attn_implementation", None) == "eager"
     return dtype if eager and dtype in (torch.bfloat16, torch.float16) else None

@@ -7,7 +7,7 @@ from torch import nn
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.parts import Pairing
 from diffscope.errors import UnsupportedModel
-from diffscope.families.base import Family, Passage, expect_calls, mask_of
+from diffscope.families.base import Family, ForeignModule, Passage, expect_calls, mask_of
 
 OUTPUT_NAMES = ("o_proj", "out_proj", "c_proj", "dense", "wo")
 # Attributes by which differential implementations can be told; read as standard they would give wrong maps.
@@ -38,7 +38,7 @@ class Standard(Family):
                 )
         return found
 
-    def output_projection(self, module: nn.Module) -> nn.Module:
+    def output_projection(self, module: ForeignModule) -> nn.Module:
         for name in OUTPUT_NAMES:
             if isinstance(getattr(module, name, None), nn.Module):
                 return getattr(module, name)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.parts import Mask, Norm, Pairing
-from diffscope.families.base import EXPONENTIAL, STRIPES, Convention, Family, Passage, compact
+from diffscope.families.base import EXPONENTIAL, STRIPES, Convention, Family, ForeignModule, Passage, compact
 from diffscope.families.projections import heads_of
 
 SHARED = ("dual_lambda", "lambda_init", "sub_norm", "q_norm", "k_norm", "head_dim", "fused_attn")
@@ -18,7 +18,7 @@ IN_BLOCK = (*SHARED, "in_proj", "in_split", "out_proj")
 HALF = (torch.float16, torch.bfloat16)
 
 
-def _is_block(module: nn.Module) -> bool:
+def _is_block(module: ForeignModule) -> bool:
     return hasattr(module, "in_split")
 
 
@@ -37,17 +37,17 @@ class Timm(Family):
             if any(all(hasattr(module, name) for name in names) for names in (ALONE, IN_BLOCK))
         ]
 
-    def output_projection(self, module: nn.Module) -> nn.Module:
+    def output_projection(self, module: ForeignModule) -> nn.Module:
         return module.out_proj if _is_block(module) else module.norm  # the latter does nothing unless the model asks for it
 
-    def attention_width(self, module: nn.Module) -> int | None:
+    def attention_width(self, module: ForeignModule) -> int | None:
         return module.in_split[-1] if _is_block(module) else None  # beside it stands what the MLP made
 
-    def parts(self, module: nn.Module) -> dict[str, nn.Module]:
+    def parts(self, module: ForeignModule) -> dict[str, nn.Module]:
         projection = module.in_proj if _is_block(module) else module.qkv
         return {"projected": projection, "q": module.q_norm, "k": module.k_norm}
 
-    def convention_of(self, module: nn.Module) -> Convention:
+    def convention_of(self, module: ForeignModule) -> Convention:
         return replace(self.convention, lam="exp(a) − exp(b) + λ_init") if module.dual_lambda else self.convention
 
     def read(self, passage: Passage) -> LayerAttention:
@@ -81,7 +81,7 @@ class Timm(Family):
         )
 
 
-def _lambda(module: nn.Module) -> Tensor:
+def _lambda(module: ForeignModule) -> Tensor:
     """λ before its one cast to the activations' dtype: of four vectors, in float32 whatever their dtype, or of two numbers."""
     if module.dual_lambda:
         first, second = module.lambda_a.detach(), module.lambda_b.detach()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.parts import Mask, Pairing
 from diffscope.errors import UnsupportedModel
-from diffscope.families.base import EXPONENTIAL, SIGMOID, STRIPES, Convention, Family, Passage, compact
+from diffscope.families.base import EXPONENTIAL, SIGMOID, STRIPES, Convention, Family, ForeignModule, Passage, compact
 from diffscope.families.projections import heads_of, lambda_of, norm_of, rotate_half, rotate_interleaved
 
 V1_PARTS = ("q_proj", "k_proj", "v_proj", "out_proj", "lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2", "lambda_init")
@@ -53,10 +53,10 @@ class UnilmV1(Family):
     def modules(self, model: nn.Module) -> list[nn.Module]:
         return [module for module in model.modules() if all(hasattr(module, part) for part in V1_PARTS)]
 
-    def output_projection(self, module: nn.Module) -> nn.Module:
+    def output_projection(self, module: ForeignModule) -> nn.Module:
         return module.out_proj
 
-    def parts(self, module: nn.Module) -> dict[str, nn.Module]:
+    def parts(self, module: ForeignModule) -> dict[str, nn.Module]:
         return {"q": module.q_proj, "k": module.k_proj, "v": module.v_proj}
 
     def read(self, passage: Passage) -> LayerAttention:
@@ -117,16 +117,17 @@ class UnilmV1(Family):
         )
 
     def suspects(self, passage: Passage) -> Iterator[tuple[str, LayerAttention]]:
-        read, rel_pos = self.read(passage), passage.arguments.get("rel_pos")
-        if rel_pos is None or read.score_dtype is not None:
+        layer = self.read(passage)
+        rel_pos = passage.arguments.get("rel_pos")
+        if rel_pos is None or layer.score_dtype is not None:
             return
-        d = read.q.shape[-1]
+        d = layer.q.shape[-1]
         q, k = (heads_of(passage.parts[name], d) for name in ("q", "k"))
-        yield "RoPE is missing", replace(read, q=q, k=k)
+        yield "RoPE is missing", replace(layer, q=q, k=k)
         cos, sin = (torch.cat([angle[: q.shape[2]]] * 2, dim=-1)[None].to(q.dtype) for angle in rel_pos)  # (1, token, d)
         if cos.shape[-1] == d:
-            turned = (rotate_half(x, cos, sin) for x in (q, k))
-            yield "RoPE turns element i with i + d/2 instead of 2i with 2i + 1", replace(read, **dict(zip(("q", "k"), turned)))
+            turned = replace(layer, q=rotate_half(q, cos, sin), k=rotate_half(k, cos, sin))
+            yield "RoPE turns element i with i + d/2 instead of 2i with 2i + 1", turned
 
     def _sizes(self, passage: Passage) -> tuple[int, int, int]:
         """Heads, key groups and d, from the sizes of the projections and of λ's vectors."""
@@ -168,14 +169,14 @@ class UnilmV2(Family):
     def modules(self, model: nn.Module) -> list[nn.Module]:
         return [module for module in model.modules() if all(hasattr(module, part) for part in V2_PARTS)]
 
-    def output_projection(self, module: nn.Module) -> nn.Module:
+    def output_projection(self, module: ForeignModule) -> nn.Module:
         return module.o_proj
 
-    def parts(self, module: nn.Module) -> dict[str, nn.Module]:
+    def parts(self, module: ForeignModule) -> dict[str, nn.Module]:
         parts = {"q": module.q_proj, "k": module.k_proj, "v": module.v_proj}
         return parts | {"lambda": module.lambda_proj} if module.use_diff_v2 else parts
 
-    def convention_of(self, module: nn.Module) -> Convention | None:
+    def convention_of(self, module: ForeignModule) -> Convention | None:
         return self.convention if module.use_diff_v2 else None
 
     def read(self, passage: Passage) -> LayerAttention:
@@ -198,7 +199,7 @@ class UnilmV2(Family):
         return replace(layer, pairing=pair_on_shared_keys(q, k), lam=lam, lam_fp32=lam_fp32)
 
 
-def sigmoid_of(projection: nn.Module, hidden: Tensor, projected: Tensor) -> tuple[Tensor, Tensor]:
+def sigmoid_of(projection: ForeignModule, hidden: Tensor, projected: Tensor) -> tuple[Tensor, Tensor]:
     """σ(W·x) per token and head, (batch, head, token): as used, from what was projected, and in float32 or wider throughout."""
     wide = torch.promote_types(projected.dtype, torch.float32)
     bias = getattr(projection, "bias", None)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from diffscope.attention.layer import LayerAttention
 from diffscope.errors import UnsupportedModel
-from diffscope.families.base import SIGMOID, STRIPES, Convention, Family, Passage
+from diffscope.families.base import SIGMOID, STRIPES, Convention, Family, ForeignModule, Passage
 from diffscope.families.projections import angles_of, from_cache, given_mask, heads_of, rotate_half
 from diffscope.families.unilm import pair_on_shared_keys, sigmoid_of
 
@@ -17,7 +17,7 @@ PARTS = ("q_proj", "o_proj", "lambda_proj", "head_dim")
 GATES = "σ(W₂·x), and A1 has a factor σ(W₁·x), per token and head"
 
 
-def _gates_both(module: nn.Module) -> bool:
+def _gates_both(module: ForeignModule) -> bool:
     """Whether there is a gate a query map (V3) instead of one a head (V2)."""
     return len(module.lambda_proj.weight) == len(module.q_proj.weight) // module.head_dim
 
@@ -41,14 +41,14 @@ class Yoco(Family):
         found = [module for module in model.modules() if all(getattr(module, part, None) is not None for part in PARTS)]
         return [module for module in found if hasattr(module, "diff_v3") or _gates_both(module)]
 
-    def output_projection(self, module: nn.Module) -> nn.Module:
+    def output_projection(self, module: ForeignModule) -> nn.Module:
         return module.o_proj
 
-    def parts(self, module: nn.Module) -> dict[str, nn.Module]:
+    def parts(self, module: ForeignModule) -> dict[str, nn.Module]:
         names = ("q_proj", "k_proj", "v_proj", "q_norm", "k_norm", "lambda_proj")
         return {name: part for name in names if isinstance(part := getattr(module, name, None), nn.Module)}
 
-    def convention_of(self, module: nn.Module) -> Convention | None:
+    def convention_of(self, module: ForeignModule) -> Convention | None:
         rope = "half" if hasattr(module, "k_proj") else "none"
         lam = GATES if _gates_both(module) else SIGMOID
         return Convention(STRIPES, lam, schedule=None, norm=None, post_scale=False, rope=rope, keys="shared by both maps")
@@ -83,13 +83,14 @@ class Yoco(Family):
             v = heads_of(passage.parts["v_proj"], d)
             k, v = from_cache(passage, self._turned(passage, self._normed(passage, "k")), v)
             return self._turned(passage, self._normed(passage, "q")), k, v, getattr(module, "sliding_window", None)
-        given = [passage.arguments.get(name) for name in ("yoco_key", "yoco_value")]
-        if any(x is None or x.dim() != 3 for x in given):
+        shared = [passage.arguments.get(name) for name in ("yoco_key", "yoco_value")]
+        if any(x is None or x.dim() != 3 for x in shared):
             raise UnsupportedModel(
                 f"{type(module).__name__} has no keys of its own and was not given yoco_key and yoco_value, each (batch, token, "
                 "head·d); this version of the implementation is not supported"
             )
-        return self._normed(passage, "q"), *(heads_of(x, d) for x in given), None
+        k, v = (heads_of(x, d) for x in shared if x is not None)
+        return self._normed(passage, "q"), k, v, None
 
     def _normed(self, passage: Passage, name: str) -> Tensor:
         """Queries or keys after their norm, where they have one: (batch, head, token, d)."""

@@ -52,7 +52,7 @@ class Fidelity:
     decided: bool
 
 
-def rows_to_check(n: int, device) -> Tensor:
+def rows_to_check(n: int, device: torch.device) -> Tensor:
     """All rows of short prompts; of long ones 512 rows spread evenly, first and last included."""
     if n <= ALL_ROWS_UP_TO:
         return torch.arange(n, device=device)
@@ -63,55 +63,79 @@ def _rms(x: Tensor) -> Tensor:
     return torch.linalg.vector_norm(x, dim=-1) * x.shape[-1] ** -0.5
 
 
-def deviation(layer: LayerAttention, checked: Tensor, seen: Tensor) -> float:
-    """Largest deviation of the rebuilt output from `seen`, (head, query, width), in the units of :class:`Fidelity`."""
-    if not layer.changes:
-        return float(deviations(layer, [([layer.pairing], 1)], checked, seen)[0].max())
-    values = layer.v[0][layer.pairing.value_of_head].to(layer.dtype)  # (head, key, width)
-    worst, done = [0.0], 0
-    for rows in layer.blocks(checked):
-        size = _rms(rows.gain[..., None] * torch.matmul(rows.a1, values))
-        if rows.a2 is not None:
-            size = size + _rms(rows.lam[..., None] * torch.matmul(rows.a2, values))
-        there = seen[:, done : done + len(rows.queries)]
-        worst.append(float(_off(layer, torch.matmul(rows.d, values), size, rows.queries, there).max()))
-        done += len(rows.queries)
-    return float(np.max(worst))  # a NaN stays a NaN
+def deviation(layer: LayerAttention, checked: Tensor, target: Tensor) -> float:
+    """The largest of :func:`deviations` of one layer as it is."""
+    return float(deviations(layer, [([layer.pairing], 1)], checked, target)[0].max())
 
 
 def deviations(
-    layer: LayerAttention, tried: Sequence[tuple[Sequence[Pairing], int]], checked: Tensor, seen: Tensor
+    layer: LayerAttention, tried: Sequence[tuple[Sequence[Pairing], int]], checked: Tensor, target: Tensor
 ) -> list[Tensor]:
-    """The same of an unchanged layer under several pairings of its maps, every map computed once.
+    """How far rebuilt outputs are off under several pairings of a layer's maps, in the units of :class:`Fidelity`.
+
+    Every map is computed once, whatever the number of pairings; under changes of rows, once a pairing.
 
     Parameters
     ----------
+    layer : LayerAttention
+        Of one prompt.
     tried : sequence of (pairings, step)
         Pairings that differ in ``a1`` and ``a2`` alone, and which rows to try them on: every `step`-th of those checked.
+    checked : int64 Tensor, (query,)
+    target : Tensor, (head, query, width)
+        What the model produced there.
 
     Returns
     -------
     list of Tensor, (pairing, head), one for each of `tried`
+        The largest deviation over the rows.
     """
+    if layer.changes:
+        return [
+            torch.stack([_deviation_of_changed(replace(layer, pairing=each), checked, target, step) for each in pairings])
+            for pairings, step in tried
+        ]
     needed = [_Products.of(layer, pairings) for pairings, _ in tried]
-    maps = sorted({one for products in needed for one, _ in products.pairs})
-    every, at = _alone(layer, maps), {one: i for i, one in enumerate(maps)}
+    maps = sorted({number for products in needed for number, _ in products.pairs})
+    every = _alone(layer, maps)
+    index_of_map = {number: index for index, number in enumerate(maps)}
     values = layer.v[0].to(layer.dtype)  # (value head, key, width)
     worst = [values.new_zeros(len(pairings), layer.n_heads) for pairings, _ in tried]
     done = 0
     with borrowed() as workspace:
         for block in every.split(checked):
             rows = every.trimmed(block, workspace=workspace)
-            v, there = values[:, rows.start : rows.start + rows.a1.shape[-1]], seen[:, done : done + len(block)]
+            v = values[:, rows.start : rows.start + rows.a1.shape[-1]]
+            target_of_block = target[:, done : done + len(block)]
             for i, (products, (_, step)) in enumerate(zip(needed, tried)):
                 some = slice(-(done + 1) % step, None, step)
                 queries = block[some]
-                if len(queries):  # a short block may have none of them
-                    first, second = products.terms(layer, rows.a1[:, some], v, at, queries)
-                    out, size = (first, _rms(first)) if second is None else (first - second, _rms(first) + _rms(second))
-                    off = _off(layer, out, size, queries, there[:, some])  # (pairing, head, query)
-                    worst[i] = torch.maximum(worst[i], off.amax(-1))  # a NaN stays a NaN
+                if not len(queries):  # a short block may have none of them
+                    continue
+                first, second = products.terms(layer, rows.a1[:, some], v, index_of_map, queries)
+                out = first if second is None else first - second
+                size = _rms(first) if second is None else _rms(first) + _rms(second)
+                off = _off(layer, out, size, queries, target_of_block[:, some])  # (pairing, head, query)
+                worst[i] = torch.maximum(worst[i], off.amax(-1))  # a NaN stays a NaN
             done += len(block)
+    return worst
+
+
+def _deviation_of_changed(layer: LayerAttention, checked: Tensor, target: Tensor, step: int) -> Tensor:
+    """The largest deviation of each head, (head,), of a layer with changes, on every `step`-th row."""
+    checked = checked[step - 1 :: step]
+    target = target[:, step - 1 :: step]
+    values = layer.v[0][layer.pairing.value_of_head].to(layer.dtype)  # (head, key, width)
+    worst = values.new_zeros(layer.n_heads)
+    done = 0
+    for rows in layer.blocks(checked):
+        size = _rms(rows.gain[..., None] * torch.matmul(rows.a1, values))
+        if rows.a2 is not None:
+            size = size + _rms(rows.lam[..., None] * torch.matmul(rows.a2, values))
+        target_of_block = target[:, done : done + len(rows.queries)]
+        off = _off(layer, torch.matmul(rows.d, values), size, rows.queries, target_of_block)  # (head, query)
+        worst = torch.maximum(worst, off.amax(-1))
+        done += len(rows.queries)
     return worst
 
 
@@ -124,23 +148,33 @@ class _Products(NamedTuple):
 
     @classmethod
     def of(cls, layer: LayerAttention, pairings: Sequence[Pairing]) -> _Products:
-        values, places = layer.pairing.value_of_head.tolist(), {}
+        values = layer.pairing.value_of_head.tolist()
+        index_of_pair: dict[tuple[int, int], int] = {}
 
-        def place(maps: list[Tensor]) -> Tensor:
-            found = [[places.setdefault(pair, len(places)) for pair in zip(of_head.tolist(), values)] for of_head in maps]
-            return torch.tensor(found, device=layer.q.device)
+        def indices(maps: list[Tensor]) -> Tensor:
+            pairs = [zip(of_heads.tolist(), values) for of_heads in maps]
+            return torch.tensor(
+                [[index_of_pair.setdefault(pair, len(index_of_pair)) for pair in of_pairing] for of_pairing in pairs],
+                device=layer.q.device,
+            )
 
-        first = place([pairing.a1 for pairing in pairings])
-        second = place([pairing.a2 for pairing in pairings]) if layer.differential else None
-        return cls(list(places), first, second)
+        first = indices([pairing.a1 for pairing in pairings])
+        seconds = [pairing.a2 for pairing in pairings if pairing.a2 is not None]
+        second = indices(seconds) if layer.differential else None
+        return cls(list(index_of_pair), first, second)
 
-    def terms(self, layer: LayerAttention, weights: Tensor, values: Tensor, at: dict[int, int], queries: Tensor):
-        """gain·A1·V and λ·A2·V, (pairing, head, query, width), of weights (map, query, key), where map m is ``at[m]``."""
-        places = [(at[one], value) for one, value in self.pairs]
+    def terms(
+        self, layer: LayerAttention, weights: Tensor, values: Tensor, index_of_map: dict[int, int], queries: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """gain·A1·V and λ·A2·V, each (pairing, head, query, width).
+
+        `weights` are (map, query, key), with map m of the layer at ``index_of_map[m]``, and `values` (value head, key, width).
+        """
+        pairs = [(index_of_map[number], value) for number, value in self.pairs]
         if weights.device.type == "cpu":  # copies of maps would take as long as the products
-            products = torch.stack([weights[one] @ values[value] for one, value in places])  # (pair, query, width)
+            products = torch.stack([weights[index] @ values[value] for index, value in pairs])  # (pair, query, width)
         else:
-            of_map, of_value = torch.tensor(places, device=weights.device).T
+            of_map, of_value = torch.tensor(pairs, device=weights.device).T
             products = torch.matmul(weights[of_map], values[of_value])
         first = products[self.first] * _at(layer.gain, queries, layer.dtype)
         return first, None if self.second is None else products[self.second] * _at(layer.lam, queries, layer.dtype)
@@ -148,7 +182,8 @@ class _Products(NamedTuple):
 
 def _alone(layer: LayerAttention, maps: list[int]) -> LayerAttention:
     """A layer whose head h has the h-th of some maps and nothing else."""
-    a1, one = torch.tensor(maps, device=layer.q.device), layer.lam.new_ones(1, 1, 1)
+    a1 = torch.tensor(maps, device=layer.q.device)
+    one = layer.lam.new_ones(1, 1, 1)
     pairing = replace(layer.pairing, a1=a1, a2=None, value_of_head=torch.zeros_like(a1))
     return replace(layer, pairing=pairing, lam=0 * one, lam_fp32=0 * one, gain=one, correction=None, gate=None)
 
@@ -158,7 +193,7 @@ def _at(x: Tensor, queries: Tensor, dtype: torch.dtype) -> Tensor:
     return (x[0][:, queries] if x.shape[2] > 1 else x[0])[..., None].to(dtype)
 
 
-def _off(layer: LayerAttention, out: Tensor, size: Tensor, queries: Tensor, seen: Tensor) -> Tensor:
+def _off(layer: LayerAttention, out: Tensor, size: Tensor, queries: Tensor, target: Tensor) -> Tensor:
     """How far every row is off, (..., head, query).
 
     Parameters
@@ -167,13 +202,14 @@ def _off(layer: LayerAttention, out: Tensor, size: Tensor, queries: Tensor, seen
         D·V.
     size : Tensor, (..., head, query)
         rms(gain·A1·V) + rms(λ·A2·V).
-    seen : Tensor, (head, query, width)
+    target : Tensor, (head, query, width)
+        What the model produced.
     """
     size = size * _factor(layer, out, queries)
     out = layer.finish(out, queries)
     if layer.changes:  # an edit's output is rounded once more, by its own size
         size = torch.maximum(size, _rms(out))
-    return (out - seen).abs().amax(-1) / size.clamp_min(1e-30)
+    return (out - target).abs().amax(-1) / size.clamp_min(1e-30)
 
 
 def _factor(layer: LayerAttention, out: Tensor, queries: Tensor) -> Tensor:
@@ -197,86 +233,87 @@ def compared(layer: LayerAttention, observed: Tensor, index: int, at_most: int |
     FidelityError
         The heads read do not fill what the model produced.
     """
-    width, found = layer.v.shape[-1], observed[0, 0].numel()
-    if layer.n_heads * width != found:
+    width = layer.v.shape[-1]
+    entering = observed[0, 0].numel()
+    if layer.n_heads * width != entering:
         raise FidelityError(
-            f"layer {layer.layer}: family {layer.family!r} reads {layer.n_heads} heads of width {width}, but {found} elements of "
-            "each token enter the output projection; the pairing of values is wrong"
+            f"layer {layer.layer}: family {layer.family!r} reads {layer.n_heads} heads of width {width}, but {entering} elements "
+            "of each token enter the output projection; the pairing of values is wrong"
         )
     checked = rows_to_check(layer.lengths[index], layer.q.device)
     if at_most and len(checked) > at_most:
         checked = checked[torch.linspace(0, len(checked) - 1, at_most, device=checked.device).round().long()]
-    seen = observed[index, checked].to(layer.dtype).reshape(len(checked), layer.n_heads, -1)
-    return checked, seen.transpose(0, 1)
+    target = observed[index, checked].to(layer.dtype).reshape(len(checked), layer.n_heads, -1)
+    return checked, target.transpose(0, 1)
 
 
-def fidelity(layer: LayerAttention, observed: Tensor, decide: bool = True) -> Fidelity:
-    """Compare a layer with the tensor that entered its output projection.
+def fidelities(layers: Sequence[LayerAttention], observed: Sequence[Tensor], decide: bool = True) -> list[Fidelity]:
+    """How well layers rebuild the tensors that entered their output projections.
 
-    Parameters
-    ----------
-    layer : LayerAttention
-    observed : Tensor, (batch, query, head·width) or (batch, query, head, width)
-    decide : bool
-        Whether to try other pairings too; without it ``decided`` is False.
-    """
-    errors, rows, longest = [], 0, int(np.argmax(layer.lengths))
-    others = [other for _, other in other_pairings(layer.prompt(longest))] if decide else []
-    few = torch.zeros(len(others))
-    for index in range(len(layer.lengths)):
-        prompt, (checked, seen) = layer.prompt(index), compared(layer, observed, index)
-        if index == longest and others and not layer.changes:
-            own, of_others = _own_and_others([prompt], [[other] for other in others], checked, seen)
-            errors.append(float(own[0]))
-            few = of_others[:, 0]
-        else:
-            errors.append(deviation(prompt, checked, seen))
-        rows += len(checked)
-    error = float(np.max(errors))
-    return _fidelity(layer, observed, error, rows, others, few, decide)
-
-
-def fidelities(layers: Sequence[LayerAttention], observed: Sequence[Tensor]) -> list[Fidelity]:
-    """The same of several unchanged layers of one prompt that are alike in all that matters, together, which takes short prompts
-    a fraction of the time.
+    Several layers are rebuilt as one with all their heads, which takes short prompts a fraction of the time.
 
     Parameters
     ----------
     layers : sequence of LayerAttention
-        See :func:`diffscope.attention.stacking.alike_to_the_end`.
-    observed : sequence of Tensor, (1, query, head·width) or (1, query, head, width)
+        One, or several of one prompt that are :func:`diffscope.attention.stacking.alike_to_the_end`.
+    observed : sequence of Tensor, (batch, query, head·width) or (batch, query, head, width)
+        Of each layer.
+    decide : bool
+        Whether to try other pairings too; without it ``decided`` is False.
+
+    Raises
+    ------
+    FidelityError
+        The heads read do not fill what the model produced.
     """
-    layers = [layer.prompt(0) for layer in layers]
-    rows = [compared(layer, one, 0) for layer, one in zip(layers, observed)]
-    checked, seen = rows[0][0], torch.cat([seen for _, seen in rows])
-    others = list(zip(*([other for _, other in other_pairings(layer)] for layer in layers)))  # (candidate, layer)
-    own, few = _own_and_others(layers, others, checked, seen)
-    return [
-        _fidelity(layer, one, float(own[i]), len(checked), [candidate[i] for candidate in others], few[:, i], True)
-        for i, (layer, one) in enumerate(zip(layers, observed))
-    ]
+    lengths = layers[0].lengths
+    longest = int(np.argmax(lengths))
+    others: list[tuple[LayerAttention, ...]] = []  # (candidate, layer): other readings of the longest prompt
+    errors_of_others = torch.zeros(0, len(layers))
+    errors = []  # (prompt, layer)
+    rows = 0
+    for index in range(len(lengths)):
+        prompts = [layer.prompt(index) for layer in layers]
+        compared_rows = [compared(layer, tensor, index) for layer, tensor in zip(layers, observed)]
+        checked = compared_rows[0][0]
+        target = torch.cat([target for _, target in compared_rows])
+        tried: list[tuple[LayerAttention, ...]] = []
+        if decide and index == longest:
+            tried = list(zip(*([candidate for _, candidate in other_pairings(prompt)] for prompt in prompts)))
+        error, error_of_tried = _errors(prompts, tried, checked, target)
+        errors.append(error)
+        rows += len(checked)
+        if index == longest:
+            others, errors_of_others = tried, error_of_tried
+    worst = torch.stack(errors).amax(0)  # (layer,), where a NaN stays a NaN
+    results = []
+    for i, (layer, tensor) in enumerate(zip(layers, observed)):
+        tolerance = tolerated(layer, tensor.dtype, float(worst[i]))
+        # One row that refuses a reading is enough.
+        left = [of_layers[i] for of_layers, off in zip(others, errors_of_others[:, i].tolist()) if not off > tolerance]
+        decided = decide and _decided(layer, tensor, tolerance, left)
+        results.append(Fidelity(float(worst[i]), tolerance, rows, decided))
+    return results
 
 
-def _own_and_others(
-    layers: Sequence[LayerAttention], others: Sequence[Sequence[LayerAttention]], checked: Tensor, seen: Tensor
+def _errors(
+    layers: Sequence[LayerAttention], others: Sequence[Sequence[LayerAttention]], checked: Tensor, target: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Deviations of each layer, (layer,), and of other readings on a few rows, (candidate, layer)."""
-    layer = layers[0] if len(layers) == 1 else joined_to_the_end(layers)
-    tried = [([layer.pairing], 1)]
+    """Deviations of layers of one prompt, (layer,), and of other readings of them on a few rows, (candidate, layer)."""
+    stack = layers[0] if len(layers) == 1 else joined_to_the_end(layers)
+    tried: list[tuple[Sequence[Pairing], int]] = [([stack.pairing], 1)]
     if others:  # a single head of standard attention has none
-        tried.append(([joined_pairing(one) for one in others], max(1, len(checked) // ROWS_TO_TRY)))
-    own, *of_others = (off.unflatten(-1, (len(layers), -1)).amax(-1) for off in deviations(layer, tried, checked, seen))
-    return own[0], of_others[0] if others else own.new_zeros(0, len(layers))
-
-
-def _fidelity(layer, observed: Tensor, error: float, rows: int, others: Sequence, few: Tensor, decide: bool) -> Fidelity:
-    tolerance = tolerated(layer, observed.dtype, error)
-    left = [other for other, off in zip(others, few.tolist()) if not off > tolerance]  # a row that refuses one is enough
-    return Fidelity(error, tolerance, rows, decide and _decided(layer, observed, tolerance, left))
+        tried.append(([joined_pairing(of_layers) for of_layers in others], max(1, len(checked) // ROWS_TO_TRY)))
+    by_head = deviations(stack, tried, checked, target)  # each (pairing, layer·head)
+    error, *of_others = (off.unflatten(-1, (len(layers), -1)).amax(-1) for off in by_head)
+    return error[0], of_others[0] if others else error.new_zeros(0, len(layers))
 
 
 def tolerated(layer: LayerAttention, dtype: torch.dtype, error: float = np.inf) -> float:
-    """What rounding explains; how large the scores are is looked up only where `error` is beyond what small ones explain."""
+    """The error that rounding explains.
+
+    It grows with the size of the scores, which is looked up only where `error` is beyond what small scores explain.
+    """
     least = TOLERANCE[dtype]
     if not error > least or dtype in (torch.float16, torch.bfloat16):  # half precision rounds weights by more than its scores
         return least
@@ -285,8 +322,9 @@ def tolerated(layer: LayerAttention, dtype: torch.dtype, error: float = np.inf) 
 
 def _largest_score(layer: LayerAttention) -> float:
     """Largest magnitude among the visible scores of the rows that are compared."""
-    largest, maps = 0.0, layer.q.shape[1]
-    for queries in rows_to_check(layer.n_queries, layer.q.device).split(max(1, 2**22 // (maps * layer.n_keys))):
+    largest = 0.0
+    rows = max(1, 2**22 // (layer.q.shape[1] * layer.n_keys))
+    for queries in rows_to_check(layer.n_queries, layer.q.device).split(rows):
         scores = layer.logits(queries)
         largest = max(largest, float(scores.masked_fill(scores == -torch.inf, 0).abs().max()))
     return largest
@@ -296,15 +334,18 @@ def _decided(layer: LayerAttention, observed: Tensor, tolerance: float, others: 
     """Whether other readings of the longest prompt fail, on some of its rows."""
     if not others:
         return True
-    checked, seen = compared(layer, observed, int(np.argmax(layer.lengths)), ROWS_TO_DECIDE)
-    return all(deviation(other, checked, seen) > tolerance for other in others)
+    checked, target = compared(layer, observed, int(np.argmax(layer.lengths)), ROWS_TO_DECIDE)
+    return all(deviation(other, checked, target) > tolerance for other in others)
 
 
 def other_pairings(layer: LayerAttention) -> Iterator[tuple[str, LayerAttention]]:
     """The same tensors with other maps for the heads, each with what it would mean if it fitted."""
-    pairing, head = layer.pairing, torch.arange(layer.n_heads, device=layer.q.device)
-    candidates = {"the maps belong to other heads": (pairing.a1.roll(1), pairing.a2)}
-    if layer.differential:
+    pairing = layer.pairing
+    head = torch.arange(layer.n_heads, device=layer.q.device)
+    candidates: dict[str, tuple[Tensor, Tensor | None]]
+    if pairing.a2 is None:
+        candidates = {"the maps belong to other heads": (pairing.a1.roll(1), None)}
+    else:
         candidates = {
             "the two maps of each head are swapped": (pairing.a2, pairing.a1),
             "the two maps are paired wrongly: head h owns maps h and h + H": (head, head + layer.n_heads),
@@ -312,8 +353,7 @@ def other_pairings(layer: LayerAttention) -> Iterator[tuple[str, LayerAttention]
             "the second maps belong to other heads": (pairing.a1, pairing.a2.roll(1)),
         }
     for meaning, (a1, a2) in candidates.items():
-        if max(int(a1.max()), 0 if a2 is None else int(a2.max())) >= layer.q.shape[1]:
-            continue  # grouped pairings have fewer maps than two a head
-        same = torch.equal(a1, pairing.a1) and (a2 is None or torch.equal(a2, pairing.a2))
-        if not same:
-            yield meaning, replace(layer, pairing=replace(pairing, a1=a1, a2=a2))
+        highest = max(int(maps.max()) for maps in (a1, a2) if maps is not None)
+        candidate = replace(pairing, a1=a1, a2=a2)
+        if highest < layer.q.shape[1] and not candidate.same_as(pairing):  # grouped pairings have less than two maps a head
+            yield meaning, replace(layer, pairing=candidate)

@@ -1,4 +1,7 @@
-"""Find the reading of a layer that rebuilds what the model computed, or refuse."""
+"""Find the reading of a passage that rebuilds what the model computed, or refuse.
+
+A reading is one translation of a passage into :class:`LayerAttention`; a family may allow several (``Family.readings``).
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,13 @@ from diffscope.attention.stacking import alike_to_the_end
 from diffscope.edits.base import Edit, apply
 from diffscope.errors import FidelityError, UnsupportedModel
 from diffscope.families import Family, Passage
-from diffscope.proof.diagnosis import refusal
-from diffscope.proof.fidelity import Fidelity, fidelities, fidelity
+from diffscope.proof.diagnosis import mismatch
+from diffscope.proof.fidelity import Fidelity, fidelities
 
 OFFLOADED = "the model's weights are offloaded; use a device_map of GPUs alone, or one device"
 
 
-class Read(NamedTuple):
+class Unproved(NamedTuple):
     """A passage with the first of its family's readings, None where there is none, and those still to come."""
 
     passage: Passage
@@ -27,41 +30,10 @@ class Read(NamedTuple):
     others: Iterator[LayerAttention]
 
 
-def read(family: Family, passage: Passage) -> Read:
+def read_passage(family: Family, passage: Passage) -> Unproved:
     """Read a passage while what it holds is as it was: a model may go on to change its hidden states in place."""
     readings = _readings(family, passage)
-    return Read(passage, next(readings, None), readings)
-
-
-def prove(
-    family: Family, passage: Passage | Read, edits: Sequence[Edit] = (), decide: bool = True
-) -> tuple[LayerAttention, Fidelity]:
-    """The reading of a passage that rebuilds what the model computed, and how well it does.
-
-    Raises
-    ------
-    FidelityError
-        No reading does; says what the first one lacks.
-    """
-    passage, first, others = passage if isinstance(passage, Read) else read(family, passage)
-    failed: list[tuple[LayerAttention, Fidelity | FidelityError]] = []
-    for layer in itertools.chain([first], others) if first else ():
-        if _offloaded(layer):
-            raise UnsupportedModel(OFFLOADED)
-        layer = apply(edits, layer)
-        try:
-            proof = fidelity(layer, passage.observed, decide)
-        except FidelityError as error:  # not even of the right size
-            failed.append((layer, error))
-            continue
-        if proof.error <= proof.tolerance:
-            return layer, proof
-        failed.append((layer, proof))
-    layer, proof = failed[0]
-    if isinstance(proof, FidelityError):
-        raise proof
-    suspects = [] if edits else list(family.suspects(passage))
-    raise refusal(layer, passage.observed, proof, passage.module, suspects)
+    return Unproved(passage, next(readings, None), readings)
 
 
 def _readings(family: Family, passage: Passage) -> Iterator[LayerAttention]:
@@ -71,24 +43,65 @@ def _readings(family: Family, passage: Passage) -> Iterator[LayerAttention]:
         yield layer if layer.q.device.type != "cpu" else replace(layer, q=layer.q.contiguous(), k=layer.k.contiguous())
 
 
-def _offloaded(layer: LayerAttention) -> bool:
-    return any(tensor.is_meta for tensor in layer.dismantle()[0].values())
+def prove(family: Family, passage: Passage, edits: Sequence[Edit] = (), decide: bool = True) -> tuple[LayerAttention, Fidelity]:
+    """:func:`prove_all` of one passage."""
+    return next(prove_all(family, [read_passage(family, passage)], edits, decide))
 
 
-def prove_all(family: Family, passages: Sequence[Read], edits: Sequence[Edit] = ()) -> Iterator[tuple[LayerAttention, Fidelity]]:
-    """:func:`prove` of several passages, together where they are of one prompt and alike.
+def prove_all(
+    family: Family, passages: Sequence[Unproved], edits: Sequence[Edit] = (), decide: bool = True
+) -> Iterator[tuple[LayerAttention, Fidelity]]:
+    """Of each passage the first reading that rebuilds what the model computed, with `edits` made to it, and how well it does.
+
+    Several passages of one prompt are proved as one stack of heads where their layers are alike.
 
     Raises
     ------
     FidelityError
-        As of :func:`prove`, at the passage that cannot be proved.
+        No reading of a passage rebuilds it; says what the first one lacks. Raised when its turn comes.
+    UnsupportedModel
+        The model's weights are offloaded.
     """
-    layers = [passage.first for passage in passages]
-    together: list[Fidelity | None] = [None] * len(passages)
-    of_one_prompt = all(layer and len(layer.lengths) == 1 and not _offloaded(layer) for layer in layers)
-    if len(layers) > 1 and not edits and of_one_prompt and alike_to_the_end(layers):
-        with suppress(FidelityError):  # of heads that do not fill the output; said by the passage that has them
-            together = fidelities(layers, [one.passage.observed for one in passages])
-    for one, proof in zip(passages, together):
-        fits = proof is not None and proof.error <= proof.tolerance
-        yield (one.first, proof) if fits else prove(family, one, edits)
+    proved = {} if edits else dict(_proved_as_one_stack(passages, decide))
+    for index, passage in enumerate(passages):
+        yield proved.get(index) or _first_that_fits(family, passage, edits, decide)
+
+
+def _proved_as_one_stack(passages: Sequence[Unproved], decide: bool) -> Iterator[tuple[int, tuple[LayerAttention, Fidelity]]]:
+    """The passages, by index, whose first reading rebuilds what the model computed; none where they cannot be stacked."""
+    layers = [passage.first for passage in passages if passage.first is not None]
+    of_one_prompt = all(len(layer.lengths) == 1 and not _offloaded(layer) for layer in layers)
+    if len(layers) < max(2, len(passages)) or not of_one_prompt or not alike_to_the_end(layers):
+        return
+    with suppress(FidelityError):  # of heads that do not fill the output; said by the passage that has them
+        proofs = fidelities(layers, [passage.passage.observed for passage in passages], decide)
+        for index, (layer, proof) in enumerate(zip(layers, proofs)):
+            if proof.error <= proof.tolerance:
+                yield index, (layer, proof)
+
+
+def _first_that_fits(family: Family, unproved: Unproved, edits: Sequence[Edit], decide: bool) -> tuple[LayerAttention, Fidelity]:
+    """The first reading of one passage that rebuilds what the model computed; raises as :func:`prove_all`."""
+    passage, first, others = unproved
+    failed: list[tuple[LayerAttention, Fidelity | FidelityError]] = []
+    for reading in itertools.chain([first] if first else [], others):
+        if _offloaded(reading):
+            raise UnsupportedModel(OFFLOADED)
+        layer = apply(edits, reading)
+        try:
+            (proof,) = fidelities([layer], [passage.observed], decide)
+        except FidelityError as error:  # not even of the right size
+            failed.append((layer, error))
+            continue
+        if proof.error <= proof.tolerance:
+            return layer, proof
+        failed.append((layer, proof))
+    layer, reason = failed[0]
+    if isinstance(reason, FidelityError):
+        raise reason
+    suspects = [] if edits else list(family.suspects(passage))
+    raise mismatch(layer, passage.observed, reason, passage.module, suspects)
+
+
+def _offloaded(layer: LayerAttention) -> bool:
+    return any(tensor.is_meta for tensor in layer.dismantle()[0].values())

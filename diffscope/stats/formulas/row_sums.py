@@ -74,14 +74,14 @@ def of_maps(rows: Rows, wanted: Iterable[str], workspace: Workspace = FRESH) -> 
 
     The maps go through every pass together, and only D through those that are about signs.
     """
-    if rows.changed or rows.a2 is not None and rows.together is None:  # an edit may make any map signed
+    if rows.changed or rows.a2 is not None and rows.buffer is None:  # an edit may make any map signed
         signed = torch.stack([rows.a1, rows.d] if rows.a2 is None else [rows.a1, rows.a2, rows.d])
         size = signed.abs()
     elif rows.a2 is None:
         size, signed = rows.a1[None], rows.a1[None][:0]
     else:
-        torch.abs(rows.d, out=rows.together[-1])
-        size, signed = rows.together, rows.d[None]
+        torch.abs(rows.d, out=rows.buffer[-1])
+        size, signed = rows.buffer, rows.d[None]
     found = _Passes(size, signed, rows.n, workspace).moments(set(wanted))
     if "peak" in found:
         found["peak"] += rows.start
