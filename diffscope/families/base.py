@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -182,7 +181,8 @@ class Family(ABC):
         if len(numbers) == len(modules):
             return numbers
         names = {module: name for name, module in model.named_modules()}
-        numbers = [int(digits[-1]) for module in modules if (digits := re.findall(r"(?<![^.])\d+(?![^.])", names[module]))]
+        last_digits = [[part for part in names[module].split(".") if part.isdigit()][-1:] for module in modules]
+        numbers = [int(part) for parts in last_digits for part in parts]
         return numbers if len(set(numbers)) == len(modules) else list(range(len(modules)))
 
     @abstractmethod

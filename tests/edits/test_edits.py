@@ -176,6 +176,11 @@ def pairs(*names):
     return pytest.mark.parametrize("name, case", [(name, case) for name in names for case in CASES if fits(name, case)])
 
 
+BY_TOKEN = [("v2", case) for case in ("set λ", "scale λ")]  # λ has a value a token
+IN_PRECISIONS = [(name, torch.float64, case) for name in MODELS for case in CASES if fits(name, case)]
+IN_PRECISIONS += [("v1", torch.float32, case) for case in CASES]
+
+
 def edit_of(case, scope, **places):
     return CASES[case][0](scope, **places)
 
@@ -197,8 +202,7 @@ def difference(s, expected, entered, dtype, case):
     return np.abs(expected - entered).max() / (enlarged * max(1, np.abs(expected).max()))
 
 
-@pairs(*MODELS)
-@pytest.mark.parametrize("dtype", BOUND)
+@pytest.mark.parametrize("name, dtype, case", IN_PRECISIONS)
 def test_what_enters_the_output_projection(name, dtype, case):
     scope = opened(name, dtype)
     for s, entered in watched(scope, IDS, edit_of(case, scope)):
@@ -210,8 +214,7 @@ def test_what_enters_the_output_projection(name, dtype, case):
         assert (np.abs(expected - s.output()).max() > 1e-3) != idle  # the edit acts
 
 
-@pytest.mark.parametrize("case", HEADS)
-@pytest.mark.parametrize("name", ["v1-grouped", "v2"])
+@pytest.mark.parametrize("name, case", [*(("v1-grouped", case) for case in HEADS), *BY_TOKEN])
 def test_other_heads_and_layers_are_untouched(name, case):
     scope, chosen = opened(name), (0, 3)
     (first, entered), (second, after) = watched(scope, IDS, edit_of(case, scope, layers=1, heads=chosen))
@@ -317,7 +320,7 @@ def test_logits_follow_from_the_replaced_tensor(case):
 # Captures
 
 
-@pairs("v1-grouped", "v2")
+@pytest.mark.parametrize("name, case", [*(("v1-grouped", case) for case in CASES), *BY_TOKEN])
 def test_a_capture_shows_the_edited_maps(name, case, tmp_path):
     scope = opened(name)
     edit = edit_of(case, scope)
@@ -535,7 +538,7 @@ def test_two_threads_edit_in_turns():
 # Running
 
 
-@pairs("v1-grouped", "v2", "diffllama-grouped", "mistral-window")
+@pairs("v1-grouped", "v2", "mistral-window")
 def test_generation_is_that_of_full_forwards(name, case):
     """Cached where an edit allows it; an edit that needs whole maps sees the whole text at every step."""
     scope, ids = opened(name), IDS[:12]

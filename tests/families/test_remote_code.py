@@ -51,7 +51,7 @@ def with_lambda(model, value):
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-@pytest.mark.parametrize("dtype, bound", [(torch.float32, 1e-5), (torch.float64, 1e-11), (torch.bfloat16, 0.1)])
+@pytest.mark.parametrize("dtype, bound", [(torch.float64, 1e-11), (torch.bfloat16, 0.1)])
 def test_every_layer_is_rebuilt(name, dtype, bound):
     layout, more = VARIANTS[name]
     proof = diffscope.load(layout.tiny(**more).to(dtype)).capture([IDS[:19], IDS]).fidelity

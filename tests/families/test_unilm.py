@@ -24,7 +24,7 @@ GROUPS = (None, 2, 1)
 
 @pytest.mark.parametrize("kv_heads", [None, 2])
 @pytest.mark.parametrize("kind", [*V1, "v2", "v2-off"])
-@pytest.mark.parametrize("dtype, bound", [(torch.float32, 1e-5), (torch.float64, 1e-11), (torch.bfloat16, 0.1)])
+@pytest.mark.parametrize("dtype, bound", [(torch.float64, 1e-11), (torch.bfloat16, 0.1)])
 def test_every_layer_is_rebuilt(kind, kv_heads, dtype, bound):
     bound = 5e-6 if kind == "naive" and dtype == torch.float64 else bound  # its softmax is in float32 whatever the model
     model = unilm.tiny(kind=kind, kv_heads=kv_heads).to(dtype)

@@ -26,7 +26,7 @@ def modules(model):
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-@pytest.mark.parametrize("dtype, bound", [(torch.float32, 1e-5), (torch.float64, 1e-11), (torch.bfloat16, 0.1)])
+@pytest.mark.parametrize("dtype, bound", [(torch.float64, 1e-11), (torch.bfloat16, 0.1)])
 def test_every_layer_is_rebuilt(name, dtype, bound):
     model = gated.tiny(**VARIANTS[name]).to(dtype)
     capture = diffscope.load(model).capture([IDS[:19], IDS])
