@@ -148,8 +148,6 @@ class LayerAttention:
         def per_query(x: Tensor) -> Tensor:  # (batch or 1, head or 1, query or 1, ...)
             return of_batch(x)[:, :, :n]
 
-        if visible is not None:
-            visible = of_batch(visible)[:, :n, start:keys]
         return replace(
             self,
             q=of_batch(self.q)[:, :, :n],
@@ -159,7 +157,7 @@ class LayerAttention:
             gain=per_query(self.gain),
             lam_fp32=per_query(self.lam_fp32),
             gate=None if self.gate is None else per_query(self.gate),
-            mask=replace(self.mask, visible=visible),
+            mask=self.mask if visible is None else replace(self.mask, visible=of_batch(visible)[:, :n, start:keys]),
             changes=tuple(change.prompt(index) for change in self.changes),
             lengths=(n,),
         )
@@ -373,7 +371,7 @@ class LayerAttention:
         record["score_dtype"] = None if self.score_dtype is None else str(self.score_dtype).removeprefix("torch.")
         record["mask"] = [self.mask.kind, self.mask.window]
         record["norm"] = None if self.norm is None else [self.norm.kind, self.norm.eps]
-        record["changes"] = [fields for _, fields in changes]
+        record["changes"] = [plain for _, plain in changes]
         return tensors, record
 
     @classmethod
@@ -381,20 +379,20 @@ class LayerAttention:
         """The inverse of :meth:`dismantle`."""
         fields: dict[str, Any] = dict(record)
         kind, window = fields.pop("mask")
-        rounded, norm = fields.pop("score_dtype"), fields.pop("norm")
+        rounded = fields.pop("score_dtype")
+        norm = fields.pop("norm")
 
-        def within(prefix: str) -> dict[str, Tensor]:
+        def within(prefix: str) -> dict[str, Any]:
             return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
-        changes = [Change.assemble(within(f"changes.{i}."), made) for i, made in enumerate(fields.pop("changes", []))]
+        changes = [Change.assemble(within(f"changes.{i}."), plain) for i, plain in enumerate(fields.pop("changes", []))]
         fields |= {name: tensor for name, tensor in tensors.items() if "." not in name}
         fields["lengths"] = tuple(fields["lengths"])
-        of_pairing: dict[str, Any] = {"a2": None} | within("pairing.")
         return cls(
             **fields,
             score_dtype=None if rounded is None else getattr(torch, rounded),
             mask=Mask(kind, window, tensors.get("mask.visible")),
             norm=None if norm is None else Norm(norm[0], norm[1], tensors.get("norm.weight")),
-            pairing=Pairing(**of_pairing),
+            pairing=Pairing(**{"a2": None, **within("pairing.")}),
             changes=tuple(changes),
         )

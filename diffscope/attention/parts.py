@@ -146,7 +146,9 @@ class Pairing:
         device : torch.device or str, optional
         """
         head = torch.arange(heads, device=device)
-        ratio, maps, groups = heads // seconds, heads + seconds, groups or heads
+        ratio = heads // seconds
+        maps = heads + seconds
+        groups = groups or heads
         first_of_ratio = head // ratio * (ratio + 1)
         a1 = first_of_ratio + head % ratio
         a2 = first_of_ratio + ratio

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,38 +30,73 @@ ROUNDING = {torch.float64: 1e-5, torch.float32: 1e-3, torch.float16: 0.1, torch.
 OFFICIAL_NAIVE = "MultiheadDiffAttn"  # repeats K before it pairs the maps; its family warns of it
 
 
-@dataclass
-class _Look:
-    """One layer on one batch of prompts."""
+@dataclass(frozen=True)
+class _Proof:
+    """How well one layer was rebuilt, and the likely cause where it was not."""
 
     number: int
-    layer: LayerAttention | None  # None where only the proof is kept
-    module: nn.Module
     error: float
     tolerance: float
     decided: bool
     cause: str = ""
 
 
-def check(model, tokenizer=None, *, length: int = 48, seed: int = 0, family: Family | None = None, **options) -> Report:
+class _Look(NamedTuple):
+    """One layer on one batch of prompts."""
+
+    layer: LayerAttention
+    module: nn.Module
+    proof: _Proof
+
+
+def check(
+    model: Scope | str | os.PathLike | nn.Module,
+    tokenizer: Any = None,
+    *,
+    length: int = 48,
+    seed: int = 0,
+    family: Family | None = None,
+    device: Any = None,
+    dtype: torch.dtype | str | None = None,
+    device_map: Any = None,
+    attn_implementation: str | None = None,
+    trust_remote_code: bool = False,
+) -> Report:
     """Check how a model attends against what its family does by design, on random prompts.
 
     Parameters
     ----------
     model : Scope, str, path or torch.nn.Module
-        As :func:`diffscope.load` takes it.
+        An opened model, or one to open.
     length : int
-        Tokens of the long prompt; longer by itself where a window must be exceeded.
+        Tokens of the long prompt; it is made longer where that is needed to exceed a window.
     seed : int
-        Of the prompts.
-    family, options
-        As for :func:`diffscope.load`.
+        Of the random prompts.
+    tokenizer, family, device, dtype, device_map, attn_implementation, trust_remote_code
+        As for :func:`diffscope.load`; for an opened model they have no effect.
 
     Returns
     -------
     Report
+
+    Raises
+    ------
+    DiffscopeError
+        The model could not be run on any prompt, or as for :func:`diffscope.load`.
     """
-    scope = model if isinstance(model, Scope) else load(model, tokenizer, family=family, **options)
+    if isinstance(model, Scope):
+        scope = model
+    else:
+        scope = load(
+            model,
+            tokenizer,
+            device=device,
+            dtype=dtype,
+            device_map=device_map,
+            attn_implementation=attn_implementation,
+            trust_remote_code=trust_remote_code,
+            family=family,
+        )
     modules = scope.family.modules(scope.model)
     kinds = sorted({type(module).__name__ for module in modules})
     report = Report(
@@ -90,11 +127,13 @@ def check(model, tokenizer=None, *, length: int = 48, seed: int = 0, family: Fam
 class _Prompts:
     """Random prompts of the kind a model takes."""
 
-    def __init__(self, scope: Scope, seed: int, long: int):
-        self.scope, self.long = scope, long
+    def __init__(self, scope: Scope, seed: int, long: int) -> None:
+        self.scope = scope
+        self.long = long
         self.generator = torch.Generator().manual_seed(seed)
 
-    def one(self, n: int):
+    def of_length(self, n: int) -> Any:
+        """Token ids of n tokens; or an image, whatever n is."""
         if isinstance(self.scope.runner, ImageModel):
             return self.scope.runner.noise(self.generator)
         size = self.scope.runner.vocabulary
@@ -105,10 +144,10 @@ class _Prompts:
 
 def _window(scope: Scope) -> int | None:
     """The widest attention window the model or its attention modules declare."""
-    held = [getattr(scope.model, "config", None), *scope.family.modules(scope.model)]
+    holders = [getattr(scope.model, "config", None), *scope.family.modules(scope.model)]
     names = ("sliding_window", "window_size", "sliding_window_size")
-    found = [getattr(holder, name, None) for holder in held for name in names]
-    widths = [max(width) if isinstance(width, tuple | list) else width for width in found]
+    declared = [getattr(holder, name, None) for holder in holders for name in names]
+    widths = [max(width) if isinstance(width, tuple | list) else width for width in declared]
     return max((int(width) for width in widths if isinstance(width, int) and width > 0), default=None)
 
 
@@ -121,16 +160,16 @@ def _long(scope: Scope, length: int, window: int | None) -> int:
 # fidelity
 
 
-def _look(scope: Scope, given: list) -> list[_Look]:
-    """Every layer on a batch of prompts, whether its reading proves itself or not."""
-    prompts = [scope.runner.encode(scope.tokenizer, one, None) for one in given]
+def _look(scope: Scope, batch: list) -> list[_Look]:
+    """Every layer on a batch of prompts, whether what its family reads rebuilds the model's output or not."""
+    prompts = [scope.runner.encode(scope.tokenizer, each, None) for each in batch]
     looks: list[_Look] = []
     with scope.running(tuple(len(prompt.ids) for prompt in prompts)) as lengths:
         with passages(scope.model, scope.family, lengths, lambda passage: looks.append(_looked(scope, passage))):
-            scope.runner.logits(**scope.runner.inputs(prompts, given), columns=[0])  # of long prompts they would fill the memory
+            scope.runner.logits(**scope.runner.inputs(prompts, batch), columns=[0])  # of long prompts they would fill the memory
     if not looks:
         raise DiffscopeError("the model ran without calling any of its attention modules")
-    if len(_numbers(looks)) < len(looks):
+    if len({look.proof.number for look in looks}) < len(looks):
         raise DiffscopeError("the model attends more than once in a layer, where diffscope reads one attention a layer")
     return looks
 
@@ -141,30 +180,35 @@ def _looked(scope: Scope, passage: Passage) -> _Look:
     except FidelityError as error:
         cause = str(error).rpartition("likely cause: ")[2]
         layer = scope.family.read(passage)
-        return _Look(layer.layer, layer, passage.module, float("nan"), tolerated(layer, passage.observed.dtype), False, cause)
-    return _Look(layer.layer, layer, passage.module, proof.error, proof.tolerance, proof.decided)
+        tolerance = tolerated(layer, passage.observed.dtype)
+        return _Look(layer, passage.module, _Proof(layer.layer, float("nan"), tolerance, False, cause))
+    return _Look(layer, passage.module, _Proof(layer.layer, proof.error, proof.tolerance, proof.decided))
 
 
 def _check_fidelity(scope: Scope, report: Report, prompts: _Prompts, window: int | None) -> list[_Look]:
-    """Findings of three kinds of prompts; gives the layers on the long one."""
-    kinds = {f"a prompt of {prompts.long} tokens": [prompts.one(prompts.long)]}
+    """Report on three kinds of prompts; returns the layers on the long one."""
+    kinds = {f"a prompt of {prompts.long} tokens": [prompts.of_length(prompts.long)]}
     if isinstance(scope.runner, ImageModel):
-        kinds = {"an image": [prompts.one(0)], "two images": [prompts.one(0), prompts.one(0)]}
+        kinds = {"an image": [prompts.of_length(0)], "two images": [prompts.of_length(0), prompts.of_length(0)]}
     else:
-        kinds["two prompts, one of them padded"] = [prompts.one(prompts.long), prompts.one(max(2, prompts.long * 2 // 3))]
+        kinds["two prompts, one of them padded"] = [
+            prompts.of_length(prompts.long),
+            prompts.of_length(max(2, prompts.long * 2 // 3)),
+        ]
     every: list[list[_Look]] = []
-    for kind, given in kinds.items():
+    for kind, batch in kinds.items():
         try:
-            looks = _look(scope, given)
+            looks = _look(scope, batch)
         except DiffscopeError as error:
             report.findings.append(Finding("undecided", "fidelity", f"{kind}: {error}"))
             continue
         every.append(looks)
-        _judge(report, kind, looks)
+        _judge(report, kind, [look.proof for look in looks])
     if not every:
         raise DiffscopeError(f"{scope.name} could not be run on any prompt; the last reason: {report.findings[-1].says}")
-    _judge_decided(report, every)
-    if unseen := tuple(sorted({*scope.layers} - {look.layer.layer for looks in every for look in looks})):
+    all_looks = [look for looks in every for look in looks]
+    _judge_decided(report, all_looks)
+    if unseen := tuple(sorted({*scope.layers} - {look.proof.number for look in all_looks})):
         report.findings.append(Finding("undecided", "fidelity", "the model did not run the attention of these layers", unseen))
     if window is not None and prompts.long <= window:
         says = f"the prompts are no longer than the window of {window}; the window itself was not seen at work"
@@ -172,29 +216,30 @@ def _check_fidelity(scope: Scope, report: Report, prompts: _Prompts, window: int
     return every[0]
 
 
-def _judge(report: Report, kind: str, looks: list[_Look]) -> None:
-    report.fidelity[kind] = float(torch.tensor([look.error for look in looks]).max())  # a NaN stays a NaN
-    for cause in dict.fromkeys(look.cause for look in looks if look.cause):
-        layers = _numbers(look for look in looks if look.cause == cause)
+def _judge(report: Report, kind: str, proofs: list[_Proof]) -> None:
+    """Report how well the layers were rebuilt on one kind of prompts."""
+    report.fidelity[kind] = float(torch.tensor([proof.error for proof in proofs]).max())  # a NaN stays a NaN
+    for cause in dict.fromkeys(proof.cause for proof in proofs if proof.cause):
+        layers = _numbers(proof for proof in proofs if proof.cause == cause)
         report.findings.append(Finding("fail", "fidelity", f"{kind}: not what the model computed; likely cause: {cause}", layers))
-    good = [look for look in looks if not look.cause]
+    good = [proof for proof in proofs if not proof.cause]
     if good:
-        says = f"{kind}: rebuilt to {max(look.error for look in good):.1e} (tolerance {good[0].tolerance:.0e})"
+        says = f"{kind}: rebuilt to {max(proof.error for proof in good):.1e} (tolerance {good[0].tolerance:.0e})"
         report.findings.append(Finding("pass", "fidelity", says, _numbers(good)))
 
 
-def _numbers(looks: Iterable[_Look]) -> tuple[int, ...]:
-    """The layers looked at, each once, however many steps there were."""
-    return tuple(dict.fromkeys(look.number for look in looks))
+def _numbers(proofs: Iterable[_Proof]) -> tuple[int, ...]:
+    """The layers' numbers, each once, however many steps there were."""
+    return tuple(dict.fromkeys(proof.number for proof in proofs))
 
 
-def _judge_decided(report: Report, every: list[list[_Look]]) -> None:
-    """Whether the same comparison would have refused other pairings, in some prompt."""
-    decided = {look.layer.layer for looks in every for look in looks if look.decided}
-    proved = {look.layer.layer for looks in every for look in looks if not look.cause and look.layer.differential}
-    if left := tuple(sorted(proved - decided)):
+def _judge_decided(report: Report, looks: list[_Look]) -> None:
+    """Report whether the same comparison would have refused other pairings, on some prompt."""
+    decided = {look.proof.number for look in looks if look.proof.decided}
+    proved = {look.proof.number for look in looks if not look.proof.cause and look.layer.differential}
+    if undecided := tuple(sorted(proved - decided)):
         says = "another pairing of the maps would fit as well: λ is 0, or the maps differ by less than the dtype rounds"
-        report.findings.append(Finding("undecided", "pairing", says, left))
+        report.findings.append(Finding("undecided", "pairing", says, undecided))
     if sure := tuple(sorted(proved & decided)):
         report.findings.append(Finding("pass", "pairing", "every other pairing of the maps is refused", sure))
 
@@ -204,22 +249,22 @@ def _judge_decided(report: Report, every: list[list[_Look]]) -> None:
 
 def _check_design(scope: Scope, report: Report, looks: list[_Look]) -> None:
     """Compare what was read with what the family does by design."""
-    found: dict[tuple[str, str, str], list[int]] = {}
+    layers_of: dict[tuple[str, str, str], list[int]] = {}
     for look in looks:
         convention = scope.family.convention_of(look.module)
         if convention is not None and look.layer.differential:
             for verdict, name, says in _deviations(look, convention):
-                found.setdefault((verdict, name, says), []).append(look.layer.layer)
+                layers_of.setdefault((verdict, name, says), []).append(look.layer.layer)
         for line in scope.family.warnings(look.layer):
-            found.setdefault(("warn", "family", line), []).append(look.layer.layer)
-    report.findings += [Finding(*what, layers=tuple(layers)) for what, layers in found.items()]
+            layers_of.setdefault(("warn", "family", line), []).append(look.layer.layer)
+    report.findings += [Finding(*what, layers=tuple(layers)) for what, layers in layers_of.items()]
 
 
-def _deviations(look: _Look, convention: Convention):
+def _deviations(look: _Look, convention: Convention) -> Iterator[tuple[str, str, str]]:
     """(verdict, check, what is said) of one layer."""
     layer = look.layer
     if convention.schedule is not None and layer.lam_init is not None:
-        yield _schedule(layer, convention.schedule)
+        yield _schedule(layer.layer, layer.lam_init, convention.schedule)
     if convention.norm is not None and layer.norm is None:
         yield "fail", "norm", "the norm of the heads' outputs is missing"
     if convention.post_scale and layer.lam_init is not None and layer.post_scale == 1 and layer.lam_init != 0:
@@ -228,42 +273,44 @@ def _deviations(look: _Look, convention: Convention):
         yield "fail", "grouped keys", "K is repeated before the maps are paired, so both maps of a head look at one K head"
 
 
-def _schedule(layer: LayerAttention, expected: int) -> tuple[str, str, str]:
-    if abs(layer.lam_init - lambda_init_schedule(layer.layer + expected)) < 1e-6:
-        said = f"the paper's of layer {in_words(expected)}" if expected else "0.8 − 0.6·exp(−0.3·l)"
-        return "pass", "λ_init", f"λ_init of layer l is {said}"
-    offset = schedule_offset(layer.layer, layer.lam_init)
+def _schedule(number: int, lam_init: float, expected: int) -> tuple[str, str, str]:
+    """Whether λ_init of a layer is the paper's of layer + expected."""
+    if abs(lam_init - lambda_init_schedule(number + expected)) < 1e-6:
+        formula = f"the paper's of layer {in_words(expected)}" if expected else "0.8 − 0.6·exp(−0.3·l)"
+        return "pass", "λ_init", f"λ_init of layer l is {formula}"
+    offset = schedule_offset(number, lam_init)
     if offset is None:
-        return "warn", "λ_init", f"λ_init = {layer.lam_init:.4g} is not the paper's of this layer nor of one beside it"
+        return "warn", "λ_init", f"λ_init = {lam_init:.4g} is not the paper's of this layer nor of one beside it"
     return "fail", "λ_init", f"λ_init of layer l is the paper's of {in_words(offset)}, where this family has {in_words(expected)}"
 
 
 # effect of the second map, and the cache
 
 
-def _logits(scope: Scope, given, columns: list[int] | None = None) -> Tensor:
-    """Logits of one prompt, (token, vocabulary), at some columns only if they are given."""
-    prompt = scope.runner.encode(scope.tokenizer, given, None)
-    with scope.running((len(prompt.ids),)):
-        return scope.runner.logits(**scope.runner.inputs([prompt], [given]), columns=columns)[0].float()
+def _logits(scope: Scope, prompt: Any, columns: list[int] | None = None) -> Tensor:
+    """Logits of one prompt, (token, vocabulary), of some positions or of all."""
+    encoded = scope.runner.encode(scope.tokenizer, prompt, None)
+    with scope.running((len(encoded.ids),)):
+        return scope.runner.logits(**scope.runner.inputs([encoded], [prompt]), columns=columns)[0].float()
 
 
 def _check_second_map(scope: Scope, report: Report, prompts: _Prompts, looks: list[_Look]) -> None:
     """Changing A2 must change the logits, layer by layer."""
-    read = [look.layer for look in looks if look.layer.differential and not look.cause]
+    read = [look.layer for look in looks if look.layer.differential and not look.proof.cause]
     if unused := tuple(layer.layer for layer in read if not layer.lam.any()):
         report.findings.append(Finding("undecided", "second map", "λ is 0, so A2 has no effect to be seen", unused))
     layers = [layer.layer for layer in read if layer.layer not in unused]
     if not layers:
         return
-    given = prompts.one(min(SHORT, prompts.long))
-    dead, failed = [], []
+    prompt = prompts.of_length(min(SHORT, prompts.long))
+    dead: list[int] = []
+    failed: list[int] = []
     for layer in layers:
         try:
             with scope.edit(edits.scale_lambda(1.0, layers=layer)):  # rebuilt as well, so rounded alike
-                plain = _logits(scope, given)
+                plain = _logits(scope, prompt)
             with scope.edit(edits.uniform_a2(layers=layer)):
-                changed = _logits(scope, given)
+                changed = _logits(scope, prompt)
         except FidelityError:
             failed.append(layer)
             continue
@@ -281,15 +328,18 @@ def _check_cache(scope: Scope, report: Report, prompts: _Prompts) -> None:
     if "past_key_values" not in inspect.signature(scope.model.forward).parameters:
         report.findings.append(Finding("undecided", "cached decoding", "the model takes no cache"))
         return
-    given, looks = prompts.one(prompts.long), []  # beyond a window, so that its cache has to let go of keys
-    n, ids = len(given), torch.tensor([given], device=scope.runner.device)
+    prompt = prompts.of_length(prompts.long)  # beyond a window, so that its cache has to let go of keys
+    ids = torch.tensor([prompt], device=scope.runner.device)
+    n = len(prompt)
     first = n - min(n // 2, STEPS)
     steps = [slice(0, first), *(slice(i, i + 1) for i in range(first, n))]
-    full = _logits(scope, given, list(range(first - 1, n)))
-    rows, cache = [], None
+    full = _logits(scope, prompt, list(range(first - 1, n)))
+    proofs: list[_Proof] = []
+    rows = []
+    cache = None
 
-    def take(passage):
-        looks.append(replace(_looked(scope, passage), layer=None))  # every step has all keys so far
+    def take(passage: Passage) -> None:
+        proofs.append(_looked(scope, passage).proof)  # not the layer: every step has all keys so far
 
     with scope.running(None):
         with passages(scope.model, scope.family, None, take):
@@ -307,4 +357,4 @@ def _check_cache(scope: Scope, report: Report, prompts: _Prompts) -> None:
         return
     says = f"step by step the logits are those of one pass (to {off:.1e} of their spread)"
     report.findings.append(Finding("pass", "cached decoding", says))
-    _judge(report, "steps from the cache", looks)
+    _judge(report, "steps from the cache", proofs)

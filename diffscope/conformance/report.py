@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from diffscope.attention.layer import LayerAttention
-from diffscope.families import Convention
+from diffscope.families.base import HALVES, STRIPES, Convention
 from diffscope.models import lambda_init_schedule
 
 VERDICTS = ("fail", "warn", "undecided", "pass")
@@ -74,19 +74,20 @@ def schedule_offset(layer: int, lam_init: float) -> int | None:
 
 
 def in_words(offset: int) -> str:
-    """The index of the schedule of λ_init: l, l − 1, ..."""
-    return f"l {'+' if offset > 0 else '−'} {abs(offset)}" if offset else "l"
+    """The layer by whose number λ_init is computed: l, l − 1, ..."""
+    if offset == 0:
+        return "l"
+    return f"l + {offset}" if offset > 0 else f"l − {-offset}"
 
 
 def shares_keys(layer: LayerAttention) -> bool:
     """Whether both maps of a head look at the same keys, in any head."""
-    key, pairing = layer.pairing.key_of_map, layer.pairing
-    return bool((key[pairing.a1] == key[pairing.a2]).any())
+    key_of_map = layer.pairing.key_of_map
+    return bool((key_of_map[layer.pairing.of_branch(1)] == key_of_map[layer.pairing.of_branch(2)]).any())
 
 
 def facts(layer: LayerAttention, convention: Convention | None) -> dict:
     """One layer in words and numbers."""
-    lam, fp32 = layer.lam.float(), layer.lam_fp32.float()
     offset = None if layer.lam_init is None else schedule_offset(layer.layer, layer.lam_init)
     return {
         "layer": layer.layer,
@@ -97,8 +98,8 @@ def facts(layer: LayerAttention, convention: Convention | None) -> dict:
         "pairing as attended": described_pairing(layer),
         "keys": described_keys(layer),
         "λ formula": "none" if convention is None else convention.lam,
-        "λ": [float(lam.min()), float(lam.max())] if layer.differential else None,
-        "λ in float32": [float(fp32.min()), float(fp32.max())] if layer.differential else None,
+        "λ": _range(layer.lam) if layer.differential else None,
+        "λ in float32": _range(layer.lam_fp32) if layer.differential else None,
         "λ_init": layer.lam_init,
         "λ_init is that of layer": None if offset is None else layer.layer + offset,
         "norm": described_norm(layer),
@@ -109,18 +110,24 @@ def facts(layer: LayerAttention, convention: Convention | None) -> dict:
     }
 
 
+def _range(values: Tensor) -> list[float]:
+    return [float(values.float().min()), float(values.float().max())]
+
+
 def described_pairing(layer: LayerAttention) -> str:
     """Which query maps belong to head h, read from the pairing itself."""
     if not layer.differential:
         return "one map a head"
-    a1, a2 = layer.pairing.a1.cpu(), layer.pairing.a2.cpu()
-    head, heads = torch.arange(layer.n_heads), layer.n_heads
-    if len(a2.unique()) < heads:
-        return f"one A2 for {heads // len(a2.unique())} A1"
+    a1 = layer.pairing.of_branch(1).cpu()
+    a2 = layer.pairing.of_branch(2).cpu()
+    head = torch.arange(layer.n_heads)
+    seconds = len(a2.unique())
+    if seconds < layer.n_heads:
+        return f"one A2 for {layer.n_heads // seconds} A1"
     if torch.equal(a1, 2 * head) and torch.equal(a2, 2 * head + 1):
-        return "2h, 2h + 1"
-    if torch.equal(a1, head) and torch.equal(a2, head + heads):
-        return "h, h + H"
+        return STRIPES
+    if torch.equal(a1, head) and torch.equal(a2, head + layer.n_heads):
+        return HALVES
     return "a1 " + _numbers(a1) + "; a2 " + _numbers(a2)
 
 
@@ -147,23 +154,25 @@ def differences(layers: list[LayerAttention], convention: Convention | None) -> 
     layer = layers[0]
     if convention is None or not layer.differential:
         return ["one softmax map a head: no A2, no λ"]
-    said = {
-        "several heads share one second map": "one A2" in described_pairing(layer),
-        f"head h owns the query maps {convention.pairing} instead of 2h, 2h + 1 (an order of weights)": convention.pairing
-        == "h, h + H",
-        f"RoPE is {convention.rope} instead of interleaved (an order of weights)": convention.rope == "half",
-        f"RoPE: {convention.rope}": convention.rope not in ("half", "interleaved"),
-        "both maps of a head look at the same keys": shares_keys(layer),
-        f"λ = {convention.lam} instead of one number a layer": layer.lam.shape[2] > 1,
-        f"values are {layer.v.shape[-1]} wide instead of 2d = {2 * layer.q.shape[-1]}": layer.v.shape[-1]
-        != 2 * layer.q.shape[-1],
-        "no norm of the heads' outputs": layer.norm is None,
-        "the norm has no learned weight": layer.norm is not None and layer.norm.weight is None,
-        "no factor (1 − λ_init) after the norm": layer.post_scale == 1,
-        f"λ_init of layer l is the paper's of {in_words(convention.schedule or 0)}": bool(convention.schedule),
-        "the first map has a factor of its own": bool((layer.gain != 1).any()),
-        "a gate multiplies the output": layer.gate is not None,
-        "attention is not causal": layer.mask.kind == "full",
-        "attention has a window in some layers": any(one.mask.kind == "window" for one in layers),
-    }
-    return [line for line, holds in said.items() if holds]
+    width, d = layer.v.shape[-1], layer.q.shape[-1]
+    lines = [
+        ("several heads share one second map", "one A2" in described_pairing(layer)),
+        (
+            f"head h owns the query maps {HALVES} instead of {STRIPES} (an order of weights)",
+            convention.pairing == HALVES,
+        ),
+        (f"RoPE is {convention.rope} instead of interleaved (an order of weights)", convention.rope == "half"),
+        (f"RoPE: {convention.rope}", convention.rope not in ("half", "interleaved")),
+        ("both maps of a head look at the same keys", shares_keys(layer)),
+        (f"λ = {convention.lam} instead of one number a layer", layer.lam.shape[2] > 1),
+        (f"values are {width} wide instead of 2d = {2 * d}", width != 2 * d),
+        ("no norm of the heads' outputs", layer.norm is None),
+        ("the norm has no learned weight", layer.norm is not None and layer.norm.weight is None),
+        ("no factor (1 − λ_init) after the norm", layer.post_scale == 1),
+        (f"λ_init of layer l is the paper's of {in_words(convention.schedule or 0)}", bool(convention.schedule)),
+        ("the first map has a factor of its own", bool((layer.gain != 1).any())),
+        ("a gate multiplies the output", layer.gate is not None),
+        ("attention is not causal", layer.mask.kind == "full"),
+        ("attention has a window in some layers", any(each.mask.kind == "window" for each in layers)),
+    ]
+    return [line for line, holds in lines if holds]

@@ -71,17 +71,17 @@ def find(model: nn.Module) -> Family:
         No family recognises an attention module in it, or several do and none reads all of them.
     """
     for family in FAMILIES:
-        if found := family.modules(model):
-            _refuse_others(model, family, found)
+        if modules := family.modules(model):
+            _refuse_others(model, family, modules)
             return family
     raise UnsupportedModel(
         f"{type(model).__name__} has no attention that diffscope reads; families: {', '.join(f.name for f in FAMILIES)}"
     )
 
 
-def _refuse_others(model: nn.Module, family: Family, found: list[nn.Module]) -> None:
-    """Raise UnsupportedModel if there is attention of another family beside what was found, whose layers would be left out."""
-    known = {part for module in found for part in module.modules()}
+def _refuse_others(model: nn.Module, family: Family, modules: list[nn.Module]) -> None:
+    """Raise UnsupportedModel if there is attention of another family beside these modules, whose layers would be left out."""
+    known = {part for module in modules for part in module.modules()}
     for other in FAMILIES:
         if other is family or isinstance(other, Dex):  # DEX is standard attention with something more
             continue
@@ -89,8 +89,8 @@ def _refuse_others(model: nn.Module, family: Family, found: list[nn.Module]) -> 
         beside = next((module for module in claimed if not known.intersection(module.modules())), None)
         if beside is not None:
             raise UnsupportedModel(
-                f"{type(model).__name__} has attention of more than one family: {family.name!r} ({type(found[0]).__name__}) and "
-                f"{other.name!r} ({type(beside).__name__}); to read that of one alone, say which by family="
+                f"{type(model).__name__} has attention of more than one family: {family.name!r} ({type(modules[0]).__name__}) "
+                f"and {other.name!r} ({type(beside).__name__}); to read that of one alone, say which by family="
             )
 
 

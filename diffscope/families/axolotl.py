@@ -60,12 +60,14 @@ class Axolotl(Family):
         return next(self.readings(passage))
 
     def readings(self, passage: Passage) -> Iterator[LayerAttention]:
-        module, d = passage.module, len(passage.module.lambda_q1)
+        module = passage.module
+        d = len(passage.module.lambda_q1)
         angles = angles_of(passage)
         q, k = (rotate_half(heads_of(passage.parts[name], d), *angles) for name in ("q", "k"))  # (batch, map, token, d)
         v = heads_of(passage.parts["v"], d)
         k, v = from_cache(passage, k.unflatten(1, (2, -1)), v)  # a cache holds both halves of the keys side by side
-        k, heads = k.flatten(1, 2), q.shape[1] // 2
+        k = k.flatten(1, 2)
+        heads = q.shape[1] // 2
         lam, lam_fp32 = (_mix(module) * x for x in lambda_of(module, module.lambda_init, q.dtype))
         width = module.o_proj.in_features // heads
         for values in _values(v, d, width):

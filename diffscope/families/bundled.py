@@ -78,8 +78,11 @@ class Own(Family):
     def _one_call(self, passage: Passage) -> LayerAttention:
         """All but V1: one call, keys and values shared by all maps of a group."""
         expect_calls(passage, self.name, 1)
-        call, module = passage.calls[0], passage.module
-        maps, groups, device = call.query.shape[1], call.key.shape[1], call.query.device
+        call = passage.calls[0]
+        module = passage.module
+        maps = call.query.shape[1]
+        groups = call.key.shape[1]
+        device = call.query.device
         layer = LayerAttention(
             layer=module.layer_idx,
             family=self.name,
@@ -102,8 +105,9 @@ class Own(Family):
         return replace(layer, pairing=pairing, lam=lam, lam_fp32=logits.sigmoid().transpose(1, 2))
 
     def _signed_mask(self, passage: Passage) -> SignedMask:
-        module, cache = passage.module, passage.cache_layer
-        kept = module.values(passage.hidden) if cache is None else cache.values
-        w: Tensor = repeat_kv(kept[..., module.head_dim :], module.num_key_value_groups)
+        module = passage.module
+        cache = passage.cache_layer
+        values = module.values(passage.hidden) if cache is None else cache.values
+        w: Tensor = repeat_kv(values[..., module.head_dim :], module.num_key_value_groups)
         bias = module.mask_bias.detach()[None].clone()
         return SignedMask(tuple(range(module.heads)), module.left(passage.hidden), w, bias)

@@ -61,7 +61,8 @@ class Dex(Standard):
         return super().modules(model)
 
     def output_projection(self, module: ForeignModule) -> nn.Module:
-        projection, adapter = super().output_projection(module), adapter_of(module)
+        projection = super().output_projection(module)
+        adapter = adapter_of(module)
         if adapter is None or adapter not in list(projection.modules()):
             return projection
         others = [part for part in projection.children() if part is not adapter]
@@ -72,7 +73,8 @@ class Dex(Standard):
         return others[0]
 
     def read(self, passage: Passage) -> LayerAttention:
-        layer, adapter = super().read(passage), adapter_of(passage.module)
+        layer = super().read(passage)
+        adapter = adapter_of(passage.module)
         layer = replace(layer, family=self.name)
         if adapter is None:
             return layer

@@ -1,4 +1,4 @@
-"""Watch a model attend, and step in: a registered attention implementation that looks on, and ordinary module hooks."""
+"""Forward hooks, and a registered attention implementation, that record each attention call and may replace its output."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def implementation_of(model: nn.Module) -> str:
 
 
 def own_implementation(implementation: str) -> str:
-    """What an implementation is called without those who look on."""
+    """The name of the model's own implementation, of one that :func:`observed` may have registered on top of it."""
     return implementation.rpartition("_of_")[2] if implementation.startswith("diffscope_") else implementation
 
 
@@ -51,11 +51,11 @@ def _original(module: nn.Module, implementation: str) -> Callable:
     if implementation in ALL_ATTENTION_FUNCTIONS:
         return ALL_ATTENTION_FUNCTIONS[implementation]
     # "eager" is not registered: every model brings its own, in the file that defines its attention.
-    own = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
-    if own is None:
+    eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+    if eager is None:
         kind = type(module).__name__
         raise UnsupportedModel(f"{kind} has no eager attention of its own; load it with attn_implementation='sdpa'")
-    return own
+    return eager
 
 
 @contextmanager
@@ -113,7 +113,7 @@ def passages(
     take: Callable[[Passage], None] | None = None,
     change: Callable[[Passage], Tensor | None] | None = None,
 ) -> Iterator[None]:
-    """While open, hand over every attention module's passage.
+    """While the context is open, record every passage through an attention module and hand it over.
 
     Parameters
     ----------

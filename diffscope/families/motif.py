@@ -60,7 +60,8 @@ class Motif(Family):
         return projections(module)
 
     def read(self, passage: Passage) -> LayerAttention:
-        module, d = passage.module, len(passage.module.lambda_q1)
+        module = passage.module
+        d = len(passage.module.lambda_q1)
         heads, seconds = heads_and_seconds(module)
         q, k, v = (heads_of(passage.parts[name], d) for name in ("q", "k", "v"))  # (batch, map, token, d)
         angles = angles_of(passage)

@@ -62,8 +62,10 @@ class MotifLatent(Family):
             )
 
     def read(self, passage: Passage) -> LayerAttention:
-        module, parts = passage.module, passage.parts
-        maps, groups = setting(module, "num_attention_heads", "num_heads"), setting(module, "num_key_value_heads")
+        module = passage.module
+        parts = passage.parts
+        maps = setting(module, "num_attention_heads", "num_heads")
+        groups = setting(module, "num_key_value_heads")
         heads = module.lambda_proj.out_features
         width = module.wo.in_features // heads
         if maps % groups or not 0 < maps - heads <= heads or heads % (maps - heads):
@@ -95,7 +97,8 @@ class MotifLatent(Family):
     @staticmethod
     def _projected(passage: Passage, maps: int, groups: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (batch, map, token, d), and keys and values of this passage's tokens, (batch, group, token, d or width)."""
-        module, parts = passage.module, passage.parts
+        module = passage.module
+        parts = passage.parts
         dtype = parts["kv"].dtype
         if "q" in parts:
             q = parts["q"]

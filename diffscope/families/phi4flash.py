@@ -37,8 +37,10 @@ class Phi4Flash(Family):
         return {"qkv": module.Wqkv}
 
     def read(self, passage: Passage) -> LayerAttention:
-        module, inner = passage.module, passage.module.inner_cross_attn
-        d, qkv = len(inner.lambda_q1), passage.parts["qkv"]
+        module = passage.module
+        inner = passage.module.inner_cross_attn
+        d = len(inner.lambda_q1)
+        qkv = passage.parts["qkv"]
         q = heads_of(qkv[..., : module.out_proj.in_features], d)  # (batch, map, token, d)
         k, v = self._keys_and_values(passage, heads_of(qkv[..., module.out_proj.in_features :], d))
         heads, pairs = q.shape[1] // 2, k.shape[1] // 2
@@ -85,7 +87,8 @@ class Phi4Flash(Family):
 
 def _window(module: ForeignModule) -> int | None:
     """Keys that a query sees at most, itself included; None where it sees all before it, as in the second half of the layers."""
-    width, number = getattr(module.config, "sliding_window", None), module.layer_idx
+    width = getattr(module.config, "sliding_window", None)
+    number = module.layer_idx
     if isinstance(width, (list, tuple)):
         return width[number]
     return width if number < module.config.num_hidden_layers // 2 else None

@@ -46,9 +46,11 @@ def rotate_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     cos, sin : Tensor, (position, angle)
         Of at least as many positions as there are tokens; elements beyond 2·angle stay as they are.
     """
-    tokens, angles = x.shape[2], cos.shape[-1]
+    tokens = x.shape[2]
+    angles = cos.shape[-1]
     wide = torch.promote_types(x.dtype, torch.float32)
-    cos, sin = cos[:tokens].to(wide), sin[:tokens].to(wide)
+    cos = cos[:tokens].to(wide)
+    sin = sin[:tokens].to(wide)
     turned, rest = x[..., : 2 * angles].to(wide), x[..., 2 * angles :]
     even, odd = turned[..., 0::2], turned[..., 1::2]
     turned = torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1).flatten(-2)
@@ -81,7 +83,8 @@ def from_cache(passage: Passage, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     UnsupportedModel
         It is a cache whose layout is not known.
     """
-    cache, layer = passage.cache, passage.cache_layer
+    cache = passage.cache
+    layer = passage.cache_layer
     keeps_window = getattr(layer, "is_sliding", False)
     if cache is not None and not hasattr(cache, "layers") or keeps_window and layer.is_compileable:
         raise UnsupportedModel(
@@ -113,7 +116,8 @@ def given_mask(passage: Passage, keys: int, window: int | None = None) -> Mask:
     UnsupportedModel
         There is padding other than on the right of the prompts.
     """
-    mask, lengths = passage.arguments.get("attention_mask"), passage.lengths
+    mask = passage.arguments.get("attention_mask")
+    lengths = passage.lengths
     if mask is not None and mask.dim() == 4:
         return compact(mask[..., :keys], lengths, window)
     offset = keys - passage.hidden.shape[1]
@@ -156,7 +160,8 @@ def norm_of(norm: nn.Module | None, width: int, dtype: torch.dtype) -> Norm | No
     """
     if norm is None or isinstance(norm, nn.Identity):
         return None
-    weight, eps = getattr(norm, "weight", None), getattr(norm, "variance_epsilon", getattr(norm, "eps", False))
+    weight = getattr(norm, "weight", None)
+    eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", False))
     other = isinstance(norm, (nn.LayerNorm, nn.GroupNorm)) or eps is False or getattr(norm, "bias", None) is not None
     if other or (weight is not None and weight.shape != (width,)):
         raise UnsupportedModel(

@@ -28,15 +28,15 @@ class Standard(Family):
     description = "any Hugging Face decoder that goes through the attention interface (Llama, Qwen, GPT-2, ...): D = A"
 
     def modules(self, model: nn.Module) -> list[nn.Module]:
-        found = interface_attention(model)
-        for module in found:
+        modules = interface_attention(model)
+        for module in modules:
             mark = next((name for name in DIFFERENTIAL_MARKS if hasattr(module, name)), None)
             if mark:
                 raise UnsupportedModel(
                     f"{type(module).__name__} has {mark!r}, so it is differential attention of a family that diffscope "
                     "does not know yet; it is not opened as standard attention, whose maps would be wrong"
                 )
-        return found
+        return modules
 
     def output_projection(self, module: ForeignModule) -> nn.Module:
         for name in OUTPUT_NAMES:
@@ -48,7 +48,8 @@ class Standard(Family):
 
     def read(self, passage: Passage) -> LayerAttention:
         expect_calls(passage, self.name, 1)
-        call, module = passage.calls[0], passage.module
+        call = passage.calls[0]
+        module = passage.module
         return LayerAttention(
             layer=module.layer_idx,
             family=self.name,

@@ -55,12 +55,19 @@ class Timm(Family):
         width = 2 * module.head_dim
         projected = passage.parts["projected"]  # (batch, token, [MLP | q | k | v])
         values = projected[..., -module.num_heads * width :]
-        q, k, v = passage.parts["q"], passage.parts["k"], heads_of(values, width)  # (batch, head, token, width)
+        q = passage.parts["q"]
+        k = passage.parts["k"]
+        v = heads_of(values, width)  # (batch, head, token, width)
         if _is_block(module):  # views would keep the MLP's part as well
-            q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
-        scale, rounded = q.shape[-1] ** -0.5, None
+            q = q.contiguous()
+            k = k.contiguous()
+            v = v.contiguous()
+        scale = q.shape[-1] ** -0.5
+        rounded = None
         if not module.fused_attn and q.dtype in HALF:  # then q is scaled before the product, and both are rounded
-            q, scale, rounded = q * module.scale, 1.0, q.dtype
+            rounded = q.dtype
+            scale = 1.0
+            q = q * module.scale
         lam = _lambda(module).reshape(1, 1, 1)
         return LayerAttention(
             layer=passage.number,
@@ -84,16 +91,19 @@ class Timm(Family):
 def _lambda(module: ForeignModule) -> Tensor:
     """λ before its one cast to the activations' dtype: of four vectors, in float32 whatever their dtype, or of two numbers."""
     if module.dual_lambda:
-        first, second = module.lambda_a.detach(), module.lambda_b.detach()
+        first = module.lambda_a.detach()
+        second = module.lambda_b.detach()
     else:
         q1, k1, q2, k2 = (getattr(module, f"lambda_{name}").detach() for name in ("q1", "k1", "q2", "k2"))
-        first, second = torch.sum(q1 * k1).float(), torch.sum(q2 * k2).float()
+        first = torch.sum(q1 * k1).float()
+        second = torch.sum(q2 * k2).float()
     return first.exp() - second.exp() + module.lambda_init
 
 
 def _mask(passage: Passage) -> Mask:
     """All tokens see all others, unless the module was told otherwise."""
-    mask, tokens = passage.arguments.get("attn_mask"), passage.hidden.shape[1]
+    mask = passage.arguments.get("attn_mask")
+    tokens = passage.hidden.shape[1]
     if passage.arguments.get("is_causal"):
         return Mask("causal")
     if mask is None:

@@ -76,7 +76,8 @@ class UnilmV1(Family):
             yield from [*naive, flash] if type(passage.module).__name__ == NAIVE else [flash, *naive]
 
     def _masks(self, passage: Passage) -> list[Mask]:
-        mask, tokens = passage.arguments.get("attn_mask"), passage.hidden.shape[1]
+        mask = passage.arguments.get("attn_mask")
+        tokens = passage.hidden.shape[1]
         if mask is None:
             return [Mask("causal")]
         if mask.dim() not in (2, 3, 4) or mask.shape[-2:] != (tokens, tokens):
@@ -85,8 +86,8 @@ class UnilmV1(Family):
                 "diffscope reads one of all scores, (..., query, key)"
             )
         mask = mask[None] if mask.dim() == 2 else mask  # (batch or 1, query, key), or with a head dimension
-        given = compact(mask[:, None] if mask.dim() == 3 else mask, passage.lengths)
-        return [given] if given.kind == "causal" else [given, Mask("causal")]
+        explicit = compact(mask[:, None] if mask.dim() == 3 else mask, passage.lengths)
+        return [explicit] if explicit.kind == "causal" else [explicit, Mask("causal")]
 
     def _flash(self, passage: Passage, mask: Mask) -> LayerAttention:
         """Grouped keys paired first: map c of head h looks at key map 2·(h // repeat) + c."""
@@ -94,9 +95,12 @@ class UnilmV1(Family):
         _check_arguments(passage, "rel_pos", "attn_mask")
         heads, groups, d = self._sizes(passage)
         q, k = (_turned(passage, heads_of(passage.parts[name], d)) for name in ("q", "k"))  # (batch, map, token, d)
-        scale, rounded = d**-0.5, None
+        scale = d**-0.5
+        rounded = None
         if type(module).__name__ == NAIVE and q.dtype in (torch.bfloat16, torch.float16):
-            q, scale, rounded = q * scale, 1.0, q.dtype  # it scales q, then takes the product, and rounds both
+            rounded = q.dtype  # it scales q, then takes the product, and rounds both
+            q = q * scale
+            scale = 1.0
         lam, lam_fp32 = lambda_of(module, float(module.lambda_init), q.dtype)
         return LayerAttention(
             layer=passage.number,
@@ -131,7 +135,8 @@ class UnilmV1(Family):
 
     def _sizes(self, passage: Passage) -> tuple[int, int, int]:
         """Heads, key groups and d, from the sizes of the projections and of λ's vectors."""
-        module, (q, k, v) = passage.module, (passage.parts[name].shape[-1] for name in ("q", "k", "v"))
+        module = passage.module
+        (q, k, v) = (passage.parts[name].shape[-1] for name in ("q", "k", "v"))
         if module.lambda_q1.dim() != 1:
             raise UnsupportedModel(
                 f"{type(module).__name__} has λ vectors of shape {tuple(module.lambda_q1.shape)}; diffscope reads one λ a layer"
@@ -180,7 +185,8 @@ class UnilmV2(Family):
         return self.convention if module.use_diff_v2 else None
 
     def read(self, passage: Passage) -> LayerAttention:
-        module, d = passage.module, passage.module.head_dim
+        module = passage.module
+        d = passage.module.head_dim
         _check_arguments(passage, "rel_pos")
         q, k, v = (heads_of(passage.parts[name], d) for name in ("q", "k", "v"))  # (batch, head, token, d)
         layer = LayerAttention(

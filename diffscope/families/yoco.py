@@ -38,8 +38,8 @@ class Yoco(Family):
     tried_on = "documented layout"
 
     def modules(self, model: nn.Module) -> list[nn.Module]:
-        found = [module for module in model.modules() if all(getattr(module, part, None) is not None for part in PARTS)]
-        return [module for module in found if hasattr(module, "diff_v3") or _gates_both(module)]
+        modules = [module for module in model.modules() if all(getattr(module, part, None) is not None for part in PARTS)]
+        return [module for module in modules if hasattr(module, "diff_v3") or _gates_both(module)]
 
     def output_projection(self, module: ForeignModule) -> nn.Module:
         return module.o_proj
@@ -78,7 +78,8 @@ class Yoco(Family):
 
     def _attended(self, passage: Passage) -> tuple[Tensor, Tensor, Tensor, int | None]:
         """Queries, keys and values, each (batch, head, token, d), and the window."""
-        module, d = passage.module, passage.module.head_dim
+        module = passage.module
+        d = passage.module.head_dim
         if hasattr(module, "k_proj"):
             v = heads_of(passage.parts["v_proj"], d)
             k, v = from_cache(passage, self._turned(passage, self._normed(passage, "k")), v)

@@ -183,9 +183,9 @@ class _Products(NamedTuple):
 def _alone(layer: LayerAttention, maps: list[int]) -> LayerAttention:
     """A layer whose head h has the h-th of some maps and nothing else."""
     a1 = torch.tensor(maps, device=layer.q.device)
-    one = layer.lam.new_ones(1, 1, 1)
+    zero = layer.lam.new_zeros(1, 1, 1)
     pairing = replace(layer.pairing, a1=a1, a2=None, value_of_head=torch.zeros_like(a1))
-    return replace(layer, pairing=pairing, lam=0 * one, lam_fp32=0 * one, gain=one, correction=None, gate=None)
+    return replace(layer, pairing=pairing, lam=zero, lam_fp32=zero, gain=zero + 1, correction=None, gate=None)
 
 
 def _at(x: Tensor, queries: Tensor, dtype: torch.dtype) -> Tensor:
