@@ -116,6 +116,8 @@ class ChangeOfA2(Change):
 
 @dataclass(frozen=True)
 class ScaleA2(ChangeOfA2):
+    """A2 times a factor."""
+
     factor: float
 
     def second(self, at: At, a2: Tensor) -> Tensor:
@@ -124,6 +126,8 @@ class ScaleA2(ChangeOfA2):
 
 @dataclass(frozen=True)
 class UniformA2(ChangeOfA2):
+    """Equal weight on every visible key, in place of A2."""
+
     def second(self, at: At, a2: Tensor) -> Tensor:
         visible = at.visible.to(a2.dtype)
         return visible / visible.sum(-1, keepdim=True).clamp_min(1)
@@ -169,6 +173,8 @@ class PositionalA2(ChangeOfA2):
 
 @dataclass(frozen=True)
 class LowRankA2(ChangeOfA2):
+    """A product of two narrow matrices, masked, in place of A2."""
+
     left: Tensor  # (batch, head, query, rank)
     right: Tensor  # (batch, head, key, rank)
 
@@ -179,6 +185,8 @@ class LowRankA2(ChangeOfA2):
 
 @dataclass(frozen=True)
 class TopKA1(Change):
+    """The k largest weights of each row of A1, divided by their sum if asked for."""
+
     heads: tuple[int, ...]
     k: int
     renormalise: bool
@@ -257,6 +265,8 @@ class DropKeys(Change):
 
 @dataclass(frozen=True)
 class Quantise(Change):
+    """Scores rounded to so many bits, symmetric about 0."""
+
     heads: tuple[int, ...]
     bits: int
     largest: Tensor | None  # (batch, head, branch), or None for each row's own
@@ -275,6 +285,8 @@ class Quantise(Change):
 
 @dataclass(frozen=True)
 class ReplaceOutput(Change):
+    """One vector a head in place of its output, at every query."""
+
     heads: tuple[int, ...]
     value: Tensor  # (1, head, width)
 

@@ -79,7 +79,7 @@ class LayerAttention:
     scale: float
     pairing: Pairing
     lengths: tuple[int, ...]
-    mask: Mask = Mask()
+    mask: Mask = Mask()  # noqa: RUF009 (nothing can change it)
     lam: Tensor = _BY_DEFAULT
     gain: Tensor = _BY_DEFAULT
     lam_fp32: Tensor = _BY_DEFAULT

@@ -22,18 +22,18 @@ def pooled(layer: LayerAttention, name: str, head: int, size: int) -> tuple[Tens
     -------
     values : Tensor, (query bin, key bin)
         Signs are kept, so spikes of either sign survive.
-    bin : int
+    width : int
         Positions a side that one value stands for.
     """
     n = max(layer.n_queries, layer.n_keys)
-    bin = -(-n // size)
+    width = -(-n // size)
     out = []
     # Blocks of whole bins, of about a million values each.
-    step = bin * max(1, 2**20 // (layer.n_keys * bin))
+    step = width * max(1, 2**20 // (layer.n_keys * width))
     for block in torch.arange(layer.n_queries, device=layer.q.device).split(step):
         values = map_of(layer.rows(block, [head]), name)[0]  # (query, key)
-        pad = (0, -values.shape[1] % bin, 0, -values.shape[0] % bin)
+        pad = (0, -values.shape[1] % width, 0, -values.shape[0] % width)
         values = torch.nn.functional.pad(values, pad)
-        tiles = values.unflatten(0, (-1, bin)).unflatten(2, (-1, bin)).permute(0, 2, 1, 3).flatten(2)
-        out.append(tiles.gather(2, tiles.abs().argmax(2, keepdim=True))[..., 0])
-    return torch.cat(out), bin
+        bins = values.unflatten(0, (-1, width)).unflatten(2, (-1, width)).permute(0, 2, 1, 3).flatten(2)
+        out.append(bins.gather(2, bins.abs().argmax(2, keepdim=True))[..., 0])
+    return torch.cat(out), width

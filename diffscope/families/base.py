@@ -32,7 +32,7 @@ class Call:
     @property
     def may_be_padded(self) -> bool:
         """Whether it may see padding that its mask does not show row by row: flash-attn's and FlexAttention's masks."""
-        if self.mask is None or isinstance(self.mask, Tensor) and self.mask.dim() == 4:
+        if self.mask is None or (isinstance(self.mask, Tensor) and self.mask.dim() == 4):
             return False
         return not self.mask.all() if isinstance(self.mask, Tensor) else len(self.query) > 1
 

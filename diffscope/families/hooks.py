@@ -106,7 +106,7 @@ def _named(module: nn.Module, args: tuple, kwargs: dict) -> dict:
 
 
 @contextmanager
-def passages(
+def passages(  # noqa: C901 (five closures that share what they watch)
     model: nn.Module,
     family: Family,
     lengths: tuple[int, ...] | None,

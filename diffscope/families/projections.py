@@ -86,7 +86,7 @@ def from_cache(passage: Passage, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     cache = passage.cache
     layer = passage.cache_layer
     keeps_window = getattr(layer, "is_sliding", False)
-    if cache is not None and not hasattr(cache, "layers") or keeps_window and layer.is_compileable:
+    if (cache is not None and not hasattr(cache, "layers")) or (keeps_window and layer.is_compileable):
         raise UnsupportedModel(
             f"diffscope does not read what {type(cache).__name__} keeps for {type(passage.module).__name__}; "
             "use a DynamicCache, or use_cache=False"

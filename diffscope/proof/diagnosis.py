@@ -54,8 +54,10 @@ def mismatch(
 def likely_cause(
     layer: LayerAttention, observed: Tensor, module: nn.Module | None = None, suspects: Sequence[Candidate] = ()
 ) -> str:
-    """The smallest set of mistakes, one or two, that explains why a layer is not rebuilt; in words. Parameters as of
-    :func:`mismatch`."""
+    """The smallest set of mistakes, one or two, that explains why a layer is not rebuilt; in words.
+
+    Parameters as of :func:`mismatch`.
+    """
     if not all(observed[i, :n].isfinite().all() for i, n in enumerate(layer.lengths)):
         return "the model itself produced values that are not finite"
     if torch.is_autocast_enabled(observed.device.type):

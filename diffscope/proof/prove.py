@@ -37,8 +37,10 @@ def read_passage(family: Family, passage: Passage) -> Unproved:
 
 
 def _readings(family: Family, passage: Passage) -> Iterator[LayerAttention]:
-    """The family's readings. A model's keys mostly lie token by token, each with all heads; products with those of one head are a
-    fifth faster on a CPU where they lie together."""
+    """What the family reads of a passage, layer by layer, on a CPU with the keys of each head side by side.
+
+    A model's keys mostly lie token by token, each with all heads; so laid, products with those of one head are a fifth faster.
+    """
     for layer in family.readings(passage):
         yield layer if layer.q.device.type != "cpu" else replace(layer, q=layer.q.contiguous(), k=layer.k.contiguous())
 
