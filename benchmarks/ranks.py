@@ -71,8 +71,8 @@ def exact(layer: LayerAttention, name: str) -> torch.Tensor:
     return torch.cat([rank.ranks(sigma), rank.rank_residual(sigma)])
 
 
-def estimated(layer: LayerAttention, name: str, precision: float) -> rank.Estimate:
-    return estimated_rank.estimate(ImplicitMaps(layer, 0), [name], precision)[name]
+def estimated(layer: LayerAttention, name: str, asked: float, products: str | None) -> rank.Estimate:
+    return estimated_rank.estimate(ImplicitMaps(layer, 0, products=products), [name], asked)[name]
 
 
 def timed(work, *arguments):
@@ -93,6 +93,7 @@ def main() -> None:
     parser.add_argument("--maps", nargs="+", choices=(*PLAIN, *(PERMUTED + name for name in PLAIN)), default=MAPS)
     parser.add_argument("--asked", type=float, default=estimated_rank.ASKED)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--products", choices=("blocks", "attention"), help="by default attention kernels on CUDA")
     parser.add_argument("--no-exact", action="store_true", help="longer than singular values can be had")
     options = parser.parse_args()
     device = (
@@ -105,7 +106,7 @@ def main() -> None:
     for kind in options.kinds:
         layer = layer_of(kind, options.length, options.device)
         for name in options.maps:
-            estimate, fast = timed(estimated, layer, name, options.asked)
+            estimate, fast = timed(estimated, layer, name, options.asked, options.products)
             truth, slow = unknown if options.no_exact else timed(exact, layer, name)
             values = torch.cat([estimate.ranks, estimate.residuals]).tolist()
             errors = torch.cat([estimate.ranks_error, estimate.residuals_error]).tolist()

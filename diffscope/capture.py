@@ -243,7 +243,7 @@ class Capture:
         return array.assign_attrs(bin=bin)
 
     def measure(
-        self, statistics: Sequence[str] | str | None = None, queries=None, progress=None, backend: str | None = None
+        self, statistics: Sequence[str] | str | None = None, *, queries=None, progress=None, backend: str | None = None
     ) -> xr.Dataset:
         """Statistics of every layer and head.
 
@@ -257,17 +257,16 @@ class Capture:
             where a prompt has no such row. Of a sample, ``diffscope.average`` gives means with standard errors.
         progress : callable, optional
             Called with (done, total) in layers of a prompt; within long ones `done` is a fraction.
-        backend : {"blocks", "triton", "stock"}, optional
-            Where row statistics come from: exact blocks of rows, Triton's kernels (CUDA; what depends on a row's order has its
-            error bound in ``attrs["error_bound"]``), or stock attention kernels (what log-sum-exp identities give). By default
-            triton where it serves the layer, else blocks.
+        backend : {"blocks", "triton"}, optional
+            Where row statistics come from: exact blocks of rows, or Triton's kernels (CUDA; what depends on a row's order has its
+            error bound in ``attrs["error_bound"]``). By default triton where it serves the layer, else blocks.
 
         Returns
         -------
         xarray.Dataset
-            Variables named as in SCIENCE.md, with units and definition; dimensions among prompt, layer, head, map, query, span,
-            normalisation. Attributes say which model, family and fidelity they come from. Averages are not taken, except where a
-            definition contains one.
+            Variables named as in ``diffscope.stats.STATISTICS``, with units and definition; dimensions among prompt, layer, head,
+            map, query, span, normalisation. Attributes say which model, family and fidelity they come from. Averages are not taken,
+            except where a definition contains one.
         """
         measuring = Measuring(self.prompts, statistics, queries, self.n_layers, progress, backend=backend)
         with Workers() as workers:

@@ -266,7 +266,7 @@ class Scope:
         return Capture(prompts, layers, passed.proofs, passed.ahead, passed.outliers, self._facts(passed), batch)
 
     def measure(
-        self, prompt, statistics=None, spans=None, queries=None, progress=None, announce=None, backend=None
+        self, prompt, statistics=None, *, spans=None, queries=None, progress=None, announce=None, backend=None
     ) -> xr.Dataset:
         """The statistics that ``capture(prompt, spans).measure(statistics, queries)`` gives, in the memory of one layer.
 

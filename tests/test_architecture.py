@@ -17,7 +17,7 @@ LIBRARIES = {
     **dict.fromkeys(PLAIN, CORE),
     "errors": set(),
     "models": CORE | {"timm"},
-    "kernels": CORE | {"triton", "flash_attn"},
+    "kernels": CORE | {"triton"},
     "tasks": CORE | {"tokenizers", "pyarrow", "datasets"},
     "lab": CORE | {"huggingface_hub", "ray", "tensorboardX"},
     "store": CORE | {"pandas", "pyarrow", "zarr"},

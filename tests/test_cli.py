@@ -182,7 +182,9 @@ def test_a_wrong_layer_or_head_is_told_before_the_model_is_measured(run, tiny_di
     from diffscope.scope import Scope
 
     asked, measure = [], Scope.measure
-    monkeypatch.setattr(Scope, "measure", lambda self, prompt, *more: asked.append(prompt) or measure(self, prompt, *more))
+    monkeypatch.setattr(
+        Scope, "measure", lambda self, prompt, *more, **how: asked.append(prompt) or measure(self, prompt, *more, **how)
+    )
     for option in ("--layer", "--head"):
         status, out, err = run("measure", "--model", tiny_diff_folder, "--prompt", PROMPT, option, "77")
         assert (status, out) == (2, "") and is_one_line(err) and f"no {option[2:]} 77" in err

@@ -41,7 +41,7 @@ Queries = Annotated[
     str | None, typer.Option(metavar="SPAN|START:STOP|sample:N", help="Some queries: a span's, a range, or N drawn at random.")
 ]
 Backend = Annotated[
-    Literal["blocks", "triton", "stock"] | None,
+    Literal["blocks", "triton"] | None,
     typer.Option(help="Where row statistics come from; by default the fastest: exact blocks of rows, on CUDA Triton's kernels."),
 ]
 PerHead = Annotated[bool, typer.Option("--per-head", help="One row a head instead of the mean over heads.")]
@@ -89,7 +89,7 @@ def command(
         there = {"layer": source.layers, "head": None if head is None else _heads(source)}
 
         def measure(names, queries, progress):
-            return source.measure(text, names, spans, queries, progress, announce=note, backend=backend)
+            return source.measure(text, names, spans=spans, queries=queries, progress=progress, announce=note, backend=backend)
 
     check_index("layer", layer, there["layer"])
     check_index("head", head, there["head"])

@@ -37,7 +37,7 @@ _KINDS = {"full": 0, "causal": 1, "window": 2}
 _HALF = (torch.float16, torch.bfloat16)
 
 
-def refusal(layer: LayerAttention) -> str | None:
+def reason_unsupported(layer: LayerAttention) -> str | None:
     """Why the kernels cannot serve a layer, in a few words; None if they can."""
     d = layer.q.shape[-1]
     if importlib.util.find_spec("triton") is None:
@@ -90,7 +90,7 @@ def moments(
     Parameters
     ----------
     layer : LayerAttention
-        One that :func:`refusal` has nothing against.
+        One that :func:`reason_unsupported` has nothing against.
     queries : int64 Tensor, (query,)
         In any order, each at least 0.
     wanted : set of str
@@ -128,7 +128,7 @@ def moments(
             "row statistics by kernel need triton, which is not installed: pip install 'diffscope-attention[kernels]' on Linux; "
             "elsewhere take backend='blocks', which needs nothing"
         )
-    if reason := refusal(layer):
+    if reason := reason_unsupported(layer):
         raise ValueError(f"layer {layer.layer} cannot be served by the kernels: {reason}")
     if unknown := sorted(wanted - {*MOMENTS, *PAIR}):
         raise ValueError(f"unknown moments {', '.join(unknown)}; known are {', '.join((*MOMENTS, *PAIR))}")

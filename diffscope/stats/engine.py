@@ -7,7 +7,7 @@ it needs from it, and it is gone. Only what was asked for is computed.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import xarray as xr
@@ -18,6 +18,7 @@ from diffscope.attention.layer import LayerAttention
 from diffscope.attention.memory import Workspace
 from diffscope.errors import DiffscopeError, SpanError
 from diffscope.stats import backends
+from diffscope.stats.backends import Backend
 from diffscope.stats.collectors import Block, Collector, Place, Request, RowStatistics
 from diffscope.stats.datasets import Measured, attributes, coordinates, dataset
 from diffscope.stats.registry import BY_HEAD, GROUPS, STATISTICS, Statistic, select
@@ -33,35 +34,63 @@ FEWEST_BLOCKS = 16  # of a long enough prompt: the fewer, the more keys are comp
 TOO_LITTLE = 2**23  # values of one map, over all heads, below which threads cost more than they bring
 
 
-def measure(layer: LayerAttention, statistics: Iterable[str] | str | None = None, *asked, **how) -> xr.Dataset:
-    """Statistics of one layer as a Dataset without a layer dimension; parameters as of :func:`take_all`.
+def measure(
+    layer: LayerAttention,
+    statistics: Iterable[str] | str | None = None,
+    *,
+    spans: Mapping[str, Tensor] | None = None,
+    queries: Sequence[int] | Tensor | None = None,
+    weights: Tensor | None = None,
+    elements: int | None = None,
+    progress: Callable[[float], None] | None = None,
+    backend: Backend | None = None,
+) -> xr.Dataset:
+    """Statistics of one layer as a Dataset without a layer dimension.
+
+    Parameters
+    ----------
+    layer : LayerAttention
+        Of one prompt.
+    statistics, spans, queries, weights, elements, progress, backend
+        As of :func:`measure_layers`.
 
     Returns
     -------
     xarray.Dataset
-        One variable a statistic, with attrs units, long_name, definition; "averaged_over" where it is a mean, and
-        "why" where standard attention leaves NaN. Coordinates: head, query and key sets by name.
+        One variable a statistic, with attrs units, long_name, definition, averaged ("mean", "median" or "not"); "averaged_over"
+        where it is a mean already, and "why" where standard attention leaves NaN. Coordinates: head, query and key sets by name.
+
+    Raises
+    ------
+    UnknownStatistic, SpanError, MapTooLarge, DiffscopeError
     """
     with Workers() as workers:
-        return dataset([take(layer, statistics, *asked, workers=workers, **how)])
-
-
-def take(layer: LayerAttention, *asked, **how) -> Measured:
-    """Statistics of one layer; parameters as of :func:`take_all`."""
-    return take_all([layer], *asked, **how)[0]
+        measured = measure_layers(
+            [layer],
+            statistics,
+            spans=spans,
+            queries=queries,
+            weights=weights,
+            elements=elements,
+            workers=workers,
+            progress=progress,
+            backend=backend,
+        )
+    return dataset(measured)
 
 
 @torch.no_grad()
-def take_all(
+def measure_layers(
     layers: Sequence[LayerAttention],
     statistics: Iterable[str] | str | None = None,
+    *,
     spans: Mapping[str, Tensor] | None = None,
     queries: Sequence[int] | Tensor | None = None,
     weights: Tensor | None = None,
     elements: int | None = None,
     workers: Workers | None = None,
     progress: Callable[[float], None] | None = None,
-    backend: str | None = None,
+    backend: Backend | None = None,
 ) -> list[Measured]:
     """Statistics of several layers of one prompt; what is by head is taken of all together where they are alike.
 
@@ -85,62 +114,75 @@ def take_all(
         By default the calling thread alone.
     progress : callable, optional
         Called after every block with the share of them that is done.
-    backend : str, optional
-        Where row statistics come from, one of :data:`diffscope.stats.backends.BACKENDS`; by default the fastest on the device.
+    backend : {"blocks", "triton"}, optional
+        Where row statistics come from: :mod:`diffscope.stats.backends`; by default the fastest on the device.
         Everything else comes from blocks of rows.
+
+    Returns
+    -------
+    list of Measured
+        One for each layer.
 
     Raises
     ------
     UnknownStatistic, SpanError, MapTooLarge, DiffscopeError
     """
-    chosen, workers = select(statistics), workers or Workers(1)
+    chosen = select(statistics)
     backends.check(backend)
     for layer in layers:
         if not layer.differential and not (layer.gain == 1).all():
             raise DiffscopeError(f"layer {layer.layer} has one map and a gain, and what its D would be is not defined here")
-    found: list[dict[str, Tensor]] = [{} for _ in layers]
-    said: list[dict[str, dict]] = [{} for _ in layers]
-    requests = [
-        Request(layer, _checked_spans(layer, spans or {"sink": [0]}), checked_queries(layer, queries), weights)
-        for layer in layers
-    ]
-    joint = [s for s in chosen if s.collector in BY_HEAD] if len(layers) > 1 and stacking.alike(layers) else []
-    rest = [statistic for statistic in chosen if statistic not in joint]
-    streamed = [statistic for statistic in rest if statistic.collector]
+    key_sets = spans or {"sink": torch.tensor([0])}
+    requests = [Request(layer, _checked_spans(layer, key_sets), checked_queries(layer, queries), weights) for layer in layers]
+    joint = [statistic for statistic in chosen if statistic.collector in BY_HEAD]
+    joint = joint if len(layers) > 1 and stacking.alike(layers) else []
+    by_layer = [statistic for statistic in chosen if statistic not in joint]
+    streamed = [statistic for statistic in by_layer if statistic.collector]
     parts = _Parts(progress, bool(joint) + len(layers) * bool(streamed))
+    rows = partial(_of_rows, elements=elements, workers=workers or Workers(1), progress=parts.within, backend=backend)
+    taken = [_Taken({}, {}) for _ in layers]
     if joint:
-        all_of_them = replace(requests[0], layer=stacking.joined(layers))
-        values, more = _of_rows(all_of_them, joint, elements, workers, parts.within, backend)
+        together = rows(replace(requests[0], layer=stacking.joined(layers)), joint)
         heads = layers[0].n_heads
-        for number, (of_layer, said_of_layer) in enumerate(zip(found, said)):
-            of_layer.update({name: x[number * heads : (number + 1) * heads] for name, x in values.items()})
-            said_of_layer.update(more)
+        for number, of_layer in enumerate(taken):
+            at = slice(number * heads, (number + 1) * heads)
+            of_layer.update({name: values[at] for name, values in together.values.items()}, together.attrs)
         parts.done += 1
-    for request, of_layer, said_of_layer in zip(requests, found, said):
-        of_layer.update({statistic.name: statistic.compute(request) for statistic in rest if statistic.compute})
-        values, more = _of_rows(request, streamed, elements, workers, parts.within, backend)
-        of_layer.update(values)
-        said_of_layer.update(more | {statistic.name: statistic.note(request) for statistic in rest if statistic.note})
+    for request, of_layer in zip(requests, taken):
+        of_layer.update({statistic.name: statistic.compute(request) for statistic in by_layer if statistic.compute}, {})
+        of_layer.update(*rows(request, streamed))
+        of_layer.update({}, {statistic.name: statistic.note(request) for statistic in by_layer if statistic.note})
         parts.done += 1
+    return [_measured(request, chosen, of_layer) for request, of_layer in zip(requests, taken)]
+
+
+class _Taken(NamedTuple):
+    """Statistics of a layer, and what is to be said of them as attributes; both by name."""
+
+    values: dict[str, Tensor]
+    attrs: dict[str, dict]
+
+    def update(self, values: dict[str, Tensor], attrs: dict[str, dict]) -> None:
+        self.values.update(values)
+        self.attrs.update(attrs)
+
+
+def _measured(request: Request, chosen: list[Statistic], taken: _Taken) -> Measured:
     dims = {dim for statistic in chosen for dim in statistic.dims}
-    return [
-        Measured(
-            {statistic.name: of_layer[statistic.name].cpu().numpy() for statistic in chosen},
-            {
-                statistic.name: attributes(statistic, request.layer) | said_of_layer.get(statistic.name, {})
-                for statistic in chosen
-            },
-            coordinates(request, dims),
-        )
-        for request, of_layer, said_of_layer in zip(requests, found, said)
-    ]
+    return Measured(
+        {statistic.name: taken.values[statistic.name].cpu().numpy() for statistic in chosen},
+        {statistic.name: attributes(statistic, request.layer) | taken.attrs.get(statistic.name, {}) for statistic in chosen},
+        coordinates(request, dims),
+    )
 
 
 class _Parts:
     """Progress through work of several parts."""
 
     def __init__(self, progress: Callable[[float], None] | None, count: int):
-        self._progress, self._count, self.done = progress, count, 0
+        self._progress = progress
+        self._count = count
+        self.done = 0
 
     def within(self, share: float) -> None:
         if self._progress:
@@ -148,65 +190,73 @@ class _Parts:
 
 
 def _of_rows(
-    request: Request, statistics: list[Statistic], elements: int | None, workers: Workers, progress, backend: str | None
-) -> tuple[dict[str, Tensor], dict[str, dict]]:
+    request: Request,
+    statistics: list[Statistic],
+    elements: int | None,
+    workers: Workers,
+    progress: Callable[[float], None],
+    backend: Backend | None,
+) -> _Taken:
     """What comes from rows, by kernels or in blocks, and what is to be said of it."""
-    values, said = {}, {}
     from_rows = [statistic.name for statistic in statistics if statistic.kind == "row"]
-    backend = backends.chosen(request.layer, backend) if from_rows else "blocks"
-    if backend != "blocks":
-        values, said = _from_kernels(request, from_rows, backend)
-        statistics = [statistic for statistic in statistics if statistic.kind != "row"]
-    return values | _streamed(request, statistics, elements, workers, progress), said
+    if not from_rows or backends.chosen(request.layer, backend) == "blocks":
+        return _Taken(_streamed(request, statistics, elements, workers, progress), {})
+    taken = _from_kernels(request, from_rows)
+    others = [statistic for statistic in statistics if statistic.kind != "row"]
+    return _Taken(taken.values | _streamed(request, others, elements, workers, progress), taken.attrs)
 
 
-def _from_kernels(request: Request, names: list[str], backend: str) -> tuple[dict[str, Tensor], dict[str, dict]]:
+def _from_kernels(request: Request, names: list[str]) -> _Taken:
     """Row statistics from kernels, and what is to be said of each."""
     collector = RowStatistics(request, names)
-    found = backends.row_moments(request.layer, request.queries, names, backend)
-    collector.fill(found.values)
-    said = {name: {"backend": backend} for name in names}
+    moments = backends.row_moments(request.layer, request.queries, names)
+    collector.fill(moments.values)
+    attrs: dict[str, dict] = {name: {"backend": "triton"} for name in names}
     for name in names:
-        if (bound := collector.bound(name, found.widths)) is not None:
-            said[name]["error_bound"] = bound
-    values = {name: collector.result(name) for name in names}
-    if backend == "stock" and request.layer.differential:
-        for name in (name for name in names if values[name][:, -1].isnan().all()):
-            said[name]["why"] = "D is NaN: log-sum-exp identities do not give sums over |D|"
-    return values, said
+        bound = collector.bound(name, moments.widths)
+        if bound is not None:
+            attrs[name]["error_bound"] = bound
+    return _Taken({name: collector.result(name) for name in names}, attrs)
 
 
 def _streamed(
-    request: Request, statistics: list[Statistic], elements: int | None, workers: Workers, progress: Callable | None
+    request: Request,
+    statistics: list[Statistic],
+    elements: int | None,
+    workers: Workers,
+    progress: Callable[[float], None],
 ) -> dict[str, Tensor]:
-    names: dict[Callable, list[str]] = {}
+    """What collectors take from the rows as they stream past, block by block."""
+    names: dict[Callable[[Request, Sequence[str]], Collector], list[str]] = {}
     for statistic in statistics:
-        names.setdefault(statistic.collector, []).append(statistic.name)
-    collectors = {make: make(request, of_it) for make, of_it in names.items()}
-    if not collectors:
+        if statistic.collector:
+            names.setdefault(statistic.collector, []).append(statistic.name)
+    if not names:
         return {}
-    every = list(collectors.values())
-    places = list(_places(request, any(collector.all_heads for collector in every), elements))
-    wanted = set().union(*(collector.moments for collector in every))
-    layer, tasks = request.layer, (partial(_pieces, request, every, wanted, place) for place in places)
+    collectors = [make(request, of_collector) for make, of_collector in names.items()]
+    places = list(_places(request, any(collector.all_heads for collector in collectors), elements))
+    moments = {moment for collector in collectors for moment in collector.moments}
+    layer = request.layer
+    tasks = (partial(_pieces, request, collectors, moments, place) for place in places)
     alone = layer.q.device.type != "cpu" or layer.n_heads * len(request.queries) * layer.n_keys < TOO_LITTLE
-    for number, (place, pieces) in enumerate(zip(places, workers.run(tasks, alone))):
-        for collector, piece in zip(every, pieces):
+    for number, (place, pieces) in enumerate(zip(places, workers.run(tasks, alone)), start=1):
+        for collector, piece in zip(collectors, pieces):
             collector.add(place, piece)
-        if progress and number + 1 < len(places):
-            progress((number + 1) / len(places))
-    return {name: collectors[make].result(name) for make, of_it in names.items() for name in of_it}
+        if number < len(places):
+            progress(number / len(places))
+    return {name: collector.result(name) for collector, of_collector in zip(collectors, names.values()) for name in of_collector}
 
 
-def _pieces(request: Request, collectors: list[Collector], wanted: set[str], place: Place, workspace: Workspace) -> list[Any]:
-    block = Block(request, place, wanted, workspace)
+def _pieces(request: Request, collectors: list[Collector], moments: set[str], place: Place, workspace: Workspace) -> list[Any]:
+    block = Block(request, place, moments, workspace)
     return [collector.piece(block) for collector in collectors]
 
 
 def block_size(layer: LayerAttention, all_heads: bool, elements: int | None = None) -> tuple[int, int]:
     """Of how many heads and queries a block is."""
     width = layer.n_keys if layer.mask.window is None else min(layer.n_keys, layer.mask.window + LEAST_ROWS)
-    least, most = (1, layer.n_queries) if elements else (LEAST_ROWS, max(8 * LEAST_ROWS, layer.n_queries // FEWEST_BLOCKS))
+    least = 1 if elements else LEAST_ROWS
+    most = layer.n_queries if elements else max(8 * LEAST_ROWS, layer.n_queries // FEWEST_BLOCKS)
     elements = elements or ELEMENTS.get(layer.q.device.type, ELEMENTS["cpu"]) * 4 // layer.dtype.itemsize
     heads = layer.n_heads if all_heads else max(1, min(layer.n_heads, elements // (4 * LEAST_ROWS * width)))
     return heads, max(least, min(most, elements // (heads * width)))
@@ -215,7 +265,8 @@ def block_size(layer: LayerAttention, all_heads: bool, elements: int | None = No
 def _places(request: Request, all_heads: bool, elements: int | None) -> Iterator[Place]:
     """The blocks that a request is cut into, of neighbouring queries, which see about the same keys. The last come first: they
     see most keys under a causal mask, so that no later block needs more memory, and threads end at about the same time."""
-    n_heads, (heads, rows) = request.layer.n_heads, block_size(request.layer, all_heads, elements)
+    n_heads = request.layer.n_heads
+    heads, rows = block_size(request.layer, all_heads, elements)
     order = request.queries.argsort(stable=True)
     in_order = bool((request.queries.diff() >= 0).all())
     for stop in range(len(order), 0, -rows):
@@ -225,6 +276,7 @@ def _places(request: Request, all_heads: bool, elements: int | None) -> Iterator
 
 
 def checked_queries(layer: LayerAttention, queries: Sequence[int] | Tensor | None) -> Tensor:
+    """Query positions, int64 (query,), by default all; raises :class:`DiffscopeError` for none, or one outside of the prompt."""
     if queries is None:
         return torch.arange(layer.n_queries, device=layer.q.device)
     queries = torch.as_tensor(queries, dtype=torch.int64, device=layer.q.device)

@@ -2,14 +2,15 @@
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from torch import Tensor
 
 from diffscope.attention.layer import LayerAttention
 from diffscope.stats import backends, effective_rank
+from diffscope.stats.backends import Backend
 from diffscope.stats.collectors import RowStatistics
-from diffscope.stats.engine import block_size, checked_queries, take
+from diffscope.stats.engine import block_size, checked_queries, measure_layers
 from diffscope.stats.registry import LABELS, STATISTICS, Statistic
 from diffscope.stats.threads import Workers
 
@@ -17,18 +18,23 @@ PROBED = 128  # queries a thread that are measured to tell how long all of them 
 
 
 def seconds(
-    layer: LayerAttention, names: Sequence[str], spans, queries: Tensor | None, workers: Workers, backend: str | None
+    layer: LayerAttention,
+    names: Sequence[str],
+    spans: Mapping[str, Tensor],
+    queries: Tensor | None,
+    workers: Workers,
+    backend: Backend | None,
 ) -> float:
     """How long measuring will take, judged by a few of the queries; without what is made of whole maps."""
     names = [name for name in names if STATISTICS[name].collector]
-    queries = checked_queries(layer, queries)
-    some = queries.sort().values[-PROBED * workers.count :]
+    positions = checked_queries(layer, queries)
+    some = positions.sort().values[-PROBED * workers.count :]
     rows = any(STATISTICS[name].collector is RowStatistics for name in names)
     for _ in range(1 if not rows or backends.chosen(layer, backend) == "blocks" else 2):  # kernels are compiled the first time
         start = time.perf_counter()
-        take(layer, names, spans, some, workers=workers, backend=backend)
+        measure_layers([layer], names, spans=spans, queries=some, workers=workers, backend=backend)
         took = time.perf_counter() - start
-    n, of_some = (layer.mask.counts(these, layer.n_keys, layer.n_keys - layer.n_queries).sum() for these in (queries, some))
+    n, of_some = (layer.mask.counts(at, layer.n_keys, layer.n_keys - layer.n_queries).sum() for at in (positions, some))
     return took * float(n / of_some.clamp_min(1))
 
 
@@ -46,6 +52,7 @@ def bytes_at_work(statistics: Iterable[Statistic], layer: LayerAttention, rows: 
     A thread holds eight times a block: scores, A1, A2, |D|, D, and a pass over three maps.
     """
     statistics = list(statistics)
-    heads, queries = block_size(layer, any(getattr(one.collector, "all_heads", False) for one in statistics))
+    heads, queries = block_size(layer, any(getattr(statistic.collector, "all_heads", False) for statistic in statistics))
     blocks = threads * 8 * heads * min(queries, rows) * layer.n_keys * layer.dtype.itemsize
-    return blocks + (effective_rank.bytes_of_estimates(layer) if any(one.kind == "map" for one in statistics) else 0)
+    ranks = any(statistic.kind == "map" for statistic in statistics)
+    return blocks + (effective_rank.bytes_of_estimates(layer) if ranks else 0)

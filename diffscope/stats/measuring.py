@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -15,6 +15,7 @@ from diffscope.attention.memory import free_memory
 from diffscope.errors import DiffscopeError, OutOfMemoryAhead
 from diffscope.prompts import Encoded
 from diffscope.stats import engine, forecast
+from diffscope.stats.backends import Backend
 from diffscope.stats.datasets import Measured, agreed, dataset
 from diffscope.stats.formulas.outliers import LABELS
 from diffscope.stats.sampling import STRATUM, WEIGHT, Drawn, Sample
@@ -22,6 +23,8 @@ from diffscope.stats.threads import Workers
 
 WORTH_SAYING = 10.0  # seconds
 AT_ONCE = 2**25  # bytes of queries, keys and values: layers are measured together up to that
+
+Queries = str | slice | Sequence[int] | Tensor | Sample | None
 
 
 class Measuring:
@@ -46,10 +49,20 @@ class Measuring:
     """
 
     def __init__(
-        self, prompts: Sequence[Encoded], statistics, queries, n_layers: int, progress=None, announce=None, backend=None
+        self,
+        prompts: Sequence[Encoded],
+        statistics: Iterable[str] | str | None,
+        queries: Queries,
+        n_layers: int,
+        progress: Callable[[float, int], None] | None = None,
+        announce: Callable[[str], None] | None = None,
+        backend: Backend | None = None,
     ):
-        self.prompts, self.queries, self.backend = prompts, queries, backend
-        self.progress, self.announce = progress, announce
+        self.prompts = prompts
+        self.queries = queries
+        self.backend = backend
+        self.progress = progress
+        self.announce = announce
         self.chosen = engine.select(statistics)
         self.measured: list[list[Measured]] = [[] for _ in prompts]
         self.layers: list[int] = []
@@ -70,38 +83,54 @@ class Measuring:
     def add(self, layer: LayerAttention, workers: Workers) -> None:
         """Measure one layer of every prompt; small ones wait for a few more, and :meth:`finish`."""
         self._waiting.append(layer)
-        if sum(x.nbytes for one in self._waiting for x in (one.q, one.k, one.v)) >= AT_ONCE:
+        if sum(x.nbytes for each in self._waiting for x in (each.q, each.k, each.v)) >= AT_ONCE:
             self.finish(workers)
 
     def finish(self, workers: Workers) -> None:
         """Measure the layers that wait."""
-        layers, self._waiting = self._waiting, []
-        if not layers:
+        waiting = self._waiting
+        self._waiting = []
+        if not waiting:
             return
         names = [statistic.name for statistic in self.chosen]
         for index, of_prompt in enumerate(self.measured):
-            found = [layer.prompt(index) for layer in layers]
-            sets = self.prompts[index].key_sets(found[0].q.device)
-            queries, drawn = self._queries(found[0], sets)
-            weights = None if drawn is None else drawn.weight.to(found[0].q.device)
+            layers = [layer.prompt(index) for layer in waiting]
+            device = layers[0].q.device
+            key_sets = self.prompts[index].key_sets(device)
+            queries, drawn = self._queries(layers[0], key_sets)
             if not self.done:
-                self._look_ahead(found[0], names, sets, queries, workers)
-            within = partial(self._within, len(found))
-            how = {"workers": workers, "progress": within, "backend": self.backend}
-            for taken in engine.take_all(found, names, sets, queries, weights, **how):
-                of_prompt.append(taken)
+                self._look_ahead(layers[0], names, key_sets, queries, workers)
+            measured = engine.measure_layers(
+                layers,
+                names,
+                spans=key_sets,
+                queries=queries,
+                weights=None if drawn is None else drawn.weight.to(device),
+                workers=workers,
+                progress=partial(self._within, len(layers)),
+                backend=self.backend,
+            )
+            for of_layer in measured:
+                of_prompt.append(of_layer)
                 self._within()
-        self.layers += [layer.layer for layer in layers]
+        self.layers += [layer.layer for layer in waiting]
 
     def _within(self, layers: int = 0, share: float = 0.0) -> None:
         """What is done, and of some layers at work a share."""
         if self.progress:
             self.progress(self.done + layers * share if layers * share else self.done, self.total)
 
-    def _look_ahead(self, layer: LayerAttention, names: list[str], sets, queries, workers: Workers) -> None:
+    def _look_ahead(
+        self,
+        layer: LayerAttention,
+        names: list[str],
+        key_sets: Mapping[str, Tensor],
+        queries: Tensor | None,
+        workers: Workers,
+    ) -> None:
         """Refuse what will not fit, and say how long it will take."""
         rows = layer.n_queries if queries is None else len(queries)
-        results = self.total * forecast.bytes_of(self.chosen, layer, rows, len(sets))
+        results = self.total * forecast.bytes_of(self.chosen, layer, rows, len(key_sets))
         need = 2 * results + forecast.bytes_at_work(self.chosen, layer, rows, workers.count)  # stacked, results are there twice
         free = free_memory(torch.device("cpu"))
         if need > free:
@@ -110,22 +139,23 @@ class Measuring:
                 f"{_size(free)} are free; ask for fewer of them, or for a sample of queries: queries=diffscope.Sample(512)"
             )
         if self.announce:
-            seconds = self.total * forecast.seconds(layer, names, sets, queries, workers, self.backend)
+            seconds = self.total * forecast.seconds(layer, names, key_sets, queries, workers, self.backend)
             if seconds > WORTH_SAYING:
                 ranks = ", and the ranks longer" if any(statistic.kind == "map" for statistic in self.chosen) else ""
                 self.announce(f"measuring will take about {_duration(seconds)} and {_size(need)} besides the model{ranks}")
 
-    def _queries(self, layer: LayerAttention, sets: dict[str, Tensor]) -> tuple[Tensor | None, Drawn | None]:
+    def _queries(self, layer: LayerAttention, key_sets: Mapping[str, Tensor]) -> tuple[Tensor | None, Drawn | None]:
+        """The queries to measure, None for all of them, and the sample that they are."""
         if isinstance(self.queries, Sample):
             drawn = self.queries.draw(layer.n_queries)
             return (None if drawn is None else drawn.queries), drawn
-        rows = self.queries
-        if isinstance(rows, str):
-            if rows not in sets:
-                raise DiffscopeError(f"there is no span {rows!r} to take queries from; spans are {', '.join(sets)}")
-            rows = sets[rows]
-        rows = None if rows is None else positions(rows, layer.n_queries)
-        if rows is not None and len(self.prompts) > 1 and len(rows.unique()) < len(rows):
+        if self.queries is None:
+            return None, None
+        span = self.queries if isinstance(self.queries, str) else None
+        if span is not None and span not in key_sets:
+            raise DiffscopeError(f"there is no span {span!r} to take queries from; spans are {', '.join(key_sets)}")
+        rows = positions(self.queries if span is None else key_sets[span], layer.n_queries)
+        if len(self.prompts) > 1 and len(rows.unique()) < len(rows):
             raise DiffscopeError("some queries are the same token of a prompt; in a batch, name each once")
         return rows, None
 
@@ -144,12 +174,15 @@ class Measuring:
         complete = len(self.layers)  # a layer may have been measured on some prompts of a batch only
         datasets = [dataset(of_layers[:complete], self.layers) for of_layers in self.measured]
         if outliers is not None:
-            datasets = [_with_outliers(one, outliers[:complete, index]) for index, one in enumerate(datasets)]
+            datasets = [_with_outliers(of_prompt, outliers[:complete, index]) for index, of_prompt in enumerate(datasets)]
         joined = datasets[0]
         if batch:
-            joined, names = xr.concat(datasets, "prompt", **_EXACT), [f"prompt {i}" for i in range(len(datasets))]
+            joined = xr.concat(
+                datasets, "prompt", combine_attrs="override", join="outer", coords="minimal", compat="override", data_vars="all"
+            )
+            names = [f"prompt {index}" for index in range(len(datasets))]
             for name, values in joined.data_vars.items():
-                values.attrs = agreed([one[name].attrs for one in datasets], names)
+                values.attrs = agreed([of_prompt[name].attrs for of_prompt in datasets], names)
         n = len(self.prompts[0].ids)
         drawn = self.queries.draw(n) if isinstance(self.queries, Sample) else None
         if drawn is not None:
@@ -158,9 +191,6 @@ class Measuring:
             joined = joined.assign_coords(labels if "query" in joined.dims else {})
         joined.attrs.update(facts)
         return joined
-
-
-_EXACT = dict(combine_attrs="override", join="outer", coords="minimal", compat="override", data_vars="all")
 
 
 def _with_outliers(dataset: xr.Dataset, values: np.ndarray) -> xr.Dataset:
@@ -175,25 +205,29 @@ def _size(n: float) -> str:
 
 
 def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
-def _numbers(given) -> bool:
+def positions(choice: slice | int | Sequence[int] | Tensor | np.ndarray | None, n: int) -> Tensor:
+    """Token positions of a prompt of n tokens, int64 (position,): all of them for None, negative ones counted from the end.
+
+    Raises
+    ------
+    DiffscopeError
+        They are not whole numbers in one row, or outside of the prompt.
+    """
+    if choice is None or isinstance(choice, slice):
+        return torch.arange(n)[choice or slice(None)]
     try:
-        return np.atleast_1d(given).dtype.kind in "iuf"
-    except ValueError:  # rows of several lengths
-        return False
-
-
-def positions(given, n: int) -> Tensor:
-    """Positions as an int64 tensor, checked against the prompt's length."""
-    if given is None or isinstance(given, slice):
-        return torch.arange(n)[given or slice(None)]
-    at = given if isinstance(given, Tensor) else torch.as_tensor(np.atleast_1d(given)) if _numbers(given) else None
-    if at is None or at.dim() != 1 or at.numel() and (at.is_floating_point() or at.dtype == torch.bool):
-        raise DiffscopeError(f"positions are whole numbers in one row, such as [0, 5, -1], not {given!r}")
-    at = at.to(torch.int64)
+        values = choice.cpu() if isinstance(choice, Tensor) else torch.as_tensor(np.atleast_1d(choice))
+    except (ValueError, TypeError):  # rows of several lengths; words
+        values = torch.zeros(0, 0)
+    if values.dim() != 1 or values.numel() and (values.is_floating_point() or values.dtype == torch.bool):
+        raise DiffscopeError(f"positions are whole numbers in one row, such as [0, 5, -1], not {choice!r}")
+    at = values.to(torch.int64)
     at = torch.where(at < 0, at + n, at)
     if at.numel() and not 0 <= int(at.min()) <= int(at.max()) < n:
-        raise DiffscopeError(f"positions {given} are outside the prompt's tokens 0 to {n - 1}")
+        raise DiffscopeError(f"positions {choice} are outside the prompt's tokens 0 to {n - 1}")
     return at

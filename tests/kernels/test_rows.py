@@ -223,7 +223,7 @@ def test_what_is_not_finite_stays_so(moments):
 def test_what_no_kernel_can_serve_is_refused(monkeypatch):
     monkeypatch.setattr(rows, "_interpreted", lambda: True)
     layer = _random(0)
-    assert rows.refusal(layer) is None
+    assert rows.reason_unsupported(layer) is None
     refused = {
         "holds 2 prompts": replace(layer, lengths=(70, 70)),
         "changed": replace(layer, changes=("some",)),
@@ -237,9 +237,9 @@ def test_what_no_kernel_can_serve_is_refused(monkeypatch):
         "see no key": replace(layer, k=layer.k[:, :, 1:]),
     }
     for reason, other in refused.items():
-        assert reason in rows.refusal(other)
+        assert reason in rows.reason_unsupported(other)
     monkeypatch.setattr(rows, "_interpreted", lambda: False)
-    assert "CUDA" in rows.refusal(layer)
+    assert "CUDA" in rows.reason_unsupported(layer)
     with pytest.raises(ValueError, match="layer 0 cannot be served by the kernels: its tensors are not on a CUDA device"):
         rows.moments(layer, torch.arange(70), ALL, top=TOP, near_zero=NEAR_ZERO, levels=LEVELS)
 

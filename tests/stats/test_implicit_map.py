@@ -3,6 +3,7 @@
 import itertools
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -48,6 +49,28 @@ def test_products_are_those_of_the_maps(make_layer, kind, monkeypatch):
         assert energy[name] == pytest.approx(float(a.square().sum()))
     assert energy["permuted D"] == energy["D"]
     assert maps.frobenius2(name for name in energy) == energy
+
+
+@pytest.mark.parametrize("kind", ["causal", "full"])
+@pytest.mark.parametrize("cached", [0, 7])
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-11), (torch.float32, 2e-5)])
+def test_attention_kernels_multiply_as_blocks_do(make_layer, kind, cached, dtype, tolerance):
+    layer = make_layer(tokens=40, mask=MASKS[kind], lam=_by_token().to(dtype), gain=0.9, dtype=dtype)
+    layer = replace(layer, q=layer.q[:, :, cached:], lam=layer.lam[..., cached:], lengths=(40 - cached,))
+    for one in (layer, replace(layer, pairing=replace(layer.pairing, a2=None))):
+        names = [*MAPS, "permuted D"] if one.differential else ["A1", "D", "uniform"]
+        blocks, attention = (ImplicitMaps(one, 1, products=products) for products in ("blocks", "attention"))
+        x = {name: torch.randn(40, 3 + i, dtype=dtype) for i, name in enumerate(names)}
+        for found, expected in ((attention.times(x), blocks.times(x)), (attention.gram(x), blocks.gram(x))):
+            assert found.keys() == expected.keys()
+            for name in names:
+                torch.testing.assert_close(found[name], expected[name], rtol=tolerance, atol=tolerance, msg=name)
+
+
+def test_attention_kernels_serve_no_window(make_layer):
+    layer = make_layer(tokens=40, mask=MASKS["window"])
+    with pytest.raises(DiffscopeError, match="layer 0: its mask is neither causal nor full"):
+        ImplicitMaps(layer, 0, products="attention")
 
 
 @pytest.mark.parametrize("kind", MASKS)
