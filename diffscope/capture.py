@@ -265,8 +265,8 @@ class Capture:
         -------
         xarray.Dataset
             Variables named as in ``diffscope.stats.STATISTICS``, with units and definition; dimensions among prompt, layer, head,
-            map, query, span, normalisation. Attributes say which model, family and fidelity they come from. Averages are not taken,
-            except where a definition contains one.
+            map, query, span, normalisation. Attributes say which model, family and fidelity they come from. Averages are not
+            taken, except where a definition contains one.
         """
         measuring = Measuring(self.prompts, statistics, queries, self.n_layers, progress, backend=backend)
         with Workers() as workers:
