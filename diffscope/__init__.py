@@ -30,7 +30,7 @@ _NAMES = {
     "Capture": "diffscope.capture",
     "Chars": "diffscope.prompts",
     "Sample": "diffscope.stats.sampling",
-    "average": "diffscope.stats.sampling",
+    "average": "diffscope.stats.averaging",
     "check": "diffscope.conformance",
     "Scope": "diffscope.scope",
     "figure": "diffscope.figures",

@@ -1,6 +1,5 @@
 """``diffscope measure``: statistics of a prompt as the model runs it, or of a saved capture."""
 
-import math
 import re
 from functools import partial
 from pathlib import Path
@@ -107,7 +106,6 @@ def command(
     if out is not None:
         with working(f"saving {out}"):
             save_statistics(measured, out)
-    said = {name: _over_queries(values, _averageable(name)) for name, values in measured.items()}
     sampled = measured.attrs.get("sampled")
     if as_json:
         show_json(
@@ -115,7 +113,7 @@ def command(
                 **{key: measured.attrs[key] for key in ("model", "family")},
                 **about,
                 "averaged_over": {"query": measured.sizes.get("query"), **({"sampled": sampled} if sampled else {})},
-                "statistics": {name: _as_dict(*one) for name, one in said.items()},
+                "statistics": {name: _as_dict(*_average(values, ["query"])) for name, values in measured.items()},
                 **({"stopped": measured.attrs["stopped"]} if stopped else {}),
                 "saved": out,
             }
@@ -123,19 +121,14 @@ def command(
     else:
         of_them = f"; measured on {sampled}" if sampled else ""
         say(f"{measured.attrs['model']} ({measured.attrs['family']}), {about['tokens']} tokens{of_them}")
-        for name, (values, error, over) in said.items():
-            if "query" in values.dims:
+        over = ["query"] if per_head or head is not None else ["query", "head"]
+        for name, values in measured.items():
+            if values.attrs.get("averaged") == "not" and values.sizes.get("query", 1) > 1:
+                units = values.attrs["units"]
                 say()
-                say(
-                    f"{name} [{values.attrs['units']}] is not averaged, its mean would say nothing; choose one --query, or --json"
-                )
+                say(f"{name} [{units}] is not averaged, its mean would say nothing; choose one --query, or --json")
                 continue
-            if "head" in values.dims and not per_head and head is None and _averageable(name):
-                if error is not None:  # heads share the queries, so their errors do not average out
-                    error = _over_queries(_over_heads(measured[name])[0], True)[1]
-                values, heads = _over_heads(values)
-                over = over + heads
-            _show(name, values, error, over)
+            _show(name, *_average(values, over))
     if out is not None:
         note(f"saved {out}")
     if stopped:
@@ -163,65 +156,30 @@ def _queries(query, queries):
     return queries
 
 
-def _averageable(name):
-    """Whether means of a statistic say anything; of what is measured beside the statistics by name, they do."""
-    from diffscope.stats import STATISTICS
+def _average(values, dims):
+    """The average over some dimensions; of one query its value, and of what is not averaged all values."""
+    from diffscope.stats.averaging import Average, averaged, rule
 
-    return name not in STATISTICS or STATISTICS[name].averageable
-
-
-def _over_queries(values, averageable):
-    """The mean over queries, its standard error if they are a sample, and in words what it is over.
-
-    The value itself of one query, or where a mean says nothing.
-    """
-    if "query" not in values.dims:
-        return values, None, []
-    if values.sizes["query"] == 1:
-        return values.isel(query=0), None, []
-    if not averageable:
-        return values, None, []
-    return _mean(values, "query", f"{values.sizes['query']} queries", "rows without a value")
+    if values.sizes.get("query") == 1:
+        values = values.isel(query=0)
+    return averaged(values, dims) if rule(values) != "not" else Average(values, None, [])
 
 
-def _over_heads(values):
-    """The mean over heads, and in words what it is over; a head beside itself is left out."""
-    over = f"{values.sizes['head']} heads"
-    if "other_head" in values.dims:
-        values, over = values.where(values["head"] != values["other_head"]), f"other heads ({values.sizes['head'] - 1})"
-    mean, _, over = _mean(values, "head", over)
-    return mean, over
-
-
-def _mean(values, dim, over, missing=None):
-    """The mean of what is finite, its standard error or None, and in words what it is over and what was left out."""
-    from diffscope.stats.sampling import mean
-
-    infinite = abs(values) == math.inf
-    count = int(infinite.sum())
-    left_out = [missing] if missing and values.isnull().any() else []
-    left_out += [f"{count} infinite value{'s' if count > 1 else ''}"] if count else []
-    over += f" ({' and '.join(left_out)} left out)" if left_out else ""
-    finite = values.where(~infinite)
-    average, error = mean(finite) if dim == "query" else (finite.mean(dim, keep_attrs=True), None)
-    return average, error, [over if error is None else f"a sample of {over}"]
-
-
-def _as_dict(values, error, over):
+def _as_dict(values, error, words):
     return {
         **{key: said for key, said in values.attrs.items() if key != "averaged_over"},
         "dims": values.dims,
         "coords": {dim: values[dim].values for dim in values.dims},
         "values": values.values,
         **({} if error is None else {"standard_error": error.values}),
-        "averaged_over": over,
+        "averaged_over": words,
     }
 
 
-def _show(name, values, error, averaged):
+def _show(name, values, error, words):
     """One table a statistic: the maps side by side, everything else down the rows."""
     units = f" [{values.attrs['units']}]" if values.attrs.get("units", "1") != "1" else ""
-    over = f", mean over {', then '.join(averaged)}" if averaged else ""
+    over = f", {values.attrs['averaged']} over {', then '.join(words)}" if words else ""
     bound = f", error of a row below {values.attrs['error_bound']:.1g}" if "error_bound" in values.attrs else ""
     say()
     say(f"{name}{units}{over}{bound}")

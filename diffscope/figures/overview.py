@@ -11,7 +11,7 @@ from diffscope.figures.base import register
 from diffscope.figures.canvas import canvas, settle
 from diffscope.figures.escaping import for_html, for_print
 from diffscope.figures.selection import of_prompt
-from diffscope.stats import STATISTICS
+from diffscope.stats.averaging import averaged
 
 # ---------------------------------------------------------------- statistic by layer and head
 
@@ -54,15 +54,8 @@ def over_heads(array: xr.DataArray, query=-1, prompt: int = 0, where: dict | Non
         said.append("A" if alone and dim == "map" and choice in ("A1", "D") else choice)
     if "query" in array.dims:
         if query == "mean":
-            if array.name in STATISTICS and not STATISTICS[array.name].averageable:
-                raise DiffscopeError(
-                    f"{array.name} [{attrs['units']}] is not averaged, its mean would say nothing; choose one query"
-                )
-            infinite = np.isinf(array)
-            array = array.where(~infinite).mean("query", skipna=True, keep_attrs=True)
-            count = int(infinite.sum())
-            left_out = f" ({count} infinite value{'s' if count > 1 else ''} left out)" if count else ""
-            said.append(f"mean over queries{left_out}")
+            array, _, words = averaged(array, ["query"])
+            said.append(f"{array.attrs['averaged']} over {words[0]}")
         else:
             if query is None or query < 0 or "query" not in array.coords:
                 array = array.isel(query=-1 if query is None else query)

@@ -1,7 +1,8 @@
 """What is measured with what has to be said of it: attributes, coordinates, and layers side by side in one Dataset."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from numbers import Integral
+from typing import Any, NamedTuple
 
 import numpy as np
 import xarray as xr
@@ -9,13 +10,6 @@ import xarray as xr
 from diffscope.attention.layer import LayerAttention
 from diffscope.stats.collectors import Request
 from diffscope.stats.registry import LABELS, STATISTICS, Statistic
-
-AVERAGED = {
-    "sink_rate": "queries, then heads",
-    "column_sink": "queries",
-    "column_sink_position": "queries",
-    "map_distance": "pairs of heads",
-}
 
 
 class Measured(NamedTuple):
@@ -31,38 +25,44 @@ def dataset(measured: Sequence[Measured], layers: Sequence[int] | None = None) -
 
     Layers may differ in their number of heads: what a layer does not have is NaN there.
     """
-    coords = {}
-    for one in measured:
-        coords |= {dim: values for dim, values in one.coords.items() if len(values) > len(coords.get(dim, ()))}
+    labels: dict[str, np.ndarray] = {}
+    for of_layer in measured:
+        labels |= {dim: values for dim, values in of_layer.coords.items() if len(values) > len(labels.get(dim, ()))}
     variables = {}
     for name in measured[0].attrs:
-        attrs = agreed([one.attrs[name] for one in measured], [f"layer {layer}" for layer in layers or ()])
+        attrs = agreed([of_layer.attrs[name] for of_layer in measured], [f"layer {layer}" for layer in layers or ()])
         dims = STATISTICS[name].dims
-        values = [one.values[name] for one in measured]
+        values = [of_layer.values[name] for of_layer in measured]
         if layers is None:
             variables[name] = (dims, values[0], attrs)
         else:
             variables[name] = (("layer", *dims), _stacked(values), attrs)
-    coords = {dim: (dim, values) for dim, values in coords.items()}
+    coords = {dim: (dim, values) for dim, values in labels.items()}
     return xr.Dataset(variables, coords if layers is None else {"layer": list(layers), **coords})
 
 
 def agreed(attrs: Sequence[dict], names: Sequence[str]) -> dict:
-    """What is said of several results as one: of numbers the largest, for they are bounds; of words with whom they concern,
-    unless that is all."""
-    out = {}
-    for key in dict.fromkeys(key for one in attrs for key in one):
-        concerned: dict = {}
-        for one, name in zip(attrs, names or [""] * len(attrs)):
-            if key in one:
-                concerned.setdefault(one[key], []).append(name)
-        if isinstance(next(iter(concerned)), float):
-            out[key] = max(concerned)
-        elif len(next(iter(concerned.values()))) == len(attrs):
-            out[key] = next(iter(concerned))
+    """Merge the attributes of several results.
+
+    Floats are bounds on errors: the largest is kept. Whole numbers are counts: they are added up. A text that all share is kept
+    once; others become "layer 3: …; layer 5, layer 6: …".
+    """
+    merged = {}
+    for key in dict.fromkeys(key for of_result in attrs for key in of_result):
+        values = [of_result[key] for of_result in attrs if key in of_result]
+        holders: dict[Any, list[str]] = {}
+        for of_result, name in zip(attrs, names or [""] * len(attrs)):
+            if key in of_result:
+                holders.setdefault(of_result[key], []).append(name)
+        if isinstance(values[0], Integral):
+            merged[key] = int(sum(values))
+        elif isinstance(values[0], float):
+            merged[key] = max(values)
+        elif len(holders[values[0]]) == len(attrs):
+            merged[key] = values[0]
         else:
-            out[key] = "; ".join(f"{', '.join(who)}: {said}" for said, who in concerned.items())
-    return out
+            merged[key] = "; ".join(f"{', '.join(of_value)}: {value}" for value, of_value in holders.items())
+    return merged
 
 
 def _stacked(values: Sequence[np.ndarray]) -> np.ndarray:
@@ -78,9 +78,17 @@ def _stacked(values: Sequence[np.ndarray]) -> np.ndarray:
 
 def attributes(statistic: Statistic, layer: LayerAttention) -> dict[str, str]:
     """What is said of a statistic of any layer like this one."""
-    attrs = {"units": statistic.units, "long_name": statistic.description, "definition": statistic.definition}
-    if statistic.name in AVERAGED:
-        attrs["averaged_over"] = AVERAGED[statistic.name]
+    words = statistic.words
+    attrs = {
+        "units": words.units,
+        "long_name": words.description,
+        "definition": words.formula,
+        "undefined": words.undefined,
+        "source": words.source,
+        "averaged": words.averaged,
+    }
+    if words.averaged_over:
+        attrs["averaged_over"] = words.averaged_over
     if not layer.differential and (why := _why(statistic, layer.d_is_a1)):
         attrs["why"] = why
     if "ranked_map" in statistic.dims and layer.differential:

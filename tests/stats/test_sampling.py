@@ -1,14 +1,13 @@
-"""A stratified sample of queries: who is drawn, what averages over it are worth, and what the tool makes of it."""
+"""A stratified sample of queries: who is drawn, and what the tool makes of it."""
 
 import numpy as np
 import pytest
-import xarray as xr
 from hypothesis import given
 from hypothesis import strategies as st
 
 import diffscope
 from diffscope.errors import DiffscopeError
-from diffscope.stats.sampling import STRATUM, WEIGHT, Sample, mean
+from diffscope.stats.sampling import WEIGHT, Sample
 from tests import tiny
 
 
@@ -24,40 +23,6 @@ def test_every_stretch_is_drawn_from_and_the_sample_stands_for_all_queries(n, ro
     sizes = np.bincount(stratum, weight)
     assert sizes.max() - sizes.min() < 1 + 1e-9
     assert all(np.floor(n * h / len(sizes)) <= q < np.floor(n * (h + 1) / len(sizes)) for q, h in zip(queries, stratum))
-
-
-def _array(values, drawn):
-    labels = {WEIGHT: ("query", drawn.weight.numpy()), STRATUM: ("query", drawn.stratum.numpy())}
-    return xr.DataArray(values, dims=("head", "query"), coords=labels, name="entropy", attrs={"units": "nats"})
-
-
-def test_estimates_are_unbiased_and_their_errors_are_honest():
-    """Rows that drift, jump and partly have no value: 600 samples of 20 from 230."""
-    random = np.random.default_rng(0)
-    n, position = 230, np.arange(230)
-    truth = np.stack([np.sin(position / 40) + 0.2 * random.normal(size=n), random.exponential(size=n) * (1 + position / n)])
-    truth[1, random.random(n) < 0.3] = np.nan
-    exact = np.nanmean(truth, axis=1)
-    found = [mean(_array(truth[:, drawn.queries], drawn)) for drawn in (Sample(20, seed).draw(n) for seed in range(600))]
-    means, errors = (np.stack([part.values for part in parts]) for parts in zip(*found))
-    assert (np.abs(means.mean(0) - exact) < 4 * means.std(0) / np.sqrt(600)).all()
-    np.testing.assert_allclose(np.sqrt((errors**2).mean(0)), means.std(0), rtol=0.15)
-    anywhere = np.stack([[np.nanmean(row[random.choice(n, 20, replace=False)]) for row in truth] for _ in range(600)])
-    assert means[:, 0].std() < anywhere[:, 0].std() / 2, "a drift with position costs a stratified sample nothing"
-
-
-def test_the_standard_error_by_hand():
-    drawn = Sample(4).draw(10)  # two stretches of five, two queries from each
-    average, error = mean(_array(np.array([[1.0, 3.0, 10.0, 14.0]]), drawn))
-    assert average.item() == 7.0
-    assert error.item() == pytest.approx(np.sqrt((5**2 * (1 - 2 / 5) / 2 * 2 + 5**2 * (1 - 2 / 5) / 2 * 8) / 10**2))
-    assert average.attrs["units"] == error.attrs["units"] == "nats" and "entropy" in error.attrs["long_name"]
-
-
-def test_what_was_measured_whole_has_no_error():
-    values = xr.DataArray([1.0, 2.0, np.nan], dims="query")
-    average, error = mean(values)
-    assert float(average) == 1.5 and error is None
 
 
 def test_a_sample_of_one_is_refused():

@@ -11,6 +11,7 @@ from diffscope.hypotheses.evidence.last_query import Reading
 from diffscope.hypotheses.inference import Observed
 from diffscope.hypotheses.rules import ABOVE, NONE, Missing, Quantity, Test
 from diffscope.hypotheses.subjects import Subject
+from diffscope.stats.averaging import averaged
 
 FARTHEST = 6  # octaves
 
@@ -160,8 +161,8 @@ def observed(own: Sequence[xr.DataArray], others: Sequence[xr.DataArray]) -> Obs
 
 
 def over_model(values: xr.DataArray) -> xr.DataArray:
-    """Mean over heads, then layers, (prompt,): heads and layers without a value are left out."""
-    return values.mean("head").mean("layer")
+    """Mean over heads, then layers, (prompt,): what is undefined or infinite is left out."""
+    return averaged(values, ["head", "layer"], "mean").values
 
 
 TESTS = {NOISE_SYMMETRY: noise_symmetry, LAMBDA_STAR: lambda_star, KEY_TOKEN_GAIN: key_token_gain, SPARSITY: sparsity}

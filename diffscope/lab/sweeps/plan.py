@@ -147,7 +147,7 @@ class Plan:
     def left_out(self) -> list[str]:
         """Statistics that were asked for, and of which a mean over queries says nothing."""
         chosen = select(self.statistics) if self.queries != LAST else []
-        return [one.name for one in chosen if "query" in one.dims and not one.averageable]
+        return [one.name for one in chosen if "query" in one.dims and one.averaged == "not"]
 
     @property
     def measured(self) -> list[str]:

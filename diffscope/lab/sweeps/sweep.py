@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 
-import numpy as np
 import xarray as xr
 from torch import nn
 
@@ -25,13 +24,13 @@ from diffscope.lab.sweeps.plan import LAST, Piece, Plan, rows_of
 from diffscope.lab.sweeps.prompt_sets import Given, restored
 from diffscope.models.loading import load_tokenizer, locate, move
 from diffscope.scope import Scope, load
-from diffscope.stats.sampling import average
+from diffscope.stats.averaging import average
 from diffscope.store import open_statistics, save_statistics, statistics_format
 
 SHARD = ".nc"  # one small file
 FACTS = ("family", "attention", "dtype", "warnings")
 KEY_SETS = ("sink", "context", "irrelevant")  # those of every prompt
-AVERAGED = "queries ({}), of those rows that have a finite value"
+AVERAGED = "queries ({}), of those rows that have a finite value; of ratios without a bound the median"
 _opened: dict[tuple, Scope] = {}  # the one model that this process holds
 
 
@@ -193,15 +192,10 @@ def _measured(scope: Scope, given: Given, spec: dict) -> xr.Dataset:
     }
     if "query" in measured.dims:
         one = spec["queries"] == LAST
-        measured = measured.isel(query=0, drop=True) if one else average(measured.map(_finite, keep_attrs=True))
+        measured = measured.isel(query=0, drop=True) if one else average(measured)
     facts = {name: measured.attrs[name] for name in FACTS if name in measured.attrs}
     about = {name: ((), float(value), {"units": units, "long_name": said}) for name, (value, units, said) in about.items()}
     return measured.drop_attrs(deep=False).assign(about).assign_attrs(facts)
-
-
-def _finite(values: xr.DataArray) -> xr.DataArray:
-    """What a mean over queries is taken of."""
-    return values.where(np.isfinite(values)) if "query" in values.dims else values
 
 
 def join(plan: Plan, pieces: Sequence[Piece], outcome: Outcome, out: Path) -> xr.Dataset:

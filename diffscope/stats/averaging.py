@@ -1,0 +1,213 @@
+"""One rule of averaging, for all that is averaged: over queries, then heads, then layers, of what is finite.
+
+What is undefined (NaN) or infinite is left out, and the result says how much that was. A ratio without a bound is averaged by its
+median, because one token with next to nothing to divide by decides an arithmetic mean; positions and decibels are not averaged.
+Which it is, the registry says of each statistic, and ``measure`` in the attribute ``averaged``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import xarray as xr
+
+from diffscope.errors import DiffscopeError
+from diffscope.stats.definitions import Averaged
+from diffscope.stats.registry import STATISTICS
+from diffscope.stats.sampling import STRATUM, WEIGHT
+
+PLURALS = {"query": "queries", "head": "heads", "layer": "layers"}
+ORDER = tuple(PLURALS)  # in which averages are taken
+
+
+class Average(NamedTuple):
+    """An average and what it is worth.
+
+    Attributes
+    ----------
+    values : DataArray
+        Its attributes say by what it was ``averaged`` ("mean" or "median"), ``averaged_over`` what, and how many values were left
+        out: ``undefined_left_out``, ``infinite_left_out``.
+    error : DataArray or None
+        The standard error, where the queries are a sample; what was measured whole has none.
+    words : list of str
+        For each dimension: over how many it is, and how many values were left out.
+    """
+
+    values: xr.DataArray
+    error: xr.DataArray | None
+    words: list[str]
+
+
+def average(dataset: xr.Dataset, over: str | Sequence[str] = "query") -> xr.Dataset:
+    """Averages over queries of everything that has queries, each of a sample with its standard error as ``NAME_se``.
+
+    Parameters
+    ----------
+    dataset : Dataset
+        What ``measure`` returned.
+    over : str or sequence of str
+        "query", "head", "layer" or some of them; always in this order.
+
+    Returns
+    -------
+    Dataset
+        Means, or medians of ratios without a bound, of what is finite: the attributes ``averaged``, ``averaged_over``,
+        ``undefined_left_out`` and ``infinite_left_out`` say which, over what, and how many values were left out. What has none of
+        the dimensions stays as it is; positions and decibels, of which an average says nothing, are left out.
+    """
+    dims = [over] if isinstance(over, str) else list(over)
+    averages = {}
+    for name, values in dataset.data_vars.items():
+        if not set(dims) & set(values.dims):
+            averages[name] = values
+        elif rule(values) != "not":
+            averages[name], error, _ = averaged(values, dims)
+            if error is not None:
+                averages[f"{name}_se"] = error
+    return xr.Dataset(averages, attrs=dataset.attrs)
+
+
+def rule(values: xr.DataArray) -> Averaged:
+    """By what some values are averaged: their attribute ``averaged``, or what the registry says of their name, or the mean."""
+    named = STATISTICS[values.name].averaged if values.name in STATISTICS else "mean"
+    return values.attrs.get("averaged", named)
+
+
+def averaged(values: xr.DataArray, dims: Sequence[str] = ORDER, by: Averaged | None = None) -> Average:
+    """The average over those of some dimensions that there are, in the order query, head, layer.
+
+    Parameters
+    ----------
+    values : DataArray
+        Over "head" with a dimension "other_head", a head beside itself is left out.
+    dims : sequence of str
+        Among ``ORDER``.
+    by : {"mean", "median"}, optional
+        By default what :func:`rule` says.
+
+    Raises
+    ------
+    DiffscopeError
+        The values are positions or decibels, or a dimension is none that is averaged over.
+    """
+    by = by or rule(values)
+    if by == "not":
+        units = values.attrs.get("units", "1")
+        raise DiffscopeError(f"{values.name} [{units}] is not averaged, its mean would say nothing; choose one query")
+    if unknown := set(dims).difference(ORDER):
+        raise DiffscopeError(f"there is no average over {', '.join(sorted(unknown))}; choose from {', '.join(ORDER)}")
+    present = [dim for dim in ORDER if dim in dims and dim in values.dims]
+    result = values
+    words = []
+    for dim in present:
+        words.append(_words(result, dim))
+        result = _middle(_others(result) if dim == "head" else result, dim, by)
+    sampled = "query" in present and WEIGHT in values.coords
+    error = None
+    if sampled:  # heads and layers share the queries, so their errors do not average out: rows are averaged over them first
+        rows = values
+        for dim in present[1:]:
+            rows = _middle(_others(rows) if dim == "head" else rows, dim, by)
+        error = _standard_error(rows, result, by)
+        words[0] = f"a sample of {words[0]}"
+    if present:
+        result = result.assign_attrs(
+            averaged=by,
+            averaged_over=", then ".join(PLURALS[dim] for dim in present),
+            undefined_left_out=int(values.isnull().sum()),
+            infinite_left_out=int(np.isinf(values).sum()),
+        )
+    return Average(result, error, words)
+
+
+def _words(values: xr.DataArray, dim: str) -> str:
+    """What an average is over, and how many values are left out."""
+    counts = {"undefined": int(values.isnull().sum()), "infinite": int(np.isinf(values).sum())}
+    words = f"{values.sizes[dim]} {PLURALS[dim]}"
+    if dim == "head" and "other_head" in values.dims:
+        words = f"other heads ({values.sizes[dim] - 1})"
+    if not sum(counts.values()):
+        return words
+    left_out = " and ".join(f"{count} {kind} value{'s' if count > 1 else ''}" for kind, count in counts.items() if count)
+    return f"{words} ({left_out} left out)"
+
+
+def _others(values: xr.DataArray) -> xr.DataArray:
+    """Values without those of a head beside itself."""
+    return values.where(values["head"] != values["other_head"]) if "other_head" in values.dims else values
+
+
+def _middle(values: xr.DataArray, dim: str, by: Averaged) -> xr.DataArray:
+    """Mean or median of what is finite, along one dimension; a sample of queries is weighted."""
+    finite = values.where(np.isfinite(values))
+    if dim == "query" and WEIGHT in values.coords:
+        y = finite.transpose(..., "query")
+        weight = values[WEIGHT].values
+        middle = _weighted_mean(y.values, weight) if by == "mean" else _quantile(y.values, weight, 0.5)
+        return y.isel(query=0, drop=True).copy(data=middle)
+    return finite.mean(dim, keep_attrs=True) if by == "mean" else finite.median(dim, keep_attrs=True)
+
+
+def _weighted_mean(y: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """Mean over the last axis, y (..., query), NaN left out: the ratio of two stratified totals."""
+    defined = ~np.isnan(y)
+    with np.errstate(invalid="ignore"):
+        return (np.where(defined, y, 0) * weight).sum(-1) / (weight * defined).sum(-1)
+
+
+def _quantile(y: np.ndarray, weight: np.ndarray, level: float | np.ndarray) -> np.ndarray:
+    """Weighted quantile over the last axis, y (..., query), NaN left out; of equal weights the median that everybody knows.
+
+    Where the weights add up to the level just at a value, it is the middle between that value and the next.
+    """
+    order = y.argsort(-1)  # NaN last
+    ascending = np.take_along_axis(y, order, -1)
+    defined = ~np.isnan(ascending)
+    share = np.where(defined, weight[order], 0).cumsum(-1)
+    with np.errstate(invalid="ignore"):
+        share = share / share[..., -1:]
+    last = np.maximum(defined.sum(-1) - 1, 0)
+    level = np.asarray(level)[..., None]
+    low, high = (np.minimum((share < bound).sum(-1), last)[..., None] for bound in (level - 1e-9, level + 1e-9))
+    return (np.take_along_axis(ascending, low, -1) + np.take_along_axis(ascending, high, -1))[..., 0] / 2
+
+
+def _standard_error(values: xr.DataArray, middle: xr.DataArray, by: Averaged) -> xr.DataArray:
+    """Standard error of the average over a sample of queries.
+
+    Of a mean it is that of the residuals of a stratified ratio estimate, linearised, with the finite-population correction
+    (Sampling Techniques, Cochran 1977, sections 5.4 and 6.11). Of a median it is half the distance of the quantiles that lie one
+    standard error of the share of smaller values to either side (Confidence Intervals for Medians, Woodruff 1952), which is on
+    the safe side in a small sample.
+    """
+    rows = values.where(np.isfinite(values)).transpose(..., "query")
+    y = rows.values
+    weight = values[WEIGHT].values
+    stratum = values[STRATUM].values
+    if by == "mean":
+        error = _error_of_mean(y, weight, stratum)
+    else:
+        below = np.where(np.isnan(y), np.nan, y <= _quantile(y, weight, 0.5)[..., None])
+        width = np.nan_to_num(_error_of_mean(below, weight, stratum))
+        error = (_quantile(y, weight, 0.5 + width) - _quantile(y, weight, 0.5 - width)) / 2
+    template = rows.isel(query=0, drop=True)
+    attrs = {"units": values.attrs.get("units", "1"), "long_name": f"standard error of the {by} of {values.name}"}
+    error = xr.DataArray(error, template.coords, template.dims, attrs=attrs)
+    return error.transpose(*middle.dims)
+
+
+def _error_of_mean(y: np.ndarray, weight: np.ndarray, stratum: np.ndarray) -> np.ndarray:
+    """Standard error of :func:`_weighted_mean`, y (..., query), queries in the order of their strata."""
+    defined = ~np.isnan(y)
+    residual = np.where(defined, y - _weighted_mean(y, weight)[..., None], 0)
+    starts = np.flatnonzero(np.diff(stratum, prepend=stratum[:1] - 1))
+    count = np.add.reduceat(np.ones_like(weight), starts)
+    size = np.add.reduceat(weight, starts)
+    sums, squares = (np.add.reduceat(x, starts, axis=-1) for x in (residual, residual**2))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        spread = (squares - sums**2 / count) / (count - 1)  # within a stratum
+        variance = (size**2 * (1 - count / size) / count * spread.clip(0)).sum(-1)
+        return np.sqrt(variance) / (weight * defined).sum(-1)

@@ -1,0 +1,249 @@
+"""What every statistic is, in words: its formula, units, range, where it is undefined, how it is averaged, where it comes from.
+
+In the formulas, x is a row of A1, A2 or D, p = |x| / sum|x| its shares and n the number of keys that it can see; X is a key
+set, on which <,>_X and |.|_X are taken; g is the gain of A1 (1 in most models) and lambda the coefficient of A2.
+"""
+
+from typing import Literal, NamedTuple
+
+Averaged = Literal["mean", "median", "not"]
+
+
+class Definition(NamedTuple):
+    """One statistic in words.
+
+    Attributes
+    ----------
+    units : str
+        "1" if dimensionless.
+    description : str
+        One line.
+    formula : str
+    range : tuple of str
+        The least and the largest value, of n visible keys; "inf" where there is no bound.
+    undefined : str
+        Where it is NaN; "nowhere".
+    source : str
+        By title; "defined here" where it has no other.
+    averaged : {"mean", "median", "not"}
+        Over queries, heads and layers: ratios without a bound by their median, positions and decibels not at all.
+    averaged_over : str
+        What the definition itself averages over.
+    """
+
+    units: str
+    description: str
+    formula: str
+    range: tuple[str, str]
+    undefined: str
+    source: str = "defined here"
+    averaged: Averaged = "mean"
+    averaged_over: str = ""
+
+
+DIFF = "Differential Transformer (Ye et al., 2024)"
+ENTROPY = "A Mathematical Theory of Communication (Shannon, 1948)"
+HILL = "Diversity and Evenness: A Unifying Notation and Its Consequences (Hill, 1973)"
+SPARSITY = "Comparing Measures of Sparsity (Hurley & Rickard, 2009)"
+HOYER = "Non-negative Matrix Factorization with Sparseness Constraints (Hoyer, 2004)"
+KULLBACK = "On Information and Sufficiency (Kullback & Leibler, 1951)"
+LIN = "Divergence Measures Based on the Shannon Entropy (Lin, 1991)"
+BRAY = "An Ordination of the Upland Forest Communities of Southern Wisconsin (Bray & Curtis, 1957)"
+SINK = "When Attention Sink Emerges in Language Models: An Empirical View (Gu et al., 2024)"
+CKA = "Similarity of Neural Network Representations Revisited (Kornblith et al., 2019)"
+ERANK = "The Effective Rank: A Measure of Effective Dimensionality (Roy & Vetterli, 2007)"
+ECKART = "The Approximation of One Matrix by Another of Lower Rank (Eckart & Young, 1936)"
+
+ONE_KEY = "rows with one visible key; rows of zeros"
+ONE_OF_X = "rows that see fewer than two keys of X; where A1 or A2 has no mass on X"
+NO_A1 = "rows with one visible key; where A1 has no mass on X"
+NO_SECOND = "standard attention"
+
+ROW = {
+    "entropy": Definition("nats", "entropy of the shares", "-sum p ln p", ("0", "ln n"), ONE_KEY, ENTROPY),
+    "entropy_normalised": Definition("1", "entropy over that of a uniform row", "entropy / ln n", ("0", "1"), ONE_KEY, ENTROPY),
+    "effective_tokens": Definition(
+        "keys", "keys of a uniform row of the same entropy", "exp(entropy)", ("1", "n"), ONE_KEY, HILL
+    ),
+    "participation": Definition("keys", "inverse participation of the shares", "1 / sum p²", ("1", "n"), ONE_KEY, HILL),
+    "gini": Definition(
+        "1", "Gini index", "sum_i (2i - n - 1)|x|_(i) / (n sum|x|), |x| ascending", ("0", "1 - 1/n"), ONE_KEY, SPARSITY
+    ),
+    "hoyer": Definition("1", "Hoyer sparsity", "(sqrt n - |x|_1/|x|_2) / (sqrt n - 1)", ("0", "1"), ONE_KEY, HOYER),
+    "pseudo_norm": Definition("1", "pseudo-norm of the shares at 1/2", "(sum p^(1/2))²", ("1", "n"), ONE_KEY, SPARSITY),
+    "near_zero": Definition(
+        "1", "fraction of keys with next to no weight", "#{visible keys with p < 0.1/n} / n", ("0", "1"), ONE_KEY
+    ),
+    "top_k_mass": Definition(
+        "1", "share of the k largest weights", "sum of the k largest p", ("k/n", "1"), "rows with n <= k; rows of zeros"
+    ),
+    "quantiles": Definition(
+        "1", "quantiles of the shares, uniform = 1", "n times the ceil(q n)-th smallest p", ("0", "n"), ONE_KEY
+    ),
+    "argmax": Definition(
+        "position", "key of the largest weight", "argmax |x|, the first of equals", ("0", "keys - 1"), ONE_KEY, averaged="not"
+    ),
+    "negative_share": Definition(
+        "1", "share of the absolute mass that is negative", "sum max(-x, 0) / sum|x|", ("0", "1"), ONE_KEY
+    ),
+    "negative_count": Definition("keys", "keys of negative weight", "#{x < 0}", ("0", "n"), "rows with one visible key"),
+    "row_sum": Definition("1", "sum of the row", "sum x; g - lambda for D", ("-inf", "inf"), "nowhere"),
+}
+
+# p, q are A1, A2 renormalised on X
+BRANCH = {
+    "cosine": Definition("1", "cosine of the branches", "<A1,A2>_X / (|A1|_X |A2|_X)", ("0", "1"), ONE_OF_X),
+    "lambda_star": Definition(
+        "1",
+        "coefficient that leaves least of A1",
+        "<A1,A2>_X / <A2,A2>_X; compare with lambda/g",
+        ("0", "inf"),
+        "rows with one visible key; where A1 or A2 has no mass on X",
+        averaged="median",
+    ),
+    "residual_noise": Definition(
+        "1", "what the subtraction leaves", "|D|_X / |g A1|_X, Euclidean norms", ("0", "inf"), NO_A1, averaged="median"
+    ),
+    "residual_floor": Definition("1", "what the best coefficient leaves", "sqrt(1 - cosine²)", ("0", "1"), ONE_OF_X),
+    "noise_gain": Definition(
+        "1", "absolute mass out over mass in", "sum_X |D| / sum_X A1", ("0", "inf"), NO_A1, averaged="median"
+    ),
+    "signal_gain": Definition("1", "net mass out over mass in", "sum_X D / sum_X A1", ("-inf", "inf"), NO_A1, averaged="median"),
+    "selectivity": Definition(
+        "1",
+        "share in D over share in A1",
+        "(sum_X |D| / sum |D|) / sum_X A1",
+        ("0", "inf"),
+        f"{NO_A1}; where D is zero everywhere",
+        averaged="median",
+    ),
+    "rho": Definition(
+        "1",
+        "relative difference of the branches",
+        "sum_X |A1 - A2| / sum_X (A1 + A2)",
+        ("0", "1"),
+        "rows with one visible key; where neither branch has mass on X",
+        BRAY,
+    ),
+    "kl_12": Definition("nats", "divergence of A2 from A1", "KL(A1|A2) = sum p ln(p/q)", ("0", "inf"), ONE_OF_X, KULLBACK),
+    "kl_21": Definition("nats", "divergence of A1 from A2", "KL(A2|A1) = sum q ln(q/p)", ("0", "inf"), ONE_OF_X, KULLBACK),
+    "js": Definition(
+        "nats",
+        "Jensen-Shannon divergence of the branches",
+        "(KL(p|m) + KL(q|m))/2, m = (p + q)/2",
+        ("0", "ln 2"),
+        ONE_OF_X,
+        LIN,
+    ),
+    "overlap": Definition("1", "overlap of the branches", "sum min(p, q)", ("0", "1"), ONE_OF_X),
+}
+
+MASSES = "raw: sum_X x; share: sum_X |x| / sum |x|; signed: sum_X x / (g - lambda); positive: sum_X x+ / sum x+"
+NO_MASS = (
+    "rows that see no key of X, or no other; signed where |g - lambda| < 0.001; share and positive where their denominator is 0"
+)
+RANKS = (
+    "of singular values s: erank: exp H(s/sum s); erank_energy: exp H(s²/sum s²); "
+    "participation: (sum s²)²/sum s⁴; stable_rank: sum s²/max s²; r90: fewest s² that hold 90 %; controls: the uniform "
+    "map over the same visible keys, the map with each row's visible keys permuted; always of all queries; beyond 4,096 tokens "
+    "estimated matrix-free"
+)
+UNKNOWN_RANK = "maps of zeros, or not finite; estimates that are not within 5 %"
+
+OTHERS = {
+    "span_mass": Definition("1", "attention on each key set", MASSES, ("-inf", "inf"), NO_MASS),
+    "sink_mass": Definition("1", "attention on the first token and on the first four", MASSES, ("-inf", "inf"), NO_MASS),
+    "sink_rate": Definition(
+        "1",
+        "share of heads with an attention sink",
+        "share of heads whose mean mass over queries is above 0.3",
+        ("0", "1"),
+        "where no head has a mean",
+        SINK,
+        averaged_over="queries, then heads",
+    ),
+    "column_sink": Definition(
+        "1",
+        "mean mass of the most attended key",
+        "max over keys of the mean over queries",
+        ("-inf", "inf"),
+        "where no row has a value",
+        SINK,
+        averaged_over="queries",
+    ),
+    "column_sink_position": Definition(
+        "position",
+        "the most attended key",
+        "argmax over keys of the mean over queries",
+        ("0", "keys - 1"),
+        "where no row has a value",
+        SINK,
+        "not",
+        "queries",
+    ),
+    "lambda": Definition(
+        "1",
+        "the coefficient of A2",
+        "used: after casting; fp32: before; init: at initialisation; minus_init: used - init",
+        ("-inf", "inf"),
+        f"{NO_SECOND}; init where the family has none",
+        DIFF,
+    ),
+    "cmrr": Definition(
+        "dB",
+        "common-mode rejection ratio",
+        "20 log10(((g + lambda)/2) / |g - lambda|)",
+        ("-inf", "inf"),
+        NO_SECOND,
+        "of differential amplifiers, to which " + DIFF + " compares itself",
+        "not",
+    ),
+    "logit_outliers": Definition(
+        "1",
+        "largest and median magnitude of the attention logits",
+        "of |scale q.k| over all maps of the layer and the keys each query sees, exact",
+        ("0", "inf"),
+        "the k-th largest of fewer than k",
+        DIFF,
+    ),
+    "map_distance": Definition(
+        "1",
+        "mean cosine distance between the heads' maps",
+        "mean over pairs of heads of 1 - <A_i,A_j> / (|A_i||A_j|)",
+        ("0", "2"),
+        "layers of one head; where a map is zero",
+        averaged_over="pairs of heads",
+    ),
+    "head_cka": Definition(
+        "1",
+        "linear CKA between the heads' outputs",
+        "|Yj'Yi|² / (|Yi'Yi||Yj'Yj|), Y = D V centred over queries",
+        ("0", "1"),
+        "heads whose output does not vary",
+        CKA,
+    ),
+    "effective_rank": Definition(
+        "1", "effective ranks beside their controls", RANKS, ("0", "inf"), UNKNOWN_RANK, ERANK, averaged="median"
+    ),
+    "effective_rank_error": Definition(
+        "1",
+        "half-widths of the effective ranks",
+        "0 where they are exact; else half the bracket of their quadrature and three standard errors",
+        ("0", "inf"),
+        "where nothing is known",
+        averaged="median",
+    ),
+    "rank_residual": Definition(
+        "1",
+        "what the best approximation of rank r leaves",
+        "|A - A_r|_F / |A|_F, for A2 without lambda; always of all queries",
+        ("0", "1"),
+        UNKNOWN_RANK,
+        ECKART,
+    ),
+    "rank_residual_error": Definition(
+        "1", "half-widths of the rank residuals", "0 where they are exact", ("0", "inf"), "where nothing is known"
+    ),
+}
+
+DEFINITIONS = ROW | BRANCH | OTHERS
