@@ -1,10 +1,9 @@
 """What the two branches of differential attention share, and what the subtraction leaves.
 
 Functions on a key set X take the rows restricted to X: ``a1``, ``a2``, ``d`` are ``(..., X)`` with exact zeros on
-keys that a row cannot see, and ``seen (...)`` says how many keys of X each row sees. Everything about direction or
-shape within X (cosine, divergences) is NaN where a row sees fewer than two of its keys: one key always has cosine 1
-and divergence 0, which means nothing. Everything is NaN where it would divide by a mass of zero.
-Definitions: SCIENCE.md, section 3.
+keys that a row cannot see, and ``seen (...)`` says how many keys of X each row sees, by default all. Everything about
+direction or shape within X (cosine, divergences) is NaN where a row sees fewer than two of its keys: one key always has
+cosine 1 and divergence 0, which means nothing. Everything is NaN where it would divide by a mass of zero.
 """
 
 import math
@@ -13,13 +12,13 @@ import torch
 from torch import Tensor
 
 
-def cosine(a1: Tensor, a2: Tensor, seen: Tensor) -> Tensor:
+def cosine(a1: Tensor, a2: Tensor, seen: Tensor | None = None) -> Tensor:
     """Cosine of the two branches on X: <A1,A2> / (|A1||A2|).
 
     Parameters
     ----------
     a1, a2 : Tensor (..., X)
-    seen : Tensor (...)
+    seen : Tensor (...), optional
 
     Returns
     -------
@@ -28,7 +27,7 @@ def cosine(a1: Tensor, a2: Tensor, seen: Tensor) -> Tensor:
     """
     u, v = _unit_peak(a1)[0], _unit_peak(a2)[0]
     value = _dot(u, v) / (_dot(u, u) * _dot(v, v)).sqrt()
-    return _where_shape(value, seen)
+    return _where_shape(value, seen, a1)
 
 
 def lambda_star(a1: Tensor, a2: Tensor) -> Tensor:
@@ -64,7 +63,7 @@ def residual_noise(a1: Tensor, d: Tensor, gain: Tensor | float = 1.0) -> Tensor:
     return _norm(d / peak) / (gain * _norm(a1 / peak))
 
 
-def residual_floor(a1: Tensor, a2: Tensor, seen: Tensor) -> Tensor:
+def residual_floor(a1: Tensor, a2: Tensor, seen: Tensor | None = None) -> Tensor:
     """The least that any coefficient could leave: sqrt(1 - cosine²).
 
     Computed as the residual at lambda_star itself: 1 - cosine² would lose half the digits where branches agree.
@@ -76,7 +75,7 @@ def residual_floor(a1: Tensor, a2: Tensor, seen: Tensor) -> Tensor:
     """
     u, v = _unit_peak(a1)[0], _unit_peak(a2)[0]
     best = (_dot(u, v) / _dot(v, v)).unsqueeze(-1)
-    return _where_shape(_norm(u - best * v) / _norm(u), seen)
+    return _where_shape(_norm(u - best * v) / _norm(u), seen, a1)
 
 
 def noise_gain(a1: Tensor, d: Tensor) -> Tensor:
@@ -129,7 +128,7 @@ def rho(a1: Tensor, a2: Tensor) -> Tensor:
     return (a1 - a2).abs().sum(-1) / _mass(a1 + a2)
 
 
-def kl(p: Tensor, q: Tensor, seen: Tensor) -> Tensor:
+def kl(p: Tensor, q: Tensor, seen: Tensor | None = None) -> Tensor:
     """Kullback-Leibler divergence KL(p|q) of the branches renormalised on X.
 
     Summed as p ln(p/q) - p + q, which has no negative term and so no rounding below zero.
@@ -137,7 +136,7 @@ def kl(p: Tensor, q: Tensor, seen: Tensor) -> Tensor:
     Parameters
     ----------
     p, q : Tensor (..., X)
-    seen : Tensor (...)
+    seen : Tensor (...), optional
 
     Returns
     -------
@@ -147,10 +146,10 @@ def kl(p: Tensor, q: Tensor, seen: Tensor) -> Tensor:
     """
     p, q = _renormalised(p), _renormalised(q)
     logs = torch.where(p > 0, p / q, 1).log()
-    return _where_shape((p * logs - p + q).sum(-1), seen)
+    return _where_shape((p * logs - p + q).sum(-1), seen, p)
 
 
-def js(a1: Tensor, a2: Tensor, seen: Tensor) -> Tensor:
+def js(a1: Tensor, a2: Tensor, seen: Tensor | None = None) -> Tensor:
     """Jensen-Shannon divergence of the branches renormalised on X.
 
     With r = (p - q)/(p + q) it is half the sum of p·ln(1 + r) + q·ln(1 - r), which keeps the digits of branches that
@@ -166,10 +165,10 @@ def js(a1: Tensor, a2: Tensor, seen: Tensor) -> Tensor:
     r = (p - q) / (p + q).clamp_min(limits.tiny)
     lowest = limits.eps - 1
     nats = (p * r.clamp_min(lowest).log1p() + q * (-r).clamp_min(lowest).log1p()).sum(-1) / 2
-    return _where_shape(nats.clamp(0, math.log(2)), seen)
+    return _where_shape(nats.clamp(0, math.log(2)), seen, a1)
 
 
-def overlap(a1: Tensor, a2: Tensor, seen: Tensor) -> Tensor:
+def overlap(a1: Tensor, a2: Tensor, seen: Tensor | None = None) -> Tensor:
     """Common part of the branches renormalised on X: sum min(p, q).
 
     Returns
@@ -177,7 +176,7 @@ def overlap(a1: Tensor, a2: Tensor, seen: Tensor) -> Tensor:
     Tensor (...)
         Between 0 (disjoint) and 1 (equal). NaN where a row sees fewer than two keys of X, or a branch has no mass.
     """
-    return _where_shape(torch.minimum(_renormalised(a1), _renormalised(a2)).sum(-1), seen)
+    return _where_shape(torch.minimum(_renormalised(a1), _renormalised(a2)).sum(-1), seen, a1)
 
 
 def cmrr(lam: Tensor, gain: Tensor | float = 1.0) -> Tensor:
@@ -226,5 +225,7 @@ def _renormalised(a: Tensor) -> Tensor:
     return a / _mass(a).unsqueeze(-1)
 
 
-def _where_shape(value: Tensor, seen: Tensor) -> Tensor:
-    return torch.where(seen > 1, value, math.nan)
+def _where_shape(value: Tensor, seen: Tensor | None, a: Tensor) -> Tensor:
+    """NaN where rows a (..., X) see fewer than two keys."""
+    several = a.shape[-1] > 1 if seen is None else seen > 1
+    return torch.where(torch.as_tensor(several, device=value.device), value, math.nan)

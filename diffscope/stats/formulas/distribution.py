@@ -6,7 +6,6 @@ statistics act on the shares ``p = |x| / sum|x|``, which for a row of probabilit
 the same code.
 
 Rows with one visible key give NaN wherever the value would follow from there being one key; so do rows of zeros.
-Definitions: SCIENCE.md, section 1.
 """
 
 import math

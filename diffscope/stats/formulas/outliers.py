@@ -4,7 +4,7 @@ What makes activations hard to quantise is the distance between their few larges
 Numbers arrive in blocks that are made again for every pass. Magnitudes of floats order like their bit patterns, so
 a histogram of the leading 16 bits tells in which bin an order statistic lies, and one of the next 16 bits within
 that bin which float32 it is: two passes, 65,536 counters, no approximation. What is in memory and small is sorted,
-to the same numbers. Definitions: SCIENCE.md, section 2.
+to the same numbers.
 """
 
 import math

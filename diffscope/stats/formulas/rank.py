@@ -4,7 +4,7 @@ A causal softmax matrix is triangular with a positive diagonal, so its algebraic
 names two quantities that differ by orders of magnitude on one map. So :func:`ranks` gives all definitions by name,
 and :func:`controlled_spectra` their controls: the uniform map over the same visible keys, whose erank grows like
 sqrt(N) though it attends to nothing in particular, and the map with the weights of each row permuted among its
-visible keys, which keeps every row statistic. Definitions: SCIENCE.md, section 2.
+visible keys, which keeps every row statistic.
 
 Maps above ``LARGEST`` rows or columns are refused; :mod:`diffscope.stats.estimated_rank` estimates those.
 """

@@ -1,7 +1,7 @@
 """How much the heads of a layer repeat each other.
 
 Both measures are inner products between heads, so maps are never held: the Gram matrix of a layer's heads is a sum
-over blocks of rows. Definitions: SCIENCE.md, section 2, "redundancy".
+over blocks of rows.
 """
 
 import math

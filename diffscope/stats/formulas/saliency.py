@@ -1,6 +1,6 @@
 """Where the loss draws on attention, and which way it pushes the scores.
 
-Functions of maps and of the gradients of a loss on them, (..., key). Definitions: SCIENCE.md, section 5.
+Functions of maps and of the gradients of a loss on them, (..., key).
 """
 
 import torch

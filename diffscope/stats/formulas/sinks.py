@@ -1,7 +1,7 @@
 """Attention that gathers on the first tokens, or on any one token.
 
 Masses are those of :mod:`diffscope.stats.formulas.spans`, in the same four normalisations: for a signed row "share" counts
-|D| and "signed" counts D over its sum. Definitions: SCIENCE.md, section 1, "sink".
+|D| and "signed" counts D over its sum.
 """
 
 import math

@@ -3,7 +3,6 @@
 A signed row has no one "mass": a reader has to be told which is meant, so every result carries all four
 normalisations by name. A value is NaN where it would be the same for every model: in rows that see none of the
 set's keys, and in rows that see no other keys (rows with one visible key among them).
-Definitions: SCIENCE.md, section 1, "span mass on a key set".
 """
 
 import math

@@ -34,7 +34,7 @@ WEIGHTED["median"] = lambda x, n: d.of("quantiles", x, n)[..., QUANTILES.index(0
 
 
 def _oracle(row):
-    """The definitions of SCIENCE.md on the visible keys of one row, in other words where there are any."""
+    """The definitions on the visible keys of one row, in other words where there are any."""
     p, n = np.abs(row) / np.abs(row).sum(), len(row)
     nats = scipy.stats.entropy(p)
     return {

@@ -1,0 +1,33 @@
+"""The registry says everything about every statistic, and docs/definitions.md says what the registry says."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from diffscope.stats import STATISTICS
+from diffscope.stats.definitions import DEFINITIONS
+
+ROOT = Path(__file__).parents[2]
+BOUNDS = {"0", "1", "2", "n", "ln n", "ln 2", "1 - 1/n", "k/n", "keys - 1", "inf", "-inf"}
+
+
+def test_every_statistic_has_its_words_and_the_other_way_round():
+    assert list(STATISTICS) == list(DEFINITIONS)
+
+
+@pytest.mark.parametrize("name", STATISTICS)
+def test_nothing_is_left_unsaid(name):
+    words = STATISTICS[name].words
+    assert all((words.units, words.description, words.formula, words.undefined, words.source))
+    assert set(words.range) <= BOUNDS and len(words.range) == 2
+    unbounded_ratio = words.units == "1" and words.range[1] == "inf" and "/" in words.formula and "query" in STATISTICS[name].dims
+    if STATISTICS[name].kind == "branch" and unbounded_ratio:
+        assert words.averaged == "median"
+
+
+def test_the_page_is_what_the_registry_says():
+    spec = importlib.util.spec_from_file_location("definitions_page", ROOT / "tools" / "definitions.py")
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    assert tool.FILE.read_text(encoding="utf-8") == tool.page(), "run python tools/definitions.py"

@@ -1,0 +1,58 @@
+"""Write docs/definitions.md, every statistic in words, from the registry: ``python tools/definitions.py``."""
+
+from pathlib import Path
+
+from diffscope.stats import STATISTICS
+from diffscope.stats.definitions import Definition
+from diffscope.stats.registry import LABELS
+
+FILE = Path(__file__).parents[1] / "docs" / "definitions.md"
+HEAD = """# Definitions
+
+Every statistic that `measure` knows, as the registry has it (`diffscope.stats.STATISTICS`; this page is written by
+`python tools/definitions.py`). x is a row of A1, A2 or D = g·A1 − λ·A2, p = |x| / Σ|x| its shares, n the number of keys that it
+sees. X is a key set, on which ⟨,⟩ and |.| are taken; under the branches, p and q are A1 and A2 renormalised on X; g is the gain
+of A1, 1 in most models. Standard attention has no A2: what needs it is NaN, and D is A1. The row statistics are functions on any
+array, too: `from diffscope.stats.formulas import entropy`.
+
+How averages are taken, over queries, then heads, then layers, is on [measuring.md](measuring.md#averages).
+"""
+KINDS = {
+    "row": ("Rows", "One value for each row of A1, A2 and D."),
+    "span": ("Key sets and sinks", "Mass on key sets, and on keys that gather it."),
+    "branch": ("Branches", "What A1 and A2 share on a key set, and what the subtraction leaves."),
+    "layer": ("Layers", "λ, scores, and the heads of a layer beside each other."),
+    "map": ("Whole maps", "Ranks of A1, λ·A2 and D, beside their controls."),
+}
+AVERAGED = {"mean": "mean", "median": "median", "not": "not averaged"}
+
+
+def page() -> str:
+    """The whole file."""
+    parts = [HEAD]
+    for kind, (title, what) in KINDS.items():
+        parts.append(f"## {title}\n\n{what}\n")
+        parts += [entry(name) for name, statistic in STATISTICS.items() if statistic.kind == kind]
+    labels = [f"| `{dim}` | {', '.join(f'`{label}`' for label in map(str, values))} |" for dim, values in LABELS.items()]
+    return "\n".join([*parts, "## Labels\n\n| dimension | labels |\n|---|---|", *labels, ""])
+
+
+def entry(name: str) -> str:
+    """What there is to say of one statistic."""
+    statistic = STATISTICS[name]
+    words: Definition = statistic.words
+    units = "" if words.units == "1" else f" [{words.units}]"
+    averaged = f"{AVERAGED[words.averaged]}; itself a mean over {words.averaged_over}" if words.averaged_over else None
+    lines = {
+        "formula": f"`{words.formula}`",
+        "range": f"{words.range[0]} to {words.range[1]}",
+        "NaN": words.undefined,
+        "averaged": averaged or AVERAGED[words.averaged],
+        "dimensions": ", ".join(statistic.dims),
+        "source": words.source,
+    }
+    return "\n".join([f"### {name}\n", f"{words.description}{units}\n", *(f"- {key}: {text}" for key, text in lines.items()), ""])
+
+
+if __name__ == "__main__":
+    FILE.write_text(page(), encoding="utf-8")
