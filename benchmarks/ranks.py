@@ -1,7 +1,7 @@
 """Effective ranks without the map, against all singular values of the map: error, stated half-width, sweeps, seconds.
 
 python -m benchmarks.ranks                                     # all kinds of map of 4,096 tokens
-python -m benchmarks.ranks --length 1024 --asked 0.02 --kinds sink local
+python -m benchmarks.ranks --length 1024 --tolerance 0.02 --kinds sink local
 python -m benchmarks.ranks --length 65536 --device cuda --no-exact
 """
 
@@ -71,8 +71,8 @@ def exact(layer: LayerAttention, name: str) -> torch.Tensor:
     return torch.cat([rank.ranks(sigma), rank.rank_residual(sigma)])
 
 
-def estimated(layer: LayerAttention, name: str, asked: float, products: str | None) -> rank.Estimate:
-    return estimated_rank.estimate(ImplicitMaps(layer, 0, products=products), [name], asked)[name]
+def estimated(layer: LayerAttention, name: str, tolerance: float, products: str | None) -> rank.Estimate:
+    return estimated_rank.estimate(ImplicitMaps(layer, 0, products=products), [name], tolerance)[name]
 
 
 def timed(work, *arguments):
@@ -91,7 +91,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=4096)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--maps", nargs="+", choices=(*PLAIN, *(PERMUTED + name for name in PLAIN)), default=MAPS)
-    parser.add_argument("--asked", type=float, default=estimated_rank.ASKED)
+    parser.add_argument("--tolerance", type=float, default=estimated_rank.TOLERANCE)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--products", choices=("blocks", "attention"), help="by default attention kernels on CUDA")
     parser.add_argument("--no-exact", action="store_true", help="longer than singular values can be had")
@@ -99,14 +99,14 @@ def main() -> None:
     device = (
         torch.cuda.get_device_name() if options.device == "cuda" else f"{platform.machine()}, {torch.get_num_threads()} threads"
     )
-    print(f"{options.length} tokens, {device}, torch {torch.__version__}, asked {options.asked:.0%}")
+    print(f"{options.length} tokens, {device}, torch {torch.__version__}; half-widths within {options.tolerance:.0%}")
     print(f"{'kind':14} {'map':11} {'definition':13} {'exact':>9} {'estimate':>9} {'half-width':>10} {'error':>8} sweeps seconds")
     labels = (*rank.DEFINITIONS, *(f"residual {r}" for r in rank.RESIDUAL_RANKS))
     unknown = torch.full((len(labels),), torch.nan), torch.nan
     for kind in options.kinds:
         layer = layer_of(kind, options.length, options.device)
         for name in options.maps:
-            estimate, fast = timed(estimated, layer, name, options.asked, options.products)
+            estimate, fast = timed(estimated, layer, name, options.tolerance, options.products)
             truth, slow = unknown if options.no_exact else timed(exact, layer, name)
             values = torch.cat([estimate.ranks, estimate.residuals]).tolist()
             errors = torch.cat([estimate.ranks_error, estimate.residuals_error]).tolist()

@@ -138,8 +138,8 @@ def _padded(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> tupl
     outs = []
     for part in v.split(max(q.shape[-1], WIDEST), dim=-1):
         width = -(-max(q.shape[-1], part.shape[-1]) // ALIGNMENT) * ALIGNMENT
-        wide = (pad(x.to(dtype), (0, width - x.shape[-1]))[None] for x in (q, k, part))  # (1, map, query or key, width)
-        out, lse = _sdpa(*wide, scale, causal)
+        wide = [pad(x.to(dtype), (0, width - x.shape[-1]))[None] for x in (q, k, part)]  # (1, map, query or key, width) each
+        out, lse = _sdpa(wide[0], wide[1], wide[2], scale, causal)
         outs.append(out[0, ..., : part.shape[-1]])
     return torch.cat(outs, dim=-1), lse[0].to(dtype)
 

@@ -112,8 +112,12 @@ def read(bins: Tensor, lowest: Tensor, n: Tensor, levels: tuple[float, ...], top
         SIZES=len(top),
         enable_fp_fusion=True,
     )
-    found = {}
+    values_of: dict[str, Tensor] = {}
     for suffix, values in zip(("", "_width"), out):
         gini, quantiles, sums = values.split((1, len(levels), len(top)))
-        found |= {f"gini{suffix}": gini[0], f"quantiles{suffix}": quantiles.movedim(0, -1), f"top{suffix}": sums.movedim(0, -1)}
-    return found
+        values_of |= {
+            f"gini{suffix}": gini[0],
+            f"quantiles{suffix}": quantiles.movedim(0, -1),
+            f"top{suffix}": sums.movedim(0, -1),
+        }
+    return values_of

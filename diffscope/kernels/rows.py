@@ -13,6 +13,7 @@ import importlib.util
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -90,7 +91,7 @@ def moments(
     Parameters
     ----------
     layer : LayerAttention
-        One that :func:`reason_unsupported` has nothing against.
+        One for which :func:`reason_unsupported` gives None.
     queries : int64 Tensor, (query,)
         In any order, each at least 0.
     wanted : set of str
@@ -117,7 +118,7 @@ def moments(
     Raises
     ------
     ValueError
-        The layer is refused, or a moment is unknown.
+        The kernels cannot serve the layer, or a moment is unknown.
     IndexError
         There is no such query.
     MissingExtra
@@ -169,15 +170,19 @@ class _Block:
     """Some queries of a layer, and how the programs are run on them; maps are numbered as they stand in `used`."""
 
     def __init__(self, layer: LayerAttention, queries: Tensor):
-        pairing, self.layer, self.queries = layer.pairing, layer, queries
+        pairing = layer.pairing
+        self.layer = layer
+        self.queries = queries
         offset = layer.n_keys - layer.n_queries
         both = pairing.a1 if pairing.a2 is None else torch.cat([pairing.a1, pairing.a2])
         self.used, place = both.unique(return_inverse=True)
-        self.first, self.second = place[: layer.n_heads], place[layer.n_heads :]
+        self.first = place[: layer.n_heads]
+        self.second = place[layer.n_heads :]
         self.n = layer.mask.counts(queries, layer.n_keys, offset)  # (query,)
-        q, k = layer.q[0], layer.k[0]
-        names = [f"{x}_{of}" for x, of in (("q", "map"), ("q", "query"), ("q", "d"), ("k", "map"), ("k", "key"), ("k", "d"))]
-        self.given = {
+        q = layer.q[0]
+        k = layer.k[0]
+        strides = ("q_map", "q_query", "q_d", "k_map", "k_key", "k_d")
+        self.arguments = {
             "q": q,
             "k": k,
             "queries": queries,
@@ -189,11 +194,11 @@ class _Block:
             "window": layer.mask.window or 0,
             "factor": layer.scale / math.log(2),
             "d": q.shape[-1],
-            **dict(zip(names, (*q.stride(), *k.stride()))),
+            **dict(zip(strides, (*q.stride(), *k.stride()))),
             "KIND": _KINDS[layer.mask.kind],
         }
 
-    def run(self, program: str, units: int, slots: int, *rest: int, **arguments) -> Tensor:
+    def run(self, program: str, units: int, slots: int, *rest: int, **arguments: Any) -> Tensor:
         """Run a program for every block of rows of every unit, a map or a head.
 
         Returns
@@ -202,15 +207,18 @@ class _Block:
         """
         from diffscope.kernels import programs
 
-        q, size = self.layer.q, len(self.queries)
+        q = self.layer.q
+        size = len(self.queries)
         out = torch.empty(slots, units, size, *rest, dtype=torch.float64, device=q.device)
         wide = q.dtype not in _HALF or not q.is_cuda  # the interpreter knows no bfloat16
         block_d = max(16, 1 << (q.shape[-1] - 1).bit_length())
-        shared = torch.cuda.get_device_properties(q.device).shared_memory_per_block_optin if q.is_cuda else 0
+        shared = 0
+        if q.is_cuda:
+            shared = torch.cuda.get_device_properties(q.device).shared_memory_per_block_optin  # type: ignore[attr-defined]
         tiles = _tiles(shared, block_d, wide)
         grid = (-(-size // tiles["BLOCK_M"]), units)
         tiles["enable_fp_fusion"] = True  # products and sums in one rounding; Triton 3.10 no longer takes that for granted
-        getattr(programs, program)[grid](**self.given, **arguments, out=out, WIDEN=wide, BLOCK_D=block_d, **tiles)
+        getattr(programs, program)[grid](**self.arguments, **arguments, out=out, WIDEN=wide, BLOCK_D=block_d, **tiles)
         return out
 
     def per_row(self, x: Tensor) -> Tensor:
@@ -303,22 +311,22 @@ def _signed(block: _Block, maps: _Maps, ask: _Ask, switches: set[str], total: Te
     def run(switches: set[str], threshold: Tensor = maps.gain, lowest: Tensor = maps.gain, bins: Tensor = maps.gain) -> dict:
         # Without its switch, an argument is not looked at.
         on = {name: name in switches for name in _SWITCHES}
-        given = {"threshold": threshold, "lowest": lowest, "bins": bins}
-        return dict(zip(_SIGNED, block.run("signed", len(maps.first), len(_SIGNED), **maps.arguments(), **given, **on)))
+        inputs = {"threshold": threshold, "lowest": lowest, "bins": bins}
+        return dict(zip(_SIGNED, block.run("signed", len(maps.first), len(_SIGNED), **maps.arguments(), **inputs, **on)))
 
-    given = {}
+    inputs = {}
     if "HISTOGRAM" in switches:
-        given["bins"], given["lowest"] = histogram.empty(maps.gain.abs() + maps.lam.abs())
+        inputs["bins"], inputs["lowest"] = histogram.empty(maps.gain.abs() + maps.lam.abs())
     if ask.any("small") and total is not None:
-        given["threshold"] = (ask.near_zero * total / block.n).float()
+        inputs["threshold"] = (ask.near_zero * total / block.n).float()
         switches = switches | {"SMALL"}
-    sums = run(switches, **given)
+    sums = run(switches, **inputs)
     if ask.any("small") and total is None:
         sums["small"] = run({"SMALL"}, (ask.near_zero * sums["total"] / block.n).float())["small"]
     if "HISTOGRAM" in switches:
         from diffscope.kernels import brackets
 
-        sums |= brackets.read(given["bins"], given["lowest"], block.n.expand(maps.gain.shape), ask.levels, ask.top)
+        sums |= brackets.read(inputs["bins"], inputs["lowest"], block.n.expand(maps.gain.shape), ask.levels, ask.top)
     return sums
 
 
@@ -340,7 +348,8 @@ def _finished(sums: dict[str, Tensor], ask: _Ask) -> dict[str, Tensor]:
 
 def _spans(block: _Block, heads: _Maps, spans: tuple[Tensor, ...]) -> dict[str, dict[str, Tensor]]:
     """Sums over spans of every map, each (head, query, span)."""
-    layer, parts = block.layer, []
+    layer = block.layer
+    parts = []
     last = block.queries + layer.n_keys - layer.n_queries
     if layer.mask.kind == "full":
         last = torch.full_like(last, layer.n_keys)
@@ -351,8 +360,8 @@ def _spans(block: _Block, heads: _Maps, spans: tuple[Tensor, ...]) -> dict[str, 
             members[span.to(last.device)] |= 1 << number
         keys = members.nonzero()[:, 0]
         reach = torch.searchsorted(keys, last, right=True, out_int32=True)
-        given = {"keys": keys.int(), "members": members[keys], "reach": reach, "SPANS": SPANS}
-        parts.append(block.run("spans", layer.n_heads, 5, SPANS, **heads.arguments(), **given)[..., : len(some)])
+        inputs = {"keys": keys.int(), "members": members[keys], "reach": reach, "SPANS": SPANS}
+        parts.append(block.run("spans", layer.n_heads, 5, SPANS, **heads.arguments(), **inputs)[..., : len(some)])
     a1, a2, net, size, positive = torch.cat(parts, -1)
     held = {"A1": dict.fromkeys(("span_net", "span_size", "span_positive"), a1)}
     if layer.differential:

@@ -195,8 +195,7 @@ def _standard_error(values: xr.DataArray, middle: xr.DataArray, by: Averaged) ->
         error = (_quantile(y, weight, 0.5 + width) - _quantile(y, weight, 0.5 - width)) / 2
     template = rows.isel(query=0, drop=True)
     attrs = {"units": values.attrs.get("units", "1"), "long_name": f"standard error of the {by} of {values.name}"}
-    error = xr.DataArray(error, template.coords, template.dims, attrs=attrs)
-    return error.transpose(*middle.dims)
+    return xr.DataArray(error, template.coords, template.dims, attrs=attrs).transpose(*middle.dims)
 
 
 def _error_of_mean(y: np.ndarray, weight: np.ndarray, stratum: np.ndarray) -> np.ndarray:

@@ -61,8 +61,7 @@ def row_moments(layer: LayerAttention, queries: Tensor, statistics: list[str]) -
     from diffscope.kernels import rows
 
     wanted = distribution.needed(statistics)
-    constants = {"top": row_sums.TOP_K, "near_zero": row_sums.NEAR_ZERO, "levels": row_sums.QUANTILES}
-    by_map = rows.moments(layer, queries, wanted, **constants)
+    by_map = rows.moments(layer, queries, wanted, top=row_sums.TOP_K, near_zero=row_sums.NEAR_ZERO, levels=row_sums.QUANTILES)
     names = present(layer, ("A1", "A2", "D"))
 
     def stacked(moment: str) -> Tensor:

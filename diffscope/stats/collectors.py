@@ -1,12 +1,12 @@
 """What is asked of one layer, and the collectors that take statistics from its maps as they stream past.
 
-A collector makes a piece of every block of rows, in whatever thread has the block, and is given the pieces one after another
-in the order of the blocks. The maps exist for one block at a time; what several statistics need of a block is computed once
-and shared through it.
+A collector's ``piece(block)`` runs in whatever thread has the block; ``add`` runs in the calling thread and is given the pieces
+in the order of the blocks. The maps exist for one block at a time; what several statistics need of a block is computed once and
+shared through it.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -31,7 +31,7 @@ class Request:
     spans: dict[str, Tensor]
     queries: Tensor
     weights: Tensor | None = None  # (query,), where the queries are a sample
-    _made: dict = field(default_factory=dict, init=False, repr=False, compare=False)
+    _shared: dict = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
     def sink_sets(self) -> list[Tensor]:
@@ -41,10 +41,10 @@ class Request:
         return [sink, torch.arange(min(4, self.layer.n_keys), device=device)]
 
     def once(self, make: Callable[["Request"], Any]) -> Any:
-        """What several statistics are made of, made for the first of them."""
-        if make not in self._made:
-            self._made[make] = make(self)
-        return self._made[make]
+        """What `make` makes of the request, made for the first statistic that needs it and kept for the others."""
+        if make not in self._shared:
+            self._shared[make] = make(self)
+        return self._shared[make]
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,8 @@ class lazy:
     and threads would take turns at their blocks."""
 
     def __init__(self, make: Callable[[Any], Any]):
-        self._make, self.__doc__ = make, make.__doc__
+        self._make = make
+        self.__doc__ = make.__doc__
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -73,13 +74,19 @@ class lazy:
 class Block:
     """A block of rows, and what several statistics take from it; keys that none of its rows sees are left out."""
 
-    def __init__(self, request: Request, place: Place, wanted: set[str] = frozenset(), workspace: Workspace = FRESH):
+    def __init__(
+        self, request: Request, place: Place, wanted: Collection[str] = frozenset(), workspace: Workspace = FRESH
+    ) -> None:
         rows: Rows = request.layer.trimmed(request.queries[place.at], place.heads, workspace)
-        self.request, self.place, self.rows, self.n = request, place, rows, rows.n
+        self.request = request
+        self.place = place
+        self.rows = rows
+        self.n = rows.n
         self.keys = slice(rows.start, rows.start + rows.a1.shape[-1])
-        self.maps = {"A1": rows.a1, "A2": rows.a2, "D": rows.d}
+        self.maps = {"A1": rows.a1, "D": rows.d} if rows.a2 is None else {"A1": rows.a1, "A2": rows.a2, "D": rows.d}
         self.differential = rows.a2 is not None
-        self._wanted, self._workspace = wanted, workspace
+        self._wanted = wanted
+        self._workspace = workspace
 
     @lazy
     def moments(self) -> Moments:
@@ -88,11 +95,11 @@ class Block:
 
     def moment(self, moment: str, name: str) -> Tensor:
         """A moment of one map, (head, query, ...)."""
-        return self.moments[moment][0 if name == "A1" else 1 if name == "A2" else -1]
+        return self.moments[moment][{"A1": 0, "A2": 1, "D": -1}[name]]
 
     def net(self, name: str) -> Tensor:
         """What the rows of a map sum to, (head, query)."""
-        if self.rows.changed and self.maps[name] is not None:
+        if self.rows.changed:
             return self.maps[name].sum(-1)
         return self.rows.gain - self.rows.lam if name == "D" else torch.ones_like(self.rows.lam)
 
@@ -114,7 +121,7 @@ class Block:
     @lazy
     def spans(self) -> list[Tensor]:
         """The requested key sets in the block's columns."""
-        return self.local(self.request.spans.values())
+        return self.local(list(self.request.spans.values()))
 
     def seen(self, columns: Sequence[Tensor]) -> Tensor:
         """How many keys of each set each row sees, (query, span)."""
@@ -125,7 +132,14 @@ class Block:
         """The rows restricted to each key set, in the order of the request."""
         total = self.moment("total", "D")
         return [
-            OnSpan(*(spans.take(a, keys) for a in self.maps.values()), self.rows.gain, total, self.seen([keys])[:, 0])
+            OnSpan(
+                a1=spans.take(self.maps["A1"], keys),
+                a2=spans.take(self.maps["A2"], keys),
+                d=spans.take(self.maps["D"], keys),
+                gain=self.rows.gain,
+                total=total,
+                seen=self.seen([keys])[:, 0],
+            )
             for keys in self.spans
         ]
 
@@ -145,7 +159,12 @@ class OnSpan:
 class Collector(Protocol):
     """Takes pieces of blocks of rows one after another, then gives the statistics of the layer.
 
-    `moments` are those that it makes use of, `all_heads` says whether it needs all heads in one block.
+    Attributes
+    ----------
+    moments : set of str
+        Those that it makes use of.
+    all_heads : bool
+        Whether it needs all heads in one block.
     """
 
     moments: set[str]
@@ -163,15 +182,25 @@ class Placed:
 
     all_heads = False
 
-    def __init__(self, request: Request, query_dim: int, moments: set[str] = frozenset()):
-        self.moments, self.request, self._dim, self.values = set(moments), request, query_dim, None
+    def __init__(self, request: Request, query_dim: int, moments: Collection[str] = frozenset()) -> None:
+        self.moments = set(moments)
+        self.request = request
+        self._dim = query_dim
+        self._placed: Tensor | None = None
+
+    @property
+    def values(self) -> Tensor:
+        """All that was placed, (head, ..., query, ...)."""
+        assert self._placed is not None, "every request has a block"
+        return self._placed
 
     def add(self, place: Place, piece: Tensor) -> None:
-        if self.values is None:
+        if self._placed is None:
             shape = list(piece.shape)
-            shape[0], shape[self._dim] = self.request.layer.n_heads, len(self.request.queries)
-            self.values = piece.new_empty(shape, device="cpu")
-        by_query = self.values.movedim(self._dim, 1)  # (head, query, ...), the same memory
+            shape[0] = self.request.layer.n_heads
+            shape[self._dim] = len(self.request.queries)
+            self._placed = piece.new_empty(shape, device="cpu")
+        by_query = self._placed.movedim(self._dim, 1)  # (head, query, ...), the same memory
         at = place.at if isinstance(place.at, slice) else place.at.cpu()
         by_query[place.heads.start : place.heads.stop, at] = piece.movedim(self._dim, 1).cpu()
 
@@ -185,7 +214,9 @@ class RowStatistics:
         self.moments = distribution.needed(names)
         several = self.moments & {"top", "quantiles"}  # values a row; all others are put into their places together
         self._groups = [sorted(self.moments - several), *([name] for name in sorted(several))]
-        self._request, self._placed, self._values = request, [Placed(request, 3) for _ in self._groups], {}
+        self._request = request
+        self._placed = [Placed(request, 3) for _ in self._groups]
+        self._values: dict[str, Tensor] = {}
 
     def piece(self, block: Block) -> list[Tensor]:  # of each group (head, map, moment, query, ...)
         return [torch.stack([block.moments[name] for name in group], dim=2).transpose(0, 1) for group in self._groups]
@@ -195,15 +226,15 @@ class RowStatistics:
             placed.add(place, values)
 
     def fill(self, moments: dict[str, Tensor]) -> None:
-        """Take all moments at once from elsewhere, each (head, map, query, ...)."""
+        """Take all moments at once, as a kernel gives them, each (head, map, query, ...)."""
         self._values = moments
 
     @property
     def values(self) -> dict[str, Tensor]:
         """All moments, each (head, map, query, ...)."""
         if not self._values:
-            both = zip(self._groups, self._placed)
-            self._values = {name: placed.values[:, :, i] for group, placed in both for i, name in enumerate(group)}
+            for group, placed in zip(self._groups, self._placed):
+                self._values |= {name: placed.values[:, :, i] for i, name in enumerate(group)}
         return self._values
 
     def result(self, name: str) -> Tensor:
@@ -215,9 +246,12 @@ class RowStatistics:
         return torch.cat([a1, torch.full_like(a1, math.nan), d], dim=1)
 
     def bound(self, name: str, widths: dict[str, Tensor]) -> float | None:
-        """Half the widest of the brackets that a statistic's moment is the middle of; None where it has none."""
+        """The error bound of a statistic whose moment is the middle of a bracket: half the widest of them, else None.
+
+        `widths` are those of the brackets, by moment, each (head, map, query, ...).
+        """
         moment = {"gini": "gini", "quantiles": "quantiles", "top_k_mass": "top"}.get(name)
-        if moment not in widths:
+        if moment is None or moment not in widths:
             return None
         if name == "gini":
             return float(widths[moment].nan_to_num().max()) / 2
@@ -293,11 +327,12 @@ class ColumnSink:
     all_heads = False
 
     def __init__(self, request: Request, names: Sequence[str]):
-        self.moments, self._totals, self._request = {"total", "positive"}, None, request
+        self.moments = {"total", "positive"}
+        self._request = request
+        self._totals: Tensor | None = None  # (head, map, normalisation, key + 1): mass received, and behind it the rows
 
     def piece(self, block: Block) -> tuple[slice, Tensor, Tensor]:
-        weights = self._request.weights
-        weights = None if weights is None else weights[block.place.at]
+        weights = _weights_of(self._request, block)
 
         def sums(block: Block, name: str) -> Tensor:
             received, rows = sinks.column_sums(block.maps[name], block.denominators(name), block.n, weights)
@@ -316,6 +351,7 @@ class ColumnSink:
         of_heads[..., -1] += rows
 
     def result(self, name: str) -> Tensor:
+        assert self._totals is not None, "every request has a block"
         mass, position = sinks.column_sink(self._totals[..., :-1], self._totals[..., -1])
         return position if name == "column_sink_position" else mass
 
@@ -326,14 +362,16 @@ class MapDistance:
     all_heads = True
 
     def __init__(self, request: Request, names: Sequence[str]):
-        self.moments, self._weights, self._gram = set(), request.weights, 0
+        self.moments: set[str] = set()
+        self._request = request
+        self._gram = torch.zeros(())  # (map, head, head), summed over blocks
 
     def piece(self, block: Block) -> Tensor:
-        weights = None if self._weights is None else self._weights[block.place.at]
-        return torch.stack(list(over_maps(block, lambda b, name: redundancy.map_gram(b.maps[name], weights))))
+        weights = _weights_of(self._request, block)
+        return torch.stack(list(over_maps(block, lambda block, name: redundancy.map_gram(block.maps[name], weights))))
 
     def add(self, place: Place, piece: Tensor) -> None:
-        self._gram = self._gram + piece
+        self._gram = piece if self._gram.dim() == 0 else self._gram + piece
 
     def result(self, name: str) -> Tensor:
         return redundancy.map_distance(self._gram)
@@ -353,6 +391,11 @@ class HeadCKA(Placed):
 
     def result(self, name: str) -> Tensor:
         return redundancy.head_cka(self.values, self.request.weights)
+
+
+def _weights_of(request: Request, block: Block) -> Tensor | None:
+    """How many queries each row of a block stands for, (query,); None where each stands for itself."""
+    return None if request.weights is None else request.weights[block.place.at]
 
 
 def over_maps(block: Block, function: Callable[[Block, str], Tensor]) -> Iterator[Tensor]:

@@ -47,7 +47,7 @@ def agreed(attrs: Sequence[dict], names: Sequence[str]) -> dict:
     Floats are bounds on errors: the largest is kept. Whole numbers are counts: they are added up. A text that all share is kept
     once; others become "layer 3: …; layer 5, layer 6: …".
     """
-    merged = {}
+    merged: dict[str, Any] = {}
     for key in dict.fromkeys(key for of_result in attrs for key in of_result):
         values = [of_result[key] for of_result in attrs if key in of_result]
         holders: dict[Any, list[str]] = {}

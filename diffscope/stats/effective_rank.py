@@ -13,8 +13,7 @@ from diffscope.stats.formulas import rank
 from diffscope.stats.implicit_map import PERMUTED, ImplicitMaps
 
 AT_ONCE = 2**32  # bytes, of the maps whose ranks are estimated from the same sweeps
-
-UNKNOWN_TOLD = 3  # of the reasons why ranks are NaN
+REASONS = 3  # why ranks are NaN, of all that there are
 
 
 def effective_rank(request: Request) -> Tensor:
@@ -31,9 +30,10 @@ def rank_residual(request: Request) -> Tensor:
     if not _exact(layer):
         return request.once(_estimates).residuals
     spectra = request.once(_spectra)[:, :, 0].clone()  # (head, ranked map, singular value)
-    if layer.differential:
-        for head in range(layer.n_heads):
-            spectra[head, 1] = rank.singular_values(layer.rows(heads=[head]).a2[0])
+    for head in range(layer.n_heads):
+        a2 = layer.rows(heads=[head]).a2 if layer.differential else None
+        if a2 is not None:
+            spectra[head, 1] = rank.singular_values(a2[0])
     return rank.rank_residual(spectra)
 
 
@@ -54,7 +54,7 @@ class EstimatedRanks:
     Attributes
     ----------
     ranks, ranks_error : Tensor (head, ranked_map, definition, control), float64
-        Values, and half-widths on the same scale; NaN where the half-width is above the asked share.
+        Values, and half-widths on the same scale; NaN where the half-width is above the tolerance.
     residuals, residuals_error : Tensor (head, map, rank), float64
     why : tuple of str
         One line for each value that is NaN for want of a close enough bound.
@@ -70,14 +70,14 @@ class EstimatedRanks:
     sweeps: int
 
 
-def estimated_ranks(layer: LayerAttention, asked: float = estimated_rank.ASKED) -> EstimatedRanks:
+def estimated_ranks(layer: LayerAttention, tolerance: float = estimated_rank.TOLERANCE) -> EstimatedRanks:
     """Effective ranks and rank residuals of a layer without a whole map in memory.
 
     Parameters
     ----------
     layer : LayerAttention
         Of one prompt.
-    asked : float
+    tolerance : float
         The largest half-width, as a share of the value; what cannot be had within it is NaN. That of a ratio to a control may
         be twice as large.
 
@@ -85,19 +85,26 @@ def estimated_ranks(layer: LayerAttention, asked: float = estimated_rank.ASKED) 
     -------
     EstimatedRanks
     """
-    names, every, size = _named_maps(layer), _estimated_maps(layer), _at_once(layer)
-    uniform = _of_uniform(layer, asked)
-    heads, why, sweeps = [], [], 0
+    names = _named_maps(layer)
+    every = _estimated_maps(layer)
+    size = _at_once(layer)
+    uniform = _of_uniform(layer, tolerance)
+    heads = []
+    why = []
+    sweeps = 0
     for head in range(layer.n_heads):
-        maps, found = ImplicitMaps(layer, head), {}
+        maps = ImplicitMaps(layer, head)
+        estimates: dict[str, rank.Estimate] = {}
         for first in range(0, len(every), size):
-            found |= estimated_rank.estimate(maps, every[first : first + size], asked)
-        why += [f"head {head}, {name}: {what} {line}" for name, each in found.items() for what, line in each.why.items()]
-        sweeps = max(sweeps, *(each.sweeps for each in found.values()))
-        controlled = [_controlled(found, names[ranked], uniform) for ranked in RANKED_MAPS]
-        residuals = [_residuals(found, names[name]) for name in MAPS]
+            estimates |= estimated_rank.estimate(maps, every[first : first + size], tolerance)
+        for name, estimate in estimates.items():
+            why += [f"head {head}, {name}: {what} {line}" for what, line in estimate.why.items()]
+            sweeps = max(sweeps, estimate.sweeps)
+        controlled = [_controlled(estimates, names[ranked], uniform) for ranked in RANKED_MAPS]
+        residuals = [_residuals(estimates, names[name]) for name in MAPS]
         heads.append([torch.stack(values) for values in (*zip(*controlled, strict=True), *zip(*residuals, strict=True))])
-    return EstimatedRanks(*(torch.stack(values) for values in zip(*heads, strict=True)), tuple(why), sweeps)
+    joined = [torch.stack(values) for values in zip(*heads, strict=True)]
+    return EstimatedRanks(joined[0], joined[1], joined[2], joined[3], tuple(why), sweeps)
 
 
 def bytes_of_estimates(layer: LayerAttention) -> int:
@@ -115,8 +122,9 @@ def _at_once(layer: LayerAttention) -> int:
 def _estimated_maps(layer: LayerAttention) -> list[str]:
     """The maps of a head, and the permuted ones beside them."""
     names = _named_maps(layer)
-    ranked, every = ([name for name in map(names.get, asked) if name] for asked in (RANKED_MAPS, (*RANKED_MAPS, *MAPS)))
-    return list(dict.fromkeys([*every, *(PERMUTED + name for name in ranked)]))
+    plain = [name for label in (*RANKED_MAPS, *MAPS) if (name := names[label])]
+    permuted = [PERMUTED + name for label in RANKED_MAPS if (name := names[label])]
+    return list(dict.fromkeys([*plain, *permuted]))
 
 
 def _exact(layer: LayerAttention) -> bool:
@@ -128,12 +136,12 @@ def said_of_ranks(request: Request) -> dict[str, str]:
     if _exact(request.layer):
         unknown = request.once(_spectra)[:, 0].isnan().any() | request.once(_spectra)[:, -1].isnan().any()  # A1 and D
         return {"unknown": "the map is not finite"} if unknown else {}
-    found = request.once(_estimates)
-    said = (
-        f"matrix-free, in at most {found.sweeps} sweeps over the map; half-widths stand in the statistic of that name with _error"
+    estimates = request.once(_estimates)
+    estimated = (
+        f"matrix-free, in at most {estimates.sweeps} sweeps over the map; half-widths stand in the statistic of that name with "
+        f"_error; NaN where one is above {estimated_rank.TOLERANCE:.0%} of its value"
     )
-    unknown = {"unknown": "; ".join(found.why[:UNKNOWN_TOLD])} if found.why else {}
-    return {"estimated": f"{said}; NaN where one is above {estimated_rank.ASKED:.0%} of its value", **unknown}
+    return {"estimated": estimated} | ({"unknown": "; ".join(estimates.why[:REASONS])} if estimates.why else {})
 
 
 def _estimates(request: Request) -> EstimatedRanks:
@@ -154,8 +162,8 @@ def _spectra_of_head(layer: LayerAttention, head: int, visible: Tensor, uniform:
 
     rows = layer.rows(heads=[head])
     a1 = spectra(rows.a1[0])
-    noise = torch.full_like(a1, math.nan) if rows.a2 is None else spectra(rows.lam[0, :, None] * rows.a2[0])
-    return torch.stack([a1, noise, a1 if layer.d_is_a1 else spectra(rows.d[0])])
+    subtracted = torch.full_like(a1, math.nan) if rows.a2 is None else spectra(rows.lam[0, :, None] * rows.a2[0])
+    return torch.stack([a1, subtracted, a1 if layer.d_is_a1 else spectra(rows.d[0])])
 
 
 def _named_maps(layer: LayerAttention) -> dict[str, str | None]:
@@ -166,22 +174,22 @@ def _named_maps(layer: LayerAttention) -> dict[str, str | None]:
     return {"A1": "A1", "A2": "A2", "lambda_A2": "A2" if scalar and not layer.changes else "lambda_A2", "D": "D"}
 
 
-def _of_uniform(layer: LayerAttention, asked: float) -> rank.Estimate:
+def _of_uniform(layer: LayerAttention, tolerance: float) -> rank.Estimate:
     if layer.mask.kind == "causal" and layer.n_queries == layer.n_keys:
         return rank.exact(rank.causal_uniform_singular_values(layer.n_keys))
     if layer.mask.kind == "full":  # all entries 1/key
         sigma = torch.zeros(min(layer.n_queries, layer.n_keys), dtype=torch.float64)
         sigma[0] = math.sqrt(layer.n_queries / layer.n_keys)
         return rank.exact(sigma)
-    return estimated_rank.estimate(ImplicitMaps(layer, 0), ["uniform"], asked)["uniform"]
+    return estimated_rank.estimate(ImplicitMaps(layer, 0), ["uniform"], tolerance)["uniform"]
 
 
-def _controlled(found: dict, name: str | None, uniform: rank.Estimate) -> tuple[Tensor, Tensor]:
+def _controlled(estimates: dict[str, rank.Estimate], name: str | None, uniform: rank.Estimate) -> tuple[Tensor, Tensor]:
     """Ranks of a map beside its controls, and their half-widths: (definition, control) each."""
     if name is None:
         nan = torch.full((len(rank.DEFINITIONS), len(rank.CONTROLS)), math.nan, dtype=torch.float64)
         return nan, nan
-    three = (found[name], uniform, found[PERMUTED + name])
+    three = (estimates[name], uniform, estimates[PERMUTED + name])
     values = torch.stack([each.ranks for each in three], dim=-1)  # (definition, 3)
     errors = torch.stack([each.ranks_error for each in three], dim=-1)
     shares = errors / values
@@ -189,8 +197,9 @@ def _controlled(found: dict, name: str | None, uniform: rank.Estimate) -> tuple[
     return torch.cat([values, ratios], dim=-1), torch.cat([errors, ratios * (shares[:, :1] + shares[:, 1:])], dim=-1)
 
 
-def _residuals(found: dict, name: str | None) -> tuple[Tensor, Tensor]:
+def _residuals(estimates: dict[str, rank.Estimate], name: str | None) -> tuple[Tensor, Tensor]:
+    """Rank residuals of a map, and their half-widths: (rank,) each."""
     if name is None:
         nan = torch.full((len(rank.RESIDUAL_RANKS),), math.nan, dtype=torch.float64)
         return nan, nan
-    return found[name].residuals, found[name].residuals_error
+    return estimates[name].residuals, estimates[name].residuals_error

@@ -32,14 +32,14 @@ LOOKS = (6, 10, 15, 22)  # after how many sweeps it is seen whether they were en
 FEW = 256  # of so many queries or keys, a map is held whole
 CONVERGED = 1e-3  # residual of a Ritz value over the value
 ROUNDING = 8  # of a share of the energy, in units of the dtype
-ASKED = 0.05
+TOLERANCE = 0.05  # half-width of what is given, as a share of its value
 
 
 @torch.no_grad()
 def estimate(
     maps: ImplicitMaps,
     names: Iterable[str],
-    asked: float = ASKED,
+    tolerance: float = TOLERANCE,
     sweeps: int = SWEEPS,
     width: int = WIDTH,
     seed: int = 0,
@@ -51,7 +51,7 @@ def estimate(
     maps : ImplicitMaps
     names : iterable of str
         Which maps.
-    asked : float
+    tolerance : float
         The largest half-width, as a share of the value. Sweeps end when all are within it, or nothing new is to be seen.
     sweeps, width : int
         At most so many sweeps, of so many vectors (two or more) for each map, of which `sweeps`·`width`·(query + key) values
@@ -63,15 +63,16 @@ def estimate(
     -------
     dict of str to Estimate
     """
-    energy = maps.frobenius2(names := list(names))
-    found = {name: _unknown("the map is zero" if energy[name] == 0 else "the map is not finite") for name in names}
-    worth = [name for name in names if 0 < energy[name] < math.inf]
+    names = list(names)
+    energy = maps.frobenius2(names)
+    estimates = {name: _unknown("the map is zero" if energy[name] == 0 else "the map is not finite") for name in names}
+    regular = [name for name in names if 0 < energy[name] < math.inf]
     if min(maps.shape) <= FEW:
-        return found | _of_held(maps, worth)
+        return estimates | _of_held(maps, regular)
     width = min(width, *maps.shape)
     sweeps = max(1, min(sweeps, maps.shape[1] // width))
     generator = torch.Generator().manual_seed(seed)
-    runs = {name: _Run(maps, width, sweeps, generator) for name in worth}
+    runs = {name: _Run(maps, width, sweeps, generator) for name in regular}
     for sweep in range(1, sweeps + 1):
         if not runs:
             break
@@ -80,10 +81,10 @@ def estimate(
         for name, run in list(runs.items()):
             if sweep in LOOKS or sweep == sweeps or run.exhausted:
                 run.look(energy[name])
-                found[name] = _told(run, asked)
-                if run.exhausted or not found[name].why:
+                estimates[name] = _close_enough(run, tolerance)
+                if run.exhausted or not estimates[name].why:
                     del runs[name]
-    return found
+    return estimates
 
 
 def bytes_of_one(layer: LayerAttention, sweeps: int = SWEEPS, width: int = WIDTH) -> int:
@@ -117,14 +118,17 @@ class _Run:
 
     def __init__(self, maps: ImplicitMaps, width: int, sweeps: int, generator: torch.Generator):
         self.queries, self.keys = maps.shape
-        like = {"dtype": maps.layer.dtype, "device": maps.layer.q.device}
-        self._basis = torch.empty(self.keys, sweeps * width, **like)
-        self._images = torch.empty(self.queries, sweeps * width, **like)
-        self.width, self.sweeps, self.epsilon = width, 0, torch.finfo(like["dtype"]).eps
-        self.projected = torch.empty(0, 0, dtype=torch.float64, device=like["device"])
-        start = torch.randn(self.keys, width, generator=generator, dtype=torch.float64).to(like["device"])
+        dtype = maps.layer.dtype
+        device = maps.layer.q.device
+        self._basis = torch.empty(self.keys, sweeps * width, dtype=dtype, device=device)
+        self._images = torch.empty(self.queries, sweeps * width, dtype=dtype, device=device)
+        self.width = width
+        self.sweeps = 0
+        self.epsilon = torch.finfo(dtype).eps
+        self.projected = torch.empty(0, 0, dtype=torch.float64, device=device)
+        start = torch.randn(self.keys, width, generator=generator, dtype=torch.float64).to(device)
         block, self.start = torch.linalg.qr(start)
-        self.block = block.to(like["dtype"])
+        self.block = block.to(dtype)
         self.seen = torch.tensor([[math.nan, math.inf]], dtype=torch.float64).repeat(len(LABELS), 1)
 
     @property
@@ -140,13 +144,18 @@ class _Run:
 
     def add(self, image: Tensor, product: Tensor) -> None:
         """Take A·block (query, width) and AᵀA·block (key, width)."""
-        held, size = self.sweeps * self.width, (self.sweeps + 1) * self.width
-        self._basis[:, held:size], self._images[:, held:size] = self.block, image
+        held = self.sweeps * self.width
+        size = held + self.width
+        self._basis[:, held:size] = self.block
+        self._images[:, held:size] = image
         image = image.double()
         column = torch.cat([piece.double().T @ image for piece in self._images[:, :size].split(self.width, dim=1)])
         grown = column.new_empty(size, size)
-        grown[:held, :held], grown[:, held:], grown[held:] = self.projected, column, column.T
-        self.projected, self.sweeps = grown, self.sweeps + 1
+        grown[:held, :held] = self.projected
+        grown[:, held:] = column
+        grown[held:] = column.T
+        self.projected = grown
+        self.sweeps += 1
         if size + self.width <= self._basis.shape[1]:
             block, first = torch.linalg.qr(self._off_basis(product, size).double())
             block, second = torch.linalg.qr(self._off_basis(block.to(product.dtype), size).double())
@@ -226,9 +235,9 @@ class _Spectrum:
         noise = (self.weights.T @ self.nodes).var() / probes
         slope = slope * noise / (noise + rounding**2)
         line = mean_value - slope * mean
-        asked = self.weights.T @ (values - line - slope * self.nodes)  # (probe,)
-        total = f(self.top).sum() + line * self.left + slope * (self.energy - self.top.sum()) + asked.mean()
-        errors = (asked - asked.mean()) / math.sqrt(probes * (probes - 1))
+        by_probe = self.weights.T @ (values - line - slope * self.nodes)  # (probe,)
+        total = f(self.top).sum() + line * self.left + slope * (self.energy - self.top.sum()) + by_probe.mean()
+        errors = (by_probe - by_probe.mean()) / math.sqrt(probes * (probes - 1))
         return total, torch.cat([errors, (slope * rounding)[None]])
 
     def rounded(self) -> "_Spectrum":
@@ -267,13 +276,13 @@ def _estimate(run: _Run, energy: float) -> Tensor:
     least, most = _partial_sums(nodes, residuals, top, run)
     values["stable_rank"] = _between(energy / most[1], energy / least[1])
     values["r90"] = _r90(least, most, gauss, radau)
-    found = torch.tensor([values[name] for name in DEFINITIONS], dtype=torch.float64)  # (definition, 2)
+    ranks = torch.tensor([values[name] for name in DEFINITIONS], dtype=torch.float64)  # (definition, 2)
     least_rank = 1 - ROUNDING * run.epsilon  # a map of rank one may be found a little below
-    possible = (found.sum(1) >= least_rank) & (found[:, 0] - found[:, 1] <= min(run.queries, run.keys))  # no for a NaN
-    found[~possible, 1] = math.inf
+    possible = (ranks.sum(1) >= least_rank) & (ranks[:, 0] - ranks[:, 1] <= min(run.queries, run.keys))  # no for a NaN
+    ranks[~possible, 1] = math.inf
     floor = math.sqrt(ROUNDING * run.epsilon)
     left = torch.tensor([_residual(least, most, energy, r, floor) for r in RESIDUAL_RANKS], dtype=torch.float64)
-    return torch.cat([found, left])
+    return torch.cat([ranks, left])
 
 
 def _counted(nodes: Tensor, weights: Tensor, residuals: Tensor, epsilon: float) -> int:
@@ -291,21 +300,21 @@ def _counted(nodes: Tensor, weights: Tensor, residuals: Tensor, epsilon: float) 
     return int(loose.int().argmax()) if loose.any() else len(nodes)
 
 
-def _told(run: _Run, asked: float) -> Estimate:
-    """What a run has seen, without what is not close enough."""
+def _close_enough(run: _Run, tolerance: float) -> Estimate:
+    """What a run has seen, NaN where the half-width is above `tolerance` of the value."""
     value, error = run.seen.T
-    known = error <= asked * value  # no for a NaN
+    known = error <= tolerance * value  # no for a NaN
     known |= (value == 0) & error.isfinite()  # a residual within rounding
     share = (error / value).tolist()
-    why = {
-        label: f"within {share[i]:.0%} after {run.sweeps} sweeps, {asked:.0%} asked"
-        if math.isfinite(share[i])
-        else f"no possible value and bound after {run.sweeps} sweeps"
-        for i, label in enumerate(LABELS)
-        if not known[i]
-    }
-    kept, n = value.masked_fill(~known, math.nan), len(DEFINITIONS)
-    return Estimate(kept[:n], error[:n], kept[n:], error[n:], why, run.sweeps)
+    why = {}
+    for i, label in enumerate(LABELS):
+        if not known[i] and math.isfinite(share[i]):
+            why[label] = f"within {share[i]:.0%} after {run.sweeps} sweeps, {tolerance:.0%} asked"
+        elif not known[i]:
+            why[label] = f"no possible value and bound after {run.sweeps} sweeps"
+    value = value.masked_fill(~known, math.nan)
+    n = len(DEFINITIONS)
+    return Estimate(value[:n], error[:n], value[n:], error[n:], why, run.sweeps)
 
 
 def _by_quadrature(function: Callable, gauss: _Spectrum, radau: _Spectrum) -> tuple[float, float]:
@@ -318,7 +327,7 @@ def _by_quadrature(function: Callable, gauss: _Spectrum, radau: _Spectrum) -> tu
     return value, value * float(half.expm1())  # infinite where it overflows
 
 
-def _between(low: float, high: float) -> tuple[float, float]:
+def _between(low: Tensor | float, high: Tensor | float) -> tuple[float, float]:
     return float(low + high) / 2, float(high - low) / 2
 
 

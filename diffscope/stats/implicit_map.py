@@ -28,8 +28,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diffscope.attention.layer import LayerAttention, Rows
-from diffscope.attention.maps import NEED_A2, map_of
+from diffscope.attention.layer import LayerAttention
+from diffscope.attention.maps import NEED_A2
 from diffscope.errors import DiffscopeError
 from diffscope.kernels.attend import attend, attend_transposed, reason_unsupported
 
@@ -75,7 +75,8 @@ class ImplicitMaps:
                 "TF32 products would drown the small singular values: torch.set_float32_matmul_precision('highest'), "
                 "or torch.backends.cuda.matmul.fp32_precision = 'ieee'"
             )
-        self.layer, self.head = layer, head
+        self.layer = layer
+        self.head = head
         self.shape = (layer.n_queries, layer.n_keys)
         queries = torch.arange(layer.n_queries, device=layer.q.device)
         self._visible = layer.mask.counts(queries, layer.n_keys, layer.n_keys - layer.n_queries).clamp_min(1)  # (query,)
@@ -153,23 +154,24 @@ class ImplicitMaps:
         self._check(names)
         if not names:
             return
+        plain = {name.removeprefix(PERMUTED) for name in names}
+        permuted = any(name.startswith(PERMUTED) for name in names)
         for rows in self.layer.blocks(heads=[self.head], trim=True):
             queries = slice(int(rows.queries[0]), int(rows.queries[-1]) + 1)
             keys = slice(rows.start, rows.start + rows.a1.shape[-1])
-            visible = source = None
-            if any(name == "uniform" or name.startswith(PERMUTED) for name in names):
+            blocks = {"A1": rows.a1[0], "D": rows.d[0]}
+            if rows.a2 is not None:
+                blocks["A2"] = rows.a2[0]
+            if rows.a2 is not None and "lambda_A2" in plain:
+                blocks["lambda_A2"] = rows.lam[0, :, None] * rows.a2[0]
+            if permuted or "uniform" in plain:
                 visible = self.layer.visible(rows.queries)[:, keys]
-            if any(name.startswith(PERMUTED) for name in names):
+                blocks["uniform"] = visible / self._visible[rows.queries, None].to(rows.a1.dtype)
+            if permuted:
                 source = self._source(visible, queries)
             for name in names:
-                block = self._block(rows, name.removeprefix(PERMUTED), visible)
+                block = blocks[name.removeprefix(PERMUTED)]
                 yield name, block.gather(-1, source) * visible if name.startswith(PERMUTED) else block, queries, keys
-
-    def _block(self, rows: Rows, name: str, visible: Tensor | None) -> Tensor:
-        """One of ``MAPS`` in a block of rows, (query, key)."""
-        if name == "uniform":
-            return visible / self._visible[rows.queries, None].to(rows.a1.dtype)
-        return map_of(rows, name)[0]
 
     def _check(self, names: Iterable[str]) -> None:
         for name in names:
@@ -212,7 +214,8 @@ class _AttentionProducts:
         self.branches = [(*self._inputs(int(layer.pairing.a1[head])), first)]
         if layer.pairing.a2 is not None:
             self.branches.append((*self._inputs(int(layer.pairing.a2[head])), second))
-        self.scores = {"scale": layer.scale, "causal": layer.mask.kind == "causal", "offset": layer.n_keys - layer.n_queries}
+        self.causal = layer.mask.kind == "causal"
+        self.offset = layer.n_keys - layer.n_queries
 
     def _inputs(self, index: int) -> tuple[Tensor, Tensor]:
         """Queries (1, query, d) and keys (1, key, d) of a map."""
@@ -228,7 +231,8 @@ class _AttentionProducts:
             if not names:
                 sums.append(None)
                 continue
-            image, lse = attend(q, k, torch.cat([x[name] for name in names], dim=-1)[None], **self.scores)
+            values = torch.cat([x[name] for name in names], dim=-1)[None]  # (1, key, r of all)
+            image, lse = attend(q, k, values, scale=self.layer.scale, causal=self.causal, offset=self.offset)
             for name, part in zip(names, image[0].split([x[name].shape[1] for name in names], dim=-1)):
                 images[name] += factors[name] * part
             sums.append(lse)
@@ -243,8 +247,8 @@ class _AttentionProducts:
                 continue
             names = [name for name in x if name in factors]
             y = torch.cat([factors[name] * images[name] for name in names], dim=-1)[None]
-            received = attend_transposed(q, k, y, lse, **self.scores)[0]
-            for name, part in zip(names, received.split([x[name].shape[1] for name in names], dim=-1)):
+            received = attend_transposed(q, k, y, lse, scale=self.layer.scale, causal=self.causal, offset=self.offset)
+            for name, part in zip(names, received[0].split([x[name].shape[1] for name in names], dim=-1)):
                 out[name] += part
         return {name: (images[name], out[name]) for name in x}
 

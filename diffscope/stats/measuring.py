@@ -151,10 +151,9 @@ class Measuring:
             return (None if drawn is None else drawn.queries), drawn
         if self.queries is None:
             return None, None
-        span = self.queries if isinstance(self.queries, str) else None
-        if span is not None and span not in key_sets:
-            raise DiffscopeError(f"there is no span {span!r} to take queries from; spans are {', '.join(key_sets)}")
-        rows = positions(self.queries if span is None else key_sets[span], layer.n_queries)
+        if isinstance(self.queries, str) and self.queries not in key_sets:
+            raise DiffscopeError(f"there is no span {self.queries!r} to take queries from; spans are {', '.join(key_sets)}")
+        rows = positions(key_sets[self.queries] if isinstance(self.queries, str) else self.queries, layer.n_queries)
         if len(self.prompts) > 1 and len(rows.unique()) < len(rows):
             raise DiffscopeError("some queries are the same token of a prompt; in a batch, name each once")
         return rows, None
@@ -185,7 +184,7 @@ class Measuring:
                 values.attrs = agreed([of_prompt[name].attrs for of_prompt in datasets], names)
         n = len(self.prompts[0].ids)
         drawn = self.queries.draw(n) if isinstance(self.queries, Sample) else None
-        if drawn is not None:
+        if drawn is not None and isinstance(self.queries, Sample):
             facts = {**facts, "sampled": f"{len(drawn.queries)} of {n} queries, stratified, seed {self.queries.seed}"}
             labels = {STRATUM: ("query", drawn.stratum.numpy()), WEIGHT: ("query", drawn.weight.numpy())}
             joined = joined.assign_coords(labels if "query" in joined.dims else {})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 import torch
@@ -29,14 +29,15 @@ class Workers:
         Threads; by default as many as torch would use for one operation. With one, everything runs in the calling thread.
     """
 
-    def __init__(self, count: int | None = None):
+    def __init__(self, count: int | None = None) -> None:
         self.count = count or torch.get_num_threads()
-        self._local, self._pool = threading.local(), None
+        self._local = threading.local()
+        self._pool: ThreadPoolExecutor | None = None
 
     def __enter__(self) -> Workers:
         return self
 
-    def __exit__(self, *exception) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
             self._pool = None
@@ -56,7 +57,7 @@ class Workers:
                 yield from (task(workspace) for task in tasks)
             return
         self._pool = self._pool or self._start()
-        running = deque()
+        running: deque[Future[T]] = deque()
         for task in tasks:
             running.append(self._pool.submit(self._within, task))
             if len(running) >= AHEAD * self.count:
@@ -72,7 +73,9 @@ class Workers:
 
     def _start(self) -> ThreadPoolExecutor:
         """Threads in which torch uses one core. Setting that also sets what threads to come will use, which is put back."""
-        pool, started, before = ThreadPoolExecutor(self.count), threading.Barrier(self.count), torch.get_num_threads()
+        pool = ThreadPoolExecutor(self.count)
+        started = threading.Barrier(self.count)
+        before = torch.get_num_threads()
 
         def single() -> None:
             torch.get_num_threads()  # a thread's first question makes it take over what is set for all, and never again

@@ -58,13 +58,13 @@ def test_the_truth_is_within_the_half_width(make_layer, kind):
     layer = _attending(make_layer(tokens=512, heads=1, dtype=torch.float32), kind)
     truth, excess, close = _truth(layer, NAMES), [], []
     for seed in range(2):
-        for asked in (0.3, 0.04):  # after few sweeps, and after many
-            found = estimated_rank.estimate(ImplicitMaps(layer, 0), NAMES, asked=asked, width=16, seed=seed)
+        for tolerance in (0.3, 0.04):  # after few sweeps, and after many
+            found = estimated_rank.estimate(ImplicitMaps(layer, 0), NAMES, tolerance=tolerance, width=16, seed=seed)
             for name, estimate in found.items():
                 value, error = _values(estimate)
                 excess.append((value - truth[name]).abs() / (error + 1e-9 * truth[name]))
                 close.append((value / truth[name] - 1).abs())
-                assert ((error <= asked * value) | (value == 0))[~value.isnan()].all()  # 0 is 0 within rounding
+                assert ((error <= tolerance * value) | (value == 0))[~value.isnan()].all()  # 0 is 0 within rounding
                 assert value[: len(rank.DEFINITIONS)].isfinite().all()  # of a residual below 1e-3, rounding leaves little
     excess, close = torch.stack(excess).nan_to_num(0), torch.stack(close)  # (case, label)
     assert (excess <= 1).double().mean() >= 0.99
@@ -94,8 +94,8 @@ def test_the_truth_of_equal_singular_values_is_within_the_half_width(make_layer,
     names = ("permuted A1",) if kind == "sink" else ("A1", "D", "permuted A1")  # a sink itself has no equal values
     truth, excess = _truth(layer, names), []
     for seed in range(2):
-        for asked in (0.3, 0.04):
-            found = estimated_rank.estimate(ImplicitMaps(layer, 0), names, asked=asked, width=32, seed=seed)
+        for tolerance in (0.3, 0.04):
+            found = estimated_rank.estimate(ImplicitMaps(layer, 0), names, tolerance=tolerance, width=32, seed=seed)
             for name, estimate in found.items():
                 value, error = _values(estimate)
                 excess.append((value - truth[name]).abs() / (error + 1e-6 * truth[name]))
@@ -124,7 +124,7 @@ def test_the_two_quadratures_lie_on_the_two_sides_of_the_truth(make_layer):
 def test_a_spectrum_seen_whole_is_exact(make_layer):
     layer = make_layer(tokens=288, heads=1)
     truth = _truth(layer, ["A1"])["A1"]
-    value, error = _values(estimated_rank.estimate(ImplicitMaps(layer, 0), ["A1"], asked=1e-6, width=48)["A1"])
+    value, error = _values(estimated_rank.estimate(ImplicitMaps(layer, 0), ["A1"], tolerance=1e-6, width=48)["A1"])
     torch.testing.assert_close(value, truth, rtol=1e-6, atol=0)
     assert (error <= 1e-6 * value).all()
 
@@ -147,7 +147,7 @@ def test_maps_of_rank_one_and_zero(make_layer, sink):
 
 def test_what_is_not_close_enough_is_nan_and_says_why(make_layer):
     layer = make_layer(tokens=288, heads=1, dtype=torch.float32)
-    found = estimated_rank.estimate(ImplicitMaps(layer, 0), ["A1"], asked=0.01, sweeps=3, width=16)["A1"]
+    found = estimated_rank.estimate(ImplicitMaps(layer, 0), ["A1"], tolerance=0.01, sweeps=3, width=16)["A1"]
     erank = LABELS.index("erank")
     assert found.sweeps == 3
     assert math.isnan(found.ranks[erank]) and not math.isnan(found.ranks[LABELS.index("stable_rank")])
@@ -223,7 +223,7 @@ def test_the_forecast_bounds_what_the_runs_hold_and_groups_of_maps_change_nothin
     held = sum(x.nbytes for x in (run._basis, run._images))
     together, one = effective_rank.estimated_ranks(layer), estimated_rank.bytes_of_one(layer)
     assert held < one
-    assert effective_rank.bytes_of_estimates(layer) == 6 * one  # A1, A2 (noise is that, scaled) and D, and all three permuted
+    assert effective_rank.bytes_of_estimates(layer) == 6 * one  # A1, A2 (lambda_A2 is that, scaled) and D, and all three permuted
     monkeypatch.setattr(effective_rank, "AT_ONCE", 2 * one)
     assert effective_rank.bytes_of_estimates(layer) == 2 * one
     apart = effective_rank.estimated_ranks(layer)
@@ -246,7 +246,7 @@ def _request(layer):
         absent = torch.stack([nan, nan, nan])
         spectra.append(torch.stack([rows["A1"], rows.get("lambda_A2", absent), rows.get("D", rows["A1"])]))
     request = Request(layer, {}, torch.arange(layer.n_queries))
-    request._made[effective_rank._spectra] = torch.stack(spectra)  # with the permutations of the estimates
+    request._shared[effective_rank._spectra] = torch.stack(spectra)  # with the permutations of the estimates
     return request
 
 
@@ -265,4 +265,4 @@ def test_a_layer_above_the_limit_has_the_same_statistics_within_their_errors(mak
         assert value.shape == expected.shape == error.shape
         assert torch.equal(value.isnan(), expected.isnan())
         assert ((value - expected).abs() <= 1.3 * error + 1e-5 * expected.abs())[~value.isnan()].all()
-    assert effective_rank.estimated_ranks(layer, asked=1e-9).why[0].startswith("head 0, A1: ")
+    assert effective_rank.estimated_ranks(layer, tolerance=1e-9).why[0].startswith("head 0, A1: ")

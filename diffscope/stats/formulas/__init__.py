@@ -26,7 +26,7 @@ Array = TypeVar("Array", np.ndarray, torch.Tensor)
 
 
 def _like(result: torch.Tensor, given: Array) -> Array:
-    return result.numpy() if isinstance(given, np.ndarray) else result  # type: ignore[return-value]
+    return result.numpy() if isinstance(given, np.ndarray) else result
 
 
 def _of_arrays(function: Callable[..., torch.Tensor]) -> Callable[..., Any]:

@@ -36,7 +36,7 @@ class Estimate:
     Attributes
     ----------
     ranks, ranks_error : Tensor (definition,), float64
-        In the order of ``DEFINITIONS``, and their half-widths; NaN where the half-width is above the asked share, which is
+        In the order of ``DEFINITIONS``, and their half-widths; NaN where the half-width is above the tolerance; it is
         infinite where nothing is known.
     residuals, residuals_error : Tensor (rank,), float64
         In the order of ``RESIDUAL_RANKS``, and their half-widths. One that rounding does not tell from 0 is 0.

@@ -1,7 +1,7 @@
 """What every row statistic is made of: a few sums over a row, its moments.
 
-Whatever computes these gives the same statistics: blocks of rows in memory (here), fused kernels (``kernels.rows``), the
-log-sum-exp of stock kernels (``stats.identities``). The formulas stand in ``stats.distribution`` alone.
+Whatever computes these gives the same statistics: blocks of rows in memory (here), or fused kernels
+(:mod:`diffscope.kernels.rows`). The formulas stand in :mod:`diffscope.stats.formulas.distribution` alone.
 
 A row x of a map has the moments below, all over the keys it can see.
 
@@ -44,8 +44,8 @@ def order(levels: tuple[float, ...], n: Tensor) -> Tensor:
 
     n (...) → int64 (..., level)
     """
-    levels = torch.tensor(levels, dtype=torch.float64, device=n.device)
-    return (n.double().unsqueeze(-1) * levels - 1e-9).ceil().long().clamp_min(1)
+    level = torch.tensor(levels, dtype=torch.float64, device=n.device)
+    return (n.double().unsqueeze(-1) * level - 1e-9).ceil().long().clamp_min(1)
 
 
 def of_rows(x: Tensor, n: Tensor, wanted: Iterable[str]) -> dict[str, Tensor]:
@@ -65,8 +65,8 @@ def of_rows(x: Tensor, n: Tensor, wanted: Iterable[str]) -> dict[str, Tensor]:
     dict of str to Tensor (...)
         `total` besides what is wanted.
     """
-    found = _Passes(x.abs()[None], x[None], torch.as_tensor(n, device=x.device), FRESH).moments(set(wanted))
-    return {name: values[0] for name, values in found.items()}
+    moments = _Passes(x.abs()[None], x[None], torch.as_tensor(n, device=x.device), FRESH).moments(set(wanted))
+    return {name: values[0] for name, values in moments.items()}
 
 
 def of_maps(rows: Rows, wanted: Iterable[str], workspace: Workspace = FRESH) -> dict[str, Tensor]:
@@ -74,18 +74,20 @@ def of_maps(rows: Rows, wanted: Iterable[str], workspace: Workspace = FRESH) -> 
 
     The maps go through every pass together, and only D through those that are about signs.
     """
-    if rows.changed or rows.a2 is not None and rows.buffer is None:  # an edit may make any map signed
+    if not rows.changed and rows.a2 is None:
+        size = rows.a1[None]
+        signed = size[:0]
+    elif not rows.changed and rows.buffer is not None:
+        torch.abs(rows.d, out=rows.buffer[-1])
+        size = rows.buffer
+        signed = rows.d[None]
+    else:  # an edit may make any map signed
         signed = torch.stack([rows.a1, rows.d] if rows.a2 is None else [rows.a1, rows.a2, rows.d])
         size = signed.abs()
-    elif rows.a2 is None:
-        size, signed = rows.a1[None], rows.a1[None][:0]
-    else:
-        torch.abs(rows.d, out=rows.buffer[-1])
-        size, signed = rows.buffer, rows.d[None]
-    found = _Passes(size, signed, rows.n, workspace).moments(set(wanted))
-    if "peak" in found:
-        found["peak"] += rows.start
-    return found
+    moments = _Passes(size, signed, rows.n, workspace).moments(set(wanted))
+    if "peak" in moments:
+        moments["peak"] += rows.start
+    return moments
 
 
 class _Passes:
@@ -101,7 +103,10 @@ class _Passes:
     """
 
     def __init__(self, size: Tensor, signed: Tensor, n: Tensor, workspace: Workspace):
-        self.size, self.signed, self.n, self.workspace = size, signed, n, workspace
+        self.size = size
+        self.signed = signed
+        self.n = n
+        self.workspace = workspace
         self.total = size.sum(-1)
 
     def _like(self, x: Tensor) -> Tensor:
@@ -112,10 +117,16 @@ class _Passes:
         return torch.cat([of_others[: len(self.size) - len(self.signed)], of_signed])
 
     def moments(self, wanted: set[str]) -> dict[str, Tensor]:
-        found = {"total": self.total} | {name: getattr(self, name)() for name in sorted(wanted & _SUMS)}
-        if wanted & _ORDERED:
-            found |= self._ordered(wanted & _ORDERED, in_order=bool(wanted & {"gini", "quantiles"}))
-        return found
+        """Each (map, ...) or (map, ..., k); `total` besides what is wanted."""
+        moments = {"total": self.total} | {name: getattr(self, name)() for name in sorted(wanted & _SUMS)}
+        if wanted & {"gini", "quantiles"}:
+            return moments | self._of_sorted(wanted)
+        if "small" in wanted:
+            moments["small"] = ((self.size < self._limit()).sum(-1) - self._unseen()).to(self.total.dtype)
+        if "top" in wanted:
+            most = min(max(TOP_K), self.size.shape[-1])
+            moments["top"] = self._top(self.size.topk(most, dim=-1).values)
+        return moments
 
     def net(self) -> Tensor:
         return self._with(self.signed.sum(-1), self.total)
@@ -145,24 +156,34 @@ class _Passes:
             return torch.from_numpy(self.size.numpy().argmax(-1)).to(self.size.dtype)
         return self.size.max(-1).indices.to(self.size.dtype)
 
-    def _ordered(self, wanted: set[str], in_order: bool) -> dict[str, Tensor]:
-        """What is read off the sorted rows; without a need to sort, from passes that do without."""
-        keys, found = self.size.shape[-1], {}
-        ascending = self._sorted() if in_order else None
+    def _of_sorted(self, wanted: set[str]) -> dict[str, Tensor]:
+        """What is read off the sorted rows."""
+        keys = self.size.shape[-1]
+        ascending = self._sorted()
+        moments = {}
         if "gini" in wanted:
-            found["gini"] = self._gini(ascending)
+            moments["gini"] = self._gini(ascending)
         if "quantiles" in wanted:
-            at = (keys - self.n).unsqueeze(-1) + order(QUANTILES, self.n) - 1  # (..., quantile)
-            found["quantiles"] = ascending.gather(-1, at.clamp(0, keys - 1).expand(*self.total.shape, -1))
+            at = self._unseen().unsqueeze(-1) + order(QUANTILES, self.n) - 1  # (..., quantile)
+            moments["quantiles"] = ascending.gather(-1, at.clamp(0, keys - 1).expand(*self.total.shape, -1))
         if "small" in wanted:
-            limit = (NEAR_ZERO * self.total / self.n.to(self.total.dtype)).unsqueeze(-1)
-            below = (self.size < limit).sum(-1) if ascending is None else torch.searchsorted(ascending, limit).squeeze(-1)
-            found["small"] = (below - (keys - self.n)).to(self.total.dtype)
+            below = torch.searchsorted(ascending, self._limit()).squeeze(-1)
+            moments["small"] = (below - self._unseen()).to(self.total.dtype)
         if "top" in wanted:
-            most = min(max(TOP_K), keys)
-            largest = self.size.topk(most, dim=-1).values if ascending is None else ascending[..., keys - most :].flip(-1)
-            found["top"] = largest.cumsum(-1)[..., [min(k, most) - 1 for k in TOP_K]]
-        return found
+            moments["top"] = self._top(ascending[..., keys - min(max(TOP_K), keys) :].flip(-1))
+        return moments
+
+    def _unseen(self) -> Tensor:
+        """Keys that each row does not see, (...)."""
+        return self.size.shape[-1] - self.n
+
+    def _limit(self) -> Tensor:
+        """Below which |x| is next to nothing, (map, ..., 1)."""
+        return (NEAR_ZERO * self.total / self.n.to(self.total.dtype)).unsqueeze(-1)
+
+    def _top(self, largest: Tensor) -> Tensor:
+        """Sums of the k largest of values in descending order, (map, ..., k)."""
+        return largest.cumsum(-1)[..., [min(k, largest.shape[-1]) - 1 for k in TOP_K]]
 
     def _sorted(self) -> Tensor:
         """|x| ascending; on a CPU by numpy, whose vectorised sort is ten times as fast as torch's, and by the bits of |x|, which
@@ -180,14 +201,14 @@ class _Passes:
         parts of long rows are added up in float64."""
         keys, n = ascending.shape[-1], self.n.double()
         back = torch.arange(keys - 1, -1, -1, dtype=ascending.dtype, device=ascending.device) / keys
-        parts = zip(ascending.reshape(-1, keys).split(CASCADED, -1), back.split(CASCADED))  # of a matrix they are not copied
-        summed = sum(torch.mv(x, weight).double() for x, weight in parts).view_as(self.total)
-        mean = summed * keys / self.total  # of the rank counted back, from 0
+        summed = torch.zeros(self.total.numel(), dtype=torch.float64, device=n.device)
+        for x, weight in zip(ascending.reshape(-1, keys).split(CASCADED, -1), back.split(CASCADED)):
+            summed += torch.mv(x, weight)
+        mean = summed.view_as(self.total) * keys / self.total  # of the rank counted back, from 0
         return (1 - (1 + 2 * mean) / n).to(ascending.dtype)
 
 
 _SUMS = {"net", "squares", "logs", "roots", "positive", "negative", "negatives", "peak"}
-_ORDERED = {"gini", "quantiles", "small", "top"}
 
 
 def _into(out: Tensor, function: str, x: Tensor) -> Tensor:

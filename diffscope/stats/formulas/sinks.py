@@ -57,9 +57,9 @@ def column_sums(x: Tensor, below: Tensor, n: Tensor, weights: Tensor | None = No
     factors = below.reciprocal()
     valid = factors.isfinite() & (n > 1)[:, None]
     counts = torch.where(valid, counts.to(x.dtype)[:, None], 0)  # (head, query, normalisation)
-    factors = torch.where(valid, factors * counts, 0).unbind(-1)
+    by_normalisation = torch.where(valid, factors * counts, 0).unbind(-1)
     views = (x, x.abs(), x, x.clamp_min(0))
-    sums = [torch.einsum("hq,hqk->hk", factor, view) for factor, view in zip(factors, views, strict=True)]
+    sums = [torch.einsum("hq,hqk->hk", factor, view) for factor, view in zip(by_normalisation, views, strict=True)]
     return torch.stack(sums, dim=1).double(), counts.double().sum(1)
 
 
