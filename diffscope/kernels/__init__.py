@@ -1,1 +1,1 @@
-"""Kernels: attention from stock ones, and row statistics from our own."""
+"""Kernels: attention by those of torch, with its log-sum-exp, and row statistics by our own in Triton."""

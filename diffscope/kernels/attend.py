@@ -113,9 +113,9 @@ def _anchored(q: Tensor, k: Tensor, v: Tensor, scale: float, offset: int) -> tup
     square = max(0, min(q.shape[1] - blind, k.shape[1] - offset))
     inside = slice(blind, blind + square)
     after = slice(blind + square, None)
-    own = slice(offset, offset + square)
+    beside = slice(offset, offset + square)
     out[:, after], lse[:, after] = _padded(q[:, after], k, v, scale, causal=False)
-    out[:, inside], lse[:, inside] = _padded(q[:, inside], k[:, own], v[:, own], scale, causal=True)
+    out[:, inside], lse[:, inside] = _padded(q[:, inside], k[:, beside], v[:, beside], scale, causal=True)
     if square and offset:
         before, lse_before = _padded(q[:, inside], k[:, :offset], v[:, :offset], scale, causal=False)
         parts = torch.stack([lse[:, inside], lse_before])  # (part, map, query)

@@ -7,7 +7,9 @@ from torch import Tensor
 
 from diffscope.kernels import histogram
 
-BINS, SHIFT, COUNT = tl.constexpr(histogram.BINS), tl.constexpr(histogram.SHIFT), tl.constexpr(histogram.COUNT)
+BINS = tl.constexpr(histogram.BINS)
+SHIFT = tl.constexpr(histogram.SHIFT)
+COUNT = tl.constexpr(histogram.COUNT)
 EXCESS = tl.constexpr((1 << histogram.COUNT) - 1)
 LAST = tl.constexpr(2.0**-histogram.SHIFT)  # of a bin's width, the step between two numbers
 ROUNDING = tl.constexpr(1e-12)  # of a Gini index in float64
@@ -34,7 +36,8 @@ def brackets(bins, lowest, n, levels, sizes, out, n_rows, LEVELS: tl.constexpr, 
     packed = tl.load(bins + row[:, None] * BINS + tl.arange(0, BINS)[None, :], mask=real[:, None], other=0)
     first = tl.load(lowest + row, mask=real, other=0)
     number = first[:, None] + tl.arange(0, BINS)[None, :]
-    edge, smallest = _edge(number), _edge(first)
+    edge = _edge(number)
+    smallest = _edge(first)
     width = _edge(number + 1) - edge
     count = (packed >> COUNT).to(tl.float64)
     excess = (packed & EXCESS).to(tl.float64) * (width * LAST)  # of all values over the edge
@@ -96,7 +99,8 @@ def read(bins: Tensor, lowest: Tensor, n: Tensor, levels: tuple[float, ...], top
         The middles of the brackets, "gini" (...), "quantiles" (..., quantile) and "top" (..., k), and with "_width" appended
         their widths.
     """
-    device, shape = bins.device, lowest.shape
+    device = bins.device
+    shape = lowest.shape
     out = torch.empty(2, 1 + len(levels) + len(top), *shape, dtype=torch.float64, device=device)
     rows = 1 if bins.is_cuda else 64  # of one program; the interpreter is the faster the fewer there are
     brackets[(-(-lowest.numel() // rows),)](

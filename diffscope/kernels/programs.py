@@ -10,14 +10,18 @@ import triton.language as tl
 
 from diffscope.kernels import histogram
 
-FULL, CAUSAL, WINDOW = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+FULL = tl.constexpr(0)
+CAUSAL = tl.constexpr(1)
+WINDOW = tl.constexpr(2)
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 LN2 = tl.constexpr(0.6931471805599453)
 NOTHING = tl.constexpr(-1e30)  # below every score, and finite, so that its distance from itself is zero
 TINY = tl.constexpr(1.1754943508222875e-38)
 VARYING = ("n_rows", "n_keys", "offset", "window")  # no program is compiled anew for another of these
-SHIFT, BINS = tl.constexpr(histogram.SHIFT), tl.constexpr(histogram.BINS)
-ONE, REST = tl.constexpr(1 << histogram.COUNT), tl.constexpr((1 << histogram.SHIFT) - 1)
+SHIFT = tl.constexpr(histogram.SHIFT)
+BINS = tl.constexpr(histogram.BINS)
+ONE = tl.constexpr(1 << histogram.COUNT)
+REST = tl.constexpr((1 << histogram.SHIFT) - 1)
 
 
 @triton.jit
@@ -72,11 +76,11 @@ def _query_tile(q, map, query, real, map_stride, query_stride, d_stride, d, WIDE
 
 
 @triton.jit
-def _products(tile, k, key, there, key_stride, d_stride, d, WIDEN: tl.constexpr, BLOCK_D: tl.constexpr):
+def _products(tile, k, key, exists, key_stride, d_stride, d, WIDEN: tl.constexpr, BLOCK_D: tl.constexpr):
     """q·k of a block's queries and a tile of keys, (row, key)."""
     within = tl.arange(0, BLOCK_D)
     at = key.to(tl.int64)[None, :] * key_stride + within[:, None] * d_stride
-    keys = tl.load(k + at, mask=there[None, :] & (within < d)[:, None], other=0.0)  # (d, key)
+    keys = tl.load(k + at, mask=exists[None, :] & (within < d)[:, None], other=0.0)  # (d, key)
     # TF32, the default for float32, has ten bits of mantissa: a score of 10 would be off by half a percent.
     return tl.dot(tile, keys.to(tl.float32) if WIDEN else keys, input_precision="ieee")
 
@@ -94,9 +98,9 @@ def _normalised(
 
 
 @triton.jit
-def _weights(tile, k, top, over, key, there, seen, factor, k_key, k_d, d, WIDEN: tl.constexpr, BLOCK_D: tl.constexpr):
+def _weights(tile, k, top, over, key, exists, seen, factor, k_key, k_d, d, WIDEN: tl.constexpr, BLOCK_D: tl.constexpr):
     """Attention weights of a tile of keys, (row, key), zero where a key is not seen."""
-    products = _products(tile, k, key, there, k_key, k_d, d, WIDEN, BLOCK_D)
+    products = _products(tile, k, key, exists, k_key, k_d, d, WIDEN, BLOCK_D)
     return tl.where(seen, tl.exp2((products - top) * factor) * over, 0.0)
 
 
@@ -168,7 +172,8 @@ def _divergence(p1, p2):
     t = (p1 - p2) / tl.maximum(both, TINY)
     t2 = t * t
     series = t2 * (1 + t2 * (1 / 6 + t2 * (1 / 15 + t2 * (1 / 28 + t2 * (1 / 45)))))
-    plus, minus = tl.maximum(1 + t, TINY), tl.maximum(1 - t, TINY)
+    plus = tl.maximum(1 + t, TINY)
+    minus = tl.maximum(1 - t, TINY)
     return both / 4 * tl.where(t2 < 0.0625, series, plus * tl.log(plus) + minus * tl.log(minus))
 
 
@@ -220,12 +225,12 @@ def signed(
     start, stop = _bounds(position, real, n_keys, window, KIND, BLOCK_N)
     for first in range(_bound(start), _bound(stop), BLOCK_N):
         key = first + tl.arange(0, BLOCK_N)
-        there = key < n_keys
+        exists = key < n_keys
         seen = _visible(position, key, n_keys, window, KIND)
-        p1 = _weights(tile1, k1, top1, over1, key, there, seen, factor, k_key, k_d, d, WIDEN, BLOCK_D)
+        p1 = _weights(tile1, k1, top1, over1, key, exists, seen, factor, k_key, k_d, d, WIDEN, BLOCK_D)
         x = g * p1
         if BOTH:
-            p2 = _weights(tile2, k2, top2, over2, key, there, seen, factor, k_key, k_d, d, WIDEN, BLOCK_D)
+            p2 = _weights(tile2, k2, top2, over2, key, exists, seen, factor, k_key, k_d, d, WIDEN, BLOCK_D)
             x -= subtracted * p2
         size = tl.abs(x)
         if SUMS:
@@ -319,15 +324,15 @@ def spans(
     stop = tl.max(tl.load(reach + row, mask=real, other=0), 0)
     for first in range(0, _bound(stop), BLOCK_N):
         number = first + tl.arange(0, BLOCK_N)
-        there = number < stop
-        key = tl.load(keys + number, mask=there, other=0)
-        of = (tl.load(members + number, mask=there, other=0)[:, None] >> span[None, :] & 1).to(tl.float32)  # (key, span)
-        seen = there[None, :] & _visible(position, key, n_keys, window, KIND)
-        p1 = _weights(tile1, k1, top1, over1, key, there, seen, factor, k_key, k_d, d, WIDEN, BLOCK_D)
+        exists = number < stop
+        key = tl.load(keys + number, mask=exists, other=0)
+        of = (tl.load(members + number, mask=exists, other=0)[:, None] >> span[None, :] & 1).to(tl.float32)  # (key, span)
+        seen = exists[None, :] & _visible(position, key, n_keys, window, KIND)
+        p1 = _weights(tile1, k1, top1, over1, key, exists, seen, factor, k_key, k_d, d, WIDEN, BLOCK_D)
         a1 += _on_spans(p1, of)
         x = g * p1
         if BOTH:
-            p2 = _weights(tile2, k2, top2, over2, key, there, seen, factor, k_key, k_d, d, WIDEN, BLOCK_D)
+            p2 = _weights(tile2, k2, top2, over2, key, exists, seen, factor, k_key, k_d, d, WIDEN, BLOCK_D)
             a2 += _on_spans(p2, of)
             x -= subtracted * p2
         net += _on_spans(x, of)

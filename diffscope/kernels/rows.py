@@ -257,7 +257,8 @@ class _Maps:
 def _moments(block: _Block, ask: _Ask) -> dict[str, dict[str, Tensor]]:
     """Everything that is wanted of a block of queries, in float64."""
     softmax, normalised = _branches(block, ask)
-    gain, lam = block.per_row(block.layer.gain), block.per_row(block.layer.lam)
+    gain = block.per_row(block.layer.gain)
+    lam = block.per_row(block.layer.lam)
     if ask.histogram or ask.any("small"):
         ones = torch.ones(len(block.used), len(block.queries), device=gain.device)
         every = torch.arange(len(block.used), device=gain.device)

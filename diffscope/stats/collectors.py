@@ -115,7 +115,8 @@ class Block:
 
     def local(self, key_sets: Sequence[Tensor]) -> list[Tensor]:
         """Key sets as far as the block has keys, in its columns."""
-        first, last = self.keys.start, self.keys.stop
+        first = self.keys.start
+        last = self.keys.stop
         return [keys[(keys >= first) & (keys < last)] - first for keys in key_sets]
 
     @lazy
@@ -242,7 +243,8 @@ class RowStatistics:
         values = formula({moment: self.values[moment] for moment in moments}, self.counts)  # (head, map, query, ...)
         if self._request.layer.differential:
             return values.contiguous()  # a view would hold all other moments
-        a1, d = values[:, :1], values[:, -1:]
+        a1 = values[:, :1]
+        d = values[:, -1:]
         return torch.cat([a1, torch.full_like(a1, math.nan), d], dim=1)
 
     def bound(self, name: str, widths: dict[str, Tensor]) -> float | None:

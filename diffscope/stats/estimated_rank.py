@@ -89,7 +89,8 @@ def estimate(
 
 def bytes_of_one(layer: LayerAttention, sweeps: int = SWEEPS, width: int = WIDTH) -> int:
     """The memory that :func:`estimate` needs at most for each map of a head: what it holds of a run, or the map."""
-    queries, keys = layer.n_queries, layer.n_keys
+    queries = layer.n_queries
+    keys = layer.n_keys
     if min(queries, keys) <= FEW:
         return queries * keys * (layer.dtype.itemsize + torch.float64.itemsize)
     columns = min(sweeps * width, keys)
@@ -159,7 +160,8 @@ class _Run:
         if size + self.width <= self._basis.shape[1]:
             block, first = torch.linalg.qr(self._off_basis(product, size).double())
             block, second = torch.linalg.qr(self._off_basis(block.to(product.dtype), size).double())
-            self.block, self.following = block.to(product.dtype), second @ first
+            self.block = block.to(product.dtype)
+            self.following = second @ first
         else:
             self.following = torch.linalg.qr(self._off_basis(product, size).double())[1]
 
@@ -172,13 +174,15 @@ class _Run:
     def quadratures(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Gauss and Gauss-Radau nodes (node,) and weights (node, probe), largest node first, and the residuals (node,) of the
         Gauss nodes as eigenvalues of G; float64, on the CPU."""
-        m, width = len(self.projected), self.width
+        m = len(self.projected)
+        width = self.width
         nodes, vectors = torch.linalg.eigh(self.projected)
         nodes = nodes.clamp_min(nodes[-1] * 1e-15)
         last = self.following @ vectors[-width:]  # (width, node): what G takes each Ritz vector to off the basis
         radau = nodes.new_zeros(m + width, m + width)
         radau[:m, :m] = self.projected
-        radau[m:, m - width : m], radau[m - width : m, m:] = self.following, self.following.T
+        radau[m:, m - width : m] = self.following
+        radau[m - width : m, m:] = self.following.T
         radau[m:, m:] = last / nodes @ last.T  # makes 0 a node
         others, other_vectors = torch.linalg.eigh(radau)
 
@@ -226,9 +230,12 @@ class _Spectrum:
         left; the probes are only asked about the difference. The energy is known to some digits, so where the probes know
         what is left of it better, the line is flattened.
         """
-        probes, density, values = self.weights.shape[1], self.weights.mean(1), f(self.nodes)
+        probes = self.weights.shape[1]
+        density = self.weights.mean(1)
+        values = f(self.nodes)
         mass = density.sum().clamp_min(torch.finfo(torch.float64).tiny)
-        mean, mean_value = density @ self.nodes / mass, density @ values / mass
+        mean = density @ self.nodes / mass
+        mean_value = density @ values / mass
         centred = self.nodes - mean
         slope = density @ (centred * (values - mean_value)) / (density @ centred.square()).clamp_min(1e-300)
         rounding = self.epsilon * self.energy
@@ -292,7 +299,8 @@ def _counted(nodes: Tensor, weights: Tensor, residuals: Tensor, epsilon: float) 
     One that stands for many eigenvalues has more, and is left to the quadrature, with all below it. So is a value that as
     many nodes share as there are probes: a run finds it no more often.
     """
-    number, probes = torch.arange(1, len(nodes) + 1), weights.shape[1]
+    number = torch.arange(1, len(nodes) + 1)
+    probes = weights.shape[1]
     away = (weights.mean(1) - 1).cumsum(0).abs() > 5 * (2 * number / probes).sqrt()
     shared = torch.zeros_like(away)
     shared[: len(nodes) + 1 - probes] = nodes[probes - 1 :] > (1 - CONVERGED) * nodes[: len(nodes) + 1 - probes]
@@ -319,11 +327,12 @@ def _close_enough(run: _Run, tolerance: float) -> Estimate:
 
 def _by_quadrature(function: Callable, gauss: _Spectrum, radau: _Spectrum) -> tuple[float, float]:
     """exp of a function of the spectrum, and its half-width."""
-    (one, errors), (other, other_errors) = function(gauss), function(radau)
+    first, errors = function(gauss)
+    second, other_errors = function(radau)
     noise = 3 * max(errors.norm(), other_errors.norm())
-    rounding = (function(gauss.rounded())[0] - one).abs()
-    value = float(((one + other) / 2).exp())
-    half = (one - other).abs() / 2 + noise + rounding
+    rounding = (function(gauss.rounded())[0] - first).abs()
+    value = float(((first + second) / 2).exp())
+    half = (first - second).abs() / 2 + noise + rounding
     return value, value * float(half.expm1())  # infinite where it overflows
 
 
@@ -350,9 +359,10 @@ def _partial_sums(nodes: Tensor, residuals: Tensor, top: int, run: _Run) -> tupl
 def _r90(least: Tensor, most: Tensor, gauss: _Spectrum, radau: _Spectrum) -> tuple[float, float]:
     """The bracket of the Ritz values, or what the quadratures say where that is closer."""
     enough = (0.9 - 1e-9) * gauss.energy
-    (one, errors), (other, other_errors) = _quantile(gauss), _quantile(radau)
+    first, errors = _quantile(gauss)
+    second, other_errors = _quantile(radau)
     noise = 3 * max(errors.norm(), other_errors.norm())  # a kink: neither quadrature is on a known side of the truth
-    estimate = float(one + other) / 2 + 0.5, float(2 * (one - other).abs() + noise) + 0.5
+    estimate = float(first + second) / 2 + 0.5, float(2 * (first - second).abs() + noise) + 0.5
     if least[-1] < enough:  # the Ritz values hold less than 90 %
         return estimate
     bracket = _between(int((most < enough).sum()), int((least < enough).sum()))

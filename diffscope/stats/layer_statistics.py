@@ -23,7 +23,8 @@ def lam(request: Request) -> Tensor:
         As the model used it, in float32 before any cast, its value at initialisation, and used - init.
     """
     layer = request.layer
-    used, fp32 = _per_query(request, layer.lam), _per_query(request, layer.lam_fp32)
+    used = _per_query(request, layer.lam)
+    fp32 = _per_query(request, layer.lam_fp32)
     init = torch.full_like(used, math.nan if layer.lam_init is None else layer.lam_init)
     values = torch.stack([used, fp32, init, used - init], dim=-1)
     return values if layer.differential else torch.full_like(values, math.nan)

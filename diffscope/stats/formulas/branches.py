@@ -25,7 +25,8 @@ def cosine(a1: Tensor, a2: Tensor, seen: Tensor | None = None) -> Tensor:
     Tensor (...)
         Between 0 and 1. NaN where a row sees fewer than two keys of X, or a branch has no mass there.
     """
-    u, v = _unit_peak(a1)[0], _unit_peak(a2)[0]
+    u = _unit_peak(a1)[0]
+    v = _unit_peak(a2)[0]
     value = _dot(u, v) / (_dot(u, u) * _dot(v, v)).sqrt()
     return _where_shape(value, seen, a1)
 
@@ -40,7 +41,8 @@ def lambda_star(a1: Tensor, a2: Tensor) -> Tensor:
     Tensor (...)
         Dimensionless, not negative. NaN where a branch has no mass on X.
     """
-    (u, peak1), (v, peak2) = _unit_peak(a1), _unit_peak(a2)
+    u, peak1 = _unit_peak(a1)
+    v, peak2 = _unit_peak(a2)
     return _dot(u, v) / _dot(v, v) * (peak1 / peak2)
 
 
@@ -73,7 +75,8 @@ def residual_floor(a1: Tensor, a2: Tensor, seen: Tensor | None = None) -> Tensor
     Tensor (...)
         Between 0 and 1. NaN where the cosine is.
     """
-    u, v = _unit_peak(a1)[0], _unit_peak(a2)[0]
+    u = _unit_peak(a1)[0]
+    v = _unit_peak(a2)[0]
     best = (_dot(u, v) / _dot(v, v)).unsqueeze(-1)
     return _where_shape(_norm(u - best * v) / _norm(u), seen, a1)
 
@@ -144,7 +147,8 @@ def kl(p: Tensor, q: Tensor, seen: Tensor | None = None) -> Tensor:
         Nats, 0 or more; infinite where q has underflowed to zero on a key that p attends to. NaN where a row sees
         fewer than two keys of X, or a branch has no mass there.
     """
-    p, q = _renormalised(p), _renormalised(q)
+    p = _renormalised(p)
+    q = _renormalised(q)
     logs = torch.where(p > 0, p / q, 1).log()
     return _where_shape((p * logs - p + q).sum(-1), seen, p)
 
@@ -160,7 +164,8 @@ def js(a1: Tensor, a2: Tensor, seen: Tensor | None = None) -> Tensor:
     Tensor (...)
         Nats, between 0 and ln 2. NaN where a row sees fewer than two keys of X, or a branch has no mass there.
     """
-    p, q = _renormalised(a1), _renormalised(a2)
+    p = _renormalised(a1)
+    q = _renormalised(a2)
     limits = torch.finfo(p.dtype)
     r = (p - q) / (p + q).clamp_min(limits.tiny)
     lowest = limits.eps - 1

@@ -91,7 +91,8 @@ def order_statistics(blocks: Callable[[], Iterable[Tensor]], ranks: list[int]) -
     """
     dtype = next(iter(blocks())).dtype
     width = torch.finfo(dtype).bits
-    prefixes, left = [0] * len(ranks), list(ranks)
+    prefixes = [0] * len(ranks)
+    left = list(ranks)
     for shift in range(width - DIGIT, -1, -DIGIT):
         counts = _digit_counts(blocks, set(prefixes), shift, width)
         for i, prefix in enumerate(prefixes):
@@ -115,7 +116,8 @@ def _digit_counts(blocks: Callable, prefixes: set[int], shift: int, width: int) 
 
 def _largest(blocks: Callable) -> tuple[Tensor, int]:
     """The largest magnitudes in descending order, and how many numbers there are."""
-    largest, count = torch.empty(0), 0
+    largest = torch.empty(0)
+    count = 0
     for block in blocks():
         size = block.abs()
         candidates = torch.cat([largest.to(size), size.topk(min(TOP[-1], len(size))).values])

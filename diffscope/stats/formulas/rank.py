@@ -169,7 +169,8 @@ def rank_residual(sigma: Tensor, ranks: tuple[int, ...] = RESIDUAL_RANKS) -> Ten
 
 def exact(sigma: Tensor) -> Estimate:
     """Of all singular values of a map, (singular value,) in descending order, float64."""
-    values, residuals = ranks(sigma), rank_residual(sigma)
+    values = ranks(sigma)
+    residuals = rank_residual(sigma)
     return Estimate(values, torch.zeros_like(values), residuals, torch.zeros_like(residuals), {}, 0)
 
 

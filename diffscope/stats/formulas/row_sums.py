@@ -199,7 +199,8 @@ class _Passes:
         last of all N: with i = n + 1 - j it is 1 - 1/n - 2·sum_j (j - 1)·x_(j) / (n·sum x), whose weights grow no larger than n
         however many keys a row cannot see, so that products are good in float32. A product with a vector does not cascade, so
         parts of long rows are added up in float64."""
-        keys, n = ascending.shape[-1], self.n.double()
+        keys = ascending.shape[-1]
+        n = self.n.double()
         back = torch.arange(keys - 1, -1, -1, dtype=ascending.dtype, device=ascending.device) / keys
         summed = torch.zeros(self.total.numel(), dtype=torch.float64, device=n.device)
         for x, weight in zip(ascending.reshape(-1, keys).split(CASCADED, -1), back.split(CASCADED)):

@@ -62,9 +62,9 @@ def rho_gradient(a1: Tensor, a2: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
     return (sign - rho) / total * keys, (-sign - rho) / total * keys
 
 
-def alignment(one: Tensor, other: Tensor) -> Tensor:
+def alignment(u: Tensor, v: Tensor) -> Tensor:
     """Cosine of two directions, (...), of Tensors (..., key). NaN where one of them is zero."""
-    return (one * other).sum(-1) / (one.norm(dim=-1) * other.norm(dim=-1))
+    return (u * v).sum(-1) / (u.norm(dim=-1) * v.norm(dim=-1))
 
 
 def descent_of_rho(gradients: tuple[Tensor, Tensor], directions: tuple[Tensor, Tensor]) -> Tensor:
