@@ -250,7 +250,7 @@ class Capture:
         Parameters
         ----------
         statistics : sequence of str, optional
-            Names or groups from ``diffscope.stats.engine.STATISTICS``; by default the row statistics.
+            Names or groups from ``diffscope.stats.STATISTICS``; by default the row statistics.
         queries : str, slice, sequence of int or Sample, optional
             Query rows to measure: a span's name, token positions (negative ones count from a prompt's end), or a
             :class:`diffscope.Sample` of them; by default all. In a batch the query axis holds the positions of all prompts, NaN

@@ -13,7 +13,7 @@ import diffscope
 from benchmarks.side_by_side import oracle, subjects
 from benchmarks.side_by_side.methods import METHODS, values_of
 from benchmarks.side_by_side.script import Values, stacked
-from diffscope.stats.registry import ROW
+from diffscope.stats.definitions import ROW
 
 Prepared = tuple[Callable[[], Values | None], Callable[[Values], Values]]
 

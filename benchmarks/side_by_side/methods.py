@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from benchmarks.side_by_side import script, subjects
 from benchmarks.side_by_side.script import Values
-from diffscope.stats.registry import ROW
+from diffscope.stats.definitions import ROW
 
 Run = Callable[[], Values | None]
 

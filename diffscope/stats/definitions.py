@@ -195,7 +195,7 @@ OTHERS = {
         "20 log10(((g + lambda)/2) / |g - lambda|)",
         ("-inf", "inf"),
         NO_SECOND,
-        "of differential amplifiers, to which " + DIFF + " compares itself",
+        f"of differential amplifiers, the analogy of {DIFF}",
         "not",
     ),
     "logit_outliers": Definition(

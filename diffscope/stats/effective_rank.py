@@ -131,8 +131,8 @@ def _exact(layer: LayerAttention) -> bool:
     return max(layer.n_queries, layer.n_keys) <= rank.LARGEST
 
 
-def said_of_ranks(request: Request) -> dict[str, str]:
-    """What the user of ranks has to know of them: nothing where they are exact, and the maps finite."""
+def attrs_of_ranks(request: Request) -> dict[str, str]:
+    """Attributes of ranks: "estimated" says how, where they are, and "unknown" why some are NaN."""
     if _exact(request.layer):
         unknown = request.once(_spectra)[:, 0].isnan().any() | request.once(_spectra)[:, -1].isnan().any()  # A1 and D
         return {"unknown": "the map is not finite"} if unknown else {}

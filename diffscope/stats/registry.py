@@ -143,9 +143,9 @@ OTHERS = (
     Statistic("logit_outliers", "layer", ("outlier",), compute=layer_statistics.logit_outliers),
     Statistic("map_distance", "layer", ("map",), collectors.MapDistance),
     Statistic("head_cka", "layer", ("head", "other_head"), collectors.HeadCKA),
-    Statistic("effective_rank", "map", RANKS, compute=effective_rank.effective_rank, note=effective_rank.said_of_ranks),
+    Statistic("effective_rank", "map", RANKS, compute=effective_rank.effective_rank, note=effective_rank.attrs_of_ranks),
     Statistic("effective_rank_error", "map", RANKS, compute=effective_rank.effective_rank_error),
-    Statistic("rank_residual", "map", RESIDUALS, compute=effective_rank.rank_residual, note=effective_rank.said_of_ranks),
+    Statistic("rank_residual", "map", RESIDUALS, compute=effective_rank.rank_residual, note=effective_rank.attrs_of_ranks),
     Statistic("rank_residual_error", "map", RESIDUALS, compute=effective_rank.rank_residual_error),
 )
 

@@ -12,7 +12,7 @@ from diffscope.kernels.attend import attend, attend_transposed, reason_unsupport
 from tests.kernels.test_rows import _random
 
 SCALE = 0.35
-QUIET = settings(deadline=None, max_examples=150, derandomize=True, database=None)
+QUIET = settings(deadline=None, max_examples=60, derandomize=True, database=None)
 
 
 @st.composite

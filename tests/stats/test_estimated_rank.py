@@ -187,7 +187,7 @@ def test_a_map_that_is_not_finite_has_no_rank_and_says_why(make_layer, wrong, li
     assert effective_rank.effective_rank(request)[0, [0, 2], :, 0].isnan().all()
     assert effective_rank.effective_rank(request)[0, 1, :, 0].isfinite().all()
     assert effective_rank.rank_residual(request)[0, [0, 2]].isnan().all()
-    assert "the map is not finite" in effective_rank.said_of_ranks(request)["unknown"]
+    assert "the map is not finite" in effective_rank.attrs_of_ranks(request)["unknown"]
 
 
 @pytest.mark.parametrize("queries", [1, 2, 40])

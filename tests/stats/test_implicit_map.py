@@ -67,6 +67,21 @@ def test_attention_kernels_multiply_as_blocks_do(make_layer, kind, cached, dtype
                 torch.testing.assert_close(found[name], expected[name], rtol=tolerance, atol=tolerance, msg=name)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_attention_kernels_multiply_by_default_on_a_gpu(make_layer):
+    layer = make_layer(tokens=300, dtype=torch.float32)
+    moved = {name: getattr(layer, name).cuda() for name in ("q", "k", "v", "lam", "gain", "lam_fp32")}
+    pairing = replace(layer.pairing, **{name: x.cuda() for name, x in vars(layer.pairing).items()})
+    maps = ImplicitMaps(replace(layer, pairing=pairing, **moved), 1)
+    assert maps._products is not None
+    x = {name: torch.randn(300, 64) for name in ("A1", "A2", "lambda_A2", "D")}
+    found, expected = maps.gram({name: each.cuda() for name, each in x.items()}), ImplicitMaps(layer, 1).gram(x)
+    for name in x:
+        for part, right in zip(found[name], expected[name]):
+            torch.testing.assert_close(part.cpu(), right, rtol=2e-5, atol=2e-5, msg=name)
+
+
 def test_attention_kernels_serve_no_window(make_layer):
     layer = make_layer(tokens=40, mask=MASKS["window"])
     with pytest.raises(DiffscopeError, match="layer 0: its mask is neither causal nor full"):
