@@ -12,9 +12,9 @@ import streamlit as st
 from sources import in_words, plain
 
 import diffscope.figures as figures
-from diffscope.figures.base import to_json
 from diffscope.figures.escaping import visible
 from diffscope.figures.token_html import token_html
+from diffscope.files import to_json
 
 QUIET = {"displaylogo": False, "displayModeBar": False}
 TOOLS = {"displaylogo": False, "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"]}
@@ -140,7 +140,7 @@ def download(label: str, made, suffix: str, name: str, key: str):
 
 def as_json(data) -> bytes:
     """Labelled data as a JSON document."""
-    return to_json(data).encode()
+    return to_json(data.to_dict()).encode()
 
 
 VERDICTS = {"NC": "noise cancellation", "SP": "sparsification"}

@@ -70,10 +70,9 @@ def scope(name: str, written: float = 0.0):
 
 
 @st.cache_resource(show_spinner="Capturing", max_entries=16)
-def capture(name: str, written: float, prompt: str, spans: tuple):
-    """What every layer of a model attended with on a prompt. `spans` are (name, span) pairs; see `spans_of`."""
-    opened = scope(name, written)
-    return opened.capture(prompt, spans=_given(spans))
+def capture(name: str, written: float, prompt: str, spans: dict):
+    """What every layer of a model attended with on a prompt."""
+    return scope(name, written).capture(prompt, spans=spans)
 
 
 @st.cache_resource(show_spinner="Reading the capture", max_entries=4)
@@ -94,19 +93,3 @@ def study(name: str):
     from diffscope.hypotheses.study import open_study
 
     return open_study(name)
-
-
-def spans_of(example) -> list[tuple[str, tuple]]:
-    """An example's spans as (name, character ranges), in a form that can be a key of a cache."""
-    return [(name, ("characters", *(tuple(pair) for pair in where))) for name, where in example.spans.items()]
-
-
-def _given(spans: tuple) -> dict:
-    """Spans as a capture takes them."""
-    made = {}
-    for name, span in spans:
-        if isinstance(span, tuple) and span and span[0] == "characters":
-            span = [diffscope.Chars(*pair) for pair in span[1:]]
-        if span:
-            made[name] = span
-    return made

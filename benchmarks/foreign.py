@@ -3,7 +3,8 @@
     python benchmarks/foreign.py --out foreign.json
 
 A DiffLlama and a Llama of transformers with random weights, beside a random Llama as their standard model, and the first
-checkpoint of the bundled DIFF model, before its first step. Ends with status 1 if any verdict is NC, SP or both.
+checkpoint of the bundled DIFF model, before its first step, beside the bundled standard model with random weights. Ends with
+status 1 if any verdict is NC, SP or both.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import torch
 from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import diffscope
+from diffscope.lab.training.train import initialise
+from diffscope.models import DiffForCausalLM
 
 SHAPE = dict(
     hidden_size=128,
@@ -45,10 +48,13 @@ def main():
     tokenizer = diffscope.load("mini-diff").tokenizer
     diffllama = random_model(DiffLlamaForCausalLM, DiffLlamaConfig, tokenizer, 0)
     llama, plain = (random_model(LlamaForCausalLM, LlamaConfig, tokenizer, seed) for seed in (1, 2))
+    with torch.random.fork_rng():
+        standard = DiffForCausalLM(diffscope.load("mini-standard").model.config)
+    initialise(standard, seed=0)
     subjects = {
         "random DiffLlama": (diffllama, plain),
         "random Llama": (llama, plain),
-        "step 0 of mini-diff": ("mini-diff@0", "mini-standard@0"),
+        "step 0 of mini-diff": ("mini-diff@0", diffscope.load(standard.eval(), tokenizer)),
     }
     found = {}
     for name, (model, baseline) in subjects.items():

@@ -23,7 +23,7 @@ class DiffscopeError(Exception):
 
 
 class DiffscopeWarning(UserWarning):
-    """Something that a user of this model should know; its results are right all the same."""
+    """Something that a user of a model should know, although its results are right."""
 
 
 class ModelNotFound(DiffscopeError):
@@ -55,7 +55,7 @@ class MissingExtra(DiffscopeError):
 
 
 class OutOfMemoryAhead(DiffscopeError):
-    """What was asked for would not fit into memory; raised before it is tried."""
+    """A computation would not fit into memory; raised before it begins."""
 
 
 class Stopped(KeyboardInterrupt):
@@ -64,3 +64,8 @@ class Stopped(KeyboardInterrupt):
     def __init__(self, measured):
         super().__init__(f"stopped after layers {', '.join(map(str, measured['layer'].values))}")
         self.measured = measured
+
+
+def first_line(error: Exception) -> str:
+    """The first line of another library's message, without the advice that follows, at most 200 characters."""
+    return str(error).strip().partition("\n")[0][:200]

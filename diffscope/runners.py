@@ -1,8 +1,9 @@
-"""How a model is run: a Hugging Face language model, any other module that takes token ids, or one that takes images."""
+"""Runners: run a Hugging Face language model, any other module that takes token ids, or one that takes images."""
 
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Sequence
 from contextlib import contextmanager
 
@@ -24,11 +25,12 @@ class TokenModel:
     """Any module whose forward takes token ids (batch, token) first and gives logits (batch, token, vocabulary)."""
 
     def __init__(self, model: nn.Module, name: str):
-        self.model, self.name = model, name
+        self.model = model
+        self.name = name
         self.parameters = inspect.signature(model.forward).parameters
 
-    positions: int | None = None
-    predicts = True  # whether `logits` are of something that has names
+    positions: int | None = None  # the longest prompt, in tokens; None for any
+    predicts = True  # whether `logits` are those of tokens or classes, which have names
 
     @property
     def device(self) -> torch.device:
@@ -44,36 +46,47 @@ class TokenModel:
         return next((part.num_embeddings for part in self.model.modules() if isinstance(part, nn.Embedding)), None)
 
     def implementation(self, family: Family) -> str:
+        """The name of the model's attention implementation."""
         return "its own"
 
     def split(self, prompt) -> tuple[list, bool]:
-        """The prompts in what was given, and whether it is a batch."""
+        """The prompts of a prompt or batch, and whether it is a batch."""
         first = prompt[0] if isinstance(prompt, (list, tuple)) and len(prompt) > 0 else None
         batch = isinstance(first, (str, list, tuple)) or getattr(first, "ndim", 0) > 0
         return (list(prompt) if batch else [prompt]), batch
 
     def encode(self, tokenizer, prompt, spans) -> Encoded:
-        """A prompt as tokens, checked against what the model can take."""
+        """A prompt as tokens.
+
+        Raises
+        ------
+        PromptError
+            It is longer than the model has positions, or has tokens outside its vocabulary.
+        """
         encoded = encode(tokenizer, prompt, spans)
-        n, most, size = len(encoded.ids), self.positions, self.vocabulary
-        if most is not None and n > most:
-            raise PromptError(f"the prompt has {n} tokens, but {self.name} has positions for {most}; shorten it")
+        n = len(encoded.ids)
+        size = self.vocabulary
+        if self.positions is not None and n > self.positions:
+            raise PromptError(f"the prompt has {n} tokens, but {self.name} has positions for {self.positions}; shorten it")
         if size is not None and not 0 <= min(encoded.ids) <= max(encoded.ids) < size:
             raise PromptError(f"the prompt has token ids outside the model's vocabulary of {size}; use the model's own tokenizer")
         return encoded
 
     def check_tokens(self, passage: Passage) -> None:
-        """Refuse a model whose attention sees other tokens than those of the prompt."""
+        """Raise UnsupportedModel where the model's attention sees other tokens than those of the prompt."""
 
     def check_batch(self, layer: LayerAttention) -> None:
-        """Refuse padding that the model would attend to."""
+        """Raise PromptError where the model would attend to padding."""
         if layer.mask.kind == "full" and len(set(layer.lengths)) > 1 and "attention_mask" not in self.parameters:
             raise PromptError(
                 "this model sees all keys and takes no mask, so it would attend to padding; give prompts of one length"
             )
 
-    def inputs(self, prompts: Sequence[Encoded], given: Sequence) -> dict:
-        """What `logits` takes: ids (batch, token) padded on the right, and which of them are tokens."""
+    def inputs(self, prompts: Sequence[Encoded], originals: Sequence) -> dict:
+        """Keywords for :meth:`logits`: ids (batch, token) padded on the right, and a mask that is 1 where there is a token.
+
+        `originals` are the prompts before they were encoded.
+        """
         lengths = torch.tensor([len(prompt.ids) for prompt in prompts])
         ids = torch.full((len(prompts), int(lengths.max())), self.padding, dtype=torch.int64)
         for row, prompt in enumerate(prompts):
@@ -83,12 +96,12 @@ class TokenModel:
 
     @property
     def padding(self) -> int:
-        """What stands in padding, where it is never looked at."""
+        """The token id of padding, which nothing attends to."""
         pad = getattr(getattr(self.model, "config", None), "pad_token_id", None)
         return pad if isinstance(pad, int) and pad >= 0 else 0
 
     def logits(self, ids: Tensor, mask: Tensor, columns: Sequence[int] | None = None) -> Tensor:
-        """Logits (batch, token, vocabulary), at some columns only if they are given."""
+        """Logits (batch, token, vocabulary); with `columns`, of those tokens only."""
         masked = {"attention_mask": mask} if "attention_mask" in self.parameters else {}
         out = self.model(ids, **masked)
         out = out if isinstance(out, Tensor) else getattr(out, "logits", None)
@@ -134,8 +147,8 @@ class LanguageModel(TokenModel):
 
     def logits(self, ids: Tensor, mask: Tensor, columns: Sequence[int] | None = None) -> Tensor:
         narrow = columns is not None and "logits_to_keep" in self.parameters
-        kept = {"logits_to_keep": torch.tensor(list(columns))} if narrow else {}  # on the CPU: it indexes on any device
-        out = self.model(ids, attention_mask=mask, use_cache=False, **kept).logits
+        options = {"logits_to_keep": torch.tensor(list(columns))} if narrow else {}  # on the CPU: it indexes on any device
+        out = self.model(ids, attention_mask=mask, use_cache=False, **options).logits
         return out if columns is None or narrow else out[:, list(columns)]
 
     def generate(self, ids: Tensor, count: int, cache: bool) -> Tensor:
@@ -161,6 +174,7 @@ class ImageModel(TokenModel):
 
     @property
     def channels(self) -> int | None:
+        """Channels of an image; None where they are not known."""
         convolutions = (part.in_channels for part in self.patches.modules() if isinstance(part, nn.Conv2d))
         return next(convolutions, getattr(self.patches, "in_chans", None))
 
@@ -172,7 +186,7 @@ class ImageModel(TokenModel):
 
     @property
     def predicts(self) -> bool:
-        """Without a head, or without pooling, a model gives features."""
+        """False of a model without a head or without pooling, which gives features."""
         return bool(getattr(self.model, "num_classes", 1)) and getattr(self.model, "global_pool", "avg") != ""
 
     def split(self, prompt) -> tuple[list, bool]:
@@ -180,16 +194,22 @@ class ImageModel(TokenModel):
         batch = images or getattr(prompt, "ndim", 0) == 4 and len(prompt) > 0
         return (list(prompt) if batch else [prompt]), batch
 
-    def image(self, given) -> Tensor:
-        """A prompt as a tensor (channel, height, width), checked against what the model can take."""
-        if isinstance(given, str):
+    def image(self, prompt) -> Tensor:
+        """A prompt as a tensor (channel, height, width).
+
+        Raises
+        ------
+        PromptError
+            It is no image, or not one that the model takes.
+        """
+        if isinstance(prompt, str):
             raise PromptError(f"{self.name} looks at images, not at text; in Python: diffscope.load(...).capture(image)")
         try:
-            image = torch.as_tensor(given)
+            image = torch.as_tensor(prompt)
         except (TypeError, ValueError, RuntimeError):
             image = torch.empty(0)
         if image.dim() != 3:
-            what = f"shape {tuple(image.shape)}" if image.numel() else type(given).__name__
+            what = f"shape {tuple(image.shape)}" if image.numel() else type(prompt).__name__
             raise PromptError(f"an image is a tensor (channel, height, width), or a list or batch of them, not {what}")
         if not image.is_floating_point():
             raise PromptError("the image holds whole numbers; give it as floats, normalised as the model was trained")
@@ -202,34 +222,44 @@ class ImageModel(TokenModel):
         return with_spans(Encoded(None, tuple(range(len(names))), names, ((0, 0),) * len(names), {}), spans)
 
     def tokens(self, height: int, width: int) -> tuple[str, ...]:
-        """What each token stands for: first those of the model itself, then patches by row and column."""
+        """Names of the tokens of an image: those that the model adds in front, then patches as "row,column".
+
+        Raises
+        ------
+        PromptError
+            The model does not take images of this size.
+        """
         if self.size not in (None, (height, width)):
             raise PromptError(f"the image is {height} × {width}, but {self.name} takes {self.size[0]} × {self.size[1]}")
         high, wide = self.patches.patch_size
         if (height % high or width % wide) and not getattr(self.patches, "dynamic_img_pad", False):
             raise PromptError(f"the image is {height} × {width}, which patches of {high} × {wide} do not fill")
-        rows, columns = -(-height // high), -(-width // wide)
+        rows = math.ceil(height / high)
+        columns = math.ceil(width / wide)
         return (*self.prefix, *(f"{row},{column}" for row in range(rows) for column in range(columns)))
 
     @property
     def prefix(self) -> list[str]:
-        """What the tokens before the patches are called."""
-        count, holders = getattr(self.model, "num_prefix_tokens", 0), (self.model, self.patches)
-        classes, registers = (any(getattr(x, name, None) is not None for x in holders) for name in ("cls_token", "reg_token"))
-        named = ["class"] if classes and count else []
-        kind = "register" if registers else "prefix"
-        return [*named, *(f"{kind} {i}" for i in range(count - len(named)))]
+        """Names of the tokens before the patches."""
+        count = getattr(self.model, "num_prefix_tokens", 0)
+        first = ["class"] if self._has("cls_token") and count else []
+        kind = "register" if self._has("reg_token") else "prefix"
+        return [*first, *(f"{kind} {i}" for i in range(count - len(first)))]
+
+    def _has(self, token: str) -> bool:
+        return any(getattr(holder, token, None) is not None for holder in (self.model, self.patches))
 
     def check_tokens(self, passage: Passage) -> None:
-        found, expected = passage.hidden.shape[1], max(passage.lengths)
-        if found != expected:
+        count = passage.hidden.shape[1]
+        expected = max(passage.lengths)
+        if count != expected:
             raise UnsupportedModel(
-                f"{self.name} makes {found} tokens of an image where its patches and prefix tokens are {expected}, so it is "
+                f"{self.name} makes {count} tokens of an image where its patches and prefix tokens are {expected}, so it is "
                 "not known what they stand for"
             )
 
-    def inputs(self, prompts: Sequence[Encoded], given: Sequence) -> dict:
-        images = [self.image(one) for one in given]
+    def inputs(self, prompts: Sequence[Encoded], originals: Sequence) -> dict:
+        images = [self.image(prompt) for prompt in originals]
         if len({tuple(image.shape) for image in images}) > 1:
             raise PromptError("the images of a batch differ in size; capture them one by one")
         return {"pixels": torch.stack(images).to(self.device, self.dtype)}
@@ -239,7 +269,7 @@ class ImageModel(TokenModel):
         out = self.model(pixels)
         return out[:, None] if out.dim() == 2 else out
 
-    def noise(self, generator: torch.Generator) -> Tensor:
+    def random_image(self, generator: torch.Generator) -> Tensor:
         """A random image that the model takes, (channel, height, width)."""
         size = self.size or [8 * patch for patch in self.patches.patch_size]
         return torch.randn(self.channels or 3, *size, generator=generator)
@@ -255,23 +285,23 @@ def _patches_of(model: nn.Module) -> nn.Module | None:
 
 
 def runner_of(model: nn.Module, family: Family, name: str) -> TokenModel:
-    """How this model is run.
+    """The runner of a model.
 
     Raises
     ------
     UnsupportedModel
-        Its family needs the Hugging Face attention interface and it is no Hugging Face model.
+        Its family needs the attention interface of Hugging Face, and it is no Hugging Face model.
     """
     if isinstance(model, PreTrainedModel):
         return LanguageModel(model, name)
     if family.interface:
-        implementation_of(model)  # says what is wrong
+        implementation_of(model)  # raises
     return TokenModel(model, name) if _patches_of(model) is None else ImageModel(model, name)
 
 
 @contextmanager
 def evaluating(model: nn.Module):
-    """Evaluation mode while it is open; afterwards every part is in the mode it was in."""
+    """Put a model into evaluation mode; on exit every part is back in the mode it was in."""
     training = [part for part in model.modules() if part.training]
     if training:
         model.eval()
@@ -283,7 +313,7 @@ def evaluating(model: nn.Module):
 
 
 def refuse_beyond_memory(layer: LayerAttention, n_layers: int) -> None:
-    """Raise before a capture would fill the memory, judged by its first layer."""
+    """Raise OutOfMemoryAhead where a capture would need more memory than is free, judged by its first layer."""
     need = n_layers * sum(x.numel() * x.element_size() for x in (layer.q, layer.k, layer.v))
     free = free_memory(layer.q.device)
     if need > free:
@@ -294,11 +324,11 @@ def refuse_beyond_memory(layer: LayerAttention, n_layers: int) -> None:
 
 
 def _layer_around(model: nn.Module, name: str) -> nn.Module:
-    """The layer that a module, by its name, belongs to: what holds it, or itself where it is one of a sequence of layers."""
-    above, _, own = name.rpartition(".")
+    """The decoder layer of a module: the module that holds it, or itself where it is one of a sequence of layers."""
+    above, _, last = name.rpartition(".")
     holder = model.get_submodule(above)
-    if isinstance(holder, nn.Sequential) and own.isdigit():
-        return holder.get_submodule(own)
+    if isinstance(holder, nn.Sequential) and last.isdigit():
+        return holder.get_submodule(last)
     while above and isinstance(holder, (nn.Sequential, nn.ModuleList)):  # branches of a layer
         above = above.rpartition(".")[0]
         holder = model.get_submodule(above)
@@ -307,10 +337,10 @@ def _layer_around(model: nn.Module, name: str) -> nn.Module:
 
 @contextmanager
 def layer_outputs(model: nn.Module, modules: list[nn.Module], lengths: tuple[int, ...]):
-    """Outliers of every decoder layer's output, (layer, prompt, outlier), taken as the model runs.
+    """Outliers of every decoder layer's output, (layer, prompt, outlier), filled in as the model runs.
 
-    The decoder layer is what holds the attention module; where its output is no tensor of tokens, or where that holds the
-    attention of all layers, the values are NaN.
+    The decoder layer is the module that holds the attention module. Values are NaN where its output is no tensor of tokens, or
+    where it holds the attention of all layers.
     """
     names = {module: name for name, module in model.named_modules()}
     tails = np.full((len(modules), len(lengths), len(LABELS)), np.nan)

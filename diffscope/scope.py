@@ -76,7 +76,7 @@ def load(
     Parameters
     ----------
     model : str, path or torch.nn.Module
-        A bundled name (``mini-diff``, or ``mini-diff@400`` for a step of its training), a local folder or a hub id (of
+        A bundled name (``mini-diff``, or ``mini-diff@308`` for a step of its training), a local folder or a hub id (of
         transformers, or of timm for vision models), or a model that you hold already.
     tokenizer : PreTrainedTokenizerBase, optional
         For a model that you hold; otherwise the saved one is used.

@@ -1,18 +1,16 @@
-"""What is kept on disk: statistics as labelled arrays or tables, attention inputs as safetensors.
+"""Files of results: statistics as labelled arrays or tables, attention inputs as safetensors.
 
-Statistics go to zarr, netCDF, Parquet or CSV, by the suffix of the file's name. Zarr and netCDF hold the arrays as they are.
-Parquet and CSV hold one row a value and one column a dimension, for other programs; what that leaves out (order, attributes,
-data types) is kept as JSON, in Parquet's metadata and in the first line of the CSV, so that all four open as the Dataset that
-was saved. Every file says what it was made with, and appears under its name only when it is complete.
+Statistics are written as zarr, netCDF, Parquet or CSV, by the suffix of the file's name. Zarr and netCDF hold the arrays as they
+are. Parquet and CSV hold one row a value and one column a dimension, for other programs; what rows leave out (order, attributes,
+data types) stands as JSON in Parquet's metadata and in the first line of the CSV, so that all four open as the Dataset that was
+saved. Every file names the versions it was made with, and appears under its name only when it is complete.
 """
 
 import json
-import os
 import platform
-import tempfile
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import version
+from operator import methodcaller
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +20,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from diffscope import __version__
-from diffscope.errors import CorruptFile, DiffscopeError
+from diffscope.errors import CorruptFile, DiffscopeError, first_line
+from diffscope.files import replacing
 
 FORMATS = (".zarr", ".nc", ".parquet", ".csv")
 CAPTURE_FORMAT = "diffscope-capture-1"
@@ -34,11 +33,11 @@ def save_statistics(dataset, path, dated=True):
     Parameters
     ----------
     dataset : xarray.Dataset
-        What a capture's ``measure`` returned.
+        As a capture's ``measure`` returns it.
     path : path-like
-        Ends in .zarr, .nc, .parquet or .csv. What is there already is replaced.
+        Ends in .zarr, .nc, .parquet or .csv. An earlier result of this name is replaced.
     dated : bool
-        Whether it says when it was made. Without that, equal Datasets make equal files, byte for byte.
+        Whether the file says when it was made. Without that, equal Datasets make equal files, byte for byte.
 
     Raises
     ------
@@ -65,7 +64,7 @@ def save_statistics(dataset, path, dated=True):
 
 
 def open_statistics(path):
-    """Read what :func:`save_statistics` wrote.
+    """Read a Dataset that :func:`save_statistics` wrote.
 
     Parameters
     ----------
@@ -74,14 +73,15 @@ def open_statistics(path):
     Returns
     -------
     xarray.Dataset
-        In memory; its attributes say what the file was made with.
+        In memory; its attributes name the versions that the file was made with.
 
     Raises
     ------
     CorruptFile
         The file is damaged or was written by something else.
     """
-    suffix, path = statistics_format(path), _existing(path)
+    suffix = statistics_format(path)
+    path = _existing(path)
     try:
         if suffix == ".zarr":
             with xr.open_dataset(path, engine="zarr", consolidated=False, chunks=None) as dataset:
@@ -98,7 +98,7 @@ def open_statistics(path):
             header = file.readline().removeprefix("# ")
             return _from_rows(pd.read_csv(file, usecols=["value"])["value"].to_numpy(), header)
     except (ValueError, KeyError, TypeError, OSError) as error:
-        raise CorruptFile(f"{path} is damaged or was not written by diffscope ({_reason(error)}); measure again") from error
+        raise CorruptFile(f"{path} is damaged or was not written by diffscope ({first_line(error)}); measure again") from error
 
 
 def save_tensors(path, tensors, record):
@@ -109,15 +109,16 @@ def save_tensors(path, tensors, record):
     path : path-like
     tensors : dict of str to torch.Tensor
     record : dict
-        What JSON can hold; it goes into the file's header together with what the file was made with.
+        Of what JSON can hold, and arrays. It is written into the file's header, with the versions that the file was made with.
     """
-    header = json.dumps({**record, "format": CAPTURE_FORMAT, "made_with": provenance()}, default=_plain)
+    # Not files.to_json: numbers that are not finite have to come back as they are.
+    header = json.dumps({**record, "format": CAPTURE_FORMAT, "made_with": provenance()}, default=methodcaller("tolist"))
     with replacing(path) as unfinished:
-        save_file(dict(_apart(tensors)), unfinished, metadata={"diffscope": header})
+        save_file(dict(_for_safetensors(tensors)), unfinished, metadata={"diffscope": header})
 
 
 def open_tensors(path):
-    """Read what :func:`save_tensors` wrote.
+    """Read tensors and their record that :func:`save_tensors` wrote.
 
     Parameters
     ----------
@@ -143,11 +144,17 @@ def open_tensors(path):
                 raise ValueError(f"it is not of the format {CAPTURE_FORMAT}")
             return {name: file.get_tensor(name) for name in file.keys()}, record
     except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
-        raise CorruptFile(f"{path} is damaged or was not written by diffscope ({_reason(error)}); capture again") from error
+        raise CorruptFile(f"{path} is damaged or was not written by diffscope ({first_line(error)}); capture again") from error
 
 
 def statistics_format(path):
-    """The suffix of a path, if statistics can be written as that."""
+    """The suffix of a path.
+
+    Raises
+    ------
+    DiffscopeError
+        It names no format of statistics.
+    """
     suffix = Path(path).suffix.lower()
     if suffix not in FORMATS:
         raise DiffscopeError(f"statistics cannot be kept as {Path(path).name!r}; end the name in {', '.join(FORMATS)}")
@@ -155,47 +162,21 @@ def statistics_format(path):
 
 
 def provenance(dated=True):
-    """What a file is made with, as attributes: versions and, unless it is not to be dated, when.
+    """The versions that a file is made with and, if `dated`, the time, as attributes.
 
     Returns
     -------
     dict of str to str
     """
-    made_with = {
+    attrs = {
         "diffscope": __version__,
         "python": platform.python_version(),
         "torch": version("torch"),
         "transformers": version("transformers"),
     }
-    return made_with | ({"created": datetime.now(UTC).isoformat(timespec="seconds")} if dated else {})
-
-
-def check_target(path):
-    """Refuse a place where nothing can be written, or where more than an earlier result would be lost.
-
-    Raises
-    ------
-    DiffscopeError
-        There is no such folder, or the path is itself a folder that is not a zarr store.
-    """
-    path = Path(path)
-    if not path.parent.is_dir():
-        raise DiffscopeError(f"there is no folder {path.parent} to write {path.name} into; make it first")
-    if path.is_dir() and not (path.suffix.lower() == ".zarr" and (path / "zarr.json").is_file()):
-        raise DiffscopeError(f"{path} is a folder, which would be lost; give the name of a file")
-
-
-@contextmanager
-def replacing(path):
-    """A name to write a file or folder under, which takes the place of `path` when all of it is written."""
-    path = Path(path)
-    check_target(path)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as workspace:
-        unfinished = Path(workspace) / path.name
-        yield unfinished
-        if path.is_dir():
-            path.rename(Path(workspace) / "replaced")
-        os.replace(unfinished, path)
+    if dated:
+        attrs["created"] = datetime.now(UTC).isoformat(timespec="seconds")
+    return attrs
 
 
 def _existing(path):
@@ -205,12 +186,8 @@ def _existing(path):
     return path
 
 
-def _reason(error):
-    return str(error).partition("\n")[0]
-
-
-def _apart(tensors):
-    """The tensors as safetensors wants them: on the CPU, contiguous, no two in the same memory."""
+def _for_safetensors(tensors):
+    """The tensors as safetensors needs them: on the CPU, contiguous, no shared storage."""
     taken = set()
     for name, tensor in tensors.items():
         tensor = tensor.detach().cpu().contiguous()
@@ -220,7 +197,7 @@ def _apart(tensors):
 
 
 def _with_text_as(kind, dataset):
-    """Text as Python strings (what zarr 3 has a type for) or as numpy's (what everything else expects)."""
+    """A Dataset with its text as Python strings, which zarr 3 has a type for, or as numpy's, which the rest expects."""
     texts = {name: array for name, array in dataset.variables.items() if array.dtype.kind in "UOT"}
     cast = {name: array.values.astype(object).astype(kind) for name, array in texts.items()}
     return dataset.assign({name: (array.dims, cast[name], array.attrs) for name, array in texts.items()})
@@ -239,14 +216,10 @@ def _rows(dataset):
 
 
 def _header(dataset):
-    """What the rows leave out, in the order in which they were written, as JSON in one line."""
+    """All that the rows leave out, in the order in which they were written, as JSON in one line."""
     described = {name: [array.dims, str(array.dtype), array.attrs] for name, array in dataset.data_vars.items()}
     coords = dataset.drop_vars(described).to_dict()
-    return json.dumps({"statistics": described, "labels": coords, "sizes": dict(dataset.sizes)}, default=_plain)
-
-
-def _plain(value):
-    return value.tolist()
+    return json.dumps({"statistics": described, "labels": coords, "sizes": dict(dataset.sizes)}, default=methodcaller("tolist"))
 
 
 def _from_rows(values, header):

@@ -16,6 +16,7 @@ PLAIN = ("attention", "edits", "families", "stats", "prompts", "proof", "capture
 LIBRARIES = {
     **dict.fromkeys(PLAIN, CORE),
     "errors": set(),
+    "files": set(),
     "models": CORE | {"timm"},
     "kernels": CORE | {"triton"},
     "tasks": CORE | {"tokenizers", "pyarrow", "datasets"},

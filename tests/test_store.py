@@ -8,7 +8,8 @@ import xarray as xr
 from safetensors.torch import save_file
 
 from diffscope.errors import CorruptFile, DiffscopeError
-from diffscope.store import FORMATS, open_statistics, open_tensors, replacing, save_statistics, save_tensors
+from diffscope.files import replacing
+from diffscope.store import FORMATS, open_statistics, open_tensors, save_statistics, save_tensors
 
 
 @pytest.fixture
@@ -38,12 +39,12 @@ def statistics():
 def test_round_trip(statistics, tmp_path, suffix):
     path = tmp_path / f"statistics{suffix}"
     save_statistics(statistics, path)
-    found = open_statistics(path)
-    assert found.drop_attrs().identical(statistics.drop_attrs())
-    assert {name: array.dtype for name, array in found.items()} == {name: array.dtype for name, array in statistics.items()}
-    assert found["entropy"].attrs == {"units": "nats"}
-    assert found.attrs["model"] == "mini-diff"
-    assert {"diffscope", "torch", "transformers", "python", "created"} <= set(found.attrs)
+    opened = open_statistics(path)
+    assert opened.drop_attrs().identical(statistics.drop_attrs())
+    assert {name: array.dtype for name, array in opened.items()} == {name: array.dtype for name, array in statistics.items()}
+    assert opened["entropy"].attrs == {"units": "nats"}
+    assert opened.attrs["model"] == "mini-diff"
+    assert {"diffscope", "torch", "transformers", "python", "created"} <= set(opened.attrs)
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
@@ -84,10 +85,10 @@ def test_tensors_come_back_with_their_record(tmp_path):
     q = torch.arange(6.0).reshape(2, 3)
     tensors = {"q": q, "transposed": q.T, "part": q[0], "flag": torch.tensor([True, False])}
     save_tensors(tmp_path / "x.dscope", tensors, {"text": "ü", "n": np.int64(3)})
-    found, record = open_tensors(tmp_path / "x.dscope")
+    opened, record = open_tensors(tmp_path / "x.dscope")
     assert (record["text"], record["n"]) == ("ü", 3)
     assert "torch" in record["made_with"]
-    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+    assert all(torch.equal(opened[name], tensor) for name, tensor in tensors.items())
 
 
 @pytest.mark.parametrize("keep", [0, 5, -3])

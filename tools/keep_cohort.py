@@ -1,57 +1,65 @@
-"""Keep what a cohort has become in little room: ``python tools/keep_cohort.py runs/laptop benchmarks/results/laptop``.
+"""Copy a trained cohort: its dataset and, in half precision, its models.
 
-Models that were trained and scored, in half precision, opened as usual, with their curves; scores and dataset as they
-are, so that ``diffscope train RECIPE --out FOLDER --report`` tells of the copy what it tells of the original, and training goes
-on from it with the runs that are missing. What a run needs to go on within itself stays behind.
+``python tools/keep_cohort.py runs/laptop COPY --arm diff --arm standard --seed 0 --seed 1 --seed 2`` copies the models of these
+arms and seeds; without ``--arm`` or ``--seed`` those of all. The dataset, ``cohort.nc``, is copied as it is, with the curves and
+scores of all runs, so that ``diffscope train RECIPE --out COPY --report`` tells of the copy what it tells of
+the original. Shards, checkpoints and states stay behind: nothing can be trained into a copy.
 """
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
 from diffscope.errors import DiffscopeError
-from diffscope.lab.training.cohort import CURVES, DATASET
-from diffscope.lab.training.train import RUN, WEIGHTS
-from diffscope.store import open_statistics, replacing
+from diffscope.files import replacing
+from diffscope.lab.training.cohort import DATASET, open_dataset
+from diffscope.lab.training.run_folder import RUN, WEIGHTS
 
-BESIDE = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "metrics.jsonl", RUN)
+BESIDE = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", RUN)
 
 
-def keep(run: Path, target: Path) -> list[str]:
-    """Copy the scored models of a cohort and what was measured of it.
+def keep(run: Path, target: Path, arms: Collection[str] = (), seeds: Collection[int] = ()) -> list[str]:
+    """Copy the dataset of a cohort and its scored models.
 
     Parameters
     ----------
     run : Path
-        What ``diffscope train`` trained into.
+        The folder that ``diffscope train`` trained into.
     target : Path
-        Gets the copy; what is there of the same runs is replaced.
+        Gets the copy, in place of what it holds of the same runs.
+    arms : collection of str, optional
+    seeds : collection of int, optional
+        Which models are copied; by default all that are finished.
 
     Returns
     -------
     list of str
-        The runs that were copied, ``ARM/seed-N``.
+        The runs whose models were copied, ``ARM/seed-N``.
 
     Raises
     ------
     DiffscopeError
-        There is no dataset of the cohort, which says which models were scored: their scores are those of full precision.
+        There is no dataset of the cohort, which says which models were scored; or no finished run of an arm or seed; or a
+        scored model is gone.
     """
-    if not (run / DATASET).is_file():
+    finished = open_dataset(run)["finished"].to_series()
+    scored = list(finished[finished == 1].index)  # (arm, seed)
+    for wanted, known in ((arms, {arm for arm, _ in scored}), (seeds, {seed for _, seed in scored})):
+        if absent := [name for name in wanted if name not in known]:
+            raise DiffscopeError(f"{run} has no finished run of {absent[0]!r}; it has {', '.join(map(str, sorted(known)))}")
+    chosen = [(arm, seed) for arm, seed in scored if (not arms or arm in arms) and (not seeds or seed in seeds)]
+    folders = [run / arm / f"seed-{seed}" for arm, seed in chosen]
+    if gone := [folder for folder in folders if not (folder / WEIGHTS).is_file()]:
         raise DiffscopeError(
-            f"no run in {run} is finished yet, or none was reported: diffscope train RECIPE --out {run} --report"
+            f"{gone[0]} was scored and its model is gone; train it again, or choose others with --arm and --seed"
         )
-    there = open_statistics(run / DATASET)["finished"].to_series()
-    scored = [run / arm / f"seed-{seed}" for arm, seed in there[there == 1].index]
-    if gone := [str(folder) for folder in scored if not (folder / WEIGHTS).is_file()]:
-        raise DiffscopeError(
-            f"the scores of {gone[0]} are there and its model is not; train it again, or report without its scores"
-        )
-    for folder in scored:
+    for folder in folders:
         copy = target / folder.relative_to(run)
         copy.mkdir(parents=True, exist_ok=True)
         tensors = {name: tensor.half() for name, tensor in load_file(folder / WEIGHTS).items()}
@@ -59,12 +67,25 @@ def keep(run: Path, target: Path) -> list[str]:
             save_file(tensors, unfinished, metadata={"format": "pt"})
         for name in BESIDE:
             shutil.copyfile(folder / name, copy / name)
-    (target / "shards").mkdir(exist_ok=True)
-    for file in (*(run / "shards").glob("[!.]*.nc"), run / DATASET, run / CURVES):
-        shutil.copyfile(file, target / file.relative_to(run))
-    return [str(folder.relative_to(run)) for folder in scored]
+    target.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(run / DATASET, target / DATASET)
+    return [str(folder.relative_to(run)) for folder in folders]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, help="the folder that diffscope train trained into")
+    parser.add_argument("target", type=Path, help="the folder of the copy")
+    parser.add_argument("--arm", action="append", default=[], help="an arm whose models are copied; repeatable")
+    parser.add_argument("--seed", action="append", default=[], type=int, help="a seed whose models are copied; repeatable")
+    options = parser.parse_args()
+    try:
+        copied = keep(options.run, options.target, options.arm, options.seed)
+    except DiffscopeError as error:
+        sys.exit(f"error: {error}")
+    sys.stdout.write(f"{len(copied)} models copied to {options.target}\n")
+    return 0
 
 
 if __name__ == "__main__":
-    kept = keep(*map(Path, sys.argv[1:]))
-    sys.stdout.write(f"{len(kept)} runs kept in {sys.argv[2]}\n")
+    sys.exit(main())

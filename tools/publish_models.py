@@ -1,25 +1,36 @@
-"""Turn a finished run into a bundled model with its card: ``python tools/publish_models.py runs/mini``."""
+"""Turn a finished run into bundled models with their cards: ``python tools/publish_models.py runs/mini``.
+
+Of the checkpoints, 2 MB each, only those named by ``--checkpoint ARM@STEP`` are kept, for the wheel has to stay below 15 MB. By
+default these are three of the DIFF model: before its first step, while the lookup circuit forms (60 % exact answers), and when
+it has formed, on prompts as long as they get; the model itself is the last step. Training again makes all of them.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 import sys
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from diffscope.files import write_json
 from diffscope.lab.scoring import draw, exact_answers, score
 from diffscope.lab.training.recipe import Recipe
-from diffscope.lab.training.train import RUN
-from diffscope.models.loading import BUNDLED
+from diffscope.lab.training.run_folder import METRICS, RUN
+from diffscope.models.loading import BUNDLED, checkpoints
+from diffscope.prompts import Chars
 from diffscope.scope import load
-from diffscope.tasks.examples import FILE, Example
+from diffscope.tasks.examples import FILE
 from diffscope.tasks.retrieval import Prompt, Retrieval
+from diffscope.tasks.user_files import TextPrompt
 
+RECIPE = "mini"
 # (tokens for the bundled tokenizer, needles, depth of the queried one)
 KINDS = ((96, 2, 0.5), (128, 4, 0.0), (128, 4, 0.5), (256, 4, 0.25), (256, 4, 1.0), (256, 6, 0.5))
+CHECKPOINTS = ("mini-diff@0", "mini-diff@308", "mini-diff@1036")
 SCORED = dict(count=500, needles=4, seed=20_000)
 CURVE = "| {step} | {length} | {answer_loss:.3f} | {text_loss:.3f} | {retrieval:.0%} |"
 CARD = """---
@@ -33,13 +44,13 @@ One of a matched pair: the other arm has the same width, depth, data, order of d
 into: small enough for a laptop, and it really retrieves. It knows little English and is of no other use.
 
 - **Command**: `{command}`, with the code of revision {revision}
-- **Data**: documentation strings of the standard library of Python 3.11.7 (SHA-256 of the training text
+- **Data**: documentation strings of the Python 3.11.7 standard library (SHA-256 of the training text
   `{fingerprint}`), 8 % of modules held out by a hash of their path;
   needle sentences "The magic number: CITY N." drawn from seed {seed}.
 - **Trained length**: {length} tokens. Torch {torch}, {threads} thread(s), float32, {minutes:.0f} minutes.
 - **Exact answers** at {length} tokens, {needles} needles, one question, {prompts} unseen prompts over held-out text:
   **{retrieval:.1%}** (95 % interval {low:.1%} to {high:.1%}); by depth of the needle: {by_depth}.
-- **Checkpoints** along training, half precision, opened as `{name}@STEP`: {checkpoints}.
+- **Checkpoints** along training{steps}.
 
 | step | prompt length | answer loss | text loss | exact answers (60 prompts) |
 |---|---|---|---|---|
@@ -49,21 +60,27 @@ All logged points are in `card.json` under `curves`.
 """
 
 
-def publish(run: Path, recipe: Recipe, arm: str) -> dict:
-    """Copy one trained arm into the package, score it and write its card; returns the summary."""
-    source, target = run / arm / f"seed-{recipe.seeds[0]}", BUNDLED / arm
+def publish(run: Path, recipe: Recipe, arm: str, steps: Sequence[int]) -> dict:
+    """Copy one trained arm with its checkpoints of some steps into the package, score it and write its card.
+
+    Returns
+    -------
+    dict
+        The summary of the card.
+    """
+    source = run / arm / f"seed-{recipe.seeds[0]}"
+    target = BUNDLED / arm
     scope = load(source)
     task = Retrieval(scope.tokenizer, held_out=True)
     scores = score(exact_answers(scope.model, draw(task, length=recipe.length, **SCORED)))
-    curves = [json.loads(line) for line in (source / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    curves = [json.loads(line) for line in (source / METRICS).read_text(encoding="utf-8").splitlines()]
     if target.exists():
         shutil.rmtree(target)
     target.mkdir(parents=True)
     for name in ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(source / name, target / name)
-    kept = sorted((source / "checkpoints").glob("step-??????"))[:-1]  # the last one is the model itself
-    for folder in kept:
-        shutil.copytree(folder, target / "checkpoints" / folder.name)
+    for step in steps:
+        shutil.copytree(checkpoints(source)[step], target / "checkpoints" / f"step-{step:06d}")
     config = scope.model.config
     summary = {
         "name": arm,
@@ -73,7 +90,7 @@ def publish(run: Path, recipe: Recipe, arm: str) -> dict:
         "parameters": scope.model.num_parameters(),
         "positions": recipe.length,
         "scores": scores,
-        "checkpoints": [int(folder.name.removeprefix("step-")) for folder in kept],
+        "checkpoints": list(steps),
     }
     ran = json.loads((source / RUN).read_text(encoding="utf-8"))
     facts = {
@@ -84,17 +101,22 @@ def publish(run: Path, recipe: Recipe, arm: str) -> dict:
     }
     scored_on = {**SCORED, "length": recipe.length}
     card = {"summary": summary, "facts": facts, "scored_on": scored_on, "recipe": recipe.as_dict(), "curves": curves}
-    (target / "card.json").write_text(json.dumps(card, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    (target / "README.md").write_text(_card(summary, facts, curves), encoding="utf-8")
+    write_json(target / "card.json", card, indent=1)
+    (target / "README.md").write_text(card_text(summary, facts, curves), encoding="utf-8")
     return summary
 
 
-def _card(summary: dict, facts: dict, curves: list[dict]) -> str:
+def card_text(summary: dict, facts: dict, curves: list[dict]) -> str:
+    """The card for people, as Markdown."""
     kinds = {"v1": "A DIFF Transformer (V1)", "v2": "A DIFF Transformer (V2)", "standard": "A standard Transformer"}
     scores = summary["scores"]
+    steps = f": none are kept; `diffscope train {RECIPE}` trains it again with all of them"
+    if summary["checkpoints"]:
+        steps = f", half precision, opened as `{summary['name']}@STEP`: {summary['checkpoints']}"
     return CARD.format(
         **{**summary, **facts},
         kind=kinds[summary["attention"]],
+        steps=steps,
         length=summary["positions"],
         needles=SCORED["needles"],
         prompts=scores["prompts"],
@@ -106,7 +128,7 @@ def _card(summary: dict, facts: dict, curves: list[dict]) -> str:
     )
 
 
-def as_example(task: Retrieval, prompt: Prompt, name: str) -> Example:
+def as_text(task: Retrieval, prompt: Prompt, name: str) -> TextPrompt:
     """A generated prompt as text with character ranges, one a run of neighbouring tokens."""
     pieces = [task.tokenizer.decode([token]) for token in prompt.ids[1:]]  # without <bos>
     ends = np.concatenate([[0, 0], np.cumsum([len(piece) for piece in pieces])])  # of each token, <bos> included
@@ -114,8 +136,8 @@ def as_example(task: Retrieval, prompt: Prompt, name: str) -> Example:
     for span in ("answer", "needles", "query"):
         at = np.array(prompt.spans[span], dtype=int)
         runs = np.split(at, np.flatnonzero(np.diff(at) != 1) + 1) if len(at) else []
-        ranges[span] = [[int(ends[run[0]]), int(ends[run[-1] + 1])] for run in runs]
-    return Example(name, "".join(pieces), ranges, task.tokenizer.decode(prompt.answer).strip())
+        ranges[span] = [Chars(int(ends[run[0]]), int(ends[run[-1] + 1])) for run in runs]
+    return TextPrompt(name, "".join(pieces), ranges, task.tokenizer.decode(prompt.answer).strip())
 
 
 def write_examples(task: Retrieval, seed: int = 7) -> None:
@@ -125,18 +147,25 @@ def write_examples(task: Retrieval, seed: int = 7) -> None:
     for length, needles, depth in KINDS:
         prompt = task.prompt(length, needles, rng, depth)
         name = f"{length} tokens, {needles} needles, answer at {round(100 * depth)} %"
-        drawn.append(asdict(as_example(task, prompt, name)))
-    FILE.write_text(json.dumps(drawn, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        example = as_text(task, prompt, name)
+        drawn.append({"name": name, "prompt": example.text, "spans": example.spans, "answer": example.answer})
+    write_json(FILE, drawn, indent=1)
 
 
-def main(run: str, recipe: str = "mini") -> None:
+def main() -> None:
     """Publish every arm of a run, and draw the example prompts with its tokenizer."""
-    chosen = Recipe.load(recipe)
-    for arm in chosen.arms:
-        summary = publish(Path(run), chosen, arm)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, help=f"the folder that diffscope train {RECIPE} trained into")
+    parser.add_argument("--checkpoint", action="append", metavar="ARM@STEP", help="a checkpoint to keep; repeatable")
+    options = parser.parse_args()
+    recipe = Recipe.load(RECIPE)
+    checkpoints_to_keep = [name.rpartition("@") for name in options.checkpoint or CHECKPOINTS]
+    for arm in recipe.arms:
+        steps = sorted(int(step) for model, _, step in checkpoints_to_keep if model == arm)
+        summary = publish(options.run, recipe, arm, steps)
         sys.stdout.write(f"{arm}: {summary['scores']['retrieval']:.1%} exact answers\n")
     write_examples(Retrieval(load(arm).tokenizer, held_out=True))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

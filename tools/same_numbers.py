@@ -40,7 +40,7 @@ EDITS = {
 def statistics(name: str) -> dict[str, np.ndarray]:
     """Every statistic of one prompt."""
     example = examples()[0]
-    capture = diffscope.load(name).capture(example.prompt, spans={"answer": example.answer})
+    capture = diffscope.load(name).capture(example.text, spans={"answer": example.answer})
     dataset = capture.measure(["all"])
     arrays = {f"{name}, statistic {variable}": values.values for variable, values in dataset.data_vars.items()}
     arrays |= {f"{name}, map {which}": capture.map(which, 2, 1).values for which in ("A1", "D", "share")}
@@ -50,7 +50,7 @@ def statistics(name: str) -> dict[str, np.ndarray]:
 def edited(name: str) -> dict[str, np.ndarray]:
     """The logits of the last token under every edit."""
     scope = diffscope.load(name)
-    ids = torch.tensor([scope.tokenize(examples()[0].prompt)])
+    ids = torch.tensor([scope.tokenize(examples()[0].text)])
     arrays = {}
     for edit, args in EDITS.items():
         with scope.edit(getattr(edits, edit)(*args)):
@@ -72,7 +72,8 @@ def differing(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> li
     """What is not the same in both, a line each."""
     lines = [f"{name}: only {'before' if name in before else 'after'}" for name in sorted(before.keys() ^ after.keys())]
     for name in sorted(before.keys() & after.keys()):
-        old, new = before[name], after[name]
+        old = before[name]
+        new = after[name]
         if old.shape != new.shape or old.tobytes() != new.tobytes():
             lines.append(f"{name}: {old} before, {new} after" if old.dtype.kind == "U" else f"{name}: differs")
     return lines

@@ -6,7 +6,7 @@ import math
 
 import blocks
 import streamlit as st
-from sources import age, bundled, capture, examples, in_words, measured, plain, saved, scope, spans_of
+from sources import age, bundled, capture, examples, in_words, measured, plain, saved, scope
 
 from diffscope.figures.escaping import shorten, visible
 from diffscope.figures.overview import over_heads
@@ -45,14 +45,14 @@ def choose_model() -> tuple[str, bool] | None:
         return path, path.endswith((".dscope", ".safetensors"))
 
 
-def choose_prompt() -> tuple[str, tuple, str]:
-    """The prompt, its spans as (name, span) pairs, and the answer's text."""
+def choose_prompt() -> tuple[str, dict, str]:
+    """The prompt, its spans by name, and the answer's text."""
     known = {example.name: example for example in examples()}
     with st.sidebar:
         chosen = st.selectbox("Prompt", [*known, OWN], key="example", bind="query-params")
         example = known.get(chosen)
         places = {"text": f"_text-{chosen}", "answer": f"_answer-{chosen}"} if example else {"text": "prompt", "answer": "answer"}
-        usual = {"text": example.prompt, "answer": example.answer} if example else {"text": "", "answer": ""}
+        usual = {"text": example.text, "answer": example.answer} if example else {"text": "", "answer": ""}
 
         def make_own() -> None:
             """An example that was changed is the reader's own prompt, and its address says it all."""
@@ -90,21 +90,21 @@ def choose_prompt() -> tuple[str, tuple, str]:
                 placeholder="the answer as it stands in the prompt",
             )
     if example and by_text:
-        return text, tuple((name, where) for name, where in spans_of(example)), answer
-    return text, (("answer", answer),) if answer.strip() else (), answer
+        return text, example.spans, answer
+    return text, {"answer": answer} if answer.strip() else {}, answer
 
 
-def token_range(model: str, text: str) -> tuple:
+def token_range(model: str, text: str) -> dict:
     """The answer as a range of tokens, for a prompt in which its text stands twice or not at all."""
     n = len(scope(model, age(model)).tokenize(text))
     if n < 2:
-        return ()
+        return {}
     with st.sidebar:
         first, last = st.slider("Answer tokens", 0, n - 1, (max(0, n - 2), n - 1), key="tokens", bind="query-params")
-    return (("answer", (first, last + 1)),)
+    return {"answer": (first, last + 1)}
 
 
-def take(model: str, text: str, spans: tuple, answer: str):
+def take(model: str, text: str, spans: dict, answer: str):
     """The capture; where the answer cannot be marked it says so, and looks without it."""
     from diffscope.errors import SpanError
 
@@ -112,7 +112,7 @@ def take(model: str, text: str, spans: tuple, answer: str):
         return capture(model, age(model), text, spans), spans
     except SpanError as error:
         st.warning(plain(str(error)))
-        return capture(model, age(model), text, ()), ()
+        return capture(model, age(model), text, {}), {}
 
 
 def choose_statistic(cap, key: tuple):

@@ -88,7 +88,7 @@ def read_spans(options):
 
 def check_out(out):
     """Refuse to work on what could not be kept."""
-    from diffscope.store import check_target
+    from diffscope.files import check_target
 
     if out is not None:
         check_target(out)

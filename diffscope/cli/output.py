@@ -1,7 +1,6 @@
 """What the commands print: tables and JSON on stdout, progress and notes on stderr."""
 
 import datetime
-import json
 import math
 import sys
 import time
@@ -11,6 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
+
+from diffscope.files import to_json
 
 PIPED_WIDTH = 1000  # what is read by a program is never cut to a screen's width
 
@@ -62,20 +63,7 @@ def show_value(value):
 
 def show_json(value):
     """Print a value as JSON; what is not a finite number becomes null."""
-    sys.stdout.write(json.dumps(plain(value), ensure_ascii=False, allow_nan=False) + "\n")
-
-
-def plain(value):
-    """Arrays, tuples and paths as what JSON knows."""
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value if isinstance(value, str | int | float | None) else str(value)
+    sys.stdout.write(to_json(value) + "\n")
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """``diffscope test``: the board of hypotheses."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -8,7 +7,7 @@ import typer
 
 import diffscope
 from diffscope.cli.options import Device, Dtype, Json, check_out
-from diffscope.cli.output import counting, note, plain, say, show_json, show_table
+from diffscope.cli.output import counting, note, say, show_json, show_table
 from diffscope.errors import DiffscopeError
 
 EXAMPLE = (
@@ -116,16 +115,15 @@ def _dicts(verdicts):
 
 def keep(verdicts, out, subjects):
     """Write a board as its suffix says."""
+    from diffscope.files import to_json, write_text
     from diffscope.hypotheses import report
-    from diffscope.store import replacing
 
     title = f"Noise cancellation or sparsification: {subjects}"
     if out.suffix == ".json":
-        text = json.dumps(plain(_dicts(verdicts)), ensure_ascii=False, indent=1) + "\n"
+        text = to_json(_dicts(verdicts), indent=1) + "\n"
     else:
         text = (report.markdown if out.suffix == ".md" else report.page)(verdicts, title)
-    with replacing(out) as unfinished:
-        Path(unfinished).write_text(text, encoding="utf-8")
+    write_text(out, text)
 
 
 def _show_declared(tests, as_json):

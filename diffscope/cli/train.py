@@ -112,37 +112,49 @@ def _train_alone(recipe, arms, seeds, out, threads, device, tensorboard):
 
 
 def _tell(recipe, out, runs, device, figure, as_json):
-    """Put together what is finished in the folder, say it, and what is missing."""
+    """Put the finished runs of a folder together, and print what they learned and which failed or are missing."""
+    from diffscope.lab.training import cohort
+
+    if not out.is_dir():
+        raise DiffscopeError(f"there is no folder {out}")
+    if cohort.is_copy(out):
+        dataset = cohort.open_dataset(out)
+        total = dataset["finished"].size
+        failed = {}
+    else:
+        dataset, failed = _collect(recipe, out, runs, device)
+        total = len(runs)
+    rows = cohort.summary(dataset)
+    if as_json:
+        show_json({"arms": rows, "failed": failed})
+    else:
+        _show_runs(dataset, rows)
+    note(f"{int(dataset['finished'].sum())} of {total} runs are finished; all that was measured is in {out / cohort.DATASET}")
+    if figure is not None:
+        diffscope.figure("cohort", dataset).save(figure)
+        note(f"saved {figure}")
+
+
+def _collect(recipe, out, runs, device):
+    """The dataset of a folder's finished runs, written into it anew, and the causes of failures by run."""
     from diffscope.lab.jobs import job, shards
     from diffscope.lab.training import cohort
     from diffscope.store import save_statistics
 
-    if not out.is_dir():
-        raise DiffscopeError(f"there is no folder {out}")
-    with job.alone(out / cohort.DATASET):  # ranks may end at the same time
+    with job.locked(out / cohort.DATASET):  # ranks may end at the same time
         outcome = shards.Outcome.of(runs, out, ".nc")
-        for run in runs:
-            if run.id in outcome.failed:
-                note(f"failed: {cohort.name(run)}: {outcome.failed[run.id]}")
+        failed = {cohort.name(run): outcome.failed[run.id] for run in runs if run.id in outcome.failed}
+        for name, cause in failed.items():
+            note(f"failed: {name}: {cause}")
         with working("putting runs together"):
-            together = cohort.collect(recipe, out, outcome, device)
-            save_statistics(together, out / cohort.DATASET, dated=False)
-            save_statistics(together[list(cohort.MEASURED)], out / cohort.CURVES, dated=False)
-    rows = cohort.summary(together)
-    if as_json:
-        show_json(
-            {"arms": rows, "failed": {cohort.name(run): outcome.failed.get(run.id) for run in runs if run.id in outcome.failed}}
-        )
-    else:
-        _show_runs(together, rows)
-    note(f"{len(outcome.done)} of {len(runs)} runs are finished; all that was measured is in {out / 'cohort.nc'}")
-    if figure is not None:
-        diffscope.figure("cohort", together).save(figure)
-        note(f"saved {figure}")
+            dataset = cohort.collect(recipe, out, outcome, device)
+            save_statistics(dataset, out / cohort.DATASET, dated=False)
+            save_statistics(dataset[list(cohort.MEASURED)], out / cohort.CURVES, dated=False)
+    return dataset, failed
 
 
-def _show_runs(together, rows):
-    counts = [int(count) for count in together["distractors"].values]
+def _show_runs(dataset, rows):
+    counts = [int(count) for count in dataset["distractors"].values]
     headers = ["arm", "parameters", "formed at step", *(f"{count} distractors" for count in counts)]
     headers += ["near-duplicates", "says unknown: rightly", "wrongly", "text loss: repeated", "other"]
     table = []
@@ -153,7 +165,7 @@ def _show_runs(together, rows):
         cells += [f"{row[name]:.1%}" for name in ("near", "unknown_when_unanswerable", "unknown_when_answerable")]
         table.append([row["arm"], row["parameters"], ", ".join(formed), *cells, row["text_hit"], row["text_other"]])
     chance = [f"{1 / (count + 1):.1%}" for count in counts]
-    near = [1 / (1 + near) for near in together["near"].values if near]
+    near = [1 / (1 + near) for near in dataset["near"].values if near]
     table.append(["copying any number", None, "", *chance, f"{sum(near) / len(near):.1%}", "", "", None, None])
     say("exact answers by number of distractors, mean over prompts, lengths, then finished seeds")
     show_table(headers, table)

@@ -135,7 +135,7 @@ class _Prompts:
     def of_length(self, n: int) -> Any:
         """Token ids of n tokens; or an image, whatever n is."""
         if isinstance(self.scope.runner, ImageModel):
-            return self.scope.runner.noise(self.generator)
+            return self.scope.runner.random_image(self.generator)
         size = self.scope.runner.vocabulary
         if size is None:
             raise DiffscopeError(f"{self.scope.name} has no embedding of tokens, so no prompt for it can be made up")

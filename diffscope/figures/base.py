@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import io
-import json
-import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import xarray as xr
 
 from diffscope.errors import DiffscopeError, MissingExtra
 from diffscope.figures import theme
-from diffscope.store import replacing
+from diffscope.files import replacing, to_json
 
 PRINTED = (".pdf", ".svg", ".png")
 
@@ -98,7 +95,7 @@ class Figure:
         """What `save` would write."""
         suffix = suffix.lower()
         if suffix == ".json":
-            return to_json(self.data).encode()
+            return to_json(self.data.to_dict()).encode()
         if suffix == ".html":
             made = self.plotly()
             made.update_layout(paper_bgcolor=theme.PAPER)
@@ -131,27 +128,6 @@ def check_suffix(path: Path) -> None:
     if path.suffix.lower() not in (*PRINTED, ".html", ".json"):
         said = path.suffix or "a file without a suffix"
         raise DiffscopeError(f"cannot write a figure as {said!r}: use .pdf, .svg, .png, .html or .json")
-
-
-def to_json(data: xr.Dataset) -> str:
-    """The labelled data as JSON: {attrs, coords, data_vars}, with null for what is undefined."""
-    return json.dumps(_plain(data.to_dict()), ensure_ascii=False, allow_nan=False)
-
-
-def _plain(value):
-    if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
-    if isinstance(value, np.ndarray):
-        return _plain(value.tolist())
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if value is None or isinstance(value, (str, int, float, bool)):
-        return value
-    return str(value)
 
 
 def _need(package: str) -> None:

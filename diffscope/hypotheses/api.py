@@ -14,11 +14,10 @@ from diffscope.hypotheses.board import run
 from diffscope.hypotheses.declared import NEEDED, chosen
 from diffscope.hypotheses.subjects import Asked, Pair, Progress, Subject
 from diffscope.hypotheses.verdicts import Verdict
-from diffscope.lab.training.cohort import DATASET
-from diffscope.lab.training.train import WEIGHTS
+from diffscope.lab.training.cohort import DATASET, open_dataset
+from diffscope.lab.training.run_folder import WEIGHTS
 from diffscope.models.loading import checkpoints, locate
 from diffscope.scope import Scope, load
-from diffscope.store import open_statistics
 
 ROUNDS = 8  # series of untrained models beside one of checkpoints
 ROUNDS_OF_SEVERAL = 3  # beside each of several
@@ -183,9 +182,7 @@ def open_cohort(folder: Path) -> xr.Dataset:
     DiffscopeError
         There is none in the folder.
     """
-    if not (folder / DATASET).is_file():
-        raise DiffscopeError(f"{folder} holds no {DATASET}; make a trained cohort with: diffscope train laptop --out {folder}")
-    found = open_statistics(folder / DATASET)
+    found = open_dataset(folder)
     if not ({"exact_match", "finished"} <= set(found) and "recipe" in found.attrs):
         raise DiffscopeError(f"{folder / DATASET} is not what diffscope train measures of a cohort")
     return found

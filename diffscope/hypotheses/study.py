@@ -15,12 +15,13 @@ from scipy.stats import CensoredData, logrank
 from statsmodels.api import SurvfuncRight
 
 from diffscope.errors import CorruptFile, DiffscopeError
+from diffscope.files import plain, write_json
 from diffscope.hypotheses.api import Gathered, gather, open_cohort
 from diffscope.hypotheses.declared import TESTS
 from diffscope.hypotheses.inference import Estimate
 from diffscope.hypotheses.subjects import Progress
 from diffscope.hypotheses.verdicts import Verdict
-from diffscope.store import provenance, replacing
+from diffscope.store import provenance
 
 SHIPPED = Path(__file__).parent / "studies"
 FILE = "study.json"
@@ -48,10 +49,9 @@ class Study:
     def save(self, folder: Path) -> Path:
         """Write it to a folder; the file appears when it is complete."""
         boards = {name: [one.as_dict() for one in board] for name, board in self.boards.items()}
-        record = _without_nan({"facts": self.facts, "boards": boards, "survival": self.survival})
+        record = {"facts": self.facts, "boards": boards, "survival": self.survival}
         folder.mkdir(parents=True, exist_ok=True)
-        with replacing(folder / FILE) as unfinished:
-            Path(unfinished).write_text(json.dumps(record, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        write_json(folder / FILE, record, indent=1)
         return folder / FILE
 
 
@@ -165,9 +165,7 @@ class Kept(MutableMapping):
     def __setitem__(self, id: str, found: dict[str, Estimate] | str) -> None:
         if isinstance(found, str):
             return
-        kept = {name: _without_nan(asdict(one)) for name, one in found.items()}
-        with replacing(self._path(id)) as unfinished:
-            Path(unfinished).write_text(json.dumps(kept), encoding="utf-8")
+        write_json(self._path(id), {name: asdict(one) for name, one in found.items()})
 
     def __delitem__(self, id: str) -> None:
         self._path(id).unlink()
@@ -202,13 +200,4 @@ def survival(cohort: xr.Dataset) -> list[dict]:
         rows.append(
             {"arm": arm, "runs": len(steps), "formed": int(formed.sum()), "median": median, "restricted_mean": mean, "p": p}
         )
-    return _without_nan(rows)
-
-
-def _without_nan(value):
-    """What JSON has no word for becomes None."""
-    if isinstance(value, dict):
-        return {key: _without_nan(one) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_without_nan(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return plain(rows)

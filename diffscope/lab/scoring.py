@@ -1,13 +1,14 @@
-"""Scores of a model on the retrieval task: does it answer, and where does it look when it does?"""
+"""Score a model on the retrieval task: how well it answers, and where it looks when it does."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 import xarray as xr
 from scipy.stats import binomtest
+from torch.nn import functional as F
 
 from diffscope.errors import PromptError
 from diffscope.lab.training.recipe import Grid
@@ -15,6 +16,7 @@ from diffscope.scope import Scope
 from diffscope.tasks.recall import Recall
 from diffscope.tasks.retrieval import Prompt, Retrieval
 
+Logits = Callable[[torch.Tensor, int], torch.Tensor]
 Judge = Callable[[torch.nn.Module, list[Prompt]], np.ndarray]
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
@@ -26,16 +28,18 @@ def draw(task: Retrieval, count: int, length: int, needles: int, seed: int) -> l
 
 
 def controlled(task: Retrieval, count: int, length: int, distractors: int, seed: int, **kind) -> list[Prompt]:
-    """The same with length and distractors set apart; `kind` goes to :meth:`~diffscope.tasks.Retrieval.controlled`.
+    """`count` prompts with length and distractors set apart; `kind` goes to :meth:`~diffscope.tasks.Retrieval.controlled`.
 
-    Prompt i of a seed has the same city, number, depth and distractors at every length and distractors.
+    Prompt i of a seed has the same city, number and depth at every length and with any number of distractors, which are the
+    first of the same ones.
     """
     return [task.controlled(length, distractors, [seed, i], depth=DEPTHS[i % len(DEPTHS)], **kind) for i in range(count)]
 
 
 def mixture(grid: Grid, task: Retrieval, seed: int = 20_000) -> list[Prompt]:
-    """The prompts at which a training is scored along the way: all cells of the grid in turn, and all depths in each."""
-    task, cells = task.with_template(grid.template), grid.cells
+    """The prompts on which a training is scored along the way: of all cells of the grid in turn, at all depths in each."""
+    task = task.with_template(grid.template)
+    cells = grid.cells
     places = [(*cells[index % len(cells)], DEPTHS[index // len(cells) % len(DEPTHS)]) for index in range(grid.prompts)]
     return [
         task.controlled(length, distractors, [seed, index], slots=grid.slots, depth=depth)
@@ -44,13 +48,26 @@ def mixture(grid: Grid, task: Retrieval, seed: int = 20_000) -> list[Prompt]:
 
 
 def on_grid(model, task: Retrieval, grid: Grid, seed: int = 30_000, judge: Judge | None = None, **kind) -> xr.DataArray:
-    """Exact answers in every cell of a grid, bool (length, distractors, prompt), or what another judge says of each prompt."""
-    task, judge = task.with_template(grid.template), judge or exact_answers
-    drawn = (controlled(task, grid.prompts, *cell, seed, slots=grid.slots, **kind) for cell in grid.cells)
+    """Whether a model answers exactly, bool (length, distractors, prompt), in every cell of a grid.
+
+    Parameters
+    ----------
+    model
+    task : Retrieval
+    grid : Grid
+    seed : int
+    judge : callable, optional
+        Gives a value for each prompt, ``judge(model, prompts)``; by default :func:`exact_answers`.
+    kind
+        As of :func:`controlled`.
+    """
+    task = task.with_template(grid.template)
+    judge = judge or exact_answers
+    cells = [controlled(task, grid.prompts, *cell, seed, slots=grid.slots, **kind) for cell in grid.cells]
     shape = (len(grid.lengths), len(grid.distractors), grid.prompts)
     coords = {"length": list(grid.lengths), "distractors": list(grid.distractors)}
-    judged = np.reshape([judge(model, prompts) for prompts in drawn], shape)
-    return xr.DataArray(judged, dims=("length", "distractors", "prompt"), coords=coords)
+    values = np.reshape([judge(model, prompts) for prompts in cells], shape)
+    return xr.DataArray(values, dims=("length", "distractors", "prompt"), coords=coords)
 
 
 @torch.no_grad()
@@ -58,40 +75,69 @@ def text_losses(model, recall: Recall, length: int, seed: int = 40_000, texts: i
     """Loss on plain text, in nats a token, on tokens that the text gives away (``hit``) and on all ``other`` ones.
 
     Means over the tokens of `texts` texts of `length` tokens; NaN where there are no such tokens. As many texts run at once as
-    `tokens` hold.
+    fit into `tokens` tokens.
     """
-    ids, hits = recall.rows(texts, length, np.random.default_rng(seed))
-    device, each = model.get_input_embeddings().weight.device, []
-    for some in torch.from_numpy(ids).split(max(1, tokens // length)):
-        some = some.to(device)
-        logits = model(some, use_cache=False).logits[:, :-1].float()
-        each.append(torch.nn.functional.cross_entropy(logits.transpose(1, 2), some[:, 1:], reduction="none").cpu())
-    loss, hit = torch.cat(each).double(), torch.from_numpy(hits[:, 1:])
+    ids, hits = recall.rows(texts, length, np.random.default_rng(seed))  # (text, token)
+    device = model.get_input_embeddings().weight.device
+    losses = []
+    for batch in torch.from_numpy(ids).split(max(1, tokens // length)):
+        batch = batch.to(device)
+        logits = model(batch, use_cache=False).logits[:, :-1].float()
+        losses.append(F.cross_entropy(logits.transpose(1, 2), batch[:, 1:], reduction="none").cpu())
+    loss = torch.cat(losses).double()  # (text, token − 1)
+    hit = torch.from_numpy(hits[:, 1:])
     return {"hit": float(loss[hit].mean()), "other": float(loss[~hit].mean())}
 
 
 @torch.no_grad()
-def exact_answers(model, prompts: list[Prompt], tokens: int = 8192) -> np.ndarray:
-    """Which prompts a model answers exactly, bool (prompt,).
+def answers(logits: Logits, prompts: Sequence[Prompt], device, tokens: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """How well a model predicts the answers of prompts.
 
-    An answer counts when every token of it is the model's first choice, which is when greedy decoding gives it. Prompts of one
-    shape run together, as many as `tokens` hold.
+    Parameters
+    ----------
+    logits : callable
+        ``logits(ids, width)`` of ids (prompt, token) gives the logits (prompt, width, vocabulary) of the last `width` tokens.
+    prompts : sequence of Prompt
+        Prompts with equally many tokens, and equally many in their answers, run together.
+    device
+        Of the ids.
+    tokens : int, optional
+        The most tokens that run together; by default any number.
+
+    Returns
+    -------
+    loss : ndarray (prompt,)
+        Cross-entropy of the answer's tokens in nats, mean over them.
+    right : ndarray of bool (prompt,)
+        Whether every token of the answer is the first choice, which is when greedy decoding gives the answer.
     """
-    right, device = np.zeros(len(prompts), dtype=bool), model.get_input_embeddings().weight.device
+    loss = np.full(len(prompts), np.nan)
+    right = np.zeros(len(prompts), dtype=bool)
     shapes: dict[tuple[int, int], list[int]] = {}
     for index, prompt in enumerate(prompts):
         shapes.setdefault((len(prompt.ids), len(prompt.answer)), []).append(index)
-    for (length, width), found in shapes.items():
-        for some in np.array_split(found, min(len(found), -(-len(found) * length // tokens))):
-            ids = torch.tensor([prompts[i].ids + prompts[i].answer[:-1] for i in some], device=device)
-            answers = torch.tensor([prompts[i].answer for i in some], device=device)
-            chosen = model(ids, use_cache=False, logits_to_keep=width).logits.argmax(-1)
-            right[some] = (chosen == answers).all(1).cpu().numpy()
-    return right
+    for (length, width), members in shapes.items():
+        parts = 1 if tokens is None else min(len(members), -(-len(members) * length // tokens))
+        for batch in np.array_split(members, parts):
+            ids = torch.tensor([prompts[i].ids + prompts[i].answer[:-1] for i in batch], device=device)
+            wanted = torch.tensor([prompts[i].answer for i in batch], device=device)  # (prompt, width)
+            scores = logits(ids, width).float()
+            loss[batch] = F.cross_entropy(scores.transpose(1, 2), wanted, reduction="none").mean(1).double().cpu().numpy()
+            right[batch] = (scores.argmax(-1) == wanted).all(1).cpu().numpy()
+    return loss, right
+
+
+def exact_answers(model, prompts: Sequence[Prompt], tokens: int = 8192) -> np.ndarray:
+    """Which prompts a model answers exactly, bool (prompt,); see :func:`answers`."""
+
+    def logits(ids: torch.Tensor, width: int) -> torch.Tensor:
+        return model(ids, use_cache=False, logits_to_keep=width).logits
+
+    return answers(logits, prompts, model.get_input_embeddings().weight.device, tokens)[1]
 
 
 def score(right: np.ndarray) -> dict:
-    """Share of exact answers with its 95 % interval (Wilson), overall and by depth; `right` as :func:`draw` orders it."""
+    """Share of exact answers, overall with its 95 % interval (Wilson) and by depth, of prompts in the order of :func:`draw`."""
     interval = binomtest(int(right.sum()), len(right)).proportion_ci(method="wilson")
     by_depth = {str(depth): float(right[index :: len(DEPTHS)].mean()) for index, depth in enumerate(DEPTHS)}
     return {
@@ -103,13 +149,13 @@ def score(right: np.ndarray) -> dict:
 
 
 def check_spread(prompts: int) -> None:
-    """Raise PromptError where so many prompts are not the same number, two at least, at each depth."""
+    """Raise PromptError where a number of prompts cannot be equally many, and two at least, at each depth."""
     if prompts < 2 * len(DEPTHS) or prompts % len(DEPTHS):
         raise PromptError(f"{prompts} prompts do not spread over {len(DEPTHS)} depths; give 10, 15, 20 or more by fives")
 
 
 def span_by_depth(scope: Scope, prompts: list[Prompt], progress: Callable[[int, int], None] | None = None) -> xr.Dataset:
-    """Where the last query, the one that answers, looks: the form of the Differential Transformer's Table 3.
+    """Where the last query, the one that answers, looks, as in Table 3 of "Differential Transformer" (Ye et al., 2024).
 
     Parameters
     ----------
@@ -129,21 +175,23 @@ def span_by_depth(scope: Scope, prompts: list[Prompt], progress: Callable[[int, 
     Raises
     ------
     PromptError
-        Not the same number, two at least, of prompts a depth.
+        There are not equally many prompts at each depth, or fewer than two.
     """
     check_spread(len(prompts))
-    each = len(prompts) // len(DEPTHS)
-    measured = []
+    count = len(prompts) // len(DEPTHS)
+    rows = []
     for index, prompt in enumerate(prompts):
         spans = {name: prompt.spans[name] for name in ("answer", "needles", "query")}
         masses = scope.capture(prompt.ids, spans=spans).measure(["span_mass"], queries=[len(prompt.ids) - 1])
-        measured.append(masses["span_mass"].isel(query=0, drop=True))
+        rows.append(masses["span_mass"].isel(query=0, drop=True))
         if progress:
             progress(index + 1, len(prompts))
-    at = xr.DataArray([DEPTHS[index % len(DEPTHS)] for index in range(len(prompts))], dims="prompt", name="depth")
-    masses = xr.concat(measured, "prompt").assign_coords(depth=at)
+    depths = xr.DataArray([DEPTHS[index % len(DEPTHS)] for index in range(len(prompts))], dims="prompt", name="depth")
+    masses = xr.concat(rows, "prompt").assign_coords(depth=depths)
     overall = masses.mean("head", skipna=False).mean("layer", skipna=False).groupby("depth")
-    mass, mean = masses.groupby("depth").mean("prompt", skipna=False), overall.mean("prompt", skipna=False)
-    error = overall.std("prompt", ddof=1, skipna=False) / np.sqrt(each)
-    attrs = {"averaged_over": f"{each} prompts a depth, the last query of each", "model": scope.name}
-    return xr.Dataset({"mass": mass, "mean": mean, "standard_error": error}, attrs=attrs)
+    table = {
+        "mass": masses.groupby("depth").mean("prompt", skipna=False),
+        "mean": overall.mean("prompt", skipna=False),
+        "standard_error": overall.std("prompt", ddof=1, skipna=False) / np.sqrt(count),
+    }
+    return xr.Dataset(table, attrs={"averaged_over": f"{count} prompts a depth, the last query of each", "model": scope.name})

@@ -40,8 +40,8 @@ class DiffConfig(LlamaConfig):
     fixed_lambda : float or "init", optional
         λ of every layer of ``v1``, not learned; ``init`` is its λ_init.
     head_norm : {"rms", "scalar", "none"}, optional
-        What a head's output goes through before the output projection: RMSNorm over its width, one learned number a head, or
-        nothing. By default ``rms`` for ``v1`` and ``none`` otherwise; others than the default for ``v1`` and ``standard`` only.
+        Between a head's output and the output projection: RMSNorm over the head's width, one learned number a head, or
+        nothing. By default ``rms`` for ``v1`` and ``none`` otherwise; only ``v1`` and ``standard`` take another one.
     second_dim : int, optional
         Width of the second map's queries and keys in ``v1``, even and less than ``head_dim``: its scores are of that rank.
     top_keys : int, optional
@@ -91,5 +91,5 @@ class DiffConfig(LlamaConfig):
             raise ValueError(f"mask_dim={self.mask_dim!r} must be a positive whole number")
 
     def lambda_init_of(self, layer: int) -> float:
-        """λ_init of one layer, counted from 0."""
+        """λ_init of a layer, counted from 0."""
         return lambda_init_schedule(layer) if self.lambda_init is None else self.lambda_init

@@ -1,6 +1,6 @@
-"""Controls of the hypotheses that are attention mechanisms of their own: top-k, a signed mask, gated heads.
+"""Control arms with another attention mechanism: top-k, a signed mask, gated heads.
 
-Top-k and the signed mask change the weights themselves, so they need an implementation that hands them out: eager.
+Top-k and the signed mask change the attention weights, which only the implementation ``eager`` gives out.
 """
 
 from __future__ import annotations
@@ -12,39 +12,41 @@ from transformers.models.llama.modeling_llama import repeat_kv
 from diffscope.models.configuration import DiffConfig
 from diffscope.models.mechanisms import Attention, eager_attention_forward
 
-__all__ = ["CONTROLS", "eager_attention_forward"]  # a model's eager attention is looked for in the file of its attention
+__all__ = ["CONTROLS", "eager_attention_forward"]  # transformers looks for eager attention in the module of a model's attention
 
 
 class ReweightedAttention(Attention):
     """One softmax a head, whose weights are changed before they meet the values."""
 
-    def reweight(self, x: Tensor, weights: Tensor, kept: Tensor) -> Tensor:
-        """Other weights.
+    def reweight(self, x: Tensor, weights: Tensor, extra: Tensor) -> Tensor:
+        """The changed weights, (batch, head, query, key).
 
         Parameters
         ----------
         x : Tensor (batch, query, hidden)
         weights : Tensor (batch, head, query, key)
-        kept : Tensor (batch, kv head, key, more)
-            What :meth:`values` keeps of every token behind its values.
+            Of the softmax.
+        extra : Tensor (batch, kv head, key, extra)
+            What :meth:`values` appends to the value of each token.
         """
         raise NotImplementedError
 
     def mix(self, x, q, k, v, mask, **kwargs):
-        v, kept = v[..., : self.head_dim], v[..., self.head_dim :]
+        extra = v[..., self.head_dim :]
+        v = v[..., : self.head_dim]
         wide = torch.promote_types(q.dtype, torch.float32)
-        with torch.autocast(q.device.type, enabled=False):  # rounded to half precision, many weights of a row would be equal
+        with torch.autocast(q.device.type, enabled=False):  # in half precision many weights of a row would be equal
             _, weights = self.attend(q.to(wide), k.to(wide), v.to(wide), mask, **kwargs)
         if weights is None:
             raise ValueError(f'{self.config.attention} attention changes the weights, which takes attn_implementation="eager"')
-        weights = self.reweight(x, weights, kept).to(v.dtype)
+        weights = self.reweight(x, weights, extra).to(v.dtype)
         return torch.matmul(weights, repeat_kv(v, self.num_key_value_groups)).transpose(1, 2), weights
 
 
 class TopKAttention(ReweightedAttention):
     """The k largest weights of each row, divided by their sum: the softmax of the k largest scores."""
 
-    def reweight(self, x, weights, kept):
+    def reweight(self, x, weights, extra):
         best = weights.topk(min(self.config.top_keys, weights.shape[-1]), dim=-1)
         largest = torch.zeros_like(weights).scatter(-1, best.indices, best.values)
         return largest / largest.sum(-1, keepdim=True)
@@ -53,7 +55,7 @@ class TopKAttention(ReweightedAttention):
 class SignedAttention(ReweightedAttention):
     """One softmax times a learned signed mask: weights ⊙ tanh(u·w/√r + b).
 
-    u is made of the query's token, w of the key's; b, one number a head, begins at 1, so that a mask changes little at first.
+    u is a projection of the query's token, w of the key's; b, one number a head, begins at 1, where the mask changes little.
     """
 
     def __init__(self, config: DiffConfig, layer_idx: int):
@@ -63,7 +65,7 @@ class SignedAttention(ReweightedAttention):
         self.mask_bias = nn.Parameter(torch.ones(self.heads))
 
     def values(self, x):
-        """Values and w, so that a cache keeps both."""
+        """Values with w behind them, so that a cache keeps both."""
         w = self.mask_k_proj(x).unflatten(-1, (self.kv_heads, -1)).transpose(1, 2)  # (batch, kv head, token, r)
         return torch.cat([super().values(x), w], dim=-1)
 
@@ -71,8 +73,8 @@ class SignedAttention(ReweightedAttention):
         """u/√r, (batch, head, query, r)."""
         return self.mask_q_proj(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) * self.config.mask_dim**-0.5
 
-    def reweight(self, x, weights, kept):
-        w = repeat_kv(kept, self.num_key_value_groups)
+    def reweight(self, x, weights, extra):
+        w = repeat_kv(extra, self.num_key_value_groups)
         return weights * torch.tanh(self.left(x) @ w.transpose(2, 3) + self.mask_bias[:, None, None])
 
 
@@ -84,7 +86,7 @@ class Gate(nn.Linear):
 
 
 class GatedAttention(Attention):
-    """Softmax heads in pairs with values of their own, of which the second has a learned signed gate per token."""
+    """Softmax heads, each with its own values; every second head has a learned signed gate per token."""
 
     def __init__(self, config: DiffConfig, layer_idx: int):
         super().__init__(config, layer_idx)
@@ -93,7 +95,7 @@ class GatedAttention(Attention):
         self.gate_proj = Gate(config.hidden_size, self.heads // 2)
 
     def gates(self, x: Tensor) -> Tensor:
-        """(batch, token, head): 1 for first heads."""
+        """Gates (batch, token, head), 1 for the first head of each pair."""
         second = self.gate_proj(x)
         return torch.stack([torch.ones_like(second), second], dim=-1).flatten(2)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -10,9 +12,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PretrainedConfig
-from transformers.utils import cached_file
+from transformers.utils import cached_file, logging
 
-from diffscope.errors import CorruptFile, DiffscopeError, MissingExtra, ModelNotFound, UnsupportedModel
+from diffscope.errors import CorruptFile, DiffscopeError, MissingExtra, ModelNotFound, UnsupportedModel, first_line
 
 BUNDLED = Path(__file__).parent / "bundled"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
@@ -33,16 +35,21 @@ def bundled() -> list[dict]:
 
 
 def locate(name: str) -> tuple[Path | None, Path | None]:
-    """Folders of a model's configuration and tokenizer, and of its weights; None, None for what may be a hub id.
+    """The folder of a model's configuration and tokenizer, and that of its weights; None and None for a possible hub id.
 
-    ``mini-diff@400`` is the bundled model as it was after 400 steps of training, ``FOLDER@400`` that of a run.
+    ``mini-diff@308`` is the bundled model as it was after 308 steps of training, ``FOLDER@400`` that of a run.
+
+    Raises
+    ------
+    ModelNotFound
+        There is no such checkpoint, or the name is neither bundled nor a model's folder nor a possible hub id.
     """
     base, at, step = name.rpartition("@")
     if at and not Path(name).expanduser().is_dir() and (_folder(base) / "config.json").is_file():
-        kept = checkpoints(_folder(base))
-        if not step.isdigit() or int(step) not in kept:
-            raise ModelNotFound(f"{base} has no checkpoint {step!r}; kept are the steps {', '.join(map(str, kept)) or 'none'}")
-        return _folder(base), kept[int(step)]
+        steps = checkpoints(_folder(base))
+        if not step.isdigit() or int(step) not in steps:
+            raise ModelNotFound(f"{base} has no checkpoint {step!r}; kept are the steps {', '.join(map(str, steps)) or 'none'}")
+        return _folder(base), steps[int(step)]
     folder = _folder(name)
     if folder.is_dir():
         if not (folder / "config.json").is_file():
@@ -57,11 +64,11 @@ def locate(name: str) -> tuple[Path | None, Path | None]:
 def checkpoints(folder: Path) -> dict[int, Path]:
     """The checkpoints that a training has left in a model's folder, by step."""
     steps = {path.name.removeprefix("step-"): path for path in sorted((folder / "checkpoints").glob("step-*"))}
-    return {int(step): path for step, path in steps.items() if step.isdigit()}  # unfinished ones have longer names
+    return {int(step): path for step, path in steps.items() if step.isdigit()}
 
 
 def _folder(name: str) -> Path:
-    """The folder that a name stands for: of a bundled model, or on disk."""
+    """The folder of the bundled model of this name, else the name as a path."""
     bundled = BUNDLED / name
     return bundled if (bundled / "config.json").is_file() else Path(name).expanduser()
 
@@ -91,7 +98,7 @@ def check_weights(folder: Path) -> None:
 
 
 def load_model(name: str, *, dtype=None, device=None, device_map=None, attn_implementation=None, trust_remote_code=False):
-    """A model in evaluation mode and its tokenizer (None if the folder has none).
+    """A model in evaluation mode, and its tokenizer, None if it comes without one.
 
     Raises
     ------
@@ -107,8 +114,8 @@ def load_model(name: str, *, dtype=None, device=None, device_map=None, attn_impl
         config = None if of_timm else AutoConfig.from_pretrained(source, **options)
     except Exception as error:  # a configuration's class may raise anything
         if home is not None:
-            raise CorruptFile(f"{home / 'config.json'} cannot be read as a model's configuration ({_line(error)})") from None
-        raise ModelNotFound(f"no model {name!r}: not a folder, and not to be had from the hub ({_line(error)})") from None
+            raise CorruptFile(f"{home / 'config.json'} cannot be read as a model's configuration ({first_line(error)})") from None
+        raise ModelNotFound(f"no model {name!r}: not a folder, and not to be had from the hub ({first_line(error)})") from None
     if weights is not None:
         check_weights(weights)
         if config is not None and not (weights / "generation_config.json").is_file():  # else it is looked for on the hub
@@ -119,20 +126,21 @@ def load_model(name: str, *, dtype=None, device=None, device_map=None, attn_impl
         model = load_timm(name, weights or fetched(name), dtype)
         return (model if device is None else move(model, device)).eval(), None
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
-            name if weights is None else weights,
-            config=config,
-            dtype=dtype or "auto",
-            device_map=device_map,
-            attn_implementation=attn_implementation,
-            use_safetensors=True,
-            output_loading_info=True,
-            **options,
-        )
+        with _no_progress_bar():
+            model, report = AutoModelForCausalLM.from_pretrained(
+                name if weights is None else weights,
+                config=config,
+                dtype=dtype or "auto",
+                device_map=device_map,
+                attn_implementation=attn_implementation,
+                use_safetensors=True,
+                output_loading_info=True,
+                **options,
+            )
     except (OSError, SafetensorError, RuntimeError) as error:
-        raise CorruptFile(f"the weights of {name} cannot be loaded ({_line(error)}); copy them again") from None
+        raise CorruptFile(f"the weights of {name} cannot be loaded ({first_line(error)}); copy them again") from None
     except (ValueError, ImportError) as error:
-        raise UnsupportedModel(f"{name} cannot be opened as a language model ({_line(error)})") from None
+        raise UnsupportedModel(f"{name} cannot be opened as a language model ({first_line(error)})") from None
     absent = sorted(report["missing_keys"])
     if absent:
         raise CorruptFile(f"the weights of {name} lack {len(absent)} tensors, the first {absent[0]!r}; they would be random")
@@ -141,23 +149,34 @@ def load_model(name: str, *, dtype=None, device=None, device_map=None, attn_impl
     return model.eval(), load_tokenizer(source, trust_remote_code)
 
 
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    """Switch off the bar that transformers shows while it loads weights; those of downloads stay."""
+    shown = logging._tqdm_active
+    logging._tqdm_active = False
+    try:
+        yield
+    finally:
+        logging._tqdm_active = shown
+
+
 def is_of_timm(fields: dict) -> bool:
-    """Whether a config.json, as transformers reads it, is one that timm wrote."""
+    """Whether the fields of a config.json, as transformers reads them, were written by timm."""
     return "architecture" in fields and fields.get("model_type") in (None, "timm_wrapper")
 
 
 def fetched(name: str) -> Path:
-    """The local folder of a model of timm on the hub.
+    """The local folder into which a model of timm is downloaded from the hub.
 
     Raises
     ------
     ModelNotFound
-        It is not to be had, or offers no safetensors.
+        The hub does not have it, or has no safetensors of it.
     """
     try:
         files = [Path(cached_file(name, file)) for file in ("config.json", TIMM_WEIGHTS)]
     except Exception as error:  # the hub's client may raise anything
-        raise ModelNotFound(f"{TIMM_WEIGHTS} of {name} is not to be had from the hub ({_line(error)})") from None
+        raise ModelNotFound(f"{TIMM_WEIGHTS} of {name} is not to be had from the hub ({first_line(error)})") from None
     return files[0].parent
 
 
@@ -172,8 +191,8 @@ def load_timm(name: str, folder: Path, dtype: torch.dtype | None = None) -> nn.M
         import timm
     except (ImportError, RuntimeError) as error:  # a torchvision built for another torch raises the latter
         raise MissingExtra(
-            f"{name} is a model of timm, which cannot be imported ({_line(error)}); pip install 'diffscope-attention[vision]', "
-            "with the torchvision that fits your torch"
+            f"{name} is a model of timm, which cannot be imported ({first_line(error)}); "
+            "pip install 'diffscope-attention[vision]', with the torchvision that fits your torch"
         ) from None
     file = folder / TIMM_WEIGHTS
     if not file.is_file():
@@ -182,19 +201,27 @@ def load_timm(name: str, folder: Path, dtype: torch.dtype | None = None) -> nn.M
         # The architecture alone: which file timm itself would take, and whether it is a pickle, does not matter here.
         model = timm.create_model(f"local-dir:{folder}", pretrained=False, dtype=dtype)
     except Exception as error:  # a model's class may raise anything
-        raise UnsupportedModel(f"{name} cannot be built by timm {timm.__version__} ({_line(error)})") from None
+        raise UnsupportedModel(f"{name} cannot be built by timm {timm.__version__} ({first_line(error)})") from None
     try:
         report = model.load_state_dict(load_file(file), strict=False)
     except (OSError, SafetensorError, RuntimeError) as error:
-        raise CorruptFile(f"the weights of {name} cannot be loaded ({_line(error)}); copy them again") from None
-    for names, says in ((report.missing_keys, "lack"), (report.unexpected_keys, "hold beyond the model")):
+        raise CorruptFile(f"the weights of {name} cannot be loaded ({first_line(error)}); copy them again") from None
+    for names, problem in ((report.missing_keys, "lack"), (report.unexpected_keys, "hold beyond the model")):
         if names:
-            raise CorruptFile(f"the weights of {name} {says} {len(names)} tensors, the first {names[0]!r}; save the model again")
+            raise CorruptFile(
+                f"the weights of {name} {problem} {len(names)} tensors, the first {names[0]!r}; save the model again"
+            )
     return model
 
 
 def move(model: nn.Module, device) -> nn.Module:
-    """The model on a device, or one clear line."""
+    """Move a model to a device.
+
+    Raises
+    ------
+    UnsupportedModel
+        The device is unknown or absent, or too small.
+    """
     try:
         place = torch.device(device)
     except RuntimeError:
@@ -204,7 +231,7 @@ def move(model: nn.Module, device) -> nn.Module:
     try:
         return model.to(place)
     except (RuntimeError, NotImplementedError, AssertionError) as error:
-        raise UnsupportedModel(f"the model cannot be put on device {device!r} ({_line(error)})") from None
+        raise UnsupportedModel(f"the model cannot be put on device {device!r} ({first_line(error)})") from None
 
 
 def load_tokenizer(source, trust_remote_code: bool):
@@ -221,20 +248,16 @@ def load_tokenizer(source, trust_remote_code: bool):
         return AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
     except Exception as error:  # a tokenizer's class may raise anything
         if isinstance(source, Path):
-            raise CorruptFile(f"the tokenizer in {source} cannot be read ({_line(error)}); copy it again") from None
+            raise CorruptFile(f"the tokenizer in {source} cannot be read ({first_line(error)}); copy it again") from None
         return None
-
-
-def _line(error: Exception) -> str:
-    """The first line of a message, without the advice that follows."""
-    return str(error).strip().partition("\n")[0][:160]
 
 
 def named_dtype(dtype) -> torch.dtype | None:
     """A dtype, also by a name such as ``"bfloat16"`` or ``"bf16"``; None stays None."""
     if dtype is None or isinstance(dtype, torch.dtype):
         return dtype
-    found = getattr(torch, {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp64": "float64"}.get(dtype, dtype), None)
-    if not isinstance(found, torch.dtype):
+    long_names = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp64": "float64"}
+    named = getattr(torch, long_names.get(dtype, dtype), None)
+    if not isinstance(named, torch.dtype):
         raise DiffscopeError(f"dtype {dtype!r} is unknown; use float32, bfloat16, float16 or float64")
-    return found
+    return named

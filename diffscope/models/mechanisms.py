@@ -1,8 +1,8 @@
 """The attention mechanisms of the DIFF Transformer: V1, V2 and the standard baseline.
 
-All three hand post-RoPE queries, keys and values to the Hugging Face attention interface, so that
-eager, SDPA and flash-attn are a setting of the model, and an observer registered there sees what
-each layer attended with. What is controlled for is in ``controls``.
+All three give queries and keys (after RoPE) and values to the Hugging Face attention interface, so that eager, SDPA and
+flash-attn are a setting of the model, and an observer registered there sees what each layer attended with. The control arms
+are in ``controls``.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class HeadScale(nn.Module):
 
 
 class Attention(nn.Module):
-    """Standard attention, and what the mechanisms share: projections, RoPE, cache, dispatch, norm of the heads."""
+    """Standard attention, and the base of the other mechanisms: projections, RoPE, cache, dispatch, norm of the heads."""
 
     query_maps = 1  # query maps of one head
     key_maps = 1  # key maps of one key-value head
@@ -65,28 +65,32 @@ class Attention(nn.Module):
         self.head_dim = config.head_dim
         self.scaling = self.head_dim**-0.5
         self.is_causal = True
-        # What the interface repeats keys by; the same for both maps of a head.
+        # How often the interface repeats each key map; the same for both maps of a head.
         self.num_key_value_groups = self.heads * self.query_maps // (self.kv_heads * self.key_maps)
 
-        hidden, dim = config.hidden_size, config.head_dim
+        hidden = config.hidden_size
+        dim = config.head_dim
         self.q_proj = nn.Linear(hidden, self.heads * self.query_maps * dim, bias=config.attention_bias)
         self.k_proj = nn.Linear(hidden, self.kv_heads * self.key_maps * dim, bias=config.attention_bias)
         self.v_proj = nn.Linear(hidden, self.kv_heads * self.value_width * dim, bias=config.attention_bias)
         self.o_proj = nn.Linear(self.heads * self.value_width * dim, hidden, bias=config.attention_bias)
         if config.head_norm == "rms":
             self.subln = HeadRMSNorm(self.value_width * dim, eps=config.rms_norm_eps)
+        elif config.head_norm == "scalar":
+            self.subln = HeadScale(self.heads)
         else:
-            self.subln = HeadScale(self.heads) if config.head_norm == "scalar" else nn.Identity()
+            self.subln = nn.Identity()
 
     def split_maps(self, x: Tensor, maps: int) -> Tensor:
         """(batch, token, heads·maps·dim) → (batch, heads·maps, token, dim), in the order of the projection."""
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
     def values(self, x: Tensor) -> Tensor:
-        """What is kept of every token beside its keys, (batch, kv head, token, width)."""
+        """Values, (batch, kv head, token, width): all that a cache keeps of a token beside its keys."""
         return self.v_proj(x).unflatten(-1, (self.kv_heads, -1)).transpose(1, 2)
 
     def project(self, x: Tensor, position_embeddings, past_key_values) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, with those of earlier tokens from the cache."""
         q = self.split_maps(self.q_proj(x), self.query_maps)  # (batch, query map, token, dim)
         k = self.split_maps(self.k_proj(x), self.key_maps)  # (batch, key map, token, dim)
         v = self.values(x)
@@ -102,7 +106,7 @@ class Attention(nn.Module):
         return interface(self, q, k, v, mask, dropout=dropout, scaling=self.scaling, **kwargs)
 
     def mix(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, mask, **kwargs) -> tuple[Tensor, Tensor | None]:
-        """What enters the output projection, (batch, query, head, width)."""
+        """The heads' outputs, (batch, query, head, width), as they enter the output projection, and weights or None."""
         out, weights = self.attend(q, k, v, mask, **kwargs)
         return self.subln(out), weights
 
@@ -135,9 +139,9 @@ class DiffV1Attention(Attention):
                 self.register_parameter(name, nn.Parameter(torch.zeros(self.head_dim)))
         self.second_dim = config.second_dim
         if self.second_dim is not None:
-            width, hidden = self.head_dim + self.second_dim, config.hidden_size
-            self.q_proj = nn.Linear(hidden, self.heads * width, bias=config.attention_bias)
-            self.k_proj = nn.Linear(hidden, self.kv_heads * width, bias=config.attention_bias)
+            width = self.head_dim + self.second_dim
+            self.q_proj = nn.Linear(config.hidden_size, self.heads * width, bias=config.attention_bias)
+            self.k_proj = nn.Linear(config.hidden_size, self.kv_heads * width, bias=config.attention_bias)
 
     def split_maps(self, x: Tensor, maps: int) -> Tensor:
         """First maps of all heads, then second maps of all heads, so that grouped keys repeat inside a branch."""
@@ -147,12 +151,14 @@ class DiffV1Attention(Attention):
         return x.permute(0, 3, 2, 1, 4).flatten(1, 2)
 
     def _widened(self, x: Tensor) -> Tensor:
-        """(batch, token, head·(dim + few)) → (batch, token, head·2·dim): second maps as wide as first ones.
+        """(batch, token, head·(dim + few)) → (batch, token, head·2·dim): second maps padded with zeros to the first ones' width.
 
-        Their elements go to pairs that RoPE turns together, spread over the frequencies of a whole map, so their scores are
-        those of a head of their width with fewer frequencies; and are scaled as if the softmax had a scale of their width.
+        The elements of a second map are placed in pairs that RoPE turns together, spread over the frequencies of a whole map. So
+        its scores are those of a head of its own width with fewer frequencies. They are scaled as the softmax would scale them
+        for that width.
         """
-        dim, few = self.head_dim, self.second_dim
+        dim = self.head_dim
+        few = self.second_dim
         first, second = x.unflatten(-1, (-1, dim + few)).split([dim, few], dim=-1)
         pairs = torch.arange(few // 2, device=x.device) * (dim // 2) // (few // 2)
         places = torch.cat([pairs, pairs + dim // 2])

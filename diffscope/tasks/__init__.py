@@ -1,8 +1,8 @@
 """Prompts with exact spans: retrieval with distractors and length set apart, recall on text, plain text, and a user's own."""
 
-from diffscope.tasks.examples import Example, examples
+from diffscope.tasks.examples import examples
 from diffscope.tasks.recall import Recall
 from diffscope.tasks.retrieval import Prompt, Retrieval
-from diffscope.tasks.user_files import OwnPrompt, read_prompts, read_texts
+from diffscope.tasks.user_files import TextPrompt, read_prompts, read_texts
 
-__all__ = ["Example", "OwnPrompt", "Prompt", "Recall", "Retrieval", "examples", "read_prompts", "read_texts"]
+__all__ = ["Prompt", "Recall", "Retrieval", "TextPrompt", "examples", "read_prompts", "read_texts"]

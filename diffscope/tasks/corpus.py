@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 from diffscope.errors import PromptError
 
 FILE = Path(__file__).with_name("standard_library.json.gz")
-MANY = 1000  # draws in vain after which one looks whether there is anything to be drawn
+MANY = 1000  # failed draws after which it is checked whether any draw can succeed
 
 
 @cache
@@ -42,7 +42,7 @@ def standard_library_text(held_out: bool) -> tuple[str, ...]:
 
 
 def fingerprint(texts: tuple[str, ...]) -> str:
-    """SHA-256 of a body of text, for model cards: which text exactly was this trained on."""
+    """SHA-256 of texts, by which a model card names the exact text of a training."""
     digest = hashlib.sha256()
     for text in texts:
         digest.update(text.encode() + b"\0")

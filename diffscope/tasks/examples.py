@@ -2,33 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
 from pathlib import Path
+
+from diffscope.tasks.user_files import TextPrompt, read_prompts
 
 FILE = Path(__file__).parent / "examples.json"
 
 
-@dataclass(frozen=True)
-class Example:
-    """A prompt as text.
-
-    Attributes
-    ----------
-    name : str
-    prompt : str
-    spans : dict of str to list of [start, stop]
-        Character ranges of ``answer``, ``needles`` and ``query``.
-    answer : str
-        What should come next.
-    """
-
-    name: str
-    prompt: str
-    spans: dict[str, list[list[int]]]
-    answer: str
-
-
-def examples() -> list[Example]:
-    """The examples that come with diffscope; the same text on every machine."""
-    return [Example(**fields) for fields in json.loads(FILE.read_text(encoding="utf-8"))]
+def examples() -> list[TextPrompt]:
+    """The examples that come with diffscope, with the spans ``answer``, ``needles`` and ``query``; the same on every machine."""
+    return list(read_prompts(FILE))

@@ -1,7 +1,7 @@
-"""Associative recall on real text, and plain text: where has this n-gram been seen before, and what came after it then?
+"""Associative recall on real text, and plain text.
 
-A token is a *hit* where the n-gram that it completes has occurred earlier in the same text: the tokens before it have been
-seen together, followed by this very token, so looking there gives it away (arXiv 2312.04927 splits perplexity so, with n = 2).
+A token is a *hit* where the n-gram that it completes occurs earlier in the same text: whoever looks there sees which token
+followed. arXiv 2312.04927 splits perplexity into hits and other tokens, with n = 2.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from diffscope.errors import PromptError
 from diffscope.tasks.corpus import Filler, standard_library_text
 from diffscope.tasks.retrieval import Prompt
 
-TRIES = 1000  # texts in which a prompt with a hit at its end is looked for
+TRIES = 1000  # texts drawn to find one with a hit at its end
 
 
 def earlier(ids: Sequence[int], n: int) -> np.ndarray:
-    """Where each token's n-gram was completed before.
+    """Where each token's n-gram was completed earlier in the same text.
 
     Parameters
     ----------
@@ -35,17 +35,18 @@ def earlier(ids: Sequence[int], n: int) -> np.ndarray:
     """
     if n < 2:
         raise PromptError(f"an n-gram of {n} tokens leaves nothing to recall by; use n of at least 2")
-    found, last = np.full(len(ids), -1, dtype=np.int64), {}
-    for at in range(n - 1, len(ids)):
-        gram = tuple(ids[at - n + 1 : at + 1])
-        found[at] = last.get(gram, -1)
-        last[gram] = at
-    return found
+    positions = np.full(len(ids), -1, dtype=np.int64)
+    last = {}
+    for end in range(n - 1, len(ids)):
+        gram = tuple(ids[end - n + 1 : end + 1])
+        positions[end] = last.get(gram, -1)
+        last[gram] = end
+    return positions
 
 
 @dataclass
 class Recall:
-    """Real text, as it is or cut before a token that the text itself gives away.
+    """Prompts of real text, whole or cut before a hit.
 
     Parameters
     ----------
@@ -53,7 +54,7 @@ class Recall:
     texts : sequence of str, optional
         By default the documentation strings of the Python standard library.
     held_out : bool
-        Of those, the ones that training never sees.
+        Of those, take the ones that training never sees.
     n : int
         Tokens of the n-grams, the recalled token included.
     """
@@ -70,12 +71,12 @@ class Recall:
         self._first = [] if bos is None else [bos]
 
     def text(self, length: int, rng: np.random.Generator) -> Prompt:
-        """`length` tokens of plain text, the beginning token included; ``sink`` is its only span and there is no answer."""
+        """Plain text of `length` tokens, <bos> included, with no span but ``sink`` and without an answer."""
         text, _ = self.filler.take(length - len(self._first), rng)
         return Prompt([*self._first, *text.tolist()], [], {"sink": [0], "answer": [], "needles": [], "query": []})
 
     def rows(self, count: int, length: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Plain texts, and which of their tokens are hits.
+        """Plain texts and their hits.
 
         Returns
         -------
@@ -88,26 +89,26 @@ class Recall:
     def prompt(self, length: int, rng: np.random.Generator) -> Prompt:
         """Text of exactly `length` tokens whose next token is a hit.
 
-        ``query`` is what is repeated, the last n − 1 tokens; ``answer`` the token that followed when they stood together last;
-        ``needles`` are tokens that followed them at other times and were different.
+        ``query`` is the last n − 1 tokens, which occurred before; ``answer`` the token that followed them the last time;
+        ``needles`` are the different tokens that followed them at other times.
 
         Raises
         ------
         PromptError
-            No such place was found.
+            None of many texts has a hit at its end.
         """
         for _ in range(TRIES):
             *ids, answer = self.text(length + 1, rng).ids
-            at = int(earlier([*ids, answer], self.n)[-1])
-            if at < 0:
+            position = int(earlier([*ids, answer], self.n)[-1])
+            if position < 0:
                 continue
             repeated = ids[-self.n + 1 :]
             ends = [i for i in range(self.n - 1, length) if ids[i - self.n + 1 : i] == repeated]
             spans = {
                 "sink": [0],
-                "answer": [at],
+                "answer": [position],
                 "needles": [i for i in ends if ids[i] != answer],
                 "query": list(range(length - self.n + 1, length)),
             }
-            return Prompt(ids, [answer], spans, at / length)
+            return Prompt(ids, [answer], spans, position / length)
         raise PromptError(f"no place in {TRIES} texts where {self.n} tokens stand again; give longer prompts or a smaller n")

@@ -1,8 +1,7 @@
 """Multi-needle retrieval over real text: "The magic number: CITY N", asked at the end.
 
-A prompt is <bos>, real text with needle sentences in it, and one question. Its length in tokens is
-exact, its key sets are known by position, and encoding the decoded text gives the same tokens
-again, because pieces are joined only where a word begins.
+A prompt is <bos>, real text with needle sentences in it, and one question. Its length in tokens is exact and its spans are known
+by position. Encoding the decoded text gives the same tokens again, because pieces are joined only where a word begins.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from diffscope.errors import PromptError
 from diffscope.tasks.corpus import Filler, standard_library_text
 from diffscope.tasks.tokenizer import CITIES, QUALIFIERS, UNKNOWN
 
-# The number follows its city at once, so that looking it up is one step of induction, which small models learn soon.
+# The number follows its city at once, so that looking it up is one step of induction, which small models learn early.
 TEMPLATE = " The magic number: {city} {number}."
 
 
@@ -32,14 +31,14 @@ class Prompt:
     ids : list of int
         Tokens up to and including the question; the answer is what comes next.
     answer : list of int
-        Tokens of the right answer.
+        Tokens of the right answer, empty if there is none.
     spans : dict of str to list of int
         Token positions: ``answer`` (the queried number where the text states it; empty if it does not), ``needles`` (every
         sentence about another city), ``query`` (the question), ``sink`` (position 0).
     depth : float
         Where the queried needle begins, as a fraction of the text before the question; NaN without one.
     city : str
-        What is asked for.
+        The one that the question is about.
     """
 
     ids: list[int]
@@ -50,8 +49,9 @@ class Prompt:
 
 
 def check_template(template: str) -> None:
-    """Raise PromptError where a sentence does not name a city once and then, after a space, a number once."""
-    city, number = "{city}", " {number}"
+    """Raise PromptError where a template does not hold ``{city}`` once and then, after a space, ``{number}`` once."""
+    city = "{city}"
+    number = " {number}"
     rest = template.replace(city, "", 1).replace(number, "", 1)
     if not (-1 < template.find(city) < template.find(number)) or set(rest) & set("{}"):
         raise PromptError(
@@ -97,8 +97,8 @@ class Retrieval:
 
     def _prepare(self) -> None:
         check_template(self.template)
-        self._head, self._tail = self.template.split(" {number}")
-        self._tail = self._encode(self._tail)
+        self._head, tail = self.template.split(" {number}")
+        self._tail = self._encode(tail)
         self._question = cache(lambda city: tuple(self._encode(self._head.format(city=city))))
         self._number = [[self._single(f"{space}{n:02d}") for n in range(100)] for space in (" ", "")]
 
@@ -120,12 +120,13 @@ class Retrieval:
         return [CITIES[i] for i in rng.choice(len(CITIES), count, replace=False)]
 
     def _numbers(self, count: int, rng) -> list[list[int]]:
-        """Numbers whose first halves differ, so that two halves name one needle."""
-        first, second = rng.choice(100, count, replace=False), rng.integers(100, size=count)
+        """Numbers of two tokens each, of which all first ones differ."""
+        first = rng.choice(100, count, replace=False)
+        second = rng.integers(100, size=count)
         return [[self._number[0][a], self._number[1][b]] for a, b in zip(first, second)]
 
     def _places(self, cuts: np.ndarray, count: int, rng, depth: float | None, which: int) -> np.ndarray:
-        """Filler positions at which to insert; the one numbered `which` moves to `depth` if given."""
+        """Positions of the filler at which sentences are inserted; the one numbered `which` is moved to `depth` if given."""
         borders = np.flatnonzero(cuts)
         places = rng.choice(borders, count, replace=len(borders) < count)
         if depth is not None:
@@ -150,7 +151,8 @@ class Retrieval:
         PromptError
             The needles do not fit the length.
         """
-        cities, numbers = self._cities(needles, rng), self._numbers(needles, rng)
+        cities = self._cities(needles, rng)
+        numbers = self._numbers(needles, rng)
         sentences = [self._sentence(city, number) for city, number in zip(cities, numbers)]
         text, cuts = self.filler.take(self._room(length, cities[0], sentences), rng)
         places = self._places(cuts, needles, rng, depth, which=0)
@@ -170,12 +172,12 @@ class Retrieval:
         near: bool = False,
         answerable: bool = True,
     ) -> Prompt:
-        """A prompt whose length and whose distractors are set apart from each other.
+        """A prompt whose length and whose number of distractors are set independently.
 
-        The text has room for `slots` distractors; `distractors` of them are there, and the others' places are taken by as
-        many tokens of real text. So two prompts of one seed that differ in `distractors` (or in `answerable`) alone are equal token
-        by token everywhere else, and two that differ in `length` alone have the same sentences in the same order, with more text
-        between them, each at the word border nearest to its place as a fraction of that text.
+        The text has room for `slots` distractors. It holds `distractors` of them; in the places of the others stand as many
+        tokens of real text. So two prompts of one seed that differ only in `distractors` (or in `answerable`) are equal token by
+        token everywhere else. Two that differ only in `length` have the same sentences in the same order, with more text between
+        them, each at the word border nearest to its place as a fraction of that text.
 
         Parameters
         ----------
@@ -191,8 +193,7 @@ class Retrieval:
         near : bool
             Ask for "Old Paris" among "New Paris", "North Paris", … instead of for one city among others.
         answerable : bool
-            Otherwise the queried needle's place is taken by a sentence about a city that is asked for nowhere, and the right
-            answer is "unknown".
+            If not, a sentence about another city stands in the place of the queried needle, and the right answer is "unknown".
 
         Raises
         ------
@@ -204,25 +205,33 @@ class Retrieval:
             raise PromptError(f"{distractors} distractors in {slots} slots; give from 0 to slots, and at most {most} slots")
         seeds = [seed] if isinstance(seed, int) else list(seed)
         what, where, reading = (np.random.default_rng([*seeds, stream]) for stream in (1, 2, 3))  # 0 at the end would be lost
-        cities, numbers = self._cities(slots + 2, what), self._numbers(slots + 2, what)
+        cities = self._cities(slots + 2, what)
+        numbers = self._numbers(slots + 2, what)
         if near:
             first, *others = what.permutation(QUALIFIERS)
             cities[1] = f"{first} {cities[1]}"
-            cities[0], cities[2:] = f"{first} {cities[0]}", [f"{other} {cities[0]}" for other in others[:slots]]
+            cities[2:] = [f"{other} {cities[0]}" for other in others[:slots]]
+            cities[0] = f"{first} {cities[0]}"
         stated = 0 if answerable else 1
         sentences = [self._sentence(cities[i], numbers[i]) for i in (stated, *range(2, slots + 2))]
-        quiet = [self.filler.take(len(sentence), reading)[0].tolist() for sentence in sentences]
+        fillings = [self.filler.take(len(sentence), reading)[0].tolist() for sentence in sentences]
         text, cuts = self.filler.take(self._room(length, cities[0], sentences), reading)
         depths = np.array([depth, *where.random(slots)])
         borders = np.flatnonzero(cuts)
-        places = [borders[np.abs(borders - at * len(text)).argmin()] for at in depths]
+        places = [borders[np.abs(borders - fraction * len(text)).argmin()] for fraction in depths]
         kinds = ["answer" if answerable else "needles"] + ["needles"] * distractors + ["text"] * (slots - distractors)
-        chosen = [quiet[i] if kind == "text" else sentences[i] for i, kind in enumerate(kinds)]
+        chosen = [fillings[i] if kind == "text" else sentences[i] for i, kind in enumerate(kinds)]
         pieces = [(places[i], chosen[i], kinds[i]) for i in np.argsort(depths, kind="stable")]
         return self._assemble(text, pieces, cities[0], numbers[0] if answerable else self._encode(UNKNOWN))
 
     def _room(self, length: int, city: str, sentences: list[list[int]]) -> int:
-        """Tokens left for text in a prompt."""
+        """Tokens of a prompt that are left for text.
+
+        Raises
+        ------
+        PromptError
+            There are too few.
+        """
         room = length - 1 - len(self._question(city)) - sum(map(len, sentences))
         if room < 2 * len(sentences):
             least = length - room + 2 * len(sentences)
@@ -230,22 +239,30 @@ class Retrieval:
         return room
 
     def _assemble(self, text: np.ndarray, pieces: list[tuple[int, list[int], str]], city: str, answer: list[int]) -> Prompt:
-        """<bos>, the text with pieces (place, tokens, kind) put into it, and the question; kinds are answer, needles, text."""
+        """A prompt of <bos>, the text with pieces inserted, and the question.
+
+        Each of the `pieces` is (place in the text, tokens, kind), its kind one of ``answer``, ``needles`` and ``text``.
+        """
         question = self._question(city)
-        ids, spans = [self.tokenizer.bos_token_id], {"sink": [0], "answer": [], "needles": []}
-        done, begin, asked = 0, 0, []
+        ids = [self.tokenizer.bos_token_id]
+        spans = {"sink": [0], "answer": [], "needles": []}
+        done = 0
+        begin = 0  # of the queried needle
+        queried = []
         for place, tokens, kind in pieces:
             ids += text[done:place].tolist()
             done = place
             if kind == "answer":
-                begin, asked, number = len(ids), tokens, len(ids) + len(question)
+                begin = len(ids)
+                queried = tokens
+                number = begin + len(question)
                 spans["answer"] = list(range(number, number + len(answer)))
             elif kind == "needles":
                 spans["needles"] += range(len(ids), len(ids) + len(tokens))
             ids += tokens
         ids += text[done:].tolist()
         spans["query"] = list(range(len(ids), len(ids) + len(question)))
-        depth = (begin - 1) / max(1, len(ids) - 1 - len(asked)) if asked else float("nan")
+        depth = (begin - 1) / max(1, len(ids) - 1 - len(queried)) if queried else float("nan")
         return Prompt([*ids, *question], answer, spans, depth, city)
 
     def training_rows(
@@ -286,42 +303,46 @@ class Retrieval:
             text, cuts = self.filler.take(length - 1 - sum(len(tokens) for tokens, _ in sentences), rng)
             places = np.sort(self._places(cuts, len(sentences), rng, None, 0))
             places[-1] = len(text)
-            at, done = 1, 0
+            column = 1
+            done = 0
             for (tokens, kinds), place in zip(sentences, places):
-                ids[row, at : at + place - done] = text[done:place]
-                at, done = at + place - done, place
-                ids[row, at : at + len(tokens)] = tokens
-                kind[row, at : at + len(tokens)] = kinds
-                at += len(tokens)
+                ids[row, column : column + place - done] = text[done:place]
+                column += place - done
+                done = place
+                ids[row, column : column + len(tokens)] = tokens
+                kind[row, column : column + len(tokens)] = kinds
+                column += len(tokens)
         return ids, kind
 
     def _mentions(self, needles: int, mentions: int, rng, near: float, unanswerable: float) -> list[tuple[list[int], list[int]]]:
         """The sentences of a training row in their order, each with the kind of its tokens."""
-        cities, numbers = self._cities(needles, rng), self._numbers(needles, rng)
+        cities = self._cities(needles, rng)
+        numbers = self._numbers(needles, rng)
         if near and rng.random() < near:
             similar = [f"{other} {cities[0]}" for other in rng.permutation(QUALIFIERS)[: min(needles, len(QUALIFIERS) - 1)]]
             cities = similar + cities[len(similar) :]
         order = np.concatenate([rng.permutation(needles), rng.integers(needles, size=max(0, mentions - needles))])
         if mentions > needles:  # the last mention stands at the end, as the question does
-            tail, order = order[-1:], rng.permutation(order[:-1])
-            order = np.concatenate([order, tail])
+            order = np.concatenate([rng.permutation(order[:-1]), order[-1:]])
         ends_unknown = unanswerable and rng.random() < unanswerable
-        sentences, seen = [], set()
+        sentences = []
+        seen = set()
         for which in order[:-1] if ends_unknown else order:
-            question, number = self._question(cities[which]), numbers[which]
+            question = self._question(cities[which])
+            number = numbers[which]
             kinds = [0] * len(question) + [1 if which in seen else 2] * len(number) + [0] * len(self._tail)
             sentences.append(([*question, *number, *self._tail], kinds))
             seen.add(which)
         if ends_unknown:
-            asked = self._never_mentioned(cities, rng)
-            question, answer = self._question(asked), self._encode(UNKNOWN)
+            question = self._question(self._never_mentioned(cities, rng))
+            answer = self._encode(UNKNOWN)
             kinds = [0] * len(question) + [1] * len(answer) + [0] * len(self._tail)
             sentences.append(([*question, *answer, *self._tail], kinds))
         return sentences
 
     def _never_mentioned(self, cities: list[str], rng) -> str:
-        """A city like these that is none of them: under near-duplicates one more of them."""
+        """A city that is none of these, but a near-duplicate of them if they are near-duplicates."""
         qualified = " " in cities[0]
-        others = [f"{one} {cities[0].split()[1]}" for one in QUALIFIERS] if qualified else CITIES
+        others = [f"{qualifier} {cities[0].split()[1]}" for qualifier in QUALIFIERS] if qualified else CITIES
         others = [city for city in others if city not in cities]
         return others[int(rng.integers(len(others)))]

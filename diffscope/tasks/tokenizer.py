@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-BOS, PAD = "<bos>", "<pad>"
+BOS = "<bos>"
+PAD = "<pad>"
 
 CITIES = (
     "Paris London Berlin Madrid Rome Vienna Prague Lisbon Dublin Athens Oslo Helsinki Warsaw Budapest Brussels Amsterdam "

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from diffscope.errors import CorruptFile, MissingExtra, PromptError, SpanError
+from diffscope.errors import CorruptFile, MissingExtra, PromptError, SpanError, first_line
 from diffscope.prompts import DERIVED_SETS, Chars
 
-PLAIN, RECORDS = (".txt", ".md"), (".jsonl", ".ndjson", ".json", ".parquet")
+PLAIN = (".txt", ".md")
+RECORDS = (".jsonl", ".ndjson", ".json", ".parquet")
 # The owner tells a data set of the hub from a mistyped path, and from the loaders that `datasets` calls "json" and "text".
 HUB_NAME = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:/(\w[\w.-]*))?")
 WITH_SPLIT = re.compile(r"(.+?):(\w[\w.+:%\[\]-]*)")  # the first colon after which all can be a split: not that of C:\
@@ -24,14 +25,13 @@ Rows = Iterable[tuple[str, object]]  # where each stands ("FILE, line 3"), and w
 
 
 @dataclass(frozen=True)
-class OwnPrompt:
-    """A user's own prompt.
+class TextPrompt:
+    """A prompt as text.
 
     Attributes
     ----------
     name : str
-        As given, else the file and the line.
-    prompt : str
+    text : str
     spans : dict of str to list of Chars
         Character ranges, as ``Scope.capture`` and :func:`diffscope.prompts.encode` take them.
     answer : str or None
@@ -39,7 +39,7 @@ class OwnPrompt:
     """
 
     name: str
-    prompt: str
+    text: str
     spans: dict[str, list[Chars]]
     answer: str | None
 
@@ -55,7 +55,7 @@ def read_texts(source: str | os.PathLike, field: str | None = None) -> tuple[str
         - .jsonl or .ndjson, an object or a text a line; .json, a list of objects or of texts; .parquet;
         - a folder that ``datasets.save_to_disk`` wrote, ``FOLDER`` or ``FOLDER:SPLIT``;
         - a data set of the Hugging Face hub, ``OWNER/NAME`` or ``OWNER/NAME/CONFIG``, either with ``:SPLIT``, which may be a
-          slice such as ``train[:1%]``. No code of the data set's own is run.
+          slice such as ``train[:1%]``. Code that comes with the data set is not run.
 
         Of several splits, ``train`` is read unless one is given.
     field : str, optional
@@ -73,7 +73,7 @@ def read_texts(source: str | os.PathLike, field: str | None = None) -> tuple[str
     CorruptFile
         A file is not UTF-8, broken JSON, or damaged.
     MissingExtra
-        A data set is asked for, and ``datasets`` is not installed.
+        The source is a data set, and ``datasets`` is not installed.
     """
     path, split = _located(source)
     if path is None or split or any((path / mark).is_file() for mark in ("state.json", "dataset_dict.json")):
@@ -90,8 +90,8 @@ def read_texts(source: str | os.PathLike, field: str | None = None) -> tuple[str
     return texts
 
 
-def read_prompts(source: str | os.PathLike) -> tuple[OwnPrompt, ...]:
-    """Prompts with spans, in the order of the file.
+def read_prompts(source: str | os.PathLike) -> tuple[TextPrompt, ...]:
+    """Prompts with spans, in the order of the file; one without a name is named after the file and the line.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ def read_prompts(source: str | os.PathLike) -> tuple[OwnPrompt, ...]:
 
     Returns
     -------
-    tuple of OwnPrompt
+    tuple of TextPrompt
         At least one.
 
     Raises
@@ -117,14 +117,14 @@ def read_prompts(source: str | os.PathLike) -> tuple[OwnPrompt, ...]:
     path = Path(os.path.expanduser(source))
     if path.suffix.lower() not in RECORDS or not os.path.isfile(path):
         raise PromptError(f"there is no file of prompts {str(source)!r}; give a file that ends in {', '.join(RECORDS)}")
-    prompts = tuple(_own_prompt(where, row) for where, row in _records(path))
+    prompts = tuple(_text_prompt(where, row) for where, row in _records(path))
     if not prompts:
         raise PromptError(f'{path} holds no prompts; give at least one, such as {{"prompt": "…"}}')
     return prompts
 
 
 def _located(source: str | os.PathLike) -> tuple[Path | None, str | None]:
-    """The path, or None for what may be on the hub, and the split that is asked for."""
+    """The path, None for a possible data set of the hub, and the split, None if the source names none."""
     name = os.path.expanduser(source)
     if os.path.exists(name):  # False, where Path.exists raises, for a name too long to be one
         return Path(name), None
@@ -133,7 +133,7 @@ def _located(source: str | os.PathLike) -> tuple[Path | None, str | None]:
     if os.path.exists(name):
         return Path(name), split
     hub = HUB_NAME.fullmatch(name)
-    # A folder by a data set's name would be read in its place, with all that is in it.
+    # `datasets` would read a folder of the data set's name in its place, with all that is in it.
     if not hub or name.lower().endswith(PLAIN + RECORDS) or os.path.exists(hub[1]):
         raise PromptError(
             f"there is no file or folder {str(source)!r}; check the path, or name a data set of the Hugging Face hub: "
@@ -148,20 +148,24 @@ def _decoded(path: Path) -> str:
         data = path.read_bytes()
     except OSError as error:
         raise PromptError(f"{path} cannot be read ({error.strerror}); give a file that you may open") from None
-    text, at = "", data.find(b"\0")  # valid UTF-8, but only binary files hold it
+    text = ""
+    wrong = [data.find(b"\0")]  # valid UTF-8, but only binary files hold it
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
-        at = error.start if at < 0 else min(at, error.start)
-    if at >= 0:
-        line = data.count(b"\n", 0, at) + 1
-        raise CorruptFile(f"{path}, line {line}: byte {at} is {data[at]:#04x}, expected UTF-8 text; convert the file first")
+        wrong.append(error.start)
+    wrong = min((position for position in wrong if position >= 0), default=None)
+    if wrong is not None:
+        line = data.count(b"\n", 0, wrong) + 1
+        raise CorruptFile(f"{path}, line {line}: byte {wrong} is {data[wrong]:#04x}, expected UTF-8 text; convert the file first")
     return text.removeprefix("\ufeff")
 
 
 def _paragraphs(path: Path) -> Rows:
-    found = [file for file in path.rglob("*") if file.suffix.lower() in PLAIN and file.is_file()] if path.is_dir() else [path]
-    for file in sorted(found, key=Path.as_posix):
+    files = [path]
+    if path.is_dir():
+        files = [file for file in path.rglob("*") if file.suffix.lower() in PLAIN and file.is_file()]
+    for file in sorted(files, key=Path.as_posix):
         for paragraph in re.split(r"\n\s*\n", _decoded(file).replace("\r\n", "\n")):
             yield str(file), paragraph.strip()
 
@@ -184,24 +188,27 @@ def _json_items(path: Path) -> Rows:
     items = _parsed(path, text) if text.strip() else []
     if not isinstance(items, list):
         raise PromptError(f"{path}, line 1: found {_kind(items)}, expected a list of objects; put [ ] around them")
-    begins, decoder, at, line = re.compile(r"\s*[\[,]\s*"), json.JSONDecoder(), 0, 1
-    for number, item in enumerate(items, start=1):  # read once more, for the lines
-        begin = begins.match(text, at).end()
-        line += text.count("\n", at, begin)
+    border = re.compile(r"\s*[\[,]\s*")
+    decoder = json.JSONDecoder()
+    end = 0
+    line = 1
+    for number, item in enumerate(items, start=1):  # decoded once more, to know the lines
+        begin = border.match(text, end).end()
+        line += text.count("\n", end, begin)
         yield f"{path}, line {line} (item {number})", item
-        at = decoder.raw_decode(text, begin)[1]
-        line += text.count("\n", begin, at)
+        end = decoder.raw_decode(text, begin)[1]
+        line += text.count("\n", begin, end)
 
 
 def _parsed(path: Path, text: str, line: int = 1):
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        wanted = (
-            "a list of objects; a file with an object a line ends in .jsonl" if path.suffix.lower() == ".json" else "an object"
-        )
-        at = f"line {line + error.lineno - 1}, column {error.colno}"
-        raise CorruptFile(f"{path}, {at}: broken JSON ({error.msg}), expected {wanted}") from None
+        expected = "an object"
+        if path.suffix.lower() == ".json":
+            expected = "a list of objects; a file with an object a line ends in .jsonl"
+        where = f"line {line + error.lineno - 1}, column {error.colno}"
+        raise CorruptFile(f"{path}, {where}: broken JSON ({error.msg}), expected {expected}") from None
     except (ValueError, RecursionError) as error:  # a number of too many digits, or lists too deep
         raise CorruptFile(f"{path}, line {line}: JSON that cannot be read ({error}), expected an object of texts") from None
 
@@ -214,12 +221,12 @@ def _parquet_rows(path: Path, columns: Callable | None) -> Rows:
 
 
 def _data_set_rows(source: str, path: Path | None, split: str | None, columns: Callable) -> Rows:
-    """The rows of a data set that is a saved folder or, without a path, on the hub."""
+    """The rows of a data set, saved in the folder `path` or, without a path, on the hub."""
     try:
         import datasets
     except ImportError as error:
         raise MissingExtra(
-            f"reading {source!r} as a data set needs datasets, which cannot be imported ({_line(error)}): "
+            f"reading {source!r} as a data set needs datasets, which cannot be imported ({first_line(error)}): "
             "pip install 'diffscope-attention[data]'"
         ) from None
     data = _fetched(datasets, source, split or "train") if path is None else _saved(datasets, path, split)
@@ -230,10 +237,11 @@ def _data_set_rows(source: str, path: Path | None, split: str | None, columns: C
 
 def _fetched(datasets, source: str, split: str):
     name, config = HUB_NAME.fullmatch(source.removesuffix(f":{split}")).groups()
-    try:  # from datasets 4 on there is no remote code; before, one had to say no, or was asked
+    try:  # before datasets 4, which has no remote code any more, it would ask whether to run such code
         return datasets.load_dataset(name, config, split=split, trust_remote_code=False)
     except Exception as error:  # the hub's client may raise anything
-        raise PromptError(f"no texts {source!r}: no file or folder, and not to be had from the hub ({_line(error)})") from None
+        reason = first_line(error)
+        raise PromptError(f"no texts {source!r}: no file or folder, and not to be had from the hub ({reason})") from None
 
 
 def _saved(datasets, path: Path, split: str | None):
@@ -241,7 +249,7 @@ def _saved(datasets, path: Path, split: str | None):
         data = datasets.load_from_disk(str(path))
     if isinstance(data, dict):
         if (split or "train") not in data:
-            raise PromptError(f"{path} has no split {split or 'train'!r}; name one of its own: {_listed(data)}")
+            raise PromptError(f"{path} has no split {split or 'train'!r}; its splits are {_listed(data)}")
         return data[split or "train"]
     if split:
         raise PromptError(f"{path} is a data set without splits; leave out :{split}")
@@ -253,7 +261,7 @@ def _readable(name, kind: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # pyarrow and datasets may raise anything
-        raise CorruptFile(f"{name} is damaged, or no {kind} ({_line(error)}); copy it again") from None
+        raise CorruptFile(f"{name} is damaged, or no {kind} ({first_line(error)}); copy it again") from None
 
 
 def _table_rows(name: str, table) -> list[tuple[str, dict]]:
@@ -261,7 +269,7 @@ def _table_rows(name: str, table) -> list[tuple[str, dict]]:
 
 
 def _columns(schema, field: str | None) -> list[str]:
-    """The column of the texts or, where that has to be found out, all that hold text, or else all."""
+    """The columns to read: the one named, else ``text``, else all that hold text, else all."""
     if (field or "text") in schema.names:
         return [field or "text"]
     kinds = ("string", "large_string", "dictionary<values=string", "dictionary<values=large_string")
@@ -269,14 +277,14 @@ def _columns(schema, field: str | None) -> list[str]:
 
 
 def _texts(source, rows: Rows, field: str | None) -> Iterator[str]:
-    """What the field holds in each row; a row that is itself a text stands for an object with the field ``text``."""
+    """The text of each row in a field; a row that is itself a text counts as an object with the field ``text``."""
     rows = [(where, {"text": row} if isinstance(row, str) else row) for where, row in rows]
     if field is None:
-        held = [(name, value) for _, row in rows if isinstance(row, dict) for name, value in row.items()]
-        found = {name for name, _ in held} & {"text"} or dict.fromkeys(name for name, value in held if isinstance(value, str))
-        if held and len(found) != 1:
-            raise PromptError(f"{source} has no field 'text', and as others of text {_listed(found)}; name the one to read")
-        field = next(iter(found), "text")
+        values = [(name, value) for _, row in rows if isinstance(row, dict) for name, value in row.items()]
+        names = {name for name, _ in values} & {"text"} or dict.fromkeys(name for name, value in values if isinstance(value, str))
+        if values and len(names) != 1:
+            raise PromptError(f"{source} has no field 'text', and as others of text {_listed(names)}; name the one to read")
+        field = next(iter(names), "text")
     return (_field(where, row, field) or "" for where, row in rows)
 
 
@@ -294,16 +302,16 @@ def _field(where: str, row, field: str) -> str | None:
     return text
 
 
-def _own_prompt(where: str, row) -> OwnPrompt:
-    prompt = _field(where, row, "prompt")
-    if not (prompt or "").strip():
+def _text_prompt(where: str, row) -> TextPrompt:
+    text = _field(where, row, "prompt")
+    if not (text or "").strip():
         raise PromptError(f"{where}: the prompt is empty; give it at least one token of text")
     name, answer = (_field(where, row, field) if field in row else None for field in ("name", "answer"))
     spans = row.get("spans") or {}
     if not isinstance(spans, dict):
         raise PromptError(f"{where}: field 'spans' holds {_kind(spans)}, expected an object of names and texts or ranges")
-    found = {key: _ranges(f"{where}: span {key!r}", prompt, key, span) for key, span in spans.items() if span is not None}
-    return OwnPrompt(name or Path(where).name, prompt, found, answer or None)
+    ranges = {key: _ranges(f"{where}: span {key!r}", text, key, span) for key, span in spans.items() if span is not None}
+    return TextPrompt(name or Path(where).name, text, ranges, answer or None)
 
 
 def _ranges(which: str, prompt: str, name: str, span) -> list[Chars]:
@@ -319,7 +327,7 @@ def _ranges(which: str, prompt: str, name: str, span) -> list[Chars]:
             raise SpanError(f"{which}: {span!r} stands {places}; say which by its range [start, stop]")
         return [Chars(starts[0], starts[0] + len(span))]
     pairs = span if isinstance(span, list) else []
-    if not pairs or not all(isinstance(pair, list) and [type(at) for at in pair] == [int, int] for pair in pairs):
+    if not pairs or not all(isinstance(pair, list) and [type(bound) for bound in pair] == [int, int] for pair in pairs):
         raise SpanError(f"{which} is {_kind(span)}, expected a text, or a list of character ranges [[start, stop], …]")
     for start, stop in pairs:
         if not 0 <= start < stop <= len(prompt):
@@ -328,14 +336,9 @@ def _ranges(which: str, prompt: str, name: str, span) -> list[Chars]:
 
 
 def _kind(value) -> str:
-    """What a value is, and how it begins."""
+    """The kind of a value, and how it begins, for messages."""
     return f"{KINDS.get(type(value), type(value).__name__)} ({ascii(value)[:40]})"
 
 
 def _listed(names: Iterable[str]) -> str:
     return ", ".join(map(repr, names)) or "none"
-
-
-def _line(error: Exception) -> str:
-    """A message as one line."""
-    return " ".join(str(error).split())[:200]

@@ -1,25 +1,19 @@
 """Small models with a tokenizer of their own, and examples for them."""
 
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from diffscope.prompts import Chars
+from diffscope.tasks import TextPrompt
 
 APP = Path(__file__).parents[2] / "app"
 PROMPT = "The magic number of Paris is 7421. The magic number of Rome is 1983. The magic number of Paris is"
 
 
-@dataclass(frozen=True)
-class Example:
-    name: str
-    prompt: str
-    spans: dict = field(hash=False)
-    answer: str = ""
+def example(name, text=PROMPT):
+    def where(piece):
+        return [Chars(text.index(piece), text.index(piece) + len(piece))]
 
-
-def example(name, prompt=PROMPT):
-    def where(text):
-        return [(prompt.index(text), prompt.index(text) + len(text))]
-
-    return Example(name, prompt, {"answer": where("7421"), "needles": where("Rome") + where("1983")}, "7421")
+    return TextPrompt(name, text, {"answer": where("7421"), "needles": where("Rome") + where("1983")}, "7421")
 
 
 def save_model(folder, attention, layers):

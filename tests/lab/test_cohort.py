@@ -14,10 +14,10 @@ from diffscope.cli import main
 from diffscope.errors import DiffscopeError
 from diffscope.lab import scoring
 from diffscope.lab.training import cohort
-from diffscope.lab.training import train as lab
 from diffscope.lab.training.recipe import Recipe, Stage
+from diffscope.lab.training.run_folder import events
 from diffscope.lab.training.train import train
-from diffscope.store import open_statistics
+from diffscope.store import open_statistics, save_statistics
 from diffscope.tasks import Retrieval
 from tests.lab.small_recipes import PIECE
 from tools.keep_cohort import keep
@@ -44,22 +44,23 @@ def cohort_run(tmp_path_factory):
 def test_a_cohort_is_trained_scored_and_put_together(cohort_run):
     recipe, out, outcome = cohort_run
     assert len(outcome.done) == 4 and not outcome.failed
-    found = cohort.collect(recipe, out, outcome)
-    assert found["exact_match"].dims == ("arm", "seed", "length", "distractors", "prompt")
-    assert found["arm"].values.tolist() == ["diff", "standard"] and found["seed"].values.tolist() == [0, 1]
-    assert found["retrieval"].sel(step=[5, 10, 12]).notnull().all() and found["step"].values.tolist() == [5, 10, 12]
+    dataset = cohort.collect(recipe, out, outcome)
+    assert dataset["exact_match"].dims == ("arm", "seed", "length", "distractors", "prompt")
+    assert dataset["arm"].values.tolist() == ["diff", "standard"] and dataset["seed"].values.tolist() == [0, 1]
+    assert dataset["retrieval"].sel(step=[5, 10, 12]).notnull().all() and dataset["step"].values.tolist() == [5, 10, 12]
     for arm, seed in (("diff", 0), ("standard", 1)):
         lines = (out / arm / f"seed-{seed}" / "metrics.jsonl").read_text().splitlines()
-        assert [json.loads(line)["answer_loss"] for line in lines] == found["answer_loss"].sel(arm=arm, seed=seed).values.tolist()
+        losses = dataset["answer_loss"].sel(arm=arm, seed=seed).values.tolist()
+        assert [json.loads(line)["answer_loss"] for line in lines] == losses
         scope = diffscope.load(out / arm / f"seed-{seed}")
         task = Retrieval(scope.tokenizer).with_template(recipe.grid.template)
         prompts = [task.controlled(128, 3, [30_000, i], slots=3, depth=scoring.DEPTHS[i]) for i in range(5)]
         right = scoring.exact_answers(scope.model, prompts)
-        assert found["exact_match"].sel(arm=arm, seed=seed, length=128, distractors=3).values.tolist() == right.tolist()
-    first = found["exact_match"].sel(seed=0)
-    assert not np.isnan(first).any() and set(found["question"].values) == {"answerable", "unanswerable"}
-    rows = cohort.summary(found)
-    means = found["exact_match"][0].mean(("length", "distractors", "prompt")).to_series().to_dict()
+        assert dataset["exact_match"].sel(arm=arm, seed=seed, length=128, distractors=3).values.tolist() == right.tolist()
+    first = dataset["exact_match"].sel(seed=0)
+    assert not np.isnan(first).any() and set(dataset["question"].values) == {"answerable", "unanswerable"}
+    rows = cohort.summary(dataset)
+    means = dataset["exact_match"][0].mean(("length", "distractors", "prompt")).to_series().to_dict()
     assert [row["arm"] for row in rows] == ["diff", "standard"] and rows[0]["exact_match"] == pytest.approx(means)
     assert abs(rows[1]["parameters"] / rows[0]["parameters"] - 1) < 0.01
 
@@ -76,29 +77,31 @@ def scalars(folder):
     """What TensorBoard reads, by tag and step: a file's first record may tell it to leave out what earlier files say."""
     from tensorboardX.proto.event_pb2 import Event, SessionLog
 
-    data, said = b"".join(file.read_bytes() for file in sorted(folder.iterdir())), {}
+    data = b"".join(file.read_bytes() for file in sorted(folder.iterdir()))
+    values = {}
     while data:  # TFRecord: length, its checksum, the event, its checksum
         length = int.from_bytes(data[:8], "little")
-        event, data = Event.FromString(data[12 : 12 + length]), data[16 + length :]
+        event = Event.FromString(data[12 : 12 + length])
+        data = data[16 + length :]
         if event.HasField("session_log") and event.session_log.status == SessionLog.START:
-            said = {(tag, step): value for (tag, step), value in said.items() if step < event.step}
-        said.update({(value.tag, event.step): value.simple_value for value in event.summary.value})
-    return said
+            values = {(tag, step): value for (tag, step), value in values.items() if step < event.step}
+        values.update({(value.tag, event.step): value.simple_value for value in event.summary.value})
+    return values
 
 
 def test_metrics_reach_tensorboard(cohort_run):
     _, out, _ = cohort_run
-    said = scalars(out / "tensorboard" / "diff" / "seed-0")
+    values = scalars(out / "tensorboard" / "diff" / "seed-0")
     rows = [json.loads(line) for line in (out / "diff" / "seed-0" / "metrics.jsonl").read_text().splitlines()]
-    assert said[("retrieval", 10)] == pytest.approx(rows[1]["retrieval"])
-    assert [said[("answer_loss", row["step"])] for row in rows] == pytest.approx([row["answer_loss"] for row in rows])
+    assert values[("retrieval", 10)] == pytest.approx(rows[1]["retrieval"])
+    assert [values[("answer_loss", row["step"])] for row in rows] == pytest.approx([row["answer_loss"] for row in rows])
 
 
 def test_events_lost_with_a_kill_are_written_again(cohort_run, tmp_path):
     recipe, out, _ = cohort_run
     again = shutil.copytree(out / "diff" / "seed-0", tmp_path / "diff" / "seed-0")
     (again / "model.safetensors").unlink()
-    with lab.events(tmp_path / "tensorboard" / "diff" / "seed-0", []) as write:  # of a step that the resumed run does not log
+    with events(tmp_path / "tensorboard" / "diff" / "seed-0", []) as write:  # of a step that the resumed run does not log
         write({"step": 11, "answer_loss": 1.0})
     train(recipe, "diff", tmp_path, tensorboard=True)
     assert scalars(tmp_path / "tensorboard" / "diff" / "seed-0") == scalars(out / "tensorboard" / "diff" / "seed-0")
@@ -110,9 +113,9 @@ def test_seeds_of_earlier_commands_stay_in_the_dataset(cohort_run, tmp_path):
     path = tmp_path / "one.toml"
     path.write_text(PIECE.replace("seeds = [0, 1]", "seeds = [0]"))
     assert main(["train", str(path), "--arm", "diff", "--out", str(tmp_path / "out")]) == 0
-    found = open_statistics(tmp_path / "out" / "cohort.nc")
-    assert found["seed"].values.tolist() == [0, 1] and (found["finished"] == 1).all()
-    assert json.loads(found.attrs["made_by"])["standard/seed-1"][0]["torch"] == torch.__version__
+    dataset = open_statistics(tmp_path / "out" / "cohort.nc")
+    assert dataset["seed"].values.tolist() == [0, 1] and (dataset["finished"] == 1).all()
+    assert json.loads(dataset.attrs["made_by"])["standard/seed-1"][0]["torch"] == torch.__version__
 
 
 def test_a_rank_with_nothing_to_do_is_no_failure(tmp_path, capsys):
@@ -142,10 +145,10 @@ def test_a_run_that_fails_is_reported_and_the_others_go_on(tmp_path):
     outcome = cohort.run(recipe, tmp_path / "out", cohort.plan(recipe))
     assert [shard.spec["arm"] for shard in outcome.done] == ["standard"]
     assert ["begun with another recipe" in cause for cause in outcome.failed.values()] == [True]
-    found = cohort.collect(recipe, tmp_path / "out", outcome)
-    assert found["finished"].values.tolist() == [[0], [1]] and "diff, seed 0: " in found.attrs["failed"]
-    assert np.isnan(found["exact_match"].sel(arm="diff")).all()
-    (row,) = cohort.summary(found)
+    dataset = cohort.collect(recipe, tmp_path / "out", outcome)
+    assert dataset["finished"].values.tolist() == [[0], [1]] and "diff, seed 0: " in dataset.attrs["failed"]
+    assert np.isnan(dataset["exact_match"].sel(arm="diff")).all()
+    (row,) = cohort.summary(dataset)
     assert row["arm"] == "standard" and row["missing"] == []
 
 
@@ -153,13 +156,13 @@ def test_a_cohort_on_the_command_line(cohort_run, tmp_path, capsys):
     recipe, out, _ = cohort_run
     path = str(out.parent / "small.toml")
     assert main(["train", path, "--out", str(out), "--report", "--figure", str(tmp_path / "f.png"), "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert [row["formation"] for row in said["arms"]] == [{"0": None, "1": None}] * 2 and not said["failed"]
+    printed = json.loads(capsys.readouterr().out)
+    assert [row["formation"] for row in printed["arms"]] == [{"0": None, "1": None}] * 2 and not printed["failed"]
     assert (tmp_path / "f.png").stat().st_size > 10_000
-    kept = open_statistics(out / "cohort.nc")
-    assert kept["exact_match"].sizes == {"arm": 2, "seed": 2, "length": 2, "distractors": 2, "prompt": 5}
+    dataset = open_statistics(out / "cohort.nc")
+    assert dataset["exact_match"].sizes == {"arm": 2, "seed": 2, "length": 2, "distractors": 2, "prompt": 5}
     curves = open_statistics(out / "metrics.parquet")
-    assert np.array_equal(curves["text_loss"], kept["text_loss"])
+    assert np.array_equal(curves["text_loss"], dataset["text_loss"])
     assert main(["train", path, "--out", str(out), "--report"]) == 0
     assert "formed at step" in capsys.readouterr().out
     for arguments, words in (
@@ -180,20 +183,41 @@ def test_formation_is_the_first_step_above_90_percent():
     assert cohort.formation(steps).values.tolist() == pytest.approx([20, np.nan, np.nan], nan_ok=True)
 
 
-def test_a_cohort_is_kept_in_half_precision_and_goes_on_from_there(cohort_run, tmp_path):
-    recipe, out, _ = cohort_run
-    assert keep(out, tmp_path / "kept") == ["diff/seed-0", "diff/seed-1", "standard/seed-0", "standard/seed-1"]
-    before = (tmp_path / "kept" / "diff" / "seed-0" / "model.safetensors").read_bytes()
-    next((tmp_path / "kept" / "shards").glob("*.nc")).unlink()  # scores that have to be taken anew, of what is trained already
-    outcome = cohort.run(recipe, tmp_path / "kept", cohort.plan(recipe))
-    assert before == (tmp_path / "kept" / "diff" / "seed-0" / "model.safetensors").read_bytes()
-    assert len(outcome.done) == 4 and not (tmp_path / "kept" / "diff" / "seed-0" / "state.safetensors").exists()
-    again, first = (cohort.collect(recipe, folder, outcome) for folder in (tmp_path / "kept", out))
-    xr.testing.assert_allclose(again, first, rtol=0.05, atol=0.05)
-    plain, half = (diffscope.load(folder / "diff" / "seed-1").model for folder in (out, tmp_path / "kept"))
-    for name, tensor in plain.state_dict().items():
-        assert half.state_dict()[name].dtype == torch.float32 and torch.equal(half.state_dict()[name], tensor.half().float()), (
-            name
-        )
-    with pytest.raises(DiffscopeError, match="no run in"):
+def test_a_copy_is_reported_on_as_the_original(cohort_run, tmp_path, capsys):
+    _, out, _ = cohort_run
+    command = ["train", str(out.parent / "small.toml"), "--report", "--json", "--out"]
+    assert main([*command, str(out)]) == 0
+    original = capsys.readouterr().out
+    copy = tmp_path / "copy"
+    assert keep(out, copy, arms=["diff"], seeds=[1]) == ["diff/seed-1"]
+    assert not [path.name for path in copy.rglob("*") if path.name in ("shards", "metrics.jsonl", "metrics.parquet", "standard")]
+    before = {path: path.stat().st_mtime_ns for path in copy.rglob("*")}
+    assert main([*command, str(copy), "--figure", str(tmp_path / "f.svg")]) == 0
+    assert capsys.readouterr().out == original and (tmp_path / "f.svg").exists()
+    assert main([*command[:2], "--out", str(copy)]) == 2 and "a copy to be read with --report" in capsys.readouterr().err
+    assert before == {path: path.stat().st_mtime_ns for path in copy.rglob("*")}
+    plain, half = (diffscope.load(folder / "diff" / "seed-1").model.state_dict() for folder in (out, copy))
+    for name, tensor in plain.items():
+        assert half[name].dtype == torch.float32 and torch.equal(half[name], tensor.half().float()), name
+
+
+def test_what_cannot_be_copied_is_named(cohort_run, tmp_path):
+    _, out, _ = cohort_run
+    assert main(["train", str(out.parent / "small.toml"), "--report", "--out", str(out)]) == 0
+    assert len(keep(out, tmp_path / "all")) == 4
+    with pytest.raises(DiffscopeError, match="holds no cohort.nc"):
         keep(tmp_path / "nowhere", tmp_path / "other")
+    with pytest.raises(DiffscopeError, match="no finished run of 'v9'; it has diff, standard"):
+        keep(out, tmp_path / "other", arms=["v9"])
+    with pytest.raises(DiffscopeError, match="no finished run of 7; it has 0, 1"):
+        keep(out, tmp_path / "other", seeds=[7])
+
+
+def test_old_names_are_told_the_new_ones(tmp_path):
+    dataset = xr.Dataset({"exact_match": ("noise", [0.0, 1.0])})
+    save_statistics(dataset, tmp_path / "family.nc")
+    with pytest.raises(DiffscopeError, match="family.nc is called cohort.nc"):
+        cohort.open_dataset(tmp_path)
+    save_statistics(dataset, tmp_path / "cohort.nc")
+    with pytest.raises(DiffscopeError, match="'noise' of .* is called 'distractors'"):
+        cohort.open_dataset(tmp_path)

@@ -55,6 +55,8 @@ def test_stages_rates_and_saved_steps():
         (("pad_token_id = 1", "pad_token_id = 900"), "arm 'diff'"),
         (("hidden_size = 32", "hidden_act = 'nope', hidden_size = 32"), "arm 'diff'"),
         (("prompts = 10", "prompts = 0"), "prompts = 0"),
+        (("distractors = [0, 1]", "distractors = []"), "hold a number each"),
+        (("distractors = [0, 1]", "noises = [0, 1]"), "'noises' of .evaluation. is called 'distractors'"),
         (("[2, 3]", "[3, 2]"), "fewest and the most"),
         (("standard = {", "'../up' = {"), "no names of folders"),
     ],

@@ -15,10 +15,11 @@ import pytest
 import torch
 
 from diffscope.errors import DiffscopeError
-from diffscope.lab.jobs.job import Failure, Job, alone, unfinished
+from diffscope.files import unfinished_folder
+from diffscope.lab.jobs.job import Failure, Job, locked
 from diffscope.lab.jobs.processes import Here, Processes
 from diffscope.lab.jobs.ray_cluster import OnRay
-from diffscope.lab.jobs.shards import Outcome, Rank, Shard, _choose, result, run
+from diffscope.lab.jobs.shards import Outcome, Rank, Shard, _next_for, result, run
 
 SHARDS = [Shard({"number": number}) for number in range(6)]
 
@@ -82,8 +83,8 @@ def count_up(spec, target, folder):
 
 def contents(folder):
     """Results by name; None for what is unfinished."""
-    found = [path for path in (Path(folder) / "shards").iterdir() if path.name != ".lock"]
-    return {path.name: path.read_bytes() if path.is_file() else None for path in found}
+    paths = [path for path in (Path(folder) / "shards").iterdir() if path.name != ".lock"]
+    return {path.name: path.read_bytes() if path.is_file() else None for path in paths}
 
 
 # What a shard is
@@ -97,7 +98,7 @@ def test_an_id_never_changes():
         "dtype": None,
         "x": 0.1,
     }
-    assert Shard(spec).id == Shard(dict(reversed(spec.items())), kin="mini-diff").id == "0c3a521a46b41486"
+    assert Shard(spec).id == Shard(dict(reversed(spec.items())), affinity="mini-diff").id == "0c3a521a46b41486"
     assert Shard({**spec, "x": 0.2}).id != Shard(spec).id
 
 
@@ -127,26 +128,26 @@ def test_every_way_of_running_gives_the_same_bytes(tmp_path):
     assert here == contents(tmp_path / "processes") == contents(tmp_path / "ranks")
 
 
-@pytest.mark.parametrize("where", [Here(), Processes(2)], ids=["here", "processes"])
-def test_what_is_there_is_not_done_again(tmp_path, where):
-    log, work = tmp_path / "log", partial(write, log=str(tmp_path / "log"))
-    run(SHARDS[:3], work, tmp_path, where, suffix=".txt")
-    outcome = run([*SHARDS, *SHARDS], work, tmp_path, where, suffix=".txt")
+def test_what_is_there_is_not_done_again(tmp_path):
+    log = tmp_path / "log"
+    work = partial(write, log=str(log))
+    run(SHARDS[:3], work, tmp_path, suffix=".txt")
+    outcome = run([*SHARDS, *SHARDS], work, tmp_path, suffix=".txt")
     assert sorted(log.read_text().split()) == list("012345") and outcome.done == tuple(SHARDS)
 
 
 def test_progress_counts_what_this_run_has_to_do(tmp_path):
     run(SHARDS[:2], write, tmp_path, suffix=".txt")
     seen = []
-    run(SHARDS, write, tmp_path, suffix=".txt", progress=lambda *said: seen.append(said))
+    run(SHARDS, write, tmp_path, suffix=".txt", progress=lambda *report: seen.append(report))
     assert seen == [(n, 4, "") for n in (0, 1, 2, 3, 4)]
 
 
-def test_a_worker_stays_with_its_kin_and_then_takes_one_that_nobody_has():
-    todo = [Shard({"n": n}, kin) for n, kin in enumerate("aabbcc")]
-    assert _choose(todo, "b", ["a", "b"]) == 2
-    assert _choose(todo, "", ["a", ""]) == 2
-    assert _choose(todo[:2], "b", ["a", "b"]) == 0
+def test_a_worker_stays_with_its_affinity_and_then_takes_one_that_nobody_has():
+    todo = [Shard({"n": n}, affinity) for n, affinity in enumerate("aabbcc")]
+    assert _next_for("b", todo, ["a", "b"]) == 2
+    assert _next_for("", todo, ["a", ""]) == 2
+    assert _next_for("b", todo[:2], ["a", "b"]) == 0
 
 
 def test_two_runs_at_once_do_each_shard_once(tmp_path):
@@ -162,13 +163,18 @@ def test_two_runs_at_once_do_each_shard_once(tmp_path):
 # What goes wrong
 
 
-@pytest.mark.parametrize("where", [Here(), Processes(2)], ids=["here", "processes"])
-@pytest.mark.parametrize("how, cause", [(say, "the model is not there"), (stumble, "ZeroDivisionError: division by zero")])
+@pytest.mark.parametrize(
+    "how, cause, where",
+    [
+        (say, "the model is not there", Here()),
+        (stumble, "ZeroDivisionError: division by zero", Processes(2)),
+    ],
+)
 def test_a_failure_is_kept_with_its_cause_and_tried_again(tmp_path, where, how, cause):
     outcome = run(SHARDS, partial(fail_at_2, how=how), tmp_path, where, suffix=".txt")
     assert outcome.failed == {SHARDS[2].id: cause} and len(outcome.done) == 5 and not outcome.waiting
-    kept = json.loads((tmp_path / "failed" / f"{SHARDS[2].id}.json").read_text())
-    assert kept["spec"] == {"number": 2} and how.__name__ in kept["details"]
+    record = json.loads((tmp_path / "failed" / f"{SHARDS[2].id}.json").read_text())
+    assert record["spec"] == {"number": 2} and how.__name__ in record["details"]
     assert set(contents(tmp_path)) == {f"{shard.id}.txt" for shard in outcome.done}
     again = run(SHARDS, write, tmp_path, suffix=".txt")
     assert again == Outcome(tuple(SHARDS), {}, ()) and not list((tmp_path / "failed").iterdir())
@@ -255,7 +261,8 @@ def test_killed_anywhere_and_resumed_nothing_is_lost_or_done_twice(tmp_path):
         "Processes(2), suffix='.txt')"
     )
     (tmp_path / "script.py").write_text(script)
-    draw, seen = random.Random(0), {}
+    draw = random.Random(0)
+    seen = {}
     for _ in range(2):
         process = subprocess.Popen([sys.executable, tmp_path / "script.py"], env=environment(), start_new_session=True)
         while len(workers_of(process.pid)) < 2 and process.poll() is None:
@@ -283,17 +290,18 @@ def test_killed_anywhere_and_resumed_nothing_is_lost_or_done_twice(tmp_path):
 
 def test_what_a_killed_run_had_begun_is_cleared_away(tmp_path):
     final = result(tmp_path, SHARDS[0], ".txt")
-    unfinished(final).mkdir(parents=True)
-    (unfinished(final) / final.name).write_text("half of it")
-    (unfinished(final) / "notes").write_text("beside it")
+    unfinished_folder(final).mkdir(parents=True)
+    (unfinished_folder(final) / final.name).write_text("half of it")
+    (unfinished_folder(final) / "notes").write_text("beside it")
     assert run(SHARDS[:1], write, tmp_path, suffix=".txt").done
     assert list(contents(tmp_path)) == [final.name]
 
 
 def test_a_lock_is_for_one_result_only(tmp_path):
-    with alone(tmp_path / "a"):
+    with locked(tmp_path / "a"):
         script = (
-            f"from pathlib import Path; from diffscope.lab.jobs.job import alone\nwith alone(Path({str(tmp_path)!r}) / 'b'): pass"
+            "from pathlib import Path\nfrom diffscope.lab.jobs.job import locked\n"
+            f"with locked(Path({str(tmp_path)!r}) / 'b'): pass"
         )
         assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 0
 
@@ -308,7 +316,7 @@ TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
 
 
 @pytest.mark.parametrize(
-    "said, variables, expected",
+    "text, variables, expected",
     [
         ("2/3", SRUN, Rank(2, 3)),
         ("auto", SRUN, Rank(1, 3, 1)),
@@ -325,12 +333,12 @@ TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
         ),
     ],
 )
-def test_ranks(said, variables, expected):
-    assert Rank.of(said, variables) == expected
+def test_ranks(text, variables, expected):
+    assert Rank.of(text, variables) == expected
 
 
 @pytest.mark.parametrize(
-    "said, variables, words",
+    "text, variables, words",
     [
         ("auto", {}, "finds no rank"),
         ("auto", {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}, "finds no rank"),
@@ -342,9 +350,9 @@ def test_ranks(said, variables, expected):
         ("-1/2", {}, "neither auto nor"),
     ],
 )
-def test_ranks_that_are_none(said, variables, words):
+def test_ranks_that_are_none(text, variables, words):
     with pytest.raises(DiffscopeError, match=words):
-        Rank.of(said, variables)
+        Rank.of(text, variables)
 
 
 def test_all_ranks_of_an_array_have_work_of_their_own():

@@ -16,7 +16,6 @@ import diffscope
 from diffscope.cli import main
 from diffscope.errors import DiffscopeError, ModelNotFound
 from diffscope.lab.jobs.processes import Processes
-from diffscope.lab.jobs.ray_cluster import OnRay
 from diffscope.lab.jobs.shards import Rank
 from diffscope.lab.scoring import draw
 from diffscope.lab.sweeps.plan import Plan, fingerprint
@@ -31,7 +30,7 @@ from tests import tiny
 
 PLAN = """
 models = ["mini-diff", "mini-standard"]
-checkpoints = [0, 1900]
+checkpoints = "all"
 statistics = ["entropy", "span_mass", "rho", "effective_rank"]
 per_shard = 2
 
@@ -62,10 +61,19 @@ def swept(plan, tmp_path_factory):
     return sweep(plan, out), out
 
 
+@pytest.fixture(scope="module")
+def few(tmp_path_factory):
+    """A plan of eight shards of two models, and the folder of its sweep in this process."""
+    out = tmp_path_factory.mktemp("few") / "here"
+    plan = small(models=["mini-diff", "mini-standard"], prompts={"task": "retrieval", "count": 4, "length": 96})
+    assert len(sweep(plan, out).outcome.done) == 8
+    return plan, out
+
+
 def files(folder):
     """Every file below a folder, byte for byte; of the runs themselves no trace is compared, for there is to be none."""
-    found = {str(path.relative_to(folder)): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
-    return {name: content for name, content in found.items() if Path(name).name != ".lock"}
+    contents = {str(path.relative_to(folder)): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
+    return {name: content for name, content in contents.items() if Path(name).name != ".lock"}
 
 
 def small(**changes):
@@ -89,7 +97,7 @@ def run(capsys):
 
 def test_the_dataset_holds_what_each_prompt_gives_by_itself(swept, plan):
     dataset = open_statistics(swept[0].dataset)
-    assert dict(dataset.sizes) | {"model": 2, "step": 2, "prompt": 5, "layer": 4, "head": 2} == dict(dataset.sizes)
+    assert dict(dataset.sizes) | {"model": 2, "step": 4, "prompt": 5, "layer": 4, "head": 2} == dict(dataset.sizes)
     assert "query" not in dataset.sizes and "failed" not in dataset.attrs
     for model, step, opened in (("mini-diff", 0, "mini-diff@0"), ("mini-standard", 1900, "mini-standard")):
         scope = diffscope.load(opened)
@@ -98,17 +106,18 @@ def test_the_dataset_holds_what_each_prompt_gives_by_itself(swept, plan):
         for index, prompt in zip((2, 4), of_task):
             spans = {name: at for name, at in prompt.spans.items() if name != "sink"}
             expected = scope.measure(prompt.ids, plan.statistics, spans=spans, queries=[-1]).isel(query=0)
-            found = dataset.sel(model=model, step=step, prompt=index)
+            part = dataset.sel(model=model, step=step, prompt=index)
             for name in plan.statistics:
-                same = expected[name].reindex_like(found[name])
-                assert np.allclose(found[name].transpose(*same.dims), same, atol=1e-6, equal_nan=True), (model, index, name)
-            assert float(found["depth"]) == prompt.depth and float(found["tokens"]) == len(prompt.ids)
+                same = expected[name].reindex_like(part[name])
+                assert np.allclose(part[name].transpose(*same.dims), same, atol=1e-6, equal_nan=True), (model, index, name)
+            assert float(part["depth"]) == prompt.depth and float(part["tokens"]) == len(prompt.ids)
 
 
 def test_a_standard_model_has_no_second_map(swept):
     dataset = open_statistics(swept[0].dataset)
-    entropy = dataset["entropy"].sel(model="mini-standard")
+    entropy = dataset["entropy"].sel(model="mini-standard", step=1900)
     assert entropy.sel(map="A2").isnull().all() and entropy.sel(map="D").notnull().all()
+    assert dataset["entropy"].sel(model="mini-standard", step=[0, 308, 1036]).isnull().all()  # it has no checkpoints
     assert dataset["rho"].sel(model="mini-standard").isnull().all()
     assert "mini-standard: standard attention has no second map" in dataset["entropy"].attrs["why"]
 
@@ -152,49 +161,44 @@ def test_means_over_queries(tmp_path, queries, rows):
     measured = scope.measure(prompt.ids, ["gini", "kl_12"], spans=spans, queries=rows)
     expected = average(measured)
     for name in expected:
-        found = dataset[name].sel(prompt=1, model="mini-diff").transpose(*expected[name].dims)
-        assert np.allclose(found, expected[name], atol=1e-6, equal_nan=True)
+        means = dataset[name].sel(prompt=1, model="mini-diff").transpose(*expected[name].dims)
+        assert np.allclose(means, expected[name], atol=1e-6, equal_nan=True)
 
 
 @pytest.mark.parametrize("suffix", [".nc", ".parquet"])
 def test_other_formats(tmp_path, suffix):
-    found = sweep(small(), tmp_path, suffix=suffix).dataset
-    assert found == tmp_path / f"dataset{suffix}" and open_statistics(found).sizes["prompt"] == 2
+    path = sweep(small(), tmp_path, suffix=suffix).dataset
+    assert path == tmp_path / f"dataset{suffix}" and open_statistics(path).sizes["prompt"] == 2
 
 
 # Equal however it is run
 
 
 @pytest.mark.slow
-def test_two_processes_and_two_ranks_give_the_same_bytes(swept, plan, tmp_path):
+def test_two_processes_and_two_ranks_give_the_same_bytes(few, tmp_path):
+    plan, out = few
     sweep(plan, tmp_path / "processes", Processes(2))
     first = sweep(plan, tmp_path / "ranks", rank=Rank(1, 2))
     assert first.dataset is None and first.outcome.waiting
     assert sweep(plan, tmp_path / "ranks", rank=Rank(0, 2)).dataset
-    assert files(swept[1]) == files(tmp_path / "processes") == files(tmp_path / "ranks")
+    assert files(out) == files(tmp_path / "processes") == files(tmp_path / "ranks")
 
 
 @pytest.mark.slow
-def test_a_local_ray_cluster_gives_the_same_bytes(swept, plan, tmp_path):
-    pytest.importorskip("ray")
-    sweep(plan, tmp_path, OnRay("local", 2))
-    assert files(swept[1]) == files(tmp_path)
-
-
-@pytest.mark.slow
-def test_killed_and_resumed_gives_the_same_bytes(swept, plan, tmp_path):
+def test_killed_and_resumed_gives_the_same_bytes(few, tmp_path):
     """benchmarks/sweep_kills.py does it at twenty points."""
-    (tmp_path / "plan.toml").write_text(PLAN)
-    command = [sys.executable, "-m", "diffscope", "sweep", "plan.toml", "--out", "out", "--processes", "2"]
+    plan, out = few
+    options = ["--model=mini-diff", "--model=mini-standard", "--stats=gini", "--prompts=retrieval:count=4,length=96"]
+    command = [sys.executable, "-m", "diffscope", "sweep", *options, "--per-shard=1", "--out=out", "--processes=2"]
     process = subprocess.Popen(command, cwd=tmp_path, env=environment(), stderr=subprocess.DEVNULL)
     while process.poll() is None and not list(tmp_path.glob("out/shards/[!.]*")):
         time.sleep(0.01)
     process.kill()
     assert process.wait() == -signal.SIGKILL
     before = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("out/shards/[!.]*")}
-    assert before and len(before) < len(swept[0].pieces)
+    assert before and len(before) < 8
     sweep(plan, tmp_path / "out")
-    assert files(swept[1]) == files(tmp_path / "out")
+    assert files(out) == files(tmp_path / "out")
     assert before == {name: (tmp_path / "out" / "shards" / name).stat().st_mtime_ns for name in before}
 
 
@@ -280,13 +284,13 @@ def test_a_full_disk_is_one_line(tmp_path):
     )
     assert done.returncode == 2
     assert done.stderr.startswith("error: no space is left for ") and done.stderr.count("\n") == 1, done.stderr
-    kept = [name for name in (tmp_path / "listed").read_text().split() if not name.startswith(".")]
-    assert 1 <= len(kept) < 10
+    complete = [name for name in (tmp_path / "listed").read_text().split() if not name.startswith(".")]
+    assert 1 <= len(complete) < 10
 
 
 def test_a_changed_plan_is_refused_and_with_changed_only_what_is_new_is_measured(tmp_path):
     before = sweep(small(), tmp_path)
-    kept = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("shards/*.nc")}
+    earlier = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("shards/*.nc")}
     more = small(prompts={"task": "retrieval", "count": 3, "length": 96})
     with pytest.raises(DiffscopeError, match=r"another plan \(it differs in prompts\).*--changed"):
         sweep(more, tmp_path)
@@ -294,7 +298,7 @@ def test_a_changed_plan_is_refused_and_with_changed_only_what_is_new_is_measured
     after = sweep(more, tmp_path, changed=True)
     assert open_statistics(after.dataset).sizes["prompt"] == 3
     now = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("shards/*.nc")}
-    assert len(now) == 3 and kept.items() <= now.items()
+    assert len(now) == 3 and earlier.items() <= now.items()
     assert sweep(more, tmp_path).outcome == after.outcome
 
 
@@ -306,8 +310,8 @@ def test_other_weights_are_measured_anew(tmp_path):
         swept = sweep(plan, tmp_path / "out")
         assert len(list(tmp_path.glob("out/shards/*.nc"))) == seed + 1
         expected = diffscope.load(tmp_path / "model").measure("a city", ["gini"], queries=[-1])["gini"].isel(query=0)
-        found = open_statistics(swept.dataset)["gini"].isel(model=0, prompt=0)
-        assert np.allclose(found.transpose(*expected.dims), expected, equal_nan=True)
+        gini = open_statistics(swept.dataset)["gini"].isel(model=0, prompt=0)
+        assert np.allclose(gini.transpose(*expected.dims), expected, equal_nan=True)
 
 
 def test_fingerprints_see_large_files_in_pieces(tmp_path, monkeypatch):
@@ -331,15 +335,15 @@ def test_a_run_folder_has_its_checkpoints(tmp_path):
     tiny.tokenizer().save_pretrained(folder)
     for seed, step in enumerate((0, 30, 60)):
         tiny.own(seed=seed).save_pretrained(folder / "checkpoints" / f"step-{step:06d}")
-    (folder / "checkpoints" / "step-000090.unfinished").mkdir()
+    (folder / "checkpoints" / ".unfinished-step-000090").mkdir()
     every = small(models=str(folder), checkpoints="all", prompts={"file": str(ownfile(tmp_path))})
     assert [subject.opened for subject in every.subjects] == [f"{folder}@0", f"{folder}@30", str(folder)]
     assert [subject.step for subject in every.subjects] == [0, 30, 60]
     dataset = open_statistics(sweep(every, tmp_path / "out").dataset)
     expected = diffscope.load(f"{folder}@30").measure("a city", ["gini"], queries=[-1])["gini"].isel(query=0)
-    found = dataset["gini"].isel(model=0, prompt=0).sel(step=30)
-    assert np.allclose(found.transpose(*expected.dims), expected, equal_nan=True)
-    assert not np.allclose(found, dataset["gini"].isel(model=0, prompt=0).sel(step=0), equal_nan=True)
+    gini = dataset["gini"].isel(model=0, prompt=0).sel(step=30)
+    assert np.allclose(gini.transpose(*expected.dims), expected, equal_nan=True)
+    assert not np.allclose(gini, dataset["gini"].isel(model=0, prompt=0).sel(step=0), equal_nan=True)
     with pytest.raises(ModelNotFound, match="no checkpoint 90; kept are the steps 0, 30, 60"):
         small(models=str(folder), checkpoints=[90]).pieces("cpu")
     with pytest.raises(ModelNotFound, match="no checkpoint '90'"):
@@ -351,8 +355,8 @@ def test_the_first_of_many_prompts_are_those_of_few(task):
     """So that a longer plan keeps the shards of a shorter one."""
     tokenizer = load_tokenizer(locate("mini-diff")[0], False)
     few, many = (prompt_sets({"task": task, "length": 128, "count": count})[0].prompts(tokenizer) for count in (3, 7))
-    for one, other in zip(few, many):
-        assert one[:3] == other[:3] and np.array_equal(one.depth, other.depth, equal_nan=True)
+    for left, right in zip(few, many[:3], strict=True):
+        assert (left.ids, left.answer, left.spans, left.city) == (right.ids, right.answer, right.spans, right.city)
 
 
 @pytest.mark.parametrize(
@@ -362,7 +366,7 @@ def test_the_first_of_many_prompts_are_those_of_few(task):
         ({"models": []}, "says nothing of 'models'"),
         ({"models": ["mini-diff", "mini-diff"]}, "twice"),
         ({"models": "mini-dif"}, "no model 'mini-dif'"),
-        ({"checkpoints": [7]}, "no checkpoint 7; kept are the steps 0, 50"),
+        ({"checkpoints": [7]}, "no checkpoint 7; kept are the steps 0, 308, 1036, 1900"),
         ({"checkpoints": "first"}, "neither"),
         ({"checkpoints": []}, "neither"),
         ({"statistics": ["ginny"]}, "did you mean gini"),
@@ -377,6 +381,7 @@ def test_the_first_of_many_prompts_are_those_of_few(task):
         ({"prompts": "prompts.jsonl"}, "is a table"),
         ({"prompts": {"task": "singing"}}, "no task 'singing'"),
         ({"prompts": {"task": "retrieval", "lenght": 96}}, "no field 'lenght'"),
+        ({"prompts": {"task": "controlled", "noise": 3}}, "'noise' of the task 'controlled' is called 'distractors'"),
         ({"prompts": {"task": "retrieval", "length": "long"}}, "no whole number"),
         ({"prompts": {"task": "retrieval", "count": 0}}, "no whole number, or too small"),
         ({"prompts": {"task": "retrieval", "length": True}}, "no whole number"),
@@ -403,7 +408,8 @@ def test_a_dataset_of_what_has_been_replaced_goes_before_it_is_measured_anew(tmp
     scope = diffscope.load("mini-diff")
     for part in (scope.model, scope.tokenizer):
         part.save_pretrained(tmp_path / "model")
-    plan, out = small(models=str(tmp_path / "model")), tmp_path / "out"
+    plan = small(models=str(tmp_path / "model"))
+    out = tmp_path / "out"
     dataset = sweep(plan, out).dataset
     scope.model.model.embed_tokens.weight.data *= 2
     scope.model.save_pretrained(tmp_path / "model")
@@ -414,10 +420,10 @@ def test_a_dataset_of_what_has_been_replaced_goes_before_it_is_measured_anew(tmp
 def test_prompts_may_have_a_template_of_their_own(tmp_path):
     table = {"task": "controlled", "count": 2, "length": 64, "distractors": [0, 2], "slots": 4, "template": " {city} {number}."}
     swept = sweep(small(models="mini-diff", prompts=table), tmp_path)
-    found = open_statistics(swept.dataset)
-    assert found["distractors"].values.tolist() == [0, 0, 2, 2] and set(found["template"].values) == {" {city} {number}."}
-    given = prompt_sets(table)[1].prompts(diffscope.load("mini-diff").tokenizer)[0]
-    assert len(given.prompt) == 64 and len(given.spans["query"]) == 1 and len(given.spans["needles"]) == 8
+    dataset = open_statistics(swept.dataset)
+    assert dataset["distractors"].values.tolist() == [0, 0, 2, 2] and set(dataset["template"].values) == {" {city} {number}."}
+    prompt = prompt_sets(table)[1].prompts(diffscope.load("mini-diff").tokenizer)[0]
+    assert len(prompt.ids) == 64 and len(prompt.spans["query"]) == 1 and len(prompt.spans["needles"]) == 8
 
 
 # The command
@@ -427,16 +433,16 @@ def test_a_dry_run_shows_shards_and_size(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "plan.toml").write_text(PLAN)
     status, out, err = run("plan.toml", "--dry-run")
-    assert (status, err) == (0, "") and "16 shards of up to 2 prompts" in out and "mini-standard" in out
+    assert (status, err) == (0, "") and "20 shards of up to 2 prompts" in out and "mini-standard" in out
     assert [path.name for path in tmp_path.iterdir()] == ["plan.toml"]
     printed = json.loads(run("plan.toml", "--dry-run", "--json", "--stats", "gini", "--per-shard", 100)[1])
-    assert len(printed["shards"]) == 12 and printed["shards"][0]["shard"] == "mini-diff@0, prompts 0 to 2"
-    sizes = 2 * 2 * 5 * (4 * 2 * 3) * 4 / 2**20  # models, steps, prompts, layers, heads, maps, bytes
+    assert len(printed["shards"]) == 15 and printed["shards"][0]["shard"] == "mini-diff@0, prompts 0 to 2"
+    sizes = (4 + 1) * 5 * (4 * 2 * 3) * 4 / 2**20  # steps of either model, prompts, layers, heads, maps, bytes
     assert printed["mebibytes"] == pytest.approx(sizes)
 
 
 def test_options_are_a_plan(run, tmp_path):
-    options = ("--model", "mini-diff", "--checkpoints", "50", "--stats", "gini", "--queries", "answer")
+    options = ("--model", "mini-diff", "--checkpoints", "308", "--stats", "gini", "--queries", "answer")
     status, out, err = run(*options, "--prompts", "retrieval:count=1,length=96", "--out", tmp_path, "--format", "csv")
     assert (status, out) == (0, "") and "1 of 1 shards are done, dataset in" in err
     assert open_statistics(tmp_path / "dataset.csv")["gini"].sizes["step"] == 1

@@ -46,7 +46,8 @@ lab.train(recipe, "mini-diff", {str(tmp_path)!r}, progress=die)
     resumed_from = []
     again = train(small(), "mini-diff", tmp_path, progress=lambda done, total, note: resumed_from.append(done))
     assert resumed_from[0] == 10  # the state of step 5 was there, steps 6 to 10 were done again
-    left, right = load_file(undisturbed / "model.safetensors"), load_file(again / "model.safetensors")
+    left = load_file(undisturbed / "model.safetensors")
+    right = load_file(again / "model.safetensors")
     assert left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
     def curve(folder):
@@ -74,15 +75,15 @@ def test_a_run_says_what_it_was_begun_and_gone_on_with(undisturbed, tmp_path):
     (again / "model.safetensors").unlink()
     for _ in range(2):  # the second time it is finished
         train(small(), "mini-diff", tmp_path)
-        said = json.loads((again / "run.json").read_text())
-        assert said["torch"] == "2.0" and said["recipe"] == begun["recipe"]
-        assert [(one["step"], one["torch"]) for one in said["gone_on"]] == [(24, torch.__version__)]
+        facts = json.loads((again / "run.json").read_text())
+        assert facts["torch"] == "2.0" and facts["recipe"] == begun["recipe"]
+        assert [(stretch["step"], stretch["torch"]) for stretch in facts["gone_on"]] == [(24, torch.__version__)]
 
 
 def test_a_run_keeps_checkpoints_from_step_0(undisturbed):
-    kept = sorted(path.name for path in (undisturbed / "checkpoints").iterdir())
-    assert kept == [f"step-{step:06d}" for step in small().saved_steps()] and kept[0] == "step-000000"
-    first = load_file(undisturbed / "checkpoints" / kept[0] / "model.safetensors")
+    names = sorted(path.name for path in (undisturbed / "checkpoints").iterdir())
+    assert names == [f"step-{step:06d}" for step in small().saved_steps()] and names[0] == "step-000000"
+    first = load_file(undisturbed / "checkpoints" / names[0] / "model.safetensors")
     fresh = DiffForCausalLM(diffscope.load(undisturbed).model.config)
     initialise(fresh, small().seeds[0])
     name = "model.layers.1.self_attn.q_proj.weight"
@@ -117,11 +118,11 @@ def test_exact_answers_are_what_generate_says(undisturbed):
         for prompt in prompts[:6]:  # six answers that are right by construction: what the model says is the answer
             out = scope.model.generate(torch.tensor([prompt.ids]), max_new_tokens=2, do_sample=False, eos_token_id=None)
             prompt.answer[:] = out[0, -2:].tolist()
-    said = [
+    generated = [
         scope.model.generate(torch.tensor([p.ids]), max_new_tokens=2, do_sample=False, eos_token_id=None)[0, -2:].tolist()
         for p in prompts
     ]
-    assert scoring.exact_answers(scope.model, prompts, tokens=480).tolist() == [p.answer == s for p, s in zip(prompts, said)]
+    assert scoring.exact_answers(scope.model, prompts, tokens=480).tolist() == [p.answer == s for p, s in zip(prompts, generated)]
 
 
 def test_prompts_longer_than_what_runs_at_once_run_one_by_one(undisturbed):
@@ -192,8 +193,8 @@ def test_arms_of_a_seed_begin_equal_in_what_they_share_and_seeds_differ():
     assert (begun["gated", 0][gate + "weight"] == 0).all() and (begun["gated", 0][gate + "bias"] == 1).all()
     for name, tensor in begun["diff", 0].items():
         for other in ("standard", "low-rank", "gated"):
-            there = begun[other, 0].get(name)
-            assert there is None or there.shape != tensor.shape or torch.equal(there, tensor), name
+            twin = begun[other, 0].get(name)
+            assert twin is None or twin.shape != tensor.shape or torch.equal(twin, tensor), name
         constant = (tensor == tensor.flatten()[0]).all()
         assert constant or not torch.equal(tensor, begun["diff", 1][name]), name
     lam = "model.layers.0.self_attn.lambda_q1"
@@ -231,8 +232,8 @@ def test_checkpoints_of_a_run_that_left_no_state_are_replaced(undisturbed, tmp_p
     stale.mkdir(parents=True)
     (stale / "model.safetensors").write_bytes(b"of another recipe")
     train(small(), "mini-diff", tmp_path)
-    kept = undisturbed / "checkpoints" / "step-000000" / "model.safetensors"
-    assert (stale / "model.safetensors").read_bytes() == kept.read_bytes()
+    expected = undisturbed / "checkpoints" / "step-000000" / "model.safetensors"
+    assert (stale / "model.safetensors").read_bytes() == expected.read_bytes()
 
 
 def test_half_precision_trains_on_weights_in_single_precision(tmp_path):

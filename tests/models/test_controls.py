@@ -55,7 +55,8 @@ def test_captures_are_proved_and_say_what_was_computed(name):
 
 @pytest.mark.parametrize("name", CONTROLS)
 def test_edits_act_on_what_is_read(name):
-    scope, ids = diffscope.load(made(name)), tiny.ids(20)
+    scope = diffscope.load(made(name))
+    ids = tiny.ids(20)
     plain = logits(scope.model, ids)
     with scope.edit(edits.ablate_heads(heads=[0])):
         assert (logits(scope.model, ids) - plain).abs().max() > 1e-3 * plain.std()
@@ -65,7 +66,8 @@ def test_edits_act_on_what_is_read(name):
 
 @pytest.mark.parametrize("name", CONTROLS)
 def test_cached_steps_are_the_full_forward(name):
-    model, ids = made(name).double(), tiny.ids(24)
+    model = made(name).double()
+    ids = tiny.ids(24)
     full = logits(model, ids)
     assert (tiny.stepwise(model, ids) - full).abs().max() < 1e-12 * full.abs().max()
 
@@ -86,19 +88,21 @@ def test_controls_begin_as_they_say():
 
 @pytest.mark.parametrize("name", CONTROLS)
 def test_saved_and_opened_again(name, tmp_path):
-    model, ids = made(name), tiny.ids(12)
+    model = made(name)
+    ids = tiny.ids(12)
     model.save_pretrained(tmp_path)
     again = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     assert torch.equal(logits(again, ids), logits(model, ids))
     diffscope.load(model).capture(ids).save(tmp_path / "kept.dscope")
-    kept = diffscope.open(tmp_path / "kept.dscope")
-    assert np.array_equal(kept.map("D", layer=0, head=1), diffscope.load(model).capture(ids).map("D", layer=0, head=1))
+    capture = diffscope.open(tmp_path / "kept.dscope")
+    assert np.array_equal(capture.map("D", layer=0, head=1), diffscope.load(model).capture(ids).map("D", layer=0, head=1))
 
 
 def test_top_k_is_the_softmax_of_the_largest_scores():
     scope = diffscope.load(made("top-k"))
     layer = scope.capture(tiny.ids(30)).layers[0]
-    shown, scores = layer.rows().d.double(), layer.logits(maps=layer.pairing.a1).double()
+    shown = layer.rows().d.double()
+    scores = layer.logits(maps=layer.pairing.a1).double()
     least = scores.topk(3, dim=-1).values[..., -1:]
     expected = scores.masked_fill(scores < least, -torch.inf).softmax(-1)
     assert torch.allclose(shown, expected, atol=1e-6)
@@ -145,23 +149,26 @@ def test_a_narrow_second_map_has_scores_of_its_own_rank(rotated):
     rope = {"rope_type": "proportional", "rope_theta": 100.0, "partial_rotary_factor": rotated}
     model = made("v1, low rank", head_dim=16, second_dim=6, rope_parameters=rope)
     layer = diffscope.load(model).capture(tiny.ids(40)).layers[0]
-    q, k = layer.q[0].double(), layer.k[0].double()[layer.pairing.key_of_map]
+    q = layer.q[0].double()
+    k = layer.k[0].double()[layer.pairing.key_of_map]
     ranks = torch.linalg.matrix_rank(q @ k.mT, rtol=1e-5)
     assert ranks[layer.pairing.a2].tolist() == [6] * 4 and ranks[layer.pairing.a1].min() > 6
     # Scores depend on the order of two tokens too, as those of a whole map do, which a lone element of a rotated pair cannot.
     same = diffscope.load(model).capture([5] * 30).layers[0]
-    q, k = same.q[0, same.pairing.a2[0]], same.k[0, same.pairing.key_of_map[same.pairing.a2[0]]]
+    q = same.q[0, same.pairing.a2[0]]
+    k = same.k[0, same.pairing.key_of_map[same.pairing.a2[0]]]
     assert abs(q[10] @ k[15] - q[15] @ k[10]) > 1e-3 * (q[10] @ k[10]).abs()
 
 
 def test_statistics_of_a_signed_map_are_not_those_of_its_softmax():
     """What takes a shortcut where there is no second map has to look whether the rows are changed."""
     cap = diffscope.load(made("signed")).capture(tiny.ids(40), spans={"answer": (5, 9)})
-    names = [name for name, one in STATISTICS.items() if {"map", "ranked_map"} & set(one.dims) and "error" not in name]
+    of_maps = [name for name, statistic in STATISTICS.items() if {"map", "ranked_map"} & set(statistic.dims)]
+    names = [name for name in of_maps if "error" not in name]
     measured = cap.measure(names)
     for name in names:
         dim = "map" if "map" in measured[name].dims else "ranked_map"
-        a1, d = (measured[name].sel({dim: one}).values for one in ("A1", "D"))
+        a1, d = (measured[name].sel({dim: which}).values for which in ("A1", "D"))
         assert not np.array_equal(a1, d, equal_nan=True) or np.isnan(d).all(), name
     assert "as the layer changes it" in measured["span_mass"].attrs["why"]
 

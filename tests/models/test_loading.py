@@ -2,14 +2,18 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers.utils import logging
 
 import diffscope
 from diffscope import CorruptFile, ModelNotFound, UnsupportedModel
 from diffscope.models import bundled
+from diffscope.models.loading import BUNDLED
+from tools.publish_models import card_text
 
 
 @pytest.fixture
@@ -122,22 +126,36 @@ def test_a_folder_without_generation_settings_opens_and_generates(folder):
     assert isinstance(diffscope.load(folder).generate("The answer", max_new_tokens=3), str)
 
 
+def test_opening_shows_no_progress_bar_and_leaves_bars_as_they_were(capfd, monkeypatch):
+    monkeypatch.setattr(logging, "_tqdm_active", True)
+    diffscope.load("mini-diff")
+    assert capfd.readouterr().err == "" and logging.is_progress_bar_enabled()
+
+
 def test_bundled_models_open_with_their_checkpoints():
     for card in bundled():
         scope = diffscope.load(card["name"])
         assert scope.n_layers == card["layers"] and scope.model.num_parameters() == card["parameters"]
-        early = diffscope.load(f"{card['name']}@{card['checkpoints'][0]}")
-        assert not torch.equal(early.model.lm_head.weight, scope.model.lm_head.weight)
-        assert early.model.dtype == torch.float32
-        with pytest.raises(ModelNotFound, match="kept are the steps 0, "):
+        for step in card["checkpoints"]:
+            early = diffscope.load(f"{card['name']}@{step}")
+            assert not torch.equal(early.model.lm_head.weight, scope.model.lm_head.weight)
+            assert early.model.dtype == torch.float32
+        steps = ", ".join(map(str, card["checkpoints"])) or "none"
+        with pytest.raises(ModelNotFound, match=f"kept are the steps {steps}"):
             diffscope.load(f"{card['name']}@17")
-    assert {"mini-diff", "mini-standard"} <= {card["name"] for card in bundled()}
+    assert {card["name"]: card["checkpoints"] for card in bundled()} == {"mini-diff": [0, 308, 1036], "mini-standard": []}
+
+
+def test_cards_are_what_the_tool_writes():
+    for folder in (Path(model["path"]) for model in bundled()):
+        card = json.loads((folder / "card.json").read_text(encoding="utf-8"))
+        written = card_text(card["summary"], card["facts"], card["curves"])
+        assert written == (folder / "README.md").read_text(encoding="utf-8")
 
 
 def test_bundled_models_stay_small():
-    from diffscope.models.loading import BUNDLED
-
-    assert sum(path.stat().st_size for path in BUNDLED.rglob("*.safetensors")) <= 40e6
+    """The wheel has to stay below 15 MB."""
+    assert sum(path.stat().st_size for path in BUNDLED.rglob("*.safetensors")) <= 14e6
 
 
 def test_bundled_models_really_retrieve():

@@ -21,7 +21,9 @@ def logits(model, ids, implementation="sdpa"):
 def as_diffllama(model):
     """The same function as a DiffLlama: maps h and h + H where ours has 2h and 2h + 1, value halves likewise."""
     config = model.config
-    heads, groups, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    heads = config.num_attention_heads
+    groups = config.num_key_value_heads
+    dim = config.head_dim
     other = tiny.diffllama(maps=2 * heads, kv=2 * groups, head_dim=dim, rms_norm_eps=config.rms_norm_eps).to(model.dtype)
 
     def stripes_to_halves(weight, count):  # rows (head, map, dim) → (map, head, dim)
@@ -48,7 +50,8 @@ def test_v1_is_diffllama_up_to_a_permutation(kv_heads, dtype, bound):
         for layer in model.model.layers:
             layer.self_attn.subln.weight.uniform_(0.5, 2.0)
     ids = tiny.ids(40)
-    ours, theirs = logits(model, ids), logits(as_diffllama(model), ids)
+    ours = logits(model, ids)
+    theirs = logits(as_diffllama(model), ids)
     assert (ours - theirs).abs().max() / theirs.std() < bound
 
 
@@ -56,21 +59,25 @@ def test_v1_is_diffllama_up_to_a_permutation(kv_heads, dtype, bound):
 @pytest.mark.parametrize("kv_heads", [4, 2], ids=["all", "grouped"])
 @pytest.mark.parametrize("dtype, bound", DTYPES)
 def test_eager_is_sdpa(attention, kv_heads, dtype, bound):
-    model, ids = tiny.own(attention, kv_heads=kv_heads).to(dtype), tiny.ids(40)
-    eager, sdpa = logits(model, ids, "eager"), logits(model, ids, "sdpa")
+    model = tiny.own(attention, kv_heads=kv_heads).to(dtype)
+    ids = tiny.ids(40)
+    eager = logits(model, ids, "eager")
+    sdpa = logits(model, ids, "sdpa")
     assert (eager - sdpa).abs().max() / sdpa.std() < bound
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 def test_cached_steps_are_the_full_forward(attention, implementation):
-    model, ids = tiny.own(attention, kv_heads=2).double(), tiny.ids(24)
+    model = tiny.own(attention, kv_heads=2).double()
+    ids = tiny.ids(24)
     full = logits(model, ids, implementation)
     assert (tiny.stepwise(model, ids) - full).abs().max() < 1e-12 * full.abs().max()
 
 
 def test_generate_continues_with_the_likeliest_token():
-    model, ids = tiny.own("v1"), tiny.ids(12)
+    model = tiny.own("v1")
+    ids = tiny.ids(12)
     model.set_attn_implementation("sdpa")
     out = model.generate(torch.tensor([ids]), max_new_tokens=5, do_sample=False, eos_token_id=None)[0]
     assert torch.equal(logits(model, out.tolist())[11:-1].argmax(-1), out[12:])
@@ -78,7 +85,8 @@ def test_generate_continues_with_the_likeliest_token():
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_saved_and_opened_again(attention, tmp_path):
-    model, ids = tiny.own(attention, kv_heads=2), tiny.ids(12)
+    model = tiny.own(attention, kv_heads=2)
+    ids = tiny.ids(12)
     model.save_pretrained(tmp_path)
     again = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert again.config.attention == attention
@@ -113,7 +121,8 @@ def test_dropout_is_refused_where_the_paper_does_not_define_it():
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_flash_attention_agrees_on_a_gpu(attention):
     pytest.importorskip("flash_attn")
-    model, ids = tiny.own(attention).to("cuda", torch.bfloat16), torch.tensor([tiny.ids(40)], device="cuda")
+    model = tiny.own(attention).to("cuda", torch.bfloat16)
+    ids = torch.tensor([tiny.ids(40)], device="cuda")
     outputs = []
     for implementation in ("sdpa", "flash_attention_2"):
         model.set_attn_implementation(implementation)

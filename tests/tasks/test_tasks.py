@@ -8,11 +8,11 @@ import pytest
 
 from diffscope.errors import PromptError
 from diffscope.models import bundled
-from diffscope.prompts import Chars, encode
+from diffscope.prompts import encode
 from diffscope.tasks import Recall, Retrieval, examples
 from diffscope.tasks.corpus import fingerprint, standard_library_text
 from diffscope.tasks.recall import earlier
-from diffscope.tasks.tokenizer import CITIES, train_tokenizer
+from diffscope.tasks.tokenizer import CITIES, QUALIFIERS, train_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,8 @@ def test_depth_is_where_it_was_asked_for(task):
     for depth in (0.0, 0.25, 0.5, 0.75, 1.0):
         for _ in range(10):
             assert abs(task.prompt(256, 4, rng, depth).depth - depth) < 0.12
-    first, last = task.prompt(256, 4, rng, 0.0), task.prompt(256, 4, rng, 1.0)
+    first = task.prompt(256, 4, rng, 0.0)
+    last = task.prompt(256, 4, rng, 1.0)
     assert min(first.spans["answer"]) < min(first.spans["needles"])
     assert max(last.spans["answer"]) > max(last.spans["needles"])
 
@@ -83,13 +84,13 @@ def test_training_targets_are_the_numbers_that_were_given_away(task):
     ids, kind = task.training_rows(6, 160, 3, 9, np.random.default_rng(0))
     assert ids.shape == (6, 160) and (ids[:, 0] == task.tokenizer.bos_token_id).all()
     for row, kinds in zip(ids, kind):
-        said = {}
+        numbers = {}
         for at in np.flatnonzero(kinds[:-1] * kinds[1:]):
             city = task.tokenizer.decode([row[at - 1]])
             number = tuple(row[at : at + 2])
-            assert (kinds[at] == 1) == (city in said)
-            assert said.setdefault(city, number) == number
-        assert len(said) == 3 and (kinds > 0).sum() == 18
+            assert (kinds[at] == 1) == (city in numbers)
+            assert numbers.setdefault(city, number) == number
+        assert len(numbers) == 3 and (kinds > 0).sum() == 18
 
 
 def test_the_text_is_what_the_bundled_models_were_trained_on():
@@ -101,7 +102,8 @@ def test_the_text_is_what_the_bundled_models_were_trained_on():
 
 
 def test_training_and_held_out_text_share_nothing():
-    train, unseen = standard_library_text(False), standard_library_text(True)
+    train = standard_library_text(False)
+    unseen = standard_library_text(True)
     assert len(set(train) & set(unseen)) / len(unseen) < 0.02  # a few docstrings stand in two modules
     assert 0.03 < len(unseen) / len(train) < 0.2
 
@@ -113,10 +115,9 @@ def test_cities_and_numbers_are_single_tokens(task):
 
 def test_examples_have_their_answers_where_they_say(task):
     for example in examples():
-        pieces = {name: [Chars(*pair) for pair in pairs] for name, pairs in example.spans.items() if pairs}
-        encoded = encode(task.tokenizer, example.prompt, pieces)
+        encoded = encode(task.tokenizer, example.text, example.spans)
         assert "".join(encoded.tokens[at] for at in encoded.spans["answer"]).strip() == example.answer
-        assert example.prompt.endswith("".join(encoded.tokens[at] for at in encoded.spans["query"]))
+        assert example.text.endswith("".join(encoded.tokens[at] for at in encoded.spans["query"]))
 
 
 def sentences_of(task, prompt):
@@ -170,7 +171,8 @@ def test_near_duplicates_share_their_city(task):
 @pytest.mark.parametrize("near", [False, True])
 def test_without_an_answer_only_the_needle_is_another(task, near):
     for seed in range(8):
-        with_answer, without = (task.controlled(160, 3, seed, slots=4, near=near, answerable=one) for one in (True, False))
+        with_answer = task.controlled(160, 3, seed, slots=4, near=near)
+        without = task.controlled(160, 3, seed, slots=4, near=near, answerable=False)
         assert len(without.ids) == 160 and without.spans["answer"] == [] and np.isnan(without.depth)
         assert task.tokenizer.decode(without.answer) == " unknown"
         assert all(f" {without.city} " not in sentence for sentence in sentences_of(task, without))
@@ -195,25 +197,26 @@ def test_training_rows_with_near_duplicates_and_questions_without_answer(task):
     word = task.tokenizer(" unknown", add_special_tokens=False)["input_ids"]
     near = unknown = 0
     for row, kinds in zip(ids, kind):
-        said, text = {}, task.tokenizer.decode(row[1:])
-        near += any(f" {one} " in text for one in ("North", "South", "East", "West", "Old", "New", "Upper", "Lower"))
+        numbers = {}
+        text = task.tokenizer.decode(row[1:])
+        near += any(f" {qualifier} " in text for qualifier in QUALIFIERS)
         for start in np.flatnonzero((kinds > 0) & (np.r_[0, kinds[:-1]] == 0)):
             length = np.flatnonzero(np.r_[kinds[start:], 0] == 0)[0]
             city = task.tokenizer.decode(row[:start]).rpartition("number:")[2].strip()
             answer = tuple(row[start : start + length])
             if list(answer) == word:
                 unknown += 1
-                assert city not in said and kinds[start] == 1
+                assert city not in numbers and kinds[start] == 1
             else:
-                assert (kinds[start] == 1) == (city in said) and said.setdefault(city, answer) == answer
+                assert (kinds[start] == 1) == (city in numbers) and numbers.setdefault(city, answer) == answer
     assert 8 < near < 36 and 8 < unknown < 32
     plain, _ = task.training_rows(40, 200, 4, 9, np.random.default_rng(0))
     assert " unknown" not in task.tokenizer.decode(plain[:, -8:].ravel())
 
 
 def test_other_text_can_be_the_filler(task):
-    own = Retrieval(task.tokenizer, texts=["a sentence of mine about gardens and their walls " * 30])
-    prompt = own.prompt(96, 2, np.random.default_rng(0))
+    other = Retrieval(task.tokenizer, texts=["a sentence of mine about gardens and their walls " * 30])
+    prompt = other.prompt(96, 2, np.random.default_rng(0))
     assert "gardens and their walls" in task.tokenizer.decode(prompt.ids)
 
 
@@ -227,10 +230,12 @@ def test_hits_are_repeated_n_grams():
 
 
 def test_recall_prompts_end_before_a_hit(task):
-    recall, rng = Recall(task.tokenizer, n=3), np.random.default_rng(0)
+    recall = Recall(task.tokenizer, n=3)
+    rng = np.random.default_rng(0)
     for _ in range(10):
         prompt = recall.prompt(200, rng)
-        ids, (at,) = [*prompt.ids, *prompt.answer], prompt.spans["answer"]
+        ids = [*prompt.ids, *prompt.answer]
+        (at,) = prompt.spans["answer"]
         assert len(prompt.ids) == 200 and ids[at] == prompt.answer[0] and ids[at - 2 : at + 1] == ids[-3:]
         assert [prompt.ids[i] for i in prompt.spans["query"]] == ids[at - 2 : at]
         for other in prompt.spans["needles"]:

@@ -9,8 +9,6 @@ from pyarrow import parquet
 
 from diffscope.errors import CorruptFile, MissingExtra, PromptError, SpanError
 from diffscope.prompts import Chars, encode
-from diffscope.tasks import examples
-from diffscope.tasks.examples import FILE
 from diffscope.tasks.user_files import read_prompts, read_texts
 from tests import tiny
 
@@ -104,7 +102,7 @@ def test_saved_data_sets(tmp_path, datasets):
 
 
 @pytest.mark.parametrize(
-    "source, asked",
+    "source, request",
     [
         ("me/mine", ("me/mine", None, "train")),
         ("me/mine:test", ("me/mine", None, "test")),
@@ -112,13 +110,13 @@ def test_saved_data_sets(tmp_path, datasets):
         ("me/mine/v1.0:train[:1%]+test", ("me/mine", "v1.0", "train[:1%]+test")),
     ],
 )
-def test_a_data_set_of_the_hub_is_asked_for_by_name(monkeypatch, datasets, source, asked):
+def test_a_data_set_of_the_hub_is_asked_for_by_name(monkeypatch, datasets, source, request):
     def load_dataset(name, config, split, trust_remote_code):
         assert trust_remote_code is False
         return datasets.Dataset.from_dict({"text": list((name, config or "-", split))})
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    assert read_texts(source) == (asked[0], asked[1] or "-", asked[2])
+    assert read_texts(source) == (request[0], request[1] or "-", request[2])
 
 
 def test_a_data_set_that_is_not_to_be_had(monkeypatch, datasets):
@@ -204,12 +202,12 @@ def test_prompts_with_spans(tmp_path, name):
     ]
     file = write(tmp_path / name, pa.Table.from_pylist(rows) if name == "p.parquet" else rows)
     first, plain, third = read_prompts(str(file))
-    assert (first.name, first.prompt, first.answer) == ("first", PROMPT, "7421")
+    assert (first.name, first.text, first.answer) == ("first", PROMPT, "7421")
     assert first.spans == {"answer": [Chars(6, 10)], "query": [Chars(23, 33)]}
-    assert (plain.prompt, plain.spans, plain.answer) == ("🙂 plain", {}, None)
+    assert (plain.text, plain.spans, plain.answer) == ("🙂 plain", {}, None)
     assert third.spans == {"needles": [Chars(12, 21), Chars(23, 32)]} and third.answer is None
     assert third.name.startswith(f"{name}, ") and third.name != plain.name
-    encoded = encode(tiny.tokenizer(), third.prompt, third.spans)  # as a capture takes them
+    encoded = encode(tiny.tokenizer(), third.text, third.spans)  # as a capture takes them
     assert "".join(encoded.tokens[at] for at in encoded.spans["needles"]).replace(" ", "") == "Rome1234Rome1234"
 
 
@@ -217,12 +215,6 @@ def test_prompts_from_a_parquet_map(tmp_path):
     spans = pa.array([[("answer", "7421")]], pa.map_(pa.string(), pa.string()))
     file = write(tmp_path / "p.parquet", pa.table({"prompt": [PROMPT], "spans": spans}))
     assert read_prompts(file)[0].spans == {"answer": [Chars(6, 10)]}
-
-
-def test_the_examples_can_be_read_as_prompts():
-    for own, example in zip(read_prompts(FILE), examples(), strict=True):
-        spans = {name: [list(pair) for pair in pairs] for name, pairs in own.spans.items()}
-        assert (own.name, own.prompt, spans, own.answer) == (example.name, example.prompt, example.spans, example.answer)
 
 
 @pytest.mark.parametrize(

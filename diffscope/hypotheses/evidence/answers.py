@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from diffscope.edits import Edit
+from diffscope.lab import scoring
 from diffscope.scope import Scope
 from diffscope.tasks.retrieval import Prompt
 
@@ -30,25 +31,15 @@ class Answers:
 
 
 def answers(scope: Scope, prompts: Sequence[Prompt], *edits: Edit) -> Answers:
-    """What a model makes of prompts with their answers appended, under `edits` if there are any."""
-    loss, right = np.full(len(prompts), np.nan), np.zeros(len(prompts))
-    shapes: dict[tuple[int, int], list[int]] = {}
-    for index, prompt in enumerate(prompts):
-        shapes.setdefault((len(prompt.ids), len(prompt.answer)), []).append(index)
+    """How well a model predicts the answers of prompts, under `edits` if there are any."""
+
+    def logits(ids: torch.Tensor, width: int) -> torch.Tensor:
+        with scope.running((ids.shape[1],) * len(ids)):
+            return scope.runner.logits(ids, torch.ones_like(ids), columns=range(ids.shape[1] - width, ids.shape[1]))
+
     with scope.edit(*edits):
-        for (length, width), found in shapes.items():
-            each, exact = _of_shape(scope, [prompts[i] for i in found], length, width)
-            loss[found], right[found] = each, exact
-    return Answers(loss, right)
-
-
-def _of_shape(scope: Scope, prompts: Sequence[Prompt], length: int, width: int) -> tuple[np.ndarray, np.ndarray]:
-    ids = torch.tensor([whole(prompt) for prompt in prompts], device=scope.runner.device)
-    wanted = torch.tensor([prompt.answer for prompt in prompts], device=ids.device)  # (prompt, token)
-    with scope.running((ids.shape[1],) * len(prompts)):
-        logits = scope.runner.logits(ids, torch.ones_like(ids), columns=range(length - 1, length - 1 + width)).float()
-    loss = torch.nn.functional.cross_entropy(logits.transpose(1, 2), wanted, reduction="none").mean(1)
-    return loss.double().cpu().numpy(), (logits.argmax(-1) == wanted).all(1).double().cpu().numpy()
+        loss, right = scoring.answers(logits, prompts, scope.runner.device)
+    return Answers(loss, right.astype(float))
 
 
 def whole(prompt: Prompt) -> list[int]:

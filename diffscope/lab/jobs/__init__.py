@@ -1,1 +1,1 @@
-"""Long work in pieces that survive being killed, here or on many machines."""
+"""Long work in jobs that survive being killed, on this machine or on many."""

@@ -1,11 +1,9 @@
-"""One piece of work: done wholly or not at all, by one process at a time, with what went wrong kept in one line."""
+"""A job: one result, made wholly or not at all, by one process at a time; a failure is told in one line."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
-import os
-import shutil
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +14,7 @@ from typing import NamedTuple
 import torch
 
 from diffscope.errors import DiffscopeError
+from diffscope.files import replacing
 
 try:
     from fcntl import LOCK_EX, lockf
@@ -27,7 +26,7 @@ CAUSE = 300  # characters
 
 
 class Failure(NamedTuple):
-    """Why a piece of work was not done."""
+    """Why a job failed."""
 
     cause: str  # in one line
     details: str = ""
@@ -35,8 +34,10 @@ class Failure(NamedTuple):
 
     @classmethod
     def of(cls, error: Exception) -> Failure:
-        said, kind = " ".join(str(error).split()), type(error).__name__
-        cause = said if said and isinstance(error, DiffscopeError) else f"{kind}: {said}" if said else kind
+        message = " ".join(str(error).split())
+        cause = message
+        if not message or not isinstance(error, DiffscopeError):
+            cause = f"{type(error).__name__}: {message}".removesuffix(": ")
         return cls(cause[:CAUSE], "".join(traceback.format_exception(error)), disk_is_full(error))
 
 
@@ -51,7 +52,7 @@ def disk_is_full(error: BaseException | None) -> bool:
 
 @dataclass(frozen=True)
 class Job:
-    """``work(spec, target)`` is to make the file or folder `final`, with so many threads of torch."""
+    """``work(spec, target)`` makes the file or folder `final`, with `threads` threads of torch."""
 
     work: Work
     spec: dict
@@ -59,58 +60,37 @@ class Job:
     threads: int
 
     def attempt(self) -> Failure | None:
-        """Do it, in whichever process this is; what is there already is not done again."""
+        """Do it in this process, unless its result exists already."""
         try:
             if not self.final.parent.is_dir():
                 raise DiffscopeError(f"a worker does not see {self.final.parent}; all of them have to share its file system")
-            with alone(self.final), threads(self.threads):
+            with locked(self.final), torch_threads(self.threads):
                 if not self.final.exists():
-                    self._do()
-        except Exception as error:  # whatever goes wrong with one piece, the others go on
+                    with replacing(self.final, alone=True) as target:
+                        self.work(self.spec, target)
+        except Exception as error:  # whatever goes wrong with one job, the others go on
             return Failure.of(error)
-
-    def _do(self) -> None:
-        place = unfinished(self.final)  # a folder, so that whatever else the work writes beside its target goes with it
-        remove(place)  # left by a run that was killed: this process alone is at it
-        place.mkdir()
-        try:
-            self.work(self.spec, place / self.final.name)
-            os.replace(place / self.final.name, self.final)
-        finally:
-            remove(place)
-
-
-def unfinished(final: Path) -> Path:
-    """Where a result is until it is complete."""
-    return final.with_name(f".unfinished-{final.name}")
-
-
-def remove(path: Path) -> None:
-    """Remove a file or a folder, if it is there."""
-    if path.is_dir():
-        shutil.rmtree(path)
-    path.unlink(missing_ok=True)
 
 
 @contextmanager
-def alone(final: Path) -> Iterator[None]:
-    """Hold the only right to make `final` among all processes that share its folder; whoever is killed lets go of it.
+def locked(final: Path) -> Iterator[None]:
+    """Hold the lock of `final` among all processes that share its folder; a process that is killed lets go of it.
 
-    What is locked is one byte of one file for all, so that nothing is left behind for each.
+    What is locked is one byte of one file for all results of a folder, so that no lock file is left behind for each.
     """
     byte = int.from_bytes(hashlib.sha256(final.name.encode()).digest()[:7])
     with open(final.with_name(".lock"), "ab") as file:
         try:
             if lockf:
                 lockf(file, LOCK_EX, 1, byte)
-        except OSError:  # a file system without locks: two runs at once may then do a piece twice, with the same result
+        except OSError:  # a file system without locks: two runs at once may then do a job twice, with the same result
             pass
         yield
 
 
 @contextmanager
-def threads(count: int) -> Iterator[None]:
-    """So many threads of torch while it is open: sums depend on how they are split."""
+def torch_threads(count: int) -> Iterator[None]:
+    """Run torch with `count` threads, then with as many as before: sums depend on how they are split."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

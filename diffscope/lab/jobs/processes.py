@@ -1,4 +1,4 @@
-"""Who does the work: this process, or processes of its own that end with it."""
+"""Executors: run jobs in this process, or in worker processes that end with it."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from diffscope.errors import DiffscopeError
 from diffscope.lab.jobs.job import Failure, Job
 
 
-class Crew(Protocol):
+class Executor(Protocol):
     """Workers, numbered from 0, each of which does one job at a time."""
 
     size: int
 
-    def give(self, member: int, job: Job) -> None:
-        """Let an idle member begin."""
+    def submit(self, worker: int, job: Job) -> None:
+        """Let an idle worker begin a job."""
 
-    def next(self) -> tuple[int, Failure | None]:
-        """Wait until some member has done its job, or failed."""
+    def wait(self) -> tuple[int, Failure | None]:
+        """Wait until some worker has done its job or failed; its number, and the failure if there is one."""
 
 
 @dataclass(frozen=True)
 class Here:
-    """Everything in this process, one piece after the other."""
+    """Everything in this process, one job after the other."""
 
     @contextmanager
-    def crew(self, most: int) -> Iterator[Crew]:
-        yield _Oneself()
+    def executor(self, most: int) -> Iterator[Executor]:
+        yield _Inline()
 
 
-class _Oneself:
+class _Inline:
     size = 1
 
-    def give(self, member: int, job: Job) -> None:
+    def submit(self, worker: int, job: Job) -> None:
         self._job = job
 
-    def next(self) -> tuple[int, Failure | None]:
+    def wait(self) -> tuple[int, Failure | None]:
         return 0, self._job.attempt()
 
 
@@ -63,33 +63,34 @@ class Processes:
     gpus: bool = False
 
     @contextmanager
-    def crew(self, most: int) -> Iterator[Crew]:
-        members = [_Process(index if self.gpus else None) for index in range(min(self.count, most))]
+    def executor(self, most: int) -> Iterator[Executor]:
+        workers = [_Process(index if self.gpus else None) for index in range(min(self.count, most))]
         try:
-            yield _Several(members)
+            yield _Pool(workers)
         finally:
-            for member in members:
-                member.stop()
+            for worker in workers:
+                worker.stop()
 
 
-class _Several:
-    def __init__(self, members: list[_Process]):
-        self.members, self.size = members, len(members)
+class _Pool:
+    def __init__(self, workers: list[_Process]):
+        self.workers = workers
+        self.size = len(workers)
 
-    def give(self, member: int, job: Job) -> None:
-        self.members[member].give(job)
+    def submit(self, worker: int, job: Job) -> None:
+        self.workers[worker].submit(job)
 
-    def next(self) -> tuple[int, Failure | None]:
+    def wait(self) -> tuple[int, Failure | None]:
         while True:
-            busy = {end: index for index, member in enumerate(self.members) if member.busy for end in member.ends}
+            busy = {end: index for index, worker in enumerate(self.workers) if worker.busy for end in worker.ends}
             for end in connection.wait(list(busy)):
-                done, failure = self.members[busy[end]].look()
+                done, failure = self.workers[busy[end]].poll()
                 if done:
                     return busy[end], failure
 
 
 class _Process:
-    """One process, started anew after it has died."""
+    """One worker process, which is replaced by a new one when it dies."""
 
     def __init__(self, gpu: int | None):
         self.gpu = gpu
@@ -99,17 +100,18 @@ class _Process:
         context = get_context("spawn")  # a fork would inherit torch's threads in whatever state they are
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, self.gpu), daemon=True)
-        with _deaf():
+        with _block_sigint():
             self.process.start()
         theirs.close()
-        self.began = self.busy = False
+        self.began = False
+        self.busy = False
 
     @property
     def ends(self) -> tuple:
-        """What there is to wait for: its word, or its death."""
+        """What becomes ready when it sends something, and when it dies."""
         return self.pipe, self.process.sentinel
 
-    def give(self, job: Job) -> None:
+    def submit(self, job: Job) -> None:
         try:
             self.pipe.send(job)
         except OSError:  # it died while it had nothing to do
@@ -118,28 +120,31 @@ class _Process:
             self.pipe.send(job)
         self.busy = True
 
-    def look(self) -> tuple[bool, Failure | None]:
-        """Whether its job is over, and what went wrong."""
+    def poll(self) -> tuple[bool, Failure | None]:
+        """Whether its job is over, and the failure if there is one."""
         try:
             if not self.pipe.poll():
                 raise EOFError
             failure = self.pipe.recv()
         except (EOFError, OSError):
-            failure = self._died()
+            failure = self._death()
             self.stop()
             self._start()
             return True, failure
-        first, self.began = not self.began, True  # its first word only says that it is there
-        self.busy = first
-        return not first, failure
+        if not self.began:  # its first message only says that it is ready
+            self.began = True
+            return False, None
+        self.busy = False
+        return True, failure
 
-    def _died(self) -> Failure:
+    def _death(self) -> Failure:
         self.process.join()
         code = self.process.exitcode
-        how = f"ended with status {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
+        killed = code < 0
+        how = f"was killed by {signal.Signals(-code).name}" if killed else f"ended with status {code}"
         if not self.began:
             raise DiffscopeError(f"a worker process {how} before it could begin; a script needs if __name__ == '__main__'")
-        return Failure(f"its worker process {how}{'; was there memory enough?' if code < 0 else ''}")
+        return Failure(f"its worker process {how}{'; was there memory enough?' if killed else ''}")
 
     def stop(self) -> None:
         self.pipe.close()
@@ -149,8 +154,8 @@ class _Process:
 
 
 @contextmanager
-def _deaf() -> Iterator[None]:
-    """Processes started meanwhile do not hear Ctrl-C, which reaches all processes of a terminal: the first one decides."""
+def _block_sigint() -> Iterator[None]:
+    """Start workers with SIGINT blocked: Ctrl-C reaches all processes of a terminal, and the first one decides."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
@@ -162,10 +167,10 @@ def _deaf() -> Iterator[None]:
 
 
 def _serve(pipe: connection.Connection, gpu: int | None) -> None:
-    """What a worker process does: one job after the other, until nobody asks for more."""
+    """The loop of a worker process: one job after the other, until the other end is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     Thread(target=_end_with_parent, daemon=True).start()
-    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # there is one for all
+    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # the first process shows one for all
     if gpu is not None and torch.cuda.is_available():
         torch.cuda.set_device(gpu % torch.cuda.device_count())
     with suppress(EOFError, OSError):  # the other end is closed

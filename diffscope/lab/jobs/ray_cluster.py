@@ -1,4 +1,4 @@
-"""A Ray cluster as a crew: actors that hold one model each and share a file system."""
+"""A Ray cluster as an executor: actors that hold one model each and share a file system."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from diffscope.errors import DiffscopeError, MissingExtra
+from diffscope.errors import DiffscopeError, MissingExtra, first_line
 from diffscope.lab.jobs.job import Failure, Job
-from diffscope.lab.jobs.processes import Crew
+from diffscope.lab.jobs.processes import Executor
 
 
 @dataclass(frozen=True)
@@ -33,37 +33,37 @@ class OnRay:
     gpus: bool = False
 
     @contextmanager
-    def crew(self, most: int) -> Iterator[Crew]:
+    def executor(self, most: int) -> Iterator[Executor]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of what will change in Ray
             ray = _ray()
             with self._connected(ray):
-                crew = _Actors(ray, self._size(ray, most), self.gpus)
+                actors = _Actors(ray, self._size(ray, most), self.gpus)
                 try:
-                    yield crew
+                    yield actors
                 finally:
-                    crew.stop()
+                    actors.stop()
 
     def _size(self, ray, most: int) -> int:
-        there = int(ray.cluster_resources().get("GPU" if self.gpus else "CPU", 0))
-        if there < 1:
+        available = int(ray.cluster_resources().get("GPU" if self.gpus else "CPU", 0))
+        if available < 1:
             raise DiffscopeError(f"the Ray cluster at {self.address!r} has no {'GPU' if self.gpus else 'processor'} to work on")
-        return min(self.count or there, there, most)
+        return min(self.count or available, available, most)
 
     @contextmanager
     def _connected(self, ray) -> Iterator[None]:
-        if ray.is_initialized():  # by whoever called, whose it stays
+        if ray.is_initialized():  # by the caller, whose connection it stays
             yield
             return
-        own = dict(num_cpus=self.count, include_dashboard=False) if self.address == "local" else {}
+        options = dict(num_cpus=self.count, include_dashboard=False) if self.address == "local" else {}
         try:
             if ":" in self.address:  # Ray itself would go on trying for minutes
                 host, _, port = self.address.removeprefix("ray://").rpartition(":")
                 socket.create_connection((host, int(port)), timeout=10).close()
-            ray.init(address=self.address, log_to_driver=False, logging_level="ERROR", configure_logging=False, **own)
+            ray.init(address=self.address, log_to_driver=False, logging_level="ERROR", configure_logging=False, **options)
         except Exception as error:  # Ray may raise anything
-            said = _first_line(error)
-            raise DiffscopeError(f"no Ray cluster at {self.address!r} ({said}); start one with: ray start --head") from None
+            reason = first_line(error)
+            raise DiffscopeError(f"no Ray cluster at {self.address!r} ({reason}); start one with: ray start --head") from None
         try:
             yield
         finally:
@@ -72,21 +72,23 @@ class OnRay:
 
 class _Actors:
     def __init__(self, ray, size: int, gpus: bool):
-        self.ray, self.size = ray, size
-        self._hire = ray.remote(num_cpus=1, num_gpus=int(gpus))(_Actor).remote
-        self.actors, self.jobs = [self._hire() for _ in range(size)], {}
+        self.ray = ray
+        self.size = size
+        self._start_actor = ray.remote(num_cpus=1, num_gpus=int(gpus))(_Actor).remote
+        self.actors = [self._start_actor() for _ in range(size)]
+        self.running = {}  # Ray's reference to a result → number of the worker
 
-    def give(self, member: int, job: Job) -> None:
-        self.jobs[self.actors[member].attempt.remote(job)] = member
+    def submit(self, worker: int, job: Job) -> None:
+        self.running[self.actors[worker].attempt.remote(job)] = worker
 
-    def next(self) -> tuple[int, Failure | None]:
-        (done,), _ = self.ray.wait(list(self.jobs), num_returns=1)
-        member = self.jobs.pop(done)
+    def wait(self) -> tuple[int, Failure | None]:
+        (reference,), _ = self.ray.wait(list(self.running), num_returns=1)
+        worker = self.running.pop(reference)
         try:
-            return member, self.ray.get(done)
+            return worker, self.ray.get(reference)
         except self.ray.exceptions.RayError as error:
-            self.actors[member] = self._hire()
-            return member, Failure(f"its Ray worker died ({_first_line(error)})")
+            self.actors[worker] = self._start_actor()
+            return worker, Failure(f"its Ray worker died ({first_line(error)})")
 
     def stop(self) -> None:
         for actor in self.actors:
@@ -106,7 +108,3 @@ def _ray():
             f"ray is needed and cannot be imported ({error}); pip install 'diffscope-attention[cluster]'"
         ) from None
     return ray
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0][:160]

@@ -1,7 +1,7 @@
-"""Pure pieces of work, each done once, wherever it is done: what is there is complete, and is not done again.
+"""Shards: pure pieces of work, each done once, in whichever process; a result that exists is complete and is not made again.
 
 A folder holds ``shards/ID.SUFFIX``, the results, each of which appears under its name in one move, and ``failed/ID.json``, the
-causes of what went wrong. Nothing else is remembered, so a run that was killed goes on by being started again.
+causes of failures. There is no other state, so a run that was killed goes on by being started again.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from pathlib import Path
 import torch
 
 from diffscope.errors import DiffscopeError
-from diffscope.lab.jobs.job import Failure, Job, Work, disk_is_full, unfinished
-from diffscope.lab.jobs.processes import Crew, Here
+from diffscope.files import remove, unfinished_folder, write_json
+from diffscope.lab.jobs.job import Failure, Job, Work, disk_is_full
+from diffscope.lab.jobs.processes import Executor, Here
 
 Progress = Callable[[int, int, str], None]
 
@@ -33,12 +34,12 @@ class Shard:
     ----------
     spec : dict
         All that its result depends on, as JSON knows it.
-    kin : str
-        Shards of one name share what is costly to prepare, such as a model; a worker stays with them as long as there are any.
+    affinity : str
+        Shards with the same key go to the same worker, which keeps what they share, such as a model, loaded.
     """
 
     spec: dict
-    kin: str = field(default="", compare=False)
+    affinity: str = field(default="", compare=False)
 
     @cached_property
     def id(self) -> str:
@@ -49,7 +50,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a folder holds of some shards.
+    """Which of some shards are done in a folder.
 
     Attributes
     ----------
@@ -57,7 +58,7 @@ class Outcome:
     failed : dict of str to str
         By id, the cause in one line.
     waiting : tuple of Shard
-        What nobody has tried yet: the shards of other ranks, for example.
+        Not tried yet: the shards of other ranks, for example.
     """
 
     done: tuple[Shard, ...]
@@ -67,8 +68,8 @@ class Outcome:
     @classmethod
     def of(cls, shards: Sequence[Shard], folder: Path, suffix: str) -> Outcome:
         done = [shard for shard in shards if result(folder, shard, suffix).exists()]
-        there = {shard.id for shard in done}
-        missing = [shard for shard in shards if shard.id not in there]
+        ids = {shard.id for shard in done}
+        missing = [shard for shard in shards if shard.id not in ids]
         causes = {shard.id: _cause(folder, shard) for shard in missing}
         failed = {id: cause for id, cause in causes.items() if cause is not None}
         return cls(tuple(done), failed, tuple(shard for shard in missing if shard.id not in failed))
@@ -80,27 +81,27 @@ class Rank:
 
     index: int = 0
     world: int = 1
-    local: int = 0  # its number on its machine, which says which GPU is its own
+    local: int = 0  # its number on its machine, which decides its GPU
 
     def __post_init__(self):
         if not 0 <= self.index < self.world:
             raise DiffscopeError(f"there is no rank {self.index} of {self.world}; ranks are 0 to {self.world - 1}")
 
     @classmethod
-    def of(cls, said: str, environment: Mapping[str, str] = os.environ) -> Rank:
-        """What ``--rank`` says: ``I/N``, or ``auto`` for what torchrun or Slurm has put into the environment.
+    def of(cls, text: str, environment: Mapping[str, str] = os.environ) -> Rank:
+        """The rank that ``--rank`` names: ``I/N``, or ``auto`` for the one that torchrun or Slurm puts into the environment.
 
-        Of torchrun RANK of WORLD_SIZE; of Slurm the task of a job array, and within it the task of srun.
+        For torchrun it is RANK of WORLD_SIZE; for Slurm the task of a job array, and within it the task of srun.
 
         Raises
         ------
         DiffscopeError
-            It is neither, nothing is in the environment, or an array whose numbers are not evenly spaced.
+            The text is neither, the environment has no rank, or the numbers of a job array are not evenly spaced.
         """
-        if said != "auto":
-            index, _, world = said.partition("/")
+        if text != "auto":
+            index, _, world = text.partition("/")
             if not (index.isdigit() and world.isdigit()):
-                raise DiffscopeError(f"--rank {said!r} is neither auto nor RANK/WORLD, such as 0/8")
+                raise DiffscopeError(f"--rank {text!r} is neither auto nor RANK/WORLD, such as 0/8")
             return cls(int(index), int(world))
         number = {name: int(value) for name, value in environment.items() if name in _VARIABLES and value.isdigit()}
         if {"RANK", "WORLD_SIZE"} <= number.keys():
@@ -123,7 +124,7 @@ _VARIABLES = {*_ARRAY, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", 
 
 
 def _array_task(number: Mapping[str, int]) -> tuple[int, int]:
-    """Which task of a job array this is, counted from 0, and of how many."""
+    """The task of a job array, counted from 0, and how many tasks it has."""
     if "SLURM_ARRAY_TASK_ID" not in number:
         return 0, 1
     task, first, last, step, count = (number.get(name, 1 if name.endswith("STEP") else None) for name in _ARRAY)
@@ -148,7 +149,7 @@ def run(
     threads: int = 1,
     progress: Progress | None = None,
 ) -> Outcome:
-    """Do what is not done yet.
+    """Make the results that do not exist yet.
 
     Parameters
     ----------
@@ -162,25 +163,26 @@ def run(
     where : Here, Processes or OnRay, optional
         Of ``diffscope.lab.jobs.processes`` and ``diffscope.lab.jobs.ray_cluster``; by default this process.
     rank : Rank, optional
-        Which part of the shards is this run's.
+        Which part of the shards this run does; by default all.
     suffix : str
         Of the results.
     threads : int
-        Of torch, for each piece of work wherever it is done; what it was here before is set again.
+        Of torch, in whichever process a shard is done; afterwards this process has as many as before.
     progress : callable, optional
         Called with (shards tried, shards to try, a short note), first before any is tried.
 
     Returns
     -------
     Outcome
-        Of all shards, those of other ranks too. What failed is tried again by the next run.
+        Of all shards, those of other ranks too. The next run tries again what failed.
 
     Raises
     ------
     DiffscopeError
         The disk is full, or workers cannot be started. What is complete is kept.
     """
-    folder, rank = Path(folder).resolve(), rank or Rank()
+    folder = Path(folder).resolve()
+    rank = rank or Rank()
     unique = list({shard.id: shard for shard in shards}.values())
     with telling_full_disk(folder):
         for name in ("shards", "failed"):
@@ -188,52 +190,57 @@ def run(
         todo = [shard for shard in unique[rank.index :: rank.world] if not result(folder, shard, suffix).exists()]
         jobs = {shard.id: Job(work, shard.spec, result(folder, shard, suffix), threads) for shard in todo}
         if todo:
-            with (where or Here()).crew(len(todo)) as crew:
-                _work_off(crew, todo, jobs, folder, progress)
+            with (where or Here()).executor(len(todo)) as executor:
+                _work_off(executor, todo, jobs, folder, progress)
     return Outcome.of(unique, folder, suffix)
 
 
-def _work_off(crew: Crew, todo: list[Shard], jobs: dict[str, Job], folder: Path, progress: Progress | None) -> None:
-    """Keep everybody at work until nothing is left to do."""
-    total, tried, failed, running = len(todo), 0, 0, {}
-    idle, kin = list(range(crew.size)), [""] * crew.size
+def _work_off(executor: Executor, todo: list[Shard], jobs: dict[str, Job], folder: Path, progress: Progress | None) -> None:
+    """Keep all workers busy until no shard is left."""
+    total = len(todo)
+    tried = 0
+    failed = 0
+    running = {}
+    idle = list(range(executor.size))
+    affinities = [""] * executor.size  # of the shard that each worker did last
     if progress:
         progress(0, total, "")
     while todo or running:
         while todo and idle:
-            member = idle.pop(0)
-            shard = todo.pop(_choose(todo, kin[member], kin))
-            running[member], kin[member] = shard, shard.kin
-            crew.give(member, jobs[shard.id])
-        member, failure = crew.next()
-        shard = running.pop(member)
-        idle.append(member)
-        _take_down(folder, shard, failure)
-        tried, failed = tried + 1, failed + (failure is not None)
+            worker = idle.pop(0)
+            shard = todo.pop(_next_for(affinities[worker], todo, affinities))
+            running[worker] = shard
+            affinities[worker] = shard.affinity
+            executor.submit(worker, jobs[shard.id])
+        worker, failure = executor.wait()
+        shard = running.pop(worker)
+        idle.append(worker)
+        _note_failure(folder, shard, failure)
+        tried += 1
+        if failure is not None:
+            failed += 1
         if progress:
             progress(tried, total, f"({failed} failed)" if failed else "")
 
 
-def _choose(todo: list[Shard], own: str, all_kin: list[str]) -> int:
-    """The next shard for a worker: of the kin it has, else of one that nobody has, else the first."""
-    mine = (index for index, shard in enumerate(todo) if shard.kin == own)
-    new = (index for index, shard in enumerate(todo) if shard.kin not in all_kin)
-    return next(mine, next(new, 0))
+def _next_for(affinity: str, todo: list[Shard], affinities: list[str]) -> int:
+    """Index of a worker's next shard: one of its affinity, else one of an affinity that no worker has, else the first."""
+    same = (index for index, shard in enumerate(todo) if shard.affinity == affinity)
+    new = (index for index, shard in enumerate(todo) if shard.affinity not in affinities)
+    return next(same, next(new, 0))
 
 
-def _take_down(folder: Path, shard: Shard, failure: Failure | None) -> None:
-    """Keep the cause of a failure, or forget an earlier one; with a full disk there is no going on."""
+def _note_failure(folder: Path, shard: Shard, failure: Failure | None) -> None:
+    """Write down the cause of a failure, or remove that of an earlier one; a full disk ends the run."""
     path = folder / "failed" / f"{shard.id}.json"
-    growing = unfinished(path)
     if failure is None:
         path.unlink(missing_ok=True)
-        growing.unlink(missing_ok=True)
+        remove(unfinished_folder(path))
         return
     if failure.disk_full:
         raise OSError(errno.ENOSPC, failure.cause)
     record = {"cause": failure.cause, "spec": shard.spec, "details": failure.details}
-    growing.write_text(json.dumps(record, ensure_ascii=False, indent=1), encoding="utf-8")
-    os.replace(growing, path)
+    write_json(path, record, indent=1, alone=True)
 
 
 def _cause(folder: Path, shard: Shard) -> str | None:
@@ -245,7 +252,7 @@ def _cause(folder: Path, shard: Shard) -> str | None:
 
 @contextmanager
 def telling_full_disk(folder: Path) -> Iterator[None]:
-    """Say in one line that nothing more can be written, wherever it was noticed."""
+    """Turn the error of a full disk, whichever library raises it, into one line."""
     try:
         yield
     except Exception as error:  # safetensors has an exception of its own

@@ -1,4 +1,4 @@
-"""Labelled results side by side in one Dataset."""
+"""Combine labelled results along new dimensions."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from diffscope.stats.datasets import agreed
 class Part(NamedTuple):
     """A result, and where it belongs."""
 
-    name: str  # of what it is a result, for attributes in which parts differ
-    place: Mapping  # labels along the leading dimensions that it does not have itself
+    name: str  # whose result it is, for attributes in which parts differ
+    place: Mapping  # its labels along those leading dimensions that it does not have itself
     dataset: xr.Dataset
 
 
 def assemble(parts: Sequence[Part], leading: Mapping[str, Sequence]) -> xr.Dataset:
-    """One Dataset of several; what is in none of them is NaN.
+    """Put parts side by side in one Dataset; values that no part has are NaN.
 
     Parameters
     ----------
@@ -31,28 +31,28 @@ def assemble(parts: Sequence[Part], leading: Mapping[str, Sequence]) -> xr.Datas
     Returns
     -------
     Dataset
-        Numbers along the other dimensions in ascending order, words in the order in which they come.
+        Along the other dimensions, labels that are numbers ascend, and texts stand in the order of the parts.
     """
     index = {dim: list(labels) for dim, labels in leading.items()}
     for dim in dict.fromkeys(dim for part in parts for dim in part.dataset.dims if dim not in index):
         index[dim] = _union([part.dataset[dim].values.tolist() for part in parts if dim in part.dataset.dims])
-    positions = {dim: {label: at for at, label in enumerate(labels)} for dim, labels in index.items()}
+    positions = {dim: {label: position for position, label in enumerate(labels)} for dim, labels in index.items()}
     variables = {}
     for name in dict.fromkeys(name for part in parts for name in part.dataset.data_vars):
         holders = [part for part in parts if name in part.dataset]
         dims = (*leading, *(dim for dim in holders[0].dataset[name].dims if dim not in leading))
         dtype = np.result_type(np.float32, *(part.dataset[name].dtype for part in holders))
-        whole = np.full([len(index[dim]) for dim in dims], np.nan, dtype)
+        array = np.full([len(index[dim]) for dim in dims], np.nan, dtype)
         for part in holders:
             values = part.dataset[name].expand_dims({dim: [label] for dim, label in part.place.items()}).transpose(*dims)
-            whole[np.ix_(*([positions[dim][label] for label in values[dim].values.tolist()] for dim in dims))] = values
-        variables[name] = (dims, whole, said_of([(part.name, part.dataset[name].attrs) for part in holders]))
-    attrs = said_of([(part.name, part.dataset.attrs) for part in parts])
+            array[np.ix_(*([positions[dim][label] for label in values[dim].values.tolist()] for dim in dims))] = values
+        variables[name] = (dims, array, merged_attrs([(part.name, part.dataset[name].attrs) for part in holders]))
+    attrs = merged_attrs([(part.name, part.dataset.attrs) for part in parts])
     return xr.Dataset(variables, {dim: (dim, np.array(labels)) for dim, labels in index.items()}, attrs)
 
 
-def said_of(named: Sequence[tuple[str, dict]]) -> dict:
-    """The attributes of several results as those of one, first of those of one name, then of all."""
+def merged_attrs(named: Sequence[tuple[str, dict]]) -> dict:
+    """The attributes of several named results as those of one: merged first among results of one name, then among names."""
     by_name: dict[str, list[dict]] = {}
     for name, attrs in named:
         by_name.setdefault(name, []).append(attrs)
@@ -60,6 +60,6 @@ def said_of(named: Sequence[tuple[str, dict]]) -> dict:
 
 
 def _union(lists: Sequence[Sequence]) -> list:
-    """Labels of all, each once."""
+    """The labels of all lists, each once."""
     labels = list(dict.fromkeys(label for labels in lists for label in labels))
     return labels if isinstance(labels[0], str) else sorted(labels)

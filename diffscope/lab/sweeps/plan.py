@@ -1,4 +1,4 @@
-"""What a sweep measures: models × checkpoints × prompts × statistics, checked before anything runs, and cut into shards."""
+"""The plan of a sweep: models × checkpoints × prompts × statistics, checked before anything runs, and cut into shards."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from transformers.utils import cached_file
 
-from diffscope.errors import DiffscopeError, ModelNotFound
+from diffscope.errors import DiffscopeError, ModelNotFound, first_line
 from diffscope.lab.jobs.shards import Shard
 from diffscope.lab.sweeps.prompt_sets import PromptSet, prompt_sets
 from diffscope.models.loading import TOKENIZER_FILES, checkpoints, locate, named_dtype
@@ -24,22 +24,23 @@ from diffscope.stats.registry import select
 from diffscope.stats.sampling import Sample
 from diffscope.store import provenance
 
-NEEDED = ("models", "prompts", "statistics")
+REQUIRED = ("models", "prompts", "statistics")
 LAST = "last"
 UNKNOWN_STEP = -1  # of a model that does not say after how many steps of training it is
-PIECES, PIECE = 64, 2**18  # of a weights file, spread evenly over it: all of it up to 16 MiB
+PIECES = 64  # of a weights file, spread evenly over it
+PIECE = 2**18  # bytes, so that all of a file up to 16 MiB is read
 
 
 class Subject(NamedTuple):
     """A model at one step of its training."""
 
     model: str  # as the plan names it
-    step: int | None  # None where only the last step is asked for
+    step: int | None  # None where the plan measures the last step only
     opened: str  # what ``load`` takes
 
 
 class Piece(NamedTuple):
-    """A shard, and where in the whole its result belongs."""
+    """A shard, and where in the dataset its result belongs."""
 
     shard: Shard
     subject: Subject
@@ -69,7 +70,7 @@ class Plan:
     per_shard : int
         Prompts a shard: what is lost at most when a run is killed, and what fails together.
     dtype : str, optional
-        What to run the models in instead of their own.
+        What to run the models in instead of their own dtype.
     """
 
     models: tuple[str, ...]
@@ -82,37 +83,39 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | os.PathLike, **changes) -> Plan:
-        """A plan from a TOML file, some of its fields perhaps given anew.
+        """A plan from a TOML file; `changes` are fields that replace those of the file.
 
         Raises
         ------
         DiffscopeError
-            It cannot be read, or says something that cannot be.
+            The file cannot be read, or as :meth:`of`.
         """
         try:
-            found = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+            fields_of_file = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise DiffscopeError(f"{path} is no TOML file ({error}); docs/sweeping.md shows a plan") from None
         except OSError as error:
             raise DiffscopeError(f"{path} cannot be read ({error.strerror}); docs/sweeping.md shows a plan") from None
-        return cls.of({**found, **changes})
+        return cls.of({**fields_of_file, **changes})
 
     @classmethod
-    def of(cls, said: Mapping) -> Plan:
+    def of(cls, table: Mapping) -> Plan:
         """A plan from fields as TOML knows them.
 
         Raises
         ------
         DiffscopeError
-            A field is unknown or missing, or holds what cannot be.
+            A field is unknown or missing, or has a value of the wrong kind.
         """
-        names = [one.name for one in fields(cls)]
-        if unknown := [name for name in said if name not in names]:
+        names = [field.name for field in fields(cls)]
+        if unknown := [name for name in table if name not in names]:
             raise DiffscopeError(f"a plan has no field {unknown[0]!r}; its fields are {', '.join(names)}")
-        if missing := [name for name in NEEDED if not said.get(name)]:
-            raise DiffscopeError(f"the plan says nothing of {missing[0]!r}; it needs {', '.join(NEEDED)}")
-        several = {name: value if isinstance(value, list | tuple) else [value] for name, value in said.items() if name in NEEDED}
-        values = {**said, **{name: tuple(value) for name, value in several.items()}}
+        if missing := [name for name in REQUIRED if not table.get(name)]:
+            raise DiffscopeError(f"the plan says nothing of {missing[0]!r}; it needs {', '.join(REQUIRED)}")
+        values = dict(table)
+        for name in REQUIRED:
+            value = table[name]
+            values[name] = tuple(value) if isinstance(value, list | tuple) else (value,)
         if isinstance(values.get("checkpoints"), list | tuple):
             steps = [step if type(step) is int else None for step in values["checkpoints"]]
             values["checkpoints"] = tuple(dict.fromkeys(steps))
@@ -125,8 +128,9 @@ class Plan:
             raise DiffscopeError("models, statistics and queries of a plan are texts in quotes")
         if len(set(self.models)) < len(self.models):
             raise DiffscopeError("a model stands in the plan twice; name each once")
-        steps, listed = self.checkpoints, isinstance(self.checkpoints, tuple) and self.checkpoints
-        if steps not in ("all", LAST) and not (listed and None not in steps):
+        steps = self.checkpoints
+        listed = isinstance(steps, tuple) and steps and None not in steps
+        if steps not in ("all", LAST) and not listed:
             raise DiffscopeError('checkpoints is neither "all" nor "last" nor a list of steps')
         if not isinstance(self.per_shard, int) or self.per_shard < 1:
             raise DiffscopeError(f"per_shard = {self.per_shard!r} is not a number of prompts; give 1 or more")
@@ -141,18 +145,18 @@ class Plan:
     @cached_property
     def sets(self) -> list[PromptSet]:
         """Sets of prompts, in order."""
-        return [one for table in self.prompts for one in prompt_sets(table)]
+        return [prompts for table in self.prompts for prompts in prompt_sets(table)]
 
     @property
     def left_out(self) -> list[str]:
-        """Statistics that were asked for, and of which a mean over queries says nothing."""
+        """Statistics of the plan that are not measured, since a mean over queries says nothing of them."""
         chosen = select(self.statistics) if self.queries != LAST else []
-        return [one.name for one in chosen if "query" in one.dims and one.averaged == "not"]
+        return [statistic.name for statistic in chosen if "query" in statistic.dims and statistic.averaged == "not"]
 
     @property
     def measured(self) -> list[str]:
-        """Names of the statistics, in the order of the register."""
-        chosen = {one.name for one in select(self.statistics)} - set(self.left_out)
+        """Names of the statistics that are measured, in the order of the register."""
+        chosen = {statistic.name for statistic in select(self.statistics)} - set(self.left_out)
         return [name for name in STATISTICS if name in chosen]
 
     @property
@@ -171,67 +175,77 @@ class Plan:
         if self.checkpoints == LAST:
             yield Subject(model, None, model)
             return
-        kept, last = _kept(home)
-        for step in sorted({*kept, last}) if self.checkpoints == "all" else self.checkpoints:
-            opened = model if step == last else f"{model}@{step}"
-            if step != last and step not in kept:
-                raise ModelNotFound(f"{model} has no checkpoint {step}; kept are the steps {', '.join(map(str, [*kept, last]))}")
-            yield Subject(model, step, opened)
+        saved, last = _saved_steps(home)
+        for step in sorted({*saved, last}) if self.checkpoints == "all" else self.checkpoints:
+            if step != last and step not in saved:
+                raise ModelNotFound(f"{model} has no checkpoint {step}; kept are the steps {', '.join(map(str, [*saved, last]))}")
+            yield Subject(model, step, model if step == last else f"{model}@{step}")
 
     def pieces(self, device: str) -> list[Piece]:
-        """All that is to be done, model by model.
+        """All shards of the plan, model by model.
 
         Parameters
         ----------
         device : str
-            Numbers differ between kinds of device, so that this is part of what a shard is.
+            Its kind is part of a shard's spec, since numbers differ between kinds of device.
         """
-        found, common = [], {"device": device.partition(":")[0], "made_with": provenance(dated=False)}
-        common |= {"statistics": self.measured, "queries": self.queries, "dtype": self.dtype}
+        common = {
+            "device": device.partition(":")[0],
+            "made_with": provenance(dated=False),
+            "statistics": self.measured,
+            "queries": self.queries,
+            "dtype": self.dtype,
+        }
+        pieces = []
         for subject in self.subjects:
-            model, offset = {"model": subject.opened, "weights": fingerprint(subject.opened)}, 0
+            model = {"model": subject.opened, "weights": fingerprint(subject.opened)}
+            offset = 0
             for prompts in self.sets:
                 for first in range(0, prompts.count, self.per_shard):
                     stop = min(first + self.per_shard, prompts.count)
                     spec = {**model, **common, "prompts": prompts.spec, "first": first, "stop": stop}
-                    found.append(Piece(Shard(spec, subject.opened), subject, offset + first, stop - first))
+                    shard = Shard(spec, affinity=subject.opened)
+                    pieces.append(Piece(shard, subject, offset + first, stop - first))
                 offset += prompts.count
-        return found
+        return pieces
 
     def as_json(self) -> str:
-        """As text, equal if and only if the plans are."""
+        """The plan as text; equal plans give equal texts, others do not."""
         return json.dumps(asdict(self), sort_keys=True, ensure_ascii=False)
 
 
 def rows_of(queries: str):
-    """What a plan's `queries` stands for, as ``measure`` takes it."""
-    if found := re.fullmatch(r"sample:(\d+)", queries):
-        return Sample(int(found[1]))
+    """A plan's `queries` as ``Scope.measure`` takes them."""
+    if sample := re.fullmatch(r"sample:(\d+)", queries):
+        return Sample(int(sample[1]))
     return {"all": None, LAST: [-1]}.get(queries, queries)
 
 
-def _kept(home: Path | None) -> tuple[list[int], int]:
-    """Steps of the checkpoints of a model, and that of the model itself."""
+def _saved_steps(home: Path | None) -> tuple[list[int], int]:
+    """Steps of the checkpoints in a model's folder, and that of the model itself."""
     if home is None:
         return [], UNKNOWN_STEP
-    kept = list(checkpoints(home))
+    steps = list(checkpoints(home))
     card = home / "card.json"
     if card.is_file():  # a bundled model, which is itself its last checkpoint
-        return kept, json.loads(card.read_text(encoding="utf-8"))["curves"][-1]["step"]
-    return kept[:-1], kept[-1] if kept else UNKNOWN_STEP
+        return steps, json.loads(card.read_text(encoding="utf-8"))["curves"][-1]["step"]
+    return steps[:-1], steps[-1] if steps else UNKNOWN_STEP
 
 
 def fingerprint(opened: str) -> str:
-    """What tells a model's weights, configuration and tokenizer from others: a hash of files and of pieces of large ones.
+    """A hash of a model's weights, configuration and tokenizer, of large files of pieces only; of a model of the hub the commit.
 
-    Of a model of the hub it is the commit.
+    Raises
+    ------
+    ModelNotFound
+        There is no such model.
     """
     home, weights = locate(opened)
     if home is None:
         try:
             return Path(cached_file(opened, "config.json")).parent.name
         except Exception as error:  # the hub's client may raise anything
-            raise ModelNotFound(f"no model {opened!r} to be had from the hub ({str(error).partition(chr(10))[0]})") from None
+            raise ModelNotFound(f"no model {opened!r} to be had from the hub ({first_line(error)})") from None
     digest = hashlib.sha256()
     for file in (home / "config.json", *(home / name for name in TOKENIZER_FILES), *sorted(weights.glob("*.safetensors"))):
         if file.is_file():

@@ -16,16 +16,18 @@ import xarray as xr
 from torch import nn
 
 from diffscope.errors import DiffscopeError, DiffscopeWarning, PromptError
-from diffscope.lab.jobs.job import alone, remove, unfinished
+from diffscope.files import remove, write_text
+from diffscope.lab.jobs.job import locked
 from diffscope.lab.jobs.ray_cluster import OnRay
 from diffscope.lab.jobs.shards import Outcome, Progress, Rank, own_gpu, result, run, telling_full_disk
 from diffscope.lab.sweeps.combine import Part, assemble
 from diffscope.lab.sweeps.plan import LAST, Piece, Plan, rows_of
-from diffscope.lab.sweeps.prompt_sets import Given, restored
+from diffscope.lab.sweeps.prompt_sets import restored
 from diffscope.models.loading import load_tokenizer, locate, move
 from diffscope.scope import Scope, load
 from diffscope.stats.averaging import average
 from diffscope.store import open_statistics, save_statistics, statistics_format
+from diffscope.tasks import Prompt, TextPrompt
 
 SHARD = ".nc"  # one small file
 FACTS = ("family", "attention", "dtype", "warnings")
@@ -90,47 +92,48 @@ def sweep(
     Raises
     ------
     DiffscopeError
-        The plan cannot be, the folder holds another, or the disk is full.
+        The plan cannot be carried out, the folder holds the sweep of another one, or the disk is full.
     """
     out = Path(out)
     target = out / f"dataset{statistics_format('dataset' + suffix)}"
     pieces = plan.pieces(device)
-    if not isinstance(where, OnRay):  # whose machines may have what this one has not
+    shards = [piece.shard for piece in pieces]
+    if not isinstance(where, OnRay):  # whose machines may have a device that this one lacks
         move(nn.Identity(), device)
     with _forgetting(), telling_full_disk(out):
-        first_prompts(plan)
-        _keep_plan(plan, out, changed)
-        if Outcome.of([piece.shard for piece in pieces], out, SHARD).waiting:
+        span_names(plan)
+        _note_plan(plan, out, changed)
+        if Outcome.of(shards, out, SHARD).waiting:
             _remove_datasets(out)  # joined of other weights or versions
         work = partial(measure, device=own_gpu(device, rank))
-        outcome = run([piece.shard for piece in pieces], work, out, where, rank=rank, suffix=SHARD, progress=progress)
+        outcome = run(shards, work, out, where, rank=rank, suffix=SHARD, progress=progress)
         if outcome.waiting or not outcome.done:
             return Swept(pieces, outcome)
-        with alone(target):  # ranks may end at the same time
-            outcome = Outcome.of([piece.shard for piece in pieces], out, SHARD)  # another may have done what failed here
-            for left in out.glob(f".{target.name}-*"):  # by a run that was killed while it joined
-                remove(left)
+        with locked(target):  # ranks may end at the same time
+            outcome = Outcome.of(shards, out, SHARD)  # another rank may have done what failed here
+            for abandoned in out.glob(f".{target.name}-*"):  # by a run that was killed while it joined
+                remove(abandoned)
             save_statistics(join(plan, pieces, outcome, out), target, dated=False)
         return Swept(pieces, outcome, target)
 
 
-def _keep_plan(plan: Plan, out: Path, changed: bool) -> None:
-    """Note in the folder whose it is, or refuse one of another plan."""
-    kept, said = out / "plan.json", plan.as_json()
+def _note_plan(plan: Plan, out: Path, changed: bool) -> None:
+    """Write the plan into the folder, or refuse a folder that holds another one."""
+    path = out / "plan.json"
+    text = plan.as_json()
     out.mkdir(parents=True, exist_ok=True)
-    with alone(kept):  # ranks begin at the same time
-        before = kept.read_text(encoding="utf-8") if kept.is_file() else said
-        if before != said and not changed:
-            now, before = json.loads(said), json.loads(before)
-            differ = ", ".join(name for name, value in now.items() if before.get(name) != value)
+    with locked(path):  # ranks begin at the same time
+        before = path.read_text(encoding="utf-8") if path.is_file() else text
+        if before != text and not changed:
+            old = json.loads(before)
+            differing = ", ".join(name for name, value in json.loads(text).items() if old.get(name) != value)
             raise DiffscopeError(
-                f"{out} holds the sweep of another plan (it differs in {differ}); give another folder, or --changed to measure "
-                "there what is new and keep what both have in common"
+                f"{out} holds the sweep of another plan (it differs in {differing}); give another folder, or --changed to "
+                "measure there what is new and keep what both have in common"
             )
-        if before != said:
+        if before != text:
             _remove_datasets(out)
-        unfinished(kept).write_text(said, encoding="utf-8")
-        os.replace(unfinished(kept), kept)
+        write_text(path, text, alone=True)
 
 
 def _remove_datasets(out: Path) -> None:
@@ -138,34 +141,37 @@ def _remove_datasets(out: Path) -> None:
         remove(dataset)
 
 
-def first_prompts(plan: Plan) -> list[Given]:
-    """The first prompt of every set as the first model is given it.
+def span_names(plan: Plan) -> set[str]:
+    """Names of the spans in the first prompt of every set, as the first model is given it.
 
     Raises
     ------
     PromptError
-        They cannot be drawn, or lack the span whose queries are asked for.
+        The prompts cannot be drawn, or lack the span whose queries the plan measures.
     """
-    first = [_prompts(plan.models[0], json.dumps(prompts.spec), 1)[0] for prompts in plan.sets]
-    for given in first:
-        if isinstance(rows_of(plan.queries), str) and plan.queries not in (*given.spans, *KEY_SETS):
+    names = set()
+    for prompts in plan.sets:
+        name, prompt = _prompts(plan.models[0], json.dumps(prompts.spec), 1)[0]
+        spans = _content(prompt)[1]
+        if isinstance(rows_of(plan.queries), str) and plan.queries not in (*spans, *KEY_SETS):
             raise PromptError(
-                f"{given.name} has no span {plan.queries!r} to take queries from; use all, last, sample:N or a span: "
-                f"{', '.join((*given.spans, *KEY_SETS))}"
+                f"{name} has no span {plan.queries!r} to take queries from; use all, last, sample:N or a span: "
+                f"{', '.join((*spans, *KEY_SETS))}"
             )
-    return first
+        names |= spans.keys()
+    return names
 
 
 def values_a_prompt(plan: Plan, device: str) -> dict[str, int]:
-    """How many numbers each model gives for a prompt, found on two tokens."""
-    names = {name for given in first_prompts(plan) for name in given.spans}
+    """How many numbers each model gives for a prompt, counted on a prompt of two tokens."""
+    spans = {name: [1] for name in span_names(plan)}
     counts = {}
     with _forgetting():
         for subject in plan.subjects:
             if subject.model not in counts:
                 scope = _scope(subject.opened, plan.dtype, device)
-                found = scope.measure([0, 0], plan.measured, spans={name: [1] for name in names}, queries=[-1])
-                counts[subject.model] = sum(values.size for values in found.values())
+                dataset = scope.measure([0, 0], plan.measured, spans=spans, queries=[-1])
+                counts[subject.model] = sum(values.size for values in dataset.values())
     return counts
 
 
@@ -173,29 +179,38 @@ def measure(spec: dict, target: Path, device: str = "cpu") -> None:
     """The work of a shard: all statistics of some prompts of one model, from one pass a prompt."""
     scope = _scope(spec["model"], spec["dtype"], device)
     prompts = _prompts(spec["model"], json.dumps(spec["prompts"]), spec["stop"])[spec["first"] : spec["stop"]]
-    parts = [Part(given.name, {"prompt": at}, _measured(scope, given, spec)) for at, given in enumerate(prompts)]
+    parts = [Part(name, {"prompt": at}, _measured(scope, name, prompt, spec)) for at, (name, prompt) in enumerate(prompts)]
     save_statistics(assemble(parts, {"prompt": range(len(parts))}), target, dated=False)
 
 
-def _measured(scope: Scope, given: Given, spec: dict) -> xr.Dataset:
-    """One prompt, without its queries: of several, means."""
+def _measured(scope: Scope, name: str, prompt: Prompt | TextPrompt, spec: dict) -> xr.Dataset:
+    """The statistics of one prompt, of its last query or as means over several, without the dimension ``query``."""
+    content, spans = _content(prompt)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DiffscopeWarning)  # they are kept among the attributes
         try:
-            measured = scope.measure(given.prompt, spec["statistics"], spans=given.spans, queries=rows_of(spec["queries"]))
+            dataset = scope.measure(content, spec["statistics"], spans=spans, queries=rows_of(spec["queries"]))
         except DiffscopeError as error:
-            raise DiffscopeError(f"{given.name}: {error}") from error
+            raise DiffscopeError(f"{name}: {error}") from error
     about = {
-        "tokens": (len(scope.encode(given.prompt).ids), "tokens", "length of the prompt"),
-        "depth": (given.depth, "1", "where the queried needle begins: 0 first, 1 last"),
-        "fidelity_worst": (measured.attrs["fidelity_worst"], "1", "largest error with which a layer's output was rebuilt"),
+        "tokens": (len(scope.encode(content).ids), "tokens", "length of the prompt"),
+        "depth": (getattr(prompt, "depth", math.nan), "1", "where the queried needle begins: 0 first, 1 last"),
+        "fidelity_worst": (dataset.attrs["fidelity_worst"], "1", "largest error with which a layer's output was rebuilt"),
     }
-    if "query" in measured.dims:
-        one = spec["queries"] == LAST
-        measured = measured.isel(query=0, drop=True) if one else average(measured)
-    facts = {name: measured.attrs[name] for name in FACTS if name in measured.attrs}
-    about = {name: ((), float(value), {"units": units, "long_name": said}) for name, (value, units, said) in about.items()}
-    return measured.drop_attrs(deep=False).assign(about).assign_attrs(facts)
+    if "query" in dataset.dims:
+        last = spec["queries"] == LAST
+        dataset = dataset.isel(query=0, drop=True) if last else average(dataset)
+    facts = {name: dataset.attrs[name] for name in FACTS if name in dataset.attrs}
+    about = {name: ((), float(value), {"units": units, "long_name": text}) for name, (value, units, text) in about.items()}
+    return dataset.drop_attrs(deep=False).assign(about).assign_attrs(facts)
+
+
+def _content(prompt: Prompt | TextPrompt) -> tuple[str | list[int], dict]:
+    """What a model is given of a prompt, text or tokens, and the spans in it."""
+    if isinstance(prompt, TextPrompt):
+        return prompt.text, prompt.spans
+    # A question without an answer has an empty span; the sink is known without being given.
+    return prompt.ids, {name: positions for name, positions in prompt.spans.items() if positions and name != "sink"}
 
 
 def join(plan: Plan, pieces: Sequence[Piece], outcome: Outcome, out: Path) -> xr.Dataset:
@@ -204,7 +219,8 @@ def join(plan: Plan, pieces: Sequence[Piece], outcome: Outcome, out: Path) -> xr
     Where a shard failed, or a model has no such layer, head or map, there is NaN.
     """
     steps = {} if plan.checkpoints == LAST else {"step": sorted({piece.subject.step for piece in pieces})}
-    done, parts = {shard.id for shard in outcome.done}, []
+    done = {shard.id for shard in outcome.done}
+    parts = []
     for piece in pieces:
         if piece.shard.id in done:
             place = {"model": piece.subject.model, **{name: piece.subject.step for name in steps}}
@@ -214,28 +230,30 @@ def join(plan: Plan, pieces: Sequence[Piece], outcome: Outcome, out: Path) -> xr
             parts.append(Part(piece.subject.model, place, dataset.drop_attrs(deep=False).assign_attrs(facts)))
     leading = {"model": plan.models, **steps, "prompt": range(sum(prompts.count for prompts in plan.sets))}
     failed = [f"{piece}: {outcome.failed[piece.shard.id]}" for piece in pieces if piece.shard.id in outcome.failed]
-    said = {
+    attrs = {
         "plan": plan.as_json(),
         "averaged_over": "nothing: the last query of each prompt" if plan.queries == LAST else AVERAGED.format(plan.queries),
         "left_out": ", ".join(plan.left_out),
         "failed": "; ".join(failed),
     }
-    said = {name: words for name, words in said.items() if words}
-    return assemble(parts, leading).assign_coords(_labels(plan)).assign_attrs(said)
+    attrs = {name: text for name, text in attrs.items() if text}
+    return assemble(parts, leading).assign_coords(_labels(plan)).assign_attrs(attrs)
 
 
 def _labels(plan: Plan) -> dict:
-    """What is known of every prompt beforehand: its name, and the fields of its task as numbers."""
+    """What is known of every prompt beforehand: its name, and the fields of its task as numbers or text."""
     labels = {"prompt_name": [name for prompts in plan.sets for name in prompts.names]}
     for field in dict.fromkeys(field for prompts in plan.sets for field in prompts.fields):
         values = [prompts.fields.get(field) for prompts in plan.sets for _ in prompts.names]
-        words = any(isinstance(value, str) for value in values)
-        labels[field] = [value or "" if words else math.nan if value is None else float(value) for value in values]
+        if any(isinstance(value, str) for value in values):
+            labels[field] = [value or "" for value in values]
+        else:
+            labels[field] = [math.nan if value is None else float(value) for value in values]
     return {name: ("prompt", values) for name, values in labels.items()}
 
 
 def _scope(opened: str, dtype: str | None, device: str) -> Scope:
-    """A model, which stays open until the next is asked for: two may be more than memory holds."""
+    """A model, which stays open until another one is needed: two may be more than memory holds."""
     key = (opened, dtype, device)
     if key not in _opened:
         _opened.clear()
@@ -243,20 +261,21 @@ def _scope(opened: str, dtype: str | None, device: str) -> Scope:
     return _opened[key]
 
 
-def _prompts(opened: str, spec: str, count: int) -> list[Given]:
-    """At least so many prompts for a model's tokenizer."""
+def _prompts(opened: str, spec: str, count: int) -> list[tuple[str, Prompt | TextPrompt]]:
+    """At least `count` prompts of a set for a model's tokenizer, each with its name."""
     source = locate(opened)[0] or opened
     return _drawn(source, spec, 1 << (count - 1).bit_length())  # so that the shards of a set draw it a few times only
 
 
 @lru_cache(maxsize=4)
-def _drawn(source: str | Path, spec: str, count: int) -> list[Given]:
-    return restored(json.loads(spec), count).prompts(load_tokenizer(source, trust_remote_code=False))
+def _drawn(source: str | Path, spec: str, count: int) -> list[tuple[str, Prompt | TextPrompt]]:
+    prompts = restored(json.loads(spec), count)
+    return list(zip(prompts.names, prompts.prompts(load_tokenizer(source, trust_remote_code=False))))
 
 
 @contextmanager
 def _forgetting() -> Iterator[None]:
-    """Nothing that was opened meanwhile stays in memory."""
+    """Drop the cached model and prompts on exit."""
     try:
         yield
     finally:

@@ -17,8 +17,8 @@ class Optimizer:
     model : nn.Module
         With its decoder layers under ``model.model.layers``.
     weight_decay : float
-        Of matrices and embeddings. Vectors (norms, biases, those that make λ) do not decay: what is learned of λ would be
-        drawn to its initial value, in those arms alone that have it.
+        Of matrices and embeddings. Vectors (norms, biases, those that make λ) do not decay: decay would draw a learned λ to
+        its initial value, in those arms alone that have one.
     """
 
     def __init__(self, model: nn.Module, weight_decay: float):
@@ -47,18 +47,18 @@ class Optimizer:
             part.zero_grad(set_to_none=True)
 
     def state(self) -> dict[str, Tensor]:
-        """Everything needed to go on, as tensors."""
-        found = {}
+        """The state of all optimizers, by name of the quantity and of the parameter."""
+        tensors = {}
         for names, part in zip(self.names, self.parts):
             for name, parameter in zip(names, part.param_groups[0]["params"]):
                 for key, value in part.state[parameter].items():
-                    found[f"{key}:{name}"] = value
-        return found
+                    tensors[f"{key}:{name}"] = value
+        return tensors
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
-        """The inverse of :meth:`state`."""
+        """Go on from a state that :meth:`state` gave."""
         for names, part in zip(self.names, self.parts):
             for name, parameter in zip(names, part.param_groups[0]["params"]):
                 ending = f":{name}"
-                held = {key.removesuffix(ending): value for key, value in tensors.items() if key.endswith(ending)}
-                part.state[parameter] = held
+                state = {key.removesuffix(ending): value for key, value in tensors.items() if key.endswith(ending)}
+                part.state[parameter] = state

@@ -20,16 +20,16 @@ from diffscope.tasks.retrieval import TEMPLATE, Retrieval, check_template
 from diffscope.tasks.tokenizer import CITIES
 
 PRECISIONS = ("float32", "bfloat16")
-CLOSE = 0.005  # share of parameters in which arms may differ before their MLPs are made wider or narrower
+CLOSE = 0.005  # share of parameters by which arms may differ before their MLPs are made wider or narrower
 BUNDLED = Path(__file__).parent / "recipes"
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A stretch of training on prompts of one kind."""
+    """Steps of training on prompts of one kind."""
 
     steps: int
-    shapes: tuple[tuple[int, int], ...]  # (prompts, tokens a prompt) of a step; where there are several, each step draws one
+    shapes: tuple[tuple[int, int], ...]  # (prompts, tokens a prompt); each step draws one of them
     needles: tuple[int, int]  # fewest and most cities a prompt
     mentions: int  # sentences a prompt
     text_weight: float  # of the loss on text; the loss on answers that an earlier mention gives away has weight 1
@@ -38,7 +38,7 @@ class Stage:
     unanswerable: float = 0.0  # share of prompts that end with a city whose number is unknown
 
     def rules(self) -> Iterator[tuple[str, bool]]:
-        """What has to be so, and whether it is."""
+        """What is wrong with a field, and whether the field is right all the same."""
         check_template(self.template)
         fewest, most = self.needles
         yield f"steps = {self.steps} has to be 1 or more", self.steps >= 1
@@ -57,8 +57,7 @@ class Stage:
 
     def draw(self, task: Retrieval, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """The rows of one step, as :meth:`Retrieval.training_rows` gives them."""
-        which = int(rng.integers(len(self.shapes))) if len(self.shapes) > 1 else 0
-        rows, length = self.shapes[which]
+        rows, length = self.shapes[int(rng.integers(len(self.shapes))) if len(self.shapes) > 1 else 0]
         needles = int(rng.integers(self.needles[0], self.needles[1] + 1))
         return task.training_rows(rows, length, needles, self.mentions, rng, self.near, self.unanswerable)
 
@@ -73,7 +72,7 @@ class Grid:
     template: str = TEMPLATE
 
     def rules(self) -> Iterator[tuple[str, bool]]:
-        """What has to be so, and whether it is."""
+        """What is wrong with a field, and whether the field is right all the same."""
         check_template(self.template)
         yield (
             f"lengths = {self.lengths} and distractors = {self.distractors} have to hold a number each",
@@ -84,6 +83,7 @@ class Grid:
 
     @property
     def slots(self) -> int:
+        """Distractors for which every prompt has room; see :meth:`~diffscope.tasks.Retrieval.controlled`."""
         return max(self.distractors)
 
     @property
@@ -94,7 +94,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What every arm of a cohort shares, and what tells the arms apart.
+    """The fields that all arms of a cohort share, and those in which each differs.
 
     Attributes
     ----------
@@ -104,20 +104,20 @@ class Recipe:
         The fields in which each arm differs.
     stages : tuple of Stage
     evaluation : Grid
-        What is asked along the way; `prompts` is the number in all, over the cells in turn.
+        The prompts on which models are scored along the way; `prompts` is their number in all, over the cells in turn.
     grid : Grid, optional
-        What is asked in the end; `prompts` is the number in each cell.
+        The prompts on which models are scored in the end; `prompts` is their number in each cell.
     seeds : tuple of int
         A run is one arm with one seed, which gives the initial weights and the data; all arms of a seed see the same data.
     words : tuple of str
-        More words of the vocabulary, with the space before them.
+        Additional words of the vocabulary, each with the space before it.
     precision : {"float32", "bfloat16"}
         Of the forward and backward pass; weights and their updates stay in float32.
     compiled : bool
         Whether ``torch.compile`` is used.
     match : str, optional
-        The arm whose number of parameters the others get, as nearly as the width of their MLPs allows; an arm that is within
-        half a hundredth of it as it is, or has an ``intermediate_size`` of its own, keeps its width.
+        The arm whose number of parameters the others get, as nearly as the width of their MLPs allows. An arm that differs from
+        it by less than half a per cent, or has an ``intermediate_size`` of its own, keeps its width.
     learning_rate, weight_decay, warmup, cooldown
         Muon and AdamW; the rate rises over `warmup` steps, and over the last `cooldown` share of all it falls to a twentieth.
     """
@@ -149,31 +149,33 @@ class Recipe:
         Raises
         ------
         DiffscopeError
-            No such recipe, or one with a field missing or too many.
+            There is no such recipe, or a field is missing, unknown or wrong.
         """
         path = Path(name) if name.endswith(".toml") else BUNDLED / f"{name}.toml"
         if not path.is_file():
             bundled = ", ".join(sorted(file.stem for file in BUNDLED.glob("*.toml")))
             raise DiffscopeError(f"no recipe {name!r}; bundled are: {bundled}, or give a .toml file")
-        wrong = None
         try:
             source = path.read_text(encoding="utf-8")
-            fields = tomllib.loads(source)
-            fields = {name: _frozen(value) for name, value in fields.items()}
+            fields = {name: _frozen(value) for name, value in tomllib.loads(source).items()}
+            for name in ("evaluation", "grid"):
+                if "noises" in fields.get(name, {}):
+                    raise DiffscopeError(f"{path}: 'noises' of [{name}] is called 'distractors'; rename it")
             stages = tuple(Stage(**stage) for stage in fields.pop("stages"))
             grids = {name: Grid(**fields.pop(name)) for name in ("evaluation", "grid") if name in fields}
             recipe = cls(**fields, **grids, stages=stages, source=source)
-            for part in (recipe, *stages, *grids.values()):
+            parts = (recipe, *stages, *grids.values())
+            for part in parts:
                 _check_types(part)
-                wrong = wrong or next((says for says, right in part.rules() if not right), None)
+            mistake = next((mistake for part in parts for mistake, right in part.rules() if not right), None)
         except (tomllib.TOMLDecodeError, UnicodeDecodeError, AttributeError, TypeError, KeyError, PromptError) as error:
             raise DiffscopeError(f"{path}: not a complete recipe ({error}); compare it with {BUNDLED / 'mini.toml'}") from None
-        if wrong:
-            raise DiffscopeError(f"{path}: {wrong}")
+        if mistake:
+            raise DiffscopeError(f"{path}: {mistake}")
         return recipe
 
     def rules(self) -> Iterator[tuple[str, bool]]:
-        """What has to be so, and whether it is."""
+        """What is wrong with a field, and whether the field is right all the same."""
         yield "there are no arms, or no stages", bool(self.arms and self.stages)
         names = [arm for arm in self.arms if not arm or set(arm) & set(r"/\:") or arm.startswith(".")]
         yield f"arms {names} are no names of folders", not names
@@ -214,25 +216,32 @@ class Recipe:
 
     def saved_steps(self) -> list[int]:
         """Steps after which a checkpoint is kept: 0, then evenly on a log scale up to the last."""
-        last, count = self.steps, self.checkpoints - 1
+        last = self.steps
+        count = self.checkpoints - 1
         first = min(50, max(1, last // 2))
         grid = [round(first * (last / first) ** (i / (count - 1))) for i in range(count)]
         return sorted({0, *grid})
 
     def config(self, arm: str, vocab_size: int) -> DiffConfig:
-        """The model configuration of one arm."""
+        """The model configuration of one arm.
+
+        Raises
+        ------
+        DiffscopeError
+            The recipe has no such arm, or no model can be made of its fields.
+        """
         if arm not in self.arms:
             raise DiffscopeError(f"recipe {self.name!r} has no arm {arm!r}; its arms are: {', '.join(self.arms)}")
         fields = {**self.model, **self.arms[arm], "vocab_size": vocab_size}
         _config(arm, fields)
         if self.match not in (None, arm) and "intermediate_size" not in self.arms[arm]:
-            wanted = parameters({**self.model, **self.arms[self.match], "vocab_size": vocab_size})
-            if abs(parameters(fields) / wanted - 1) > CLOSE:
-                fields["intermediate_size"] = _matching_width(fields, wanted)
+            target = parameters({**self.model, **self.arms[self.match], "vocab_size": vocab_size})
+            if abs(parameters(fields) / target - 1) > CLOSE:
+                fields["intermediate_size"] = _matching_width(fields, target)
         return _config(arm, fields)
 
     def table(self, vocab_size: int) -> list[dict]:
-        """What every arm is made of: heads, widths, parameters, and these over those of the matched arm."""
+        """One row for each arm: heads, widths, parameters, and their ratio to those of the matched arm."""
         configs = {arm: self.config(arm, vocab_size) for arm in self.arms}
         counts = {arm: parameters(config.to_dict()) for arm, config in configs.items()}
         reference = counts[self.match or next(iter(counts))]
@@ -245,14 +254,14 @@ class Recipe:
         return {key: value for key, value in asdict(self).items() if key != "source"}
 
     def trains(self, arm: str) -> dict:
-        """What the training of one arm depends on beside the seed."""
+        """The fields that the training of one arm depends on, beside the seed."""
         others = ("arms", "seeds", "grid")
         arms = {name: self.arms[name] for name in (arm, self.match) if name is not None}
         return {key: value for key, value in self.as_dict().items() if key not in others} | {"arms": arms}
 
 
 def _check_types(part) -> None:
-    """Raise TypeError where a field is not of its type; a whole number will do for another."""
+    """Raise TypeError where a field is not of its type; a whole number counts as a float."""
     for name, kind in get_type_hints(type(part)).items():
         type_validator(name, getattr(part, name), float | int if kind is float else kind)
 
@@ -260,28 +269,29 @@ def _check_types(part) -> None:
 def _frozen(value):
     """TOML's arrays as tuples, which compare as the defaults do."""
     if isinstance(value, dict):
-        return {name: _frozen(one) for name, one in value.items()}
-    return tuple(_frozen(one) for one in value) if isinstance(value, list) else value
+        return {name: _frozen(item) for name, item in value.items()}
+    return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
 
 
 def parameters(fields: dict) -> int:
-    """How many parameters a model of these fields uses; it takes no memory to tell.
+    """The number of parameters that a model of these fields uses, counted without allocating them.
 
-    Where λ is 0 the second map's queries and keys are there and learn nothing: they are not counted.
+    Where λ is fixed at 0, the queries and keys of the second map exist and learn nothing: they are not counted.
     """
     config = DiffConfig(**fields)
     with torch.device("meta"):
         count = DiffForCausalLM(config).num_parameters()
     if config.fixed_lambda != 0:
         return count
-    heads, width = config.num_attention_heads + config.num_key_value_heads, config.second_dim or config.head_dim
+    heads = config.num_attention_heads + config.num_key_value_heads
+    width = config.second_dim or config.head_dim
     return count - config.num_hidden_layers * heads * width * (config.hidden_size + config.attention_bias)
 
 
 def _config(arm: str, fields: dict) -> DiffConfig:
-    """An arm's configuration, of which a model can be made.
+    """An arm's configuration, checked by making a model of it.
 
-    A field that no model knows would be kept and change nothing; dropout would make a run another each time.
+    A field that no model has is refused, since it would change nothing; so is dropout, with which no run could be repeated.
     """
     usual = DiffConfig()
     if unknown := [name for name in fields if not hasattr(usual, name)]:
@@ -306,11 +316,11 @@ def _config(arm: str, fields: dict) -> DiffConfig:
     return config
 
 
-def _matching_width(fields: dict, wanted: int) -> int:
-    """The width of the MLPs with which a model comes nearest to so many parameters, which grow evenly with it."""
+def _matching_width(fields: dict, target: int) -> int:
+    """The width of the MLPs with which the number of parameters comes nearest to `target`; it is linear in the width."""
     narrow = parameters({**fields, "intermediate_size": 1})
     step = parameters({**fields, "intermediate_size": 2}) - narrow
-    width = 1 + round((wanted - narrow) / step)
+    width = 1 + round((target - narrow) / step)
     if width < 1:
-        raise DiffscopeError(f"the arm has {narrow} parameters without its MLPs, more than the {wanted} of the arm to match")
+        raise DiffscopeError(f"the arm has {narrow} parameters without its MLPs, more than the {target} of the arm to match")
     return width

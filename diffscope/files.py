@@ -1,0 +1,107 @@
+"""Files that appear under their names only when they are complete, and JSON without NaN."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from diffscope.errors import DiffscopeError
+
+
+def check_target(path: str | os.PathLike) -> None:
+    """Refuse a place where nothing can be written, or where more than an earlier result would be lost.
+
+    Raises
+    ------
+    DiffscopeError
+        There is no such folder, or the path is itself a folder that is not a zarr store.
+    """
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise DiffscopeError(f"there is no folder {path.parent} to write {path.name} into; make it first")
+    if path.is_dir() and not (path.suffix.lower() == ".zarr" and (path / "zarr.json").is_file()):
+        raise DiffscopeError(f"{path} is a folder, which would be lost; give the name of a file")
+
+
+@contextmanager
+def replacing(path: str | os.PathLike, *, alone: bool = False) -> Iterator[Path]:
+    """A name to write a file or folder under, which takes the place of `path` when all of it is written.
+
+    The name is in a new folder beside `path`; whatever else is written there is removed with it.
+
+    Parameters
+    ----------
+    path : path-like
+    alone : bool
+        No other process writes to `path` at the same time, so that what a killed one left unfinished is removed.
+
+    Raises
+    ------
+    DiffscopeError
+        As of :func:`check_target`.
+    """
+    path = Path(path)
+    check_target(path)
+    if alone:
+        workspace = unfinished_folder(path)
+        remove(workspace)
+        workspace.mkdir()
+    else:
+        workspace = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}-"))
+    try:
+        yield workspace / path.name
+        if path.is_dir():
+            path.rename(workspace / "replaced")
+        os.replace(workspace / path.name, path)
+    finally:
+        remove(workspace)
+
+
+def unfinished_folder(path: Path) -> Path:
+    """Where the only writer of `path` writes until it is complete."""
+    return path.with_name(f".unfinished-{path.name}")
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder, if it is there."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+
+
+def write_text(path: str | os.PathLike, text: str, *, alone: bool = False) -> None:
+    """Write a text file in UTF-8, whole or not at all; see :func:`replacing`."""
+    with replacing(path, alone=alone) as unfinished:
+        unfinished.write_text(text, encoding="utf-8")
+
+
+def write_json(path: str | os.PathLike, value, *, indent: int | None = None, alone: bool = False) -> None:
+    """Write a value as a JSON file, whole or not at all; see :func:`to_json` and :func:`replacing`."""
+    write_text(path, to_json(value, indent=indent) + "\n", alone=alone)
+
+
+def to_json(value, *, indent: int | None = None) -> str:
+    """A value as JSON; numbers that are not finite become null, see :func:`plain`."""
+    return json.dumps(plain(value), ensure_ascii=False, allow_nan=False, indent=indent)
+
+
+def plain(value):
+    """A value as JSON knows it.
+
+    Arrays and tuples become lists, keys and whatever JSON has no type for become text, NaN and infinities None.
+    """
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if isinstance(value, str | int | float | None) else str(value)

@@ -1,0 +1,207 @@
+"""The folder of a run: its state, checkpoints, final model, metrics, and what it was made with."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import transformers
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+
+from diffscope import __version__
+from diffscope.errors import CorruptFile, DiffscopeError
+from diffscope.files import remove, replacing, write_json, write_text
+from diffscope.lab.training.optimizer import Optimizer
+from diffscope.lab.training.recipe import Recipe
+from diffscope.tasks.corpus import fingerprint, standard_library_text
+
+WEIGHTS = "model.safetensors"
+RUN = "run.json"
+METRICS = "metrics.jsonl"
+STATE = "state.safetensors"
+
+
+def facts_of_run(device: str = "cpu") -> dict:
+    """What a training depends on beside its recipe and seed: code, device, versions, threads, text."""
+    return {
+        "revision": revision(),
+        "device": device,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "threads": torch.get_num_threads(),
+        "fingerprint": fingerprint(standard_library_text(held_out=False)),
+    }
+
+
+def revision() -> str:
+    """The last commit that changed the package, with "+" where it was changed since; outside of a checkout its version."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(Path(__file__).parents[2]), *arguments, "--", "."]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        commit = git("log", "-1", "--format=%h")
+        changed = git("status", "--porcelain")
+    except (OSError, subprocess.CalledProcessError):
+        return __version__
+    if not commit:
+        return __version__
+    return f"{commit}+" if changed else commit
+
+
+def recipe_text(recipe: Recipe, arm: str) -> str:
+    """What a run depends on, beside its seed and the versions of libraries, as JSON."""
+    text = fingerprint(standard_library_text(held_out=False))
+    return json.dumps({**recipe.trains(arm), "training_text": text}, sort_keys=True)
+
+
+def weights_of(model) -> dict[str, torch.Tensor]:
+    """Every tensor of a model once: an output matrix that is the embedding is left out."""
+    state = model.state_dict()
+    if model.config.tie_word_embeddings:
+        del state["lm_head.weight"]
+    return state
+
+
+def save_state(path: Path, step: int, model, optimizer: Optimizer, metrics: list[dict], recipe: str) -> None:
+    """Weights, optimizer and metrics in one file, replaced in one move."""
+    tensors = {f"model/{name}": p for name, p in weights_of(model).items()}
+    tensors.update({f"optimizer/{name}": value for name, value in optimizer.state().items()})
+    tensors = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    with replacing(path, alone=True) as unfinished:
+        save_file(tensors, unfinished, metadata={"step": str(step), "metrics": json.dumps(metrics), "recipe": recipe})
+
+
+def saved_step(path: Path, recipe: str) -> int:
+    """The step at which a run was saved last; 0 if it was not saved.
+
+    Raises
+    ------
+    DiffscopeError
+        The state was written under another recipe.
+    CorruptFile
+        The file is damaged.
+    """
+    if not path.exists():
+        return 0
+    try:
+        with safe_open(path, framework="pt") as file:
+            facts = file.metadata()
+    except SafetensorError as error:
+        raise CorruptFile(f"{path} is damaged ({error}); remove {path.parent} and train again") from None
+    _check_same(path.parent, facts["recipe"], recipe)
+    return int(facts["step"])
+
+
+def restore_state(path: Path, model, optimizer: Optimizer, recipe: str) -> tuple[int, list[dict]]:
+    """Load the state that :func:`save_state` wrote into a model and its optimizer.
+
+    Returns
+    -------
+    step : int
+        0 if nothing was saved.
+    metrics : list of dict
+        The rows logged until then.
+
+    Raises
+    ------
+    DiffscopeError, CorruptFile
+        As :func:`saved_step`.
+    """
+    step = saved_step(path, recipe)
+    if step == 0:
+        return 0, []
+    with safe_open(path, framework="pt") as file:
+        metrics = json.loads(file.metadata()["metrics"])
+    tensors = load_file(path, device=str(model.device))
+    weights = {name.removeprefix("model/"): t for name, t in tensors.items() if name.startswith("model/")}
+    if model.config.tie_word_embeddings:
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+    model.load_state_dict(weights)
+    optimizer.restore({name.removeprefix("optimizer/"): t for name, t in tensors.items() if name.startswith("optimizer/")})
+    return step, metrics
+
+
+def save_checkpoint(model, folder: Path) -> None:
+    """Write a model's weights in half precision; the folder appears when they are complete."""
+    folder.parent.mkdir(exist_ok=True)
+    remove(folder)  # of another run, or of this one before it was killed
+    tensors = {name: p.detach().half().contiguous().cpu() for name, p in weights_of(model).items()}
+    with replacing(folder, alone=True) as unfinished:
+        unfinished.mkdir()
+        save_file(tensors, unfinished / WEIGHTS, metadata={"format": "pt"})
+
+
+def is_finished(folder: Path, recipe: str) -> bool:
+    """Whether a run has its final model, which appears last; its state may be gone by then."""
+    if not (folder / WEIGHTS).is_file():
+        return False
+    _check_same(folder, json.loads((folder / RUN).read_text(encoding="utf-8")).get("recipe"), recipe)
+    return True
+
+
+def _check_same(folder: Path, before: str | None, recipe: str) -> None:
+    if before == recipe:
+        return
+    old = json.loads(before or "{}")
+    new = json.loads(recipe)
+    differing = ", ".join(sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name)))
+    reason = f"it differs in {differing}" if old else "it does not say which"
+    raise DiffscopeError(f"{folder} was begun with another recipe ({reason}); train into another folder, or remove it")
+
+
+def note_run(path: Path, start: int, identity: dict, facts: dict) -> None:
+    """Write down what a run is and the facts under which it began; where they differ now, also that it went on from `start`."""
+    before = json.loads(path.read_text(encoding="utf-8")) if start and path.is_file() else facts
+    first = {name: before[name] for name in before.keys() - {"gone_on"}}
+    gone_on = before.get("gone_on", [])
+    last = {**first, **(gone_on or [{}])[-1]}
+    if any(last.get(name) != value for name, value in facts.items()):
+        gone_on = [*gone_on, {"step": start, **facts}]
+    write_json(path, {**first, **identity, "gone_on": gone_on}, alone=True)
+
+
+def save_model(folder: Path, model, tokenizer) -> None:
+    """Save the model as Hugging Face does; its weights, which mark a run as finished, appear last and in one move."""
+    unfinished = folder / "unfinished"
+    for part in (model, tokenizer):
+        part.save_pretrained(unfinished)
+    for file in sorted(unfinished.iterdir(), key=lambda file: file.name == WEIGHTS):
+        os.replace(file, folder / file.name)
+    unfinished.rmdir()
+
+
+@contextmanager
+def events(folder: Path | None, metrics: list[dict]) -> Iterator[Callable[[dict], None]]:
+    """A function that writes a row of metrics as TensorBoard's events; without a folder it does nothing.
+
+    Rows of before are written again first, and TensorBoard is told to leave out all earlier events: of a killed run, the last
+    ones were lost, or are of steps that will be done again.
+    """
+    if folder is None:
+        yield lambda row: None
+        return
+    from tensorboardX import SummaryWriter
+
+    def write(row: dict) -> None:
+        for name in row.keys() - {"step", "length"}:
+            writer.add_scalar(name, row[name], row["step"])
+
+    with SummaryWriter(str(folder), purge_step=0) as writer:
+        for row in metrics:
+            write(row)
+        yield write
+
+
+def write_metrics(path: Path, metrics: list[dict]) -> None:
+    """Write rows of metrics as JSON, an object a line."""
+    write_text(path, "".join(json.dumps(row) + "\n" for row in metrics), alone=True)
