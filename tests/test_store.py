@@ -8,7 +8,6 @@ import xarray as xr
 from safetensors.torch import save_file
 
 from diffscope.errors import CorruptFile, DiffscopeError
-from diffscope.files import replacing
 from diffscope.store import FORMATS, open_statistics, open_tensors, save_statistics, save_tensors
 
 
@@ -104,16 +103,6 @@ def test_tensors_of_another_program_say_so(tmp_path):
     save_file({"q": torch.zeros(8)}, tmp_path / "x.dscope")
     with pytest.raises(CorruptFile, match="not written by diffscope"):
         open_tensors(tmp_path / "x.dscope")
-
-
-def test_what_fails_leaves_nothing_behind(tmp_path):
-    path = tmp_path / "file.csv"
-    path.write_text("before")
-    with pytest.raises(RuntimeError), replacing(path) as unfinished:
-        unfinished.write_text("half")
-        raise RuntimeError
-    assert path.read_text() == "before"
-    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("path", ["statistics.txt", "statistics", "no/such/folder/statistics.csv"])

@@ -28,7 +28,7 @@ def draw(task: Retrieval, count: int, length: int, needles: int, seed: int) -> l
 
 
 def controlled(task: Retrieval, count: int, length: int, distractors: int, seed: int, **kind) -> list[Prompt]:
-    """`count` prompts with length and distractors set apart; `kind` goes to :meth:`~diffscope.tasks.Retrieval.controlled`.
+    """`count` prompts with length and number of distractors set independently; `kind` goes to :meth:`~diffscope.tasks.Retrieval.controlled`.
 
     Prompt i of a seed has the same city, number and depth at every length and with any number of distractors, which are the
     first of the same ones.

@@ -1,4 +1,4 @@
-"""Prompts with exact spans: retrieval with distractors and length set apart, recall on text, plain text, and a user's own."""
+"""Prompts with exact spans: retrieval with any length and number of distractors, recall on text, plain text, and a user's own."""
 
 from diffscope.tasks.examples import examples
 from diffscope.tasks.recall import Recall

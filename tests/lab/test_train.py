@@ -174,9 +174,9 @@ def test_text_losses_are_means_over_hits_and_others(undisturbed):
     ids, hits = recall.rows(5, 80, np.random.default_rng(3))
     with torch.no_grad():
         logp = scope.model(torch.tensor(ids)).logits.double().log_softmax(-1)
-    each = -logp[:, :-1].gather(-1, torch.tensor(ids[:, 1:, None]))[..., 0].numpy()
-    assert losses["hit"] == pytest.approx(each[hits[:, 1:]].mean(), rel=1e-5)
-    assert losses["other"] == pytest.approx(each[~hits[:, 1:]].mean(), rel=1e-5)
+    loss = -logp[:, :-1].gather(-1, torch.tensor(ids[:, 1:, None]))[..., 0].numpy()
+    assert losses["hit"] == pytest.approx(loss[hits[:, 1:]].mean(), rel=1e-5)
+    assert losses["other"] == pytest.approx(loss[~hits[:, 1:]].mean(), rel=1e-5)
 
 
 def test_arms_of_a_seed_begin_equal_in_what_they_share_and_seeds_differ():

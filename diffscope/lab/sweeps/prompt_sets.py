@@ -36,7 +36,7 @@ def controlled(
     answerable: bool = True,
     template: str = TEMPLATE,
 ) -> list[Prompt]:
-    """Retrieval prompts whose length and whose distractors are set apart from each other."""
+    """Retrieval prompts whose length and number of distractors are set independently."""
     task = Retrieval(tokenizer, template=template)
     kind = {"slots": slots, "near": bool(near), "answerable": bool(answerable)}
     return scoring.controlled(task, count, length, distractors, seed, **kind)

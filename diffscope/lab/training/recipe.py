@@ -38,7 +38,7 @@ class Stage:
     unanswerable: float = 0.0  # share of prompts that end with a city whose number is unknown
 
     def rules(self) -> Iterator[tuple[str, bool]]:
-        """What is wrong with a field, and whether the field is right all the same."""
+        """For each rule the message for a field that breaks it, and whether the field keeps it."""
         check_template(self.template)
         fewest, most = self.needles
         yield f"steps = {self.steps} has to be 1 or more", self.steps >= 1
@@ -72,7 +72,7 @@ class Grid:
     template: str = TEMPLATE
 
     def rules(self) -> Iterator[tuple[str, bool]]:
-        """What is wrong with a field, and whether the field is right all the same."""
+        """For each rule the message for a field that breaks it, and whether the field keeps it."""
         check_template(self.template)
         yield (
             f"lengths = {self.lengths} and distractors = {self.distractors} have to hold a number each",
@@ -175,7 +175,7 @@ class Recipe:
         return recipe
 
     def rules(self) -> Iterator[tuple[str, bool]]:
-        """What is wrong with a field, and whether the field is right all the same."""
+        """For each rule the message for a field that breaks it, and whether the field keeps it."""
         yield "there are no arms, or no stages", bool(self.arms and self.stages)
         names = [arm for arm in self.arms if not arm or set(arm) & set(r"/\:") or arm.startswith(".")]
         yield f"arms {names} are no names of folders", not names

@@ -73,7 +73,7 @@ def weights_of(model) -> dict[str, torch.Tensor]:
 
 
 def save_state(path: Path, step: int, model, optimizer: Optimizer, metrics: list[dict], recipe: str) -> None:
-    """Weights, optimizer and metrics in one file, replaced in one move."""
+    """Write the state of a training, from which it can go on, into one file."""
     tensors = {f"model/{name}": p for name, p in weights_of(model).items()}
     tensors.update({f"optimizer/{name}": value for name, value in optimizer.state().items()})
     tensors = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}

@@ -88,10 +88,10 @@ def losses(logits: torch.Tensor, ids: torch.Tensor, kind: torch.Tensor) -> tuple
     target = ids.roll(-1, 1)
     kind = kind.roll(-1, 1)
     kind[:, -1] = NO_KIND
-    each = F.cross_entropy(logits.float().flatten(0, 1), target.flatten(), reduction="none").view_as(target)
+    loss = F.cross_entropy(logits.float().flatten(0, 1), target.flatten(), reduction="none").view_as(target)
     answers = kind == GIVEN_AWAY
     right = (logits.detach()[answers].argmax(-1) == target[answers]).float().mean()
-    return each[answers].mean(), each[kind == TEXT].mean(), right
+    return loss[answers].mean(), loss[kind == TEXT].mean(), right
 
 
 @torch.no_grad()

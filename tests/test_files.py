@@ -1,0 +1,40 @@
+"""A file appears whole or not at all, and JSON has no NaN."""
+
+import json
+
+import numpy as np
+import pytest
+
+from diffscope.files import replacing, to_json, unfinished_folder, write_json
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_what_fails_leaves_nothing_behind(tmp_path, alone):
+    path = tmp_path / "file.csv"
+    path.write_text("before")
+    with pytest.raises(RuntimeError), replacing(path, alone=alone) as unfinished:
+        unfinished.write_text("half")
+        raise RuntimeError
+    assert path.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path):
+    path = tmp_path / "file.json"
+    unfinished_folder(path).mkdir()
+    (unfinished_folder(path) / "file.json").write_text("half")
+    write_json(path, {"a": 1}, alone=True)
+    assert list(tmp_path.iterdir()) == [path] and json.loads(path.read_text()) == {"a": 1}
+
+
+def test_json_of_arrays_paths_and_numbers_that_are_not_finite(tmp_path):
+    value = {
+        "a": np.array([1.0, np.nan]),
+        3: (np.int64(2), -np.inf),
+        "path": tmp_path,
+        "none": None,
+        "yes": np.bool_(True),
+        "ü": "é",
+    }
+    expected = {"a": [1.0, None], "3": [2, None], "path": str(tmp_path), "none": None, "yes": True, "ü": "é"}
+    assert json.loads(to_json(value)) == expected and "ü" in to_json(value)
