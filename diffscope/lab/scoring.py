@@ -28,10 +28,10 @@ def draw(task: Retrieval, count: int, length: int, needles: int, seed: int) -> l
 
 
 def controlled(task: Retrieval, count: int, length: int, distractors: int, seed: int, **kind) -> list[Prompt]:
-    """`count` prompts with length and number of distractors set independently; `kind` goes to :meth:`~diffscope.tasks.Retrieval.controlled`.
+    """`count` prompts with length and number of distractors set independently.
 
-    Prompt i of a seed has the same city, number and depth at every length and with any number of distractors, which are the
-    first of the same ones.
+    `kind` goes to :meth:`~diffscope.tasks.Retrieval.controlled`. Prompt i of a seed has the same city, number and depth at every
+    length and with any number of distractors, which are the first of the same ones.
     """
     return [task.controlled(length, distractors, [seed, i], depth=DEPTHS[i % len(DEPTHS)], **kind) for i in range(count)]
 

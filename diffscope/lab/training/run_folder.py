@@ -81,27 +81,6 @@ def save_state(path: Path, step: int, model, optimizer: Optimizer, metrics: list
         save_file(tensors, unfinished, metadata={"step": str(step), "metrics": json.dumps(metrics), "recipe": recipe})
 
 
-def saved_step(path: Path, recipe: str) -> int:
-    """The step at which a run was saved last; 0 if it was not saved.
-
-    Raises
-    ------
-    DiffscopeError
-        The state was written under another recipe.
-    CorruptFile
-        The file is damaged.
-    """
-    if not path.exists():
-        return 0
-    try:
-        with safe_open(path, framework="pt") as file:
-            facts = file.metadata()
-    except SafetensorError as error:
-        raise CorruptFile(f"{path} is damaged ({error}); remove {path.parent} and train again") from None
-    _check_same(path.parent, facts["recipe"], recipe)
-    return int(facts["step"])
-
-
 def restore_state(path: Path, model, optimizer: Optimizer, recipe: str) -> tuple[int, list[dict]]:
     """Load the state that :func:`save_state` wrote into a model and its optimizer.
 
@@ -114,21 +93,26 @@ def restore_state(path: Path, model, optimizer: Optimizer, recipe: str) -> tuple
 
     Raises
     ------
-    DiffscopeError, CorruptFile
-        As :func:`saved_step`.
+    DiffscopeError
+        The state was written under another recipe.
+    CorruptFile
+        The file is damaged.
     """
-    step = saved_step(path, recipe)
-    if step == 0:
+    if not path.exists():
         return 0, []
-    with safe_open(path, framework="pt") as file:
-        metrics = json.loads(file.metadata()["metrics"])
+    try:
+        with safe_open(path, framework="pt") as file:
+            facts = file.metadata()
+    except SafetensorError as error:
+        raise CorruptFile(f"{path} is damaged ({error}); remove {path.parent} and train again") from None
+    _check_same(path.parent, facts["recipe"], recipe)
     tensors = load_file(path, device=str(model.device))
     weights = {name.removeprefix("model/"): t for name, t in tensors.items() if name.startswith("model/")}
     if model.config.tie_word_embeddings:
         weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
     model.load_state_dict(weights)
     optimizer.restore({name.removeprefix("optimizer/"): t for name, t in tensors.items() if name.startswith("optimizer/")})
-    return step, metrics
+    return int(facts["step"]), json.loads(facts["metrics"])
 
 
 def save_checkpoint(model, folder: Path) -> None:
