@@ -34,7 +34,7 @@ def make(family, kv=KV_HEADS, dtype=torch.float64):
     model = FAMILIES[family](kv).to(dtype)
     with torch.no_grad():  # values that a mistake would not leave alone
         for name, parameter in model.named_parameters():
-            if "subln" in name or "lambda_" in name and parameter.dim() == 1:
+            if "subln" in name or ("lambda_" in name and parameter.dim() == 1):
                 parameter.copy_(torch.linspace(0.1, 0.4, len(parameter)) / (1 + ("2" in name)))
     return model
 

@@ -66,7 +66,7 @@ def find_uv() -> str:
     return uv
 
 
-def compile(uv: str, *options: str) -> str:
+def resolve(uv: str, *options: str) -> str:
     """Resolve pyproject.toml; why that cannot be done, or nothing."""
     command = [uv, "pip", "compile", "pyproject.toml", "--quiet", *WHEELS, *options]
     # torch's wheels for macOS are of 14, and uv takes 13 unless it is told so.
@@ -81,7 +81,7 @@ def reason_unresolved(uv: str, python: str, platform: str, options: list[str]) -
     A no is asked for twice, for the index may have been out of reach.
     """
     cell = ("--python-version", python, "--python-platform", PLATFORMS[platform], *options)
-    return compile(uv, *cell, "--offline") and compile(uv, *cell) and compile(uv, *cell)
+    return resolve(uv, *cell, "--offline") and resolve(uv, *cell) and resolve(uv, *cell)
 
 
 def pinned_torch() -> str:
@@ -92,7 +92,7 @@ def pinned_torch() -> str:
 def main() -> int:
     uv = find_uv()
     # What the index says now, for all cells: without this, an answer from its cache could be an old one.
-    if reason := compile(uv, "--universal", "--refresh", "--extra=dev", *EXTRAS, "--python-version", PYTHONS[0]):
+    if reason := resolve(uv, "--universal", "--refresh", "--extra=dev", *EXTRAS, "--python-version", PYTHONS[0]):
         sys.exit(f"error: nothing resolves, or the package index does not answer\n{reason}")
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(4) as pool:
         cpu = Path(folder, "cpu.toml")

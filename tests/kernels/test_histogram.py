@@ -21,9 +21,9 @@ def read(interpreted):
     def of(row, limit):
         bins, lowest = histogram.empty(torch.tensor([limit]))
         for number in row.view(np.int32).tolist():
-            bin = (number >> histogram.SHIFT) - int(lowest)
-            if bin >= 0:
-                bins[0, bin] += (1 << histogram.COUNT) + number % (1 << histogram.SHIFT)
+            place = (number >> histogram.SHIFT) - int(lowest)
+            if place >= 0:
+                bins[0, place] += (1 << histogram.COUNT) + number % (1 << histogram.SHIFT)
         found = interpreted(interpreting.read, bins, lowest, torch.tensor([len(row)]), LEVELS, SIZES)
         return {name: x[0].numpy() for name, x in found.items()}
 

@@ -184,7 +184,7 @@ def test_extreme_rows(moments, case):
     spans = [torch.tensor([0, 1, 33]), torch.arange(66)]
     found = moments(layer, torch.arange(66), ALL, spans, top=TOP, near_zero=NEAR_ZERO, levels=LEVELS)
     _check(layer, torch.arange(66), found, spans)
-    nan = {(map, name) for map, held in found.items() for name, x in held.items() if x.isnan().any()}
+    nan = {(name_of_map, name) for name_of_map, held in found.items() for name, x in held.items() if x.isnan().any()}
     assert not nan
 
 
@@ -213,11 +213,11 @@ def test_what_is_not_finite_stays_so(moments):
     layer = _random(4, heads=1)
     layer.k[0, 0, 50] = torch.inf
     found = moments(layer, torch.arange(70), ALL, top=TOP, near_zero=NEAR_ZERO, levels=LEVELS)
-    for map in ("A1", "D"):
+    for name_of_map in ("A1", "D"):
         for name in rows.MOMENTS:
-            if name not in ("peak", "negatives") and (map, name) != ("A1", "negative"):
-                assert found[map][name][0, 50:].isnan().all(), (map, name)
-                assert found[map][name][0, :50].isfinite().all(), (map, name)
+            if name not in ("peak", "negatives") and (name_of_map, name) != ("A1", "negative"):
+                assert found[name_of_map][name][0, 50:].isnan().all(), (name_of_map, name)
+                assert found[name_of_map][name][0, :50].isfinite().all(), (name_of_map, name)
 
 
 def test_what_no_kernel_can_serve_is_refused(monkeypatch):

@@ -108,7 +108,7 @@ def test_events_lost_with_a_kill_are_written_again(cohort_run, tmp_path):
 
 
 def test_seeds_of_earlier_commands_stay_in_the_dataset(cohort_run, tmp_path):
-    recipe, out, _ = cohort_run
+    _, out, _ = cohort_run
     shutil.copytree(out, tmp_path / "out")
     path = tmp_path / "one.toml"
     path.write_text(PIECE.replace("seeds = [0, 1]", "seeds = [0]"))
@@ -153,7 +153,7 @@ def test_a_run_that_fails_is_reported_and_the_others_go_on(tmp_path):
 
 
 def test_a_cohort_on_the_command_line(cohort_run, tmp_path, capsys):
-    recipe, out, _ = cohort_run
+    _, out, _ = cohort_run
     path = str(out.parent / "small.toml")
     assert main(["train", path, "--out", str(out), "--report", "--figure", str(tmp_path / "f.png"), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)

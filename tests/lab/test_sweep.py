@@ -255,7 +255,7 @@ def test_a_shard_that_fails_is_told_and_the_rest_goes_on(run, broken, tiny_diff_
 
 
 def test_where_everything_fails_there_is_no_dataset(run, broken, tmp_path):
-    status, out, err = run(
+    status, out, _ = run(
         "--model", broken, "--prompts", ownfile(tmp_path), "--stats", "gini", "--out", tmp_path / "out", "--json"
     )
     assert status == 2 and json.loads(out)["dataset"] is None and not list(tmp_path.glob("out/dataset*"))

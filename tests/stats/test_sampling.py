@@ -18,7 +18,7 @@ def test_every_stretch_is_drawn_from_and_the_sample_stands_for_all_queries(n, ro
         assert drawn is None
         return
     queries, stratum, weight = (part.numpy() for part in drawn)
-    assert len(queries) == len(set(queries)) == rows and 0 <= queries[0] and queries[-1] < n
+    assert len(queries) == len(set(queries)) == rows and queries[0] >= 0 and queries[-1] < n
     assert (np.diff(queries) > 0).all() and np.isclose(weight.sum(), n)
     sizes = np.bincount(stratum, weight)
     assert sizes.max() - sizes.min() < 1 + 1e-9

@@ -1,6 +1,7 @@
 """Retrieval prompts are what they say: exact length, exact spans, the same tokens from text, nothing of training in them."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -249,6 +250,6 @@ def test_plain_text_has_its_length_and_its_hits(task):
     ids, hits = recall.rows(3, 120, np.random.default_rng(0))
     assert ids.shape == hits.shape == (3, 120) and (ids[:, 0] == task.tokenizer.bos_token_id).all()
     for row, marked in zip(ids.tolist(), hits):
-        pairs = list(zip(row, row[1:]))
+        pairs = list(pairwise(row))
         assert marked.tolist() == [False] + [pair in pairs[:i] for i, pair in enumerate(pairs)]
     assert 0.02 < hits.mean() < 0.6

@@ -102,7 +102,7 @@ def test_saved_data_sets(tmp_path, datasets):
 
 
 @pytest.mark.parametrize(
-    "source, request",
+    "source, arguments",
     [
         ("me/mine", ("me/mine", None, "train")),
         ("me/mine:test", ("me/mine", None, "test")),
@@ -110,13 +110,13 @@ def test_saved_data_sets(tmp_path, datasets):
         ("me/mine/v1.0:train[:1%]+test", ("me/mine", "v1.0", "train[:1%]+test")),
     ],
 )
-def test_a_data_set_of_the_hub_is_asked_for_by_name(monkeypatch, datasets, source, request):
+def test_a_data_set_of_the_hub_is_asked_for_by_name(monkeypatch, datasets, source, arguments):
     def load_dataset(name, config, split, trust_remote_code):
         assert trust_remote_code is False
         return datasets.Dataset.from_dict({"text": list((name, config or "-", split))})
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    assert read_texts(source) == (request[0], request[1] or "-", request[2])
+    assert read_texts(source) == (arguments[0], arguments[1] or "-", arguments[2])
 
 
 def test_a_data_set_that_is_not_to_be_had(monkeypatch, datasets):
