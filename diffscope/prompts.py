@@ -11,7 +11,7 @@ from torch import Tensor
 
 from diffscope.errors import PromptError, SpanError
 
-# The key sets of SCIENCE.md: R, N, U, S are given or found, C and I follow from them.
+# The key sets of docs/definitions.md: R, N, U and S are given or found, C and I follow from them.
 GIVEN_SETS = ("answer", "needles", "query", "sink")
 DERIVED_SETS = ("context", "irrelevant")
 
@@ -33,7 +33,7 @@ class Encoded:
         None for token ids without a tokenizer.
     ids : tuple of int
     tokens : tuple of str
-        What each token says.
+        The text of each token.
     offsets : tuple of (int, int)
         Characters of the text that each token covers; empty for tokens that are not in it, such as <bos>.
     spans : dict of str to tuple of int
@@ -58,6 +58,10 @@ class Encoded:
         relevant = set().union(*(named.get(name, set()) for name in ("answer", "query", "sink")))
         named["irrelevant"] = set(range(len(self.ids))) - relevant
         return {name: torch.tensor(sorted(at), dtype=torch.int64, device=device) for name, at in named.items()}
+
+    def positions(self) -> dict[str, list[int]]:
+        """The same sets as sorted lists."""
+        return {name: at.tolist() for name, at in self.key_sets().items()}
 
 
 def encode(tokenizer, prompt: str | Sequence[int], spans: Mapping | None = None) -> Encoded:
@@ -90,8 +94,8 @@ def encode(tokenizer, prompt: str | Sequence[int], spans: Mapping | None = None)
 
 def with_spans(encoded: Encoded, spans: Mapping | None) -> Encoded:
     """A prompt with its spans found, and the sink, which is its first token unless given."""
-    found = {name: find_span(encoded, name, span) for name, span in (spans or {}).items()}
-    return replace(encoded, spans={"sink": (0,), **found})
+    positions = {name: find_span(encoded, name, span) for name, span in (spans or {}).items()}
+    return replace(encoded, spans={"sink": (0,), **positions})
 
 
 def _encode_text(tokenizer, text: str):
@@ -104,21 +108,22 @@ def _encode_text(tokenizer, text: str):
         return _decode_ids(tokenizer, ids)
     encoded = tokenizer(text, return_offsets_mapping=True)
     ids = encoded["input_ids"]
-    return text, ids, _says(tokenizer, ids), [tuple(pair) for pair in encoded["offset_mapping"]]
+    return text, ids, _token_texts(tokenizer, ids), [tuple(pair) for pair in encoded["offset_mapping"]]
 
 
-def _says(tokenizer, ids: Sequence[int]) -> list[str]:
-    """What each token says by itself; each distinct one is decoded once."""
-    said = {token: tokenizer.decode([token]) for token in set(ids)}
-    return [said[token] for token in ids]
+def _token_texts(tokenizer, ids: Sequence[int]) -> list[str]:
+    """The text of each token by itself; each distinct one is decoded once."""
+    texts = {token: tokenizer.decode([token]) for token in set(ids)}
+    return [texts[token] for token in ids]
 
 
 def _decode_ids(tokenizer, ids: list[int]):
     """Token ids as text: the tokens' own texts one after the other."""
     if tokenizer is None:
         return None, ids, [str(token) for token in ids], [(0, 0)] * len(ids)
-    special, tokens = set(tokenizer.all_special_ids), _says(tokenizer, ids)
-    pieces = ["" if token in special else said for token, said in zip(ids, tokens)]
+    special = set(tokenizer.all_special_ids)
+    tokens = _token_texts(tokenizer, ids)
+    pieces = ["" if token in special else text for token, text in zip(ids, tokens)]
     ends = [0]
     for piece in pieces:
         ends.append(ends[-1] + len(piece))
@@ -178,7 +183,8 @@ def _by_characters(prompt: Encoded, name: str, start: int, stop: int) -> tuple[i
     if not touched:
         raise SpanError(f"span {name!r}: no token covers {prompt.text[start:stop]!r}; give a token range")
     inside = [at for at in touched if start <= prompt.offsets[at][0] and prompt.offsets[at][1] <= stop]
-    first, last = prompt.offsets[touched[0]][0], prompt.offsets[touched[-1]][1]
+    first = prompt.offsets[touched[0]][0]
+    last = prompt.offsets[touched[-1]][1]
     if prompt.text[first:stop].strip() != prompt.text[start:stop].strip() or prompt.text[stop:last].strip():
         wider = f"tokens {touched[0]}:{touched[-1] + 1} {prompt.text[first:last]!r}"
         narrower = f"tokens {inside[0]}:{inside[-1] + 1} {_text_of(prompt, inside)!r}" if inside else "no whole token"

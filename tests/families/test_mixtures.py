@@ -95,8 +95,8 @@ class Inside(nn.Module):
 
 
 def test_outliers_of_all_layers_together_are_not_those_of_one():
-    assert np.isnan(diffscope.load(Inside(unilm.tiny())).capture(IDS).layer_outliers).all()
-    assert not np.isnan(diffscope.load(gated.tiny()).capture(IDS).layer_outliers).any()
+    assert np.isnan(diffscope.load(Inside(unilm.tiny())).capture(IDS).layer_output_outliers).all()
+    assert not np.isnan(diffscope.load(gated.tiny()).capture(IDS).layer_output_outliers).any()
 
 
 class NotAttention(nn.Module):
@@ -115,7 +115,7 @@ def test_layers_are_numbered_as_in_the_model():
     plain = scope.loss(tiny.ids(20))
     with scope.edit(diffscope.edits.zero_a2(layers=2)):
         assert scope.loss(tiny.ids(20)) != plain
-    with pytest.raises(diffscope.DiffscopeError, match="no attention in layer 1"):
+    with pytest.raises(diffscope.DiffscopeError, match="no layer 1; choose from"):
         with scope.edit(diffscope.edits.zero_a2(layers=1)):
             pass
 
