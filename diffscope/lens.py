@@ -19,8 +19,8 @@ Of each attention layer (H heads; a differential head has two maps, M = 2; a sta
 | hook_z                                       | (batch, query, head, width): after the per-head norm |
 | hook_result, if ``set_use_attn_result(True)`` | (batch, query, head, d_model)                      |
 
-Whatever a hook returns is what the model goes on with. Importing this module is what makes
-``TransformerBridge.boot_transformers`` open these models (docs/transformer_lens.md).
+Whatever a hook returns is what the model goes on with. Importing this module changes nothing in TransformerLens;
+:func:`register` makes ``TransformerBridge.boot_transformers`` open these models (docs/transformer_lens.md).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from diffscope.models import load_model
 from diffscope.models.controls import GatedAttention, ReweightedAttention
 from diffscope.models.mechanisms import Attention, DiffV1Attention, DiffV2Attention
 
-__all__ = ["DifferentialAdapter", "DifferentialAttentionBridge", "boot"]
+__all__ = ["DifferentialAdapter", "DifferentialAttentionBridge", "boot", "register"]
 
 
 class HeadParts(BaseTensorConversion):
@@ -393,6 +393,11 @@ def boot(model: str | PathLike | PreTrainedModel, *, tokenizer=None, dtype=None,
     return build_bridge_from_module(model, architecture, hf_config=model.config, tokenizer=tokenizer, model_name=name)
 
 
-# boot_transformers refuses what is not in this table before it asks the entry points (TransformerLens 4.3).
-for _architecture in ARCHITECTURES:
-    SUPPORTED_ARCHITECTURES.setdefault(_architecture, DifferentialAdapter)
+def register() -> None:
+    """Let ``TransformerBridge.boot_transformers`` open these models, for as long as the process lives.
+
+    TransformerLens 4.3 refuses what is not in its table of architectures before it asks entry points. This adds the two names to
+    that table. :func:`boot` does not need it.
+    """
+    for architecture in ARCHITECTURES:
+        SUPPORTED_ARCHITECTURES.setdefault(architecture, DifferentialAdapter)

@@ -115,7 +115,7 @@ def test_layers_are_numbered_as_in_the_model():
     plain = scope.loss(tiny.ids(20))
     with scope.edit(diffscope.edits.zero_a2(layers=2)):
         assert scope.loss(tiny.ids(20)) != plain
-    with pytest.raises(diffscope.DiffscopeError, match="no layer 1; choose from"):
+    with pytest.raises(diffscope.DiffscopeError, match="no attention in layer 1"):
         with scope.edit(diffscope.edits.zero_a2(layers=1)):
             pass
 
