@@ -328,6 +328,7 @@ class Attended:
     def measure(
         self,
         statistics: Sequence[str] | str | None = None,
+        *,
         queries: str | slice | Sequence[int] | Sample | None = None,
         progress: Callable[[float, int], object] | None = None,
         backend: str | None = None,

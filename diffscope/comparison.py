@@ -39,6 +39,7 @@ class Comparison:
     def measure(
         self,
         statistics: Sequence[str] | str | None = None,
+        *,
         queries: str | slice | Sequence[int] | Sample | None = None,
     ) -> xr.Dataset:
         """The same statistics of both models.
@@ -53,12 +54,13 @@ class Comparison:
         xarray.Dataset
             What ``Capture.measure`` gives of each, along ``model``; NaN where a model lacks the layer, head, map or statistic.
         """
-        measured = [capture.measure(statistics, queries) for capture in self.captures]
+        measured = [capture.measure(statistics, queries=queries) for capture in self.captures]
         return self._along_model(measured)
 
     def difference(
         self,
         statistics: Sequence[str] | str | None = None,
+        *,
         queries: str | slice | Sequence[int] | Sample | None = None,
     ) -> xr.Dataset:
         """First model − second model, of means over heads: head h of one model is not head h of another.
@@ -75,7 +77,7 @@ class Comparison:
         xarray.Dataset
             By layer, and by whatever else a statistic has dimensions; ``attrs["difference"]`` says what is subtracted.
         """
-        measured = self.measure(statistics, queries)
+        measured = self.measure(statistics, queries=queries)
         without_mean = [name for name in measured.data_vars if name in STATISTICS and not STATISTICS[name].averageable]
         measured = measured.drop_vars(without_mean)
         finite = measured.where(np.isfinite(measured))

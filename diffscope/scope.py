@@ -330,6 +330,7 @@ class Scope:
         self,
         prompt: str | Sequence | Tensor,
         statistics: Sequence[str] | str | None = None,
+        *,
         spans: Mapping | Sequence[Mapping] | None = None,
         queries: str | slice | Sequence[int] | Sample | None = None,
         progress: Callable[[float, int], object] | None = None,

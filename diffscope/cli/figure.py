@@ -27,7 +27,7 @@ EXAMPLE = (
     "  --layer 3 --head 1 --out maps.pdf",
 )
 
-Kind = Annotated[str, typer.Option(metavar="NAME", help="Which figure: maps, row, lambda, fidelity, overview.")]
+Kind = Annotated[str, typer.Option(metavar="NAME", help="Which figure: maps, row, heads, lambdas, fidelity.")]
 Out = Annotated[Path, typer.Option(metavar="FILE", help="Where to draw it: .pdf, .svg, .png, .html or .json.")]
 Venue = Annotated[str | None, typer.Option(help="Widths and font sizes of a venue, for example neurips, icml, acl.")]
 
