@@ -22,7 +22,24 @@ from diffscope.figures import FIGURES, figure, theme
 from tests import tiny
 
 ALL = ["board", "cohort", "fidelity", "heads", "lambdas", "maps", "row"]
-TOKENS = ("<s>", "The", " <b>&$", " magic", "\n", " number", " $x_1$", " of", " <i>", " Paris", " is", " 7", "4", "21", " %{x}", " .")
+TOKENS = (
+    "<s>",
+    "The",
+    " <b>&$",
+    " magic",
+    "\n",
+    " number",
+    " $x_1$",
+    " of",
+    " <i>",
+    " Paris",
+    " is",
+    " 7",
+    "4",
+    "21",
+    " %{x}",
+    " .",
+)
 SPANS = {"answer": (11, 14), "needles": [5, 6, 9]}
 
 
@@ -204,6 +221,20 @@ def test_a_standard_map_that_its_layer_changes_is_shown_beside_it_and_no_lambda_
     assert "as the layer changes it" in shown and "\\u03bb" not in shown
 
 
+def test_two_models_stand_side_by_side(cap, tmp_path):
+    """D of each, or the one map of standard attention; each at its own layer and head."""
+    pair = diffscope.compare(scope("v1", 3), scope("standard", 3), tiny.ids(12))
+    drawn = figures.maps(pair, layer=(2, 1), head=(0, 1), queries=(4, 12))
+    first, second = pair.captures
+    left, right = drawn.data.data_vars.values()
+    seen = drawn.data["visible"].values
+    np.testing.assert_array_equal(left.values[seen], first.map("D", 2, 0, queries=slice(4, 12)).values[seen])
+    np.testing.assert_array_equal(right.values[seen], second.map("A1", 1, 1, queries=slice(4, 12)).values[seen])
+    titles = [ax.get_title() for ax in drawn.matplotlib().axes if ax.get_title()]
+    expected = ["D of DiffForCausalLM (1): layer 2, head 0", "A of DiffForCausalLM (2): layer 1, head 1"]
+    assert titles == expected and all(title in drawn.plotly().to_json() for title in expected)
+
+
 def test_a_row_is_a_row_of_the_map(cap):
     data = figure("row", cap, layer=2, head=0, query=12).data
     np.testing.assert_allclose(data["D"].values, cap.map("D", 2, 0).values[12], atol=1e-6)
@@ -304,34 +335,20 @@ def test_the_row_as_text_is_escaped(cap):
 def test_every_figure_saves_as_every_kind(cap, tmp_path, name, suffix):
     path = figure(name, source(name, cap)).save(tmp_path / f"figure{suffix}")
     start = {".pdf": b"%PDF", ".svg": b"<?xml", ".png": b"\x89PNG", ".json": b"{", ".html": b"<!doctype html>"}[suffix]
-    assert path.read_bytes().startswith(start)
+    content = path.read_bytes()
+    assert content.startswith(start)
+    if suffix == ".pdf":
+        content += b"".join(_inflated(m) for m in re.findall(rb"stream\r?\n(.*?)endstream", content, re.S))
+        assert b"/Type3" not in content and (b"/CIDFontType2" in content or b"/TrueType" in content)
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 
 
-@pytest.mark.parametrize("venue", theme.VENUES)
-@pytest.mark.parametrize("wide", [False, True])
-def test_a_pdf_is_as_wide_as_the_venue_says(cap, tmp_path, venue, wide):
-    path = figure("maps", cap, venue=venue, wide=wide).save(tmp_path / "figure.pdf")
+@pytest.mark.parametrize("venue, wide, inches", [("icml", False, 3.25), ("neurips", True, 5.5)])
+def test_a_pdf_is_as_wide_as_the_venue_says(cap, tmp_path, venue, wide, inches):
+    path = figures.maps(cap, venue=venue, wide=wide).save(tmp_path / "figure.pdf")
     left, _, right, top = map(float, re.search(rb"/MediaBox \[([^]]+)\]", path.read_bytes())[1].split())
-    inches = {
-        "icml": (3.25, 6.75),
-        "neurips": (5.5, 5.5),
-        "iclr": (5.5, 5.5),
-        "acl": (3.03, 6.30),
-        "cvpr": (3.25, 6.875),
-        "aaai": (3.3, 6.975),
-        "tmlr": (6.5, 6.5),
-    }[venue][wide]
-    assert (right - left) / 72 == pytest.approx(inches, abs=1e-3)
+    assert (right - left) / 72 == pytest.approx(inches, abs=1e-3) == theme.VENUES[venue][wide]
     assert top / 72 < 1.5 * inches
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_a_pdf_embeds_no_type_3_fonts(cap, tmp_path, name):
-    content = figure(name, source(name, cap)).save(tmp_path / "figure.pdf").read_bytes()
-    streams = b"".join(_inflated(m) for m in re.findall(rb"stream\r?\n(.*?)endstream", content, re.S))
-    assert b"/Type3" not in content + streams
-    assert b"/CIDFontType2" in content + streams or b"/TrueType" in content + streams
 
 
 def _inflated(stream):
@@ -342,8 +359,8 @@ def _inflated(stream):
 
 
 def test_the_same_figure_is_the_same_file(cap, tmp_path):
-    one, two = (figure("maps", cap).save(tmp_path / name).read_bytes() for name in ("a.pdf", "b.pdf"))
-    assert one == two
+    first, second = (figures.lambdas(cap).save(tmp_path / name).read_bytes() for name in ("a.pdf", "b.pdf"))
+    assert first == second
 
 
 def test_a_failed_write_leaves_the_old_file(cap, tmp_path, monkeypatch):
@@ -382,9 +399,9 @@ def test_drawing_changes_no_setting_and_opens_no_window(cap, tmp_path):
 
     before, template = dict(matplotlib.rcParams), plotly.io.templates.default
     for name in ALL:
-        made = figure(name, source(name, cap), venue="icml")
-        made.save(tmp_path / "figure.pdf")
-        made.plotly()
+        drawn = figure(name, source(name, cap), venue="icml")
+        drawn.matplotlib()
+        drawn.plotly()
     assert dict(matplotlib.rcParams) == before
     assert plotly.io.templates.default == template
     assert plt.get_fignums() == []
