@@ -592,7 +592,7 @@ def test_measuring_as_the_model_runs_gives_what_a_capture_gives(name):
     scope = diffscope.load(MODELS[name]())
     with scope.edit(diffscope.edits.absolute_d(layers=1)):
         kept = scope.capture(prompts, spans).measure(["entropy", "gini", "span_mass", "logit_outliers"], queries="answer")
-        passing = scope.measure(prompts, ["entropy", "gini", "span_mass", "logit_outliers"], spans, queries="answer")
+        passing = scope.measure(prompts, ["entropy", "gini", "span_mass", "logit_outliers"], spans=spans, queries="answer")
     assert passing.identical(kept) and "|D|" in passing.attrs["edits"]
     assert scope.measure(prompts[0]).identical(scope.capture(prompts[0]).measure())
 
@@ -659,7 +659,7 @@ def test_results_that_would_fill_the_memory_are_refused_before_they_are_made(mon
     room = 40 * 2**20  # blocks fit, and so do entropies, but not masses on 240 spans
     monkeypatch.setattr(measuring, "free_memory", lambda device: room)
     with pytest.raises(OutOfMemoryAhead, match=r"250 queries.*40 MiB are free.*queries=diffscope.Sample\(512\)"):
-        scope.measure(tiny.ids(250), "span_mass", {str(i): (i, i + 1) for i in range(240)})
+        scope.measure(tiny.ids(250), "span_mass", spans={str(i): (i, i + 1) for i in range(240)})
     assert not taken
     assert scope.measure(tiny.ids(250), "entropy").sizes["query"] == 250
 

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 import diffscope
-from diffscope.cli.options import Device, Dtype, Json, Model
+from diffscope.cli.options import Device, Dtype, Json, Model, check_model
 from diffscope.cli.output import counting, say, show_json, show_table, working
 from diffscope.errors import DiffscopeError
 
@@ -59,8 +59,7 @@ def command(
         raise DiffscopeError("--field says which field of --text holds the text; give --text too")
     scoring.check_spread(prompts if unanswerable else min(looks, prompts))
     texts = None if text is None else read_texts(text, field)
-    if model is None:
-        raise DiffscopeError("no model given; name one with --model, or list the bundled ones with: diffscope models")
+    check_model(model)
     trained = {card["name"]: card["positions"] for card in diffscope.models.bundled()}
     length = length or trained.get(model.partition("@")[0], 256)
     with working(f"loading {model}"):
@@ -78,12 +77,12 @@ def command(
     low, high = scores["interval"]
     if not as_json:
         kind = "near-duplicate cities" if near else "cities"
-        asked = 'one question without an answer, right is "unknown"' if unanswerable else "one question"
+        question = 'one question without an answer, right is "unknown"' if unanswerable else "one question"
         where = f"text of {text}" if text else "text held out of the bundled models' training"
         say(f"{model}: {scores['retrieval']:.1%} exact answers ({low:.1%} to {high:.1%}) of {prompts} prompts")
-        say(f"{length} tokens, {needles} needles of {kind}, {asked}; {where}")
-        said = f"{losses['hit']:.3f} on tokens that complete a 3-gram seen before, {losses['other']:.3f} on others"
-        say(f"loss on plain text, nats a token: {said}")
+        say(f"{length} tokens, {needles} needles of {kind}, {question}; {where}")
+        by_kind = f"{losses['hit']:.3f} on tokens that complete a 3-gram seen before, {losses['other']:.3f} on others"
+        say(f"loss on plain text, nats a token: {by_kind}")
     if unanswerable:
         if as_json:
             show_json({**facts, **scores, "text_loss": losses})

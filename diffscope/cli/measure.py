@@ -2,9 +2,10 @@
 
 import math
 import re
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import typer
 
@@ -19,12 +20,14 @@ from diffscope.cli.options import (
     PromptFile,
     SavedCapture,
     Span,
+    Stats,
     check_out,
+    print_warnings,
     read_capture,
     read_prompt,
     read_scope,
     read_spans,
-    say_what_to_know,
+    read_stats,
 )
 from diffscope.cli.output import counting, note, say, show_json, show_table, working
 from diffscope.errors import DiffscopeError, Stopped
@@ -35,7 +38,6 @@ EXAMPLE = (
     "  --span answer=7421 --stats entropy,gini --json",
 )
 
-Stats = Annotated[str, typer.Option(metavar="A,B", help="Which statistics, separated by commas.")]
 Query = Annotated[int | None, typer.Option(help="One query, a token counted from 0, or from the end: -1 is the last.")]
 Queries = Annotated[
     str | None, typer.Option(metavar="SPAN|START:STOP|sample:N", help="Some queries: a span's, a range, or N drawn at random.")
@@ -67,78 +69,112 @@ def command(
     dtype: Dtype = None,
 ):
     """Measure statistics of A1, A2 and D, averaged over queries. Ctrl-C leaves the layers that were finished."""
-    from diffscope.store import save_statistics, statistics_format
+    from diffscope.store import statistics_format
 
     check_out(out)
     if out is not None:
         statistics_format(out)
-    names = [name.strip() for name in stats.split(",") if name.strip()]
-    if not names:
-        raise DiffscopeError("--stats names no statistic; for example --stats entropy,gini")
+    names = read_stats(stats)
     rows = _queries(query, queries)
     if saved is not None:
-        source = read_capture(saved, model, prompt, prompt_file, span, device, dtype)
-        about, measure = {"tokens": source.n_tokens, "spans": source.spans}, partial(source.measure, backend=backend)
-        there = {"layer": [one.layer for one in source.layers], "head": list(range(source.n_heads))}
+        capture = read_capture(saved, model, prompt, prompt_file, span, device, dtype)
+        source = _of_capture(capture, layer, head, backend)
     else:
-        source = read_scope(model, device, dtype)
-        text, spans = read_prompt(prompt, prompt_file), read_spans(span or [])
-        encoded = source.encode(text, spans)
-        about = {"tokens": len(encoded.ids), "spans": encoded.key_sets("cpu")}
-        there = {"layer": source.layers, "head": None if head is None else _heads(source)}
+        scope = read_scope(model, device, dtype)
+        source = _of_model(scope, read_prompt(prompt, prompt_file), read_spans(span or []), layer, head, backend)
+    measured, interrupt = _measure(source, names, rows)
+    if layer is not None and layer not in measured["layer"]:
+        raise interrupt
+    print_warnings(measured.attrs)
+    place = {dim: [number] for dim, number in (("layer", layer), ("head", head)) if number is not None and dim in measured.dims}
+    measured = measured.sel(place)
+    _report(measured, source, out, as_json, over_heads=not per_head and head is None)
+    if interrupt:
+        note(f"stopped {measured.attrs['stopped']}")
+        raise interrupt
 
-        def measure(names, queries, progress):
-            return source.measure(text, names, spans, queries, progress, announce=note, backend=backend)
 
-    _check_place(there, {"layer": layer, "head": head})
-    stopped = None
+class _Source(NamedTuple):
+    """What is measured: by a function of names, queries and progress."""
+
+    measure: Callable
+    tokens: int
+    spans: dict
+
+
+def _of_capture(capture, layer, head, backend):
+    from diffscope.capture import check_place
+
+    check_place(capture.layer_numbers, range(capture.n_heads), layer, head)
+    return _Source(partial(capture.measure, backend=backend), capture.n_tokens, capture.spans)
+
+
+def _of_model(scope, text, spans, layer, head, backend):
+    from diffscope.capture import check_place
+
+    encoded = scope.encode(text, spans)
+    check_place(scope.layers, [] if head is None else _heads(scope), layer, head)
+    measure = partial(scope.measure, text, spans=spans, announce=note, backend=backend)
+    return _Source(measure, len(encoded.ids), encoded.positions())
+
+
+def _measure(source, names, queries):
+    """What was measured, and the interrupt that stopped it or None."""
     with counting("measuring") as progress:
         try:
-            measured = measure(names, queries=rows, progress=progress)
+            return source.measure(statistics=names, queries=queries, progress=progress), None
         except Stopped as interrupt:
-            stopped, measured = interrupt, interrupt.measured
-    if layer is not None and layer not in measured["layer"]:
-        raise stopped
-    say_what_to_know(measured.attrs)
-    place = {dim: [index] for dim, index in (("layer", layer), ("head", head)) if index is not None and dim in measured.dims}
-    measured = measured.sel(place)
+            return interrupt.measured, interrupt
+
+
+def _report(measured, source, out, as_json, over_heads):
+    """Save every value where that is asked for, and show the averages."""
+    from diffscope.store import save_statistics
+
     if out is not None:
         with working(f"saving {out}"):
             save_statistics(measured, out)
-    said = {name: _over_queries(values, _averageable(name)) for name, values in measured.items()}
-    sampled = measured.attrs.get("sampled")
+    averages = {name: _over_queries(values, _averageable(name)) for name, values in measured.items()}
     if as_json:
-        show_json(
-            {
-                **{key: measured.attrs[key] for key in ("model", "family")},
-                **about,
-                "averaged_over": {"query": measured.sizes.get("query"), **({"sampled": sampled} if sampled else {})},
-                "statistics": {name: _as_dict(*one) for name, one in said.items()},
-                **({"stopped": measured.attrs["stopped"]} if stopped else {}),
-                "saved": out,
-            }
-        )
+        show_json(_summary(measured, source, averages, out))
     else:
-        of_them = f"; measured on {sampled}" if sampled else ""
-        say(f"{measured.attrs['model']} ({measured.attrs['family']}), {about['tokens']} tokens{of_them}")
-        for name, (values, error, over) in said.items():
-            if "query" in values.dims:
-                say()
-                say(
-                    f"{name} [{values.attrs['units']}] is not averaged, its mean would say nothing; choose one --query, or --json"
-                )
-                continue
-            if "head" in values.dims and not per_head and head is None and _averageable(name):
-                if error is not None:  # heads share the queries, so their errors do not average out
-                    error = _over_queries(_over_heads(measured[name])[0], True)[1]
-                values, heads = _over_heads(values)
-                over = over + heads
-            _show(name, values, error, over)
+        _show_tables(measured, source, averages, over_heads)
     if out is not None:
         note(f"saved {out}")
-    if stopped:
-        note(f"stopped {measured.attrs['stopped']}")
-        raise stopped
+
+
+def _summary(measured, source, averages, out):
+    """The averages as JSON shows them."""
+    attrs = measured.attrs
+    sampled = {"sampled": attrs["sampled"]} if attrs.get("sampled") else {}
+    return {
+        "model": attrs["model"],
+        "family": attrs["family"],
+        "tokens": source.tokens,
+        "spans": source.spans,
+        "averaged_over": {"query": measured.sizes.get("query"), **sampled},
+        "statistics": {name: _as_dict(*average) for name, average in averages.items()},
+        **({"stopped": attrs["stopped"]} if "stopped" in attrs else {}),
+        "saved": out,
+    }
+
+
+def _show_tables(measured, source, averages, over_heads):
+    """One table a statistic."""
+    attrs = measured.attrs
+    sampled = f"; measured on {attrs['sampled']}" if attrs.get("sampled") else ""
+    say(f"{attrs['model']} ({attrs['family']}), {source.tokens} tokens{sampled}")
+    for name, (values, error, over) in averages.items():
+        if "query" in values.dims:
+            say()
+            say(f"{name} [{values.attrs['units']}] is not averaged, its mean would say nothing; choose one --query, or --json")
+            continue
+        if "head" in values.dims and over_heads and _averageable(name):
+            if error is not None:  # heads share the queries, so their errors do not average out
+                error = _over_queries(_over_heads(measured[name])[0], True)[1]
+            values, heads = _over_heads(values)
+            over = over + heads
+        _show(name, values, error, over)
 
 
 def _heads(scope):
@@ -154,21 +190,11 @@ def _queries(query, queries):
         raise DiffscopeError("--query and --queries exclude each other; give one of them")
     if queries is None:
         return None if query is None else [query]
-    if found := re.fullmatch(r"sample:(\d+)", queries):
-        return Sample(int(found[1]))
-    if found := re.fullmatch(r"(-?\d+)?:(-?\d+)?", queries):
-        return slice(*(int(end) if end else None for end in found.groups()))
+    if sample := re.fullmatch(r"sample:(\d+)", queries):
+        return Sample(int(sample[1]))
+    if ends := re.fullmatch(r"(-?\d+)?:(-?\d+)?", queries):
+        return slice(*(int(end) if end else None for end in ends.groups()))
     return queries
-
-
-def _check_place(there, chosen):
-    """Refuse a layer or a head that is not there."""
-    for what, number in chosen.items():
-        if number is not None and number not in there[what]:
-            first, *_, last = [*there[what], there[what][-1]]
-            gaps = list(there[what]) != list(range(first, last + 1))
-            said = ", ".join(map(str, there[what])) if gaps else f"{first} to {last}"
-            raise DiffscopeError(f"there is no {what} {number}; choose from {said}")
 
 
 def _averageable(name):
@@ -217,7 +243,7 @@ def _mean(values, dim, over, missing=None):
 
 def _as_dict(values, error, over):
     return {
-        **{key: said for key, said in values.attrs.items() if key != "averaged_over"},
+        **{key: value for key, value in values.attrs.items() if key != "averaged_over"},
         "dims": values.dims,
         "coords": {dim: values[dim].values for dim in values.dims},
         "values": values.values,

@@ -96,7 +96,7 @@ def test_the_dataset_holds_what_each_prompt_gives_by_itself(swept, plan):
         of_task = draw(task, 3, 96, 4, 0)[2], task.controlled(160, 3, [0, 0], depth=0.0)
         for index, prompt in zip((2, 4), of_task):
             spans = {name: at for name, at in prompt.spans.items() if name != "sink"}
-            expected = scope.measure(prompt.ids, plan.statistics, spans, queries=[-1]).isel(query=0)
+            expected = scope.measure(prompt.ids, plan.statistics, spans=spans, queries=[-1]).isel(query=0)
             found = dataset.sel(model=model, step=step, prompt=index)
             for name in plan.statistics:
                 same = expected[name].reindex_like(found[name])
@@ -148,7 +148,7 @@ def test_means_over_queries(tmp_path, queries, rows):
     scope = diffscope.load("mini-diff")
     prompt = draw(Retrieval(scope.tokenizer), 2, 96, 4, 0)[1]
     spans = {name: at for name, at in prompt.spans.items() if name != "sink"}
-    measured = scope.measure(prompt.ids, ["gini", "kl_12"], spans, rows)
+    measured = scope.measure(prompt.ids, ["gini", "kl_12"], spans=spans, queries=rows)
     expected = average(measured.where(np.isfinite(measured)))
     for name in expected:
         found = dataset[name].sel(prompt=1, model="mini-diff").transpose(*expected[name].dims)

@@ -165,7 +165,7 @@ def values_a_prompt(plan: Plan, device: str) -> dict[str, int]:
         for subject in plan.subjects:
             if subject.model not in counts:
                 scope = _scope(subject.opened, plan.dtype, device)
-                found = scope.measure([0, 0], plan.measured, {name: [1] for name in names}, [-1])
+                found = scope.measure([0, 0], plan.measured, spans={name: [1] for name in names}, queries=[-1])
                 counts[subject.model] = sum(values.size for values in found.values())
     return counts
 
@@ -183,7 +183,7 @@ def _measured(scope: Scope, given: Given, spec: dict) -> xr.Dataset:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DiffscopeWarning)  # they are kept among the attributes
         try:
-            measured = scope.measure(given.prompt, spec["statistics"], given.spans, rows_of(spec["queries"]))
+            measured = scope.measure(given.prompt, spec["statistics"], spans=given.spans, queries=rows_of(spec["queries"]))
         except DiffscopeError as error:
             raise DiffscopeError(f"{given.name}: {error}") from error
     about = {
