@@ -11,6 +11,7 @@ from pathlib import Path
 import streamlit as st
 
 import diffscope
+from diffscope.capture import open_capture
 from diffscope.cli.output import OUT_OF_MEMORY, ran_out_of_memory
 from diffscope.errors import DiffscopeError
 
@@ -50,16 +51,15 @@ def examples() -> list:
 
 def age(path: str) -> float:
     """When a folder's newest file was written: a model saved again under the same name is another model."""
-    there = Path(path).expanduser()
-    if there.is_file():
-        return there.stat().st_mtime
-    return max((f.stat().st_mtime for f in there.glob("*") if f.is_file()), default=0.0) if there.is_dir() else 0.0
+    place = Path(path).expanduser()
+    files = [place] if place.is_file() else place.glob("*")
+    return max((file.stat().st_mtime for file in files if file.is_file()), default=0.0)
 
 
 def written(path: str) -> float:
     """When anything that can be tested was last written below a folder: weights, checkpoints, a cohort's scores."""
-    there = Path(path).expanduser()
-    files = (file for kind in ("*.safetensors", "*.nc") for file in there.rglob(kind)) if path and there.is_dir() else ()
+    folder = Path(path).expanduser()
+    files = (file for kind in ("*.safetensors", "*.nc") for file in folder.rglob(kind)) if path and folder.is_dir() else ()
     return max((file.stat().st_mtime for file in files), default=0.0)
 
 
@@ -72,14 +72,13 @@ def scope(name: str, written: float = 0.0):
 @st.cache_resource(show_spinner="Capturing", max_entries=16)
 def capture(name: str, written: float, prompt: str, spans: tuple):
     """What every layer of a model attended with on a prompt. `spans` are (name, span) pairs; see `spans_of`."""
-    opened = scope(name, written)
-    return opened.capture(prompt, spans=_given(spans))
+    return scope(name, written).capture(prompt, spans=_span_mapping(spans))
 
 
 @st.cache_resource(show_spinner="Reading the capture", max_entries=4)
 def saved(path: str, written: float):
-    """A capture from a file."""
-    return diffscope.open(path)
+    """A capture from a file; of a batch its first prompt."""
+    return open_capture(path)[0]
 
 
 @st.cache_resource(show_spinner="Measuring", max_entries=64)
@@ -101,12 +100,12 @@ def spans_of(example) -> list[tuple[str, tuple]]:
     return [(name, ("characters", *(tuple(pair) for pair in where))) for name, where in example.spans.items()]
 
 
-def _given(spans: tuple) -> dict:
+def _span_mapping(spans: tuple) -> dict:
     """Spans as a capture takes them."""
-    made = {}
+    mapping = {}
     for name, span in spans:
         if isinstance(span, tuple) and span and span[0] == "characters":
             span = [diffscope.Chars(*pair) for pair in span[1:]]
         if span:
-            made[name] = span
-    return made
+            mapping[name] = span
+    return mapping

@@ -244,7 +244,7 @@ def test_the_command_line(folder, tmp_path):
     assert all((tmp_path / f"{kind}.html").is_file() for kind in FIGURES)
 
 
-FIGURES = ("maps", "row", "lambda", "fidelity", "overview")
+FIGURES = ("maps", "row", "lambdas", "fidelity", "heads")
 
 
 def figure(folder, kind):
