@@ -142,19 +142,30 @@ def show_verdicts(board):
     """Verdicts side by side: test, verdict, claim."""
     rows = [
         {
-            "test": one.test.id,
-            "verdict": VERDICTS.get(one.verdict, one.verdict) if one.test.predictions or not one.estimates else "measured only",
-            "claim": one.test.claim,
-            "tells the accounts apart": "no" if one.test.unable else "yes" if one.test.predictions else "–",
+            "test": verdict.test.id,
+            "verdict": _verdict(verdict),
+            "claim": verdict.test.claim,
+            "tells the accounts apart": _tells_apart(verdict.test),
         }
-        for one in board
+        for verdict in board
     ]
     st.dataframe(pd.DataFrame(rows), hide_index=True, height=36 + 28 * len(rows), row_height=28)
 
 
+def _verdict(verdict) -> str:
+    judged = verdict.test.predictions or not verdict.estimates
+    return VERDICTS.get(verdict.verdict, verdict.verdict) if judged else "measured only"
+
+
+def _tells_apart(test) -> str:
+    if test.unable:
+        return "no"
+    return "yes" if test.predictions else "–"
+
+
 def show_estimates(board):
     """Every judged quantity with its interval, beside what there would be without an effect."""
-    if not any(one.estimates for one in board):
+    if not any(verdict.estimates for verdict in board):
         return
     with in_words():
         chart = figures.board(board).plotly()
@@ -172,9 +183,10 @@ def show_verdict(verdict):
     table = pd.DataFrame(report.rows(verdict), columns=list(report.COLUMNS))
     st.dataframe(table, hide_index=True, height=36 + 28 * len(table), row_height=28)
     layers = [
-        {"quantity": verdict.test.quantities[name].label} | {f"layer {at}": report.number(x) for at, x in enumerate(one.layers)}
-        for name, one in verdict.estimates.items()
-        if one.layers
+        {"quantity": verdict.test.quantities[name].label}
+        | {f"layer {number}": report.number(value) for number, value in enumerate(estimate.layers)}
+        for name, estimate in verdict.estimates.items()
+        if estimate.layers
     ]
     if layers:
         st.caption("by layer, mean over prompts, heads and seeds (not judged)")

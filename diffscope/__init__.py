@@ -9,7 +9,7 @@ Importing diffscope costs nothing: a public name is imported when it is first us
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from diffscope.errors import *  # noqa: F403 (every error, and nothing else)
 from diffscope.errors import __all__ as _ERRORS
@@ -42,7 +42,7 @@ _MOVED = {"test": "diffscope.hypotheses.test"}
 __all__ = sorted(name for name, home in _NAMES.items() if home == "errors")
 
 
-def __getattr__(name):
+def __getattr__(name: str) -> Any:
     if name in _MOVED:
         raise AttributeError(f"module 'diffscope' has no attribute {name!r}; it is {_MOVED[name]}")
     if name not in _NAMES:
@@ -53,7 +53,7 @@ def __getattr__(name):
     return value
 
 
-def __dir__():
+def __dir__() -> list[str]:
     return sorted({*globals(), *_NAMES})
 
 

@@ -233,19 +233,28 @@ class Attended:
             raise DiffscopeError(f"{self.model_name} is standard attention and has no second map; ask for 'A1', which is also D")
         return attention
 
-    def _labelled(self, values: Tensor, name: str, attention: LayerAttention, head: int, prompt: int, queries, keys):
+    def _labelled(
+        self,
+        values: Tensor,
+        name: str,
+        attention: LayerAttention,
+        head: int,
+        prompt: int,
+        queries: Sequence[int] | Tensor,
+        keys: Sequence[int] | Tensor,
+    ) -> xr.DataArray:
         """A map's values (query, key) as a DataArray that says where they come from."""
         tokens = np.array(self.prompts[prompt].tokens, dtype=object)
-        queries = np.asarray(queries)
-        keys = np.asarray(keys)
+        rows = np.asarray(queries)
+        columns = np.asarray(keys)
         return xr.DataArray(
             values.cpu().numpy(),
             dims=("query", "key"),
             coords={
-                "query": queries,
-                "key": keys,
-                "query_token": ("query", tokens[queries].astype(str)),
-                "key_token": ("key", tokens[keys].astype(str)),
+                "query": rows,
+                "key": columns,
+                "query_token": ("query", tokens[rows].astype(str)),
+                "key_token": ("key", tokens[columns].astype(str)),
             },
             name=name,
             attrs={

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import xarray as xr
-from torch import Tensor
 
 from diffscope.capture import Capture, CaptureBatch
 from diffscope.errors import DiffscopeError
@@ -125,7 +125,7 @@ class Comparison:
 def compare(
     first: Scope,
     second: Scope,
-    prompts: str | Sequence | Tensor,
+    prompts: Any,
     spans: Mapping | Sequence[Mapping] | None = None,
 ) -> Comparison:
     """Two models on the same prompts.

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from diffscope.errors import PromptError, SpanError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Span = Any  # str, Chars, list of Chars, slice, (start, stop) or a sequence of positions
+Parts = tuple[str | None, list[int], list[str], list[tuple[int, int]]]  # text, ids, tokens, offsets
 
 # The key sets of docs/definitions.md: R, N, U and S are given or found, C and I follow from them.
 GIVEN_SETS = ("answer", "needles", "query", "sink")
@@ -46,7 +52,7 @@ class Encoded:
     offsets: tuple[tuple[int, int], ...]
     spans: dict[str, tuple[int, ...]]
 
-    def key_sets(self, device=None) -> dict[str, Tensor]:
+    def key_sets(self, device: torch.device | str | None = None) -> dict[str, Tensor]:
         """Spans and the sets that follow from them, as int64 position tensors.
 
         ``context`` is what no one of answer, needles, query and sink holds, the queried needle's other words included;
@@ -64,7 +70,9 @@ class Encoded:
         return {name: at.tolist() for name, at in self.key_sets().items()}
 
 
-def encode(tokenizer, prompt: str | Sequence[int], spans: Mapping | None = None) -> Encoded:
+def encode(
+    tokenizer: PreTrainedTokenizerBase | None, prompt: str | Sequence[int], spans: Mapping[str, Span] | None = None
+) -> Encoded:
     """Tokenise a prompt and find its spans.
 
     Parameters
@@ -92,13 +100,13 @@ def encode(tokenizer, prompt: str | Sequence[int], spans: Mapping | None = None)
     return with_spans(Encoded(text, tuple(ids), tuple(tokens), tuple(offsets), {}), spans)
 
 
-def with_spans(encoded: Encoded, spans: Mapping | None) -> Encoded:
+def with_spans(encoded: Encoded, spans: Mapping[str, Span] | None) -> Encoded:
     """A prompt with its spans found, and the sink, which is its first token unless given."""
     positions = {name: find_span(encoded, name, span) for name, span in (spans or {}).items()}
     return replace(encoded, spans={"sink": (0,), **positions})
 
 
-def _encode_text(tokenizer, text: str):
+def _encode_text(tokenizer: PreTrainedTokenizerBase | None, text: str) -> Parts:
     if tokenizer is None:
         raise PromptError("this model came without a tokenizer; give the prompt as token ids")
     if not text.strip():
@@ -111,13 +119,13 @@ def _encode_text(tokenizer, text: str):
     return text, ids, _token_texts(tokenizer, ids), [tuple(pair) for pair in encoded["offset_mapping"]]
 
 
-def _token_texts(tokenizer, ids: Sequence[int]) -> list[str]:
+def _token_texts(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]:
     """The text of each token by itself; each distinct one is decoded once."""
-    texts = {token: tokenizer.decode([token]) for token in set(ids)}
+    texts = {token: str(tokenizer.decode([token])) for token in set(ids)}
     return [texts[token] for token in ids]
 
 
-def _decode_ids(tokenizer, ids: list[int]):
+def _decode_ids(tokenizer: PreTrainedTokenizerBase | None, ids: list[int]) -> Parts:
     """Token ids as text: the tokens' own texts one after the other."""
     if tokenizer is None:
         return None, ids, [str(token) for token in ids], [(0, 0)] * len(ids)
@@ -130,7 +138,7 @@ def _decode_ids(tokenizer, ids: list[int]):
     return "".join(pieces), ids, tokens, list(zip(ends, ends[1:]))
 
 
-def find_span(prompt: Encoded, name: str, span) -> tuple[int, ...]:
+def find_span(prompt: Encoded, name: str, span: Span) -> tuple[int, ...]:
     """Token positions of a span.
 
     Raises
@@ -148,12 +156,10 @@ def find_span(prompt: Encoded, name: str, span) -> tuple[int, ...]:
     if isinstance(span, list) and span and isinstance(span[0], Chars):
         return tuple(sorted({at for piece in span for at in _by_characters(prompt, name, *piece)}))
     if isinstance(span, slice):
-        positions = range(len(prompt.ids))[span]
+        span = range(len(prompt.ids))[span]
     elif isinstance(span, tuple) and len(span) == 2:
-        positions = range(*span)
-    else:
-        positions = span
-    positions = sorted({int(at) for at in positions})
+        span = range(*span)
+    positions = sorted({int(position) for position in span})
     if not positions or positions[0] < 0 or positions[-1] >= len(prompt.ids):
         raise SpanError(f"span {name!r} asks for token positions {span}, but the prompt has tokens 0 to {len(prompt.ids) - 1}")
     return tuple(positions)
@@ -196,10 +202,12 @@ def _by_characters(prompt: Encoded, name: str, start: int, stop: int) -> tuple[i
 
 
 def _text_of(prompt: Encoded, positions: list[int]) -> str:
+    assert prompt.text is not None
     return prompt.text[prompt.offsets[positions[0]][0] : prompt.offsets[positions[-1]][1]]
 
 
 def _reading(prompt: Encoded, start: int, stop: int) -> str:
     touched = [at for at, (a, b) in enumerate(prompt.offsets) if a < stop and b > start and a < b]
+    assert prompt.text is not None
     around = prompt.text[max(0, start - 20) : stop + 10].replace("\n", " ")
     return f"tokens {touched[0]}:{touched[-1] + 1} in '…{around}…'"

@@ -199,7 +199,7 @@ class Scope:
             cache = not any(edit.whole or edit.placed for edit in self._state.edits)
             out = self.runner.generate(ids, max_new_tokens, cache)
         new = out[0, len(encoded.ids) :].tolist()
-        return " ".join(map(str, new)) if self.tokenizer is None else self.tokenizer.decode(new)
+        return " ".join(map(str, new)) if self.tokenizer is None else str(self.tokenizer.decode(new))
 
     def loss(self, prompt: str | Sequence) -> float:
         """Mean next-token cross-entropy over all predicted tokens, in nats.
@@ -268,16 +268,17 @@ class Scope:
         elif padded:
             raise UnsupportedModel("an edit cannot tell padding from text here; use scope.capture or scope.loss, or SDPA")
         with torch.no_grad():
-            capturing = self._state.unedited is not None
-            layer, proof = prove(self.family, passage, decide=capturing)
-            if capturing:
-                self._state.unedited[layer.layer] = proof
+            unedited = self._state.unedited  # while a capture is made
+            layer, proof = prove(self.family, passage, decide=unedited is not None)
+            if unedited is not None:
+                unedited[layer.layer] = proof
             window = next((call.window for call in passage.calls if call.window), None)
             if window and layer.mask.kind == "causal":  # within its window a cached step looks causal, and is not
                 layer = replace(layer, mask=Mask("window", window))
             edited = apply(self._state.edits, layer)
             if edited is layer:
                 return None
+            assert passage.observed is not None
             out = passage.observed.clone()
             for index, n in enumerate(edited.lengths):
                 rebuilt = edited.prompt(index).output()  # (head, query, width)
@@ -291,6 +292,9 @@ class Scope:
     def capture(
         self, prompt: list[str] | list[list[int]] | list[Tensor], spans: Mapping | Sequence[Mapping] | None = None
     ) -> CaptureBatch: ...
+
+    @overload
+    def capture(self, prompt: Any, spans: Mapping | Sequence[Mapping] | None = None) -> Capture | CaptureBatch: ...
 
     def capture(self, prompt: Any, spans: Mapping | Sequence[Mapping] | None = None) -> Capture | CaptureBatch:
         """Run one prompt, or a batch, and keep what every layer attended with.
@@ -323,6 +327,7 @@ class Scope:
         layers: list[LayerAttention] = []
         with self.running(tuple(len(encoded.ids) for encoded in prompts)):
             record = self._run(prompts, inputs, layers.append, held=self.n_layers)
+        assert record.outliers is not None
         kind = CaptureBatch if batch else Capture
         return kind(prompts, layers, record.proofs, record.next, record.outliers, self._facts(record))
 
@@ -463,7 +468,7 @@ class Scope:
             self.runner.check_batch(layer)
             refuse_beyond_memory(layer, held)
         # Under an edit diffscope computes the output itself: what counts is how well the model's own output was rebuilt.
-        before = self._state.unedited.get(layer.layer, proof)
+        before = (self._state.unedited or {}).get(layer.layer, proof)
         record.numbers.append(layer.layer)
         record.indices.append(passage.index)
         record.proofs.append(replace(before, error=max(before.error, proof.error)))
@@ -483,5 +488,5 @@ class Scope:
     def _most_probable(self, logits: Tensor) -> list[tuple[str, float]]:
         top = logits.float().softmax(-1).topk(min(NEXT_TOKENS, len(logits)))
         tokens = top.indices.tolist()
-        names = [str(token) if self.tokenizer is None else self.tokenizer.decode([token]) for token in tokens]
+        names = [str(token) if self.tokenizer is None else str(self.tokenizer.decode([token])) for token in tokens]
         return list(zip(names, top.values.tolist()))

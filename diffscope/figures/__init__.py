@@ -9,6 +9,8 @@ One function a figure: ``figures.maps(capture, layer=3, head=1)`` returns a `Fig
 """
 
 import inspect
+from collections.abc import Callable
+from typing import Any
 
 from diffscope.errors import DiffscopeError
 from diffscope.figures.api import board, cohort, fidelity, heads, lambdas, maps, row
@@ -17,11 +19,13 @@ from diffscope.figures.base import Figure
 __all__ = ["FIGURES", "Figure", "board", "cohort", "fidelity", "figure", "heads", "lambdas", "maps", "row"]
 
 #: the function of every figure, by its name
-FIGURES = {function.__name__: function for function in (board, cohort, fidelity, heads, lambdas, maps, row)}
+FIGURES: dict[str, Callable[..., Figure]] = {
+    function.__name__: function for function in (board, cohort, fidelity, heads, lambdas, maps, row)
+}
 RENAMED = {"overview": "heads", "lambda": "lambdas", "family": "cohort"}
 
 
-def figure(name: str, subject, **choices) -> Figure:
+def figure(name: str, subject: Any, **choices: Any) -> Figure:
     """A figure by its name, for whoever has the name as a string; otherwise call the function of that name.
 
     Parameters

@@ -32,7 +32,7 @@ class Kind:
     matplotlib: Callable[..., Any]
     wide: bool  # full text width, or one column
 
-    def figure(self, data: xr.Dataset, venue: str | None, wide: bool | None, width: float | None, **style) -> Figure:
+    def figure(self, data: xr.Dataset, venue: str | None, wide: bool | None, width: float | None, **style: Any) -> Figure:
         """A figure of these data.
 
         Parameters
@@ -55,7 +55,15 @@ class Kind:
 KINDS: dict[str, Kind] = {}
 
 
-def register(name: str, about: str, *, data, plotly, matplotlib, wide: bool = True) -> Kind:
+def register(
+    name: str,
+    about: str,
+    *,
+    data: Callable[..., xr.Dataset],
+    plotly: Callable[..., Any],
+    matplotlib: Callable[..., Any],
+    wide: bool = True,
+) -> Kind:
     """Make a kind of figure known."""
     KINDS[name] = Kind(name, about, data, plotly, matplotlib, wide)
     return KINDS[name]
@@ -84,12 +92,12 @@ class Figure:
     venue: str | None = None
     style: dict = field(default_factory=dict)
 
-    def plotly(self, **style):
+    def plotly(self, **style: Any) -> Any:
         """A ``plotly.graph_objects.Figure`` to explore; what `style` says holds for this drawing."""
         _need("plotly")
         return self.kind.plotly(self.data, **{**self.style, **style})
 
-    def matplotlib(self):
+    def matplotlib(self) -> Any:
         """A ``matplotlib.figure.Figure`` to print; it belongs to no pyplot window."""
         _need("matplotlib")
         with theme.styled(self.venue):
@@ -139,7 +147,7 @@ class Figure:
     def _printed(self, kind: str) -> bytes:
         drawing = self.matplotlib()
         buffer = io.BytesIO()
-        about = {"Title": f"{self.kind.name}: {self.data.attrs.get('model', '')}".rstrip(": ")}
+        about: dict[str, str | None] = {"Title": f"{self.kind.name}: {self.data.attrs.get('model', '')}".rstrip(": ")}
         if kind == "pdf":
             about |= {"Creator": "diffscope", "Producer": "diffscope", "CreationDate": None}
         elif kind == "svg":
@@ -168,7 +176,7 @@ def to_json(data: xr.Dataset) -> str:
     return json.dumps(_plain(data.to_dict()), ensure_ascii=False, allow_nan=False)
 
 
-def _plain(value):
+def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
