@@ -15,6 +15,8 @@ from diffscope.scope import Scope
 from diffscope.stats import STATISTICS
 from diffscope.stats.sampling import Sample
 
+Names = Sequence[str] | str | None
+Queries = str | slice | Sequence[int] | Sample | None
 MAPS = ("A1", "A2", "lambda_A2", "D")
 
 
@@ -36,12 +38,7 @@ class Comparison:
         sizes = " + ".join(str(len(prompt.ids)) for prompt in self.captures[0].prompts)
         return f"<Comparison of {' and '.join(self.names)}: {sizes} tokens>"
 
-    def measure(
-        self,
-        statistics: Sequence[str] | str | None = None,
-        *,
-        queries: str | slice | Sequence[int] | Sample | None = None,
-    ) -> xr.Dataset:
+    def measure(self, statistics: Names = None, *, queries: Queries = None) -> xr.Dataset:
         """The same statistics of both models.
 
         Parameters
@@ -54,23 +51,14 @@ class Comparison:
         xarray.Dataset
             What ``Capture.measure`` gives of each, along ``model``; NaN where a model lacks the layer, head, map or statistic.
         """
-        measured = [capture.measure(statistics, queries=queries) for capture in self.captures]
-        return self._along_model(measured)
+        return self._along_model([capture.measure(statistics, queries=queries) for capture in self.captures])
 
-    def difference(
-        self,
-        statistics: Sequence[str] | str | None = None,
-        *,
-        queries: str | slice | Sequence[int] | Sample | None = None,
-    ) -> xr.Dataset:
+    def difference(self, statistics: Names = None, *, queries: Queries = None) -> xr.Dataset:
         """First model − second model, of means over heads: head h of one model is not head h of another.
 
         Statistics of which a mean says nothing (positions, decibels) are left out; ``attrs["left_out"]`` names them.
 
-        Parameters
-        ----------
-        statistics, queries
-            As for ``Capture.measure``.
+        Parameters are as for :meth:`measure`.
 
         Returns
         -------
@@ -85,9 +73,8 @@ class Comparison:
         first, second = (means.sel(model=name, drop=True) for name in self.names)
         with xr.set_options(keep_attrs=True):
             difference = first - second
-        label = f"{self.names[0]} − {self.names[1]}"
         return difference.assign_attrs(
-            measured.attrs, difference=f"{label}, of means over heads", left_out=", ".join(without_mean)
+            measured.attrs, difference=f"{self.names[0]} − {self.names[1]}, of means over heads", left_out=", ".join(without_mean)
         )
 
     def maps(self, layer: int | tuple[int, int], head: int | tuple[int, int], prompt: int = 0) -> xr.Dataset:
@@ -105,9 +92,9 @@ class Comparison:
         xarray.Dataset, (model, query, key)
             ``A1``, ``A2``, ``lambda_A2`` and ``D``; the second map of standard attention is NaN, and its D is A1.
         """
-        places = zip(_pair(layer), _pair(head))
-        maps = [_maps_of(capture, *place, prompt) for capture, place in zip(self.captures, places)]
-        return self._along_model(maps)
+        layers = (layer, layer) if isinstance(layer, int) else layer
+        heads = (head, head) if isinstance(head, int) else head
+        return self._along_model([_maps(*place, prompt) for place in zip(self.captures, layers, heads)])
 
     def _along_model(self, datasets: Sequence[xr.Dataset]) -> xr.Dataset:
         dimension = xr.DataArray(list(self.names), dims="model", name="model")
@@ -148,24 +135,18 @@ def compare(
         As of :meth:`diffscope.scope.Scope.capture`.
     """
     captures = first.capture(prompts, spans), second.capture(prompts, spans)
-    same_ids = all(one.ids == other.ids for one, other in zip(captures[0].prompts, captures[1].prompts))
+    same_ids = all(left.ids == right.ids for left, right in zip(*(capture.prompts for capture in captures)))
     if not same_ids or _vocabulary(first) != _vocabulary(second):
         raise DiffscopeError(f"{first.name} and {second.name} have different tokenizers; compare models that share one")
-    names = (first.name, second.name)
-    if first.name == second.name:
-        names = (f"{first.name} (1)", f"{second.name} (2)")
-    return Comparison(names, captures)
+    number = (" (1)", " (2)") if first.name == second.name else ("", "")
+    return Comparison((first.name + number[0], second.name + number[1]), captures)
 
 
 def _vocabulary(scope: Scope) -> dict[str, int] | None:
     return None if scope.tokenizer is None else scope.tokenizer.get_vocab()
 
 
-def _pair(number: int | tuple[int, int]) -> tuple[int, int]:
-    return (number, number) if isinstance(number, int) else (number[0], number[1])
-
-
-def _maps_of(capture: Capture | CaptureBatch, layer: int, head: int, prompt: int) -> xr.Dataset:
+def _maps(capture: Capture | CaptureBatch, layer: int, head: int, prompt: int) -> xr.Dataset:
     d = capture.map("D", layer, head, prompt)
     differential = capture.layers[capture.layer_numbers.index(layer)].differential
     names = MAPS if differential else ("A1", "D")

@@ -43,7 +43,8 @@ def read_capture(saved, model, prompt, prompt_file, span, device, dtype):
             )
     else:
         scope = read_scope(model, device, dtype)
-        text, spans = read_prompt(prompt, prompt_file), read_spans(span or [])
+        text = read_prompt(prompt, prompt_file)
+        spans = read_spans(span or [])
         with working("capturing"):
             capture = scope.capture(text, spans=spans)
     print_warnings(capture.facts)

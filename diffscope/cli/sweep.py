@@ -111,9 +111,9 @@ def _sweep(plan, out, where, rank, as_json, **how):
             raise
     outcome = swept.outcome
     if as_json:
-        done, waiting = len(outcome.done), len(outcome.waiting)
+        counts = {"done": len(outcome.done), "waiting": len(outcome.waiting)}
         failed = [{"id": piece.shard.id, "shard": str(piece), "cause": cause} for piece, cause in swept.failures]
-        show_json({"dataset": swept.dataset, "done": done, "failed": failed, "waiting": waiting, "left_out": plan.left_out})
+        show_json({"dataset": swept.dataset, **counts, "failed": failed, "left_out": plan.left_out})
     if plan.left_out:
         note(f"left out, for a mean over queries says nothing of it: {', '.join(plan.left_out)}")
     for piece, cause in swept.failures:
@@ -165,7 +165,8 @@ def _prompts(option):
 def _show_plan(plan, device, as_json):
     from diffscope.lab.sweeps.sweep import values_a_prompt
 
-    pieces, values = plan.pieces(device), values_a_prompt(plan, device)
+    pieces = plan.pieces(device)
+    values = values_a_prompt(plan, device)
     rows = []
     for model in plan.models:
         mine = [piece for piece in pieces if piece.subject.model == model]

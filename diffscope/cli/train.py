@@ -80,7 +80,8 @@ def command(
     device = device or "cpu"
     runs = cohort.plan(chosen, arm or (), seed or (), device)
     if not report:
-        where, rank = where_of(processes, ray, device), None if rank is None else shards.Rank.of(rank)
+        where = where_of(processes, ray, device)
+        rank = None if rank is None else shards.Rank.of(rank)
         how = dict(threads=threads, device=device, tensorboard=tensorboard, rank=rank)
         with counting("training") as progress:
             try:

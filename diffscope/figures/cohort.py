@@ -37,7 +37,8 @@ def _formed(data: xr.Dataset, arm: str) -> str:
     """The steps at which an arm formed, by seed: a dash where it did not, a question mark where the run is missing."""
     runs = data.sel(arm=arm)
     steps = zip(runs["formation"].values, runs["finished"].values)
-    return ", ".join(("–" if finished else "?") if np.isnan(step) else f"{step:.0f}" for step, finished in steps)
+    never = {0: "?", 1: "–"}
+    return ", ".join(never[int(finished)] if np.isnan(step) else f"{step:.0f}" for step, finished in steps)
 
 
 def _cells(data: xr.Dataset) -> tuple[np.ndarray, list[tuple[int, int]]]:
