@@ -136,14 +136,11 @@ def compare(
     """
     captures = first.capture(prompts, spans), second.capture(prompts, spans)
     same_ids = all(left.ids == right.ids for left, right in zip(*(capture.prompts for capture in captures)))
-    if not same_ids or _vocabulary(first) != _vocabulary(second):
+    vocabularies = [None if scope.tokenizer is None else scope.tokenizer.get_vocab() for scope in (first, second)]
+    if not same_ids or vocabularies[0] != vocabularies[1]:
         raise DiffscopeError(f"{first.name} and {second.name} have different tokenizers; compare models that share one")
     number = (" (1)", " (2)") if first.name == second.name else ("", "")
     return Comparison((first.name + number[0], second.name + number[1]), captures)
-
-
-def _vocabulary(scope: Scope) -> dict[str, int] | None:
-    return None if scope.tokenizer is None else scope.tokenizer.get_vocab()
 
 
 def _maps(capture: Capture | CaptureBatch, layer: int, head: int, prompt: int) -> xr.Dataset:
