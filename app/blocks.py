@@ -11,8 +11,9 @@ import pandas as pd
 import streamlit as st
 from sources import in_words, plain
 
-import diffscope.figures as figures
+from diffscope import figures
 from diffscope.figures.escaping import visible
+from diffscope.figures.heads import on_screen
 from diffscope.figures.token_html import token_html
 from diffscope.files import to_json
 
@@ -23,14 +24,14 @@ TOOLS = {"displaylogo": False, "modeBarButtonsToRemove": ["select2d", "lasso2d",
 def show_maps(cap, layer: int, head: int, queries=None, keys=None, contrast: str = "sqrt", scale: str = "shared"):
     """A1, A2, λ·A2 and D of one head side by side (the one map of a standard head); returns the figure."""
     with in_words():
-        made = figures.figure("maps", cap, layer=layer, head=head, queries=queries, keys=keys, contrast=contrast, scale=scale)
-        chart = made.plotly()
-        st.plotly_chart(chart, theme=None, config=TOOLS, key="maps-chart", alt=f"Attention of layer {layer}, head {head}")
-        return made
+        figure = figures.maps(cap, layer=layer, head=head, queries=queries, keys=keys, contrast=contrast, scale=scale)
+        alt = f"Attention of layer {layer}, head {head}"
+        st.plotly_chart(figure.plotly(), theme=None, config=TOOLS, key="maps-chart", alt=alt)
+        return figure
     return None
 
 
-def show_overview(data, selected: tuple[int, int] | None, on_pick=None, key: str = "overview-chart"):
+def show_heads(data, selected: tuple[int, int] | None, on_pick=None, key: str = "heads-chart"):
     """A statistic by layer and head. `on_pick(layer, head)` is called before the next run when a cell is clicked."""
 
     def picked():
@@ -43,10 +44,8 @@ def show_overview(data, selected: tuple[int, int] | None, on_pick=None, key: str
             on_pick(*place)
 
     with in_words():
-        kind = figures.FIGURES["overview"]
-        chart = kind.plotly(data, selected=selected)
         st.plotly_chart(
-            chart,
+            on_screen(data, selected=selected),
             theme=None,
             config=QUIET | {"doubleClick": False},
             key=key,
@@ -62,10 +61,8 @@ def show_lambda(cap, layer: int | None = None):
         st.caption("Standard attention: one map a head, no λ.")
         return
     with in_words():
-        made = figures.figure("lambda", cap)
-        st.plotly_chart(
-            made.kind.plotly(made.data, selected=layer), theme=None, config=QUIET, key="lambda-chart", alt="λ by layer"
-        )
+        chart = figures.lambdas(cap).plotly(selected=layer)
+        st.plotly_chart(chart, theme=None, config=QUIET, key="lambda-chart", alt="λ by layer")
 
 
 def show_next(cap):
@@ -82,7 +79,7 @@ def show_next(cap):
 
 def show_fidelity(cap):
     """Whether the maps shown are the ones that the model used, and by how much at worst."""
-    table = figures.figure("fidelity", cap).data.to_dataframe()[["error", "tolerance"]]
+    table = figures.fidelity(cap).data.to_dataframe()[["error", "tolerance"]]
     faithful = bool((table["error"] <= table["tolerance"]).all())
     worst = f"{table['error'].max():.1e}"
     facts = cap.fidelity.attrs
@@ -109,15 +106,10 @@ def show_fidelity(cap):
 def show_row(cap, layer: int, head: int, query: int, keys=None):
     """One query's row as signed bars over the keys, and as the prompt on the colours of D."""
     with in_words():
-        made = figures.figure("row", cap, layer=layer, head=head, query=query, keys=keys)
-        st.plotly_chart(
-            made.plotly(),
-            theme=None,
-            config=QUIET,
-            key="row-chart",
-            alt=f"Row of query {query} in layer {layer}, head {head}",
-        )
-        return made
+        figure = figures.row(cap, layer=layer, head=head, query=query, keys=keys)
+        alt = f"Row of query {query} in layer {layer}, head {head}"
+        st.plotly_chart(figure.plotly(), theme=None, config=QUIET, key="row-chart", alt=alt)
+        return figure
     return None
 
 
@@ -126,7 +118,7 @@ def show_text(row):
     st.html(token_html(row.data))
 
 
-def download(label: str, made, suffix: str, name: str, key: str):
+def download(label: str, figure, suffix: str, name: str, key: str):
     """A button that draws the file when it is pressed."""
     mime = {
         ".pdf": "application/pdf",
@@ -135,7 +127,7 @@ def download(label: str, made, suffix: str, name: str, key: str):
         ".html": "text/html",
         ".png": "image/png",
     }[suffix]
-    st.download_button(label, lambda: made.to_bytes(suffix), file_name=name + suffix, mime=mime, key=key, on_click="ignore")
+    st.download_button(label, lambda: figure.to_bytes(suffix), file_name=name + suffix, mime=mime, key=key, on_click="ignore")
 
 
 def as_json(data) -> bytes:
@@ -150,23 +142,34 @@ def show_verdicts(board):
     """Verdicts side by side: test, verdict, claim."""
     rows = [
         {
-            "test": one.test.id,
-            "verdict": VERDICTS.get(one.verdict, one.verdict) if one.test.predictions or not one.estimates else "measured only",
-            "claim": one.test.claim,
-            "tells the accounts apart": "no" if one.test.unable else "yes" if one.test.predictions else "–",
+            "test": verdict.test.id,
+            "verdict": _verdict(verdict),
+            "claim": verdict.test.claim,
+            "tells the accounts apart": _tells_apart(verdict.test),
         }
-        for one in board
+        for verdict in board
     ]
     st.dataframe(pd.DataFrame(rows), hide_index=True, height=36 + 28 * len(rows), row_height=28)
 
 
+def _verdict(verdict) -> str:
+    judged = verdict.test.predictions or not verdict.estimates
+    return VERDICTS.get(verdict.verdict, verdict.verdict) if judged else "measured only"
+
+
+def _tells_apart(test) -> str:
+    if test.unable:
+        return "no"
+    return "yes" if test.predictions else "–"
+
+
 def show_estimates(board):
     """Every judged quantity with its interval, beside what there would be without an effect."""
-    if not any(one.estimates for one in board):
+    if not any(verdict.estimates for verdict in board):
         return
     with in_words():
-        made = figures.figure("board", board)
-        st.plotly_chart(made.plotly(), theme=None, config=QUIET, key="board-chart", alt="Estimates of the tests")
+        chart = figures.board(board).plotly()
+        st.plotly_chart(chart, theme=None, config=QUIET, key="board-chart", alt="Estimates of the tests")
 
 
 def show_verdict(verdict):
@@ -180,9 +183,10 @@ def show_verdict(verdict):
     table = pd.DataFrame(report.rows(verdict), columns=list(report.COLUMNS))
     st.dataframe(table, hide_index=True, height=36 + 28 * len(table), row_height=28)
     layers = [
-        {"quantity": verdict.test.quantities[name].label} | {f"layer {at}": report.number(x) for at, x in enumerate(one.layers)}
-        for name, one in verdict.estimates.items()
-        if one.layers
+        {"quantity": verdict.test.quantities[name].label}
+        | {f"layer {number}": report.number(value) for number, value in enumerate(estimate.layers)}
+        for name, estimate in verdict.estimates.items()
+        if estimate.layers
     ]
     if layers:
         st.caption("by layer, mean over prompts, heads and seeds (not judged)")

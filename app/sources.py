@@ -11,6 +11,7 @@ from pathlib import Path
 import streamlit as st
 
 import diffscope
+from diffscope.capture import open_capture
 from diffscope.cli.output import OUT_OF_MEMORY, ran_out_of_memory
 from diffscope.errors import DiffscopeError
 
@@ -50,16 +51,15 @@ def examples() -> list:
 
 def age(path: str) -> float:
     """When a folder's newest file was written: a model saved again under the same name is another model."""
-    there = Path(path).expanduser()
-    if there.is_file():
-        return there.stat().st_mtime
-    return max((f.stat().st_mtime for f in there.glob("*") if f.is_file()), default=0.0) if there.is_dir() else 0.0
+    place = Path(path).expanduser()
+    files = [place] if place.is_file() else place.glob("*")
+    return max((file.stat().st_mtime for file in files if file.is_file()), default=0.0)
 
 
 def written(path: str) -> float:
     """When anything that can be tested was last written below a folder: weights, checkpoints, a cohort's scores."""
-    there = Path(path).expanduser()
-    files = (file for kind in ("*.safetensors", "*.nc") for file in there.rglob(kind)) if path and there.is_dir() else ()
+    folder = Path(path).expanduser()
+    files = (file for kind in ("*.safetensors", "*.nc") for file in folder.rglob(kind)) if path and folder.is_dir() else ()
     return max((file.stat().st_mtime for file in files), default=0.0)
 
 
@@ -77,8 +77,8 @@ def capture(name: str, written: float, prompt: str, spans: dict):
 
 @st.cache_resource(show_spinner="Reading the capture", max_entries=4)
 def saved(path: str, written: float):
-    """A capture from a file."""
-    return diffscope.open(path)
+    """A capture from a file; of a batch its first prompt."""
+    return open_capture(path)[0]
 
 
 @st.cache_resource(show_spinner="Measuring", max_entries=64)

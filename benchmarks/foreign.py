@@ -58,7 +58,7 @@ def main():
     }
     found = {}
     for name, (model, baseline) in subjects.items():
-        board = diffscope.test((), model, baseline, prompts=options.prompts, untrained=options.untrained)
+        board = diffscope.hypotheses.test((), model, baseline, prompts=options.prompts, untrained=options.untrained)
         found[name] = {one.test.id: one.verdict for one in board}
         counted = Counter("needs …" if verdict.startswith("needs ") else verdict for verdict in found[name].values())
         print(f"{name}: " + ", ".join(f"{count} {verdict}" for verdict, count in counted.most_common()))

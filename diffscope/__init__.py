@@ -5,83 +5,82 @@
 >>> capture = scope.capture("The code is 7421.", spans={"answer": "7421"})  # doctest: +SKIP
 >>> capture.map("D", layer=3, head=1)                                       # doctest: +SKIP
 
-The public names are imported when they are first used, so that importing diffscope itself costs nothing.
+Importing diffscope costs nothing: a public name is imported when it is first used.
 """
 
 from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from diffscope.errors import (
-    CorruptFile,
-    DiffscopeError,
-    DiffscopeWarning,
-    FidelityError,
-    MissingExtra,
-    ModelNotFound,
-    OutOfMemoryAhead,
-    PromptError,
-    SpanError,
-    Stopped,
-    UnsupportedModel,
-)
+from diffscope.errors import *  # noqa: F403 (every error, and nothing else)
+from diffscope.errors import __all__ as _ERRORS
 
 __version__ = "0.1.0"
 
+#: Every public name and the module that it is in; None where it is that module of diffscope itself.
 _NAMES = {
-    "Capture": "diffscope.capture",
-    "Chars": "diffscope.prompts",
-    "Sample": "diffscope.stats.sampling",
-    "average": "diffscope.stats.averaging",
-    "check": "diffscope.conformance",
-    "Scope": "diffscope.scope",
-    "figure": "diffscope.figures",
-    "load": "diffscope.scope",
-    "open": "diffscope.capture",
-    "test": "diffscope.hypotheses",
+    **dict.fromkeys(_ERRORS, "errors"),
+    "Capture": "capture",
+    "CaptureBatch": "capture",
+    "Chars": "prompts",
+    "Comparison": "comparison",
+    "Sample": "stats.sampling",
+    "Scope": "scope",
+    "average": "stats.averaging",
+    "check": "conformance",
+    "compare": "comparison",
+    "figure": "figures",
+    "load": "scope",
+    "open": "opening",
+    **dict.fromkeys(
+        ("attention", "conformance", "edits", "errors", "families", "figures", "hypotheses", "lab", "lens", "models"), None
+    ),
+    **dict.fromkeys(("prompts", "stats", "store", "tasks"), None),
 }
-_ROOMS = ("edits", "families", "hypotheses", "lens", "models", "stats", "tasks")
+_MOVED = {"test": "diffscope.hypotheses.test"}
 
-__all__ = [
-    "Capture",
-    "Chars",
-    "CorruptFile",
-    "DiffscopeError",
-    "DiffscopeWarning",
-    "FidelityError",
-    "MissingExtra",
-    "ModelNotFound",
-    "OutOfMemoryAhead",
-    "PromptError",
-    "Sample",
-    "Scope",
-    "SpanError",
-    "Stopped",
-    "UnsupportedModel",
-    "average",
-    "check",
-    "edits",
-    "families",
-    "figure",
-    "hypotheses",
-    "lens",
-    "load",
-    "models",
-    "open",
-    "stats",
-    "tasks",
-    "test",
-]
+# What `from diffscope import *` brings: names that are here already. Others would import torch, or shadow `open`.
+__all__ = sorted(name for name, home in _NAMES.items() if home == "errors")
 
 
-def __getattr__(name):
-    if name in _NAMES:
-        value = getattr(import_module(_NAMES[name]), name)
-    elif name in _ROOMS:
-        value = import_module(f"diffscope.{name}")
-    else:
+def __getattr__(name: str) -> Any:
+    if name in _MOVED:
+        raise AttributeError(f"module 'diffscope' has no attribute {name!r}; it is {_MOVED[name]}")
+    if name not in _NAMES:
         raise AttributeError(f"module 'diffscope' has no attribute {name!r}")
+    home = _NAMES[name]
+    value = import_module(f"diffscope.{name}") if home is None else getattr(import_module(f"diffscope.{home}"), name)
     globals()[name] = value
     return value
 
 
-def __dir__():
-    return sorted({*globals(), *__all__})
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_NAMES})
+
+
+if TYPE_CHECKING:  # the same names, for editors and type checkers
+    from diffscope import attention as attention
+    from diffscope import conformance as conformance
+    from diffscope import edits as edits
+    from diffscope import errors as errors
+    from diffscope import families as families
+    from diffscope import figures as figures
+    from diffscope import hypotheses as hypotheses
+    from diffscope import lab as lab
+    from diffscope import lens as lens
+    from diffscope import models as models
+    from diffscope import prompts as prompts
+    from diffscope import stats as stats
+    from diffscope import store as store
+    from diffscope import tasks as tasks
+    from diffscope.capture import Capture as Capture
+    from diffscope.capture import CaptureBatch as CaptureBatch
+    from diffscope.comparison import Comparison as Comparison
+    from diffscope.comparison import compare as compare
+    from diffscope.conformance import check as check
+    from diffscope.figures import figure as figure
+    from diffscope.opening import open as open
+    from diffscope.prompts import Chars as Chars
+    from diffscope.scope import Scope as Scope
+    from diffscope.scope import load as load
+    from diffscope.stats.averaging import average as average
+    from diffscope.stats.sampling import Sample as Sample

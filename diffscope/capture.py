@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -19,61 +21,119 @@ from diffscope.attention.maps import MAPS, check_map
 from diffscope.prompts import Encoded
 from diffscope.proof.fidelity import Fidelity
 from diffscope.stats.measuring import Measuring, positions
+from diffscope.stats.sampling import Sample
 from diffscope.stats.threads import Workers
 
+RENAMED = {
+    "overview": "pooled_map(…)",
+    "ahead": "next",
+    "proofs": "fidelity",
+    "layer_outliers": "layer_output_outliers",
+    "batch": "isinstance(capture, diffscope.CaptureBatch)",
+}
 
-def open(path: str | os.PathLike) -> Capture:
-    """A capture that :meth:`Capture.save` wrote; it answers the same questions without the model.
+
+def open_capture(path: str | os.PathLike) -> Capture | CaptureBatch:
+    """Read a capture that ``save`` wrote; it answers the same questions without the model.
 
     Raises
     ------
     CorruptFile
+        The file is damaged or holds something else.
+    DiffscopeError
+        There is no such file.
     """
     tensors, record = store.open_tensors(path)
-    return Capture.from_record(tensors, record)
+    layers = []
+    for number, fields in enumerate(record["layers"]):
+        prefix = f"{number}."
+        held = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+        layers.append(LayerAttention.assemble(held, fields))
+    prompts = [
+        Encoded(
+            fields["text"],
+            tuple(fields["ids"]),
+            tuple(fields["tokens"]),
+            tuple(map(tuple, fields["offsets"])),
+            {name: tuple(at) for name, at in fields["spans"].items()},
+        )
+        for fields in record["prompts"]
+    ]
+    proofs = [Fidelity(**fields) for fields in record["proofs"]]
+    following = [[tuple(pair) for pair in pairs] for pairs in record["ahead"]]
+    kind = CaptureBatch if record["batch"] else Capture
+    return kind(prompts, layers, proofs, following, tensors["layer_outliers"].numpy(), record["facts"])
 
 
 @dataclass(repr=False)
-class Capture:
-    """What a model attended with on one prompt or a batch: O(N) memory a layer, every map on request.
+class Attended:
+    """What a capture of one prompt and a capture of a batch have in common.
 
     Attributes
     ----------
     prompts : list of Encoded
     layers : list of LayerAttention
-    proofs : list of Fidelity, one a layer
-    ahead : list of list of (str, float)
-        For each prompt the likeliest next tokens.
-    layer_outliers : ndarray, (layer, prompt, outlier)
+    layer_output_outliers : ndarray, (layer, prompt, outlier)
         Largest magnitudes and median of each decoder layer's output.
     facts : dict
-        model, family, attention implementation, dtype.
-    batch : bool
-        Whether the capture is of a list of prompts; then results have a leading ``prompt`` dimension.
+        ``model``, ``family``, ``attention`` (the implementation) and ``dtype``; where there are any, ``edits`` and ``warnings``.
     """
 
     prompts: list[Encoded]
     layers: list[LayerAttention]
-    proofs: list[Fidelity]
-    ahead: list
-    layer_outliers: np.ndarray
-    facts: dict
-    batch: bool = False
+    _proofs: list[Fidelity]  # one a layer
+    _next: list[list[tuple[str, float]]]  # one list a prompt
+    layer_output_outliers: np.ndarray
+    facts: dict[str, Any]
+
+    _batch: ClassVar[bool]  # whether results have a dimension `prompt`
 
     def __repr__(self) -> str:
-        error = max(proof.error for proof in self.proofs)
+        error = max(proof.error for proof in self._proofs)
         sizes = " + ".join(str(len(prompt.ids)) for prompt in self.prompts)
-        return f"<Capture of {self.model_name}: {sizes} tokens, {self.n_layers} × {self.n_heads} heads, fidelity {error:.1e}>"
+        shape = f"{self.n_layers} × {self.n_heads} heads"
+        return f"<{type(self).__name__} of {self.model_name}: {sizes} tokens, {shape}, fidelity {error:.1e}>"
 
-    def _one_or_all(self, values: list):
-        return values if self.batch else values[0]
+    if not TYPE_CHECKING:  # a type checker is to find misspelt names itself
+
+        def __getattr__(self, name):
+            hint = f"; it is {RENAMED[name]}" if name in RENAMED else ""
+            raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}{hint}", name=name, obj=self)
+
+    def __len__(self) -> int:
+        """The number of prompts."""
+        return len(self.prompts)
+
+    def __iter__(self) -> Iterator[Capture]:
+        """The prompts one by one, each as a capture of its own."""
+        return (self[index] for index in range(len(self)))
+
+    def __getitem__(self, index: int) -> Capture:
+        """One prompt as a capture of its own.
+
+        It shares memory with this one. Its fidelity stays that of the whole run, whose worst prompt decides.
+
+        Raises
+        ------
+        IndexError
+            There is no such prompt.
+        """
+        number = operator.index(index)
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"there is no prompt {number}; the capture has prompts 0 to {len(self) - 1}")
+        number %= len(self)
+        layers = [layer.prompt(number) for layer in self.layers]
+        outliers = self.layer_output_outliers[:, number : number + 1]
+        return Capture([self.prompts[number]], layers, self._proofs, [self._next[number]], outliers, self.facts)
 
     @property
     def model_name(self) -> str:
+        """The name that the model was loaded by."""
         return self.facts["model"]
 
     @property
     def family(self) -> str:
+        """The implementation of attention, by its name in ``diffscope.families``."""
         return self.facts["family"]
 
     @property
@@ -83,67 +143,45 @@ class Capture:
 
     @property
     def n_layers(self) -> int:
+        """The number of layers with attention."""
         return len(self.layers)
 
     @property
     def n_heads(self) -> int:
-        """Heads of the layer that has most."""
+        """The number of heads, of the layer that has most."""
         return max(layer.n_heads for layer in self.layers)
 
     @property
-    def n_tokens(self):
-        return self._one_or_all([len(prompt.ids) for prompt in self.prompts])
-
-    @property
-    def text(self):
-        return self._one_or_all([prompt.text for prompt in self.prompts])
-
-    @property
-    def ids(self):
-        return self._one_or_all([list(prompt.ids) for prompt in self.prompts])
-
-    @property
-    def tokens(self):
-        """What each token says; a list a prompt for a batch."""
-        return self._one_or_all([list(prompt.tokens) for prompt in self.prompts])
-
-    @property
-    def offsets(self):
-        """Characters of the text that each token covers."""
-        return self._one_or_all([list(prompt.offsets) for prompt in self.prompts])
-
-    @property
-    def spans(self):
-        """Token positions by name: those given, ``sink``, and the derived ``context`` and ``irrelevant``."""
-        sets = [{name: at.tolist() for name, at in prompt.key_sets().items()} for prompt in self.prompts]
-        return self._one_or_all(sets)
-
-    @property
-    def next(self):
-        """The likeliest next tokens with their probabilities."""
-        return self._one_or_all(self.ahead)
-
-    @property
-    def fidelity(self) -> xr.Dataset:
-        """By layer (:class:`diffscope.proof.fidelity.Fidelity`): ``error``, ``tolerance``, ``rows`` compared, ``decided``."""
-        fields = ("error", "tolerance", "rows", "decided")
-        data = {name: ("layer", np.array([getattr(proof, name) for proof in self.proofs])) for name in fields}
-        return xr.Dataset(data, {"layer": self._layer_index()}, attrs=dict(self.facts))
-
-    def _layer_index(self) -> list[int]:
+    def layer_numbers(self) -> list[int]:
+        """The layers as the model numbers them, from 0; some models have attention in a few of their layers only."""
         return [layer.layer for layer in self.layers]
 
     @property
+    def fidelity(self) -> xr.Dataset:
+        """How well each layer's attention output was rebuilt from what was captured, by ``layer``.
+
+        ``error`` and ``tolerance`` are relative to what was subtracted (:class:`diffscope.proof.fidelity.Fidelity`), ``rows``
+        counts the query rows compared, ``decided`` is whether the comparison rules out every other pairing of the maps.
+        """
+        fields = ("error", "tolerance", "rows", "decided")
+        data = {name: ("layer", np.array([getattr(proof, name) for proof in self._proofs])) for name in fields}
+        return xr.Dataset(data, {"layer": self.layer_numbers}, attrs=dict(self.facts))
+
+    @property
     def lam(self) -> xr.DataArray:
-        """λ as the model used it, after any cast: (layer, head), and query (and prompt) where it has one per token."""
-        return self._lam("lam", "λ the model used")
+        """λ as the model used it, after any cast to the dtype of its activations.
+
+        Dimensions: (layer, head) of one prompt, (layer, prompt, head) of a batch; where the model computes λ for every token,
+        also query. NaN where a layer has fewer heads or a prompt fewer tokens than others.
+        """
+        return self._lambda("lam", "λ the model used")
 
     @property
     def lam_fp32(self) -> xr.DataArray:
-        """λ before the cast to the activations' dtype."""
-        return self._lam("lam_fp32", "λ before the cast")
+        """λ before the cast to the activations' dtype; dimensions as of ``lam``."""
+        return self._lambda("lam_fp32", "λ before the cast")
 
-    def _lam(self, field: str, name: str) -> xr.DataArray:
+    def _lambda(self, field: str, long_name: str) -> xr.DataArray:
         values = [getattr(layer, field).float().cpu() for layer in self.layers]  # (batch or 1, head or 1, query or 1)
         per_token = any(value.shape[2] > 1 for value in values)
         size = (len(self.layers), len(self.prompts), self.n_heads, self.layers[0].n_queries if per_token else 1)
@@ -151,167 +189,292 @@ class Capture:
         for row, layer, value in zip(stacked, self.layers, values):
             row[:, : layer.n_heads] = value.numpy()
         if per_token:  # padding has no λ
-            for row, prompt in enumerate(self.prompts):
-                stacked[:, row, :, len(prompt.ids) :] = np.nan
+            for number, prompt in enumerate(self.prompts):
+                stacked[:, number, :, len(prompt.ids) :] = np.nan
         array = xr.DataArray(
             stacked,
             dims=("layer", "prompt", "head", "query"),
-            coords={"layer": self._layer_index(), "head": range(self.n_heads)},
+            coords={"layer": self.layer_numbers, "head": range(self.n_heads)},
             name="lambda",
-            attrs={"long_name": name, "units": "1"},
+            attrs={"long_name": long_name, "units": "1"},
         )
         array = array if per_token else array.isel(query=0, drop=True)
-        by_prompt = self.batch and any(value.shape[0] > 1 or value.shape[2] > 1 for value in values)
-        return array if by_prompt else array.isel(prompt=0, drop=True)
+        return array if self._batch else array.isel(prompt=0, drop=True)
 
     @property
     def lam_init(self) -> xr.DataArray:
-        """λ_init per layer; NaN where the mechanism has none."""
+        """λ_init by ``layer``; NaN where the mechanism has none."""
         values = [np.nan if layer.lam_init is None else layer.lam_init for layer in self.layers]
-        return xr.DataArray(values, dims="layer", coords={"layer": self._layer_index()}, name="lambda_init")
+        return xr.DataArray(values, dims="layer", coords={"layer": self.layer_numbers}, name="lambda_init")
 
-    def _position(self, layer: int) -> int:
-        """Where a layer, by its number in the model, stands in ``layers``."""
-        numbers = self._layer_index()
-        check_index("layer", layer, numbers)
-        return numbers.index(layer)
-
-    def _prompt_layer(self, layer: int, prompt: int) -> LayerAttention:
+    def _layer_of_map(self, name: str, layer: int, head: int, prompt: int) -> LayerAttention:
+        """The attention inputs of one prompt that a map is computed from."""
+        check_index("layer", layer, self.layer_numbers)
         check_index("prompt", prompt, range(len(self.prompts)))
-        return self.layers[self._position(layer)].prompt(prompt)
+        attention = self.layers[self.layer_numbers.index(layer)].prompt(prompt)
+        check_index("head", head, range(attention.n_heads))
+        check_map(name, attention)
+        return attention
 
-    def _label(self, values: Tensor, name: str, layer: int, head: int, prompt: int, queries, keys) -> xr.DataArray:
+    def _labelled(
+        self,
+        values: Tensor,
+        name: str,
+        attention: LayerAttention,
+        head: int,
+        prompt: int,
+        queries: Sequence[int] | Tensor,
+        keys: Sequence[int] | Tensor,
+    ) -> xr.DataArray:
+        """A map's values (query, key) as a DataArray that says where they come from."""
         tokens = np.array(self.prompts[prompt].tokens, dtype=object)
-        queries, keys = np.asarray(queries), np.asarray(keys)
-        found = self._prompt_layer(layer, prompt)
+        rows = np.asarray(queries)
+        columns = np.asarray(keys)
         return xr.DataArray(
             values.cpu().numpy(),
             dims=("query", "key"),
             coords={
-                "query": queries,
-                "key": keys,
-                "query_token": ("query", tokens[queries].astype(str)),
-                "key_token": ("key", tokens[keys].astype(str)),
+                "query": rows,
+                "key": columns,
+                "query_token": ("query", tokens[rows].astype(str)),
+                "key_token": ("key", tokens[columns].astype(str)),
             },
             name=name,
             attrs={
                 "long_name": MAPS[name].long_name,
                 "model": self.model_name,
-                "layer": layer,
+                "layer": attention.layer,
                 "head": head,
                 "prompt": prompt,
-                "lam": "per token" if found.lam.shape[2] > 1 else float(found.rows([0], [head]).lam),
-                "fidelity": self.proofs[self._position(layer)].error,
+                "lam": "per token" if attention.lam.shape[2] > 1 else float(attention.rows([0], [head]).lam),
+                "fidelity": self._proofs[self.layer_numbers.index(attention.layer)].error,
             },
         )
 
-    def _checked(self, name: str, layer: int, head: int, prompt: int) -> LayerAttention:
-        found = self._prompt_layer(layer, prompt)
-        check_index("head", head, range(found.n_heads))
-        check_map(name, found)
-        return found
-
-    def map(self, name: str, layer: int, head: int, prompt: int = 0, queries=None, keys=None) -> xr.DataArray:
+    def map(
+        self,
+        name: str,
+        layer: int,
+        head: int,
+        prompt: int = 0,
+        queries: slice | Sequence[int] | None = None,
+        keys: slice | Sequence[int] | None = None,
+    ) -> xr.DataArray:
         """A window of one head's map.
 
         Parameters
         ----------
         name : {"A1", "A2", "D", "lambda_A2", "share"}
-            ``lambda_A2`` is λ·A2, ``share`` is |D|/Σ|D|.
-        layer, head, prompt : int
+            ``D`` is A1 − λ·A2, ``lambda_A2`` is λ·A2, ``share`` is |D|/Σ|D|.
+        layer : int
+            As the model numbers it, from 0.
+        head : int
+        prompt : int
+            Which prompt of a batch.
         queries, keys : slice or sequence of int, optional
-            Token positions, by default all. Over the whole of a long prompt use :meth:`overview`.
+            Token positions, by default all. Over the whole of a long prompt use :meth:`pooled_map`.
 
         Returns
         -------
         xarray.DataArray, (query, key)
-            With token texts as further coordinates.
-        """
-        found = self._checked(name, layer, head, prompt)
-        queries, keys = (positions(given, n) for given, n in ((queries, found.n_queries), (keys, found.n_keys)))
-        values = windows.window(found, name, head, queries.to(found.q.device), keys.to(found.q.device))
-        return self._label(values, name, layer, head, prompt, queries, keys)
+            With the tokens' texts as coordinates ``query_token`` and ``key_token``.
 
-    def overview(self, name: str, layer: int, head: int, prompt: int = 0, size: int = 512) -> xr.DataArray:
-        """A whole map pooled to at most size × size; of every bin the value of largest magnitude, with its sign.
-
-        The coordinates are the bins' first positions; ``attrs["bin"]`` is their width.
+        Raises
+        ------
+        DiffscopeError
+            There is no such map, layer, head or prompt.
         """
-        found = self._checked(name, layer, head, prompt)
-        values, bin = windows.pooled(found, name, head, size)
-        array = self._label(values, name, layer, head, prompt, range(0, found.n_queries, bin), range(0, found.n_keys, bin))
-        return array.assign_attrs(bin=bin)
+        attention = self._layer_of_map(name, layer, head, prompt)
+        rows = positions(queries, attention.n_queries)
+        columns = positions(keys, attention.n_keys)
+        values = windows.window(attention, name, head, rows.to(attention.q.device), columns.to(attention.q.device))
+        return self._labelled(values, name, attention, head, prompt, rows, columns)
+
+    def pooled_map(self, name: str, layer: int, head: int, prompt: int = 0, size: int = 512) -> xr.DataArray:
+        """One head's whole map, pooled to at most size × size bins.
+
+        Parameters
+        ----------
+        name, layer, head, prompt
+            As for :meth:`map`.
+        size : int
+            The largest number of bins a side.
+
+        Returns
+        -------
+        xarray.DataArray, (query, key)
+            Of every bin the value of largest magnitude, with its sign. Coordinates are the bins' first positions,
+            ``attrs["bin"]`` is their width in tokens.
+
+        Raises
+        ------
+        DiffscopeError
+            There is no such map, layer, head or prompt.
+        """
+        attention = self._layer_of_map(name, layer, head, prompt)
+        values, width = windows.pooled(attention, name, head, size)
+        queries = range(0, attention.n_queries, width)
+        keys = range(0, attention.n_keys, width)
+        return self._labelled(values, name, attention, head, prompt, queries, keys).assign_attrs(bin=width)
 
     def measure(
-        self, statistics: Sequence[str] | str | None = None, *, queries=None, progress=None, backend: str | None = None
+        self,
+        statistics: Sequence[str] | str | None = None,
+        *,
+        queries: str | slice | Sequence[int] | Sample | None = None,
+        progress: Callable[[float, int], object] | None = None,
+        backend: str | None = None,
     ) -> xr.Dataset:
         """Statistics of every layer and head.
 
         Parameters
         ----------
-        statistics : sequence of str, optional
+        statistics : str or sequence of str, optional
             Names or groups from ``diffscope.stats.STATISTICS``; by default the row statistics.
         queries : str, slice, sequence of int or Sample, optional
-            Query rows to measure: a span's name, token positions (negative ones count from a prompt's end), or a
-            :class:`diffscope.Sample` of them; by default all. In a batch the query axis holds the positions of all prompts, NaN
-            where a prompt has no such row. Of a sample, ``diffscope.average`` gives means with standard errors.
+            Which query rows to measure: a span's name, token positions (negative ones count from a prompt's end), or a
+            :class:`diffscope.Sample` of them; by default all. In a batch the query axis holds the positions of all prompts, with
+            NaN where a prompt has no such row. ``diffscope.average`` turns a sample into means with standard errors.
         progress : callable, optional
-            Called with (done, total) in layers of a prompt; within long ones `done` is a fraction.
+            Called with (done, total), counted in layers of a prompt; within long ones `done` is a fraction.
         backend : {"blocks", "triton"}, optional
-            Where row statistics come from: exact blocks of rows, or Triton's kernels (CUDA; what depends on a row's order has its
-            error bound in ``attrs["error_bound"]``). By default triton where it serves the layer, else blocks.
+            What computes row statistics: exact blocks of rows, or Triton's kernels on CUDA (``attrs["error_bound"]`` bounds the
+            error of what depends on a row's order). By default triton where it serves the layer, else blocks.
 
         Returns
         -------
         xarray.Dataset
-            Variables named as in ``diffscope.stats.STATISTICS``, with units and definition; dimensions among prompt, layer, head,
-            map, query, span, normalisation. Attributes say which model, family and fidelity they come from. Averages are not
-            taken, except where a definition contains one.
+            Variables are named as in docs/definitions.md and carry units and definition; their dimensions are among prompt (of a
+            batch), layer, head, map, query, span and normalisation. Attributes name model, family and fidelity. Nothing is
+            averaged, unless a statistic's definition contains a mean.
+
+        Raises
+        ------
+        DiffscopeError
+            There is no such statistic, span or position.
+        OutOfMemoryAhead
+            The results would fill the memory that is free.
         """
         measuring = Measuring(self.prompts, statistics, queries, self.n_layers, progress, backend=backend)
         with Workers() as workers:
             for layer in self.layers:
                 measuring.add(layer, workers)
             measuring.finish(workers)
-        facts = {**self.facts, "fidelity_worst": max(proof.error for proof in self.proofs)}
-        return measuring.dataset(self.layer_outliers, facts, self.batch)
+        facts = {**self.facts, "fidelity_worst": max(proof.error for proof in self._proofs)}
+        return measuring.dataset(self.layer_output_outliers, facts, self._batch)
 
     def save(self, path: str | os.PathLike) -> None:
-        """Write the capture to one safetensors file, which appears only when it is complete."""
-        tensors, records = {}, []
+        """Write the capture as one safetensors file, which appears only when it is complete; ``diffscope.open`` reads it.
+
+        Raises
+        ------
+        DiffscopeError
+            There is no such folder, or the path is itself a folder.
+        """
+        tensors = {}
+        records = []
         for number, layer in enumerate(self.layers):
             held, record = layer.dismantle()
             tensors.update({f"{number}.{name}": tensor for name, tensor in held.items()})
             records.append(record)
-        tensors["layer_outliers"] = torch.from_numpy(self.layer_outliers)
+        tensors["layer_outliers"] = torch.from_numpy(np.ascontiguousarray(self.layer_output_outliers))
         record = {
             "prompts": [vars(prompt) for prompt in self.prompts],
             "layers": records,
-            "proofs": [vars(proof) for proof in self.proofs],
-            "ahead": self.ahead,
+            "proofs": [vars(proof) for proof in self._proofs],
+            "ahead": self._next,
             "facts": self.facts,
-            "batch": self.batch,
+            "batch": self._batch,
         }
         store.save_tensors(path, tensors, record)
 
-    @classmethod
-    def from_record(cls, tensors: dict[str, Tensor], record: dict) -> Capture:
-        """The inverse of what :meth:`save` writes."""
-        layers = []
-        for number, fields in enumerate(record["layers"]):
-            prefix = f"{number}."
-            held = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-            layers.append(LayerAttention.assemble(held, fields))
-        prompts = [
-            Encoded(
-                fields["text"],
-                tuple(fields["ids"]),
-                tuple(fields["tokens"]),
-                tuple(map(tuple, fields["offsets"])),
-                {name: tuple(at) for name, at in fields["spans"].items()},
-            )
-            for fields in record["prompts"]
-        ]
-        proofs = [Fidelity(**fields) for fields in record["proofs"]]
-        ahead = [[tuple(pair) for pair in pairs] for pairs in record["ahead"]]
-        return cls(prompts, layers, proofs, ahead, tensors["layer_outliers"].numpy(), record["facts"], record["batch"])
+
+@dataclass(repr=False)
+class Capture(Attended):
+    """What a model attended with on one prompt: O(N) memory a layer, every map on request.
+
+    ``len(capture)`` is 1 and ``capture[0]`` an equal capture, so that code for batches takes it too.
+    """
+
+    _batch = False
+
+    @property
+    def n_tokens(self) -> int:
+        """The length of the prompt in tokens."""
+        return len(self.prompts[0].ids)
+
+    @property
+    def text(self) -> str | None:
+        """The prompt as text; None for token ids without a tokenizer, and for images."""
+        return self.prompts[0].text
+
+    @property
+    def ids(self) -> list[int]:
+        """The token ids."""
+        return list(self.prompts[0].ids)
+
+    @property
+    def tokens(self) -> list[str]:
+        """The text of each token."""
+        return list(self.prompts[0].tokens)
+
+    @property
+    def offsets(self) -> list[tuple[int, int]]:
+        """The characters of the text that each token covers, as (first, one past the last)."""
+        return list(self.prompts[0].offsets)
+
+    @property
+    def spans(self) -> dict[str, list[int]]:
+        """Token positions by name: the spans given, ``sink``, and ``context`` and ``irrelevant``, which follow from them."""
+        return self.prompts[0].positions()
+
+    @property
+    def next(self) -> list[tuple[str, float]]:
+        """The most probable next tokens with their probabilities, most probable first."""
+        return self._next[0]
+
+
+@dataclass(repr=False)
+class CaptureBatch(Attended):
+    """What a model attended with on several prompts that it ran together.
+
+    ``batch[i]`` is prompt i as a :class:`Capture`, ``len(batch)`` the number of prompts; a loop goes over the prompts. What a
+    Capture says of its prompt is a list here, one entry a prompt, also in a batch of one. Results have a dimension ``prompt``.
+    """
+
+    _batch = True
+
+    @property
+    def n_tokens(self) -> list[int]:
+        """The length of each prompt in tokens."""
+        return [len(prompt.ids) for prompt in self.prompts]
+
+    @property
+    def text(self) -> list[str | None]:
+        """Each prompt as text; None for token ids without a tokenizer, and for images."""
+        return [prompt.text for prompt in self.prompts]
+
+    @property
+    def ids(self) -> list[list[int]]:
+        """The token ids of each prompt."""
+        return [list(prompt.ids) for prompt in self.prompts]
+
+    @property
+    def tokens(self) -> list[list[str]]:
+        """The text of each token of each prompt."""
+        return [list(prompt.tokens) for prompt in self.prompts]
+
+    @property
+    def offsets(self) -> list[list[tuple[int, int]]]:
+        """The characters that each token covers, of each prompt."""
+        return [list(prompt.offsets) for prompt in self.prompts]
+
+    @property
+    def spans(self) -> list[dict[str, list[int]]]:
+        """Token positions by name, of each prompt."""
+        return [prompt.positions() for prompt in self.prompts]
+
+    @property
+    def next(self) -> list[list[tuple[str, float]]]:
+        """The most probable next tokens after each prompt."""
+        return self._next

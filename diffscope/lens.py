@@ -19,8 +19,8 @@ Of each attention layer (H heads; a differential head has two maps, M = 2; a sta
 | hook_z                                       | (batch, query, head, width): after the per-head norm |
 | hook_result, if ``set_use_attn_result(True)`` | (batch, query, head, d_model)                      |
 
-Whatever a hook returns is what the model goes on with. Importing this module is what makes
-``TransformerBridge.boot_transformers`` open these models (docs/transformer_lens.md).
+Whatever a hook returns is what the model goes on with. Importing this module changes nothing in TransformerLens;
+:func:`register` makes ``TransformerBridge.boot_transformers`` open these models (docs/transformer_lens.md).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from diffscope.models import load_model
 from diffscope.models.controls import GatedAttention, ReweightedAttention
 from diffscope.models.mechanisms import Attention, DiffV1Attention, DiffV2Attention
 
-__all__ = ["DifferentialAdapter", "DifferentialAttentionBridge", "boot"]
+__all__ = ["DifferentialAdapter", "DifferentialAttentionBridge", "boot", "register"]
 
 
 class HeadParts(BaseTensorConversion):
@@ -69,7 +69,9 @@ class HeadParts(BaseTensorConversion):
 
     def __init__(self, heads: int, parts: int = 1, part_first: bool = False):
         super().__init__()
-        self.heads, self.parts, self.part_first = heads, parts, part_first
+        self.heads = heads
+        self.parts = parts
+        self.part_first = part_first
 
     def handle_conversion(self, x: Tensor, *context) -> Tensor:
         if not self.part_first:
@@ -119,11 +121,13 @@ class Geometry:
             The module is of another class, or already inside a bridge.
         """
         if isinstance(module, DiffLlamaAttention):  # its configuration counts maps
-            heads, kv_heads = module.config.num_attention_heads // 2, module.config.num_key_value_heads // 2
+            heads = module.config.num_attention_heads // 2
+            kv_heads = module.config.num_key_value_heads // 2
             return cls(heads, kv_heads, 2, 2, module.head_dim, 2 * module.head_dim, part_first=True)
         reweighted = isinstance(module, (ReweightedAttention, GatedAttention)) or getattr(module, "second_dim", None) is not None
         if isinstance(module, Attention) and not reweighted:
-            dim, width = module.head_dim, module.head_dim * module.value_width
+            dim = module.head_dim
+            width = dim * module.value_width
             return cls(module.heads, module.kv_heads, module.query_maps, module.key_maps, dim, width, part_first=False)
         raise UnsupportedModel(
             f"no hook points for attention of the class {type(module).__name__}: they exist for DiffLlama and for diffscope's "
@@ -211,8 +215,8 @@ class DifferentialAttentionBridge(AttentionBridge):
         k = MapParts(geometry.key_maps).revert(geometry.k.convert(self.k(x)))
         v = geometry.v.convert(self.v(x)).transpose(1, 2)
         q, k = apply_rotary_pos_emb(q, k, *position_embeddings)
-        q, k = self.hook_rot_q(q), self.hook_rot_k(k)
-        return q, *self._update_kv_cache(k, v, past_key_values=past_key_values)
+        q = self.hook_rot_q(q)
+        return q, *self._update_kv_cache(self.hook_rot_k(k), v, past_key_values=past_key_values)
 
     def _scores(self, q: Tensor, k: Tensor, mask: Tensor | None) -> list[Tensor]:
         """Masked scores of each map, (batch, head, query, key)."""
@@ -243,7 +247,8 @@ class DifferentialAttentionBridge(AttentionBridge):
         """z (batch, query, head·width) → (batch, query, d_model)."""
         if not self.config.use_attn_result:
             return self.o(z)
-        heads, width = self._geometry.heads, self._geometry.width
+        heads = self._geometry.heads
+        width = self._geometry.width
         return self._compute_per_head_result(self.o.hook_in(z).unflatten(-1, (heads, width)), heads, width)
 
     def forward(self, hidden_states, position_embeddings, attention_mask=None, past_key_values=None, **kwargs):
@@ -393,6 +398,11 @@ def boot(model: str | PathLike | PreTrainedModel, *, tokenizer=None, dtype=None,
     return build_bridge_from_module(model, architecture, hf_config=model.config, tokenizer=tokenizer, model_name=name)
 
 
-# boot_transformers refuses what is not in this table before it asks the entry points (TransformerLens 4.3).
-for _architecture in ARCHITECTURES:
-    SUPPORTED_ARCHITECTURES.setdefault(_architecture, DifferentialAdapter)
+def register() -> None:
+    """Let ``TransformerBridge.boot_transformers`` open these models, for as long as the process lives.
+
+    TransformerLens 4.3 refuses what is not in its table of architectures before it asks entry points. This adds the two names to
+    that table. :func:`boot` does not need it.
+    """
+    for architecture in ARCHITECTURES:
+        SUPPORTED_ARCHITECTURES.setdefault(architecture, DifferentialAdapter)

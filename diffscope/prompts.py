@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from diffscope.errors import PromptError, SpanError
 
-# The key sets of SCIENCE.md: R, N, U, S are given or found, C and I follow from them.
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Span = Any  # str, Chars, list of Chars, slice, (start, stop) or a sequence of positions
+Parts = tuple[str | None, list[int], list[str], list[tuple[int, int]]]  # text, ids, tokens, offsets
+
+# The key sets of docs/definitions.md: R, N, U and S are given or found, C and I follow from them.
 GIVEN_SETS = ("answer", "needles", "query", "sink")
 DERIVED_SETS = ("context", "irrelevant")
 
@@ -33,7 +39,7 @@ class Encoded:
         None for token ids without a tokenizer.
     ids : tuple of int
     tokens : tuple of str
-        What each token says.
+        The text of each token.
     offsets : tuple of (int, int)
         Characters of the text that each token covers; empty for tokens that are not in it, such as <bos>.
     spans : dict of str to tuple of int
@@ -46,7 +52,7 @@ class Encoded:
     offsets: tuple[tuple[int, int], ...]
     spans: dict[str, tuple[int, ...]]
 
-    def key_sets(self, device=None) -> dict[str, Tensor]:
+    def key_sets(self, device: torch.device | str | None = None) -> dict[str, Tensor]:
         """Spans and the sets that follow from them, as int64 position tensors.
 
         ``context`` is what no one of answer, needles, query and sink holds, the queried needle's other words included;
@@ -59,8 +65,14 @@ class Encoded:
         named["irrelevant"] = set(range(len(self.ids))) - relevant
         return {name: torch.tensor(sorted(at), dtype=torch.int64, device=device) for name, at in named.items()}
 
+    def positions(self) -> dict[str, list[int]]:
+        """The same sets as sorted lists."""
+        return {name: at.tolist() for name, at in self.key_sets().items()}
 
-def encode(tokenizer, prompt: str | Sequence[int], spans: Mapping | None = None) -> Encoded:
+
+def encode(
+    tokenizer: PreTrainedTokenizerBase | None, prompt: str | Sequence[int], spans: Mapping[str, Span] | None = None
+) -> Encoded:
     """Tokenise a prompt and find its spans.
 
     Parameters
@@ -88,13 +100,13 @@ def encode(tokenizer, prompt: str | Sequence[int], spans: Mapping | None = None)
     return with_spans(Encoded(text, tuple(ids), tuple(tokens), tuple(offsets), {}), spans)
 
 
-def with_spans(encoded: Encoded, spans: Mapping | None) -> Encoded:
+def with_spans(encoded: Encoded, spans: Mapping[str, Span] | None) -> Encoded:
     """A prompt with its spans found, and the sink, which is its first token unless given."""
-    found = {name: find_span(encoded, name, span) for name, span in (spans or {}).items()}
-    return replace(encoded, spans={"sink": (0,), **found})
+    positions = {name: find_span(encoded, name, span) for name, span in (spans or {}).items()}
+    return replace(encoded, spans={"sink": (0,), **positions})
 
 
-def _encode_text(tokenizer, text: str):
+def _encode_text(tokenizer: PreTrainedTokenizerBase | None, text: str) -> Parts:
     if tokenizer is None:
         raise PromptError("this model came without a tokenizer; give the prompt as token ids")
     if not text.strip():
@@ -104,28 +116,29 @@ def _encode_text(tokenizer, text: str):
         return _decode_ids(tokenizer, ids)
     encoded = tokenizer(text, return_offsets_mapping=True)
     ids = encoded["input_ids"]
-    return text, ids, _says(tokenizer, ids), [tuple(pair) for pair in encoded["offset_mapping"]]
+    return text, ids, _token_texts(tokenizer, ids), [tuple(pair) for pair in encoded["offset_mapping"]]
 
 
-def _says(tokenizer, ids: Sequence[int]) -> list[str]:
-    """What each token says by itself; each distinct one is decoded once."""
-    said = {token: tokenizer.decode([token]) for token in set(ids)}
-    return [said[token] for token in ids]
+def _token_texts(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]:
+    """The text of each token by itself; each distinct one is decoded once."""
+    texts = {token: str(tokenizer.decode([token])) for token in set(ids)}
+    return [texts[token] for token in ids]
 
 
-def _decode_ids(tokenizer, ids: list[int]):
+def _decode_ids(tokenizer: PreTrainedTokenizerBase | None, ids: list[int]) -> Parts:
     """Token ids as text: the tokens' own texts one after the other."""
     if tokenizer is None:
         return None, ids, [str(token) for token in ids], [(0, 0)] * len(ids)
-    special, tokens = set(tokenizer.all_special_ids), _says(tokenizer, ids)
-    pieces = ["" if token in special else said for token, said in zip(ids, tokens)]
+    special = set(tokenizer.all_special_ids)
+    tokens = _token_texts(tokenizer, ids)
+    pieces = ["" if token in special else text for token, text in zip(ids, tokens)]
     ends = [0]
     for piece in pieces:
         ends.append(ends[-1] + len(piece))
     return "".join(pieces), ids, tokens, list(zip(ends, ends[1:]))
 
 
-def find_span(prompt: Encoded, name: str, span) -> tuple[int, ...]:
+def find_span(prompt: Encoded, name: str, span: Span) -> tuple[int, ...]:
     """Token positions of a span.
 
     Raises
@@ -143,12 +156,10 @@ def find_span(prompt: Encoded, name: str, span) -> tuple[int, ...]:
     if isinstance(span, list) and span and isinstance(span[0], Chars):
         return tuple(sorted({at for piece in span for at in _by_characters(prompt, name, *piece)}))
     if isinstance(span, slice):
-        positions = range(len(prompt.ids))[span]
+        span = range(len(prompt.ids))[span]
     elif isinstance(span, tuple) and len(span) == 2:
-        positions = range(*span)
-    else:
-        positions = span
-    positions = sorted({int(at) for at in positions})
+        span = range(*span)
+    positions = sorted({int(position) for position in span})
     if not positions or positions[0] < 0 or positions[-1] >= len(prompt.ids):
         raise SpanError(f"span {name!r} asks for token positions {span}, but the prompt has tokens 0 to {len(prompt.ids) - 1}")
     return tuple(positions)
@@ -178,7 +189,8 @@ def _by_characters(prompt: Encoded, name: str, start: int, stop: int) -> tuple[i
     if not touched:
         raise SpanError(f"span {name!r}: no token covers {prompt.text[start:stop]!r}; give a token range")
     inside = [at for at in touched if start <= prompt.offsets[at][0] and prompt.offsets[at][1] <= stop]
-    first, last = prompt.offsets[touched[0]][0], prompt.offsets[touched[-1]][1]
+    first = prompt.offsets[touched[0]][0]
+    last = prompt.offsets[touched[-1]][1]
     if prompt.text[first:stop].strip() != prompt.text[start:stop].strip() or prompt.text[stop:last].strip():
         wider = f"tokens {touched[0]}:{touched[-1] + 1} {prompt.text[first:last]!r}"
         narrower = f"tokens {inside[0]}:{inside[-1] + 1} {_text_of(prompt, inside)!r}" if inside else "no whole token"
@@ -190,10 +202,12 @@ def _by_characters(prompt: Encoded, name: str, start: int, stop: int) -> tuple[i
 
 
 def _text_of(prompt: Encoded, positions: list[int]) -> str:
+    assert prompt.text is not None
     return prompt.text[prompt.offsets[positions[0]][0] : prompt.offsets[positions[-1]][1]]
 
 
 def _reading(prompt: Encoded, start: int, stop: int) -> str:
     touched = [at for at, (a, b) in enumerate(prompt.offsets) if a < stop and b > start and a < b]
+    assert prompt.text is not None
     around = prompt.text[max(0, start - 20) : stop + 10].replace("\n", " ")
     return f"tokens {touched[0]}:{touched[-1] + 1} in '…{around}…'"

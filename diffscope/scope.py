@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, overload
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from diffscope import families
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.parts import Mask
-from diffscope.capture import Capture
+from diffscope.capture import Capture, CaptureBatch
 from diffscope.edits import Edit, apply
 from diffscope.errors import DiffscopeError, DiffscopeWarning, PromptError, Stopped, UnsupportedModel
 from diffscope.families import Family, Passage
@@ -29,21 +30,25 @@ from diffscope.proof.fidelity import Fidelity
 from diffscope.proof.prove import OFFLOADED, Unproved, prove, prove_all, read_passage
 from diffscope.runners import as_losses, evaluating, layer_outputs, refuse_beyond_memory, runner_of
 from diffscope.stats.measuring import Measuring
+from diffscope.stats.sampling import Sample
 from diffscope.stats.threads import Workers
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 NEXT_TOKENS = 10
 WAIT_FOR = 2**21  # bytes of attention output: small layers wait for each other, since together they are proved faster
 
 
 @dataclass
-class _Passed:
-    """What is known of a run, besides the layers themselves; while it runs, of the layers so far."""
+class _Record:
+    """What is known of a run besides the layers themselves; while it runs, of the layers so far."""
 
     numbers: list[int] = field(default_factory=list)
     indices: list[int] = field(default_factory=list)  # of their modules
     proofs: list[Fidelity] = field(default_factory=list)
     warned: dict[str, None] = field(default_factory=dict)
-    ahead: list[list[tuple[str, float]]] = field(default_factory=list)
+    next: list[list[tuple[str, float]]] = field(default_factory=list)  # by prompt
     outliers: np.ndarray | None = None  # (layer, prompt, outlier)
 
 
@@ -53,8 +58,8 @@ class _State:
 
     lock: threading.RLock = field(default_factory=threading.RLock)  # whoever runs the model holds it
     edits: tuple[Edit, ...] = ()
-    lengths: tuple[int, ...] | None = None  # of the batch that is being run, where it is known
-    unedited: dict[int, Fidelity] | None = None  # by layer, what a capture under edits proves before they are made
+    lengths: tuple[int, ...] | None = None  # tokens of each prompt that is being run, where they are known
+    unedited: dict[int, Fidelity] | None = None  # by layer, what a capture under edits proves before they act
 
 
 _STATES: WeakKeyDictionary[nn.Module, _State] = WeakKeyDictionary()
@@ -62,11 +67,11 @@ _STATES: WeakKeyDictionary[nn.Module, _State] = WeakKeyDictionary()
 
 def load(
     model: str | os.PathLike | nn.Module,
-    tokenizer=None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
     *,
-    device=None,
+    device: torch.device | str | None = None,
     dtype: torch.dtype | str | None = None,
-    device_map=None,
+    device_map: str | dict[str, Any] | None = None,
     attn_implementation: str | None = None,
     trust_remote_code: bool = False,
     family: Family | None = None,
@@ -76,21 +81,32 @@ def load(
     Parameters
     ----------
     model : str, path or torch.nn.Module
-        A bundled name (``mini-diff``, or ``mini-diff@308`` for a step of its training), a local folder or a hub id (of
-        transformers, or of timm for vision models), or a model that you hold already.
+        A bundled name (``mini-diff``, or ``mini-diff@308`` for step 308 of its training), a local folder, a hub id (of
+        transformers, or of timm for vision models), or a model that you hold.
     tokenizer : PreTrainedTokenizerBase, optional
-        For a model that you hold; otherwise the saved one is used.
+        By default the one saved with the model. A model that you hold has none unless you give it.
     device, dtype, device_map, attn_implementation
-        As in transformers; ``dtype`` also as a string such as ``"bfloat16"``. For a model that you hold, `device` and `dtype`
-        convert that model itself, as ``model.to`` does.
+        As in transformers; ``dtype`` may be a string such as ``"bfloat16"``. On a model that you hold, `device` and `dtype` act
+        like ``model.to``: that model itself is converted. The other two are only for models that are loaded.
     trust_remote_code : bool
-        Run code that comes with a hub model. Only you can ask for it.
+        Whether to run Python code that comes with a model from the hub.
     family : Family, optional
         How to read its attention; by default the first of ``diffscope.families.FAMILIES`` that recognises it.
 
+    Returns
+    -------
+    Scope
+
     Raises
     ------
-    ModelNotFound, CorruptFile, UnsupportedModel, MissingExtra
+    ModelNotFound
+        There is no model of this name, or it cannot be fetched.
+    CorruptFile
+        Its files are damaged.
+    UnsupportedModel
+        No family recognises its attention.
+    MissingExtra
+        It needs a package that is not installed.
     """
     if isinstance(model, nn.Module):
         name = getattr(model, "name_or_path", "") or type(model).__name__
@@ -110,9 +126,21 @@ def load(
 
 
 class Scope:
-    """A model opened for looking. One thread at a time runs it; others wait."""
+    """A model opened for looking; :func:`load` makes one. One thread at a time runs the model, others wait.
 
-    def __init__(self, model: nn.Module, tokenizer, name: str, family: Family | None = None):
+    Attributes
+    ----------
+    model : torch.nn.Module
+    tokenizer : PreTrainedTokenizerBase or None
+    name : str
+        What the model was loaded by.
+    family : Family
+        How its attention is read.
+    """
+
+    def __init__(
+        self, model: nn.Module, tokenizer: PreTrainedTokenizerBase | None, name: str, family: Family | None = None
+    ) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.name = name
@@ -125,32 +153,45 @@ class Scope:
 
     @property
     def lock(self) -> threading.RLock:
-        """Several scopes may look into one model: whoever runs it holds its lock."""
+        """Held by whoever runs the model; all scopes of one model share it."""
         return self._state.lock
 
     @property
     def n_layers(self) -> int:
+        """The number of layers with attention."""
         return len(self.family.modules(self.model))
 
     @property
     def layers(self) -> list[int]:
-        """Numbers of the layers that have attention."""
+        """The layers with attention, as the model numbers them."""
         return self.family.numbers(self.model)
 
     @property
     def positions(self) -> int | None:
-        """Longest prompt, in tokens, that the model has positions for."""
+        """The longest prompt, in tokens, that the model has positions for; None where nothing limits it."""
         return self.runner.positions
 
-    def encode(self, prompt, spans: Mapping | None = None) -> Encoded:
-        """One prompt as tokens, with its spans; see :func:`diffscope.prompts.encode`."""
+    def encode(self, prompt: str | Sequence[int] | Tensor, spans: Mapping | None = None) -> Encoded:
+        """One prompt as tokens with its spans; parameters and errors as of :func:`diffscope.prompts.encode`."""
         return self.runner.encode(self.tokenizer, prompt, spans)
 
     def tokenize(self, text: str) -> list[int]:
+        """The token ids of a text."""
         return list(self.encode(text).ids)
 
     def generate(self, prompt: str | Sequence[int], max_new_tokens: int = 8) -> str:
-        """The model's greedy continuation as text."""
+        """The model's greedy continuation.
+
+        Parameters
+        ----------
+        prompt : str or sequence of int
+        max_new_tokens : int
+
+        Returns
+        -------
+        str
+            The new tokens as text; without a tokenizer their ids, separated by spaces.
+        """
         encoded = self.runner.encode(self.tokenizer, prompt, None)
         ids = torch.tensor([encoded.ids], device=self.runner.device)
         with self.running(None):
@@ -158,31 +199,38 @@ class Scope:
             cache = not any(edit.whole or edit.placed for edit in self._state.edits)
             out = self.runner.generate(ids, max_new_tokens, cache)
         new = out[0, len(encoded.ids) :].tolist()
-        return " ".join(map(str, new)) if self.tokenizer is None else self.tokenizer.decode(new)
+        return " ".join(map(str, new)) if self.tokenizer is None else str(self.tokenizer.decode(new))
 
-    def loss(self, prompt) -> float:
-        """Next-token cross-entropy in nats, mean over all predicted tokens of a text, or of a list of texts.
+    def loss(self, prompt: str | Sequence) -> float:
+        """Mean next-token cross-entropy over all predicted tokens, in nats.
 
         Parameters
         ----------
         prompt : str, sequence of int, or a list of either
+
+        Raises
+        ------
+        PromptError
+            The prompt cannot be run.
+        UnsupportedModel
+            The model predicts no next tokens.
         """
-        prompts, given, _ = self._prompts(prompt, None)
+        prompts, inputs, _ = self._prompts(prompt, None)
         lengths = tuple(len(text.ids) for text in prompts)
         with self.running(lengths):
-            logits = self.runner.logits(**self.runner.inputs(prompts, given))
+            logits = self.runner.logits(**self.runner.inputs(prompts, inputs))
         if logits.shape[1] != max(lengths):
             raise UnsupportedModel(f"{self.name} predicts no next tokens, so there is no loss over a text")
-        each = [as_losses(row[:n], torch.tensor(text.ids, device=row.device)) for row, n, text in zip(logits, lengths, prompts)]
-        return float(torch.cat(each).mean())
+        losses = [as_losses(row[:n], torch.tensor(text.ids, device=row.device)) for row, n, text in zip(logits, lengths, prompts)]
+        return float(torch.cat(losses).mean())
 
     @contextmanager
     def edit(self, *edits: Edit) -> Iterator[Scope]:
-        """Change what the model computes for as long as it is open: captures, generation, losses and bare calls of the model.
+        """Change what the model computes within a ``with`` block: captures, generation, losses and bare calls of the model.
 
-        Edits act in the order of the computation (see ``diffscope.edits``), and where two act at one place in the order given;
-        inside another ``edit`` they come after its edits. On leaving nothing is left of them. Another thread waits until it is
-        closed. No gradient flows through what was edited.
+        Edits act in the order of the computation (see ``diffscope.edits``); two at one place act in the order given, and those of
+        an inner block after those of the outer one. The block's end undoes them. Other threads wait until then. No gradient
+        flows through an edited layer.
 
         Parameters
         ----------
@@ -192,7 +240,7 @@ class Scope:
         Raises
         ------
         DiffscopeError
-            What is given is no edit, or names a layer that has no attention.
+            An argument is not an edit, or names a layer that has no attention.
         """
         for edit in edits:
             if not isinstance(edit, Edit):
@@ -200,9 +248,10 @@ class Scope:
             edit.check(self.layers)
         state = self._state
         with state.lock:
-            before, state.edits = state.edits, (*state.edits, *edits)
+            before = state.edits
+            state.edits = (*before, *edits)
             try:
-                # The outermost edits' hooks make all of them.
+                # The outermost block's hooks make the edits of all blocks.
                 hooked = edits and not before
                 with passages(self.model, self.family, None, change=self._edited) if hooked else nullcontext():
                     yield self
@@ -210,7 +259,7 @@ class Scope:
                 state.edits = before
 
     def _edited(self, passage: Passage) -> Tensor | None:
-        """What is to enter an output projection under the edits; None where nothing changes."""
+        """What enters an output projection under the edits; None where they change nothing."""
         if not any(edit.concerns(passage.number) for edit in self._state.edits):
             return None
         padded = any(call.may_be_padded for call in passage.calls)
@@ -219,67 +268,92 @@ class Scope:
         elif padded:
             raise UnsupportedModel("an edit cannot tell padding from text here; use scope.capture or scope.loss, or SDPA")
         with torch.no_grad():
-            capturing = self._state.unedited is not None
-            layer, proof = prove(self.family, passage, decide=capturing)
-            if capturing:
-                self._state.unedited[layer.layer] = proof
+            unedited = self._state.unedited  # while a capture is made
+            layer, proof = prove(self.family, passage, decide=unedited is not None)
+            if unedited is not None:
+                unedited[layer.layer] = proof
             window = next((call.window for call in passage.calls if call.window), None)
             if window and layer.mask.kind == "causal":  # within its window a cached step looks causal, and is not
                 layer = replace(layer, mask=Mask("window", window))
             edited = apply(self._state.edits, layer)
             if edited is layer:
                 return None
+            assert passage.observed is not None
             out = passage.observed.clone()
             for index, n in enumerate(edited.lengths):
                 rebuilt = edited.prompt(index).output()  # (head, query, width)
                 out[index, :n] = rebuilt.transpose(0, 1).reshape(n, *out.shape[2:]).to(out.dtype)
         return out
 
-    def capture(self, prompt, spans: Mapping | Sequence[Mapping] | None = None) -> Capture:
+    @overload
+    def capture(self, prompt: str | Sequence[int] | Tensor, spans: Mapping | None = None) -> Capture: ...
+
+    @overload
+    def capture(
+        self, prompt: list[str] | list[list[int]] | list[Tensor], spans: Mapping | Sequence[Mapping] | None = None
+    ) -> CaptureBatch: ...
+
+    @overload
+    def capture(self, prompt: Any, spans: Mapping | Sequence[Mapping] | None = None) -> Capture | CaptureBatch: ...
+
+    def capture(self, prompt: Any, spans: Mapping | Sequence[Mapping] | None = None) -> Capture | CaptureBatch:
         """Run one prompt, or a batch, and keep what every layer attended with.
 
         Parameters
         ----------
         prompt : str, sequence of int, or a list of either
-            A list of texts or of token lists is a batch; it is padded on the right. For a model of images: a tensor
+            A list of texts or of token lists is a batch, padded on the right. For a model of images: a tensor
             (channel, height, width), or a list of them.
         spans : mapping of str to span, or one mapping a prompt
             See :func:`diffscope.prompts.encode`.
 
         Returns
         -------
-        Capture
+        Capture or CaptureBatch
+            Of a batch, also of a batch of one, a CaptureBatch.
 
         Raises
         ------
-        PromptError, SpanError
-            The prompt cannot be run, a span cannot be found.
+        PromptError
+            The prompt cannot be run.
+        SpanError
+            A span cannot be found, or can be read in more than one way.
         FidelityError
             What was captured does not rebuild what the model computed.
         OutOfMemoryAhead
             The capture will not fit the memory that is free.
         """
-        prompts, given, batch = self._prompts(prompt, spans)
+        prompts, inputs, batch = self._prompts(prompt, spans)
         layers: list[LayerAttention] = []
         with self.running(tuple(len(encoded.ids) for encoded in prompts)):
-            passed = self._run(prompts, given, layers.append, held=self.n_layers)
-        return Capture(prompts, layers, passed.proofs, passed.ahead, passed.outliers, self._facts(passed), batch)
+            record = self._run(prompts, inputs, layers.append, held=self.n_layers)
+        assert record.outliers is not None
+        kind = CaptureBatch if batch else Capture
+        return kind(prompts, layers, record.proofs, record.next, record.outliers, self._facts(record))
 
     def measure(
-        self, prompt, statistics=None, *, spans=None, queries=None, progress=None, announce=None, backend=None
+        self,
+        prompt: str | Sequence | Tensor,
+        statistics: Sequence[str] | str | None = None,
+        *,
+        spans: Mapping | Sequence[Mapping] | None = None,
+        queries: str | slice | Sequence[int] | Sample | None = None,
+        progress: Callable[[float, int], object] | None = None,
+        announce: Callable[[str], object] | None = None,
+        backend: str | None = None,
     ) -> xr.Dataset:
-        """The statistics that ``capture(prompt, spans).measure(statistics, queries)`` gives, in the memory of one layer.
+        """What ``capture(prompt, spans).measure(statistics, queries)`` gives, in the memory of one layer.
 
-        Every layer is measured as soon as the model has run it, small ones with a few that follow, and nothing of it is kept.
+        Each layer is measured as soon as the model has run it (small layers wait for a few that follow), and is not kept.
 
         Parameters
         ----------
         prompt, spans
             As for :meth:`capture`.
         statistics, queries, progress, backend
-            As for :meth:`diffscope.capture.Capture.measure`.
+            As for ``Capture.measure``.
         announce : callable, optional
-            Called with one line, before anything is measured, if it will take long: how long, and in what memory.
+            Called before anything is measured, if it will take long, with one line that says how long and in what memory.
 
         Returns
         -------
@@ -288,20 +362,21 @@ class Scope:
         Raises
         ------
         PromptError, SpanError, FidelityError, OutOfMemoryAhead
-            As :meth:`capture`; and where the results themselves would fill the memory.
+            As :meth:`capture`; OutOfMemoryAhead also where the results themselves would fill the memory.
         Stopped
-            At an interrupt (Ctrl-C) after the first layer; it holds what was finished.
+            Interrupted (Ctrl-C) after the first layer; ``error.measured`` is the Dataset of the layers that were finished.
         """
-        prompts, given, batch = self._prompts(prompt, spans)
-        measuring, passed = Measuring(prompts, statistics, queries, self.n_layers, progress, announce, backend), _Passed()
+        prompts, inputs, batch = self._prompts(prompt, spans)
+        measuring = Measuring(prompts, statistics, queries, self.n_layers, progress, announce, backend)
+        record = _Record()
 
-        def result(**facts) -> xr.Dataset:
-            worst = max(proof.error for proof in passed.proofs[: len(measuring.layers)])
-            return measuring.dataset(passed.outliers, {**self._facts(passed), "fidelity_worst": worst, **facts}, batch)
+        def result(**facts: str) -> xr.Dataset:
+            worst = max(proof.error for proof in record.proofs[: len(measuring.layers)])
+            return measuring.dataset(record.outliers, {**self._facts(record), "fidelity_worst": worst, **facts}, batch)
 
         try:
             with self.running(tuple(len(encoded.ids) for encoded in prompts)), Workers() as workers:
-                self._run(prompts, given, lambda layer: measuring.add(layer, workers), 1, passed, measuring.outliers)
+                self._run(prompts, inputs, lambda layer: measuring.add(layer, workers), 1, record, measuring.outliers)
                 measuring.finish(workers)
         except KeyboardInterrupt as interrupt:
             if not measuring.layers:
@@ -309,13 +384,13 @@ class Scope:
             raise Stopped(result(stopped=f"after {len(measuring.layers)} of {self.n_layers} layers")) from interrupt
         return result()
 
-    def _prompts(self, prompt, spans) -> tuple[list[Encoded], list, bool]:
-        """Prompts as tokens and as they were given, and whether it is a batch."""
-        given, batch = self.runner.split(prompt)
-        spans = [spans or {}] * len(given) if not isinstance(spans, (list, tuple)) else list(spans)
-        if len(spans) != len(given):
-            raise PromptError(f"{len(given)} prompts but {len(spans)} sets of spans; give one for all or one each")
-        return [self.runner.encode(self.tokenizer, one, its) for one, its in zip(given, spans)], given, batch
+    def _prompts(self, prompt: Any, spans: Mapping | Sequence[Mapping] | None) -> tuple[list[Encoded], list, bool]:
+        """Prompts as tokens, prompts as the caller gave them, and whether they are a batch."""
+        inputs, batch = self.runner.split(prompt)
+        sets = list(spans) if isinstance(spans, (list, tuple)) else [spans or {}] * len(inputs)
+        if len(sets) != len(inputs):
+            raise PromptError(f"{len(inputs)} prompts but {len(sets)} sets of spans; give one for all or one each")
+        return [self.runner.encode(self.tokenizer, text, named) for text, named in zip(inputs, sets)], inputs, batch
 
     @contextmanager
     def running(self, lengths: tuple[int, ...] | None) -> Iterator[tuple[int, ...] | None]:
@@ -324,21 +399,33 @@ class Scope:
         Parameters
         ----------
         lengths : tuple of int or None
-            Tokens of each prompt of the batch about to be run, so that edits know what is padding.
+            Tokens of each prompt of the batch about to be run, so that edits know what is padding; None if unknown.
         """
+        state = self._state
         with self.lock, torch.no_grad(), evaluating(self.model):
-            self._state.lengths, before = lengths, self._state.lengths
+            before = state.lengths
+            state.lengths = lengths
             try:
                 yield lengths
             finally:
-                self._state.lengths, self._state.unedited = before, None
+                state.lengths = before
+                state.unedited = None
 
     def _run(
-        self, prompts: list[Encoded], given: list, each: Callable, held: int, passed: _Passed | None = None, outliers=True
-    ) -> _Passed:
-        """Run the model once and hand every layer over when it is proved, small ones with a few that follow; `held` of them are
-        kept in memory."""
-        passed, lengths = passed or _Passed(), tuple(len(prompt.ids) for prompt in prompts)
+        self,
+        prompts: list[Encoded],
+        inputs: list,
+        receive: Callable[[LayerAttention], object],
+        held: int,
+        record: _Record | None = None,
+        outliers: bool = True,
+    ) -> _Record:
+        """Run the model once and hand every layer to `receive` when it is proved, small ones with a few that follow.
+
+        Of the layers handed over, `held` stay in memory at once.
+        """
+        record = record or _Record()
+        lengths = tuple(len(prompt.ids) for prompt in prompts)
         if self.runner.device.type == "meta":
             raise UnsupportedModel(OFFLOADED)
         edits = self._state.edits
@@ -348,45 +435,46 @@ class Scope:
         def take(passage: Passage) -> None:
             self.runner.check_tokens(passage)
             waiting.append(read_passage(self.family, passage))
-            if at_once or sum(one.passage.observed.nbytes for one in waiting) >= WAIT_FOR:
+            if at_once or sum(step.passage.observed.nbytes for step in waiting) >= WAIT_FOR:
                 hand_over()
 
         def hand_over() -> None:
-            for one, (layer, proof) in zip(waiting, prove_all(self.family, waiting, edits)):
-                self._note(passed, one.passage, layer, proof, held)
-                each(layer)
+            for step, (layer, proof) in zip(waiting, prove_all(self.family, waiting, edits)):
+                self._note(record, step.passage, layer, proof, held)
+                receive(layer)
             waiting.clear()
 
-        columns, self._state.unedited = sorted({n - 1 for n in lengths}), {}
+        columns = sorted({n - 1 for n in lengths})
+        self._state.unedited = {}
         watched = self.family.modules(self.model) if outliers else []
         with passages(self.model, self.family, lengths, take), layer_outputs(self.model, watched, lengths) as tails:
-            logits = self.runner.logits(**self.runner.inputs(prompts, given), columns=columns)
+            logits = self.runner.logits(**self.runner.inputs(prompts, inputs), columns=columns)
             hand_over()
         last = [logits[row, min(columns.index(n - 1), logits.shape[1] - 1)] for row, n in enumerate(lengths)]
-        passed.ahead = [self._next(one) if self.runner.predicts else [] for one in last]
-        passed.outliers = tails[passed.indices] if outliers else None
-        for line in passed.warned:
+        record.next = [self._most_probable(row) if self.runner.predicts else [] for row in last]
+        record.outliers = tails[record.indices] if outliers else None
+        for line in record.warned:
             warnings.warn(f"{self.name}: {line}", DiffscopeWarning, stacklevel=3)
-        return passed
+        return record
 
-    def _note(self, passed: _Passed, passage: Passage, layer: LayerAttention, proof: Fidelity, held: int) -> None:
-        """Take down what is known of one more layer, or refuse it."""
-        if layer.layer in passed.numbers:
+    def _note(self, record: _Record, passage: Passage, layer: LayerAttention, proof: Fidelity, held: int) -> None:
+        """Record what is known of one more layer, or refuse it."""
+        if layer.layer in record.numbers:
             raise UnsupportedModel(
                 f"{self.name} attends more than once in layer {layer.layer} (shared weights, an encoder beside a decoder, or "
                 "cross-attention), where diffscope reads one attention a layer"
             )
-        if not passed.numbers:
+        if not record.numbers:
             self.runner.check_batch(layer)
             refuse_beyond_memory(layer, held)
-        # Under an edit the output is of our own making: what counts is how well the model's own was rebuilt.
-        before = self._state.unedited.get(layer.layer, proof)
-        passed.numbers.append(layer.layer)
-        passed.indices.append(passage.index)
-        passed.proofs.append(replace(before, error=max(before.error, proof.error)))
-        passed.warned.update(dict.fromkeys(self.family.warnings(layer)))
+        # Under an edit diffscope computes the output itself: what counts is how well the model's own output was rebuilt.
+        before = (self._state.unedited or {}).get(layer.layer, proof)
+        record.numbers.append(layer.layer)
+        record.indices.append(passage.index)
+        record.proofs.append(replace(before, error=max(before.error, proof.error)))
+        record.warned.update(dict.fromkeys(self.family.warnings(layer)))
 
-    def _facts(self, passed: _Passed) -> dict:
+    def _facts(self, record: _Record) -> dict[str, Any]:
         """What a result says about where it comes from."""
         facts = {
             "model": self.name,
@@ -394,10 +482,11 @@ class Scope:
             "attention": self.runner.implementation(self.family),
             "dtype": str(self.runner.dtype).removeprefix("torch."),
         }
-        said = {"edits": [str(edit) for edit in self._state.edits], "warnings": list(passed.warned)}
-        return facts | {name: "; ".join(lines) for name, lines in said.items() if lines}
+        remarks = {"edits": [str(edit) for edit in self._state.edits], "warnings": list(record.warned)}
+        return facts | {name: "; ".join(lines) for name, lines in remarks.items() if lines}
 
-    def _next(self, logits: Tensor) -> list[tuple[str, float]]:
+    def _most_probable(self, logits: Tensor) -> list[tuple[str, float]]:
         top = logits.float().softmax(-1).topk(min(NEXT_TOKENS, len(logits)))
-        name = str if self.tokenizer is None else lambda token: self.tokenizer.decode([token])
-        return [(name(token), p) for p, token in zip(top.values.tolist(), top.indices.tolist())]
+        tokens = top.indices.tolist()
+        names = [str(token) if self.tokenizer is None else str(self.tokenizer.decode([token])) for token in tokens]
+        return list(zip(names, top.values.tolist()))

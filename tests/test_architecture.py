@@ -12,7 +12,20 @@ PACKAGE = ROOT / "diffscope"
 
 CORE = {"torch", "transformers", "numpy", "scipy", "xarray", "safetensors"}
 # use no more
-PLAIN = ("attention", "edits", "families", "stats", "prompts", "proof", "capture", "runners", "scope", "conformance")
+PLAIN = (
+    "attention",
+    "edits",
+    "families",
+    "stats",
+    "prompts",
+    "proof",
+    "capture",
+    "runners",
+    "scope",
+    "comparison",
+    "conformance",
+    "opening",
+)
 LIBRARIES = {
     **dict.fromkeys(PLAIN, CORE),
     "errors": set(),

@@ -131,15 +131,15 @@ def test_a_window_is_a_piece_of_the_map():
     assert np.allclose(window, whole.sel(query=window["query"], key=window["key"]), atol=1e-7)
 
 
-def test_an_overview_keeps_spikes_and_signs():
+def test_a_pooled_map_keeps_spikes_and_signs():
     capture = diffscope.load(tiny.own("v1")).capture(tiny.ids(50))
-    whole, pooled = capture.map("D", 0, 1).values, capture.overview("D", 0, 1, size=8)
-    bin = pooled.attrs["bin"]
-    assert bin == 7 and pooled.shape == (8, 8)
+    whole, pooled = capture.map("D", 0, 1).values, capture.pooled_map("D", 0, 1, size=8)
+    width = pooled.attrs["bin"]
+    assert width == 7 and pooled.shape == (8, 8)
     for i in range(8):
         for j in range(8):
-            tile = whole[i * bin : (i + 1) * bin, j * bin : (j + 1) * bin]
-            assert np.isclose(pooled.values[i, j], tile.flat[np.abs(tile).argmax()], atol=1e-7)
+            window = whole[i * width : (i + 1) * width, j * width : (j + 1) * width]
+            assert np.isclose(pooled.values[i, j], window.flat[np.abs(window).argmax()], atol=1e-7)
 
 
 def test_a_batch_is_its_prompts_one_by_one():
@@ -159,6 +159,45 @@ def test_a_batch_is_its_prompts_one_by_one():
             batch = measured[name].isel(prompt=index)
             batch = batch.isel(query=slice(0, n)) if "query" in batch.dims else batch
             assert np.allclose(batch.transpose(*own[name].dims), own[name], atol=1e-4, equal_nan=True), name
+
+
+@pytest.mark.parametrize("kind", ["v1", "v2"])
+def test_a_prompt_of_a_batch_is_a_capture_of_its_own(kind, tmp_path):
+    """λ of V1 is one a head, of V2 one a token: neither the batch nor its prompts lose or gain a dimension."""
+    scope = diffscope.load(tiny.own(kind))
+    prompts, spans = [tiny.ids(12), tiny.ids(21, seed=1)], [{"answer": (3, 5)}, {"answer": (6, 8)}]
+    batch = scope.capture(prompts, spans)
+    assert len(batch) == 2 and [one.n_tokens for one in batch] == batch.n_tokens == [12, 21]
+    per_token = ("query",) if kind == "v2" else ()
+    assert batch.lam.dims == ("layer", "prompt", "head", *per_token)
+    for index, part in enumerate(batch):
+        assert isinstance(part, diffscope.Capture) and part.lam.dims == ("layer", "head", *per_token)
+        for name in ("tokens", "ids", "offsets", "spans", "text", "next"):
+            assert getattr(part, name) == getattr(batch, name)[index], name
+        assert np.array_equal(part.map("D", 1, 2), batch.map("D", 1, 2, prompt=index))
+        of_batch = batch.measure(["entropy", "logit_outliers"]).isel(prompt=index, query=slice(0, part.n_tokens))
+        xr.testing.assert_allclose(part.measure(["entropy", "logit_outliers"]), of_batch.drop_vars("prompt", errors="ignore"))
+    batch[-1].save(tmp_path / "last.dscope")
+    assert np.array_equal(diffscope.open(tmp_path / "last.dscope").map("A1", 0, 0), batch.map("A1", 0, 0, prompt=1))
+    with pytest.raises(IndexError, match="no prompt 2; the capture has prompts 0 to 1"):
+        batch[2]
+
+
+def test_a_batch_of_one_is_a_batch_and_a_prompt_its_own_first():
+    scope = diffscope.load(tiny.own("v1"))
+    alone, batch = scope.capture(tiny.ids(9)), scope.capture([tiny.ids(9)])
+    assert (alone.n_tokens, batch.n_tokens, len(alone), len(batch)) == (9, [9], 1, 1)
+    assert "prompt" in batch.measure("gini").dims and "prompt" not in alone.measure("gini").dims
+    assert alone[0].tokens == alone.tokens == batch[0].tokens and alone[0].measure("gini").identical(alone.measure("gini"))
+
+
+@pytest.mark.parametrize(
+    "old, new",
+    [("overview", "pooled_map"), ("ahead", "next"), ("proofs", "fidelity"), ("layer_outliers", "layer_output_outliers")],
+)
+def test_an_old_name_says_the_new_one(old, new):
+    with pytest.raises(AttributeError, match=f"no attribute '{old}'; it is {new}"):
+        getattr(diffscope.load(tiny.own("v1")).capture(tiny.ids(3)), old)
 
 
 @pytest.mark.parametrize("name", ["v1", "v2-grouped", "diffllama", "mistral-window"])
@@ -258,19 +297,17 @@ def test_layers_proved_together_are_proved_as_alone(kind, monkeypatch):
     scope = diffscope.load(TOGETHER[kind]())
     with monkeypatch.context() as patch:
         patch.setattr(prove, "_first_that_fits", alone)
-        together = scope.capture(tiny.ids(60)).proofs
+        together = scope.capture(tiny.ids(60)).fidelity
     monkeypatch.setattr("diffscope.scope.WAIT_FOR", 0)
-    alone = scope.capture(tiny.ids(60)).proofs
-    assert len(together) == len(alone) > 1
-    for one, other in zip(together, alone):
-        assert one.error == pytest.approx(other.error, abs=2e-7)
-        assert (one.tolerance, one.rows, one.decided) == (other.tolerance, other.rows, other.decided)
-        assert one.decided
+    alone = scope.capture(tiny.ids(60)).fidelity
+    assert together.sizes["layer"] == alone.sizes["layer"] > 1 and together.decided.all()
+    assert together.drop_vars("error").equals(alone.drop_vars("error"))
+    assert np.allclose(together.error, alone.error, atol=2e-7)
 
 
 def test_a_single_head_has_no_other_pairing():
-    proofs = diffscope.load(tiny.own("standard", heads=1, num_hidden_layers=3)).capture(tiny.ids(20)).proofs
-    assert len(proofs) == 3 and all(proof.error < 1e-5 and proof.decided for proof in proofs)
+    fidelity = diffscope.load(tiny.own("standard", heads=1, num_hidden_layers=3)).capture(tiny.ids(20)).fidelity
+    assert fidelity.sizes["layer"] == 3 and (fidelity.error < 1e-5).all() and fidelity.decided.all()
 
 
 def test_a_layer_is_read_before_later_ones_change_what_it_saw():

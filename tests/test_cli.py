@@ -181,14 +181,17 @@ def test_some_queries_by_span_range_and_sample(run, saved):
 def test_a_wrong_layer_or_head_is_told_before_the_model_is_measured(run, tiny_diff_folder, monkeypatch):
     from diffscope.scope import Scope
 
-    asked, measure = [], Scope.measure
-    monkeypatch.setattr(
-        Scope, "measure", lambda self, prompt, *more, **how: asked.append(prompt) or measure(self, prompt, *more, **how)
-    )
+    prompts, measure = [], Scope.measure
+
+    def watched(self, prompt, *more, **choices):
+        prompts.append(prompt)
+        return measure(self, prompt, *more, **choices)
+
+    monkeypatch.setattr(Scope, "measure", watched)
     for option in ("--layer", "--head"):
         status, out, err = run("measure", "--model", tiny_diff_folder, "--prompt", PROMPT, option, "77")
         assert (status, out) == (2, "") and is_one_line(err) and f"no {option[2:]} 77" in err
-    assert PROMPT not in asked
+    assert PROMPT not in prompts
 
 
 def test_an_interrupted_measure_shows_and_keeps_what_was_finished(run, tiny_diff_folder, tmp_path, monkeypatch):
@@ -306,6 +309,13 @@ def test_figure(run, saved, tmp_path, suffix):
     assert (tmp_path / f"maps.{suffix}").stat().st_size > 1000
 
 
+def test_a_figure_of_a_statistic_says_where_it_is(run, saved, tmp_path):
+    out_file = tmp_path / "heads.json"
+    status, out, _ = run("figure", saved, "--kind", "heads", "--stats", "gini", "--out", out_file, "--json")
+    assert status == 0 and json.loads(out) == {"figure": "heads", "saved": str(out_file)}
+    assert list(json.loads(out_file.read_text())["data_vars"]) == ["gini"]
+
+
 def test_models_lists_what_is_bundled(run):
     status, out, _ = run("models")
     names = [model["name"] for model in diffscope.models.bundled()]
@@ -327,6 +337,9 @@ def test_models_lists_what_is_bundled(run):
         (["measure"], "--model"),
         (["measure", "--model", "mini-diff"], "--prompt"),
         (["measure", "--model", "mini-diff", "--prompt", "a", "--prompt-file", "b"], "either"),
+        (["check"], "--model"),
+        (["check", "mini-diff"], "diffscope check --model mini-diff"),
+        (["test", "--family", "runs"], "--family is called --cohort"),
         (["measure", "--model", "mini-diff", "--prompt-file", "nowhere.txt"], "nowhere.txt"),
         (["measure", "--model", "mini-diff", "--prompt", "a", "--dtype", "int7"], "float32"),
         (["measure", "--model", "mini-diff", "--prompt", "a", "--span", "answer"], "NAME=TEXT"),
@@ -368,6 +381,8 @@ def test_bad_arguments_are_one_line(run, arguments, says, tmp_path, monkeypatch)
         (["figure", "--layer", "0", "--head", "0", "--out", "maps.docx"], "docx"),
         (["figure", "--layer", "0", "--head", "0", "--out", "maps.pdf", "--venue", "nowhere"], "nowhere"),
         (["figure", "--kind", "portrait", "--out", "maps.pdf"], "portrait"),
+        (["figure", "--kind", "overview", "--out", "maps.pdf"], "'heads'"),
+        (["figure", "--kind", "maps", "--stats", "gini", "--out", "maps.pdf"], "does not take 'statistic'"),
     ],
     ids=name,
 )
@@ -414,6 +429,12 @@ def test_a_file_that_is_no_capture(run, tmp_path):
     status, _, err = run("measure", tmp_path / "x.dscope")
     assert status == 2
     assert is_one_line(err), err
+
+
+def test_statistics_are_no_capture(run, saved, tmp_path):
+    assert run("measure", saved, "--out", tmp_path / "a.nc")[0] == 0
+    status, out, err = run("measure", tmp_path / "a.nc")
+    assert (status, out) == (2, "") and is_one_line(err) and "not a capture but a Dataset" in err
 
 
 def test_a_folder_is_not_overwritten(run, tiny_diff_folder, tmp_path):

@@ -461,10 +461,10 @@ def diffllama_folder(tmp_path_factory):
 
 @pytest.mark.parametrize("which", ["tiny_diff_folder", "diffllama_folder"])
 def test_a_folder_opens_in_a_fresh_interpreter(which, request):
-    """With the one import, and nothing loaded before it."""
+    """With the one call, and nothing loaded before it."""
     folder = request.getfixturevalue(which)
     script = (
-        "import diffscope.lens\n"
+        "import diffscope.lens; diffscope.lens.register()\n"
         "from transformer_lens.model_bridge import TransformerBridge\n"
         f"bridge = TransformerBridge.boot_transformers({str(folder)!r}, device='cpu')\n"
         "print(type(bridge.adapter).__name__, bridge.cfg.n_heads, 'blocks.1.attn.hook_lambda' in bridge.hook_dict)\n"
@@ -473,7 +473,22 @@ def test_a_folder_opens_in_a_fresh_interpreter(which, request):
     assert done.stdout.split() == ["DifferentialAdapter", "4", "True"], done.stderr
 
 
-def test_boot_transformers_and_boot_open_the_same(diffllama_folder, ids):
+def test_the_import_changes_nothing_and_the_names_are_registered_on_request():
+    script = (
+        "from transformer_lens.factories.architecture_adapter_factory import SUPPORTED_ARCHITECTURES as table\n"
+        "before = dict(table)\n"
+        "import diffscope.lens\n"
+        "assert table == before\n"
+        "diffscope.lens.register()\n"
+        "print(*sorted(table.keys() - before.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.split() == ["DiffForCausalLM", "DiffLlamaForCausalLM"], done.stderr
+
+
+def test_boot_transformers_and_boot_open_the_same(diffllama_folder, ids, monkeypatch):
+    for architecture in lens.ARCHITECTURES:
+        monkeypatch.setitem(lens.SUPPORTED_ARCHITECTURES, architecture, lens.DifferentialAdapter)
     stock = TransformerBridge.boot_transformers(str(diffllama_folder), device="cpu")
     held = TransformerBridge.boot_transformers(
         "in hand", hf_model=load_model(str(diffllama_folder))[0], device="cpu", tokenizer=stock.tokenizer

@@ -1,5 +1,6 @@
 """What is installed: the public names, the versions, and what the wheel carries."""
 
+import ast
 import os
 import subprocess
 import sys
@@ -22,30 +23,43 @@ def requirements(*groups):
     return [Requirement(line) for line in names]
 
 
-@pytest.mark.parametrize("name", diffscope.__all__)
+@pytest.mark.parametrize("name", sorted(diffscope._NAMES))
 def test_every_public_name_is_there(name):
     assert getattr(diffscope, name) is not None
     assert name in dir(diffscope)
 
 
+def test_editors_see_the_names_that_there_are():
+    """What type checkers read of the package is what its table of names says."""
+    tree = ast.parse(Path(diffscope.__file__).read_text(encoding="utf-8"))
+    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+    shown = {alias.name: node.module for node in block.body for alias in node.names}
+    table = {name: f"diffscope.{home}" if home else "diffscope" for name, home in diffscope._NAMES.items() if home != "errors"}
+    assert shown == table and Path(diffscope.__file__).with_name("py.typed").is_file()
+
+
 def test_no_other_name_is_there():
     with pytest.raises(AttributeError, match="nothing_like_this"):
         diffscope.nothing_like_this  # noqa: B018
+    with pytest.raises(AttributeError, match="it is diffscope.hypotheses.test"):
+        diffscope.test  # noqa: B018
 
 
-def test_importing_it_loads_nothing_heavy():
+@pytest.mark.parametrize("line", ["import diffscope", "from diffscope import *"])
+def test_importing_it_loads_nothing_heavy_and_shadows_no_builtin(line):
     script = (
-        "import sys, diffscope; print(*({'torch', 'transformers', 'streamlit', 'plotly', 'numpy', 'typer'} & set(sys.modules)))"
+        f"import builtins, sys; {line}\n"
+        "heavy = {'torch', 'transformers', 'transformer_lens', 'streamlit', 'plotly', 'numpy', 'typer'} & set(sys.modules)\n"
+        "print(*heavy, *(set(dir(builtins)) & {name for name in globals() if not name.startswith('__')}))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
 
 
 def test_errors_are_one_family():
-    kinds = [getattr(diffscope, name) for name in diffscope.__all__ if isinstance(getattr(diffscope, name), type)]
-    errors = [kind for kind in kinds if issubclass(kind, Exception) and not issubclass(kind, Warning)]
-    assert len(errors) == 9
-    assert all(issubclass(error, diffscope.DiffscopeError) for error in errors)
+    errors = [getattr(diffscope.errors, name) for name in diffscope.errors.__all__]
+    failures = [error for error in errors if not issubclass(error, Warning | KeyboardInterrupt)]
+    assert len(failures) == 9 and all(issubclass(error, diffscope.DiffscopeError) for error in failures)
 
 
 def test_constraints_pin_every_dependency_within_its_range():

@@ -8,10 +8,11 @@ import blocks
 import streamlit as st
 from sources import age, bundled, capture, examples, in_words, measured, plain, saved, scope
 
+from diffscope.attention.indexing import check_index
 from diffscope.figures.escaping import shorten, visible
-from diffscope.figures.overview import over_heads
+from diffscope.figures.heads import over_heads
 from diffscope.figures.panels import short_name
-from diffscope.figures.selection import check_place, layer_numbers
+from diffscope.stats import STATISTICS
 
 OTHER = "a folder or a saved capture"
 OWN = "own text"
@@ -56,7 +57,8 @@ def choose_prompt() -> tuple[str, dict, str]:
 
         def make_own() -> None:
             """An example that was changed is the reader's own prompt, and its address says it all."""
-            state["prompt"], state["answer"] = state[places["text"]], state.get(places["answer"], usual["answer"])
+            state["prompt"] = state[places["text"]]
+            state["answer"] = state.get(places["answer"], usual["answer"])
             state["example"] = OWN
 
         shared = {"on_change": make_own, "value": None} if example else {"bind": "query-params"}
@@ -116,24 +118,22 @@ def take(model: str, text: str, spans: dict, answer: str):
 
 
 def choose_statistic(cap, key: tuple):
-    """The statistic over layers and heads that the overview shows."""
-    from diffscope.stats.engine import STATISTICS
-
-    there = {
+    """A statistic over layers and heads, as the data of the figure of heads."""
+    choices = {
         name: s
         for name, s in STATISTICS.items()
         if s.kind in KINDS and "head" in s.dims and (cap.differential or s.kind != "branch")
     }
     name = st.selectbox(
         "Statistic",
-        list(there),
-        index=list(there).index("span_mass") if "span_mass" in there else 0,
+        list(choices),
+        index=list(choices).index("span_mass") if "span_mass" in choices else 0,
         key="statistic",
         bind="query-params",
         width=190,
     )
     where = {}
-    dims = there[name].dims
+    dims = choices[name].dims
     if "map" in dims:
         maps = ["D", "A1", "A2"] if cap.differential else ["D"]
         where["map"] = st.selectbox(
@@ -153,24 +153,24 @@ def choose_statistic(cap, key: tuple):
         )
     rows = st.selectbox("Queries", ["last token", "mean of all"], key="rows", bind="query-params", width=125)
     last = cap.n_tokens - 1
-    found = measured(cap, key, name, (last,) if rows == "last token" else None)
-    data = over_heads(found[name], -1 if rows == "last token" else "mean", 0, where, model=cap.model_name)
-    return name, data
+    dataset = measured(cap, key, name, (last,) if rows == "last token" else None)
+    return over_heads(dataset[name], -1 if rows == "last token" else "mean", 0, where, model=cap.model_name)
 
 
 def strongest(cap, key: tuple) -> tuple[int, int]:
     """Where to begin: the head with the most of the answer at the last token."""
     if "answer" not in cap.spans:
-        return layer_numbers(cap)[cap.n_layers // 2], 0
-    found = measured(cap, key, "span_mass", (cap.n_tokens - 1,))["span_mass"]
-    found = found.sel(map="D", span="answer", normalisation="share").isel(query=-1).fillna(-1.0)
-    best = found.isel(found.argmax(...))  # from where it stands to what the model calls it
+        return cap.layer_numbers[cap.n_layers // 2], 0
+    mass = measured(cap, key, "span_mass", (cap.n_tokens - 1,))["span_mass"]
+    mass = mass.sel(map="D", span="answer", normalisation="share").isel(query=-1).fillna(-1.0)
+    best = mass.isel(mass.argmax(...))  # from where it stands to what the model calls it
     return int(best["layer"]), int(best["head"])
 
 
 def follow(cap, key: tuple) -> None:
     """Layer, head and token begin where the answer is attended to most, and stay where the reader puts them."""
-    model, best = (cap.model_name, tuple(layer_numbers(cap)), cap.n_heads), strongest(cap, key)
+    model = (cap.model_name, tuple(cap.layer_numbers), cap.n_heads)
+    best = strongest(cap, key)
     now = (state.get("layer"), state.get("head"))
     if state.get("_model") is None:
         begin = not {"layer", "head"} & set(st.query_params)  # an address that names a head is followed
@@ -185,7 +185,9 @@ def follow(cap, key: tuple) -> None:
         begin = state.get("query") == state["_last"] or state.get("query", last + 1) > last
     if begin:
         state["query"] = last
-    state["_model"], state["_best"], state["_last"] = model, best, last
+    state["_model"] = model
+    state["_best"] = best
+    state["_last"] = last
 
 
 def choose_window(cap) -> tuple | None:
@@ -196,14 +198,14 @@ def choose_window(cap) -> tuple | None:
     with st.container(horizontal=True, vertical_alignment="bottom"):
         view = st.segmented_control(
             f"{n} tokens",
-            ["overview", "window"],
-            default="overview",
+            ["whole", "window"],
+            default="whole",
             required=True,
             key="view",
             bind="query-params",
-            help="The overview keeps the largest weight of every bin.",
+            help="The whole map in bins, of which each shows its largest weight; or a window token by token.",
         )
-        if view == "overview":
+        if view == "whole":
             return None
         size = st.selectbox("Tokens a side", [32, 64, 128, 256, 512], index=2, key="size", bind="query-params", width=120)
         q = st.number_input("First query", 0, n - 1, max(0, n - size), key="q0", bind="query-params", width=130)
@@ -212,11 +214,43 @@ def choose_window(cap) -> tuple | None:
     return (q, min(n, q + size)), (k, min(n, k + size))
 
 
-def look(cap, key: tuple) -> None:
-    def pick(layer: int, head: int) -> None:
-        state["layer"], state["head"] = layer, head
-
+def show_capture(cap, key: tuple) -> None:
+    """The page below the choice of model and prompt; `key` says which capture it is."""
     follow(cap, key)
+    show_facts(cap)
+    above = st.container(horizontal=True, vertical_alignment="bottom")
+    left, middle, right = st.columns([5, 3, 3], gap="medium")
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        layer, head, contrast, scale = choose_head(cap)
+        buttons = st.container(horizontal=True, horizontal_alignment="right")
+    check_index("layer", layer, cap.layer_numbers)
+    check_index("head", head, range(cap.n_heads))
+    statistic = None
+    with above, in_words():
+        statistic = choose_statistic(cap, key)
+    with left:
+        if statistic is not None:
+            blocks.show_heads(statistic, (layer, head), on_pick=select)
+            st.caption(plain(statistic.attrs["definition"]))
+    with middle:
+        blocks.show_lambda(cap, layer)
+    with right:
+        blocks.show_next(cap)
+    queries, keys = choose_window(cap) or (None, None)
+    figure = blocks.show_maps(cap, layer, head, queries, keys, contrast, scale)
+    with buttons, in_words():
+        offer_downloads(figure, statistic, f"{short_name(cap.model_name)}-layer{layer}-head{head}")
+    show_row(cap, layer, head, keys)
+
+
+def select(layer: int, head: int) -> None:
+    """A click on a head chooses it."""
+    state["layer"] = layer
+    state["head"] = head
+
+
+def show_facts(cap) -> None:
+    """One line on the model and the capture."""
     with st.container(horizontal=True, vertical_alignment="center", gap="medium"):
         st.markdown(
             f"**{plain(short_name(cap.model_name))}** · {plain(cap.family)} · {cap.n_layers} layers × {cap.n_heads} heads · "
@@ -224,88 +258,52 @@ def look(cap, key: tuple) -> None:
             width="content",
         )
         blocks.show_fidelity(cap)
-    above = st.container(horizontal=True, vertical_alignment="bottom")
-    left, middle, right = st.columns([5, 3, 3], gap="medium")
-    controls = st.container(horizontal=True, vertical_alignment="bottom")
-    with controls:
-        # without a default value the address always names the head, the first one included
-        numbers = layer_numbers(cap)
-        step = math.gcd(*(number - numbers[0] for number in numbers)) or 1  # over layers without attention
-        layer = st.number_input("Layer", numbers[0], numbers[-1], None, step=step, key="layer", bind="query-params", width=110)
-        head = st.number_input("Head", 0, cap.n_heads - 1, None, step=1, key="head", bind="query-params", width=110)
-        contrast = st.segmented_control(
-            "Colour",
-            ["root", "linear"],
-            default="root",
-            required=True,
-            key="contrast",
-            bind="query-params",
-            help="Root: colour follows the square root of the weight, so that "
-            "small weights can be seen beside a sink. Zero is always white.",
-        )
-        scale = st.segmented_control(
-            "Scale",
-            ["shared", "own"],
-            default="shared",
-            required=True,
-            key="scale",
-            bind="query-params",
-            help="Shared: one scale for all four maps. Own: each map its own.",
-        )
-        places = st.container(horizontal=True, horizontal_alignment="right")
+
+
+def choose_head(cap) -> tuple[int, int, str, str]:
+    """Layer, head, contrast and scale of the maps; without default values, so that the address always names the head."""
+    numbers = cap.layer_numbers
+    step = math.gcd(*(number - numbers[0] for number in numbers)) or 1  # over layers without attention
+    layer = st.number_input("Layer", numbers[0], numbers[-1], None, step=step, key="layer", bind="query-params", width=110)
+    head = st.number_input("Head", 0, cap.n_heads - 1, None, step=1, key="head", bind="query-params", width=110)
     if layer is None or head is None:
         layer, head = state["_best"]
-    check_place(cap, layer, head)
-    data = None
-    with above, in_words():
-        name, data = choose_statistic(cap, key)
-    with left:
-        if data is not None:
-            blocks.show_overview(data, (layer, head), on_pick=pick)
-            st.caption(plain(data.attrs["definition"]))
-    with middle:
-        blocks.show_lambda(cap, layer)
-    with right:
-        blocks.show_next(cap)
+    always = {"required": True, "bind": "query-params"}
+    help_colour = "Root: the root of the weight, so that small weights can be seen beside a sink. Zero is always white."
+    help_scale = "Shared: one scale for all four maps. Own: each map its own."
+    contrast = st.segmented_control("Colour", ["root", "linear"], default="root", key="contrast", help=help_colour, **always)
+    scale = st.segmented_control("Scale", ["shared", "own"], default="shared", key="scale", help=help_scale, **always)
+    return layer, head, "sqrt" if contrast == "root" else "linear", scale
 
-    window = choose_window(cap)
-    queries, keys = window or (None, None)
-    made = blocks.show_maps(cap, layer, head, queries, keys, "sqrt" if contrast == "root" else "linear", scale)
-    with places, in_words():
-        stem = f"{short_name(cap.model_name)}-layer{layer}-head{head}"
-        if made is not None:
-            blocks.download("Maps as PDF", made, ".pdf", stem, "pdf")
-        if data is not None:
-            table = data[data.attrs["statistic"]].to_dataframe().reset_index()
-            st.download_button(
-                "Statistic as CSV",
-                table.to_csv(index=False).encode,
-                f"{name}.csv",
-                "text/csv",
-                key="csv",
-                on_click="ignore",
-            )
-            st.download_button(
-                "as JSON",
-                lambda: blocks.as_json(data),
-                f"{name}.json",
-                "application/json",
-                key="json",
-                on_click="ignore",
-            )
 
+def offer_downloads(figure, statistic, stem: str) -> None:
+    """Buttons for the maps and for the statistic over layers and heads, where there are any."""
+    if figure is not None:
+        blocks.download("Maps as PDF", figure, ".pdf", stem, "pdf")
+    if statistic is None:
+        return
+    name = statistic.attrs["statistic"]
+    table = statistic[name].to_dataframe().reset_index().to_csv(index=False)
+    later = {"on_click": "ignore"}
+    st.download_button("Statistic as CSV", table.encode, f"{name}.csv", "text/csv", key="csv", **later)
+    text = lambda: blocks.as_json(statistic)  # noqa: E731 (made when the button is pressed)
+    st.download_button("as JSON", text, f"{name}.json", "application/json", key="json", **later)
+
+
+def show_row(cap, layer: int, head: int, keys: tuple[int, int] | None) -> None:
+    """What one token attends to, as bars and as text."""
+    last = cap.n_tokens - 1
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        query = st.number_input(
-            "Read the row of token", 0, cap.n_tokens - 1, None, step=1, key="query", bind="query-params", width=160
-        )
-        query = cap.n_tokens - 1 if query is None else query
+        query = st.number_input("Read the row of token", 0, last, None, step=1, key="query", bind="query-params", width=160)
+        query = last if query is None else query
         token = plain(shorten(visible(cap.tokens[query])))
-        st.caption(
-            f"What token {query} “{token}” attends to"
-            + (": A₁ adds (blue), λ·A₂ takes away (orange), D is what is left (black)." if cap.differential else ".")
-        )
-    near = None if cap.n_tokens <= 4096 else (keys or (max(0, query - 4095), query + 1))
-    row = blocks.show_row(cap, layer, head, query, near)
+        colours = ": A₁ adds (blue), λ·A₂ takes away (orange), D is what is left (black)." if cap.differential else "."
+        st.caption(f"What token {query} “{token}” attends to{colours}")
+    if cap.n_tokens <= 4096:
+        keys = None
+    else:
+        keys = keys or (max(0, query - 4095), query + 1)
+    row = blocks.show_row(cap, layer, head, query, keys)
     if row is not None:
         with st.container(height=240 if cap.n_tokens > 600 else "content", border=False):
             blocks.show_text(row)
@@ -316,8 +314,8 @@ with in_words():
     if source is None:
         st.info("Give the folder of a model, or the file of a saved capture.")
     elif source[1]:
-        kept = (source[0], age(source[0]))  # a file that was written again is another capture
-        look(saved(*kept), kept)
+        file = (source[0], age(source[0]))  # a file that was written again is another capture
+        show_capture(saved(*file), file)
     else:
         text, spans, answer = choose_prompt()
         if not text.strip():
@@ -326,4 +324,4 @@ with in_words():
             if state.get("mark") == "token range":
                 spans = token_range(source[0], text)
             cap, spans = take(source[0], text, spans, answer)
-            look(cap, (source[0], age(source[0]), text, spans))
+            show_capture(cap, (source[0], age(source[0]), text, spans))

@@ -4,12 +4,13 @@ from typing import Annotated
 
 import typer
 
-from diffscope.cli.options import Device, Dtype, Json
+from diffscope.cli.options import Device, Dtype, Json, Model, check_model
 from diffscope.cli.output import say, show_json, show_table, working
+from diffscope.errors import DiffscopeError
 
-EXAMPLE = ("diffscope check mini-diff",)
+EXAMPLE = ("diffscope check --model mini-diff",)
 
-Name = Annotated[str, typer.Argument(metavar="MODEL", help="Bundled name, local folder or hub id.")]
+Name = Annotated[str | None, typer.Argument(hidden=True)]
 Length = Annotated[
     int,
     typer.Option(min=8, help="Tokens of the long prompt; at least 25, at most 4,096, and beyond any window the model declares."),
@@ -20,7 +21,8 @@ COLUMNS = ("layer", "heads", "pairing", "keys", "λ", "λ in float32", "λ_init"
 
 
 def command(
-    model: Name,
+    name: Name = None,
+    model: Model = None,
     length: Length = 48,
     seed: Seed = 0,
     device: Device = None,
@@ -30,6 +32,9 @@ def command(
     """Is the attention of a model what it claims to be? Each layer is proved on prompts that can fail it; exit 1 if not."""
     from diffscope.conformance import check
 
+    if name is not None:
+        raise DiffscopeError(f"the model is named with --model: diffscope check --model {name}")
+    check_model(model)
     with working(f"checking {model}"):
         report = check(model, length=length, seed=seed, device=device, dtype=dtype)
     if as_json:
@@ -50,11 +55,11 @@ def _show(report):
     say()
     show_table(
         ("verdict", "check", "layers", "what was found"),
-        [(found.verdict, found.check, _ranges(found.layers), found.says) for found in report.findings],
+        [(finding.verdict, finding.check, _ranges(finding.layers), finding.says) for finding in report.findings],
     )
     say()
     say("Differences from the paper's V1, by design: " + ("; ".join(report.differences) or "none"))
-    undecided = sum(found.verdict == "undecided" for found in report.findings)
+    undecided = sum(finding.verdict == "undecided" for finding in report.findings)
     say(("passed" if report.passed else "failed") + (f", {undecided} undecided" if undecided else ""))
 
 

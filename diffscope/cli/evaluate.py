@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 import diffscope
-from diffscope.cli.options import Device, Dtype, Json, Model
+from diffscope.cli.options import Device, Dtype, Json, Model, check_model
 from diffscope.cli.output import counting, say, show_json, show_table, working
 from diffscope.errors import DiffscopeError
 
@@ -59,8 +59,7 @@ def command(
         raise DiffscopeError("--field says which field of --text holds the text; give --text too")
     scoring.check_spread(prompts if unanswerable else min(looks, prompts))
     texts = None if text is None else read_texts(text, field)
-    if model is None:
-        raise DiffscopeError("no model given; name one with --model, or list the bundled ones with: diffscope models")
+    check_model(model)
     trained = {card["name"]: card["positions"] for card in diffscope.models.bundled()}
     length = length or trained.get(model.partition("@")[0], 256)
     with working(f"loading {model}"):
@@ -75,15 +74,8 @@ def command(
         losses = scoring.text_losses(scope.model, Recall(scope.tokenizer, texts), length, seed)
     facts = {"model": model, "dtype": str(scope.model.dtype).removeprefix("torch."), "seed": seed, "length": length}
     facts |= {"needles": needles, "near": near, "answerable": not unanswerable, "template": task.template, "text": text}
-    low, high = scores["interval"]
     if not as_json:
-        kind = "near-duplicate cities" if near else "cities"
-        asked = 'one question without an answer, right is "unknown"' if unanswerable else "one question"
-        where = f"text of {text}" if text else "text held out of the bundled models' training"
-        say(f"{model}: {scores['retrieval']:.1%} exact answers ({low:.1%} to {high:.1%}) of {prompts} prompts")
-        say(f"{length} tokens, {needles} needles of {kind}, {asked}; {where}")
-        said = f"{losses['hit']:.3f} on tokens that complete a 3-gram seen before, {losses['other']:.3f} on others"
-        say(f"loss on plain text, nats a token: {said}")
+        _show_scores(facts, scores, losses, prompts)
     if unanswerable:
         if as_json:
             show_json({**facts, **scores, "text_loss": losses})
@@ -98,6 +90,18 @@ def command(
     spans = ["sink", "answer", "needles", "context", "query"]
     for normalisation in mean["normalisation"].values:
         _show(mean, table["standard_error"], "D", str(normalisation), spans)
+
+
+def _show_scores(facts, scores, losses, prompts):
+    """Exact answers and losses in words."""
+    low, high = scores["interval"]
+    kind = "near-duplicate cities" if facts["near"] else "cities"
+    question = "one question" if facts["answerable"] else 'one question without an answer, right is "unknown"'
+    source = f"text of {facts['text']}" if facts["text"] else "text held out of the bundled models' training"
+    say(f"{facts['model']}: {scores['retrieval']:.1%} exact answers ({low:.1%} to {high:.1%}) of {prompts} prompts")
+    say(f"{facts['length']} tokens, {facts['needles']} needles of {kind}, {question}; {source}")
+    by_kind = f"{losses['hit']:.3f} on tokens that complete a 3-gram seen before, {losses['other']:.3f} on others"
+    say(f"loss on plain text, nats a token: {by_kind}")
 
 
 def _show(mean, error, kind, normalisation, spans):

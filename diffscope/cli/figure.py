@@ -10,6 +10,7 @@ from diffscope.cli.options import (
     Device,
     Dtype,
     Head,
+    Json,
     Layer,
     Model,
     Prompt,
@@ -19,7 +20,7 @@ from diffscope.cli.options import (
     check_out,
     read_capture,
 )
-from diffscope.cli.output import note, working
+from diffscope.cli.output import note, show_json, working
 
 EXAMPLE = (
     "diffscope figure --model mini-diff \\",
@@ -27,7 +28,11 @@ EXAMPLE = (
     "  --layer 3 --head 1 --out maps.pdf",
 )
 
-Kind = Annotated[str, typer.Option(metavar="NAME", help="Which figure: maps, row, lambda, fidelity, overview.")]
+Kind = Annotated[str, typer.Option(metavar="NAME", help="Which figure: maps, row, heads, lambdas, fidelity, cohort.")]
+Statistic = Annotated[
+    str | None, typer.Option("--stats", metavar="NAME", help="Of the figure heads: the statistic that it shows.")
+]
+Cohort = Annotated[Path | None, typer.Option(metavar="FOLDER", help="A trained cohort, for the figure cohort.")]
 Out = Annotated[Path, typer.Option(metavar="FILE", help="Where to draw it: .pdf, .svg, .png, .html or .json.")]
 Venue = Annotated[str | None, typer.Option(help="Widths and font sizes of a venue, for example neurips, icml, acl.")]
 
@@ -42,17 +47,24 @@ def command(
     kind: Kind = "maps",
     layer: Layer = None,
     head: Head = None,
+    stats: Statistic = None,
+    cohort: Cohort = None,
     venue: Venue = None,
+    as_json: Json = False,
     device: Device = None,
     dtype: Dtype = None,
 ):
-    """Draw a figure: by default the maps A1, λA2 and D of one head."""
-    from diffscope.figures.selection import check_place
-
+    """Draw a figure: by default the maps A1, A2, λ·A2 and D of one head."""
     check_out(out)
-    capture = read_capture(saved, model, prompt, prompt_file, span, device, dtype)
-    check_place(capture, layer, head)
-    choices = {"layer": layer, "head": head, "venue": venue}
+    if cohort is not None:
+        subject = diffscope.open(cohort)
+        kind = "cohort"
+    else:
+        subject = read_capture(saved, model, prompt, prompt_file, span, device, dtype)
+    choices = {"layer": layer, "head": head, "statistic": stats, "venue": venue}
     with working("drawing"):
-        diffscope.figure(kind, capture, **{word: choice for word, choice in choices.items() if choice is not None}).save(out)
+        figure = diffscope.figure(kind, subject, **{word: choice for word, choice in choices.items() if choice is not None})
+        figure.save(out)
+    if as_json:
+        show_json({"figure": kind, "saved": out})
     note(f"saved {out}")

@@ -1,9 +1,10 @@
 """``diffscope measure``: statistics of a prompt as the model runs it, or of a saved capture."""
 
 import re
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import typer
 
@@ -18,12 +19,14 @@ from diffscope.cli.options import (
     PromptFile,
     SavedCapture,
     Span,
+    Stats,
     check_out,
+    print_warnings,
     read_capture,
     read_prompt,
     read_scope,
     read_spans,
-    say_what_to_know,
+    read_stats,
 )
 from diffscope.cli.output import counting, note, say, show_json, show_table, working
 from diffscope.errors import DiffscopeError, Stopped
@@ -34,7 +37,6 @@ EXAMPLE = (
     "  --span answer=7421 --stats entropy,gini --json",
 )
 
-Stats = Annotated[str, typer.Option(metavar="A,B", help="Which statistics, separated by commas.")]
 Query = Annotated[int | None, typer.Option(help="One query, a token counted from 0, or from the end: -1 is the last.")]
 Queries = Annotated[
     str | None, typer.Option(metavar="SPAN|START:STOP|sample:N", help="Some queries: a span's, a range, or N drawn at random.")
@@ -66,74 +68,109 @@ def command(
     dtype: Dtype = None,
 ):
     """Measure statistics of A1, A2 and D, averaged over queries. Ctrl-C leaves the layers that were finished."""
-    from diffscope.attention.indexing import check_index
-    from diffscope.store import save_statistics, statistics_format
+    from diffscope.store import statistics_format
 
     check_out(out)
     if out is not None:
         statistics_format(out)
-    names = [name.strip() for name in stats.split(",") if name.strip()]
-    if not names:
-        raise DiffscopeError("--stats names no statistic; for example --stats entropy,gini")
+    names = read_stats(stats)
     rows = _queries(query, queries)
     if saved is not None:
-        source = read_capture(saved, model, prompt, prompt_file, span, device, dtype)
-        about, measure = {"tokens": source.n_tokens, "spans": source.spans}, partial(source.measure, backend=backend)
-        there = {"layer": [one.layer for one in source.layers], "head": list(range(source.n_heads))}
+        capture = read_capture(saved, model, prompt, prompt_file, span, device, dtype)
+        source = _of_capture(capture, layer, head, backend)
     else:
-        source = read_scope(model, device, dtype)
-        text, spans = read_prompt(prompt, prompt_file), read_spans(span or [])
-        encoded = source.encode(text, spans)
-        about = {"tokens": len(encoded.ids), "spans": encoded.key_sets("cpu")}
-        there = {"layer": source.layers, "head": None if head is None else _heads(source)}
+        scope = read_scope(model, device, dtype)
+        source = _of_model(scope, read_prompt(prompt, prompt_file), read_spans(span or []), layer, head, backend)
+    measured, interrupt = _measure(source, names, rows)
+    if layer is not None and layer not in measured["layer"]:
+        raise interrupt
+    print_warnings(measured.attrs)
+    place = {dim: [number] for dim, number in (("layer", layer), ("head", head)) if number is not None and dim in measured.dims}
+    measured = measured.sel(place)
+    _report(measured, source, out, as_json, over_heads=not per_head and head is None)
+    if interrupt:
+        note(f"stopped {measured.attrs['stopped']}")
+        raise interrupt
 
-        def measure(names, queries, progress):
-            return source.measure(text, names, spans=spans, queries=queries, progress=progress, announce=note, backend=backend)
 
-    check_index("layer", layer, there["layer"])
-    check_index("head", head, there["head"])
-    stopped = None
+class _Source(NamedTuple):
+    """What is measured: by a function of names, queries and progress."""
+
+    measure: Callable
+    tokens: int
+    spans: dict
+
+
+def _of_capture(capture, layer, head, backend):
+    from diffscope.attention.indexing import check_index
+
+    check_index("layer", layer, capture.layer_numbers)
+    check_index("head", head, range(capture.n_heads))
+    return _Source(partial(capture.measure, backend=backend), capture.n_tokens, capture.spans)
+
+
+def _of_model(scope, text, spans, layer, head, backend):
+    from diffscope.attention.indexing import check_index
+
+    encoded = scope.encode(text, spans)
+    check_index("layer", layer, scope.layers)
+    if head is not None:
+        check_index("head", head, _heads(scope))
+    measure = partial(scope.measure, text, spans=spans, announce=note, backend=backend)
+    return _Source(measure, len(encoded.ids), encoded.positions())
+
+
+def _measure(source, names, queries):
+    """What was measured, and the interrupt that stopped it or None."""
     with counting("measuring") as progress:
         try:
-            measured = measure(names, queries=rows, progress=progress)
+            return source.measure(statistics=names, queries=queries, progress=progress), None
         except Stopped as interrupt:
-            stopped, measured = interrupt, interrupt.measured
-    if layer is not None and layer not in measured["layer"]:
-        raise stopped
-    say_what_to_know(measured.attrs)
-    place = {dim: [index] for dim, index in (("layer", layer), ("head", head)) if index is not None and dim in measured.dims}
-    measured = measured.sel(place)
+            return interrupt.measured, interrupt
+
+
+def _report(measured, source, out, as_json, over_heads):
+    """Save every value where that is asked for, and show the averages."""
+    from diffscope.store import save_statistics
+
     if out is not None:
         with working(f"saving {out}"):
             save_statistics(measured, out)
-    sampled = measured.attrs.get("sampled")
     if as_json:
-        show_json(
-            {
-                **{key: measured.attrs[key] for key in ("model", "family")},
-                **about,
-                "averaged_over": {"query": measured.sizes.get("query"), **({"sampled": sampled} if sampled else {})},
-                "statistics": {name: _as_dict(*_average(values, ["query"])) for name, values in measured.items()},
-                **({"stopped": measured.attrs["stopped"]} if stopped else {}),
-                "saved": out,
-            }
-        )
+        show_json(_summary(measured, source, out))
     else:
-        of_them = f"; measured on {sampled}" if sampled else ""
-        say(f"{measured.attrs['model']} ({measured.attrs['family']}), {about['tokens']} tokens{of_them}")
-        over = ["query"] if per_head or head is not None else ["query", "head"]
-        for name, values in measured.items():
-            if values.attrs.get("averaged") == "not" and values.sizes.get("query", 1) > 1:
-                units = values.attrs["units"]
-                say()
-                say(f"{name} [{units}] is not averaged, its mean would say nothing; choose one --query, or --json")
-                continue
-            _show(name, *_average(values, over))
+        _show_tables(measured, source, over_heads)
     if out is not None:
         note(f"saved {out}")
-    if stopped:
-        note(f"stopped {measured.attrs['stopped']}")
-        raise stopped
+
+
+def _summary(measured, source, out):
+    """The averages as JSON shows them."""
+    attrs = measured.attrs
+    sampled = {"sampled": attrs["sampled"]} if attrs.get("sampled") else {}
+    return {
+        "model": attrs["model"],
+        "family": attrs["family"],
+        "tokens": source.tokens,
+        "spans": source.spans,
+        "averaged_over": {"query": measured.sizes.get("query"), **sampled},
+        "statistics": {name: _as_dict(*_average(values, ["query"])) for name, values in measured.items()},
+        **({"stopped": attrs["stopped"]} if "stopped" in attrs else {}),
+        "saved": out,
+    }
+
+
+def _show_tables(measured, source, over_heads):
+    """One table a statistic."""
+    attrs = measured.attrs
+    sampled = f"; measured on {attrs['sampled']}" if attrs.get("sampled") else ""
+    say(f"{attrs['model']} ({attrs['family']}), {source.tokens} tokens{sampled}")
+    for name, values in measured.items():
+        if values.attrs.get("averaged") == "not" and values.sizes.get("query", 1) > 1:
+            say()
+            say(f"{name} [{values.attrs['units']}] is not averaged, its mean would say nothing; choose one --query, or --json")
+            continue
+        _show(name, *_average(values, ["query", "head"] if over_heads else ["query"]))
 
 
 def _heads(scope):
@@ -149,10 +186,10 @@ def _queries(query, queries):
         raise DiffscopeError("--query and --queries exclude each other; give one of them")
     if queries is None:
         return None if query is None else [query]
-    if found := re.fullmatch(r"sample:(\d+)", queries):
-        return Sample(int(found[1]))
-    if found := re.fullmatch(r"(-?\d+)?:(-?\d+)?", queries):
-        return slice(*(int(end) if end else None for end in found.groups()))
+    if sample := re.fullmatch(r"sample:(\d+)", queries):
+        return Sample(int(sample[1]))
+    if ends := re.fullmatch(r"(-?\d+)?:(-?\d+)?", queries):
+        return slice(*(int(end) if end else None for end in ends.groups()))
     return queries
 
 
@@ -167,7 +204,7 @@ def _average(values, dims):
 
 def _as_dict(values, error, words):
     return {
-        **{key: said for key, said in values.attrs.items() if key != "averaged_over"},
+        **{key: value for key, value in values.attrs.items() if key != "averaged_over"},
         "dims": values.dims,
         "coords": {dim: values[dim].values for dim in values.dims},
         "values": values.values,

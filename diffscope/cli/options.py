@@ -17,6 +17,7 @@ Span = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME=TEXT|START:STOP", help="A named part of the prompt: its text, or a range of tokens. Repeatable."),
 ]
+Stats = Annotated[str, typer.Option(metavar="A,B", help="Which statistics, separated by commas.")]
 Layer = Annotated[int | None, typer.Option(min=0, help="One layer, counted from 0 as the model does.")]
 Head = Annotated[int | None, typer.Option(min=0, help="One head, counted from 0.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
@@ -36,25 +37,43 @@ def read_capture(saved, model, prompt, prompt_file, span, device, dtype):
         if any((model, prompt, prompt_file, span, device, dtype)):
             raise DiffscopeError(f"{saved} is a capture already; leave out --model, --prompt, --span, --device and --dtype")
         capture = diffscope.open(saved)
+        if not isinstance(capture, (diffscope.Capture, diffscope.CaptureBatch)):
+            raise DiffscopeError(
+                f"{saved} is not a capture but a {type(capture).__name__}; in Python: diffscope.open({str(saved)!r})"
+            )
     else:
         scope = read_scope(model, device, dtype)
-        text, spans = read_prompt(prompt, prompt_file), read_spans(span or [])
+        text = read_prompt(prompt, prompt_file)
+        spans = read_spans(span or [])
         with working("capturing"):
             capture = scope.capture(text, spans=spans)
-    say_what_to_know(capture.facts)
+    print_warnings(capture.facts)
     return capture
 
 
 def read_scope(model, device, dtype):
     """The model that --model names."""
-    if model is None:
-        raise DiffscopeError("no model given; name one with --model, or list the bundled ones with: diffscope models")
+    check_model(model)
     placed = {key: value for key, value in {"device": device, "dtype": dtype}.items() if value is not None}
     return diffscope.load(model, **placed)
 
 
-def say_what_to_know(facts):
-    """Tell what the user of a result should know of it."""
+def check_model(model):
+    """Refuse to go on without --model."""
+    if model is None:
+        raise DiffscopeError("no model given; name one with --model, or list the bundled ones with: diffscope models")
+
+
+def read_stats(stats):
+    """The names in --stats."""
+    names = [name.strip() for name in stats.split(",") if name.strip()]
+    if not names:
+        raise DiffscopeError("--stats names no statistic; for example --stats entropy,gini")
+    return names
+
+
+def print_warnings(facts):
+    """Print the warnings and edits that a result carries to stderr."""
     for about in ("warnings", "edits"):
         if about in facts:
             note(f"{about}: {facts[about]}")

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from diffscope.cli.options import Device, Dtype, Json
+from diffscope.cli.options import Device, Dtype, Json, read_stats
 from diffscope.cli.output import counting, note, say, show_json, show_table
 from diffscope.errors import DiffscopeError
 
@@ -72,22 +72,32 @@ def command(
 
     if out is None and not dry_run:
         raise DiffscopeError("a sweep needs --out FOLDER; --dry-run shows what it would do")
-    said = {
+    options = {
         "models": model,
         "checkpoints": None if checkpoints is None else _steps(checkpoints),
-        "prompts": None if prompts is None else [_prompts(one) for one in prompts],
-        "statistics": None if stats is None else [name.strip() for name in stats.split(",") if name.strip()],
+        "prompts": None if prompts is None else [_prompts(option) for option in prompts],
+        "statistics": None if stats is None else read_stats(stats),
         "queries": queries,
         "per_shard": per_shard,
         "dtype": dtype,
     }
-    said = {name: value for name, value in said.items() if value is not None}
-    found, device = Plan.of(said) if plan is None else Plan.load(plan, **said), device or "cpu"
+    options = {name: value for name, value in options.items() if value is not None}
+    whole = Plan.of(options) if plan is None else Plan.load(plan, **options)
+    device = device or "cpu"
     if dry_run:
-        _show_plan(found, device, as_json)
+        _show_plan(whole, device, as_json)
         return
-    where, rank = where_of(processes, ray, device), None if rank is None else Rank.of(rank)
-    _sweep(found, out, where, rank, as_json, device=device, suffix=f".{file_format}", changed=changed)
+    where = where_of(processes, ray, device)
+    _sweep(
+        whole,
+        out,
+        where,
+        None if rank is None else Rank.of(rank),
+        as_json,
+        device=device,
+        suffix=f".{file_format}",
+        changed=changed,
+    )
 
 
 def _sweep(plan, out, where, rank, as_json, **how):
@@ -101,9 +111,9 @@ def _sweep(plan, out, where, rank, as_json, **how):
             raise
     outcome = swept.outcome
     if as_json:
-        done, waiting = len(outcome.done), len(outcome.waiting)
+        counts = {"done": len(outcome.done), "waiting": len(outcome.waiting)}
         failed = [{"id": piece.shard.id, "shard": str(piece), "cause": cause} for piece, cause in swept.failures]
-        show_json({"dataset": swept.dataset, "done": done, "failed": failed, "waiting": waiting, "left_out": plan.left_out})
+        show_json({"dataset": swept.dataset, **counts, "failed": failed, "left_out": plan.left_out})
     if plan.left_out:
         note(f"left out, for a mean over queries says nothing of it: {', '.join(plan.left_out)}")
     for piece, cause in swept.failures:
@@ -130,32 +140,33 @@ def where_of(processes, ray, device):
     return None if processes is None else Processes(processes, gpus)
 
 
-def _steps(said):
-    if said in ("all", "last"):
-        return said
-    steps = said.split(",")
+def _steps(option):
+    if option in ("all", "last"):
+        return option
+    steps = option.split(",")
     if not all(step.strip().isdigit() for step in steps):
-        raise DiffscopeError(f"--checkpoints {said!r} is neither all nor last nor steps such as 0,400,1900")
+        raise DiffscopeError(f"--checkpoints {option!r} is neither all nor last nor steps such as 0,400,1900")
     return [int(step) for step in steps]
 
 
-def _prompts(said):
+def _prompts(option):
     """``TASK:FIELD=N,FIELD=N`` or a file, as a table of a plan."""
     from diffscope.lab.sweeps.prompt_sets import TASKS
 
-    task, _, fields = said.partition(":")
+    task, _, fields = option.partition(":")
     if task not in TASKS:
-        return {"file": said}
+        return {"file": option}
     pairs = [field.partition("=") for field in fields.split(",") if field]
     if not all(value.isdigit() for _, _, value in pairs):
-        raise DiffscopeError(f"--prompts {said!r} is not TASK:FIELD=NUMBER,…; for example retrieval:count=20,length=256")
+        raise DiffscopeError(f"--prompts {option!r} is not TASK:FIELD=NUMBER,…; for example retrieval:count=20,length=256")
     return {"task": task, **{name.strip(): int(value) for name, _, value in pairs}}
 
 
 def _show_plan(plan, device, as_json):
     from diffscope.lab.sweeps.sweep import values_a_prompt
 
-    pieces, values = plan.pieces(device), values_a_prompt(plan, device)
+    pieces = plan.pieces(device)
+    values = values_a_prompt(plan, device)
     rows = []
     for model in plan.models:
         mine = [piece for piece in pieces if piece.subject.model == model]

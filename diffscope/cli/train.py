@@ -80,7 +80,8 @@ def command(
     device = device or "cpu"
     runs = cohort.plan(chosen, arm or (), seed or (), device)
     if not report:
-        where, rank = where_of(processes, ray, device), None if rank is None else shards.Rank.of(rank)
+        where = where_of(processes, ray, device)
+        rank = None if rank is None else shards.Rank.of(rank)
         how = dict(threads=threads, device=device, tensorboard=tensorboard, rank=rank)
         with counting("training") as progress:
             try:
@@ -89,13 +90,13 @@ def command(
                 note("stopped; what was saved is kept, and the same command goes on")
                 raise
     everything = cohort.plan(chosen, seeds=sorted({*chosen.seeds, *(seed or ()), *cohort.seeds_in(out)}), device=device)
-    asked = shards.Outcome.of(runs, out, ".nc")
-    if rank is not None and not asked.failed and not shards.Outcome.of(everything, out, ".nc").done:
+    outcome = shards.Outcome.of(runs, out, ".nc")
+    if rank is not None and not outcome.failed and not shards.Outcome.of(everything, out, ".nc").done:
         note("nothing is finished yet, and this rank has nothing left to do")
         return
     _tell(chosen, out, everything, device, figure, as_json)
-    if asked.failed:
-        raise DiffscopeError(f"{len(asked.failed)} runs failed, see {out / 'failed'}; the same command tries them again")
+    if outcome.failed:
+        raise DiffscopeError(f"{len(outcome.failed)} runs failed, see {out / 'failed'}; the same command tries them again")
 
 
 def _train_alone(recipe, arms, seeds, out, threads, device, tensorboard):

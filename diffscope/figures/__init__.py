@@ -1,31 +1,53 @@
 """Figures: labelled data in, a drawing out. No mathematics happens here.
 
->>> import diffscope.figures
->>> sorted(diffscope.figures.FIGURES)
-['board', 'cohort', 'fidelity', 'lambda', 'maps', 'overview', 'row']
+>>> from diffscope import figures
+>>> sorted(figures.FIGURES)
+['board', 'cohort', 'fidelity', 'heads', 'lambdas', 'maps', 'row']
 
-`figure(name, capture, ...)`, for a cohort its dataset, for a board its verdicts, returns a `Figure`: `.data` is what is drawn
-(xarray), `.plotly()` draws it to explore, `.matplotlib()` draws it to print, and `.save(path)` writes it by its suffix.
+One function a figure: ``figures.maps(capture, layer=3, head=1)`` returns a `Figure`. Its ``.data`` is what is drawn (xarray),
+``.plotly()`` draws it to explore, ``.matplotlib()`` to print, and ``.save(path)`` writes it by its suffix.
 """
 
+import inspect
+from collections.abc import Callable
+from typing import Any
+
 from diffscope.errors import DiffscopeError
-from diffscope.figures import board, cohort, layers, maps, overview, rows  # noqa: F401 (each registers what it draws)
-from diffscope.figures.base import FIGURES, Figure
+from diffscope.figures.api import board, cohort, fidelity, heads, lambdas, maps, row
+from diffscope.figures.base import Figure
 
-__all__ = ["FIGURES", "Figure", "figure"]
+__all__ = ["FIGURES", "Figure", "board", "cohort", "fidelity", "figure", "heads", "lambdas", "maps", "row"]
+
+#: the function of every figure, by its name
+FIGURES: dict[str, Callable[..., Figure]] = {
+    function.__name__: function for function in (board, cohort, fidelity, heads, lambdas, maps, row)
+}
+RENAMED = {"overview": "heads", "lambda": "lambdas", "family": "cohort"}
 
 
-def figure(name: str, cap, **choices) -> Figure:
-    """A figure of a capture.
+def figure(name: str, subject: Any, **choices: Any) -> Figure:
+    """A figure by its name, for whoever has the name as a string; otherwise call the function of that name.
 
     Parameters
     ----------
-    name : one of `FIGURES`
-    cap : a capture
-    choices : what to draw (`layer=`, `head=`, `queries=`, ... as the figure takes them), and how:
-        `venue=` (icml, neurips, iclr, acl, cvpr, aaai, tmlr), `wide=` full width or one column, `width=` inches,
-        `contrast=` "sqrt" or "linear" colours, `scale=` "shared" by all maps or each its "own", `title=`.
+    name : str
+        One of ``FIGURES``.
+    subject : Capture, CaptureBatch, Comparison, xarray.Dataset or list of Verdict
+        What the figure is of.
+    **choices
+        The keywords of that function.
+
+    Raises
+    ------
+    DiffscopeError
+        There is no such figure, it takes no such keyword, or what is chosen is not there.
     """
+    if name in RENAMED:
+        raise DiffscopeError(f"the figure {name!r} is called {RENAMED[name]!r}")
     if name not in FIGURES:
-        raise DiffscopeError(f"no figure {name!r}: there are {', '.join(sorted(FIGURES))}")
-    return FIGURES[name](cap, **choices)
+        raise DiffscopeError(f"no figure {name!r}: there are {', '.join(FIGURES)}")
+    keywords = inspect.signature(FIGURES[name]).parameters
+    if unknown := [word for word in choices if word not in keywords]:
+        known = [word for word, parameter in keywords.items() if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
+        raise DiffscopeError(f"the figure {name!r} does not take {unknown[0]!r}; it takes {', '.join(known)}")
+    return FIGURES[name](subject, **choices)

@@ -20,7 +20,7 @@ PRINTED = (".pdf", ".svg", ".png")
 
 @dataclass(frozen=True)
 class Kind:
-    """An entry of the registry: how to get the data of a figure, and how to draw it."""
+    """A kind of figure: how to get its data, and how to draw them."""
 
     name: str
     about: str
@@ -29,58 +29,96 @@ class Kind:
     matplotlib: Callable[..., Any]
     wide: bool  # full text width, or one column
 
-    def __call__(self, cap, **choices) -> Figure:
-        style = {k: choices.pop(k) for k in ("venue", "width", "contrast", "scale", "title") if k in choices}
-        wide = choices.pop("wide", self.wide)
-        inches = style.pop("width", None) or theme.width(style.get("venue"), wide)
+    def figure(self, data: xr.Dataset, venue: str | None, wide: bool | None, width: float | None, **style: Any) -> Figure:
+        """A figure of these data.
+
+        Parameters
+        ----------
+        data : xarray.Dataset
+        venue, wide, width
+            As of the functions of ``diffscope.figures``.
+        **style
+            What the drawings take: ``title``, ``contrast``, ``scale``.
+        """
+        inches = width or theme.width(venue, self.wide if wide is None else wide)
         if style.get("contrast", "sqrt") not in ("sqrt", "linear"):
             raise DiffscopeError(f"no contrast {style['contrast']!r}: there are sqrt and linear")
         if style.get("scale", "shared") not in ("shared", "own"):
             raise DiffscopeError(f"no scale {style['scale']!r}: there are shared (one for all maps) and own")
-        try:
-            data = self.data(cap, **choices)
-        except TypeError as error:
-            if "unexpected keyword argument" not in str(error):
-                raise
-            word = str(error).rpartition("argument")[2].strip()
-            raise DiffscopeError(f"the figure {self.name!r} does not take {word}") from error
-        return Figure(self, data, float(inches), style)
+        return Figure(self, data, float(inches), venue, style)
 
 
 #: every kind of figure there is, by name
-FIGURES: dict[str, Kind] = {}
+KINDS: dict[str, Kind] = {}
 
 
-def register(name: str, about: str, *, data, plotly, matplotlib, wide: bool = True) -> Kind:
-    FIGURES[name] = Kind(name, about, data, plotly, matplotlib, wide)
-    return FIGURES[name]
+def register(
+    name: str,
+    about: str,
+    *,
+    data: Callable[..., xr.Dataset],
+    plotly: Callable[..., Any],
+    matplotlib: Callable[..., Any],
+    wide: bool = True,
+) -> Kind:
+    """Make a kind of figure known."""
+    KINDS[name] = Kind(name, about, data, plotly, matplotlib, wide)
+    return KINDS[name]
 
 
 @dataclass(frozen=True)
 class Figure:
-    """Labelled data with a drawing for the screen (plotly) and one for print (matplotlib)."""
+    """Labelled data with a drawing for the screen (plotly) and one for print (matplotlib).
+
+    Attributes
+    ----------
+    kind : Kind
+    data : xarray.Dataset
+        What is drawn.
+    width : float
+        In print, in inches.
+    venue : str or None
+        Whose font sizes are used in print.
+    style : dict
+        What both drawings take, such as the title.
+    """
 
     kind: Kind
     data: xr.Dataset
-    width: float  # inches, in print
+    width: float
+    venue: str | None = None
     style: dict = field(default_factory=dict)
 
-    def plotly(self):
-        """A `plotly.graph_objects.Figure` to explore."""
+    def plotly(self, **style: Any) -> Any:
+        """A ``plotly.graph_objects.Figure`` to explore; what `style` says holds for this drawing."""
         _need("plotly")
-        return self.kind.plotly(self.data, **{k: v for k, v in self.style.items() if k != "venue"})
+        return self.kind.plotly(self.data, **{**self.style, **style})
 
-    def matplotlib(self):
-        """A `matplotlib.figure.Figure` to print; it belongs to no pyplot window."""
+    def matplotlib(self) -> Any:
+        """A ``matplotlib.figure.Figure`` to print; it belongs to no pyplot window."""
         _need("matplotlib")
-        style = {k: v for k, v in self.style.items() if k != "venue"}
-        with theme.styled(self.style.get("venue")):
-            made = self.kind.matplotlib(self.data, self.width, **style)
-            made.draw_without_rendering()  # whatever reads the style does so now
-        return made
+        with theme.styled(self.venue):
+            drawing = self.kind.matplotlib(self.data, self.width, **self.style)
+            drawing.draw_without_rendering()  # whatever reads the style does so now
+        return drawing
 
     def save(self, path: str | os.PathLike) -> Path:
-        """Write the figure whole or not at all: .pdf .svg .png to print, .html to explore, .json the data."""
+        """Write the figure, whole or not at all.
+
+        Parameters
+        ----------
+        path : path-like
+            Ends in .pdf, .svg or .png to print, .html to explore, .json for the data.
+
+        Returns
+        -------
+        pathlib.Path
+
+        Raises
+        ------
+        DiffscopeError
+            The suffix is another one, or the file cannot be written.
+        """
         path = Path(path)
         check_suffix(path)
         content = self.to_bytes(path.suffix)
@@ -92,28 +130,28 @@ class Figure:
         return path
 
     def to_bytes(self, suffix: str) -> bytes:
-        """What `save` would write."""
+        """What ``save`` would write under a name with this suffix."""
         suffix = suffix.lower()
         if suffix == ".json":
             return to_json(self.data.to_dict()).encode()
         if suffix == ".html":
-            made = self.plotly()
-            made.update_layout(paper_bgcolor=theme.PAPER)
-            page = made.to_html(include_plotlyjs=True, full_html=True, config={"displaylogo": False, "responsive": True})
+            drawing = self.plotly()
+            drawing.update_layout(paper_bgcolor=theme.PAPER)
+            page = drawing.to_html(include_plotlyjs=True, full_html=True, config={"displaylogo": False, "responsive": True})
             return page.encode()
         return self._printed(suffix.removeprefix("."))
 
     def _printed(self, kind: str) -> bytes:
-        made = self.matplotlib()
-        where = io.BytesIO()
-        about = {"Title": f"{self.kind.name}: {self.data.attrs.get('model', '')}".rstrip(": ")}
+        drawing = self.matplotlib()
+        buffer = io.BytesIO()
+        about: dict[str, str | None] = {"Title": f"{self.kind.name}: {self.data.attrs.get('model', '')}".rstrip(": ")}
         if kind == "pdf":
             about |= {"Creator": "diffscope", "Producer": "diffscope", "CreationDate": None}
         elif kind == "svg":
             about |= {"Creator": "diffscope", "Date": None}
-        with theme.styled(self.style.get("venue")):
-            made.savefig(where, format=kind, metadata=about, dpi=300 if kind == "png" else 600)
-        return where.getvalue()
+        with theme.styled(self.venue):
+            drawing.savefig(buffer, format=kind, metadata=about, dpi=300 if kind == "png" else 600)
+        return buffer.getvalue()
 
     def _repr_png_(self) -> bytes:
         return self._printed("png")
@@ -126,8 +164,8 @@ class Figure:
 def check_suffix(path: Path) -> None:
     """Refuse a name that no figure can be written under."""
     if path.suffix.lower() not in (*PRINTED, ".html", ".json"):
-        said = path.suffix or "a file without a suffix"
-        raise DiffscopeError(f"cannot write a figure as {said!r}: use .pdf, .svg, .png, .html or .json")
+        suffix = path.suffix or "a file without a suffix"
+        raise DiffscopeError(f"cannot write a figure as {suffix!r}: use .pdf, .svg, .png, .html or .json")
 
 
 def _need(package: str) -> None:

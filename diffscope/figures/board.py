@@ -40,7 +40,7 @@ def _dicts(board: Sequence[Mapping]) -> list[Mapping]:
         made = [one if isinstance(one, Mapping) else one.as_dict() for one in board]
         assert all("estimates" in one for one in made)
     except (AttributeError, AssertionError, TypeError):
-        raise DiffscopeError("this figure is of verdicts: diffscope.test(…), or a board of a study") from None
+        raise DiffscopeError("this figure is of verdicts: diffscope.hypotheses.test(…), or a board of a study") from None
     return made
 
 

@@ -1,8 +1,43 @@
-"""Printed figures keep their width and take the height that their content needs."""
+"""What the drawings of all figures begin and end with, in print and on screen."""
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
+
+from diffscope.figures import theme
+from diffscope.figures.escaping import for_html, for_print
+
+
+def finish_screen(
+    figure,
+    title: str,
+    *,
+    height: int,
+    legend: Literal["left", "right"] | None = None,
+    shapes=(),
+    xaxis: dict,
+    yaxis: dict,
+    **layout,
+) -> None:
+    """Give a plotly figure of one pair of axes its size, margins, title and legend; the legend stands above the axes."""
+    top = (26 if legend else 8) + (22 if title else 0)
+    layout |= {"hovermode": "closest", "margin": {"l": 8, "r": 8, "t": top, "b": 8}}
+    if legend:
+        x = 0 if legend == "left" else 1
+        font = {"size": 11}
+        layout["legend"] = {"orientation": "h", "x": x, "xanchor": legend, "y": 1.02, "yanchor": "bottom", "font": font}
+    if title:
+        layout["title"] = {"text": for_html(title), "x": 0, "y": 0.98, "yanchor": "top", "font": {"size": 13}}
+    figure.update_layout(**theme.screen_layout(height=height, shapes=list(shapes), xaxis=xaxis, yaxis=yaxis, **layout))
+
+
+def finish_print(figure, title: str | None) -> None:
+    """Give a matplotlib figure its title and its final layout."""
+    if title:
+        figure.suptitle(for_print(title), x=0.01, ha="left")
+    settle(figure)
 
 
 def canvas(width: float, height: float, w_pad: float = 0.02, h_pad: float = 0.02):
@@ -10,13 +45,13 @@ def canvas(width: float, height: float, w_pad: float = 0.02, h_pad: float = 0.02
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    made = Figure(figsize=(width, height), layout="constrained")
-    made.get_layout_engine().set(w_pad=w_pad, h_pad=h_pad, wspace=0.02, hspace=0.02)
-    FigureCanvasAgg(made)
-    return made
+    figure = Figure(figsize=(width, height), layout="constrained")
+    figure.get_layout_engine().set(w_pad=w_pad, h_pad=h_pad, wspace=0.02, hspace=0.02)
+    FigureCanvasAgg(figure)
+    return figure
 
 
-def trim(made, axes, tries: int = 3) -> None:
+def trim(figure, axes, tries: int = 3) -> None:
     """Choose the height at which axes of fixed aspect fill the room they were given.
 
     `axes` is the grid of axes (row, column). What is too high leaves white above and below the
@@ -25,25 +60,26 @@ def trim(made, axes, tries: int = 3) -> None:
     """
     axes = np.atleast_2d(axes)
     for _ in range(tries):
-        made.get_layout_engine().execute(made)
+        figure.get_layout_engine().execute(figure)
         for ax in axes.flat:
             ax.apply_aspect()
-        width, height = made.get_size_inches()
+        width, height = figure.get_size_inches()
         change = 0.0
         for row in axes:
             seen = [ax for ax in row if ax.get_visible()]
             if not seen:
                 continue
-            given, left = seen[0].get_position(original=True), seen[0].get_position()
+            box = seen[0].get_position(original=True)  # what the layout gave
+            left = seen[0].get_position()  # what the aspect left of it
             ratio = left.height * height / (left.width * width)
-            change += (left.height - given.height) * height + (given.width - left.width) * width * ratio
+            change += (left.height - box.height) * height + (box.width - left.width) * width * ratio
         if abs(change) < 0.02:
             break
-        made.set_size_inches(width, max(0.8, height + change))
-    settle(made)
+        figure.set_size_inches(width, max(0.8, height + change))
+    settle(figure)
 
 
-def settle(made) -> None:
+def settle(figure) -> None:
     """Lay out once more and keep it so: what is drawn later stays where it is."""
-    made.get_layout_engine().execute(made)
-    made.set_layout_engine("none")
+    figure.get_layout_engine().execute(figure)
+    figure.set_layout_engine("none")

@@ -8,7 +8,7 @@ import xarray as xr
 from diffscope.errors import DiffscopeError
 from diffscope.figures import theme
 from diffscope.figures.base import register
-from diffscope.figures.canvas import canvas, settle
+from diffscope.figures.canvas import canvas, finish_print
 from diffscope.figures.escaping import for_html, for_print
 
 ROW = 0.27  # inches an arm takes in print
@@ -22,7 +22,7 @@ def data(cohort: xr.Dataset) -> xr.Dataset:
     """
     if not (isinstance(cohort, xr.Dataset) and {"retrieval", "formation", "exact_match", "finished"} <= set(cohort)):
         raise DiffscopeError("this figure is of a trained cohort; draw it with: diffscope train RECIPE --report --figure FILE")
-    made = xr.Dataset(
+    dataset = xr.Dataset(
         {
             "retrieval": cohort["retrieval"].dropna("step", how="all"),
             "formation": cohort["formation"],
@@ -30,16 +30,15 @@ def data(cohort: xr.Dataset) -> xr.Dataset:
             "grid": cohort["exact_match"].mean("prompt", skipna=False).mean("seed"),
         }
     )
-    made.attrs = {"figure": "cohort", "grid": "mean over prompts, then seeds"}
-    return made
+    return dataset.assign_attrs(figure="cohort", grid="mean over prompts, then seeds")
 
 
 def _formed(data: xr.Dataset, arm: str) -> str:
     """The steps at which an arm formed, by seed: a dash where it did not, a question mark where the run is missing."""
-    one = data.sel(arm=arm)
-    said = {0: "?", 1: "–"}
-    steps = zip(one["formation"].values, one["finished"].values)
-    return ", ".join(said[int(finished)] if np.isnan(step) else f"{step:.0f}" for step, finished in steps)
+    runs = data.sel(arm=arm)
+    steps = zip(runs["formation"].values, runs["finished"].values)
+    never = {0: "?", 1: "–"}
+    return ", ".join(never[int(finished)] if np.isnan(step) else f"{step:.0f}" for step, finished in steps)
 
 
 def _cells(data: xr.Dataset) -> tuple[np.ndarray, list[tuple[int, int]]]:
@@ -49,77 +48,93 @@ def _cells(data: xr.Dataset) -> tuple[np.ndarray, list[tuple[int, int]]]:
     return flat.values.reshape(flat.sizes["arm"], -1), cells
 
 
-def in_print(data: xr.Dataset, width: float, title: str | None = None, **_):
-    arms, steps = [str(arm) for arm in data["arm"].values], data["step"].values
-    values, cells = _cells(data)
-    columns = data.sizes["distractors"]
-    made = canvas(width, ROW * len(arms) + 0.75, w_pad=0.01, h_pad=0.005)
-    grid = made.add_gridspec(len(arms), 2, width_ratios=[1.0, 1.5])
-    colours, top = theme.colour_map("blue", "linear"), None
+def in_print(data: xr.Dataset, width: float, title: str | None = None):
+    """The drawing for print: one row an arm, its curves on the left, its answers on the right."""
+    arms = [str(arm) for arm in data["arm"].values]
+    figure = canvas(width, ROW * len(arms) + 0.75, w_pad=0.01, h_pad=0.005)
+    grid = figure.add_gridspec(len(arms), 2, width_ratios=[1.0, 1.5])
+    top = None
     for row, arm in enumerate(arms):
-        curves, cell = made.add_subplot(grid[row, 0], sharex=top), made.add_subplot(grid[row, 1])
+        curves = figure.add_subplot(grid[row, 0], sharex=top)
+        cells = figure.add_subplot(grid[row, 1])
         top = top or curves
-        for seed, colour in zip(data["seed"].values, SEEDS * len(data["seed"])):
-            one = data.sel(arm=arm, seed=seed)
-            curves.plot(steps, one["retrieval"].values, color=colour, lw=0.8)
-            if not np.isnan(one["formation"]):
-                curves.axvline(float(one["formation"]), color=theme.ORANGES[5], lw=0.6)
-        curves.set_ylim(-0.05, 1.05)
-        curves.set_xlim(0, steps[-1])
-        curves.set_yticks([])
-        curves.set_ylabel(for_print(arm), rotation=0, ha="right", va="center")
+        _draw_curves(curves, data, arm)
+        _draw_cells(cells, data, row)
+        cells.set_yticks([0], [_formed(data, arm)])
         curves.tick_params(labelbottom=row == len(arms) - 1)
-        cell.imshow(values[row : row + 1], cmap=colours, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
-        for column, value in enumerate(values[row]):
-            ink = theme.PAPER if value > 0.6 else theme.INK
-            said = "" if np.isnan(value) else f"{100 * value:.0f}"
-            cell.text(column, 0, said, ha="center", va="center", color=ink, size="x-small")
-        for edge in range(columns, len(cells), columns):
-            cell.axvline(edge - 0.5, color=theme.PAPER, lw=1.5)
-        cell.set_yticks([0], [_formed(data, arm)])
-        cell.yaxis.tick_right()
-        cell.tick_params(length=0)
-        cell.spines[:].set_visible(False)
-        last = row == len(arms) - 1
-        middle = columns // 2
-        names = [
-            f"{distractors}\n{length} tokens" if i % columns == middle else f"{distractors}\n"
-            for i, (length, distractors) in enumerate(cells)
-        ]
-        cell.set_xticks(range(len(cells)), names if last else [])
         if row == 0:
             curves.set_title("exact answers in training", loc="left")
-            cell.set_title("exact answers in the end, %", loc="left")
-            cell.annotate(
-                "formed at step", (1.0, 1.0), (4, 3), "axes fraction", "offset points", size="small", annotation_clip=False
-            )
+            cells.set_title("exact answers in the end, %", loc="left")
+            place = ((1.0, 1.0), (4, 3), "axes fraction", "offset points")
+            cells.annotate("formed at step", *place, size="small", annotation_clip=False)
+    _name_cells(cells, data)
     curves.set_xlabel("step")
-    cell.set_xlabel("distractors")
-    if title:
-        made.suptitle(title, x=0.01, ha="left")
-    settle(made)
-    return made
+    finish_print(figure, title)
+    return figure
 
 
-def on_screen(data: xr.Dataset, title: str | None = None, height: int | None = None, **_):
+def _draw_curves(ax, data: xr.Dataset, arm: str) -> None:
+    """Exact answers by step, a curve a seed, and where each run formed."""
+    for seed, colour in zip(data["seed"].values, SEEDS * len(data["seed"])):
+        run = data.sel(arm=arm, seed=seed)
+        ax.plot(data["step"].values, run["retrieval"].values, color=colour, lw=0.8)
+        if not np.isnan(run["formation"]):
+            ax.axvline(float(run["formation"]), color=theme.ORANGES[5], lw=0.6)
+    ax.set_ylim(-0.05, 1.05)
+    ax.set_xlim(0, data["step"].values[-1])
+    ax.set_yticks([])
+    ax.set_ylabel(for_print(arm), rotation=0, ha="right", va="center")
+
+
+def _draw_cells(ax, data: xr.Dataset, row: int) -> None:
+    """One arm's answers, a cell a length and number of distractors."""
+    values, cells = _cells(data)
+    colours = theme.colour_map("blue", "linear")
+    ax.imshow(values[row : row + 1], cmap=colours, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+    for column, value in enumerate(values[row]):
+        ink = theme.PAPER if value > 0.6 else theme.INK
+        ax.text(column, 0, "" if np.isnan(value) else f"{100 * value:.0f}", ha="center", va="center", color=ink, size="x-small")
+    columns = data.sizes["distractors"]
+    for edge in range(columns, len(cells), columns):
+        ax.axvline(edge - 0.5, color=theme.PAPER, lw=1.5)
+    ax.yaxis.tick_right()
+    ax.tick_params(length=0)
+    ax.spines[:].set_visible(False)
+    ax.set_xticks(range(len(cells)), [])
+
+
+def _name_cells(ax, data: xr.Dataset) -> None:
+    """The number of distractors under each cell, and the length under the middle of its cells."""
+    _, cells = _cells(data)
+    columns = data.sizes["distractors"]
+    names = [
+        f"{distractors}\n{length} tokens" if i % columns == columns // 2 else f"{distractors}\n"
+        for i, (length, distractors) in enumerate(cells)
+    ]
+    ax.set_xticks(range(len(cells)), names)
+    ax.set_xlabel("distractors")
+
+
+def on_screen(data: xr.Dataset, title: str | None = None, height: int | None = None):
+    """The drawing for the screen: curves as means over seeds with each seed behind, answers as one table."""
     import plotly.graph_objects as go
     from plotly.subplots import make_subplots
 
     arms = [str(arm) for arm in data["arm"].values]
     values, cells = _cells(data)
     shown = [for_html(arm) for arm in arms]
-    made = make_subplots(rows=1, cols=2, column_widths=[0.45, 0.55], horizontal_spacing=0.12)
+    figure = make_subplots(rows=1, cols=2, column_widths=[0.45, 0.55], horizontal_spacing=0.12)
     for index, (arm, name) in enumerate(zip(arms, shown)):
         mean = data["retrieval"].sel(arm=arm).mean("seed").values
         hue = f"hsl({round(360 * index / len(arms))}, 60%, 45%)"
         for seed in data["seed"].values:
             curve = data["retrieval"].sel(arm=arm, seed=seed).values
             look = dict(line={"color": hue, "width": 1}, opacity=0.35, showlegend=False, hoverinfo="skip")
-            made.add_trace(go.Scatter(x=data["step"].values, y=curve, legendgroup=name, mode="lines", **look), 1, 1)
+            figure.add_trace(go.Scatter(x=data["step"].values, y=curve, legendgroup=name, mode="lines", **look), 1, 1)
         words = f"{name}<br>step %{{x}}<br>%{{y:.1%}} exact, mean over seeds<extra></extra>"
         look = dict(line={"color": hue, "width": 2}, hovertemplate=words)
-        made.add_trace(go.Scatter(x=data["step"].values, y=mean, name=name, legendgroup=name, mode="lines", **look), 1, 1)
-    made.add_trace(
+        figure.add_trace(go.Scatter(x=data["step"].values, y=mean, name=name, legendgroup=name, mode="lines", **look), 1, 1)
+    figure.add_trace(
         go.Heatmap(
             z=values,
             x=[[f"{length} tokens" for length, _ in cells], [str(distractors) for _, distractors in cells]],
@@ -134,7 +149,7 @@ def on_screen(data: xr.Dataset, title: str | None = None, height: int | None = N
         1,
         2,
     )
-    made.update_layout(
+    figure.update_layout(
         **theme.screen_layout(
             height=height or 120 + 24 * len(arms),
             margin={"l": 8, "r": 8, "t": 48, "b": 8},
@@ -142,11 +157,11 @@ def on_screen(data: xr.Dataset, title: str | None = None, height: int | None = N
             title={"text": title or "exact answers: in training, and in the end by length and number of distractors", "x": 0},
         )
     )
-    made.update_xaxes(theme.screen_axis(title_text="step"), col=1)
-    made.update_yaxes(theme.screen_axis(tickformat=".0%", showgrid=True, gridcolor="#eef0f3"), col=1)
-    made.update_xaxes(theme.screen_axis(title_text="distractors"), col=2)
-    made.update_yaxes(theme.screen_axis(autorange="reversed"), col=2)
-    return made
+    figure.update_xaxes(theme.screen_axis(title_text="step"), col=1)
+    figure.update_yaxes(theme.screen_axis(tickformat=".0%", showgrid=True, gridcolor="#eef0f3"), col=1)
+    figure.update_xaxes(theme.screen_axis(title_text="distractors"), col=2)
+    figure.update_yaxes(theme.screen_axis(autorange="reversed"), col=2)
+    return figure
 
 
 register(

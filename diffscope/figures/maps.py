@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import xarray as xr
 
 from diffscope.attention.maps import present
+from diffscope.comparison import Comparison
 from diffscope.errors import DiffscopeError
 from diffscope.figures import maps_print, maps_screen
 from diffscope.figures.base import register
-from diffscope.figures.selection import check_place, described, layer_numbers, layer_of, of_prompt, visible_cells, window
+from diffscope.figures.panels import short_name
+from diffscope.figures.selection import described, layer_at, one_prompt, visible_cells, window
 
 LARGEST = 512  # positions a side that are drawn one by one; above, bins that keep the largest weight
 NAMES = ("A1", "A2", "lambda_A2", "D")
@@ -22,49 +27,67 @@ def data(
     queries=None,
     keys=None,
     size: int = LARGEST,
-    names: tuple[str, ...] | None = None,
+    names: Sequence[str] | None = None,
 ) -> xr.Dataset:
-    """The maps of one head over (query, key), exactly as the capture gives them.
+    """The maps of one head over (query, key), exactly as the capture gives them; parameters as of ``diffscope.figures.maps``.
 
-    `queries` and `keys` pick a window (a slice or `(start, stop)`); without one, a prompt of more than `size`
-    tokens is shown in bins that keep the value of largest magnitude. The coordinate `visible` says which cells hold a key
-    that their query sees. Without a layer, it is the first.
+    The coordinate ``visible`` says which cells hold a key that their query sees.
     """
-    layer = layer_numbers(cap)[0] if layer is None else layer
-    check_place(cap, layer, head)
-    tokens = of_prompt(cap.tokens, prompt)
-    rows, columns = window(queries, len(tokens), "queries"), window(keys, len(tokens), "keys")
-    pooled = max(len(range(*rows.indices(len(tokens)))), len(range(*columns.indices(len(tokens))))) > size
+    if isinstance(cap, Comparison):
+        return _of_two(cap, layer, head, prompt, queries, keys, size)
+    cap = one_prompt(cap, prompt)
+    attention = layer_at(cap, layer, head)
+    rows = window(queries, cap.n_tokens, "queries")
+    columns = window(keys, cap.n_tokens, "keys")
+    pooled = max(rows.stop - rows.start, columns.stop - columns.start) > size
     if pooled and (queries is not None or keys is not None):
         raise DiffscopeError(
-            f"a window of more than {size} positions a side cannot be drawn: choose a smaller one, or none for the overview"
+            f"a window of more than {size} positions a side cannot be drawn: choose a smaller one, or none for all in bins"
         )
-    found = layer_of(cap, layer, prompt)
-    chosen = (names or NAMES) if found.differential else present(found, NAMES)
-    made = {}
-    for name in chosen:
-        if pooled:
-            made[name] = cap.overview(name, layer, head, size=size, prompt=prompt)
-        else:
-            made[name] = cap.map(name, layer=layer, head=head, prompt=prompt, queries=rows, keys=columns)
-    if found.d_is_a1:
-        made = {"A": made["A1"].rename("A")}
-    first = next(iter(made.values()))
-    bin = int(first.attrs.get("bin", 1))
-    seen = visible_cells(cap, layer, prompt, first["query"].values, first["key"].values, bin)
-    together = xr.Dataset(made).assign_coords(visible=(("query", "key"), seen))
-    together.attrs = {
+    names = (names or NAMES) if attention.differential else present(attention, NAMES)
+    if pooled:
+        maps = {name: cap.pooled_map(name, attention.layer, head, size=size) for name in names}
+    else:
+        maps = {name: cap.map(name, attention.layer, head, queries=rows, keys=columns) for name in names}
+    first = maps[names[0]]
+    if attention.d_is_a1:
+        maps = {"A": maps["A1"].rename("A")}
+    bin_size = int(first.attrs.get("bin", 1))
+    seen = visible_cells(attention, first["query"].values, first["key"].values, bin_size)
+    dataset = xr.Dataset(maps).assign_coords(visible=(("query", "key"), seen))
+    dataset.attrs = {
         "figure": "maps",
-        **described(cap, layer, head, prompt),
-        "lam": first.attrs.get("lam") if found.differential else None,
-        "bin": bin,
+        **described(cap, attention, head),
+        "lam": first.attrs.get("lam") if attention.differential else None,
+        "bin": bin_size,
     }
-    return together
+    return dataset
+
+
+def _of_two(comparison: Comparison, layer, head, prompt, queries, keys, size) -> xr.Dataset:
+    """What is left of one head's map in each of two models, D; under the models' names."""
+    layers = layer if isinstance(layer, (tuple, list)) else (layer, layer)
+    heads = head if isinstance(head, (tuple, list)) else (head, head)
+    maps = {}
+    datasets = []
+    for name, cap, one_layer, one_head in zip(comparison.names, comparison.captures, layers, heads):
+        dataset = data(cap, one_layer, one_head, prompt, queries, keys, size, names=("D",))
+        drawn = "A" if "A" in dataset else "D"
+        place = f"layer {dataset.attrs['layer']}, head {dataset.attrs['head']}"
+        short = f"{drawn} of {short_name(name)}"
+        labels = {"map": drawn, "title": f"{short}: {place}", "short": short}
+        maps[name] = dataset[drawn].where(dataset["visible"]).drop_vars("visible").assign_attrs(labels)
+        datasets.append(dataset)
+    seen = np.logical_or(*(dataset["visible"].values for dataset in datasets))
+    both = xr.Dataset({name: array.rename(name) for name, array in maps.items()})
+    both = both.assign_coords(visible=(("query", "key"), seen))
+    shared = {name: datasets[0].attrs[name] for name in ("figure", "n_tokens", "spans", "bin")}
+    return both.assign_attrs(shared, model=" and ".join(map(short_name, comparison.names)), models=list(comparison.names))
 
 
 register(
     "maps",
-    "A1, A2, λ·A2 and D of one head side by side",
+    "A1, A2, λ·A2 and D of one head side by side; of a comparison D of both models",
     data=data,
     plotly=maps_screen.draw,
     matplotlib=maps_print.draw,

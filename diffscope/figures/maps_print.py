@@ -7,18 +7,19 @@ import xarray as xr
 from diffscope.figures import theme
 from diffscope.figures.canvas import canvas, trim
 from diffscope.figures.escaping import for_print, shorten
-from diffscope.figures.panels import edges, heading, labels, marked_spans, panels, positions
+from diffscope.figures.panels import edges, heading, labels, panels, positions, spans_in_view
 
 NARROW = 4.5  # inches below which four maps go two by two
 SMALLEST = 5.0  # points: token labels smaller than this are left out
 
 
 def draw(data: xr.Dataset, width: float, contrast: str = "sqrt", scale: str = "shared", title: str | None = None):
+    """The drawing for print; parameters as of ``diffscope.figures.maps``."""
     shown = panels(data, scale)
     columns = min(len(shown), 2 if width < NARROW else 4)
     lines = -(-len(shown) // columns)
-    made = canvas(width, width / columns * lines + 0.9)
-    axes = made.subplots(lines, columns, squeeze=False)
+    figure = canvas(width, width / columns * lines + 0.9)
+    axes = figure.subplots(lines, columns, squeeze=False)
     room = _room_for_tokens(data, width / columns)
     for i, panel in enumerate(shown):
         ax = axes[i // columns][i % columns]
@@ -27,12 +28,12 @@ def draw(data: xr.Dataset, width: float, contrast: str = "sqrt", scale: str = "s
     for ax in axes.flat[len(shown) :]:
         ax.set_visible(False)
     names = [_mark_spans(ax, data) for ax in axes.flat[: len(shown)]][0]
-    _legend(made, names)
+    _legend(figure, names)
     line = heading(data) if title is None else title
     if line:
-        made.suptitle(for_print(line), x=0.01, ha="left")
-    trim(made, axes)
-    return made
+        figure.suptitle(for_print(line), x=0.01, ha="left")
+    trim(figure, axes)
+    return figure
 
 
 def _image(ax, data, panel, contrast):
@@ -53,13 +54,14 @@ def _image(ax, data, panel, contrast):
     ax.spines[:].set_color(theme.RULE)
     bar = ax.figure.colorbar(image, ax=ax, location="top", fraction=0.04, pad=0.06, aspect=40)
     low, high = panel.limits
-    bar.set_ticks([low, 0, high] if low < 0 else [0, high])
-    bar.set_ticklabels([_number(v) for v in ([low, 0, high] if low < 0 else [0, high])])
-    for label, side in zip(bar.ax.get_xticklabels(), ("left", "center", "right") if low < 0 else ("left", "right"), strict=True):
+    ticks = {low: "left", 0: "center", high: "right"} if low < 0 else {0: "left", high: "right"}
+    bar.set_ticks(list(ticks))
+    bar.set_ticklabels([_number(tick) for tick in ticks])
+    for label, side in zip(bar.ax.get_xticklabels(), ticks.values(), strict=True):
         label.set_ha(side)
     bar.ax.tick_params(length=1.5, pad=1)
     bar.outline.set_visible(False)
-    bar.ax.set_title(panel.title, pad=3)
+    bar.ax.set_title(for_print(panel.title), pad=3)
 
 
 def _room_for_tokens(data, inches: float) -> float | None:
@@ -90,48 +92,26 @@ def _ticks(ax, data, room: float | None, first: bool, last: bool):
     ax.tick_params(labelleft=first, labelbottom=last or room is not None)
 
 
-def _mark_spans(ax, data) -> list[str]:
+def _mark_spans(ax, data: xr.Dataset) -> list[str]:
     """Thin lines on the upper and left edge; the names of the spans that are in view."""
     names = []
-    for name, where in marked_spans(data).items():
-        colour = theme.span_colour(name)
-        for dim in ("key", "query"):
-            low, high = edges(data, dim)
-            for start, stop in where:
-                a, b = max(start - 0.5, low), min(stop - 0.5, high)
-                if a >= b:
-                    continue
-                names.append(name)
-                if dim == "key":
-                    ax.plot(
-                        [a, b],
-                        [1.02, 1.02],
-                        transform=ax.get_xaxis_transform(),
-                        color=colour,
-                        lw=1.8,
-                        clip_on=False,
-                        solid_capstyle="butt",
-                    )
-                else:
-                    ax.plot(
-                        [-0.02, -0.02],
-                        [a, b],
-                        transform=ax.get_yaxis_transform(),
-                        color=colour,
-                        lw=1.8,
-                        clip_on=False,
-                        solid_capstyle="butt",
-                    )
+    for name, dim, first, last in spans_in_view(data):
+        names.append(name)
+        look = {"color": theme.span_colour(name), "lw": 1.8, "clip_on": False, "solid_capstyle": "butt"}
+        if dim == "key":
+            ax.plot([first, last], [1.02, 1.02], transform=ax.get_xaxis_transform(), **look)
+        else:
+            ax.plot([-0.02, -0.02], [first, last], transform=ax.get_yaxis_transform(), **look)
     return list(dict.fromkeys(names))
 
 
-def _legend(made, names: list[str]):
+def _legend(figure, names: list[str]):
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     handles = [Line2D([], [], color=theme.span_colour(name), lw=1.8, label=for_print(name)) for name in names]
     handles.append(Patch(facecolor=theme.UNSEEN, edgecolor=theme.RULE, lw=0.4, label="not visible to the query"))
-    made.legend(
+    figure.legend(
         handles=handles,
         loc="outside lower left",
         ncols=len(handles),

@@ -7,7 +7,7 @@ import xarray as xr
 
 from diffscope.figures import theme
 from diffscope.figures.escaping import for_html, shorten
-from diffscope.figures.panels import edges, heading, labels, marked_spans, panels, positions
+from diffscope.figures.panels import edges, heading, labels, panels, positions, spans_in_view
 
 EVERY_TOKEN = 26  # a label at each token up to here; above, the browser thins them out
 ALL_VALUES = 100 * 100  # cells up to which the pointer shows the values of all maps at once
@@ -15,12 +15,13 @@ GAP = 0.022
 
 
 def draw(data: xr.Dataset, contrast: str = "sqrt", scale: str = "shared", title: str | None = None, height: int = 430):
+    """The drawing for the screen; parameters as of ``diffscope.figures.maps``."""
     import plotly.graph_objects as go
 
     shown = panels(data, scale)
     columns = len(shown)
     span = (1.0 - GAP * (columns - 1)) / columns if columns > 1 else 0.36
-    made = go.Figure()
+    figure = go.Figure()
     layout = theme.screen_layout(
         height=height,
         margin={"l": 8, "r": 20, "t": 92 if title != "" else 66, "b": 34},
@@ -28,11 +29,11 @@ def draw(data: xr.Dataset, contrast: str = "sqrt", scale: str = "shared", title:
         dragmode="zoom",
         plot_bgcolor=theme.UNSEEN,
     )
-    every = _all_values(data)
-    for i, panel in enumerate(shown):
+    values = _all_values(data)
+    for i in range(columns):
         left = i * (span + GAP)
         x, y = ("x", "y") if i == 0 else (f"x{i + 1}", f"y{i + 1}")
-        made.add_trace(_heatmap(data, panel, x, y, left, span, contrast, every, i))
+        figure.add_trace(_heatmap(data, shown, i, x, y, left, span, contrast, values))
         layout[f"xaxis{x[1:]}"] = _axis(
             data,
             "key",
@@ -53,43 +54,41 @@ def draw(data: xr.Dataset, contrast: str = "sqrt", scale: str = "shared", title:
     marks, names = _span_marks(data, columns)
     layout["shapes"] = marks
     line = heading(data) if title is None else title
-    layout["annotations"] = [_words(f"<b>{panel.title}</b>", i * (span + GAP), 36) for i, panel in enumerate(shown)]
+    layout["annotations"] = [_words(f"<b>{for_html(panel.title)}</b>", i * (span + GAP), 36) for i, panel in enumerate(shown)]
     if line:
         layout["annotations"].append(_words(for_html(line), 0, 62, size=13))
-    made.update_layout(**layout)
-    for name in names:
-        made.add_trace(
-            go.Scatter(
-                x=[None],
-                y=[None],
-                mode="lines",
-                name=for_html(name),
-                line={"color": theme.span_colour(name), "width": 4},
-                hoverinfo="skip",
-                showlegend=True,
-            )
-        )
-    made.update_layout(
-        legend={**layout["legend"], "y": -0.02, "yref": "container", "yanchor": "bottom", "x": 0, "xanchor": "left"},
-        showlegend=bool(names),
-    )
-    return made
+    figure.update_layout(**layout)
+    _name_spans(figure, names)
+    return figure
 
 
-def _heatmap(data, panel, x, y, left, span, contrast, every, i):
+def _name_spans(figure, names: list[str]) -> None:
+    """A legend with the colours of the spans."""
     import plotly.graph_objects as go
 
-    lines = [f"query %{{y}}<br>key %{{x}}<br><b>{panel.title.split(' ')[0]}  %{{z:.4f}}</b>"]
-    if every is not None:
-        names = [theme.TITLES[name].split(" ")[0] for name in data.data_vars]
-        lines = [
-            "query %{y}<br>key %{x}<br>"
-            + "<br>".join(
-                (f"<b>{name}  %{{customdata[{k}]:.4f}}</b>" if k == i else f"{name}  %{{customdata[{k}]:.4f}}")
-                for k, name in enumerate(names)
-            )
-        ]
+    for name in names:
+        line = {"color": theme.span_colour(name), "width": 4}
+        look = {"mode": "lines", "line": line, "hoverinfo": "skip", "showlegend": True}
+        figure.add_trace(go.Scatter(x=[None], y=[None], name=for_html(name), **look))
+    place = {"y": -0.02, "yref": "container", "yanchor": "bottom", "x": 0, "xanchor": "left"}
+    figure.update_layout(legend=place, showlegend=bool(names))
+
+
+def _hover(shown, i: int, all_values: bool) -> str:
+    """What the pointer reads on map i: its value, and where there are few cells those of the others."""
+    if not all_values:
+        return f"query %{{y}}<br>key %{{x}}<br><b>{for_html(shown[i].short)}  %{{z:.4f}}</b><extra></extra>"
+    lines = [f"{for_html(panel.short)}  %{{customdata[{k}]:.4f}}" for k, panel in enumerate(shown)]
+    lines[i] = f"<b>{lines[i]}</b>"
+    return "<br>".join(["query %{y}", "key %{x}", *lines]) + "<extra></extra>"
+
+
+def _heatmap(data, shown, i, x, y, left, span, contrast, values):
+    import plotly.graph_objects as go
+
+    panel = shown[i]
     low, high = panel.limits
+    ticks = [low, 0, high] if low < 0 else [0, high / 2, high]
     bar = {
         "orientation": "h",
         "x": left,
@@ -104,8 +103,8 @@ def _heatmap(data, panel, x, y, left, span, contrast, every, i):
         "xpad": 0,
         "ticklen": 2,
         "tickcolor": theme.RULE,
-        "tickvals": [low, 0, high] if low < 0 else [0, high / 2, high],
-        "ticktext": [_number(v) for v in ([low, 0, high] if low < 0 else [0, high / 2, high])],
+        "tickvals": ticks,
+        "ticktext": [_number(tick) for tick in ticks],
         "tickfont": {"size": 9, "color": theme.MUTED},
     }
     return go.Heatmap(
@@ -119,9 +118,9 @@ def _heatmap(data, panel, x, y, left, span, contrast, every, i):
         colorscale=[[p, c] for p, c in theme.colour_scale(panel.kind, contrast)],
         colorbar=bar,
         name=panel.name,
-        customdata=every,
+        customdata=values,
         hoverongaps=False,
-        hovertemplate=lines[0] + "<extra></extra>",
+        hovertemplate=_hover(shown, i, values is not None),
     )
 
 
@@ -134,7 +133,8 @@ def _all_values(data: xr.Dataset) -> np.ndarray | None:
 
 def _axis(data, dim, matches=None, title_text="", **more):
     low, high = edges(data, dim)
-    there, bin_size = positions(data, dim), data.attrs.get("bin", 1)
+    firsts = positions(data, dim)
+    bin_size = data.attrs.get("bin", 1)
     axis = theme.screen_axis(range=[low, high] if dim == "key" else [high, low], **more)
     axis |= {"ticklen": 7, "tickcolor": "rgba(0,0,0,0)"}  # the marks of spans lie where ticks would be
     axis["title"] = {**axis["title"], "text": title_text}
@@ -142,8 +142,8 @@ def _axis(data, dim, matches=None, title_text="", **more):
         axis["matches"] = matches
     if bin_size == 1:
         # a linear axis whose labels are tokens: the browser thins them out and brings them back on zooming in
-        axis["labelalias"] = {str(p): _token_label(p, token, dim) for p, token in zip(there, labels(data, dim), strict=True)}
-        if len(there) <= EVERY_TOKEN:
+        axis["labelalias"] = {str(p): _token_label(p, token, dim) for p, token in zip(firsts, labels(data, dim), strict=True)}
+        if len(firsts) <= EVERY_TOKEN:
             axis["dtick"] = 1
             axis["tickfont"] = {"size": 9, "color": theme.INK}
         else:
@@ -151,7 +151,7 @@ def _axis(data, dim, matches=None, title_text="", **more):
         axis["tickformat"] = "d"
         axis["separatethousands"] = False
         if dim == "key":
-            axis["tickangle"] = -90 if len(there) > 6 else 0
+            axis["tickangle"] = -90 if len(firsts) > 6 else 0
     return axis
 
 
@@ -177,44 +177,22 @@ def _words(text, left, above, size=12):
     }
 
 
-def _span_marks(data, columns):
-    """Thin brackets above the keys and left of the queries, and the names of the spans that have any."""
-    marks, names = [], []
-    for name, where in marked_spans(data).items():
-        colour = theme.span_colour(name)
-        for dim in ("key", "query"):
-            low, high = edges(data, dim)
-            for start, stop in where:
-                a, b = max(start - 0.5, low), min(stop - 0.5, high)
-                if a >= b:
-                    continue
-                names.append(name)
-                for i in range(columns if dim == "key" else 1):
-                    n = "" if i == 0 else str(i + 1)
-                    line = {"type": "rect", "fillcolor": colour, "line": {"width": 0}, "layer": "above"}
-                    if dim == "key":
-                        line |= {
-                            "xref": f"x{n}",
-                            "yref": f"y{n} domain",
-                            "x0": a,
-                            "x1": b,
-                            "ysizemode": "pixel",
-                            "yanchor": 1,
-                            "y0": 2,
-                            "y1": 6,
-                        }
-                    else:
-                        line |= {
-                            "xref": f"x{n} domain",
-                            "yref": f"y{n}",
-                            "y0": a,
-                            "y1": b,
-                            "xsizemode": "pixel",
-                            "xanchor": 0,
-                            "x0": -6,
-                            "x1": -2,
-                        }
-                    marks.append(line)
+def _span_marks(data: xr.Dataset, columns: int) -> tuple[list[dict], list[str]]:
+    """Thin brackets above the keys of every map and left of the first one's queries, and the names of the spans in view."""
+    marks = []
+    names = []
+    for name, dim, first, last in spans_in_view(data):
+        names.append(name)
+        look = {"type": "rect", "fillcolor": theme.span_colour(name), "line": {"width": 0}, "layer": "above"}
+        for i in range(columns if dim == "key" else 1):
+            number = "" if i == 0 else str(i + 1)
+            if dim == "key":
+                place = {"xref": f"x{number}", "yref": f"y{number} domain", "x0": first, "x1": last}
+                place |= {"ysizemode": "pixel", "yanchor": 1, "y0": 2, "y1": 6}
+            else:
+                place = {"xref": f"x{number} domain", "yref": f"y{number}", "y0": first, "y1": last}
+                place |= {"xsizemode": "pixel", "xanchor": 0, "x0": -6, "x1": -2}
+            marks.append(look | place)
     return marks, list(dict.fromkeys(names))
 
 

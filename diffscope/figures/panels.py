@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +19,8 @@ class Panel:
     """One map, ready for a back-end: values with NaN where the query cannot see the key, and its colours."""
 
     name: str
-    title: str
+    title: str  # not escaped, nor is the next
+    short: str
     values: np.ndarray
     kind: str  # blue, orange or diverging
     limits: tuple[float, float]
@@ -27,14 +29,17 @@ class Panel:
 def panels(data: xr.Dataset, scale: str = "shared") -> list[Panel]:
     tops = {name: float(np.nanmax(np.abs(array.values), initial=0.0)) for name, array in data.data_vars.items()}
     shared = max(tops.values())
-    made = []
+    shown = []
     for name, array in data.data_vars.items():
-        kind = theme.SCALES[name]
+        drawn = array.attrs.get("map", name)
+        kind = theme.SCALES[drawn]
         values = np.where(data["visible"].values, np.asarray(array.values, dtype=np.float32), np.nan)
         limits = theme.colour_limits(kind, shared if scale == "shared" else tops[name])
         changed = name == "D" and data.attrs.get("lam") is None
-        made.append(Panel(str(name), CHANGED if changed else theme.TITLES[name], values, kind, limits))
-    return made
+        title = array.attrs.get("title", CHANGED if changed else theme.TITLES[drawn])
+        short = array.attrs.get("short", title.split(" ")[0].rstrip(":"))
+        shown.append(Panel(str(name), title, short, values, kind, limits))
+    return shown
 
 
 def positions(data: xr.Dataset, dim: str) -> np.ndarray:
@@ -43,24 +48,35 @@ def positions(data: xr.Dataset, dim: str) -> np.ndarray:
 
 def labels(data: xr.Dataset, dim: str) -> list[str]:
     """The visible token at each position of a dimension; of a bin, its positions."""
-    there = positions(data, dim)
     bin_size = data.attrs.get("bin", 1)
     if bin_size > 1:
         last = data.attrs["n_tokens"] - 1
-        return [f"{p}–{min(p + bin_size - 1, last)}" for p in there]
+        return [f"{first}–{min(first + bin_size - 1, last)}" for first in positions(data, dim)]
     return [visible(str(token)) for token in data[f"{dim}_token"].values]
 
 
 def edges(data: xr.Dataset, dim: str) -> tuple[float, float]:
     """Where the first cell of a dimension begins and the last ends, in positions."""
-    there, bin_size = positions(data, dim), data.attrs.get("bin", 1)
-    return there[0] - 0.5, there[-1] + bin_size - 0.5
+    firsts = positions(data, dim)
+    return firsts[0] - 0.5, firsts[-1] + data.attrs.get("bin", 1) - 0.5
 
 
 def marked_spans(data: xr.Dataset) -> dict[str, list[tuple[int, int]]]:
     """Spans worth a mark: named key sets, without the first token's and what is left over."""
     spans = data.attrs.get("spans", {})
-    return {name: where for name, where in spans.items() if name not in ("sink", "context", "irrelevant") and where}
+    return {name: pieces for name, pieces in spans.items() if name not in ("sink", "context", "irrelevant") and pieces}
+
+
+def spans_in_view(data: xr.Dataset) -> Iterator[tuple[str, str, float, float]]:
+    """Each run of positions of a marked span, as far as it is drawn: name, dimension, and its two ends on that axis."""
+    for name, pieces in marked_spans(data).items():
+        for dim in ("key", "query"):
+            low, high = edges(data, dim)
+            for start, stop in pieces:
+                first = max(start - 0.5, low)
+                last = min(stop - 0.5, high)
+                if first < last:
+                    yield name, dim, first, last
 
 
 def short_name(model: str) -> str:
@@ -79,7 +95,7 @@ def heading(data: xr.Dataset) -> str:
     lam = attrs.get("lam")
     if isinstance(lam, str):
         parts.append(f"λ {lam}")
-    elif lam is not None and "A" not in data.data_vars:
+    elif lam is not None:
         parts.append(f"λ = {float(lam):.3f}")
     if attrs.get("bin", 1) > 1:
         parts.append(f"largest of each {attrs['bin']} × {attrs['bin']}")

@@ -9,216 +9,166 @@ from diffscope.attention.maps import present
 from diffscope.errors import DiffscopeError
 from diffscope.figures import theme
 from diffscope.figures.base import register
-from diffscope.figures.canvas import canvas, settle
+from diffscope.figures.canvas import canvas, finish_print, finish_screen
 from diffscope.figures.escaping import for_html, for_print, shorten, visible
 from diffscope.figures.panels import heading, labels, marked_spans, positions
-from diffscope.figures.selection import check_place, described, layer_numbers, layer_of, of_prompt, window
+from diffscope.figures.selection import described, layer_at, one_prompt, window
 
 LARGEST = 4096  # keys drawn one by one
 
 
 def data(cap, layer: int | None = None, head: int = 0, query: int = -1, prompt: int = 0, keys=None) -> xr.Dataset:
-    """A1, λ·A2 and D of one query over the keys, exactly as the capture gives them."""
-    layer = layer_numbers(cap)[0] if layer is None else layer
-    check_place(cap, layer, head)
-    tokens = of_prompt(cap.tokens, prompt)
+    """A1, λ·A2 and D of one query over the keys, exactly as the capture gives them; as of ``diffscope.figures.row``."""
+    cap = one_prompt(cap, prompt)
+    attention = layer_at(cap, layer, head)
+    tokens = cap.tokens
     n = len(tokens)
     if not -n <= query < n:
         raise DiffscopeError(f"there is no token {query}: the prompt has {n}")
-    query = query % n
+    query %= n
     columns = window(keys, n, "keys")
     if columns.stop - columns.start > LARGEST:
         raise DiffscopeError(
             f"a row of {columns.stop - columns.start} keys is too long to draw: choose keys=(start, stop) of at most {LARGEST}"
         )
-    found = layer_of(cap, layer, prompt)
-    names = present(found, ("A1", "lambda_A2", "D"))
-    made = {
-        name: cap.map(name, layer=layer, head=head, prompt=prompt, queries=slice(query, query + 1), keys=columns)
-        for name in names
-    }
-    first = names[0]
-    if names == ("A1",):
-        made, first = {"A": made["A1"].rename("A")}, "A"
-    together = xr.Dataset(made).isel(query=0)
-    together.attrs = {
-        "figure": "row",
-        **described(cap, layer, head, prompt),
-        "query": query,
-        "query_token": tokens[query],
-        "lam": made[first].attrs.get("lam") if found.differential else None,
-    }
-    return together
+    names = present(attention, ("A1", "lambda_A2", "D"))
+    maps = {name: cap.map(name, attention.layer, head, queries=[query], keys=columns) for name in names}
+    lam = maps["A1"].attrs["lam"] if attention.differential else None
+    if attention.d_is_a1:
+        maps = {"A": maps["A1"].rename("A")}
+    dataset = xr.Dataset(maps).isel(query=0)
+    about = {"query": query, "query_token": tokens[query], "lam": lam}
+    return dataset.drop_attrs(deep=False).assign_attrs(figure="row", **described(cap, attention, head), **about)
 
 
 def _heading(data: xr.Dataset) -> str:
     return f"{heading(data)} · query {data.attrs['query']} “{shorten(visible(data.attrs['query_token']))}”"
 
 
-def on_screen(data: xr.Dataset, title: str | None = None, height: int = 260, **_):
+def _first(data: xr.Dataset) -> str:
+    """The name of the map whose bars point up."""
+    return "A" if "A" in data.data_vars else "A1"
+
+
+def on_screen(data: xr.Dataset, title: str | None = None, height: int = 260):
+    """The drawing for the screen; parameters as of ``diffscope.figures.row``."""
     import plotly.graph_objects as go
 
-    there = positions(data, "key")
-    tokens = [for_html(shorten(text)) for text in labels(data, "key")]
+    keys = positions(data, "key")
+    few = len(keys) <= 64
     values = {str(name): np.asarray(array.values, dtype=np.float32) for name, array in data.data_vars.items()}
-    made = go.Figure()
-    marker = {"line": {"width": 0}}
-    first = "A" if "A" in values else "A1"
-    order = [name for name in (first, "lambda_A2", "D") if name in values]
-    every = np.stack([values[name] for name in order], axis=-1)
-    hover = (
-        "key %{x}<br>"
-        + "<br>".join(f"{theme.TITLES[name].split(' ')[0]}  %{{customdata[{k}]:.4f}}" for k, name in enumerate(order))
-        + "<extra></extra>"
-    )
-    made.add_bar(
-        x=there,
-        y=values[first],
-        name=theme.TITLES[first],
-        customdata=every,
-        hovertemplate=hover,
-        marker={**marker, "color": theme.BLUES[4] if first == "A1" else theme.BLUES[6]},
-    )
+    order = [name for name in (_first(data), "lambda_A2", "D") if name in values]
+    hover = [f"{theme.TITLES[name].split(' ')[0]}  %{{customdata[{k}]:.4f}}" for k, name in enumerate(order)]
+    common = {
+        "x": keys,
+        "customdata": np.stack([values[name] for name in order], axis=-1),
+        "hovertemplate": "<br>".join(["key %{x}", *hover]) + "<extra></extra>",
+    }
+    figure = go.Figure()
+    first = order[0]
+    look = {"line": {"width": 0}, "color": _colour(first)}
+    figure.add_bar(y=values[first], name=theme.TITLES[first], marker=look, **common)
     if "lambda_A2" in values:
-        made.add_bar(
-            x=there,
-            y=-values["lambda_A2"],
-            name="−λ·A₂",
-            customdata=every,
-            hovertemplate=hover,
-            marker={**marker, "color": theme.ORANGES[3]},
-        )
+        look = {"line": {"width": 0}, "color": theme.ORANGES[3]}
+        figure.add_bar(y=-values["lambda_A2"], name="−λ·A₂", marker=look, **common)
     if "D" in values:
-        made.add_trace(
-            go.Scatter(
-                x=there,
-                y=values["D"],
-                name="D",
-                mode="markers",
-                customdata=every,
-                hovertemplate=hover,
-                marker={"color": theme.INK, "size": 6 if len(there) < 80 else 3, "symbol": "diamond"},
-            )
-        )
-    few = len(there) <= 64
-    axis = theme.screen_axis(
-        range=[there[0] - 0.6, there[-1] + 0.6],
-        tickformat="d",
-        labelalias={str(p): f"{token} {p}" for p, token in zip(there, tokens, strict=True)},
+        look = {"color": theme.INK, "size": 6 if len(keys) < 80 else 3, "symbol": "diamond"}
+        figure.add_trace(go.Scatter(y=values["D"], name="D", mode="markers", marker=look, **common))
+    finish_screen(
+        figure,
+        _heading(data) if title is None else title,
+        height=height,
+        legend="right",
+        shapes=_shading(data),
+        barmode="relative",
+        bargap=0.15 if few else 0,
+        xaxis=_key_axis(data, few),
+        yaxis=theme.screen_axis(
+            zeroline=True, zerolinecolor=theme.MUTED, zerolinewidth=1, showgrid=True, gridcolor="#eef0f3", tickformat=".2~f"
+        ),
     )
+    return figure
+
+
+def _colour(name: str) -> str:
+    return theme.BLUES[4] if name == "A1" else theme.BLUES[6]
+
+
+def _key_axis(data: xr.Dataset, few: bool) -> dict:
+    """An axis whose labels are tokens; of few keys every one."""
+    keys = positions(data, "key")
+    names = {str(key): f"{for_html(shorten(token))} {key}" for key, token in zip(keys, labels(data, "key"), strict=True)}
+    axis = theme.screen_axis(range=[keys[0] - 0.6, keys[-1] + 0.6], tickformat="d", labelalias=names)
     if few:
         axis |= {"dtick": 1, "tickangle": -90, "tickfont": {"size": 10, "color": theme.INK}}
-    shapes = [
-        {
-            "type": "rect",
-            "xref": "x",
-            "yref": "paper",
-            "x0": a - 0.5,
-            "x1": b - 0.5,
-            "y0": 0,
-            "y1": 1,
-            "layer": "below",
-            "fillcolor": theme.span_colour(name),
-            "opacity": 0.13,
-            "line": {"width": 0},
-        }
-        for name, where in marked_spans(data).items()
-        for a, b in where
+    return axis
+
+
+def _shading(data: xr.Dataset) -> list[dict]:
+    """The keys of each span on its colour."""
+    look = {
+        "type": "rect",
+        "xref": "x",
+        "yref": "paper",
+        "y0": 0,
+        "y1": 1,
+        "layer": "below",
+        "opacity": 0.13,
+        "line": {"width": 0},
+    }
+    return [
+        look | {"x0": start - 0.5, "x1": stop - 0.5, "fillcolor": theme.span_colour(name)}
+        for name, pieces in marked_spans(data).items()
+        for start, stop in pieces
     ]
-    line = _heading(data) if title is None else title
-    made.update_layout(
-        **theme.screen_layout(
-            height=height,
-            barmode="relative",
-            bargap=0.15 if few else 0,
-            shapes=shapes,
-            xaxis=axis,
-            hovermode="closest",
-            yaxis=theme.screen_axis(
-                zeroline=True,
-                zerolinecolor=theme.MUTED,
-                zerolinewidth=1,
-                showgrid=True,
-                gridcolor="#eef0f3",
-                tickformat=".2~f",
-            ),
-            margin={"l": 8, "r": 8, "t": 46 if line else 26, "b": 8},
-            legend={
-                "orientation": "h",
-                "x": 1,
-                "xanchor": "right",
-                "y": 1.02,
-                "yanchor": "bottom",
-                "font": {"size": 11},
-            },
-        )
-    )
-    if line:
-        made.update_layout(title={"text": for_html(line), "x": 0, "y": 0.98, "yanchor": "top", "font": {"size": 13}})
-    return made
 
 
-def in_print(data: xr.Dataset, width: float, title: str | None = None, **_):
+def in_print(data: xr.Dataset, width: float, title: str | None = None):
+    """The drawing for print; parameters as of ``diffscope.figures.row``."""
     from matplotlib.ticker import MaxNLocator
 
-    there = positions(data, "key")
-    made = canvas(width, 1.9)
-    ax = made.subplots()
-    single = "A" in data.data_vars
-    first = "A" if single else "A1"
-    edge = 0.42 if len(there) <= 100 else 0.5
-    ax.bar(there, data[first].values, width=2 * edge, color=theme.BLUES[6 if single else 4], label=theme.TITLES[first])
+    keys = positions(data, "key")
+    few = len(keys) <= 100
+    figure = canvas(width, 1.9)
+    ax = figure.subplots()
+    bar = 0.84 if few else 1.0
+    first = _first(data)
+    ax.bar(keys, data[first].values, width=bar, color=_colour(first), label=theme.TITLES[first])
     if "lambda_A2" in data.data_vars:
-        ax.bar(there, -data["lambda_A2"].values, width=2 * edge, color=theme.ORANGES[3], label="−λ·A₂")
+        ax.bar(keys, -data["lambda_A2"].values, width=bar, color=theme.ORANGES[3], label="−λ·A₂")
     if "D" in data.data_vars:
-        ax.plot(
-            there,
-            data["D"].values,
-            ls="none",
-            marker="D",
-            ms=2.2 if len(there) <= 100 else 1.2,
-            color=theme.INK,
-            label="D",
-            mew=0,
-        )
+        look = {"ls": "none", "marker": "D", "ms": 2.2 if few else 1.2, "color": theme.INK, "mew": 0}
+        ax.plot(keys, data["D"].values, label="D", **look)
     ax.axhline(0, color=theme.MUTED, lw=0.5)
-    names = []
-    for name, where in marked_spans(data).items():
-        for a, b in where:
-            if b > there[0] and a <= there[-1]:
-                ax.axvspan(
-                    a - 0.5,
-                    b - 0.5,
-                    color=theme.span_colour(name),
-                    alpha=0.13,
-                    lw=0,
-                    zorder=0.3,
-                    label=None if name in names else for_print(name),
-                )
-                names.append(name)
-    ax.set_xlim(there[0] - 0.6, there[-1] + 0.6)
-    if len(there) * 6.4 <= (width - 0.5) * 72:
-        ax.set_xticks(there, [for_print(shorten(text, 10)) for text in labels(data, "key")], rotation=90)
+    names = _shade(ax, data)
+    ax.set_xlim(keys[0] - 0.6, keys[-1] + 0.6)
+    if len(keys) * 6.4 <= (width - 0.5) * 72:
+        ax.set_xticks(keys, [for_print(shorten(text, 10)) for text in labels(data, "key")], rotation=90)
         ax.tick_params(axis="x", length=0)
     else:
         ax.xaxis.set_major_locator(MaxNLocator(8, integer=True))
         ax.set_xlabel("key position")
     ax.set_ylabel("weight")
-    line = _heading(data) if title is None else title
-    if line:
-        made.suptitle(for_print(line), x=0.01, ha="left")
     handles = dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
-    shown = [label for label in (theme.TITLES[first], "−λ·A₂", "D", *dict.fromkeys(names)) if label in handles]
-    made.legend(
-        [handles[label] for label in shown],
-        shown,
-        loc="outside lower left",
-        ncols=len(shown),
-        columnspacing=1.2,
-        handletextpad=0.5,
-    )
-    settle(made)
-    return made
+    shown = [label for label in (theme.TITLES[first], "−λ·A₂", "D", *names) if label in handles]
+    look = {"loc": "outside lower left", "ncols": len(shown), "columnspacing": 1.2, "handletextpad": 0.5}
+    figure.legend([handles[label] for label in shown], shown, **look)
+    finish_print(figure, _heading(data) if title is None else title)
+    return figure
+
+
+def _shade(ax, data: xr.Dataset) -> list[str]:
+    """The keys of each span in view on its colour; the spans' names."""
+    keys = positions(data, "key")
+    names = []
+    for name, pieces in marked_spans(data).items():
+        for start, stop in pieces:
+            if stop > keys[0] and start <= keys[-1]:
+                label = None if for_print(name) in names else for_print(name)
+                look = {"color": theme.span_colour(name), "alpha": 0.13, "lw": 0, "zorder": 0.3}
+                ax.axvspan(start - 0.5, stop - 0.5, label=label, **look)
+                names.append(for_print(name))
+    return list(dict.fromkeys(names))
 
 
 register("row", "one query's row: A1 up, λ·A2 down, D as points", data=data, plotly=on_screen, matplotlib=in_print)

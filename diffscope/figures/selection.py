@@ -5,38 +5,40 @@ from __future__ import annotations
 import numpy as np
 
 from diffscope.attention.indexing import check_index
+from diffscope.attention.layer import LayerAttention
+from diffscope.capture import Capture, CaptureBatch
 from diffscope.errors import DiffscopeError
 
 
-def of_prompt(value, prompt: int):
-    """A batch keeps a list of what a single prompt keeps once."""
-    if isinstance(value, list) and value and isinstance(value[0], (list, dict)):
-        return value[prompt]
-    return value
+def one_prompt(cap: Capture | CaptureBatch, prompt: int) -> Capture:
+    """The prompt that a figure is of.
+
+    Raises
+    ------
+    DiffscopeError
+        There is no such prompt, or `cap` is no capture.
+    """
+    if not isinstance(cap, (Capture, CaptureBatch)):
+        raise DiffscopeError(f"this figure is of a capture, not of a {type(cap).__name__}; make one with scope.capture(prompt)")
+    try:
+        return cap[prompt]
+    except IndexError as error:
+        raise DiffscopeError(str(error)) from None
 
 
-def layer_numbers(cap) -> list[int]:
-    """The layers of a capture as the model numbers them: a model need not have attention in every layer."""
-    return [int(layer.layer) for layer in cap.layers]
-
-
-def check_place(cap, layer: int | None = None, head: int | None = None) -> None:
-    """Refuse a layer or a head that the capture does not have."""
-    check_index("layer", layer, layer_numbers(cap))
+def layer_at(cap: Capture, layer: int | None, head: int) -> LayerAttention:
+    """The attention inputs of a layer by its number in the model, by default the first; it has the head asked for."""
+    number = cap.layer_numbers[0] if layer is None else layer
+    check_index("layer", number, cap.layer_numbers)
     check_index("head", head, range(cap.n_heads))
+    return cap.layers[cap.layer_numbers.index(number)]
 
 
-def layer_of(cap, layer: int, prompt: int):
-    """The attention inputs of one layer, by its number in the model, and one prompt."""
-    return cap.layers[layer_numbers(cap).index(layer)].prompt(prompt)
-
-
-def visible_cells(cap, layer: int, prompt: int, queries, keys, bin: int = 1) -> np.ndarray:
+def visible_cells(layer: LayerAttention, queries, keys, bin_size: int = 1) -> np.ndarray:
     """Whether a query sees a key, (query, key); of bins, given by their first positions, whether any query sees any key."""
-    found = layer_of(cap, layer, prompt)
-    if bin == 1:
-        return found.visible(np.array(queries)).cpu().numpy()[:, keys]
-    rows = [found.visible(slice(first, first + bin)).any(0).cpu().numpy() for first in queries]  # N of N² at a time
+    if bin_size == 1:
+        return layer.visible(np.array(queries)).cpu().numpy()[:, keys]
+    rows = [layer.visible(slice(first, first + bin_size)).any(0).cpu().numpy() for first in queries]  # N of N² at a time
     return np.logical_or.reduceat(np.stack(rows), keys, axis=1)
 
 
@@ -66,15 +68,14 @@ def runs(positions) -> list[tuple[int, int]]:
     return [(int(part[0]), int(part[-1]) + 1) for part in np.split(positions, cuts)]
 
 
-def described(cap, layer: int, head: int, prompt: int) -> dict:
+def described(cap: Capture, layer: LayerAttention, head: int) -> dict:
     """What the data of a figure says about where it comes from."""
-    tokens = of_prompt(cap.tokens, prompt)
     return {
-        "model": str(getattr(cap, "model_name", "") or ""),
-        "family": str(cap.family),
-        "layer": int(layer),
+        "model": cap.model_name,
+        "family": cap.family,
+        "layer": layer.layer,
         "head": int(head),
-        "n_tokens": len(tokens),
-        "mask": str(layer_of(cap, layer, prompt).mask.kind),
-        "spans": {name: runs(where) for name, where in of_prompt(cap.spans, prompt).items()},
+        "n_tokens": cap.n_tokens,
+        "mask": str(layer.mask.kind),
+        "spans": {name: runs(positions) for name, positions in cap.spans.items()},
     }

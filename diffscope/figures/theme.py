@@ -93,8 +93,8 @@ def colour_map(kind: str, contrast: str = "sqrt"):
     """The same scale as a matplotlib colour map; not registered anywhere."""
     from matplotlib.colors import LinearSegmentedColormap
 
-    made = LinearSegmentedColormap.from_list(f"diffscope-{kind}", colour_scale(kind, contrast), N=4096)
-    return made.with_extremes(bad=UNSEEN)
+    colours = LinearSegmentedColormap.from_list(f"diffscope-{kind}", colour_scale(kind, contrast), N=4096)
+    return colours.with_extremes(bad=UNSEEN)
 
 
 def span_colour(name: str) -> str:
@@ -118,8 +118,8 @@ def font_families() -> list[str]:
     """The preferred families that this machine has; DejaVu Sans comes with matplotlib."""
     from matplotlib import font_manager
 
-    there = set(font_manager.fontManager.get_font_names())
-    return [name for name in FONTS if name in there] or ["DejaVu Sans"]
+    installed = set(font_manager.fontManager.get_font_names())
+    return [name for name in FONTS if name in installed] or ["DejaVu Sans"]
 
 
 def print_style(venue: str | None = None) -> dict:

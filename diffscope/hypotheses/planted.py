@@ -20,7 +20,7 @@ from scipy.stats import norm
 
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.parts import Pairing
-from diffscope.capture import Capture
+from diffscope.capture import CaptureBatch
 from diffscope.hypotheses.evidence.flows import masks, of_rows
 from diffscope.hypotheses.evidence.gradients import LastRow
 from diffscope.hypotheses.evidence.last_query import Reading, of_capture, sized_spans
@@ -98,7 +98,7 @@ class Planted:
         layers = [self._layer(number, prompts, rng) for number in range(self.layers)]
         proofs = [Fidelity(0.0, 1.0, 0, True) for _ in layers]
         facts = {"model": f"planted {self.truth}", "family": "planted"}
-        cap = Capture(encoded, layers, proofs, [[] for _ in prompts], np.zeros((len(layers), len(prompts), 6)), facts, batch=True)
+        cap = CaptureBatch(encoded, layers, proofs, [[] for _ in prompts], np.zeros((len(layers), len(prompts), 6)), facts)
         own, sized, paired, there = of_capture(cap)
         return Reading(own, sized, paired, there)
 

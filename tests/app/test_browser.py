@@ -74,7 +74,7 @@ def heading(page):
 
 
 def click(page, layer, head, layers=3, heads=2):
-    box = page.locator(".st-key-overview-chart .nsewdrag").first.bounding_box()
+    box = page.locator(".st-key-heads-chart .nsewdrag").first.bounding_box()
     page.mouse.click(box["x"] + box["width"] * (head + 0.5) / heads, box["y"] + box["height"] * (layer + 0.5) / layers)
     page.wait_for_function(
         "place => [...document.querySelectorAll('.st-key-maps-chart .annotation-text')].some(e => e.textContent.includes(place))",

@@ -121,7 +121,7 @@ def test_too_long_a_prompt_is_one_line_in_words(app):
     assert len(test.warning) == 1 and "shorten it" in test.warning[0].value
 
 
-def test_a_long_prompt_has_an_overview_and_a_window(app):
+def test_a_long_prompt_is_shown_whole_or_in_a_window(app):
     text = PROMPT + " is" * 600
     test = fine(app(example=OWN, prompt=text))
     assert "largest of each" in heading(test)
@@ -147,8 +147,8 @@ def test_a_folder_and_a_saved_capture_open(app, folders, tmp_path):
     assert "small-diff" in heading(test)
 
 
-def overview(test):
-    """The values of the overview, as they are sent to the browser."""
+def heads(test):
+    """The values of the figure of heads, as they are sent to the browser."""
     return next(c["data"][0] for c in charts(test) if c["data"][0]["type"] == "heatmap" and len(c["data"]) == 2)["z"]
 
 
@@ -159,7 +159,7 @@ def test_a_capture_that_was_saved_again_is_measured_again(app, folders, tmp_path
     path, seen = tmp_path / "kept.dscope", []
     for prompt in (PROMPT, PROMPT.replace("Rome", "Oslo is not far, Rome")):
         scope.capture(prompt, spans={"answer": "7421"}).save(path)
-        seen.append(overview(fine(app(model=OTHER, path=str(path), rows="mean of all"))))
+        seen.append(heads(fine(app(model=OTHER, path=str(path), rows="mean of all"))))
     assert seen[0] != seen[1]
 
 
@@ -228,7 +228,7 @@ def test_every_statistic_of_the_list_can_be_drawn(app, folders):
     assert {"span_mass", "entropy", "gini", "cosine"} <= set(names)
     cap = diffscope.load(str(folders["small-diff"])).capture(PROMPT, spans={"answer": "7421"})
     for name in names:
-        assert diffscope.figure("overview", cap, statistic=name).plotly().data[0].z.shape == (3, 2)
+        assert diffscope.figures.heads(cap, statistic=name).plotly().data[0].z.shape == (3, 2)
     for name in ("cosine", "top_k_mass"):
         fine(test.selectbox(key="statistic").set_value(name).run())
         assert not test.warning

@@ -37,7 +37,7 @@ def test_a_batch_is_its_images_one_by_one():
         measured = together.measure(["entropy", "cosine"]).isel(prompt=index)
         assert np.allclose(measured["entropy"], alone.measure("entropy")["entropy"], atol=1e-5, equal_nan=True)
         assert [name for name, _ in together.next[index]] == [name for name, _ in alone.next]
-    assert scope.capture(images[0][None]).batch and not alone.batch
+    assert scope.capture(images[0][None]).n_tokens == [alone.n_tokens]
 
 
 def test_next_is_the_classes():
@@ -244,7 +244,7 @@ def test_the_command_line(folder, tmp_path):
     assert all((tmp_path / f"{kind}.html").is_file() for kind in FIGURES)
 
 
-FIGURES = ("maps", "row", "lambda", "fidelity", "overview")
+FIGURES = ("maps", "row", "lambdas", "fidelity", "heads")
 
 
 def figure(folder, kind):

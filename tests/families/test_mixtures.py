@@ -95,8 +95,8 @@ class Inside(nn.Module):
 
 
 def test_outliers_of_all_layers_together_are_not_those_of_one():
-    assert np.isnan(diffscope.load(Inside(unilm.tiny())).capture(IDS).layer_outliers).all()
-    assert not np.isnan(diffscope.load(gated.tiny()).capture(IDS).layer_outliers).any()
+    assert np.isnan(diffscope.load(Inside(unilm.tiny())).capture(IDS).layer_output_outliers).all()
+    assert not np.isnan(diffscope.load(gated.tiny()).capture(IDS).layer_output_outliers).any()
 
 
 class NotAttention(nn.Module):

@@ -204,4 +204,6 @@ def test_other_models_with_the_same_attention(timm):
     twice = vision.tiny(block_fn=timm.models.vision_transformer.ParallelThingsBlock)
     capture = diffscope.load(twice).capture(vision.image())
     assert capture.n_layers == 4 and float(capture.fidelity.error.max()) < 1e-5
-    assert (capture.layer_outliers[0] == capture.layer_outliers[1]).all() and (capture.layer_outliers[1:3, 0, 0] > 0).all()
+    assert (capture.layer_output_outliers[0] == capture.layer_output_outliers[1]).all() and (
+        capture.layer_output_outliers[1:3, 0, 0] > 0
+    ).all()

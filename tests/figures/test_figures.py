@@ -1,5 +1,7 @@
 """Figures draw what the capture says, as wide as the venue asks, and leave nothing behind."""
 
+import functools
+import inspect
 import json
 import os
 import re
@@ -10,18 +12,53 @@ import matplotlib
 import numpy as np
 import pytest
 import xarray as xr
-from fake_capture import FakeCapture
 
+import diffscope
+from diffscope import edits, figures
+from diffscope.attention.parts import Mask
+from diffscope.edits import apply
 from diffscope.errors import DiffscopeError
 from diffscope.figures import FIGURES, figure, theme
+from tests import tiny
+
+ALL = ["board", "cohort", "fidelity", "heads", "lambdas", "maps", "row"]
+TOKENS = (
+    "<s>",
+    "The",
+    " <b>&$",
+    " magic",
+    "\n",
+    " number",
+    " $x_1$",
+    " of",
+    " <i>",
+    " Paris",
+    " is",
+    " 7",
+    "4",
+    "21",
+    " %{x}",
+    " .",
+)
+SPANS = {"answer": (11, 14), "needles": [5, 6, 9]}
 
 
-@pytest.fixture
+@functools.cache
+def scope(kind, layers):
+    return diffscope.load(tiny.own(kind, 2, num_hidden_layers=layers))
+
+
+def capture(kind="v1", n=16, layers=3, mask=None):
+    """A capture of a small random model, whose tokens are what is hard to draw."""
+    taken = scope(kind, layers).capture(tiny.ids(n), spans=SPANS)
+    prompt = replace(taken.prompts[0], tokens=(TOKENS * (n // len(TOKENS) + 1))[:n])
+    seen = [replace(layer, mask=mask or layer.mask) for layer in taken.layers]
+    return replace(taken, prompts=[prompt], layers=seen)
+
+
+@pytest.fixture(scope="module")
 def cap():
-    return FakeCapture()
-
-
-ALL = ["board", "cohort", "fidelity", "lambda", "maps", "overview", "row"]
+    return capture()
 
 
 def trained():
@@ -89,8 +126,27 @@ def test_a_cohort_shows_means_over_what_is_finished(cap):
 
 def test_the_registry_lists_itself_and_names_what_there_is(cap):
     assert sorted(FIGURES) == ALL
-    with pytest.raises(DiffscopeError, match="no figure 'map': there are board, cohort, fidelity, lambda, maps, overview, row"):
+    assert all(name in dir(figures) and getattr(figures, name) is function for name, function in FIGURES.items())
+    with pytest.raises(DiffscopeError, match="no figure 'map': there are board, cohort, fidelity, heads, lambdas, maps, row"):
         figure("map", cap)
+    for old, new in {"overview": "heads", "lambda": "lambdas"}.items():
+        with pytest.raises(DiffscopeError, match=f"is called '{new}'"):
+            figure(old, cap)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_keyword_that_a_figure_does_not_take(cap, name):
+    """Python says so of the function; by the figure's name it is one line with what it takes."""
+    assert not any(parameter.kind is parameter.VAR_KEYWORD for parameter in inspect.signature(FIGURES[name]).parameters.values())
+    with pytest.raises(TypeError, match="nonsense"):
+        FIGURES[name](source(name, cap), nonsense=1)
+    with pytest.raises(DiffscopeError, match=f"'{name}' does not take 'nonsense'; it takes .*venue"):
+        figure(name, source(name, cap), nonsense=1)
+
+
+def test_a_figure_of_a_capture_is_of_nothing_else():
+    with pytest.raises(DiffscopeError, match="of a capture, not of a Dataset"):
+        figures.maps(trained())
 
 
 @pytest.mark.parametrize(
@@ -98,7 +154,7 @@ def test_the_registry_lists_itself_and_names_what_there_is(cap):
     [
         {"layer": 9},
         {"head": -1},
-        {"nonsense": 1},
+        {"prompt": 1},
         {"queries": (5, 5)},
         {"keys": (40, 50)},
         {"queries": "all"},
@@ -119,7 +175,7 @@ def test_maps_are_the_maps_of_the_capture(cap):
     data = figure("maps", cap, layer=1, head=1).data
     assert list(data.data_vars) == ["A1", "A2", "lambda_A2", "D"]
     for name in data.data_vars:
-        np.testing.assert_array_equal(data[name].values, cap.map(name, layer=1, head=1).values)
+        np.testing.assert_array_equal(data[name].values, cap.map(name, 1, 1).values)
 
 
 def test_a_window_holds_exactly_its_positions(cap):
@@ -131,7 +187,7 @@ def test_a_window_holds_exactly_its_positions(cap):
 
 
 def test_a_long_prompt_is_pooled_and_keeps_its_spikes():
-    cap = FakeCapture(n=90, layers=1, heads=1)
+    cap = capture(n=90, layers=1)
     data = figure("maps", cap, size=30).data
     whole = cap.map("D", 0, 0).values
     assert data["D"].shape == (30, 30) and data.attrs["bin"] == 3
@@ -141,20 +197,19 @@ def test_a_long_prompt_is_pooled_and_keeps_its_spikes():
 
 
 def test_standard_attention_shows_its_one_map():
-    cap = FakeCapture(standard=True)
+    cap = capture("standard")
     data = figure("maps", cap, layer=1).data
     assert list(data.data_vars) == ["A"]
     np.testing.assert_array_equal(data["A"].values, cap.map("A1", 1, 0).values)
     assert len(figure("maps", cap).plotly().data) == 1 + 2  # and the names of two spans
     assert list(figure("row", cap).data.data_vars) == ["A"]
     with pytest.raises(DiffscopeError, match="no λ"):
-        figure("lambda", cap)
+        figure("lambdas", cap)
 
 
 def test_a_standard_map_that_its_layer_changes_is_shown_beside_it_and_no_lambda_is(cap):
-    cap = FakeCapture(standard=True)
-    for layer in cap.layers:
-        layer.d_is_a1 = False
+    cap = capture("standard")
+    cap = replace(cap, layers=[apply([edits.positive_d()], layer) for layer in cap.layers])
     drawn = figure("maps", cap, layer=1)
     assert list(drawn.data.data_vars) == ["A1", "D"]
     row = figure("row", cap, layer=1, query=12)
@@ -166,27 +221,41 @@ def test_a_standard_map_that_its_layer_changes_is_shown_beside_it_and_no_lambda_
     assert "as the layer changes it" in shown and "\\u03bb" not in shown
 
 
+def test_two_models_stand_side_by_side(cap, tmp_path):
+    """D of each, or the one map of standard attention; each at its own layer and head."""
+    pair = diffscope.compare(scope("v1", 3), scope("standard", 3), tiny.ids(12))
+    drawn = figures.maps(pair, layer=(2, 1), head=(0, 1), queries=(4, 12))
+    first, second = pair.captures
+    left, right = drawn.data.data_vars.values()
+    seen = drawn.data["visible"].values
+    np.testing.assert_array_equal(left.values[seen], first.map("D", 2, 0, queries=slice(4, 12)).values[seen])
+    np.testing.assert_array_equal(right.values[seen], second.map("A1", 1, 1, queries=slice(4, 12)).values[seen])
+    titles = [ax.get_title() for ax in drawn.matplotlib().axes if ax.get_title()]
+    expected = ["D of DiffForCausalLM (1): layer 2, head 0", "A of DiffForCausalLM (2): layer 1, head 1"]
+    assert titles == expected and all(title in drawn.plotly().to_json() for title in expected)
+
+
 def test_a_row_is_a_row_of_the_map(cap):
     data = figure("row", cap, layer=2, head=0, query=12).data
-    np.testing.assert_array_equal(data["D"].values, cap.map("D", 2, 0).values[12])
+    np.testing.assert_allclose(data["D"].values, cap.map("D", 2, 0).values[12], atol=1e-6)
     up, down, left = figure("row", cap, layer=2, head=0, query=12).plotly().data
     np.testing.assert_allclose(np.add(up.y, down.y), left.y, atol=1e-6)
 
 
-def test_the_overview_selects_what_it_says(cap):
+def test_heads_select_what_it_says(cap):
     measured = cap.measure(["span_mass"])["span_mass"]
-    made = figure("overview", cap, map="A2", span="sink", normalisation="raw", query=3)
+    made = figure("heads", cap, map="A2", span="sink", normalisation="raw", query=3)
     expected = measured.sel(map="A2", span="sink", normalisation="raw", query=3)
     np.testing.assert_array_equal(made.data["span_mass"].values, expected.values)
     assert made.data.attrs["selection"] == "A2, sink, raw, query 3"
-    usual = figure("overview", cap).data
+    usual = figure("heads", cap).data
     expected = measured.sel(map="D", span="answer", normalisation="share").isel(query=-1)
     np.testing.assert_array_equal(usual["span_mass"].values, expected.values)
-    mean = figure("overview", cap, query="mean").data
+    mean = figure("heads", cap, query="mean").data
     expected = measured.sel(map="D", span="answer", normalisation="share").mean("query")
     np.testing.assert_array_equal(mean["span_mass"].values, expected.values)
     with pytest.raises(DiffscopeError, match="no map 'A3': there are A1, A2, D"):
-        figure("overview", cap, map="A3")
+        figure("heads", cap, map="A3")
 
 
 # ---------------------------------------------------------------- colours
@@ -218,7 +287,7 @@ def test_what_a_query_cannot_see_is_not_drawn_as_zero(cap):
     values = figure("maps", cap).plotly().data[0].z
     assert np.isnan(values[np.triu_indices(16, 1)]).all()
     assert np.isfinite(values[np.tril_indices(16)]).all()
-    full = FakeCapture(mask="full")
+    full = capture(mask=Mask("full"))
     assert np.isfinite(figure("maps", full).plotly().data[0].z).all()
 
 
@@ -244,8 +313,8 @@ def test_tokens_are_text_in_print_even_if_they_look_like_mathematics(cap, tmp_pa
 
 
 def test_characters_that_no_font_has_become_boxes(tmp_path):
-    cap = FakeCapture()
-    cap.tokens[3], cap.tokens[5] = "\U0001f9ff\U000e0041", "\x07"
+    cap = capture()
+    cap.prompts[0] = replace(cap.prompts[0], tokens=(*TOKENS[:3], "\U0001f9ff\U000e0041", " ", "\x07", *TOKENS[6:]))
     made = figure("maps", cap, width=12.0).matplotlib()  # a missing glyph would warn, and warnings are errors
     labels = [tick.get_text() for tick in made.axes[0].get_xticklabels()]
     assert labels[5] == "\\x07"
@@ -266,34 +335,20 @@ def test_the_row_as_text_is_escaped(cap):
 def test_every_figure_saves_as_every_kind(cap, tmp_path, name, suffix):
     path = figure(name, source(name, cap)).save(tmp_path / f"figure{suffix}")
     start = {".pdf": b"%PDF", ".svg": b"<?xml", ".png": b"\x89PNG", ".json": b"{", ".html": b"<!doctype html>"}[suffix]
-    assert path.read_bytes().startswith(start)
+    content = path.read_bytes()
+    assert content.startswith(start)
+    if suffix == ".pdf":
+        content += b"".join(_inflated(m) for m in re.findall(rb"stream\r?\n(.*?)endstream", content, re.S))
+        assert b"/Type3" not in content and (b"/CIDFontType2" in content or b"/TrueType" in content)
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 
 
-@pytest.mark.parametrize("venue", theme.VENUES)
-@pytest.mark.parametrize("wide", [False, True])
-def test_a_pdf_is_as_wide_as_the_venue_says(cap, tmp_path, venue, wide):
-    path = figure("maps", cap, venue=venue, wide=wide).save(tmp_path / "figure.pdf")
+@pytest.mark.parametrize("venue, wide, inches", [("icml", False, 3.25), ("neurips", True, 5.5)])
+def test_a_pdf_is_as_wide_as_the_venue_says(cap, tmp_path, venue, wide, inches):
+    path = figures.maps(cap, venue=venue, wide=wide).save(tmp_path / "figure.pdf")
     left, _, right, top = map(float, re.search(rb"/MediaBox \[([^]]+)\]", path.read_bytes())[1].split())
-    inches = {
-        "icml": (3.25, 6.75),
-        "neurips": (5.5, 5.5),
-        "iclr": (5.5, 5.5),
-        "acl": (3.03, 6.30),
-        "cvpr": (3.25, 6.875),
-        "aaai": (3.3, 6.975),
-        "tmlr": (6.5, 6.5),
-    }[venue][wide]
-    assert (right - left) / 72 == pytest.approx(inches, abs=1e-3)
+    assert (right - left) / 72 == pytest.approx(inches, abs=1e-3) == theme.VENUES[venue][wide]
     assert top / 72 < 1.5 * inches
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_a_pdf_embeds_no_type_3_fonts(cap, tmp_path, name):
-    content = figure(name, source(name, cap)).save(tmp_path / "figure.pdf").read_bytes()
-    streams = b"".join(_inflated(m) for m in re.findall(rb"stream\r?\n(.*?)endstream", content, re.S))
-    assert b"/Type3" not in content + streams
-    assert b"/CIDFontType2" in content + streams or b"/TrueType" in content + streams
 
 
 def _inflated(stream):
@@ -304,8 +359,8 @@ def _inflated(stream):
 
 
 def test_the_same_figure_is_the_same_file(cap, tmp_path):
-    one, two = (figure("maps", cap).save(tmp_path / name).read_bytes() for name in ("a.pdf", "b.pdf"))
-    assert one == two
+    first, second = (figures.lambdas(cap).save(tmp_path / name).read_bytes() for name in ("a.pdf", "b.pdf"))
+    assert first == second
 
 
 def test_a_failed_write_leaves_the_old_file(cap, tmp_path, monkeypatch):
@@ -344,9 +399,9 @@ def test_drawing_changes_no_setting_and_opens_no_window(cap, tmp_path):
 
     before, template = dict(matplotlib.rcParams), plotly.io.templates.default
     for name in ALL:
-        made = figure(name, source(name, cap), venue="icml")
-        made.save(tmp_path / "figure.pdf")
-        made.plotly()
+        drawn = figure(name, source(name, cap), venue="icml")
+        drawn.matplotlib()
+        drawn.plotly()
     assert dict(matplotlib.rcParams) == before
     assert plotly.io.templates.default == template
     assert plt.get_fignums() == []
@@ -387,8 +442,8 @@ def test_layers_go_by_their_number_in_the_model(hybrid, name):
             figure(name, hybrid, layer=missing)
 
 
-def test_the_overview_leaves_a_row_for_a_layer_without_attention(hybrid):
-    made = figure("overview", hybrid)
+def test_heads_leave_a_row_for_a_layer_without_attention(hybrid):
+    made = figure("heads", hybrid)
     heatmap, points = made.plotly().data
     assert list(heatmap.y) == [1, 2, 3]
     values = made.data["span_mass"].values
@@ -405,27 +460,28 @@ def test_the_last_query_of_a_batch_is_that_of_the_prompt(tiny_scope):
     batch = tiny_scope.capture(texts, spans={"answer": "7421"})
     assert batch.n_tokens[0] < batch.n_tokens[1]
     for prompt, text in enumerate(texts):
-        alone = figure("overview", tiny_scope.capture(text, spans={"answer": "7421"})).data
-        among = figure("overview", batch, prompt=prompt).data
+        alone = figure("heads", tiny_scope.capture(text, spans={"answer": "7421"})).data
+        among = figure("heads", batch, prompt=prompt).data
         np.testing.assert_allclose(among["span_mass"].values, alone["span_mass"].values, atol=1e-5)
         assert among.attrs["selection"] == alone.attrs["selection"]
     with pytest.raises(DiffscopeError, match="there is no token"):
-        figure("overview", batch, prompt=0, query=batch.n_tokens[1] - 1)
+        figure("heads", batch, prompt=0, query=batch.n_tokens[1] - 1)
 
 
 def test_positions_are_not_averaged_and_infinite_values_are_counted(cap, hybrid):
     with pytest.raises(DiffscopeError, match=r"argmax \[position\] is not averaged"):
-        figure("overview", hybrid, statistic="argmax", query="mean")
+        figure("heads", hybrid, statistic="argmax", query="mean")
     measured = cap.measure(["kl_12"])
-    measured["kl_12"][0, 0, 2, 5, 0, 1] = np.inf
-    made = figure("overview", cap, statistic="kl_12", query="mean", measured=measured).data
-    rest = measured["kl_12"].sel(map="D", span="answer", normalisation="share")[0, 0]
-    assert float(made["kl_12"][0, 0]) == pytest.approx(float(np.delete(rest.values, 5).mean()))
+    values = measured["kl_12"].copy()
+    values[0, 0, 15] = np.inf
+    made = figure("heads", cap, statistic="kl_12", query="mean", measured=measured.assign(kl_12=values)).data
+    rest = values.sel(span="answer")[0, 0, :15]
+    assert float(made["kl_12"][0, 0]) == pytest.approx(float(rest.mean()))
     assert "1 infinite value left out" in made.attrs["selection"]
 
 
 def test_keys_behind_a_window_are_not_drawn_as_zero():
-    cap = FakeCapture(mask="window")
+    cap = capture(mask=Mask("window", 3))
     made = figure("maps", cap)
     seen = np.tri(16, dtype=bool) & ~np.tri(16, k=-3, dtype=bool)
     np.testing.assert_array_equal(np.isnan(made.plotly().data[0].z), ~seen)

@@ -12,11 +12,11 @@ import diffscope
 from diffscope.cli import main
 from diffscope.errors import DiffscopeError
 from diffscope.figures import figure
-from diffscope.lab.sweeps.prompt_sets import Given
 from diffscope.lab.sweeps.sweep import _measured
 from diffscope.stats import STATISTICS
 from diffscope.stats.averaging import average, averaged
 from diffscope.stats.sampling import STRATUM, WEIGHT, Sample
+from diffscope.tasks import TextPrompt
 
 
 def _array(values, drawn=None, name="entropy", dims=("head", "query")):
@@ -124,7 +124,7 @@ def test_everybody_averages_alike(monkeypatch, tmp_path, capsys):
     assert main(["measure", str(tmp_path / "cap.dscope"), "--stats", "kl_12", "--json"]) == 0
     entry = json.loads(capsys.readouterr().out)["statistics"]["kl_12"]
     assert np.array_equal(entry["values"], mean) and entry["infinite_left_out"] == mean.size
-    drawn = figure("overview", cap, statistic="kl_12", query="mean").data
+    drawn = figure("heads", cap, statistic="kl_12", query="mean").data
     assert (drawn["kl_12"] == 2).all() and "infinite values left out" in drawn.attrs["selection"]
-    swept = _measured(scope, Given("it", cap.text, {}, 0.0), {"statistics": ["kl_12"], "queries": "all"})
+    swept = _measured(scope, TextPrompt("it", cap.text, {}, ""), {"statistics": ["kl_12"], "queries": "all"})
     assert swept["kl_12"].equals(mean)

@@ -1,0 +1,150 @@
+"""Two models on the same prompts, measured in the same way: ``diffscope.compare``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from diffscope.capture import Capture, CaptureBatch
+from diffscope.errors import DiffscopeError
+from diffscope.scope import Scope
+from diffscope.stats import STATISTICS
+from diffscope.stats.sampling import Sample
+
+Names = Sequence[str] | str | None
+Queries = str | slice | Sequence[int] | Sample | None
+MAPS = ("A1", "A2", "lambda_A2", "D")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Captures of two models on the same prompts; what it returns has a dimension ``model``.
+
+    Attributes
+    ----------
+    names : tuple of str
+        What the two models are called; two of one name are numbered.
+    captures : tuple of Capture, or of CaptureBatch
+    """
+
+    names: tuple[str, str]
+    captures: tuple[Capture | CaptureBatch, Capture | CaptureBatch]
+
+    def __repr__(self) -> str:
+        sizes = " + ".join(str(len(prompt.ids)) for prompt in self.captures[0].prompts)
+        return f"<Comparison of {' and '.join(self.names)}: {sizes} tokens>"
+
+    def measure(self, statistics: Names = None, *, queries: Queries = None) -> xr.Dataset:
+        """The same statistics of both models.
+
+        Parameters
+        ----------
+        statistics, queries
+            As for ``Capture.measure``.
+
+        Returns
+        -------
+        xarray.Dataset
+            What ``Capture.measure`` gives of each, along ``model``; NaN where a model lacks the layer, head, map or statistic.
+        """
+        return self._along_model([capture.measure(statistics, queries=queries) for capture in self.captures])
+
+    def difference(self, statistics: Names = None, *, queries: Queries = None) -> xr.Dataset:
+        """First model − second model, of means over heads: head h of one model is not head h of another.
+
+        Statistics of which a mean says nothing (positions, decibels) are left out; ``attrs["left_out"]`` names them.
+
+        Parameters are as for :meth:`measure`.
+
+        Returns
+        -------
+        xarray.Dataset
+            By layer, and by whatever else a statistic has dimensions; ``attrs["difference"]`` says what is subtracted.
+        """
+        measured = self.measure(statistics, queries=queries)
+        without_mean = [name for name in measured.data_vars if name in STATISTICS and not STATISTICS[name].averageable]
+        measured = measured.drop_vars(without_mean)
+        finite = measured.where(np.isfinite(measured))
+        means = finite.mean("head", keep_attrs=True) if "head" in finite.dims else finite
+        first, second = (means.sel(model=name, drop=True) for name in self.names)
+        with xr.set_options(keep_attrs=True):
+            difference = first - second
+        return difference.assign_attrs(
+            measured.attrs, difference=f"{self.names[0]} − {self.names[1]}, of means over heads", left_out=", ".join(without_mean)
+        )
+
+    def maps(self, layer: int | tuple[int, int], head: int | tuple[int, int], prompt: int = 0) -> xr.Dataset:
+        """The maps of one head of each model.
+
+        Parameters
+        ----------
+        layer, head : int, or two
+            Of both models, or of the first and of the second.
+        prompt : int
+            Which prompt of a batch.
+
+        Returns
+        -------
+        xarray.Dataset, (model, query, key)
+            ``A1``, ``A2``, ``lambda_A2`` and ``D``; the second map of standard attention is NaN, and its D is A1.
+        """
+        layers = (layer, layer) if isinstance(layer, int) else layer
+        heads = (head, head) if isinstance(head, int) else head
+        return self._along_model([_maps(*place, prompt) for place in zip(self.captures, layers, heads)])
+
+    def _along_model(self, datasets: Sequence[xr.Dataset]) -> xr.Dataset:
+        dimension = xr.DataArray(list(self.names), dims="model", name="model")
+        return xr.concat(
+            datasets,
+            dimension,
+            data_vars="all",
+            coords="minimal",
+            join="outer",
+            combine_attrs="drop_conflicts",
+            compat="override",
+        )
+
+
+def compare(
+    first: Scope,
+    second: Scope,
+    prompts: Any,
+    spans: Mapping | Sequence[Mapping] | None = None,
+) -> Comparison:
+    """Two models on the same prompts.
+
+    Parameters
+    ----------
+    first, second : Scope
+    prompts, spans
+        As for :meth:`diffscope.scope.Scope.capture`.
+
+    Returns
+    -------
+    Comparison
+
+    Raises
+    ------
+    DiffscopeError
+        The models' tokenizers differ, so that the same prompts would be other tokens.
+    PromptError, SpanError, FidelityError, OutOfMemoryAhead
+        As of :meth:`diffscope.scope.Scope.capture`.
+    """
+    captures = first.capture(prompts, spans), second.capture(prompts, spans)
+    same_ids = all(left.ids == right.ids for left, right in zip(*(capture.prompts for capture in captures)))
+    vocabularies = [None if scope.tokenizer is None else scope.tokenizer.get_vocab() for scope in (first, second)]
+    if not same_ids or vocabularies[0] != vocabularies[1]:
+        raise DiffscopeError(f"{first.name} and {second.name} have different tokenizers; compare models that share one")
+    number = (" (1)", " (2)") if first.name == second.name else ("", "")
+    return Comparison((first.name + number[0], second.name + number[1]), captures)
+
+
+def _maps(capture: Capture | CaptureBatch, layer: int, head: int, prompt: int) -> xr.Dataset:
+    d = capture.map("D", layer, head, prompt)
+    differential = capture.layers[capture.layer_numbers.index(layer)].differential
+    names = MAPS if differential else ("A1", "D")
+    return xr.Dataset({name: capture.map(name, layer, head, prompt) for name in names}, attrs=d.attrs)

@@ -1,0 +1,275 @@
+"""One function a figure. All take how it is printed: for a venue, wide or one column, or a width in inches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, Protocol
+
+import xarray as xr
+
+from diffscope.capture import Capture, CaptureBatch
+from diffscope.comparison import Comparison
+from diffscope.figures import board as _board  # noqa: F401 (each registers what it draws)
+from diffscope.figures import cohort as _cohort  # noqa: F401
+from diffscope.figures import heads as _heads  # noqa: F401
+from diffscope.figures import layers as _layers  # noqa: F401
+from diffscope.figures import maps as _maps  # noqa: F401
+from diffscope.figures import rows as _rows  # noqa: F401
+from diffscope.figures.base import KINDS, Figure
+from diffscope.figures.maps import LARGEST
+
+Window = slice | tuple[int, int] | int
+Contrast = Literal["sqrt", "linear"]
+
+
+class Verdict(Protocol):
+    """What ``diffscope.hypotheses.test`` gives for each test."""
+
+    def as_dict(self) -> dict: ...
+
+
+def maps(
+    cap: Capture | CaptureBatch | Comparison,
+    *,
+    layer: int | tuple[int, int] | None = None,
+    head: int | tuple[int, int] = 0,
+    prompt: int = 0,
+    queries: Window | None = None,
+    keys: Window | None = None,
+    size: int = LARGEST,
+    names: Sequence[str] | None = None,
+    contrast: Contrast = "sqrt",
+    scale: Literal["shared", "own"] = "shared",
+    venue: str | None = None,
+    wide: bool | None = None,
+    width: float | None = None,
+    title: str | None = None,
+) -> Figure:
+    """The maps of one head side by side: A1, A2, λ·A2 and D; of a comparison D of both models.
+
+    Parameters
+    ----------
+    cap : Capture, CaptureBatch or Comparison
+    layer : int, optional
+        As the model numbers it, by default its first; of a comparison also one for each model.
+    head : int
+        Of a comparison also one for each model.
+    prompt : int
+        Which prompt of a batch.
+    queries, keys : slice, (start, stop) or int, optional
+        The window to draw. Without one, a prompt of more than `size` tokens is drawn in bins of which each shows its value of
+        largest magnitude.
+    size : int
+        The most tokens a side that are drawn one by one.
+    names : sequence of str, optional
+        Which of A1, A2, lambda_A2, D and share, of differential attention; not of a comparison.
+    contrast : {"sqrt", "linear"}
+        Whether a colour follows the root of a weight, which shows small weights beside a sink, or the weight.
+    scale : {"shared", "own"}
+        One colour scale for all maps, or one each.
+    venue : {"icml", "neurips", "iclr", "acl", "cvpr", "aaai", "tmlr"}, optional
+        Whose widths and font sizes to print with.
+    wide : bool, optional
+        Printed as wide as the page, or as one column; by default what suits the figure.
+    width : float, optional
+        Printed so many inches wide.
+    title : str, optional
+        Instead of the heading that says what is seen; ``""`` for none.
+
+    Returns
+    -------
+    Figure
+
+    Raises
+    ------
+    DiffscopeError
+        There is no such layer, head, prompt, window, map or venue.
+    """
+    data = KINDS["maps"].data(cap, layer, head, prompt, queries, keys, size, names)
+    return KINDS["maps"].figure(data, venue, wide, width, contrast=contrast, scale=scale, title=title)
+
+
+def row(
+    cap: Capture | CaptureBatch,
+    *,
+    layer: int | None = None,
+    head: int = 0,
+    query: int = -1,
+    prompt: int = 0,
+    keys: Window | None = None,
+    venue: str | None = None,
+    wide: bool | None = None,
+    width: float | None = None,
+    title: str | None = None,
+) -> Figure:
+    """What one query attends to: A1 as bars up, λ·A2 as bars down, and what is left, D, as points.
+
+    Parameters
+    ----------
+    cap : Capture or CaptureBatch
+    layer, head, prompt, keys
+        As of :func:`maps`; at most 4,096 keys.
+    query : int
+        A token; negative ones count from the end.
+    venue, wide, width, title
+        As of :func:`maps`.
+
+    Returns
+    -------
+    Figure
+    """
+    data = KINDS["row"].data(cap, layer, head, query, prompt, keys)
+    return KINDS["row"].figure(data, venue, wide, width, title=title)
+
+
+def heads(
+    cap: Capture | CaptureBatch,
+    *,
+    statistic: str = "span_mass",
+    query: int | Literal["mean"] | None = -1,
+    prompt: int = 0,
+    map: str | None = None,
+    span: str | None = None,
+    normalisation: str | None = None,
+    where: Mapping[str, str] | None = None,
+    measured: xr.Dataset | None = None,
+    contrast: Contrast = "linear",
+    venue: str | None = None,
+    wide: bool | None = None,
+    width: float | None = None,
+    title: str | None = None,
+) -> Figure:
+    """A statistic by layer and head.
+
+    Parameters
+    ----------
+    cap : Capture or CaptureBatch
+    statistic : str
+        A name from ``diffscope.stats.STATISTICS``.
+    query : int or "mean"
+        At which query; negative ones count from the prompt's end. "mean" is over all queries.
+    prompt : int
+        Which prompt of a batch.
+    map, span, normalisation : str, optional
+        Where the statistic has that dimension: which label. By default D, the span "answer" (else the sink) and "share".
+    where : mapping of str to str, optional
+        The same along other dimensions, by their names.
+    measured : xarray.Dataset, optional
+        What ``cap.measure`` returned, where the caller has it.
+    contrast, venue, wide, width, title
+        As of :func:`maps`.
+
+    Returns
+    -------
+    Figure
+
+    Raises
+    ------
+    DiffscopeError
+        There is no such statistic, query or label, or the statistic has no meaningful mean.
+    """
+    labels = {"map": map, "span": span, "normalisation": normalisation, **(where or {})}
+    data = KINDS["heads"].data(cap, statistic, query, prompt, measured, **labels)
+    return KINDS["heads"].figure(data, venue, wide, width, contrast=contrast, title=title)
+
+
+def lambdas(
+    cap: Capture | CaptureBatch,
+    *,
+    prompt: int = 0,
+    venue: str | None = None,
+    wide: bool | None = None,
+    width: float | None = None,
+    title: str | None = None,
+) -> Figure:
+    """λ by layer: mean and range over heads and queries, beside its initial value.
+
+    Parameters
+    ----------
+    cap : Capture or CaptureBatch
+    prompt : int
+        Which prompt of a batch.
+    venue, wide, width, title
+        As of :func:`maps`.
+
+    Returns
+    -------
+    Figure
+
+    Raises
+    ------
+    DiffscopeError
+        Standard attention has no λ.
+    """
+    return KINDS["lambdas"].figure(KINDS["lambdas"].data(cap, prompt), venue, wide, width, title=title)
+
+
+def fidelity(
+    cap: Capture | CaptureBatch,
+    *,
+    venue: str | None = None,
+    wide: bool | None = None,
+    width: float | None = None,
+    title: str | None = None,
+) -> Figure:
+    """The error of the rebuilt attention output by layer, beside its tolerance.
+
+    Parameters
+    ----------
+    cap : Capture or CaptureBatch
+    venue, wide, width, title
+        As of :func:`maps`.
+
+    Returns
+    -------
+    Figure
+    """
+    return KINDS["fidelity"].figure(KINDS["fidelity"].data(cap), venue, wide, width, title=title)
+
+
+def cohort(
+    dataset: xr.Dataset,
+    *,
+    venue: str | None = None,
+    wide: bool | None = None,
+    width: float | None = None,
+    title: str | None = None,
+) -> Figure:
+    """Every arm of a trained cohort: its curves, when it formed, its answers by length and number of distractors.
+
+    Parameters
+    ----------
+    dataset : xarray.Dataset
+        What ``diffscope train`` measured; ``diffscope.open`` opens it.
+    venue, wide, width, title
+        As of :func:`maps`.
+
+    Returns
+    -------
+    Figure
+    """
+    return KINDS["cohort"].figure(KINDS["cohort"].data(dataset), venue, wide, width, title=title)
+
+
+def board(
+    verdicts: Sequence[Verdict | Mapping],
+    *,
+    venue: str | None = None,
+    wide: bool | None = None,
+    width: float | None = None,
+    title: str | None = None,
+) -> Figure:
+    """Tests of the hypotheses: each estimate with its interval, beside what there would be without an effect.
+
+    Parameters
+    ----------
+    verdicts : sequence of Verdict, or of dict
+        What ``diffscope.hypotheses.test`` gives, or a board of a study, or what their ``as_dict`` gives.
+    venue, wide, width, title
+        As of :func:`maps`.
+
+    Returns
+    -------
+    Figure
+    """
+    return KINDS["board"].figure(KINDS["board"].data(verdicts), venue, wide, width, title=title)

@@ -1,0 +1,88 @@
+"""Open whatever the library wrote: ``diffscope.open``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from diffscope.errors import CorruptFile, DiffscopeError
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+    from diffscope.capture import Capture, CaptureBatch
+    from diffscope.hypotheses.study import Study
+
+STUDY = "study.json"
+COHORT = "cohort.nc"
+KINDS = "a capture, statistics, a study or a trained cohort"
+
+
+def open(path: str | os.PathLike) -> Capture | CaptureBatch | xr.Dataset | Study:
+    """Open what diffscope wrote, by what the file or folder is.
+
+    Parameters
+    ----------
+    path : path-like
+        A saved capture; statistics (.zarr, .nc, .parquet, .csv); a study, which is a ``study.json`` or the folder with it; a
+        trained cohort, which is a ``cohort.nc`` or the folder with it.
+
+    Returns
+    -------
+    Capture, CaptureBatch, xarray.Dataset or Study
+        A Dataset of statistics and of cohorts.
+
+    Raises
+    ------
+    CorruptFile
+        The file is damaged.
+    DiffscopeError
+        There is nothing there, or it is something else.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise DiffscopeError(f"there is no {path}; check the name")
+    return _open_folder(path) if path.is_dir() else _open_file(path)
+
+
+def _open_file(path: Path) -> Capture | CaptureBatch | xr.Dataset | Study:
+    from diffscope.capture import open_capture
+    from diffscope.store import FORMATS, open_statistics
+
+    if path.name == STUDY:
+        return _open_study(path.parent)
+    if path.suffix.lower() in FORMATS:
+        return open_statistics(path)
+    try:
+        return open_capture(path)
+    except CorruptFile as error:
+        if path.suffix.lower() == ".dscope":
+            raise
+        if (path.parent / "config.json").is_file():
+            raise DiffscopeError(f"{path} is part of a model; open it with diffscope.load({str(path.parent)!r})") from None
+        raise DiffscopeError(f"{path} is not {KINDS} ({error}); check the name") from None
+
+
+def _open_folder(folder: Path) -> xr.Dataset | Study:
+    from diffscope.store import open_statistics
+
+    if (folder / "zarr.json").is_file() or folder.suffix.lower() == ".zarr":
+        return open_statistics(folder)
+    if (folder / STUDY).is_file():
+        return _open_study(folder)
+    if (folder / COHORT).is_file():
+        from diffscope.hypotheses.api import open_cohort
+
+        return open_cohort(folder)
+    if (folder / "config.json").is_file():
+        raise DiffscopeError(f"{folder} is a model's folder; open it with diffscope.load({str(folder)!r})")
+    names = [entry.name for entry in sorted(folder.iterdir())]
+    inside = f"it holds {', '.join(names[:5])}{', …' if len(names) > 5 else ''}" if names else "it is empty"
+    raise DiffscopeError(f"{folder} is not the folder of {KINDS}: {inside}; name one of the files")
+
+
+def _open_study(folder: Path) -> Study:
+    from diffscope.hypotheses.study import open_study
+
+    return open_study(folder)

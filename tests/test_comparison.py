@@ -1,0 +1,64 @@
+"""Two models on the same prompts: the same measurements, side by side, or a refusal."""
+
+import numpy as np
+import pytest
+
+import diffscope
+from diffscope.models import load_model
+from tests import tiny
+
+PROMPTS = ["The magic number: Paris 7421. The magic number: Paris", "The code is 12."]
+SPANS = [{"answer": "7421"}, {"answer": "12"}]
+
+
+@pytest.fixture(scope="module")
+def scopes():
+    return diffscope.load("mini-diff"), diffscope.load("mini-standard")
+
+
+@pytest.fixture(scope="module")
+def comparison(scopes):
+    return diffscope.compare(*scopes, PROMPTS, SPANS)
+
+
+def test_measurements_are_those_of_each_model(comparison, scopes):
+    assert isinstance(comparison, diffscope.Comparison)
+    measured = comparison.measure(["entropy", "span_mass", "lambda"], queries="answer")
+    assert measured["model"].values.tolist() == ["mini-diff", "mini-standard"]
+    for scope in scopes:
+        alone = scope.capture(PROMPTS, SPANS).measure(["entropy", "span_mass"], queries="answer")
+        for name, values in alone.items():
+            np.testing.assert_array_equal(measured[name].sel(model=scope.name).transpose(*values.dims), values)
+    assert measured["lambda"].sel(model="mini-standard").isnull().all()
+
+
+def test_a_difference_is_of_means_over_heads_and_says_of_what(comparison):
+    measured = comparison.measure(["entropy", "argmax"])["entropy"].mean("head")
+    difference = comparison.difference(["entropy", "argmax"])
+    expected = measured.sel(model="mini-diff", drop=True) - measured.sel(model="mini-standard", drop=True)
+    np.testing.assert_allclose(difference["entropy"], expected, rtol=1e-6)
+    assert difference.attrs["difference"].startswith("mini-diff − mini-standard") and difference.attrs["left_out"] == "argmax"
+    assert "argmax" not in difference and difference["entropy"].attrs["units"] == "nats"
+
+
+def test_maps_stand_side_by_side(comparison):
+    maps = comparison.maps(layer=(3, 2), head=(1, 0), prompt=1)
+    first, second = comparison.captures
+    np.testing.assert_array_equal(maps["D"].sel(model="mini-diff"), first.map("D", 3, 1, prompt=1))
+    np.testing.assert_array_equal(maps["D"].sel(model="mini-standard"), second.map("A1", 2, 0, prompt=1))
+    assert maps["A2"].sel(model="mini-standard").isnull().all()
+
+
+def test_a_model_beside_itself_under_an_edit_is_numbered(scopes):
+    assert diffscope.compare(scopes[0], scopes[0], PROMPTS[0]).names == ("mini-diff (1)", "mini-diff (2)")
+
+
+def test_models_of_other_tokenizers_are_refused(scopes):
+    _, tokenizer = load_model("mini-diff")
+    small = diffscope.load(tiny.own("v1"), tiny.tokenizer())
+    with pytest.raises(diffscope.DiffscopeError, match="different tokenizers"):
+        diffscope.compare(scopes[0], small, "The code")
+    tokenizer.add_tokens(["unheard"])  # the same ids on this prompt, but another vocabulary
+    other = diffscope.load(scopes[1].model, tokenizer)
+    with pytest.raises(diffscope.DiffscopeError, match="different tokenizers"):
+        diffscope.compare(scopes[0], other, "The code")

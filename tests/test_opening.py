@@ -1,0 +1,60 @@
+"""What the library wrote opens with one word, and anything else gets one line that says what to do."""
+
+import shutil
+
+import pytest
+import xarray as xr
+
+import diffscope
+from diffscope.hypotheses.study import SHIPPED, Study
+from diffscope.store import FORMATS, save_statistics
+from tests import tiny
+
+
+@pytest.fixture(scope="module")
+def capture():
+    return diffscope.load(tiny.own("v1")).capture(tiny.ids(9))
+
+
+@pytest.mark.parametrize("name", ["a.dscope", "a.safetensors", "a", "a.bin"])
+def test_a_capture_by_any_name(capture, tmp_path, name):
+    capture.save(tmp_path / name)
+    assert diffscope.open(tmp_path / name).tokens == capture.tokens
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_statistics(capture, tmp_path, suffix):
+    measured = capture.measure("gini")
+    save_statistics(measured, tmp_path / f"rows{suffix}")
+    assert diffscope.open(str(tmp_path / f"rows{suffix}"))["gini"].equals(measured["gini"])
+
+
+def test_a_study(tmp_path):
+    shutil.copytree(SHIPPED / "laptop", tmp_path / "study")
+    for path in (tmp_path / "study", tmp_path / "study" / "study.json"):
+        study = diffscope.open(path)
+        assert isinstance(study, Study) and study.boards
+
+
+def test_a_cohort(tmp_path):
+    cohort = xr.Dataset({"exact_match": ("seed", [1.0]), "finished": ("seed", [1])}, attrs={"recipe": "{}"})
+    save_statistics(cohort, tmp_path / "cohort.nc")
+    assert diffscope.open(tmp_path / "cohort.nc").identical(diffscope.open(tmp_path))
+
+
+def test_anything_else_is_one_line_that_says_what_to_do(tiny_diff_folder, tmp_path):
+    (tmp_path / "notes.txt").write_text("notes")
+    (tmp_path / "broken.dscope").write_text("notes")
+    (tmp_path / "empty").mkdir()
+    for path, words in {
+        tmp_path / "nowhere.nc": "there is no",
+        tmp_path / "notes.txt": "is not a capture, statistics",
+        tmp_path / "broken.dscope": "damaged",
+        tmp_path: "it holds broken.dscope, empty, notes.txt; name one of the files",
+        tmp_path / "empty": "it is empty",
+        tiny_diff_folder: "a model's folder; open it with diffscope.load",
+        tiny_diff_folder / "model.safetensors": "part of a model; open it with diffscope.load",
+    }.items():
+        with pytest.raises(diffscope.DiffscopeError, match=words) as error:
+            diffscope.open(path)
+        assert "\n" not in str(error.value)
