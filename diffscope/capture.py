@@ -209,6 +209,8 @@ class Attended:
 
     def _layer_of_map(self, name: str, layer: int, head: int, prompt: int) -> LayerAttention:
         """The attention inputs of one prompt that a map is computed from."""
+        if layer is None or head is None:
+            raise DiffscopeError("a map is of one layer and one head; give both")
         check_index("layer", layer, self.layer_numbers)
         check_index("prompt", prompt, range(len(self.prompts)))
         attention = self.layers[self.layer_numbers.index(layer)].prompt(prompt)

@@ -53,7 +53,7 @@ class LayerAttention:
     gain : Tensor, broadcastable to (batch, head, query)
         Factor of A1; by default 1.
     lam_fp32 : Tensor, same shape as `lam`
-        λ before the cast to the activations' dtype; by default `lam`, in float32 or wider.
+        λ before the cast to the activations' dtype; by default `lam`, in float32 or wider. Whoever replaces `lam` replaces both.
     lam_init : float, optional
         λ_init of the layer, where the mechanism has one.
     norm : Norm, optional
@@ -92,6 +92,8 @@ class LayerAttention:
     changes: tuple[Change, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.lam is not None and self.gain is not None and self.lam_fp32 is not None:
+            return
         one = torch.ones(1, 1, 1, dtype=self.dtype, device=self.q.device)
         lam = 0 * one if self.lam is None else self.lam
         wide = lam.detach().to(torch.promote_types(lam.dtype, torch.float32))

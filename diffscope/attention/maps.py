@@ -63,7 +63,9 @@ def present(layer: LayerAttention, names: Iterable[str]) -> tuple[str, ...]:
 
 
 def map_of(rows: Rows, name: str) -> Tensor:
-    """One of ``MAPS`` out of a block of rows, (head, query, key); ValueError of a second map where there is none."""
+    """One of ``MAPS`` out of a block of rows, (head, query, key); ValueError of what is no map, or a second map that is not there."""
+    if name not in MAPS:
+        raise ValueError(f"there is no map {name!r}; choose one of {', '.join(MAPS)}")
     if name == "A1":
         return rows.a1
     if name == "D":

@@ -29,6 +29,11 @@ class Mask:
     window: int | None = None
     visible: Tensor | None = None
 
+    def __post_init__(self) -> None:
+        needs = {"causal": (False, False), "full": (False, False), "window": (True, False), "given": (False, True)}
+        if needs.get(self.kind) != (self.window is not None, self.visible is not None):
+            raise ValueError(f"no mask is {self.kind!r} with window {self.window} and visible {self.visible is not None}")
+
     def rows(self, queries: Tensor, keys: int, offset: int, some: slice = slice(None)) -> Tensor:
         """Which of the keys, or of some of them, some queries see, bool (query, key); `offset` is the position of query 0."""
         if self.visible is not None:
@@ -104,8 +109,9 @@ class Pairing:
             How many key and value heads serve them, neighbouring heads the same one; by default one each.
         device : torch.device or str, optional
         """
+        groups = _divides(groups, heads)
         head = torch.arange(heads, device=device)
-        group = head * (groups or heads) // heads
+        group = head * groups // heads
         return cls(head, None, group, group)
 
     @classmethod
@@ -117,8 +123,8 @@ class Pairing:
         heads, groups, device
             As of :meth:`plain`; there are `groups` value heads.
         """
+        groups = _divides(groups, heads)
         head = torch.arange(heads, device=device)
-        groups = groups or heads
         group = head * groups // heads
         return cls(head, head + heads, torch.cat([group, group + groups]), group)
 
@@ -139,16 +145,16 @@ class Pairing:
         seconds : int
             How many second maps there are; r = heads / seconds.
         groups : int, optional
-            How many value heads there are, neighbouring heads having the same one; by default one a head.
+            How many value heads there are, neighbouring heads having the same one; by default one a second map.
         shared_keys : bool
             Whether both maps of a head look at the key head of that group. Otherwise key heads come in pairs, 2g for the first
             maps of group g and 2g + 1 for the second ones.
         device : torch.device or str, optional
         """
-        head = torch.arange(heads, device=device)
-        ratio = heads // seconds
+        ratio = heads // _divides(seconds, heads)
         maps = heads + seconds
-        groups = groups or heads
+        groups = _divides(groups, seconds)  # heads that share a second map are of one group
+        head = torch.arange(heads, device=device)
         first_of_ratio = head // ratio * (ratio + 1)
         a1 = first_of_ratio + head % ratio
         a2 = first_of_ratio + ratio
@@ -160,6 +166,14 @@ class Pairing:
         key_of_map[a1] = 2 * group
         key_of_map[a2] = 2 * group + 1
         return cls(a1, a2, key_of_map, group)
+
+
+def _divides(part: int | None, whole: int) -> int:
+    """`part`, by default `whole` itself; ValueError unless it divides it."""
+    part = whole if part is None else part
+    if part < 1 or whole % part:
+        raise ValueError(f"{part} does not divide {whole}")
+    return part
 
 
 @dataclass(frozen=True)

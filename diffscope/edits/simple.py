@@ -187,10 +187,10 @@ def knock_out(
     branch : {1, 2}, optional
         Only A1 or only A2; by default both. A row that sees nothing else attends to nothing.
     """
-    keys = places(keys) or ()
-    queries = places(queries) or ()
-    if min((*keys, *queries), default=0) < 0:
-        raise DiffscopeError("knock_out takes token positions from 0; count from the prompt's start")
+    positions = places(keys), places(queries)
+    if None in positions or min((*positions[0], *positions[1]), default=0) < 0:
+        raise DiffscopeError("knock_out takes token positions from 0, of keys and of queries; all are range(capture.n_tokens)")
+    keys, queries = positions
     return _dropping("knock-out", keys, queries, branch, "nothing", layers, heads)
 
 

@@ -69,7 +69,7 @@ class Passage:
     arguments: dict = field(default_factory=dict)
     parts: dict[str, Tensor] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
-    observed: Tensor = field(init=False)
+    observed: Tensor = field(init=False, repr=False)
     cached: tuple[Tensor, Tensor] | None = None
 
     @property

@@ -69,7 +69,7 @@ class Own(Family):
         if isinstance(module, GatedAttention):
             return replace(layer, gate=module.gates(passage.hidden).transpose(1, 2).unsqueeze(-1))
         if isinstance(module, TopKAttention):
-            k = int(module.config.top_keys or 0)
+            k = int(module.config.top_keys)
             return replace(layer, changes=(TopKA1(tuple(range(module.heads)), k, renormalise=True),))
         if isinstance(module, SignedAttention):
             return replace(layer, changes=(self._signed_mask(passage),))

@@ -63,11 +63,12 @@ def lambda_of(module: ForeignModule, init: float | Tensor, dtype: torch.dtype) -
     Both are (1, 1, 1).
     """
     first, second = (
-        product.detach().to(torch.promote_types(product.dtype, torch.float32)).exp().reshape(1, 1, 1)
+        product.detach().to(torch.promote_types(product.dtype, torch.float32)).exp()
         for product in ((module.lambda_q1 * module.lambda_k1).sum(), (module.lambda_q2 * module.lambda_k2).sum())
     )
     init = init.detach() if isinstance(init, Tensor) else init
-    return first.to(dtype) - second.to(dtype) + init, first - second + init
+    lam = first.to(dtype) - second.to(dtype) + init  # numbers, of which a λ_init that is wider widens the sum
+    return lam.reshape(1, 1, 1), (first - second + init).reshape(1, 1, 1)
 
 
 def from_cache(passage: Passage, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

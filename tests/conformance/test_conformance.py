@@ -178,16 +178,16 @@ def test_a_constant_lambda_init_is_said_and_no_mistake():
 
 
 def test_a_seed_beyond_what_torch_takes_is_one_line(capsys):
-    assert main(["check", "mini-diff", "--seed", str(10**24)]) == 2
+    assert main(["check", "--model", "mini-diff", "--seed", str(10**24)]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_the_command_tells_pass_from_fail(tmp_path, capsys, monkeypatch):
     tiny.own("v1").save_pretrained(tmp_path / "right")
-    assert main(["check", str(tmp_path / "right"), "--json"]) == 0
+    assert main(["check", "--model", str(tmp_path / "right"), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["passed"] and report["layers"][0]["λ formula"].startswith("exp(") and len(report["layers"]) == 2
-    assert main(["check", str(tmp_path / "right")]) == 0
+    assert main(["check", "--model", str(tmp_path / "right")]) == 0
     assert "every other pairing of the maps is refused" in capsys.readouterr().out
 
     from diffscope.families.bundled import Own
@@ -195,5 +195,5 @@ def test_the_command_tells_pass_from_fail(tmp_path, capsys, monkeypatch):
     read = Own.read
     wrong = lambda self, passage: replace(read(self, passage), scale=1.0)  # noqa: E731
     monkeypatch.setattr(Own, "read", wrong)
-    assert main(["check", str(tmp_path / "right")]) == 1
+    assert main(["check", "--model", str(tmp_path / "right")]) == 1
     assert "fail" in capsys.readouterr().out

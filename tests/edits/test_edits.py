@@ -776,6 +776,7 @@ def test_means_are_of_the_model_as_it_is_edited_when_they_are_made():
         (lambda: edits.drop_sink(0), "keys from 1"),
         (lambda: edits.drop_sink(branch=3), "branch 3"),
         (lambda: edits.knock_out([-1], [3]), "positions from 0"),
+        (lambda: edits.knock_out([1], None), "of keys and of queries"),
         (lambda: edits.ablate_heads(to=torch.zeros(4, 15)), r"shape \(4, 15\), layer 0 needs \(4, 16\)"),
         (lambda: edits.set_lambda(math.nan), "finite"),
         (lambda: "set_lambda(1.0)", "is not an edit"),

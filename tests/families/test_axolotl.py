@@ -48,6 +48,15 @@ def test_every_layer_is_rebuilt(name, dtype, bound):
     assert claimed == ["axolotl"]
 
 
+def test_a_lambda_init_wider_than_the_model_widens_lambda():
+    model = axolotl.tiny().to(torch.bfloat16)
+    for module in modules(model):
+        module.lambda_init.data = module.lambda_init.data.float() + 0.123
+    for layer, module in zip(diffscope.load(model).capture(IDS).layers, modules(model)):
+        assert layer.lam.dtype == module.lambda_full.dtype == torch.float32
+        assert layer.lam.item() == module.lambda_full.item()
+
+
 @pytest.mark.parametrize("name", [name for name in VARIANTS if "SDPA" not in name])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_maps_are_those_of_the_layout(name, dtype):

@@ -126,5 +126,5 @@ def test_everybody_averages_alike(monkeypatch, tmp_path, capsys):
     assert np.array_equal(entry["values"], mean) and entry["infinite_left_out"] == mean.size
     drawn = figure("heads", cap, statistic="kl_12", query="mean").data
     assert (drawn["kl_12"] == 2).all() and "infinite values left out" in drawn.attrs["selection"]
-    swept = _measured(scope, TextPrompt("it", cap.text, {}, ""), {"statistics": ["kl_12"], "queries": "all"})
+    swept = _measured(scope, "it", TextPrompt("it", cap.text, {}, None), {"statistics": ["kl_12"], "queries": "all"})
     assert swept["kl_12"].equals(mean)
