@@ -135,32 +135,20 @@ def as_json(data) -> bytes:
     return to_json(data.to_dict()).encode()
 
 
-VERDICTS = {"NC": "noise cancellation", "SP": "sparsification"}
-
-
 def show_verdicts(board):
     """Verdicts side by side: test, verdict, claim."""
+    from diffscope.hypotheses.rules import ACCOUNTS
+
     rows = [
         {
             "test": verdict.test.id,
-            "verdict": _verdict(verdict),
+            "verdict": ACCOUNTS.get(verdict.verdict, verdict.verdict),
             "claim": verdict.test.claim,
-            "tells the accounts apart": _tells_apart(verdict.test),
+            "tells the accounts apart": verdict.test.tells_apart,
         }
         for verdict in board
     ]
     st.dataframe(pd.DataFrame(rows), hide_index=True, height=36 + 28 * len(rows), row_height=28)
-
-
-def _verdict(verdict) -> str:
-    judged = verdict.test.predictions or not verdict.estimates
-    return VERDICTS.get(verdict.verdict, verdict.verdict) if judged else "measured only"
-
-
-def _tells_apart(test) -> str:
-    if test.unable:
-        return "no"
-    return "yes" if test.predictions else "–"
 
 
 def show_estimates(board):
@@ -173,7 +161,7 @@ def show_estimates(board):
 
 
 def show_verdict(verdict):
-    """One test in full: what was declared, what was found, by layer where there are layers."""
+    """One test in full: what was declared, what was measured, by layer where there are layers."""
     from diffscope.hypotheses import report
 
     for name, words in report.facts(verdict):

@@ -25,12 +25,12 @@ import torch
 import diffscope
 from diffscope.hypotheses import TESTS, Pair, run
 from diffscope.hypotheses.declared import information_flow, low_rank, one_model, pair
-from diffscope.hypotheses.evidence.flows import flows, noise_ranks
+from diffscope.hypotheses.evidence.flows import flows, second_map_ranks
 from diffscope.hypotheses.evidence.last_query import read
 from diffscope.hypotheses.inference import LEVEL, Observed, estimate
-from diffscope.hypotheses.planted import TRUTHS, Planted, PlantedSubject, planted_cohort
-from diffscope.hypotheses.rules import judge, state
-from diffscope.hypotheses.subjects import anew
+from diffscope.hypotheses.planted import TRUTHS, Planted, PlantedModels, planted_cohort
+from diffscope.hypotheses.rules import state
+from diffscope.hypotheses.subjects import untrained_like
 from diffscope.lab.scoring import draw
 from diffscope.scope import Scope
 from diffscope.tasks import Retrieval
@@ -46,37 +46,33 @@ PULLS = {"NC": 0.3, "neither": 0.0, "against": -0.3}
 COHORTS = ((3, 0.5), (5, 0.5), (5, 1.0), (8, 1.0))  # seeds, effect in logits
 
 
-class Given:
-    """Readings and tables at hand, as a subject of the tests."""
+class FixedModels:
+    """Last queries and tables at hand: tests take them as they take Models."""
 
-    def __init__(self, readings, untrained, prompts=(), scopes=(), tables=None):
-        self.readings, self.untrained, self.prompts, self.scopes, self.tables = readings, untrained, prompts, scopes, tables
+    def __init__(self, last_queries, untrained, prompts=(), scopes=(), tables=None):
+        self.last_queries = last_queries
+        self.untrained = untrained
+        self.prompts = prompts
+        self.scopes = scopes
+        self.tables = tables
 
-    def of_each(self, take, what):
+    def measure_each(self, take):
         return self.tables[take]
 
 
-def verdict(test, observe, subject):
-    found = {name: estimate(one) for name, one in observe(subject).items()}
-    return judge(test, {name: state(one, one.p, test.quantities[name].margin) for name, one in found.items()}), found
+def estimates_of(observe, subject):
+    """Estimates of what was observed, by name."""
+    return {name: estimate(observed) for name, observed in observe(subject).items()}
 
 
-def planted(models, task):
-    """Share of verdicts by truth, size and test."""
-    table = {}
-    for count, noise in SIZES:
-        prompts = draw(task, count, 160, 4, 0)
-        others = PlantedSubject(Planted("neither", noise=noise), prompts, count=POOL).untrained
-        for truth in MODEL_TRUTHS:
-            said = {test.id: Counter() for test in one_model.TESTS}
-            for seed in range(models):
-                subject = Given([Planted(truth, noise=noise).read(prompts, seed)], some(others, seed))
-                for test, observe in one_model.TESTS.items():
-                    said[test.id][verdict(test, observe, subject)[0]] += 1
-            for name, counted in said.items():
-                found = {one: n / models for one, n in counted.most_common()}
-                table[f"{name} | {truth} | {count} prompts, noise {noise:g}"] = found
-    return table
+def verdict(test, estimates):
+    """The verdict that follows from estimates, p not corrected."""
+    return test.judge({name: state(result, result.p, test.quantities[name].margin) for name, result in estimates.items()})
+
+
+def tests_of(module, needs):
+    """The tests that a module declares on such a subject."""
+    return [test for test in TESTS.values() if test.needs == needs and test.observe.__module__ == module.__name__]
 
 
 def some(pool, seed):
@@ -84,118 +80,143 @@ def some(pool, seed):
     return [pool[i] for i in np.random.default_rng([seed, len(pool)]).choice(len(pool), UNTRAINED, replace=False)]
 
 
-def shares(said):
+def shares(counts):
     """Counts of verdicts by test as shares."""
-    return {name: {one: n / sum(counted.values()) for one, n in counted.most_common()} for name, counted in said.items()}
+    return {name: {word: n / sum(counter.values()) for word, n in counter.most_common()} for name, counter in counts.items()}
+
+
+def planted(models, task):
+    """Share of verdicts by truth, size and test."""
+    table = {}
+    tests = tests_of(one_model, "model")
+    for count, noise in SIZES:
+        prompts = draw(task, count, 160, 4, 0)
+        pool = PlantedModels(Planted("neither", noise=noise), prompts, count=POOL).untrained
+        for truth in MODEL_TRUTHS:
+            counts = {test.id: Counter() for test in tests}
+            for seed in range(models):
+                subject = FixedModels([Planted(truth, noise=noise).read(prompts, seed)], some(pool, seed))
+                for test in tests:
+                    counts[test.id][verdict(test, estimates_of(test.observe, subject))] += 1
+            for name, verdicts in shares(counts).items():
+                table[f"{name} | {truth} | {count} prompts, noise {noise:g}"] = verdicts
+    return table
 
 
 def pairs(models, task):
     """Share of verdicts on pairs by truth of the DIFF model; the standard one has noise of its own and looks at the answer."""
     table = {}
+    tests = tests_of(pair, "pair")
     for count, noise in SIZES:
         prompts = draw(task, count, 160, 4, 0)
-        plain = Planted("standard", noise=noise, sink=SINK)
-        at_random = [
-            [replace(plain, truth=one, signal=0.0).read(prompts, 10_000 + i) for i in range(POOL)]
-            for one in ("neither", "standard")
+        standard = Planted("standard", noise=noise, sink=SINK)
+        pools = [
+            [replace(standard, truth=truth, signal=0.0).read(prompts, 10_000 + i) for i in range(POOL)]
+            for truth in ("neither", "standard")
         ]
         for truth in ("NC", "SP", "both", "neither"):
-            said = {test.id: Counter() for test in pair.TESTS}
+            counts = {test.id: Counter() for test in tests}
+            two = (replace(standard, truth=truth), replace(standard, signal=0.0 if truth == "neither" else standard.signal))
             for seed in range(models):
-                nothing = truth == "neither"
-                two = (replace(plain, truth=truth), replace(plain, signal=0.0 if nothing else plain.signal))
-                read = [Given([one.read(prompts, seed)], some(others, seed), prompts) for one, others in zip(two, at_random)]
-                for test, observe in pair.TESTS.items():
-                    said[test.id][verdict(test, observe, Pair(*read))[0]] += 1
-            for name, found in shares(said).items():
-                table[f"{name} | {truth} | {count} prompts, noise {noise:g}"] = found
+                beside = [FixedModels([model.read(prompts, seed)], some(pool, seed), prompts) for model, pool in zip(two, pools)]
+                for test in tests:
+                    counts[test.id][verdict(test, estimates_of(test.observe, Pair(*beside)))] += 1
+            for name, verdicts in shares(counts).items():
+                table[f"{name} | {truth} | {count} prompts, noise {noise:g}"] = verdicts
     return table
 
 
 def series(models, task):
     """Share of verdicts on checkpoints: of a truth that is there from the third on, and of gradients that pull along ρ or not."""
-    prompts, table = draw(task, 10, 160, 4, 0), {}
+    prompts = draw(task, 10, 160, 4, 0)
     places = [SimpleNamespace(name=f"m@{step}") for step in STEPS]
     at_random = Planted("neither", sink=SINK, signal=0.0)
-    others = [at_random.read(prompts, 10_000 + i) for i in range(ROUNDS * len(STEPS))]
-    null = [at_random.flows(prompts, 0.0, 10_000 + i) for i in range(ROUNDS * len(STEPS))]
+    untrained = [at_random.read(prompts, 10_000 + i) for i in range(ROUNDS * len(STEPS))]
+    table = {}
     for truth in MODEL_TRUTHS:
-        said = {name: Counter() for name in ("noise-symmetry-training", "sinks-training")}
+        counts = {name: Counter() for name in ("noise-symmetry-training", "sinks-training")}
+        learned = replace(at_random, truth=truth, signal=3.0)
         for seed in range(models):
-            own = [
-                replace(at_random, truth=truth if i > 1 else "neither", signal=3.0 * (i > 1)).read(prompts, 10 * seed + i)
-                for i in range(len(STEPS))
-            ]
-            for name, counted in said.items():
-                counted[run([name], checkpoints=[Given(own, others, prompts, places)])[0].verdict] += 1
-        table |= {f"{name} | {truth}": found for name, found in shares(said).items()}
+            steps = [(learned if i > 1 else at_random).read(prompts, 10 * seed + i) for i in range(len(STEPS))]
+            for name, counter in counts.items():
+                counter[run(name, checkpoints=[FixedModels(steps, untrained, prompts, places)])[0].verdict] += 1
+        table |= {f"{name} | {truth}": verdicts for name, verdicts in shares(counts).items()}
+    null = [at_random.flows(prompts, 0.0, 10_000 + i) for i in range(ROUNDS * len(STEPS))]
     for pull, strength in PULLS.items():
-        said = {"gradient-dynamics": Counter()}
+        counts = {"gradient-dynamics": Counter()}
         for seed in range(models):
-            own = [at_random.flows(prompts, strength, 10 * seed + i) for i in range(len(STEPS))]
-            subject = Given([], [], prompts, places, {flows: (own, null)})
-            said["gradient-dynamics"][run(["gradient-dynamics"], checkpoints=[subject])[0].verdict] += 1
-        table |= {f"{name} | {pull}": found for name, found in shares(said).items()}
+            steps = [at_random.flows(prompts, strength, 10 * seed + i) for i in range(len(STEPS))]
+            subject = FixedModels([], [], prompts, places, {flows: (steps, null)})
+            counts["gradient-dynamics"][run("gradient-dynamics", checkpoints=[subject])[0].verdict] += 1
+        table |= {f"{name} | {pull}": verdicts for name, verdicts in shares(counts).items()}
     return table
 
 
 def planted_cohorts(count):
     """Share of verdicts on cohorts by truth, number of seeds and effect; p corrected over the cohort's tests."""
-    ids, table = [test.id for test in TESTS.values() if test.needs == "cohort"], {}
+    ids = [test.id for test in TESTS.values() if test.needs == "cohort"]
+    table = {}
     for seeds, effect in COHORTS:
         for truth in ("NC", "SP", "neither"):
-            said = {name: Counter() for name in ids}
+            counts = {name: Counter() for name in ids}
             for seed in range(count):
-                for one in run(ids, cohort=planted_cohort(truth, seeds, effect, seed=seed)):
-                    said[one.test.id][one.verdict] += 1
-            table |= {f"{name} | {truth} | {seeds} seeds, effect {effect:g}": found for name, found in shares(said).items()}
+                for result in run(ids, cohort=planted_cohort(truth, seeds, effect, seed=seed)):
+                    counts[result.test.id][result.verdict] += 1
+            for name, verdicts in shares(counts).items():
+                table[f"{name} | {truth} | {seeds} seeds, effect {effect:g}"] = verdicts
     return table
 
 
 def random_models(models, task):
     """Share of p at most 0.05 among models of random weights, each beside the others, by test and quantity."""
-    scope, prompts = diffscope.load("mini-diff"), draw(task, 10, 160, 4, 0)
+    scope = diffscope.load("mini-diff")
+    prompts = draw(task, 10, 160, 4, 0)
     spreads = read(scope, prompts).spreads
-    tests = one_model.TESTS | {information_flow.FLOW: information_flow.shares_of_flow, low_rank.LOW_RANK: low_rank.ranks_of_noise}
-    readings, tables = [], {flows: [], noise_ranks: []}
+    observers = {test: test.observe for test in tests_of(one_model, "model")}
+    observers[information_flow.information_flow] = information_flow.shares_of_flow  # a knock-out needs the model itself
+    observers[low_rank.low_rank] = low_rank.effective_ranks
+    last_queries = []
+    tables = {flows: [], second_map_ranks: []}
     for seed in range(models):
-        made = Scope(anew(scope.model, seed), scope.tokenizer, f"random {seed}", scope.family)
-        readings.append(read(made, prompts, spreads))
-        for take, found in tables.items():
-            found.append(take(made, prompts, spreads))
-    significant, verdicts = Counter(), Counter()
+        untrained = Scope(untrained_like(scope.model, seed), scope.tokenizer, f"random {seed}", scope.family)
+        last_queries.append(read(untrained, prompts, spreads))
+        for take, datasets in tables.items():
+            datasets.append(take(untrained, prompts, spreads))
+    significant = Counter()
+    verdicts = Counter()
     for i in range(models):
         others = [(i + j) % models for j in range(1, UNTRAINED + 1)]
-        given = {take: ([found[i]], [found[j] for j in others]) for take, found in tables.items()}
-        subject = Given([readings[i]], [readings[j] for j in others], tables=given)
-        for test, observe in tests.items():
-            found = {name: estimate(one) for name, one in observe(subject).items()}
-            for name, one in found.items():
-                significant[test.id, name] += one.p <= LEVEL
-            if len(found) == len(test.quantities):
-                states = {name: state(one, one.p, test.quantities[name].margin) for name, one in found.items()}
-                verdicts[test.id, judge(test, states)] += 1
+        beside = {take: ([datasets[i]], [datasets[j] for j in others]) for take, datasets in tables.items()}
+        subject = FixedModels([last_queries[i]], [last_queries[j] for j in others], tables=beside)
+        for test, observe in observers.items():
+            estimates = estimates_of(observe, subject)
+            for name, result in estimates.items():
+                significant[test.id, name] += result.p <= LEVEL
+            if len(estimates) == len(test.quantities):
+                verdicts[test.id, verdict(test, estimates)] += 1
     rates = {f"{id}: {name}": count / models for (id, name), count in significant.items()}
-    return rates, {f"{id}: {said}": count / models for (id, said), count in verdicts.items()}
+    return rates, {f"{id}: {word}": count / models for (id, word), count in verdicts.items()}
 
 
 def cohorts(count, seeds=3, prompts=100, spread=0.05):
     """Share of p at most 0.05 where two arms differ by their seeds alone, as the tests of a cohort see them."""
-    rng, found = np.random.default_rng(0), 0
+    rng = np.random.default_rng(0)
+    significant = 0
     for _ in range(count):
         levels = 0.85 + spread * rng.normal(size=(2, seeds, 1))
         answers = rng.random((2, seeds, prompts)) < levels.clip(0, 1)
-        found += estimate(Observed(answers[0].astype(float) - answers[1])).p <= LEVEL
-    return found / count
+        significant += estimate(Observed(answers[0].astype(float) - answers[1])).p <= LEVEL
+    return significant / count
 
 
-def table(found):
+def table(results):
     """Shares of verdicts as Markdown, one row a test and truth, one column a size."""
-    rows, sizes = {}, {}
-    for name, shares in found.items():
+    rows = {}
+    sizes = {}
+    for name, verdicts in results.items():
         *place, size = name.split(" | ") if name.count(" | ") == 2 else (*name.split(" | "), "share of verdicts")
         sizes[size] = None
-        rows.setdefault(tuple(place), {})[size] = ", ".join(f"{one} {share:.0%}" for one, share in shares.items())
+        rows.setdefault(tuple(place), {})[size] = ", ".join(f"{word} {share:.0%}" for word, share in verdicts.items())
     lines = [f"| test | planted truth | {' | '.join(sizes)} |", "|---|---|" + "---|" * len(sizes)]
     return "\n".join(
         lines + [f"| {' | '.join(place)} | {' | '.join(row.get(size, '') for size in sizes)} |" for place, row in rows.items()]
@@ -212,7 +233,8 @@ def main():
     result = {"models": options.models, "untrained": UNTRAINED}
     if not options.quick:
         result["planted"] = planted(options.models, task)
-        result["pairs"], result["checkpoints"] = pairs(options.models, task), series(options.models, task)
+        result["pairs"] = pairs(options.models, task)
+        result["checkpoints"] = series(options.models, task)
         result["planted_cohorts"] = planted_cohorts(options.models)
         for name in ("planted", "pairs", "checkpoints", "planted_cohorts"):
             print(f"\n{name.replace('_', ' ')}\n\n{table(result[name])}")

@@ -56,18 +56,18 @@ def main():
         "random Llama": (llama, plain),
         "step 0 of mini-diff": ("mini-diff@0", diffscope.load(standard.eval(), tokenizer)),
     }
-    found = {}
+    verdicts = {}
     for name, (model, baseline) in subjects.items():
-        board = diffscope.hypotheses.test((), model, baseline, prompts=options.prompts, untrained=options.untrained)
-        found[name] = {one.test.id: one.verdict for one in board}
-        counted = Counter("needs …" if verdict.startswith("needs ") else verdict for verdict in found[name].values())
+        board = diffscope.hypotheses.test(model, baseline, prompts=options.prompts, untrained=options.untrained)
+        verdicts[name] = {verdict.test.id: verdict.verdict for verdict in board}
+        counted = Counter("needs …" if verdict.startswith("needs ") else verdict for verdict in verdicts[name].values())
         print(f"{name}: " + ", ".join(f"{count} {verdict}" for verdict, count in counted.most_common()))
-        for id, verdict in found[name].items():
+        for id, verdict in verdicts[name].items():
             print(f"    {id}: {verdict}")
     if options.out:
         with open(options.out, "w") as file:
-            json.dump(found, file, indent=1, ensure_ascii=False)
-    return int(any(verdict in ("NC", "SP", "both") for board in found.values() for verdict in board.values()))
+            json.dump(verdicts, file, indent=1, ensure_ascii=False)
+    return int(any(verdict in ("NC", "SP", "both") for board in verdicts.values() for verdict in board.values()))
 
 
 if __name__ == "__main__":

@@ -17,12 +17,12 @@ import torch
 
 import diffscope
 from diffscope import edits
-from diffscope.hypotheses import Asked
+from diffscope.hypotheses import Settings
 from diffscope.hypotheses.api import models_of, open_cohort
-from diffscope.hypotheses.declared.one_model import over_model
+from diffscope.hypotheses.contrast import model_mean
 from diffscope.hypotheses.declared.robustness import likeness
 from diffscope.hypotheses.evidence.answers import answers
-from diffscope.hypotheses.evidence.flows import flows, noise_ranks
+from diffscope.hypotheses.evidence.flows import flows, second_map_ranks
 from diffscope.lab.scoring import span_by_depth
 
 BITS = (16, 8, 6, 4)
@@ -51,45 +51,62 @@ PUBLISHED = {
 
 def measured(scope, prompts) -> dict[str, list[float]]:
     """Every figure that one model has, as lists of numbers."""
-    found, differential = {}, scope.capture(prompts[0].ids).differential
-    looks = span_by_depth(scope, prompts)["mean"].sel(map="D", normalisation="share")
-    found["answer, by depth 0 to 100 %"] = looks.sel(span="answer").values.tolist()
-    found["other needles, by depth"] = looks.sel(span="needles").values.tolist()
-    cap = scope.capture([prompt.ids for prompt in prompts])
-    rows = cap.measure(["gini", "entropy_normalised"], queries=[-1]).sel(map="D").mean(("prompt", "query")).mean("head")
-    found["Gini of the answering row"] = [float(rows["gini"].mean())]
-    found["normalised entropy of the answering row"] = [float(rows["entropy_normalised"].mean())]
     few = prompts[:FEW]
-    tails = scope.capture([prompt.ids for prompt in few]).measure(["logit_outliers"]).mean("prompt").max("layer")
-    found["scores: top 1, 2, 3, 10, 100, median"] = tails["logit_outliers"].values.tolist()
-    found["layer outputs: the same"] = tails["layer_output_outliers"].values.tolist()
+    ids = [prompt.ids for prompt in prompts]
+    figures = {}
+    by_depth = span_by_depth(scope, prompts)["mean"].sel(map="D", normalisation="share")
+    figures["answer, by depth 0 to 100 %"] = by_depth.sel(span="answer").values.tolist()
+    figures["other needles, by depth"] = by_depth.sel(span="needles").values.tolist()
+    rows = (
+        scope.capture(ids)
+        .measure(["gini", "entropy_normalised"], queries=[-1])
+        .sel(map="D")
+        .mean(("prompt", "query"))
+        .mean("head")
+    )
+    figures["Gini of the answering row"] = [float(rows["gini"].mean())]
+    figures["normalised entropy of the answering row"] = [float(rows["entropy_normalised"].mean())]
+    tails = scope.capture(ids[:FEW]).measure(["logit_outliers"]).mean("prompt").max("layer")
+    figures["scores: top 1, 2, 3, 10, 100, median"] = tails["logit_outliers"].values.tolist()
+    figures["layer outputs: the same"] = tails["layer_output_outliers"].values.tolist()
     quantised = (answers(scope, prompts, edits.quantise_logits(bits)).right.mean() for bits in BITS)
-    found["exact answers with scores of 16, 8, 6, 4 bits"] = list(map(float, quantised))
+    figures["exact answers with scores of 16, 8, 6, 4 bits"] = list(map(float, quantised))
     like = likeness(scope, few)
-    found["cosine distance between heads (D)"] = [float(np.nanmean(like["distance_d"]))]
-    found["CKA between heads' outputs"] = [float(np.nanmean(like["cka"]))]
-    if differential:
-        ranks, pulls = noise_ranks(scope, few), flows(scope, few)
-        found["effective rank of λA2, exp H(σ) and exp H(σ²)"] = [
-            float(over_model(ranks[n]).mean()) for n in ("erank", "erank_energy")
-        ]
-        spans = [{"answer": prompt.spans["answer"]} for prompt in prompts]
-        gain = scope.capture([prompt.ids for prompt in prompts], spans).measure(["selectivity"], queries=[-1])["selectivity"]
-        gain = np.log2(gain.sel(span="answer").isel(query=0))
-        found["weight of key tokens, share in D over share in A1"] = [2 ** float(gain.mean("head").mean()) - 1]
-        ratio = float(over_model(pulls["ratio_lambda"]).mean())
-        found["norm of the second branch's gradient over the first's, over λ"] = [2**ratio]
-        found["cosine of the branches' gradients"] = [float(over_model(pulls["cosine"]).mean())]
-    return found
+    figures["cosine distance between heads (D)"] = [float(np.nanmean(like["distance_d"]))]
+    figures["CKA between heads' outputs"] = [float(np.nanmean(like["cka"]))]
+    if scope.capture(ids[0]).differential:
+        figures |= _of_differential(scope, prompts)
+    return figures
 
 
-def said(values: list[list[float]]) -> str:
+def _of_differential(scope, prompts) -> dict[str, list[float]]:
+    """The figures that a differential model has and a standard one has not."""
+    few = prompts[:FEW]
+    ranks = second_map_ranks(scope, few)
+    gradients = flows(scope, few)
+    spans = [{"answer": prompt.spans["answer"]} for prompt in prompts]
+    selectivity = scope.capture([prompt.ids for prompt in prompts], spans).measure(["selectivity"], queries=[-1])["selectivity"]
+    gain = np.log2(selectivity.sel(span="answer").isel(query=0))
+    return {
+        "effective rank of λA2, exp H(σ) and exp H(σ²)": [
+            float(model_mean(ranks[name]).mean()) for name in ("erank", "erank_energy")
+        ],
+        "weight of key tokens, share in D over share in A1": [2 ** float(gain.mean("head").mean()) - 1],
+        "norm of the second branch's gradient over the first's, over λ": [
+            2 ** float(model_mean(gradients["ratio_lambda"]).mean())
+        ],
+        "cosine of the branches' gradients": [float(model_mean(gradients["cosine"]).mean())],
+    }
+
+
+def in_words(values: list[list[float]]) -> str:
     """Means over seeds with their standard deviations."""
     table = np.array(values, dtype=float)  # (seed, number)
-    middle, spread = table.mean(0), table.std(0, ddof=1) if len(table) > 1 else 0 * table[0]
-    if len(middle) > 2:
-        return " / ".join(f"{one:.3g}" for one in middle) + f" (± {np.nanmax(spread):.2g} at most)"
-    return " / ".join(f"{one:.3g} ± {about:.2g}" for one, about in zip(middle, spread))
+    means = table.mean(0)
+    spreads = table.std(0, ddof=1) if len(table) > 1 else 0 * table[0]
+    if len(means) > 2:
+        return " / ".join(f"{mean:.3g}" for mean in means) + f" (± {np.nanmax(spreads):.2g} at most)"
+    return " / ".join(f"{mean:.3g} ± {spread:.2g}" for mean, spread in zip(means, spreads))
 
 
 def main():
@@ -99,22 +116,26 @@ def main():
     parser.add_argument("--out", help="a JSON file for all numbers")
     options = parser.parse_args()
     cohort = open_cohort(options.cohort)
-    asked = Asked(prompts=options.prompts, template=json.loads(cohort.attrs["recipe"])["grid"]["template"])
+    settings = Settings(prompts=options.prompts, template=json.loads(cohort.attrs["recipe"])["grid"]["template"])
     arms = dict(zip(("standard", "diff"), models_of(options.cohort, cohort, "standard", "diff")))
-    found = {}
+    figures = {}
     for arm, models in arms.items():
         scopes = [diffscope.load(model) for model in models]
-        found[arm] = [measured(scope, asked.of(scope)) for scope in scopes]
-        right = cohort["exact_match"].sel(arm=arm, distractors=[4, 8, 16], seed=[int(m.rpartition("-")[2]) for m in models])
-        for one, by_distractors in zip(found[arm], right.mean(("length", "prompt")).values):
-            one["exact answers among 4, 8, 16 distractors"] = by_distractors.tolist()
+        figures[arm] = [measured(scope, settings.prompts_for(scope)) for scope in scopes]
+        seeds = [int(model.rpartition("-")[2]) for model in models]
+        right = cohort["exact_match"].sel(arm=arm, distractors=[4, 8, 16], seed=seeds).mean(("length", "prompt"))
+        for of_model, by_distractors in zip(figures[arm], right.values):
+            of_model["exact answers among 4, 8, 16 distractors"] = by_distractors.tolist()
     print("| figure | published: standard | DIFF | here: standard | DIFF |\n|---|---|---|---|---|")
     for name, theirs in PUBLISHED.items():
-        ours = [said([one[name] for one in found[arm]]) if name in found[arm][0] else "–" for arm in ("standard", "diff")]
+        ours = [
+            in_words([of_model[name] for of_model in figures[arm]]) if name in figures[arm][0] else "–"
+            for arm in ("standard", "diff")
+        ]
         print(f"| {name} | {' | '.join(theirs)} | {' | '.join(ours)} |")
     if options.out:
         with open(options.out, "w") as file:
-            json.dump(found, file, indent=1, ensure_ascii=False)
+            json.dump(figures, file, indent=1, ensure_ascii=False)
 
 
 if __name__ == "__main__":

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from functools import partial
 
 import blocks
 import streamlit as st
 from sources import age, bundled, in_words, plain, scope, study, written
 
-from diffscope.hypotheses import TESTS, gather, report, run, together
+from diffscope.hypotheses import TESTS, Settings, gather, report, run, summary
 
-MODEL, OTHER, NONE = "a model", "a folder", "none"
+MODEL = "a model"
+OTHER = "a folder"
+NONE = "none"
 state = st.session_state
 
 
@@ -45,11 +47,18 @@ def choose_subject() -> dict | None:
             bind="query-params",
             help="Models of random weights that a trained one is compared with.",
         )
-        asked = {"prompts": int(prompts), "length": int(length), "untrained": int(untrained)}
         chosen = st.multiselect("Tests", list(TESTS), key="tests", placeholder="all of them")
     if not model and not cohort:
         return None
-    return {"model": model, "baseline": baseline, "cohort": cohort, "ids": tuple(chosen), **asked}
+    return {
+        "model": model,
+        "baseline": baseline,
+        "cohort": cohort,
+        "prompts": int(prompts),
+        "length": int(length),
+        "untrained": int(untrained),
+        "ids": tuple(chosen),
+    }
 
 
 def _named(label: str, names: list[str], key: str) -> str:
@@ -62,79 +71,90 @@ def _named(label: str, names: list[str], key: str) -> str:
     return "" if name == NONE else name
 
 
-def run_board(asked: dict) -> list | None:
-    """The verdicts on what is asked about: made test by test when the button is pressed, kept as far as they are finished."""
-    key = tuple(sorted((name, value) for name, value in asked.items() if name != "ids"))
-    kept = state.setdefault("_kept", {}).setdefault(
-        (key, *(written(asked[name]) for name in ("model", "baseline", "cohort"))), {}
-    )
-    ids = asked["ids"] or tuple(TESTS)
-    done = all(one in kept for one in ids)
+def run_board(choices: dict) -> list | None:
+    """The verdicts on what was chosen: run test by test when the button is pressed; those that are finished are not run again."""
+    key = tuple(sorted((name, value) for name, value in choices.items() if name != "ids"))
+    stamps = (written(choices[name]) for name in ("model", "baseline", "cohort"))
+    finished = state.setdefault("_finished", {}).setdefault((key, *stamps), {})
+    ids = choices["ids"] or tuple(TESTS)
+    count = sum(id in finished for id in ids)
+    done = count == len(ids)
+    running = state.get("_running") == key
     with st.container(horizontal=True, vertical_alignment="center"):
         st.button("Run the tests", key="run", type="primary", disabled=done, on_click=lambda: state.update(_running=key))
-        st.button("Stop", key="stop", on_click=lambda: state.pop("_running", None), disabled=done or state.get("_running") != key)
-        st.caption(f"{sum(one in kept for one in ids)} of {len(ids)} tests are done; about three minutes for all, on two cores.")
-    if not done and state.get("_running") == key:
-        _run(asked, ids, kept)
+        st.button("Stop", key="stop", on_click=lambda: state.pop("_running", None), disabled=done or not running)
+        st.caption(f"{count} of {len(ids)} tests are done; about three minutes for all, on two cores.")
+    if running and not done:
+        _run(choices, ids, finished)
         state.pop("_running", None)
         st.rerun()
-    there = [one for one in TESTS if one in kept]
-    if there and len(there) < len(TESTS):
+    shown = [id for id in TESTS if id in finished]
+    if shown and len(shown) < len(TESTS):
         st.caption("Provisional: Holm's correction is over the tests that are done, and grows with every further one.")
-    board = run(there, kept=kept) if there else []  # corrected for all that are done, whichever are shown
-    return [one for one in board if one.test.id in ids] or None
+    board = run(shown, finished=finished) if shown else []  # corrected for all that are done, whichever are shown
+    return [verdict for verdict in board if verdict.test.id in ids] or None
 
 
-def _run(asked: dict, ids: tuple, kept: dict) -> None:
+def _run(choices: dict, ids: tuple, finished: dict) -> None:
     bar = st.progress(0.0, "opening")
 
-    def told(done: int, total: int, words: str) -> None:
-        finished = sum(one in kept for one in ids)
-        bar.progress(finished / len(ids), plain(f"{finished} of {len(ids)} tests · {words} · {done} of {total}"))
+    def tell(done: int, total: int, words: str) -> None:
+        count = sum(id in finished for id in ids)
+        bar.progress(count / len(ids), plain(f"{count} of {len(ids)} tests · {words} · {done} of {total}"))
 
-    needs = {TESTS[one].needs for one in ids if one not in kept}
     subjects = gather(
-        [asked["model"]] if asked["model"] else [],
-        [asked["baseline"]] if asked["model"] and asked["baseline"] else [],
-        Path(asked["cohort"]) if asked["cohort"] else None,
-        needs=needs,
-        progress=told,
+        [choices["model"]] if choices["model"] else [],
+        [choices["baseline"]] if choices["model"] and choices["baseline"] else [],
+        choices["cohort"] or None,
+        needs={TESTS[id].needs for id in ids if id not in finished},
+        settings=Settings(**{name: choices[name] for name in ("prompts", "length", "untrained")}),
+        progress=tell,
         opener=lambda name: scope(name, age(name)),
-        **{name: asked[name] for name in ("prompts", "length", "untrained")},
     )
-    subjects.run(ids, kept=kept)
+    subjects.run(ids, finished=finished)
 
 
 def show_board(board: list, title: str) -> None:
-    """What the tests say together, side by side, and one of them in full."""
+    """A summary of the tests, their verdicts side by side, and one of them in full."""
     st.markdown(f"**{plain(title)}**")
-    st.markdown(plain(together(board)))
+    st.markdown(plain(summary(board)))
     blocks.show_verdicts(board)
     with st.container(horizontal=True, horizontal_alignment="right"):
-        for label, suffix, made, mime in (
-            ("Board as Markdown", ".md", lambda: report.markdown(board, title), "text/markdown"),
-            ("as HTML", ".html", lambda: report.page(board, title), "text/html"),
+        for label, suffix, write, mime in (
+            ("Board as Markdown", ".md", report.markdown, "text/markdown"),
+            ("as HTML", ".html", report.page, "text/html"),
         ):
-            st.download_button(label, made, f"board{suffix}", mime, key=f"board{suffix}", on_click="ignore")
+            text = partial(write, board, title)
+            st.download_button(label, text, f"board{suffix}", mime, key=f"board{suffix}", on_click="ignore")
     blocks.show_estimates(board)
-    shown = [one.test.id for one in board]
+    shown = [verdict.test.id for verdict in board]
     chosen = st.selectbox("Test", shown, key="test", bind="query-params")
     blocks.show_verdict(board[shown.index(chosen)])
 
 
+def show_study(name: str, board: str) -> None:
+    """A board of a shipped study."""
+    shown_study = study(name)
+    fresh = shown_study.facts["fresh"]
+    seeds = sorted({seed for trained in shown_study.facts["arms"].values() for seed in trained})
+    which = fresh if board == "fresh seeds" else seeds
+    show_board(shown_study.boards[board], f"The {name} cohort, seeds {', '.join(map(str, which))}")
+
+
+def show_subject() -> None:
+    """The board of the model or cohort that is chosen."""
+    choices = choose_subject()
+    if choices is None:
+        st.info("Choose a differential model, or give the folder of a trained cohort.")
+        return
+    board = run_board(choices)
+    if board:
+        show_board(board, " beside ".join(filter(None, (choices["model"], choices["baseline"], choices["cohort"]))))
+
+
 with in_words():
     name, board = choose_board()
-    if board is not None:
-        kept = study(name)
-        seeds = sorted({seed for some in kept.facts["arms"].values() for seed in some})
-        fresh = kept.facts["fresh"]
-        which = fresh if board == "fresh seeds" else seeds
-        show_board(kept.boards[board], f"The {name} cohort, seeds {', '.join(map(str, which))}")
+    if board is None:
+        show_subject()
     else:
-        asked = choose_subject()
-        if asked is None:
-            st.info("Choose a differential model, or give the folder of a trained cohort.")
-        else:
-            found = run_board(asked)
-            if found:
-                show_board(found, " beside ".join(filter(None, (asked["model"], asked["baseline"], asked["cohort"]))))
+        show_study(name, board)

@@ -7,7 +7,7 @@ import typer
 
 from diffscope.cli.options import Device, Json
 from diffscope.cli.output import counting, note, say, show_json, show_table
-from diffscope.cli.test import keep, show_board
+from diffscope.cli.test import Family, keep, show_board
 from diffscope.errors import DiffscopeError
 
 EXAMPLE = (
@@ -45,18 +45,20 @@ def command(
     processes: Processes = None,
     device: Device = None,
     as_json: Json = False,
+    family: Family = None,
 ):
-    """Noise cancellation or sparsification: the tests on a whole cohort, side by side, with what they say together."""
+    """Noise cancellation or sparsification: the tests on a whole cohort, side by side, with a summary."""
     if action == "show":
         _show(folder, board, out, as_json)
     elif action == "run":
-        _run(preset, cohort, fresh or [], out, device, processes, as_json, prompts=prompts, length=length)
+        _run(preset, cohort, fresh or [], out, device, processes, as_json, prompts, length)
     else:
         raise DiffscopeError(f"study {action!r} is unknown; choose show or run")
 
 
-def _run(preset, cohort, fresh, out, device, processes, as_json, **asked):
+def _run(preset, cohort, fresh, out, device, processes, as_json, prompts, length):
     from diffscope.cli import train
+    from diffscope.hypotheses import Settings
     from diffscope.hypotheses.study import run_study
     from diffscope.scope import load
 
@@ -67,7 +69,14 @@ def _run(preset, cohort, fresh, out, device, processes, as_json, **asked):
         train.command(preset=preset, out=cohort, processes=processes, device=device)
     out = out or cohort.parent / f"{cohort.name}-study"
     with counting("testing") as progress:
-        study = run_study(cohort, out, fresh, progress=progress, opener=lambda name: load(name, device=device), **asked)
+        study = run_study(
+            cohort,
+            out,
+            fresh,
+            settings=Settings(prompts=prompts, length=length),
+            progress=progress,
+            opener=lambda name: load(name, device=device),
+        )
     _tell(study, "all seeds", as_json)
     note(f"kept in {out}; show it with: diffscope study show {out}")
 
@@ -89,13 +98,13 @@ def _show(folder, board, out, as_json):
 
 def _tell(study, board, as_json):
     if as_json:
-        boards = {name: [one.as_dict() for one in verdicts] for name, verdicts in study.boards.items()}
+        boards = {name: [verdict.as_dict() for verdict in verdicts] for name, verdicts in study.boards.items()}
         show_json({"facts": study.facts, "boards": boards, "survival": study.survival})
         return
     names = list(study.boards)
-    rows = [(verdicts[0].test.id, *(one.verdict for one in verdicts)) for verdicts in zip(*study.boards.values())]
+    rows = [(verdicts[0].test.id, *(verdict.verdict for verdict in verdicts)) for verdicts in zip(*study.boards.values())]
     facts = study.facts
-    seeds = sorted({seed for some in facts["arms"].values() for seed in some})
+    seeds = sorted({seed for trained in facts["arms"].values() for seed in trained})
     say(f"cohort {facts['recipe']}, seeds {', '.join(map(str, seeds))}; fresh: {', '.join(map(str, facts['fresh'])) or 'none'}")
     show_table(("test", *names), rows)
     say()

@@ -41,6 +41,15 @@ Seed = Annotated[int, typer.Option(min=0, help="Seed of prompts and untrained mo
 Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Keep the board: .md, .html or .json.")]
 
 
+def refuse_family(value: str | None) -> None:
+    """Name the option that took its place."""
+    if value is not None:
+        raise DiffscopeError("--family is called --cohort now")
+
+
+Family = Annotated[str | None, typer.Option("--family", hidden=True, callback=refuse_family)]
+
+
 def command(
     ids: Ids = None,
     model: Models = None,
@@ -57,13 +66,15 @@ def command(
     dtype: Dtype = None,
     out: Out = None,
     as_json: Json = False,
+    family: Family = None,
 ):
     """Does it work by cancelling noise, or by being sparse? Tests with controls, judged by rules declared beforehand."""
-    from diffscope.hypotheses import board, gather, together
+    from diffscope.hypotheses import Settings, gather, summary
+    from diffscope.hypotheses.declared import chosen
 
     if everything and ids:
         raise DiffscopeError("--all is all tests; leave out the names, or --all")
-    tests = board.chosen(ids or ())
+    tests = chosen(ids)
     if listed:
         _show_declared(tests, as_json)
         return
@@ -77,20 +88,16 @@ def command(
             baseline or [],
             cohort,
             needs={test.needs for test in tests},
+            settings=Settings(prompts=prompts, length=length, seed=seed, template=template, untrained=untrained),
             progress=progress,
             opener=lambda name: diffscope.load(name, device=device, dtype=dtype),
-            prompts=prompts,
-            length=length,
-            seed=seed,
-            untrained=untrained,
-            template=template,
         )
-        verdicts = subjects.run([test.id for test in tests])
+        verdicts = subjects.run(ids)
     if out is not None:
         keep(verdicts, out, ", ".join(subjects.names))
     if as_json:
-        asked = vars(subjects.asked)
-        show_json({"subjects": subjects.names, "asked": asked, "together": together(verdicts), "tests": _dicts(verdicts)})
+        settings = vars(subjects.settings)
+        show_json({"subjects": subjects.names, "settings": settings, "summary": summary(verdicts), "tests": _dicts(verdicts)})
         return
     show_board(verdicts)
     if out is not None:
@@ -98,19 +105,20 @@ def command(
 
 
 def show_board(verdicts):
-    """Verdicts as a table, then one by one in words, then together."""
-    from diffscope.hypotheses import together
+    """Verdicts as a table, then one by one in words, then their summary."""
+    from diffscope.hypotheses import summary
 
-    show_table(("test", "verdict", "claim"), [(one.test.id, one.verdict, one.test.claim) for one in verdicts])
-    for one in verdicts:
+    rows = [(verdict.test.id, verdict.verdict, verdict.test.claim) for verdict in verdicts]
+    show_table(("test", "verdict", "claim"), rows)
+    for verdict in verdicts:
         say()
-        say(f"{one.test.id}: {one.verdict}. {one.sentence}")
+        say(f"{verdict.test.id}: {verdict.verdict}. {verdict.sentence}")
     say()
-    say(together(verdicts))
+    say(summary(verdicts))
 
 
 def _dicts(verdicts):
-    return [one.as_dict() for one in verdicts]
+    return [verdict.as_dict() for verdict in verdicts]
 
 
 def keep(verdicts, out, subjects):

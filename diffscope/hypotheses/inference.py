@@ -7,6 +7,7 @@ are there, prompts within them. One pair of models is all there is of a pair: pr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
@@ -43,7 +44,7 @@ class Observed:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean with what it may be compared with.
+    """The mean of a quantity, with what it may be compared with.
 
     Attributes
     ----------
@@ -81,10 +82,9 @@ class Estimate:
 
     @classmethod
     def from_json(cls, row: Mapping) -> Estimate:
-        """From what JSON made of its fields; None is NaN, what is no field is left out."""
-        names = [one.name for one in fields(cls)]
-        made = {name: float("nan") if row[name] is None else row[name] for name in names}
-        return cls(**{**made, "layers": tuple(float("nan") if x is None else x for x in row["layers"])})
+        """From a JSON object with its fields, and perhaps others; null is NaN."""
+        values = {field.name: math.nan if row[field.name] is None else row[field.name] for field in fields(cls)}
+        return cls(**{**values, "layers": tuple(math.nan if layer is None else layer for layer in row["layers"])})
 
 
 def estimate(observed: Observed, seed: int = 0) -> Estimate:
@@ -99,55 +99,75 @@ def estimate(observed: Observed, seed: int = 0) -> Estimate:
     values = np.asarray(observed.values, dtype=float)
     values = values[np.isfinite(values).any(1)]
     values = values[:, np.isfinite(values).any(0)]
-    untrained = None if observed.untrained is None else np.asarray(observed.untrained, dtype=float)
-    untrained = None if untrained is None else untrained[np.isfinite(untrained)]
+    untrained = None
+    if observed.untrained is not None:
+        untrained = np.asarray(observed.untrained, dtype=float)
+        untrained = untrained[np.isfinite(untrained)]
     seeds, prompts = values.shape
-    counts = dict(prompts=prompts, seeds=seeds, untrained=0 if untrained is None else len(untrained))
+    counts = {"prompts": prompts, "seeds": seeds, "untrained": 0 if untrained is None else len(untrained)}
     if seeds == 1 and prompts < 2 or prompts == 0:
-        return _nothing("fewer than two prompts or seeds have a value", **counts)
+        return _undefined("fewer than two prompts or seeds have a value", **counts)
     if untrained is not None and len(untrained) < 3:
-        return _nothing("fewer than three untrained models have a value", **counts)
+        return _undefined("fewer than three untrained models have a value", **counts)
     means = np.nanmean(values, axis=1)
-    value, rng = float(means.mean()), np.random.default_rng(seed)
-    if seeds > 1:
-        error = means.std(ddof=1) / np.sqrt(seeds)
-        reach = stats.t(seeds - 1).ppf(1 - LEVEL / 2) * error
-        low, high = value - reach, value + reach
-    else:
-        one = values[0][np.isfinite(values[0])]
-        found = stats.bootstrap((one,), np.mean, n_resamples=RESAMPLES, method="percentile", rng=rng).confidence_interval
-        error, low, high = float("nan"), float(found.low), float(found.high)
-    if untrained is not None:
-        null, p = _against_untrained(means, untrained)
-        method = "against untrained models of the same architecture"
-    elif seeds > 1:
-        null, p = _of_seeds(value, error, seeds)
-        method = "over seeds"
-    else:
-        null, p = _of_signs(one, rng)
-        method = "over prompts: of these models alone"
+    rng = np.random.default_rng(seed)
+    low, high = _of_means(means) if seeds > 1 else _bootstrap(values[0], rng)
+    null, p, method = _null(values, means, untrained, rng)
     layers = () if observed.layers is None else tuple(np.asarray(observed.layers, dtype=float).tolist())
-    return Estimate(value, low, high, *null, p, **counts, method=method, layers=layers, note=observed.note)
+    return Estimate(float(means.mean()), low, high, *null, p, **counts, method=method, layers=layers, note=observed.note)
 
 
-def as_estimate(found: Observed | Estimate, seed: int = 0) -> Estimate:
-    """The estimate of what was observed; one that a test made by a model of its own stays what it is."""
-    return found if isinstance(found, Estimate) else estimate(found, seed)
+def as_estimate(observed: Observed | Estimate, seed: int = 0) -> Estimate:
+    """The estimate of what was observed; what a test estimated with a model of its own stays as it is."""
+    return observed if isinstance(observed, Estimate) else estimate(observed, seed)
 
 
-def _nothing(why: str, **counts) -> Estimate:
-    return Estimate(*[float("nan")] * 6, **counts, method="", why=why)
+def _undefined(why: str, **counts: int) -> Estimate:
+    return Estimate(*[math.nan] * 6, **counts, method="", why=why)
+
+
+def _of_means(means: np.ndarray) -> tuple[float, float]:
+    """Student's t over seeds."""
+    value = float(means.mean())
+    reach = stats.t(len(means) - 1).ppf(1 - LEVEL / 2) * _error(means)
+    return value - reach, value + reach
+
+
+def _error(means: np.ndarray) -> float:
+    return means.std(ddof=1) / np.sqrt(len(means))
+
+
+def _bootstrap(values: np.ndarray, rng: np.random.Generator) -> tuple[float, float]:
+    """Percentiles over resampled prompts."""
+    values = values[np.isfinite(values)]
+    interval = stats.bootstrap((values,), np.mean, n_resamples=RESAMPLES, method="percentile", rng=rng).confidence_interval
+    return float(interval.low), float(interval.high)
+
+
+def _null(
+    values: np.ndarray, means: np.ndarray, untrained: np.ndarray | None, rng: np.random.Generator
+) -> tuple[tuple[float, float], float, str]:
+    """Where the values would be without an effect, p, and what was compared."""
+    if untrained is not None:
+        return *_against_untrained(means, untrained), "against untrained models of the same architecture"
+    if len(means) > 1:
+        return *_of_seeds(float(means.mean()), _error(means), len(means)), "over seeds"
+    return *_of_signs(values[0][np.isfinite(values[0])], rng), "over prompts: of these models alone"
 
 
 def _against_untrained(means: np.ndarray, untrained: np.ndarray) -> tuple[tuple[float, float], float]:
-    count, middle, spread = len(untrained), untrained.mean(), untrained.std(ddof=1)
-    own = means.std(ddof=1) if len(means) > 1 else spread
-    error, freedom = np.hypot(own / np.sqrt(len(means)), spread / np.sqrt(count)), count - 1
+    count = len(untrained)
+    middle = untrained.mean()
+    spread = untrained.std(ddof=1)
+    trained_spread = means.std(ddof=1) if len(means) > 1 else spread
+    error = np.hypot(trained_spread / np.sqrt(len(means)), spread / np.sqrt(count))
+    freedom = count - 1
     if len(means) > 1 and error > TINY:  # Welch
-        parts = own**2 / len(means), spread**2 / count
+        parts = trained_spread**2 / len(means), spread**2 / count
         freedom = sum(parts) ** 2 / (parts[0] ** 2 / (len(means) - 1) + parts[1] ** 2 / (count - 1))
-    reach, apart = stats.t(freedom).ppf(1 - LEVEL / 2) * error, abs(means.mean() - middle)
-    p = 2 * stats.t(freedom).sf(apart / error) if error > TINY else 1.0  # without any spread nothing can be told apart
+    reach = stats.t(freedom).ppf(1 - LEVEL / 2) * error
+    distance = abs(means.mean() - middle)
+    p = 2 * stats.t(freedom).sf(distance / error) if error > TINY else 1.0  # without any spread nothing can be told apart
     return (middle - reach, middle + reach), float(p)
 
 
@@ -160,14 +180,15 @@ def _of_seeds(value: float, error: float, seeds: int) -> tuple[tuple[float, floa
 
 
 def _of_signs(values: np.ndarray, rng: np.random.Generator) -> tuple[tuple[float, float], float]:
-    found = stats.permutation_test((values,), np.mean, permutation_type="samples", n_resamples=RESAMPLES, rng=rng)
-    low, high = np.quantile(found.null_distribution, (LEVEL / 2, 1 - LEVEL / 2))
-    return (float(low), float(high)), float(found.pvalue)
+    test = stats.permutation_test((values,), np.mean, permutation_type="samples", n_resamples=RESAMPLES, rng=rng)
+    low, high = np.quantile(test.null_distribution, (LEVEL / 2, 1 - LEVEL / 2))
+    return (float(low), float(high)), float(test.pvalue)
 
 
 def holm(p: list[float]) -> list[float]:
     """p-values adjusted for how many there are (Holm 1979); NaN stays NaN and counts for nothing."""
-    adjusted, there = np.full(len(p), np.nan), np.isfinite(p)
-    if there.any():
-        adjusted[there] = multipletests(np.asarray(p)[there], alpha=LEVEL, method="holm")[1]
+    adjusted = np.full(len(p), np.nan)
+    finite = np.isfinite(p)
+    if finite.any():
+        adjusted[finite] = multipletests(np.asarray(p)[finite], alpha=LEVEL, method="holm")[1]
     return adjusted.tolist()

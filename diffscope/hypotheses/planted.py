@@ -1,17 +1,21 @@
 """Attention with a planted truth: what a test must find, and what it must not, is known because it was put there.
 
-The answering query's scores are drawn key by key; maps follow from them as in any layer. *Cancellation*: both maps of a head give
-the irrelevant tokens the same noise, of its own for each head and prompt, and only the first one's answer stands out.
-*Sparsification*: the second map is a flat pedestal, alike under all heads, that the subtraction takes from under the first.
-*Both*: noise that both maps share, half as strong. *Own*: the answer stands out in the first, and each has noise of its own, so
-that neither account holds. *Neither*: noise of their own in both maps, as alike or unlike as chance makes a head's maps for all
-prompts, and nothing that differs on the answer.
+The answering query's scores are drawn key by key; maps follow from them as in any layer.
+
+- NC, cancellation: both maps of a head give the irrelevant tokens the same noise, drawn for each head and prompt; the answer
+  stands out in the first map alone.
+- SP, sparsification: the second map is a flat pedestal, the same for all heads, that is subtracted from under the first.
+- both: noise that both maps share, half as strong.
+- own: the answer stands out in the first map, and each map has noise of its own, so that neither account holds.
+- neither: noise of their own in both maps, as alike as chance makes a head's maps for all prompts; the answer does not stand out.
+- standard: one map, as the first of "own".
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -21,9 +25,9 @@ from scipy.stats import norm
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.parts import Pairing
 from diffscope.capture import CaptureBatch
-from diffscope.hypotheses.evidence.flows import masks, of_rows
+from diffscope.hypotheses.evidence.flows import flows_of_rows, masks
 from diffscope.hypotheses.evidence.gradients import LastRow
-from diffscope.hypotheses.evidence.last_query import Reading, of_capture, sized_spans
+from diffscope.hypotheses.evidence.last_query import LastQuery, last_query_of, sized_spans
 from diffscope.prompts import Encoded
 from diffscope.proof.fidelity import Fidelity
 from diffscope.tasks.retrieval import Prompt
@@ -59,17 +63,18 @@ class Planted:
 
     def scores(self, prompt: Prompt, alike: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Scores of the last query, (head, map, key); `alike` (head,) correlates the two maps where nothing else does."""
-        keys, answer = len(prompt.ids), prompt.spans["answer"]
-        noise = rng.normal(size=(self.heads, 2, keys)) * self.noise
+        answer = prompt.spans["answer"]
+        scores = rng.normal(size=(self.heads, 2, len(prompt.ids))) * self.noise
         if self.truth in ("neither", "own", "standard"):
-            noise[:, 1] = alike[:, None] * noise[:, 0] + np.sqrt(1 - alike[:, None] ** 2) * noise[:, 1]
-            noise[:, 0, answer] += self.signal * (self.truth != "neither")
+            scores[:, 1] = alike[:, None] * scores[:, 0] + np.sqrt(1 - alike[:, None] ** 2) * scores[:, 1]
+            if self.truth != "neither":
+                scores[:, 0, answer] += self.signal
         else:
-            noise *= {"NC": 1, "both": 0.5, "SP": 0.25}[self.truth]
-            noise[:, 1] = 0 if self.truth == "SP" else noise[:, 0]
-            noise[:, 0, answer] += self.signal
-        noise[:, :, 0] += self.sink
-        return noise
+            scores *= {"NC": 1, "both": 0.5, "SP": 0.25}[self.truth]
+            scores[:, 1] = 0 if self.truth == "SP" else scores[:, 0]
+            scores[:, 0, answer] += self.signal
+        scores[:, :, 0] += self.sink
+        return scores
 
     def flows(self, prompts: Sequence[Prompt], pull: float, seed: int) -> xr.Dataset:
         """The same as :func:`diffscope.hypotheses.evidence.flows.flows`: a gradient at random, of which `pull` goes along ρ.
@@ -78,39 +83,42 @@ class Planted:
         """
         rng = np.random.default_rng([seed, TRUTHS.index(self.truth), 1])
         keys = [masks(self._encoded(prompt, prompt.spans).key_sets(), len(prompt.ids)) for prompt in prompts]
+        irrelevant = torch.stack([sets["irrelevant"] for sets in keys])[:, None]  # (prompt, 1, key)
         rows = []
         for number in range(self.layers):
             layer = self._layer(number, prompts, rng)
-            found = [layer.prompt(i).rows([len(prompt.ids) - 1]) for i, prompt in enumerate(prompts)]
-            a1, a2, d = (torch.cat([getattr(one, name).transpose(0, 1) for one in found]) for name in ("a1", "a2", "d"))
-            along = (a1 - a2).sign() * torch.stack([one["irrelevant"] for one in keys])[:, None]
+            last = [layer.prompt(index).rows([len(prompt.ids) - 1]) for index, prompt in enumerate(prompts)]
+            a1, a2, d = (torch.cat([getattr(maps, name).transpose(0, 1) for maps in last]) for name in ("a1", "a2", "d"))
+            along = (a1 - a2).sign() * irrelevant
             gradient = pull * along + torch.from_numpy(rng.normal(size=along.shape)).float()
-            lam, gain = torch.full(d.shape[:2], self.lam), torch.ones(d.shape[:2])
-            rows.append(LastRow(number, a1, a2, d, gradient, lam, gain))
-        return of_rows(rows, keys)
+            lam = torch.full(d.shape[:2], self.lam)
+            rows.append(LastRow(number, a1, a2, d, gradient, lam, torch.ones_like(lam)))
+        return flows_of_rows(rows, keys)
 
-    def read(self, prompts: Sequence[Prompt], seed: int) -> Reading:
+    def read(self, prompts: Sequence[Prompt], seed: int) -> LastQuery:
         """The same as :func:`diffscope.hypotheses.evidence.last_query.read` gives of a model."""
         rng = np.random.default_rng([seed, TRUTHS.index(self.truth)])
-        sized = [sized_spans(prompt, np.random.default_rng([seed, i])) for i, prompt in enumerate(prompts)]
-        spans = [{**prompt.spans, **more} for prompt, more in zip(prompts, sized)]
-        encoded = [self._encoded(prompt, one) for prompt, one in zip(prompts, spans)]
+        encoded = []
+        for index, prompt in enumerate(prompts):
+            controls = sized_spans(prompt, np.random.default_rng([seed, index]))
+            encoded.append(self._encoded(prompt, {**prompt.spans, **controls}))
         layers = [self._layer(number, prompts, rng) for number in range(self.layers)]
         proofs = [Fidelity(0.0, 1.0, 0, True) for _ in layers]
+        outliers = np.zeros((len(layers), len(prompts), 6))
         facts = {"model": f"planted {self.truth}", "family": "planted"}
-        cap = CaptureBatch(encoded, layers, proofs, [[] for _ in prompts], np.zeros((len(layers), len(prompts), 6)), facts)
-        own, sized, paired, there = of_capture(cap)
-        return Reading(own, sized, paired, there)
+        return last_query_of(CaptureBatch(encoded, layers, proofs, [[] for _ in prompts], outliers, facts))
 
     @staticmethod
     def _encoded(prompt: Prompt, spans: dict[str, list[int]]) -> Encoded:
-        length, there = len(prompt.ids), {name: tuple(at) for name, at in spans.items() if name != "sink" and at}
-        return Encoded(None, tuple(prompt.ids), ("",) * length, ((0, 0),) * length, there)
+        length = len(prompt.ids)
+        named = {name: tuple(positions) for name, positions in spans.items() if name != "sink" and positions}
+        return Encoded(None, tuple(prompt.ids), ("",) * length, ((0, 0),) * length, named)
 
     def _layer(self, number: int, prompts: Sequence[Prompt], rng: np.random.Generator) -> LayerAttention:
         alike = rng.uniform(-CHANCE, CHANCE, self.heads)
         scores = np.stack([self.scores(prompt, alike, rng) for prompt in prompts])  # (batch, head, map, key)
-        batch, keys = len(prompts), scores.shape[-1]
+        batch = len(prompts)
+        keys = scores.shape[-1]
         pairing = Pairing.stripes(self.heads, 1, shared_keys=True)
         q = torch.zeros(batch, 2 * self.heads, keys, keys)
         q[:, :, -1] = torch.from_numpy(scores.reshape(batch, -1, keys)).float()  # keys are one-hot: a query is its scores
@@ -124,14 +132,14 @@ class Planted:
             scale=1.0,
             pairing=replace(pairing, a2=None) if self.truth == "standard" else pairing,
             lengths=(keys,) * batch,
-            lam=lam * (self.truth != "standard"),
+            lam=torch.zeros_like(lam) if self.truth == "standard" else lam,
             lam_fp32=lam,
         )
 
 
 @dataclass
-class PlantedSubject:
-    """Models with one truth, and models of scores at random that stand for untrained ones: as a subject of the tests."""
+class PlantedModels:
+    """Models with one truth, and models of scores at random in place of untrained ones: tests take them as they take Models."""
 
     planted: Planted
     prompts: Sequence[Prompt]
@@ -139,13 +147,13 @@ class PlantedSubject:
     count: int = 24
     scopes: Sequence = ()
 
-    @property
-    def readings(self) -> list[Reading]:
+    @cached_property
+    def last_queries(self) -> list[LastQuery]:
         return [self.planted.read(self.prompts, seed) for seed in self.seeds]
 
-    @property
-    def untrained(self) -> list[Reading]:
-        return [self.at_random.read(self.prompts, 10_000 + 100 * self.seeds[0] + i) for i in range(self.count)]
+    @cached_property
+    def untrained(self) -> list[LastQuery]:
+        return [self.at_random.read(self.prompts, 10_000 + 100 * self.seeds[0] + index) for index in range(self.count)]
 
     @property
     def at_random(self) -> Planted:
@@ -153,11 +161,13 @@ class PlantedSubject:
         return replace(self.planted, truth=truth, signal=0.0)
 
 
-# A trained cohort: rates of exact answers by arm, seed, length and distractors that follow one account. *NC*: DIFF and its variants
-# with λ gain with distractors at any length, λ = 1 most; nothing else does. *SP*: DIFF gains with length at any number of distractors,
-# and finer heads, a signed mask and top-k gain as much. *Neither*: no arm gains anything.
+# A trained cohort: rates of exact answers by arm, seed, length and distractors that follow one account. NC: DIFF and its variants
+# with λ gain with distractors at any length, λ = 1 most; nothing else does. SP: DIFF gains with length at any number of
+# distractors, and finer heads, a signed mask and top-k gain as much. Neither: no arm gains anything.
 
-LENGTHS, DISTRACTORS, PROMPTS = (128, 256, 512), (0, 4, 8, 16), 100
+LENGTHS = (128, 256, 512)
+DISTRACTORS = (0, 4, 8, 16)
+PROMPTS = 100
 DIFF = ("diff", "no-norm", "scalar", "lambda-1")
 SPARSE = ("half-width", "signed", "top-2", "top-8", "top-32")
 ARMS = ("standard", "standard-norm", "double-width", "lambda-0", "gated", *SPARSE, *DIFF)
@@ -178,29 +188,44 @@ def planted_cohort(truth: str, seeds: int, effect: float, spread: float = 0.3, s
     seed : int
     """
     rng = np.random.default_rng([seed, seeds])
-    distractors, length = np.meshgrid(np.array(DISTRACTORS) / 16, np.log2(np.array(LENGTHS) / 256))  # (length, distractors)
-    gain = {"NC": distractors / distractors[:, 1:].mean(), "SP": 1 + length, "neither": 0 * distractors}[truth] * effect
-    who = {"NC": DIFF, "SP": (*DIFF, *SPARSE), "neither": ()}[truth]
-    gains = np.stack([gain * (arm in who) * (1.5 if (truth, arm) == ("NC", "lambda-1") else 1) for arm in ARMS])
-    levels = LEVEL + spread * rng.normal(size=(len(ARMS), seeds, 1, 1)) - distractors - 0.3 * length
-    rates = 1 / (1 + np.exp(-(levels + gains[:, None])))  # (arm, seed, length, distractors)
-    shown = rng.random((*rates.shape, PROMPTS)) < rates[..., None]
     coords = {
         "arm": list(ARMS),
         "seed": range(seeds),
         "length": list(LENGTHS),
         "distractors": list(DISTRACTORS),
         "step": [25, 850],
+        "question": ["answerable", "unanswerable"],
+        "token": ["hit", "other"],
     }
-    cohort = xr.Dataset({"exact_match": (("arm", "seed", "length", "distractors", "prompt"), shown.astype(float))}, coords)
-    earlier = np.array([200.0 * (truth == "NC" and arm in DIFF) for arm in ARMS])[:, None]
-    formed = (500 - earlier + 75 * rng.normal(size=(len(ARMS), seeds))).clip(25, 850) // 25 * 25
-    cohort["formation"] = ("arm", "seed"), formed
-    cohort["finished"] = ("arm", "seed"), np.ones((len(ARMS), seeds), dtype=int)
-    apart = np.array([1.5 + effect * (truth == "NC" and arm in DIFF) for arm in ARMS])[:, None]  # d′ of saying "unknown"
-    z = 0.5 * apart[..., None] * np.array([-1, 1]) - 0.4 + 0.15 * rng.normal(size=(len(ARMS), seeds, 2))
-    said = rng.random((len(ARMS), seeds, 2, len(DISTRACTORS), PROMPTS)) < norm.cdf(z)[..., None, None]
-    cohort["says_unknown"] = ("arm", "seed", "question", "distractors", "prompt"), said.astype(float)
-    losses = 2 + 0.02 * rng.normal(size=(len(ARMS), seeds, 2))
-    cohort["text"] = ("arm", "seed", "token"), losses
-    return cohort.assign_coords(question=["answerable", "unanswerable"], token=["hit", "other"])
+    shape = (len(ARMS), seeds)
+    earlier = np.array([truth == "NC" and arm in DIFF for arm in ARMS], dtype=float)[:, None]  # NC: DIFF forms and tells apart
+    rates = _rates(truth, seeds, effect, spread, rng)
+    exact = rng.random((*rates.shape, PROMPTS)) < rates[..., None]
+    formation = (500 - 200 * earlier + 75 * rng.normal(size=shape)).clip(25, 850) // 25 * 25
+    d = 1.5 + effect * earlier  # d′ of saying "unknown"
+    z = 0.5 * d[..., None] * np.array([-1, 1]) - 0.4 + 0.15 * rng.normal(size=(*shape, 2))
+    unknown = rng.random((*shape, 2, len(DISTRACTORS), PROMPTS)) < norm.cdf(z)[..., None, None]
+    return xr.Dataset(
+        {
+            "exact_match": (("arm", "seed", "length", "distractors", "prompt"), exact.astype(float)),
+            "formation": (("arm", "seed"), formation),
+            "finished": (("arm", "seed"), np.ones(shape, dtype=int)),
+            "says_unknown": (("arm", "seed", "question", "distractors", "prompt"), unknown.astype(float)),
+            "text": (("arm", "seed", "token"), 2 + 0.02 * rng.normal(size=(*shape, 2))),
+        },
+        coords,
+    )
+
+
+def _rates(truth: str, seeds: int, effect: float, spread: float, rng: np.random.Generator) -> np.ndarray:
+    """Probability of an exact answer, (arm, seed, length, distractors)."""
+    distractors, length = np.meshgrid(np.array(DISTRACTORS) / 16, np.log2(np.array(LENGTHS) / 256))  # (length, distractors)
+    shape = {"NC": distractors / distractors[:, 1:].mean(), "SP": 1 + length, "neither": 0 * distractors}[truth]
+    factors = dict.fromkeys(ARMS, 0.0)
+    if truth == "NC":
+        factors |= dict.fromkeys(DIFF, 1.0) | {"lambda-1": 1.5}
+    elif truth == "SP":
+        factors |= dict.fromkeys((*DIFF, *SPARSE), 1.0)
+    gains = np.stack([shape * effect * factors[arm] for arm in ARMS])
+    levels = LEVEL + spread * rng.normal(size=(len(ARMS), seeds, 1, 1)) - distractors - 0.3 * length
+    return 1 / (1 + np.exp(-(levels + gains[:, None])))

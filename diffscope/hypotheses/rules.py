@@ -1,25 +1,33 @@
-"""How a verdict follows from estimates: by one rule for all tests, applied to what each test declared beforehand."""
+"""What a test declares before anything is measured, and how its verdict follows from estimates: one rule for all tests."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from diffscope.errors import DiffscopeError
-from diffscope.hypotheses.inference import LEVEL, Estimate
+from diffscope.hypotheses.inference import LEVEL, Estimate, Observed
 
-NAMES = {"NC": "noise cancellation", "SP": "sparsification"}
-ABOVE, BELOW, NONE, ALIKE, FAR, OPEN = "above", "below", "none", "as untrained", "far", "open"
-SAID = {ABOVE: "more than {margin:g}", BELOW: "less than −{margin:g}", NONE: "within ±{margin:g} of 0"}
+ACCOUNTS = {"NC": "noise cancellation", "SP": "sparsification"}
+ABOVE = "above"
+BELOW = "below"
+NONE = "none"
+ALIKE = "as untrained"
+FAR = "far"
+OPEN = "open"
+MEASURED = "measured"
+WORDS = {ABOVE: "more than {margin:g}", BELOW: "less than −{margin:g}", NONE: "within ±{margin:g} of 0"}
+Observer = Callable[[Any], Mapping[str, Observed | Estimate]]
 
 
 class Missing(DiffscopeError):
-    """A test cannot be made of what is there; the message says what it needs."""
+    """A test lacks something; the message says what it needs."""
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """One number that a test asks for, with its controls taken off.
+    """One number that a test estimates, with its controls taken off.
 
     Attributes
     ----------
@@ -32,10 +40,18 @@ class Quantity:
     label: str
     margin: float
 
+    def is_(self, state: str) -> str:
+        """That it is in a predicted state, in words."""
+        return f"{self.label} is {WORDS[state].format(margin=self.margin)}"
 
-@dataclass(frozen=True, eq=False)
-class Test:
-    """A test as it was declared, before anything was looked at.
+    def is_not(self, state: str) -> str:
+        """That it is not, in words."""
+        return f"{self.label} is not {WORDS[state].format(margin=self.margin)}"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Measurement:
+    """Quantities of which neither account predicts anything: they are estimated and shown, and not judged.
 
     Attributes
     ----------
@@ -43,17 +59,13 @@ class Test:
     controls : tuple of str
     quantities : dict of str to Quantity
         What is estimated.
-    predictions : dict of {"NC", "SP"} to dict of str to {"above", "below", "none"}
-        What noise cancellation and sparsification say of the quantities; where one says nothing of any, it is left out.
     needs : {"model", "pair", "checkpoints", "cohort"}
+        What it is observed on.
+    observe : callable
+        Gives what was observed of every quantity of such a subject, by name; raises :class:`Missing` where that cannot be.
     limits : str
-        What the test cannot say, whatever comes out.
-    unable : str
-        Why the test cannot tell the two accounts apart, where it cannot: with a planted truth of one it answers for the other, or
-        both predict the same. Its verdict is about its own prediction only.
+        What it cannot say, whatever comes out.
     """
-
-    __test__ = False  # pytest's own tests have this name too
 
     id: str
     claim: str
@@ -61,28 +73,123 @@ class Test:
     statistic: str
     controls: tuple[str, ...]
     quantities: Mapping[str, Quantity]
-    predictions: Mapping[str, Mapping[str, str]]
     needs: str
+    observe: Observer
     limits: str = ""
-    unable: str = ""
+
+    unable: ClassVar[str] = ""
+    tells_apart: ClassVar[str] = "–"
+
+    @property
+    def judged(self) -> tuple[str, ...]:
+        """Names of the quantities that the rule uses."""
+        return ()
 
     @property
     def rule(self) -> str:
         """The decision rule in words."""
-        if not self.predictions:
-            return "neither account predicts anything: measured, not judged"
+        return "neither account predicts anything: measured, not judged"
+
+    def judge(self, states: Mapping[str, str]) -> str:
+        """The verdict that follows from the states of the quantities."""
+        return MEASURED
+
+    def conclusions(self, states: Mapping[str, str]) -> list[str]:
+        """What follows for each account, in words."""
+        return ["neither account predicts anything of it"]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Test(Measurement):
+    """A measurement of which at least one account predicts something.
+
+    Attributes
+    ----------
+    predictions : dict of {"NC", "SP"} to dict of str to {"above", "below", "none"}
+        What noise cancellation and sparsification predict of the quantities; an account that predicts nothing is left out.
+    unable : str
+        Why the test cannot tell the two accounts apart, where it cannot: it comes out for one where the other was planted, or
+        both predict the same. Its verdict is about its own prediction only.
+    """
+
+    __test__ = False  # pytest's own tests have this name too
+
+    predictions: Mapping[str, Mapping[str, str]]
+    unable: str = ""
+
+    @property
+    def tells_apart(self) -> str:
+        """Whether its verdict tells the two accounts apart: "yes" or "no"."""
+        return "no" if self.unable else "yes"
+
+    @property
+    def judged(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(name for predicted in self.predictions.values() for name in predicted))
+
+    @property
+    def rule(self) -> str:
         parts = []
-        for hypothesis, wanted in self.predictions.items():
-            said = (f"{self.quantities[name].label} is {words(state, self.quantities[name])}" for name, state in wanted.items())
-            parts.append(f"{hypothesis} if {' and '.join(said)}")
+        for account, predicted in self.predictions.items():
+            conditions = (self.quantities[name].is_(wanted) for name, wanted in predicted.items())
+            parts.append(f"{account} if {' and '.join(conditions)}")
         return "; ".join(parts)
 
+    def judge(self, states: Mapping[str, str]) -> str:
+        """NC, SP or both where all that is predicted holds; neither where each prediction fails in one point; or inconclusive."""
+        holds = [account for account, predicted in self.predictions.items() if _holds(predicted, states)]
+        if holds:
+            return "both" if len(holds) == 2 else holds[0]
+        fails = [account for account, predicted in self.predictions.items() if _failures(predicted, states)]
+        return "neither" if len(fails) == len(self.predictions) else "inconclusive"
 
-def words(state: str, quantity: Quantity) -> str:
-    return SAID[state].format(margin=quantity.margin)
+    def conclusions(self, states: Mapping[str, str]) -> list[str]:
+        return [self._conclusion(account, predicted, states) for account, predicted in self.predictions.items()]
+
+    def _conclusion(self, account: str, predicted: Mapping[str, str], states: Mapping[str, str]) -> str:
+        if _holds(predicted, states):
+            return f"as {ACCOUNTS[account]} predicts"
+        failures = [self.quantities[name].is_not(predicted[name]) for name in _failures(predicted, states)]
+        if failures:
+            return f"against {ACCOUNTS[account]}: {'; '.join(failures)}"
+        return f"{ACCOUNTS[account]} is neither borne out nor ruled out"
 
 
-def state(found: Estimate, p: float, margin: float) -> str:
+def declare(
+    *,
+    id: str,
+    claim: str,
+    source: str,
+    statistic: str,
+    controls: tuple[str, ...],
+    quantities: Mapping[str, Quantity],
+    needs: str,
+    predictions: Mapping[str, Mapping[str, str]] | None = None,
+    limits: str = "",
+    unable: str = "",
+) -> Callable[[Observer], Measurement]:
+    """Make a function that observes quantities a :class:`Test`, or a :class:`Measurement` where nothing is predicted of them.
+
+    The parameters are the attributes of these two.
+    """
+
+    def declared(observe: Observer) -> Measurement:
+        fields = {
+            "id": id,
+            "claim": claim,
+            "source": source,
+            "statistic": statistic,
+            "controls": controls,
+            "quantities": quantities,
+            "needs": needs,
+            "observe": observe,
+            "limits": limits,
+        }
+        return Test(**fields, predictions=predictions, unable=unable) if predictions else Measurement(**fields)
+
+    return declared
+
+
+def state(estimate: Estimate, p: float, margin: float) -> str:
     """What an estimate shows: an effect of at least `margin` above or below 0, none of that size, something, or nothing yet.
 
     An effect is there (above, below) when its interval excludes 0, `p` (adjusted for all tests of the board) is at most 0.05, and
@@ -90,28 +197,20 @@ def state(found: Estimate, p: float, margin: float) -> str:
     interval is within ± `margin`; where untrained models show as little (p above 0.05) nothing was learned: "as untrained". It is
     far from 0, without being more than chance or random weights show, when the whole interval is beyond `margin`.
     """
-    middle = (found.null_low + found.null_high) / 2
-    if -margin < found.low and found.high < margin:
-        return ALIKE if found.untrained and p > LEVEL else NONE
-    if p <= LEVEL and found.low > 0 and found.value - max(middle, 0) >= margin:
+    middle = (estimate.null_low + estimate.null_high) / 2
+    if -margin < estimate.low and estimate.high < margin:
+        return ALIKE if estimate.untrained and p > LEVEL else NONE
+    if p <= LEVEL and estimate.low > 0 and estimate.value - max(middle, 0) >= margin:
         return ABOVE
-    if p <= LEVEL and found.high < 0 and found.value - min(middle, 0) <= -margin:
+    if p <= LEVEL and estimate.high < 0 and estimate.value - min(middle, 0) <= -margin:
         return BELOW
-    return FAR if found.low >= margin or found.high <= -margin else OPEN
+    return FAR if estimate.low >= margin or estimate.high <= -margin else OPEN
 
 
-def against(found: str, predicted: str) -> bool:
-    """Whether what was found rules a prediction out: what is far from 0 may yet be an effect, and is not none."""
-    spared = {FAR} if predicted != NONE else {ALIKE}
-    return found not in {predicted, OPEN, *spared}
+def _holds(predicted: Mapping[str, str], states: Mapping[str, str]) -> bool:
+    return all(states[name] == wanted for name, wanted in predicted.items())
 
 
-def judge(test: Test, states: Mapping[str, str]) -> str:
-    """NC, SP, both, neither or inconclusive: which predictions hold throughout, which fail in one point at least."""
-    if not test.predictions:
-        return "neither"
-    holds = {one for one, wanted in test.predictions.items() if all(states[name] == what for name, what in wanted.items())}
-    fails = {one for one, wanted in test.predictions.items() if any(against(states[name], what) for name, what in wanted.items())}
-    if holds:
-        return "both" if len(holds) == 2 else holds.pop()
-    return "neither" if len(fails) == len(test.predictions) else "inconclusive"
+def _failures(predicted: Mapping[str, str], states: Mapping[str, str]) -> list[str]:
+    """The quantities whose states rule the prediction out: what is far from 0 may yet be an effect, and is not none."""
+    return [name for name, wanted in predicted.items() if states[name] not in {wanted, OPEN, ALIKE if wanted == NONE else FAR}]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -16,16 +16,40 @@ from statsmodels.api import SurvfuncRight
 
 from diffscope.errors import CorruptFile, DiffscopeError
 from diffscope.files import plain, write_json
-from diffscope.hypotheses.api import Gathered, gather, open_cohort
+from diffscope.hypotheses.api import Subjects, gather, open_cohort
+from diffscope.hypotheses.board import Result
 from diffscope.hypotheses.declared import TESTS
 from diffscope.hypotheses.inference import Estimate
-from diffscope.hypotheses.subjects import Progress
+from diffscope.hypotheses.subjects import Progress, Settings
 from diffscope.hypotheses.verdicts import Verdict
+from diffscope.scope import Scope, load
 from diffscope.store import provenance
 
 SHIPPED = Path(__file__).parent / "studies"
 FILE = "study.json"
-ALL, FRESH = "all seeds", "fresh seeds"
+ALL = "all seeds"
+FRESH = "fresh seeds"
+SOURCES = (  # what estimates depend on: where it changes, finished tests are run again
+    "attention",
+    "capture.py",
+    "edits",
+    "families",
+    "hypotheses/api.py",
+    "hypotheses/contrast.py",
+    "hypotheses/declared",
+    "hypotheses/evidence",
+    "hypotheses/inference.py",
+    "hypotheses/subjects.py",
+    "kernels",
+    "lab/scoring.py",
+    "models",
+    "prompts.py",
+    "proof",
+    "runners.py",
+    "scope.py",
+    "stats",
+    "tasks",
+)
 
 
 @dataclass(frozen=True)
@@ -35,7 +59,7 @@ class Study:
     Attributes
     ----------
     facts : dict
-        Of the cohort, its seeds, what was asked and what it was made with.
+        The cohort, its arms with their seeds, the settings, and the versions it was made with.
     boards : dict of str to list of Verdict
         ``all seeds``, and ``fresh seeds``: those that were trained after the rules had been fixed.
     survival : list of dict
@@ -48,7 +72,7 @@ class Study:
 
     def save(self, folder: Path) -> Path:
         """Write it to a folder; the file appears when it is complete."""
-        boards = {name: [one.as_dict() for one in board] for name, board in self.boards.items()}
+        boards = {name: [verdict.as_dict() for verdict in board] for name, board in self.boards.items()}
         record = {"facts": self.facts, "boards": boards, "survival": self.survival}
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / FILE, record, indent=1)
@@ -57,7 +81,7 @@ class Study:
 
 def shipped() -> list[str]:
     """Names of the studies that came with the package."""
-    return sorted(one.parent.name for one in SHIPPED.glob(f"*/{FILE}"))
+    return sorted(path.parent.name for path in SHIPPED.glob(f"*/{FILE}"))
 
 
 def open_study(folder: str | Path | None = None) -> Study:
@@ -66,17 +90,19 @@ def open_study(folder: str | Path | None = None) -> Study:
     Raises
     ------
     DiffscopeError
-        There is none, or its rules are no longer these.
+        There is none, its rules are no longer these, or it is of an older form.
     CorruptFile
         It cannot be read.
     """
-    path = SHIPPED / "laptop" if folder is None else Path(folder)
-    path = next((one / FILE for one in (path, SHIPPED / path) if (one / FILE).is_file()), None)
+    named = SHIPPED / "laptop" if folder is None else Path(folder)
+    path = next((place / FILE for place in (named, SHIPPED / named) if (place / FILE).is_file()), None)
     if path is None:
         raise DiffscopeError(f"there is no study in {folder or SHIPPED}; shipped: {', '.join(shipped()) or 'none'}")
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        boards = {name: [Verdict.from_dict(one) for one in board] for name, board in record["boards"].items()}
+        if "family" in record["facts"]:
+            raise DiffscopeError(f'{path} has facts of a "family", which is called a "cohort" now; run the study anew')
+        boards = {name: [Verdict.from_dict(row) for row in board] for name, board in record["boards"].items()}
         return Study(record["facts"], boards, record["survival"])
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, DiffscopeError):
@@ -85,7 +111,14 @@ def open_study(folder: str | Path | None = None) -> Study:
 
 
 def run_study(
-    cohort: Path, out: Path, fresh: Sequence[int] = (), ids: Sequence[str] = (), progress: Progress | None = None, **asked
+    cohort: Path,
+    out: Path,
+    fresh: Sequence[int] = (),
+    tests: str | Sequence[str] | None = None,
+    *,
+    settings: Settings | None = None,
+    progress: Progress | None = None,
+    opener: Callable[[str], Scope] = load,
 ) -> Study:
     """Run all tests on a cohort's DIFF models, pairs, checkpoints and arms; what was interrupted goes on where it stopped.
 
@@ -97,28 +130,32 @@ def run_study(
         Folder for what is finished, test by test, and for the study.
     fresh : sequence of int
         Seeds that were trained after the rules had been fixed; they get a board of their own.
-    ids : sequence of str
-        Tests, by default all.
+    tests : str or sequence of str, optional
+        Their ids; by default all.
+    settings : Settings, optional
+        Prompts, and how much is spent on them.
     progress : callable, optional
-    **asked
-        Of :class:`diffscope.hypotheses.Asked`.
+        Called with (done, total, words).
+    opener : callable
+        Opens a model by its name.
     """
-    whole, boards, made = open_cohort(cohort), {}, None
-    for name, seeds in ((ALL, None), (FRESH, fresh)):
-        if seeds is None or len(seeds):
-            gathered = gather(cohort=cohort, seeds=seeds, progress=progress, **asked)
-            what = [gathered.names, asdict(gathered.asked), _digest(gathered), SOURCES]
-            boards[name] = gathered.run(ids, kept=Kept(out / "parts", what))
-            made = made or gathered
+    dataset = open_cohort(cohort)
+    seeds_of = {ALL: None} | ({FRESH: fresh} if len(fresh) else {})
+    sources = source_digest()
+    boards = {}
+    for name, seeds in seeds_of.items():
+        subjects = gather(cohort=cohort, seeds=seeds, settings=settings, progress=progress, opener=opener)
+        conditions = [subjects.names, asdict(subjects.settings), _digest(subjects), sources]
+        boards[name] = subjects.run(tests, finished=FinishedTests(out / "parts", conditions))
     facts = {
         "cohort": cohort.name,
-        "arms": {str(arm): _finished(whole, arm) for arm in whole["arm"].values},
+        "arms": {str(arm): _finished(dataset, arm) for arm in dataset["arm"].values},
         "fresh": sorted(map(int, fresh)),
-        "asked": asdict(made.asked),
+        "settings": asdict(subjects.settings),
         "made_with": provenance(False),
-        "recipe": json.loads(whole.attrs["recipe"])["name"],
+        "recipe": json.loads(dataset.attrs["recipe"])["name"],
     }
-    study = Study(facts, boards, survival(whole))
+    study = Study(facts, boards, survival(dataset))
     study.save(out)
     return study
 
@@ -127,45 +164,51 @@ def _finished(cohort: xr.Dataset, arm: str) -> list[int]:
     return [int(seed) for seed in cohort["seed"].values[cohort["finished"].sel(arm=arm).values == 1]]
 
 
-def _digest(gathered: Gathered) -> list:
-    """What results depend on: all that was measured, and the weights of all models, by size and time."""
-    cohort, folders = hashlib.sha256(), [Path(one) for one in gathered.names]
-    for name in sorted({*gathered.cohort.variables}):
-        cohort.update(f"{name} {gathered.cohort[name].values.tolist()}".encode())
+def _digest(subjects: Subjects) -> list:
+    """What estimates depend on: all that was measured of the cohort, and the weights of all models, by size and time."""
+    cohort = hashlib.sha256()
+    for name in sorted({*subjects.cohort.variables}):
+        cohort.update(f"{name} {subjects.cohort[name].values.tolist()}".encode())
+    folders = [Path(name) for name in subjects.names]
     files = sorted(path for folder in folders if folder.is_dir() for path in folder.rglob("*.safetensors"))
     return [cohort.hexdigest(), [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]]
 
 
-def _sources() -> str:
-    """Of the code that results depend on."""
-    files = sorted(Path(__file__).parents[1].rglob("*.py"))
-    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+def source_digest(package: Path = Path(__file__).parents[1]) -> str:
+    """Digest of the code that estimates depend on: the rooms of the package, and files of others, in :data:`SOURCES`."""
+    digest = hashlib.sha256()
+    for name in SOURCES:
+        files = sorted((package / name).rglob("*.py")) if (package / name).is_dir() else [package / name]
+        for path in files:
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
-SOURCES = _sources()
+class FinishedTests(MutableMapping):
+    """Estimates of tests that are finished, one file each, found again by the conditions they were made under.
 
+    What a test needs is not kept.
+    """
 
-class Kept(MutableMapping):
-    """Estimates of tests that are finished, one file each, found again by what they were made of; needs are not kept."""
-
-    def __init__(self, folder: Path, what: Sequence):
-        self.folder, self.what = folder, json.dumps(what, sort_keys=True, default=str)
+    def __init__(self, folder: Path, conditions: Sequence):
+        self.folder = folder
+        self.conditions = json.dumps(conditions, sort_keys=True, default=str)
         folder.mkdir(parents=True, exist_ok=True)
 
     def _path(self, id: str) -> Path:
-        return self.folder / f"{id}-{hashlib.sha256(f'{self.what} {id}'.encode()).hexdigest()[:16]}.json"
+        return self.folder / f"{id}-{hashlib.sha256(f'{self.conditions} {id}'.encode()).hexdigest()[:16]}.json"
 
     def __getitem__(self, id: str) -> dict[str, Estimate]:
         try:
-            kept = json.loads(self._path(id).read_text(encoding="utf-8"))
+            rows = json.loads(self._path(id).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             raise KeyError(id) from None
-        return {name: Estimate.from_json(row) for name, row in kept.items()}
+        return {name: Estimate.from_json(row) for name, row in rows.items()}
 
-    def __setitem__(self, id: str, found: dict[str, Estimate] | str) -> None:
-        if isinstance(found, str):
+    def __setitem__(self, id: str, result: Result) -> None:
+        if isinstance(result, str):
             return
-        write_json(self._path(id), {name: asdict(one) for name, one in found.items()})
+        write_json(self._path(id), {name: asdict(estimate) for name, estimate in result.items()})
 
     def __delitem__(self, id: str) -> None:
         self._path(id).unlink()
@@ -186,18 +229,30 @@ def survival(cohort: xr.Dataset) -> list[dict]:
         By arm: ``runs``, ``formed``, ``median`` step (Kaplan–Meier; None where fewer than half form), ``restricted_mean``
         step up to the last one, and ``p`` of the log-rank test against DIFF (asymptotic, not corrected; None for DIFF itself).
     """
-    last, rows, events = float(cohort["step"].max()), [], {}
+    last = float(cohort["step"].max())
+    runs = {}
     for arm in cohort["arm"].values:
         steps = cohort["formation"].sel(arm=arm).values[cohort["finished"].sel(arm=arm).values == 1]
-        events[str(arm)] = np.where(np.isnan(steps), last, steps), ~np.isnan(steps)
-    for arm, (steps, formed) in events.items():
-        median = float(SurvfuncRight(steps, formed.astype(int)).quantile(0.5)) if formed.any() else math.nan
-        p = math.nan
-        if arm != "diff" and "diff" in events and (formed.any() or events["diff"][1].any()):
-            both = [CensoredData(uncensored=s[f], right=s[~f]) for s, f in (events["diff"], (steps, formed))]
-            p = float(logrank(*both).pvalue)
-        mean = float(steps.mean())  # nobody is lost before the last step, so this is the area under the curve
+        formed = ~np.isnan(steps)
+        runs[str(arm)] = np.where(formed, steps, last), formed
+    rows = []
+    for arm, (steps, formed) in runs.items():
         rows.append(
-            {"arm": arm, "runs": len(steps), "formed": int(formed.sum()), "median": median, "restricted_mean": mean, "p": p}
+            {
+                "arm": arm,
+                "runs": len(steps),
+                "formed": int(formed.sum()),
+                "median": float(SurvfuncRight(steps, formed.astype(int)).quantile(0.5)) if formed.any() else math.nan,
+                "restricted_mean": float(steps.mean()),  # nobody is lost before the last step: the area under the curve
+                "p": math.nan if arm == "diff" or "diff" not in runs else _log_rank(runs["diff"], (steps, formed)),
+            }
         )
     return plain(rows)
+
+
+def _log_rank(*groups: tuple[np.ndarray, np.ndarray]) -> float:
+    """p of two groups of runs, each (steps, formed); NaN where none formed."""
+    if not any(formed.any() for _, formed in groups):
+        return math.nan
+    data = [CensoredData(uncensored=steps[formed], right=steps[~formed]) for steps, formed in groups]
+    return float(logrank(*data).pvalue)

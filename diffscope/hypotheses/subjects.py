@@ -1,4 +1,4 @@
-"""What tests are made on: trained models, and untrained ones of their architecture."""
+"""What tests are made on: trained models, alone or in pairs, and untrained ones of their architecture."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
+import xarray as xr
 
 from diffscope.errors import DiffscopeError
-from diffscope.hypotheses.evidence.last_query import Reading, read
+from diffscope.hypotheses.evidence.last_query import LastQuery, read
 from diffscope.hypotheses.rules import Missing
 from diffscope.lab.scoring import draw
 from diffscope.scope import Scope
@@ -20,150 +21,178 @@ CHANGEABLE = ("dtype", "torch_dtype", "transformers_version")
 UNTRAINED = 24  # models of random weights
 FEW = 10  # prompts of what takes long: two at each depth
 Progress = Callable[[int, int, str], None]
+Spreads = Sequence[torch.Tensor]
+Take = Callable[[Scope, Sequence[Prompt], Spreads | None], xr.Dataset]
 
 
 @dataclass
-class Asked:
+class Settings:
     """The prompts of a board, and how much is spent on them.
 
     Attributes
     ----------
-    prompts, length, needles, seed : int
-    template : str
+    prompts : int
+        Retrieval prompts, spread over five depths.
+    length : int
+        Tokens a prompt.
+    needles : int
+        Needles a prompt, that of the question included.
+    seed : int
+        Of prompts and untrained models.
+    template : str, optional
+        The needle sentence; by default the one that a cohort was trained on, or that of the bundled models.
     untrained : int
         Models of random weights that a trained one is compared with.
     first : int
-        Number of the first of them, so that several subjects can have others each.
+        Number of the first of these, so that several trainings can have others each.
     """
 
     prompts: int = 40
     length: int = 160
     needles: int = 4
     seed: int = 50_000
-    template: str = TEMPLATE
+    template: str | None = None
     untrained: int = UNTRAINED
     first: int = 0
 
-    def of(self, scope: Scope) -> list[Prompt]:
+    def prompts_for(self, scope: Scope) -> list[Prompt]:
+        """The prompts in the tokens of a model."""
         if self.needles < 2:
             raise DiffscopeError("a prompt without other needles has no noise that competes; give two needles or more")
-        task = Retrieval(scope.tokenizer, held_out=True, template=self.template)
+        task = Retrieval(scope.tokenizer, held_out=True, template=self.template or TEMPLATE)
         return draw(task, self.prompts, self.length, self.needles, self.seed)
 
 
 @dataclass
-class Subject:
+class Models:
     """One trained model, or several that differ in their seed alone, and what they do with the prompts.
 
-    Everything is read when a test asks for it first.
+    Everything is measured when a test first uses it.
 
     Attributes
     ----------
     scopes : sequence of Scope
-    asked : Asked
+    settings : Settings
     progress : callable, optional
+        Called with (done, total, words).
     series : bool
-        Whether they are the checkpoints of one training. Then :meth:`of_each` takes one untrained model for all steps, as the
-        checkpoints are of one: what is peculiar to a model does not average out over steps. The readings are of another one at
-        each step, which makes growth over steps harder to find.
+        Whether they are the checkpoints of one training. Then :meth:`measure_each` takes one untrained model for all steps, as
+        the checkpoints are of one: what is peculiar to a model does not average out over steps. The statistics of the last query
+        are of another untrained model at each step, which makes growth over steps harder to find.
     """
 
     scopes: Sequence[Scope]
-    asked: Asked = field(default_factory=Asked)
+    settings: Settings = field(default_factory=Settings)
     progress: Progress | None = None
     series: bool = False
     _taken: dict = field(default_factory=dict, repr=False)
 
     def __post_init__(self):
-        names, first = [scope.name for scope in self.scopes], self.scopes[0]
+        names = [scope.name for scope in self.scopes]
         if len(set(names)) < len(names):
             raise DiffscopeError(f"{names[0]} is named twice; several models are seeds of one, each another")
-        if other := next((scope.name for scope in self.scopes if _made_like(scope) != _made_like(first)), None):
-            raise DiffscopeError(f"{other} is not made like {names[0]}; several models are seeds of one")
+        kind = _kind(self.scopes[0])
+        for scope in self.scopes[1:]:
+            if _kind(scope) != kind:
+                raise DiffscopeError(f"{scope.name} is not made like {names[0]}; several models are seeds of one")
 
     @cached_property
     def prompts(self) -> list[Prompt]:
         """The same for all: seeds and untrained models have the first one's vocabulary."""
-        return self.asked.of(self.scopes[0])
-
-    @cached_property
-    def readings(self) -> list[Reading]:
-        """Of each model."""
-        return [self._read(scope, f"reading {scope.name}") for scope in self.scopes]
-
-    @cached_property
-    def untrained(self) -> list[Reading]:
-        """Of models of the first one's architecture, with random weights and scores as far apart as the trained ones' in turn."""
-        return [
-            self._read(scope, f"untrained model {i + 1} of {count}", spreads) for i, count, scope, spreads in self.at_random()
-        ]
-
-    def at_random(self, each: int = 1) -> Iterator[tuple[int, int, Scope, list[torch.Tensor]]]:
-        """The untrained models one by one: number, how many, model, and how far apart its scores are to be.
-
-        With `each` a model comes so many times in a row, as sharp as each of the trained ones in turn.
-        """
-        first, count = self.scopes[0], self.asked.untrained
-        for i in range(count):
-            if i % each == 0:
-                fresh = anew(first.model, self.asked.seed + self.asked.first + i)
-                scope = Scope(fresh, first.tokenizer, f"untrained {i}", first.family)
-            yield i, count, scope, self.readings[i % len(self.readings)].spreads
+        return self.settings.prompts_for(self.scopes[0])
 
     @property
     def few(self) -> list[Prompt]:
         """The first prompts, two at each depth: for what takes long."""
         return self.prompts[:FEW]
 
-    def of_each(self, take: Callable, what: str) -> tuple[list, list]:
-        """What ``take(scope, prompts, spreads)`` gives of each model, and of each untrained one made as sharp, on few prompts.
+    @cached_property
+    def last_queries(self) -> list[LastQuery]:
+        """Statistics of the last query, of each model."""
+        return [self._read(scope, f"reading {scope.name}") for scope in self.scopes]
 
-        Taken once; `spreads` is None for the trained ones.
+    @cached_property
+    def untrained(self) -> list[LastQuery]:
+        """The same of untrained models whose scores are as far apart as those of the trained ones in turn."""
+        return [
+            self._read(scope, f"untrained model {index + 1} of {self.settings.untrained}", spreads)
+            for index, (scope, spreads) in enumerate(self.untrained_models())
+        ]
+
+    def untrained_models(self, in_a_row: int = 1) -> Iterator[tuple[Scope, list[torch.Tensor]]]:
+        """Models of the first one's architecture with random weights, and how far apart their scores are to be.
+
+        Each comes `in_a_row` times, as sharp as each of the trained ones in turn.
+        """
+        first = self.scopes[0]
+        for index in range(self.settings.untrained):
+            if index % in_a_row == 0:
+                model = untrained_like(first.model, self.settings.seed + self.settings.first + index)
+                scope = Scope(model, first.tokenizer, f"untrained {index}", first.family)
+            yield scope, self.last_queries[index % len(self.last_queries)].spreads
+
+    def measure_each(self, take: Take) -> tuple[list[xr.Dataset], list[xr.Dataset]]:
+        """Apply ``take(scope, prompts, spreads)`` to every trained model and to untrained ones made as sharp, on few prompts.
+
+        Done once for each `take`; `spreads` is None for the trained models.
+
+        Returns
+        -------
+        list of Dataset
+            Of the trained models.
+        list of Dataset
+            Of the untrained ones.
         """
         if take not in self._taken:
-            own = [self._told(what, i, len(self.scopes), take(scope, self.few, None)) for i, scope in enumerate(self.scopes)]
-            others = [
-                self._told(f"{what}, untrained", i, count, take(scope, self.few, spreads))
-                for i, count, scope, spreads in self.at_random(len(self.scopes) if self.series else 1)
-            ]
-            self._taken[take] = own, others
+            words = take.__name__.replace("_", " ")
+            trained = []
+            for scope in self.scopes:
+                trained.append(take(scope, self.few, None))
+                self._tell(len(trained), len(self.scopes), words)
+            untrained = []
+            for scope, spreads in self.untrained_models(len(self.scopes) if self.series else 1):
+                untrained.append(take(scope, self.few, spreads))
+                self._tell(len(untrained), self.settings.untrained, f"{words}, untrained")
+            self._taken[take] = trained, untrained
         return self._taken[take]
 
-    def _told(self, what: str, done: int, total: int, result):
+    def _tell(self, done: int, total: int, words: str) -> None:
         if self.progress:
-            self.progress(done + 1, total, what)
-        return result
+            self.progress(done, total, words)
 
-    def _read(self, scope: Scope, what: str, spreads=None) -> Reading:
-        return read(scope, self.prompts, spreads, lambda done, total: self._told(what, done - 1, total, None))
+    def _read(self, scope: Scope, words: str, spreads: Spreads | None = None) -> LastQuery:
+        return read(scope, self.prompts, spreads, lambda done, total: self._tell(done, total, words))
 
 
-def _made_like(scope: Scope) -> tuple:
+def _kind(scope: Scope) -> tuple:
     """What seeds of one model have in common: class, configuration, vocabulary."""
     config = getattr(scope.model, "config", None)
     fields = {} if config is None else config.to_dict()
-    said = {name: value for name, value in fields.items() if not name.startswith("_") and name not in CHANGEABLE}
-    return type(scope.model), said, None if scope.tokenizer is None else scope.tokenizer.get_vocab()
+    shared = {name: value for name, value in fields.items() if not name.startswith("_") and name not in CHANGEABLE}
+    return type(scope.model), shared, None if scope.tokenizer is None else scope.tokenizer.get_vocab()
 
 
 @dataclass
 class Pair:
     """A DIFF model and the standard model that it is matched with, or as many seeds of each."""
 
-    diff: Subject
-    standard: Subject
+    diff: Models
+    standard: Models
 
     def check(self) -> None:
-        """Raise Missing unless the first is differential, the other standard, and both have the same prompts."""
-        if any(reading.paired is None for reading in self.diff.readings):
+        """Raise Missing unless the first is differential, the other plain standard attention, and both have the same prompts."""
+        if any(not last_query.differential for last_query in self.diff.last_queries):
             raise Missing("a differential model beside the standard one")
-        if any(reading.paired is not None for reading in self.standard.readings):
-            raise Missing("a standard model to compare with: the one given is differential")
+        for last_query in self.standard.last_queries:
+            if last_query.differential:
+                raise Missing("a standard model to compare with: the one given is differential")
+            if last_query.besides:
+                raise Missing(f"a standard model to compare with: the one given has {last_query.besides}")
         if [prompt.ids for prompt in self.diff.prompts] != [prompt.ids for prompt in self.standard.prompts]:
             raise Missing("two models of one tokenizer, so that their prompts are the same")
 
 
-def anew(model: torch.nn.Module, seed: int) -> torch.nn.Module:
+def untrained_like(model: torch.nn.Module, seed: int) -> torch.nn.Module:
     """A model of the same class and configuration as its library begins one: drawn from a stream of its own.
 
     Raises
@@ -172,11 +201,11 @@ def anew(model: torch.nn.Module, seed: int) -> torch.nn.Module:
         The model cannot be made from its configuration.
     """
     stream = int.from_bytes(hashlib.sha256(f"untrained {seed}".encode()).digest()[:7])
-    device, dtype = next(model.parameters()).device, next(model.parameters()).dtype
+    parameter = next(model.parameters())
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(stream)
-            fresh = type(model)(model.config)
+            untrained = type(model)(model.config)
     except (AttributeError, TypeError, ValueError) as error:
         raise Missing(f"an architecture of which an untrained model can be made ({error})") from None
-    return fresh.to(device=device, dtype=dtype).eval()
+    return untrained.to(device=parameter.device, dtype=parameter.dtype).eval()

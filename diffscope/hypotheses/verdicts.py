@@ -1,37 +1,48 @@
-"""What came of a test, and how it is said in a sentence."""
+"""What came of a test, in numbers and in a sentence."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from diffscope.errors import DiffscopeError
 from diffscope.hypotheses.declared import SUBJECTS, TESTS
 from diffscope.hypotheses.inference import LEVEL, Estimate
-from diffscope.hypotheses.rules import NAMES, Test, against, words
+from diffscope.hypotheses.rules import MEASURED, Measurement
+
+DECLARED = ("id", "claim", "source", "statistic", "controls", "rule", "needs", "limits", "unable")
+SUMMARY = {
+    "NC": "as noise cancellation predicts",
+    "SP": "as sparsification predicts",
+    "both": "as both predict",
+    "neither": "against what was predicted, which random weights may be as well",
+    "inconclusive": "undecided",
+    MEASURED: "measured, of which neither predicts anything",
+    "needs": "not run for want of what they need",
+}
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of one test.
+    """What came of one test or measurement.
 
     Attributes
     ----------
-    test : Test
+    test : Test or Measurement
     verdict : str
-        NC, SP, both, neither, inconclusive, or "needs …" with what is missing.
+        NC, SP, both, neither or inconclusive; "measured" where nothing was predicted; or "needs …" with what is missing.
     estimates : dict of str to Estimate
         By quantity.
     adjusted : dict of str to float
         Holm's p of the quantities that the rule uses, over the board.
     states : dict of str to str
-        above, below, none or open.
+        By quantity, as :func:`diffscope.hypotheses.rules.state` says.
     sentence : str
-        What a careful reviewer would sign.
+        What was measured, what was predicted of it, and what follows.
     """
 
-    test: Test
+    test: Measurement
     verdict: str
     estimates: Mapping[str, Estimate]
     adjusted: Mapping[str, float]
@@ -40,25 +51,22 @@ class Verdict:
 
     def as_dict(self) -> dict:
         """Ready for JSON."""
-        declared = {
-            name: getattr(self.test, name)
-            for name in ("id", "claim", "source", "statistic", "controls", "rule", "needs", "limits", "unable")
-        }
         rows = {
             name: {
-                **asdict(found),
+                **asdict(estimate),
                 "label": self.test.quantities[name].label,
                 "margin": self.test.quantities[name].margin,
                 "p_holm": self.adjusted.get(name),
                 "in_rule": name in self.adjusted,
                 "state": self.states[name],
             }
-            for name, found in self.estimates.items()
+            for name, estimate in self.estimates.items()
         }
+        declared = {name: getattr(self.test, name) for name in DECLARED}
         return {**declared, "verdict": self.verdict, "sentence": self.sentence, "estimates": rows}
 
     @classmethod
-    def from_dict(cls, kept: Mapping) -> Verdict:
+    def from_dict(cls, record: Mapping) -> Verdict:
         """The inverse of :meth:`as_dict`, of what JSON made of it.
 
         Raises
@@ -66,88 +74,75 @@ class Verdict:
         DiffscopeError
             The test was declared otherwise when the verdict was made.
         """
-        test, rows = TESTS.get(kept["id"]), kept["estimates"]
-        asked = {name: (row["label"], row["margin"]) for name, row in rows.items()}
-        now = test and {name: (one.label, one.margin) for name, one in test.quantities.items() if rows}
-        if test is None or (test.rule, test.statistic, now) != (kept["rule"], kept["statistic"], asked):
-            raise DiffscopeError(f"the test {kept['id']!r} is judged by another rule now; run it anew with diffscope test")
+        test = TESTS.get(record["id"])
+        rows = record["estimates"]
+        if test is None or not _same_rule(test, record):
+            raise DiffscopeError(f"the test {record['id']!r} is judged by another rule now; run it anew with diffscope test")
         estimates = {name: Estimate.from_json(row) for name, row in rows.items()}
         adjusted = {name: math.nan if row["p_holm"] is None else row["p_holm"] for name, row in rows.items() if row["in_rule"]}
         states = {name: row["state"] for name, row in rows.items()}
-        text = sentence(test, kept["verdict"], estimates, adjusted, states) if rows else kept["sentence"]
-        return cls(test, kept["verdict"], estimates, adjusted, states, text)
+        text = sentence(test, estimates, adjusted, states) if rows else record["sentence"]
+        return cls(test, record["verdict"], estimates, adjusted, states, text)
 
 
-def sentence(test: Test, verdict: str, found, adjusted, states) -> str:
-    """What was measured, what was predicted of it, and what follows."""
+def _same_rule(test: Measurement, record: Mapping) -> bool:
+    """Whether a verdict was made with the rule, statistic and quantities that are declared now."""
+    rows = record["estimates"]
+    then = {name: (row["label"], row["margin"]) for name, row in rows.items()}
+    now = {name: (quantity.label, quantity.margin) for name, quantity in test.quantities.items()} if rows else {}
+    return (test.rule, test.statistic, now) == (record["rule"], record["statistic"], then)
+
+
+def sentence(
+    test: Measurement, estimates: Mapping[str, Estimate], adjusted: Mapping[str, float], states: Mapping[str, str]
+) -> str:
+    """What was measured, what was predicted of it, and what follows; of quantities that no rule uses if there are no others."""
+    names = list(adjusted or estimates)
     parts = []
-    after = " after Holm" if test.predictions else ""
-    for name, p in (adjusted or {name: one.p for name, one in found.items()}).items():
-        one, quantity = found[name], test.quantities[name]
-        if one.why:
-            parts.append(f"{quantity.label}: undefined, {one.why}")
-            continue
-        parts.append(f"{quantity.label}: {one.value:.3g} (95 % {one.low:.3g} to {one.high:.3g}, p = {p:.2g}{after})")
-    if not test.predictions:
-        parts.append("neither account predicts anything of it")
-    for hypothesis, wanted in test.predictions.items():
-        judged = [(name, what, states[name]) for name, what in wanted.items()]
-        wrong = [
-            f"{test.quantities[name].label} is not {words(what, test.quantities[name])}"
-            for name, what, is_ in judged
-            if against(is_, what)
-        ]
-        if all(what == is_ for _, what, is_ in judged):
-            parts.append(f"as {NAMES[hypothesis]} predicts")
-        elif wrong:
-            parts.append(f"against {NAMES[hypothesis]}: {'; '.join(wrong)}")
-        else:
-            parts.append(f"{NAMES[hypothesis]} is neither borne out nor ruled out")
-    number = f"From {'; '.join(_counted(test, found, adjusted or found))}"
-    notes = dict.fromkeys(one.note for one in found.values() if one.note)
-    unable = f"It cannot tell the accounts apart: {test.unable}." if test.unable else ""
-    return " ".join(
-        filter(
-            None, (f"{'. '.join(map(_capital, parts))}. {number}.", *(f"{_capital(one)}." for one in notes), test.limits, unable)
-        )
-    )
+    for name in names:
+        p = f"p = {adjusted[name]:.2g} after Holm" if adjusted else f"p = {estimates[name].p:.2g}"
+        parts.append(_in_words(test.quantities[name].label, estimates[name], p))
+    parts += test.conclusions(states)
+    notes = dict.fromkeys(estimate.note for estimate in estimates.values() if estimate.note)
+    texts = [
+        f"{'. '.join(map(_capital, parts))}. From {'; '.join(_counted(test, estimates, names))}.",
+        *(f"{_capital(note)}." for note in notes),
+        test.limits,
+        f"It cannot tell the accounts apart: {test.unable}." if test.unable else "",
+    ]
+    return " ".join(filter(None, texts))
 
 
-def _counted(test: Test, found: Mapping[str, Estimate], names) -> list[str]:
-    """What the estimates are of; where they differ, which."""
-    one, several = SUBJECTS[test.needs]
+def _in_words(label: str, estimate: Estimate, p: str) -> str:
+    if estimate.why:
+        return f"{label}: undefined, {estimate.why}"
+    return f"{label}: {estimate.value:.3g} (95 % {estimate.low:.3g} to {estimate.high:.3g}, {p})"
+
+
+def _counted(test: Measurement, estimates: Mapping[str, Estimate], names: Iterable[str]) -> list[str]:
+    """From how many models, seeds and prompts the estimates are; where they differ, which."""
+    singular, plural = SUBJECTS[test.needs]
     groups: dict[str, list[str]] = {}
     for name in names:
-        counts = found[name]
-        said = f"{counts.seeds} {several}" if counts.seeds > 1 else f"one {one}, {counts.prompts} prompts"
-        said += f", {counts.untrained} untrained {several}" if counts.untrained else ""
-        groups.setdefault(said, []).append(test.quantities[name].label)
-    return [said if len(groups) == 1 else f"{said} ({', '.join(labels)})" for said, labels in groups.items()]
+        counts = estimates[name]
+        words = f"{counts.seeds} {plural}" if counts.seeds > 1 else f"one {singular}, {counts.prompts} prompts"
+        words += f", {counts.untrained} untrained {plural}" if counts.untrained else ""
+        groups.setdefault(words, []).append(test.quantities[name].label)
+    if len(groups) == 1:
+        return list(groups)
+    return [f"{words} ({', '.join(labels)})" for words, labels in groups.items()]
 
 
-def together(verdicts: Sequence[Verdict]) -> str:
-    """What the evidence supports together, and what is missing."""
-    count = {}
-    for one in verdicts:
-        name = f"{one.test.id}*" if one.test.unable else one.test.id
-        said = "needs" if one.verdict.startswith("needs ") else one.verdict if one.test.predictions else "measured"
-        count.setdefault(said, []).append(name)
-    said = []
-    for verdict, start in (
-        ("NC", "as noise cancellation predicts"),
-        ("SP", "as sparsification predicts"),
-        ("both", "as both predict"),
-        ("neither", "against what was predicted, which random weights may be as well"),
-        ("inconclusive", "undecided"),
-        ("measured", "measured, of which neither predicts anything"),
-    ):
-        if verdict in count:
-            said.append(f"{len(count[verdict])} {start} ({', '.join(count[verdict])})")
-    if "needs" in count:
-        said.append(f"{len(count['needs'])} not run for want of what they need ({', '.join(count['needs'])})")
-    starred = " Those with * cannot tell the two apart." if any(one.test.unable for one in verdicts) else ""
+def summary(verdicts: Sequence[Verdict]) -> str:
+    """What the evidence supports taken together, and what is missing."""
+    names: dict[str, list[str]] = {}
+    for verdict in verdicts:
+        name = f"{verdict.test.id}*" if verdict.test.unable else verdict.test.id
+        names.setdefault(verdict.verdict.partition(" ")[0], []).append(name)
+    parts = [f"{len(names[kind])} {words} ({', '.join(names[kind])})" for kind, words in SUMMARY.items() if kind in names]
+    starred = " Those with * cannot tell the two apart." if any(verdict.test.unable for verdict in verdicts) else ""
     corrected = f"Holm's correction over what the rules of these tests use, at {LEVEL:g}: fewer tests, less correction."
-    return f"Of {len(verdicts)} tests: {'; '.join(said)}.{starred} {corrected}"
+    return f"Of {len(verdicts)} tests: {'; '.join(parts)}.{starred} {corrected}"
 
 
 def _capital(words: str) -> str:

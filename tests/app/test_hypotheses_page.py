@@ -11,21 +11,21 @@ from diffscope.models.loading import BUNDLED
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Tests that are done at once: what a test finds is put there."""
+    """Tests that are done at once, with estimates that are made up."""
     from diffscope.hypotheses import board
     from diffscope.hypotheses.inference import Estimate
 
-    asked = []
+    runs = []
 
-    def found(test, subject):
-        asked.append((test.id, subject is not None))
+    def result_of(test, subject):
+        runs.append((test.id, subject is not None))
         if subject is None:
             return board.NEEDED[test.needs]
         numbers = (1.0, 0.5, 1.5, -0.1, 0.1, 0.001, 10, 1, 4, "as planted")
         return {name: Estimate(*numbers, layers=(0.25, 0.75)) for name in test.quantities}
 
-    monkeypatch.setattr(board, "_found", found)
-    return asked
+    monkeypatch.setattr(board, "result_of", result_of)
+    return runs
 
 
 def page(app, board="a model"):
@@ -51,13 +51,14 @@ def test_the_board_of_the_model_at_hand(app, folders, quick):
     board = test.dataframe[0].value
     assert board["verdict"][board["test"] == "noise-symmetry"].item() == "noise cancellation"
     assert board["verdict"][board["test"] == "half-width"].item().startswith("needs a trained cohort")
+    assert board["verdict"][board["test"] == "information-flow"].item() == "measured"
     assert ("key-token-gain-pair", True) in quick and ("half-width", False) in quick
-    (chart,) = (json.loads(one.proto.spec) for one in test.get("plotly_chart"))
+    (chart,) = (json.loads(element.proto.spec) for element in test.get("plotly_chart"))
     assert any("noise-symmetry: NC" in text for text in chart["layout"]["yaxis"]["ticktext"])
     assert test.button(key="run").disabled
     test.selectbox(key="test").set_value("sparsity").run()
-    said = " ".join(one.value for one in test.markdown)
-    assert "Claim" in said and "D is sparser than A1" in said and "Rule" in said and "Controls" in said
+    text = " ".join(element.value for element in test.markdown)
+    assert "Claim" in text and "D is sparser than A1" in text and "Rule" in text and "Controls" in text
     assert "by layer" in test.caption[-1].value
     assert test.dataframe[-1].value["layer 1"].tolist() == ["0.75"] * len(TESTS["sparsity"].quantities)
     count = len(quick)
@@ -69,7 +70,7 @@ def test_the_board_of_the_model_at_hand(app, folders, quick):
 def test_a_shipped_study_is_shown_whole(app, name):
     test = page(app, f"{name} cohort, fresh seeds")
     assert test.dataframe[0].value["test"].tolist() == list(TESTS)
-    assert any(", ".join(map(str, open_study(name).facts["fresh"])) in one.value for one in test.markdown)
+    assert any(", ".join(map(str, open_study(name).facts["fresh"])) in element.value for element in test.markdown)
     for chosen in TESTS:
         test.selectbox(key="test").set_value(chosen).run()
         assert not test.exception, test.exception
@@ -81,7 +82,7 @@ def test_only_the_chosen_tests_run(app, folders, quick):
     run_it(test)
     assert [name for name, _ in quick] == ["sparsity", "lambda-star"]
     assert test.dataframe[0].value["test"].tolist() == ["lambda-star", "sparsity"]  # in the board's order
-    assert any("Provisional" in one.value for one in test.caption)
+    assert any("Provisional" in element.value for element in test.caption)
 
 
 def test_a_real_test_runs_on_a_real_model(app):
@@ -99,19 +100,19 @@ def test_what_was_finished_when_it_was_stopped_is_kept(app, folders, quick, monk
     from diffscope.errors import DiffscopeError
     from diffscope.hypotheses import board
 
-    done = board._found
+    done = board.result_of
 
     def until(test, subject):
         if test.id == "sparsity":
             raise DiffscopeError("stopped here")
         return done(test, subject)
 
-    monkeypatch.setattr(board, "_found", until)
+    monkeypatch.setattr(board, "result_of", until)
     test = page(app)
     test.multiselect(key="tests").set_value(["lambda-star", "sparsity"]).run()
     run_it(test)
     assert "stopped here" in test.warning[0].value
-    monkeypatch.setattr(board, "_found", done)
+    monkeypatch.setattr(board, "result_of", done)
     run_it(test)
     assert [name for name, _ in quick] == ["lambda-star", "sparsity"]
 

@@ -9,7 +9,8 @@ from diffscope.errors import PromptError, UnsupportedModel
 from diffscope.hypotheses.evidence.gradients import last_rows
 from tests import tiny
 
-IDS, TARGETS = [list(range(3, 23)), list(range(40, 60))], [7, 9]
+IDS = [list(range(3, 23)), list(range(40, 60))]
+TARGETS = [7, 9]
 
 
 def test_gradients_are_those_of_eager_attention_weights():
@@ -29,7 +30,9 @@ def test_gradients_are_those_of_eager_attention_weights():
 def test_gradients_say_what_a_small_change_of_lambda_does(attention):
     """In the last layer the loss sees the last query alone: dL/dλ = −Σ A2·∂L/∂D."""
     scope = diffscope.load(tiny.own(attention, vocab_size=64).double().eval())
-    layer, head, step = scope.layers[-1], 1, 1e-2
+    layer = scope.layers[-1]
+    head = 1
+    step = 1e-2
     row = last_rows(scope, IDS, TARGETS)[-1]
 
     def losses(factor):

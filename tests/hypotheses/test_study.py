@@ -8,10 +8,19 @@ import xarray as xr
 
 from diffscope.cli import main
 from diffscope.errors import CorruptFile, DiffscopeError
-from diffscope.hypotheses import TESTS, board, run
+from diffscope.hypotheses import TESTS, Settings, Verdict, board, run
 from diffscope.hypotheses.api import open_cohort
 from diffscope.hypotheses.planted import planted_cohort
-from diffscope.hypotheses.study import FILE, Kept, open_study, run_study, shipped, survival
+from diffscope.hypotheses.study import (
+    FILE,
+    SOURCES,
+    FinishedTests,
+    open_study,
+    run_study,
+    shipped,
+    source_digest,
+    survival,
+)
 from diffscope.store import save_statistics
 
 IDS = ["half-width", "distractors-length", "formation", "noise-symmetry"]
@@ -28,52 +37,67 @@ def folder(tmp_path):
 
 
 def test_a_study_comes_back_as_it_was_kept(folder, tmp_path):
-    made = run_study(folder, tmp_path / "study", fresh=[3, 4], ids=IDS)
+    study = run_study(folder, tmp_path / "study", fresh=[3, 4], tests=IDS)
     again = open_study(tmp_path / "study")
-    assert again.facts == json.loads(json.dumps(made.facts)) and again.survival == made.survival
-    assert [[one.verdict, one.sentence] for one in again.boards["all seeds"]] == [
-        [one.verdict, one.sentence] for one in made.boards["all seeds"]
-    ]
-    assert made.boards["all seeds"][0].estimates["gain"].seeds == 5 and made.boards["fresh seeds"][0].estimates["gain"].seeds == 2
-    assert made.boards["all seeds"][3].verdict == "needs a differential model with a tokenizer for retrieval prompts"
-    assert board.Verdict.from_dict(json.loads(json.dumps(made.boards["all seeds"][0].as_dict()))).adjusted == pytest.approx(
-        made.boards["all seeds"][0].adjusted
+    assert again.facts == json.loads(json.dumps(study.facts)) and again.survival == study.survival
+    words, wanted = ([(verdict.verdict, verdict.sentence) for verdict in result.boards["all seeds"]] for result in (again, study))
+    assert words == wanted
+    assert [board[0].estimates["gain"].seeds for board in study.boards.values()] == [5, 2]
+    assert study.boards["all seeds"][3].verdict == "needs a differential model with a tokenizer for retrieval prompts"
+    assert Verdict.from_dict(json.loads(json.dumps(study.boards["all seeds"][0].as_dict()))).adjusted == pytest.approx(
+        study.boards["all seeds"][0].adjusted
     )
 
 
 def test_what_is_finished_is_not_run_again(folder, tmp_path, monkeypatch):
-    run_study(folder, tmp_path / "study", ids=IDS[:2])
+    run_study(folder, tmp_path / "study", tests=IDS[:2])
     ran = []
-    monkeypatch.setattr(board, "_found", lambda test, subject: ran.append(test.id) or "nothing more")
-    study = run_study(folder, tmp_path / "study", ids=IDS[:3])
+    monkeypatch.setattr(board, "result_of", lambda test, subject: ran.append(test.id) or "nothing more")
+    study = run_study(folder, tmp_path / "study", tests=IDS[:3])
     assert ran == ["formation"] and study.boards["all seeds"][2].verdict == "needs nothing more"
-    run_study(folder, tmp_path / "study", ids=IDS[:1], prompts=50)  # another question
+    run_study(folder, tmp_path / "study", tests=IDS[:1], settings=Settings(prompts=50))  # another question
     assert ran == ["formation", "half-width"]
     other = open_cohort(folder)
     other["formation"] = other["formation"] + 25
     save_statistics(other, folder / "cohort.nc", dated=False)  # other scores
-    run_study(folder, tmp_path / "study", ids=IDS[:1])
+    run_study(folder, tmp_path / "study", tests=IDS[:1])
     assert ran[2:] == ["half-width"]
 
 
+def test_only_code_that_estimates_depend_on_is_told_apart(tmp_path):
+    for name in SOURCES:
+        file = tmp_path / name if name.endswith(".py") else tmp_path / name / "module.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("x = 1\n")
+    digest = source_digest(tmp_path)
+    (tmp_path / "cli").mkdir()
+    (tmp_path / "cli" / "study.py").write_text("# a comment\n")
+    assert source_digest(tmp_path) == digest
+    (tmp_path / "stats" / "module.py").write_text("x = 2\n")
+    assert source_digest(tmp_path) != digest != source_digest()  # and every file is where it is said to be
+
+
 def test_estimates_that_are_kept_are_the_same(folder, tmp_path):
-    kept = Kept(tmp_path / "parts", ["x"])
-    fresh = run(["formation"], cohort=planted_cohort("NC", 4, 1.0), kept=kept)
-    again = run(["formation"], kept=Kept(tmp_path / "parts", ["x"]))
-    assert again[0].sentence == fresh[0].sentence and list(kept) == ["formation"]
-    (found,) = (one for one in (tmp_path / "parts").iterdir())
-    found.write_text("{")
-    assert "formation" not in kept  # half a file is none
+    finished = FinishedTests(tmp_path / "parts", ["x"])
+    fresh = run("formation", cohort=planted_cohort("NC", 4, 1.0), finished=finished)
+    again = run("formation", finished=FinishedTests(tmp_path / "parts", ["x"]))
+    assert again[0].sentence == fresh[0].sentence and list(finished) == ["formation"]
+    (path,) = (tmp_path / "parts").iterdir()
+    path.write_text("{")
+    assert "formation" not in finished  # half a file is none
 
 
 def test_other_rules_and_damage_are_refused(folder, tmp_path):
-    run_study(folder, tmp_path / "study", ids=IDS[:1])
+    run_study(folder, tmp_path / "study", tests=IDS[:1])
     path = tmp_path / "study" / FILE
     record = json.loads(path.read_text())
     for name in ("rule", "statistic"):
         path.write_text(json.dumps({**record, "boards": {"all seeds": [record["boards"]["all seeds"][0] | {name: "another"}]}}))
         with pytest.raises(DiffscopeError, match="judged by another rule now"):
             open_study(tmp_path / "study")
+    path.write_text(json.dumps({**record, "facts": {"family": "planted"}}))
+    with pytest.raises(DiffscopeError, match='called a "cohort" now'):
+        open_study(tmp_path / "study")
     path.write_text("{")
     with pytest.raises(CorruptFile, match="is damaged"):
         open_study(tmp_path / "study")
@@ -97,13 +121,14 @@ def test_survival_counts_runs_that_never_formed():
 def test_the_command_runs_shows_and_refuses(folder, tmp_path, capsys):
     out = tmp_path / "study"
     assert main(["study", "run", "--cohort", str(folder), "--fresh", "4", "--out", str(out)]) == 0
-    said = capsys.readouterr()
-    assert "distractors-length" in said.out and "fresh: 4" in said.out and "Of 26 tests" in said.out.replace("\n", " ")
+    shown = capsys.readouterr().out
+    assert "distractors-length" in shown and "fresh: 4" in shown and "Of 26 tests" in shown.replace("\n", " ")
     assert main(["study", "show", str(out), "--board", "fresh seeds", "--out", str(tmp_path / "b.md")]) == 0
     assert "distractors-length" in (tmp_path / "b.md").read_text() and "log-rank" in capsys.readouterr().out
     for arguments, words in (
         (["study", "draw"], "choose show or run"),
         (["study", "run"], "needs a cohort"),
+        (["study", "run", "--family", str(folder)], "--family is called --cohort now"),
         (["study", "show", str(out), "--board", "mine"], "no board 'mine'"),
         (["study", "show", str(tmp_path)], "there is no study"),
         (["study", "run", "--cohort", str(folder), "--fresh", "9"], "no seed 9"),
@@ -115,5 +140,6 @@ def test_the_command_runs_shows_and_refuses(folder, tmp_path, capsys):
 @pytest.mark.parametrize("name", shipped())
 def test_shipped_studies_are_of_these_rules(name):
     study = open_study(name)
-    assert all([one.test.id for one in found] == list(TESTS) for found in study.boards.values())
-    assert not any(one.verdict.startswith("needs ") for one in study.boards["all seeds"])
+    assert all([verdict.test.id for verdict in verdicts] == list(TESTS) for verdicts in study.boards.values())
+    for verdict in study.boards["all seeds"]:
+        assert verdict.verdict == verdict.test.judge(verdict.states)

@@ -4,15 +4,8 @@ from collections.abc import Sequence
 
 from diffscope.errors import DiffscopeError
 from diffscope.hypotheses.declared import checkpoints, cohort, information_flow, low_rank, one_model, pair, robustness
-from diffscope.hypotheses.rules import Test
+from diffscope.hypotheses.rules import Measurement
 
-OBSERVERS = {
-    "model": one_model.TESTS | low_rank.TESTS | information_flow.TESTS,
-    "pair": pair.TESTS | information_flow.PAIRS | robustness.PAIRS,
-    "checkpoints": checkpoints.TESTS | information_flow.CHECKPOINTS,
-    "cohort": cohort.TESTS,
-}
-TESTS: dict[str, Test] = {test.id: test for tests in OBSERVERS.values() for test in tests}
 SUBJECTS = {
     "model": ("model", "models"),
     "pair": ("pair", "pairs"),
@@ -26,9 +19,21 @@ NEEDED = {
     "cohort": "a trained cohort (--cohort FOLDER)",
 }
 
+_MODULES = (one_model, low_rank, pair, checkpoints, information_flow, robustness, cohort)
+_DECLARED = [value for module in _MODULES for value in vars(module).values() if isinstance(value, Measurement)]
+TESTS: dict[str, Measurement] = {test.id: test for needs in SUBJECTS for test in _DECLARED if test.needs == needs}
 
-def chosen(ids: Sequence[str]) -> list[Test]:
-    """Tests by id; all without any."""
-    if unknown := [one for one in ids if one not in TESTS]:
-        raise DiffscopeError(f"there is no test {unknown[0]!r}; there are: {', '.join(TESTS)}")
-    return [TESTS[one] for one in ids or TESTS]
+
+def chosen(tests: str | Sequence[str] | None = None) -> list[Measurement]:
+    """Tests by id, all without any.
+
+    Raises
+    ------
+    DiffscopeError
+        There is no such test.
+    """
+    ids = [tests] if isinstance(tests, str) else list(tests or TESTS)
+    for id in ids:
+        if id not in TESTS:
+            raise DiffscopeError(f"there is no test {id!r}; there are: {', '.join(TESTS)}")
+    return [TESTS[id] for id in ids]

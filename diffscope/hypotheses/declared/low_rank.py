@@ -5,23 +5,27 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import xarray as xr
 
 from diffscope import edits
 from diffscope.errors import PromptError
-from diffscope.hypotheses.declared.one_model import observed
-from diffscope.hypotheses.evidence.answers import answers, whole
-from diffscope.hypotheses.evidence.flows import noise_ranks
+from diffscope.hypotheses.contrast import contrast, require_differential
+from diffscope.hypotheses.declared.sources import NOTES
+from diffscope.hypotheses.evidence.answers import answers, with_answer
+from diffscope.hypotheses.evidence.flows import second_map_ranks
 from diffscope.hypotheses.inference import Observed
-from diffscope.hypotheses.rules import ABOVE, BELOW, NONE, Missing, Quantity, Test
-from diffscope.hypotheses.subjects import Subject
+from diffscope.hypotheses.rules import ABOVE, BELOW, NONE, Quantity, declare
+from diffscope.hypotheses.subjects import Models
+from diffscope.scope import Scope
 
-RANK = 5  # the most that seed 001 reports
+RANK = 5  # the most that was reported: "effective rank of only 2–5"
 LOSS = 0.1  # nats
 
-LOW_RANK = Test(
+
+@declare(
     id="low-rank-noise",
     claim="λA2 is noise of a few patterns, which a fixed map of low rank could stand in for.",
-    source="seed 001: effective rank of only 2–5",
+    source=f"{NOTES}: effective rank of only 2–5",
     statistic="effective rank exp H(σ) of λA2 over that of the same map with each row's visible keys permuted (octaves); "
     f"rise of the loss of answers when A2 is replaced by its rank-{RANK} part, by its mean over other prompts, by the uniform "
     "map, by nothing",
@@ -47,43 +51,36 @@ LOW_RANK = Test(
     "token included.",
     unable="any fixed second map, such as a flat one with a sink, is of few patterns too",
 )
+def low_rank(models: Models) -> dict[str, Observed]:
+    require_differential(models, "a differential model")
+    rises = [_rises(scope, models) for scope in models.scopes]
+    return effective_ranks(models) | {name: Observed(np.stack([rise[name] for rise in rises])) for name in rises[0]}
 
 
-def low_rank(subject: Subject) -> dict[str, Observed]:
-    if any(not _differential(scope) for scope in subject.scopes):
-        raise Missing("a differential model: this one is standard attention")
-    rises = [_rises(scope, subject) for scope in subject.scopes]
-    return ranks_of_noise(subject) | {name: Observed(np.stack([one[name] for one in rises])) for name in rises[0]}
+def effective_ranks(models: Models) -> dict[str, Observed]:
+    """Effective ranks of λA2, beside those of untrained models."""
+    names = {"rank": "erank_over", "rank_energy": "erank_energy_over", "itself": "erank", "itself_energy": "erank_energy"}
+
+    def ranks(table: xr.Dataset) -> dict[str, xr.DataArray]:
+        return {name: table[variable] for name, variable in names.items()}
+
+    return contrast(models, ranks, second_map_ranks)
 
 
-def ranks_of_noise(subject: Subject) -> dict[str, Observed]:
-    """Effective ranks, beside those of untrained models."""
-    own, others = subject.of_each(noise_ranks, "effective ranks")
-    tables = {"rank": "erank_over", "rank_energy": "erank_energy_over", "itself": "erank", "itself_energy": "erank_energy"}
-    return {name: observed([one[of] for one in own], [one[of] for one in others]) for name, of in tables.items()}
-
-
-def _differential(scope) -> bool:
-    return scope.capture(list(range(4))).differential
-
-
-def _rises(scope, subject: Subject) -> dict[str, np.ndarray]:
+def _rises(scope: Scope, models: Models) -> dict[str, np.ndarray]:
     """By how much each stand-in for A2 raises the loss of every prompt, (prompt,) in nats."""
-    before = answers(scope, subject.prompts).loss
-    stands = {"low": edits.low_rank_a2(RANK), "zero": edits.zero_a2(), "uniform": edits.uniform_a2()}
-    found = {name: answers(scope, subject.prompts, edit).loss - before for name, edit in stands.items()}
+    before = answers(scope, models.prompts).loss
+    stand_ins = {"low": edits.low_rank_a2(RANK), "zero": edits.zero_a2(), "uniform": edits.uniform_a2()}
+    rises = {name: answers(scope, models.prompts, edit).loss - before for name, edit in stand_ins.items()}
     try:
-        found["mean"] = answers(scope, subject.prompts, edits.mean_a2(scope, _others(scope, subject))).loss - before
+        rises["mean"] = answers(scope, models.prompts, edits.mean_a2(scope, _others(scope, models))).loss - before
     except PromptError:  # prompts of several lengths have no mean map
-        found["mean"] = np.full(len(before), np.nan)
-    return found
+        rises["mean"] = np.full(len(before), np.nan)
+    return rises
 
 
-def _others(scope, subject: Subject) -> list[list[int]]:
-    """Other prompts of the same kind, as long as the longest of those that are asked."""
-    drawn = [whole(prompt) for prompt in replace(subject.asked, seed=subject.asked.seed + 1).of(scope)]
-    longest = max(len(whole(prompt)) for prompt in subject.prompts)
-    return [one for one in drawn if len(one) == longest]
-
-
-TESTS = {LOW_RANK: low_rank}
+def _others(scope: Scope, models: Models) -> list[list[int]]:
+    """Other prompts of the same kind, as long as the longest of the board's own."""
+    drawn = replace(models.settings, seed=models.settings.seed + 1).prompts_for(scope)
+    longest = max(len(with_answer(prompt)) for prompt in models.prompts)
+    return [ids for ids in map(with_answer, drawn) if len(ids) == longest]

@@ -42,6 +42,6 @@ def answers(scope: Scope, prompts: Sequence[Prompt], *edits: Edit) -> Answers:
     return Answers(loss, right.astype(float))
 
 
-def whole(prompt: Prompt) -> list[int]:
+def with_answer(prompt: Prompt) -> list[int]:
     """A prompt's tokens with those of its answer but the last, which nothing follows."""
     return [*prompt.ids, *prompt.answer[:-1]]

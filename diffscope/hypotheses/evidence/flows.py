@@ -20,62 +20,68 @@ from diffscope.stats.formulas.rank import permute_visible, ranks, singular_value
 from diffscope.stats.formulas.saliency import alignment, descent_of_rho, flow_share, on_scores, rho_gradient
 from diffscope.tasks.retrieval import Prompt
 
-Table = dict[str, torch.Tensor]  # by name, (head,)
+HeadTable = dict[str, torch.Tensor]  # by name, (head,)
+KeySets = dict[str, torch.Tensor]  # by name, bool (key,)
 SETS = ("answer", "needles", "irrelevant")
+RANKS = ("erank", "erank_energy", "erank_over", "erank_energy_over")
 
 
-def flows(scope: Scope, prompts: Sequence[Prompt], spreads=None) -> xr.Dataset:
+def flows(scope: Scope, prompts: Sequence[Prompt], spreads: Sequence[torch.Tensor] | None = None) -> xr.Dataset:
     """Of the answering query and the loss of the first token of the answer.
 
     Returns
     -------
     Dataset (prompt, layer, head)
         ``flow_answer``, ``flow_needles``: shares of Σ|D·∂L/∂D|; ``mass_answer``: the answer's share in |D|. Of differential
-        models besides, all of gradients on the scores: ``push``, how far descent goes along ρ on irrelevant tokens; ``cosine``
+        models four more, all of gradients on the scores: ``push``, how far descent goes along ρ on irrelevant tokens; ``cosine``
         of the gradients of the two branches; ``ratio``, log2 of their norms' ratio, second over first; ``ratio_lambda``, that
         minus log2 λ/g.
     """
-    targets = [prompt.answer[0] for prompt in prompts]
-    rows = last_rows(scope, [prompt.ids for prompt in prompts], targets, _sharpened(spreads))
-    sets = [
-        scope.encode(prompt.ids, {name: at for name, at in prompt.spans.items() if name != "sink" and at}) for prompt in prompts
-    ]
-    return of_rows(rows, [masks(encoded.key_sets(), len(encoded.ids)) for encoded in sets])
+    answers = [prompt.answer[0] for prompt in prompts]
+    rows = last_rows(scope, [prompt.ids for prompt in prompts], answers, _sharpen(spreads))
+    keys = []
+    for prompt in prompts:
+        spans = {name: positions for name, positions in prompt.spans.items() if name != "sink" and positions}
+        encoded = scope.encode(prompt.ids, spans)
+        keys.append(masks(encoded.key_sets(), len(encoded.ids)))
+    return flows_of_rows(rows, keys)
 
 
-def of_rows(rows: Sequence[LastRow], keys: Sequence[Table]) -> xr.Dataset:
-    """The table of :func:`flows`, of last rows by layer and the key sets of each prompt, bool (key,) by name."""
-    return _table([[_of_row(row, i, sets) for row in rows] for i, sets in enumerate(keys)])
+def flows_of_rows(rows: Sequence[LastRow], keys: Sequence[KeySets]) -> xr.Dataset:
+    """The table of :func:`flows`, of the last rows of each layer and the key sets of each prompt."""
+    return _dataset([[_flows_of_row(row, index, sets) for row in rows] for index, sets in enumerate(keys)])
 
 
-def _sharpened(spreads) -> Callable[[int, LayerAttention], LayerAttention] | None:
-    return None if spreads is None else lambda at, layer: as_sharp(layer, spreads[at])
-
-
-def masks(sets: dict[str, torch.Tensor], length: int) -> Table:
+def masks(sets: dict[str, torch.Tensor], length: int) -> KeySets:
+    """Key sets, given as positions, as bool (key,)."""
     return {name: torch.isin(torch.arange(length), sets[name].cpu()) for name in SETS if name in sets}
 
 
-def _of_row(row: LastRow, prompt: int, keys: Table) -> Table:
-    d, gradient = row.d[prompt].cpu(), row.gradient[prompt].cpu()  # (head, key)
-    found = {f"flow_{name}": flow_share(d, gradient, keys[name]) for name in ("answer", "needles")}
-    found["mass_answer"] = (d.abs() * keys["answer"]).sum(-1) / d.abs().sum(-1)
+def _sharpen(spreads: Sequence[torch.Tensor] | None) -> Callable[[int, LayerAttention], LayerAttention] | None:
+    return None if spreads is None else lambda number, layer: as_sharp(layer, spreads[number])
+
+
+def _flows_of_row(row: LastRow, prompt: int, keys: KeySets) -> HeadTable:
+    d = row.d[prompt].cpu()
+    gradient = row.gradient[prompt].cpu()  # (head, key)
+    table = {f"flow_{name}": flow_share(d, gradient, keys[name]) for name in ("answer", "needles")}
+    table["mass_answer"] = (d.abs() * keys["answer"]).sum(-1) / d.abs().sum(-1)
     if row.a2 is None:
-        return found
-    a1, a2, lam, gain = (x[prompt].cpu() for x in (row.a1, row.a2, row.lam, row.gain))
-    pulls = on_scores(a1, gain[:, None] * gradient), on_scores(a2, -lam[:, None] * gradient)
+        return table
+    a1, a2, lam, gain = (tensor[prompt].cpu() for tensor in (row.a1, row.a2, row.lam, row.gain))
+    pulls = on_scores(a1, gain[:, None] * gradient), on_scores(a2, -lam[:, None] * gradient)  # (head, key) each
     along = tuple(map(on_scores, (a1, a2), rho_gradient(a1, a2, keys["irrelevant"])))
     ratio = torch.log2(pulls[1].norm(dim=-1) / pulls[0].norm(dim=-1))
-    apart = ratio - torch.log2(lam / gain)
-    return found | {
+    ratio_lambda = ratio - torch.log2(lam / gain)
+    return table | {
         "push": descent_of_rho(pulls, along),
         "cosine": alignment(*pulls),
         "ratio": ratio.where(ratio.isfinite(), torch.nan),
-        "ratio_lambda": apart.where(apart.isfinite(), torch.nan),  # λ of 0 or below has no logarithm
+        "ratio_lambda": ratio_lambda.where(ratio_lambda.isfinite(), torch.nan),  # λ of 0 or below has no logarithm
     }
 
 
-def noise_ranks(scope: Scope, prompts: Sequence[Prompt], spreads=None) -> xr.Dataset:
+def second_map_ranks(scope: Scope, prompts: Sequence[Prompt], spreads: Sequence[torch.Tensor] | None = None) -> xr.Dataset:
     """Effective ranks of λA2 over all queries, exact, in both definitions.
 
     Returns
@@ -84,31 +90,34 @@ def noise_ranks(scope: Scope, prompts: Sequence[Prompt], spreads=None) -> xr.Dat
         ``erank``, ``erank_energy``; ``erank_over``, ``erank_energy_over``: log2 of it over that of the same map with each row's
         visible keys permuted.
     """
-    sharpen, cap = _sharpened(spreads), scope.capture([prompt.ids for prompt in prompts])
-    layers = [sharpen(at, layer) if sharpen else layer for at, layer in enumerate(cap.layers)]
+    sharpen = _sharpen(spreads)
+    cap = scope.capture([prompt.ids for prompt in prompts])
+    layers = [sharpen(number, layer) if sharpen else layer for number, layer in enumerate(cap.layers)]
     generator = torch.Generator().manual_seed(0)
-    return _table([[_ranks_of(layer.prompt(i), generator) for layer in layers] for i in range(len(prompts))])
+    return _dataset([[_ranks_of_layer(layer.prompt(index), generator) for layer in layers] for index in range(len(prompts))])
 
 
-def _ranks_of(layer: LayerAttention, generator: torch.Generator) -> Table:
-    rows, visible, found = layer.rows(), layer.visible(), []
+def _ranks_of_layer(layer: LayerAttention, generator: torch.Generator) -> HeadTable:
+    rows = layer.rows()
+    visible = layer.visible()
+    heads = []
     for head in range(layer.n_heads):
-        noise = rows.lam[head][:, None] * rows.a2[head]  # (query, key)
-        own, permuted = (ranks(singular_values(a))[:2] for a in (noise, permute_visible(noise, visible, generator)))
-        found.append(torch.cat([own, torch.log2(own / permuted)]))
-    names = ("erank", "erank_energy", "erank_over", "erank_energy_over")
-    return dict(zip(names, torch.stack(found, 1).cpu()))
+        second = rows.lam[head][:, None] * rows.a2[head]  # (query, key)
+        exact = ranks(singular_values(second))[:2]
+        permuted = ranks(singular_values(permute_visible(second, visible, generator)))[:2]
+        heads.append(torch.cat([exact, torch.log2(exact / permuted)]))
+    return dict(zip(RANKS, torch.stack(heads, 1).cpu()))
 
 
-def _table(found: list[list[Table]]) -> xr.Dataset:
-    """Tables by prompt and layer, whose heads need not be as many."""
-    heads = max(len(next(iter(table.values()))) for table in found[0])
-    made = {}
-    for name in found[0][0]:
-        values = np.full((len(found), len(found[0]), heads), np.nan)
-        for prompt, layers in enumerate(found):
+def _dataset(tables: list[list[HeadTable]]) -> xr.Dataset:
+    """Tables by prompt and layer as one Dataset (prompt, layer, head), NaN where a layer has fewer heads."""
+    heads = max(len(next(iter(table.values()))) for table in tables[0])
+    variables = {}
+    for name in tables[0][0]:
+        values = np.full((len(tables), len(tables[0]), heads), np.nan)
+        for prompt, layers in enumerate(tables):
             for layer, table in enumerate(layers):
                 if name in table:
                     values[prompt, layer, : len(table[name])] = table[name].double().numpy()
-        made[name] = ("prompt", "layer", "head"), values
-    return xr.Dataset(made)
+        variables[name] = ("prompt", "layer", "head"), values
+    return xr.Dataset(variables)

@@ -1,8 +1,8 @@
-"""What a loss makes of the attention of the query that answers: the gradient on its row of every head's map."""
+"""The gradient of a loss on the attention of the query that answers: on its row of every head's map."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -39,7 +39,12 @@ class LastRow:
     gain: Tensor
 
 
-def last_rows(scope: Scope, prompts: Sequence[Sequence[int]], targets: Sequence[int], sharpen=None) -> list[LastRow]:
+def last_rows(
+    scope: Scope,
+    prompts: Sequence[Sequence[int]],
+    targets: Sequence[int],
+    sharpen: Callable[[int, LayerAttention], LayerAttention] | None = None,
+) -> list[LastRow]:
     """Run prompts of one length and take the gradient of the loss of the token that comes next.
 
     Parameters
@@ -50,8 +55,8 @@ def last_rows(scope: Scope, prompts: Sequence[Sequence[int]], targets: Sequence[
     targets : sequence of int
         The token that each is to be continued with; L is its cross-entropy in nats.
     sharpen : callable, optional
-        (position among the layers, LayerAttention) → LayerAttention: the maps of that layer are taken in place of the model's,
-        with the gradient that the model's own output got.
+        (number of the layer from 0, LayerAttention) → LayerAttention, whose maps are taken in place of the model's. The gradient
+        is that on the output of the model as it is.
 
     Returns
     -------
@@ -78,7 +83,8 @@ def last_rows(scope: Scope, prompts: Sequence[Sequence[int]], targets: Sequence[
         return passage.observed  # so that the model goes on with the very tensor that the gradient is asked of
 
     device = scope.runner.device
-    ids, last = torch.tensor(list(map(list, prompts)), device=device), lengths[0] - 1
+    ids = torch.tensor(list(map(list, prompts)), device=device)
+    last = lengths[0] - 1
     with scope.running(lengths), torch.enable_grad(), passages(scope.model, scope.family, lengths, change=take):
         logits = scope.runner.logits(ids, torch.ones_like(ids), columns=[last])[:, 0].float()
         if not logits.requires_grad:
@@ -86,22 +92,24 @@ def last_rows(scope: Scope, prompts: Sequence[Sequence[int]], targets: Sequence[
         loss = torch.nn.functional.cross_entropy(logits, torch.tensor(list(targets), device=device), reduction="sum")
         received = torch.autograd.grad(loss, outputs)
     with torch.no_grad():
-        layers = [sharpen(at, layer) if sharpen else layer for at, layer in enumerate(layers)]
-        return [_last_row(layer, of_output[:, last]) for layer, of_output in zip(layers, received)]
+        layers = [sharpen(number, layer) if sharpen else layer for number, layer in enumerate(layers)]
+        return [_last_row(layer, gradients[:, last]) for layer, gradients in zip(layers, received)]
 
 
 def _last_row(layer: LayerAttention, received: Tensor) -> LastRow:
     """`received` is ∂L on what enters the output projection at the last query, (prompt, width) or (prompt, head, width)."""
-    found = []
-    for index, n in enumerate(layer.lengths):
-        one, at = layer.prompt(index), [n - 1]
-        rows, values = one.rows(at), one.v[0][one.pairing.value_of_head].to(one.dtype)  # (head, key, width)
+    parts: dict[str, list[Tensor]] = {}
+    for index, length in enumerate(layer.lengths):
+        prompt = layer.prompt(index)
+        query = [length - 1]
+        rows = prompt.rows(query)
+        values = prompt.v[0][prompt.pairing.value_of_head].to(prompt.dtype)  # (head, key, width)
         with torch.enable_grad():
             d = rows.d.clone().requires_grad_()  # (head, 1, key)
-            out = one.finish(d @ values, at).transpose(0, 1).reshape(-1)
+            out = prompt.finish(d @ values, query).transpose(0, 1).reshape(-1)
             (gradient,) = torch.autograd.grad((out * received[index].reshape(-1).to(out.dtype)).sum(), d)
-        found.append((rows.a1[:, 0], rows.d[:, 0], gradient[:, 0], rows.lam[:, 0], rows.gain[:, 0]))
-        if rows.a2 is not None:
-            found[-1] += (rows.a2[:, 0],)
-    a1, d, gradient, lam, gain, *a2 = (torch.stack(part) for part in zip(*found))
-    return LastRow(layer.layer, a1, a2[0] if a2 else None, d, gradient, lam, gain)
+        fields = {"a1": rows.a1, "a2": rows.a2, "d": rows.d, "gradient": gradient, "lam": rows.lam, "gain": rows.gain}
+        for name, tensor in fields.items():
+            if tensor is not None:
+                parts.setdefault(name, []).append(tensor[:, 0])
+    return LastRow(layer.layer, **{"a2": None} | {name: torch.stack(tensors) for name, tensors in parts.items()})

@@ -1,4 +1,4 @@
-"""What the answering query of retrieval prompts does in one model, with the controls of SCIENCE.md §4 measured beside it."""
+"""What the query that answers does in one model: statistics of the last query of retrieval prompts, with their controls."""
 
 from __future__ import annotations
 
@@ -24,25 +24,33 @@ ROWS = ("gini", "entropy_normalised", "hoyer", "pseudo_norm")
 
 
 @dataclass(frozen=True)
-class Reading:
-    """Statistics of the last query of each prompt.
+class LastQuery:
+    """Statistics of the last query of each prompt, in one model.
 
     Attributes
     ----------
-    own : Dataset (prompt, layer, head, …)
+    heads : Dataset (prompt, layer, head, …)
         Of each head; key sets ``answer``, ``needles``, ``query``, ``context``, ``irrelevant``, ``sink``.
-    sized : Dataset (prompt, layer, head)
-        Of a differential model: the branch statistics on spans of the answer's length among the context, at its depth; means.
-    paired : Dataset (prompt, layer, head, span)
-        The branch statistics with the second map of the other heads of the layer in place of a head's own; means over these.
+    sized : Dataset (prompt, layer, head), or None of a standard model
+        The size control: the branch statistics on spans of the answer's length in the context, at its depth; means over them.
+    paired : Dataset (prompt, layer, head, span), or None of a standard model
+        The pairing control: the branch statistics with the second maps of the layer's other heads in place of a head's own; means
+        over these. NaN where a layer has a single head.
     spreads : list of Tensor (map,), one a layer
         Standard deviation over keys of the last query's scores, mean over prompts.
+    besides : str
+        What the attention has that standard attention has not, besides a second map; empty if nothing.
     """
 
-    own: xr.Dataset
+    heads: xr.Dataset
     sized: xr.Dataset | None
     paired: xr.Dataset | None
     spreads: list[torch.Tensor]
+    besides: str = ""
+
+    @property
+    def differential(self) -> bool:
+        return self.paired is not None
 
 
 def read(
@@ -51,55 +59,79 @@ def read(
     spreads: Sequence[torch.Tensor] | None = None,
     progress: Callable[[int, int], None] | None = None,
     seed: int = 0,
-) -> Reading:
-    """Measure the last query of every prompt, batch by batch; with `spreads`, as if its scores were as far apart as those say.
+) -> LastQuery:
+    """Measure the last query of every prompt, batch by batch.
 
-    So maps of random weights, which are nearly uniform, become as sharp as those that they are to be compared with.
-
-    Returns
-    -------
-    Reading
-        ``paired`` is NaN where a layer has a single head.
+    Parameters
+    ----------
+    scope : Scope
+    prompts : sequence of Prompt
+    spreads : list of Tensor (map,), optional
+        Of another model: the scores are scaled map by map to be as far apart as these, so that maps of random weights, which are
+        nearly uniform, become as sharp as those that they are compared with.
+    progress : callable, optional
+        Called with (prompts done, prompts in all).
+    seed : int
+        Of the spans that are drawn for the size control.
     """
     parts = []
     for first in range(0, len(prompts), BATCH):
-        some = prompts[first : first + BATCH]
-        parts.append(_of_batch(scope, some, spreads, seed + first))
+        batch = prompts[first : first + BATCH]
+        parts.append(_of_batch(scope, batch, spreads, seed + first))
         if progress:
             progress(min(first + BATCH, len(prompts)), len(prompts))
-    *tables, found = zip(*parts)
-    joined = [xr.concat(table, "prompt") if table[0] is not None else None for table in tables]
-    return Reading(*joined, spreads=[torch.stack(layer).mean(0) for layer in zip(*found)])
+    return LastQuery(
+        heads=_joined([part.heads for part in parts]),
+        sized=_joined([part.sized for part in parts]),
+        paired=_joined([part.paired for part in parts]),
+        spreads=[torch.stack(layer).mean(0) for layer in zip(*(part.spreads for part in parts))],
+        besides=parts[0].besides,
+    )
 
 
-def _of_batch(scope: Scope, prompts: Sequence[Prompt], spreads: Sequence[torch.Tensor] | None, seed: int):
-    controls = [sized_spans(prompt, np.random.default_rng([seed, i])) for i, prompt in enumerate(prompts)]
-    given = [
-        {name: at for name, at in prompt.spans.items() if name != "sink" and at} | sized
-        for prompt, sized in zip(prompts, controls)
-    ]
-    return of_capture(scope.capture([prompt.ids for prompt in prompts], given), spreads)
+def _joined(tables: list[xr.Dataset | None]) -> xr.Dataset | None:
+    return None if tables[0] is None else xr.concat(tables, "prompt")
 
 
-def of_capture(cap: Capture, spreads: Sequence[torch.Tensor] | None = None):
-    """The tables of :class:`Reading` and the spreads, of a batch that has the spans ``control_…`` of :func:`sized_spans`."""
+def _of_batch(scope: Scope, prompts: Sequence[Prompt], spreads: Sequence[torch.Tensor] | None, seed: int) -> LastQuery:
+    spans = []
+    for index, prompt in enumerate(prompts):
+        named = {name: positions for name, positions in prompt.spans.items() if name != "sink" and positions}
+        spans.append(named | sized_spans(prompt, np.random.default_rng([seed, index])))
+    return last_query_of(scope.capture([prompt.ids for prompt in prompts], spans), spreads)
+
+
+def last_query_of(cap: Capture, spreads: Sequence[torch.Tensor] | None = None) -> LastQuery:
+    """The statistics of a batch that was captured with the spans ``control_…`` of :func:`sized_spans`; `spreads` as in `read`."""
     if spreads is not None:
         cap = replace(cap, layers=[as_sharp(layer, wanted) for layer, wanted in zip(cap.layers, spreads, strict=True)])
-    there, names = [spread(layer) for layer in cap.layers], [*ROWS, "span_mass", "sink_mass"]
+    own_spreads = [spread(layer) for layer in cap.layers]
+    names = [*ROWS, "span_mass", "sink_mass"]
     if not cap.differential:
-        return _measure(cap, names), None, None, there
-    own = _measure(cap, [*names, *BRANCHES, "selectivity", "lambda"])
-    own["gain"] = _gain(cap)
-    control = own["span"].str.startswith("control")
-    sized = own[list(BRANCHES)].sel(span=control).mean("span")
-    return own.sel(span=~control), sized, _paired(cap, own), there
+        return LastQuery(_measure(cap, names), None, None, own_spreads, _besides(cap))
+    heads = _measure(cap, [*names, *BRANCHES, "selectivity", "lambda"])
+    heads["gain"] = _gain(cap)
+    control = heads["span"].str.startswith("control")
+    sized = heads[list(BRANCHES)].sel(span=control).mean("span")
+    return LastQuery(heads.sel(span=~control), sized, _paired(cap, heads), own_spreads, _besides(cap))
+
+
+def _besides(cap: Capture) -> str:
+    """What the attention of a capture has that standard attention has not, besides a second map."""
+    parts = {
+        "a norm of each head's output": any(layer.norm is not None for layer in cap.layers),
+        "a gate of each head's output": any(layer.gate is not None for layer in cap.layers),
+        "a correction of each head's output": any(layer.correction is not None for layer in cap.layers),
+        "weights that are changed after the softmax": any(layer.changes for layer in cap.layers),
+    }
+    return " and ".join(words for words, present in parts.items() if present)
 
 
 def _gain(cap: Capture) -> xr.DataArray:
     """g of the last query, (prompt, layer, head); 1 but for gated models."""
     table = np.full((len(cap.prompts), cap.n_layers, cap.n_heads), np.nan)
-    for at, layer in enumerate(cap.layers):
-        table[:, at, : layer.n_heads] = layer.gain[..., -1].float().cpu().numpy()
+    for number, layer in enumerate(cap.layers):
+        table[:, number, : layer.n_heads] = layer.gain[..., -1].float().cpu().numpy()
     return xr.DataArray(table, dims=("prompt", "layer", "head"))
 
 
@@ -117,51 +149,66 @@ def as_sharp(layer: LayerAttention, wanted: torch.Tensor) -> LayerAttention:
 
 
 def _measure(cap: Capture, names: Sequence[str]) -> xr.Dataset:
+    """Statistics of the last query, without the dimension query."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DiffscopeWarning)  # what is undefined is counted by the tests
-        found = cap.measure(names, queries=[-1])
-    return found.isel(query=0, drop=True)
+        statistics = cap.measure(names, queries=[-1])
+    return statistics.isel(query=0, drop=True)
 
 
 def sized_spans(prompt: Prompt, rng: np.random.Generator) -> dict[str, list[int]]:
-    """Spans of the answer's length in text that is neither answer, needle nor question, near the answer's depth."""
-    width, taken = len(prompt.spans["answer"]), np.zeros(len(prompt.ids), dtype=bool)
-    for at in prompt.spans.values():
-        taken[list(at)] = True
+    """Spans of the answer's length in text that is neither answer, needle nor question, near the answer's depth.
+
+    Returns
+    -------
+    dict of str to list of int
+        ``control_0``, ``control_1``, …: token positions.
+
+    Raises
+    ------
+    PromptError
+        There are too few such places.
+    """
+    width = len(prompt.spans["answer"])
+    start = prompt.spans["answer"][0]
+    taken = np.zeros(len(prompt.ids), dtype=bool)
+    for positions in prompt.spans.values():
+        taken[list(positions)] = True
     taken[:4] = True  # the first tokens draw attention of their own
-    begins = prompt.spans["answer"][0] - len(prompt.spans["query"])
-    taken[max(0, begins) : prompt.spans["answer"][0]] = True  # the queried city, which stands before its number
+    taken[max(0, start - len(prompt.spans["query"])) : start] = True  # the queried city, which stands before its number
     free = np.flatnonzero(np.convolve(taken, np.ones(width), "valid") == 0)
-    near = free[np.abs(free - prompt.spans["answer"][0]) <= NEARBY * len(prompt.ids)]
+    near = free[np.abs(free - start) <= NEARBY * len(prompt.ids)]
     if len(near) < SIZED:
         raise PromptError(
             f"the context near the answer has no {SIZED} places of {width} tokens to compare it with; use longer prompts"
         )
-    return {f"control_{i}": list(range(at, at + width)) for i, at in enumerate(rng.choice(near, SIZED, replace=False))}
+    starts = rng.choice(near, SIZED, replace=False)
+    return {f"control_{number}": list(range(first, first + width)) for number, first in enumerate(starts)}
 
 
-def _paired(cap: Capture, own: xr.Dataset) -> xr.Dataset:
+def _paired(cap: Capture, heads: xr.Dataset) -> xr.Dataset:
     """The branch statistics with the second maps of a layer moved on by one head, by two, …: the mean over all moves."""
-    heads = own.sizes["head"]
-    if heads == 1:
-        return xr.full_like(own[list(BRANCHES)], np.nan)
-    moved = []
-    for by in range(1, heads):
-        found = _measure(replace(cap, layers=[_moved(layer, by) for layer in cap.layers]), BRANCHES)
-        moved.append(found.where(_another(cap, by)))
-    return xr.concat(moved, "by").mean("by")
+    count = heads.sizes["head"]
+    if count == 1:
+        return xr.full_like(heads[list(BRANCHES)], np.nan)
+    moves = []
+    for by in range(1, count):
+        statistics = _measure(replace(cap, layers=[_moved(layer, by) for layer in cap.layers]), BRANCHES)
+        moves.append(statistics.where(_another(cap, by)))
+    return xr.concat(moves, "by").mean("by")
 
 
 def _moved(layer: LayerAttention, by: int) -> LayerAttention:
+    """The layer with the second maps of its heads moved on by so many heads."""
     if not layer.differential:
         return layer
     return replace(layer, pairing=replace(layer.pairing, a2=torch.roll(layer.pairing.a2, by)))
 
 
 def _another(cap: Capture, by: int) -> xr.DataArray:
-    """Which heads get another second map than their own: several may share one."""
-    rows = [(torch.roll(layer.pairing.a2, by) != layer.pairing.a2).tolist() if layer.differential else [] for layer in cap.layers]
-    table = np.zeros((len(rows), cap.n_heads), dtype=bool)
-    for row, heads in zip(table, rows):
-        row[: len(heads)] = heads
+    """Which heads get another second map by that, bool (layer, head): several heads may share one."""
+    table = np.zeros((cap.n_layers, cap.n_heads), dtype=bool)
+    for row, layer in zip(table, cap.layers):
+        if layer.differential:
+            row[: layer.n_heads] = (torch.roll(layer.pairing.a2, by) != layer.pairing.a2).tolist()
     return xr.DataArray(table, dims=("layer", "head"))

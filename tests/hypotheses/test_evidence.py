@@ -1,0 +1,45 @@
+"""What tests read off a model: answers under edits, ranks of the second map, knock-outs."""
+
+import numpy as np
+import pytest
+import torch
+
+import diffscope
+from diffscope import edits
+from diffscope.hypotheses.declared.information_flow import knock_out
+from diffscope.hypotheses.evidence.answers import answers
+from diffscope.hypotheses.evidence.flows import second_map_ranks
+from diffscope.lab.scoring import exact_answers
+
+
+def test_answers_are_those_of_the_model_and_of_its_edits(prompts):
+    scope = diffscope.load("mini-diff")
+    plain = answers(scope, prompts)
+    edited = answers(scope, prompts, edits.zero_a2())
+    assert plain.right.tolist() == exact_answers(scope.model, prompts).astype(float).tolist()
+    ids = torch.tensor([prompts[2].ids + prompts[2].answer])
+    width = len(prompts[2].answer)
+    with torch.no_grad():
+        logits = scope.model(ids).logits[0, -width - 1 : -1]
+    assert plain.loss[2] == pytest.approx(float(torch.nn.functional.cross_entropy(logits, ids[0, -width:])), abs=1e-5)
+    assert edited.loss.mean() > plain.loss.mean() + 1
+
+
+def test_ranks_of_the_second_map_are_those_of_the_map(prompts):
+    scope = diffscope.load("mini-diff")
+    ranks = second_map_ranks(scope, prompts[:2])
+    second = scope.capture(prompts[1].ids).map("lambda_A2", 2, 1).values
+    sigma = np.linalg.svd(second.astype(np.float64), compute_uv=False)
+    p = sigma / sigma.sum()
+    assert float(ranks["erank"][1, 2, 1]) == pytest.approx(np.exp(-(p * np.log(p)).sum()), rel=1e-3)
+    assert float(ranks["erank_over"].mean()) < 0  # permuting keys takes away what rows share
+
+
+def test_the_answer_is_knocked_out_and_not_its_surroundings(prompts):
+    scope = diffscope.load("mini-diff")
+    prompt = prompts[1]
+    total, by_layer = knock_out(scope, [prompt])
+    queries = [len(prompt.ids) - 1, len(prompt.ids)]
+    with scope.edit(edits.knock_out(prompt.spans["answer"], queries)):
+        assert scope.capture(prompt.ids).map("A1", 1, 0, queries=[-1]).values[0, prompt.spans["answer"]].sum() == 0
+    assert len(prompt.answer) == 2 and total[0] > 1 and by_layer.max() > 0.05 and len(by_layer) == 4

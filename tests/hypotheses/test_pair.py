@@ -1,0 +1,42 @@
+"""A pair is the difference of its models, and its baseline is plain standard attention."""
+
+import numpy as np
+import pytest
+
+import diffscope
+from diffscope.hypotheses import Models, Pair, Settings, run
+from diffscope.hypotheses.declared.pair import key_token_gain_pair
+from tests import tiny
+
+
+def test_a_pair_is_the_difference_of_its_models():
+    scopes = [diffscope.load(name) for name in ("mini-diff", "mini-standard")]
+    settings = Settings(prompts=10, length=128, needles=2, untrained=3)
+    pair = Pair(*(Models([scope], settings) for scope in scopes))
+    prompt = pair.diff.prompts[4]
+    observed = key_token_gain_pair.observe(pair)["share"]
+    shares = []
+    for scope in scopes:
+        cap = scope.capture(prompt.ids)
+        places = [(layer.layer, head) for layer in cap.layers for head in range(layer.n_heads)]
+        rows = [cap.map("share", *place, queries=[-1]).values[0] for place in places]
+        shares.append(np.mean([row[prompt.spans["answer"]].sum() for row in rows]))
+    assert observed.values[0, 4] == pytest.approx(shares[0] - shares[1], abs=1e-5)
+    assert observed.values.shape == (1, 10) and observed.untrained.shape == (3,)
+    (turned,) = run("sinks", pair=Pair(pair.standard, pair.diff))
+    assert turned.verdict == "needs a differential model beside the standard one"
+
+
+@pytest.mark.parametrize(
+    "attention, words",
+    [
+        ({"attention": "signed"}, "weights that are changed after the softmax"),
+        ({"attention": "gated"}, "a gate of each head's output"),
+        ({"attention": "standard", "head_norm": "rms"}, "a norm of each head's output"),
+    ],
+)
+def test_a_baseline_that_is_more_than_standard_attention_is_refused(tokenizer, attention, words):
+    settings = Settings(prompts=10, length=128, needles=2, untrained=3)
+    other = diffscope.load(tiny.own(**attention, vocab_size=len(tokenizer)).eval(), tokenizer)
+    (verdict,) = run("sinks", pair=Pair(Models([diffscope.load("mini-diff")], settings), Models([other], settings)))
+    assert verdict.verdict == f"needs a standard model to compare with: the one given has {words}"

@@ -1,0 +1,93 @@
+"""Verdicts follow from estimates by the rules that were declared, and what predicts nothing is measured."""
+
+from dataclasses import replace
+
+import pytest
+
+from diffscope.errors import DiffscopeError
+from diffscope.figures import figure
+from diffscope.hypotheses import TESTS, Measurement, Test, report, run, summary
+from diffscope.hypotheses.inference import Estimate
+from diffscope.hypotheses.rules import ABOVE, ALIKE, BELOW, FAR, NONE, OPEN, Quantity, declare, state
+
+
+def of(value, low, high, null=(-1.0, 1.0), p=0.01):
+    return Estimate(value, low, high, *null, p, 10, 1, 5, "")
+
+
+@pytest.mark.parametrize(
+    "estimate, p, expected",
+    [
+        (of(0.5, 0.3, 0.7), 0.01, ABOVE),
+        (of(0.5, 0.3, 0.7), 0.06, FAR),
+        (of(0.5, 0.3, 0.7, null=(0.8, 1.0)), 0.01, FAR),  # untrained models have more of it
+        (of(0.5, -0.1, 1.1), 0.01, OPEN),
+        (of(0.5, 0.3, 0.7, null=(0.4, 0.5)), 0.01, FAR),  # and hardly less
+        (of(0.05, 0.01, 0.09), 0.01, NONE),  # not 0, and too small to matter
+        (of(0.05, 0.01, 0.09), 0.06, ALIKE),
+        (of(0.15, 0.05, 0.25), 0.01, ABOVE),
+        (of(-0.5, -0.7, -0.3), 0.01, BELOW),
+    ],
+)
+def test_states(estimate, p, expected):
+    assert state(estimate, p, 0.1) == expected
+
+
+@pytest.mark.parametrize(
+    "states, expected",
+    [
+        ((ABOVE, ABOVE), "NC"),
+        ((NONE, ABOVE), "neither"),
+        ((ALIKE, ABOVE), "neither"),
+        ((FAR, ABOVE), "inconclusive"),  # an effect, but no more than without training
+        ((BELOW, ABOVE), "neither"),
+        ((OPEN, ABOVE), "inconclusive"),
+        ((ABOVE, BELOW), "neither"),
+        ((OPEN, OPEN), "inconclusive"),
+    ],
+)
+def test_a_verdict_follows_from_states(states, expected):
+    assert TESTS["noise-symmetry"].judge(dict(zip(("sharing", "difference"), states))) == expected
+
+
+def declared(predictions=None):
+    words = {"id": "x", "claim": "", "source": "", "statistic": "", "controls": (), "needs": "model"}
+    return declare(quantities={"x": Quantity("x", 1.0)}, predictions=predictions, **words)(lambda models: {})
+
+
+def test_what_both_predict_is_both_and_what_neither_predicts_is_measured():
+    both = declared({"NC": {"x": ABOVE}, "SP": {"x": ABOVE}})
+    assert isinstance(both, Test) and both.judge({"x": ABOVE}) == "both"
+    measurement = declared()
+    assert type(measurement) is Measurement and measurement.judge({"x": ABOVE}) == "measured"
+
+
+def test_every_declaration_is_whole():
+    for test in TESTS.values():
+        assert test.claim and test.source and test.statistic and test.controls and test.rule, test.id
+        assert test.needs in ("model", "pair", "checkpoints", "cohort"), test.id
+        assert set(test.judged) <= set(test.quantities) and all(quantity.margin > 0 for quantity in test.quantities.values())
+    assert [id for id, test in TESTS.items() if not test.judged] == [
+        "information-flow",
+        "information-flow-pair",
+        "outliers-quantisation",
+        "redundancy-importance",
+    ]
+
+
+def test_a_board_says_what_is_measured_and_what_is_judged():
+    estimates = {id: {name: of(0.5, 0.3, 0.7) for name in TESTS[id].quantities} for id in ("sparsity", "information-flow")}
+    board = run(list(estimates), finished=dict(estimates))
+    assert [verdict.verdict for verdict in board] == ["SP", "measured"]
+    assert "1 measured, of which neither predicts anything (information-flow)" in summary(board)
+    assert "| information-flow | measured |" in report.markdown(board, "title")
+    data = figure("board", board).data
+    assert data["verdict"].values.tolist() == ["SP", "SP", "measured"]  # two quantities of the rule, one that is measured
+    with pytest.raises(DiffscopeError, match="is of verdicts"):
+        figure("board", [{"id": "sparsity"}])
+
+
+def test_the_page_escapes_what_it_shows():
+    first, second = run(["gated", "half-width"])
+    page = report.page([replace(first, verdict="needs <b>bold</b>"), replace(second, sentence="a <i>claim</i>")], "<script>")
+    assert "<b>bold" not in page and "&lt;b&gt;bold" in page and "<i>" not in page and "<script>" not in page
