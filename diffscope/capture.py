@@ -18,6 +18,7 @@ from diffscope.attention import windows
 from diffscope.attention.indexing import check_index
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.maps import MAPS, check_map
+from diffscope.errors import DiffscopeError
 from diffscope.prompts import Encoded
 from diffscope.proof.fidelity import Fidelity
 from diffscope.stats.measuring import Measuring, positions

@@ -63,7 +63,7 @@ def present(layer: LayerAttention, names: Iterable[str]) -> tuple[str, ...]:
 
 
 def map_of(rows: Rows, name: str) -> Tensor:
-    """One of ``MAPS`` out of a block of rows, (head, query, key); ValueError of what is no map, or a second map that is not there."""
+    """One of ``MAPS`` out of a block of rows, (head, query, key); ValueError where there is no such map."""
     if name not in MAPS:
         raise ValueError(f"there is no map {name!r}; choose one of {', '.join(MAPS)}")
     if name == "A1":
