@@ -1,5 +1,7 @@
-# Everything a checkout needs, from Python alone. Settable: PYTHON (which interpreter), TORCH (whose build: cpu), PORT (of the dashboard).
+# Everything a checkout needs, from Python alone. Settable: PYTHON (which interpreter), TORCH (whose build: cpu), PORT (of the dashboard),
+# WORKERS (processes that run tests, of one thread and about 3 GB each).
 PORT ?= 8501
+WORKERS ?= 2
 BIN := .venv/bin
 export PYTHON TORCH
 
@@ -11,7 +13,7 @@ app:
 	@$(BIN)/diffscope app --port $(PORT)
 
 test: dev
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 dev:
 	@tools/environment.sh dev
@@ -20,6 +22,7 @@ lint: dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+	$(BIN)/mypy
 
 # The whole suite on every Python from 3.11 on that is at hand, and on the lowest versions that pyproject.toml allows.
 suites:
@@ -40,5 +43,5 @@ wheel: dev
 	$(BIN)/python -m build --wheel
 
 clean:
-	rm -rf .venv .venvs build dist .pytest_cache .hypothesis .ruff_cache .import_linter_cache
+	rm -rf .venv .venvs build dist .pytest_cache .hypothesis .ruff_cache .import_linter_cache .mypy_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -44,6 +44,7 @@ def bundled() -> list[dict]:
 
 @st.cache_resource(show_spinner=False)
 def examples() -> list:
+    """The prompts that come with diffscope."""
     from diffscope import tasks
 
     return list(tasks.examples())

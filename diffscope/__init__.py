@@ -1,9 +1,10 @@
 """An instrument for looking inside differential attention.
 
 >>> import diffscope
->>> scope = diffscope.load("mini-diff")                                     # doctest: +SKIP
->>> capture = scope.capture("The code is 7421.", spans={"answer": "7421"})  # doctest: +SKIP
->>> capture.map("D", layer=3, head=1)                                       # doctest: +SKIP
+>>> scope = diffscope.load("mini-diff")
+>>> capture = scope.capture("The code is 7421.", spans={"answer": "7421"})
+>>> capture.map("D", layer=3, head=1).dims
+('query', 'key')
 
 Importing diffscope costs nothing: a public name is imported when it is first used.
 """

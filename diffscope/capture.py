@@ -21,6 +21,7 @@ from diffscope.attention.maps import MAPS, check_map
 from diffscope.errors import DiffscopeError
 from diffscope.prompts import Encoded
 from diffscope.proof.fidelity import Fidelity
+from diffscope.stats.backends import Backend
 from diffscope.stats.measuring import Measuring, positions
 from diffscope.stats.sampling import Sample
 from diffscope.stats.threads import Workers
@@ -326,7 +327,7 @@ class Attended:
         *,
         queries: str | slice | Sequence[int] | Sample | None = None,
         progress: Callable[[float, int], object] | None = None,
-        backend: str | None = None,
+        backend: Backend | None = None,
     ) -> xr.Dataset:
         """Statistics of every layer and head.
 

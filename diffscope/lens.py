@@ -1,9 +1,10 @@
 """TransformerLens: hook points for A1, A2, λ and D on DIFF Transformers.
 
 >>> from diffscope import lens
->>> bridge = lens.boot("mini-diff")                                      # doctest: +SKIP
->>> logits, cache = bridge.run_with_cache("The magic number: Paris")     # doctest: +SKIP
->>> cache["blocks.3.attn.hook_a2"]                                       # doctest: +SKIP
+>>> bridge = lens.boot("mini-diff")
+>>> logits, cache = bridge.run_with_cache("The magic number: Paris")
+>>> cache["blocks.3.attn.hook_a2"].shape  # (batch, head, query, key)
+torch.Size([1, 2, 7, 7])
 
 Of each attention layer (H heads; a differential head has two maps, M = 2; a standard one has one, M = 1):
 
@@ -114,7 +115,8 @@ class Geometry:
 
     @classmethod
     def of(cls, module: nn.Module) -> Geometry:
-        """
+        """The sizes of a module.
+
         Raises
         ------
         UnsupportedModel
@@ -352,7 +354,8 @@ class DifferentialAdapter(ArchitectureAdapter):
         self.cfg.lambda_std_dev = hf_model.config.lambda_std_dev
 
     def preprocess_weights(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-        """
+        """Refuse: TransformerLens asks for this before it folds weights.
+
         Raises
         ------
         UnsupportedModel

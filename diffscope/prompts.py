@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -135,7 +136,7 @@ def _decode_ids(tokenizer: PreTrainedTokenizerBase | None, ids: list[int]) -> Pa
     ends = [0]
     for piece in pieces:
         ends.append(ends[-1] + len(piece))
-    return "".join(pieces), ids, tokens, list(zip(ends, ends[1:]))
+    return "".join(pieces), ids, tokens, list(pairwise(ends))
 
 
 def find_span(prompt: Encoded, name: str, span: Span) -> tuple[int, ...]:

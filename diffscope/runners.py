@@ -191,7 +191,7 @@ class ImageModel(TokenModel):
 
     def split(self, prompt) -> tuple[list, bool]:
         images = isinstance(prompt, (list, tuple)) and len(prompt) > 0 and getattr(prompt[0], "ndim", 0) == 3
-        batch = images or getattr(prompt, "ndim", 0) == 4 and len(prompt) > 0
+        batch = images or (getattr(prompt, "ndim", 0) == 4 and len(prompt) > 0)
         return (list(prompt) if batch else [prompt]), batch
 
     def image(self, prompt) -> Tensor:

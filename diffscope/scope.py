@@ -29,6 +29,7 @@ from diffscope.prompts import Encoded
 from diffscope.proof.fidelity import Fidelity
 from diffscope.proof.prove import OFFLOADED, Unproved, prove, prove_all, read_passage
 from diffscope.runners import as_losses, evaluating, layer_outputs, refuse_beyond_memory, runner_of
+from diffscope.stats.backends import Backend
 from diffscope.stats.measuring import Measuring
 from diffscope.stats.sampling import Sample
 from diffscope.stats.threads import Workers
@@ -340,7 +341,7 @@ class Scope:
         queries: str | slice | Sequence[int] | Sample | None = None,
         progress: Callable[[float, int], object] | None = None,
         announce: Callable[[str], object] | None = None,
-        backend: str | None = None,
+        backend: Backend | None = None,
     ) -> xr.Dataset:
         """What ``capture(prompt, spans).measure(statistics, queries)`` gives, in the memory of one layer.
 

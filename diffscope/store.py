@@ -142,7 +142,7 @@ def open_tensors(path):
             record = json.loads(file.metadata()["diffscope"])
             if not isinstance(record, dict) or record.get("format") != CAPTURE_FORMAT:
                 raise ValueError(f"it is not of the format {CAPTURE_FORMAT}")
-            return {name: file.get_tensor(name) for name in file.keys()}, record
+            return {name: file.get_tensor(name) for name in file.keys()}, record  # noqa: SIM118 (safetensors has no iterator)
     except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
         raise CorruptFile(f"{path} is damaged or was not written by diffscope ({first_line(error)}); capture again") from error
 

@@ -132,6 +132,13 @@ def test_a_planted_import_upwards_is_found(tmp_path):
     assert done.returncode == 1 and "diffscope.stats.planted -> diffscope.capture" in done.stdout, done.stdout + done.stderr
 
 
+def test_a_planted_function_without_types_is_found(tmp_path):
+    (tmp_path / "planted.py").write_text("def mass(a1, keys):\n    return a1[..., keys].sum(-1)\n")
+    command = [sys.executable, "-m", "mypy", "--config-file", ROOT / "pyproject.toml", "--cache-dir", tmp_path / "cache"]
+    done = subprocess.run([*command, tmp_path / "planted.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1 and "missing a type annotation" in done.stdout, done.stdout + done.stderr
+
+
 def test_imports_are_seen_wherever_they_are(tmp_path, monkeypatch):
     """Lazy ones, relative ones and those of a submodule."""
     monkeypatch.setitem(globals(), "ROOT", tmp_path)

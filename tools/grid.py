@@ -85,11 +85,13 @@ def reason_unresolved(uv: str, python: str, platform: str, options: list[str]) -
 
 
 def pinned_torch() -> str:
+    """The version of torch in constraints.txt."""
     pins = (ROOT / "constraints.txt").read_text(encoding="utf-8").split()
     return next(pin.removeprefix("torch==") for pin in pins if pin.startswith("torch=="))
 
 
 def main() -> int:
+    """Try every cell and say which do not resolve."""
     uv = find_uv()
     # What the index says now, for all cells: without this, an answer from its cache could be an old one.
     if reason := resolve(uv, "--universal", "--refresh", "--extra=dev", *EXTRAS, "--python-version", PYTHONS[0]):

@@ -73,6 +73,7 @@ def keep(run: Path, target: Path, arms: Collection[str] = (), seeds: Collection[
 
 
 def main() -> int:
+    """Keep what the command line names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, help="the folder that diffscope train trained into")
     parser.add_argument("target", type=Path, help="the folder of the copy")

@@ -81,6 +81,7 @@ def differing(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> li
 
 @torch.no_grad()
 def main() -> int:
+    """Save the numbers, or say which differ from those that were saved."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("save", "compare"))
     parser.add_argument("file", type=Path)

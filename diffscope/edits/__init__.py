@@ -1,7 +1,11 @@
 """What can be changed mid-forward, between a layer's attention inputs and its output projection.
 
->>> with scope.edit(edits.set_lambda(1.0), edits.uniform_a2(layers=[3])):   # doctest: +SKIP
-...     scope.capture(prompt), scope.loss(text), scope.generate(prompt)
+>>> import diffscope
+>>> scope = diffscope.load("mini-diff")
+>>> with scope.edit(diffscope.edits.set_lambda(1.0), diffscope.edits.uniform_a2(layers=[3])):
+...     capture = scope.capture("The code is 7421.")
+>>> float(capture.lam.max())
+1.0
 
 Every edit takes `layers` and `heads`, an index or several, by default all. Whatever the order in which edits are given, they act
 in the order of the computation: what is a field of the layer (λ, pairing, norm) first, then scores, maps, difference and output;

@@ -187,11 +187,10 @@ def knock_out(
     branch : {1, 2}, optional
         Only A1 or only A2; by default both. A row that sees nothing else attends to nothing.
     """
-    positions = places(keys), places(queries)
-    if None in positions or min((*positions[0], *positions[1]), default=0) < 0:
+    hidden, blind = places(keys), places(queries)
+    if hidden is None or blind is None or min((*hidden, *blind), default=0) < 0:
         raise DiffscopeError("knock_out takes token positions from 0, of keys and of queries; all are range(capture.n_tokens)")
-    keys, queries = positions
-    return _dropping("knock-out", keys, queries, branch, "nothing", layers, heads)
+    return _dropping("knock-out", hidden, blind, branch, "nothing", layers, heads)
 
 
 def drop_sink(keys: int = 1, branch: int | None = None, layers: Places = None, heads: Places = None) -> Edit:

@@ -69,8 +69,9 @@ class Own(Family):
         if isinstance(module, GatedAttention):
             return replace(layer, gate=module.gates(passage.hidden).transpose(1, 2).unsqueeze(-1))
         if isinstance(module, TopKAttention):
-            k = int(module.config.top_keys)
-            return replace(layer, changes=(TopKA1(tuple(range(module.heads)), k, renormalise=True),))
+            assert module.config.top_keys is not None  # the configuration has seen to that
+            change = TopKA1(tuple(range(module.heads)), module.config.top_keys, renormalise=True)
+            return replace(layer, changes=(change,))
         if isinstance(module, SignedAttention):
             return replace(layer, changes=(self._signed_mask(passage),))
         return layer

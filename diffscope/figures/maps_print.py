@@ -27,7 +27,7 @@ def draw(data: xr.Dataset, width: float, contrast: str = "sqrt", scale: str = "s
         _ticks(ax, data, room, first=i % columns == 0, last=i + columns >= len(shown))
     for ax in axes.flat[len(shown) :]:
         ax.set_visible(False)
-    names = [_mark_spans(ax, data) for ax in axes.flat[: len(shown)]][0]
+    names, *_ = [_mark_spans(ax, data) for ax in axes.flat[: len(shown)]]
     _legend(figure, names)
     line = heading(data) if title is None else title
     if line:

@@ -41,7 +41,7 @@ def token_html(data: xr.Dataset, name: str | None = None, contrast: str = "sqrt"
 def _colour(share: float, scale) -> tuple[int, int, int]:
     places = [p for p, _ in scale]
     channels = np.array([[int(c[i : i + 2], 16) for i in (1, 3, 5)] for _, c in scale])
-    return tuple(int(round(float(np.interp(share, places, channels[:, i])))) for i in range(3))
+    return tuple(round(float(np.interp(share, places, channels[:, i]))) for i in range(3))
 
 
 def _luminance(rgb) -> float:

@@ -105,7 +105,7 @@ def estimate(observed: Observed, seed: int = 0) -> Estimate:
         untrained = untrained[np.isfinite(untrained)]
     seeds, prompts = values.shape
     counts = {"prompts": prompts, "seeds": seeds, "untrained": 0 if untrained is None else len(untrained)}
-    if seeds == 1 and prompts < 2 or prompts == 0:
+    if (seeds == 1 and prompts < 2) or prompts == 0:
         return _undefined("fewer than two prompts or seeds have a value", **counts)
     if untrained is not None and len(untrained) < 3:
         return _undefined("fewer than three untrained models have a value", **counts)

@@ -37,6 +37,7 @@ def rows(verdict: Verdict) -> list[list[str]]:
 
 
 def number(value: float) -> str:
+    """Three digits, or a dash for what is undefined."""
     return "–" if not math.isfinite(value) else f"{value:.3g}"
 
 

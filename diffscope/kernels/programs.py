@@ -178,7 +178,7 @@ def _divergence(p1, p2):
 
 
 @triton.jit(do_not_specialize=VARYING)
-def signed(
+def signed(  # noqa: C901 (switches are resolved when it is compiled)
     q, k, queries, map_of, key_of, first_of, second_of, largest, over_z, gain, lam, threshold, lowest, bins, out,
     n_rows, n_keys, offset, window, factor, d, q_map, q_query, q_d, k_map, k_key, k_d,
     KIND: tl.constexpr, BOTH: tl.constexpr, SUMS: tl.constexpr, LOGS: tl.constexpr, ROOTS: tl.constexpr,
@@ -255,10 +255,10 @@ def signed(
             small += tl.sum((seen & (size < below)).to(tl.int32), 1)
         if HISTOGRAM:
             number = size.to(tl.int32, bitcast=True)
-            bin = (number >> SHIFT) - lowest_bin
+            slot = (number >> SHIFT) - lowest_bin
             value = (number & REST).to(tl.int64) + ONE
-            held = seen & (bin >= 0) & real[:, None]
-            tl.atomic_add(row_bins + tl.minimum(bin, BINS - 1), value, mask=held, sem="relaxed")
+            held = seen & (slot >= 0) & real[:, None]
+            tl.atomic_add(row_bins + tl.minimum(slot, BINS - 1), value, mask=held, sem="relaxed")
     slot = tl.num_programs(1).to(tl.int64) * n_rows
     out += at
     if SUMS:

@@ -38,7 +38,7 @@ _KINDS = {"full": 0, "causal": 1, "window": 2}
 _HALF = (torch.float16, torch.bfloat16)
 
 
-def reason_unsupported(layer: LayerAttention) -> str | None:
+def reason_unsupported(layer: LayerAttention) -> str | None:  # noqa: C901 (a list of reasons)
     """Why the kernels cannot serve a layer, in a few words; None if they can."""
     d = layer.q.shape[-1]
     if importlib.util.find_spec("triton") is None:
@@ -227,8 +227,11 @@ class _Block:
 
 
 def _tiles(shared: int, block_d: int, wide: bool) -> dict[str, int]:
-    """How many rows and keys a program holds at a time: what fits into the registers and so many bytes of shared memory, as
-    compiled for compute capability 9.0 and 8.9. Float32 takes no tensor cores, and more of both."""
+    """How many rows and keys a program holds at a time.
+
+    It is what fits into the registers and so many bytes of shared memory, as compiled for compute capability 9.0 and 8.9.
+    Float32 takes no tensor cores, and more of both.
+    """
     if wide:
         size, warps = (32, 8) if block_d <= 128 else (16, 4)
         return {"BLOCK_M": size, "BLOCK_N": size, "num_warps": warps, "num_stages": 2}
@@ -306,8 +309,10 @@ def _switches(ask: _Ask, both: bool) -> set[str]:
 
 
 def _signed(block: _Block, maps: _Maps, ask: _Ask, switches: set[str], total: Tensor | None = None) -> dict[str, Tensor]:
-    """The sums over some maps, (unit, query), what their histograms tell, and "small", for which a total that is not
-    known before costs a pass of its own."""
+    """The sums over some maps, (unit, query), what their histograms tell, and "small".
+
+    For "small" a total that is not known before costs a pass of its own.
+    """
 
     def run(switches: set[str], threshold: Tensor = maps.gain, lowest: Tensor = maps.gain, bins: Tensor = maps.gain) -> dict:
         # Without its switch, an argument is not looked at.

@@ -1,0 +1,1 @@
+"""Where models are trained, scored and swept."""

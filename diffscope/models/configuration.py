@@ -85,7 +85,7 @@ class DiffConfig(LlamaConfig):
         if self.second_dim is not None and (self.second_dim % 2 or not 0 < self.second_dim < self.head_dim):
             raise ValueError(f"second_dim={self.second_dim} must be even, and between 2 and head_dim - 1 = {self.head_dim - 1}")
         whole = isinstance(self.top_keys, int) and self.top_keys >= 1
-        if (self.attention == "top_k") != (self.top_keys is not None) or self.top_keys is not None and not whole:
+        if (self.attention == "top_k") != (self.top_keys is not None) or (self.top_keys is not None and not whole):
             raise ValueError('top_keys, a positive whole number, goes with attention="top_k"')
         if not isinstance(self.mask_dim, int) or self.mask_dim < 1:
             raise ValueError(f"mask_dim={self.mask_dim!r} must be a positive whole number")

@@ -35,6 +35,8 @@ class DiffDecoderLayer(LlamaDecoderLayer):
 
 
 class DiffPreTrainedModel(LlamaPreTrainedModel):
+    """What all models of :class:`DiffConfig` have in common."""
+
     config_class = DiffConfig
     config: DiffConfig
     _no_split_modules = ["DiffDecoderLayer"]

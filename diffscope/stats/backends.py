@@ -46,7 +46,7 @@ def chosen(layer: LayerAttention, backend: str | None) -> Backend:
         There is none of that name, or it cannot serve the layer; says why.
     """
     check(backend)
-    if backend == "blocks" or backend is None and not layer.q.is_cuda:
+    if backend == "blocks" or (backend is None and not layer.q.is_cuda):
         return "blocks"
     from diffscope.kernels import rows
 

@@ -56,8 +56,10 @@ class Place:
 
 
 class lazy:
-    """A cached property without the lock that ``functools.cached_property`` has until Python 3.12: it is one for all instances,
-    and threads would take turns at their blocks."""
+    """A cached property without the lock that ``functools.cached_property`` has until Python 3.12.
+
+    That lock is one for all instances, and threads would take turns at their blocks.
+    """
 
     def __init__(self, make: Callable[[Any], Any]):
         self._make = make

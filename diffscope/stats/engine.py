@@ -263,8 +263,11 @@ def block_size(layer: LayerAttention, all_heads: bool, elements: int | None = No
 
 
 def _places(request: Request, all_heads: bool, elements: int | None) -> Iterator[Place]:
-    """The blocks that a request is cut into, of neighbouring queries, which see about the same keys. The last come first: they
-    see most keys under a causal mask, so that no later block needs more memory, and threads end at about the same time."""
+    """The blocks that a request is cut into, of neighbouring queries, which see about the same keys.
+
+    The last come first: they see most keys under a causal mask, so that no later block needs more memory, and threads end at
+    about the same time.
+    """
     n_heads = request.layer.n_heads
     heads, rows = block_size(request.layer, all_heads, elements)
     order = request.queries.argsort(stable=True)

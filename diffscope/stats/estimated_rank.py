@@ -172,8 +172,10 @@ class _Run:
         return x
 
     def quadratures(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Gauss and Gauss-Radau nodes (node,) and weights (node, probe), largest node first, and the residuals (node,) of the
-        Gauss nodes as eigenvalues of G; float64, on the CPU."""
+        """Gauss and Gauss-Radau nodes (node,) and weights (node, probe), largest node first, in float64 on the CPU.
+
+        The last of the five are the residuals (node,) of the Gauss nodes as eigenvalues of G.
+        """
         m = len(self.projected)
         width = self.width
         nodes, vectors = torch.linalg.eigh(self.projected)

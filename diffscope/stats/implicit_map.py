@@ -84,7 +84,7 @@ class ImplicitMaps:
         unsupported = reason_unsupported(layer)
         if products == "attention" and unsupported:
             raise DiffscopeError(f"attention kernels cannot multiply with the maps of layer {layer.layer}: {unsupported}")
-        attends = not unsupported and (products == "attention" or products is None and layer.q.is_cuda)
+        attends = not unsupported and (products == "attention" or (products is None and layer.q.is_cuda))
         self._products = _AttentionProducts(layer, head) if attends else None
 
     def times(self, x: Mapping[str, Tensor]) -> dict[str, Tensor]:

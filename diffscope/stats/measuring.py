@@ -54,8 +54,8 @@ class Measuring:
         statistics: Iterable[str] | str | None,
         queries: Queries,
         n_layers: int,
-        progress: Callable[[float, int], None] | None = None,
-        announce: Callable[[str], None] | None = None,
+        progress: Callable[[float, int], object] | None = None,
+        announce: Callable[[str], object] | None = None,
         backend: Backend | None = None,
     ):
         self.prompts = prompts
@@ -223,7 +223,7 @@ def positions(choice: slice | int | Sequence[int] | Tensor | np.ndarray | None, 
         values = choice.cpu() if isinstance(choice, Tensor) else torch.as_tensor(np.atleast_1d(choice))
     except (ValueError, TypeError):  # rows of several lengths; words
         values = torch.zeros(0, 0)
-    if values.dim() != 1 or values.numel() and (values.is_floating_point() or values.dtype == torch.bool):
+    if values.dim() != 1 or (values.numel() and (values.is_floating_point() or values.dtype == torch.bool)):
         raise DiffscopeError(f"positions are whole numbers in one row, such as [0, 5, -1], not {choice!r}")
     at = values.to(torch.int64)
     at = torch.where(at < 0, at + n, at)

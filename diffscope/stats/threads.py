@@ -17,8 +17,9 @@ AHEAD = 2  # tasks a worker may be ahead of the one whose result is next
 
 
 class Workers:
-    """A context manager; within it :meth:`run` gives results in the order of the tasks, so that sums over them do not depend
-    on which thread was faster.
+    """A context manager; within it :meth:`run` gives results in the order of the tasks.
+
+    So sums over them do not depend on which thread was faster.
 
     Two blocks on two cores are faster than one block whose every operation is split in two, and do not suffer when something
     else needs a core for a while.

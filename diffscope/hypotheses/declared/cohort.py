@@ -89,7 +89,7 @@ head_geometry = compare_arms(
         "double-width": (("diff", "double-width"), of_gap("double-width", "DIFF's head count at double width")),
         "lambda-0": (("diff", "lambda-0"), of_gap("lambda-0", "A1 alone, values of double width")),
     },
-    predictions=dict.fromkeys(("NC", "SP"), {"gain": ABOVE, "double-width": ABOVE, "lambda-0": ABOVE}),
+    predictions={account: {"gain": ABOVE, "double-width": ABOVE, "lambda-0": ABOVE} for account in ("NC", "SP")},
     unable="both accounts predict the same",
 )
 signed_mask = compare_arms(

@@ -162,7 +162,7 @@ def prompt_sets(table: Mapping) -> list[PromptSet]:
 def _check_values(name: str, values: list, default) -> None:
     """Raise PromptError where a value is not of the kind of the field's default: text, yes or no, or a whole number from 0 on."""
     usual = default if isinstance(default, str | bool) else None
-    if wrong := [value for value in values if not _fits(value, usual) or name == "count" and value < 1]:
+    if wrong := [value for value in values if not _fits(value, usual) or (name == "count" and value < 1)]:
         kinds = {str: "no text", bool: "neither true nor false"}
         kind = kinds.get(type(usual), "no whole number, or too small")
         raise PromptError(f"{name} = {wrong[0]!r} is {kind}; for example {name} = {4 if usual is None else usual!r}")

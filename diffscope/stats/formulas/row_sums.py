@@ -186,8 +186,11 @@ class _Passes:
         return largest.cumsum(-1)[..., [min(k, largest.shape[-1]) - 1 for k in TOP_K]]
 
     def _sorted(self) -> Tensor:
-        """|x| ascending; on a CPU by numpy, whose vectorised sort is ten times as fast as torch's, and by the bits of |x|, which
-        have the same order and are compared a tenth faster."""
+        """|x| ascending.
+
+        On a CPU by numpy, whose vectorised sort is ten times as fast as torch's, and by the bits of |x|, which have the same
+        order and are compared a tenth faster.
+        """
         if self.size.device.type != "cpu":
             return self.size.sort(-1).values
         ascending = self._like(self.size).copy_(self.size)  # the last pass, so nothing overwrites it
@@ -195,10 +198,13 @@ class _Passes:
         return ascending
 
     def _gini(self, ascending: Tensor) -> Tensor:
-        """sum_i (2i - n - 1)·x_(i) / (n·sum x). Keys that cannot be seen sort to the front, so ranks are counted back from the
-        last of all N: with i = n + 1 - j it is 1 - 1/n - 2·sum_j (j - 1)·x_(j) / (n·sum x), whose weights grow no larger than n
-        however many keys a row cannot see, so that products are good in float32. A product with a vector does not cascade, so
-        parts of long rows are added up in float64."""
+        """sum_i (2i - n - 1)·x_(i) / (n·sum x), x ascending.
+
+        Keys that cannot be seen sort to the front, so ranks are counted back from the last of all N: with i = n + 1 - j it is
+        1 - 1/n - 2·sum_j (j - 1)·x_(j) / (n·sum x), whose weights grow no larger than n however many keys a row cannot see, so
+        that products are good in float32. A product with a vector does not cascade, so parts of long rows are added up in
+        float64.
+        """
         keys = ascending.shape[-1]
         n = self.n.double()
         back = torch.arange(keys - 1, -1, -1, dtype=ascending.dtype, device=ascending.device) / keys
