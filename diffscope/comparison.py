@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import xarray as xr
 
 from diffscope.capture import Capture, CaptureBatch
 from diffscope.errors import DiffscopeError
 from diffscope.scope import Scope
-from diffscope.stats import STATISTICS
+from diffscope.stats.averaging import average
 from diffscope.stats.sampling import Sample
 
 Names = Sequence[str] | str | None
@@ -54,7 +53,7 @@ class Comparison:
         return self._along_model([capture.measure(statistics, queries=queries) for capture in self.captures])
 
     def difference(self, statistics: Names = None, *, queries: Queries = None) -> xr.Dataset:
-        """First model − second model, of means over heads: head h of one model is not head h of another.
+        """First model − second model, of averages over heads (``diffscope.average``): head h of one model is not head h of another.
 
         Statistics of which a mean says nothing (positions, decibels) are left out; ``attrs["left_out"]`` names them.
 
@@ -66,16 +65,13 @@ class Comparison:
             By layer, and by whatever else a statistic has dimensions; ``attrs["difference"]`` says what is subtracted.
         """
         measured = self.measure(statistics, queries=queries)
-        without_mean = [name for name in measured.data_vars if name in STATISTICS and not STATISTICS[name].averageable]
-        measured = measured.drop_vars(without_mean)
-        finite = measured.where(np.isfinite(measured))
-        means = finite.mean("head", keep_attrs=True) if "head" in finite.dims else finite
-        first, second = (means.sel(model=name, drop=True) for name in self.names)
+        averages = average(measured, "head")
+        first, second = (averages.sel(model=name, drop=True) for name in self.names)
         with xr.set_options(keep_attrs=True):
             difference = first - second
-        return difference.assign_attrs(
-            measured.attrs, difference=f"{self.names[0]} − {self.names[1]}, of means over heads", left_out=", ".join(without_mean)
-        )
+        left_out = ", ".join(name for name in measured.data_vars if name not in averages)
+        words = f"{self.names[0]} − {self.names[1]}, of averages over heads"
+        return difference.assign_attrs(measured.attrs, difference=words, left_out=left_out)
 
     def maps(self, layer: int | tuple[int, int], head: int | tuple[int, int], prompt: int = 0) -> xr.Dataset:
         """The maps of one head of each model.
