@@ -53,9 +53,10 @@ class Comparison:
         return self._along_model([capture.measure(statistics, queries=queries) for capture in self.captures])
 
     def difference(self, statistics: Names = None, *, queries: Queries = None) -> xr.Dataset:
-        """First model − second model, of averages over heads (``diffscope.average``): head h of one model is not head h of another.
+        """First model − second model, of averages over heads: head h of one model is not head h of another.
 
-        Statistics of which a mean says nothing (positions, decibels) are left out; ``attrs["left_out"]`` names them.
+        Averages are those of ``diffscope.average``; statistics of which an average says nothing (positions, decibels) are left
+        out, and ``attrs["left_out"]`` names them.
 
         Parameters are as for :meth:`measure`.
 
