@@ -19,9 +19,9 @@ from safetensors.torch import load_file, save_file
 from diffscope.errors import DiffscopeError
 from diffscope.files import replacing
 from diffscope.lab.training.cohort import DATASET, open_dataset
-from diffscope.lab.training.run_folder import RUN, WEIGHTS
+from diffscope.lab.training.run_folder import WEIGHTS
 
-BESIDE = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", RUN)
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json")  # the same of all runs, so it is kept once
 
 
 def keep(run: Path, target: Path, arms: Collection[str] = (), seeds: Collection[int] = ()) -> list[str]:
@@ -65,9 +65,10 @@ def keep(run: Path, target: Path, arms: Collection[str] = (), seeds: Collection[
         tensors = {name: tensor.half() for name, tensor in load_file(folder / WEIGHTS).items()}
         with replacing(copy / WEIGHTS) as unfinished:
             save_file(tensors, unfinished, metadata={"format": "pt"})
-        for name in BESIDE:
-            shutil.copyfile(folder / name, copy / name)
+        shutil.copyfile(folder / "config.json", copy / "config.json")
     target.mkdir(parents=True, exist_ok=True)
+    for name in TOKENIZER if folders else ():
+        shutil.copyfile(folders[0] / name, target / name)
     shutil.copyfile(run / DATASET, target / DATASET)
     return [str(folder.relative_to(run)) for folder in folders]
 

@@ -235,21 +235,28 @@ def move(model: nn.Module, device) -> nn.Module:
 
 
 def load_tokenizer(source, trust_remote_code: bool):
-    """The tokenizer of a model, or None where none is saved.
+    """The tokenizer of a model, or None where none is saved; that of its cohort, where a run of one has none of its own.
 
     Raises
     ------
     CorruptFile
         One is saved and cannot be read.
     """
-    if isinstance(source, Path) and not any((source / name).is_file() for name in TOKENIZER_FILES):
-        return None
+    if isinstance(source, Path) and not _has_tokenizer(source):
+        folder = source.absolute()  # COHORT/ARM/seed-N
+        if not (folder.name.startswith("seed-") and _has_tokenizer(folder.parents[1])):
+            return None
+        source = folder.parents[1]
     try:
         return AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
     except Exception as error:  # a tokenizer's class may raise anything
         if isinstance(source, Path):
             raise CorruptFile(f"the tokenizer in {source} cannot be read ({first_line(error)}); copy it again") from None
         return None
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in TOKENIZER_FILES)
 
 
 def named_dtype(dtype) -> torch.dtype | None:
