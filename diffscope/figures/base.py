@@ -139,9 +139,9 @@ class Figure:
             drawing.update_layout(paper_bgcolor=theme.PAPER)
             page = drawing.to_html(include_plotlyjs=True, full_html=True, config={"displaylogo": False, "responsive": True})
             return page.encode()
-        return self._printed(suffix.removeprefix("."))
+        return self._printed(suffix.removeprefix("."), dpi=300 if suffix == ".png" else 600)
 
-    def _printed(self, kind: str) -> bytes:
+    def _printed(self, kind: str, dpi: int) -> bytes:
         drawing = self.matplotlib()
         buffer = io.BytesIO()
         about: dict[str, str | None] = {"Title": f"{self.kind.name}: {self.data.attrs.get('model', '')}".rstrip(": ")}
@@ -150,11 +150,11 @@ class Figure:
         elif kind == "svg":
             about |= {"Creator": "diffscope", "Date": None}
         with theme.styled(self.venue):
-            drawing.savefig(buffer, format=kind, metadata=about, dpi=300 if kind == "png" else 600)
+            drawing.savefig(buffer, format=kind, metadata=about, dpi=dpi)
         return buffer.getvalue()
 
     def _repr_png_(self) -> bytes:
-        return self._printed("png")
+        return self._printed("png", dpi=150)  # a notebook keeps its pictures: a quarter of the size in print
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{name}: {size}" for name, size in self.data.sizes.items())

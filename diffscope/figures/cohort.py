@@ -63,8 +63,8 @@ def in_print(data: xr.Dataset, width: float, title: str | None = None):
         cells.set_yticks([0], [_formed(data, arm)])
         curves.tick_params(labelbottom=row == len(arms) - 1)
         if row == 0:
-            curves.set_title("exact answers in training", loc="left")
-            cells.set_title("exact answers in the end, %", loc="left")
+            curves.set_title("in training", loc="left")
+            cells.set_title("in the end, % of exact answers", loc="left")
             place = ((1.0, 1.0), (4, 3), "axes fraction", "offset points")
             cells.annotate("formed at step", *place, size="small", annotation_clip=False)
     _name_cells(cells, data)
