@@ -14,6 +14,7 @@ import diffscope
 from diffscope.capture import open_capture
 from diffscope.cli.output import OUT_OF_MEMORY, ran_out_of_memory
 from diffscope.errors import DiffscopeError
+from diffscope.models.loading import tokenizer_folder
 
 
 @contextlib.contextmanager
@@ -53,7 +54,8 @@ def examples() -> list:
 def age(path: str) -> float:
     """When a folder's newest file was written: a model saved again under the same name is another model."""
     place = Path(path).expanduser()
-    files = [place] if place.is_file() else place.glob("*")
+    tokenizer = tokenizer_folder(place) or place  # a run of a cohort may have it beside the cohort
+    files = [place] if place.is_file() else (*place.glob("*"), *tokenizer.glob("tokenizer*"))
     return max((file.stat().st_mtime for file in files if file.is_file()), default=0.0)
 
 

@@ -55,8 +55,8 @@ class Comparison:
     def difference(self, statistics: Names = None, *, queries: Queries = None) -> xr.Dataset:
         """First model − second model, of averages over heads: head h of one model is not head h of another.
 
-        Averages are those of ``diffscope.average``; statistics of which an average says nothing (positions, decibels) are left
-        out, and ``attrs["left_out"]`` names them.
+        Averages are those of ``diffscope.average``; statistics of which an average says nothing (positions, decibels) and those
+        of pairs of heads are left out, and ``attrs["left_out"]`` names them.
 
         Parameters are as for :meth:`measure`.
 
@@ -67,6 +67,7 @@ class Comparison:
         """
         measured = self.measure(statistics, queries=queries)
         averages = average(measured, "head")
+        averages = averages.drop_vars([name for name, values in averages.items() if "other_head" in values.dims])
         first, second = (averages.sel(model=name, drop=True) for name in self.names)
         with xr.set_options(keep_attrs=True):
             difference = first - second
@@ -133,8 +134,8 @@ def compare(
     """
     captures = first.capture(prompts, spans), second.capture(prompts, spans)
     same_ids = all(left.ids == right.ids for left, right in zip(*(capture.prompts for capture in captures)))
-    vocabularies = [None if scope.tokenizer is None else scope.tokenizer.get_vocab() for scope in (first, second)]
-    if not same_ids or vocabularies[0] != vocabularies[1]:
+    vocabularies = [scope.tokenizer.get_vocab() for scope in (first, second) if scope.tokenizer is not None]
+    if not same_ids or any(vocabulary != vocabularies[0] for vocabulary in vocabularies):
         raise DiffscopeError(f"{first.name} and {second.name} have different tokenizers; compare models that share one")
     number = (" (1)", " (2)") if first.name == second.name else ("", "")
     return Comparison((first.name + number[0], second.name + number[1]), captures)

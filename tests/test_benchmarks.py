@@ -89,8 +89,9 @@ def test_what_goes_wrong_is_said_and_the_others_go_on():
     assert died.state == process.REFUSED and "3" in died.why
     assert refused.state == process.REFUSED and refused.why.startswith("ValueError: ")
     assert worked.state == process.OK and len(worked.seconds) == 2
-    strict = process.Limits(seconds=1.0, share=2**28 / process.available())
-    for run, state in ((job(time.sleep, 60), process.TIME), (job(operator.mul, b"x", 2**31), process.MEMORY)):
+    hurried, narrow = process.Limits(1.0, share=1.0), process.Limits(120.0, share=2**28 / process.available())
+    cases = ((job(time.sleep, 60), hurried, process.TIME), (job(operator.mul, b"x", 2**31), narrow, process.MEMORY))
+    for run, strict, state in cases:
         with process.Child(run, "cpu", patient) as child:
             child.limits = strict
             assert child.run().state == state

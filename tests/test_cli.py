@@ -517,7 +517,7 @@ def test_the_dashboard_answers_and_stops(port, tmp_path):
         with urlopen(address, timeout=10) as page:
             assert page.status == 200
         server.send_signal(signal.SIGINT)
-        _, err = server.communicate(timeout=20)
+        _, err = server.communicate(timeout=60)
     finally:
         server.kill()
     assert server.returncode == 130

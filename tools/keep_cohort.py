@@ -46,8 +46,10 @@ def keep(run: Path, target: Path, arms: Collection[str] = (), seeds: Collection[
     ------
     DiffscopeError
         There is no dataset of the cohort, which says which models were scored; or no finished run of an arm or seed; or a
-        scored model is gone.
+        scored model is gone; or the target is a training's own folder.
     """
+    if run.resolve() == target.resolve() or (target / "shards").exists():
+        raise DiffscopeError(f"{target} is what a training wrote; copy into another folder")
     finished = open_dataset(run)["finished"].to_series()
     scored = list(finished[finished == 1].index)  # (arm, seed)
     for wanted, known in ((arms, {arm for arm, _ in scored}), (seeds, {seed for _, seed in scored})):

@@ -182,7 +182,7 @@ def follow(cap, key: tuple) -> None:
     if "_last" not in state:
         begin = "query" not in st.query_params
     else:
-        begin = state.get("query") == state["_last"] or state.get("query", last + 1) > last
+        begin = state.get("query") in (None, state["_last"]) or state["query"] > last
     if begin:
         state["query"] = last
     state["_model"] = model

@@ -1,4 +1,4 @@
-"""The reference: definitions of SCIENCE, row by row in float64, from queries and keys; no line of diffscope's mathematics.
+"""The reference: the definitions, row by row in float64, from queries and keys; no line of diffscope's mathematics.
 
 What is a count or a position jumps where the exact value is on an edge. There the reference is a range: weights that rounding
 may put on either side of a threshold (`SLACK` of the weights that made them) count or do not.

@@ -21,6 +21,7 @@ from diffscope.cli.options import (
     read_capture,
 )
 from diffscope.cli.output import note, show_json, working
+from diffscope.errors import DiffscopeError
 
 EXAMPLE = (
     "diffscope figure --model mini-diff \\",
@@ -28,7 +29,7 @@ EXAMPLE = (
     "  --layer 3 --head 1 --out maps.pdf",
 )
 
-Kind = Annotated[str, typer.Option(metavar="NAME", help="Which figure: maps, row, heads, lambdas, fidelity, cohort.")]
+Kind = Annotated[str | None, typer.Option(metavar="NAME", help="Which figure: maps, row, heads, lambdas, fidelity, cohort.")]
 Statistic = Annotated[
     str | None, typer.Option("--stats", metavar="NAME", help="Of the figure heads: the statistic that it shows.")
 ]
@@ -44,7 +45,7 @@ def command(
     prompt: Prompt = None,
     prompt_file: PromptFile = None,
     span: Span = None,
-    kind: Kind = "maps",
+    kind: Kind = None,
     layer: Layer = None,
     head: Head = None,
     stats: Statistic = None,
@@ -55,11 +56,16 @@ def command(
     dtype: Dtype = None,
 ):
     """Draw a figure: by default the maps A1, A2, λ·A2 and D of one head."""
+    from diffscope.lab.training.cohort import open_dataset
+
     check_out(out)
     if cohort is not None:
-        subject = diffscope.open(cohort)
+        if kind not in (None, "cohort"):
+            raise DiffscopeError(f"a cohort is drawn as the figure cohort, not as {kind!r}; leave --kind out")
+        subject = open_dataset(cohort)
         kind = "cohort"
     else:
+        kind = kind or "maps"
         subject = read_capture(saved, model, prompt, prompt_file, span, device, dtype)
     choices = {"layer": layer, "head": head, "statistic": stats, "venue": venue}
     with working("drawing"):

@@ -1,5 +1,6 @@
 """``diffscope train``: train a matched cohort, or some of its arms, and say what each learned."""
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -119,9 +120,9 @@ def _tell(recipe, out, runs, device, figure, as_json):
     if not out.is_dir():
         raise DiffscopeError(f"there is no folder {out}")
     if cohort.is_copy(out):
-        dataset = cohort.open_dataset(out)
+        dataset = cohort.open_copy(out, recipe)
         total = dataset["finished"].size
-        failed = {}
+        failed = dict(re.findall(r"(?:^|; )([^\s:]+/seed-\d+): (.*?)(?=; [^\s:]+/seed-\d+: |$)", dataset.attrs.get("failed", "")))
     else:
         dataset, failed = _collect(recipe, out, runs, device)
         total = len(runs)

@@ -11,6 +11,8 @@ from diffscope.figures.base import register
 from diffscope.figures.canvas import canvas, finish_print
 from diffscope.figures.escaping import for_html, for_print
 
+TITLE = "exact answers: in training, and in the end by length and number of distractors"
+
 ROW = 0.27  # inches an arm takes in print
 SEEDS = ("#08519c", "#4292c6", "#9ecae1", "#6baed6", "#08306b")
 
@@ -154,7 +156,7 @@ def on_screen(data: xr.Dataset, title: str | None = None, height: int | None = N
             height=height or 120 + 24 * len(arms),
             margin={"l": 8, "r": 8, "t": 48, "b": 8},
             legend={"orientation": "h", "x": 0, "y": -0.12, "yanchor": "top", "font": {"size": 10}},
-            title={"text": title or "exact answers: in training, and in the end by length and number of distractors", "x": 0},
+            title={"text": for_html(title or TITLE), "x": 0},
         )
     )
     figure.update_xaxes(theme.screen_axis(title_text="step"), col=1)

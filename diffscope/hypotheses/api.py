@@ -89,7 +89,9 @@ test.__test__ = False  # it is not one of pytest's
 def _several(models: Model | Sequence[Model] | None) -> list[Model]:
     if models is None:
         return []
-    return [models] if isinstance(models, str | Scope) else list(models)
+    if isinstance(models, str | Path):
+        return [str(models)]
+    return [models] if isinstance(models, Scope) else list(models)
 
 
 @dataclass

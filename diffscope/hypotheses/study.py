@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -29,27 +30,7 @@ SHIPPED = Path(__file__).parent / "studies"
 FILE = "study.json"
 ALL = "all seeds"
 FRESH = "fresh seeds"
-SOURCES = (  # what estimates depend on: where it changes, finished tests are run again
-    "attention",
-    "capture.py",
-    "edits",
-    "families",
-    "hypotheses/api.py",
-    "hypotheses/contrast.py",
-    "hypotheses/declared",
-    "hypotheses/evidence",
-    "hypotheses/inference.py",
-    "hypotheses/subjects.py",
-    "kernels",
-    "lab/scoring.py",
-    "models",
-    "prompts.py",
-    "proof",
-    "runners.py",
-    "scope.py",
-    "stats",
-    "tasks",
-)
+NO_EVIDENCE = ("cli", "figures", "opening.py", "hypotheses/report.py", "hypotheses/studies")  # what estimates do not depend on
 
 
 @dataclass(frozen=True)
@@ -100,8 +81,8 @@ def open_study(folder: str | Path | None = None) -> Study:
         raise DiffscopeError(f"there is no study in {folder or SHIPPED}; shipped: {', '.join(shipped()) or 'none'}")
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        if "family" in record["facts"]:
-            raise DiffscopeError(f'{path} has facts of a "family", which is called a "cohort" now; run the study anew')
+        if {"family", "asked"} & set(record["facts"]):
+            raise DiffscopeError(f'{path} was written under old names (a "family" is called a "cohort" now); run the study anew')
         boards = {name: [Verdict.from_dict(row) for row in board] for name, board in record["boards"].items()}
         return Study(record["facts"], boards, record["survival"])
     except (KeyError, TypeError, ValueError) as error:
@@ -165,22 +146,22 @@ def _finished(cohort: xr.Dataset, arm: str) -> list[int]:
 
 
 def _digest(subjects: Subjects) -> list:
-    """What estimates depend on: all that was measured of the cohort, and the weights of all models, by size and time."""
+    """What estimates depend on: all that was measured of the cohort, and the files of all models, by size and time."""
     cohort = hashlib.sha256()
     for name in sorted({*subjects.cohort.variables}):
         cohort.update(f"{name} {subjects.cohort[name].values.tolist()}".encode())
-    folders = [Path(name) for name in subjects.names]
-    files = sorted(path for folder in folders if folder.is_dir() for path in folder.rglob("*.safetensors"))
+    folders = [folder for name in subjects.names if (folder := Path(name)).is_dir()]
+    files = sorted(path for folder in folders for kind in ("*.safetensors", "*.json") for path in folder.rglob(kind))
     return [cohort.hexdigest(), [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]]
 
 
 def source_digest(package: Path = Path(__file__).parents[1]) -> str:
-    """Digest of the code that estimates depend on: the rooms of the package, and files of others, in :data:`SOURCES`."""
-    digest = hashlib.sha256()
-    for name in SOURCES:
-        files = sorted((package / name).rglob("*.py")) if (package / name).is_dir() else [package / name]
-        for path in files:
-            digest.update(path.read_bytes())
+    """Digest of the code and the prompts' text that estimates depend on, and of the libraries that compute them."""
+    digest = hashlib.sha256(" ".join(map(version, ("torch", "transformers", "numpy", "scipy", "statsmodels"))).encode())
+    for path in sorted((*package.rglob("*.py"), *package.glob("tasks/*.json*"))):
+        name = path.relative_to(package).as_posix()
+        if not name.startswith(NO_EVIDENCE):
+            digest.update(name.encode() + path.read_bytes())
     return digest.hexdigest()
 
 

@@ -58,7 +58,7 @@ class Settings:
     def prompts_for(self, scope: Scope) -> list[Prompt]:
         """The prompts in the tokens of a model."""
         if self.needles < 2:
-            raise DiffscopeError("a prompt without other needles has no noise that competes; give two needles or more")
+            raise DiffscopeError("a prompt with one needle has no distractors; give two needles or more")
         task = Retrieval(scope.tokenizer, held_out=True, template=self.template or TEMPLATE)
         return draw(task, self.prompts, self.length, self.needles, self.seed)
 

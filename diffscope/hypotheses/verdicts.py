@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from diffscope.errors import DiffscopeError
 from diffscope.hypotheses.declared import SUBJECTS, TESTS
 from diffscope.hypotheses.inference import LEVEL, Estimate
-from diffscope.hypotheses.rules import MEASURED, Measurement
+from diffscope.hypotheses.rules import MEASURED, Measurement, Test
 
 DECLARED = ("id", "claim", "source", "statistic", "controls", "rule", "needs", "limits", "unable")
 SUMMARY = {
@@ -81,6 +81,8 @@ class Verdict:
         estimates = {name: Estimate.from_json(row) for name, row in rows.items()}
         adjusted = {name: math.nan if row["p_holm"] is None else row["p_holm"] for name, row in rows.items() if row["in_rule"]}
         states = {name: row["state"] for name, row in rows.items()}
+        if record["verdict"] == "neither" and not isinstance(test, Test):
+            raise DiffscopeError(f"{record['id']!r} is measured and not judged now; run it anew with diffscope test")
         text = sentence(test, estimates, adjusted, states) if rows else record["sentence"]
         return cls(test, record["verdict"], estimates, adjusted, states, text)
 

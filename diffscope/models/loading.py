@@ -242,11 +242,10 @@ def load_tokenizer(source, trust_remote_code: bool):
     CorruptFile
         One is saved and cannot be read.
     """
-    if isinstance(source, Path) and not _has_tokenizer(source):
-        folder = source.absolute()  # COHORT/ARM/seed-N
-        if not (folder.name.startswith("seed-") and _has_tokenizer(folder.parents[1])):
+    if isinstance(source, Path):
+        source = tokenizer_folder(source)
+        if source is None:
             return None
-        source = folder.parents[1]
     try:
         return AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
     except Exception as error:  # a tokenizer's class may raise anything
@@ -255,8 +254,11 @@ def load_tokenizer(source, trust_remote_code: bool):
         return None
 
 
-def _has_tokenizer(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in TOKENIZER_FILES)
+def tokenizer_folder(folder: Path) -> Path | None:
+    """Where the tokenizer of a model's folder lies: there, or for COHORT/ARM/seed-N without one in COHORT; or None."""
+    folder = folder.absolute()
+    folders = [folder, folder.parents[1]] if folder.name.startswith("seed-") else [folder]
+    return next((place for place in folders if any((place / name).is_file() for name in TOKENIZER_FILES)), None)
 
 
 def named_dtype(dtype) -> torch.dtype | None:

@@ -56,11 +56,20 @@ def average(dataset: xr.Dataset, over: str | Sequence[str] = "query") -> xr.Data
     Dataset
         Means, or medians of ratios without a bound, of what is finite: the attributes ``averaged``, ``averaged_over``,
         ``undefined_left_out`` and ``infinite_left_out`` say which, over what, and how many values were left out. What has none of
-        the dimensions stays as it is; positions and decibels, of which an average says nothing, are left out.
+        the dimensions stays as it is; positions and decibels, of which an average says nothing, are left out. So are standard
+        errors of averages that were taken before: average over all that is to be averaged over at once.
+
+    Raises
+    ------
+    DiffscopeError
+        There is no average over one of these.
     """
     dims = [over] if isinstance(over, str) else list(over)
+    _check_dims(dims)
     averages = {}
     for name, values in dataset.data_vars.items():
+        if str(name).endswith("_se") and str(name).removesuffix("_se") in dataset:
+            continue  # heads and layers share the queries, so errors of averages over these do not follow from it
         if not set(dims) & set(values.dims):
             averages[name] = values
         elif rule(values) != "not":
@@ -97,8 +106,7 @@ def averaged(values: xr.DataArray, dims: Sequence[str] = ORDER, by: Averaged | N
     if by == "not":
         units = values.attrs.get("units", "1")
         raise DiffscopeError(f"{values.name} [{units}] is not averaged, its mean would say nothing; choose one query")
-    if unknown := set(dims).difference(ORDER):
-        raise DiffscopeError(f"there is no average over {', '.join(sorted(unknown))}; choose from {', '.join(ORDER)}")
+    _check_dims(dims)
     present = [dim for dim in ORDER if dim in dims and dim in values.dims]
     result = values
     words = []
@@ -114,13 +122,19 @@ def averaged(values: xr.DataArray, dims: Sequence[str] = ORDER, by: Averaged | N
         error = _standard_error(rows, result, by)
         words[0] = f"a sample of {words[0]}"
     if present:
+        before = [values.attrs["averaged_over"]] if "averaged_over" in values.attrs else []
         result = result.assign_attrs(
             averaged=by,
-            averaged_over=", then ".join(PLURALS[dim] for dim in present),
-            undefined_left_out=int(values.isnull().sum()),
-            infinite_left_out=int(np.isinf(values).sum()),
+            averaged_over=", then ".join([*before, *(PLURALS[dim] for dim in present)]),
+            undefined_left_out=int(values.isnull().sum()) + values.attrs.get("undefined_left_out", 0),
+            infinite_left_out=int(np.isinf(values).sum()) + values.attrs.get("infinite_left_out", 0),
         )
     return Average(result, error, words)
+
+
+def _check_dims(dims: Sequence[str]) -> None:
+    if unknown := set(dims).difference(ORDER):
+        raise DiffscopeError(f"there is no average over {', '.join(sorted(unknown))}; choose from {', '.join(ORDER)}")
 
 
 def _words(values: xr.DataArray, dim: str) -> str:
@@ -191,8 +205,10 @@ def _standard_error(values: xr.DataArray, middle: xr.DataArray, by: Averaged) ->
         error = _error_of_mean(y, weight, stratum)
     else:
         below = np.where(np.isnan(y), np.nan, y <= _quantile(y, weight, 0.5)[..., None])
-        width = np.nan_to_num(_error_of_mean(below, weight, stratum))
-        error = (_quantile(y, weight, 0.5 + width) - _quantile(y, weight, 0.5 - width)) / 2
+        width = _error_of_mean(below, weight, stratum)
+        known = np.nan_to_num(width)
+        half = (_quantile(y, weight, 0.5 + known) - _quantile(y, weight, 0.5 - known)) / 2
+        error = np.where(np.isnan(width), np.nan, half)
     template = rows.isel(query=0, drop=True)
     attrs = {"units": values.attrs.get("units", "1"), "long_name": f"standard error of the {by} of {values.name}"}
     return xr.DataArray(error, template.coords, template.dims, attrs=attrs).transpose(*middle.dims)

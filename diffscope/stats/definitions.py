@@ -152,7 +152,13 @@ UNKNOWN_RANK = "maps of zeros, or not finite; estimates that are not within 5 %"
 
 OTHERS = {
     "span_mass": Definition("1", "attention on each key set", MASSES, ("-inf", "inf"), NO_MASS),
-    "sink_mass": Definition("1", "attention on the first token and on the first four", MASSES, ("-inf", "inf"), NO_MASS),
+    "sink_mass": Definition(
+        "1",
+        "attention on the first token, or the span named sink where one is given, and on the first four",
+        MASSES,
+        ("-inf", "inf"),
+        NO_MASS,
+    ),
     "sink_rate": Definition(
         "1",
         "share of heads with an attention sink",
@@ -228,7 +234,8 @@ OTHERS = {
     "effective_rank_error": Definition(
         "1",
         "half-widths of the effective ranks",
-        "0 where they are exact; else half the bracket of their quadrature and three standard errors",
+        "0 where they are exact (of one draw of the permuted control); else half the bracket of their quadrature and three "
+        "standard errors",
         ("0", "inf"),
         "where nothing is known",
         averaged="median",

@@ -184,7 +184,7 @@ class Retrieval:
         length : int
             Tokens of the prompt, <bos> and question included.
         distractors : int
-            Competing sentences, each about another city, up to `slots`.
+            Sentences about other cities, up to `slots`.
         seed : int or sequence of int
         slots : int
             The most distractors that this seed's prompts can have.

@@ -1,11 +1,13 @@
 """A study is kept, goes on where it stopped, and is refused when its rules are no longer these."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 import xarray as xr
 
+import diffscope
 from diffscope.cli import main
 from diffscope.errors import CorruptFile, DiffscopeError
 from diffscope.hypotheses import TESTS, Settings, Verdict, board, run
@@ -13,7 +15,7 @@ from diffscope.hypotheses.api import open_cohort
 from diffscope.hypotheses.planted import planted_cohort
 from diffscope.hypotheses.study import (
     FILE,
-    SOURCES,
+    NO_EVIDENCE,
     FinishedTests,
     open_study,
     run_study,
@@ -23,6 +25,7 @@ from diffscope.hypotheses.study import (
 )
 from diffscope.store import save_statistics
 
+PACKAGE = Path(diffscope.__file__).parent
 IDS = ["half-width", "distractors-length", "formation", "noise-symmetry"]
 
 
@@ -65,16 +68,19 @@ def test_what_is_finished_is_not_run_again(folder, tmp_path, monkeypatch):
 
 
 def test_only_code_that_estimates_depend_on_is_told_apart(tmp_path):
-    for name in SOURCES:
-        file = tmp_path / name if name.endswith(".py") else tmp_path / name / "module.py"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("x = 1\n")
-    digest = source_digest(tmp_path)
-    (tmp_path / "cli").mkdir()
-    (tmp_path / "cli" / "study.py").write_text("# a comment\n")
-    assert source_digest(tmp_path) == digest
-    (tmp_path / "stats" / "module.py").write_text("x = 2\n")
-    assert source_digest(tmp_path) != digest != source_digest()  # and every file is where it is said to be
+    evidence = ("stats/engine.py", "hypotheses/board.py", "lab/training/cohort.py", "tasks/standard_library.json.gz")
+    for name in (*evidence, *NO_EVIDENCE):
+        assert (PACKAGE / name).exists()
+    for name in (*evidence, "cli/study.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x = 1\n")
+    digests = {source_digest(tmp_path)}
+    (tmp_path / "cli/study.py").write_text("# a comment\n")
+    assert digests == {source_digest(tmp_path)}
+    for count, name in enumerate(evidence, start=2):
+        (tmp_path / name).write_text("x = 2\n")
+        digests.add(source_digest(tmp_path))
+        assert len(digests) == count
 
 
 def test_estimates_that_are_kept_are_the_same(folder, tmp_path):

@@ -194,6 +194,7 @@ def test_a_copy_is_reported_on_as_the_original(cohort_run, tmp_path, capsys):
     before = {path: path.stat().st_mtime_ns for path in copy.rglob("*")}
     assert main([*command, str(copy), "--figure", str(tmp_path / "f.svg")]) == 0
     assert capsys.readouterr().out == original and (tmp_path / "f.svg").exists()
+    assert main(["train", "laptop", "--report", "--out", str(copy)]) == 2 and "of another recipe" in capsys.readouterr().err
     assert main([*command[:2], "--out", str(copy)]) == 2 and "a copy to be read with --report" in capsys.readouterr().err
     assert before == {path: path.stat().st_mtime_ns for path in copy.rglob("*")}
     original, kept = (diffscope.load(folder / "diff" / "seed-1") for folder in (out, copy))
@@ -211,6 +212,8 @@ def test_what_cannot_be_copied_is_named(cohort_run, tmp_path):
         keep(tmp_path / "nowhere", tmp_path / "other")
     with pytest.raises(DiffscopeError, match="no finished run of 'v9'; it has diff, standard"):
         keep(out, tmp_path / "other", arms=["v9"])
+    with pytest.raises(DiffscopeError, match="copy into another folder"):
+        keep(out, out)
     with pytest.raises(DiffscopeError, match="no finished run of 7; it has 0, 1"):
         keep(out, tmp_path / "other", seeds=[7])
 

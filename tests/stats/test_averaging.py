@@ -1,9 +1,11 @@
 """One rule of averaging: what is left out, what is a median, what a sample's average is worth, and that everybody follows it."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 import xarray as xr
 from hypothesis import given
 from hypothesis import strategies as st
@@ -128,3 +130,20 @@ def test_everybody_averages_alike(monkeypatch, tmp_path, capsys):
     assert (drawn["kl_12"] == 2).all() and "infinite values left out" in drawn.attrs["selection"]
     swept = _measured(scope, "it", TextPrompt("it", cap.text, {}, None), {"statistics": ["kl_12"], "queries": "all"})
     assert swept["kl_12"].equals(mean)
+
+
+def test_what_was_averaged_before_is_averaged_on_without_its_errors():
+    values = _array(np.arange(24.0).reshape(2, 12), SimpleNamespace(weight=torch.full((12,), 3.0), stratum=torch.zeros(12)))
+    dataset = values.where(values != 5).to_dataset(name="entropy")
+    twice, once = average(average(dataset), "head"), average(dataset, ["query", "head"])
+    assert set(twice) == {"entropy"} and set(once) == {"entropy", "entropy_se"}
+    assert float(twice["entropy"]) == float(once["entropy"])
+    assert twice["entropy"].attrs["averaged_over"] == "queries, then heads" and twice["entropy"].attrs["undefined_left_out"] == 1
+    with pytest.raises(DiffscopeError, match="no average over querry"):
+        average(dataset, "querry")
+
+
+@pytest.mark.parametrize("by", ["mean", "median"])
+def test_a_stratum_of_one_row_has_no_standard_error(by):
+    values = _array(np.arange(5.0)[None], SimpleNamespace(weight=torch.full((5,), 10.0), stratum=torch.tensor([0, 0, 1, 1, 2])))
+    assert averaged(values, ["query"], by).error.isnull().all()

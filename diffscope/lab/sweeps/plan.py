@@ -18,7 +18,7 @@ from transformers.utils import cached_file
 from diffscope.errors import DiffscopeError, ModelNotFound, first_line
 from diffscope.lab.jobs.shards import Shard
 from diffscope.lab.sweeps.prompt_sets import PromptSet, prompt_sets
-from diffscope.models.loading import TOKENIZER_FILES, checkpoints, locate, named_dtype
+from diffscope.models.loading import TOKENIZER_FILES, checkpoints, locate, named_dtype, tokenizer_folder
 from diffscope.stats import STATISTICS
 from diffscope.stats.registry import select
 from diffscope.stats.sampling import Sample
@@ -194,6 +194,7 @@ class Plan:
             "made_with": provenance(dated=False),
             "statistics": self.measured,
             "queries": self.queries,
+            "averaged": {} if self.queries == LAST else {name: STATISTICS[name].averaged for name in self.measured},
             "dtype": self.dtype,
         }
         pieces = []
@@ -247,7 +248,8 @@ def fingerprint(opened: str) -> str:
         except Exception as error:  # the hub's client may raise anything
             raise ModelNotFound(f"no model {opened!r} to be had from the hub ({first_line(error)})") from None
     digest = hashlib.sha256()
-    for file in (home / "config.json", *(home / name for name in TOKENIZER_FILES), *sorted(weights.glob("*.safetensors"))):
+    beside = tokenizer_folder(home) or home
+    for file in (home / "config.json", *(beside / name for name in TOKENIZER_FILES), *sorted(weights.glob("*.safetensors"))):
         if file.is_file():
             size = file.stat().st_size
             digest.update(f"{file.name} {size}\0".encode())

@@ -25,7 +25,7 @@ from diffscope.tasks.retrieval import Retrieval
 from diffscope.tasks.tokenizer import UNKNOWN
 
 FORMED = 0.9  # share of exact answers above which the lookup circuit has formed
-NEAR = (0, 2, 4, 6)  # competing near-duplicates, at the middle length of the grid
+NEAR = (0, 2, 4, 6)  # near-duplicates among the distractors, at the middle length of the grid
 DATASET = "cohort.nc"
 CURVES = "metrics.parquet"
 MEASURED = ("answer_loss", "text_loss", "answer_tokens_right", "gradient_norm", "seconds", "retrieval")
@@ -230,6 +230,15 @@ def collect(recipe: Recipe, out: Path, outcome: shards.Outcome, device: str = "c
 def is_copy(out: Path) -> bool:
     """Whether a folder holds the dataset of a cohort without the shards it was made of, as ``tools/keep_cohort.py`` copies it."""
     return (Path(out) / DATASET).is_file() and not (Path(out) / "shards").is_dir()
+
+
+def open_copy(out: Path, recipe: Recipe) -> xr.Dataset:
+    """The dataset of a copy; DiffscopeError if it is of another recipe, seeds apart."""
+    dataset = open_dataset(out)
+    recipes = [json.loads(text) | {"seeds": None} for text in (dataset.attrs["recipe"], json.dumps(recipe.as_dict()))]
+    if recipes[0] != recipes[1]:
+        raise DiffscopeError(f"{out} is a copy of a cohort of another recipe, named {recipes[0]['name']!r}; report with that one")
+    return dataset
 
 
 def open_dataset(folder: Path) -> xr.Dataset:

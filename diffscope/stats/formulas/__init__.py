@@ -29,21 +29,29 @@ def _like(result: torch.Tensor, given: Array) -> Array:
     return result.numpy() if isinstance(given, np.ndarray) else result
 
 
+def _tensor(x: Any) -> Any:
+    """Arrays and numbers as a tensor; anything else as it is."""
+    if isinstance(x, np.ndarray):
+        return torch.as_tensor(np.ascontiguousarray(x))
+    return torch.tensor(x, dtype=torch.float64) if isinstance(x, float) else x
+
+
 def _of_arrays(function: Callable[..., torch.Tensor]) -> Callable[..., Any]:
     """The function for numpy arrays too; then its result is one."""
 
     @wraps(function)
     def on_arrays(*args: Any, **kwargs: Any) -> Any:
-        tensors = [torch.as_tensor(x) if isinstance(x, np.ndarray) else x for x in args]
-        named = {name: torch.as_tensor(x) if isinstance(x, np.ndarray) else x for name, x in kwargs.items()}
-        return _like(function(*tensors, **named), args[0])
+        tensors = [_tensor(x) for x in args]
+        named = {name: _tensor(x) for name, x in kwargs.items()}
+        result = function(*tensors, **named)
+        return result.numpy() if not any(isinstance(x, torch.Tensor) for x in (*args, *kwargs.values())) else result
 
     return on_arrays
 
 
 def _rows(a: Array, visible: Array | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Weights in float32 or float64 with zeros where a row does not see, what it sees, both (..., query, key), and how many."""
-    x = torch.as_tensor(a).detach()
+    x = _tensor(a).detach()
     if not x.is_floating_point():
         x = x.double()
     x = x.to(torch.promote_types(x.dtype, torch.float32))
@@ -112,7 +120,10 @@ def span_mass(a: Array, keys: Array, visible: Array | None = None) -> Array:
         In the order of ``spans.NORMALISATIONS``; NaN in rows that see none of the keys, or only them.
     """
     x, seen, n = _rows(a, visible)
-    chosen = torch.as_tensor(keys, dtype=torch.int64)
+    chosen = torch.as_tensor(keys)
+    if chosen.dtype == torch.bool or len(chosen.unique()) < len(chosen):
+        raise ValueError("span_mass takes positions of keys, each once; of a mask they are numpy.flatnonzero(mask)")
+    chosen = chosen.long()
     below = spans.denominators(x.abs().sum(-1), x.clamp_min(0).sum(-1), x.sum(-1))
     mass = spans.span_mass(x, [chosen], below, n, spans.take(seen, chosen).sum(-1, keepdim=True))
     return _like(mass[..., 0, :], a)

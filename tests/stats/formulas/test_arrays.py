@@ -89,3 +89,15 @@ def test_ranks_of_an_array():
 
 def test_the_example():
     assert doctest.testmod(formulas).failed == 0
+
+
+@pytest.mark.parametrize("keys", [[True, True, False], [1, 1]])
+def test_a_mask_of_keys_is_not_taken_for_positions(keys):
+    with pytest.raises(ValueError, match=r"numpy\.flatnonzero"):
+        formulas.span_mass(np.full((3, 3), 1 / 3), np.array(keys))
+
+
+def test_arrays_by_name_reversed_ones_and_numbers():
+    a = np.array([[0.7, 0.2, 0.1]])
+    assert isinstance(formulas.rho(a1=a, a2=a), np.ndarray) and formulas.entropy(a[:, ::-1]) == pytest.approx(formulas.entropy(a))
+    assert formulas.cmrr(0.8) == pytest.approx(20 * math.log10(0.9 / 0.2))
