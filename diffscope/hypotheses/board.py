@@ -64,7 +64,14 @@ def run(
 
 
 def result_of(test: Measurement, subject: Models | Pair | Sequence[Models] | xr.Dataset | None) -> Result:
-    """The estimates of a test, or what it needs."""
+    """The estimates of a test, or what it needs.
+
+    Raises
+    ------
+    DiffscopeError
+        What was observed is not what the test declares. Other mistakes of an observer are raised as they are, with a note that
+        names the test.
+    """
     if subject is None:
         return NEEDED[test.needs]
     try:
@@ -75,6 +82,14 @@ def result_of(test: Measurement, subject: Models | Pair | Sequence[Models] | xr.
         return f"other prompts: {error}"
     except DiffscopeError as error:
         return f"a model and prompts that allow it: {error}"
+    except Exception as error:
+        error.add_note(f"raised by {test.observe.__qualname__}, which observes the test {test.id!r}")
+        raise
+    if not set(test.judged) <= set(observed) <= set(test.quantities):
+        raise DiffscopeError(
+            f"the test {test.id!r} declares the quantities {', '.join(test.quantities)}, and {test.observe.__qualname__} "
+            f"observed {', '.join(observed) or 'none'}"
+        )
     return {name: as_estimate(values) for name, values in observed.items()}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 from diffscope.errors import DiffscopeError
 from diffscope.hypotheses.inference import LEVEL, Estimate, Observed
@@ -19,6 +19,7 @@ OPEN = "open"
 MEASURED = "measured"
 WORDS = {ABOVE: "more than {margin:g}", BELOW: "less than −{margin:g}", NONE: "within ±{margin:g} of 0"}
 Observer = Callable[[Any], Mapping[str, Observed | Estimate]]
+Needs = Literal["model", "pair", "checkpoints", "cohort"]
 
 
 class Missing(DiffscopeError):
@@ -73,7 +74,7 @@ class Measurement:
     statistic: str
     controls: tuple[str, ...]
     quantities: Mapping[str, Quantity]
-    needs: str
+    needs: Needs
     observe: Observer
     limits: str = ""
 
@@ -162,7 +163,7 @@ def declare(
     statistic: str,
     controls: tuple[str, ...],
     quantities: Mapping[str, Quantity],
-    needs: str,
+    needs: Needs,
     predictions: Mapping[str, Mapping[str, str]] | None = None,
     limits: str = "",
     unable: str = "",
@@ -170,7 +171,20 @@ def declare(
     """Make a function that observes quantities a :class:`Test`, or a :class:`Measurement` where nothing is predicted of them.
 
     The parameters are the attributes of these two.
+
+    Raises
+    ------
+    DiffscopeError
+        There is nothing of that name to observe, or something is predicted of a quantity that is not estimated.
     """
+    if needs not in get_args(Needs):
+        raise DiffscopeError(f"the test {id!r} needs {needs!r}; it has to be one of {', '.join(get_args(Needs))}")
+    for account, predicted in (predictions or {}).items():
+        if account not in ACCOUNTS or not set(predicted) <= set(quantities) or not set(predicted.values()) <= set(WORDS):
+            raise DiffscopeError(
+                f"the test {id!r} predicts {account}: {dict(predicted)}; accounts are {', '.join(ACCOUNTS)}, its quantities "
+                f"{', '.join(quantities)}, states {', '.join(WORDS)}"
+            )
 
     def declared(observe: Observer) -> Measurement:
         fields = {

@@ -128,7 +128,7 @@ def test_the_command_runs_shows_and_refuses(folder, tmp_path, capsys):
     out = tmp_path / "study"
     assert main(["study", "run", "--cohort", str(folder), "--fresh", "4", "--out", str(out)]) == 0
     shown = capsys.readouterr().out
-    assert "distractors-length" in shown and "fresh: 4" in shown and "Of 26 tests" in shown.replace("\n", " ")
+    assert "distractors-length" in shown and "fresh: 4" in shown and f"Of {len(TESTS)} tests" in shown.replace("\n", " ")
     assert main(["study", "show", str(out), "--board", "fresh seeds", "--out", str(tmp_path / "b.md")]) == 0
     assert "distractors-length" in (tmp_path / "b.md").read_text() and "log-rank" in capsys.readouterr().out
     for arguments, words in (
@@ -146,6 +146,8 @@ def test_the_command_runs_shows_and_refuses(folder, tmp_path, capsys):
 @pytest.mark.parametrize("name", shipped())
 def test_shipped_studies_are_of_these_rules(name):
     study = open_study(name)
-    assert all([verdict.test.id for verdict in verdicts] == list(TESTS) for verdicts in study.boards.values())
+    for verdicts in study.boards.values():
+        ids = [verdict.test.id for verdict in verdicts]
+        assert ids and ids == [id for id in TESTS if id in ids]  # a test that is declared later is on no board yet
     for verdict in study.boards["all seeds"]:
         assert verdict.verdict == verdict.test.judge(verdict.states)
