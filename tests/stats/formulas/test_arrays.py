@@ -45,7 +45,7 @@ def test_both_kinds_of_array_and_a_mask(name):
 
 
 def _bound(text, n):
-    exact = {"0": 0, "1": 1, "2": 2, "n": n, "ln n": math.log(n), "ln 2": math.log(2), "1 - 1/n": 1 - 1 / n}
+    exact = {"0": 0, "1": 1, "2": 2, "n": n, "ln n": math.log(n), "ln 2": math.log(2), "1/n": 1 / n, "1 - 1/n": 1 - 1 / n}
     exact |= {"inf": math.inf, "-inf": -math.inf, "keys - 1": n - 1, "k/n": np.array(TOP_K) / n}
     return exact[text]
 
