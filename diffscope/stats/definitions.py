@@ -201,7 +201,7 @@ OTHERS = {
         "20 log10(((g + lambda)/2) / |g - lambda|)",
         ("-inf", "inf"),
         NO_SECOND,
-        f"of differential amplifiers, the analogy of {DIFF}",
+        f"{DIFF}: its analogy with differential amplifiers",
         "not",
     ),
     "logit_outliers": Definition(

@@ -10,6 +10,7 @@ from diffscope.stats import STATISTICS
 from diffscope.stats.definitions import DEFINITIONS
 
 ROOT = Path(__file__).parents[2]
+SOURCES = (ROOT / "docs" / "sources.md").read_text(encoding="utf-8").lower()
 BOUNDS = {"0", "1", "2", "n", "ln n", "ln 2", "1/n", "1 - 1/n", "k/n", "keys - 1", "inf", "-inf"}
 
 
@@ -21,6 +22,8 @@ def test_every_statistic_has_its_words_and_the_other_way_round():
 def test_nothing_is_left_unsaid(name):
     words = STATISTICS[name].words
     assert all((words.units, words.description, words.formula, words.undefined, words.source))
+    title = words.source.partition(" (")[0]
+    assert words.source == "defined here" or title.lower() in SOURCES, f"{title} is not in docs/sources.md"
     assert len(words.range) == 2
     assert set(words.range) <= BOUNDS, "a new bound goes into BOUNDS, and into _bound of formulas/test_arrays.py"
     unbounded_ratio = words.units == "1" and words.range[1] == "inf" and "/" in words.formula and "query" in STATISTICS[name].dims
