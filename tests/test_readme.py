@@ -1,11 +1,16 @@
 """What the first pages say is true: their code runs, their links lead somewhere, their table names every family."""
 
+import importlib
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
 
+import diffscope
 from diffscope.families import FAMILIES
+from diffscope.figures.base import KINDS
+from diffscope.stats.definitions import Definition
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -17,6 +22,41 @@ def test_the_code_of_the_page_runs(page, tmp_path, monkeypatch):
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.S)
     monkeypatch.chdir(tmp_path)  # it writes files
     exec(compile("\n".join(blocks), str(page), "exec"), {})
+
+
+def test_the_code_of_contributing_runs_where_it_says(tmp_path, capsys):
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    blocks = [textwrap.dedent(block) for block in re.findall(r"^ *```python\n(.*?)^ *```", page, re.S | re.M)]
+
+    def names(start, *modules):
+        """What the block that has this line defines, among the names of the files that it goes into."""
+        block = next(block for block in blocks if re.search(rf"^{re.escape(start)}", block, re.M))
+        scope = {name: value for module in modules for name, value in vars(importlib.import_module(module)).items()}
+        exec(compile(block.partition("\nFORMULAS")[0], start, "exec"), scope)
+        return scope
+
+    concentration = names("def concentration", "diffscope.stats.formulas.distribution")
+    x = concentration["torch"].tensor([0.5, -0.25, 0.25])
+    assert float(concentration["concentration"](concentration["of_rows"](x, 3, ["total", "squares"]), 3)) == 0.375
+    entry = next(block for block in blocks if block.startswith('"concentration"'))
+    words = eval(f"{{{entry}}}", dict(vars(importlib.import_module("diffscope.stats.definitions"))))["concentration"]
+    assert isinstance(words, Definition) and words.formula == "sum p²"
+    scope, prompt = diffscope.load("mini-diff"), "The magic number: Paris 7421. The magic number: Paris"
+    cap = scope.capture(prompt, spans={"answer": "7421"})
+    edit = names("def temper_a2", "diffscope.edits.simple")
+    edit["TemperA2"] = names("@dataclass", "diffscope.attention.changes")["TemperA2"]
+    with scope.edit(edit["temper_a2"](2.0)):
+        assert float(abs(scope.capture(prompt).map("A2", 0, 0) - cap.map("A2", 0, 0)).max()) > 0.01
+    try:
+        names('"""Attention on the named spans')
+        figure = names("def mass(", "diffscope.figures.api")["mass"](cap, venue="neurips")
+        assert figure.save(tmp_path / "mass.svg").exists() and figure.save(tmp_path / "mass.html").exists()
+    finally:
+        KINDS.pop("mass", None)
+    test = names("def sink_loses", "diffscope.hypotheses.rules", "diffscope.hypotheses.declared.one_model")["sink_loses"]
+    assert test.judged == ("change",)
+    names('"""``diffscope next``')["command"](model="mini-diff", prompt=prompt)
+    assert "next token" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
