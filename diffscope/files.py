@@ -56,11 +56,20 @@ def replacing(path: str | os.PathLike, *, alone: bool = False) -> Iterator[Path]
         workspace = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}-"))
     try:
         yield workspace / path.name
+        _share(workspace / path.name)
         if path.is_dir():
             path.rename(workspace / "replaced")
         os.replace(workspace / path.name, path)
     finally:
         remove(workspace)
+
+
+def _share(path: Path) -> None:
+    """Let others read a file, or those of a folder, as any new file of this process: safetensors makes its own private."""
+    plain = path.with_name("plain-file")
+    plain.touch()
+    for file in [path] if path.is_file() else path.rglob("*.safetensors"):
+        shutil.copymode(plain, file)
 
 
 def unfinished_folder(path: Path) -> Path:

@@ -80,6 +80,12 @@ def test_other_programs_read_one_row_a_value(statistics, tmp_path):
     assert len(table) == 48 + 48 + 2
 
 
+def test_tensors_can_be_read_by_whoever_can_read_other_files(tmp_path):
+    save_tensors(tmp_path / "x.dscope", {"q": torch.zeros(2)}, {})
+    (tmp_path / "plain").touch()
+    assert (tmp_path / "x.dscope").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
 def test_tensors_come_back_with_their_record(tmp_path):
     q = torch.arange(6.0).reshape(2, 3)
     tensors = {"q": q, "transposed": q.T, "part": q[0], "flag": torch.tensor([True, False])}
