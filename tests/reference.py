@@ -66,11 +66,11 @@ class Slow:
         outs = []
         for head in range(self.heads):
             out = self.rows(head, **changes)[2] @ self.v[int(self.layer.pairing.value_of_head[head])]
-            own = self.layer.norm
-            if own is not None and norm is not None:
-                weight = np.ones(out.shape[1]) if own.weight is None else own.weight.double().numpy()
+            of_model = self.layer.norm
+            if of_model is not None and norm is not None:
+                weight = np.ones(out.shape[1]) if of_model.weight is None else of_model.weight.double().numpy()
                 for query in range(self.n):
-                    out[query] = out[query] * weight * (1 / rms(out[query], own.eps) if norm == "own" else norm(head))
+                    out[query] = out[query] * weight * (1 / rms(out[query], of_model.eps) if norm == "own" else norm(head))
             out = out * self.layer.post_scale
             outs.append(output(out, head) if output else out)
         return np.concatenate(outs, axis=1)
@@ -93,16 +93,16 @@ def softmax(table):
 def top_k(a, k, renormalise=True):
     out = np.zeros_like(a)
     for row, values in zip(out, a):
-        kept = sorted(range(len(values)), key=lambda key: -values[key])[:k]
-        row[kept] = values[kept] / (values[kept].sum() if renormalise else 1)
+        saved = sorted(range(len(values)), key=lambda key: -values[key])[:k]
+        row[saved] = values[saved] / (values[saved].sum() if renormalise else 1)
     return out
 
 
 def low_rank(a, rank, seen=None):
     """Eigenvectors of AᵀA instead of an SVD; zero again on what is not seen: above the diagonal of a causal map."""
     _, vectors = np.linalg.eigh(a.T @ a)
-    kept = vectors[:, -rank:]
-    return (a @ kept @ kept.T) * (np.tril(np.ones_like(a)) if seen is None else seen)
+    saved = vectors[:, -rank:]
+    return (a @ saved @ saved.T) * (np.tril(np.ones_like(a)) if seen is None else seen)
 
 
 def uniform(n):
@@ -118,7 +118,7 @@ def by_distance(maps, n, window=10**9):
                 first.append(a[query, 0])
             for key in range(max(1, query - window + 1), query + 1):
                 others.setdefault(query - key, []).append(a[query, key])
-    weight = {distance: np.mean(found) for distance, found in others.items()}
+    weight = {distance: np.mean(measured) for distance, measured in others.items()}
     out = np.zeros((n, n))
     out[0, 0] = 1
     for query in range(1, n):

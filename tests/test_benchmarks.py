@@ -34,8 +34,8 @@ def test_a_method_gives_what_float64_gives(subject, method):
             peer._c.unmount("save")  # a method it gives every object of the process, with which anyio cannot be imported
     name, exact = subject
     run, pick = jobs.Measured(method, name, TOKENS, "cpu").prepare()
-    found, where = oracle.error(pick(run()), exact)
-    assert found < 1e-4, where
+    measured, where = oracle.error(pick(run()), exact)
+    assert measured < 1e-4, where
 
 
 def test_a_sample_is_compared_at_its_own_rows():
@@ -60,12 +60,12 @@ def exact_rows():
 
 @pytest.mark.parametrize("name", [*oracle.NUMBERS, "row_sum", "top_k_mass", "quantiles"])
 def test_one_wrong_value_is_noticed(name):
-    exact, found = exact_rows()
-    assert oracle.error(found, exact) == (0.0, "")
-    found[name][2, 1, 1] += 2
-    assert oracle.error(found, exact)[1] == name
-    found[name][2, 1, 1] = np.nan
-    assert oracle.error(found, exact)[0] == np.inf
+    exact, measured = exact_rows()
+    assert oracle.error(measured, exact) == (0.0, "")
+    measured[name][2, 1, 1] += 2
+    assert oracle.error(measured, exact)[1] == name
+    measured[name][2, 1, 1] = np.nan
+    assert oracle.error(measured, exact)[0] == np.inf
 
 
 def test_a_count_on_the_edge_may_fall_either_way():
@@ -98,14 +98,14 @@ def test_what_goes_wrong_is_said_and_the_others_go_on():
 
 
 def test_tables_and_pictures_of_results(tmp_path):
-    made = [
+    result = [
         report.Result("random", "diffscope", 128, seconds=[0.1, 0.2, 0.3], peaks=[2.0**20], error=1e-6),
         report.Result("random", "model forward", 128, seconds=[0.05], peaks=[2.0**19]),
         report.Result("random", NUMPY_ALONE, 128, seconds=[2.0], peaks=[2.0**30], error=2e-6),
         report.Result("random", NUMPY_ALONE, 256, state=process.MEMORY, why="over 2 GiB"),
     ]
-    table = report.markdown(made)
+    table = report.markdown(result)
     assert "| 128 | numpy, full maps | 2 s | 1 | 1 GiB | 10 | 1.02e+03 | 40 | 2.0e-06 | ok |" in table
     assert "- numpy, full maps, 256 tokens: out of memory: over 2 GiB" in table
-    report.draw(made, tmp_path / "figure.svg")
+    report.draw(result, tmp_path / "figure.svg")
     assert "<svg" in (tmp_path / "figure.svg").read_text(encoding="utf-8")

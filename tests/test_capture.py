@@ -154,11 +154,11 @@ def test_a_batch_is_its_prompts_one_by_one():
         assert np.allclose(together.lam.isel(prompt=index).values[..., :n], alone.lam, atol=1e-6)
         assert np.isnan(together.lam.isel(prompt=index).values[..., n:]).all()
         assert [token for token, _ in together.next[index]] == [token for token, _ in alone.next]
-        own = alone.measure(["entropy", "span_mass", "cosine"])
-        for name in own:
+        of_model = alone.measure(["entropy", "span_mass", "cosine"])
+        for name in of_model:
             batch = measured[name].isel(prompt=index)
             batch = batch.isel(query=slice(0, n)) if "query" in batch.dims else batch
-            assert np.allclose(batch.transpose(*own[name].dims), own[name], atol=1e-4, equal_nan=True), name
+            assert np.allclose(batch.transpose(*of_model[name].dims), of_model[name], atol=1e-4, equal_nan=True), name
 
 
 @pytest.mark.parametrize("kind", ["v1", "v2"])
@@ -167,7 +167,7 @@ def test_a_prompt_of_a_batch_is_a_capture_of_its_own(kind, tmp_path):
     scope = diffscope.load(tiny.own(kind))
     prompts, spans = [tiny.ids(12), tiny.ids(21, seed=1)], [{"answer": (3, 5)}, {"answer": (6, 8)}]
     batch = scope.capture(prompts, spans)
-    assert len(batch) == 2 and [one.n_tokens for one in batch] == batch.n_tokens == [12, 21]
+    assert len(batch) == 2 and [item.n_tokens for item in batch] == batch.n_tokens == [12, 21]
     per_token = ("query",) if kind == "v2" else ()
     assert batch.lam.dims == ("layer", "prompt", "head", *per_token)
     for index, part in enumerate(batch):
@@ -273,9 +273,11 @@ def test_large_scores_are_rounded_and_no_misreading():
     scores = (q.double() @ k.double().mT * 0.25).masked_fill(~seen, -torch.inf)
     maps = scores.softmax(-1)[0]
     observed = ((maps[0] - 0.7 * maps[1]) @ v[0, 0].double()).float()[None]
-    (found,) = fidelities([layer], [observed])
-    assert 2e-5 < found.error < found.tolerance < 3e-4
-    assert found.tolerance == pytest.approx(float(scores[scores > -torch.inf].abs().max()) * 4 * torch.finfo(torch.float32).eps)
+    (measured,) = fidelities([layer], [observed])
+    assert 2e-5 < measured.error < measured.tolerance < 3e-4
+    assert measured.tolerance == pytest.approx(
+        float(scores[scores > -torch.inf].abs().max()) * 4 * torch.finfo(torch.float32).eps
+    )
     (wrong,) = fidelities([replace(layer, lam=lam * 1.01)], [observed])
     assert wrong.error > 10 * wrong.tolerance
 
@@ -325,11 +327,11 @@ def test_a_layer_is_read_before_later_ones_change_what_it_saw():
     for layer in model.model.layers:
         handles.append(layer.self_attn.register_forward_pre_hook(keep, with_kwargs=True))
         handles.append(layer.register_forward_hook(overwrite))
-    found = [layer.lam_fp32 for layer in diffscope.load(model).capture(tiny.ids(30)).layers]
+    measured = [layer.lam_fp32 for layer in diffscope.load(model).capture(tiny.ids(30)).layers]
     for handle in handles:
         handle.remove()
     assert all((hidden == 0).all() for hidden in seen.values()) and len(seen) == 3
-    assert all(torch.equal(one, other) for one, other in zip(found, expected))
+    assert all(torch.equal(item, other) for item, other in zip(measured, expected))
 
 
 def test_memory_of_inference_mode_is_not_used_outside_of_it():
@@ -469,8 +471,8 @@ def test_pairings_tried_together_deviate_as_they_do_alone(attention, heads):
     checked, others = torch.arange(420), [other for _, other in other_pairings(layer)]
     alone = replace(layer, pairing=replace(layer.pairing, a1=torch.arange(layer.q.shape[1]), a2=None))
     assert len(alone.split(checked)) > 1
-    own, few = deviations(layer, [([layer.pairing], 1), ([other.pairing for other in others], 11)], checked, seen)
-    assert float(own.max()) == pytest.approx(deviation(layer, checked, seen), rel=1e-5)
+    of_model, few = deviations(layer, [([layer.pairing], 1), ([other.pairing for other in others], 11)], checked, seen)
+    assert float(of_model.max()) == pytest.approx(deviation(layer, checked, seen), rel=1e-5)
     expected = []
     for reading in (layer, *others):
         rows = reading.rows(checked)
@@ -481,7 +483,7 @@ def test_pairings_tried_together_deviate_as_they_do_alone(attention, heads):
         size = sum(term.pow(2).mean(-1).sqrt() for term in terms) * factor * layer.post_scale
         off = (reading.output() - seen).abs().amax(-1) / size  # (head, query)
         expected.append(float((off if reading is layer else off[:, 10::11]).max()))
-    assert np.allclose([float(own.max()), *few.amax(-1).tolist()], expected, rtol=1e-3)
+    assert np.allclose([float(of_model.max()), *few.amax(-1).tolist()], expected, rtol=1e-3)
 
 
 def test_an_undecided_pairing_is_said_to_be():
@@ -554,9 +556,9 @@ def test_next_tokens_are_the_models():
     model, ids = tiny.own("v1"), tiny.ids(20)
     with torch.no_grad():
         expected = model(torch.tensor([ids])).logits[0, -1].softmax(-1).topk(10)
-    found = diffscope.load(model).capture(ids).next
-    assert [int(token) for token, _ in found] == expected.indices.tolist()
-    assert np.allclose([p for _, p in found], expected.values, atol=1e-5)
+    measured = diffscope.load(model).capture(ids).next
+    assert [int(token) for token, _ in measured] == expected.indices.tolist()
+    assert np.allclose([p for _, p in measured], expected.values, atol=1e-5)
 
 
 def test_there_is_no_second_map_in_standard_attention():
@@ -591,9 +593,9 @@ def test_measuring_as_the_model_runs_gives_what_a_capture_gives(name):
     spans = [{"answer": (3, 6)}, {"answer": (2, 4)}]
     scope = diffscope.load(MODELS[name]())
     with scope.edit(diffscope.edits.absolute_d(layers=1)):
-        kept = scope.capture(prompts, spans).measure(["entropy", "gini", "span_mass", "logit_outliers"], queries="answer")
+        saved = scope.capture(prompts, spans).measure(["entropy", "gini", "span_mass", "logit_outliers"], queries="answer")
         passing = scope.measure(prompts, ["entropy", "gini", "span_mass", "logit_outliers"], spans=spans, queries="answer")
-    assert passing.identical(kept) and "|D|" in passing.attrs["edits"]
+    assert passing.identical(saved) and "|D|" in passing.attrs["edits"]
     assert scope.measure(prompts[0]).identical(scope.capture(prompts[0]).measure())
 
 
@@ -667,13 +669,13 @@ def test_results_that_would_fill_the_memory_are_refused_before_they_are_made(mon
 def test_what_takes_long_is_announced_before_it_begins(monkeypatch):
     from diffscope.stats import measuring
 
-    scope, said = diffscope.load(tiny.own("v1")), []
-    scope.measure(tiny.ids(30), "gini", announce=said.append)
-    assert said == []
+    scope, printed = diffscope.load(tiny.own("v1")), []
+    scope.measure(tiny.ids(30), "gini", announce=printed.append)
+    assert printed == []
     monkeypatch.setattr(measuring, "WORTH_SAYING", 0.0)
-    scope.measure(tiny.ids(30), "gini", announce=lambda line: said.append(line), progress=lambda *at: said.append(at))
-    assert re.fullmatch(r"measuring will take about \d+ s and \d+ MiB besides the model", said[0])
-    assert said[1:] == [(1, 2), (2, 2)]
+    scope.measure(tiny.ids(30), "gini", announce=lambda line: printed.append(line), progress=lambda *at: printed.append(at))
+    assert re.fullmatch(r"measuring will take about \d+ s and \d+ MiB besides the model", printed[0])
+    assert printed[1:] == [(1, 2), (2, 2)]
 
 
 @pytest.mark.parametrize("kind", ["v1", "v2", "standard"])

@@ -197,7 +197,7 @@ def test_a_wrong_layer_or_head_is_told_before_the_model_is_measured(run, tiny_di
 def test_an_interrupted_measure_shows_and_keeps_what_was_finished(run, tiny_diff_folder, tmp_path, monkeypatch):
     from diffscope.stats.measuring import Measuring
 
-    add, kept = Measuring.add, tmp_path / "part.nc"
+    add, copy = Measuring.add, tmp_path / "part.nc"
 
     def stop(measuring, layer, workers):
         if layer.layer == 1:
@@ -206,11 +206,11 @@ def test_an_interrupted_measure_shows_and_keeps_what_was_finished(run, tiny_diff
 
     monkeypatch.setattr("diffscope.stats.measuring.AT_ONCE", 0)
     monkeypatch.setattr(Measuring, "add", stop)
-    asked = ("measure", "--model", tiny_diff_folder, "--prompt", PROMPT, "--stats", "entropy", "--out", kept, "--json")
-    status, out, err = run(*asked)
+    requested = ("measure", "--model", tiny_diff_folder, "--prompt", PROMPT, "--stats", "entropy", "--out", copy, "--json")
+    status, out, err = run(*requested)
     assert status == 130 and "stopped after 1 of" in err
     assert json.loads(out)["stopped"].startswith("after 1 of")
-    assert open_statistics(kept)["layer"].values.tolist() == [0]
+    assert open_statistics(copy)["layer"].values.tolist() == [0]
 
 
 def test_positions_and_decibels_are_not_averaged(run, saved):
@@ -244,19 +244,19 @@ def test_infinite_divergences_are_left_out_and_counted(run, saved, monkeypatch):
     measure = diffscope.capture.Capture.measure
 
     def with_infinity(self, *arguments, **options):
-        found = measure(self, *arguments, **options).copy(deep=True)
-        found["kl_12"].loc[dict(layer=0, head=0, query=found["query"][-2:])] = np.inf
-        return found
+        measured = measure(self, *arguments, **options).copy(deep=True)
+        measured["kl_12"].loc[dict(layer=0, head=0, query=measured["query"][-2:])] = np.inf
+        return measured
 
     monkeypatch.setattr(diffscope.capture.Capture, "measure", with_infinity)
-    found = diffscope.open(saved).measure(["kl_12"])["kl_12"]
-    infinite = int(np.isinf(found).sum())
+    measured = diffscope.open(saved).measure(["kl_12"])["kl_12"]
+    infinite = int(np.isinf(measured).sum())
     _, out, _ = run("measure", saved, "--stats", "kl_12")
     assert f"{infinite} infinite values left out" in out and "inf" not in out.split("left out)", 1)[1]
     entry = json.loads(run("measure", saved, "--stats", "kl_12", "--json")[1])["statistics"]["kl_12"]
-    kept = found.where(np.isfinite(found)).mean("query").sel(layer=0, head=0)
-    answer = kept["span"].values.tolist().index("answer")
-    assert entry["values"][0][0][answer] == pytest.approx(float(kept[answer]), rel=1e-6)
+    copy = measured.where(np.isfinite(measured)).mean("query").sel(layer=0, head=0)
+    answer = copy["span"].values.tolist().index("answer")
+    assert entry["values"][0][0][answer] == pytest.approx(float(copy[answer]), rel=1e-6)
     assert f"{infinite} infinite values" in entry["averaged_over"][0]
 
 
@@ -530,8 +530,8 @@ def test_what_a_user_should_know_is_noted(run, tiny_diff_folder, tmp_path):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Own, "warnings", lambda self, layer: ["its keys are shared"])
-        kept = tmp_path / "a.dscope"
-        status, out, err = run("capture", "--model", tiny_diff_folder, "--prompt", "a city is found", "--out", kept)
+        copy = tmp_path / "a.dscope"
+        status, out, err = run("capture", "--model", tiny_diff_folder, "--prompt", "a city is found", "--out", copy)
     assert status == 0 and err.count("warnings: its keys are shared") == 1 and "DiffscopeWarning" not in err
-    status, out, err = run("measure", kept)
+    status, out, err = run("measure", copy)
     assert status == 0 and "warnings: its keys are shared" in err and "warnings" not in out

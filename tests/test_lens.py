@@ -596,5 +596,5 @@ def test_the_documented_benchmark_is_what_it_prints(documentation, capsys, monke
 
 
 def test_every_hook_point_is_documented(documentation, bridge):
-    own = {name.rpartition(".")[2] for name in bridge.hook_dict if re.fullmatch(r"blocks\.0\.attn\.hook_\w+", name)}
-    assert own - {"hook_in", "hook_out", "hook_hidden_states"} <= set(re.findall(r"hook_\w+", documentation))
+    of_model = {name.rpartition(".")[2] for name in bridge.hook_dict if re.fullmatch(r"blocks\.0\.attn\.hook_\w+", name)}
+    assert of_model - {"hook_in", "hook_out", "hook_hidden_states"} <= set(re.findall(r"hook_\w+", documentation))

@@ -92,12 +92,12 @@ def test_a_trace_reads_what_a_capture_holds(page, name):
         nnsight.save(read)
     capture = diffscope.load(MODELS[name]()).capture(IDS)
     assert len(read) == len(capture.layers) == 2
-    for kept, (a1, a2, lam, entering) in zip(capture.layers, read):
-        rows = kept.rows()
+    for saved, (a1, a2, lam, entering) in zip(capture.layers, read):
+        rows = saved.rows()
         for ours, theirs in ((rows.a1, a1), (rows.a2, a2), (rows.d, a1 - lam * a2)):
             assert (ours - theirs[0]).abs().max() < 1e-5
         assert (rows.lam[..., None] - lam).abs().max() < 1e-6
-        assert (kept.output().transpose(0, 1).flatten(1) - entering[0]).abs().max() < 1e-5
+        assert (saved.output().transpose(0, 1).flatten(1) - entering[0]).abs().max() < 1e-5
 
 
 CHANGES = {"half": lambda lam: lam * 0.5, "zero": torch.zeros_like, "negative": lambda lam: lam * -1.5}

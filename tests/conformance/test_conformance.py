@@ -29,7 +29,7 @@ RIGHT = {
 
 
 def said(report, *verdicts):
-    return [f"{found.check}: {found.says}" for found in report.findings if found.verdict in verdicts]
+    return [f"{finding.check}: {finding.says}" for finding in report.findings if finding.verdict in verdicts]
 
 
 @pytest.mark.parametrize("name", RIGHT)
@@ -74,13 +74,13 @@ def test_a_second_map_without_effect_is_found():
     with torch.no_grad():
         model.model.layers[1].self_attn.o_proj.weight.zero_()
     report = diffscope.check(model)
-    dead = next(found for found in report.findings if found.check == "second map" and found.verdict == "fail")
+    dead = next(finding for finding in report.findings if finding.check == "second map" and finding.verdict == "fail")
     assert dead.layers == (1,) and "does not change the logits" in dead.says
 
 
 def test_a_second_map_with_lambda_0_is_left_undecided():
     report = diffscope.check(tiny.own("v1", fixed_lambda=0.0))
-    assert report.passed and any(found.check == "second map" for found in report.findings if found.verdict == "undecided")
+    assert report.passed and any(finding.check == "second map" for finding in report.findings if finding.verdict == "undecided")
 
 
 def test_broken_cached_decoding_is_found():
@@ -101,7 +101,7 @@ def test_attention_that_is_not_run_is_said():
     model = planted.tiny()
     model.layers.append(planted.DifferentialAttention(64, 2, 4, 2, "none"))  # zip leaves it out
     report = diffscope.check(model)
-    assert [found.layers for found in report.findings if found.verdict == "undecided"] == [(2,)]
+    assert [finding.layers for finding in report.findings if finding.verdict == "undecided"] == [(2,)]
 
 
 def test_attention_that_is_run_twice_is_refused():
@@ -126,15 +126,15 @@ def test_a_model_of_few_positions_is_checked_on_short_prompts():
 
 def test_long_prompts_are_checked_without_all_their_logits(monkeypatch):
     """Of 4,096 tokens and 150,000 words they would take 2.5 GB."""
-    asked, plain = [], LanguageModel.logits
+    requested, plain = [], LanguageModel.logits
 
     def logits(self, ids, mask, columns=None):
-        asked.append((ids.shape[1], columns))
+        requested.append((ids.shape[1], columns))
         return plain(self, ids, mask, columns)
 
     monkeypatch.setattr(LanguageModel, "logits", logits)
     diffscope.check(tiny.own("v1"), length=200)
-    lengths = [len(columns) for n, columns in asked if n == 200]
+    lengths = [len(columns) for n, columns in requested if n == 200]
     assert len(lengths) == 3 and max(lengths) < 50
 
 
@@ -143,10 +143,10 @@ def test_cached_decoding_goes_beyond_the_window(monkeypatch):
     heads = dict(num_attention_heads=4, num_key_value_heads=2)
     model = tiny.awake(MistralForCausalLM(MistralConfig(**tiny.SHAPE, **heads, sliding_window=110)))
     assert diffscope.check(model).passed
-    made = DynamicSlidingWindowLayer.__init__
+    initialise = DynamicSlidingWindowLayer.__init__
 
     def short(self, *args, **kwargs):
-        made(self, *args, **kwargs)
+        initialise(self, *args, **kwargs)
         self.sliding_window -= 1
 
     monkeypatch.setattr(DynamicSlidingWindowLayer, "__init__", short)

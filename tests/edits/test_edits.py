@@ -391,9 +391,9 @@ def test_statistics_use_the_edited_rows():
 def test_edits_act_in_the_order_of_the_computation():
     """Given in any order: first fields, then scores, maps, difference and output."""
     scope = opened("v1")
-    made = [edit_of(case, scope) for case in ("set λ", "A2 of head 2", "no sink", "8 bits a map", "A2 rank 3", "D⁺")]
+    some = [edit_of(case, scope) for case in ("set λ", "A2 of head 2", "no sink", "8 bits a map", "A2 rank 3", "D⁺")]
     shown = []
-    for order in (made, [*made[4:], *made[:2], *made[2:4]]):
+    for order in (some, [*some[4:], *some[:2], *some[2:4]]):
         for s, entered in watched(scope, IDS, *order):
             expected = s.output(
                 lam=lambda lam, head: np.full_like(lam, 0.3),
@@ -471,11 +471,11 @@ def test_nothing_is_left_behind(implementation, own_copy):
     scope.model.set_attn_implementation(implementation)
     scope.model.model.layers[1].mlp.train()
     before, plain = traces(scope.model), logits_of(scope, IDS)
-    made = [edit_of(case, scope) for case in CASES]
-    with scope.edit(*made):
+    every = [edit_of(case, scope) for case in CASES]
+    with scope.edit(*every):
         scope.capture(IDS), scope.loss(IDS), scope.generate(IDS[:9], 2)
     assert traces(scope.model) == before and torch.equal(logits_of(scope, IDS), plain)
-    with pytest.raises(ZeroDivisionError), scope.edit(*made[:3]), scope.edit(made[3]):
+    with pytest.raises(ZeroDivisionError), scope.edit(*every[:3]), scope.edit(every[3]):
         scope.capture(IDS)
         1 / 0  # noqa: B018
     assert traces(scope.model) == before and torch.equal(logits_of(scope, IDS), plain)
@@ -500,11 +500,11 @@ def test_no_gradient_flows_through_what_was_edited(own_copy):
 
 def test_another_thread_waits_and_sees_no_edit():
     first, second = opened("v1"), diffscope.load(opened("v1").model)
-    plain, found, inside = first.capture(IDS).lam, {}, threading.Event()
+    plain, measured, inside = first.capture(IDS).lam, {}, threading.Event()
 
     def other():
         inside.wait(10)
-        found["lam"] = second.capture(IDS).lam
+        measured["lam"] = second.capture(IDS).lam
 
     thread = threading.Thread(target=other)
     thread.start()
@@ -516,23 +516,23 @@ def test_another_thread_waits_and_sees_no_edit():
         with second.edit(edits.scale_lambda(2.0)):
             assert np.allclose(first.capture(IDS).lam, 0.6)
     thread.join(10)
-    assert found["lam"].identical(plain)
+    assert measured["lam"].identical(plain)
 
 
 def test_two_threads_edit_in_turns():
-    scope, found = opened("v1"), {}
+    scope, measured = opened("v1"), {}
 
     def run(value):
         for _ in range(3):
             with scope.edit(edits.set_lambda(value)):
-                found.setdefault(value, []).append(scope.capture(IDS).lam.values)
+                measured.setdefault(value, []).append(scope.capture(IDS).lam.values)
 
     threads = [threading.Thread(target=run, args=(value,)) for value in (0.1, 0.2, 0.3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert all(np.allclose(lam, value) for value, all_of in found.items() for lam in all_of) and len(found) == 3
+    assert all(np.allclose(lam, value) for value, all_of in measured.items() for lam in all_of) and len(measured) == 3
 
 
 # Running
@@ -582,9 +582,9 @@ def test_a_padded_batch_is_its_prompts_one_by_one(name, case):
         loss = scope.loss(prompts)
         total = sum((len(prompt) - 1) * scope.loss(prompt) for prompt in prompts)
     assert math.isclose(loss, total / 27, rel_tol=1e-6)
-    for index, one in enumerate(alone):
-        assert np.abs(together.map("D", 1, 2, prompt=index) - one.map("D", 1, 2)).max() < 1e-9
-        assert np.allclose([p for _, p in together.next[index]], [p for _, p in one.next], atol=1e-5)
+    for index, item in enumerate(alone):
+        assert np.abs(together.map("D", 1, 2, prompt=index) - item.map("D", 1, 2)).max() < 1e-9
+        assert np.allclose([p for _, p in together.next[index]], [p for _, p in item.next], atol=1e-5)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -808,12 +808,12 @@ def test_edits_that_say_what_is_already_so(ids, name):
     scope = opened(name)
     plain = logits_of(scope, ids)
     lam = scope.capture(ids).lam.values
-    said = [edits.scale_lambda(1.0), edits.low_rank_a2(len(ids)), edits.top_k_a1(len(ids)), edits.scale_lambda(1)]
+    neutral = [edits.scale_lambda(1.0), edits.low_rank_a2(len(ids)), edits.top_k_a1(len(ids)), edits.scale_lambda(1)]
     if name != "v2":
-        said = [*said, *(edits.set_lambda(float(lam[i, 0]), layers=i) for i in range(2))]
-    for edit in said:
+        neutral = [*neutral, *(edits.set_lambda(float(lam[i, 0]), layers=i) for i in range(2))]
+    for edit in neutral:
         assert same(logits_under(scope, ids, edit), plain, 1e-5)  # Capture.lam is float32
-    assert same(logits_under(scope, ids, *said[:-2]), plain, 1e-8)
+    assert same(logits_under(scope, ids, *neutral[:-2]), plain, 1e-8)
 
 
 @few
@@ -829,8 +829,8 @@ def test_edits_that_come_to_the_same(ids, name, value):
         ([edits.drop_sink(1, branch=1), edits.drop_sink(1, branch=2)], [edits.drop_sink()]),
         ([edits.ablate_heads(heads=[0, 1]), edits.ablate_heads(heads=[2, 3])], [edits.ablate_heads()]),
     ]
-    for one, other in pairs:
-        assert same(logits_under(scope, ids, *one), logits_under(scope, ids, *other), 1e-8)
+    for item, other in pairs:
+        assert same(logits_under(scope, ids, *item), logits_under(scope, ids, *other), 1e-8)
 
 
 # The page
@@ -838,8 +838,8 @@ def test_edits_that_come_to_the_same(ids, name, value):
 
 def test_the_page_lists_every_edit_and_its_example_runs(capsys):
     page = PAGE.read_text(encoding="utf-8")
-    made = {name for name in edits.__all__ if name not in ("Edit", "apply")}
-    assert made == set(re.findall(r"^\| `(\w+)\(", page, re.M))
+    names = {name for name in edits.__all__ if name not in ("Edit", "apply")}
+    assert names == set(re.findall(r"^\| `(\w+)\(", page, re.M))
     for code in re.findall(r"```python\n(.*?)```", page, re.S):
         exec(compile(code, str(PAGE), "exec"), {})
     assert capsys.readouterr().out
@@ -860,9 +860,9 @@ def test_outliers_of_the_scores_are_those_of_the_edited_scores():
             seen = np.isfinite(table)
             values.append(np.abs(np.round(table[seen] / step) * step))
         values = np.concatenate(values)
-        found = edited.measure(["logit_outliers"]).logit_outliers.sel(layer=number)
-        assert float(found.sel(outlier="top_1")) == pytest.approx(values.max(), rel=1e-5)
-        assert float(found.sel(outlier="median")) == pytest.approx(np.median(values), rel=1e-5)
+        measured = edited.measure(["logit_outliers"]).logit_outliers.sel(layer=number)
+        assert float(measured.sel(outlier="top_1")) == pytest.approx(values.max(), rel=1e-5)
+        assert float(measured.sel(outlier="median")) == pytest.approx(np.median(values), rel=1e-5)
 
 
 @pytest.mark.parametrize("name", ["v1", "diffllama"])

@@ -16,9 +16,9 @@ def cached_steps_see_the_whole_prompt(model, ids, sizes=(20, 1, 1, 5, 6), cache=
     whole, cache = scope.capture(ids).layers, DynamicCache() if cache is None else cache
     for size in sizes:
         steps, end = [], begin + size
-        given = {"attention_mask": torch.ones(1, end)} if masked else {}
+        argument = {"attention_mask": torch.ones(1, end)} if masked else {}
         with passages(model, scope.family, None, steps.append):
-            model(torch.tensor([ids[begin:end]]), past_key_values=cache, use_cache=True, **given)
+            model(torch.tensor([ids[begin:end]]), past_key_values=cache, use_cache=True, **argument)
         for passage, layer in zip(steps, whole, strict=True):
             step = prove(scope.family, passage)[0]
             assert step.n_queries == size and step.layer == layer.layer

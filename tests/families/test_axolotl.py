@@ -101,15 +101,15 @@ def test_a_converted_model_starts_as_the_llama_it_was():
                 getattr(module, f"lambda_{name}").zero_()
     capture = diffscope.load(model).capture(IDS)
     assert float(abs(capture.lam).max()) == 0 and not capture.fidelity.decided.any()
-    said = {(found.verdict, found.check) for found in diffscope.check(model).findings}
-    assert ("undecided", "second map") in said and ("fail", "norm") not in said and ("warn", "λ_init") not in said
+    printed = {(finding.verdict, finding.check) for finding in diffscope.check(model).findings}
+    assert ("undecided", "second map") in printed and ("fail", "norm") not in printed and ("warn", "λ_init") not in printed
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_right_model_passes_its_check(dtype):
     """Also in half precision, where λ_init is a rounded parameter."""
     report = diffscope.check(axolotl.tiny(num_hidden_layers=1).to(dtype), length=25)
-    assert {found.verdict for found in report.findings} == {"pass"}
+    assert {finding.verdict for finding in report.findings} == {"pass"}
 
 
 def test_eager_attention_without_a_mask_sees_everything():

@@ -30,8 +30,8 @@ def test_a_batch_is_its_images_one_by_one():
     scope, images = diffscope.load(vision.tiny(parallel=True)), [vision.image(0), vision.image(1)]
     together = scope.capture(torch.stack(images), spans={"object": (6, 8)})
     again = scope.capture([image.numpy() for image in images])
-    for index, one in enumerate(images):
-        alone = scope.capture(one, spans={"object": (6, 8)})
+    for index, item in enumerate(images):
+        alone = scope.capture(item, spans={"object": (6, 8)})
         assert np.allclose(together.map("D", 1, 2, prompt=index), alone.map("D", 1, 2), atol=1e-6)
         assert np.array_equal(together.map("D", 1, 2, prompt=index), again.map("D", 1, 2, prompt=index))
         measured = together.measure(["entropy", "cosine"]).isel(prompt=index)
@@ -44,9 +44,9 @@ def test_next_is_the_classes():
     model, image = vision.tiny(), vision.image()
     with torch.no_grad():
         expected = model(image[None])[0].softmax(-1).topk(10)
-    found = diffscope.load(model).capture(image).next
-    assert [int(name) for name, _ in found] == expected.indices.tolist()
-    assert np.allclose([p for _, p in found], expected.values, atol=1e-6)
+    measured = diffscope.load(model).capture(image).next
+    assert [int(name) for name, _ in measured] == expected.indices.tolist()
+    assert np.allclose([p for _, p in measured], expected.values, atol=1e-6)
     for headless in (vision.tiny(num_classes=0), vision.tiny(global_pool="")):
         assert diffscope.load(headless).capture(image).next == []
 

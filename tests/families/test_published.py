@@ -14,6 +14,6 @@ def test_it_is_opened_and_proved(name, request):
     assert report.passed, report.findings
     assert all(error < 1e-5 for error in report.fidelity.values())
     if report.layers[0]["λ"] is not None:
-        found = {finding.check: finding for finding in report.findings if finding.verdict == "pass"}
+        measured = {finding.check: finding for finding in report.findings if finding.verdict == "pass"}
         layers = tuple(layer["layer"] for layer in report.layers)
-        assert found["pairing"].layers == layers and found["second map"].layers == layers
+        assert measured["pairing"].layers == layers and measured["second map"].layers == layers

@@ -43,14 +43,16 @@ def with_two_numbers(timm, kind):
 
 def maps_of(model, images):
     """A1 and A2 of each layer as timm's own softmax gives them, each (batch, head, query, key); the model is not fused."""
-    found, handles = [], []
+    measured, handles = [], []
     for module in diff_modules(model):
-        handles.append(module.attn_drop.register_forward_hook(lambda module, args, out: found.append(out.unflatten(1, (-1, 2)))))
+        handles.append(
+            module.attn_drop.register_forward_hook(lambda module, args, out: measured.append(out.unflatten(1, (-1, 2))))
+        )
     with torch.no_grad():
         model(images)
     for handle in handles:
         handle.remove()
-    return [(weights[:, :, 0], weights[:, :, 1]) for weights in found]
+    return [(weights[:, :, 0], weights[:, :, 1]) for weights in measured]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -151,9 +153,9 @@ def masks():
 @pytest.mark.parametrize("mask", masks())
 def test_a_mask_given_to_the_model_is_read(kind, mask):
     model, layers = vision.tiny(**KINDS[kind]), []
-    given, seen = masks()[mask]
+    argument, seen = masks()[mask]
     with torch.no_grad(), passages(model, Timm(), None, lambda passage: layers.append(prove(Timm(), passage))):
-        model(vision.image()[None], **given)
+        model(vision.image()[None], **argument)
     for layer, proof in layers:
         assert proof.error < 1e-5 and torch.equal(layer.visible(), seen)
     if mask == "bool":
@@ -169,15 +171,15 @@ def test_depth_is_what_the_module_says(timm):
     capture = scope.capture(vision.image())
     assert np.allclose(capture.lam_init, [0.8 - 0.6 * np.exp(-0.3), 0.8 - 0.6 * np.exp(-0.6)]) and capture.fidelity.decided.all()
     report = diffscope.check(scope)
-    (found,) = (found for found in report.findings if found.check == "λ_init")
-    assert found.verdict == "fail" and found.layers == (0, 1)
+    (finding,) = (finding for finding in report.findings if finding.check == "λ_init")
+    assert finding.verdict == "fail" and finding.layers == (0, 1)
 
 
 @pytest.mark.parametrize("parallel", [False, True])
 def test_it_conforms(parallel):
     report = diffscope.check(vision.tiny(parallel=parallel))
-    assert {found.verdict for found in report.findings} == {"pass"}
-    assert {found.check for found in report.findings} == {"fidelity", "pairing", "λ_init", "second map"}
+    assert {finding.verdict for finding in report.findings} == {"pass"}
+    assert {finding.check for finding in report.findings} == {"fidelity", "pairing", "λ_init", "second map"}
 
 
 def test_training_goes_on_without_the_capture():

@@ -55,8 +55,8 @@ def test_maps_are_those_of_the_layout(kind, kv_heads):
         assert torch.allclose(layout(torch.tensor([IDS])), model(torch.tensor([IDS])), atol=1e-3)
     for layer, part in zip(diffscope.load(model).capture(IDS).layers, layout.layers):
         rows = layer.rows()
-        for seen, kept in zip((rows.a1, rows.a2, rows.d), part.maps):
-            assert torch.allclose(seen, kept[0], atol=2e-6)
+        for seen, saved in zip((rows.a1, rows.a2, rows.d), part.maps):
+            assert torch.allclose(seen, saved[0], atol=2e-6)
         assert rows.a1.sub(rows.a2).abs().max() > 0.1 and torch.equal(layer.lam.flatten(), part.lam(torch.float32)[None])
 
 
@@ -78,8 +78,8 @@ def test_maps_and_lambda_of_v2_are_those_of_the_layout(kv_heads):
 def test_the_naive_file_rounds_in_half_precision_and_so_do_its_maps():
     model = unilm.tiny(kind="naive", heads=8).to(torch.bfloat16)  # d = 4
     other = unilm.tiny(kind="naive", heads=4).to(torch.bfloat16)  # d = 8: the scale is no power of two, so it rounds as well
-    for one in (model, other):
-        for layer, part in zip(diffscope.load(one).capture(IDS).layers, one.layers):
+    for item in (model, other):
+        for layer, part in zip(diffscope.load(item).capture(IDS).layers, item.layers):
             assert (layer.rows().a1 - part.maps[0][0].float()).abs().max() < torch.finfo(torch.bfloat16).eps / 2
 
 
@@ -133,7 +133,7 @@ def test_a_flash_file_is_a_diffllama_with_its_weights_in_another_order(kind, kv_
     ids = torch.tensor([IDS])
     with torch.no_grad():
         assert (model(ids) - other(ids).logits).abs().max() < 1e-4
-    ours, theirs = (diffscope.load(one).capture(IDS) for one in (model, other))
+    ours, theirs = (diffscope.load(item).capture(IDS) for item in (model, other))
     assert (ours.family, theirs.family) == ("unilm", "diffllama")
     for layer in range(2):
         for head in range(4):

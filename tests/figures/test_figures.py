@@ -101,10 +101,10 @@ def verdicts():
 
 
 def test_a_board_shows_what_is_judged_in_units_of_what_matters(cap):
-    made = figure("board", verdicts())
-    assert made.data["value"].values.tolist() == [8.0, -4.0, 2.0] and np.isnan(made.data["low"].values[2])
-    assert made.data["test"].values.tolist() == ["one", "one", "two"]
-    shown = made.plotly().to_json()
+    result = figure("board", verdicts())
+    assert result.data["value"].values.tolist() == [8.0, -4.0, 2.0] and np.isnan(result.data["low"].values[2])
+    assert result.data["test"].values.tolist() == ["one", "one", "two"]
+    shown = result.plotly().to_json()
     assert "one: NC" in shown and "\\u003cquantity" not in shown and "&lt;quantity 4&gt;" in shown
     with pytest.raises(DiffscopeError, match="of verdicts"):
         figure("board", cap)
@@ -113,12 +113,12 @@ def test_a_board_shows_what_is_judged_in_units_of_what_matters(cap):
 
 
 def test_a_cohort_shows_means_over_what_is_finished(cap):
-    made = figure("cohort", trained())
-    grid = made.data["grid"]
+    result = figure("cohort", trained())
+    grid = result.data["grid"]
     assert (
         grid.dims == ("arm", "length", "distractors") and (grid[0] == 1).all() and grid[1, :, 1].values.tolist() == [0.25, 0.25]
     )
-    shown = made.plotly().to_json()
+    shown = result.plotly().to_json()
     assert "diff (50, 75)" in shown and "\\u003cstandard" not in shown and "&lt;standard&gt; (\\u2013, ?)" in shown
     with pytest.raises(DiffscopeError, match="of a trained cohort"):
         figure("cohort", cap)
@@ -244,10 +244,10 @@ def test_a_row_is_a_row_of_the_map(cap):
 
 def test_heads_select_what_it_says(cap):
     measured = cap.measure(["span_mass"])["span_mass"]
-    made = figure("heads", cap, map="A2", span="sink", normalisation="raw", query=3)
+    result = figure("heads", cap, map="A2", span="sink", normalisation="raw", query=3)
     expected = measured.sel(map="A2", span="sink", normalisation="raw", query=3)
-    np.testing.assert_array_equal(made.data["span_mass"].values, expected.values)
-    assert made.data.attrs["selection"] == "A2, sink, raw, query 3"
+    np.testing.assert_array_equal(result.data["span_mass"].values, expected.values)
+    assert result.data.attrs["selection"] == "A2, sink, raw, query 3"
     usual = figure("heads", cap).data
     expected = measured.sel(map="D", span="answer", normalisation="share").isel(query=-1)
     np.testing.assert_array_equal(usual["span_mass"].values, expected.values)
@@ -275,8 +275,8 @@ def test_zero_is_white_and_in_the_middle_of_d(cap, contrast):
 
 
 def test_in_print_zero_is_in_the_middle_of_d(cap):
-    made = figure("maps", cap, scale="own").matplotlib()
-    images = [ax.images[0] for ax in made.axes if ax.images]
+    result = figure("maps", cap, scale="own").matplotlib()
+    images = [ax.images[0] for ax in result.axes if ax.images]
     assert len(images) == 4
     low, high = images[3].get_clim()
     assert low == -high
@@ -295,18 +295,18 @@ def test_what_a_query_cannot_see_is_not_drawn_as_zero(cap):
 
 
 def test_tokens_are_escaped_wherever_plotly_would_read_html(cap):
-    made = figure("maps", cap).plotly()
-    alias = made.layout.xaxis.labelalias
+    result = figure("maps", cap).plotly()
+    alias = result.layout.xaxis.labelalias
     assert "·&lt;b&gt;&amp;&#36;" in alias["2"] and "<b>" not in alias["2"]
     assert "·&#36;x_1&#36;" in alias["6"]
-    assert "↵" in made.layout.yaxis.labelalias["4"]
+    assert "↵" in result.layout.yaxis.labelalias["4"]
     row = figure("row", cap, query=8)
     assert "·&lt;i&gt;" in row.plotly().layout.title.text and "<i>" not in row.plotly().to_json()
 
 
 def test_tokens_are_text_in_print_even_if_they_look_like_mathematics(cap, tmp_path):
-    made = figure("maps", cap, width=12.0).matplotlib()
-    labels = [tick.get_text() for tick in made.axes[0].get_xticklabels()]
+    result = figure("maps", cap, width=12.0).matplotlib()
+    labels = [tick.get_text() for tick in result.axes[0].get_xticklabels()]
     assert labels[2] == "·<b>&$" and labels[6] == "·$x_1$"
     figure("row", cap, query=6).save(tmp_path / "row.svg")
     assert "$x_1$" in (tmp_path / "row.svg").read_text()
@@ -315,16 +315,16 @@ def test_tokens_are_text_in_print_even_if_they_look_like_mathematics(cap, tmp_pa
 def test_characters_that_no_font_has_become_boxes(tmp_path):
     cap = capture()
     cap.prompts[0] = replace(cap.prompts[0], tokens=(*TOKENS[:3], "\U0001f9ff\U000e0041", " ", "\x07", *TOKENS[6:]))
-    made = figure("maps", cap, width=12.0).matplotlib()  # a missing glyph would warn, and warnings are errors
-    labels = [tick.get_text() for tick in made.axes[0].get_xticklabels()]
+    result = figure("maps", cap, width=12.0).matplotlib()  # a missing glyph would warn, and warnings are errors
+    labels = [tick.get_text() for tick in result.axes[0].get_xticklabels()]
     assert labels[5] == "\\x07"
 
 
 def test_the_row_as_text_is_escaped(cap):
     from diffscope.figures.token_html import token_html
 
-    made = token_html(figure("row", cap).data)
-    assert "·&lt;b&gt;&amp;$" in made and "<b>" not in made and "<i>" not in made
+    result = token_html(figure("row", cap).data)
+    assert "·&lt;b&gt;&amp;$" in result and "<b>" not in result and "<i>" not in result
 
 
 # ---------------------------------------------------------------- files
@@ -384,10 +384,10 @@ def test_saving_where_there_is_no_folder_or_no_such_kind(cap, tmp_path):
 
 
 def test_json_is_the_labelled_data(cap, tmp_path):
-    made = json.loads(figure("maps", cap, layer=2).save(tmp_path / "figure.json").read_text())
-    np.testing.assert_allclose(made["data_vars"]["D"]["data"], cap.map("D", 2, 0).values)
-    assert made["coords"]["key_token"]["data"] == cap.tokens
-    assert made["attrs"]["spans"]["answer"] == [[11, 14]]
+    result = json.loads(figure("maps", cap, layer=2).save(tmp_path / "figure.json").read_text())
+    np.testing.assert_allclose(result["data_vars"]["D"]["data"], cap.map("D", 2, 0).values)
+    assert result["coords"]["key_token"]["data"] == cap.tokens
+    assert result["attrs"]["spans"]["answer"] == [[11, 14]]
 
 
 # ---------------------------------------------------------------- manners
@@ -432,10 +432,10 @@ def hybrid(tiny_scope):
 
 @pytest.mark.parametrize("name", ["maps", "row"])
 def test_layers_go_by_their_number_in_the_model(hybrid, name):
-    made = figure(name, hybrid, layer=3, head=1)
+    result = figure(name, hybrid, layer=3, head=1)
     expected = hybrid.layers[1].prompt(0).rows(heads=[1]).d[0].numpy()
-    np.testing.assert_allclose(made.data["D"].values, expected if name == "maps" else expected[-1], atol=1e-6)
-    assert made.data.attrs["layer"] == 3
+    np.testing.assert_allclose(result.data["D"].values, expected if name == "maps" else expected[-1], atol=1e-6)
+    assert result.data.attrs["layer"] == 3
     assert figure(name, hybrid).data.attrs["layer"] == 1
     for missing in (0, 2, 4):
         with pytest.raises(DiffscopeError, match=f"no layer {missing}; choose from 1, 3"):
@@ -443,15 +443,15 @@ def test_layers_go_by_their_number_in_the_model(hybrid, name):
 
 
 def test_heads_leave_a_row_for_a_layer_without_attention(hybrid):
-    made = figure("heads", hybrid)
-    heatmap, points = made.plotly().data
+    result = figure("heads", hybrid)
+    heatmap, points = result.plotly().data
     assert list(heatmap.y) == [1, 2, 3]
-    values = made.data["span_mass"].values
+    values = result.data["span_mass"].values
     np.testing.assert_array_equal(heatmap.z[[0, 2]], values)
     assert np.isnan(heatmap.z[1]).all()
     assert set(points.y) == {1, 3}  # what can be clicked
     np.testing.assert_array_equal(points.customdata, values.ravel())
-    labels = {text.get_position(): text.get_text() for text in made.matplotlib().axes[0].texts}
+    labels = {text.get_position(): text.get_text() for text in result.matplotlib().axes[0].texts}
     assert {y for _, y in labels} == {1, 3}
 
 
@@ -474,18 +474,18 @@ def test_positions_are_not_averaged_and_infinite_values_are_counted(cap, hybrid)
     measured = cap.measure(["kl_12"])
     values = measured["kl_12"].copy()
     values[0, 0, 15] = np.inf
-    made = figure("heads", cap, statistic="kl_12", query="mean", measured=measured.assign(kl_12=values)).data
+    result = figure("heads", cap, statistic="kl_12", query="mean", measured=measured.assign(kl_12=values)).data
     rest = values.sel(span="answer")[0, 0, :15]
-    assert float(made["kl_12"][0, 0]) == pytest.approx(float(rest.mean()))
-    assert "1 infinite value left out" in made.attrs["selection"]
+    assert float(result["kl_12"][0, 0]) == pytest.approx(float(rest.mean()))
+    assert "1 infinite value left out" in result.attrs["selection"]
 
 
 def test_keys_behind_a_window_are_not_drawn_as_zero():
     cap = capture(mask=Mask("window", 3))
-    made = figure("maps", cap)
+    result = figure("maps", cap)
     seen = np.tri(16, dtype=bool) & ~np.tri(16, k=-3, dtype=bool)
-    np.testing.assert_array_equal(np.isnan(made.plotly().data[0].z), ~seen)
-    image = next(ax.images[0] for ax in made.matplotlib().axes if ax.images)
+    np.testing.assert_array_equal(np.isnan(result.plotly().data[0].z), ~seen)
+    image = next(ax.images[0] for ax in result.matplotlib().axes if ax.images)
     np.testing.assert_array_equal(np.ma.getmaskarray(image.get_array()), ~seen)
     part = figure("maps", cap, queries=(10, 14), keys=(6, 15)).plotly().data[0].z
     np.testing.assert_array_equal(np.isnan(part), ~seen[10:14, 6:15])

@@ -26,27 +26,27 @@ def test_statistics_from_kernels_are_those_of_blocks(interpreted, seed, mask, sh
     lam = lam if lam is None else torch.tensor(lam)
     layer = _random(seed, dtype=dtype, mask=mask, share=share, lam=lam)
     queries = [0, 40, 3, 69, 68, 12]
-    found = interpreted(measure, layer, ["row", "span_mass"], queries=queries, backend="triton")
+    measured = interpreted(measure, layer, ["row", "span_mass"], queries=queries, backend="triton")
     plain = measure(layer, ["row", "span_mass"], queries=queries)
-    assert set(found) == set(plain) and "backend" not in found["span_mass"].attrs
+    assert set(measured) == set(plain) and "backend" not in measured["span_mass"].attrs
     for name in plain:
-        off = np.abs(found[name] - plain[name])
-        allowed = found[name].attrs.get("error_bound", 0) + 2e-5 * np.abs(plain[name]).max() + 1e-6
-        assert ("error_bound" in found[name].attrs) == (name in BRACKETED)
+        off = np.abs(measured[name] - plain[name])
+        allowed = measured[name].attrs.get("error_bound", 0) + 2e-5 * np.abs(plain[name]).max() + 1e-6
+        assert ("error_bound" in measured[name].attrs) == (name in BRACKETED)
         if name in ("argmax", "negative_count", "near_zero"):  # a weight on an edge may fall to either side of it
             assert (off > allowed).mean() < 0.05, name
             continue
-        assert found[name].isnull().equals(plain[name].isnull()), name
+        assert measured[name].isnull().equals(plain[name].isnull()), name
         assert not (off > allowed).any(), (name, float(off.max()), float(allowed))
     if layer.differential and lam is None:
-        assert 0 < found["gini"].attrs["error_bound"] < 0.02
+        assert 0 < measured["gini"].attrs["error_bound"] < 0.02
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu_the_kernels_are_the_default(interpreted):
     layer = _random(0, tokens=3000, d=64, heads=4)
-    found, plain = interpreted(measure, layer, "row"), measure(layer, "row")
-    assert found["entropy"].attrs["backend"] == "triton"
-    np.testing.assert_allclose(found["entropy"], plain["entropy"], atol=1e-4)
-    assert np.nanmax(np.abs(found["gini"] - plain["gini"])) <= found["gini"].attrs["error_bound"] + 1e-5
+    measured, plain = interpreted(measure, layer, "row"), measure(layer, "row")
+    assert measured["entropy"].attrs["backend"] == "triton"
+    np.testing.assert_allclose(measured["entropy"], plain["entropy"], atol=1e-4)
+    assert np.nanmax(np.abs(measured["gini"] - plain["gini"])) <= measured["gini"].attrs["error_bound"] + 1e-5

@@ -24,8 +24,8 @@ def read(interpreted):
             place = (number >> histogram.SHIFT) - int(lowest)
             if place >= 0:
                 bins[0, place] += (1 << histogram.COUNT) + number % (1 << histogram.SHIFT)
-        found = interpreted(interpreting.read, bins, lowest, torch.tensor([len(row)]), LEVELS, SIZES)
-        return {name: x[0].numpy() for name, x in found.items()}
+        measured = interpreted(interpreting.read, bins, lowest, torch.tensor([len(row)]), LEVELS, SIZES)
+        return {name: x[0].numpy() for name, x in measured.items()}
 
     return of
 
@@ -44,7 +44,7 @@ VALUE = st.one_of(
 @given(row=arrays.arrays(np.float32, st.integers(1, 60), elements=VALUE), exponent=st.sampled_from([0, -20, 3]))
 def test_brackets_hold_the_exact_values(read, row, exponent):
     row = np.ldexp(row, exponent)
-    found = read(row, 2.0**exponent)
+    measured = read(row, 2.0**exponent)
     ascending = np.sort(row.astype(np.float64))
     exact = {
         "quantiles": ascending[[max(int(np.ceil(q * len(row) - 1e-9)), 1) - 1 for q in LEVELS]],
@@ -52,11 +52,11 @@ def test_brackets_hold_the_exact_values(read, row, exponent):
     }
     if ascending.sum() > 0:
         exact["gini"] = _gini(row)
-        assert found["gini"] - found["gini_width"] / 2 > -1e-11 and found["gini"] + found["gini_width"] / 2 < 1
+        assert measured["gini"] - measured["gini_width"] / 2 > -1e-11 and measured["gini"] + measured["gini_width"] / 2 < 1
     for name, value in exact.items():
-        assert (np.abs(value - found[name]) <= found[f"{name}_width"] / 2 * (1 + 1e-12) + 1e-15 * value).all(), name
+        assert (np.abs(value - measured[name]) <= measured[f"{name}_width"] / 2 * (1 + 1e-12) + 1e-15 * value).all(), name
     smallest = 2.0 ** (exponent - histogram.OCTAVES + 1)
-    assert (found["quantiles_width"] <= np.maximum(exact["quantiles"] / 2**histogram.BITS, smallest)).all()
+    assert (measured["quantiles_width"] <= np.maximum(exact["quantiles"] / 2**histogram.BITS, smallest)).all()
 
 
 def test_the_width_is_that_of_the_method(read):

@@ -152,8 +152,8 @@ def _cases(draw):
 @given(case=_cases())
 def test_sums_are_those_of_the_maps(moments, case):
     layer, queries, spans, scratch = case
-    found = moments(layer, queries, ALL, spans, top=TOP, near_zero=NEAR_ZERO, levels=LEVELS, scratch=scratch)
-    _check(layer, queries, found, spans, loose=5.0)
+    measured = moments(layer, queries, ALL, spans, top=TOP, near_zero=NEAR_ZERO, levels=LEVELS, scratch=scratch)
+    _check(layer, queries, measured, spans, loose=5.0)
 
 
 def _integers(low, high, *shape, seed=0):
@@ -182,27 +182,27 @@ def test_extreme_rows(moments, case):
         q[..., 0], k[..., 0] = common / 10, 10
     layer = _layer(q, k, a2=torch.tensor([2, 3]), scale=1.0, **fields)
     spans = [torch.tensor([0, 1, 33]), torch.arange(66)]
-    found = moments(layer, torch.arange(66), ALL, spans, top=TOP, near_zero=NEAR_ZERO, levels=LEVELS)
-    _check(layer, torch.arange(66), found, spans)
-    nan = {(name_of_map, name) for name_of_map, held in found.items() for name, x in held.items() if x.isnan().any()}
+    measured = moments(layer, torch.arange(66), ALL, spans, top=TOP, near_zero=NEAR_ZERO, levels=LEVELS)
+    _check(layer, torch.arange(66), measured, spans)
+    nan = {(name_of_map, name) for name_of_map, held in measured.items() for name, x in held.items() if x.isnan().any()}
     assert not nan
 
 
 def test_of_equals_the_first_is_the_peak(moments):
     layer = _layer(torch.zeros(2, 70, 16), torch.zeros(2, 70, 16), a2=torch.tensor([1]), mask=Mask("window", 40))
     queries = torch.arange(70)
-    found = moments(layer, queries, {"peak", "gini", "top"}, top=(1,), near_zero=NEAR_ZERO, levels=LEVELS)
+    measured = moments(layer, queries, {"peak", "gini", "top"}, top=(1,), near_zero=NEAR_ZERO, levels=LEVELS)
     for name in ("A1", "A2", "D"):
-        assert found[name].keys() == {"peak", "gini", "gini_width", "top", "top_width"}
-        assert (found[name]["peak"][0] == (queries - 39).clamp_min(0)).all()
-        assert (found[name]["gini"] - found[name]["gini_width"] / 2 <= 1e-12).all()
+        assert measured[name].keys() == {"peak", "gini", "gini_width", "top", "top_width"}
+        assert (measured[name]["peak"][0] == (queries - 39).clamp_min(0)).all()
+        assert (measured[name]["gini"] - measured[name]["gini_width"] / 2 <= 1e-12).all()
 
 
 def test_a_row_of_zeros_has_no_order(moments):
     layer = _random(3, share=1, heads=1, lam=1.0)
     layer = replace(layer, q=layer.q[:, [0, 0]], k=layer.k[:, [0, 0]])
-    found = moments(layer, torch.arange(70), ALL, top=TOP, near_zero=NEAR_ZERO, levels=LEVELS)
-    d, pair = found["D"], found["pair"]
+    measured = moments(layer, torch.arange(70), ALL, top=TOP, near_zero=NEAR_ZERO, levels=LEVELS)
+    d, pair = measured["D"], measured["pair"]
     assert all((d[name] == 0).all() for name in ("total", "net", "squares", "logs", "roots", "negative", "negatives"))
     assert all(d[name].isnan().all() for name in ("gini", "gini_width", "quantiles", "top", "small"))
     assert (pair["js"] == 0).all()
@@ -212,12 +212,12 @@ def test_a_row_of_zeros_has_no_order(moments):
 def test_what_is_not_finite_stays_so(moments):
     layer = _random(4, heads=1)
     layer.k[0, 0, 50] = torch.inf
-    found = moments(layer, torch.arange(70), ALL, top=TOP, near_zero=NEAR_ZERO, levels=LEVELS)
+    measured = moments(layer, torch.arange(70), ALL, top=TOP, near_zero=NEAR_ZERO, levels=LEVELS)
     for name_of_map in ("A1", "D"):
         for name in rows.MOMENTS:
             if name not in ("peak", "negatives") and (name_of_map, name) != ("A1", "negative"):
-                assert found[name_of_map][name][0, 50:].isnan().all(), (name_of_map, name)
-                assert found[name_of_map][name][0, :50].isfinite().all(), (name_of_map, name)
+                assert measured[name_of_map][name][0, 50:].isnan().all(), (name_of_map, name)
+                assert measured[name_of_map][name][0, :50].isfinite().all(), (name_of_map, name)
 
 
 def test_what_no_kernel_can_serve_is_refused(monkeypatch):
@@ -259,5 +259,5 @@ def test_sums_of_long_rows(moments, dtype, d, mask):
     layer = _random(1, dtype, heads=4, share=2, groups=2, tokens=4096, d=d, mask=mask, gain=1.2)
     queries = torch.cat([torch.arange(3), torch.randperm(4096, generator=torch.Generator().manual_seed(0))[:300]])
     spans = [torch.arange(4), torch.arange(1000, 1100), torch.arange(5, 4000)]
-    found = moments(layer, queries, ALL, spans, top=TOP, near_zero=NEAR_ZERO, levels=LEVELS, scratch=1000)
-    _check(layer, queries, found, spans, loose=5.0)
+    measured = moments(layer, queries, ALL, spans, top=TOP, near_zero=NEAR_ZERO, levels=LEVELS, scratch=1000)
+    _check(layer, queries, measured, spans, loose=5.0)

@@ -197,9 +197,9 @@ def test_a_copy_is_reported_on_as_the_original(cohort_run, tmp_path, capsys):
     assert main(["train", "laptop", "--report", "--out", str(copy)]) == 2 and "of another recipe" in capsys.readouterr().err
     assert main([*command[:2], "--out", str(copy)]) == 2 and "a copy to be read with --report" in capsys.readouterr().err
     assert before == {path: path.stat().st_mtime_ns for path in copy.rglob("*")}
-    original, kept = (diffscope.load(folder / "diff" / "seed-1") for folder in (out, copy))
-    assert kept.tokenizer.get_vocab() == original.tokenizer.get_vocab() and len(list(copy.rglob("tokenizer.json"))) == 1
-    plain, half = original.model.state_dict(), kept.model.state_dict()
+    original, saved = (diffscope.load(folder / "diff" / "seed-1") for folder in (out, copy))
+    assert saved.tokenizer.get_vocab() == original.tokenizer.get_vocab() and len(list(copy.rglob("tokenizer.json"))) == 1
+    plain, half = original.model.state_dict(), saved.model.state_dict()
     for name, tensor in plain.items():
         assert half[name].dtype == torch.float32 and torch.equal(half[name], tensor.half().float()), name
 

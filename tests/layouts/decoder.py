@@ -150,9 +150,9 @@ class ForCausalLM(PreTrainedModel, GenerationMixin):
 
     def decode(self, x, attention_mask, position_ids, cache):
         """All layers."""
-        given = self.handed_down(x, attention_mask, position_ids, cache)
+        argument = self.handed_down(x, attention_mask, position_ids, cache)
         for layer in self.model.layers:
-            x = layer(x, **given)
+            x = layer(x, **argument)
         return x
 
 

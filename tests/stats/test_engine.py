@@ -96,8 +96,8 @@ def test_values_against_maps_made_by_hand(make_layer, mask):
     uniform = measured["effective_rank"].sel(ranked_map="D", definition="stable_rank", control="uniform")
     np.testing.assert_allclose(uniform, np.sum(sigma**2) / sigma[0] ** 2)
     seen = np.sort(np.abs(logits[:, visible]).ravel())
-    found = measured["logit_outliers"].sel(outlier=["top_3", "median"])
-    np.testing.assert_allclose(found, [seen[-3], np.median(seen)])
+    result = measured["logit_outliers"].sel(outlier=["top_3", "median"])
+    np.testing.assert_allclose(result, [seen[-3], np.median(seen)])
 
 
 def test_chosen_queries_are_those_of_the_whole(layer, whole):
@@ -217,10 +217,10 @@ def test_leaving_out_later_keys_changes_nothing(make_layer, mask, monkeypatch):
         "first": torch.tensor([0]),
     }
     wanted = ["row", "span", "branch", "map_distance", "head_cka", "column_sink", "sink_rate"]
-    asked = {"queries": [7, 0, 23, 11, 3]}, {"elements": 3 * 24 * 5}, {"elements": 1}
-    found = [measure(layer, wanted, spans=spans, **more) for more in asked]
+    requested = {"queries": [7, 0, 23, 11, 3]}, {"elements": 3 * 24 * 5}, {"elements": 1}
+    measured = [measure(layer, wanted, spans=spans, **more) for more in requested]
     monkeypatch.setattr(LayerAttention, "trimmed", LayerAttention.rows)
-    for more, trimmed in zip(asked, found):
+    for more, trimmed in zip(requested, measured):
         xr.testing.assert_allclose(trimmed, measure(layer, wanted, spans=spans, **more), rtol=1e-12, atol=1e-14)
 
 
@@ -281,15 +281,15 @@ def test_ranks_of_long_prompts_are_estimated_and_say_so(make_layer, monkeypatch)
     exact = measure(layer, "rank")
     assert (exact["effective_rank_error"] == 0).all() and "estimated" not in exact["effective_rank"].attrs
     monkeypatch.setattr(rank, "LARGEST", 128)
-    found = measure(layer, "rank")
+    measured = measure(layer, "rank")
     for name in ("effective_rank", "rank_residual"):
-        assert "matrix-free" in found[name].attrs["estimated"]
-        off = np.abs(found[name] - exact[name])
+        assert "matrix-free" in measured[name].attrs["estimated"]
+        off = np.abs(measured[name] - exact[name])
         if name == "effective_rank":  # its permutation is another one
             off = off.sel(control=["map", "uniform"])
         known = off.notnull()
         assert known.mean() > 0.8
-        error = found[f"{name}_error"].broadcast_like(found[name])
+        error = measured[f"{name}_error"].broadcast_like(measured[name])
         assert not (off > 1.5 * error + 1e-6 * exact[name]).any()
 
 
@@ -366,9 +366,9 @@ def test_the_default_blocks_give_what_small_ones_give(make_layer):
     layer = make_layer(tokens=300, heads=5)
     whole = _taken(layer, ["row", "sink_rate", "map_distance"])
     for elements in (16 * 300, 40 * 300 * 2):
-        found = _taken(layer, ["row", "sink_rate", "map_distance"], elements=elements)
+        measured = _taken(layer, ["row", "sink_rate", "map_distance"], elements=elements)
         for name, values in whole.values.items():
-            np.testing.assert_allclose(found.values[name], values, rtol=1e-9, atol=1e-12, err_msg=name)
+            np.testing.assert_allclose(measured.values[name], values, rtol=1e-9, atol=1e-12, err_msg=name)
 
 
 @given(
@@ -408,9 +408,9 @@ def test_a_back_end_that_cannot_serve_says_why(layer):
 
 
 def test_what_is_said_of_layers_is_true_of_all_of_them():
-    said = [{"units": "1", "error_bound": 0.1, "backend": "triton"}, {"units": "1", "error_bound": 0.3}, {"units": "1"}]
+    printed = [{"units": "1", "error_bound": 0.1, "backend": "triton"}, {"units": "1", "error_bound": 0.3}, {"units": "1"}]
     names = ["layer 0", "layer 1", "layer 2"]
-    assert agreed(said, names) == {"units": "1", "error_bound": 0.3, "backend": "layer 0: triton"}
+    assert agreed(printed, names) == {"units": "1", "error_bound": 0.3, "backend": "layer 0: triton"}
     assert agreed([{"why": "a"}, {}, {"why": "a"}], names)["why"] == "layer 0, layer 2: a"
     assert agreed([{"why": "a"}, {"why": "b"}, {"why": "b"}], names)["why"] == "layer 0: a; layer 1, layer 2: b"
 
@@ -429,10 +429,10 @@ def _hard_layers(draw, make_layer):
     kind = draw(st.sampled_from(["causal", "window", "full", "given"]))
     visible = torch.rand(1, tokens, tokens, generator=generator) < 0.4
     visible[0, :: draw(st.integers(2, 5))] = False  # padding: rows that see nothing
-    given = {"visible": visible} if kind == "given" else {"window": draw(st.integers(1, 6))} if kind == "window" else {}
+    argument = {"visible": visible} if kind == "given" else {"window": draw(st.integers(1, 6))} if kind == "window" else {}
     lam = torch.rand(1, heads, tokens, generator=generator).double() * 2
     lam[..., : draw(st.integers(0, tokens))] = draw(st.sampled_from([0.0, 1.0, 1.6]))
-    layer = make_layer(tokens=tokens, heads=heads, mask=Mask(kind, **given), lam=lam, seed=seed)
+    layer = make_layer(tokens=tokens, heads=heads, mask=Mask(kind, **argument), lam=lam, seed=seed)
     pairing = replace(layer.pairing, key_of_map=layer.pairing.key_of_map // draw(st.integers(1, 2)))
     if draw(st.booleans()):  # one second map for all heads
         pairing = replace(pairing, a2=pairing.a2[:1].expand(heads).clone())
@@ -445,7 +445,9 @@ def test_blocks_agree_with_rows_one_by_one(make_layer, data):
     layer = data.draw(_hard_layers(make_layer))
     names = ["entropy", "participation", "gini", "hoyer", "pseudo_norm", "near_zero", "negative_share"]
     single = replace(layer, q=layer.q.float(), k=layer.k.float(), v=layer.v.float())
-    found = {one.dtype: measure(one, [*names, "row_sum"], elements=data.draw(st.integers(1, 200))) for one in (layer, single)}
+    measured = {
+        item.dtype: measure(item, [*names, "row_sum"], elements=data.draw(st.integers(1, 200))) for item in (layer, single)
+    }
     offset = layer.n_keys - layer.n_queries
     for head in range(layer.n_heads):
         for query in range(layer.n_queries):
@@ -458,7 +460,7 @@ def test_blocks_agree_with_rows_one_by_one(make_layer, data):
             rows = {"A1": a1, "A2": a2, "D": a1 - float(layer.lam[0, head, query]) * a2}
             for name, row in rows.items():
                 at = {"head": head, "map": name, "query": query}
-                exact, rounded = (found[dtype].sel(at) for dtype in (torch.float64, torch.float32))
+                exact, rounded = (measured[dtype].sel(at) for dtype in (torch.float64, torch.float32))
                 if len(row) < 2 or not np.abs(row).sum() > 1e-9:
                     if len(row) < 2:
                         assert exact[names].isnull().to_array().all()

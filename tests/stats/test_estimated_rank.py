@@ -59,8 +59,8 @@ def test_the_truth_is_within_the_half_width(make_layer, kind):
     truth, excess, close = _truth(layer, NAMES), [], []
     for seed in range(2):
         for tolerance in (0.3, 0.04):  # after few sweeps, and after many
-            found = estimated_rank.estimate(ImplicitMaps(layer, 0), NAMES, tolerance=tolerance, width=16, seed=seed)
-            for name, estimate in found.items():
+            measured = estimated_rank.estimate(ImplicitMaps(layer, 0), NAMES, tolerance=tolerance, width=16, seed=seed)
+            for name, estimate in measured.items():
                 value, error = _values(estimate)
                 excess.append((value - truth[name]).abs() / (error + 1e-9 * truth[name]))
                 close.append((value / truth[name] - 1).abs())
@@ -95,8 +95,8 @@ def test_the_truth_of_equal_singular_values_is_within_the_half_width(make_layer,
     truth, excess = _truth(layer, names), []
     for seed in range(2):
         for tolerance in (0.3, 0.04):
-            found = estimated_rank.estimate(ImplicitMaps(layer, 0), names, tolerance=tolerance, width=32, seed=seed)
-            for name, estimate in found.items():
+            measured = estimated_rank.estimate(ImplicitMaps(layer, 0), names, tolerance=tolerance, width=32, seed=seed)
+            for name, estimate in measured.items():
                 value, error = _values(estimate)
                 excess.append((value - truth[name]).abs() / (error + 1e-6 * truth[name]))
     excess = torch.stack(excess).nan_to_num(0)
@@ -137,22 +137,24 @@ def test_maps_of_rank_one_and_zero(make_layer, sink):
     if sink:
         q[..., 0], k[:, :, 0, 0] = 1, 1000
     layer = type(layer)(**{**vars(layer), "q": q, "k": k})
-    found = estimated_rank.estimate(ImplicitMaps(layer, 0), ["A1", "D"])
-    assert found["A1"].ranks == pytest.approx(torch.ones(5, dtype=torch.float64), rel=0.01)
-    assert found["A1"].residuals.eq(0).all() and not found["A1"].why  # 0 as far as rounding tells
-    assert found["A1"].sweeps < 6  # ends where only rounding is left
-    assert found["D"].ranks.isnan().all() and found["D"].residuals.isnan().all()
-    assert set(found["D"].why) == set(LABELS)
+    measured = estimated_rank.estimate(ImplicitMaps(layer, 0), ["A1", "D"])
+    assert measured["A1"].ranks == pytest.approx(torch.ones(5, dtype=torch.float64), rel=0.01)
+    assert measured["A1"].residuals.eq(0).all() and not measured["A1"].why  # 0 as far as rounding tells
+    assert measured["A1"].sweeps < 6  # ends where only rounding is left
+    assert measured["D"].ranks.isnan().all() and measured["D"].residuals.isnan().all()
+    assert set(measured["D"].why) == set(LABELS)
 
 
 def test_what_is_not_close_enough_is_nan_and_says_why(make_layer):
     layer = make_layer(tokens=288, heads=1, dtype=torch.float32)
-    found = estimated_rank.estimate(ImplicitMaps(layer, 0), ["A1"], tolerance=0.01, sweeps=3, width=16)["A1"]
+    measured = estimated_rank.estimate(ImplicitMaps(layer, 0), ["A1"], tolerance=0.01, sweeps=3, width=16)["A1"]
     erank = LABELS.index("erank")
-    assert found.sweeps == 3
-    assert math.isnan(found.ranks[erank]) and not math.isnan(found.ranks[LABELS.index("stable_rank")])
-    assert "after 3 sweeps, 1% asked" in found.why["erank"] and "stable_rank" not in found.why
-    assert set(found.why) == {label for label, value in zip(LABELS, _values(found)[0].tolist(), strict=True) if value != value}
+    assert measured.sweeps == 3
+    assert math.isnan(measured.ranks[erank]) and not math.isnan(measured.ranks[LABELS.index("stable_rank")])
+    assert "after 3 sweeps, 1% asked" in measured.why["erank"] and "stable_rank" not in measured.why
+    assert set(measured.why) == {
+        label for label, value in zip(LABELS, _values(measured)[0].tolist(), strict=True) if value != value
+    }
 
 
 def test_a_later_look_does_not_replace_a_closer_one(make_layer, monkeypatch):
@@ -160,11 +162,11 @@ def test_a_later_look_does_not_replace_a_closer_one(make_layer, monkeypatch):
     run = estimated_rank._Run(ImplicitMaps(layer, 0), 16, 4, torch.Generator().manual_seed(0))
     looks = iter([(5.0, 1.0), (9.0, 2.0), (math.nan, math.nan), (6.0, 0.5)])
     monkeypatch.setattr(estimated_rank, "_estimate", lambda *_: torch.tensor([next(looks)] * len(LABELS), dtype=torch.float64))
-    kept = []
+    saved = []
     for _ in range(4):
         run.look(1.0)
-        kept.append(run.seen[0].tolist())
-    assert kept == [[5, 1], [5, 1], [5, 1], [6, 0.5]]
+        saved.append(run.seen[0].tolist())
+    assert saved == [[5, 1], [5, 1], [5, 1], [6, 0.5]]
 
 
 def test_what_no_map_can_have_is_refused(make_layer, monkeypatch):
@@ -197,11 +199,11 @@ def test_few_queries_on_a_long_cache_have_exact_ranks(make_layer, queries, monke
     names = ("A1", "D", "permuted D")
     truth = _truth(layer, names)
     monkeypatch.setattr(rank, "LARGEST", 100)
-    found = effective_rank.estimated_ranks(layer)
-    assert not found.why and found.ranks_error.eq(0).all()
-    torch.testing.assert_close(found.ranks[0, 0, :, 0], truth["A1"][: len(rank.DEFINITIONS)], rtol=1e-6, atol=0)
-    torch.testing.assert_close(found.ranks[0, 2, :, 2], truth["permuted D"][: len(rank.DEFINITIONS)], rtol=1e-6, atol=0)
-    torch.testing.assert_close(found.residuals[0, 2], truth["D"][len(rank.DEFINITIONS) :], rtol=1e-6, atol=1e-6)
+    measured = effective_rank.estimated_ranks(layer)
+    assert not measured.why and measured.ranks_error.eq(0).all()
+    torch.testing.assert_close(measured.ranks[0, 0, :, 0], truth["A1"][: len(rank.DEFINITIONS)], rtol=1e-6, atol=0)
+    torch.testing.assert_close(measured.ranks[0, 2, :, 2], truth["permuted D"][: len(rank.DEFINITIONS)], rtol=1e-6, atol=0)
+    torch.testing.assert_close(measured.residuals[0, 2], truth["D"][len(rank.DEFINITIONS) :], rtol=1e-6, atol=1e-6)
     assert effective_rank.bytes_of_estimates(layer) > 0
 
 
@@ -221,11 +223,13 @@ def test_the_forecast_bounds_what_the_runs_hold_and_groups_of_maps_change_nothin
     monkeypatch.setattr(rank, "LARGEST", 299)
     run = estimated_rank._Run(ImplicitMaps(layer, 0), 64, 4, torch.Generator())
     held = sum(x.nbytes for x in (run._basis, run._images))
-    together, one = effective_rank.estimated_ranks(layer), estimated_rank.bytes_of_one(layer)
-    assert held < one
-    assert effective_rank.bytes_of_estimates(layer) == 6 * one  # A1, A2 (lambda_A2 is that, scaled) and D, and all three permuted
-    monkeypatch.setattr(effective_rank, "AT_ONCE", 2 * one)
-    assert effective_rank.bytes_of_estimates(layer) == 2 * one
+    together, item = effective_rank.estimated_ranks(layer), estimated_rank.bytes_of_one(layer)
+    assert held < item
+    assert (
+        effective_rank.bytes_of_estimates(layer) == 6 * item
+    )  # A1, A2 (lambda_A2 is that, scaled) and D, and all three permuted
+    monkeypatch.setattr(effective_rank, "AT_ONCE", 2 * item)
+    assert effective_rank.bytes_of_estimates(layer) == 2 * item
     apart = effective_rank.estimated_ranks(layer)
     assert ((apart.ranks - together.ranks).abs() <= apart.ranks_error + together.ranks_error)[~apart.ranks.isnan()].all()
     assert torch.equal(apart.ranks.isnan(), together.ranks.isnan())
@@ -259,9 +263,9 @@ def test_a_layer_above_the_limit_has_the_same_statistics_within_their_errors(mak
     truth = effective_rank.effective_rank(exact), effective_rank.rank_residual(exact)
     assert effective_rank.effective_rank_error(exact).nan_to_num().eq(0).all()
     monkeypatch.setattr(rank, "LARGEST", 449)
-    found = effective_rank.effective_rank(long), effective_rank.rank_residual(long)
+    measured = effective_rank.effective_rank(long), effective_rank.rank_residual(long)
     errors = effective_rank.effective_rank_error(long), effective_rank.rank_residual_error(long)
-    for value, expected, error in zip(found, truth, errors, strict=True):
+    for value, expected, error in zip(measured, truth, errors, strict=True):
         assert value.shape == expected.shape == error.shape
         assert torch.equal(value.isnan(), expected.isnan())
         assert ((value - expected).abs() <= 1.3 * error + 1e-5 * expected.abs())[~value.isnan()].all()

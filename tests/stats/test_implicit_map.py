@@ -57,14 +57,14 @@ def test_products_are_those_of_the_maps(make_layer, kind, monkeypatch):
 def test_attention_kernels_multiply_as_blocks_do(make_layer, kind, cached, dtype, tolerance):
     layer = make_layer(tokens=40, mask=MASKS[kind], lam=_by_token().to(dtype), gain=0.9, dtype=dtype)
     layer = replace(layer, q=layer.q[:, :, cached:], lam=layer.lam[..., cached:], lengths=(40 - cached,))
-    for one in (layer, replace(layer, pairing=replace(layer.pairing, a2=None))):
-        names = [*MAPS, "permuted D"] if one.differential else ["A1", "D", "uniform"]
-        blocks, attention = (ImplicitMaps(one, 1, products=products) for products in ("blocks", "attention"))
+    for item in (layer, replace(layer, pairing=replace(layer.pairing, a2=None))):
+        names = [*MAPS, "permuted D"] if item.differential else ["A1", "D", "uniform"]
+        blocks, attention = (ImplicitMaps(item, 1, products=products) for products in ("blocks", "attention"))
         x = {name: torch.randn(40, 3 + i, dtype=dtype) for i, name in enumerate(names)}
-        for found, expected in ((attention.times(x), blocks.times(x)), (attention.gram(x), blocks.gram(x))):
-            assert found.keys() == expected.keys()
+        for measured, expected in ((attention.times(x), blocks.times(x)), (attention.gram(x), blocks.gram(x))):
+            assert measured.keys() == expected.keys()
             for name in names:
-                torch.testing.assert_close(found[name], expected[name], rtol=tolerance, atol=tolerance, msg=name)
+                torch.testing.assert_close(measured[name], expected[name], rtol=tolerance, atol=tolerance, msg=name)
 
 
 @pytest.mark.gpu
@@ -76,9 +76,9 @@ def test_attention_kernels_multiply_by_default_on_a_gpu(make_layer):
     maps = ImplicitMaps(replace(layer, pairing=pairing, **moved), 1)
     assert maps._products is not None
     x = {name: torch.randn(300, 64) for name in ("A1", "A2", "lambda_A2", "D")}
-    found, expected = maps.gram({name: each.cuda() for name, each in x.items()}), ImplicitMaps(layer, 1).gram(x)
+    measured, expected = maps.gram({name: each.cuda() for name, each in x.items()}), ImplicitMaps(layer, 1).gram(x)
     for name in x:
-        for part, right in zip(found[name], expected[name]):
+        for part, right in zip(measured[name], expected[name]):
             torch.testing.assert_close(part.cpu(), right, rtol=2e-5, atol=2e-5, msg=name)
 
 

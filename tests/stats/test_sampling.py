@@ -59,8 +59,8 @@ def test_means_inside_a_definition_weigh_the_queries(scope):
     rows = np.stack([capture.map("A1", 1, 0).values[int(q)] for q in sampled["query"]])  # (query, key)
     several = sampled["query"].values > 0
     expected = (rows * weights[:, None])[several].sum(0) / weights[several].sum()
-    found = sampled["column_sink"].sel(layer=1, head=0, map="A1", normalisation="raw")
-    assert float(found) == pytest.approx(expected.max(), rel=1e-5)
+    measured = sampled["column_sink"].sel(layer=1, head=0, map="A1", normalisation="raw")
+    assert float(measured) == pytest.approx(expected.max(), rel=1e-5)
 
 
 def test_a_batch_of_several_lengths_is_not_sampled(scope):

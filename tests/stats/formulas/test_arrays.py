@@ -24,9 +24,9 @@ ONE_HOT |= {"pseudo_norm": 1, "near_zero": 7 / 8, "negative_share": 1, "negative
 @pytest.mark.parametrize("name", UNIFORM)
 def test_closed_forms_of_a_uniform_row_and_of_one_negative_key(name):
     maps = np.stack([np.full((2, 8), 1 / 8), -np.eye(8)[[5, 5]]])  # (map, query, key)
-    found = getattr(formulas, name)(maps)
-    assert isinstance(found, np.ndarray) and found.shape == (2, 2)
-    np.testing.assert_allclose(found, [[UNIFORM[name]] * 2, [ONE_HOT[name]] * 2], atol=1e-12)
+    measured = getattr(formulas, name)(maps)
+    assert isinstance(measured, np.ndarray) and measured.shape == (2, 2)
+    np.testing.assert_allclose(measured, [[UNIFORM[name]] * 2, [ONE_HOT[name]] * 2], atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ROW)
@@ -67,17 +67,17 @@ def test_what_a_capture_measures():
     branch = ["cosine", "lambda_star", "residual_noise", "noise_gain", "rho", "js"]
     measured = cap.measure(["row", "span_mass", *branch]).sel(layer=1, head=1)
     for name in ROW:
-        found = getattr(formulas, name)(d, causal)
-        np.testing.assert_allclose(found, measured[name].sel(map="D"), rtol=1e-4, atol=1e-5, err_msg=name)
+        result = getattr(formulas, name)(d, causal)
+        np.testing.assert_allclose(result, measured[name].sel(map="D"), rtol=1e-4, atol=1e-5, err_msg=name)
     mass = formulas.span_mass(d, np.array([2, 3]), causal)
     np.testing.assert_allclose(mass, measured["span_mass"].sel(map="D", span="answer"), rtol=1e-4, atol=1e-5)
     rows = slice(3, None)  # those that see both keys
     on_span = {"a1": a1[rows, 2:4], "a2": a2[rows, 2:4], "d": d[rows, 2:4]}
     for name in branch:
         first = "d" if name in ("residual_noise", "noise_gain") else "a2"
-        found = getattr(formulas, name)(on_span["a1"], on_span[first])
+        result = getattr(formulas, name)(on_span["a1"], on_span[first])
         expected = measured[name].sel(span="answer")[rows]
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
 def test_ranks_of_an_array():

@@ -56,8 +56,8 @@ def test_cka_ignores_rotation_scale_and_offset():
 def test_a_head_whose_output_does_not_vary_has_no_alignment(weights):
     outputs = torch.randn(3, 50, 8, generator=torch.Generator().manual_seed(0))
     outputs[0] = outputs[0, 0]
-    found = head_cka(outputs, weights)
-    assert found[0].isnan().all() and not found[1:, 1:].isnan().any()
+    measured = head_cka(outputs, weights)
+    assert measured[0].isnan().all() and not measured[1:, 1:].isnan().any()
 
 
 def test_a_small_variation_about_a_large_mean_is_all_that_counts():

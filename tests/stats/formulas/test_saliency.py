@@ -20,8 +20,8 @@ def test_gradients_on_scores_and_of_rho_are_autograds():
     a1, a2 = scores.softmax(-1)
     rho = ((a1 - a2).abs() * keys).sum(-1) / ((a1 + a2) * keys).sum(-1)
     (wanted,) = torch.autograd.grad(rho.sum(), scores)
-    found = [on_scores(a, g) for a, g in zip((a1, a2), rho_gradient(a1, a2, keys))]
-    torch.testing.assert_close(torch.stack(found), wanted)
+    measured = [on_scores(a, g) for a, g in zip((a1, a2), rho_gradient(a1, a2, keys))]
+    torch.testing.assert_close(torch.stack(measured), wanted)
 
 
 def test_descent_goes_along_rho_or_against_it():

@@ -26,8 +26,8 @@ def test_column_sink_by_hand():
     d = torch.tensor([[[0.5, 0.0, 0.0], [0.4, -0.6, 0.0], [0.4, -0.5, 0.1]]], dtype=torch.float64)
     net = torch.tensor([[0.5, -0.2, 0.0]], dtype=torch.float64)  # the last has no signed mass
     sums, rows = _sums(d, net, [1, 2, 3])
-    found = sinks.column_sink(sums, rows)
-    mean, position = (dict(zip(NORMALISATIONS, values[0].tolist(), strict=True)) for values in found)
+    measured = sinks.column_sink(sums, rows)
+    mean, position = (dict(zip(NORMALISATIONS, values[0].tolist(), strict=True)) for values in measured)
     assert rows.tolist() == [[2, 2, 1, 2]]
     assert (position["share"], position["signed"], position["raw"]) == (1, 1, 0)
     assert mean["share"] == pytest.approx((0.6 + 0.5) / 2)
@@ -53,7 +53,7 @@ def test_a_query_that_stands_for_three_counts_thrice():
     weights, n = torch.tensor([1.0, 3, 1, 1]), [5, 5, 5, 5]
     repeated = [0, 1, 1, 1, 2, 3]
     expected = _sums(x[:, repeated], torch.ones(2, 6).double(), n + n[:2])
-    for found, wanted in zip(_sums(x, torch.ones(2, 4).double(), n, weights), expected):
-        torch.testing.assert_close(found, wanted)
+    for measured, wanted in zip(_sums(x, torch.ones(2, 4).double(), n, weights), expected):
+        torch.testing.assert_close(measured, wanted)
     mass = torch.tensor([[0.1, 0.5, math.nan, 0.1], [0.5, 0.2, 0.2, math.nan]])  # 0.1 + 3·0.5 + 0.1 over 5; 1.3 over 5
     assert float(sinks.sink_rate(mass, weights)) == 0.5 and float(sinks.sink_rate(mass)) == 0.0
