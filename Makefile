@@ -13,7 +13,7 @@ app:
 	@$(BIN)/diffscope app --port $(PORT)
 
 test: dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 dev:
 	@tools/environment.sh dev

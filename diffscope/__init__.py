@@ -23,12 +23,12 @@ _NAMES = {
     "Capture": "capture",
     "CaptureBatch": "capture",
     "Chars": "prompts",
-    "Comparison": "comparison",
+    "Comparison": "scope.comparison",
     "Sample": "stats.sampling",
     "Scope": "scope",
     "average": "stats.averaging",
     "check": "conformance",
-    "compare": "comparison",
+    "compare": "scope.comparison",
     "figure": "figures",
     "load": "scope",
     "open": "opening",
@@ -75,13 +75,13 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
     from diffscope import tasks as tasks
     from diffscope.capture import Capture as Capture
     from diffscope.capture import CaptureBatch as CaptureBatch
-    from diffscope.comparison import Comparison as Comparison
-    from diffscope.comparison import compare as compare
     from diffscope.conformance import check as check
     from diffscope.figures import figure as figure
     from diffscope.opening import open as open
     from diffscope.prompts import Chars as Chars
     from diffscope.scope import Scope as Scope
     from diffscope.scope import load as load
+    from diffscope.scope.comparison import Comparison as Comparison
+    from diffscope.scope.comparison import compare as compare
     from diffscope.stats.averaging import average as average
     from diffscope.stats.sampling import Sample as Sample

@@ -20,9 +20,7 @@ PLAIN = (
     "prompts",
     "proof",
     "capture",
-    "runners",
     "scope",
-    "comparison",
     "conformance",
     "opening",
 )

@@ -20,8 +20,8 @@ from diffscope.families.hooks import passages
 from diffscope.models import lambda_init_schedule
 from diffscope.proof.fidelity import tolerated
 from diffscope.proof.prove import prove
-from diffscope.runners import ImageModel, LanguageModel
 from diffscope.scope import Scope, load
+from diffscope.scope.runners import ImageModel, LanguageModel
 
 LONGEST = 4096
 SHORT = 24  # tokens of prompts that are run many times

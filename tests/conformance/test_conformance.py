@@ -14,7 +14,7 @@ from diffscope import DiffscopeError
 from diffscope.cli import main
 from diffscope.conformance.report import schedule_offset
 from diffscope.models import lambda_init_schedule
-from diffscope.runners import LanguageModel
+from diffscope.scope.runners import LanguageModel
 from tests import tiny
 from tests.layouts import planted
 

@@ -10,7 +10,7 @@ import xarray as xr
 
 from diffscope.capture import Capture, CaptureBatch
 from diffscope.errors import DiffscopeError
-from diffscope.scope import Scope
+from diffscope.scope.scope import Scope
 from diffscope.stats.averaging import average
 from diffscope.stats.sampling import Sample
 

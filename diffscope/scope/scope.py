@@ -28,7 +28,7 @@ from diffscope.models.loading import load_model, move, named_dtype
 from diffscope.prompts import Encoded
 from diffscope.proof.fidelity import Fidelity
 from diffscope.proof.prove import OFFLOADED, Unproved, prove, prove_all, read_passage
-from diffscope.runners import as_losses, evaluating, layer_outputs, refuse_beyond_memory, runner_of
+from diffscope.scope.runners import as_losses, evaluating, layer_outputs, refuse_beyond_memory, runner_of
 from diffscope.stats.backends import Backend
 from diffscope.stats.measuring import Measuring
 from diffscope.stats.sampling import Sample
