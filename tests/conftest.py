@@ -21,7 +21,7 @@ def own_main():
 
 
 def pytest_collection_modifyitems(items):
-    """Skip what this machine cannot run: browser tests without Chromium, gpu tests without CUDA. Notebooks, the longest, first."""
+    """Run notebooks, the longest, first; skip browser tests without Chromium, gpu tests without CUDA."""
     items.sort(key=lambda item: item.path.name != "test_analyses.py")
     if CHROMIUM is None:
         _skip(items, "browser", "needs Chromium")
