@@ -49,7 +49,7 @@ class LayerAttention:
     mask : Mask
         By default causal.
     lam : Tensor, broadcastable to (batch, head, query)
-        λ as the model used it, after any cast; by default 0, as in standard attention.
+        λ as the model used it, after any cast; by default 0 in standard attention; with a second map it has to be given.
     gain : Tensor, broadcastable to (batch, head, query)
         Factor of A1; by default 1.
     lam_fp32 : Tensor, same shape as `lam`
@@ -94,10 +94,12 @@ class LayerAttention:
     def __post_init__(self) -> None:
         if self.lam is not None and self.gain is not None and self.lam_fp32 is not None:
             return
-        one = torch.ones(1, 1, 1, dtype=self.dtype, device=self.q.device)
-        lam = 0 * one if self.lam is None else self.lam
+        if self.lam is None and self.differential:
+            raise ValueError("a layer with a second map has a λ: without it D would be A1")
+        ones = torch.ones(1, 1, 1, dtype=self.dtype, device=self.q.device)
+        lam = 0 * ones if self.lam is None else self.lam
         wide = lam.detach().to(torch.promote_types(lam.dtype, torch.float32))
-        for name, default in (("lam", lam), ("gain", one), ("lam_fp32", wide)):
+        for name, default in (("lam", lam), ("gain", ones), ("lam_fp32", wide)):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, default)  # as the dataclass itself does, being frozen
 

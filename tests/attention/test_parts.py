@@ -5,6 +5,7 @@ import torch
 
 import diffscope
 from diffscope.attention import windows
+from diffscope.attention.layer import LayerAttention
 from diffscope.attention.parts import Mask, Pairing
 from tests import tiny
 
@@ -50,3 +51,9 @@ def test_an_unknown_map_is_not_the_subtracted_one():
     for name in ("noise", "a2", "uniform"):
         with pytest.raises(ValueError, match="there is no map"):
             windows.window(layer, name, 0, torch.arange(3), torch.arange(3))
+
+
+def test_a_second_map_without_lambda_is_refused():
+    q, k, v = torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 4), torch.zeros(1, 1, 3, 4)
+    with pytest.raises(ValueError, match="has a λ"):
+        LayerAttention(0, "test", q, k, v, 0.5, Pairing.stripes(1), (3,))

@@ -25,8 +25,8 @@ from diffscope.stats.formulas import branches, distribution, rank, redundancy, s
 Array = TypeVar("Array", np.ndarray, torch.Tensor)
 
 
-def _like(result: torch.Tensor, given: Array) -> Array:
-    return result.numpy() if isinstance(given, np.ndarray) else result
+def _like(result: torch.Tensor, array: Array) -> Array:
+    return result.numpy() if isinstance(array, np.ndarray) else result
 
 
 def _tensor(x: Any) -> Any:
