@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -39,6 +40,8 @@ class Prompt:
         Where the queried needle begins, as a fraction of the text before the question; NaN without one.
     city : str
         The one that the question is about.
+    distractors : list of list of int
+        Tokens of the number in each sentence about another city, as the sentences stand in the text.
     """
 
     ids: list[int]
@@ -46,6 +49,16 @@ class Prompt:
     spans: dict[str, list[int]]
     depth: float = float("nan")
     city: str = ""
+    distractors: list[list[int]] = field(default_factory=list)
+
+
+class _Piece(NamedTuple):
+    """What is inserted into the text of a prompt."""
+
+    place: int
+    tokens: list[int]
+    kind: str  # "answer", "needles" or "text"
+    number: list[int]  # that a sentence states
 
 
 def check_template(template: str) -> None:
@@ -159,7 +172,8 @@ class Retrieval:
         # At equal places the queried needle goes to its own side: first at depth 0, last at depth 1.
         order = sorted(range(needles), key=lambda i: (places[i], (i == 0) == (depth is None or depth >= 0.5)))
         kinds = ["answer"] + ["needles"] * (needles - 1)
-        return self._assemble(text, [(places[i], sentences[i], kinds[i]) for i in order], cities[0], numbers[0])
+        pieces = [_Piece(places[i], sentences[i], kinds[i], numbers[i]) for i in order]
+        return self._assemble(text, pieces, cities[0], numbers[0])
 
     def controlled(
         self,
@@ -176,8 +190,8 @@ class Retrieval:
 
         The text has room for `slots` distractors. It holds `distractors` of them; in the places of the others stand as many
         tokens of real text. So two prompts of one seed that differ only in `distractors` (or in `answerable`) are equal token by
-        token everywhere else. Two that differ only in `length` have the same sentences in the same order, with more text between
-        them, each at the word border nearest to its place as a fraction of that text.
+        token everywhere else. Two that differ in `length` or `slots` have the same sentences in the same order, with more or less
+        text between them, each at the word border nearest to its place as a fraction of that text.
 
         Parameters
         ----------
@@ -204,24 +218,26 @@ class Retrieval:
         if not 0 <= distractors <= slots <= most:
             raise PromptError(f"{distractors} distractors in {slots} slots; give from 0 to slots, and at most {most} slots")
         seeds = [seed] if isinstance(seed, int) else list(seed)
-        what, where, reading = (np.random.default_rng([*seeds, stream]) for stream in (1, 2, 3))  # 0 at the end would be lost
-        cities = self._cities(slots + 2, what)
-        numbers = self._numbers(slots + 2, what)
+        # Each draws the same whatever the slots and the length; a 0 at the end of a seed would be lost.
+        what, where, reading, filling = (np.random.default_rng([*seeds, stream]) for stream in (1, 2, 3, 4))
+        cities = self._cities(len(CITIES), what)
+        numbers = self._numbers(len(CITIES), what)
         if near:
             first, *others = what.permutation(QUALIFIERS)
             cities[1] = f"{first} {cities[1]}"
-            cities[2:] = [f"{other} {cities[0]}" for other in others[:slots]]
+            cities[2 : 2 + len(others)] = [f"{other} {cities[0]}" for other in others]
             cities[0] = f"{first} {cities[0]}"
-        stated = 0 if answerable else 1
-        sentences = [self._sentence(cities[i], numbers[i]) for i in (stated, *range(2, slots + 2))]
-        fillings = [self.filler.take(len(sentence), reading)[0].tolist() for sentence in sentences]
+        stated = [0 if answerable else 1, *range(2, slots + 2)]
+        sentences = [self._sentence(cities[i], numbers[i]) for i in stated]
+        fillings = [self.filler.take(len(sentence), filling)[0].tolist() for sentence in sentences]
         text, cuts = self.filler.take(self._room(length, cities[0], sentences), reading)
         depths = np.array([depth, *where.random(slots)])
         borders = np.flatnonzero(cuts)
         places = [borders[np.abs(borders - fraction * len(text)).argmin()] for fraction in depths]
         kinds = ["answer" if answerable else "needles"] + ["needles"] * distractors + ["text"] * (slots - distractors)
         chosen = [fillings[i] if kind == "text" else sentences[i] for i, kind in enumerate(kinds)]
-        pieces = [(places[i], chosen[i], kinds[i]) for i in np.argsort(depths, kind="stable")]
+        order = np.argsort(depths, kind="stable")
+        pieces = [_Piece(places[i], chosen[i], kinds[i], numbers[stated[i]]) for i in order]
         return self._assemble(text, pieces, cities[0], numbers[0] if answerable else self._encode(UNKNOWN))
 
     def _room(self, length: int, city: str, sentences: list[list[int]]) -> int:
@@ -233,23 +249,21 @@ class Retrieval:
             There are too few.
         """
         room = length - 1 - len(self._question(city)) - sum(map(len, sentences))
-        if room < 2 * len(sentences):
-            least = length - room + 2 * len(sentences)
+        if room < len(sentences):
+            least = length - room + len(sentences)
             raise PromptError(f"{len(sentences)} needles do not fit {length} tokens; use at least {least}")
         return room
 
-    def _assemble(self, text: np.ndarray, pieces: list[tuple[int, list[int], str]], city: str, answer: list[int]) -> Prompt:
-        """A prompt of <bos>, the text with pieces inserted, and the question.
-
-        Each of the `pieces` is (place in the text, tokens, kind), its kind one of ``answer``, ``needles`` and ``text``.
-        """
+    def _assemble(self, text: np.ndarray, pieces: list[_Piece], city: str, answer: list[int]) -> Prompt:
+        """A prompt of <bos>, the text with pieces inserted, and the question."""
         question = self._question(city)
         ids = [self.tokenizer.bos_token_id]
         spans = {"sink": [0], "answer": [], "needles": []}
         done = 0
         begin = 0  # of the queried needle
         queried = []
-        for place, tokens, kind in pieces:
+        distractors = []
+        for place, tokens, kind, stated in pieces:
             ids += text[done:place].tolist()
             done = place
             if kind == "answer":
@@ -259,11 +273,12 @@ class Retrieval:
                 spans["answer"] = list(range(number, number + len(answer)))
             elif kind == "needles":
                 spans["needles"] += range(len(ids), len(ids) + len(tokens))
+                distractors.append(list(stated))
             ids += tokens
         ids += text[done:].tolist()
         spans["query"] = list(range(len(ids), len(ids) + len(question)))
         depth = (begin - 1) / max(1, len(ids) - 1 - len(queried)) if queried else float("nan")
-        return Prompt([*ids, *question], answer, spans, depth, city)
+        return Prompt([*ids, *question], answer, spans, depth, city, distractors)
 
     def training_rows(
         self,

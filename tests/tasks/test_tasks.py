@@ -148,7 +148,7 @@ def test_distractors_change_nothing_but_the_distractors(task, near):
 
 def test_length_changes_nothing_but_the_length(task):
     for seed in range(12):
-        short, long = (task.controlled(length, 4, seed, slots=6, depth=0.3) for length in (160, 480))
+        short, long = (task.controlled(length, 4, seed, slots=slots, depth=0.3) for length, slots in ((160, 6), (480, 40)))
         assert (len(short.ids), len(long.ids)) == (160, 480)
         assert sentences_of(task, short) == sentences_of(task, long) and len(sentences_of(task, long)) == 5
         assert (short.answer, short.city) == (long.answer, long.city)
@@ -161,6 +161,15 @@ def test_the_queried_needle_stands_at_its_depth_among_others(task):
         first, last = (task.controlled(200, 6, seed, slots=6, depth=depth) for depth in (0.0, 1.0))
         assert min(first.spans["answer"]) < min(first.spans["needles"])
         assert max(last.spans["answer"]) > max(last.spans["needles"])
+
+
+def test_the_numbers_of_distractors_are_those_in_the_text(task):
+    for answerable in (True, False):
+        prompt = task.controlled(200, 3, 5, answerable=answerable)
+        stated = [sentence[-5:-1] for sentence in sentences_of(task, prompt)]
+        asked = task.tokenizer.decode(prompt.answer).strip()
+        numbers = [task.tokenizer.decode(number).strip() for number in prompt.distractors]
+        assert numbers == [number for number in stated if number != asked] and len(numbers) == 4 - answerable
 
 
 def test_near_duplicates_share_their_city(task):
