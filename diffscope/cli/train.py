@@ -1,15 +1,14 @@
 """``diffscope train``: train a matched cohort, or some of its arms, and say what each learned."""
 
-import re
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-import diffscope
 from diffscope.cli.options import Device, Json, check_out
-from diffscope.cli.output import counting, note, say, show_json, show_table, working
+from diffscope.cli.output import counting, note, show_json, show_table, working
 from diffscope.cli.sweep import Count, Ranks, Ray, where_of
+from diffscope.cli.training_report import collected, show_progress, show_report, tell_failures
 from diffscope.errors import DiffscopeError
 
 EXAMPLE = (
@@ -30,7 +29,9 @@ Table = Annotated[bool, typer.Option("--table", help="Show what the arms are mad
 Draw = Annotated[
     Path | None, typer.Option("--figure", metavar="FILE", help="Draw curves and answers: .pdf, .svg, .png or .html.")
 ]
-Report = Annotated[bool, typer.Option("--report", help="Train nothing; say what the runs in FOLDER have learned so far.")]
+Report = Annotated[
+    bool, typer.Option("--report", help="Train nothing; say what the runs in FOLDER have learned so far, scores included.")
+]
 
 
 def command(
@@ -61,7 +62,7 @@ def command(
         raise DiffscopeError("name one recipe: diffscope train laptop, or --preset laptop, or a .toml file")
     chosen = Recipe.load(recipe or preset)
     if learning_rate is not None:
-        chosen = replace(chosen, learning_rate=learning_rate)
+        chosen = replace(chosen, learning_rate=learning_rate, tuning=None)
     if table:
         _show_arms(chosen, as_json)
         return
@@ -70,34 +71,50 @@ def command(
         check_suffix(figure)
     if out is None:
         raise DiffscopeError("training needs --out FOLDER; --table shows the arms of a recipe")
-    if chosen.grid is None:
+    if not chosen.scored:
         if any((processes, rank, ray, report, figure, as_json)):
             raise DiffscopeError(f"recipe {chosen.name!r} has no [grid]: it trains its arms one by one, without scores to report")
         _train_alone(chosen, arm, seed, out, threads, device, tensorboard)
         return
-    from diffscope.lab.jobs import shards
-    from diffscope.lab.training import cohort
+    from diffscope.lab.training.cohort import Cohort
 
-    device = device or "cpu"
-    runs = cohort.plan(chosen, arm or (), seed or (), device)
-    if not report:
-        where = where_of(processes, ray, device)
-        rank = None if rank is None else shards.Rank.of(rank)
-        how = dict(threads=threads, device=device, tensorboard=tensorboard, rank=rank)
-        with counting("training") as progress:
-            try:
-                cohort.run(chosen, out, runs, where, **how, progress=progress)
-            except KeyboardInterrupt:
-                note("stopped; what was saved is kept, and the same command goes on")
-                raise
-    everything = cohort.plan(chosen, seeds=sorted({*chosen.seeds, *(seed or ()), *cohort.seeds_in(out)}), device=device)
-    outcome = shards.Outcome.of(runs, out, ".nc")
-    if rank is not None and not outcome.failed and not shards.Outcome.of(everything, out, ".nc").done:
-        note("nothing is finished yet, and this rank has nothing left to do")
+    wanted = Cohort(chosen, out, tuple(arm or ()), tuple(seed or ()), device or "cpu")
+    if report:
+        show_report(wanted, figure, as_json)
         return
-    _tell(chosen, out, everything, device, figure, as_json)
-    if outcome.failed:
-        raise DiffscopeError(f"{len(outcome.failed)} runs failed, see {out / 'failed'}; the same command tries them again")
+    from diffscope.lab.jobs import shards
+
+    rank = None if rank is None else shards.Rank.of(rank)
+    how = dict(threads=threads, tensorboard=tensorboard, rank=rank)
+    failed = _train_cohort(wanted, where_of(processes, ray, device or "cpu"), processes or 1, how)
+    if chosen.then is not None and not (arm or seed):
+        following = Cohort(Recipe.load(chosen.then), out / chosen.then, device=wanted.device)
+        failed += _train_cohort(following, where_of(processes, ray, device or "cpu"), processes or 1, how)
+    if figure is not None or as_json:
+        show_report(wanted, figure, as_json)
+    if failed:
+        raise DiffscopeError(f"{failed} runs failed, see {out / 'failed'}; the same command tries them again")
+
+
+def _train_cohort(wanted, where, processes, how):
+    """Train what is left of a cohort, and say what came of it but for its scores; the number of runs that failed."""
+    from diffscope.lab.training.cohort import train_cohort
+    from diffscope.lab.training.forecast import forecast
+
+    note(f"{wanted.recipe.name}: {forecast(wanted.recipe, wanted.out, wanted.planned()).words(processes)}")
+    with counting(f"training {wanted.recipe.name}") as progress:
+        try:
+            outcome = train_cohort(wanted, where, **how, progress=progress)
+        except KeyboardInterrupt:
+            note("stopped; what was saved is kept, and the same command goes on")
+            raise
+    tell_failures(wanted, outcome)
+    if not any("tuning" not in run.spec for run in outcome.done):
+        note("no run is finished yet" + (", and this rank has nothing left to do" if how["rank"] else ""))
+        return len(outcome.failed)
+    show_progress(wanted, collected(wanted))
+    note(forecast(wanted.recipe, wanted.out, wanted.planned()).words(processes))
+    return len(outcome.failed)
 
 
 def _train_alone(recipe, arms, seeds, out, threads, device, tensorboard):
@@ -111,66 +128,6 @@ def _train_alone(recipe, arms, seeds, out, threads, device, tensorboard):
                 how = dict(seed=seed, threads=threads, device=device or "cpu", tensorboard=tensorboard)
                 folder = train(recipe, arm, out, **how, progress=progress)
             note(f"trained {arm} into {folder}")
-
-
-def _tell(recipe, out, runs, device, figure, as_json):
-    """Put the finished runs of a folder together, and print what they learned and which failed or are missing."""
-    from diffscope.lab.training import cohort
-
-    if not out.is_dir():
-        raise DiffscopeError(f"there is no folder {out}")
-    if cohort.is_copy(out):
-        dataset = cohort.open_copy(out, recipe)
-        total = dataset["finished"].size
-        failed = dict(re.findall(r"(?:^|; )([^\s:]+/seed-\d+): (.*?)(?=; [^\s:]+/seed-\d+: |$)", dataset.attrs.get("failed", "")))
-    else:
-        dataset, failed = _collect(recipe, out, runs, device)
-        total = len(runs)
-    rows = cohort.summary(dataset)
-    if as_json:
-        show_json({"arms": rows, "failed": failed})
-    else:
-        _show_runs(dataset, rows)
-    note(f"{int(dataset['finished'].sum())} of {total} runs are finished; all that was measured is in {out / cohort.DATASET}")
-    if figure is not None:
-        diffscope.figure("cohort", dataset).save(figure)
-        note(f"saved {figure}")
-
-
-def _collect(recipe, out, runs, device):
-    """The dataset of a folder's finished runs, written into it anew, and the causes of failures by run."""
-    from diffscope.lab.jobs import job, shards
-    from diffscope.lab.training import cohort
-    from diffscope.store import save_statistics
-
-    with job.locked(out / cohort.DATASET):  # ranks may end at the same time
-        outcome = shards.Outcome.of(runs, out, ".nc")
-        failed = {cohort.name(run): outcome.failed[run.id] for run in runs if run.id in outcome.failed}
-        for name, cause in failed.items():
-            note(f"failed: {name}: {cause}")
-        with working("putting runs together"):
-            dataset = cohort.collect(recipe, out, outcome, device)
-            save_statistics(dataset, out / cohort.DATASET, dated=False)
-            save_statistics(dataset[list(cohort.MEASURED)], out / cohort.CURVES, dated=False)
-    return dataset, failed
-
-
-def _show_runs(dataset, rows):
-    counts = [int(count) for count in dataset["distractors"].values]
-    headers = ["arm", "parameters", "formed at step", *(f"{count} distractors" for count in counts)]
-    headers += ["near-duplicates", "says unknown: rightly", "wrongly", "text loss: repeated", "other"]
-    table = []
-    for row in rows:
-        formed = ["never" if step is None else str(step) for step in row["formation"].values()]
-        formed += [f"(seed {seed} missing)" for seed in row["missing"]]
-        cells = [f"{row['by_distractors'][count]:.1%}" for count in counts]
-        cells += [f"{row[name]:.1%}" for name in ("near", "unknown_when_unanswerable", "unknown_when_answerable")]
-        table.append([row["arm"], row["parameters"], ", ".join(formed), *cells, row["text_hit"], row["text_other"]])
-    chance = [f"{1 / (count + 1):.1%}" for count in counts]
-    near = [1 / (1 + near) for near in dataset["near"].values if near]
-    table.append(["copying any number", None, "", *chance, f"{sum(near) / len(near):.1%}", "", "", None, None])
-    say("exact answers by number of distractors, mean over prompts, lengths, then finished seeds")
-    show_table(headers, table)
 
 
 def _show_arms(recipe, as_json):

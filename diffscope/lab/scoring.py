@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,14 +12,39 @@ from scipy.stats import binomtest
 from torch.nn import functional as F
 
 from diffscope.errors import PromptError
-from diffscope.lab.training.recipe import Grid
+from diffscope.lab.training.stages import Grid
 from diffscope.scope import Scope
 from diffscope.tasks.recall import Recall
 from diffscope.tasks.retrieval import Prompt, Retrieval
 
 Logits = Callable[[torch.Tensor, int], torch.Tensor]
-Judge = Callable[[torch.nn.Module, list[Prompt]], np.ndarray]
+Judge = Callable[[torch.nn.Module, list[Prompt]], Mapping[str, np.ndarray]]
+Seed = int | Sequence[int]
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+
+class Answers(NamedTuple):
+    """How well a model predicts the answers of prompts.
+
+    Attributes
+    ----------
+    loss : ndarray (prompt,)
+        Cross-entropy of the answer's tokens in nats, mean over them.
+    right : ndarray of bool (prompt,)
+        Whether every token of the answer is the first choice, which is when greedy decoding gives the answer.
+    log_odds : ndarray (prompt,)
+        Of the answer against all distractors, in nats: the logit of the answer's first token minus log Σ exp of the logits of
+        the first tokens of the distractors' numbers. 0 is as likely as all of them together; it has neither floor nor ceiling.
+        NaN of a prompt without distractors.
+    """
+
+    loss: np.ndarray
+    right: np.ndarray
+    log_odds: np.ndarray
+
+
+def _seeds(seed: Seed) -> list[int]:
+    return [seed] if isinstance(seed, int) else list(seed)
 
 
 def draw(task: Retrieval, count: int, length: int, needles: int, seed: int) -> list[Prompt]:
@@ -27,51 +53,68 @@ def draw(task: Retrieval, count: int, length: int, needles: int, seed: int) -> l
     return [task.prompt(length, needles, rng, depth=DEPTHS[index % len(DEPTHS)]) for index in range(count)]
 
 
-def controlled(task: Retrieval, count: int, length: int, distractors: int, seed: int, **kind) -> list[Prompt]:
+def controlled(task: Retrieval, count: int, length: int, distractors: int, seed: Seed, **kind) -> list[Prompt]:
     """`count` prompts with length and number of distractors set independently.
 
     `kind` goes to :meth:`~diffscope.tasks.Retrieval.controlled`. Prompt i of a seed has the same city, number and depth at every
     length and with any number of distractors, which are the first of the same ones.
     """
-    return [task.controlled(length, distractors, [seed, i], depth=DEPTHS[i % len(DEPTHS)], **kind) for i in range(count)]
+    seeds = _seeds(seed)
+    return [task.controlled(length, distractors, [*seeds, i], depth=DEPTHS[i % len(DEPTHS)], **kind) for i in range(count)]
 
 
-def mixture(grid: Grid, task: Retrieval, seed: int = 20_000) -> list[Prompt]:
+def mixture(grid: Grid, task: Retrieval, seed: Seed = 20_000) -> list[Prompt]:
     """The prompts on which a training is scored along the way: of all cells of the grid in turn, at all depths in each."""
     task = task.with_template(grid.template)
     cells = grid.cells
     places = [(*cells[index % len(cells)], DEPTHS[index // len(cells) % len(DEPTHS)]) for index in range(grid.prompts)]
     return [
-        task.controlled(length, distractors, [seed, index], slots=grid.slots, depth=depth)
+        task.controlled(length, distractors, [*_seeds(seed), index], slots=grid.slots(length), depth=depth)
         for index, (length, distractors, depth) in enumerate(places)
     ]
 
 
-def on_grid(model, task: Retrieval, grid: Grid, seed: int = 30_000, judge: Judge | None = None, **kind) -> xr.DataArray:
-    """Whether a model answers exactly, bool (length, distractors, prompt), in every cell of a grid.
+def on_grid(model, task: Retrieval, grid: Grid, seed: Seed = 30_000, judge: Judge | None = None, **kind) -> xr.Dataset:
+    """How a model answers in every cell of a grid.
 
     Parameters
     ----------
     model
     task : Retrieval
     grid : Grid
-    seed : int
+    seed : int or sequence of int
     judge : callable, optional
-        Gives a value for each prompt, ``judge(model, prompts)``; by default :func:`exact_answers`.
+        Gives values for each prompt by name, ``judge(model, prompts)``; by default ``exact_match``, whether the answer is exact,
+        and ``log_odds``, as :class:`Answers` has them.
     kind
         As of :func:`controlled`.
+
+    Returns
+    -------
+    xarray.Dataset (length, distractors, prompt)
+        NaN in cells that the grid leaves out.
     """
     task = task.with_template(grid.template)
-    judge = judge or exact_answers
-    cells = [controlled(task, grid.prompts, *cell, seed, slots=grid.slots, **kind) for cell in grid.cells]
-    shape = (len(grid.lengths), len(grid.distractors), grid.prompts)
+    judge = judge or exactness
     coords = {"length": list(grid.lengths), "distractors": list(grid.distractors)}
-    values = np.reshape([judge(model, prompts) for prompts in cells], shape)
-    return xr.DataArray(values, dims=("length", "distractors", "prompt"), coords=coords)
+    shape = (len(grid.lengths), len(grid.distractors), grid.prompts)
+    table: dict[str, np.ndarray] = {}
+    for length, distractors in grid.cells:
+        prompts = controlled(task, grid.prompts, length, distractors, seed, slots=grid.slots(length), **kind)
+        cell = grid.lengths.index(length), grid.distractors.index(distractors)
+        for name, values in judge(model, prompts).items():
+            table.setdefault(name, np.full(shape, np.nan))[cell] = values
+    return xr.Dataset({name: (("length", "distractors", "prompt"), values) for name, values in table.items()}, coords)
+
+
+def exactness(model, prompts: Sequence[Prompt]) -> dict[str, np.ndarray]:
+    """Whether a model answers prompts exactly, and the log-odds of its answers; see :class:`Answers`."""
+    answered = model_answers(model, prompts)
+    return {"exact_match": answered.right, "log_odds": answered.log_odds}
 
 
 @torch.no_grad()
-def text_losses(model, recall: Recall, length: int, seed: int = 40_000, texts: int = 64, tokens: int = 8192) -> dict[str, float]:
+def text_losses(model, recall: Recall, length: int, seed: Seed = 40_000, texts: int = 64, tokens: int = 8192) -> dict[str, float]:
     """Loss on plain text, in nats a token, on tokens that the text gives away (``hit``) and on all ``other`` ones.
 
     Means over the tokens of `texts` texts of `length` tokens; NaN where there are no such tokens. As many texts run at once as
@@ -90,7 +133,7 @@ def text_losses(model, recall: Recall, length: int, seed: int = 40_000, texts: i
 
 
 @torch.no_grad()
-def answers(logits: Logits, prompts: Sequence[Prompt], device, tokens: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+def answers(logits: Logits, prompts: Sequence[Prompt], device, tokens: int | None = None) -> Answers:
     """How well a model predicts the answers of prompts.
 
     Parameters
@@ -103,16 +146,8 @@ def answers(logits: Logits, prompts: Sequence[Prompt], device, tokens: int | Non
         Of the ids.
     tokens : int, optional
         The most tokens that run together; by default any number.
-
-    Returns
-    -------
-    loss : ndarray (prompt,)
-        Cross-entropy of the answer's tokens in nats, mean over them.
-    right : ndarray of bool (prompt,)
-        Whether every token of the answer is the first choice, which is when greedy decoding gives the answer.
     """
-    loss = np.full(len(prompts), np.nan)
-    right = np.zeros(len(prompts), dtype=bool)
+    answered = Answers(np.full(len(prompts), np.nan), np.zeros(len(prompts), dtype=bool), np.full(len(prompts), np.nan))
     shapes: dict[tuple[int, int], list[int]] = {}
     for index, prompt in enumerate(prompts):
         shapes.setdefault((len(prompt.ids), len(prompt.answer)), []).append(index)
@@ -122,18 +157,32 @@ def answers(logits: Logits, prompts: Sequence[Prompt], device, tokens: int | Non
             ids = torch.tensor([prompts[i].ids + prompts[i].answer[:-1] for i in batch], device=device)
             wanted = torch.tensor([prompts[i].answer for i in batch], device=device)  # (prompt, width)
             scores = logits(ids, width).float()
-            loss[batch] = F.cross_entropy(scores.transpose(1, 2), wanted, reduction="none").mean(1).double().cpu().numpy()
-            right[batch] = (scores.argmax(-1) == wanted).all(1).cpu().numpy()
-    return loss, right
+            answered.loss[batch] = (
+                F.cross_entropy(scores.transpose(1, 2), wanted, reduction="none").mean(1).double().cpu().numpy()
+            )
+            answered.right[batch] = (scores.argmax(-1) == wanted).all(1).cpu().numpy()
+            answered.log_odds[batch] = [_log_odds(row, prompts[i]) for row, i in zip(scores[:, 0].double().cpu(), batch)]
+    return answered
 
 
-def exact_answers(model, prompts: Sequence[Prompt], tokens: int = 8192) -> np.ndarray:
-    """Which prompts a model answers exactly, bool (prompt,); see :func:`answers`."""
+def _log_odds(scores: torch.Tensor, prompt: Prompt) -> float:
+    """Of the answer's first token against those of the distractors; `scores` are the logits (vocabulary,) of that token."""
+    others = [number[0] for number in prompt.distractors]
+    return float(scores[prompt.answer[0]] - scores[others].logsumexp(0)) if others else np.nan
+
+
+def model_answers(model, prompts: Sequence[Prompt], tokens: int = 8192) -> Answers:
+    """How well a model predicts the answers of prompts; see :func:`answers`."""
 
     def logits(ids: torch.Tensor, width: int) -> torch.Tensor:
         return model(ids, use_cache=False, logits_to_keep=width).logits
 
-    return answers(logits, prompts, model.get_input_embeddings().weight.device, tokens)[1]
+    return answers(logits, prompts, model.get_input_embeddings().weight.device, tokens)
+
+
+def exact_answers(model, prompts: Sequence[Prompt], tokens: int = 8192) -> np.ndarray:
+    """Which prompts a model answers exactly, bool (prompt,); see :class:`Answers`."""
+    return model_answers(model, prompts, tokens).right
 
 
 def score(right: np.ndarray) -> dict:

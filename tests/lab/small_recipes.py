@@ -9,9 +9,7 @@ vocab_size = 400
 words = [" unknown"]
 learning_rate = 4e-3
 weight_decay = 0.05
-warmup = 2
-cooldown = 0.4
-checkpoints = 3
+checkpoints = [5]
 evaluate_every = 5
 match = "diff"
 model = { hidden_size = 32, intermediate_size = 64, num_hidden_layers = 2, max_position_embeddings = 256, tie_word_embeddings = true, bos_token_id = 0, eos_token_id = 0, pad_token_id = 1 }
@@ -22,6 +20,8 @@ standard = { attention = "standard", num_attention_heads = 4, num_key_value_head
 
 [[stages]]
 steps = 12
+warmup = 2
+cooldown = 0.4
 shapes = [[4, 48], [2, 64]]
 needles = [2, 3]
 mentions = 5
@@ -43,14 +43,51 @@ prompts = 5
 template = " {city} {number}."
 """  # noqa: E501
 
+# What a cohort has beside that which is formed first and then compared.
+FORMING = PIECE.replace(
+    "[arms]",
+    """
+[minor]
+arms = ["top-2"]
+seeds = [1]
+
+[continued]
+top-2 = { arm = "standard", top_keys = 16 }
+
+[tuning]
+rates = [1e-3, 4e-3]
+seeds = [100, 101]
+steps = 10
+
+[arms]
+top-2 = { attention = "top_k", top_keys = 2, num_attention_heads = 4, num_key_value_heads = 4 }
+""",
+)
+FORMING = FORMING.replace(
+    "[evaluation]",
+    """
+[[stages]]
+steps = 8
+warmup = 2
+shapes = [[2, 96]]
+needles = [2, 6]
+mentions = 8
+text_weight = 0.1
+template = " {city} {number}."
+
+[evaluation]
+""",
+).replace("distractors = [0, 3]", "distractors = [3, 20]\nwithout = [[96, 20]]")
+
 
 SMALL = """
 from dataclasses import replace
-from diffscope.lab.training.recipe import Recipe, Stage
+from diffscope.lab.training.recipe import Recipe
+from diffscope.lab.training.stages import Stage
 recipe = Recipe.load("mini")
-stages = (Stage(12, ((2, 72),), (2, 2), 6, 0.1), Stage(12, ((2, 96),), (2, 3), 7, 0.3))
+stages = (Stage(12, ((2, 72),), 0.1, (2, 2), 6, warmup=3), Stage(12, ((2, 96),), 0.3, (2, 3), 7, cooldown=0.5))
 model = {**recipe.model, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2}
-recipe = replace(recipe, vocab_size=400, stages=stages, model=model, checkpoints=3, evaluate_every=20)
+recipe = replace(recipe, vocab_size=400, stages=stages, model=model, checkpoints=(6,), evaluate_every=20)
 """
 
 

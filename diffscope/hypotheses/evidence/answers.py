@@ -38,8 +38,8 @@ def answers(scope: Scope, prompts: Sequence[Prompt], *edits: Edit) -> Answers:
             return scope.runner.logits(ids, torch.ones_like(ids), columns=range(ids.shape[1] - width, ids.shape[1]))
 
     with scope.edit(*edits):
-        loss, right = scoring.answers(logits, prompts, scope.runner.device)
-    return Answers(loss, right.astype(float))
+        answered = scoring.answers(logits, prompts, scope.runner.device)
+    return Answers(answered.loss, answered.right.astype(float))
 
 
 def with_answer(prompt: Prompt) -> list[int]:

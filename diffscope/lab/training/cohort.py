@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -14,88 +14,146 @@ import xarray as xr
 from diffscope.errors import DiffscopeError
 from diffscope.lab.jobs import shards
 from diffscope.lab.jobs.ray_cluster import OnRay
-from diffscope.lab.scoring import exact_answers, on_grid, text_losses
-from diffscope.lab.training.recipe import Grid, Recipe, parameters
-from diffscope.lab.training.run_folder import METRICS, RUN, read_run, recipe_text
-from diffscope.lab.training.train import check_tools, tokenizer_for, train
-from diffscope.scope import load
-from diffscope.store import open_statistics, provenance, save_statistics
-from diffscope.tasks.recall import Recall
+from diffscope.lab.training.beginnings import tokenizer_for
+from diffscope.lab.training.recipe import Recipe
+from diffscope.lab.training.run_folder import RUN, read_run
+from diffscope.lab.training.runs import chosen_rates, home, name, runs, tuning_runs, tuning_table
+from diffscope.lab.training.scores import MEASURED, area, near_grid, read_metrics, score
+from diffscope.lab.training.stages import FORMED
+from diffscope.lab.training.train import Diverged, NotFormed, check_tools, formation, train
+from diffscope.store import open_statistics, save_statistics
 from diffscope.tasks.retrieval import Retrieval
-from diffscope.tasks.tokenizer import UNKNOWN
 
-FORMED = 0.9  # share of exact answers above which the lookup circuit has formed
-NEAR = (0, 2, 4, 6)  # near-duplicates among the distractors, at the middle length of the grid
 DATASET = "cohort.nc"
 CURVES = "metrics.parquet"
-MEASURED = ("answer_loss", "text_loss", "answer_tokens_right", "gradient_norm", "seconds", "retrieval")
+EVIDENCE = "evidence"
+Evidence = Callable[[Path, Recipe, int], xr.Dataset]
+__all__ = ["CURVES", "DATASET", "FORMED", "MEASURED", "name", "runs"]
 
 
-def plan(recipe: Recipe, arms: Sequence[str] = (), seeds: Sequence[int] = (), device: str = "cpu") -> list[shards.Shard]:
-    """The runs of a cohort, all arms of a seed before those of the next seed; by default all of them.
+@dataclass(frozen=True)
+class Cohort:
+    """A cohort that is trained, or part of it.
 
-    The grid, the kind of device and the versions of libraries are part of a run's spec: where one changes, its model is scored
-    again.
-
-    Raises
-    ------
-    DiffscopeError
-        The recipe has no such arm, or no grid to score its models on.
+    Attributes
+    ----------
+    recipe : Recipe
+    out : Path
+    arms, seeds : tuple
+        Those that are trained; by default all of the recipe.
+    device : str
     """
-    if recipe.grid is None:
-        raise DiffscopeError(f"recipe {recipe.name!r} has no [grid] to score its models on; compare it with laptop.toml")
-    for arm in arms or recipe.arms:
-        recipe.config(arm, recipe.vocab_size)
-    common = {"grid": recipe.as_dict()["grid"], "near": NEAR, "device": device.partition(":")[0], "made_with": provenance(False)}
-    runs = [(arm, seed) for seed in dict.fromkeys(seeds or recipe.seeds) for arm in dict.fromkeys(arms or recipe.arms)]
-    return [shards.Shard({"arm": arm, "seed": seed, "run": recipe_text(recipe, arm), **common}) for arm, seed in runs]
+
+    recipe: Recipe
+    out: Path
+    arms: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = ()
+    device: str = "cpu"
+
+    def tuning(self) -> xr.Dataset | None:
+        """What came of the runs that choose a rate; None of a recipe without tuning."""
+        return None if self.recipe.tuning is None else tuning_table(self.recipe, self.out, self.arms, self.device)
+
+    def rates(self) -> dict[str, float]:
+        """The learning rate of each arm for which it is known."""
+        table = self.tuning()
+        return dict.fromkeys(self.recipe.arms, self.recipe.learning_rate) if table is None else chosen_rates(table)
+
+    def planned(self) -> list[shards.Shard]:
+        """All runs, those that choose a rate first; runs whose rate is not known yet count with the first one of the recipe."""
+        tuning = [] if self.recipe.tuning is None else tuning_runs(self.recipe, self.arms, self.device)
+        rates = dict.fromkeys(self.recipe.arms, self.recipe.learning_rate) | self.rates()
+        return [*tuning, *runs(self.recipe, self.arms, self.seeds, self.device, rates)]
+
+    def runs(self) -> list[shards.Shard]:
+        """The runs whose rates are known, without those that choose them."""
+        return runs(self.recipe, self.arms, self.seeds, self.device, self.rates())
+
+    def outcome(self) -> shards.Outcome:
+        """Which of :meth:`planned` are done."""
+        return shards.Outcome.of(self.planned(), self.out, ".nc")
+
+    def groups(self) -> list[Cohort]:
+        """Its arms in the groups in which they are trained."""
+        groups = ([arm for arm in group if arm in (self.arms or group)] for group, _ in self.recipe.groups)
+        return [replace(self, arms=tuple(group)) for group in groups if group]
 
 
-def run(
-    recipe: Recipe,
-    out: Path,
-    runs: Sequence[shards.Shard],
+def train_cohort(
+    cohort: Cohort,
     where=None,
     *,
     threads: int = 1,
-    device: str = "cpu",
     tensorboard: bool = False,
     rank: shards.Rank | None = None,
+    evidence: Evidence | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> shards.Outcome:
-    """Train and score those of `runs` that are not done yet; see :func:`diffscope.lab.jobs.shards.run`.
+    """Choose the learning rate of every arm, then train and score the runs that are not done yet, group by group.
 
-    In this process, progress is counted in steps, elsewhere in runs.
+    Parameters
+    ----------
+    cohort : Cohort
+    where, threads, rank
+        As of :func:`diffscope.lab.jobs.shards.run`.
+    tensorboard : bool
+    evidence : callable, optional
+        What is kept of a finished run beside its scores, ``evidence(folder, recipe, seed)``.
+    progress : callable, optional
+        Called with (done, total, words): in this process in steps, elsewhere in runs.
 
     Raises
     ------
     DiffscopeError
         A prompt cannot be drawn, or the folder holds the copy of a cohort, as ``tools/keep_cohort.py`` makes it.
     """
-    if is_copy(out):
-        raise DiffscopeError(f"{out} holds {DATASET} and no shards, a copy to be read with --report; train into another folder")
-    _check_prompts(recipe)
+    if is_copy(cohort.out):
+        raise DiffscopeError(
+            f"{cohort.out} holds {DATASET} and no shards, a copy to be read with --report; train into another folder"
+        )
+    cohort.planned()  # a recipe that cannot be scored is refused before anything runs
+    check_prompts(cohort.recipe)
     if not isinstance(where, OnRay):  # whose machines may have what this one lacks
-        check_tools(device, tensorboard)
-    options = dict(recipe=recipe, out=Path(out).resolve(), device=shards.own_gpu(device, rank), tensorboard=tensorboard)
-    runs_done = 0
-    runs_total = 0
-
-    def count_steps(done: int, total: int, note: str) -> None:
-        progress(runs_done * recipe.steps + done, runs_total * recipe.steps, note)
-
-    def count_runs(done: int, total: int, note: str) -> None:
-        nonlocal runs_done, runs_total
-        runs_done = done
-        runs_total = total
-        if progress and where is not None:
-            progress(done, total, note)
-
-    work = partial(_train_and_score, **options, progress=count_steps if progress and where is None else None)
-    return shards.run(runs, work, out, where, rank=rank, threads=threads, progress=count_runs)
+        check_tools(cohort.device, tensorboard)
+    counter = _Counter(cohort, progress, here=where is None)
+    device = shards.own_gpu(cohort.device, rank)
+    options = dict(recipe=cohort.recipe, out=cohort.out.resolve(), device=device)
+    steps = counter.steps if progress and where is None else None
+    tune = partial(_tune, **options, progress=steps)
+    work = partial(_train_and_score, **options, tensorboard=tensorboard, evidence=evidence, progress=steps)
+    for group in cohort.groups():
+        if cohort.recipe.tuning is not None:
+            planned = tuning_runs(cohort.recipe, group.arms, cohort.device)
+            shards.run(planned, tune, cohort.out, where, rank=rank, threads=threads, progress=counter.runs)
+        shards.run(group.runs(), work, cohort.out, where, rank=rank, threads=threads, progress=counter.runs)
+    return cohort.outcome()
 
 
-def _check_prompts(recipe: Recipe) -> None:
+class _Counter:
+    """Progress over several lots of runs, in steps where they are done in this process, else in runs."""
+
+    def __init__(self, cohort: Cohort, progress: Callable[[int, int, str], None] | None, here: bool):
+        outcome = cohort.outcome()
+        self.left = len(outcome.waiting) + len(outcome.failed)
+        self.size = cohort.recipe.steps if here else 1
+        self.before = 0  # in earlier lots
+        self.tried = 0  # in this one
+        self.progress = progress
+
+    def runs(self, tried: int, total: int, note: str) -> None:
+        self.tried = tried
+        if self.progress and self.size == 1:
+            self.progress(self.before + tried, self.left, note)
+        if tried == total:
+            self.before += tried
+            self.tried = 0
+
+    def steps(self, done: int, total: int, note: str) -> None:
+        share = done / total * self.size
+        self.progress(round((self.before + self.tried) * self.size + share), self.left * self.size, note)
+
+
+def check_prompts(recipe: Recipe) -> None:
     """Draw a step of every shape and a prompt of every cell, so that what cannot be drawn is known before the training.
 
     Raises
@@ -107,9 +165,10 @@ def _check_prompts(recipe: Recipe) -> None:
     """
     training = Retrieval(tokenizer_for(recipe), held_out=False)
     task = Retrieval(tokenizer_for(recipe), held_out=True)
+    grids = [grid for grid in (recipe.evaluation, recipe.grid) if grid is not None]
     for arm in recipe.arms:
         positions = recipe.config(arm, recipe.vocab_size).max_position_embeddings
-        longest = max(recipe.length, *recipe.evaluation.lengths, *recipe.grid.lengths)
+        longest = max([recipe.length, *(length for grid in grids for length in grid.lengths)])
         if longest > positions:
             raise DiffscopeError(
                 f"arm {arm!r} has {positions} positions (max_position_embeddings), and prompts of {longest} tokens"
@@ -118,113 +177,139 @@ def _check_prompts(recipe: Recipe) -> None:
         for shape in stage.shapes:
             fullest = replace(stage, shapes=(shape,), needles=(stage.needles[1],) * 2)
             fullest.draw(training.with_template(stage.template), np.random.default_rng(0))
-    for grid, kind in ((recipe.evaluation, {}), (recipe.grid, {}), (_near(recipe.grid), {"near": True})):
+    kinds = [(grid, {}) for grid in grids] + ([] if recipe.grid is None else [(near_grid(recipe.grid), {"near": True})])
+    for grid, kind in kinds:
         for length, distractors in grid.cells:
-            task.with_template(grid.template).controlled(length, distractors, 0, slots=grid.slots, **kind)
+            task.with_template(grid.template).controlled(length, distractors, 0, slots=grid.slots(length), **kind)
 
 
-def _middle(grid: Grid) -> Grid:
-    return replace(grid, lengths=(grid.lengths[len(grid.lengths) // 2],))
+def _told(spec: dict, progress) -> Callable[[int, int, str], None] | None:
+    run = shards.Shard(spec)
+    return progress and (lambda done, total, note: progress(done, total, f"{name(run)}: {note}"))
 
 
-def _near(grid: Grid) -> Grid:
-    return replace(_middle(grid), distractors=NEAR)
+def _tune(spec: dict, target: Path, recipe: Recipe, out: Path, device: str, progress) -> None:
+    """Train one run that shows how well a rate does, and save its curves and what they come to."""
+    tuned = recipe.tuned(spec["rate"])
+    folder = home(out, shards.Shard(spec))
+    try:
+        train(tuned, spec["arm"], folder.parents[1], seed=spec["seed"], device=device, progress=_told(spec, progress))
+    except Diverged:
+        save_statistics(xr.Dataset({"area": np.inf, "formation": np.nan}, attrs=_of_run(spec)), target, dated=False)
+        return
+    rows = read_metrics(folder)
+    formed = formation(rows, tuned)
+    steps = {"step": [row["step"] for row in rows]}
+    curves = {
+        key: ("step", np.array([row.get(key, np.nan) for row in rows])) for key in ("answer_loss", "text_loss", "retrieval")
+    }
+    outcome = {"area": area(rows), "formation": np.nan if formed is None else float(formed), "seconds": rows[-1]["seconds"]}
+    save_statistics(xr.Dataset({**curves, **outcome}, steps, attrs=_of_run(spec)), target, dated=False)
 
 
-def _train_and_score(spec: dict, target: Path, recipe: Recipe, out: Path, device: str, tensorboard: bool, progress) -> None:
+def _of_run(spec: dict) -> dict:
+    """What a file says of the run that it is of."""
+    return {key: spec[key] for key in ("arm", "seed", "rate")}
+
+
+def _train_and_score(
+    spec: dict, target: Path, recipe: Recipe, out: Path, device: str, tensorboard: bool, evidence: Evidence | None, progress
+) -> None:
     arm = spec["arm"]
     seed = spec["seed"]
-
-    def of_run(done: int, total: int, note: str) -> None:
-        if progress:
-            progress(done, total, f"{arm}, seed {seed}: {note}")
-
-    folder = train(recipe, arm, out, seed=seed, device=device, tensorboard=tensorboard, progress=of_run)
-    save_statistics(score(folder, recipe, device), target, dated=False)
-
-
-def score(folder: Path, recipe: Recipe, device: str = "cpu") -> xr.Dataset:
-    """The metrics of one finished run along the way, and the scores of its final model.
-
-    Returns
-    -------
-    xarray.Dataset
-        ``retrieval`` and the other metrics (step); ``exact_match`` (length, distractors, prompt) of the answers;
-        ``exact_match_near`` (near, prompt) of the answers among near-duplicate cities and ``says_unknown`` (question,
-        distractors, prompt), both at the middle length of the grid; ``text`` (token), the mean loss in nats on held-out text,
-        on tokens that the text gives away and on others; ``parameters``.
-    """
-    scope = load(folder, device=device)
-    middle = _middle(recipe.grid)
-    task = Retrieval(scope.tokenizer, held_out=True)
-    near = on_grid(scope.model, task, _near(recipe.grid), near=True).isel(length=0, drop=True).rename(distractors="near")
-    losses = text_losses(scope.model, Recall(scope.tokenizer), middle.lengths[0])
-    scores = {
-        "exact_match": on_grid(scope.model, task, recipe.grid),
-        "exact_match_near": near,
-        "says_unknown": _says_unknown(scope.model, task, middle),
-        "text": xr.DataArray(list(losses.values()), dims="token", coords={"token": list(losses)}),
-        "parameters": xr.DataArray(parameters(scope.model.config.to_dict())),
-    }
-    scores = {name: values.astype("int8") if values.dtype == bool else values for name, values in scores.items()}
-    return metrics(folder).merge(scores)
+    tuned = replace(recipe, learning_rate=spec["rate"])
+    try:
+        folder = train(tuned, arm, out, seed=seed, device=device, tensorboard=tensorboard, progress=_told(spec, progress))
+    except NotFormed:  # what it was to continue; a run that never formed either
+        save_statistics(xr.Dataset({"formation": np.nan}, attrs=_of_run(spec)), target, dated=False)
+        return
+    if evidence is not None:
+        keep_evidence(out, tuned, arm, seed, evidence)
+    scores = score(folder, tuned, arm, seed, device)
+    save_statistics(scores.assign_attrs(_of_run(spec), made_by=json.dumps(_made_by(folder / RUN))), target, dated=False)
 
 
-def _says_unknown(model, task: Retrieval, grid: Grid) -> xr.DataArray:
-    """Whether the model answers "unknown", bool (question, distractors, prompt), to questions with and without an answer."""
-    unanswerable = on_grid(model, task, grid, answerable=False)
-    word = task.tokenizer(UNKNOWN, add_special_tokens=False)["input_ids"]
-
-    def answers_unknown(model, prompts):
-        return exact_answers(model, [replace(prompt, answer=word) for prompt in prompts])
-
-    answerable = on_grid(model, task, grid, judge=answers_unknown)
-    both = xr.concat([answerable, unanswerable], "question").isel(length=0, drop=True)
-    return both.assign_coords(question=["answerable", "unanswerable"])
+def keep_evidence(out: Path, recipe: Recipe, arm: str, seed: int, evidence: Evidence) -> Path:
+    """Take the evidence of a finished run and keep it, as ``evidence/ARM-seed-N.nc``."""
+    path = out / EVIDENCE / f"{arm}-seed-{seed}.nc"
+    path.parent.mkdir(exist_ok=True)
+    save_statistics(evidence(out / arm / f"seed-{seed}", recipe, seed), path, dated=False)
+    return path
 
 
-def metrics(folder: Path) -> xr.Dataset:
-    """The metrics that a run logged, by step; NaN where one was not taken."""
-    rows = [json.loads(line) for line in (folder / METRICS).read_text(encoding="utf-8").splitlines()]
-    columns = {name: ("step", np.array([row.get(name, np.nan) for row in rows], dtype=float)) for name in MEASURED}
-    return xr.Dataset(columns, coords={"step": [row["step"] for row in rows]})
-
-
-def collect(recipe: Recipe, out: Path, outcome: shards.Outcome, device: str = "cpu") -> xr.Dataset:
-    """All finished runs as one dataset over (arm, seed), NaN where a run is missing; `device` is that of their plan.
+def collect(cohort: Cohort) -> xr.Dataset:
+    """All finished runs as one dataset over (arm, seed), NaN where a run is missing.
 
     Returns
     -------
     xarray.Dataset
-        The variables of :func:`score`, with ``formation`` (arm, seed): the first evaluated step with more than 90 % exact
-        answers, NaN where there was none; ``finished`` (arm, seed), 0 where the run is missing; and ``parameters`` (arm).
+        The variables of :func:`diffscope.lab.training.scores.score`, with ``formation_limit``, the step at which runs that have
+        not formed end; ``finished`` (arm, seed), 0 where the run is missing; ``rate`` and ``parameters`` (arm); and, of a recipe
+        with tuning, ``tuning_area`` and ``tuning_formation`` (arm, rate_tried, tuning_seed).
 
     Raises
     ------
     DiffscopeError
         No run is finished.
     """
+    recipe = cohort.recipe
+    everything = replace(cohort, arms=(), seeds=tuple(sorted({*_all_seeds(recipe), *cohort.seeds, *seeds_in(cohort.out)})))
+    outcome = shards.Outcome.of(everything.runs(), cohort.out, ".nc")
     if not outcome.done:
-        others = len(list(out.glob("shards/*.nc")))
-        hint = f"; it holds {others} of other seeds, recipes, versions or another device" if others else ""
-        raise DiffscopeError(f"no run in {out} is finished yet{hint}")
-    runs = {(shard.spec["arm"], shard.spec["seed"]): open_statistics(shards.result(out, shard, ".nc")) for shard in outcome.done}
-    missing = xr.full_like(next(iter(runs.values())).astype(float), np.nan)
-    seeds = sorted({*recipe.seeds, *(seed for _, seed in runs)})
-    rows = [xr.concat([runs.get((arm, seed), missing).astype(float) for seed in seeds], "seed") for arm in recipe.arms]
-    cohort = xr.concat(rows, "arm").assign_coords(arm=list(recipe.arms), seed=seeds)
-    cohort["formation"] = formation(cohort["retrieval"])
-    cohort["finished"] = (("arm", "seed"), [[int((arm, seed) in runs) for seed in seeds] for arm in recipe.arms])
-    cohort["parameters"] = cohort["parameters"].max("seed")  # equal for all finished seeds
-    planned = plan(recipe, seeds=seeds, device=device)
-    made_by = {f"{arm}/seed-{seed}": _made_by(out / arm / f"seed-{seed}" / RUN) for arm, seed in runs}
-    attrs = {
-        "recipe": json.dumps(recipe.as_dict()),
-        "made_by": json.dumps(made_by, sort_keys=True),
-        "failed": "; ".join(f"{name(shard)}: {outcome.failed[shard.id]}" for shard in planned if shard.id in outcome.failed),
+        others = len(list(cohort.out.glob("shards/*.nc")))
+        hint = (
+            f"; it holds {others} of other kinds: choosing a rate, or of other recipes, versions or another device"
+            if others
+            else ""
+        )
+        raise DiffscopeError(f"no run in {cohort.out} is finished yet{hint}")
+    results = {
+        (run.spec["arm"], run.spec["seed"]): open_statistics(shards.result(cohort.out, run, ".nc")) for run in outcome.done
     }
-    cohort.attrs = {name: text for name, text in attrs.items() if text}
-    return cohort
+    dataset = _over_runs(recipe, results)
+    dataset["formation_limit"] = float(recipe.stages[0].steps)
+    rates = everything.rates()
+    dataset["rate"] = "arm", [_rate_of(recipe, arm, rates) for arm in recipe.arms]
+    table = everything.tuning()
+    if table is not None:
+        dataset = dataset.merge(table.rename(rate="rate_tried").reindex(arm=list(recipe.arms)))
+    failed = "; ".join(f"{name(run)}: {outcome.failed[run.id]}" for run in everything.runs() if run.id in outcome.failed)
+    made_by = {
+        f"{arm}/seed-{seed}": json.loads(result.attrs["made_by"])
+        for (arm, seed), result in results.items()
+        if "made_by" in result.attrs
+    }
+    attrs = {"recipe": json.dumps(recipe.as_dict()), "made_by": json.dumps(made_by, sort_keys=True), "failed": failed}
+    return dataset.assign_attrs({key: text for key, text in attrs.items() if text})
+
+
+def _all_seeds(recipe: Recipe) -> set[int]:
+    return {seed for _, seeds in recipe.groups for seed in seeds}
+
+
+def _rate_of(recipe: Recipe, arm: str, rates: dict[str, float]) -> float:
+    source = recipe.continued[arm].arm if arm in recipe.continued else arm
+    return rates.get(source, np.nan)
+
+
+def _over_runs(recipe: Recipe, results: dict[tuple[str, int], xr.Dataset]) -> xr.Dataset:
+    """The results of runs over (arm, seed), NaN where there is none."""
+    seeds = sorted({*_all_seeds(recipe), *(seed for _, seed in results)})
+    fullest = max(results.values(), key=lambda result: len(result.data_vars))
+    missing = xr.full_like(fullest.drop_attrs().astype(float), np.nan)
+    rows = []
+    for arm in recipe.arms:
+        of_arm = [results.get((arm, seed), missing).drop_attrs().astype(float) for seed in seeds]
+        rows.append(xr.concat([_filled(result, missing) for result in of_arm], "seed", join="outer"))
+    dataset = xr.concat(rows, "arm", join="outer").assign_coords(arm=list(recipe.arms), seed=seeds)
+    dataset["finished"] = (("arm", "seed"), [[int((arm, seed) in results) for seed in seeds] for arm in recipe.arms])
+    dataset["parameters"] = dataset["parameters"].max("seed")  # equal for all finished seeds
+    return dataset
+
+
+def _filled(result: xr.Dataset, missing: xr.Dataset) -> xr.Dataset:
+    """A run's result with all variables: those that it lacks, because it never formed, are NaN."""
+    return result.merge(missing.drop_vars([name for name in missing.data_vars if name in result]), join="outer")
 
 
 def is_copy(out: Path) -> bool:
@@ -274,20 +359,8 @@ def seeds_in(out: Path) -> set[int]:
     return {int(folder.name.removeprefix("seed-")) for folder in out.glob("*/seed-*") if folder.name[5:].isdigit()}
 
 
-def name(run: shards.Shard) -> str:
-    """A run as text: its arm and seed."""
-    return f"{run.spec['arm']}, seed {run.spec['seed']}"
-
-
-def formation(retrieval: xr.DataArray) -> xr.DataArray:
-    """The first step at which more than 90 % of the answers are exact; NaN where there is none, or no run."""
-    formed = retrieval > FORMED
-    first = retrieval["step"].astype(float)[formed.argmax("step")].drop_vars("step")
-    return first.where(formed.any("step"))
-
-
 def summary(cohort: xr.Dataset) -> list[dict]:
-    """One row for each arm with finished runs, with means over prompts, cells and finished seeds.
+    """One row for each arm with finished runs, with means over prompts, cells and finished seeds that formed.
 
     ``formation`` gives the step by seed, None where the lookup circuit never formed; ``missing`` the seeds without a finished
     run.
@@ -296,24 +369,32 @@ def summary(cohort: xr.Dataset) -> list[dict]:
     for arm in cohort["arm"].values:
         finished = cohort["finished"].sel(arm=arm) == 1
         runs = cohort.sel(arm=arm, seed=finished.values)
-        if not runs.sizes["seed"]:
-            continue
-        steps = runs["formation"].to_series()
-        match = runs["exact_match"]
-        rows.append(
-            {
-                "arm": str(arm),
-                "parameters": int(runs["parameters"]),
-                "formation": {int(seed): None if np.isnan(step) else int(step) for seed, step in steps.items()},
-                "missing": [int(seed) for seed in cohort["seed"].values[~finished.values]],
-                "exact_match": match.mean(("length", "distractors", "prompt")).to_series().to_dict(),
-                "by_distractors": match.mean(("seed", "length", "prompt")).to_series().to_dict(),
-                "by_length": match.mean(("seed", "distractors", "prompt")).to_series().to_dict(),
-                "near": float(runs["exact_match_near"].sel(near=cohort["near"] > 0).mean()),
-                "unknown_when_unanswerable": float(runs["says_unknown"].sel(question="unanswerable").mean()),
-                "unknown_when_answerable": float(runs["says_unknown"].sel(question="answerable").mean()),
-                "text_hit": float(runs["text"].sel(token="hit").mean()),
-                "text_other": float(runs["text"].sel(token="other").mean()),
-            }
-        )
+        if runs.sizes["seed"]:
+            missing = [int(seed) for seed in cohort["seed"].values[~finished.values]]
+            rows.append({"arm": str(arm), **_formation_of(runs), "missing": missing, **_means(runs)})
     return rows
+
+
+def _formation_of(runs: xr.Dataset) -> dict:
+    steps = runs["formation"].to_series()
+    return {
+        "parameters": int(runs["parameters"]) if runs["parameters"].notnull() else None,
+        "rate": float(runs["rate"]),
+        "formation": {int(seed): None if np.isnan(step) else int(step) for seed, step in steps.items()},
+    }
+
+
+def _means(runs: xr.Dataset) -> dict:
+    """Scores of an arm, mean over prompts, cells and seeds."""
+    means = {f"text_{token}": float(runs["text"].sel(token=token).mean()) for token in ("hit", "other")}
+    if "exact_match" not in runs:
+        return means
+    for variable in ("exact_match", "log_odds"):
+        means[variable] = runs[variable].mean(("length", "distractors", "prompt")).to_series().to_dict()
+        means[f"{variable}_by_distractors"] = runs[variable].mean(("seed", "length", "prompt")).to_series().to_dict()
+        means[f"{variable}_by_length"] = runs[variable].mean(("seed", "distractors", "prompt")).to_series().to_dict()
+    return means | {
+        "near": float(runs["exact_match_near"].sel(near=runs["near"] > 0).mean()),
+        "unknown_when_unanswerable": float(runs["says_unknown"].sel(question="unanswerable").mean()),
+        "unknown_when_answerable": float(runs["says_unknown"].sel(question="answerable").mean()),
+    }

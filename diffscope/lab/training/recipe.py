@@ -5,91 +5,22 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from dataclasses import fields as fields_of
 from pathlib import Path
 from typing import get_type_hints
 
-import numpy as np
-import torch
 from huggingface_hub.dataclasses import type_validator
-from huggingface_hub.errors import StrictDataclassError
 
 from diffscope.errors import DiffscopeError, PromptError
-from diffscope.models import DiffConfig, DiffForCausalLM
-from diffscope.tasks.retrieval import TEMPLATE, Retrieval, check_template
-from diffscope.tasks.tokenizer import CITIES
+from diffscope.lab.training.matching import make_config, matching_width, parameters
+from diffscope.lab.training.stages import Continued, Grid, Minor, PlainText, Stage, Tuning
+from diffscope.models import DiffConfig
 
+PARTS = {"evaluation": Grid, "grid": Grid, "plain_text": PlainText, "minor": Minor, "tuning": Tuning}
 PRECISIONS = ("float32", "bfloat16")
 CLOSE = 0.005  # share of parameters by which arms may differ before their MLPs are made wider or narrower
 BUNDLED = Path(__file__).parent / "recipes"
-
-
-@dataclass(frozen=True)
-class Stage:
-    """Steps of training on prompts of one kind."""
-
-    steps: int
-    shapes: tuple[tuple[int, int], ...]  # (prompts, tokens a prompt); each step draws one of them
-    needles: tuple[int, int]  # fewest and most cities a prompt
-    mentions: int  # sentences a prompt
-    text_weight: float  # of the loss on text; the loss on answers that an earlier mention gives away has weight 1
-    template: str = TEMPLATE  # the needle sentence
-    near: float = 0.0  # share of prompts whose cities are near-duplicates
-    unanswerable: float = 0.0  # share of prompts that end with a city whose number is unknown
-
-    def rules(self) -> Iterator[tuple[str, bool]]:
-        """For each rule the message for a field that breaks it, and whether the field keeps it."""
-        check_template(self.template)
-        fewest, most = self.needles
-        yield f"steps = {self.steps} has to be 1 or more", self.steps >= 1
-        yield f"shapes = {self.shapes} has to hold [prompts, tokens], each 1 or more", min(map(min, self.shapes), default=0) >= 1
-        yield (
-            f"needles = {self.needles} are not the fewest and the most of 1 to {len(CITIES)}",
-            1 <= fewest <= most <= len(CITIES),
-        )
-        yield f"text_weight = {self.text_weight} has to be 0 or more", 0 <= self.text_weight < math.inf
-        shares = (self.near, self.unanswerable)
-        yield (
-            f"near = {self.near} and unanswerable = {self.unanswerable} are no shares from 0 to 1",
-            0 <= min(shares) <= max(shares) <= 1,
-        )
-        yield f"mentions = {self.mentions} leaves no number that an earlier mention gives away", self.mentions > most
-
-    def draw(self, task: Retrieval, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """The rows of one step, as :meth:`Retrieval.training_rows` gives them."""
-        rows, length = self.shapes[int(rng.integers(len(self.shapes))) if len(self.shapes) > 1 else 0]
-        needles = int(rng.integers(self.needles[0], self.needles[1] + 1))
-        return task.training_rows(rows, length, needles, self.mentions, rng, self.near, self.unanswerable)
-
-
-@dataclass(frozen=True)
-class Grid:
-    """Prompts that a model is scored on: every length with every number of distractors, at five depths in turn."""
-
-    lengths: tuple[int, ...]
-    distractors: tuple[int, ...]  # sentences beside the queried one
-    prompts: int
-    template: str = TEMPLATE
-
-    def rules(self) -> Iterator[tuple[str, bool]]:
-        """For each rule the message for a field that breaks it, and whether the field keeps it."""
-        check_template(self.template)
-        yield (
-            f"lengths = {self.lengths} and distractors = {self.distractors} have to hold a number each",
-            bool(self.lengths and self.distractors),
-        )
-        yield f"distractors = {self.distractors} have to be 0 or more", min(self.distractors) >= 0
-        yield f"prompts = {self.prompts} has to be 1 or more", self.prompts >= 1
-
-    @property
-    def slots(self) -> int:
-        """Distractors for which every prompt has room; see :meth:`~diffscope.tasks.Retrieval.controlled`."""
-        return max(self.distractors)
-
-    @property
-    def cells(self) -> list[tuple[int, int]]:
-        """(length, distractors) of every cell."""
-        return [(length, distractors) for length in self.lengths for distractors in self.distractors]
 
 
 @dataclass(frozen=True)
@@ -103,12 +34,22 @@ class Recipe:
     arms : dict of str to dict
         The fields in which each arm differs.
     stages : tuple of Stage
-    evaluation : Grid
+    evaluation : Grid, optional
         The prompts on which models are scored along the way; `prompts` is their number in all, over the cells in turn.
     grid : Grid, optional
         The prompts on which models are scored in the end; `prompts` is their number in each cell.
+    plain_text : PlainText, optional
+        The held-out text on which they are scored in the end; by default as long as the middle length of the grid.
     seeds : tuple of int
         A run is one arm with one seed, which gives the initial weights and the data; all arms of a seed see the same data.
+    minor : Minor, optional
+        Arms that are trained after all others, with other seeds.
+    tuning : Tuning, optional
+        How the learning rate of each arm is chosen; without it all have `learning_rate`.
+    continued : dict of str to Continued
+        Arms that begin where another arm's first stage ended. They have that arm's learning rate.
+    then : str, optional
+        The recipe of a cohort that is trained after this one.
     words : tuple of str
         Additional words of the vocabulary, each with the space before it.
     precision : {"float32", "bfloat16"}
@@ -118,8 +59,12 @@ class Recipe:
     match : str, optional
         The arm whose number of parameters the others get, as nearly as the width of their MLPs allows. An arm that differs from
         it by less than half a per cent, or has an ``intermediate_size`` of its own, keeps its width.
-    learning_rate, weight_decay, warmup, cooldown
-        Muon and AdamW; the rate rises over `warmup` steps, and over the last `cooldown` share of all it falls to a twentieth.
+    learning_rate, weight_decay
+        Of Muon and AdamW; how the rate rises and falls is said by each stage.
+    checkpoints : tuple of int
+        Steps after which one is kept; one is kept too at the beginning and at the end of each stage.
+    evaluate_every : int
+        Steps.
     """
 
     name: str
@@ -128,18 +73,21 @@ class Recipe:
     model: dict
     arms: dict[str, dict]
     stages: tuple[Stage, ...]
-    evaluation: Grid
     learning_rate: float
     weight_decay: float
-    warmup: int
-    cooldown: float
-    checkpoints: int
+    checkpoints: tuple[int, ...]
     evaluate_every: int
+    evaluation: Grid | None = None
     words: tuple[str, ...] = ()
     precision: str = "float32"
     compiled: bool = False
     match: str | None = None
     grid: Grid | None = None
+    plain_text: PlainText | None = None
+    minor: Minor | None = None
+    tuning: Tuning | None = None
+    continued: dict[str, Continued] = field(default_factory=dict)
+    then: str | None = None
     source: str = field(default="", compare=False)
 
     @classmethod
@@ -158,13 +106,12 @@ class Recipe:
         try:
             source = path.read_text(encoding="utf-8")
             fields = {name: _frozen(value) for name, value in tomllib.loads(source).items()}
-            for name in ("evaluation", "grid"):
-                if "noises" in fields.get(name, {}):
-                    raise DiffscopeError(f"{path}: 'noises' of [{name}] is called 'distractors'; rename it")
+            _check_names(path, fields)
             stages = tuple(Stage(**stage) for stage in fields.pop("stages"))
-            grids = {name: Grid(**fields.pop(name)) for name in ("evaluation", "grid") if name in fields}
-            recipe = cls(**fields, **grids, stages=stages, source=source)
-            parts = (recipe, *stages, *grids.values())
+            tables = {name: PARTS[name](**fields.pop(name)) for name in PARTS if name in fields}
+            continued = {arm: Continued(**table) for arm, table in fields.pop("continued", {}).items()}
+            recipe = cls(**fields, **tables, stages=stages, continued=continued, source=source)
+            parts = (recipe, *stages, *tables.values(), *continued.values())
             for part in parts:
                 _check_types(part)
             mistake = next((mistake for part in parts for mistake, right in part.rules() if not right), None)
@@ -185,42 +132,52 @@ class Recipe:
         yield f"vocab_size = {self.vocab_size!r} has to be 300 or more", self.vocab_size >= 300
         yield f"learning_rate = {self.learning_rate!r} has to be above 0", 0 < self.learning_rate < math.inf
         yield f"weight_decay = {self.weight_decay!r} has to be 0 or more", 0 <= self.weight_decay < math.inf
-        yield f"cooldown = {self.cooldown!r} is no share from 0 to 1", 0 <= self.cooldown <= 1
-        yield f"warmup = {self.warmup!r} and evaluate_every have to be 1 or more", min(self.warmup, self.evaluate_every) >= 1
-        yield (
-            f"checkpoints = {self.checkpoints!r} has to be 3 or more, the first and the last step among them",
-            self.checkpoints >= 3,
-        )
+        yield f"evaluate_every = {self.evaluate_every!r} has to be 1 or more", self.evaluate_every >= 1
+        yield f"checkpoints = {self.checkpoints!r} have to be 0 or more", min(self.checkpoints, default=0) >= 0
+        yield "the first stage needs a warmup of 1 or more", self.stages[0].warmup >= 1
+        yield "formed needs an [evaluation]", self.evaluation is not None or all(stage.formed is None for stage in self.stages)
+        minor = () if self.minor is None else self.minor.arms
+        yield f"[minor] names arms that there are not: {', '.join(set(minor) - set(self.arms))}", set(minor) <= set(self.arms)
+        for arm, continued in self.continued.items():
+            yield (
+                f"[continued] {arm!r} after {continued.arm!r}: both have to be arms, with a stage that is left",
+                {arm, continued.arm} <= set(self.arms) and continued.arm not in self.continued and len(self.stages) > 1,
+            )
+            yield f"[continued] {arm!r} has no top_keys that could fall", bool(self.arms.get(arm, {}).get("top_keys"))
+        if self.tuning is not None:
+            common = set(self.tuning.seeds) & {*self.seeds, *(self.minor.seeds if self.minor else ())}
+            yield f"[tuning] uses seeds that are used again: {sorted(common)}", not common
 
     @property
     def steps(self) -> int:
+        """The most steps of a run."""
         return sum(stage.steps for stage in self.stages)
+
+    @property
+    def scored(self) -> bool:
+        """Whether models are scored when they are trained, and their scores put together."""
+        return self.grid is not None or self.plain_text is not None
+
+    @property
+    def groups(self) -> list[tuple[tuple[str, ...], tuple[int, ...]]]:
+        """(arms, seeds) in the order in which they are trained."""
+        minor = () if self.minor is None else self.minor.arms
+        groups = [(tuple(arm for arm in self.arms if arm not in minor), self.seeds)]
+        return groups if self.minor is None else [*groups, (self.minor.arms, self.minor.seeds)]
 
     @property
     def length(self) -> int:
         """The longest prompt trained on, in tokens."""
         return max(length for stage in self.stages for _, length in stage.shapes)
 
-    def stage(self, step: int) -> Stage:
-        """The stage that a step, counted from 0, belongs to."""
-        for stage in self.stages:
-            if step < stage.steps:
-                return stage
-            step -= stage.steps
-        return self.stages[-1]
+    def first_stage(self, arm: str) -> int:
+        """Where an arm begins: with the first stage, or with the second where it continues another arm."""
+        return 1 if arm in self.continued else 0
 
-    def rate(self, step: int) -> float:
-        """Learning rate of a step, counted from 0."""
-        left = (self.steps - step) / max(1, self.cooldown * self.steps)
-        return self.learning_rate * min(1.0, (step + 1) / self.warmup, max(0.05, left))
-
-    def saved_steps(self) -> list[int]:
-        """Steps after which a checkpoint is kept: 0, then evenly on a log scale up to the last."""
-        last = self.steps
-        count = self.checkpoints - 1
-        first = min(50, max(1, last // 2))
-        grid = [round(first * (last / first) ** (i / (count - 1))) for i in range(count)]
-        return sorted({0, *grid})
+    def tuned(self, rate: float) -> Recipe:
+        """The recipe of a training that shows how well a learning rate does: the first stage alone, whether it forms or not."""
+        stage = replace(self.stages[0], steps=self.tuning.steps, formed=None)
+        return replace(self, stages=(stage,), learning_rate=rate, checkpoints=(), continued={}, seeds=self.tuning.seeds)
 
     def config(self, arm: str, vocab_size: int) -> DiffConfig:
         """The model configuration of one arm.
@@ -233,12 +190,12 @@ class Recipe:
         if arm not in self.arms:
             raise DiffscopeError(f"recipe {self.name!r} has no arm {arm!r}; its arms are: {', '.join(self.arms)}")
         fields = {**self.model, **self.arms[arm], "vocab_size": vocab_size}
-        _config(arm, fields)
+        make_config(arm, fields)
         if self.match not in (None, arm) and "intermediate_size" not in self.arms[arm]:
             target = parameters({**self.model, **self.arms[self.match], "vocab_size": vocab_size})
             if abs(parameters(fields) / target - 1) > CLOSE:
-                fields["intermediate_size"] = _matching_width(fields, target)
-        return _config(arm, fields)
+                fields["intermediate_size"] = matching_width(fields, target)
+        return make_config(arm, fields)
 
     def table(self, vocab_size: int) -> list[dict]:
         """One row for each arm: heads, widths, parameters, and their ratio to those of the matched arm."""
@@ -254,10 +211,32 @@ class Recipe:
         return {key: value for key, value in asdict(self).items() if key != "source"}
 
     def trains(self, arm: str) -> dict:
-        """The fields that the training of one arm depends on, beside the seed."""
-        others = ("arms", "seeds", "grid")
-        arms = {name: self.arms[name] for name in (arm, self.match) if name is not None}
-        return {key: value for key, value in self.as_dict().items() if key not in others} | {"arms": arms}
+        """The fields that the training of one arm depends on, beside the seed; those left at their default are not among them."""
+        others = ("arms", "seeds", "grid", "plain_text", "minor", "tuning", "then", "continued", "source")
+        usual = {part.name: part.default for part in fields_of(self)} | {"words": ()}
+        values = {name: value for name, value in asdict(self).items() if name not in others and value != usual[name]}
+        values["stages"] = [_without_defaults(stage) for stage in self.stages]
+        continued = self.continued.get(arm)
+        before = None if continued is None else continued.arm
+        arms = {name: self.arms[name] for name in (arm, self.match, before) if name is not None}
+        return values | {"arms": arms} | ({} if continued is None else {"continued": asdict(continued)})
+
+
+def _without_defaults(stage: Stage) -> dict:
+    usual = {part.name: part.default for part in fields_of(stage)}
+    return {name: value for name, value in asdict(stage).items() if value != usual[name]}
+
+
+def _check_names(path: Path, table: dict) -> None:
+    """Raise DiffscopeError, with the new name, where a field is called as it was once."""
+    for name in ("evaluation", "grid"):
+        if "noises" in table.get(name, {}):
+            raise DiffscopeError(f"{path}: 'noises' of [{name}] is called 'distractors'; rename it")
+    for name in ("warmup", "cooldown"):
+        if name in table:
+            raise DiffscopeError(f"{path}: {name!r} is a field of each of the [[stages]] now; move it there")
+    if isinstance(table.get("checkpoints"), int):
+        raise DiffscopeError(f"{path}: 'checkpoints' is a list of steps now, such as [0, 50, 200]")
 
 
 def _check_types(part) -> None:
@@ -271,56 +250,3 @@ def _frozen(value):
     if isinstance(value, dict):
         return {name: _frozen(item) for name, item in value.items()}
     return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
-
-
-def parameters(fields: dict) -> int:
-    """The number of parameters that a model of these fields uses, counted without allocating them.
-
-    Where λ is fixed at 0, the queries and keys of the second map exist and learn nothing: they are not counted.
-    """
-    config = DiffConfig(**fields)
-    with torch.device("meta"):
-        count = DiffForCausalLM(config).num_parameters()
-    if config.fixed_lambda != 0:
-        return count
-    heads = config.num_attention_heads + config.num_key_value_heads
-    width = config.second_dim or config.head_dim
-    return count - config.num_hidden_layers * heads * width * (config.hidden_size + config.attention_bias)
-
-
-def _config(arm: str, fields: dict) -> DiffConfig:
-    """An arm's configuration, checked by making a model of it.
-
-    A field that no model has is refused, since it would change nothing; so is dropout, with which no run could be repeated.
-    """
-    usual = DiffConfig()
-    if unknown := [name for name in fields if not hasattr(usual, name)]:
-        raise DiffscopeError(f"arm {arm!r}: models have no field {unknown[0]!r}")
-    if fields.get("attention_dropout"):
-        raise DiffscopeError(f"arm {arm!r}: with attention_dropout no run could be repeated; leave it out")
-    try:
-        config = DiffConfig(**fields)
-        with torch.device("meta"):
-            DiffForCausalLM(config)
-    except (
-        ValueError,
-        TypeError,
-        KeyError,
-        ArithmeticError,
-        RuntimeError,
-        AssertionError,
-        StrictDataclassError,
-        DiffscopeError,
-    ) as error:
-        raise DiffscopeError(f"arm {arm!r}: {' '.join(str(error).split())}") from None
-    return config
-
-
-def _matching_width(fields: dict, target: int) -> int:
-    """The width of the MLPs with which the number of parameters comes nearest to `target`; it is linear in the width."""
-    narrow = parameters({**fields, "intermediate_size": 1})
-    step = parameters({**fields, "intermediate_size": 2}) - narrow
-    width = 1 + round((target - narrow) / step)
-    if width < 1:
-        raise DiffscopeError(f"the arm has {narrow} parameters without its MLPs, more than the {target} of the arm to match")
-    return width

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 import transformers
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from diffscope import __version__
 from diffscope.digests import BLANK, KEY, read_proven, read_proven_json, seal, write_proven_json, write_sums
@@ -38,8 +38,19 @@ def facts_of_run(device: str = "cpu") -> dict:
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "threads": torch.get_num_threads(),
+        "processor": processor(),
         "fingerprint": fingerprint(standard_library_text(held_out=False)),
     }
+
+
+def processor() -> str:
+    """The processor's name; weights are the same bit by bit on processors of one kind only."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
 
 
 def revision() -> str:
@@ -73,26 +84,24 @@ def weights_of(model) -> dict[str, torch.Tensor]:
     return state
 
 
-def save_state(path: Path, step: int, model, optimizer: Optimizer, metrics: list[dict], recipe: str) -> None:
-    """Write the state of a training, from which it can go on, into one file."""
+def save_state(path: Path, place: dict, model, optimizer: Optimizer, metrics: list[dict], recipe: str) -> None:
+    """Write the state of a training, from which it can go on at a place, into one file."""
     tensors = {f"model/{name}": p for name, p in weights_of(model).items()}
     tensors.update({f"optimizer/{name}": value for name, value in optimizer.state().items()})
     tensors = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-    facts = {"step": str(step), "metrics": json.dumps(metrics), "recipe": recipe}
+    facts = {"place": json.dumps(place), "metrics": json.dumps(metrics), "recipe": recipe}
     with replacing(path, alone=True) as unfinished:
         save_file(tensors, unfinished, metadata={KEY: BLANK, **facts})
         seal(unfinished)
 
 
-def restore_state(path: Path, model, optimizer: Optimizer, recipe: str) -> tuple[int, list[dict]]:
+def restore_state(path: Path, model, optimizer: Optimizer, recipe: str) -> tuple[dict, list[dict]] | None:
     """Load the state that :func:`save_state` wrote into a model and its optimizer.
 
     Returns
     -------
-    step : int
-        0 if nothing was saved.
-    metrics : list of dict
-        The rows logged until then.
+    (dict, list of dict) or None
+        The place and the rows logged until then; None if nothing was saved.
 
     Raises
     ------
@@ -102,7 +111,7 @@ def restore_state(path: Path, model, optimizer: Optimizer, recipe: str) -> tuple
         The file is damaged.
     """
     if not path.exists():
-        return 0, []
+        return None
 
     def read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
         with safe_open(path, framework="pt", device=str(model.device)) as file:
@@ -115,7 +124,29 @@ def restore_state(path: Path, model, optimizer: Optimizer, recipe: str) -> tuple
         weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
     model.load_state_dict(weights)
     optimizer.restore({name.removeprefix("optimizer/"): t for name, t in tensors.items() if name.startswith("optimizer/")})
-    return int(facts["step"]), json.loads(facts["metrics"])
+    return json.loads(facts["place"]), json.loads(facts["metrics"])
+
+
+def save_weights(path: Path, model) -> None:
+    """Write a model's weights in full precision."""
+    tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in weights_of(model).items()}
+    with replacing(path, alone=True) as unfinished:
+        save_file(tensors, unfinished, metadata={KEY: BLANK})
+        seal(unfinished)
+
+
+def read_weights(path: Path, model) -> None:
+    """Give a model the weights that :func:`save_weights` wrote.
+
+    Raises
+    ------
+    CorruptFile
+        The file is damaged.
+    """
+    weights = read_proven(path, load_file, f"remove {path.parent} and train again")
+    if model.config.tie_word_embeddings:
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+    model.load_state_dict(weights)
 
 
 def save_checkpoint(model, folder: Path) -> None:

@@ -1,28 +1,26 @@
 """Train one arm of a matched cohort: same data, same order, same steps, and resumable to the step.
 
-The data of a step depend on the seed and the step's number alone, so all arms see the same prompts in the same order, and a run
-that was killed goes on exactly from its last saved state.
+The data of a step depend on the seed, the stage and the step's number within it alone, so all arms see the same prompts in the
+same order, and a run that was killed goes on exactly from its last saved state.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import time
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch.nn import functional as F
-from transformers import PreTrainedTokenizerFast
 
 from diffscope.errors import DiffscopeError, MissingExtra
 from diffscope.lab.jobs.job import locked, torch_threads
 from diffscope.lab.scoring import exact_answers, mixture
+from diffscope.lab.training.beginnings import initialise, losses, tokenizer_for
 from diffscope.lab.training.optimizer import Optimizer
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.run_folder import (
@@ -33,84 +31,32 @@ from diffscope.lab.training.run_folder import (
     facts_of_run,
     is_finished,
     note_run,
+    read_weights,
     recipe_text,
     restore_state,
     save_checkpoint,
     save_model,
     save_state,
+    save_weights,
     write_metrics,
 )
+from diffscope.lab.training.stages import FORMED, HELD
 from diffscope.models import DiffForCausalLM
 from diffscope.models.loading import move
-from diffscope.tasks.corpus import standard_library_text
-from diffscope.tasks.retrieval import TEMPLATE, Retrieval
-from diffscope.tasks.tokenizer import CITIES, train_tokenizer
+from diffscope.tasks.retrieval import Retrieval
 
 SAVE_EVERY = 50  # steps
 LOG_EVERY = 10  # steps
-# Kinds of target, see Retrieval.training_rows
-TEXT = 0
-GIVEN_AWAY = 1
-NO_KIND = -1
+FORMED_WEIGHTS = "formed.safetensors"  # what another arm goes on from
+PROMPTS = 20_000  # with the seed, the seed of the prompts on which a training is scored along the way
 
 
-def tokenizer_for(recipe: Recipe) -> PreTrainedTokenizerFast:
-    """The cohort's tokenizer, learned from the training text and the needle sentence, so that its words are single tokens."""
-    return _tokenizer(recipe.vocab_size, recipe.words)
+class NotFormed(DiffscopeError):
+    """The arm that a run continues never formed with this seed."""
 
 
-@cache
-def _tokenizer(vocab_size: int, words: tuple[str, ...]) -> PreTrainedTokenizerFast:
-    sentences = [TEMPLATE.partition("{number}")[0].format(city=city) for city in CITIES] * 40
-    return train_tokenizer([*standard_library_text(held_out=False), *sentences], vocab_size, words)
-
-
-def losses(logits: torch.Tensor, ids: torch.Tensor, kind: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Losses of one step of training.
-
-    Parameters
-    ----------
-    logits : Tensor (row, token, vocabulary)
-    ids : Tensor (row, token)
-    kind : Tensor (row, token)
-        As :meth:`~diffscope.tasks.Retrieval.training_rows` gives it.
-
-    Returns
-    -------
-    answers : Tensor ()
-        Mean cross-entropy, in nats, on the answers that an earlier mention gives away.
-    text : Tensor ()
-        The same on everything but numbers.
-    right : Tensor ()
-        Share of the tokens of those answers that are the first choice.
-    """
-    # The last token's target is of no kind. To cut it off would cost a copy of all logits.
-    target = ids.roll(-1, 1)
-    kind = kind.roll(-1, 1)
-    kind[:, -1] = NO_KIND
-    loss = F.cross_entropy(logits.float().flatten(0, 1), target.flatten(), reduction="none").view_as(target)
-    answers = kind == GIVEN_AWAY
-    right = (logits.detach()[answers].argmax(-1) == target[answers]).float().mean()
-    return loss[answers].mean(), loss[kind == TEXT].mean(), right
-
-
-@torch.no_grad()
-def initialise(model, seed: int) -> None:
-    """Draw every random tensor of a fresh model from a random stream of its own, given by the seed and the tensor's name.
-
-    So tensors that two arms have in common, in name and shape, begin equal. Tensors that begin as one constant are left as they
-    are.
-    """
-    config = model.config
-    for name, tensor in model.named_parameters():
-        if (tensor == tensor.flatten()[0]).all():
-            continue
-        stream = int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:7])
-        values = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(stream))
-        scale = config.initializer_range if tensor.dim() == 2 else config.lambda_std_dev
-        tensor.copy_(values * scale)
-    if config.pad_token_id is not None:
-        model.get_input_embeddings().weight[config.pad_token_id] = 0
+class Diverged(DiffscopeError):
+    """A loss is not finite."""
 
 
 def train(
@@ -180,6 +126,18 @@ def check_tools(device: str, tensorboard: bool) -> None:
         raise MissingExtra('--tensorboard needs tensorboardX; install it with: pip install "diffscope-attention[lab]"')
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a training is."""
+
+    stage: int
+    step: int = 0  # done in this stage
+    done: int = 0  # in all
+
+    def next(self) -> Place:
+        return replace(self, step=self.step + 1, done=self.done + 1)
+
+
 class _Trainer:
     """A model in training, with the prompts that it trains on and is scored on along the way."""
 
@@ -197,72 +155,157 @@ class _Trainer:
         self.autocast = torch.autocast(torch.device(device).type, torch.bfloat16, enabled=recipe.precision == "bfloat16")
         task = Retrieval(self.tokenizer, held_out=False)
         self.tasks = {stage.template: task.with_template(stage.template) for stage in recipe.stages}
-        self.scored = mixture(recipe.evaluation, Retrieval(self.tokenizer, held_out=True))
+        self.scored = None
+        if recipe.evaluation is not None:
+            self.scored = mixture(recipe.evaluation, Retrieval(self.tokenizer, held_out=True), [PROMPTS, seed])
 
-    def step(self, number: int) -> tuple[dict[str, torch.Tensor], int]:
-        """One step of training, counted from 0: what may be logged of it, and the length of its prompts in tokens."""
-        stage = self.recipe.stage(number)
-        drawn = stage.draw(self.tasks[stage.template], np.random.default_rng([self.seed, number]))
+    def step(self, place: Place) -> tuple[dict[str, torch.Tensor], int]:
+        """The step at a place: what may be logged of it, and the length of its prompts in tokens."""
+        stage = self.recipe.stages[place.stage]
+        if place.step == 0 and stage.warmup:
+            self.optimizer = Optimizer(self.model, self.recipe.weight_decay)
+        continued = self.recipe.continued.get(self.arm)
+        if continued is not None:
+            last = self.recipe.arms[self.arm]["top_keys"]
+            self.model.config.top_keys = continued.keys(place.step, stage.steps, last)
+        drawn = stage.draw(self.tasks[stage.template], np.random.default_rng([self.seed, place.stage, place.step]))
         ids, kind = (torch.from_numpy(array).to(self.model.device) for array in drawn)  # (row, token)
         with self.autocast:
             logits = self.forward(ids, use_cache=False).logits
         answers, text, right = losses(logits, ids, kind)
-        (answers + stage.text_weight * text).backward()
+        loss = stage.text_weight * text
+        if not stage.plain_text:
+            loss = answers + loss
+        loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step(self.recipe.rate(number))
-        return dict(answer_loss=answers, text_loss=text, answer_tokens_right=right, gradient_norm=norm), ids.shape[1]
+        self.optimizer.step(self.recipe.learning_rate * stage.share_of_rate(place.step))
+        values = dict(text_loss=text, gradient_norm=norm)
+        if not stage.plain_text:
+            values |= dict(answer_loss=answers, answer_tokens_right=right)
+        return values, ids.shape[1]
 
-    def row(self, values: dict[str, torch.Tensor], length: int, done: int, seconds: float) -> dict:
-        """A row of metrics after `done` steps, with ``retrieval`` where the recipe evaluates.
+    def row(self, values: dict[str, torch.Tensor], length: int, place: Place, seconds: float) -> dict:
+        """A row of metrics at a place, with ``retrieval`` where the recipe evaluates.
 
         Raises
         ------
-        DiffscopeError
+        Diverged
             A loss is not finite.
         """
         row = {name: round(value.item(), 5) for name, value in values.items()}
-        if not all(math.isfinite(row[name]) for name in ("answer_loss", "text_loss", "gradient_norm")):
-            raise DiffscopeError(
-                f"{self.arm}, seed {self.seed}: the loss is not finite at step {done}; try a smaller learning rate"
+        if not all(math.isfinite(value) for name, value in row.items() if name != "answer_tokens_right"):
+            raise Diverged(
+                f"{self.arm}, seed {self.seed}: the loss is not finite at step {place.done}; try a smaller learning rate"
             )
-        row |= {"step": done, "length": length, "seconds": round(seconds, 1)}
-        if self.evaluates(done):
+        row |= {"step": place.done, "stage": place.stage, "length": length, "seconds": round(seconds, 1)}
+        if self.evaluates(place):
             with self.autocast:
                 row["retrieval"] = float(exact_answers(self.model, self.scored).mean())
         return row
 
-    def evaluates(self, done: int) -> bool:
-        return done % self.recipe.evaluate_every == 0 or done == self.recipe.steps
+    def evaluates(self, place: Place) -> bool:
+        last = place.step == self.recipe.stages[place.stage].steps
+        return self.scored is not None and (place.done % self.recipe.evaluate_every == 0 or last)
+
+
+def formation(metrics: Sequence[dict], recipe: Recipe) -> int | None:
+    """The step at which a run formed: of the first of two evaluations in a row, in one stage, that reach what it calls formed."""
+    evaluated = [row for row in metrics if "retrieval" in row]
+    for first in range(len(evaluated) - HELD + 1):
+        rows = evaluated[first : first + HELD]
+        stages = {row["stage"] for row in rows}
+        wanted = recipe.stages[rows[0]["stage"]].formed or FORMED
+        if len(stages) == 1 and all(row["retrieval"] >= wanted for row in rows):
+            return rows[0]["step"]
+    return None
+
+
+class _Clock:
+    """Seconds of work: of the processor where that does it, so that a run that was stopped for a while does not count it."""
+
+    def __init__(self, device: str, before: float):
+        self.now = time.process_time if device == "cpu" and torch.get_num_threads() == 1 else time.monotonic
+        self.began = self.now() - before
+
+    @property
+    def seconds(self) -> float:
+        return self.now() - self.began
 
 
 def _train(recipe: Recipe, arm: str, seed: int, folder: Path, device: str, board: Path | None, progress) -> None:
     """Train one run to its end, from its saved state if it has one."""
     text = recipe_text(recipe, arm)
     trainer = _Trainer(recipe, arm, seed, device)
-    start, metrics = restore_state(folder / STATE, trainer.model, trainer.optimizer, text)
+    place, metrics = _restored(trainer, folder, text)
     folder.mkdir(exist_ok=True)
-    note_run(folder / RUN, start, {"arm": arm, "seed": seed, "recipe": text}, facts_of_run(device))
-    if start == 0:
+    note_run(folder / RUN, place.done, {"arm": arm, "seed": seed, "recipe": text}, facts_of_run(device))
+    clock = _Clock(device, metrics[-1]["seconds"] if metrics else 0.0)
+    if place.done == 0:
         save_checkpoint(trainer.model, folder / "checkpoints" / "step-000000")
-    saved_steps = recipe.saved_steps()
-    began = time.monotonic() - (metrics[-1]["seconds"] if metrics else 0.0)
     with events(board, metrics) as write_events:
-        for number in range(start, recipe.steps):
-            done = number + 1
-            values, length = trainer.step(number)
-            if trainer.evaluates(done) or done % LOG_EVERY == 0:
-                row = trainer.row(values, length, done, time.monotonic() - began)
+        while place.stage < len(recipe.stages):
+            stage = recipe.stages[place.stage]
+            values, length = trainer.step(place)
+            place = place.next()
+            if trainer.evaluates(place) or place.done % LOG_EVERY == 0 or place.step == stage.steps:
+                row = trainer.row(values, length, place, clock.seconds)
                 metrics.append(row)
                 write_events(row)
                 if progress:
-                    progress(done, recipe.steps, f"answer loss {row['answer_loss']:.3f}, text loss {row['text_loss']:.3f}")
-            if done in saved_steps:
-                save_checkpoint(trainer.model, folder / "checkpoints" / f"step-{done:06d}")
-            if done % SAVE_EVERY == 0 or done == recipe.steps:
-                save_state(folder / STATE, done, trainer.model, trainer.optimizer, metrics, text)
+                    progress(place.done, recipe.steps, _note(row))
+            formed = stage.formed is not None and formation(metrics, recipe) is not None
+            ends = formed or place.step == stage.steps
+            if ends or place.done in recipe.checkpoints:
+                save_checkpoint(trainer.model, folder / "checkpoints" / f"step-{place.done:06d}")
+            if ends:
+                place = _next_stage(trainer, folder, place, formed)
+            if ends or place.done % SAVE_EVERY == 0:
+                save_state(folder / STATE, vars(place), trainer.model, trainer.optimizer, metrics, text)
                 write_metrics(folder / METRICS, metrics)
     write_metrics(folder / METRICS, metrics)  # a run killed right after its last state was saved has not written them
     save_model(folder, trainer.model, trainer.tokenizer)
+
+
+def _restored(trainer: _Trainer, folder: Path, text: str) -> tuple[Place, list[dict]]:
+    """Where a run goes on, and what it has logged; a new one that continues another arm gets that one's weights.
+
+    Raises
+    ------
+    NotFormed
+        That one never formed.
+    DiffscopeError
+        It has not been trained yet.
+    """
+    restored = restore_state(folder / STATE, trainer.model, trainer.optimizer, text)
+    if restored is not None:
+        place, metrics = restored
+        return Place(**place), metrics
+    continued = trainer.recipe.continued.get(trainer.arm)
+    if continued is not None:
+        before = folder.parents[1] / continued.arm / folder.name
+        if not is_finished(before, recipe_text(trainer.recipe, continued.arm)):
+            raise DiffscopeError(
+                f"{trainer.arm} continues {continued.arm}, of which {before} is not trained yet; train that first"
+            )
+        if not (before / FORMED_WEIGHTS).is_file():
+            raise NotFormed(f"{continued.arm}, seed {trainer.seed}, which {trainer.arm} continues, never formed")
+        read_weights(before / FORMED_WEIGHTS, trainer.model)
+    return Place(trainer.recipe.first_stage(trainer.arm)), []
+
+
+def _next_stage(trainer: _Trainer, folder: Path, place: Place, formed: bool) -> Place:
+    """Where a run goes on when a stage has ended: with the next one, or nowhere if it should have formed and has not."""
+    stages = trainer.recipe.stages
+    if stages[place.stage].formed is not None and not formed:
+        return replace(place, stage=len(stages), step=0)
+    if place.stage == 0 and any(trainer.arm == continued.arm for continued in trainer.recipe.continued.values()):
+        save_weights(folder / FORMED_WEIGHTS, trainer.model)
+    return replace(place, stage=place.stage + 1, step=0)
+
+
+def _note(row: dict) -> str:
+    answers = f"answer loss {row['answer_loss']:.3f}, " if "answer_loss" in row else ""
+    return f"{answers}text loss {row['text_loss']:.3f}"
 
 
 def _compiled(model):

@@ -1,0 +1,125 @@
+"""What ``diffscope train`` says of the runs in a folder."""
+
+import re
+
+import diffscope
+from diffscope.cli.output import note, say, show_json, show_table, working
+from diffscope.errors import DiffscopeError
+
+
+def tell_failures(cohort, outcome):
+    """Name the runs that failed, each with its cause."""
+    for run in cohort.planned():
+        if run.id in outcome.failed:
+            note(f"failed: {_name(run)}: {outcome.failed[run.id]}")
+
+
+def _name(run):
+    from diffscope.lab.training.runs import name
+
+    return name(run)
+
+
+def collected(cohort):
+    """The dataset of a folder's finished runs, written into it anew."""
+    from diffscope.lab.jobs import job
+    from diffscope.lab.training.cohort import CURVES, DATASET, MEASURED, collect
+    from diffscope.store import save_statistics
+
+    with job.locked(cohort.out / DATASET), working("putting runs together"):  # ranks may end at the same time
+        dataset = collect(cohort)
+        save_statistics(dataset, cohort.out / DATASET, dated=False)
+        save_statistics(dataset[list(MEASURED)], cohort.out / CURVES, dated=False)
+    return dataset
+
+
+def show_progress(cohort, dataset):
+    """The rates that were chosen, which runs are done and when they formed: no scores, which are read when all runs are there."""
+    from diffscope.lab.training.cohort import summary
+
+    table = cohort.tuning()
+    if table is not None:
+        show_tuning(table, cohort.rates())
+    rows = summary(dataset)
+    show_table(
+        ["arm", "parameters", "learning rate", "formed at step"],
+        [[row["arm"], row["parameters"], f"{row['rate']:g}", _formed(row, cohort.recipe)] for row in rows],
+    )
+    note(f"{int(dataset['finished'].sum())} runs are finished; --report shows their scores")
+
+
+def show_tuning(table, rates):
+    """The grid of learning rates: the mean loss over steps by arm, rate and seed, and where each formed."""
+    seeds = [int(seed) for seed in table["tuning_seed"].values]
+    headers = ["arm", "rate", *(f"seed {seed}: loss, formed at" for seed in seeds), "chosen"]
+    rows = []
+    for arm in table["arm"].values:
+        for rate in table["rate"].values:
+            runs = table.sel(arm=arm, rate=rate)
+            cells = [_tuned(runs.sel(tuning_seed=seed)) for seed in seeds]
+            rows.append([str(arm), f"{rate:g}", *cells, "yes" if rates.get(str(arm)) == rate else ""])
+    say("learning rates: mean over steps of the loss that is lowered, in nats")
+    show_table(headers, rows)
+
+
+def _tuned(run):
+    area, formed = (float(run[name]) for name in ("tuning_area", "tuning_formation"))
+    if area != area:
+        return "not yet"
+    return f"{area:.3f}, {'never' if formed != formed else int(formed)}"
+
+
+def _formed(row, recipe):
+    if row["arm"] in recipe.continued:
+        return f"as {recipe.continued[row['arm']].arm}, which it continues"
+    steps = ["never" if step is None else str(step) for seed, step in row["formation"].items()]
+    return ", ".join([*steps, *(f"(seed {seed} missing)" for seed in row["missing"])])
+
+
+def show_report(cohort, figure, as_json):
+    """What the finished runs learned, and which failed or are missing."""
+    from diffscope.lab.jobs import shards
+    from diffscope.lab.training.cohort import DATASET, is_copy, open_copy, summary
+
+    if not cohort.out.is_dir():
+        raise DiffscopeError(f"there is no folder {cohort.out}")
+    if is_copy(cohort.out):
+        dataset = open_copy(cohort.out, cohort.recipe)
+    else:
+        tell_failures(cohort, shards.Outcome.of(cohort.planned(), cohort.out, ".nc"))
+        dataset = collected(cohort)
+    failed = re.findall(r"(?:^|; )([^\s:]+, seed \d+): (.*?)(?=; [^\s:]+, seed \d+: |$)", dataset.attrs.get("failed", ""))
+    rows = summary(dataset)
+    if as_json:
+        show_json({"arms": rows, "failed": dict(failed)})
+    else:
+        _show_runs(dataset, rows, cohort.recipe)
+    total = sum("tuning" not in run.spec for run in cohort.planned())
+    note(f"{int(dataset['finished'].sum())} of {total} runs are finished; all that was measured is in {cohort.out / DATASET}")
+    if figure is not None:
+        diffscope.figure("cohort", dataset).save(figure)
+        note(f"saved {figure}")
+
+
+def _show_runs(dataset, rows, recipe):
+    of_text = ["text loss: repeated", "other"]
+    if "exact_match" not in dataset:
+        show_table(["arm", *of_text], [[row["arm"], row["text_hit"], row["text_other"]] for row in rows])
+        return
+    counts = [int(count) for count in dataset["distractors"].values]
+    headers = ["arm", "rate", "formed at step", *(f"{count} distractors: exact, log-odds" for count in counts)]
+    headers += ["near-duplicates", "says unknown: rightly", "wrongly", *of_text]
+    table = []
+    for row in rows:
+        cells = [f"{row['exact_match_by_distractors'][n]:.1%}, {row['log_odds_by_distractors'][n]:.2f}" for n in counts]
+        cells += [f"{row[name]:.1%}" for name in ("near", "unknown_when_unanswerable", "unknown_when_answerable")]
+        table.append([row["arm"], f"{row['rate']:g}", _formed(row, recipe), *cells, row["text_hit"], row["text_other"]])
+    say("exact answers and their log-odds (nats), by number of distractors; mean over prompts, lengths, seeds that formed")
+    show_table(headers, [*table, _by_chance(dataset, counts)])
+
+
+def _by_chance(dataset, counts):
+    """What a model that copies any number would give."""
+    near = [1 / (1 + near) for near in dataset["near"].values if near]
+    by_count = [f"{1 / (count + 1):.1%}" for count in counts]
+    return ["copying any number", "", "", *by_count, f"{sum(near) / len(near):.1%}", "", "", None, None]

@@ -1,0 +1,62 @@
+"""Configurations of arms, and how the numbers of their parameters are made to match."""
+
+from __future__ import annotations
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+
+from diffscope.errors import DiffscopeError
+from diffscope.models import DiffConfig, DiffForCausalLM
+
+
+def parameters(fields: dict) -> int:
+    """The number of parameters that a model of these fields uses, counted without allocating them.
+
+    Where λ is fixed at 0, the queries and keys of the second map exist and learn nothing: they are not counted.
+    """
+    config = DiffConfig(**fields)
+    with torch.device("meta"):
+        count = DiffForCausalLM(config).num_parameters()
+    if config.fixed_lambda != 0:
+        return count
+    heads = config.num_attention_heads + config.num_key_value_heads
+    width = config.second_dim or config.head_dim
+    return count - config.num_hidden_layers * heads * width * (config.hidden_size + config.attention_bias)
+
+
+def make_config(arm: str, fields: dict) -> DiffConfig:
+    """An arm's configuration, checked by making a model of it.
+
+    A field that no model has is refused, since it would change nothing; so is dropout, with which no run could be repeated.
+    """
+    usual = DiffConfig()
+    if unknown := [name for name in fields if not hasattr(usual, name)]:
+        raise DiffscopeError(f"arm {arm!r}: models have no field {unknown[0]!r}")
+    if fields.get("attention_dropout"):
+        raise DiffscopeError(f"arm {arm!r}: with attention_dropout no run could be repeated; leave it out")
+    try:
+        config = DiffConfig(**fields)
+        with torch.device("meta"):
+            DiffForCausalLM(config)
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        ArithmeticError,
+        RuntimeError,
+        AssertionError,
+        StrictDataclassError,
+        DiffscopeError,
+    ) as error:
+        raise DiffscopeError(f"arm {arm!r}: {' '.join(str(error).split())}") from None
+    return config
+
+
+def matching_width(fields: dict, target: int) -> int:
+    """The width of the MLPs with which the number of parameters comes nearest to `target`; it is linear in the width."""
+    narrow = parameters({**fields, "intermediate_size": 1})
+    step = parameters({**fields, "intermediate_size": 2}) - narrow
+    width = 1 + round((target - narrow) / step)
+    if width < 1:
+        raise DiffscopeError(f"the arm has {narrow} parameters without its MLPs, more than the {target} of the arm to match")
+    return width

@@ -1,0 +1,105 @@
+"""What is measured of one finished run: its curves, when it formed, and how its final model answers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import xarray as xr
+
+from diffscope.lab.scoring import exact_answers, on_grid, text_losses
+from diffscope.lab.training.matching import parameters
+from diffscope.lab.training.recipe import Recipe
+from diffscope.lab.training.run_folder import METRICS
+from diffscope.lab.training.runs import NEAR
+from diffscope.lab.training.stages import Grid, PlainText
+from diffscope.lab.training.train import LOG_EVERY, formation
+from diffscope.scope import load
+from diffscope.tasks.recall import Recall
+from diffscope.tasks.retrieval import Retrieval
+from diffscope.tasks.tokenizer import UNKNOWN
+
+MEASURED = ("answer_loss", "text_loss", "answer_tokens_right", "gradient_norm", "seconds", "stage", "retrieval")
+PROMPTS = 30_000  # with the seed of a run, the seed of the prompts that it is scored on
+TEXTS = 40_000
+MOST_TEXTS = 64
+
+
+def score(folder: Path, recipe: Recipe, arm: str, seed: int, device: str = "cpu") -> xr.Dataset:
+    """The metrics of one finished run along the way, and the scores of its final model on prompts of its seed's own.
+
+    Returns
+    -------
+    xarray.Dataset
+        ``retrieval`` and the other metrics (step); ``formation``, the step at which it formed, NaN where it did not or continues
+        another arm, that had; ``parameters``. Of a run that did all its stages too: ``exact_match``, ``log_odds`` (length,
+        distractors, prompt) of the answers, and with the ending ``_near`` (near, prompt) those among near-duplicate cities;
+        ``says_unknown`` (question, distractors, prompt), both at the middle length of the grid; ``text`` (token), the mean loss
+        in nats on held-out text, on tokens that the text gives away and on others.
+    """
+    rows = read_metrics(folder)
+    scope = load(folder, device=device)
+    scores = metrics(rows)
+    formed = None if arm in recipe.continued else formation(rows, recipe)
+    scores["formation"] = np.nan if formed is None else float(formed)
+    scores["parameters"] = float(parameters(scope.model.config.to_dict()))
+    if rows[-1]["stage"] < len(recipe.stages) - 1:  # it never formed
+        return scores
+    texts = recipe.plain_text or PlainText(middle(recipe.grid).lengths[0], MOST_TEXTS)
+    losses = text_losses(scope.model, Recall(scope.tokenizer), texts.length, [TEXTS, seed], texts.texts)
+    scores["text"] = xr.DataArray(list(losses.values()), dims="token", coords={"token": list(losses)})
+    if recipe.grid is None:
+        return scores
+    task = Retrieval(scope.tokenizer, held_out=True)
+    near = on_grid(scope.model, task, near_grid(recipe.grid), [PROMPTS, seed], near=True).isel(length=0, drop=True)
+    parts = [
+        on_grid(scope.model, task, recipe.grid, [PROMPTS, seed]),
+        near.rename({"distractors": "near", **{name: f"{name}_near" for name in near}}),
+        _says_unknown(scope.model, task, middle(recipe.grid), seed),
+    ]
+    for part in parts:
+        scores.update({name: values.astype("float32") for name, values in part.items()})
+    return scores
+
+
+def middle(grid: Grid) -> Grid:
+    """The grid at its middle length alone."""
+    return replace(grid, lengths=(grid.lengths[len(grid.lengths) // 2],))
+
+
+def near_grid(grid: Grid) -> Grid:
+    """The grid of near-duplicates, at the middle length."""
+    return replace(middle(grid), distractors=NEAR)
+
+
+def _says_unknown(model, task: Retrieval, grid: Grid, seed: int) -> xr.Dataset:
+    """Whether the model answers "unknown" (question, distractors, prompt) to questions with and without an answer."""
+    word = task.tokenizer(UNKNOWN, add_special_tokens=False)["input_ids"]
+
+    def answers_unknown(model, prompts):
+        return {"says_unknown": exact_answers(model, [replace(prompt, answer=word) for prompt in prompts])}
+
+    questions = [
+        on_grid(model, task, grid, [PROMPTS, seed], answers_unknown, answerable=answerable) for answerable in (True, False)
+    ]
+    both = xr.concat(questions, "question").isel(length=0, drop=True)
+    return both.assign_coords(question=["answerable", "unanswerable"])
+
+
+def read_metrics(folder: Path) -> list[dict]:
+    """The rows that a run logged."""
+    return [json.loads(line) for line in (folder / METRICS).read_text(encoding="utf-8").splitlines()]
+
+
+def metrics(rows: list[dict]) -> xr.Dataset:
+    """The rows that a run logged, by step; NaN where one was not taken."""
+    columns = {name: ("step", np.array([row.get(name, np.nan) for row in rows], dtype=float)) for name in MEASURED}
+    return xr.Dataset(columns, coords={"step": [row["step"] for row in rows]})
+
+
+def area(rows: list[dict]) -> float:
+    """Mean over steps of the loss that a run lowers: on answers, or on text where there are none."""
+    name = "answer_loss" if "answer_loss" in rows[0] else "text_loss"
+    return float(np.mean([row[name] for row in rows if row["step"] % LOG_EVERY == 0]))

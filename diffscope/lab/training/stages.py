@@ -1,0 +1,176 @@
+"""What a model is trained on and scored on: the stages of a training, and the grid of prompts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from diffscope.tasks.retrieval import TEMPLATE, Retrieval, check_template
+from diffscope.tasks.tokenizer import CITIES
+
+Rule = tuple[str, bool]  # a message, and whether the field that it is about is right
+LOWEST = 0.05  # of the learning rate, at the end of a cool-down
+HELD = 2  # evaluations in a row that have to reach `formed`
+FORMED = 0.95  # share of exact answers at which the lookup circuit has formed, where a stage does not say
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Steps of training on prompts of one kind.
+
+    A stage with a warm-up begins with a fresh optimizer; one without goes on with that of the stage before.
+    """
+
+    steps: int  # the most
+    shapes: tuple[tuple[int, int], ...]  # (prompts, tokens a prompt); each step draws one of them
+    text_weight: float  # of the loss on text; the loss on answers that an earlier mention gives away has weight 1
+    needles: tuple[int, int] = (0, 0)  # fewest and most cities a prompt; without any it is plain text
+    mentions: int = 0  # sentences a prompt
+    template: str = TEMPLATE  # the needle sentence
+    near: float = 0.0  # share of prompts whose cities are near-duplicates
+    unanswerable: float = 0.0  # share of prompts that end with a city whose number is unknown
+    warmup: int = 0  # steps over which the learning rate rises
+    cooldown: float = 0.0  # share of the steps over which it falls in the end, to a twentieth
+    formed: float | None = None  # share of exact answers at which the stage ends; a run that does not get there ends with it
+
+    def rules(self) -> Iterator[Rule]:
+        """For each rule the message for a field that breaks it, and whether the field keeps it."""
+        check_template(self.template)
+        fewest, most = self.needles
+        shares = (self.near, self.unanswerable)
+        yield f"steps = {self.steps} has to be 1 or more", self.steps >= 1
+        yield f"shapes = {self.shapes} has to hold [prompts, tokens], each 1 or more", min(map(min, self.shapes), default=0) >= 1
+        yield (
+            f"needles = {self.needles} are neither the fewest and the most of 1 to {len(CITIES)}, nor 0 and 0 for plain text",
+            1 <= fewest <= most <= len(CITIES) or self.needles == (0, 0),
+        )
+        yield f"text_weight = {self.text_weight} has to be 0 or more", 0 <= self.text_weight < math.inf
+        yield (
+            f"near = {self.near} and unanswerable = {self.unanswerable} are no shares from 0 to 1",
+            0 <= min(shares) <= max(shares) <= 1,
+        )
+        yield (
+            f"mentions = {self.mentions} leaves no number that an earlier mention gives away",
+            self.mentions > most or self.plain_text,
+        )
+        yield f"warmup = {self.warmup} has to be 0 or more", self.warmup >= 0
+        yield f"cooldown = {self.cooldown} is no share from 0 to 1", 0 <= self.cooldown <= 1
+        yield f"formed = {self.formed} is no share above 0, up to 1", self.formed is None or 0 < self.formed <= 1
+        yield "formed needs prompts with needles, and these are plain text", self.formed is None or not self.plain_text
+
+    @property
+    def plain_text(self) -> bool:
+        return self.needles == (0, 0)
+
+    def share_of_rate(self, step: int) -> float:
+        """The share of the learning rate that a step of the stage has, counted from 0."""
+        left = (self.steps - step) / max(1, self.cooldown * self.steps)
+        return min(1.0, (step + 1) / max(1, self.warmup), max(LOWEST, left))
+
+    def draw(self, task: Retrieval, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """The rows of one step and the kind of each token, as :meth:`Retrieval.training_rows` gives them."""
+        rows, length = self.shapes[int(rng.integers(len(self.shapes))) if len(self.shapes) > 1 else 0]
+        if self.plain_text:
+            texts = [task.filler.take(length - 1, rng)[0] for _ in range(rows)]
+            ids = np.array([[task.tokenizer.bos_token_id, *text] for text in texts])
+            return ids, np.zeros(ids.shape, dtype=np.int8)
+        needles = int(rng.integers(self.needles[0], self.needles[1] + 1))
+        return task.training_rows(rows, length, needles, self.mentions, rng, self.near, self.unanswerable)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Prompts that a model is scored on: every length with every number of distractors, at five depths in turn."""
+
+    lengths: tuple[int, ...]
+    distractors: tuple[int, ...]  # sentences beside the queried one
+    prompts: int
+    template: str = TEMPLATE
+    without: tuple[tuple[int, int], ...] = ()  # (length, distractors) of cells whose sentences do not fit
+
+    def rules(self) -> Iterator[Rule]:
+        """For each rule the message for a field that breaks it, and whether the field keeps it."""
+        check_template(self.template)
+        yield (
+            f"lengths = {self.lengths} and distractors = {self.distractors} have to hold a number each",
+            bool(self.lengths and self.distractors),
+        )
+        yield f"distractors = {self.distractors} have to be 0 or more", min(self.distractors) >= 0
+        yield f"prompts = {self.prompts} has to be 1 or more", self.prompts >= 1
+        yield (
+            f"without = {self.without} leaves a length without a cell",
+            all(any((length, distractors) not in self.without for distractors in self.distractors) for length in self.lengths),
+        )
+
+    def slots(self, length: int) -> int:
+        """Distractors for which every prompt of a length has room; see :meth:`~diffscope.tasks.Retrieval.controlled`."""
+        return max(distractors for of_length, distractors in self.cells if of_length == length)
+
+    @property
+    def cells(self) -> list[tuple[int, int]]:
+        """(length, distractors) of every cell that there is."""
+        cells = ((length, distractors) for length in self.lengths for distractors in self.distractors)
+        return [cell for cell in cells if cell not in self.without]
+
+
+@dataclass(frozen=True)
+class PlainText:
+    """Held-out text that a model is scored on."""
+
+    length: int  # tokens of a text, the first one included
+    texts: int
+
+    def rules(self) -> Iterator[Rule]:
+        """For each rule the message for a field that breaks it, and whether the field keeps it."""
+        yield f"length = {self.length} and texts = {self.texts} have to be 2 or more", min(self.length, self.texts) >= 2
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How the learning rate of each arm is chosen: the first stage alone, at each rate, with seeds that are not used again."""
+
+    rates: tuple[float, ...]
+    seeds: tuple[int, ...]
+    steps: int
+
+    def rules(self) -> Iterator[Rule]:
+        """For each rule the message for a field that breaks it, and whether the field keeps it."""
+        yield f"rates = {self.rates} has to hold numbers above 0", bool(self.rates) and min(self.rates) > 0
+        yield f"seeds = {self.seeds} has to hold numbers from 0 on", bool(self.seeds) and min(self.seeds) >= 0
+        yield f"steps = {self.steps} has to be 1 or more", self.steps >= 1
+
+
+@dataclass(frozen=True)
+class Minor:
+    """Arms that come after the others, with seeds of their own number."""
+
+    arms: tuple[str, ...]
+    seeds: tuple[int, ...]
+
+    def rules(self) -> Iterator[Rule]:
+        """For each rule the message for a field that breaks it, and whether the field keeps it."""
+        yield f"seeds = {self.seeds} has to hold numbers from 0 on", bool(self.seeds) and min(self.seeds) >= 0
+
+
+@dataclass(frozen=True)
+class Continued:
+    """An arm that begins with what another arm of its seed had learned at the end of its first stage.
+
+    Its ``top_keys`` begins at the number given here and falls, by the same factor a step, to its own over the first half of the
+    stage.
+    """
+
+    arm: str
+    top_keys: int
+
+    def rules(self) -> Iterator[Rule]:
+        """For each rule the message for a field that breaks it, and whether the field keeps it."""
+        yield f"top_keys = {self.top_keys} has to be 1 or more", self.top_keys >= 1
+
+    def keys(self, step: int, steps: int, last: int) -> int:
+        """``top_keys`` at a step of a stage of so many steps, counted from 0, when it is to end at `last`."""
+        share = min(1.0, 2 * step / steps)
+        return round(self.top_keys * (last / self.top_keys) ** share)
