@@ -8,19 +8,24 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from safetensors.torch import load_file
 
 import diffscope
 from diffscope.cli import main
 from diffscope.digests import SUMS
 from diffscope.errors import DiffscopeError
 from diffscope.lab import scoring
-from diffscope.lab.training import cohort
-from diffscope.lab.training.recipe import Recipe, Stage
+from diffscope.lab.jobs.shards import result
+from diffscope.lab.training.cohort import Cohort, collect, open_dataset, summary, train_cohort
+from diffscope.lab.training.forecast import forecast
+from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.run_folder import events
-from diffscope.lab.training.train import train
+from diffscope.lab.training.runs import home
+from diffscope.lab.training.stages import Stage
+from diffscope.lab.training.train import formation, train
 from diffscope.store import open_statistics, save_statistics
 from diffscope.tasks import Retrieval
-from tests.lab.small_recipes import PIECE
+from tests.lab.small_recipes import FORMING, PIECE
 from tools.keep_cohort import keep
 
 
@@ -29,7 +34,7 @@ def test_prompts_that_cannot_be_drawn_are_known_before_the_training(tmp_path):
         (tmp_path / "small.toml").write_text(PIECE.replace("lengths = [96, 128]", f"lengths = {change}"))
         recipe = Recipe.load(str(tmp_path / "small.toml"))
         with pytest.raises(DiffscopeError, match=words):
-            cohort.run(recipe, tmp_path / "out", cohort.plan(recipe))
+            train_cohort(Cohort(recipe, tmp_path / "out"))
         assert not (tmp_path / "out" / "diff").exists()
 
 
@@ -38,14 +43,14 @@ def cohort_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cohort")
     (folder / "small.toml").write_text(PIECE)
     recipe = Recipe.load(str(folder / "small.toml"))
-    outcome = cohort.run(recipe, folder / "out", cohort.plan(recipe), tensorboard=True)
+    outcome = train_cohort(Cohort(recipe, folder / "out"), tensorboard=True)
     return recipe, folder / "out", outcome
 
 
 def test_a_cohort_is_trained_scored_and_put_together(cohort_run):
     recipe, out, outcome = cohort_run
     assert len(outcome.done) == 4 and not outcome.failed
-    dataset = cohort.collect(recipe, out, outcome)
+    dataset = collect(Cohort(recipe, out))
     assert dataset["exact_match"].dims == ("arm", "seed", "length", "distractors", "prompt")
     assert dataset["arm"].values.tolist() == ["diff", "standard"] and dataset["seed"].values.tolist() == [0, 1]
     assert dataset["retrieval"].sel(step=[5, 10, 12]).notnull().all() and dataset["step"].values.tolist() == [5, 10, 12]
@@ -55,12 +60,14 @@ def test_a_cohort_is_trained_scored_and_put_together(cohort_run):
         assert [json.loads(line)["answer_loss"] for line in lines] == losses
         scope = diffscope.load(out / arm / f"seed-{seed}")
         task = Retrieval(scope.tokenizer).with_template(recipe.grid.template)
-        prompts = [task.controlled(128, 3, [30_000, i], slots=3, depth=scoring.DEPTHS[i]) for i in range(5)]
-        right = scoring.exact_answers(scope.model, prompts)
-        assert dataset["exact_match"].sel(arm=arm, seed=seed, length=128, distractors=3).values.tolist() == right.tolist()
+        prompts = [task.controlled(128, 3, [30_000, seed, i], slots=3, depth=scoring.DEPTHS[i]) for i in range(5)]
+        answered = scoring.model_answers(scope.model, prompts)
+        cell = dataset.sel(arm=arm, seed=seed, length=128, distractors=3)
+        assert cell["exact_match"].values.tolist() == answered.right.tolist()
+        assert cell["log_odds"].values == pytest.approx(answered.log_odds, abs=1e-4)
     first = dataset["exact_match"].sel(seed=0)
     assert not np.isnan(first).any() and set(dataset["question"].values) == {"answerable", "unanswerable"}
-    rows = cohort.summary(dataset)
+    rows = summary(dataset)
     means = dataset["exact_match"][0].mean(("length", "distractors", "prompt")).to_series().to_dict()
     assert [row["arm"] for row in rows] == ["diff", "standard"] and rows[0]["exact_match"] == pytest.approx(means)
     assert abs(rows[1]["parameters"] / rows[0]["parameters"] - 1) < 0.01
@@ -69,7 +76,7 @@ def test_a_cohort_is_trained_scored_and_put_together(cohort_run):
 def test_a_finished_cohort_is_not_trained_again(cohort_run):
     recipe, out, _ = cohort_run
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
-    cohort.run(recipe, out, cohort.plan(recipe))
+    train_cohort(Cohort(recipe, out))
     train(recipe, "diff", out, seed=1)
     assert before == {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
 
@@ -124,7 +131,7 @@ def test_a_rank_with_nothing_to_do_is_no_failure(tmp_path, capsys):
     command = ["train", str(tmp_path / "small.toml"), "--arm", "diff", "--seed", "0", "--out", str(tmp_path / "out")]
     assert main([*command, "--rank", "1/2"]) == 0
     assert "nothing left to do" in capsys.readouterr().err and not (tmp_path / "out" / "diff").exists()
-    recipe = replace(Recipe.load(str(tmp_path / "small.toml")), stages=(Stage(1, ((2, 64),), (2, 3), 5, 0.1),))
+    recipe = replace(Recipe.load(str(tmp_path / "small.toml")), stages=(Stage(1, ((2, 64),), 0.1, (2, 3), 5, warmup=1),))
     train(recipe, "diff", tmp_path / "out")  # in the way of the other rank
     assert main([*command, "--rank", "0/2"]) == 2
     assert "failed: diff, seed 0: " in capsys.readouterr().err
@@ -135,7 +142,7 @@ def test_a_missing_device_is_one_line_before_anything_runs(tmp_path):
     (tmp_path / "small.toml").write_text(PIECE)
     recipe = Recipe.load(str(tmp_path / "small.toml"))
     with pytest.raises(DiffscopeError, match="'tpu' is unknown"):
-        cohort.run(recipe, tmp_path / "out", cohort.plan(recipe), device="tpu")
+        train_cohort(Cohort(recipe, tmp_path / "out", device="tpu"))
     assert not (tmp_path / "out").exists()
 
 
@@ -143,13 +150,13 @@ def test_a_run_that_fails_is_reported_and_the_others_go_on(tmp_path):
     (tmp_path / "small.toml").write_text(PIECE.replace("seeds = [0, 1]", "seeds = [0]").replace("steps = 12", "steps = 2"))
     recipe = Recipe.load(str(tmp_path / "small.toml"))
     train(replace(recipe, learning_rate=1.0), "diff", tmp_path / "out")  # in the way
-    outcome = cohort.run(recipe, tmp_path / "out", cohort.plan(recipe))
+    outcome = train_cohort(Cohort(recipe, tmp_path / "out"))
     assert [shard.spec["arm"] for shard in outcome.done] == ["standard"]
     assert ["begun with another recipe" in cause for cause in outcome.failed.values()] == [True]
-    dataset = cohort.collect(recipe, tmp_path / "out", outcome)
+    dataset = collect(Cohort(recipe, tmp_path / "out"))
     assert dataset["finished"].values.tolist() == [[0], [1]] and "diff, seed 0: " in dataset.attrs["failed"]
     assert np.isnan(dataset["exact_match"].sel(arm="diff")).all()
-    (row,) = cohort.summary(dataset)
+    (row,) = summary(dataset)
     assert row["arm"] == "standard" and row["missing"] == []
 
 
@@ -178,10 +185,115 @@ def test_a_cohort_on_the_command_line(cohort_run, tmp_path, capsys):
         assert words in capsys.readouterr().err
 
 
-def test_formation_is_the_first_step_above_90_percent():
-    curves = [[0.0, np.nan, 0.9, 0.95, 0.5, 1.0], [0.1] * 6, [np.nan] * 6]
-    steps = xr.DataArray(curves, dims=("arm", "step"), coords={"step": [5, 10, 15, 20, 25, 30]})
-    assert cohort.formation(steps).values.tolist() == pytest.approx([20, np.nan, np.nan], nan_ok=True)
+def test_formation_is_the_first_of_two_evaluations_in_a_row(cohort_run):
+    recipe, _, _ = cohort_run
+    recipe = replace(recipe, stages=(replace(recipe.stages[0], formed=0.9), recipe.stages[0]))
+
+    def formed_at(*shares, stages=(0,) * 9):
+        rows = [
+            {"step": 10 * i, "stage": stage} | ({} if s is None else {"retrieval": s})
+            for i, (s, stage) in enumerate(zip(shares, stages))
+        ]
+        return formation(rows, recipe)
+
+    assert formed_at(0.9, 0.5, 0.9, None, 1.0, 1.0) == 20
+    assert formed_at(0.9, 0.8, 0.9, None) is None and formed_at() is None
+    assert formed_at(0.9, 0.9, stages=(0, 1)) is None  # in two stages
+    assert formed_at(0.8, 0.94, 0.94, stages=(0, 1, 1)) is None and formed_at(0.8, 0.95, 0.95, stages=(0, 1, 1)) == 10
+
+
+@pytest.fixture(scope="module")
+def forming(tmp_path_factory):
+    """A cohort whose rates are chosen, of which one arm goes on from what another had learned."""
+    folder = tmp_path_factory.mktemp("forming")
+    (folder / "small.toml").write_text(FORMING)
+    recipe = Recipe.load(str(folder / "small.toml"))
+    counts = []
+    outcome = train_cohort(Cohort(recipe, folder / "out"), progress=lambda done, total, note: counts.append((done, total)))
+    return Cohort(recipe, folder / "out"), outcome, counts
+
+
+def test_each_arm_gets_the_rate_with_the_least_loss(forming):
+    cohort, outcome, counts = forming
+    assert len(outcome.done) == 8 + 5 and not outcome.failed
+    done, totals = zip(*counts)
+    assert list(done) == sorted(done) and set(totals) == {13 * cohort.recipe.steps} and done[-1] == totals[-1]
+    table = cohort.tuning()
+    for arm in ("diff", "standard"):
+        for rate in (1e-3, 4e-3):
+            for seed in (100, 101):
+                rows = (cohort.out / f"tuning/rate-{rate:g}/{arm}/seed-{seed}/metrics.jsonl").read_text().splitlines()
+                (area,) = [row["answer_loss"] for row in map(json.loads, rows) if row["step"] == 10]
+                assert float(table["tuning_area"].sel(arm=arm, rate=rate, tuning_seed=seed)) == pytest.approx(area)
+    best = table["tuning_area"].mean("tuning_seed").idxmin("rate").to_series().to_dict()
+    assert cohort.rates() == best
+    dataset = collect(cohort)
+    assert dataset["rate"].to_series().to_dict() == best | {"top-2": best["standard"]}
+    assert np.isnan(dataset["log_odds"].sel(length=96, distractors=20)).all() and dataset["finished"].sum() == 5
+    assert dataset["log_odds"].sel(arm="diff", distractors=3).notnull().all()
+
+
+def test_a_continued_arm_begins_with_what_the_other_had_learned(forming):
+    cohort, _, _ = forming
+    begun = load_file(cohort.out / "top-2/seed-1/checkpoints/step-000000/model.safetensors")
+    left = load_file(cohort.out / "standard/seed-1/checkpoints/step-000012/model.safetensors")
+    assert begun.keys() == left.keys() and all(torch.equal(begun[name], left[name]) for name in left)
+    assert diffscope.load(cohort.out / "top-2/seed-1").model.config.top_keys == 2
+    rows = [json.loads(line) for line in (cohort.out / "top-2/seed-1/metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["step"] == 8 and {row["stage"] for row in rows} == {1}
+
+
+def test_a_run_that_does_not_form_ends_and_is_censored(forming, tmp_path):
+    cohort, _, _ = forming
+    first = replace(cohort.recipe.stages[0], formed=1.0, steps=10)
+    recipe = replace(cohort.recipe, stages=(first, cohort.recipe.stages[1]), tuning=None, seeds=(1,))
+    never = Cohort(recipe, tmp_path / "never", arms=("standard", "top-2"))
+    assert not train_cohort(never).failed
+    dataset = collect(never).sel(seed=1)
+    for arm in ("standard", "top-2"):
+        run = dataset.sel(arm=arm)
+        assert run["finished"] == 1 and np.isnan(run["formation"]) and dataset["formation_limit"] == 10
+    assert "log_odds" not in dataset and not (never.out / "top-2/seed-1").exists()
+    lowered = replace(recipe, stages=(replace(first, formed=1e-9), recipe.stages[1]), seeds=(2,))
+    assert lowered.stages[0].formed  # any share but none: these models answer nothing
+
+
+def test_what_is_left_is_foretold(forming, tmp_path):
+    cohort, _, _ = forming
+    left = forecast(cohort.recipe, cohort.out, cohort.planned())
+    assert left.runs == 0 and left.words() == "nothing is left"
+    fresh = replace(cohort, out=tmp_path)
+    left = forecast(fresh.recipe, tmp_path, fresh.planned())
+    assert left.runs == 13 and left.words() == "13 runs are left"
+    half = shutil.copytree(cohort.out, tmp_path / "half")
+    runs = [run for run in cohort.planned() if "tuning" not in run.spec]
+    for run in runs[2:]:
+        result(half, run, ".nc").unlink()
+    left = forecast(cohort.recipe, half, runs)
+    spent = [json.loads((home(half, run) / "metrics.jsonl").read_text().splitlines()[-1])["seconds"] for run in runs]
+    wanted = sum(max(0.0, np.mean(spent[:2]) - seconds) for seconds in spent[2:])
+    assert left.runs == 3 and left.seconds == pytest.approx(wanted)
+    assert "3 runs are left, about " in left.words(2) and "of 2 processes" in left.words(2)
+
+
+def test_progress_shows_rates_and_formation_and_no_scores(forming, capsys):
+    cohort, _, _ = forming
+    assert main(["train", str(cohort.out.parent / "small.toml"), "--out", str(cohort.out)]) == 0
+    shown = capsys.readouterr()
+    assert "nothing is left" in shown.err and "as standard, which it continues" in shown.out
+    assert "yes" in shown.out and "log-odds" not in shown.out and "text loss" not in shown.out
+
+
+def test_evidence_is_kept_beside_the_scores(tmp_path):
+    (tmp_path / "small.toml").write_text(PIECE.replace("seeds = [0, 1]", "seeds = [3]"))
+    recipe = Recipe.load(str(tmp_path / "small.toml"))
+
+    def evidence(folder, recipe, seed):
+        return xr.Dataset({"seed": seed, "weights": float((folder / "model.safetensors").stat().st_size)})
+
+    train_cohort(Cohort(recipe, tmp_path / "out", arms=("diff",)), evidence=evidence)
+    kept = open_statistics(tmp_path / "out" / "evidence" / "diff-seed-3.nc")
+    assert kept["seed"] == 3 and kept["weights"] > 0
 
 
 def test_a_copy_is_reported_on_as_the_original(cohort_run, tmp_path, capsys):
@@ -224,7 +336,7 @@ def test_old_names_are_told_the_new_ones(tmp_path):
     dataset = xr.Dataset({"exact_match": ("noise", [0.0, 1.0])})
     save_statistics(dataset, tmp_path / "family.nc")
     with pytest.raises(DiffscopeError, match="family.nc is called cohort.nc"):
-        cohort.open_dataset(tmp_path)
+        open_dataset(tmp_path)
     save_statistics(dataset, tmp_path / "cohort.nc")
     with pytest.raises(DiffscopeError, match="'noise' of .* is called 'distractors'"):
-        cohort.open_dataset(tmp_path)
+        open_dataset(tmp_path)

@@ -8,10 +8,11 @@ import torch
 
 import diffscope
 from diffscope.errors import DiffscopeError
-from diffscope.lab.training.recipe import Recipe, Stage
+from diffscope.lab.training.recipe import Recipe
+from diffscope.lab.training.stages import Continued, Stage
 from diffscope.models import DiffForCausalLM
 from diffscope.tasks import Retrieval
-from tests.lab.small_recipes import PIECE
+from tests.lab.small_recipes import FORMING, PIECE
 
 
 def test_the_bundled_arms_match_in_parameters():
@@ -20,13 +21,29 @@ def test_the_bundled_arms_match_in_parameters():
     assert max(counts) / min(counts) < 1.01
 
 
-def test_stages_rates_and_saved_steps():
-    recipe = Recipe.load("mini")
-    assert recipe.stage(0) == recipe.stages[0] and recipe.stage(recipe.steps - 1) == recipe.stages[-1]
-    assert recipe.stage(recipe.stages[0].steps) == recipe.stages[1]
-    assert recipe.rate(0) < recipe.rate(recipe.warmup) == recipe.learning_rate > recipe.rate(recipe.steps - 1)
-    steps = recipe.saved_steps()
-    assert steps[0] == 0 and steps[-1] == recipe.steps and len(steps) == recipe.checkpoints
+def test_the_rate_of_a_stage_rises_holds_and_falls():
+    stage = Stage(100, ((4, 48),), 0.1, (2, 3), 5, warmup=10, cooldown=0.4)
+    shares = [stage.share_of_rate(step) for step in range(100)]
+    assert shares[0] == 0.1 and shares[9:61] == [1.0] * 52 and shares[80] == 0.5 and shares[99] == 0.05
+    constant = replace(stage, warmup=0, cooldown=0.0)
+    assert {constant.share_of_rate(step) for step in range(100)} == {1.0}
+
+
+def test_the_keys_of_a_continued_arm_fall_to_its_own():
+    keys = [Continued("standard", 64).keys(step, 12, last=8) for step in range(12)]
+    assert keys == [64, 45, 32, 23, 16, 11, 8, 8, 8, 8, 8, 8]
+
+
+def test_a_training_depends_on_nothing_that_only_others_have(tmp_path):
+    (tmp_path / "small.toml").write_text(FORMING)
+    recipe = Recipe.load(str(tmp_path / "small.toml"))
+    others = replace(recipe, seeds=(5,), minor=None, tuning=None, grid=None, then="mini", arms={**recipe.arms, "more": {}})
+    assert others.trains("diff") == recipe.trains("diff")
+    assert "arms" in recipe.trains("diff") and "compiled" not in recipe.trains("diff")  # as usual: a new field changes nothing
+    assert set(recipe.trains("top-2")["arms"]) == {"top-2", "diff", "standard"}
+    for change in ({"learning_rate": 1.0}, {"stages": recipe.stages[:1]}, {"vocab_size": 401}, {"compiled": True}):
+        assert replace(recipe, **change).trains("diff") != recipe.trains("diff")
+    assert replace(recipe, continued={}).trains("top-2") != recipe.trains("top-2")
 
 
 @pytest.mark.parametrize(
@@ -39,8 +56,16 @@ def test_stages_rates_and_saved_steps():
         (("seeds = [0, 1]", "seeds = [-1]"), "no list of numbers from 0 on"),
         (("match = ", "precision = 'bf16'\nmatch = "), "'bf16' is neither float32 nor bfloat16"),
         (('match = "diff"', 'match = "dif"'), "none of its arms: diff, standard"),
-        (("warmup = 2", "warmup = 0"), "have to be 1 or more"),
-        (("checkpoints = 3", "checkpoints = 2"), "3 or more"),
+        (("warmup = 2", "warmup = 0"), "first stage needs a warmup"),
+        (("checkpoints = [5]", "checkpoints = 5"), "is a list of steps now"),
+        (("checkpoints = [5]", "checkpoints = [-5]"), "0 or more"),
+        (("checkpoints = [5]", "checkpoints = [5]\nwarmup = 3"), "a field of each of the .*stages"),
+        (("cooldown = 0.4", "cooldown = 4"), "no share from 0 to 1"),
+        (("cooldown = 0.4", "formed = 1.5"), "formed = 1.5 is no share"),
+        (("distractors = [0, 3]", "distractors = [3]\nwithout = [[96, 3]]"), "leaves a length without a cell"),
+        (("[arms]", "[tuning]\nrates = [1e-3]\nseeds = [1]\nsteps = 5\n\n[arms]"), "seeds that are used again: .1."),
+        (("[arms]", "[minor]\narms = ['none']\nseeds = [1]\n\n[arms]"), "arms that there are not: none"),
+        (("[arms]", "[continued]\ndiff = { arm = 'standard', top_keys = 9 }\n\n[arms]"), "with a stage that is left"),
         (("mentions = 5", "mentions = 3"), "leaves no number"),
         (("[[4, 48], [2, 64]]", "[4, 48]"), "shapes"),
         (('template = " {city} {number}."', 'template = " {city}:"'), "has to hold"),
@@ -78,8 +103,7 @@ def test_a_recipe_that_is_not_utf_8_is_one_clear_line(tmp_path):
 
 
 CONTROLS_OF_THE_COHORT = set(
-    "standard standard-norm half-width double-width top-2 top-8 top-32 signed gated "
-    "diff lambda-1 lambda-init lambda-0 scalar no-norm low-rank diff-v2".split()
+    "standard standard-norm double-width top-8 signed gated diff lambda-1 lambda-0 scalar no-norm low-rank diff-v2".split()
 )
 
 
@@ -87,19 +111,27 @@ CONTROLS_OF_THE_COHORT = set(
 def test_presets_match_their_arms_within_a_hundredth(preset):
     recipe = Recipe.load(preset)
     rows = {row["arm"]: row for row in recipe.table(recipe.vocab_size + 273)}
-    assert set(rows) == CONTROLS_OF_THE_COHORT and len(recipe.seeds) >= 3 and recipe.saved_steps()[0] == 0
+    assert set(rows) == CONTROLS_OF_THE_COHORT and len(recipe.seeds) == 8 and len(recipe.minor.seeds) == 6
     assert all(abs(row["ratio"] - 1) < 0.01 for row in rows.values())
     heads, width = ({arm: row[name] for arm, row in rows.items()} for name in ("num_attention_heads", "head_dim"))
     assert heads["standard"] == 2 * heads["diff"] and width["standard"] == width["diff"]
-    assert (heads["half-width"], width["half-width"]) == (2 * heads["standard"], width["standard"] // 2)
     assert (heads["double-width"], width["double-width"]) == (heads["diff"], 2 * width["diff"])
 
 
 def test_a_step_draws_one_of_its_shapes():
-    stage = Stage(1, ((4, 48), (2, 64)), (2, 3), 5, 0.1)
+    stage = Stage(1, ((4, 48), (2, 64)), 0.1, (2, 3), 5)
     task = Retrieval(diffscope.load("mini-diff").tokenizer).with_template(" {city} {number}.")
     shapes = {stage.draw(task, np.random.default_rng([0, step]))[0].shape for step in range(20)}
     assert shapes == {(4, 48), (2, 64)}
+
+
+def test_a_stage_without_needles_is_plain_text():
+    task = Retrieval(diffscope.load("mini-diff").tokenizer, held_out=False)
+    ids, kind = Stage(1, ((3, 70),), 1.0).draw(task, np.random.default_rng(0))
+    assert ids.shape == (3, 70) and (ids[:, 0] == task.tokenizer.bos_token_id).all() and not kind.any()
+    text = task.filler.ids.tolist()
+    run = ids[1, 1:].tolist()
+    assert any(text[start : start + 69] == run for start in range(len(text)))
 
 
 COHORT = {

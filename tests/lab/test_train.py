@@ -17,9 +17,10 @@ import diffscope
 from diffscope.digests import KEY, write_proven_json
 from diffscope.errors import CorruptFile, DiffscopeError, PromptError
 from diffscope.lab import scoring
+from diffscope.lab.training.beginnings import initialise
 from diffscope.lab.training.optimizer import Optimizer
 from diffscope.lab.training.recipe import Recipe, Stage
-from diffscope.lab.training.train import initialise, train
+from diffscope.lab.training.train import train
 from diffscope.models import DiffForCausalLM
 from diffscope.tasks import Recall, Retrieval
 from tests.lab.small_recipes import PIECE, SMALL, small
@@ -83,7 +84,7 @@ def test_a_run_says_what_it_was_begun_and_gone_on_with(undisturbed, tmp_path):
 
 def test_a_run_keeps_checkpoints_from_step_0(undisturbed):
     names = sorted(path.name for path in (undisturbed / "checkpoints").iterdir())
-    assert names == [f"step-{step:06d}" for step in small().saved_steps()] and names[0] == "step-000000"
+    assert names == [f"step-{step:06d}" for step in (0, 6, 12, 24)]
     first = load_file(undisturbed / "checkpoints" / names[0] / "model.safetensors")
     fresh = DiffForCausalLM(diffscope.load(undisturbed).model.config)
     initialise(fresh, small().seeds[0])
@@ -115,7 +116,7 @@ def test_both_arms_see_the_same_prompts_in_the_same_order(monkeypatch, tmp_path)
             "training_rows",
             lambda self, *args, arm=arm: seen.setdefault(arm, []).append(original(self, *args)) or seen[arm][-1],
         )
-        train(replace(small(), stages=(Stage(3, ((2, 72),), (2, 2), 6, 0.1),)), arm, tmp_path)
+        train(replace(small(), stages=(Stage(3, ((2, 72),), 0.1, (2, 2), 6, warmup=1),)), arm, tmp_path)
     for ours, theirs in zip(*seen.values(), strict=True):
         assert np.array_equal(ours[0], theirs[0]) and np.array_equal(ours[1], theirs[1])
 
@@ -171,7 +172,7 @@ def test_the_depth_table_is_the_mean_of_its_captures(undisturbed):
 
 
 def test_another_recipe_does_not_go_on_in_the_same_folder(tmp_path):
-    short = replace(small(), stages=(Stage(2, ((2, 72),), (2, 2), 6, 0.1),))
+    short = replace(small(), stages=(Stage(2, ((2, 72),), 0.1, (2, 2), 6, warmup=1),))
     train(short, "mini-diff", tmp_path)
     with pytest.raises(DiffscopeError, match="begun with another recipe"):
         train(replace(short, learning_rate=1.0), "mini-diff", tmp_path)

@@ -51,21 +51,15 @@ def forecast(recipe: Recipe, out: Path, planned: Sequence[Shard]) -> Left:
     logged = [last for last in spent.values() if last is not None]
     steps = sum(last["step"] for last in logged)
     step = sum(last["seconds"] for last in logged) / steps if steps > 0 else np.nan
-    total = 0.0
-    for run in planned:
-        if run.id not in done:
-            own = spent[run.id]
-            whole = [
-                spent[other.id]["seconds"] for other in planned if other.id in done and _alike(run, other) and spent[other.id]
-            ]
-            most = recipe.tuning.steps if "tuning" in run.spec else recipe.steps
-            expected = float(np.mean(whole)) if whole else most * step
-            total += max(0.0, expected - (own["seconds"] if own else 0.0))
-    return Left(len(planned) - len(done), total, step)
-
-
-def _alike(run: Shard, other: Shard) -> bool:
-    return ("tuning" in run.spec) == ("tuning" in other.spec)
+    seconds = 0.0
+    for tuning in (True, False):
+        alike = [run for run in planned if ("tuning" in run.spec) == tuning]
+        whole = [spent[run.id]["seconds"] for run in alike if run.id in done and spent[run.id]]
+        most = recipe.tuning.steps if tuning and alike else recipe.steps
+        expected = float(np.mean(whole)) if whole else most * step
+        own = [spent[run.id]["seconds"] if spent[run.id] else 0.0 for run in alike if run.id not in done]
+        seconds += float(np.maximum(0.0, expected - np.array(own)).sum())
+    return Left(len(planned) - len(done), seconds, step)
 
 
 def _last(folder: Path) -> dict | None:

@@ -240,6 +240,7 @@ def _train(recipe: Recipe, arm: str, seed: int, folder: Path, device: str, board
     folder.mkdir(exist_ok=True)
     note_run(folder / RUN, place.done, {"arm": arm, "seed": seed, "recipe": text}, facts_of_run(device))
     clock = _Clock(device, metrics[-1]["seconds"] if metrics else 0.0)
+    most = sum(stage.steps for stage in recipe.stages[recipe.first_stage(arm) :])
     if place.done == 0:
         save_checkpoint(trainer.model, folder / "checkpoints" / "step-000000")
     with events(board, metrics) as write_events:
@@ -252,7 +253,7 @@ def _train(recipe: Recipe, arm: str, seed: int, folder: Path, device: str, board
                 metrics.append(row)
                 write_events(row)
                 if progress:
-                    progress(place.done, recipe.steps, _note(row))
+                    progress(place.done, most, _note(row))
             formed = stage.formed is not None and formation(metrics, recipe) is not None
             ends = formed or place.step == stage.steps
             if ends or place.done in recipe.checkpoints:
