@@ -15,7 +15,6 @@ import json
 import logging
 import random
 import resource
-import shutil
 import signal
 import sys
 import tempfile
@@ -33,9 +32,10 @@ from transformers.utils.logging import disable_progress_bar
 import diffscope
 from diffscope.digests import END, KEY, MARK, SUMS, write_sums
 from diffscope.errors import DiffscopeError, NoDigest
-from diffscope.hypotheses.study import SHIPPED, Study
+from diffscope.hypotheses.study import Study
 from diffscope.models import DiffConfig, DiffForCausalLM
 from diffscope.store import FORMATS, save_statistics
+from tests.studies import study as planted_study
 
 PATIENCE = 60  # seconds in which a file has to open
 MEMORY = 8 * 2**30  # bytes of address space beyond what is taken at the start
@@ -118,8 +118,7 @@ def keep_all(root: Path) -> dict[str, Path]:
     for suffix in FORMATS:
         save_statistics(capture.measure(["entropy", "gini", "span_mass"]), root / f"statistics{suffix}")
         kept[f"statistics {suffix}"] = root / f"statistics{suffix}"
-    shutil.copytree(SHIPPED / "laptop", root / "study")
-    kept["study"] = root / "study" / "study.json"
+    kept["study"] = planted_study().save(root / "study")
     torch.manual_seed(0)
     config = DiffConfig(
         attention="v1",

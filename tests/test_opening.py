@@ -1,14 +1,13 @@
 """What the library wrote opens with one word, and anything else gets one line that says what to do."""
 
-import shutil
-
 import pytest
 import xarray as xr
 
 import diffscope
-from diffscope.hypotheses.study import SHIPPED, Study
+from diffscope.hypotheses.study import Study
 from diffscope.store import FORMATS, save_statistics
 from tests import tiny
+from tests.studies import study as planted_study
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +29,7 @@ def test_statistics(capture, tmp_path, suffix):
 
 
 def test_a_study(tmp_path):
-    shutil.copytree(SHIPPED / "laptop", tmp_path / "study")
+    planted_study().save(tmp_path / "study")
     for path in (tmp_path / "study", tmp_path / "study" / "study.json"):
         study = diffscope.open(path)
         assert isinstance(study, Study) and study.boards

@@ -141,6 +141,17 @@ def show_study(name: str, board: str) -> None:
     show_board(shown_study.boards[board], f"The {name} cohort, seeds {', '.join(map(str, which))}")
 
 
+def show_what_became_of_the_study() -> None:
+    """Why there is no board of a study, until there is one."""
+    from diffscope.hypotheses.study import IN_PREPARATION, TAKEN_BACK, shipped
+
+    if shipped():
+        return
+    with st.expander("What does the study say?"):
+        st.info(plain(f"Nothing yet: {IN_PREPARATION}."))
+        st.info(plain(TAKEN_BACK))
+
+
 def show_subject() -> None:
     """The board of the model or cohort that is chosen."""
     choices = choose_subject()
@@ -156,5 +167,6 @@ with in_words():
     name, board = choose_board()
     if board is None:
         show_subject()
+        show_what_became_of_the_study()
     else:
         show_study(name, board)

@@ -11,8 +11,8 @@ from diffscope.cli.test import Family, keep, show_board
 from diffscope.errors import DiffscopeError
 
 EXAMPLE = (
-    "diffscope study show",
-    "diffscope study show laptop --board 'fresh seeds'",
+    "diffscope study show runs/study",
+    "diffscope study show runs/study --board 'fresh seeds'",
     "diffscope study run --cohort runs/laptop --fresh 3 --fresh 4 --out runs/study",
     "diffscope study run --preset gpu --device cuda",
 )

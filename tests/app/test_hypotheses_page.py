@@ -4,9 +4,10 @@ import json
 
 import pytest
 
-from diffscope.hypotheses import TESTS
+from diffscope.hypotheses import TESTS, study
 from diffscope.hypotheses.study import open_study, shipped
 from diffscope.models.loading import BUNDLED
+from tests.studies import study as planted_study
 
 
 @pytest.fixture
@@ -66,14 +67,25 @@ def test_the_board_of_the_model_at_hand(app, folders, quick):
     assert len(quick) == count  # what is done is not done again
 
 
-@pytest.mark.parametrize("name", shipped())
-def test_a_shipped_study_is_shown_whole(app, name):
+@pytest.mark.parametrize("name", ["planted", *shipped()])
+def test_a_shipped_study_is_shown_whole(app, name, tmp_path, monkeypatch):
+    if name == "planted":
+        planted_study().save(tmp_path / name)
+        monkeypatch.setattr(study, "SHIPPED", tmp_path)
     test = page(app, f"{name} cohort, fresh seeds")
     assert test.dataframe[0].value["test"].tolist() == list(TESTS)
     assert any(", ".join(map(str, open_study(name).facts["fresh"])) in element.value for element in test.markdown)
     for chosen in TESTS:
         test.selectbox(key="test").set_value(chosen).run()
         assert not test.exception, test.exception
+
+
+def test_without_a_shipped_study_the_page_says_what_is_known_of_it(app, monkeypatch, tmp_path):
+    monkeypatch.setattr(study, "SHIPPED", tmp_path)
+    test = page(app)
+    text = " ".join(element.value for element in test.info).replace("\\", "")
+    assert study.IN_PREPARATION in text and study.TAKEN_BACK in text
+    assert test.selectbox(key="board").options == ["a model"]
 
 
 def test_only_the_chosen_tests_run(app, folders, quick):

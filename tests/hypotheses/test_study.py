@@ -12,6 +12,7 @@ from diffscope.cli import main
 from diffscope.digests import read_proven_json, write_proven_json
 from diffscope.errors import CorruptFile, DiffscopeError
 from diffscope.hypotheses import TESTS, Settings, Verdict, board, run
+from diffscope.hypotheses import study as study_module
 from diffscope.hypotheses.api import open_cohort
 from diffscope.hypotheses.planted import planted_cohort
 from diffscope.hypotheses.study import (
@@ -25,6 +26,7 @@ from diffscope.hypotheses.study import (
     survival,
 )
 from diffscope.store import save_statistics
+from tests.studies import study as planted_study
 
 PACKAGE = Path(diffscope.__file__).parent
 IDS = ["half-width", "distractors-length", "formation", "noise-symmetry"]
@@ -112,12 +114,28 @@ def test_other_rules_and_damage_are_refused(folder, tmp_path):
         open_study(tmp_path / "nowhere")
 
 
+def test_a_study_is_opened_by_its_name_once_it_is_shipped(tmp_path, monkeypatch):
+    monkeypatch.setattr(study_module, "SHIPPED", tmp_path)
+    for name in (None, "laptop"):
+        with pytest.raises(DiffscopeError, match="in preparation.*diffscope train laptop.*diffscope study run") as error:
+            open_study(name)
+        assert "\n" not in str(error.value)
+    planted_study().save(tmp_path / "laptop")
+    assert shipped() == ["laptop"]
+    for name in (None, "laptop", tmp_path / "laptop"):
+        assert open_study(name).facts["recipe"] == "planted"
+    with pytest.raises(DiffscopeError, match="no study in gpu; shipped: laptop"):
+        open_study("gpu")
+
+
 def test_survival_counts_runs_that_never_formed():
     formation = [[100.0, 200, np.nan], [np.nan] * 3, [300, 400, 500]]
     cohort = xr.Dataset(
         {"formation": (("arm", "seed"), formation), "finished": (("arm", "seed"), [[1, 1, 1], [1, 1, 1], [1, 1, 0]])},
         coords={"arm": ["diff", "never", "late"], "seed": range(3), "step": [25, 850]},
     )
+    limited = survival(cohort.assign(formation_limit=500))  # of a run that had fewer steps to form in than to train
+    assert [row["restricted_mean"] for row in limited] == pytest.approx([800 / 3, 500, 350])
     diff, never, late = survival(cohort)
     assert (diff["runs"], diff["formed"], diff["median"], diff["p"]) == (3, 2, 200, None)
     assert diff["restricted_mean"] == pytest.approx(1150 / 3)
@@ -144,9 +162,9 @@ def test_the_command_runs_shows_and_refuses(folder, tmp_path, capsys):
         assert words in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", shipped())
-def test_shipped_studies_are_of_these_rules(name):
-    study = open_study(name)
+@pytest.mark.parametrize("name", ["planted", *shipped()])
+def test_shipped_studies_are_of_these_rules(name, tmp_path):
+    study = open_study(planted_study().save(tmp_path).parent if name == "planted" else name)
     for verdicts in study.boards.values():
         ids = [verdict.test.id for verdict in verdicts]
         assert ids and ids == [id for id in TESTS if id in ids]  # a test that is declared later is on no board yet
