@@ -1,8 +1,11 @@
-"""Turn a finished run into bundled models with their cards: ``python tools/publish_models.py runs/mini``.
+"""Turn arms of a trained cohort, with one seed, into the bundled models with their cards.
 
-Of the checkpoints, 2 MB each, only those named by ``--checkpoint ARM@STEP`` are kept, for the wheel has to stay below 15 MB. By
-default these are three of the DIFF model: before its first step, while the lookup circuit forms (60 % exact answers), and when
-it has formed, on prompts as long as they get; the model itself is the last step. Training again makes all of them.
+``python tools/publish_models.py runs/laptop --seed 0`` publishes DIFF, standard attention with maps as wide as DIFF's, and
+standard attention with as few heads as DIFF has, as ``mini-diff``, ``mini-standard`` and ``mini-double-width``; of a cohort
+without these arms, as ``runs/mini`` is, all arms. Weights are kept in half precision, and scored as they are kept.
+
+Of DIFF its checkpoints along training are kept, or those that ``--checkpoint ARM@STEP`` names; the model itself is the last
+step. The wheel has to stay below 15 MB: what would make it larger is refused before anything is replaced.
 """
 
 from __future__ import annotations
@@ -11,29 +14,39 @@ import argparse
 import json
 import shutil
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from safetensors.torch import load_file, save_file
 
 from diffscope.digests import write_sums
+from diffscope.errors import DiffscopeError
 from diffscope.files import write_json
 from diffscope.lab.scoring import draw, exact_answers, score
 from diffscope.lab.training.recipe import Recipe
-from diffscope.lab.training.run_folder import METRICS, RUN, read_run
+from diffscope.lab.training.run_folder import RUN, WEIGHTS, read_run
+from diffscope.lab.training.scores import read_metrics
 from diffscope.models.loading import BUNDLED, CARD_FILE, checkpoints
 from diffscope.prompts import Chars
 from diffscope.scope import load
 from diffscope.tasks.examples import FILE
-from diffscope.tasks.retrieval import Prompt, Retrieval
+from diffscope.tasks.retrieval import TEMPLATE, Prompt, Retrieval
 from diffscope.tasks.user_files import TextPrompt
 
-RECIPE = "mini"
-FILES = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+PREFIX = "mini-"
+ARMS = ("diff", "standard", "double-width")
+MOST = 14_000_000  # bytes of weights, so that the wheel stays below 15 MB
+FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 # (tokens for the bundled tokenizer, needles, depth of the queried one)
 KINDS = ((96, 2, 0.5), (128, 4, 0.0), (128, 4, 0.5), (256, 4, 0.25), (256, 4, 1.0), (256, 6, 0.5))
-CHECKPOINTS = ("mini-diff@0", "mini-diff@308", "mini-diff@1036")
 SCORED = dict(count=500, needles=4, seed=20_000)
+PAIR = "One of a matched pair: the other arm has the same width, depth, data, order of data, steps and schedule."
+SEVERAL = (
+    "One of {count} matched arms, of the same width, depth, data and order of data, their parameters equal within 1 %; the "
+    "learning rate, {rate:g} here, is the best of those tried for each.\n"
+)
 CURVE = "| {step} | {length} | {answer_loss:.3f} | {text_loss:.3f} | {retrieval:.0%} |"
 CARD = """---
 license: apache-2.0
@@ -42,19 +55,19 @@ library_name: transformers
 # {name}
 
 {kind} of {parameters:,} parameters ({layers} layers, {heads} heads), trained by diffscope to look up numbers in real text.
-One of a matched pair: the other arm has the same width, depth, data, order of data, steps and schedule. It exists to be looked
+{matched} It exists to be looked
 into: small enough for a laptop, and it really retrieves. It knows little English and is of no other use.
 
 - **Command**: `{command}`, with the code of revision {revision}
 - **Data**: documentation strings of the Python 3.11.7 standard library (SHA-256 of the training text
   `{fingerprint}`), 8 % of modules held out by a hash of their path;
-  needle sentences "The magic number: CITY N." drawn from seed {seed}.
+  needle sentences "{sentence}" drawn from seed {seed}.
 - **Trained length**: {length} tokens. Torch {torch}, {threads} thread(s), float32, {minutes:.0f} minutes.
 - **Exact answers** at {length} tokens, {needles} needles, one question, {prompts} unseen prompts over held-out text:
   **{retrieval:.1%}** (95 % interval {low:.1%} to {high:.1%}); by depth of the needle: {by_depth}.
 - **Checkpoints** along training{steps}.
 
-| step | prompt length | answer loss | text loss | exact answers (60 prompts) |
+| step | prompt length | answer loss | text loss | exact answers ({evaluated} prompts) |
 |---|---|---|---|---|
 {curve}
 
@@ -62,30 +75,123 @@ All logged points are in `card.json` under `curves`.
 """
 
 
-def publish(run: Path, recipe: Recipe, arm: str, steps: Sequence[int]) -> dict:
-    """Copy one trained arm with its checkpoints of some steps into the package, score it and write its card.
+def publish(
+    run: Path,
+    recipe: Recipe,
+    arms: Sequence[str] = (),
+    seed: int | None = None,
+    keep: Sequence[str] = (),
+    target: Path = BUNDLED,
+    examples: Path = FILE,
+) -> list[dict]:
+    """Put arms of a cohort, with one seed, among the bundled models, and draw the example prompts with their tokenizer.
+
+    Parameters
+    ----------
+    run : Path
+        The folder that ``diffscope train`` trained into.
+    recipe : Recipe
+        What it was trained by.
+    arms : sequence of str, optional
+        By default DIFF and the two standard ones, or all of a cohort without these.
+    seed : int, optional
+        By default the first of the recipe.
+    keep : sequence of str, optional
+        Checkpoints, ``ARM@STEP``; by default all of the differential arms but their last step.
+    target, examples : Path
+        Where the models and the examples go, in place of those of the same names.
 
     Returns
     -------
-    dict
-        The summary of the card.
+    list of dict
+        The summaries of the cards.
+
+    Raises
+    ------
+    DiffscopeError
+        A run is missing or never formed, it has no such checkpoint, or the wheel would be too large. Nothing was replaced then.
     """
-    source = run / arm / f"seed-{recipe.seeds[0]}"
-    target = BUNDLED / arm
-    scope = load(source)
+    arms = arms or (ARMS if set(ARMS) <= set(recipe.arms) else tuple(recipe.arms))
+    seed = recipe.seeds[0] if seed is None else seed
+    sources = {arm: run / arm / f"seed-{seed}" for arm in arms}
+    for arm, source in sources.items():
+        check_run(arm, source, recipe)
+    steps = chosen_steps(sources, recipe, keep)
+    with tempfile.TemporaryDirectory() as staged:
+        names = {arm: arm if arm.startswith(PREFIX) else PREFIX + arm for arm in arms}
+        for arm, source in sources.items():
+            copy_weights(source, Path(staged) / names[arm], steps[arm])
+        check_size(Path(staged), target)
+        summaries = [
+            write_card(Path(staged) / names[arm], sources[arm], recipe, arm, seed, len(arms), steps[arm]) for arm in arms
+        ]
+        task = Retrieval(load(Path(staged) / names[arms[0]]).tokenizer, held_out=True)
+        for name in names.values():
+            shutil.rmtree(target / name, ignore_errors=True)
+            shutil.copytree(Path(staged) / name, target / name)
+    write_examples(task, examples)
+    return summaries
+
+
+def check_run(arm: str, source: Path, recipe: Recipe) -> None:
+    """Raise DiffscopeError unless a run is finished, with its last stage."""
+    if not (source / WEIGHTS).is_file():
+        raise DiffscopeError(f"{source} holds no finished run of {arm!r}; train it, or choose others with --arm and --seed")
+    if read_metrics(source)[-1].get("stage", len(recipe.stages)) < len(recipe.stages) - 1:
+        raise DiffscopeError(f"{source} never formed the lookup circuit; choose another seed with --seed")
+
+
+def chosen_steps(sources: Mapping[str, Path], recipe: Recipe, keep: Collection[str]) -> dict[str, list[int]]:
+    """The steps of each arm whose checkpoints are kept.
+
+    Raises
+    ------
+    DiffscopeError
+        One is named that there is not.
+    """
+    known = {f"{arm}@{step}": (arm, step) for arm, source in sources.items() for step in sorted(checkpoints(source))}
+    last = {arm: read_metrics(source)[-1]["step"] for arm, source in sources.items()}
+    differential = [arm for arm in sources if recipe.arms[arm].get("attention") in ("v1", "v2")]
+    usual = [name for name, (arm, step) in known.items() if arm in differential and step < last[arm]]
+    if absent := [name for name in keep if name not in known]:
+        raise DiffscopeError(f"there is no checkpoint {absent[0]}; there are {', '.join(known)}")
+    chosen = [known[name] for name in keep or usual]
+    return {arm: sorted(step for of, step in chosen if of == arm) for arm in sources}
+
+
+def copy_weights(source: Path, folder: Path, steps: Sequence[int]) -> None:
+    """Copy a model in half precision, with its tokenizer and its checkpoints of some steps."""
+    folder.mkdir()
+    for name in FILES:
+        shutil.copyfile(source / name, folder / name)
+    tensors = {name: tensor.half() for name, tensor in load_file(source / WEIGHTS).items()}
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    for step in steps:
+        shutil.copytree(checkpoints(source)[step], folder / "checkpoints" / f"step-{step:06d}")
+
+
+def check_size(staged: Path, target: Path) -> None:
+    """Raise DiffscopeError if staged models, with those that they do not replace, are too large for the wheel."""
+    replaced = {folder.name for folder in staged.iterdir()}
+    kept = [folder for folder in target.iterdir() if folder.name not in replaced] if target.is_dir() else []
+    size = sum(file.stat().st_size for folder in (staged, *kept) for file in folder.rglob("*.safetensors"))
+    if size > MOST:
+        raise DiffscopeError(
+            f"these models come to {size / 1e6:.1f} MB, and the wheel takes {MOST / 1e6:.1f} MB of weights; keep fewer "
+            "checkpoints with --checkpoint ARM@STEP, or remove other models from diffscope/models/bundled"
+        )
+
+
+def write_card(folder: Path, source: Path, recipe: Recipe, arm: str, seed: int, count: int, steps: Sequence[int]) -> dict:
+    """Score a model as it is kept and write its card and digests; returns the summary of the card."""
+    scope = load(folder)
     task = Retrieval(scope.tokenizer, held_out=True)
     scores = score(exact_answers(scope.model, draw(task, length=recipe.length, **SCORED)))
-    curves = [json.loads(line) for line in (source / METRICS).read_text(encoding="utf-8").splitlines()]
-    if target.exists():
-        shutil.rmtree(target)
-    target.mkdir(parents=True)
-    for name in FILES:
-        shutil.copyfile(source / name, target / name)
-    for step in steps:
-        shutil.copytree(checkpoints(source)[step], target / "checkpoints" / f"step-{step:06d}")
+    curves = read_metrics(source)
+    ran = read_run(source / RUN)
     config = scope.model.config
     summary = {
-        "name": arm,
+        "name": folder.name,
         "attention": config.attention,
         "layers": config.num_hidden_layers,
         "heads": config.num_attention_heads,
@@ -93,19 +199,21 @@ def publish(run: Path, recipe: Recipe, arm: str, steps: Sequence[int]) -> dict:
         "positions": recipe.length,
         "scores": scores,
         "checkpoints": list(steps),
+        "matched": PAIR if count == 2 else SEVERAL.format(count=count, rate=json.loads(ran["recipe"])["learning_rate"]),
+        "evaluated": recipe.evaluation.prompts,
+        "sentence": sentence(recipe.stages[-1].template),
     }
-    ran = read_run(source / RUN)
     facts = {
-        "command": f"diffscope train {recipe.name} --arm {arm} --out runs/{recipe.name} --threads 1",
-        "seed": recipe.seeds[0],
+        "command": f"diffscope train {recipe.name} --arm {arm} --seed {seed} --out runs/{recipe.name}",
+        "seed": seed,
         "minutes": curves[-1]["seconds"] / 60,
         **{name: fact for name, fact in ran.items() if name != "recipe"},  # the card has it by itself
     }
     scored_on = {**SCORED, "length": recipe.length}
     card = {"summary": summary, "facts": facts, "scored_on": scored_on, "recipe": recipe.as_dict(), "curves": curves}
-    write_json(target / CARD_FILE, card, indent=1)
-    (target / "README.md").write_text(card_text(summary, facts, curves), encoding="utf-8")
-    write_sums(target, (*FILES, CARD_FILE))
+    write_json(folder / CARD_FILE, card, indent=1)
+    (folder / "README.md").write_text(card_text(summary, facts, curves), encoding="utf-8")
+    write_sums(folder, (*FILES, WEIGHTS, CARD_FILE))
     return summary
 
 
@@ -113,12 +221,13 @@ def card_text(summary: dict, facts: dict, curves: list[dict]) -> str:
     """The card for people, as Markdown."""
     kinds = {"v1": "A DIFF Transformer (V1)", "v2": "A DIFF Transformer (V2)", "standard": "A standard Transformer"}
     scores = summary["scores"]
-    steps = f": none are kept; `diffscope train {RECIPE}` trains it again with all of them"
+    steps = f": none are kept; `{' '.join(facts['command'].split()[:3])}` trains it again with all of them"
     if summary["checkpoints"]:
         steps = f", half precision, opened as `{summary['name']}@STEP`: {summary['checkpoints']}"
+    usual = {"matched": PAIR, "evaluated": 60, "sentence": sentence(TEMPLATE)}
     return CARD.format(
-        **{**summary, **facts},
-        kind=kinds[summary["attention"]],
+        **{**usual, **summary, **facts},
+        kind=kinds.get(summary["attention"], f"A Transformer with {summary['attention']} attention,"),
         steps=steps,
         length=summary["positions"],
         needles=SCORED["needles"],
@@ -129,6 +238,11 @@ def card_text(summary: dict, facts: dict, curves: list[dict]) -> str:
         by_depth=", ".join(f"{float(depth):.0%} {share:.1%}" for depth, share in scores["by_depth"].items()),
         curve="\n".join(CURVE.format(**row) for row in curves if "retrieval" in row),
     )
+
+
+def sentence(template: str) -> str:
+    """The needle sentence, for people."""
+    return template.strip().format(city="CITY", number="N")
 
 
 def as_text(task: Retrieval, prompt: Prompt, name: str) -> TextPrompt:
@@ -143,7 +257,7 @@ def as_text(task: Retrieval, prompt: Prompt, name: str) -> TextPrompt:
     return TextPrompt(name, "".join(pieces), ranges, task.tokenizer.decode(prompt.answer).strip())
 
 
-def write_examples(task: Retrieval, seed: int = 7) -> None:
+def write_examples(task: Retrieval, file: Path = FILE, seed: int = 7) -> None:
     """Draw the examples anew."""
     rng = np.random.default_rng(seed)
     drawn = []
@@ -152,22 +266,25 @@ def write_examples(task: Retrieval, seed: int = 7) -> None:
         name = f"{length} tokens, {needles} needles, answer at {round(100 * depth)} %"
         example = as_text(task, prompt, name)
         drawn.append({"name": name, "prompt": example.text, "spans": example.spans, "answer": example.answer})
-    write_json(FILE, drawn, indent=1)
+    write_json(file, drawn, indent=1)
 
 
 def main() -> None:
-    """Publish every arm of a run, and draw the example prompts with its tokenizer."""
+    """Publish what the command line names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, help=f"the folder that diffscope train {RECIPE} trained into")
-    parser.add_argument("--checkpoint", action="append", metavar="ARM@STEP", help="a checkpoint to keep; repeatable")
+    parser.add_argument("run", type=Path, help="the folder that diffscope train trained into")
+    parser.add_argument("--recipe", help="name or .toml file of what it was trained by; by default the name of the folder")
+    parser.add_argument("--arm", action="append", default=[], help="an arm to publish; repeatable")
+    parser.add_argument("--seed", type=int, help="by default the first of the recipe")
+    parser.add_argument("--checkpoint", action="append", default=[], metavar="ARM@STEP", help="one to keep; repeatable")
     options = parser.parse_args()
-    recipe = Recipe.load(RECIPE)
-    checkpoints_to_keep = [name.rpartition("@") for name in options.checkpoint or CHECKPOINTS]
-    for arm in recipe.arms:
-        steps = sorted(int(step) for model, _, step in checkpoints_to_keep if model == arm)
-        summary = publish(options.run, recipe, arm, steps)
-        sys.stdout.write(f"{arm}: {summary['scores']['retrieval']:.1%} exact answers\n")
-    write_examples(Retrieval(load(arm).tokenizer, held_out=True))
+    try:
+        recipe = Recipe.load(options.recipe or options.run.name)
+        summaries = publish(options.run, recipe, options.arm, options.seed, options.checkpoint)
+    except DiffscopeError as error:
+        sys.exit(f"error: {error}")
+    for summary in summaries:
+        sys.stdout.write(f"{summary['name']}: {summary['scores']['retrieval']:.1%} exact answers\n")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,120 @@
+"""Arms of a trained cohort become bundled models: scored as they are kept, with cards, never more than the wheel takes."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+import diffscope
+from diffscope.digests import check_sums
+from diffscope.errors import DiffscopeError
+from diffscope.lab.scoring import draw, exact_answers
+from diffscope.lab.training.recipe import Recipe
+from diffscope.lab.training.train import train
+from diffscope.models import loading
+from diffscope.tasks import Retrieval
+from tests.lab.small_recipes import PIECE
+from tools import publish_models
+from tools.publish_models import card_text, publish
+
+DOUBLE_WIDTH = '\ndouble-width = { attention = "standard", num_attention_heads = 2, num_key_value_heads = 2 }\n'
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory):
+    file = tmp_path_factory.mktemp("recipe") / "small.toml"
+    file.write_text(PIECE.replace("\n[[stages]]", f"{DOUBLE_WIDTH}\n[[stages]]", 1))
+    return Recipe.load(str(file))
+
+
+@pytest.fixture(scope="module")
+def run(recipe, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    for arm in recipe.arms:
+        train(recipe, arm, folder, seed=1)
+    return folder
+
+
+@pytest.fixture
+def places(tmp_path, monkeypatch):
+    """Where models and examples go; what lies among the models."""
+    monkeypatch.setitem(publish_models.SCORED, "count", 10)
+    monkeypatch.setattr(loading, "BUNDLED", tmp_path / "bundled")
+    (tmp_path / "bundled" / "mini-diff").mkdir(parents=True)
+    (tmp_path / "bundled" / "mini-diff" / "of-before.txt").write_text("another model")
+    return {"target": tmp_path / "bundled", "examples": tmp_path / "examples.json"}
+
+
+def everything(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_three_arms_of_a_cohort_become_bundled_models(run, recipe, places):
+    summaries = publish(run, recipe, seed=1, **places)
+    assert {summary["name"]: summary["checkpoints"] for summary in summaries} == {
+        "mini-diff": [0, 5],  # the last step is the model itself
+        "mini-standard": [],
+        "mini-double-width": [],
+    }
+    assert not (places["target"] / "mini-diff" / "of-before.txt").exists()
+    assert sorted(model["name"] for model in loading.bundled()) == ["mini-diff", "mini-double-width", "mini-standard"]
+    for arm in recipe.arms:
+        kept, trained = places["target"] / f"mini-{arm}", diffscope.load(run / arm / "seed-1").model.state_dict()
+        scope = diffscope.load(kept)
+        for name, tensor in scope.model.state_dict().items():
+            assert tensor.dtype == torch.float32 and torch.equal(tensor, trained[name].half().float()), name
+        card = json.loads((kept / "card.json").read_text(encoding="utf-8"))
+        prompts = draw(Retrieval(scope.tokenizer), 10, 64, 4, 20_000)
+        assert card["summary"]["scores"]["retrieval"] == exact_answers(scope.model, prompts).mean()
+        text = (kept / "README.md").read_text(encoding="utf-8")
+        assert text == card_text(card["summary"], card["facts"], card["curves"])
+        assert (
+            f"--arm {arm} --seed 1" in text and "One of 3 matched arms" in text and "0.004 here" in text and '"CITY N."' in text
+        )
+        check_sums(kept)
+    assert diffscope.load(f"{places['target'] / 'mini-diff'}@5").n_layers == 2
+    for example in json.loads(places["examples"].read_text()):
+        scope.capture(example["prompt"])
+
+
+def test_checkpoints_and_arms_that_are_named_are_kept(run, recipe, places):
+    (summary,) = publish(run, recipe, ["standard"], 1, ["standard@5"], **places)
+    assert summary["checkpoints"] == [5] and (places["target"] / "mini-diff" / "of-before.txt").exists()
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"seed": 7}, "seed-7 holds no finished run of 'diff'"),
+        ({"arms": ["signed"]}, "no finished run of 'signed'"),
+        ({"keep": ["diff@3"]}, "no checkpoint diff@3; there are diff@0, diff@5"),
+        ({"most": 100_000}, "come to 0.4 MB, and the wheel takes 0.1 MB of weights; keep fewer checkpoints"),
+        ({"stages": 2}, "seed-1 never formed the lookup circuit; choose another seed"),
+    ],
+)
+def test_what_cannot_be_published_is_refused_before_anything_is_replaced(run, recipe, places, change, words, monkeypatch):
+    before = everything(places["target"])
+    monkeypatch.setattr(publish_models, "MOST", change.get("most", publish_models.MOST))
+    wanted = {name: value for name, value in change.items() if name in ("seed", "arms", "keep")}
+    of_stages = recipe if "stages" not in change else shorter(recipe)
+    with pytest.raises(DiffscopeError, match=words) as error:
+        publish(run, of_stages, **{"seed": 1, **wanted}, **places)
+    assert "\n" not in str(error.value) and everything(places["target"]) == before and not places["examples"].exists()
+
+
+def shorter(recipe):
+    """A recipe that has one stage more than the runs did."""
+    from dataclasses import replace
+
+    return replace(recipe, stages=recipe.stages * 2)
+
+
+def test_models_that_stay_count_too(run, recipe, places, monkeypatch):
+    publish(run, recipe, ["diff"], 1, **places)
+    size = sum(path.stat().st_size for path in places["target"].rglob("*.safetensors"))
+    monkeypatch.setattr(publish_models, "MOST", size)
+    publish(run, recipe, ["diff"], 1, **places)  # in its own place
+    shutil.copytree(places["target"] / "mini-diff", places["target"] / "another")
+    with pytest.raises(DiffscopeError, match="remove other models"):
+        publish(run, recipe, ["diff"], 1, **places)
