@@ -29,11 +29,11 @@ from scipy import stats
 from statsmodels.api import GLM, families
 
 import diffscope
+from diffscope.attention.layer import LayerAttention
 from diffscope.capture import CaptureBatch
-from diffscope.hypotheses.evidence.last_query import as_sharp, sized_spans, spread
-from diffscope.hypotheses.subjects import untrained_like
 from diffscope.lab.scoring import controlled, draw, exactness
 from diffscope.lab.training.cohort import open_dataset
+from diffscope.models import DiffForCausalLM
 from diffscope.scope import Scope
 from diffscope.tasks.retrieval import Prompt, Retrieval
 
@@ -125,7 +125,17 @@ def spans_of(prompt: Prompt, index: int) -> dict[str, list[int]]:
     width = len(prompt.answer)
     numbers = {f"number_{i}": sentence[-1 - width : -1] for i, sentence in enumerate(sentences(prompt))}
     named = {name: positions for name, positions in prompt.spans.items() if name != "sink"}
-    return named | numbers | sized_spans(prompt, np.random.default_rng(index))
+    return named | numbers | text_spans(prompt, np.random.default_rng(index))
+
+
+def text_spans(prompt: Prompt, rng: np.random.Generator, count: int = 8) -> dict[str, list[int]]:
+    """Spans of the answer's length in text that is neither answer, needle nor question, nor among the first tokens."""
+    width = len(prompt.answer)
+    start = prompt.spans["answer"][0]
+    taken = {*range(4), *range(start - len(prompt.spans["query"]), start)}.union(*prompt.spans.values())
+    free = [first for first in range(len(prompt.ids) - width) if not taken & set(range(first, first + width))]
+    starts = rng.choice(free, count, replace=False).tolist()
+    return {f"text_{i}": list(range(first, first + width)) for i, first in enumerate(starts)}
 
 
 def sentences(prompt: Prompt) -> list[list[int]]:
@@ -246,10 +256,10 @@ def ranks(old: Old) -> Iterator[Finding]:
 
 def number_control(old: Old) -> Iterator[Finding]:
     rho = old.diff["rho"].mean("prompt").mean("head").mean("layer")  # (seed, span)
-    of_text, of_numbers = (rho.sel(span=rho["span"].str.startswith(kind)).mean("span") for kind in ("control", "number"))
+    of_text, of_numbers = (rho.sel(span=rho["span"].str.startswith(kind)).mean("span") for kind in ("text", "number"))
     answer = rho.sel(span="answer")
     yield Finding(
-        "ρ on the distractors' numbers - on text", (0.166, 0.092, 0.134), (of_numbers - of_text).values, 0.01, "text is drawn"
+        "ρ on the distractors' numbers - on text", (0.166, 0.092, 0.134), (of_numbers - of_text).values, 0.02, "text is drawn"
     )
     yield Finding("ρ on the answer - on the distractors' numbers", (0.151, 0.127, 0.190), (answer - of_numbers).values, 0.001)
 
@@ -327,10 +337,11 @@ def nulls(old: Old) -> Iterator[Finding]:
     first = old.models["diff"][0]
     gains = []
     for number in range(UNTRAINED):
-        scope = Scope(untrained_like(first.model, 50_000 + number), first.tokenizer, f"untrained {number}", first.family)
+        torch.manual_seed(number)
+        scope = diffscope.load(DiffForCausalLM(first.model.config).eval(), first.tokenizer)
         cap = scope.capture([prompt.ids for prompt in prompts], spans)
         like = trained[number % len(trained)].layers
-        sharp = [as_sharp(layer, spread(wanted)) for layer, wanted in zip(cap.layers, like)]
+        sharp = [as_sharp(layer, wanted) for layer, wanted in zip(cap.layers, like)]
         with_lambda = [replace(layer, lam=wanted.lam, lam_fp32=wanted.lam_fp32) for layer, wanted in zip(sharp, like)]
         gains.append([gain_of(replace(cap, layers=layers)) for layers in (sharp, with_lambda)])
     yield Finding(
@@ -341,6 +352,18 @@ def nulls(old: Old) -> Iterator[Finding]:
         f"{UNTRAINED} models, standard errors {np.std(gains, axis=0, ddof=1).max() / np.sqrt(UNTRAINED):.2f}",
     )
     yield Finding("trained, the same prompts", (0.364,), [np.mean([gain_of(cap) for cap in trained])], 0.001)
+
+
+def as_sharp(layer: LayerAttention, like: LayerAttention) -> LayerAttention:
+    """The layer with its scores as far apart at the last query as those of another, map by map."""
+    factor = spread(like) / spread(layer)
+    return replace(layer, q=layer.q * factor[:, None, None])
+
+
+def spread(layer: LayerAttention) -> torch.Tensor:
+    """Standard deviation over keys of the last query's scores, (map,), mean over prompts of one length."""
+    keys = layer.k[:, layer.pairing.key_of_map]  # (batch, map, key, d)
+    return ((keys @ layer.q[:, :, -1, :, None])[..., 0] * layer.scale).std(-1).mean(0)
 
 
 def gain_of(cap: CaptureBatch) -> float:

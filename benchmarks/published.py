@@ -19,10 +19,9 @@ import diffscope
 from diffscope import edits
 from diffscope.hypotheses import Settings
 from diffscope.hypotheses.api import models_of, open_cohort
-from diffscope.hypotheses.contrast import model_mean
 from diffscope.hypotheses.declared.robustness import likeness
 from diffscope.hypotheses.evidence.answers import answers
-from diffscope.hypotheses.evidence.flows import flows, second_map_ranks
+from diffscope.hypotheses.evidence.flows import flows
 from diffscope.lab.scoring import span_by_depth
 
 BITS = (16, 8, 6, 4)
@@ -37,9 +36,10 @@ PUBLISHED = {
     "scores: top 1, 2, 3, 10, 100, median": ("318 / 308 / 305 / 285 / 252 / 5.4", "38.8 / 38.8 / 37.3 / 32.0 / 27.4 / 3.3"),
     "layer outputs: the same": ("3609 / 3607 / 3604 / 3552 / 2448 / 0.6", "1688 / 1673 / 1672 / 1624 / 741 / 1.2"),
     "exact answers with scores of 16, 8, 6, 4 bits": ("falls at 6 bits", "holds to 6 bits; 4 bits ≈ standard's 6"),
-    "exact answers among 4, 8, 16 distractors": (".62 (4 needles, 2 asked)", ".84 (4 needles, 2 asked)"),
+    "exact answers by number of distractors": (".62 (4 needles, 2 asked)", ".84 (4 needles, 2 asked)"),
     "effective rank of λA2, exp H(σ) and exp H(σ²)": ("–", "2–5 (which of the two is not said)"),
-    "weight of key tokens, share in D over share in A1": ("–", "+30–50 %"),
+    "the same over the uniform map's": ("–", "–"),
+    "gain of key tokens in D over A1: share, positive": ("–", "+30–50 % (which of the two is not said)"),
     "norm of the second branch's gradient over the first's, over λ": ("–", "near 1"),
     "cosine of the branches' gradients": ("–", "often negative"),
     "cosine distance between heads (D)": ("smaller", "larger"),
@@ -82,20 +82,21 @@ def measured(scope, prompts) -> dict[str, list[float]]:
 def _of_differential(scope, prompts) -> dict[str, list[float]]:
     """The figures that a differential model has and a standard one has not."""
     few = prompts[:FEW]
-    ranks = second_map_ranks(scope, few)
+    ranks = scope.capture([prompt.ids for prompt in few]).measure(["effective_rank"])["effective_rank"]
+    ranks = ranks.sel(ranked_map="lambda_A2", definition=["erank", "erank_energy"]).median(("prompt", "layer", "head"))
     gradients = flows(scope, few)
     spans = [{"answer": prompt.spans["answer"]} for prompt in prompts]
-    selectivity = scope.capture([prompt.ids for prompt in prompts], spans).measure(["selectivity"], queries=[-1])["selectivity"]
-    gain = np.log2(selectivity.sel(span="answer").isel(query=0))
+    mass = scope.capture([prompt.ids for prompt in prompts], spans).measure(["span_mass"], queries=[-1])["span_mass"]
+    mass = mass.sel(span="answer").isel(query=0).mean("prompt")
+    answering = mass.sel(map="A1", normalisation="share", drop=True)  # (layer, head): heads count by what they give the answer
+    mass = mass.weighted(answering).mean(("layer", "head"))
+    gain = mass.sel(map="D") / mass.sel(map="A1") - 1
     return {
-        "effective rank of λA2, exp H(σ) and exp H(σ²)": [
-            float(model_mean(ranks[name]).mean()) for name in ("erank", "erank_energy")
-        ],
-        "weight of key tokens, share in D over share in A1": [2 ** float(model_mean(gain).mean()) - 1],
-        "norm of the second branch's gradient over the first's, over λ": [
-            2 ** float(model_mean(gradients["ratio_lambda"]).mean())
-        ],
-        "cosine of the branches' gradients": [float(model_mean(gradients["cosine"]).mean())],
+        "effective rank of λA2, exp H(σ) and exp H(σ²)": ranks.sel(control="map").values.tolist(),
+        "the same over the uniform map's": ranks.sel(control="ratio_uniform").values.tolist(),
+        "gain of key tokens in D over A1: share, positive": gain.sel(normalisation=["share", "positive"]).values.tolist(),
+        "norm of the second branch's gradient over the first's, over λ": [2 ** float(gradients["ratio_lambda"].mean())],
+        "cosine of the branches' gradients": [float(gradients["cosine"].mean())],
     }
 
 
@@ -123,9 +124,9 @@ def main():
         scopes = [diffscope.load(model) for model in models]
         figures[arm] = [measured(scope, settings.prompts_for(scope)) for scope in scopes]
         seeds = [int(model.rpartition("-")[2]) for model in models]
-        right = cohort["exact_match"].sel(arm=arm, distractors=[4, 8, 16], seed=seeds).mean(("length", "prompt"))
+        right = cohort["exact_match"].sel(arm=arm, seed=seeds).mean(("length", "prompt"))
         for of_model, by_distractors in zip(figures[arm], right.values):
-            of_model["exact answers among 4, 8, 16 distractors"] = by_distractors.tolist()
+            of_model["exact answers by number of distractors"] = by_distractors.tolist()
     print("| figure | published: standard | DIFF | here: standard | DIFF |\n|---|---|---|---|---|")
     for name, theirs in PUBLISHED.items():
         ours = [

@@ -3,14 +3,18 @@
 import operator
 import os
 import time
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from benchmarks import engine
+import diffscope
+from benchmarks import engine, old_cohort
 from benchmarks.side_by_side import jobs, methods, oracle, process, report, subjects
+from diffscope.lab.scoring import draw
+from diffscope.tasks import Retrieval
 
 TOKENS = 96
 STATISTICAL = [name for name in methods.METHODS if name not in (*methods.FORWARDS, "capture alone")]
@@ -109,3 +113,27 @@ def test_tables_and_pictures_of_results(tmp_path):
     assert "- numpy, full maps, 256 tokens: out of memory: over 2 GiB" in table
     report.draw(result, tmp_path / "figure.svg")
     assert "<svg" in (tmp_path / "figure.svg").read_text(encoding="utf-8")
+
+
+def test_a_finding_that_does_not_come_out_is_said():
+    finding = old_cohort.Finding("gain", (0.05, -0.27), (0.052, -0.269), 0.005, "of three seeds")
+    assert str(finding) == "gain: reported 0.05, -0.27; here 0.052, -0.269; agrees (of three seeds)"
+    for measured in ((0.05, 0.27), (0.05, np.nan)):
+        assert str(replace(finding, measured=measured)).endswith("differs by more than 0.005 (of three seeds)")
+
+
+def test_what_the_history_does_not_have_is_one_line(tmp_path):
+    with pytest.raises(SystemExit, match="error: no benchmarks/results/laptop of revision nowhere") as error:
+        old_cohort.fetch("nowhere", tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_spans_of_the_old_prompts_are_the_numbers_and_text_beside_them():
+    tokenizer = diffscope.load("mini-diff").tokenizer
+    for index, prompt in enumerate(draw(Retrieval(tokenizer, template=" {city} {number}."), 5, 160, 4, 0)):
+        spans = old_cohort.spans_of(prompt, index)
+        numbers = [tokenizer.decode([prompt.ids[i] for i in spans[f"number_{number}"]]).strip() for number in range(3)]
+        sentences = tokenizer.decode([prompt.ids[i] for i in prompt.spans["needles"]]).split(".")
+        assert numbers == [sentence.split()[-1] for sentence in sentences[:3]] and all(number.isdigit() for number in numbers)
+        taken = {*prompt.spans["needles"], *prompt.spans["query"], *prompt.spans["answer"], *range(4)}
+        assert all(len(spans[f"text_{i}"]) == 2 and not taken & set(spans[f"text_{i}"]) for i in range(8))
