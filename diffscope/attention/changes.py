@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -296,6 +297,28 @@ class Quantise(Change):
         step = largest / (2 ** (self.bits - 1) - 1)
         rounded = (seen / step.clamp_min(1e-30)).round() * step
         return torch.where(chosen(self.heads, at), rounded.masked_fill(hidden, -torch.inf), logits)
+
+
+def key_noise(seed: int, layer: int, keys: int) -> Tensor:
+    """Draws from the standard normal distribution, one a key of a layer, float64 (key,).
+
+    That of a key depends on seed, layer and its position alone, not on how many keys there are.
+    """
+    return torch.from_numpy(np.random.default_rng([seed, layer]).standard_normal(keys))
+
+
+@dataclass(frozen=True)
+class AddNoise(Change):
+    """Noise added to the scores of both maps, one value a key; with `opposite` it is subtracted from those of the second."""
+
+    heads: tuple[int, ...]
+    noise: Tensor  # (batch or 1, row or 1, key), its rows in the order of the queries that are asked about
+    opposite: bool
+
+    def logits(self, at: At, branch: int, logits: Tensor) -> Tensor:
+        noise = self.noise[0, :, : logits.shape[-1]]
+        noisy = logits - noise if self.opposite and branch == 2 else logits + noise
+        return torch.where(chosen(self.heads, at), noisy, logits)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from diffscope.attention.changes import (
+    AddNoise,
     At,
     Change,
     DropKeys,
@@ -20,6 +21,7 @@ from diffscope.attention.changes import (
     ScaleA2,
     TopKA1,
     UniformA2,
+    key_noise,
 )
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.maps import map_of
@@ -228,6 +230,69 @@ def _dropping(
         return DropKeys(heads, keys, queries, branches, lonely)
 
     return row_edit(label, Stage.SCORES, change, layers, heads, second=branch == 2, placed=True)
+
+
+def inject_noise(
+    sigma: float,
+    mode: str = "common",
+    keys: Sequence[int] | None = None,
+    seed: int | Sequence[int] = 0,
+    layers: Places = None,
+    heads: Places = None,
+) -> Edit:
+    """Noise n ~ N(0, σ²) added to the scores of both maps, or +n to those of A1 and −n to those of A2.
+
+    It is how an engineer tests a differential amplifier: the same signal on both inputs is to vanish, opposite signals are to
+    pass. The scores are those that enter the softmax, scaled, and capped where the model caps them (a cap would make large noise
+    smaller); a sink logit, which has no key, gets none. A key has one value for all queries and heads of a layer, as if the token
+    itself looked more or less relevant than it is, and so heads that share a map are given one noise; layers have their own.
+
+    Standard attention has one map, which gets +n in either mode.
+
+    Parameters
+    ----------
+    sigma : float
+        Standard deviation of the noise in nats: scores are logarithms of weights.
+    mode : {"common", "differential"}
+    keys : sequence of int, optional
+        Token positions, for example ``capture.spans["irrelevant"]``; by default all.
+    seed : int, or sequence of int
+        The draw of a key depends on seed, layer and position alone: it is the same in either mode, at any σ and whatever other
+        keys there are. Several are one for each prompt of the batch that runs, so that copies of a prompt get several draws.
+    """
+    if mode not in ("common", "differential"):
+        raise DiffscopeError(f"inject_noise(mode={mode!r}) is unknown; choose 'common' or 'differential'")
+    if not 0 <= sigma < math.inf:
+        raise DiffscopeError(f"inject_noise takes a standard deviation from 0, and not {sigma!r}")
+    noisy = places(keys)
+    if noisy is not None and min(noisy, default=0) < 0:
+        raise DiffscopeError("inject_noise takes token positions from 0; leave keys out for all of them")
+    seeds = [whole_number(each, 0, math.inf, "inject_noise takes whole numbers from 0 as seeds") for each in places(seed) or ()]
+    label = f"{mode} noise of σ = {sigma:g}"
+
+    def change(layer: LayerAttention, heads: tuple[int, ...]) -> Change:
+        if mode == "differential":
+            _check_sides(label, layer, heads)
+        if len(seeds) not in (1, len(layer.lengths)):
+            raise DiffscopeError(f"{label}: {len(seeds)} seeds are for as many prompts, and {len(layer.lengths)} run together")
+        noise = sigma * torch.stack([key_noise(each, layer.layer, layer.n_keys) for each in seeds])  # (batch or 1, key)
+        if noisy is not None:
+            noise = noise * torch.isin(torch.arange(layer.n_keys), torch.tensor(noisy, dtype=torch.int64))
+        return AddNoise(heads, noise[:, None].to(layer.dtype).to(layer.q.device), mode == "differential")
+
+    return row_edit(label, Stage.SCORES, change, layers, heads, placed=True)
+
+
+def _check_sides(label: str, layer: LayerAttention, heads: tuple[int, ...]) -> None:
+    """Raise DiffscopeError where a map would have to get +n as the A1 of a head and −n as the A2 of another."""
+    if not layer.differential:
+        return
+    first, second = (set(layer.pairing.of_branch(branch)[list(heads)].tolist()) for branch in (1, 2))
+    if first & second:
+        raise DiffscopeError(
+            f"{label}: in layer {layer.layer} map {min(first & second)} is the A1 of a head and the A2 of a head, and cannot get "
+            "noise of both signs; choose mode='common', or heads that share no map so"
+        )
 
 
 def quantise_logits(bits: int, per: str = "map", layers: Places = None, heads: Places = None) -> Edit:

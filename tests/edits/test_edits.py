@@ -115,6 +115,18 @@ def hiding(keys, queries=None, lonely="kept", branch=None):
     return lambda *_: dict(scores=scores)
 
 
+def with_noise(sigma, opposite=False, keys=None, seed=0):
+    """Scores with one draw a key added, or on the second map subtracted."""
+
+    def changes(s, *_):
+        noise = sigma * np.random.default_rng([seed, s.number]).standard_normal(s.n)
+        if keys is not None:
+            noise[[key for key in range(s.n) if key not in keys]] = 0
+        return dict(scores=lambda table, head, branch: table + (-noise if opposite and branch == 2 else noise))
+
+    return changes
+
+
 def by_sum(rows):
     """Rows divided by their sums, but for those of next to nothing."""
     totals = rows.sum(1, keepdims=True)
@@ -174,6 +186,11 @@ NEED_NOTHING = {
     ),
     "8 bits a map": (lambda s, **at: edits.quantise_logits(8, **at), in_levels(8, "map")),
     "4 bits a row": (lambda s, **at: edits.quantise_logits(4, per="row", **at), in_levels(4, "row")),
+    "noise in both": (lambda s, **at: edits.inject_noise(1.5, **at), with_noise(1.5)),
+    "noise of opposite signs": (
+        lambda s, **at: edits.inject_noise(0.7, "differential", [0, 3, 4, 11], seed=5, **at),
+        with_noise(0.7, True, [0, 3, 4, 11], 5),
+    ),
     "heads ablated": (lambda s, **at: edits.ablate_heads(**at), lambda *_: dict(output=lambda out, head: 0 * out)),
 }
 CASES = {**NEED_A2, **NEED_NORM, **NEED_NOTHING}
