@@ -26,16 +26,19 @@ _NAMES = {
     "Comparison": "scope.comparison",
     "Sample": "stats.sampling",
     "Scope": "scope",
+    "anatomy": "instruments.anatomy",
     "average": "stats.averaging",
     "check": "conformance",
+    "cmrr_by_injection": "instruments.injection",
     "compare": "scope.comparison",
     "figure": "figures",
     "load": "scope",
+    "log_odds_under_noise": "instruments.injection",
     "open": "opening",
     **dict.fromkeys(
-        ("attention", "conformance", "edits", "errors", "families", "figures", "hypotheses", "lab", "lens", "models"), None
+        ("attention", "conformance", "edits", "errors", "families", "figures", "hypotheses", "instruments", "lab", "lens"), None
     ),
-    **dict.fromkeys(("prompts", "stats", "store", "tasks"), None),
+    **dict.fromkeys(("models", "prompts", "stats", "store", "tasks"), None),
 }
 _MOVED = {"test": "diffscope.hypotheses.test"}
 
@@ -66,6 +69,7 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
     from diffscope import families as families
     from diffscope import figures as figures
     from diffscope import hypotheses as hypotheses
+    from diffscope import instruments as instruments
     from diffscope import lab as lab
     from diffscope import lens as lens
     from diffscope import models as models
@@ -77,6 +81,9 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
     from diffscope.capture import CaptureBatch as CaptureBatch
     from diffscope.conformance import check as check
     from diffscope.figures import figure as figure
+    from diffscope.instruments.anatomy import anatomy as anatomy
+    from diffscope.instruments.injection import cmrr_by_injection as cmrr_by_injection
+    from diffscope.instruments.injection import log_odds_under_noise as log_odds_under_noise
     from diffscope.opening import open as open
     from diffscope.prompts import Chars as Chars
     from diffscope.scope import Scope as Scope

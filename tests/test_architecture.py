@@ -16,6 +16,7 @@ PLAIN = (
     "attention",
     "edits",
     "families",
+    "instruments",
     "stats",
     "prompts",
     "proof",

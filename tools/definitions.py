@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from diffscope.stats import STATISTICS
-from diffscope.stats.definitions import Definition
+from diffscope.stats.definitions import INSTRUMENTS, Definition
 from diffscope.stats.registry import LABELS
 
 FILE = Path(__file__).parents[1] / "docs" / "definitions.md"
@@ -37,6 +37,9 @@ def page() -> str:
     for kind, (title, what) in KINDS.items():
         parts.append(f"## {title}\n\n{what}\n")
         parts += [entry(name) for name, statistic in STATISTICS.items() if statistic.kind == kind]
+    for function, variables in INSTRUMENTS.items():
+        parts.append(f"## diffscope.{function}\n\nWhat [that function](instruments.md) of a capture or a model gives.\n")
+        parts += [described(name, words, dims) for name, (dims, words) in variables.items()]
     labels = [f"| `{dim}` | {', '.join(f'`{label}`' for label in map(str, values))} |" for dim, values in LABELS.items()]
     return "\n".join([*parts, "## Labels\n\n| dimension | labels |\n|---|---|", *labels, ""])
 
@@ -44,7 +47,11 @@ def page() -> str:
 def entry(name: str) -> str:
     """What there is to say of one statistic."""
     statistic = STATISTICS[name]
-    words: Definition = statistic.words
+    return described(name, statistic.words, statistic.dims)
+
+
+def described(name: str, words: Definition, dims: tuple[str, ...]) -> str:
+    """What there is to say of a variable."""
     units = "" if words.units == "1" else f" [{words.units}]"
     averaged = f"{AVERAGED[words.averaged]}; itself a mean over {words.averaged_over}" if words.averaged_over else None
     lines = {
@@ -52,7 +59,7 @@ def entry(name: str) -> str:
         "range": f"{words.range[0]} to {words.range[1]}",
         "NaN": words.undefined,
         "averaged": averaged or AVERAGED[words.averaged],
-        "dimensions": ", ".join(statistic.dims),
+        "dimensions": ", ".join(dims) or "none",
         "source": words.source,
     }
     return "\n".join([f"### {name}\n", f"{words.description}{units}\n", *(f"- {key}: {text}" for key, text in lines.items()), ""])

@@ -261,3 +261,115 @@ OTHERS = {
 }
 
 DEFINITIONS = ROW | BRANCH | OTHERS
+
+
+class Instrument(NamedTuple):
+    """A variable that a function of ``diffscope.instruments`` gives: its dimensions, prompt and layer left out, and its words."""
+
+    dims: tuple[str, ...]
+    words: Definition
+
+
+NOISY = ("head", "sigma", "span")
+NO_CHANGE = "rows that see one key, or none of X"
+AMPLIFIER = f"{DIFF}: its analogy with differential amplifiers"
+PARTS = ("head", "map", "part")
+SHAPLEY = "A Value for n-Person Games (Shapley, 1953)"
+NO_ROWS = f"prompts of one token; A2 and the part other of {NO_SECOND}"
+EXPLAINED = (
+    "of rows of n >= 2 visible keys, each over its Euclidean norm; uniform: (sum x)² / (n sum x²); the others by least squares "
+    "on centred rows with one coefficient a head; distance: w(t - j) of other prompts; key: c(j) of the queries of other parity; "
+    "other: the other map; rest: what all leave"
+)
+
+#: what the functions of ``diffscope.instruments`` measure: by function and variable
+INSTRUMENTS: dict[str, dict[str, Instrument]] = {
+    "cmrr_by_injection": {
+        "cmrr_injected": Instrument(
+            NOISY,
+            Definition(
+                "dB",
+                "common-mode rejection ratio, measured by injecting noise",
+                "20 log10(rms|O_differential - O| / rms|O_common - O|), O = D V, noise on the scores of X",
+                ("-inf", "inf"),
+                f"{NO_SECOND}; {NO_CHANGE}",
+                AMPLIFIER,
+                "not",
+                "draws and queries, as root mean squares",
+            ),
+        ),
+        "cmrr_injected_error": Instrument(
+            NOISY,
+            Definition(
+                "dB",
+                "standard error of cmrr_injected over draws",
+                "of a ratio of means of paired draws, by the delta method",
+                ("0", "inf"),
+                "where cmrr_injected is not finite; of one draw",
+                averaged="not",
+            ),
+        ),
+        "change_common": Instrument(
+            NOISY,
+            Definition(
+                "activation",
+                "what common noise changes in a head's output",
+                "rms|O_common - O|, +n on the scores of both maps",
+                ("0", "inf"),
+                "nowhere",
+                averaged_over="draws and queries, as root mean squares",
+            ),
+        ),
+        "change_differential": Instrument(
+            NOISY,
+            Definition(
+                "activation",
+                "what opposite noise changes in a head's output",
+                "rms|O_differential - O|, +n on the scores of A1, -n on those of A2",
+                ("0", "inf"),
+                "nowhere",
+                averaged_over="draws and queries, as root mean squares",
+            ),
+        ),
+    },
+    "log_odds_under_noise": {
+        "log_odds": Instrument(
+            (),
+            Definition(
+                "nats",
+                "log-odds of the answer against distractors, without noise",
+                "logit of the answer - logsumexp of the distractors' logits",
+                ("-inf", "inf"),
+                "nowhere",
+            ),
+        ),
+        "log_odds_lost": Instrument(
+            ("mode", "sigma"),
+            Definition(
+                "nats",
+                "log-odds lost to injected noise",
+                "log-odds without noise - log-odds with it",
+                ("-inf", "inf"),
+                "nowhere",
+                averaged_over="draws",
+            ),
+        ),
+        "log_odds_lost_error": Instrument(
+            ("mode", "sigma"),
+            Definition("nats", "its standard error", "standard deviation over draws / sqrt draws", ("0", "inf"), "of one draw"),
+        ),
+    },
+    "anatomy": {
+        "alone": Instrument(PARTS, Definition("1", "what a part explains of a map by itself", EXPLAINED, ("0", "1"), NO_ROWS)),
+        "added": Instrument(
+            PARTS,
+            Definition(
+                "1", "what a part adds to those before it", "as alone; parts in the order of their labels", ("0", "1"), NO_ROWS
+            ),
+        ),
+        "shapley": Instrument(
+            PARTS,
+            Definition("1", "what a part adds, mean over all orders", "as alone; Shapley value", ("0", "1"), NO_ROWS, SHAPLEY),
+        ),
+    },
+}

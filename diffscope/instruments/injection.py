@@ -1,0 +1,307 @@
+"""CMRR by injection: noise on the scores of both maps, the same or opposite, and what of it comes out.
+
+Whether the subtraction cancels what both maps share is asked as of an amplifier, by putting a known signal on both inputs. So it
+needs no opinion of what noise is, and works on any trained model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import Tensor
+
+from diffscope.attention.changes import AddNoise, key_noise
+from diffscope.attention.layer import BLOCK_ELEMENTS, LayerAttention
+from diffscope.attention.precision import exactly
+from diffscope.capture import Capture, CaptureBatch
+from diffscope.edits import inject_noise
+from diffscope.edits.base import Places, whole_number
+from diffscope.errors import DiffscopeError, PromptError, SpanError
+from diffscope.instruments.labelled import described, gathered
+from diffscope.prompts import Encoded
+from diffscope.scope import Scope
+from diffscope.stats.formulas.injection import cmrr_injected, cmrr_injected_error
+from diffscope.stats.measuring import positions
+
+MODES = ("common", "differential")
+SIGMAS = (0.1, 0.5, 1.0, 2.0)
+DRAWS = 16
+
+
+def cmrr_by_injection(
+    cap: Capture | CaptureBatch,
+    queries: str | slice | Sequence[int] | None = (-1,),
+    *,
+    spans: Sequence[str] | None = None,
+    sigmas: Sequence[float] = SIGMAS,
+    draws: int = DRAWS,
+    seed: int = 0,
+) -> xr.Dataset:
+    """How much less of common noise comes out of a head than of opposite noise, in decibels.
+
+    n ~ N(0, σ²), one value a key of X, is added to the scores of both maps (common mode), or to those of A1 and subtracted from
+    those of A2 (differential mode), the same draws in both; O = D·V is a head's output before its norm:
+
+        CMRR_inj(X) = 20·log10( rms‖O_differential − O‖ / rms‖O_common − O‖ ) dB
+
+    with root mean squares over draws and queries. λ = 0 gives 0 dB exactly, for A2 takes no part; equal maps with λ = g give
+    infinity; two maps that have nothing to do with each other about 0 dB. Small noise on equal maps gives (g + λ)/|g − λ|, the
+    ``cmrr`` of :func:`diffscope.stats.measure` and 6.02 dB. Noise is added where the edit
+    :func:`diffscope.edits.inject_noise` adds it: draw i is that of the edit with seed `seed` + i.
+
+    Each head is an amplifier of its own, so heads may share maps in any way.
+
+    Parameters
+    ----------
+    cap : Capture or CaptureBatch
+        For the pairing control give ``with_a2_moved(cap)``.
+    queries : str, slice or sequence of int, optional
+        A span's name or token positions (negative ones count from a prompt's end); by default the last; None for all.
+    spans : sequence of str, optional
+        Key sets X, by name; by default all of the capture.
+    sigmas : sequence of float
+        Standard deviations of the noise, in nats.
+    draws : int
+        How often noise is drawn.
+    seed : int
+
+    Returns
+    -------
+    xarray.Dataset (prompt of a batch, layer, head, sigma, span)
+        ``cmrr_injected`` and its standard error over draws ``cmrr_injected_error``, in dB; ``change_common`` and
+        ``change_differential``, the root mean squares themselves, in units of O. Of several prompts or heads, take ratios of
+        their mean squares rather than means of decibels. NaN where no noise comes out (a row that sees one key, or none of X),
+        in prompts without the span, and in standard attention, which has one input and so no common mode.
+
+    Raises
+    ------
+    DiffscopeError
+        There is no such query; a σ is not above 0, or draws or seed are no whole numbers.
+    SpanError
+        No prompt has the span.
+    """
+    draws = whole_number(draws, 1, 2**16, "draws are a whole number from 1")
+    seed = whole_number(seed, 0, 2**32, "the seed is a whole number from 0")
+    _check_sigmas(sigmas)
+    names = list(dict.fromkeys(name for prompt in cap.prompts for name in prompt.key_sets()) if spans is None else spans)
+    if absent := [name for name in names if not any(name in prompt.key_sets() for prompt in cap.prompts)]:
+        known = ", ".join(dict.fromkeys(name for prompt in cap.prompts for name in prompt.key_sets()))
+        raise SpanError(f"there is no span {absent[0]!r}; spans are {known}")
+    tables = []
+    for index, prompt in enumerate(cap.prompts):
+        rows = _queries(prompt, queries)
+        sets = prompt.key_sets()
+        chosen = [sets.get(name, torch.zeros(0, dtype=torch.int64)) for name in names]
+        tables.append([_of_layer(layer.prompt(index), rows, chosen, sigmas, draws, seed) for layer in cap.layers])
+    dataset = gathered("cmrr_by_injection", cap, tables, ("head", "sigma", "span"), {"sigma": list(sigmas), "span": names})
+    standard = [layer.layer for layer in cap.layers if not layer.differential]
+    if standard:
+        dataset["cmrr_injected"].attrs["why"] = (
+            f"layers {', '.join(map(str, standard))}: standard attention has one map, and no noise is common to both"
+        )
+    return dataset.assign_attrs(draws=draws, seed=seed)
+
+
+def with_a2_moved(cap: Capture | CaptureBatch, by: int = 1) -> Capture | CaptureBatch:
+    """A capture in which head h has the second map of head h + `by` of its layer, counted round: the pairing control.
+
+    What two maps of one model share anyhow, such as position and sinks, they share then too. Heads that share a second map may be
+    given their own again: ``cap.layers[i].pairing.a2`` says.
+
+    Parameters
+    ----------
+    cap : Capture or CaptureBatch
+    by : int
+
+    Raises
+    ------
+    DiffscopeError
+        No layer has two second maps.
+    """
+    if not any(layer.differential and len(set(layer.pairing.of_branch(2).tolist())) > 1 for layer in cap.layers):
+        raise DiffscopeError("no layer of this capture has two second maps to exchange")
+    return replace(cap, layers=[_moved(layer, by) for layer in cap.layers])
+
+
+def _moved(layer: LayerAttention, by: int) -> LayerAttention:
+    if not layer.differential:
+        return layer
+    return replace(layer, pairing=replace(layer.pairing, a2=torch.roll(layer.pairing.of_branch(2), -by)))
+
+
+def _check_sigmas(sigmas: Sequence[float]) -> None:
+    if not len(sigmas) or not all(0 < sigma < float("inf") for sigma in sigmas):
+        raise DiffscopeError(f"standard deviations of noise are numbers above 0, and not {list(sigmas)}")
+
+
+def _queries(prompt: Encoded, queries: str | slice | Sequence[int] | None) -> Tensor:
+    choice: Any = queries
+    if isinstance(queries, str):
+        sets = prompt.key_sets()
+        if queries not in sets:
+            raise DiffscopeError(f"there is no span {queries!r} to take queries from; spans are {', '.join(sets)}")
+        choice = sets[queries]
+    elif queries is not None and not isinstance(queries, slice):
+        choice = list(queries)
+    rows = positions(choice, len(prompt.ids))
+    if not len(rows):
+        raise DiffscopeError("no query was chosen; give at least one position")
+    return rows
+
+
+@torch.no_grad()
+@exactly
+def _of_layer(
+    layer: LayerAttention, queries: Tensor, key_sets: Sequence[Tensor], sigmas: Sequence[float], draws: int, seed: int
+) -> dict[str, Tensor]:
+    """The table of one layer and prompt, each (head, sigma, span)."""
+    changes = injected(layer, queries, key_sets, sigmas, draws, seed).cpu()  # (mode, head, sigma, span, draw)
+    common, differential = changes
+    decibels = cmrr_injected(differential, common)
+    error = cmrr_injected_error(differential, common)
+    if not layer.differential:
+        decibels, error = torch.full_like(decibels, torch.nan), torch.full_like(error, torch.nan)
+    return {
+        "cmrr_injected": decibels,
+        "cmrr_injected_error": error,
+        "change_common": common.mean(-1).sqrt(),
+        "change_differential": differential.mean(-1).sqrt(),
+    }
+
+
+def injected(
+    layer: LayerAttention, queries: Tensor, key_sets: Sequence[Tensor], sigmas: Sequence[float], draws: int, seed: int
+) -> Tensor:
+    """‖O' − O‖² under injected noise, mean over queries: float64 (mode, head, sigma, span, draw), modes as in ``MODES``.
+
+    Parameters
+    ----------
+    layer : LayerAttention
+        Of one prompt.
+    queries : int64 Tensor (query,)
+    key_sets : sequence of int64 Tensor
+    sigmas, draws, seed
+        As of :func:`cmrr_by_injection`.
+    """
+    device = layer.q.device
+    values = layer.v[0][layer.pairing.value_of_head].to(layer.dtype)  # (head, key, width)
+    drawn = torch.stack([key_noise(seed + draw, layer.layer, layer.n_keys) for draw in range(draws)]).to(layer.dtype).to(device)
+    cases = torch.cartesian_prod(*map(torch.arange, (len(sigmas), len(key_sets), draws))).reshape(-1, 3)  # (case, 3)
+    squares = torch.zeros(len(MODES), layer.n_heads, len(cases), dtype=torch.float64)
+    elements = BLOCK_ELEMENTS.get(device.type, BLOCK_ELEMENTS["cpu"])
+    for block in layer.split(queries.to(device)):
+        plain = layer.rows(block).d[:, None]  # (head, 1, query, key)
+        at_once = max(1, elements // plain.numel())
+        for some in torch.arange(len(cases)).split(at_once):
+            noise = torch.stack([_on_keys(drawn[draw], key_sets[on], sigmas[at]) for at, on, draw in cases[some].tolist()])
+            for mode, opposite in enumerate((False, True)):
+                d = _with_noise(layer, noise.repeat_interleave(len(block), 0), opposite).rows(block.repeat(len(some))).d
+                change = d.unflatten(1, (len(some), len(block))) - plain
+                out = change.flatten(1, 2) @ values  # (head, row, width)
+                squares[mode, :, some] += out.double().square().sum(-1).unflatten(1, (len(some), len(block))).sum(-1).cpu()
+    return squares.unflatten(2, (len(sigmas), len(key_sets), draws)) / len(queries)
+
+
+def _on_keys(noise: Tensor, keys: Tensor, sigma: float) -> Tensor:
+    """Noise on some keys alone, (key,)."""
+    on_keys = torch.zeros_like(noise)
+    on_keys[keys] = sigma * noise[keys]
+    return on_keys
+
+
+def _with_noise(layer: LayerAttention, noise: Tensor, opposite: bool) -> LayerAttention:
+    """A layer with noise on the scores of the rows that it will be asked for, (row, key)."""
+    change = AddNoise(tuple(range(layer.n_heads)), noise[None], opposite)
+    return replace(layer, changes=(*layer.changes, change))
+
+
+def log_odds_under_noise(
+    scope: Scope,
+    prompt: Any,
+    answer: int,
+    distractors: Sequence[int],
+    *,
+    span: str = "irrelevant",
+    spans: Any = None,
+    sigmas: Sequence[float] = SIGMAS,
+    draws: int = DRAWS,
+    seed: int = 0,
+    layers: Places = None,
+    heads: Places = None,
+) -> xr.Dataset:
+    """What injected noise costs a model: log-odds of its answer against distractors, lost to common and to opposite noise.
+
+    The log-odds are the logit of the answer's token minus the log-sum-exp of the distractors' tokens, after the prompt. Noise is
+    that of :func:`diffscope.edits.inject_noise`, in all layers and heads at once unless some are chosen. A standard model loses
+    the same to either, since it has one map.
+
+    Parameters
+    ----------
+    scope : Scope
+    prompt
+        One prompt of a language model, as ``scope.capture`` takes it.
+    answer : int
+        Token id.
+    distractors : sequence of int
+        Token ids that compete with it.
+    span : str
+        Key set that noise is added to.
+    spans : mapping, optional
+        Spans of the prompt, as for ``scope.capture``.
+    sigmas : sequence of float
+    draws : int
+        They run as one batch.
+    seed : int
+    layers, heads : optional
+        As for the edits.
+
+    Returns
+    -------
+    xarray.Dataset
+        ``log_odds``, without noise; ``log_odds_lost`` (mode, sigma), mean over draws, and its standard error
+        ``log_odds_lost_error``; in nats.
+
+    Raises
+    ------
+    PromptError
+        The answer is among the distractors, or there are none.
+    SpanError
+        There is no such span.
+    DiffscopeError
+        As of :func:`diffscope.edits.inject_noise`.
+    """
+    _check_sigmas(sigmas)
+    others = list(distractors)
+    if not others or answer in others:
+        raise PromptError("log-odds are of an answer's token against other tokens; give at least one, and not the answer's own")
+    encoded = scope.encode(prompt, spans)
+    sets = encoded.positions()
+    if span not in sets:
+        raise SpanError(f"there is no span {span!r}; spans are {', '.join(sets)}")
+    draws = whole_number(draws, 1, 2**16, "draws are a whole number from 1")
+    seeds = [seed + draw for draw in range(draws)]
+    unchanged = _log_odds(scope, encoded, 1, answer, others)[0]
+    lost = np.empty((len(MODES), len(sigmas), draws))
+    for row, mode in zip(lost, MODES):
+        for at, sigma in enumerate(sigmas):
+            with scope.edit(inject_noise(sigma, mode, sets[span], seeds, layers, heads)):
+                row[at] = unchanged - _log_odds(scope, encoded, draws, answer, others)
+    error = lost.std(-1, ddof=1) / np.sqrt(draws) if draws > 1 else np.full(lost.shape[:2], np.nan)
+    dims = ("mode", "sigma")
+    variables = {"log_odds": ((), unchanged), "log_odds_lost": (dims, lost.mean(-1)), "log_odds_lost_error": (dims, error)}
+    attrs = {"model": scope.name, "span": span, "draws": draws, "seed": seed}
+    return described("log_odds_under_noise", xr.Dataset(variables, {"mode": list(MODES), "sigma": list(sigmas)}, attrs))
+
+
+def _log_odds(scope: Scope, prompt: Encoded, copies: int, answer: int, others: list[int]) -> np.ndarray:
+    """Log-odds of the answer after each of some copies of a prompt that run together, (copy,)."""
+    n = len(prompt.ids)
+    ids = torch.tensor([prompt.ids] * copies, device=scope.runner.device)
+    with scope.running((n,) * copies):
+        logits = scope.runner.logits(ids, torch.ones_like(ids), columns=[n - 1])[:, 0].double()
+    return (logits[:, answer] - logits[:, others].logsumexp(-1)).cpu().numpy()

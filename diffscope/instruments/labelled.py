@@ -1,0 +1,63 @@
+"""What instruments measured as labelled Datasets, with the words of ``diffscope.stats.definitions``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from torch import Tensor
+
+from diffscope.capture import Capture, CaptureBatch
+from diffscope.stats.definitions import INSTRUMENTS
+
+
+def gathered(
+    call: str,
+    cap: Capture | CaptureBatch,
+    tables: Sequence[Sequence[Mapping[str, Tensor]]],
+    dims: Sequence[str],
+    labels: Mapping[str, Sequence],
+) -> xr.Dataset:
+    """Tables by prompt and layer as one Dataset; what a layer of fewer heads does not have is NaN.
+
+    Parameters
+    ----------
+    call : str
+        The function that measured it, as in ``INSTRUMENTS``.
+    cap : Capture or CaptureBatch
+    tables : for each prompt, for each layer, Tensors by name
+        Each (head, ...).
+    dims : sequence of str
+        Of the tensors.
+    labels : mapping of str to sequence
+        Along the dimensions other than head.
+    """
+    variables: dict[str, Any] = {}
+    for name, first in tables[0][0].items():
+        values = np.full((len(tables), cap.n_layers, cap.n_heads, *first.shape[1:]), np.nan)
+        for of_prompt, layers in zip(values, tables):
+            for of_layer, table in zip(of_prompt, layers):
+                of_layer[: len(table[name])] = table[name].numpy()
+        variables[name] = (("prompt", "layer", *dims), values)
+    coords = {"layer": cap.layer_numbers, "head": range(cap.n_heads), **labels}
+    dataset = xr.Dataset(variables, coords, {"model": cap.model_name or ""})
+    return described(call, dataset if isinstance(cap, CaptureBatch) else dataset.isel(prompt=0, drop=True))
+
+
+def described(call: str, dataset: xr.Dataset) -> xr.Dataset:
+    """A Dataset whose variables say what they are."""
+    for name, values in dataset.data_vars.items():
+        words = INSTRUMENTS[call][str(name)].words
+        values.attrs = {
+            "units": words.units,
+            "long_name": words.description,
+            "definition": words.formula,
+            "undefined": words.undefined,
+            "source": words.source,
+            "averaged": words.averaged,
+        }
+        if words.averaged_over:
+            values.attrs["averaged_over"] = words.averaged_over
+    return dataset
