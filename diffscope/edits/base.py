@@ -143,6 +143,17 @@ def whole_number(value: object, least: int, most: float, what: str) -> int:
     return number
 
 
+def positions(choice: Places, what: str) -> tuple[int, ...]:
+    """Whole numbers from 0 as a tuple, of one or several; `what` is taken, to begin the message with where they are not."""
+    try:
+        numbers = places(choice)
+    except TypeError:
+        numbers = None
+    if numbers is None or min(numbers, default=0) < 0:
+        raise DiffscopeError(f"{what}, and not {choice!r}")
+    return numbers
+
+
 def field_edit(label: str, make: Make, layers: Places, heads: Places = None) -> Edit:
     """An edit that replaces fields of the layer: `make` as in :class:`Edit`."""
     return Edit(label, make, places(layers), places(heads), Stage.FIELD)

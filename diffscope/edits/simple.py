@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -25,7 +26,17 @@ from diffscope.attention.changes import (
 )
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.maps import map_of
-from diffscope.edits.base import Edit, Places, Stage, check_second, field_edit, places, row_edit, whole_number, with_change
+from diffscope.edits.base import (
+    Edit,
+    Places,
+    Stage,
+    check_second,
+    field_edit,
+    positions,
+    row_edit,
+    whole_number,
+    with_change,
+)
 from diffscope.errors import DiffscopeError, UnsupportedModel
 
 # λ
@@ -201,9 +212,8 @@ def knock_out(
     branch : {1, 2}, optional
         Only A1 or only A2; by default both. A row that sees nothing else attends to nothing. A sink logit takes part as before.
     """
-    hidden, blind = places(keys), places(queries)
-    if hidden is None or blind is None or min((*hidden, *blind), default=0) < 0:
-        raise DiffscopeError("knock_out takes token positions from 0, of keys and of queries; all are range(capture.n_tokens)")
+    what = "knock_out takes token positions from 0, of keys and of queries; all are range(capture.n_tokens)"
+    hidden, blind = positions(keys, what), positions(queries, what)
     return _dropping("knock-out", hidden, blind, branch, "nothing", layers, heads)
 
 
@@ -262,12 +272,12 @@ def inject_noise(
     """
     if mode not in ("common", "differential"):
         raise DiffscopeError(f"inject_noise(mode={mode!r}) is unknown; choose 'common' or 'differential'")
-    if not 0 <= sigma < math.inf:
+    if not isinstance(sigma, Real) or not 0 <= sigma < math.inf:
         raise DiffscopeError(f"inject_noise takes a standard deviation from 0, and not {sigma!r}")
-    noisy = places(keys)
-    if noisy is not None and min(noisy, default=0) < 0:
-        raise DiffscopeError("inject_noise takes token positions from 0; leave keys out for all of them")
-    seeds = [whole_number(each, 0, math.inf, "inject_noise takes whole numbers from 0 as seeds") for each in places(seed) or ()]
+    noisy = (
+        None if keys is None else positions(keys, "inject_noise takes token positions from 0, such as capture.spans['answer']")
+    )
+    seeds = positions(seed, "inject_noise takes whole numbers from 0 as seeds")
     label = f"{mode} noise of σ = {sigma:g}"
 
     def change(layer: LayerAttention, heads: tuple[int, ...]) -> Change:
@@ -275,7 +285,7 @@ def inject_noise(
             _check_sides(label, layer, heads)
         if len(seeds) not in (1, len(layer.lengths)):
             raise DiffscopeError(f"{label}: {len(seeds)} seeds are for as many prompts, and {len(layer.lengths)} run together")
-        noise = sigma * torch.stack([key_noise(each, layer.layer, layer.n_keys) for each in seeds])  # (batch or 1, key)
+        noise = float(sigma) * torch.stack([key_noise(each, layer.layer, layer.n_keys) for each in seeds])  # (batch or 1, key)
         if noisy is not None:
             noise = noise * torch.isin(torch.arange(layer.n_keys), torch.tensor(noisy, dtype=torch.int64))
         return AddNoise(heads, noise[:, None].to(layer.dtype).to(layer.q.device), mode == "differential")

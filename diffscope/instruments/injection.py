@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -50,8 +51,9 @@ def cmrr_by_injection(
         CMRR_inj(X) = 20·log10( rms‖O_differential − O‖ / rms‖O_common − O‖ ) dB
 
     with root mean squares over draws and queries. λ = 0 gives 0 dB exactly, for A2 takes no part; equal maps with λ = g give
-    infinity; two maps that have nothing to do with each other about 0 dB. Small noise on equal maps gives (g + λ)/|g − λ|, the
-    ``cmrr`` of :func:`diffscope.stats.measure` and 6.02 dB. Noise is added where the edit
+    infinity; maps on different keys about 0 dB, and unrelated maps that are both spread over the same keys a little more, which
+    is why the pairing control matters. Small noise on equal maps gives (g + λ)/|g − λ|, which is 6.02 dB more than the ``cmrr``
+    that :func:`diffscope.stats.measure` takes from the gains alone, since +n and −n differ by 2n. Noise is added where the edit
     :func:`diffscope.edits.inject_noise` adds it: draw i is that of the edit with seed `seed` + i.
 
     Each head is an amplifier of its own, so heads may share maps in any way.
@@ -135,7 +137,7 @@ def _moved(layer: LayerAttention, by: int) -> LayerAttention:
 
 
 def _check_sigmas(sigmas: Sequence[float]) -> None:
-    if not len(sigmas) or not all(0 < sigma < float("inf") for sigma in sigmas):
+    if not len(sigmas) or not all(isinstance(sigma, Real) and 0 < sigma < float("inf") for sigma in sigmas):
         raise DiffscopeError(f"standard deviations of noise are numbers above 0, and not {list(sigmas)}")
 
 
@@ -195,6 +197,7 @@ def injected(
     squares = torch.zeros(len(MODES), layer.n_heads, len(cases), dtype=torch.float64)
     elements = BLOCK_ELEMENTS.get(device.type, BLOCK_ELEMENTS["cpu"])
     for block in layer.split(queries.to(device)):
+        acts = torch.stack([_acts(layer, block, keys) for keys in key_sets])  # (span, query)
         plain = layer.rows(block).d[:, None]  # (head, 1, query, key)
         at_once = max(1, elements // plain.numel())
         for some in torch.arange(len(cases)).split(at_once):
@@ -203,8 +206,16 @@ def injected(
                 d = _with_noise(layer, noise.repeat_interleave(len(block), 0), opposite).rows(block.repeat(len(some))).d
                 change = d.unflatten(1, (len(some), len(block))) - plain
                 out = change.flatten(1, 2) @ values  # (head, row, width)
-                squares[mode, :, some] += out.double().square().sum(-1).unflatten(1, (len(some), len(block))).sum(-1).cpu()
+                of_rows = out.double().square().sum(-1).unflatten(1, (len(some), len(block)))  # (head, case, query)
+                squares[mode, :, some] += (of_rows * acts[cases[some, 1]]).sum(-1).cpu()
     return squares.unflatten(2, (len(sigmas), len(key_sets), draws)) / len(queries)
+
+
+def _acts(layer: LayerAttention, queries: Tensor, keys: Tensor) -> Tensor:
+    """Which queries' rows noise on some keys can change at all, bool (query,): what else they show is rounding."""
+    visible = layer.visible(queries)
+    alone = visible.sum(-1) < 2 if layer.sink_logit is None else torch.zeros_like(queries, dtype=torch.bool)
+    return visible[:, keys.to(queries.device)].any(-1) & ~alone
 
 
 def _on_keys(noise: Tensor, keys: Tensor, sigma: float) -> Tensor:

@@ -1,0 +1,132 @@
+"""What the heads that answer make of injected noise, and what it costs the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+import xarray as xr
+
+from diffscope.capture import Capture
+from diffscope.errors import PromptError
+from diffscope.hypotheses.evidence.last_query import BATCH, as_sharp
+from diffscope.instruments.injection import DRAWS, SIGMAS, cmrr_by_injection, log_odds_under_noise, with_a2_moved
+from diffscope.scope import Scope
+from diffscope.tasks.retrieval import Prompt
+
+SPANS = ("irrelevant", "needles", "context", "answer")
+RUNS = 4  # draws of noise in whole runs of the model, which take longer than rows of maps
+SQUARES = ("change_common", "change_differential")
+
+
+def injection(
+    scope: Scope,
+    prompts: Sequence[Prompt],
+    spreads: Sequence[torch.Tensor] | None = None,
+    sigmas: Sequence[float] = SIGMAS,
+    draws: int = DRAWS,
+) -> xr.Dataset:
+    """CMRR by injection at the answering query, and the same with A2 of another head.
+
+    Parameters
+    ----------
+    scope : Scope
+    prompts : sequence of Prompt
+        Each gets draws of its own, so that their spread holds that of the noise.
+    spreads : sequence of Tensor (map,), optional
+        As of :func:`diffscope.hypotheses.evidence.last_query.read`.
+    sigmas, draws
+        As of :func:`diffscope.instruments.injection.cmrr_by_injection`.
+
+    Returns
+    -------
+    Dataset (prompt, layer, head, sigma, span)
+        ``cmrr_injected`` and ``cmrr_injected_paired``, in dB; ``change_common`` and ``change_differential``, and the same
+        ``…_paired``, whose ratios are the former: of several heads or prompts take ratios of mean squares. Those that are paired
+        are root mean squares over all other second maps of the layer; NaN where there is none.
+    """
+    tables = []
+    for first in range(0, len(prompts), BATCH):
+        batch = prompts[first : first + BATCH]
+        spans = [{name: at for name, at in prompt.spans.items() if name != "sink" and at} for prompt in batch]
+        cap = scope.capture([prompt.ids for prompt in batch], spans)
+        if spreads is not None:
+            cap = replace(cap, layers=[as_sharp(layer, wanted) for layer, wanted in zip(cap.layers, spreads, strict=True)])
+        tables += [injection_of(each, sigmas, draws, (first + index) * draws) for index, each in enumerate(cap)]
+    return xr.concat(tables, "prompt", join="outer", combine_attrs="drop_conflicts")
+
+
+def injection_of(cap: Capture, sigmas: Sequence[float] = SIGMAS, draws: int = DRAWS, seed: int = 0) -> xr.Dataset:
+    """The table of :func:`injection` of one prompt that was captured with its spans, (layer, head, sigma, span)."""
+    spans = [name for name in SPANS if name in cap.spans]
+    own = cmrr_by_injection(cap, spans=spans, sigmas=sigmas, draws=draws, seed=seed)
+    squares = []
+    for by in range(1, cap.n_heads if cap.differential else 1):
+        moved = with_a2_moved(cap, by) if _several_second_maps(cap) else cap
+        changed = cmrr_by_injection(moved, spans=spans, sigmas=sigmas, draws=draws, seed=seed)
+        squares.append(changed[list(SQUARES)].where(_another(cap, moved)) ** 2)
+    paired = xr.full_like(own[list(SQUARES)], np.nan)
+    if squares:
+        paired = np.sqrt(xr.concat(squares, "by").mean("by"))
+    paired["cmrr_injected"] = 20 * np.log10(paired["change_differential"] / paired["change_common"])
+    return own[["cmrr_injected", *SQUARES]].assign({f"{name}_paired": values for name, values in paired.items()})
+
+
+def _several_second_maps(cap: Capture) -> bool:
+    return any(layer.differential and len(set(layer.pairing.of_branch(2).tolist())) > 1 for layer in cap.layers)
+
+
+def _another(cap: Capture, moved: Capture) -> xr.DataArray:
+    """Which heads have another second map than in the capture as it was, bool (layer, head)."""
+    table = np.zeros((cap.n_layers, cap.n_heads), dtype=bool)
+    for row, before, after in zip(table, cap.layers, moved.layers):
+        if before.differential:
+            row[: before.n_heads] = (before.pairing.of_branch(2) != after.pairing.of_branch(2)).tolist()
+    return xr.DataArray(table, dims=("layer", "head"))
+
+
+def log_odds_lost(
+    scope: Scope, prompts: Sequence[Prompt], sigmas: Sequence[float] = SIGMAS, draws: int = RUNS, span: str = "irrelevant"
+) -> xr.Dataset:
+    """What noise costs the answer's log-odds against all distractors' first number tokens, in all layers at once.
+
+    Parameters
+    ----------
+    scope : Scope
+    prompts : sequence of Prompt
+        Each gets draws of its own.
+    sigmas, draws, span
+        As of :func:`diffscope.instruments.injection.log_odds_under_noise`.
+
+    Returns
+    -------
+    Dataset (prompt, sigma, mode)
+        ``log_odds`` (prompt,) without noise, ``log_odds_lost`` and its standard error over draws, in nats.
+
+    Raises
+    ------
+    PromptError
+        A prompt has no distractors.
+    """
+    tables = []
+    for index, prompt in enumerate(prompts):
+        if not prompt.distractors:
+            raise PromptError("log-odds are of the answer against distractors, and a prompt has none; give two needles or more")
+        spans = {name: at for name, at in prompt.spans.items() if name != "sink" and at}
+        others = [number[0] for number in prompt.distractors]
+        tables.append(
+            log_odds_under_noise(
+                scope,
+                prompt.ids,
+                prompt.answer[0],
+                others,
+                span=span,
+                spans=spans,
+                sigmas=sigmas,
+                draws=draws,
+                seed=index * draws,
+            )
+        )
+    return xr.concat(tables, "prompt", combine_attrs="drop_conflicts").transpose("prompt", "sigma", "mode")
