@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from numbers import Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,9 +25,11 @@ from diffscope.edits.base import Places, whole_number
 from diffscope.errors import DiffscopeError, PromptError, SpanError
 from diffscope.instruments.labelled import described, gathered
 from diffscope.prompts import Encoded
-from diffscope.scope import Scope
 from diffscope.stats.formulas.injection import cmrr_injected, cmrr_injected_error
 from diffscope.stats.measuring import positions
+
+if TYPE_CHECKING:
+    from diffscope.scope import Scope
 
 MODES = ("common", "differential")
 SIGMAS = (0.1, 0.5, 1.0, 2.0)
