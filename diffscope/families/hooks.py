@@ -241,8 +241,9 @@ class _Watch:
             with torch.autocast(device.type, enabled=False), within:
                 try:
                     copy(*inputs, **options)
-                finally:
-                    self.open.pop(copy, None)
+                finally:  # the layers that follow need its memory
+                    for held in (self.open, self.then, self.turns or {}):
+                        held.pop(copy, None)
         taken[0].lengths = passage.lengths
         return taken[0]
 

@@ -158,7 +158,7 @@ def _tried(family: Family, again: Again, within: AbstractContextManager[Any]) ->
                 return Formula(number, kind_of(layer), proof)
             failed.append((layer, proof))
     except FidelityError as error:  # not even of the right size
-        return Formula(failure=error)
+        return Formula(failure=error.with_traceback(None))  # which holds the copy
     except DiffscopeError as error:  # that it cannot be read; in half precision it will be said as well
         if not failed:
             return Formula(reason=first_line(error))

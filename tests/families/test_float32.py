@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from threading import Thread
+from weakref import ref
 
 import pytest
 import torch
@@ -72,6 +73,15 @@ class Stubborn(DifferentialAttention):
         return super().forward(x, rel_pos, attn_mask)
 
 
+class Halting(DifferentialAttention):
+    """Runs in half precision alone, and notices last."""
+
+    def forward(self, x, rel_pos, attn_mask=None):
+        out = super().forward(x, rel_pos, attn_mask)
+        assert x.dtype in HALF, "half precision alone"
+        return out
+
+
 class Rounding(DifferentialAttention):
     """Rounds what enters its output projection, whatever it is given."""
 
@@ -103,6 +113,21 @@ def test_a_module_that_cannot_run_in_float32_is_not_decided():
     assert capture.undecided[reason] == [0, 1] and capture.fidelity.error_float32.isnull().all()
     report = diffscope.check(scope)
     assert report.passed and [(f.check, f.says) for f in report.findings if f.verdict == "undecided"] == [("pairing", reason)]
+
+
+@pytest.mark.parametrize("kind", [DifferentialAttention, Stubborn, Halting])
+def test_one_copy_of_a_layer_is_in_memory_at_a_time(kind, monkeypatch):
+    copies, held = [], []
+
+    def counted(module):
+        held.append(sum(earlier() is not None for earlier in copies))
+        duplicate = float32_copy(module)
+        copies.append(ref(duplicate))
+        return duplicate
+
+    monkeypatch.setattr("diffscope.families.hooks.float32_copy", counted)
+    diffscope.load(half(kind)).capture(IDS)
+    assert held == [0, 0]
 
 
 def test_a_module_that_rounds_by_itself_is_proved_without_that_rounding():
