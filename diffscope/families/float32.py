@@ -17,6 +17,7 @@ from torch.nn.attention.flex_attention import BlockMask
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from diffscope.errors import UnsupportedModel
+from diffscope.families.base import ForeignModule
 
 HALF = (torch.float16, torch.bfloat16)
 _FLOATS = (*HALF, torch.float32, torch.float64)
@@ -27,13 +28,21 @@ _CODE = (type, FunctionType, BuiltinFunctionType, MethodType, partial)
 
 def in_half(module: nn.Module, given: Any) -> bool:
     """Whether a module, or what it is given, holds anything in half precision, or autocast computes in it."""
-    tensors = list(chain(_held(module), tensors_in(given)))
-    devices = {tensor.device.type for tensor in tensors} - {"meta"}  # where offloaded weights are
-    return any(tensor.dtype in HALF for tensor in tensors) or any(map(torch.is_autocast_enabled, devices))
+    devices = set()
+    for tensor in chain(_held(module), tensors_in(given)):
+        if tensor.dtype in HALF:
+            return True
+        devices.add(tensor.device.type)
+    return any(map(torch.is_autocast_enabled, devices - {"meta"}))  # where offloaded weights are
 
 
 def _held(module: nn.Module) -> Iterator[Tensor]:
-    return chain(module.parameters(), module.buffers())
+    return chain.from_iterable(map(tensors_of, module.modules()))
+
+
+def tensors_of(part: ForeignModule) -> list[Tensor]:
+    """The parameters and buffers of a module itself, without those of its parts."""
+    return [tensor for tensor in (*part._parameters.values(), *part._buffers.values()) if tensor is not None]
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:

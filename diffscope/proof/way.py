@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from diffscope.families import Family, Passage
+from diffscope.families.float32 import tensors_of
 from diffscope.families.hooks import own_implementation
 
 SMALL = 4096  # elements of weights, such as those of λ and norms, that are compared by their values
@@ -17,6 +19,7 @@ WIDE_PER_SCORE = 4 * 3  # eager attention's scores, their softmax, and one of th
 HEAD = 64  # elements, where it is not known how many heads there are
 _FUSED = ("sdpa", "flash", "flex", "paged")
 _SCALARS = (bool, int, float, str, type(None))
+_OF_ANY = vars(nn.Module()).keys() - {"training"}  # what torch keeps in any module, of which it is no setting
 
 
 @dataclass(frozen=True)
@@ -64,10 +67,10 @@ def _keys(passage: Passage) -> int:
 def _windows(passage: Passage) -> Iterator[int]:
     """The widths of windows that the module or its configuration states."""
     for holder in (passage.module, getattr(passage.module, "config", None)):
-        for name, value in sorted(vars(holder).items()) if holder is not None else ():
-            widths = value if isinstance(value, (list, tuple)) else [value]
-            if "window" in name:
-                yield from (width for width in widths if isinstance(width, int) and width > 0)
+        settings = {} if holder is None else vars(holder)
+        for name in sorted(name for name in settings if "window" in name):
+            widths = settings[name] if isinstance(settings[name], (list, tuple)) else [settings[name]]
+            yield from (width for width in widths if isinstance(width, int) and width > 0)
 
 
 def _tensors(passage: Passage) -> Iterator[tuple]:
@@ -90,14 +93,20 @@ def _state(passage: Passage) -> Iterator[Any]:
     for part in passage.module.modules():
         yield type(part)
         yield getattr(part.forward, "__func__", part.forward)
-        yield tuple(value for value in vars(part).values() if isinstance(value, _SCALARS))
-        for weight in (*part.parameters(recurse=False), *part.buffers(recurse=False)):
+        yield tuple(value for name, value in vars(part).items() if name not in _OF_ANY and isinstance(value, _SCALARS))
+        for weight in tensors_of(part):
             yield id(weight)
             yield 0 if weight.is_inference() else weight._version
             if weight.numel() <= SMALL and not weight.is_meta:  # what is set by ``weight.data`` counts no version
-                yield float(weight.detach().double().sum())
+                yield _sum(weight.detach())
     settings = {} if config is None else vars(config)
     yield tuple((name, value) for name, value in settings.items() if isinstance(value, _SCALARS) and "_attn_" not in name)
+
+
+def _sum(weight: Tensor) -> float:
+    """The sum of a tensor's elements, in what every device has; of complex ones that of both their parts."""
+    real = torch.view_as_real(weight.resolve_conj()) if weight.is_complex() else weight
+    return real.sum(dtype=torch.float32).item()
 
 
 def _implementation(passage: Passage) -> str:
