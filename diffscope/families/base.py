@@ -200,8 +200,10 @@ class Family(ABC):
         """
         depths = self.depths(model)
         numbers = [depth for depth in depths if depth is not None]
+        if len(set(numbers)) == len(depths):
+            return numbers
         told = self.interface and all(_layer_idx(module) is not None for module in self.modules(model))
-        return numbers if told or len(set(numbers)) == len(depths) else list(range(len(depths)))
+        return numbers if told else list(range(len(depths)))
 
     def depths(self, model: nn.Module) -> list[int | None]:
         """The blocks that modules are in: their ``layer_idx`` if all have one, else the last number in ``layers.3.attn``."""

@@ -17,16 +17,24 @@ def unread_layers(model: nn.Module, family: Family) -> str | None:
     A layer is what stands in one list of modules with others that hold an attention module. Whether it was built without
     attention or has one that is not known is all the same here: what it has instead is named.
     """
+    read = set(family.modules(model))
+    lists = [layers for layers in _lists_of_layers(model, read) if not all(_holds(layer, read) for _, layer in layers)]
+    if not lists:
+        return None
     numbers = dict(zip(family.modules(model), family.numbers(model)))
-    lines = [line for layers in _lists_of_layers(model, set(numbers)) if (line := _unread_of(layers, numbers))]
-    return "; ".join(lines) or None
+    return "; ".join(_unread_of(layers, numbers) for layers in lists)
+
+
+def _holds(layer: nn.Module, read: set[nn.Module]) -> bool:
+    """Whether a layer holds attention that is read."""
+    return not read.isdisjoint(layer.modules())
 
 
 def _lists_of_layers(model: nn.Module, read: set[nn.Module]) -> Iterator[list[tuple[int, nn.Module]]]:
     """The outermost lists of modules of a model that hold attention, each member with its place."""
     for module in model.children():
         members = list(enumerate(module)) if isinstance(module, (nn.ModuleList, nn.Sequential)) else []
-        places = [place for place, member in members if not read.isdisjoint(member.modules())]
+        places = [place for place, member in members if _holds(member, read)]
         if len(members) < 2 or not places:
             yield from _lists_of_layers(module, read)
         elif isinstance(module, nn.Sequential):  # which may begin with an embedding and end with a head
@@ -35,12 +43,10 @@ def _lists_of_layers(model: nn.Module, read: set[nn.Module]) -> Iterator[list[tu
             yield members
 
 
-def _unread_of(layers: Sequence[tuple[int, nn.Module]], numbers: dict[nn.Module, int]) -> str | None:
-    """The line on one list of layers; `numbers` are those of the attention modules that are read."""
+def _unread_of(layers: Sequence[tuple[int, nn.Module]], numbers: dict[nn.Module, int]) -> str:
+    """The line on a list of layers, not all with attention; `numbers` are those of the attention modules that are read."""
     read = {place: {numbers[part] for part in layer.modules() if part in numbers} for place, layer in layers}
     unread = [(place, layer) for place, layer in layers if not read[place]]
-    if not unread:
-        return None
     ordinary = {(name, type(part)) for place, layer in layers if read[place] for name, part in layer.named_children()}
     kinds = ", ".join(sorted({_instead(layer, ordinary) for _, layer in unread}))
     if all(place in of_place for place, of_place in read.items() if of_place):
