@@ -13,7 +13,7 @@ def fetched(module: nn.Module) -> Iterator[None]:
     """A context in which the weights of a module and its parts are where the module runs."""
     with ExitStack() as stack:
         for part in module.modules():
-            hook = getattr(part, "_hf_hook", None)
+            hook = vars(part).get("_hf_hook")
             if hook is not None and any(x.is_meta for x in part.parameters(getattr(hook, "place_submodules", False))):
                 hook.pre_forward(part)
                 stack.callback(hook.post_forward, part, None)
