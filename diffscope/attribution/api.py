@@ -1,0 +1,177 @@
+"""``diffscope.branch_attribution``: what A1 and −λ·A2 of each head add to the logits of an answer and of its distractors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from diffscope.attribution.account import accounts
+from diffscope.attribution.stream import WAY_OUT
+from diffscope.errors import PromptError, UnsupportedModel
+from diffscope.scope import Scope
+from diffscope.scope.runners import ImageModel
+
+BATCH = 10  # prompts that run together
+BATCH_TOKENS = 16384
+
+WORDS = {
+    "contribution": "what a branch of a head adds to a candidate's logit, directly",
+    "mlp": "what the other part of each block adds to it",
+    "bias": "what the bias of each output projection adds to it",
+    "embedding": "what the first block was given adds to it",
+    "constant": "what the biases of the final norm and of the unembedding add to it",
+    "logit": "the candidate's logit",
+    "unexplained": "the logit minus all that is listed: rounding",
+    "token": "token id of the candidate; -1 where a prompt has fewer",
+    "answer": "what a branch of a head adds to the answer's logit",
+    "distractors": "what it adds to the mean of the distractors' logits",
+    "largest_distractor": "what it adds to the logit of the distractor whose logit is largest",
+    "margin": "answer - distractors",
+    "other_a2": "what the second branch would add with the row of A2 of another prompt in place of its own",
+}
+
+
+def branch_attribution(
+    scope: Scope, prompts: Any, answers: Any, distractors: Sequence[Any], *, control: bool = False
+) -> xr.Dataset:
+    """What each branch of each head adds to the logits of the answer and of its distractors, directly.
+
+    A head writes g·A1·V − λ·A2·V through its norm, its post-scale and the output projection into the residual stream, which the
+    final norm and the unembedding make logits of. With the factors of both norms held at what they are, that is linear: each
+    branch adds its part to each logit. What later layers make of it is left out. This is direct logit attribution as
+    TransformerLens has it for whole heads.
+
+    All parts of a model are counted: the branches of all heads, the biases of output projections, MLPs, the embedding and the
+    biases at the end add up to the logit, and what rounding leaves is told (`unexplained`).
+
+    Parameters
+    ----------
+    scope : Scope
+        Of a decoder whose blocks add what attention and one other module wrote to the residual stream, as it is.
+    prompts
+        As for :meth:`diffscope.Scope.capture`. Candidates are what may come after the last token.
+    answers : one a prompt, or of a single prompt just that
+        A token id, a sequence of them or a text; of several tokens it is the first, which comes next.
+    distractors : a sequence of these for each prompt, or of a single prompt just that
+        May be of several lengths, or empty.
+    control : bool
+        Whether to attribute −λ·A2·V with the row of A2 of another prompt too: of the next one among those of equal length
+        that run together, at most ten of them.
+
+    Returns
+    -------
+    xarray.Dataset
+        ``contribution`` (prompt, layer, head, branch, candidate), branch A1 or A2 (with its −λ), candidate 0 the answer and the
+        others the distractors. NaN where there is none: A2 in standard attention, candidates of other prompts.
+
+        Taken from it, (prompt, layer, head, branch): ``answer``, ``distractors`` (their mean), ``largest_distractor`` (that of
+        the largest logit) and ``margin``, answer − distractors.
+
+        To account for the ``logit`` (prompt, candidate): ``mlp`` and ``bias`` (prompt, layer, candidate), ``embedding``,
+        ``constant`` and ``unexplained`` (prompt, candidate); ``token`` says which the candidates are.
+
+        With `control`, ``other_a2`` (prompt, layer, head, candidate).
+
+    Raises
+    ------
+    UnsupportedModel
+        The model is no such decoder: it norms, scales or mixes what attention wrote, attends twice a block, caps its logits, or
+        is a model of images. An edit changes heads after D.
+    PromptError
+        A prompt or candidate cannot be read; the answer is among the distractors; with `control`, a prompt is the only one
+        of its length.
+
+    Examples
+    --------
+    >>> import diffscope
+    >>> scope = diffscope.load("mini-diff")
+    >>> text = "The magic number: Paris 7421. The magic number: Rome 2174. The magic number: Paris"
+    >>> table = diffscope.branch_attribution(scope, text, " 7421", [" 2174"])
+    >>> table["contribution"].dims
+    ('prompt', 'layer', 'head', 'branch', 'candidate')
+    """
+    if isinstance(scope.runner, ImageModel):
+        raise UnsupportedModel(f"{scope.name} is a model of images and predicts no tokens; {WAY_OUT}")
+    inputs, several = scope.runner.split(prompts, scope.tokenizer)
+    encoded = [scope.runner.encode(scope.tokenizer, prompt, None) for prompt in inputs]
+    candidates = _candidates(scope, len(inputs), answers if several else [answers], distractors if several else [distractors])
+    batches = _batches([len(prompt.ids) for prompt in encoded], control)
+    parts: dict[int, xr.Dataset] = {}
+    for batch in batches:
+        ids = [list(encoded[index].ids) for index in batch]
+        parts |= zip(batch, accounts(scope, ids, [candidates[index] for index in batch], control))
+    return _table(scope, [parts[index] for index in range(len(encoded))], candidates)
+
+
+def _candidates(scope: Scope, count: int, answers: Any, distractors: Any) -> list[list[int]]:
+    """The token ids of each prompt's candidates, the answer first."""
+    if isinstance(answers, str) or len(answers) != count or isinstance(distractors, str) or len(distractors) != count:
+        raise PromptError(f"give an answer and a list of distractors for each of the {count} prompts")
+    every = []
+    for number, (answer, others) in enumerate(zip(answers, distractors)):
+        if isinstance(others, str):
+            raise PromptError(f"the distractors of prompt {number} are one text; give a list of them")
+        tokens = [_first_token(scope, each) for each in (answer, *others)]
+        if tokens[0] in tokens[1:]:
+            raise PromptError(
+                f"the answer of prompt {number} begins with the same token as a distractor ({tokens[0]}), so their logits are "
+                "the same; leave that distractor out"
+            )
+        every.append(tokens)
+    return every
+
+
+def _first_token(scope: Scope, candidate: Any) -> int:
+    """The token that a candidate begins with."""
+    ids = candidate
+    if isinstance(candidate, str):
+        if scope.tokenizer is None:
+            raise PromptError(f"{scope.name} has no tokenizer; give answers and distractors as token ids")
+        ids = scope.tokenizer(candidate, add_special_tokens=False)["input_ids"]
+    flat = np.atleast_1d(np.asarray(ids))
+    if flat.ndim != 1 or not len(flat) or flat.dtype.kind not in "iu":
+        raise PromptError(f"an answer or distractor is a token id, several, or a text of at least one token, not {candidate!r}")
+    token = int(flat[0])
+    if not 0 <= token < (scope.runner.vocabulary or math.inf):
+        raise PromptError(f"token {token} is outside the vocabulary of {scope.name}, which has {scope.runner.vocabulary}")
+    return token
+
+
+def _batches(lengths: Sequence[int], control: bool) -> list[list[int]]:
+    """Prompts that run together, by number: of one length, and with `control` never one alone."""
+    batches = []
+    for length in sorted(set(lengths)):
+        alike = np.flatnonzero(np.asarray(lengths) == length)
+        if control and len(alike) == 1:
+            raise PromptError(
+                f"the control takes A2 of another prompt of as many tokens, and prompt {alike[0]} is the only one of {length}; "
+                "give another, or control=False"
+            )
+        together = max(3 if control else 1, min(BATCH, BATCH_TOKENS // length))  # threes and twos: none is left alone
+        batches += [each.tolist() for each in np.array_split(alike, math.ceil(len(alike) / together))]
+    return batches
+
+
+def _table(scope: Scope, parts: Sequence[xr.Dataset], candidates: Sequence[Sequence[int]]) -> xr.Dataset:
+    """The accounts of all prompts as one table, with what is taken from them."""
+    table = xr.concat(parts, "prompt", join="outer")
+    tokens = np.full((len(parts), table.sizes["candidate"]), -1)
+    for row, own in zip(tokens, candidates):
+        row[: len(own)] = own
+    table["token"] = ("prompt", "candidate"), tokens
+    sums = table["contribution"].sum(["layer", "head", "branch"]) + (table["mlp"] + table["bias"]).sum("layer")
+    table["unexplained"] = table["logit"] - sums - table["embedding"] - table["constant"]
+    to_others = table["contribution"].isel(candidate=slice(1, None))
+    others = table["logit"].isel(candidate=slice(1, None))
+    largest = others == others.max("candidate")
+    table["answer"] = table["contribution"].isel(candidate=0)
+    table["distractors"] = to_others.mean("candidate")
+    table["largest_distractor"] = to_others.where(largest).mean("candidate")  # of two alike their mean
+    table["margin"] = table["answer"] - table["distractors"]
+    for name, variable in table.data_vars.items():
+        variable.attrs["long_name"] = WORDS[name]
+    return table.assign_attrs(model=scope.name, family=scope.family.name)

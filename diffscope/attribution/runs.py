@@ -1,0 +1,71 @@
+"""What every module of a model is given and gives at the last token, noted as the model runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a module, at the last token of each prompt; None where it was given or gave no tensor with tokens.
+
+    Attributes
+    ----------
+    given, gave : Tensor (prompt, width), or None
+        Copies in the model's own dtype, on the CPU: a module may change in place what it was given.
+    """
+
+    given: Tensor | None
+    gave: Tensor | None
+
+
+class Runs(dict[nn.Module, list[Run]]):
+    """The runs of each module, in the order in which modules were first done."""
+
+    def single(self, module: nn.Module) -> Run | None:
+        """The run of a module that was run once and both took and gave something; else None."""
+        runs = self.get(module, [])
+        return runs[0] if len(runs) == 1 and runs[0].given is not None and runs[0].gave is not None else None
+
+
+@contextmanager
+def watched(model: nn.Module, prompts: int) -> Iterator[Runs]:
+    """While the context is open, note the runs of every module of a model; `prompts` of one length run at once."""
+    runs = Runs()
+    under_way: dict[nn.Module, list[Tensor | None]] = {}
+
+    def before(module: nn.Module, args: tuple, kwargs: dict) -> None:
+        under_way.setdefault(module, []).append(_at_last_token([*args, *kwargs.values()], prompts))
+
+    def after(module: nn.Module, args: tuple, output: Any) -> None:
+        runs.setdefault(module, []).append(Run(under_way[module].pop(), _at_last_token(output, prompts)))
+
+    handles = []
+    try:
+        for module in model.modules():
+            handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+            handles.append(module.register_forward_hook(after))
+        yield runs
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _at_last_token(value: Any, prompts: int) -> Tensor | None:
+    """The last token's row of the first tensor in there that has tokens, (prompt, width); the logits where there are some.
+
+    A tensor is (prompt, token, …), or (prompt·token, width) as some MLPs flatten it.
+    """
+    logits = getattr(value, "logits", None)
+    values = [logits] if logits is not None else value if isinstance(value, (list, tuple)) else [value]
+    tensor = next((each for each in values if isinstance(each, Tensor) and each.is_floating_point() and each.dim() > 1), None)
+    if tensor is None or len(tensor) == 0 or len(tensor) % prompts:
+        return None
+    if tensor.dim() == 2:
+        tensor = tensor.unflatten(0, (prompts, -1))
+    return tensor[:, -1].flatten(1).detach().cpu().clone() if len(tensor) == prompts and tensor.shape[1] else None

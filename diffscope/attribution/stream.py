@@ -1,0 +1,239 @@
+"""The residual stream at the last token: what each part of a model writes into it, and how it becomes logits.
+
+Nothing is taken from names of modules. A part is known by what it does: a block adds what its attention and one other module
+wrote to what it was given, bit by bit; the final norm gives what enters the unembedding. A model that does otherwise is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from diffscope.attribution.runs import Run, Runs
+from diffscope.errors import UnsupportedModel
+from diffscope.families.offloaded import fetched
+from diffscope.scope import Scope
+
+EPS = torch.finfo(torch.float32).eps  # norms are in float32 in most models, whatever their dtype
+ROUNDINGS = 64  # of that, in a sum as long as a model is wide
+WAY_OUT = "its logits cannot be attributed to heads"
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """The final norm as the linear map that it is at the last token of each prompt.
+
+    Attributes
+    ----------
+    factor : Tensor (prompt,)
+        What it multiplies with, beside its weight.
+    weight, bias : Tensor (hidden,)
+    centred : bool
+        Whether the mean is taken away first.
+    """
+
+    factor: Tensor
+    weight: Tensor
+    bias: Tensor
+    centred: bool
+
+    def __call__(self, x: Tensor, prompt: int) -> Tensor:
+        """The part x (…, hidden) of what enters the norm, as it leaves it; without the bias."""
+        x = x - x.mean(-1, keepdim=True) if self.centred else x
+        return x * self.weight * self.factor[prompt]
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The residual stream at the last token of some prompts, in float64.
+
+    Attributes
+    ----------
+    embedding : Tensor (prompt, hidden)
+        What the first block was given.
+    attention, mlp : list of Tensor (prompt, hidden), one a block
+        What its output projection wrote, and its other part.
+    norm : Frozen
+    unembedding : nn.Module
+    logits : Tensor (prompt, vocabulary)
+    """
+
+    embedding: Tensor
+    attention: list[Tensor]
+    mlp: list[Tensor]
+    norm: Frozen
+    unembedding: nn.Module
+    logits: Tensor
+
+    def direct(self, x: Tensor, prompt: int, tokens: Sequence[int]) -> Tensor:
+        """What a part x (…, hidden) of the final residual adds to the logits of some tokens, (…, token)."""
+        rows, _ = rows_of(self.unembedding, tokens)
+        return self.norm(x.double().cpu(), prompt) @ rows.T
+
+    def constant(self, tokens: Sequence[int]) -> Tensor:
+        """What the biases of norm and unembedding add to the logits of some tokens, (token,)."""
+        rows, bias = rows_of(self.unembedding, tokens)
+        return rows @ self.norm.bias + bias
+
+
+def rows_of(unembedding: nn.Module, tokens: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """The rows of an unembedding's weight and bias that belong to some tokens, (token, hidden) and (token,), in float64."""
+    with fetched(unembedding):
+        index = torch.tensor(list(tokens), device=unembedding.weight.device)
+        rows = unembedding.weight.detach()[index].double().cpu()
+        bias = getattr(unembedding, "bias", None)
+        return rows, torch.zeros(len(rows)).double() if bias is None else bias.detach()[index].double().cpu()
+
+
+def read_stream(scope: Scope, runs: Runs, candidates: Sequence[Sequence[int]]) -> Stream:
+    """The residual stream of a model that was watched.
+
+    Parameters
+    ----------
+    scope : Scope
+    runs : Runs
+    candidates : sequence of sequence of int
+        For each prompt the tokens whose logits have to be those that the stream gives.
+
+    Raises
+    ------
+    UnsupportedModel
+        It has no such stream.
+    """
+    blocks = [_block(scope, runs, module) for module in scope.family.modules(scope.model)]
+    for number, (before, after) in enumerate(pairwise(blocks)):
+        if not torch.equal(before.gave, after.given):
+            raise UnsupportedModel(
+                f"{scope.name}: between the blocks of attention modules {number} and {number + 1} something else changes the "
+                f"residual stream, such as a layer without attention that is read; {WAY_OUT}"
+            )
+    logits = runs[scope.model][-1].gave
+    unembedding = _unembedding(scope, runs, logits)
+    entered = runs[unembedding][-1]
+    _check_logits(scope, unembedding, entered, logits, candidates)
+    return Stream(
+        embedding=blocks[0].given.double(),
+        attention=[block.attention.double() for block in blocks],
+        mlp=[block.mlp.double() for block in blocks],
+        norm=_final_norm(scope, runs, blocks[-1].gave, entered.given),
+        unembedding=unembedding,
+        logits=logits.double(),
+    )
+
+
+@dataclass(frozen=True)
+class _Block:
+    """What a block is given and gives, and what its two parts write, (prompt, hidden) each."""
+
+    given: Tensor
+    gave: Tensor
+    attention: Tensor
+    mlp: Tensor
+
+
+def _block(scope: Scope, runs: Runs, attention: nn.Module) -> _Block:
+    """The block around an attention module: the outermost module that adds its output and that of one other to its input."""
+    projection = runs.single(scope.family.output_projection(attention))
+    names = {module: name for name, module in scope.model.named_modules()}
+    above = names[attention].split(".")[:-1]
+    around = [scope.model.get_submodule(".".join(above[:depth])) for depth in range(1, len(above) + 1)]
+    for module in around if projection else []:
+        run = runs.single(module)
+        if run is None or run.given.shape != run.gave.shape or run.given.shape != projection.gave.shape:
+            continue
+        others = (part for part in module.modules() if part is not module and part not in set(attention.modules()))
+        for mlp in _written(runs, others, projection.gave):
+            if _adds_up(run, projection.gave, mlp):
+                return _Block(run.given, run.gave, projection.gave, mlp)
+    raise UnsupportedModel(
+        f"{scope.name}: no block around attention module {names[attention]!r} adds what that wrote, and what one other part "
+        f"wrote, to the residual stream as it is (it may norm, scale or mix them, or attend twice); {WAY_OUT}"
+    )
+
+
+def _written(runs: Runs, modules: Iterator[nn.Module], like: Tensor) -> Iterator[Tensor]:
+    """What modules gave, where it may have been written beside an attention's output; and nothing, for blocks without another."""
+    yield torch.zeros_like(like)
+    for module in modules:
+        run = runs.single(module)
+        if run is not None and run.gave.shape == like.shape:
+            yield run.gave
+
+
+def _adds_up(run: Run, attention: Tensor, mlp: Tensor) -> bool:
+    """Whether a block gave the sum of what it was given and these two, added in any order, to the last bit."""
+    given = run.given
+    sums = (given + attention + mlp, attention + mlp + given, given + mlp + attention)
+    return any(torch.equal(total.to(run.gave.dtype), run.gave) for total in sums)
+
+
+def _unembedding(scope: Scope, runs: Runs, logits: Tensor) -> nn.Module:
+    """The linear module that makes the logits."""
+    module = scope.model.get_output_embeddings() if isinstance(scope.model, PreTrainedModel) else None
+    if module is None:
+        wide = (part for part, own in runs.items() if own[-1].gave is not None and own[-1].gave.shape == logits.shape)
+        module = next((part for part in wide if part is not scope.model), None)
+    weight = getattr(module, "weight", None)
+    run = runs.single(module)
+    if run is None or not isinstance(weight, Tensor) or weight.shape != (logits.shape[-1], run.given.shape[-1]):
+        raise UnsupportedModel(f"{scope.name}: no linear module makes its logits from the residual stream; {WAY_OUT}")
+    return module
+
+
+def _check_logits(
+    scope: Scope, unembedding: nn.Module, entered: Run, logits: Tensor, candidates: Sequence[Sequence[int]]
+) -> None:
+    """Raise UnsupportedModel unless the model's logits are those of its unembedding: caps and scales may follow it."""
+    precision = torch.finfo(entered.gave.dtype).eps
+    for x, of_prompt, tokens in zip(entered.given.double(), logits.double(), candidates):
+        rows, bias = rows_of(unembedding, tokens)
+        wanted = of_prompt[list(tokens)]
+        size = 2 * precision * wanted.abs() + ROUNDINGS * EPS * (rows.abs() @ x.abs() + bias.abs())
+        if not ((rows @ x + bias - wanted).abs() <= size).all():
+            raise UnsupportedModel(
+                f"{scope.name}: its logits are not those that its unembedding makes of its last norm (they may be capped, scaled "
+                f"or adapted); {WAY_OUT}"
+            )
+
+
+def _final_norm(scope: Scope, runs: Runs, residual: Tensor, entered: Tensor) -> Frozen:
+    """The norm between the last block and the unembedding; where there is none, one that does nothing."""
+    if torch.equal(residual, entered):
+        ones = torch.ones(residual.shape[-1]).double()
+        return Frozen(torch.ones(len(residual)).double(), ones, 0 * ones, centred=False)
+    for module in runs:
+        run = runs.single(module)
+        if run is None or run.given.shape != residual.shape or not torch.equal(run.given, residual):
+            continue
+        if run.gave.shape == entered.shape and torch.equal(run.gave.to(entered.dtype), entered):
+            frozen = _as_frozen(module, run)
+            if frozen is not None:
+                return frozen
+    raise UnsupportedModel(
+        f"{scope.name}: what is between its last block and its unembedding is no RMSNorm and no LayerNorm; {WAY_OUT}"
+    )
+
+
+def _as_frozen(module: nn.Module, run: Run) -> Frozen | None:
+    """A norm as a linear map, told by what it did: its weight may count from 0 (Gemma) or be missing, its mean be taken away."""
+    given = run.given.double()
+    gave = run.gave.double()
+    with fetched(module):
+        held = {name: getattr(module, name, None) for name in ("weight", "bias")}
+        ones = torch.ones(given.shape[-1]).double()
+        weight, bias = (0 * ones if x is None else x.detach().double().cpu() for x in held.values())
+    precision = 2 * max(ROUNDINGS * EPS, torch.finfo(run.gave.dtype).eps)
+    for centred in (False, True):
+        for scale in (weight, 1 + weight):
+            linear = Frozen(torch.ones(len(given)).double(), scale, bias, centred)
+            shape = torch.stack([linear(x, prompt) for prompt, x in enumerate(given)])
+            factor = (shape * (gave - bias)).sum(-1) / shape.square().sum(-1)  # what fits best is what it multiplied with
+            size = factor.abs()[:, None] * (shape.abs() + (scale * given).abs()) + bias.abs()
+            if ((factor[:, None] * shape + bias - gave).abs() <= precision * size).all():
+                return Frozen(factor, scale, bias, centred)
+    return None
