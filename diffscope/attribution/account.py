@@ -37,16 +37,16 @@ def accounts(scope: Scope, prompts: Sequence[list[int]], candidates: Sequence[Se
         ``contribution`` (layer, head, branch, candidate), with `control` ``other_a2`` (layer, head, candidate), ``mlp`` and
         ``bias`` (layer, candidate), ``embedding``, ``constant`` and ``logit`` (candidate,).
     """
-    modules = scope.family.modules(scope.model)
     with scope.lock, watched(scope.model, len(prompts)) as runs:
         layers = {layer.layer: layer for layer in scope.capture(prompts).layers}
-    if len(layers) != len(modules):
+    every = zip(scope.family.numbers(scope.model), scope.family.modules(scope.model))
+    modules = {number: module for number, module in every if module in runs}
+    if modules.keys() != layers.keys():
         raise UnsupportedModel(f"{scope.name} runs an attention module several times; {WAY_OUT}")
-    stream = read_stream(scope, runs, candidates)
-    numbers = scope.family.numbers(scope.model)
+    stream = read_stream(scope, list(modules.values()), runs, candidates)
     attended = [
         _written_by(layers[number], scope.family.output_projection(module), wrote, control)
-        for number, module, wrote in zip(numbers, modules, stream.attention)
+        for (number, module), wrote in zip(modules.items(), stream.attention)
     ]
     biases = torch.stack([bias for _, bias in attended])
     tables = []
@@ -61,7 +61,7 @@ def accounts(scope: Scope, prompts: Sequence[list[int]], candidates: Sequence[Se
             variables["other_a2"] = ("layer", "head", "candidate"), branches[:, :, -1].numpy()
         direct |= {"constant": stream.constant(tokens), "logit": stream.logits[prompt, list(tokens)]}
         variables |= {name: (("layer", "candidate")[-part.dim() :], part.numpy()) for name, part in direct.items()}
-        tables.append(xr.Dataset(variables, {"layer": numbers, "branch": list(BRANCHES), "candidate": range(len(tokens))}))
+        tables.append(xr.Dataset(variables, {"layer": list(modules), "branch": list(BRANCHES), "candidate": range(len(tokens))}))
     return tables
 
 

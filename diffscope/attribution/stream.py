@@ -90,12 +90,14 @@ def rows_of(unembedding: nn.Module, tokens: Sequence[int]) -> tuple[Tensor, Tens
         return rows, torch.zeros(len(rows)).double() if bias is None else bias.detach()[index].double().cpu()
 
 
-def read_stream(scope: Scope, runs: Runs, candidates: Sequence[Sequence[int]]) -> Stream:
+def read_stream(scope: Scope, attentions: Sequence[nn.Module], runs: Runs, candidates: Sequence[Sequence[int]]) -> Stream:
     """The residual stream of a model that was watched.
 
     Parameters
     ----------
     scope : Scope
+    attentions : sequence of nn.Module
+        The attention modules that were run, in layer order.
     runs : Runs
     candidates : sequence of sequence of int
         For each prompt the tokens whose logits have to be those that the stream gives.
@@ -105,7 +107,7 @@ def read_stream(scope: Scope, runs: Runs, candidates: Sequence[Sequence[int]]) -
     UnsupportedModel
         It has no such stream.
     """
-    blocks = [_block(scope, runs, module) for module in scope.family.modules(scope.model)]
+    blocks = [_block(scope, runs, module) for module in attentions]
     for number, (before, after) in enumerate(pairwise(blocks)):
         if not torch.equal(before.gave, after.given):
             raise UnsupportedModel(
@@ -196,7 +198,7 @@ def _check_logits(
         size = 2 * precision * wanted.abs() + ROUNDINGS * EPS * (rows.abs() @ x.abs() + bias.abs())
         if not ((rows @ x + bias - wanted).abs() <= size).all():
             raise UnsupportedModel(
-                f"{scope.name}: its logits are not those that its unembedding makes of its last norm (they may be capped, scaled "
+                f"{scope.name}: its logits are not what its unembedding makes of what enters it (they may be capped, scaled "
                 f"or adapted); {WAY_OUT}"
             )
 
