@@ -28,6 +28,7 @@ _NAMES = {
     "Scope": "scope",
     "anatomy": "instruments.anatomy",
     "average": "stats.averaging",
+    "branch_attribution": "attribution",
     "check": "conformance",
     "cmrr_by_injection": "instruments.injection",
     "compare": "scope.comparison",
@@ -77,6 +78,7 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
     from diffscope import stats as stats
     from diffscope import store as store
     from diffscope import tasks as tasks
+    from diffscope.attribution import branch_attribution as branch_attribution
     from diffscope.capture import Capture as Capture
     from diffscope.capture import CaptureBatch as CaptureBatch
     from diffscope.conformance import check as check

@@ -23,6 +23,7 @@ PLAIN = (
     "capture",
     "scope",
     "conformance",
+    "attribution",
     "opening",
 )
 LIBRARIES = {

@@ -40,7 +40,7 @@ def accounts(scope: Scope, prompts: Sequence[list[int]], candidates: Sequence[Se
     with scope.lock, watched(scope.model, len(prompts)) as runs:
         layers = {layer.layer: layer for layer in scope.capture(prompts).layers}
     every = zip(scope.family.numbers(scope.model), scope.family.modules(scope.model))
-    modules = {number: module for number, module in every if module in runs}
+    modules = {number: module for number, module in every if module in runs.of}
     if modules.keys() != layers.keys():
         raise UnsupportedModel(f"{scope.name} runs an attention module several times; {WAY_OUT}")
     stream = read_stream(scope, list(modules.values()), runs, candidates)
@@ -56,7 +56,7 @@ def accounts(scope: Scope, prompts: Sequence[list[int]], candidates: Sequence[Se
         direct = {name: stream.direct(part, prompt, tokens) for name, part in {"heads": heads, **parts}.items()}
         branches = direct.pop("heads")  # (layer, head, branch, candidate)
         dims = ("layer", "head", "branch", "candidate")
-        variables = {"contribution": (dims, branches[:, :, : len(BRANCHES)].numpy())}
+        variables: dict[str, tuple] = {"contribution": (dims, branches[:, :, : len(BRANCHES)].numpy())}
         if control:
             variables["other_a2"] = ("layer", "head", "candidate"), branches[:, :, -1].numpy()
         direct |= {"constant": stream.constant(tokens), "logit": stream.logits[prompt, list(tokens)]}

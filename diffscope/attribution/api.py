@@ -173,5 +173,5 @@ def _table(scope: Scope, parts: Sequence[xr.Dataset], candidates: Sequence[Seque
     table["largest_distractor"] = to_others.where(largest).mean("candidate")  # of two alike their mean
     table["margin"] = table["answer"] - table["distractors"]
     for name, variable in table.data_vars.items():
-        variable.attrs["long_name"] = WORDS[name]
+        variable.attrs["long_name"] = WORDS[str(name)]
     return table.assign_attrs(model=scope.name, family=scope.family.name)

@@ -13,6 +13,7 @@ from diffscope.attention.precision import exactly
 from diffscope.errors import UnsupportedModel
 
 BRANCHES = ("A1", "A2")
+ENOUGH = 1e-4  # of the size of the branches, that their sum may be off: an edit changes more
 
 
 def second_row(layer: LayerAttention) -> Tensor | None:
@@ -54,8 +55,8 @@ def branch_outputs(layer: LayerAttention, other_a2: Tensor | None = None) -> Ten
     weights = [rows.d] if rows.a2 is None else [rows.gain[..., None] * rows.a1, minus_lam * rows.a2]
     parts = [frozen.finish(weight @ values, query) for weight in weights]
     output = layer.finish(whole, query)
-    size = sum(part.abs() for part in parts).max()
-    if (sum(parts) - output).abs().max() > 1e-4 * size:
+    together = torch.stack(parts)
+    if not (together.sum(0) - output).abs().max() <= ENOUGH * together.abs().sum(0).max():
         raise UnsupportedModel(
             f"layer {layer.layer}: an edit changes D or the output of heads, so that they are no sum of two branches; attribute "
             "without it"

@@ -7,11 +7,12 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from diffscope.attention.precision import exactly
+from diffscope.families.base import ForeignModule
 from diffscope.families.offloaded import fetched
 
 
 @exactly
-def written(projection: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+def written(projection: ForeignModule, x: Tensor) -> tuple[Tensor, Tensor]:
     """W·x for x (row, width), in the precision of x, and the bias; both on the CPU, (row, hidden) and (hidden,).
 
     A projection that is more than its weights (adapted, quantised) is run itself, in its own precision.

@@ -4,33 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 
-@dataclass(frozen=True)
-class Run:
-    """One run of a module, at the last token of each prompt; None where it was given or gave no tensor with tokens.
+class Run(NamedTuple):
+    """One run of a module at the last token of each prompt, (prompt, width) both.
+
+    They are copies in the model's own dtype, on the CPU: a module may change in place what it was given.
+    """
+
+    given: Tensor
+    gave: Tensor
+
+
+class Runs:
+    """The runs of a model's modules.
 
     Attributes
     ----------
-    given, gave : Tensor (prompt, width), or None
-        Copies in the model's own dtype, on the CPU: a module may change in place what it was given.
+    of : dict of nn.Module to list of Run or None
+        In the order in which modules were first done; None where one was given, or gave, no tensor with tokens.
+    logits : Tensor (prompt, vocabulary)
+        What the model gave; empty before.
     """
 
-    given: Tensor | None
-    gave: Tensor | None
-
-
-class Runs(dict[nn.Module, list[Run]]):
-    """The runs of each module, in the order in which modules were first done."""
+    def __init__(self) -> None:
+        self.of: dict[nn.Module, list[Run | None]] = {}
+        self.logits = torch.empty(0)
 
     def single(self, module: nn.Module) -> Run | None:
-        """The run of a module that was run once and both took and gave something; else None."""
-        runs = self.get(module, [])
-        return runs[0] if len(runs) == 1 and runs[0].given is not None and runs[0].gave is not None else None
+        """The run of a module that was run once; else None."""
+        runs = self.of.get(module, [])
+        return runs[0] if len(runs) == 1 else None
 
 
 @contextmanager
@@ -43,7 +51,11 @@ def watched(model: nn.Module, prompts: int) -> Iterator[Runs]:
         under_way.setdefault(module, []).append(_at_last_token([*args, *kwargs.values()], prompts))
 
     def after(module: nn.Module, args: tuple, output: Any) -> None:
-        runs.setdefault(module, []).append(Run(under_way[module].pop(), _at_last_token(output, prompts)))
+        given = under_way[module].pop()
+        gave = _at_last_token(output, prompts)
+        runs.of.setdefault(module, []).append(None if given is None or gave is None else Run(given, gave))
+        if module is model and gave is not None:
+            runs.logits = gave
 
     handles = []
     try:

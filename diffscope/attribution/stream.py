@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from diffscope.attribution.runs import Run, Runs
 from diffscope.errors import UnsupportedModel
+from diffscope.families.base import ForeignModule
 from diffscope.families.offloaded import fetched
 from diffscope.scope import Scope
 
@@ -81,7 +82,7 @@ class Stream:
         return rows @ self.norm.bias + bias
 
 
-def rows_of(unembedding: nn.Module, tokens: Sequence[int]) -> tuple[Tensor, Tensor]:
+def rows_of(unembedding: ForeignModule, tokens: Sequence[int]) -> tuple[Tensor, Tensor]:
     """The rows of an unembedding's weight and bias that belong to some tokens, (token, hidden) and (token,), in float64."""
     with fetched(unembedding):
         index = torch.tensor(list(tokens), device=unembedding.weight.device)
@@ -114,15 +115,14 @@ def read_stream(scope: Scope, attentions: Sequence[nn.Module], runs: Runs, candi
                 f"{scope.name}: between the blocks of attention modules {number} and {number + 1} something else changes the "
                 f"residual stream, such as a layer without attention that is read; {WAY_OUT}"
             )
-    logits = runs[scope.model][-1].gave
-    unembedding = _unembedding(scope, runs, logits)
-    entered = runs[unembedding][-1]
-    _check_logits(scope, unembedding, entered, logits, candidates)
+    logits = runs.logits
+    unembedding, last = _unembedding(scope, runs, logits)
+    _check_logits(scope, unembedding, last, logits, candidates)
     return Stream(
         embedding=blocks[0].given.double(),
         attention=[block.attention.double() for block in blocks],
         mlp=[block.mlp.double() for block in blocks],
-        norm=_final_norm(scope, runs, blocks[-1].gave, entered.given),
+        norm=_final_norm(scope, runs, blocks[-1].gave, last.given),
         unembedding=unembedding,
         logits=logits.double(),
     )
@@ -144,9 +144,9 @@ def _block(scope: Scope, runs: Runs, attention: nn.Module) -> _Block:
     names = {module: name for name, module in scope.model.named_modules()}
     above = names[attention].split(".")[:-1]
     around = [scope.model.get_submodule(".".join(above[:depth])) for depth in range(1, len(above) + 1)]
-    for module in around if projection else []:
+    for module in around:
         run = runs.single(module)
-        if run is None or run.given.shape != run.gave.shape or run.given.shape != projection.gave.shape:
+        if projection is None or run is None or run.given.shape != run.gave.shape or run.given.shape != projection.gave.shape:
             continue
         others = (part for part in module.modules() if part is not module and part not in set(attention.modules()))
         for mlp in _written(runs, others, projection.gave):
@@ -174,25 +174,23 @@ def _adds_up(run: Run, attention: Tensor, mlp: Tensor) -> bool:
     return any(torch.equal(total.to(run.gave.dtype), run.gave) for total in sums)
 
 
-def _unembedding(scope: Scope, runs: Runs, logits: Tensor) -> nn.Module:
-    """The linear module that makes the logits."""
+def _unembedding(scope: Scope, runs: Runs, logits: Tensor) -> tuple[ForeignModule, Run]:
+    """The linear module that makes the logits, and its run."""
     module = scope.model.get_output_embeddings() if isinstance(scope.model, PreTrainedModel) else None
     if module is None:
-        wide = (part for part, own in runs.items() if own[-1].gave is not None and own[-1].gave.shape == logits.shape)
-        module = next((part for part in wide if part is not scope.model), None)
+        own = {part: runs.single(part) for part in runs.of if part is not scope.model}
+        module = next((part for part, run in own.items() if run and run.gave.shape == logits.shape), None)
+    run = module and runs.single(module)
     weight = getattr(module, "weight", None)
-    run = runs.single(module)
-    if run is None or not isinstance(weight, Tensor) or weight.shape != (logits.shape[-1], run.given.shape[-1]):
+    if not run or not isinstance(weight, Tensor) or weight.shape != (logits.shape[-1], run.given.shape[-1]):
         raise UnsupportedModel(f"{scope.name}: no linear module makes its logits from the residual stream; {WAY_OUT}")
-    return module
+    return module, run
 
 
-def _check_logits(
-    scope: Scope, unembedding: nn.Module, entered: Run, logits: Tensor, candidates: Sequence[Sequence[int]]
-) -> None:
+def _check_logits(scope: Scope, unembedding: nn.Module, last: Run, logits: Tensor, candidates: Sequence[Sequence[int]]) -> None:
     """Raise UnsupportedModel unless the model's logits are those of its unembedding: caps and scales may follow it."""
-    precision = torch.finfo(entered.gave.dtype).eps
-    for x, of_prompt, tokens in zip(entered.given.double(), logits.double(), candidates):
+    precision = torch.finfo(last.gave.dtype).eps
+    for x, of_prompt, tokens in zip(last.given.double(), logits.double(), candidates):
         rows, bias = rows_of(unembedding, tokens)
         wanted = of_prompt[list(tokens)]
         size = 2 * precision * wanted.abs() + ROUNDINGS * EPS * (rows.abs() @ x.abs() + bias.abs())
@@ -208,7 +206,7 @@ def _final_norm(scope: Scope, runs: Runs, residual: Tensor, entered: Tensor) -> 
     if torch.equal(residual, entered):
         ones = torch.ones(residual.shape[-1]).double()
         return Frozen(torch.ones(len(residual)).double(), ones, 0 * ones, centred=False)
-    for module in runs:
+    for module in runs.of:
         run = runs.single(module)
         if run is None or run.given.shape != residual.shape or not torch.equal(run.given, residual):
             continue
@@ -226,9 +224,8 @@ def _as_frozen(module: nn.Module, run: Run) -> Frozen | None:
     given = run.given.double()
     gave = run.gave.double()
     with fetched(module):
-        held = {name: getattr(module, name, None) for name in ("weight", "bias")}
-        ones = torch.ones(given.shape[-1]).double()
-        weight, bias = (0 * ones if x is None else x.detach().double().cpu() for x in held.values())
+        held = (getattr(module, name, None) for name in ("weight", "bias"))
+        weight, bias = (torch.zeros(given.shape[-1]).double() if x is None else x.detach().double().cpu() for x in held)
     precision = 2 * max(ROUNDINGS * EPS, torch.finfo(run.gave.dtype).eps)
     for centred in (False, True):
         for scale in (weight, 1 + weight):
