@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 import xarray as xr
 
-from diffscope.attribution.account import accounts
+from diffscope.attribution.account import OF_CONTROL, accounts
+from diffscope.attribution.heads import Asked
 from diffscope.attribution.stream import WAY_OUT
 from diffscope.errors import PromptError, UnsupportedModel
 from diffscope.scope import Scope
@@ -32,11 +35,13 @@ WORDS = {
     "largest_distractor": "what it adds to the logit of the distractor whose logit is largest",
     "margin": "answer - distractors",
     "other_a2": "what the second branch would add with the row of A2 of another prompt in place of its own",
+    "through": "what a branch of a head adds to a candidate's logit through the candidate's own places in the prompt",
+    "other_a2_through": "the same of the row of A2 of another prompt, at the places of its candidates",
 }
 
 
 def branch_attribution(
-    scope: Scope, prompts: Any, answers: Any, distractors: Sequence[Any], *, control: bool = False
+    scope: Scope, prompts: Any, answers: Any, distractors: Any, *, places: Any = None, control: bool = False
 ) -> xr.Dataset:
     """What each branch of each head adds to the logits of the answer and of its distractors, directly.
 
@@ -58,9 +63,11 @@ def branch_attribution(
         A token id, a sequence of them or a text; of several tokens it is the first, which comes next.
     distractors : a sequence of these for each prompt, or of a single prompt just that
         May be of several lengths, or empty.
+    places : for each prompt the token positions of each candidate in it, the answer's first, optional
+        To attribute also what is added through these keys alone: how much of what a head says of a candidate it has read there.
     control : bool
         Whether to attribute −λ·A2·V with the row of A2 of another prompt too: of the next one among those of equal length
-        that run together, at most ten of them.
+        that run together, at most ten of them. Values, λ and norm stay the prompt's own.
 
     Returns
     -------
@@ -74,7 +81,9 @@ def branch_attribution(
         To account for the ``logit`` (prompt, candidate): ``mlp`` and ``bias`` (prompt, layer, candidate), ``embedding``,
         ``constant`` and ``unexplained`` (prompt, candidate); ``token`` says which the candidates are.
 
-        With `control`, ``other_a2`` (prompt, layer, head, candidate).
+        With `places`, ``through`` (prompt, layer, head, branch, candidate): the part of the contribution that comes through the
+        candidate's own places. With `control`, ``other_a2`` (prompt, layer, head, candidate). With both, ``other_a2_through``: a
+        candidate's places are weighed with what the other prompt's A2 gives to its candidate of that number.
 
     Raises
     ------
@@ -97,24 +106,27 @@ def branch_attribution(
     if isinstance(scope.runner, ImageModel):
         raise UnsupportedModel(f"{scope.name} is a model of images and predicts no tokens; {WAY_OUT}")
     inputs, several = scope.runner.split(prompts, scope.tokenizer)
-    encoded = [scope.runner.encode(scope.tokenizer, prompt, None) for prompt in inputs]
-    candidates = _candidates(scope, len(inputs), answers if several else [answers], distractors if several else [distractors])
-    batches = _batches([len(prompt.ids) for prompt in encoded], control)
+    prompt_ids = [list(scope.runner.encode(scope.tokenizer, prompt, None).ids) for prompt in inputs]
+    if not several:
+        answers, distractors, places = [answers], [distractors], None if places is None else [places]
+    candidates = _candidates(scope, len(inputs), answers, distractors)
+    asked = [Asked(*each) for each in zip(prompt_ids, candidates, _places(places, prompt_ids, candidates))]
+    batches = _batches(list(map(len, prompt_ids)), control)
     parts: dict[int, xr.Dataset] = {}
     for batch in batches:
-        ids = [list(encoded[index].ids) for index in batch]
-        parts |= zip(batch, accounts(scope, ids, [candidates[index] for index in batch], control))
-    return _table(scope, [parts[index] for index in range(len(encoded))], candidates)
+        parts |= zip(batch, accounts(scope, [asked[index] for index in batch], control))
+    unasked = {name for name in OF_CONTROL if not control} | ({"through", "other_a2_through"} if places is None else set())
+    return _table(scope, [parts[index].drop_vars(unasked) for index in range(len(asked))], candidates)
 
 
 def _candidates(scope: Scope, count: int, answers: Any, distractors: Any) -> list[list[int]]:
     """The token ids of each prompt's candidates, the answer first."""
-    if isinstance(answers, str) or len(answers) != count or isinstance(distractors, str) or len(distractors) != count:
+    if not (_is_list(answers, count) and _is_list(distractors, count)):
         raise PromptError(f"give an answer and a list of distractors for each of the {count} prompts")
     every = []
     for number, (answer, others) in enumerate(zip(answers, distractors)):
-        if isinstance(others, str):
-            raise PromptError(f"the distractors of prompt {number} are one text; give a list of them")
+        if not _is_list(others):
+            raise PromptError(f"the distractors of prompt {number} are no list; give a list of them, of one too")
         tokens = [_first_token(scope, each) for each in (answer, *others)]
         if tokens[0] in tokens[1:]:
             raise PromptError(
@@ -123,6 +135,12 @@ def _candidates(scope: Scope, count: int, answers: Any, distractors: Any) -> lis
             )
         every.append(tokens)
     return every
+
+
+def _is_list(value: Any, length: int | None = None) -> bool:
+    """Whether it is a list, an array or the like, and has that length."""
+    listed = isinstance(value, (Sequence, np.ndarray, torch.Tensor)) and not isinstance(value, str)
+    return listed and length in (None, len(value))
 
 
 def _first_token(scope: Scope, candidate: Any) -> int:
@@ -139,6 +157,20 @@ def _first_token(scope: Scope, candidate: Any) -> int:
     if not 0 <= token < (scope.runner.vocabulary or math.inf):
         raise PromptError(f"token {token} is outside the vocabulary of {scope.name}, which has {scope.runner.vocabulary}")
     return token
+
+
+def _places(places: Any, prompts: Sequence[list[int]], candidates: Sequence[list[int]]) -> list[list[list[int]]]:
+    """Where each prompt's candidates stand in it; nowhere if it is not said."""
+    if places is None:
+        return [[[] for _ in tokens] for tokens in candidates]
+    listed = _is_list(places, len(prompts)) and all(_is_list(each, len(own)) for each, own in zip(places, candidates))
+    if not listed or not all(_is_list(keys) for of_prompt in places for keys in of_prompt):
+        raise PromptError("give the places of each prompt's candidates, the answer's first, then one list for each distractor")
+    for number, (of_prompt, ids) in enumerate(zip(places, prompts)):
+        for position in itertools.chain.from_iterable(of_prompt):
+            if not 0 <= position < len(ids):
+                raise PromptError(f"place {position} is outside of prompt {number}, which has {len(ids)} tokens")
+    return [[[int(position) for position in keys] for keys in of_prompt] for of_prompt in places]
 
 
 def _batches(lengths: Sequence[int], control: bool) -> list[list[int]]:

@@ -1,8 +1,8 @@
-"""What each branch of a head gives to the output projection, with the norm of the head frozen."""
+"""The heads of a layer at the last query of a prompt: what each branch weighs keys with, and what comes of it."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,56 +16,63 @@ BRANCHES = ("A1", "A2")
 ENOUGH = 1e-4  # of the size of the branches, that their sum may be off: an edit changes more
 
 
-def second_row(layer: LayerAttention) -> Tensor | None:
-    """A2 of the last query of one prompt, (head, key); None in standard attention."""
-    a2 = layer.rows([layer.n_queries - 1]).a2
-    return None if a2 is None else a2[:, 0]
-
-
-@exactly
-def branch_outputs(layer: LayerAttention, other_a2: Tensor | None = None) -> Tensor:
-    """What enters the output projection from each branch of each head at the last query of one prompt.
+@dataclass(frozen=True)
+class LastQuery:
+    """The heads of one prompt at its last query, with their norms frozen.
 
     A head's output is linear in D but for its norm. With the norm's factor held at that of the head's own output, g·A1·V and
     −λ·A2·V go through the norm's weight, post-scale, correction and gate each by itself, and add up to the head's output.
 
-    Parameters
+    Attributes
     ----------
-    layer : LayerAttention
-        Of one prompt.
-    other_a2 : Tensor (head, key), optional
-        Another row in place of A2: a third branch, with the λ, the values and the frozen norm of this prompt.
-
-    Returns
-    -------
-    Tensor (branch, head, width)
-        NaN for the second branch of standard attention.
-
-    Raises
-    ------
-    UnsupportedModel
-        The branches do not add up to the output: an edit changed what follows from them.
+    frozen : LayerAttention
+        Of the prompt, its norm the multiplication that it is at the last query.
+    values : Tensor (head, key, width)
+    weights : Tensor (branch, head, key)
+        g·A1 and −λ·A2; of standard attention the second is NaN.
+    a2 : Tensor (head, key), or None in standard attention
+    lam : Tensor (head, 1)
     """
-    query = [layer.n_queries - 1]
-    rows = layer.rows(query)
-    values = layer.v[0][layer.pairing.value_of_head].to(layer.dtype)  # (head, key, width)
-    whole = rows.d @ values  # (head, 1, width)
-    frozen = replace(layer, norm=_frozen(layer.norm, whole))
-    minus_lam = -rows.lam[..., None]
-    weights = [rows.d] if rows.a2 is None else [rows.gain[..., None] * rows.a1, minus_lam * rows.a2]
-    parts = [frozen.finish(weight @ values, query) for weight in weights]
-    output = layer.finish(whole, query)
-    together = torch.stack(parts)
-    if not (together.sum(0) - output).abs().max() <= ENOUGH * together.abs().sum(0).max():
-        raise UnsupportedModel(
-            f"layer {layer.layer}: an edit changes D or the output of heads, so that they are no sum of two branches; attribute "
-            "without it"
-        )
-    if rows.a2 is None:
-        parts.append(torch.full_like(output, torch.nan))
-    if other_a2 is not None:
-        parts.append(frozen.finish(minus_lam * other_a2[:, None].to(layer.dtype) @ values, query))
-    return torch.stack(parts)[:, :, 0]
+
+    frozen: LayerAttention
+    values: Tensor
+    weights: Tensor
+    a2: Tensor | None
+    lam: Tensor
+
+    @classmethod
+    @exactly
+    def of(cls, layer: LayerAttention) -> LastQuery:
+        """Of a layer of one prompt.
+
+        Raises
+        ------
+        UnsupportedModel
+            The branches do not add up to the head's output: an edit changed what follows from them.
+        """
+        query = [layer.n_queries - 1]
+        rows = layer.rows(query)
+        d, a1 = rows.d[:, 0], rows.gain * rows.a1[:, 0]
+        a2 = None if rows.a2 is None else rows.a2[:, 0]
+        weights = torch.stack([d, torch.full_like(d, torch.nan)] if a2 is None else [a1, -rows.lam * a2])
+        values = layer.v[0][layer.pairing.value_of_head].to(layer.dtype)
+        whole = d[:, None] @ values  # (head, 1, width)
+        last = cls(replace(layer, norm=_frozen(layer.norm, whole)), values, weights, a2, rows.lam)
+        parts = last.outputs(weights).nan_to_num()
+        off = parts.sum(0) - layer.finish(whole, query)[:, 0]
+        if not off.abs().max() <= ENOUGH * parts.abs().sum(0).max():
+            raise UnsupportedModel(
+                f"layer {layer.layer}: an edit changes D or the output of heads, so that they are no sum of two branches; "
+                "attribute without it"
+            )
+        return last
+
+    @exactly
+    def outputs(self, weights: Tensor, keys: Tensor | slice = slice(None)) -> Tensor:
+        """What enters the output projection where some keys are weighed so, (row, head, key) → (row, head, width)."""
+        mixed = weights.transpose(0, 1) @ self.values[:, keys]  # (head, row, width)
+        queries = [self.frozen.n_queries - 1] * len(weights)
+        return self.frozen.finish(mixed, queries).transpose(0, 1)
 
 
 def _frozen(norm: Norm | None, whole: Tensor) -> Norm | None:

@@ -12,7 +12,7 @@ import diffscope
 from diffscope import branch_attribution, edits, lens
 from diffscope.errors import PromptError, UnsupportedModel
 from tests import tiny
-from tests.layouts import gated, grouped, phi4flash, ports, vision
+from tests.layouts import dex, gated, grouped, phi4flash, ports, vision
 
 IDS = [tiny.ids(20), tiny.ids(20, seed=1), tiny.ids(13, seed=2)]
 ANSWERS = [5, 6, 7]
@@ -192,8 +192,8 @@ def test_heads_are_what_transformer_lens_makes_of_their_results(attention):
     np.testing.assert_allclose(stack @ weight.T, ours.stack(at=("layer", "head")).T, rtol=0, atol=1e-5)
 
 
-def naive_branch(model, cap, other, layer, head):
-    """What A1, −λ·A2 and −λ·A2 of another prompt add to all logits, in numpy from maps and λ in float32; V1, grouped."""
+def naive_branch(model, cap, other, layer, head, keys=slice(None), keys_of_other=slice(None)):
+    """What A1, −λ·A2 and −λ·A2 of another prompt add to all logits through some keys, from maps and λ in float32; V1, grouped."""
     attention = model.model.layers[layer].self_attn
     lam = float(cap.lam.sel(layer=layer, head=head).max())
     values = cap.layers[layer].v[0, head // 2].numpy()
@@ -210,22 +210,46 @@ def naive_branch(model, cap, other, layer, head):
     size = np.sqrt((seen[0] ** 2).mean() + model.model.norm.eps)
     out = model.lm_head.weight.detach().numpy() * model.model.norm.weight.detach().numpy() / size
     weight = attention.subln.weight.detach().numpy()
-    return {name: out @ (into @ (factor * weight * (row @ values))) for name, row in rows.items()}
+    at = {"A1": keys, "A2": keys, "other": keys_of_other}
+    return {name: out @ (into @ (factor * weight * (row[at[name]] @ values[keys]))) for name, row in rows.items()}
+
+
+PLACES = [[[4, 5], [9], []], [[11, 3], [2], [7]]]
 
 
 def test_branches_and_their_control_are_those_of_the_maps():
     model = exact(tiny.own("v1", kv_heads=2))
     scope = diffscope.load(model)
-    table = branch_attribution(scope, IDS[:2], ANSWERS[:2], [[8, 9], [8, 9]], control=True)
+    table = branch_attribution(scope, IDS[:2], ANSWERS[:2], [[8, 9], [8, 9]], places=PLACES, control=True)
     caps = [scope.capture(ids) for ids in IDS[:2]]
+
+    def same(ours, wanted):
+        np.testing.assert_allclose(ours, wanted, rtol=0, atol=1e-7)
+
     for number, (cap, other) in enumerate([caps, caps[::-1]]):
-        tokens = table["token"][number].values
-        wanted = naive_branch(model, cap, other, layer=0, head=3)
         ours = table.isel(prompt=number, layer=0, head=3)
+        tokens = ours["token"].values
+        wanted = naive_branch(model, cap, other, 0, 3)
         for branch in ("A1", "A2"):
-            np.testing.assert_allclose(ours["contribution"].sel(branch=branch), wanted[branch][tokens], rtol=0, atol=1e-7)
-        np.testing.assert_allclose(ours["other_a2"], wanted["other"][tokens], rtol=0, atol=1e-7)
+            same(ours["contribution"].sel(branch=branch), wanted[branch][tokens])
+        same(ours["other_a2"], wanted["other"][tokens])
+        for candidate, token in enumerate(tokens[:2]):
+            keys, of_other = PLACES[number][candidate], PLACES[1 - number][candidate]
+            wanted = naive_branch(model, cap, other, 0, 3, keys, of_other)
+            same(ours["through"][:, candidate], [wanted["A1"][token], wanted["A2"][token]])
+            same(ours["other_a2_through"][candidate], wanted["other"][token])
     assert abs(table["other_a2"] - table["contribution"].sel(branch="A2")).max() > 1e-2
+    assert np.isnan(table["through"][0, ..., 2]).all() and np.isnan(table["other_a2_through"][:, ..., 2]).all()
+
+
+@pytest.mark.parametrize("make", [gated.tiny, dex.tiny, tiny.diffllama])
+@pytest.mark.filterwarnings("ignore::diffscope.DiffscopeWarning")
+def test_through_all_keys_comes_all_of_it(make):
+    scope = diffscope.load(make())
+    everywhere = [[list(range(20))] * 3] * 2
+    table = branch_attribution(scope, IDS[:2], ANSWERS[:2], [[8, 9], [8, 9]], places=everywhere, control=True)
+    np.testing.assert_allclose(table["through"], table["contribution"], atol=1e-6)
+    np.testing.assert_allclose(table["other_a2_through"], table["other_a2"], atol=1e-6)
 
 
 # --- under edits -----------------------------------------------------------------------------------------------------
@@ -297,9 +321,17 @@ def test_candidates_that_mean_nothing_are_refused():
         ([5, 6, []], DISTRACTORS, "not \\[\\]"),
         ([5, 6, " 7421"], DISTRACTORS, "no tokenizer"),
         (ANSWERS, [[8], [9], "ten"], "give a list"),
+        (5, [[8]] * 3, "each of the 3 prompts"),
     ]:
         with pytest.raises(PromptError, match=words):
             branch_attribution(scope, IDS, answers, distractors)
+    for places, words in [
+        ([[[1]]], "places of each"),
+        ([[[1]], [[2]], [[13]]], "outside of prompt 2"),
+        ([[[1]], [2], []], "places"),
+    ]:
+        with pytest.raises(PromptError, match=words):
+            branch_attribution(scope, IDS, ANSWERS, [[]] * 3, places=places)
     with pytest.raises(PromptError, match="only one of 13"):
         branch_attribution(scope, IDS, ANSWERS, DISTRACTORS, control=True)
 

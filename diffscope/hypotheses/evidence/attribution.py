@@ -22,7 +22,7 @@ def attributions(scope: Scope, prompts: Sequence[Prompt]) -> xr.Dataset:
     ----------
     scope : Scope
     prompts : sequence of Prompt
-        No length with a single prompt: the control takes A2 of another prompt, with the λ and the values of the prompt itself.
+        None the only one of its length: the control takes A2 of another prompt, with the λ and the values of the prompt itself.
         Distractors that begin with the answer's token are left out.
 
     Returns
@@ -30,21 +30,49 @@ def attributions(scope: Scope, prompts: Sequence[Prompt]) -> xr.Dataset:
     Dataset (prompt, layer, head), of the first token of each number
         By branch (A1, A2 with its −λ, A2 of another prompt): ``answer``, what it adds to the answer's logit; ``distractors``,
         to the mean of the distractors'; ``margin``, the first minus the second.
-        What :func:`rejection` gives of the second branch, and of its control with the ending ``_control``.
+        What :func:`rejection` gives of what the branches add through each distractor's own number; of the control, in which the
+        n-th distractor is weighed as the n-th of another prompt, with the ending ``_control``.
     """
     answers = [prompt.answer for prompt in prompts]
-    distractors = [[number for number in prompt.distractors if number[0] != prompt.answer[0]] for prompt in prompts]
-    table = branch_attribution(scope, [prompt.ids for prompt in prompts], answers, distractors, control=True)
-    control = table["other_a2"].expand_dims(branch=BRANCHES[2:])
-    by_branch = xr.concat([table["contribution"], control], "branch").transpose("prompt", "layer", "head", "branch", "candidate")
-    answer = by_branch.isel(candidate=0, drop=True)
-    others = by_branch.isel(candidate=slice(1, None))
-    mean = others.mean("candidate")
-    first, second, another = (others.sel(branch=name, drop=True) for name in BRANCHES)
+    distractors = [
+        [(number, at) for number, at in zip(prompt.distractors, number_places(prompt)) if number[0] != prompt.answer[0]]
+        for prompt in prompts
+    ]
+    table = branch_attribution(
+        scope,
+        [prompt.ids for prompt in prompts],
+        answers,
+        [[number for number, _ in of_prompt] for of_prompt in distractors],
+        places=[[prompt.spans["answer"], *(at for _, at in own)] for prompt, own in zip(prompts, distractors)],
+        control=True,
+    )
+    whole = _with_control(table["contribution"], table["other_a2"])
+    answer = whole.isel(candidate=0, drop=True)
+    mean = whole.isel(candidate=slice(1, None)).mean("candidate")
+    through = _with_control(table["through"], table["other_a2_through"]).isel(candidate=slice(1, None))
+    first, second, another = (through.sel(branch=name, drop=True) for name in BRANCHES)
     measured = {"answer": answer, "distractors": mean, "margin": answer - mean}
     for ending, taken in (("", second), ("_control", another)):
         measured |= {f"{name}{ending}": values for name, values in rejection(first, taken).items()}
     return xr.Dataset(measured).drop_attrs()
+
+
+def _with_control(own: xr.DataArray, control: xr.DataArray) -> xr.DataArray:
+    """Both as one, by branch."""
+    joined = xr.concat([own, control.expand_dims(branch=BRANCHES[2:])], "branch")
+    return joined.transpose("prompt", "layer", "head", "branch", "candidate")
+
+
+def number_places(prompt: Prompt) -> list[list[int]]:
+    """The positions of each distractor's number in a prompt, which has them in this order; none where it has it not."""
+    places = []
+    left = list(prompt.spans["needles"])
+    for number in prompt.distractors:
+        starts = (i for i in range(len(left)) if [prompt.ids[at] for at in left[i : i + len(number)]] == list(number))
+        start = next(starts, None)
+        places.append([] if start is None else left[start : start + len(number)])
+        left = left if start is None else left[start + len(number) :]
+    return places
 
 
 def rejection(first: xr.DataArray, second: xr.DataArray) -> dict[str, xr.DataArray]:
@@ -63,10 +91,10 @@ def rejection(first: xr.DataArray, second: xr.DataArray) -> dict[str, xr.DataArr
         of their sums over prompts is the share of A1's differences between distractors that A2 takes back, 1 of all of them.
         NaN with fewer than three distractors.
     """
-    count = (first + second).notnull().sum("candidate")
-    x, y = (each - each.mean("candidate") for each in (first, -second))
-    mean = {"dim": "candidate", "skipna": True}
-    raised = (x * x).mean(**mean).where(count >= LEAST)
-    rejected = (x * y).mean(**mean).where(count >= LEAST)
-    spread = np.sqrt(raised * (y * y).mean(**mean))
+    both = (first + second).notnull()
+    enough = both.sum("candidate") >= LEAST
+    x, y = (each.where(both) - each.where(both).mean("candidate") for each in (first, -second))
+    raised = (x * x).mean("candidate").where(enough)
+    rejected = (x * y).mean("candidate").where(enough)
+    spread = np.sqrt(raised * (y * y).mean("candidate"))
     return {"rejection": (rejected / spread).where(spread > 0), "rejected": rejected, "raised": raised}
