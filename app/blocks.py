@@ -138,9 +138,8 @@ def show_verdicts(board):
     rows = [
         {
             "test": verdict.test.id,
-            "verdict": ACCOUNTS.get(verdict.verdict, verdict.verdict),
+            "verdict": ACCOUNTS.get(verdict.shown, verdict.shown),
             "claim": verdict.test.claim,
-            "tells the accounts apart": verdict.test.tells_apart,
         }
         for verdict in board
     ]

@@ -23,13 +23,13 @@ import numpy as np
 import torch
 
 import diffscope
-from diffscope.hypotheses import TESTS, Pair, run
+from diffscope.hypotheses import TESTS, Pair, Test, run
 from diffscope.hypotheses.declared import information_flow, low_rank, one_model, pair
 from diffscope.hypotheses.evidence.flows import flows, second_map_ranks
 from diffscope.hypotheses.evidence.last_query import read
 from diffscope.hypotheses.inference import LEVEL, Observed, estimate
 from diffscope.hypotheses.planted import TRUTHS, Planted, PlantedModels, planted_cohort
-from diffscope.hypotheses.rules import state
+from diffscope.hypotheses.rules import MEASURED, state
 from diffscope.hypotheses.subjects import untrained_like
 from diffscope.lab.scoring import draw
 from diffscope.scope import Scope
@@ -67,7 +67,9 @@ def estimates_of(observe, subject):
 
 def verdict(test, estimates):
     """The verdict that follows from estimates, p not corrected."""
-    return test.judge({name: state(result, result.p, test.quantities[name].margin) for name, result in estimates.items()})
+    if not isinstance(test, Test):
+        return MEASURED
+    return test.judge({name: state(estimates[name], estimates[name].p, test.quantities[name].margin) for name in test.judged})
 
 
 def tests_of(module, needs):
@@ -139,7 +141,7 @@ def series(models, task):
         for seed in range(models):
             steps = [(learned if i > 1 else at_random).read(prompts, 10 * seed + i) for i in range(len(STEPS))]
             for name, counter in counts.items():
-                counter[run(name, checkpoints=[FixedModels(steps, untrained, prompts, places)])[0].verdict] += 1
+                counter[run(name, checkpoints=[FixedModels(steps, untrained, prompts, places)])[0].shown] += 1
         table |= {f"{name} | {truth}": verdicts for name, verdicts in shares(counts).items()}
     null = [at_random.flows(prompts, 0.0, 10_000 + i) for i in range(ROUNDS * len(STEPS))]
     for pull, strength in PULLS.items():
@@ -147,7 +149,7 @@ def series(models, task):
         for seed in range(models):
             steps = [at_random.flows(prompts, strength, 10 * seed + i) for i in range(len(STEPS))]
             subject = FixedModels([], [], prompts, places, {flows: (steps, null)})
-            counts["gradient-dynamics"][run("gradient-dynamics", checkpoints=[subject])[0].verdict] += 1
+            counts["gradient-dynamics"][run("gradient-dynamics", checkpoints=[subject])[0].shown] += 1
         table |= {f"{name} | {pull}": verdicts for name, verdicts in shares(counts).items()}
     return table
 
@@ -161,7 +163,7 @@ def planted_cohorts(count):
             counts = {name: Counter() for name in ids}
             for seed in range(count):
                 for result in run(ids, cohort=planted_cohort(truth, seeds, effect, seed=seed)):
-                    counts[result.test.id][result.verdict] += 1
+                    counts[result.test.id][result.shown] += 1
             for name, verdicts in shares(counts).items():
                 table[f"{name} | {truth} | {seeds} seeds, effect {effect:g}"] = verdicts
     return table

@@ -59,7 +59,7 @@ def main():
     verdicts = {}
     for name, (model, baseline) in subjects.items():
         board = diffscope.hypotheses.test(model, baseline, prompts=options.prompts, untrained=options.untrained)
-        verdicts[name] = {verdict.test.id: verdict.verdict for verdict in board}
+        verdicts[name] = {verdict.test.id: verdict.shown for verdict in board}
         counted = Counter("needs …" if verdict.startswith("needs ") else verdict for verdict in verdicts[name].values())
         print(f"{name}: " + ", ".join(f"{count} {verdict}" for verdict, count in counted.most_common()))
         for id, verdict in verdicts[name].items():

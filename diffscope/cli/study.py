@@ -102,7 +102,7 @@ def _tell(study, board, as_json):
         show_json({"facts": study.facts, "boards": boards, "survival": study.survival})
         return
     names = list(study.boards)
-    rows = [(verdicts[0].test.id, *(verdict.verdict for verdict in verdicts)) for verdicts in zip(*study.boards.values())]
+    rows = [(verdicts[0].test.id, *(verdict.shown for verdict in verdicts)) for verdicts in zip(*study.boards.values())]
     facts = study.facts
     seeds = sorted({seed for trained in facts["arms"].values() for seed in trained})
     say(f"cohort {facts['recipe']}, seeds {', '.join(map(str, seeds))}; fresh: {', '.join(map(str, facts['fresh'])) or 'none'}")

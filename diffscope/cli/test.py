@@ -108,11 +108,11 @@ def show_board(verdicts):
     """Verdicts as a table, then one by one in words, then their summary."""
     from diffscope.hypotheses import summary
 
-    rows = [(verdict.test.id, verdict.verdict, verdict.test.claim) for verdict in verdicts]
+    rows = [(verdict.test.id, verdict.shown, verdict.test.claim) for verdict in verdicts]
     show_table(("test", "verdict", "claim"), rows)
     for verdict in verdicts:
         say()
-        say(f"{verdict.test.id}: {verdict.verdict}. {verdict.sentence}")
+        say(f"{verdict.test.id}: {verdict.shown}. {verdict.sentence}")
     say()
     say(summary(verdicts))
 

@@ -67,7 +67,12 @@ def _rows(verdict: Mapping) -> list[dict]:
     shown = [estimate for estimate in estimates if estimate["in_rule"]] or estimates[:1]
     rows = []
     for estimate in shown:
-        words = {"test": verdict["id"], "verdict": verdict["verdict"], "label": estimate["label"], "state": estimate["state"]}
+        words = {
+            "test": verdict["id"],
+            "verdict": verdict["verdict"] or "measured",
+            "label": estimate["label"],
+            "state": estimate["state"],
+        }
         numbers = {name: np.nan if estimate[name] is None else estimate[name] / estimate["margin"] for name in NUMBERS}
         rows.append(words | numbers)
     return rows

@@ -6,8 +6,21 @@ Method: docs/hypotheses.md.
 from diffscope.hypotheses.api import gather, test
 from diffscope.hypotheses.board import run
 from diffscope.hypotheses.declared import TESTS
-from diffscope.hypotheses.rules import Measurement, Test
+from diffscope.hypotheses.rules import Declared, Measurement, Test
 from diffscope.hypotheses.subjects import Models, Pair, Settings
 from diffscope.hypotheses.verdicts import Verdict, summary
 
-__all__ = ["TESTS", "Measurement", "Models", "Pair", "Settings", "Test", "Verdict", "gather", "run", "summary", "test"]
+__all__ = [
+    "TESTS",
+    "Declared",
+    "Measurement",
+    "Models",
+    "Pair",
+    "Settings",
+    "Test",
+    "Verdict",
+    "gather",
+    "run",
+    "summary",
+    "test",
+]

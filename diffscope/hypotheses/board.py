@@ -10,7 +10,7 @@ import xarray as xr
 from diffscope.errors import DiffscopeError, PromptError
 from diffscope.hypotheses.declared import NEEDED, TESTS, chosen
 from diffscope.hypotheses.inference import Estimate, Observed, as_estimate, holm
-from diffscope.hypotheses.rules import Measurement, Missing, Observer, state
+from diffscope.hypotheses.rules import MEASURED, Declared, Missing, Observer, Test, state
 from diffscope.hypotheses.subjects import Models, Pair, Progress
 from diffscope.hypotheses.verdicts import Verdict, sentence
 
@@ -63,7 +63,7 @@ def run(
     return [_verdict(test, results[test.id], adjusted) for test in declared]
 
 
-def result_of(test: Measurement, subject: Models | Pair | Sequence[Models] | xr.Dataset | None) -> Result:
+def result_of(test: Declared, subject: Models | Pair | Sequence[Models] | xr.Dataset | None) -> Result:
     """The estimates of a test, or what it needs.
 
     Raises
@@ -124,12 +124,13 @@ def _adjusted(results: Mapping[str, Mapping[str, Estimate]]) -> dict[tuple[str, 
     return {key: corrected[question] for key, question in judged.items()}
 
 
-def _verdict(test: Measurement, result: Result, adjusted: Mapping[tuple[str, str], float]) -> Verdict:
+def _verdict(test: Declared, result: Result, adjusted: Mapping[tuple[str, str], float]) -> Verdict:
     if isinstance(result, str):
         return Verdict(test, f"needs {result}", {}, {}, {}, f"Not run: it needs {result}.")
     p_holm = {name: adjusted[test.id, name] for name in test.judged}
     states = {}
     for name, estimate in result.items():
-        shown = state(estimate, p_holm.get(name, estimate.p), test.quantities[name].margin)
-        states[name] = shown if name in p_holm else f"{shown} (uncorrected)"
-    return Verdict(test, test.judge(states), result, p_holm, states, sentence(test, result, p_holm, states))
+        quantity = test.quantities[name]
+        states[name] = state(estimate, p_holm[name], quantity.margin, quantity.no_effect) if name in p_holm else MEASURED
+    verdict = test.judge(states) if isinstance(test, Test) else None
+    return Verdict(test, verdict, result, p_holm, states, sentence(test, result, p_holm, states))

@@ -57,9 +57,9 @@ def facts(verdict: Verdict) -> list[tuple[str, str]]:
 def markdown(verdicts: Sequence[Verdict], title: str) -> str:
     """The board as Markdown: a table of verdicts, then every test with its numbers."""
     lines = [f"# {title}", "", summary(verdicts), "", "| test | verdict | claim |", "|---|---|---|"]
-    lines += [f"| {verdict.test.id} | {_cell(verdict.verdict)} | {_cell(verdict.test.claim)} |" for verdict in verdicts]
+    lines += [f"| {verdict.test.id} | {_cell(verdict.shown)} | {_cell(verdict.test.claim)} |" for verdict in verdicts]
     for verdict in verdicts:
-        lines += ["", f"## {verdict.test.id}: {verdict.verdict}", ""]
+        lines += ["", f"## {verdict.test.id}: {verdict.shown}", ""]
         lines += [f"- {name}: {text}" for name, text in facts(verdict)]
         if verdict.estimates:
             lines += ["", f"| {' | '.join(COLUMNS)} |", "|" + "---|" * len(COLUMNS)]
@@ -73,11 +73,11 @@ def _cell(text: str) -> str:
 
 def page(verdicts: Sequence[Verdict], title: str) -> str:
     """The same as one HTML page."""
-    board = [(verdict.test.id, verdict.verdict, verdict.test.claim) for verdict in verdicts]
+    board = [(verdict.test.id, verdict.shown, verdict.test.claim) for verdict in verdicts]
     parts = [f"<h1>{html.escape(title)}</h1><p>{html.escape(summary(verdicts))}</p>"]
     parts.append(_table(("test", "verdict", "claim"), board))
     for verdict in verdicts:
-        parts.append(f"<h2>{html.escape(verdict.test.id)}: {html.escape(verdict.verdict)}</h2>")
+        parts.append(f"<h2>{html.escape(verdict.test.id)}: {html.escape(verdict.shown)}</h2>")
         parts += [f"<p><b>{html.escape(name)}.</b> {html.escape(text)}</p>" for name, text in facts(verdict)]
         if verdict.estimates:
             parts.append(_table(COLUMNS, rows(verdict)))

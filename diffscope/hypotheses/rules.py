@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, Literal, get_args
 
 from diffscope.errors import DiffscopeError
 from diffscope.hypotheses.inference import LEVEL, Estimate, Observed
@@ -15,11 +15,12 @@ BELOW = "below"
 NONE = "none"
 ALIKE = "as untrained"
 FAR = "far"
+BETWEEN = "between"
 OPEN = "open"
-MEASURED = "measured"
-WORDS = {ABOVE: "more than {margin:g}", BELOW: "less than −{margin:g}", NONE: "within ±{margin:g} of 0"}
+MEASURED = "measured"  # what is shown in place of a verdict, which a measurement has not, and of a state that no rule uses
 Observer = Callable[[Any], Mapping[str, Observed | Estimate]]
 Needs = Literal["model", "pair", "checkpoints", "cohort"]
+Kind = Literal["primary", "mechanism"]
 
 
 class Missing(DiffscopeError):
@@ -35,24 +36,40 @@ class Quantity:
     label : str
         In words.
     margin : float
-        The smallest effect that matters; anything within ± of it is no effect.
+        The smallest effect that matters.
+    within : float, optional
+        What counts as no effect is within ± of it; by default the margin.
     """
 
     label: str
     margin: float
+    within: float | None = None
+
+    @property
+    def no_effect(self) -> float:
+        """What counts as no effect is within ± of it."""
+        return self.margin if self.within is None else self.within
+
+    def words(self, state: str) -> str:
+        """What a state that can be predicted says of a quantity."""
+        return {
+            ABOVE: f"more than {self.margin:g}",
+            BELOW: f"less than −{self.margin:g}",
+            NONE: f"within ±{self.no_effect:g} of 0",
+        }[state]
 
     def is_(self, state: str) -> str:
         """That it is in a predicted state, in words."""
-        return f"{self.label} is {WORDS[state].format(margin=self.margin)}"
+        return f"{self.label} is {self.words(state)}"
 
     def is_not(self, state: str) -> str:
         """That it is not, in words."""
-        return f"{self.label} is not {WORDS[state].format(margin=self.margin)}"
+        return f"{self.label} is not {self.words(state)}"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Measurement:
-    """Quantities of which neither account predicts anything: they are estimated and shown, and not judged.
+class Declared:
+    """What was written down before anything was looked at: what is estimated, of what, against what.
 
     Attributes
     ----------
@@ -78,50 +95,42 @@ class Measurement:
     observe: Observer
     limits: str = ""
 
-    unable: ClassVar[str] = ""
-    tells_apart: ClassVar[str] = "–"
-
     @property
     def judged(self) -> tuple[str, ...]:
-        """Names of the quantities that the rule uses."""
+        """Names of the quantities that a rule uses."""
         return ()
 
     @property
     def rule(self) -> str:
         """The decision rule in words."""
-        return "neither account predicts anything: measured, not judged"
-
-    def judge(self, states: Mapping[str, str]) -> str:
-        """The verdict that follows from the states of the quantities."""
-        return MEASURED
-
-    def conclusions(self, states: Mapping[str, str]) -> list[str]:
-        """What follows for each account, in words."""
-        return ["neither account predicts anything of it"]
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Test(Measurement):
-    """A measurement of which at least one account predicts something.
+class Measurement(Declared):
+    """Quantities by which the accounts cannot be told apart: they are estimated and shown, and there is no verdict."""
+
+    @property
+    def rule(self) -> str:
+        return "a measurement: no verdict"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Test(Declared):
+    """Quantities of which the accounts predict something, and what follows from how they come out.
 
     Attributes
     ----------
     predictions : dict of {"NC", "SP"} to dict of str to {"above", "below", "none"}
         What noise cancellation and sparsification predict of the quantities; an account that predicts nothing is left out.
-    unable : str
-        Why the test cannot tell the two accounts apart, where it cannot: it comes out for one where the other was planted, or
-        both predict the same. Its verdict is about its own prediction only.
+    kind : {"primary", "mechanism"}
+        Primaries are corrected among themselves (Holm), mechanisms among themselves (Benjamini–Hochberg).
     """
 
     __test__ = False  # pytest's own tests have this name too
 
     predictions: Mapping[str, Mapping[str, str]]
-    unable: str = ""
-
-    @property
-    def tells_apart(self) -> str:
-        """Whether its verdict tells the two accounts apart: "yes" or "no"."""
-        return "no" if self.unable else "yes"
+    kind: Kind = "mechanism"
 
     @property
     def judged(self) -> tuple[str, ...]:
@@ -135,6 +144,12 @@ class Test(Measurement):
             parts.append(f"{account} if {' and '.join(conditions)}")
         return "; ".join(parts)
 
+    @property
+    def tells_apart(self) -> bool:
+        """Whether the accounts predict different things, so that the verdict can be for one of them alone."""
+        first, *others = self.predictions.values()
+        return not others or first != others[0]
+
     def judge(self, states: Mapping[str, str]) -> str:
         """NC, SP or both where all that is predicted holds; neither where each prediction fails in one point; or inconclusive."""
         holds = [account for account, predicted in self.predictions.items() if _holds(predicted, states)]
@@ -144,6 +159,7 @@ class Test(Measurement):
         return "neither" if len(fails) == len(self.predictions) else "inconclusive"
 
     def conclusions(self, states: Mapping[str, str]) -> list[str]:
+        """What follows for each account, in words."""
         return [self._conclusion(account, predicted, states) for account, predicted in self.predictions.items()]
 
     def _conclusion(self, account: str, predicted: Mapping[str, str], states: Mapping[str, str]) -> str:
@@ -165,28 +181,31 @@ def declare(
     quantities: Mapping[str, Quantity],
     needs: Needs,
     predictions: Mapping[str, Mapping[str, str]] | None = None,
+    kind: Kind = "mechanism",
     limits: str = "",
     unable: str = "",
-) -> Callable[[Observer], Measurement]:
+) -> Callable[[Observer], Declared]:
     """Make a function that observes quantities a :class:`Test`, or a :class:`Measurement` where nothing is predicted of them.
 
-    The parameters are the attributes of these two.
+    The parameters are the attributes of these two. What cannot tell the accounts apart is a measurement, and `unable` says why.
 
     Raises
     ------
     DiffscopeError
         There is nothing of that name to observe, or something is predicted of a quantity that is not estimated.
     """
-    if needs not in get_args(Needs):
-        raise DiffscopeError(f"the test {id!r} needs {needs!r}; it has to be one of {', '.join(get_args(Needs))}")
+    for name, word, words in (("needs", needs, get_args(Needs)), ("is of the kind", kind, get_args(Kind))):
+        if word not in words:
+            raise DiffscopeError(f"the test {id!r} {name} {word!r}; it has to be one of {', '.join(words)}")
     for account, predicted in (predictions or {}).items():
-        if account not in ACCOUNTS or not set(predicted) <= set(quantities) or not set(predicted.values()) <= set(WORDS):
+        states = (ABOVE, BELOW, NONE)
+        if account not in ACCOUNTS or not set(predicted) <= set(quantities) or not set(predicted.values()) <= set(states):
             raise DiffscopeError(
                 f"the test {id!r} predicts {account}: {dict(predicted)}; accounts are {', '.join(ACCOUNTS)}, its quantities "
-                f"{', '.join(quantities)}, states {', '.join(WORDS)}"
+                f"{', '.join(quantities)}, states {', '.join(states)}"
             )
 
-    def declared(observe: Observer) -> Measurement:
+    def declared(observe: Observer) -> Declared:
         fields = {
             "id": id,
             "claim": claim,
@@ -196,29 +215,34 @@ def declare(
             "quantities": quantities,
             "needs": needs,
             "observe": observe,
-            "limits": limits,
+            "limits": " ".join(filter(None, (limits, unable and f"It cannot tell the accounts apart: {unable}."))),
         }
-        return Test(**fields, predictions=predictions, unable=unable) if predictions else Measurement(**fields)
+        return Test(**fields, predictions=predictions, kind=kind) if predictions and not unable else Measurement(**fields)
 
     return declared
 
 
-def state(estimate: Estimate, p: float, margin: float) -> str:
+def state(estimate: Estimate, p: float, margin: float, within: float | None = None) -> str:
     """What an estimate shows: an effect of at least `margin` above or below 0, none of that size, something, or nothing yet.
 
-    An effect is there (above, below) when its interval excludes 0, `p` (adjusted for all tests of the board) is at most 0.05, and
+    An effect is there (above, below) when its interval excludes 0, `p` (corrected as the test's kind says) is at most 0.05, and
     it is at least `margin` away from 0, and from what untrained models show on the same side. There is none when the whole
-    interval is within ± `margin`; where untrained models show as little (p above 0.05) nothing was learned: "as untrained". It is
-    far from 0, without being more than chance or random weights show, when the whole interval is beyond `margin`.
+    interval is within ± `within`, by default the margin; where untrained models show as little (p above 0.05) nothing was
+    learned: "as untrained". It is far from 0, without being more than chance or random weights show, when the whole interval is
+    beyond `margin`; and between, when all of it is more than none and less than what matters.
     """
+    within = margin if within is None else within
     middle = (estimate.null_low + estimate.null_high) / 2
-    if -margin < estimate.low and estimate.high < margin:
+    if -within < estimate.low and estimate.high < within:
         return ALIKE if estimate.untrained and p > LEVEL else NONE
     if p <= LEVEL and estimate.low > 0 and estimate.value - max(middle, 0) >= margin:
         return ABOVE
     if p <= LEVEL and estimate.high < 0 and estimate.value - min(middle, 0) <= -margin:
         return BELOW
-    return FAR if estimate.low >= margin or estimate.high <= -margin else OPEN
+    if estimate.low >= margin or estimate.high <= -margin:
+        return FAR
+    between = within <= estimate.low <= estimate.high < margin or -margin < estimate.low <= estimate.high <= -within
+    return BETWEEN if between else OPEN
 
 
 def _holds(predicted: Mapping[str, str], states: Mapping[str, str]) -> bool:

@@ -9,16 +9,16 @@ from dataclasses import asdict, dataclass
 from diffscope.errors import DiffscopeError
 from diffscope.hypotheses.declared import SUBJECTS, TESTS
 from diffscope.hypotheses.inference import LEVEL, Estimate
-from diffscope.hypotheses.rules import MEASURED, Measurement, Test
+from diffscope.hypotheses.rules import MEASURED, Declared, Test
 
-DECLARED = ("id", "claim", "source", "statistic", "controls", "rule", "needs", "limits", "unable")
+DECLARED = ("id", "claim", "source", "statistic", "controls", "rule", "needs", "limits")
 SUMMARY = {
     "NC": "as noise cancellation predicts",
     "SP": "as sparsification predicts",
     "both": "as both predict",
     "neither": "against what was predicted, which random weights may be as well",
     "inconclusive": "undecided",
-    MEASURED: "measured, of which neither predicts anything",
+    MEASURED: "measured, without a verdict",
     "needs": "not run for want of what they need",
 }
 
@@ -30,8 +30,8 @@ class Verdict:
     Attributes
     ----------
     test : Test or Measurement
-    verdict : str
-        NC, SP, both, neither or inconclusive; "measured" where nothing was predicted; or "needs …" with what is missing.
+    verdict : str or None
+        NC, SP, both, neither or inconclusive; "needs …" with what is missing; None of a measurement, which has no verdict.
     estimates : dict of str to Estimate
         By quantity.
     adjusted : dict of str to float
@@ -42,12 +42,17 @@ class Verdict:
         What was measured, what was predicted of it, and what follows.
     """
 
-    test: Measurement
-    verdict: str
+    test: Declared
+    verdict: str | None
     estimates: Mapping[str, Estimate]
     adjusted: Mapping[str, float]
     states: Mapping[str, str]
     sentence: str
+
+    @property
+    def shown(self) -> str:
+        """The verdict, or that it was measured."""
+        return self.verdict or MEASURED
 
     def as_dict(self) -> dict:
         """Ready for JSON."""
@@ -81,13 +86,11 @@ class Verdict:
         estimates = {name: Estimate.from_json(row) for name, row in rows.items()}
         adjusted = {name: math.nan if row["p_holm"] is None else row["p_holm"] for name, row in rows.items() if row["in_rule"]}
         states = {name: row["state"] for name, row in rows.items()}
-        if record["verdict"] == "neither" and not isinstance(test, Test):
-            raise DiffscopeError(f"{record['id']!r} is measured and not judged now; run it anew with diffscope test")
         text = sentence(test, estimates, adjusted, states) if rows else record["sentence"]
         return cls(test, record["verdict"], estimates, adjusted, states, text)
 
 
-def _same_rule(test: Measurement, record: Mapping) -> bool:
+def _same_rule(test: Declared, record: Mapping) -> bool:
     """Whether a verdict was made with the rule, statistic and quantities that are declared now."""
     rows = record["estimates"]
     then = {name: (row["label"], row["margin"]) for name, row in rows.items()}
@@ -95,22 +98,19 @@ def _same_rule(test: Measurement, record: Mapping) -> bool:
     return (test.rule, test.statistic, now) == (record["rule"], record["statistic"], then)
 
 
-def sentence(
-    test: Measurement, estimates: Mapping[str, Estimate], adjusted: Mapping[str, float], states: Mapping[str, str]
-) -> str:
+def sentence(test: Declared, estimates: Mapping[str, Estimate], adjusted: Mapping[str, float], states: Mapping[str, str]) -> str:
     """What was measured, what was predicted of it, and what follows; of quantities that no rule uses if there are no others."""
     names = list(adjusted or estimates)
     parts = []
     for name in names:
         p = f"p = {adjusted[name]:.2g} after Holm" if adjusted else f"p = {estimates[name].p:.2g}"
         parts.append(_in_words(test.quantities[name].label, estimates[name], p))
-    parts += test.conclusions(states)
+    parts += test.conclusions(states) if isinstance(test, Test) else []
     notes = dict.fromkeys(estimate.note for estimate in estimates.values() if estimate.note)
     texts = [
         f"{'. '.join(map(_capital, parts))}. From {'; '.join(_counted(test, estimates, names))}.",
         *(f"{_capital(note)}." for note in notes),
         test.limits,
-        f"It cannot tell the accounts apart: {test.unable}." if test.unable else "",
     ]
     return " ".join(filter(None, texts))
 
@@ -121,7 +121,7 @@ def _in_words(label: str, estimate: Estimate, p: str) -> str:
     return f"{label}: {estimate.value:.3g} (95 % {estimate.low:.3g} to {estimate.high:.3g}, {p})"
 
 
-def _counted(test: Measurement, estimates: Mapping[str, Estimate], names: Iterable[str]) -> list[str]:
+def _counted(test: Declared, estimates: Mapping[str, Estimate], names: Iterable[str]) -> list[str]:
     """From how many models, seeds and prompts the estimates are; where they differ, which."""
     singular, plural = SUBJECTS[test.needs]
     groups: dict[str, list[str]] = {}
@@ -139,12 +139,10 @@ def summary(verdicts: Sequence[Verdict]) -> str:
     """What the evidence supports taken together, and what is missing."""
     names: dict[str, list[str]] = {}
     for verdict in verdicts:
-        name = f"{verdict.test.id}*" if verdict.test.unable else verdict.test.id
-        names.setdefault(verdict.verdict.partition(" ")[0], []).append(name)
+        names.setdefault(verdict.shown.partition(" ")[0], []).append(verdict.test.id)
     parts = [f"{len(names[kind])} {words} ({', '.join(names[kind])})" for kind, words in SUMMARY.items() if kind in names]
-    starred = " Those with * cannot tell the two apart." if any(verdict.test.unable for verdict in verdicts) else ""
     corrected = f"Holm's correction over what the rules of these tests use, at {LEVEL:g}: fewer tests, less correction."
-    return f"Of {len(verdicts)} tests: {'; '.join(parts)}.{starred} {corrected}"
+    return f"Of {len(verdicts)} tests: {'; '.join(parts)}. {corrected}"
 
 
 def _capital(words: str) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from diffscope.errors import DiffscopeError
 from diffscope.hypotheses.declared import checkpoints, cohort, information_flow, low_rank, one_model, pair, robustness
-from diffscope.hypotheses.rules import Measurement
+from diffscope.hypotheses.rules import Declared
 
 SUBJECTS = {
     "model": ("model", "models"),
@@ -20,11 +20,11 @@ NEEDED = {
 }
 
 _MODULES = (one_model, low_rank, pair, checkpoints, information_flow, robustness, cohort)
-_DECLARED = [value for module in _MODULES for value in vars(module).values() if isinstance(value, Measurement)]
-TESTS: dict[str, Measurement] = {test.id: test for needs in SUBJECTS for test in _DECLARED if test.needs == needs}
+_DECLARED = [value for module in _MODULES for value in vars(module).values() if isinstance(value, Declared)]
+TESTS: dict[str, Declared] = {test.id: test for needs in SUBJECTS for test in _DECLARED if test.needs == needs}
 
 
-def chosen(tests: str | Sequence[str] | None = None) -> list[Measurement]:
+def chosen(tests: str | Sequence[str] | None = None) -> list[Declared]:
     """Tests by id, all without any.
 
     Raises

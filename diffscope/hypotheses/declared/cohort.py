@@ -13,7 +13,7 @@ from statsmodels.tools.sm_exceptions import ConvergenceWarning
 
 from diffscope.hypotheses.declared.sources import REVIEW
 from diffscope.hypotheses.inference import LEVEL, Estimate, Observed
-from diffscope.hypotheses.rules import ABOVE, NONE, Measurement, Missing, Quantity, declare
+from diffscope.hypotheses.rules import ABOVE, NONE, Declared, Missing, Quantity, declare
 
 ROOM = 0.02  # of exact answers, that a cell has to leave to both arms
 EXCHANGED = 1000  # ways to exchange the labels of runs
@@ -51,7 +51,7 @@ def compare_arms(
     comparisons: Mapping[str, tuple[tuple[str, str], Quantity]],
     predictions: Mapping[str, Mapping[str, str]],
     unable: str = "",
-) -> Measurement:
+) -> Declared:
     """A test of exact answers: DIFF's gain on standard attention, and arm minus arm as in `comparisons`."""
     comparisons = {"gain": (("diff", "standard"), GAIN), **comparisons}
 
