@@ -27,8 +27,9 @@ from diffscope.hypotheses import TESTS, Pair, Test, run
 from diffscope.hypotheses.declared import information_flow, low_rank, one_model, pair
 from diffscope.hypotheses.evidence.flows import flows, second_map_ranks
 from diffscope.hypotheses.evidence.last_query import read
-from diffscope.hypotheses.inference import LEVEL, Observed, estimate
-from diffscope.hypotheses.planted import TRUTHS, Planted, PlantedModels, planted_cohort
+from diffscope.hypotheses.inference import Observed, estimate
+from diffscope.hypotheses.intervals import LEVEL
+from diffscope.hypotheses.planted import TRUTHS, Planted, PlantedModels
 from diffscope.hypotheses.rules import MEASURED, state
 from diffscope.hypotheses.subjects import untrained_like
 from diffscope.lab.scoring import draw

@@ -105,12 +105,14 @@ def command(
 
 
 def show_board(verdicts):
-    """Verdicts as a table, then one by one in words, then their summary."""
+    """Verdicts as a table, primaries first, then one by one in words, then what they say together."""
     from diffscope.hypotheses import summary
+    from diffscope.hypotheses.report import in_order
 
-    rows = [(verdict.test.id, verdict.shown, verdict.test.claim) for verdict in verdicts]
-    show_table(("test", "verdict", "claim"), rows)
-    for verdict in verdicts:
+    ordered = in_order(verdicts)
+    rows = [(verdict.test.kind, verdict.test.id, verdict.shown, verdict.test.claim) for verdict in ordered]
+    show_table(("kind", "test", "verdict", "claim"), rows)
+    for verdict in ordered:
         say()
         say(f"{verdict.test.id}: {verdict.shown}. {verdict.sentence}")
     say()
@@ -136,7 +138,8 @@ def keep(verdicts, out, subjects):
 
 def _show_declared(tests, as_json):
     if as_json:
-        names = ("id", "claim", "source", "statistic", "controls", "rule", "needs", "limits")
+        names = ("id", "kind", "claim", "source", "statistic", "controls", "rule", "needs", "limits")
         show_json([{name: getattr(test, name) for name in names} for test in tests])
         return
-    show_table(("test", "needs", "claim", "rule"), [(test.id, test.needs, test.claim, test.rule) for test in tests])
+    rows = [(test.kind, test.id, test.needs, test.claim, test.rule) for test in tests]
+    show_table(("kind", "test", "needs", "claim", "rule"), rows)

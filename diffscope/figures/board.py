@@ -18,6 +18,7 @@ from diffscope.figures.escaping import for_html, for_print
 
 ROW = 0.27  # inches a quantity takes in print
 TICKS = np.array([-100, -10, -3, -1, 0, 1, 3, 10, 100])
+KINDS = ("primary", "mechanism", "measurement")  # in the order in which they are drawn
 INKS = {"above": theme.BLUES[7], "below": theme.ORANGES[7]}
 NUMBERS = ("value", "low", "high", "null_low", "null_high")
 NO_EFFECT = {  # the band of what does not matter
@@ -37,14 +38,15 @@ NO_EFFECT = {  # the band of what does not matter
 def data(board: Sequence[Mapping]) -> xr.Dataset:
     """What is drawn of verdicts, also as dictionaries: one row a quantity that a rule uses, its numbers over what matters.
 
-    Of a measurement, which has no rule, it is the first quantity.
+    Primary tests come first. Of a measurement, which has no rule, it is the first quantity.
 
     Raises
     ------
     DiffscopeError
         These are no verdicts, or none of them has numbers.
     """
-    rows = [row for verdict in _dicts(board) for row in _rows(verdict)]
+    verdicts = sorted(_dicts(board), key=lambda verdict: KINDS.index(verdict.get("kind", KINDS[1])))
+    rows = [row for verdict in verdicts for row in _rows(verdict)]
     if not rows:
         raise DiffscopeError("no test of this board has numbers to draw; every one needs something")
     dataset = xr.Dataset({name: ("row", [row[name] for row in rows]) for name in rows[0]})

@@ -5,10 +5,11 @@ Method: docs/hypotheses.md.
 
 from diffscope.hypotheses.api import gather, test
 from diffscope.hypotheses.board import run
+from diffscope.hypotheses.conclusion import summary
 from diffscope.hypotheses.declared import TESTS
 from diffscope.hypotheses.rules import Declared, Measurement, Test
 from diffscope.hypotheses.subjects import Models, Pair, Settings
-from diffscope.hypotheses.verdicts import Verdict, summary
+from diffscope.hypotheses.verdicts import Verdict
 
 __all__ = [
     "TESTS",

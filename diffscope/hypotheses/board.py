@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import xarray as xr
 
 from diffscope.errors import DiffscopeError, PromptError
-from diffscope.hypotheses.declared import NEEDED, TESTS, chosen
-from diffscope.hypotheses.inference import Estimate, Observed, as_estimate, holm
+from diffscope.hypotheses.correction import corrected
+from diffscope.hypotheses.declared import NEEDED, chosen
+from diffscope.hypotheses.inference import Estimate, Observed, as_estimate
 from diffscope.hypotheses.rules import MEASURED, Declared, Missing, Observer, Test, state
 from diffscope.hypotheses.subjects import Models, Pair, Progress
 from diffscope.hypotheses.verdicts import Verdict, sentence
@@ -59,8 +61,8 @@ def run(
             progress(number, len(declared), test.id)
         results[test.id] = finished[test.id] if test.id in finished else result_of(test, subjects[test.needs])
         finished[test.id] = results[test.id]
-    adjusted = _adjusted({id: estimates for id, estimates in results.items() if not isinstance(estimates, str)})
-    return [_verdict(test, results[test.id], adjusted) for test in declared]
+    p = corrected({id: estimates for id, estimates in results.items() if not isinstance(estimates, str)})
+    return [_verdict(test, results[test.id], p) for test in declared]
 
 
 def result_of(test: Declared, subject: Models | Pair | Sequence[Models] | xr.Dataset | None) -> Result:
@@ -107,30 +109,20 @@ def over_trainings(observe: Observer, trainings: Sequence[Models]) -> dict[str, 
     note = f"{len(lacking)} of {len(trainings)} trainings are left out, for want of {lacking[0]}" if lacking else ""
     joined = {}
     for name in observed[0]:
-        values = np.concatenate([quantities[name].values for quantities in observed])
-        untrained = np.concatenate([quantities[name].untrained for quantities in observed])
-        joined[name] = Observed(values, untrained, note=note)
+        parts = [quantities[name] for quantities in observed]
+        arrays = {part: [getattr(of, part) for of in parts] for part in ("values", "untrained", "heads", "weights")}
+        whole = {part: None if any(of is None for of in each) else np.concatenate(each) for part, each in arrays.items()}
+        joined[name] = replace(parts[0], **whole, layers=None, seeds=(), note=note)
     return joined
 
 
-def _adjusted(results: Mapping[str, Mapping[str, Estimate]]) -> dict[tuple[str, str], float]:
-    """Holm's p of every quantity that a rule uses, by test and name; what two tests ask alike counts once."""
-    judged = {}
-    for id, estimates in results.items():
-        for name in TESTS[id].judged:
-            judged[id, name] = (TESTS[id].quantities[name].label, estimates[name].p)
-    distinct = list(dict.fromkeys(judged.values()))
-    corrected = dict(zip(distinct, holm([p for _, p in distinct])))
-    return {key: corrected[question] for key, question in judged.items()}
-
-
-def _verdict(test: Declared, result: Result, adjusted: Mapping[tuple[str, str], float]) -> Verdict:
+def _verdict(test: Declared, result: Result, p: Mapping[tuple[str, str], float]) -> Verdict:
     if isinstance(result, str):
         return Verdict(test, f"needs {result}", {}, {}, {}, f"Not run: it needs {result}.")
-    p_holm = {name: adjusted[test.id, name] for name in test.judged}
+    judged = {name: p[test.id, name] for name in test.judged}
     states = {}
     for name, estimate in result.items():
         quantity = test.quantities[name]
-        states[name] = state(estimate, p_holm[name], quantity.margin, quantity.no_effect) if name in p_holm else MEASURED
+        states[name] = state(estimate, judged[name], quantity.margin, quantity.no_effect) if name in judged else MEASURED
     verdict = test.judge(states) if isinstance(test, Test) else None
-    return Verdict(test, verdict, result, p_holm, states, sentence(test, result, p_holm, states))
+    return Verdict(test, verdict, result, judged, states, sentence(test, result, judged, states))

@@ -2,22 +2,33 @@
 
 What varies decides what is compared. One trained model is set beside models of its architecture that nobody trained: heads of
 random weights differ from each other too, so prompts alone would find an "effect" in noise. Several seeds are the unit where they
-are there, prompts within them. One pair of models is all there is of a pair: prompts vary, and nothing is said of other seeds.
+are there, and prompts are crossed with them or nested in them, as they were drawn. One pair of models is all there is of a pair:
+prompts vary, and nothing is said of other seeds.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from typing import Literal
 
 import numpy as np
-from scipy import stats
-from statsmodels.stats.multitest import multipletests
 
-LEVEL = 0.05
-RESAMPLES = 2000
-TINY = 1e-12  # a spread that is rounding
+from diffscope.hypotheses.intervals import (
+    FEWEST_FLIPPED,
+    against_untrained,
+    bootstrap,
+    crossed,
+    crossed_medians,
+    flipped_signs,
+    students_t,
+)
+
+OVER_SEEDS = "Student's t over seeds, prompts nested in them"
+CROSSED = "seeds and prompts, crossed"
+OVER_PROMPTS = "over prompts: of these models alone"
 
 
 @dataclass(frozen=True)
@@ -34,12 +45,49 @@ class Observed:
         The mean by layer, to be shown.
     note : str
         What else has to be said of it.
+    prompts : {"crossed", "nested"}
+        Whether all seeds had the same prompts, or each its own.
+    average : {"mean", "median", "geometric"}
+        How prompts are averaged. A ratio without a bound has no arithmetic mean: it is averaged as a median, or geometrically;
+        then `values` and `untrained` are ratios, and what is estimated is their log2, in octaves.
+    heads : ndarray (seed, layer, head), optional
+        What every head alone came to, mean over prompts, to see what one head decides; a head that takes no part is NaN.
+    weights : ndarray (seed, layer, head), optional
+        What heads count with; by default alike within a layer, and layers alike.
+    seeds : tuple of int
+        What the seeds are called; by default 0, 1, 2.
     """
 
     values: np.ndarray
     untrained: np.ndarray | None = None
     layers: np.ndarray | None = None
     note: str = ""
+    prompts: Literal["crossed", "nested"] = "crossed"
+    average: Literal["mean", "median", "geometric"] = "mean"
+    heads: np.ndarray | None = None
+    weights: np.ndarray | None = None
+    seeds: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """The estimate without one seed, or without one head.
+
+    Attributes
+    ----------
+    unit : {"seed", "head"}
+    what : str
+        Which was left out.
+    value, low, high, p : float
+        As of :class:`Estimate`.
+    """
+
+    unit: str
+    what: str
+    value: float
+    low: float
+    high: float
+    p: float
 
 
 @dataclass(frozen=True)
@@ -53,7 +101,7 @@ class Estimate:
     null_low, null_high : float
         Where 95 % of the values would be if there were no effect.
     p : float
-        Two-sided.
+        Two-sided: of five seeds and more by turning their signs, else as `method` says.
     prompts, seeds, untrained : int
         How many there were.
     method : str
@@ -64,6 +112,14 @@ class Estimate:
         The mean by layer, where there is one; not judged.
     note : str
         What else has to be said of it.
+    p_t : float
+        Where `p` is of turned signs, Student's t beside it.
+    interval : str
+        What the interval is over.
+    undefined : float
+        Share of the values that were undefined and are left out.
+    without : tuple of LeftOut
+        The estimate without each seed, and without heads.
     """
 
     value: float
@@ -79,43 +135,43 @@ class Estimate:
     why: str = ""
     layers: tuple[float, ...] = ()
     note: str = ""
+    p_t: float = math.nan
+    interval: str = ""
+    undefined: float = 0.0
+    without: tuple[LeftOut, ...] = ()
+
+    @property
+    def least_p(self) -> float:
+        """The least that `p` could have come to with as many seeds."""
+        return 2.0 ** (1 - self.seeds) if math.isfinite(self.p_t) else 0.0
 
     @classmethod
     def from_json(cls, row: Mapping) -> Estimate:
         """From a JSON object with its fields, and perhaps others; null is NaN."""
-        values = {field.name: math.nan if row[field.name] is None else row[field.name] for field in fields(cls)}
-        return cls(**{**values, "layers": tuple(math.nan if layer is None else layer for layer in row["layers"])})
+        values = _of_fields(cls, row)
+        without = tuple(LeftOut(**_of_fields(LeftOut, left)) for left in row["without"])
+        layers = tuple(math.nan if layer is None else layer for layer in row["layers"])
+        return cls(**{**values, "layers": layers, "without": without})
+
+
+def _of_fields(cls: type, row: Mapping) -> dict:
+    return {field.name: math.nan if row[field.name] is None else row[field.name] for field in fields(cls)}
 
 
 def estimate(observed: Observed, seed: int = 0) -> Estimate:
-    """Mean, interval, null and p of one quantity.
+    """Mean, interval, null and p of one quantity, and what it is without each seed and head.
 
-    - Several seeds: the interval is Student's t over the means of the seeds, whose spread holds that of prompts too.
-      benchmarks/calibration.py counts how often it finds what is not there. To draw prompts within seeds counts theirs twice.
+    - Several seeds: the interval is Student's t over the means of the seeds where each had prompts of its own, whose spread is
+      then in that of the means; where all had the same, it is of seeds and prompts crossed.
     - One seed: the interval is the percentile bootstrap over prompts.
     - With untrained models: p is Welch's t of the trained seeds against them; of one trained model, the t of one more draw.
-    - Without: of several seeds Student's t against 0, of one the permutation of signs over prompts.
+    - Without: of five seeds and more p is of every way to turn their signs, with Student's t beside it (of crossed prompts, and
+      of fewer seeds, it is the interval's t); of one seed it is of the signs of prompts.
     """
-    values = np.asarray(observed.values, dtype=float)
-    values = np.where(np.isfinite(values), values, np.nan)
-    values = values[np.isfinite(values).any(1)]
-    values = values[:, np.isfinite(values).any(0)]
-    untrained = None
-    if observed.untrained is not None:
-        untrained = np.asarray(observed.untrained, dtype=float)
-        untrained = untrained[np.isfinite(untrained)]
-    seeds, prompts = values.shape
-    counts = {"prompts": prompts, "seeds": seeds, "untrained": 0 if untrained is None else len(untrained)}
-    if (seeds == 1 and prompts < 2) or prompts == 0:
-        return _undefined("fewer than two prompts or seeds have a value", **counts)
-    if untrained is not None and len(untrained) < 3:
-        return _undefined("fewer than three untrained models have a value", **counts)
-    means = np.nanmean(values, axis=1)
-    rng = np.random.default_rng(seed)
-    low, high = _of_means(means) if seeds > 1 else _bootstrap(values[0], rng)
-    null, p, method = _null(values, means, untrained, rng)
-    layers = () if observed.layers is None else tuple(np.asarray(observed.layers, dtype=float).tolist())
-    return Estimate(float(means.mean()), low, high, *null, p, **counts, method=method, layers=layers, note=observed.note)
+    observed = _in_octaves(observed) if observed.average == "geometric" else observed
+    observed = _defined(observed)
+    whole = _estimate(observed, seed)
+    return replace(whole, without=_without(observed, whole)) if not whole.why else whole
 
 
 def as_estimate(observed: Observed | Estimate, seed: int = 0) -> Estimate:
@@ -123,73 +179,136 @@ def as_estimate(observed: Observed | Estimate, seed: int = 0) -> Estimate:
     return observed if isinstance(observed, Estimate) else estimate(observed, seed)
 
 
+def _in_octaves(observed: Observed) -> Observed:
+    """Ratios as octaves; one that is not above 0 is undefined."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        values = np.log2(np.asarray(observed.values, dtype=float))
+        untrained = None if observed.untrained is None else np.log2(np.asarray(observed.untrained, dtype=float))
+    return replace(observed, values=values, untrained=untrained)
+
+
+def _defined(observed: Observed) -> Observed:
+    """Without seeds, prompts and untrained models that have no value, what is infinite as NaN."""
+    values = np.asarray(observed.values, dtype=float)
+    values = np.where(np.isfinite(values), values, np.nan)
+    kept = np.isfinite(values).any(1)
+    names = np.array(observed.seeds or range(len(values)))[kept]
+    parts = {
+        name: None if (of := getattr(observed, name)) is None else np.asarray(of, dtype=float)[kept]
+        for name in ("heads", "weights")
+    }
+    untrained = observed.untrained
+    if untrained is not None:
+        untrained = np.asarray(untrained, dtype=float)
+        untrained = untrained[np.isfinite(untrained)]
+    return replace(observed, values=values[kept], untrained=untrained, seeds=tuple(names.tolist()), **parts)
+
+
+def _estimate(observed: Observed, seed: int) -> Estimate:
+    """The estimate of values of which every seed has some."""
+    undefined = float(np.isnan(observed.values).mean()) if observed.values.size else 1.0
+    values = observed.values[:, np.isfinite(observed.values).any(0)]
+    untrained = observed.untrained
+    seeds, prompts = values.shape
+    counts = {"prompts": prompts, "seeds": seeds, "untrained": 0 if untrained is None else len(untrained)}
+    if (seeds == 1 and prompts < 2) or prompts == 0:
+        return _undefined("fewer than two prompts or seeds have a value", **counts)
+    if untrained is not None and len(untrained) < 3:
+        return _undefined("fewer than three untrained models have a value", **counts)
+    middle = np.median if observed.average == "median" else np.mean
+    means = np.array([middle(row[np.isfinite(row)]) for row in values])
+    together = observed.prompts == "crossed" and prompts > 1
+    p_t = math.nan
+    if seeds == 1:
+        interval, null, p = bootstrap(values[0][np.isfinite(values[0])], middle, seed)
+        method = over = OVER_PROMPTS
+    else:
+        if together:
+            interval, null, p = (crossed_medians if observed.average == "median" else crossed)(values)
+        else:
+            interval, null, p = students_t(means)
+        method, over = "Student's t", CROSSED if together else OVER_SEEDS
+        if seeds >= FEWEST_FLIPPED and not together:
+            p, p_t = flipped_signs(means), p
+            method = f"signs of seeds turned, which with {seeds} cannot give a p below {2.0 ** (1 - seeds):.2g}"
+    if untrained is not None:
+        null, p = against_untrained(means, untrained)
+        p_t = math.nan
+        method = "against untrained models of the same architecture"
+    layers = () if observed.layers is None else tuple(np.asarray(observed.layers, dtype=float).tolist())
+    return Estimate(
+        float(means.mean()),
+        *interval,
+        *null,
+        p,
+        **counts,
+        method=method,
+        layers=layers,
+        note=observed.note,
+        p_t=p_t,
+        interval=over,
+        undefined=undefined,
+    )
+
+
 def _undefined(why: str, **counts: int) -> Estimate:
     return Estimate(*[math.nan] * 6, **counts, method="", why=why)
 
 
-def _of_means(means: np.ndarray) -> tuple[float, float]:
-    """Student's t over seeds."""
-    value = float(means.mean())
-    reach = stats.t(len(means) - 1).ppf(1 - LEVEL / 2) * _error(means)
-    return value - reach, value + reach
+def _without(observed: Observed, whole: Estimate) -> tuple[LeftOut, ...]:
+    """The estimate without each of three seeds or more, and without heads."""
+    without = []
+    if whole.seeds > 2:
+        for index, name in enumerate(observed.seeds):
+            fewer = replace(observed, values=np.delete(observed.values, index, 0))
+            without.append(_left_out("seed", f"seed {name}", _estimate(fewer, 0)))
+    if observed.heads is None:
+        return tuple(without)
+    changes = head_changes(observed.heads, observed.weights)
+    if whole.seeds == 1:
+        for (layer, head), change in np.ndenumerate(changes[0]):
+            if np.isfinite(change):
+                moved = (float(x + change) for x in (whole.value, whole.low, whole.high))
+                without.append(LeftOut("head", f"head {layer}.{head}", *moved, math.nan))
+        return tuple(without)
+    flat = changes.reshape(len(changes), -1)  # head 0.1 of one seed is not that of another: the one that does most, in each
+    for words, most in (("raises", np.nanmin), ("lowers", np.nanmax)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # a seed in which no head takes part
+            change = np.nan_to_num(most(flat, axis=1))
+        moved_values = replace(observed, values=observed.values + change[:, None])
+        without.append(_left_out("head", f"the head of each seed that {words} it most", _estimate(moved_values, 0)))
+    return tuple(without)
 
 
-def _error(means: np.ndarray) -> float:
-    return means.std(ddof=1) / np.sqrt(len(means))
+def _left_out(unit: str, what: str, rest: Estimate) -> LeftOut:
+    return LeftOut(unit, what, rest.value, rest.low, rest.high, rest.p)
 
 
-def _bootstrap(values: np.ndarray, rng: np.random.Generator) -> tuple[float, float]:
-    """Percentiles over resampled prompts."""
-    values = values[np.isfinite(values)]
-    interval = stats.bootstrap((values,), np.mean, n_resamples=RESAMPLES, method="percentile", rng=rng).confidence_interval
-    return float(interval.low), float(interval.high)
+def head_changes(heads: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+    """By how much the mean over heads changes without each of them, (seed, layer, head); NaN where a head takes no part.
 
-
-def _null(
-    values: np.ndarray, means: np.ndarray, untrained: np.ndarray | None, rng: np.random.Generator
-) -> tuple[tuple[float, float], float, str]:
-    """Where the values would be without an effect, p, and what was compared."""
-    if untrained is not None:
-        return *_against_untrained(means, untrained), "against untrained models of the same architecture"
-    if len(means) > 1:
-        return *_of_seeds(float(means.mean()), _error(means), len(means)), "over seeds"
-    return *_of_signs(values[0][np.isfinite(values[0])], rng), "over prompts: of these models alone"
-
-
-def _against_untrained(means: np.ndarray, untrained: np.ndarray) -> tuple[tuple[float, float], float]:
-    count = len(untrained)
-    middle = untrained.mean()
-    spread = untrained.std(ddof=1)
-    trained_spread = means.std(ddof=1) if len(means) > 1 else spread
-    error = np.hypot(trained_spread / np.sqrt(len(means)), spread / np.sqrt(count))
-    freedom = count - 1
-    if len(means) > 1 and error > TINY:  # Welch
-        parts = trained_spread**2 / len(means), spread**2 / count
-        freedom = sum(parts) ** 2 / (parts[0] ** 2 / (len(means) - 1) + parts[1] ** 2 / (count - 1))
-    reach = stats.t(freedom).ppf(1 - LEVEL / 2) * error
-    distance = abs(means.mean() - middle)
-    p = 2 * stats.t(freedom).sf(distance / error) if error > TINY else 1.0  # without any spread nothing can be told apart
-    return (middle - reach, middle + reach), float(p)
-
-
-def _of_seeds(value: float, error: float, seeds: int) -> tuple[tuple[float, float], float]:
-    if error <= TINY * max(1.0, abs(value)):  # all seeds and prompts agree; as many signs could have been turned
-        return (0.0, 0.0), 1.0 if abs(value) <= TINY else 2.0 ** (1 - seeds)
-    spread = stats.t(seeds - 1)
-    reach = spread.ppf(1 - LEVEL / 2) * error
-    return (-reach, reach), float(2 * spread.sf(abs(value) / error))
-
-
-def _of_signs(values: np.ndarray, rng: np.random.Generator) -> tuple[tuple[float, float], float]:
-    test = stats.permutation_test((values,), np.mean, permutation_type="samples", n_resamples=RESAMPLES, rng=rng)
-    low, high = np.quantile(test.null_distribution, (LEVEL / 2, 1 - LEVEL / 2))
-    return (float(low), float(high)), float(test.pvalue)
-
-
-def holm(p: list[float]) -> list[float]:
-    """p-values adjusted for how many there are (Holm 1979); NaN stays NaN and counts for nothing."""
-    adjusted = np.full(len(p), np.nan)
-    finite = np.isfinite(p)
-    if finite.any():
-        adjusted[finite] = multipletests(np.asarray(p)[finite], alpha=LEVEL, method="holm")[1]
-    return adjusted.tolist()
+    Parameters
+    ----------
+    heads : ndarray (seed, layer, head)
+    weights : ndarray (seed, layer, head), optional
+        By default heads count alike within a layer, and layers alike.
+    """
+    present = np.isfinite(heads)
+    if weights is None:
+        of_layer = present.sum(2, keepdims=True)
+        layers = (of_layer > 0).sum(1, keepdims=True)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            within = np.nansum(heads, 2, keepdims=True) / of_layer
+            alone = np.where(of_layer == 1, np.nan, (np.nansum(heads, 2, keepdims=True) - heads) / (of_layer - 1))
+            change = (alone - within) / layers
+            total = np.nansum(within, 1, keepdims=True)
+            last = (total - within) / (layers - 1) - total / layers  # a layer that has no other head goes with it
+        return np.where(present, np.where(of_layer == 1, last, change), np.nan)
+    weights = np.where(present, weights, 0.0)
+    total = weights.sum((1, 2), keepdims=True)
+    product = np.where(present, heads, 0.0) * weights
+    with np.errstate(invalid="ignore", divide="ignore"):
+        rest = (product.sum((1, 2), keepdims=True) - product) / (total - weights)
+        change = rest - product.sum((1, 2), keepdims=True) / total
+    return np.where(present & (weights > 0) & np.isfinite(change), change, np.nan)

@@ -20,7 +20,6 @@ from functools import cached_property
 import numpy as np
 import torch
 import xarray as xr
-from scipy.stats import norm
 
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.parts import Pairing
@@ -159,73 +158,3 @@ class PlantedModels:
     def at_random(self) -> Planted:
         truth = "standard" if self.planted.truth == "standard" else "neither"
         return replace(self.planted, truth=truth, signal=0.0)
-
-
-# A trained cohort: rates of exact answers by arm, seed, length and distractors that follow one account. NC: DIFF and its variants
-# with λ gain with distractors at any length, λ = 1 most; nothing else does. SP: DIFF gains with length at any number of
-# distractors, and finer heads, a signed mask and top-k gain as much. Neither: no arm gains anything.
-
-LENGTHS = (128, 256, 512)
-DISTRACTORS = (0, 4, 8, 16)
-PROMPTS = 100
-DIFF = ("diff", "no-norm", "scalar", "lambda-1")
-SPARSE = ("half-width", "signed", "top-2", "top-8", "top-32")
-ARMS = ("standard", "standard-norm", "double-width", "lambda-0", "gated", *SPARSE, *DIFF)
-LEVEL = 1.2  # logit of an exact answer where nothing helps
-
-
-def planted_cohort(truth: str, seeds: int, effect: float, spread: float = 0.3, seed: int = 0) -> xr.Dataset:
-    """What ``diffscope train`` would measure of such a cohort.
-
-    Parameters
-    ----------
-    truth : {"NC", "SP", "neither"}
-    seeds : int
-    effect : float
-        The mean gain over all but no distractors, in logits.
-    spread : float
-        Standard deviation over seeds of an arm's level, in logits.
-    seed : int
-    """
-    rng = np.random.default_rng([seed, seeds])
-    coords = {
-        "arm": list(ARMS),
-        "seed": range(seeds),
-        "length": list(LENGTHS),
-        "distractors": list(DISTRACTORS),
-        "step": [25, 850],
-        "question": ["answerable", "unanswerable"],
-        "token": ["hit", "other"],
-    }
-    shape = (len(ARMS), seeds)
-    earlier = np.array([truth == "NC" and arm in DIFF for arm in ARMS], dtype=float)[:, None]  # NC: DIFF forms and tells apart
-    rates = _rates(truth, seeds, effect, spread, rng)
-    exact = rng.random((*rates.shape, PROMPTS)) < rates[..., None]
-    formation = (500 - 200 * earlier + 75 * rng.normal(size=shape)).clip(25, 850) // 25 * 25
-    d = 1.5 + effect * earlier  # d′ of saying "unknown"
-    z = 0.5 * d[..., None] * np.array([-1, 1]) - 0.4 + 0.15 * rng.normal(size=(*shape, 2))
-    unknown = rng.random((*shape, 2, len(DISTRACTORS), PROMPTS)) < norm.cdf(z)[..., None, None]
-    return xr.Dataset(
-        {
-            "exact_match": (("arm", "seed", "length", "distractors", "prompt"), exact.astype(float)),
-            "formation": (("arm", "seed"), formation),
-            "finished": (("arm", "seed"), np.ones(shape, dtype=int)),
-            "says_unknown": (("arm", "seed", "question", "distractors", "prompt"), unknown.astype(float)),
-            "text": (("arm", "seed", "token"), 2 + 0.02 * rng.normal(size=(*shape, 2))),
-        },
-        coords,
-    )
-
-
-def _rates(truth: str, seeds: int, effect: float, spread: float, rng: np.random.Generator) -> np.ndarray:
-    """Probability of an exact answer, (arm, seed, length, distractors)."""
-    distractors, length = np.meshgrid(np.array(DISTRACTORS) / 16, np.log2(np.array(LENGTHS) / 256))  # (length, distractors)
-    shape = {"NC": distractors / distractors[:, 1:].mean(), "SP": 1 + length, "neither": 0 * distractors}[truth]
-    factors = dict.fromkeys(ARMS, 0.0)
-    if truth == "NC":
-        factors |= dict.fromkeys(DIFF, 1.0) | {"lambda-1": 1.5}
-    elif truth == "SP":
-        factors |= dict.fromkeys((*DIFF, *SPARSE), 1.0)
-    gains = np.stack([shape * effect * factors[arm] for arm in ARMS])
-    levels = LEVEL + spread * rng.normal(size=(len(ARMS), seeds, 1, 1)) - distractors - 0.3 * length
-    return 1 / (1 + np.exp(-(levels + gains[:, None])))

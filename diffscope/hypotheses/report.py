@@ -6,9 +6,26 @@ import html
 import math
 from collections.abc import Sequence
 
-from diffscope.hypotheses.verdicts import Verdict, summary
+from diffscope.hypotheses.conclusion import of_kind, summary
+from diffscope.hypotheses.declared import KINDS
+from diffscope.hypotheses.inference import Estimate
+from diffscope.hypotheses.rules import Quantity
+from diffscope.hypotheses.verdicts import Verdict, decided, number
 
-COLUMNS = ("quantity", "estimate", "95 % interval", "without an effect", "p", "p (Holm)", "smallest that matters", "state")
+COLUMNS = (
+    "quantity",
+    "estimate",
+    "95 % interval",
+    "of",
+    "without an effect",
+    "p",
+    "p (t)",
+    "p corrected",
+    "smallest that matters",
+    "state",
+    "without one seed or head",
+    "note",
+)
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em }
 table { border-collapse: collapse; font-size: 13px }
@@ -26,19 +43,30 @@ def rows(verdict: Verdict) -> list[list[str]]:
                 quantity.label,
                 number(estimate.value),
                 f"{number(estimate.low)} to {number(estimate.high)}",
+                estimate.interval or estimate.method,
                 f"{number(estimate.null_low)} to {number(estimate.null_high)}",
                 number(estimate.p),
-                number(verdict.adjusted[name]) if name in verdict.adjusted else "not in the rule",
+                number(estimate.p_t),
+                number(verdict.corrected[name]) if name in verdict.corrected else "not in the rule",
                 number(quantity.margin),
                 verdict.states[name] + (f" ({estimate.why})" if estimate.why else ""),
+                left_out(estimate, quantity),
+                estimate.note,
             ]
         )
     return table
 
 
-def number(value: float) -> str:
-    """Three digits, or a dash for what is undefined."""
-    return "–" if not math.isfinite(value) else f"{value:.3g}"
+def left_out(estimate: Estimate, quantity: Quantity) -> str:
+    """From where to where an estimate and its p go without one seed, and without one head, and what decides."""
+    words = []
+    for unit in ("seed", "head"):
+        rest = [left for left in estimate.without if left.unit == unit]
+        if rest:
+            values, p = ([getattr(left, of) for left in rest] for of in ("value", "p"))
+            of_p = f", p {number(min(p))} to {number(max(p))}" if all(map(math.isfinite, p)) else ""
+            words.append(f"{unit}s: {number(min(values))} to {number(max(values))}{of_p}")
+    return "; ".join(filter(None, (*words, decided(estimate, quantity))))
 
 
 def facts(verdict: Verdict) -> list[tuple[str, str]]:
@@ -55,16 +83,26 @@ def facts(verdict: Verdict) -> list[tuple[str, str]]:
 
 
 def markdown(verdicts: Sequence[Verdict], title: str) -> str:
-    """The board as Markdown: a table of verdicts, then every test with its numbers."""
-    lines = [f"# {title}", "", summary(verdicts), "", "| test | verdict | claim |", "|---|---|---|"]
-    lines += [f"| {verdict.test.id} | {_cell(verdict.shown)} | {_cell(verdict.test.claim)} |" for verdict in verdicts]
-    for verdict in verdicts:
+    """The board as Markdown: tables of verdicts, primaries first, every test with its numbers, and what they say together."""
+    lines = [f"# {title}"]
+    for kind, words in KINDS.items():
+        listed = of_kind(verdicts, kind)
+        if listed:
+            lines += ["", f"| {words} | verdict | claim |", "|---|---|---|"]
+            lines += [f"| {verdict.test.id} | {_cell(verdict.shown)} | {_cell(verdict.test.claim)} |" for verdict in listed]
+    for verdict in in_order(verdicts):
         lines += ["", f"## {verdict.test.id}: {verdict.shown}", ""]
         lines += [f"- {name}: {text}" for name, text in facts(verdict)]
         if verdict.estimates:
             lines += ["", f"| {' | '.join(COLUMNS)} |", "|" + "---|" * len(COLUMNS)]
             lines += [f"| {' | '.join(map(_cell, row))} |" for row in rows(verdict)]
+    lines += ["", "## Together", "", summary(verdicts)]
     return "\n".join(lines) + "\n"
+
+
+def in_order(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """Primary tests, then mechanism tests, then measurements."""
+    return [verdict for kind in KINDS for verdict in of_kind(verdicts, kind)]
 
 
 def _cell(text: str) -> str:
@@ -73,14 +111,16 @@ def _cell(text: str) -> str:
 
 def page(verdicts: Sequence[Verdict], title: str) -> str:
     """The same as one HTML page."""
-    board = [(verdict.test.id, verdict.shown, verdict.test.claim) for verdict in verdicts]
-    parts = [f"<h1>{html.escape(title)}</h1><p>{html.escape(summary(verdicts))}</p>"]
-    parts.append(_table(("test", "verdict", "claim"), board))
-    for verdict in verdicts:
+    parts = [f"<h1>{html.escape(title)}</h1>"]
+    for kind, words in KINDS.items():
+        board = [(verdict.test.id, verdict.shown, verdict.test.claim) for verdict in of_kind(verdicts, kind)]
+        parts += [_table((words, "verdict", "claim"), board)] if board else []
+    for verdict in in_order(verdicts):
         parts.append(f"<h2>{html.escape(verdict.test.id)}: {html.escape(verdict.shown)}</h2>")
         parts += [f"<p><b>{html.escape(name)}.</b> {html.escape(text)}</p>" for name, text in facts(verdict)]
         if verdict.estimates:
             parts.append(_table(COLUMNS, rows(verdict)))
+    parts += ["<h2>Together</h2>", *(f"<p>{html.escape(paragraph)}</p>" for paragraph in summary(verdicts).split("\n\n"))]
     head = f'<!doctype html><meta charset="utf-8"><title>{html.escape(title)}</title><style>{STYLE}</style>'
     return f"{head}{''.join(parts)}\n"
 

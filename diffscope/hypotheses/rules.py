@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from diffscope.errors import DiffscopeError
-from diffscope.hypotheses.inference import LEVEL, Estimate, Observed
+from diffscope.hypotheses.inference import Estimate, LeftOut, Observed
+from diffscope.hypotheses.intervals import LEVEL
 
 ACCOUNTS = {"NC": "noise cancellation", "SP": "sparsification"}
 ABOVE = "above"
@@ -17,10 +18,11 @@ ALIKE = "as untrained"
 FAR = "far"
 BETWEEN = "between"
 OPEN = "open"
+FEWEST = 5  # seeds, of which it is said what one of them decides
 MEASURED = "measured"  # what is shown in place of a verdict, which a measurement has not, and of a state that no rule uses
 Observer = Callable[[Any], Mapping[str, Observed | Estimate]]
 Needs = Literal["model", "pair", "checkpoints", "cohort"]
-Kind = Literal["primary", "mechanism"]
+Kind = Literal["primary", "mechanism", "measurement"]
 
 
 class Missing(DiffscopeError):
@@ -83,6 +85,8 @@ class Declared:
         Gives what was observed of every quantity of such a subject, by name; raises :class:`Missing` where that cannot be.
     limits : str
         What it cannot say, whatever comes out.
+    kind : {"primary", "mechanism", "measurement"}
+        Primaries are corrected among themselves (Holm), mechanism tests among themselves (Benjamini–Hochberg), measurements not.
     """
 
     id: str
@@ -94,6 +98,7 @@ class Declared:
     needs: Needs
     observe: Observer
     limits: str = ""
+    kind: Kind = "measurement"
 
     @property
     def judged(self) -> tuple[str, ...]:
@@ -123,8 +128,6 @@ class Test(Declared):
     ----------
     predictions : dict of {"NC", "SP"} to dict of str to {"above", "below", "none"}
         What noise cancellation and sparsification predict of the quantities; an account that predicts nothing is left out.
-    kind : {"primary", "mechanism"}
-        Primaries are corrected among themselves (Holm), mechanisms among themselves (Benjamini–Hochberg).
     """
 
     __test__ = False  # pytest's own tests have this name too
@@ -194,7 +197,7 @@ def declare(
     DiffscopeError
         There is nothing of that name to observe, or something is predicted of a quantity that is not estimated.
     """
-    for name, word, words in (("needs", needs, get_args(Needs)), ("is of the kind", kind, get_args(Kind))):
+    for name, word, words in (("needs", needs, get_args(Needs)), ("is of the kind", kind, ("primary", "mechanism"))):
         if word not in words:
             raise DiffscopeError(f"the test {id!r} {name} {word!r}; it has to be one of {', '.join(words)}")
     for account, predicted in (predictions or {}).items():
@@ -243,6 +246,28 @@ def state(estimate: Estimate, p: float, margin: float, within: float | None = No
         return FAR
     between = within <= estimate.low <= estimate.high < margin or -margin < estimate.low <= estimate.high <= -within
     return BETWEEN if between else OPEN
+
+
+def deciding(estimate: Estimate, quantity: Quantity) -> list[LeftOut]:
+    """The seeds and heads without which an estimate would show something else, by its interval and size alone.
+
+    Of what is left of fewer than five seeds nothing is said: their interval is wide whichever is left out.
+    """
+    whole = _by_interval(estimate, quantity)
+    few = estimate.seeds < FEWEST
+    return [
+        left
+        for left in estimate.without
+        if not (few and left.unit == "seed") and _by_interval(replace(estimate, **_numbers(left)), quantity) != whole
+    ]
+
+
+def _by_interval(estimate: Estimate, quantity: Quantity) -> str:
+    return state(estimate, 0.0, quantity.margin, quantity.no_effect)
+
+
+def _numbers(left: LeftOut) -> dict[str, float]:
+    return {"value": left.value, "low": left.low, "high": left.high}
 
 
 def _holds(predicted: Mapping[str, str], states: Mapping[str, str]) -> bool:

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 
 from diffscope.errors import DiffscopeError
+from diffscope.hypotheses.correction import CORRECTIONS, by_signs, uncorrected
 from diffscope.hypotheses.declared import SUBJECTS, TESTS
-from diffscope.hypotheses.inference import LEVEL, Estimate
-from diffscope.hypotheses.rules import MEASURED, Declared, Test
+from diffscope.hypotheses.inference import Estimate
+from diffscope.hypotheses.rules import MEASURED, Declared, Quantity, Test, deciding
 
-DECLARED = ("id", "claim", "source", "statistic", "controls", "rule", "needs", "limits")
-SUMMARY = {
-    "NC": "as noise cancellation predicts",
-    "SP": "as sparsification predicts",
-    "both": "as both predict",
-    "neither": "against what was predicted, which random weights may be as well",
-    "inconclusive": "undecided",
-    MEASURED: "measured, without a verdict",
-    "needs": "not run for want of what they need",
-}
+DECLARED = ("id", "kind", "claim", "source", "statistic", "controls", "rule", "needs", "limits")
 
 
 @dataclass(frozen=True)
@@ -34,8 +26,8 @@ class Verdict:
         NC, SP, both, neither or inconclusive; "needs …" with what is missing; None of a measurement, which has no verdict.
     estimates : dict of str to Estimate
         By quantity.
-    adjusted : dict of str to float
-        Holm's p of the quantities that the rule uses, over the board.
+    corrected : dict of str to float
+        p of the quantities that the rule uses, corrected as the test's kind says.
     states : dict of str to str
         By quantity, as :func:`diffscope.hypotheses.rules.state` says.
     sentence : str
@@ -45,7 +37,7 @@ class Verdict:
     test: Declared
     verdict: str | None
     estimates: Mapping[str, Estimate]
-    adjusted: Mapping[str, float]
+    corrected: Mapping[str, float]
     states: Mapping[str, str]
     sentence: str
 
@@ -54,6 +46,11 @@ class Verdict:
         """The verdict, or that it was measured."""
         return self.verdict or MEASURED
 
+    def decided_by(self) -> list[str]:
+        """The seeds and heads without which a quantity that the rule uses would show something else."""
+        rests = (deciding(self.estimates[name], self.test.quantities[name]) for name in self.corrected)
+        return list(dict.fromkeys(left.what for rest in rests for left in rest))
+
     def as_dict(self) -> dict:
         """Ready for JSON."""
         rows = {
@@ -61,9 +58,10 @@ class Verdict:
                 **asdict(estimate),
                 "label": self.test.quantities[name].label,
                 "margin": self.test.quantities[name].margin,
-                "p_holm": self.adjusted.get(name),
-                "in_rule": name in self.adjusted,
+                "p_corrected": self.corrected.get(name),
+                "in_rule": name in self.corrected,
                 "state": self.states[name],
+                "decided_by": [left.what for left in deciding(estimate, self.test.quantities[name])],
             }
             for name, estimate in self.estimates.items()
         }
@@ -84,29 +82,28 @@ class Verdict:
         if test is None or not _same_rule(test, record):
             raise DiffscopeError(f"the test {record['id']!r} is judged by another rule now; run it anew with diffscope test")
         estimates = {name: Estimate.from_json(row) for name, row in rows.items()}
-        adjusted = {name: math.nan if row["p_holm"] is None else row["p_holm"] for name, row in rows.items() if row["in_rule"]}
+        p = {name: row["p_corrected"] for name, row in rows.items() if row["in_rule"]}
+        corrected = {name: math.nan if value is None else value for name, value in p.items()}
         states = {name: row["state"] for name, row in rows.items()}
-        text = sentence(test, estimates, adjusted, states) if rows else record["sentence"]
-        return cls(test, record["verdict"], estimates, adjusted, states, text)
+        text = sentence(test, estimates, corrected, states) if rows else record["sentence"]
+        return cls(test, record["verdict"], estimates, corrected, states, text)
 
 
 def _same_rule(test: Declared, record: Mapping) -> bool:
     """Whether a verdict was made with the rule, statistic and quantities that are declared now."""
     rows = record["estimates"]
     then = {name: (row["label"], row["margin"]) for name, row in rows.items()}
-    now = {name: (quantity.label, quantity.margin) for name, quantity in test.quantities.items()} if rows else {}
-    return (test.rule, test.statistic, now) == (record["rule"], record["statistic"], then)
+    now = {name: (quantity.label, quantity.margin) for name, quantity in test.quantities.items()}
+    same = (test.kind, test.rule, test.statistic) == (record.get("kind"), record["rule"], record["statistic"])
+    return same and then.items() <= now.items()
 
 
-def sentence(test: Declared, estimates: Mapping[str, Estimate], adjusted: Mapping[str, float], states: Mapping[str, str]) -> str:
-    """What was measured, what was predicted of it, and what follows; of quantities that no rule uses if there are no others."""
-    names = list(adjusted or estimates)
-    parts = []
-    for name in names:
-        p = f"p = {adjusted[name]:.2g} after Holm" if adjusted else f"p = {estimates[name].p:.2g}"
-        parts.append(_in_words(test.quantities[name].label, estimates[name], p))
+def sentence(test: Declared, estimates: Mapping[str, Estimate], corrected: Mapping[str, float], states: Mapping[str, str]) -> str:
+    """What was measured, what was predicted of it, and what follows; of a mechanism test what its rule uses alone."""
+    names = list(corrected if test.kind == "mechanism" else estimates)
+    parts = [_in_words(test, name, estimates[name], corrected) for name in names]
     parts += test.conclusions(states) if isinstance(test, Test) else []
-    notes = dict.fromkeys(estimate.note for estimate in estimates.values() if estimate.note)
+    notes = dict.fromkeys(part for name in names for part in estimates[name].note.split(". ") if part and test.judged)
     texts = [
         f"{'. '.join(map(_capital, parts))}. From {'; '.join(_counted(test, estimates, names))}.",
         *(f"{_capital(note)}." for note in notes),
@@ -115,10 +112,33 @@ def sentence(test: Declared, estimates: Mapping[str, Estimate], adjusted: Mappin
     return " ".join(filter(None, texts))
 
 
-def _in_words(label: str, estimate: Estimate, p: str) -> str:
+def _in_words(test: Declared, name: str, estimate: Estimate, corrected: Mapping[str, float]) -> str:
+    quantity = test.quantities[name]
     if estimate.why:
-        return f"{label}: undefined, {estimate.why}"
-    return f"{label}: {estimate.value:.3g} (95 % {estimate.low:.3g} to {estimate.high:.3g}, {p})"
+        return f"{quantity.label}: undefined, {estimate.why}"
+    words = f"{quantity.label}: {number(estimate.value)} (95 % {number(estimate.low)} to {number(estimate.high)}"
+    if name not in corrected:
+        p = f"; p = {number(uncorrected(test, estimate))}, not corrected" if test.judged else ""
+        return f"{words}{p})"
+    signs = f" by turned signs, {number(estimate.p_t)} by Student's t" if by_signs(test, estimate) else ""
+    p = f"p = {number(uncorrected(test, estimate))}{signs}; after {CORRECTIONS[test.kind]} {number(corrected[name])}"
+    return "; ".join(filter(None, (f"{words}; {p})", decided(estimate, quantity))))
+
+
+def decided(estimate: Estimate, quantity: Quantity) -> str:
+    """That one seed or head decides what an estimate shows, in words; empty where none does."""
+    rest = deciding(estimate, quantity)
+    if not rest:
+        return ""
+    if len(rest) > 3:
+        return f"decided by any one of {len(rest)} ({', '.join(left.what for left in rest)})"
+    each = (f"{left.what} (without it {number(left.value)}, {number(left.low)} to {number(left.high)})" for left in rest)
+    return f"decided by {', '.join(each)}"
+
+
+def number(value: float) -> str:
+    """Three digits, or a dash for what is undefined."""
+    return "–" if not math.isfinite(value) else f"{value:.3g}"
 
 
 def _counted(test: Declared, estimates: Mapping[str, Estimate], names: Iterable[str]) -> list[str]:
@@ -132,17 +152,10 @@ def _counted(test: Declared, estimates: Mapping[str, Estimate], names: Iterable[
         groups.setdefault(words, []).append(test.quantities[name].label)
     if len(groups) == 1:
         return list(groups)
+    if not test.judged:
+        fewest, most = (of(estimates[name].seeds for name in names) for of in (min, max))
+        return [f"{fewest} to {most} {plural}, as the table says"]
     return [f"{words} ({', '.join(labels)})" for words, labels in groups.items()]
-
-
-def summary(verdicts: Sequence[Verdict]) -> str:
-    """What the evidence supports taken together, and what is missing."""
-    names: dict[str, list[str]] = {}
-    for verdict in verdicts:
-        names.setdefault(verdict.shown.partition(" ")[0], []).append(verdict.test.id)
-    parts = [f"{len(names[kind])} {words} ({', '.join(names[kind])})" for kind, words in SUMMARY.items() if kind in names]
-    corrected = f"Holm's correction over what the rules of these tests use, at {LEVEL:g}: fewer tests, less correction."
-    return f"Of {len(verdicts)} tests: {'; '.join(parts)}. {corrected}"
 
 
 def _capital(words: str) -> str:

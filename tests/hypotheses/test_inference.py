@@ -1,13 +1,19 @@
 """Estimates: intervals, nulls and p as textbooks have them, and words where there are none."""
 
+import json
+import warnings
+from dataclasses import asdict
+
 import numpy as np
 import pytest
 import xarray as xr
 from scipy import stats
+from statsmodels.stats.multitest import multipletests
 
 from diffscope.hypotheses.contrast import beside
-from diffscope.hypotheses.inference import Observed, estimate, holm
-from diffscope.hypotheses.rules import OPEN, state
+from diffscope.hypotheses.inference import Estimate, Observed, estimate, head_changes
+from diffscope.hypotheses.intervals import benjamini_hochberg, crossed, flipped_signs, holm, students_t
+from diffscope.hypotheses.rules import OPEN, Quantity, deciding, state
 
 
 def test_a_spread_that_is_rounding_is_none():
@@ -29,8 +35,8 @@ def test_what_is_infinite_is_left_out_of_every_mean():
     assert estimate(Observed(np.array([[1.0, 3.0, np.inf], [2.0, 4.0, 3.0]]))).value == 2.5
 
 
-def test_several_seeds_are_students_t_over_their_means():
-    result = estimate(Observed(np.array([[1.0, 3.0], [2.0, 4.0], [5.0, 7.0]])))
+def test_several_seeds_with_prompts_of_their_own_are_students_t_over_their_means():
+    result = estimate(Observed(np.array([[1.0, 3.0], [2.0, 4.0], [5.0, 7.0]]), prompts="nested"))
     wanted = stats.ttest_1samp([2.0, 3.0, 6.0], 0)
     interval = wanted.confidence_interval()
     assert (result.value, result.p) == pytest.approx((11 / 3, wanted.pvalue))
@@ -68,5 +74,95 @@ def test_what_cannot_be_estimated_is_nan_and_says_why(observed, why):
     assert state(result, result.p, 0.1) == OPEN
 
 
-def test_holm_by_hand():
-    assert holm([0.01, 0.04, float("nan"), 0.03]) == pytest.approx([0.03, 0.06, np.nan, 0.06], nan_ok=True)
+def test_corrections_are_those_of_statsmodels():
+    assert holm([0.01, 0.04, float("nan"), 0.03]) == pytest.approx([0.03, 0.06, np.nan, 0.06], nan_ok=True)  # by hand
+    p = np.random.default_rng(0).random(12) ** 3
+    for ours, method in ((holm, "holm"), (benjamini_hochberg, "fdr_bh")):
+        assert ours(p) == pytest.approx(multipletests(p, method=method)[1])
+
+
+def test_signs_are_turned_in_every_way():
+    means = np.array([0.5, 0.9, 1.3, 0.2, 0.7, 0.4, -0.1, 0.6])
+    assert flipped_signs(means) == 4 / 256  # the sum is reached by these signs and where −0.1 is turned, and by the opposite
+    wanted = stats.permutation_test((means,), np.mean, permutation_type="samples", n_resamples=256).pvalue
+    assert flipped_signs(means) == pytest.approx(wanted)
+    five = estimate(Observed(np.arange(1.0, 6)[:, None], prompts="nested"))
+    assert five.p == five.least_p == 2 / 32 and "cannot give a p below 0.062" in five.method
+    assert five.p_t == pytest.approx(stats.ttest_1samp(np.arange(1, 6), 0).pvalue)
+
+
+def test_crossed_prompts_are_a_sample_too():
+    """What the draw of prompts does to all seeds alike is in the crossed interval and not in that over seeds."""
+    rng = np.random.default_rng(0)
+    covered = {"crossed": 0, "nested": 0}
+    for _ in range(400):
+        values = rng.normal(size=(6, 1)) * 0.3 + rng.normal(size=(1, 5)) + rng.normal(size=(6, 5))
+        for name in covered:
+            result = estimate(Observed(values, prompts=name))
+            covered[name] += result.low < 0 < result.high
+    assert 0.91 < covered["crossed"] / 400 < 0.99 and covered["nested"] / 400 < 0.75
+
+
+def test_crossed_without_an_effect_of_prompts_is_students_t():
+    values = np.array([[1.0, 1.2, 0.9], [2.1, 1.7, 2.2], [3.0, 3.3, 2.6], [2.0, 2.1, 2.4]])
+    values -= values.mean(0)  # all prompts alike
+    values += np.arange(4.0)[:, None]
+    for ours, wanted in zip(crossed(values), students_t(values.mean(1))):
+        assert ours == pytest.approx(wanted)
+
+
+def test_ratios_without_a_bound_are_not_averaged_arithmetically():
+    ratios = np.array([[2.0, 4.0, 1e9], [2.0, 2.0, 4.0], [4.0, 2.0, -1.0]])
+    geometric = estimate(Observed(ratios[1:], prompts="nested", average="geometric"))
+    assert geometric.value == pytest.approx((4 / 3 + 1.5) / 2) and geometric.undefined == pytest.approx(1 / 6)
+    median = estimate(Observed(ratios[:2], average="median"))
+    assert median.value == 3 and median.interval == "seeds and prompts, crossed"
+
+
+def test_what_one_seed_decides_is_said():
+    quantity = Quantity("x", 0.5)
+    values = np.array([1.0, 1.2, 0.9, 1.1, 1.0, -2.5])[:, None]
+    result = estimate(Observed(values, prompts="nested", seeds=(0, 1, 2, 3, 4, 9)))
+    assert [left.what for left in deciding(result, quantity)] == ["seed 9"]
+    without = next(left for left in result.without if left.what == "seed 9")
+    assert without.value == pytest.approx(1.04) and without.p == 2 / 32
+    steady = estimate(Observed(values[:5], prompts="nested"))
+    assert deciding(steady, quantity) == [] and len(steady.without) == 5
+    again = Estimate.from_json(json.loads(json.dumps(asdict(result))))
+    assert again == result
+
+
+def test_what_one_head_decides_is_said():
+    quantity = Quantity("x", 0.1)
+    heads = np.array([[[0.0, 1.2], [0.0, 0.0]]])  # (seed, layer, head)
+    values = np.full((1, 8), heads.mean()) + np.linspace(-0.05, 0.05, 8)
+    result = estimate(Observed(values, heads=heads))
+    assert result.low > 0.2
+    assert [left.what for left in deciding(result, quantity)] == ["head 0.1"]
+    several = estimate(Observed(np.full((6, 1), 0.3) + np.linspace(-0.05, 0.05, 6)[:, None], heads=np.repeat(heads, 6, 0)))
+    raises = next(left for left in several.without if "raises" in left.what)
+    assert raises.value == pytest.approx(0.0, abs=1e-12) and deciding(several, quantity) == [raises]
+
+
+def test_a_mean_over_heads_without_each_of_them():
+    rng = np.random.default_rng(0)
+    heads = rng.normal(size=(2, 3, 4))
+    heads[0, 1, 2] = np.nan
+    heads[1, 2, 1:] = np.nan  # a layer of one head
+    weights = rng.random(heads.shape)
+    for given in (None, weights):
+        changes = head_changes(heads, given)
+        for place in np.ndindex(heads.shape):
+            fewer = heads.copy()
+            fewer[place] = np.nan
+            change = _mean(fewer, given)[place[0]] - _mean(heads, given)[place[0]]
+            wanted = np.nan if np.isnan(heads[place]) else change
+            assert changes[place] == pytest.approx(wanted, nan_ok=True), place
+
+
+def _mean(heads, weights):
+    if weights is None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return np.nanmean(np.nanmean(heads, 2), 1)
+    return [np.average(of[np.isfinite(of)], weights=by[np.isfinite(of)]) for of, by in zip(heads, weights)]

@@ -111,6 +111,6 @@ def test_a_board_says_what_is_measured_and_what_is_judged():
 
 
 def test_the_page_escapes_what_it_shows():
-    first, second = run(["gated", "half-width"])
+    first, second = run(["gated", "top-k"])
     page = report.page([replace(first, verdict="needs <b>bold</b>"), replace(second, sentence="a <i>claim</i>")], "<script>")
     assert "<b>bold" not in page and "&lt;b&gt;bold" in page and "<i>" not in page and "<script>" not in page

@@ -14,7 +14,7 @@ from diffscope.errors import CorruptFile, DiffscopeError
 from diffscope.hypotheses import TESTS, Settings, Verdict, board, run
 from diffscope.hypotheses import study as study_module
 from diffscope.hypotheses.api import open_cohort
-from diffscope.hypotheses.planted import planted_cohort
+from diffscope.hypotheses.planted_cohort import planted_cohort
 from diffscope.hypotheses.study import (
     FILE,
     NO_EVIDENCE,
@@ -29,13 +29,13 @@ from diffscope.store import save_statistics
 from tests.studies import study as planted_study
 
 PACKAGE = Path(diffscope.__file__).parent
-IDS = ["half-width", "distractors-length", "formation", "noise-symmetry"]
+IDS = ["signed-mask", "distractors-or-length", "formation", "noise-symmetry"]
 
 
 @pytest.fixture
 def folder(tmp_path):
     """A cohort without models: its own tests run, the others say what they need."""
-    cohort = planted_cohort("NC", 5, 1.5)
+    cohort = planted_cohort("NC", 5)
     cohort.attrs["recipe"] = json.dumps({"name": "planted", "grid": {"template": " {city} {number}."}})
     (tmp_path / "cohort").mkdir()
     save_statistics(cohort, tmp_path / "cohort" / "cohort.nc", dated=False)
@@ -48,10 +48,10 @@ def test_a_study_comes_back_as_it_was_kept(folder, tmp_path):
     assert again.facts == json.loads(json.dumps(study.facts)) and again.survival == study.survival
     words, wanted = ([(verdict.verdict, verdict.sentence) for verdict in result.boards["all seeds"]] for result in (again, study))
     assert words == wanted
-    assert [board[0].estimates["gain"].seeds for board in study.boards.values()] == [5, 2]
+    assert [board[0].estimates["own"].seeds for board in study.boards.values()] == [5, 2]
     assert study.boards["all seeds"][3].verdict == "needs a differential model with a tokenizer for retrieval prompts"
-    assert Verdict.from_dict(json.loads(json.dumps(study.boards["all seeds"][0].as_dict()))).adjusted == pytest.approx(
-        study.boards["all seeds"][0].adjusted
+    assert Verdict.from_dict(json.loads(json.dumps(study.boards["all seeds"][0].as_dict()))).corrected == pytest.approx(
+        study.boards["all seeds"][0].corrected
     )
 
 
@@ -62,12 +62,12 @@ def test_what_is_finished_is_not_run_again(folder, tmp_path, monkeypatch):
     study = run_study(folder, tmp_path / "study", tests=IDS[:3])
     assert ran == ["formation"] and study.boards["all seeds"][2].verdict == "needs nothing more"
     run_study(folder, tmp_path / "study", tests=IDS[:1], settings=Settings(prompts=50))  # another question
-    assert ran == ["formation", "half-width"]
+    assert ran == ["formation", "signed-mask"]
     other = open_cohort(folder)
     other["formation"] = other["formation"] + 25
     save_statistics(other, folder / "cohort.nc", dated=False)  # other scores
     run_study(folder, tmp_path / "study", tests=IDS[:1])
-    assert ran[2:] == ["half-width"]
+    assert ran[2:] == ["signed-mask"]
 
 
 def test_only_code_that_estimates_depend_on_is_told_apart(tmp_path):
@@ -88,7 +88,7 @@ def test_only_code_that_estimates_depend_on_is_told_apart(tmp_path):
 
 def test_estimates_that_are_kept_are_the_same(folder, tmp_path):
     finished = FinishedTests(tmp_path / "parts", ["x"])
-    fresh = run("formation", cohort=planted_cohort("NC", 4, 1.0), finished=finished)
+    fresh = run("formation", cohort=planted_cohort("NC", 4), finished=finished)
     again = run("formation", finished=FinishedTests(tmp_path / "parts", ["x"]))
     assert again[0].sentence == fresh[0].sentence and list(finished) == ["formation"]
     (path,) = (tmp_path / "parts").iterdir()
@@ -147,9 +147,9 @@ def test_the_command_runs_shows_and_refuses(folder, tmp_path, capsys):
     out = tmp_path / "study"
     assert main(["study", "run", "--cohort", str(folder), "--fresh", "4", "--out", str(out)]) == 0
     shown = capsys.readouterr().out
-    assert "distractors-length" in shown and "fresh: 4" in shown and f"Of {len(TESTS)} tests" in shown.replace("\n", " ")
+    assert "distractors-or-length" in shown and "fresh: 4" in shown and "Corrections, at 0.05" in shown
     assert main(["study", "show", str(out), "--board", "fresh seeds", "--out", str(tmp_path / "b.md")]) == 0
-    assert "distractors-length" in (tmp_path / "b.md").read_text() and "log-rank" in capsys.readouterr().out
+    assert "distractors-or-length" in (tmp_path / "b.md").read_text() and "log-rank" in capsys.readouterr().out
     for arguments, words in (
         (["study", "draw"], "choose show or run"),
         (["study", "run"], "needs a cohort"),

@@ -3,7 +3,16 @@
 from collections.abc import Sequence
 
 from diffscope.errors import DiffscopeError
-from diffscope.hypotheses.declared import checkpoints, cohort, information_flow, low_rank, one_model, pair, robustness
+from diffscope.hypotheses.declared import (
+    checkpoints,
+    cohort,
+    information_flow,
+    low_rank,
+    one_model,
+    pair,
+    primary,
+    robustness,
+)
 from diffscope.hypotheses.rules import Declared
 
 SUBJECTS = {
@@ -12,6 +21,7 @@ SUBJECTS = {
     "checkpoints": ("series of checkpoints", "series"),
     "cohort": ("seed", "seeds"),
 }
+KINDS = {"primary": "Primary tests", "mechanism": "Mechanism tests", "measurement": "Measurements"}
 NEEDED = {
     "model": "a differential model with a tokenizer for retrieval prompts",
     "pair": "a standard model beside it (--baseline NAME)",
@@ -19,9 +29,10 @@ NEEDED = {
     "cohort": "a trained cohort (--cohort FOLDER)",
 }
 
-_MODULES = (one_model, low_rank, pair, checkpoints, information_flow, robustness, cohort)
+_MODULES = (primary, one_model, low_rank, pair, checkpoints, information_flow, robustness, cohort)
 _DECLARED = [value for module in _MODULES for value in vars(module).values() if isinstance(value, Declared)]
-TESTS: dict[str, Declared] = {test.id: test for needs in SUBJECTS for test in _DECLARED if test.needs == needs}
+_ORDER = [(kind, needs) for kind in KINDS for needs in SUBJECTS]
+TESTS: dict[str, Declared] = {test.id: test for place in _ORDER for test in _DECLARED if (test.kind, test.needs) == place}
 
 
 def chosen(tests: str | Sequence[str] | None = None) -> list[Declared]:

@@ -1,0 +1,115 @@
+"""The arms of a trained cohort side by side: what was measured of each, seed by seed, and what has to be said of a comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import xarray as xr
+
+from diffscope.hypotheses.inference import Observed
+from diffscope.hypotheses.rules import Missing
+
+MANY = (24, 48)  # distractors
+
+
+def measured(cohort: xr.Dataset, name: str) -> xr.DataArray:
+    """A variable of the cohort, or Missing."""
+    if name not in cohort:
+        raise Missing(f"a cohort whose {name} was measured")
+    return cohort[name]
+
+
+def of_arm(values: xr.DataArray, arm: str) -> xr.DataArray:
+    """The values of one arm, or Missing."""
+    if arm not in values["arm"].values:
+        raise Missing(f"a cohort with the arm {arm!r}")
+    return values.sel(arm=arm, drop=True)
+
+
+def finished(cohort: xr.Dataset) -> xr.DataArray:
+    """Which runs ended, (arm, seed)."""
+    return measured(cohort, "finished") == 1
+
+
+def formed(cohort: xr.Dataset) -> xr.DataArray:
+    """In which runs the lookup circuit formed, (arm, seed)."""
+    return measured(cohort, "formation").notnull() & finished(cohort)
+
+
+def steps_to_form(cohort: xr.Dataset) -> xr.DataArray:
+    """Steps until the circuit formed, (arm, seed); of a run in which it did not, those after which it was given up."""
+    limit = float(measured(cohort, "formation_limit"))
+    return measured(cohort, "formation").fillna(limit).where(finished(cohort))
+
+
+def log_odds(cohort: xr.Dataset) -> xr.DataArray:
+    """Log-odds of the answer against all distractors, mean over prompts, (arm, seed, length, distractors); of formed models."""
+    return measured(cohort, "log_odds").mean("prompt").where(formed(cohort))
+
+
+def with_distractors(cohort: xr.Dataset, counts: Sequence[int] = MANY) -> xr.DataArray:
+    """The same at some numbers of distractors, mean over them and over the lengths that hold them, (arm, seed)."""
+    values = log_odds(cohort)
+    if lacking := set(counts) - {int(count) for count in values["distractors"].values}:
+        raise Missing(f"a cohort scored with {min(lacking)} distractors")
+    return values.sel(distractors=list(counts)).mean("length").mean("distractors")
+
+
+def text_loss(cohort: xr.Dataset, token: str) -> xr.DataArray:
+    """Loss on text, (arm, seed), of tokens that are given away (hit) or not (other)."""
+    return measured(cohort, "text").sel(token=token, drop=True)
+
+
+def common(cohort: xr.Dataset, *values: xr.DataArray) -> np.ndarray:
+    """The seeds, by their places, of which all arms have a value; Missing if they are fewer than two."""
+    seeds = np.logical_and.reduce([np.isfinite(of.values) for of in values])
+    if seeds.sum() < 2:
+        raise Missing("two seeds at least in which all arms that it compares have a value")
+    return np.flatnonzero(seeds)
+
+
+def minus(cohort: xr.Dataset, values: xr.DataArray, arm: str, other: str) -> Observed:
+    """One arm minus another, seed by seed, of values (arm, seed)."""
+    left, right = of_arm(values, arm), of_arm(values, other)
+    places = common(cohort, left, right)
+    difference = (left - right).values[places]
+    return observed(cohort, difference, places, (arm, other))
+
+
+def observed(cohort: xr.Dataset, differences: np.ndarray, places: np.ndarray, arms: Sequence[str]) -> Observed:
+    """What was observed of seeds, each with prompts of its own; and, in words, which are left out and how arms were trained."""
+    seeds = tuple(int(seed) for seed in cohort["seed"].values[places])
+    return Observed(differences[:, None], prompts="nested", seeds=seeds, note=remarks(cohort, places, arms))
+
+
+def remarks(cohort: xr.Dataset, places: np.ndarray, arms: Sequence[str]) -> str:
+    """Which seeds of some arms are left out and why, and at which learning rates the arms were trained."""
+    return ". ".join(filter(None, (_left_out(cohort, places, arms), rates(cohort, arms))))
+
+
+def _left_out(cohort: xr.Dataset, places: np.ndarray, arms: Sequence[str]) -> str:
+    names = [_name(arm) for arm in arms]
+    rows = [cohort["arm"].values.tolist().index(arm) for arm in arms]
+    started = finished(cohort).transpose("arm", "seed").values[rows]
+    failed = started & ~formed(cohort).transpose("arm", "seed").values[rows]
+    words = []
+    for place in np.setdiff1d(np.flatnonzero(started.any(0)), places):
+        reasons = [f"{name} never formed" for name, of in zip(names, failed[:, place]) if of]
+        reasons += [f"{name} was not trained" for name, of in zip(names, started[:, place]) if not of]
+        words.append(f"seed {int(cohort['seed'].values[place])} ({', '.join(reasons) or 'without a value'})")
+    return f"left out of {' − '.join(names)}: {', '.join(words)}" if words else ""
+
+
+def rates(cohort: xr.Dataset, arms: Sequence[str]) -> str:
+    """At which tuned learning rates arms were trained."""
+    if "rate" not in cohort:
+        return ""
+    every = dict(zip(cohort["arm"].values.tolist(), cohort["rate"].values.tolist()))
+    of = {_name(arm): every[arm] for arm in arms}
+    words = f"learning rates: {', '.join(f'{name} {rate:g}' for name, rate in of.items())}"
+    return words if len(set(of.values())) == 1 else f"{words}, each arm's best, so what differs is in part the rate"
+
+
+def _name(arm: str) -> str:
+    return "DIFF" if arm == "diff" else arm

@@ -1,0 +1,67 @@
+"""p-values corrected for how many hypotheses there are: of primaries among themselves, of mechanism tests among themselves.
+
+A primary holds only if all of its comparisons do, so its p is the largest of theirs and needs no correction within; Holm's is
+over the primaries that are declared, and one that could not be run counts as a p of 1: to ask for fewer does not help. Mechanism
+tests are explored: Benjamini and Hochberg's correction is over every quantity that their rules use on this board.
+
+Signs of few seeds can be turned in few ways. Of primaries the p of turned signs is corrected where it could come out at 0.05
+after the correction, which with four takes eight seeds; else, and of mechanism tests, that of Student's t is, and turned signs
+are shown beside it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from diffscope.hypotheses.declared import TESTS
+from diffscope.hypotheses.inference import Estimate
+from diffscope.hypotheses.intervals import LEVEL, benjamini_hochberg, holm
+from diffscope.hypotheses.rules import Declared
+
+CORRECTIONS = {"primary": "Holm", "mechanism": "Benjamini–Hochberg"}
+PRIMARIES = tuple(id for id, test in TESTS.items() if test.kind == "primary")
+Results = Mapping[str, Mapping[str, Estimate]]  # estimates by test and quantity
+Corrected = dict[tuple[str, str], float]  # p by test and quantity
+
+
+def by_signs(test: Declared, estimate: Estimate) -> bool:
+    """Whether the p that is corrected is that of turned signs; how many seeds there are decides, and no value."""
+    if math.isnan(estimate.p_t):
+        return False
+    return test.kind == "primary" and estimate.least_p * len(PRIMARIES) <= LEVEL
+
+
+def uncorrected(test: Declared, estimate: Estimate) -> float:
+    """The p that is corrected."""
+    return estimate.p if math.isnan(estimate.p_t) or by_signs(test, estimate) else estimate.p_t
+
+
+def corrected(results: Results) -> Corrected:
+    """Corrected p of every quantity that a rule uses, by test and name."""
+    return _primaries(results) | _mechanisms(results)
+
+
+def _primaries(results: Results) -> Corrected:
+    largest = {}
+    for id in PRIMARIES:
+        if id in results:
+            test = TESTS[id]
+            largest[id] = float(np.max([uncorrected(test, results[id][name]) for name in test.judged]))
+    p = [largest.get(id, math.nan) for id in PRIMARIES]
+    among = dict(zip(PRIMARIES, holm([1.0 if math.isnan(each) else each for each in p])))
+    return {(id, name): math.nan if math.isnan(of) else among[id] for id, of in largest.items() for name in TESTS[id].judged}
+
+
+def _mechanisms(results: Results) -> Corrected:
+    """What two tests ask alike counts once."""
+    questions = {}
+    for id, estimates in results.items():
+        test = TESTS[id]
+        for name in test.judged if test.kind == "mechanism" else ():
+            questions[id, name] = (test.quantities[name].label, uncorrected(test, estimates[name]))
+    distinct = list(dict.fromkeys(questions.values()))
+    among = dict(zip(distinct, benjamini_hochberg([p for _, p in distinct])))
+    return {key: among[question] for key, question in questions.items()}
