@@ -1,14 +1,14 @@
 """Do the tests tell planted truths apart, and how often do they find what is not there?
 
-    python benchmarks/calibration.py --models 40                # planted truths, one model each, and random models
-    python benchmarks/calibration.py --models 200 --quick       # random models alone
+    python -m benchmarks.calibration --models 40                # planted truths, one model each, and random models
+    python -m benchmarks.calibration --models 200 --quick       # random models alone
 
 Of synthetic attention with a planted truth (noise that is cancelled, a pedestal that is taken away, both, noise of each map's
 own, nothing), at several strengths of the noise and numbers of prompts: the share of each verdict, beside scores at random. The
 same of pairs (beside a standard model with noise of its own), of checkpoints (the truth grows from step to step) and of cohorts
-(rates of answers that follow one account, at several effects and numbers of seeds). Of models with random weights, whose scores
-are as far apart as a trained model's: the share of p at most 0.05, each model against others of its kind. Of cohorts in which
-no arm differs: the same, over seeds. p is not corrected, but for the cohorts, whose tests are corrected together.
+(benchmarks/calibration_cohorts.py). Of models with random weights, whose scores are as far apart as a trained model's: the share of
+p at most 0.05, each model against others of its kind. Of cohorts in which no arm differs: the same, over seeds. p is not corrected,
+but for the cohorts, whose tests are corrected together.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ import numpy as np
 import torch
 
 import diffscope
+from benchmarks.calibration_cohorts import no_difference, planted_cohorts
 from diffscope.hypotheses import TESTS, Pair, Test, run
 from diffscope.hypotheses.declared import information_flow, low_rank, one_model, pair
 from diffscope.hypotheses.evidence.flows import flows, second_map_ranks
 from diffscope.hypotheses.evidence.last_query import read
-from diffscope.hypotheses.inference import Observed, estimate
+from diffscope.hypotheses.inference import estimate
 from diffscope.hypotheses.intervals import LEVEL
 from diffscope.hypotheses.planted import TRUTHS, Planted, PlantedModels
 from diffscope.hypotheses.rules import MEASURED, state
@@ -44,7 +45,6 @@ SINK = 4.0
 STEPS = (0, 10, 50, 200, 800)
 ROUNDS = 8  # series of untrained models
 PULLS = {"NC": 0.3, "neither": 0.0, "against": -0.3}
-COHORTS = ((3, 0.5), (5, 0.5), (5, 1.0), (8, 1.0))  # seeds, effect in logits
 
 
 class FixedModels:
@@ -155,21 +155,6 @@ def series(models, task):
     return table
 
 
-def planted_cohorts(count):
-    """Share of verdicts on cohorts by truth, number of seeds and effect; p corrected over the cohort's tests."""
-    ids = [test.id for test in TESTS.values() if test.needs == "cohort"]
-    table = {}
-    for seeds, effect in COHORTS:
-        for truth in ("NC", "SP", "neither"):
-            counts = {name: Counter() for name in ids}
-            for seed in range(count):
-                for result in run(ids, cohort=planted_cohort(truth, seeds, effect, seed=seed)):
-                    counts[result.test.id][result.shown] += 1
-            for name, verdicts in shares(counts).items():
-                table[f"{name} | {truth} | {seeds} seeds, effect {effect:g}"] = verdicts
-    return table
-
-
 def random_models(models, task):
     """Share of p at most 0.05 among models of random weights, each beside the others, by test and quantity."""
     scope = diffscope.load("mini-diff")
@@ -199,17 +184,6 @@ def random_models(models, task):
                 verdicts[test.id, verdict(test, estimates)] += 1
     rates = {f"{id}: {name}": count / models for (id, name), count in significant.items()}
     return rates, {f"{id}: {word}": count / models for (id, word), count in verdicts.items()}
-
-
-def cohorts(count, seeds=3, prompts=100, spread=0.05):
-    """Share of p at most 0.05 where two arms differ by their seeds alone, as the tests of a cohort see them."""
-    rng = np.random.default_rng(0)
-    significant = 0
-    for _ in range(count):
-        levels = 0.85 + spread * rng.normal(size=(2, seeds, 1))
-        answers = rng.random((2, seeds, prompts)) < levels.clip(0, 1)
-        significant += estimate(Observed(answers[0].astype(float) - answers[1])).p <= LEVEL
-    return significant / count
 
 
 def table(results):
@@ -246,8 +220,9 @@ def main():
     for name, share in result["random"].items():
         print(f"{name}: {share:.1%}")
     print("verdicts on them: " + ", ".join(f"{name} {share:.1%}" for name, share in result["random_verdicts"].items()))
-    result["cohorts"] = cohorts(20 * options.models)
-    print(f"\n{20 * options.models} cohorts without a difference, 3 seeds: {result['cohorts']:.1%} of p at most {LEVEL:g}")
+    result["cohorts"] = {seeds: no_difference(50 * options.models, seeds) for seeds in (3, 6, 8)}
+    for seeds, share in result["cohorts"].items():
+        print(f"{50 * options.models} cohorts of {seeds} seeds in which arms do not differ: {share:.1%} of p at most {LEVEL:g}")
     if options.out:
         with open(options.out, "w") as file:
             json.dump(result, file, indent=1)

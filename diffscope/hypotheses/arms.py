@@ -33,19 +33,27 @@ def finished(cohort: xr.Dataset) -> xr.DataArray:
 
 
 def formed(cohort: xr.Dataset) -> xr.DataArray:
-    """In which runs the lookup circuit formed, (arm, seed)."""
-    return measured(cohort, "formation").notnull() & finished(cohort)
+    """In which runs the lookup circuit formed, (arm, seed): those that say when, and those that went on from another's."""
+    formed = measured(cohort, "formation").notnull()
+    if "log_odds" in cohort:
+        went_on = cohort["log_odds"].notnull()
+        formed = formed | went_on.any([dim for dim in went_on.dims if dim not in ("arm", "seed")])
+    return formed & finished(cohort)
 
 
 def steps_to_form(cohort: xr.Dataset) -> xr.DataArray:
-    """Steps until the circuit formed, (arm, seed); of a run in which it did not, those after which it was given up."""
+    """Steps until the circuit formed, (arm, seed); of a run in which it did not, those after which it was given up.
+
+    NaN where a run is missing, or continues one in which it had formed.
+    """
+    steps = measured(cohort, "formation")
     limit = float(measured(cohort, "formation_limit"))
-    return measured(cohort, "formation").fillna(limit).where(finished(cohort))
+    return xr.where(formed(cohort), steps, limit).where(finished(cohort))
 
 
 def log_odds(cohort: xr.Dataset) -> xr.DataArray:
     """Log-odds of the answer against all distractors, mean over prompts, (arm, seed, length, distractors); of formed models."""
-    return measured(cohort, "log_odds").mean("prompt").where(formed(cohort))
+    return measured(cohort, "log_odds").astype(float).mean("prompt")
 
 
 def with_distractors(cohort: xr.Dataset, counts: Sequence[int] = MANY) -> xr.DataArray:
@@ -58,7 +66,7 @@ def with_distractors(cohort: xr.Dataset, counts: Sequence[int] = MANY) -> xr.Dat
 
 def text_loss(cohort: xr.Dataset, token: str) -> xr.DataArray:
     """Loss on text, (arm, seed), of tokens that are given away (hit) or not (other)."""
-    return measured(cohort, "text").sel(token=token, drop=True)
+    return measured(cohort, "text").astype(float).sel(token=token, drop=True)
 
 
 def common(cohort: xr.Dataset, *values: xr.DataArray) -> np.ndarray:
@@ -92,13 +100,16 @@ def _left_out(cohort: xr.Dataset, places: np.ndarray, arms: Sequence[str]) -> st
     names = [_name(arm) for arm in arms]
     rows = [cohort["arm"].values.tolist().index(arm) for arm in arms]
     started = finished(cohort).transpose("arm", "seed").values[rows]
+    missing = np.setdiff1d(np.flatnonzero(started.any(0)), places)
+    if not missing.size:
+        return ""
     failed = started & ~formed(cohort).transpose("arm", "seed").values[rows]
     words = []
-    for place in np.setdiff1d(np.flatnonzero(started.any(0)), places):
+    for place in missing:
         reasons = [f"{name} never formed" for name, of in zip(names, failed[:, place]) if of]
         reasons += [f"{name} was not trained" for name, of in zip(names, started[:, place]) if not of]
         words.append(f"seed {int(cohort['seed'].values[place])} ({', '.join(reasons) or 'without a value'})")
-    return f"left out of {' − '.join(names)}: {', '.join(words)}" if words else ""
+    return f"left out of {' − '.join(names)}: {', '.join(words)}"
 
 
 def rates(cohort: xr.Dataset, arms: Sequence[str]) -> str:
@@ -106,7 +117,9 @@ def rates(cohort: xr.Dataset, arms: Sequence[str]) -> str:
     if "rate" not in cohort:
         return ""
     every = dict(zip(cohort["arm"].values.tolist(), cohort["rate"].values.tolist()))
-    of = {_name(arm): every[arm] for arm in arms}
+    of = {_name(arm): every[arm] for arm in arms if np.isfinite(every[arm])}
+    if not of:
+        return ""
     words = f"learning rates: {', '.join(f'{name} {rate:g}' for name, rate in of.items())}"
     return words if len(set(of.values())) == 1 else f"{words}, each arm's best, so what differs is in part the rate"
 

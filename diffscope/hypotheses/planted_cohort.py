@@ -13,7 +13,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -80,6 +80,7 @@ def planted_cohort(
     failures: float = 0.0,
     seed: int = 0,
     others: int | None = None,
+    failing: Sequence[str] = ARMS,
 ) -> xr.Dataset:
     """What ``diffscope train`` would measure of such a cohort, evidence of its models included.
 
@@ -95,6 +96,8 @@ def planted_cohort(
     seed : int
     others : int, optional
         Seeds of the arms beside the four main ones; by default as many.
+    failing : sequence of str
+        The arms whose runs may fail; by default all.
     """
     effects = effects or Sizes()
     rng = np.random.default_rng([seed, seeds, TRUTHS.index(truth)])
@@ -104,7 +107,10 @@ def planted_cohort(
     finished = np.ones(shape, dtype=int)
     if others is not None:
         finished[[arm not in MAIN for arm in ARMS], others:] = 0
-    formed = (rng.random(shape) >= failures) & (finished == 1)
+    fails = rng.random(shape) < failures
+    formed = ~(fails & np.isin(ARMS, failing)[:, None]) & (finished == 1)
+    continued = np.array([arm == "top-8" for arm in ARMS])[:, None]
+    formed[continued[:, 0]] = formed[ARMS.index("standard")] & (finished[continued[:, 0]] == 1)
 
     def over_seeds(spread: float, *more: int) -> np.ndarray:
         return spread / np.sqrt(2) * rng.normal(size=(*shape, *more))
@@ -130,8 +136,8 @@ def planted_cohort(
     }
     return xr.Dataset(
         {
-            "formation": (("arm", "seed"), np.where(formed, np.clip(steps, 25, LIMIT) // 25 * 25, np.nan)),
-            "formation_limit": LIMIT,
+            "formation": (("arm", "seed"), np.where(formed & ~continued, np.clip(steps, 25, LIMIT) // 25 * 25, np.nan)),
+            "formation_limit": float(LIMIT),
             "finished": (("arm", "seed"), finished),
             "log_odds": (("arm", "seed", "length", "distractors", "prompt"), scores),
             "exact_match": (("arm", "seed", "length", "distractors", "prompt"), np.where(np.isnan(scores), np.nan, scores > 0)),
@@ -139,7 +145,7 @@ def planted_cohort(
                 ("arm", "seed", "question", "distractors", "prompt"),
                 np.where(formed[:, :, None, None, None], unknown, np.nan),
             ),
-            "text": (("arm", "seed", "token"), np.where(finished[..., None] == 1, text, np.nan)),
+            "text": (("arm", "seed", "token"), np.where(formed[..., None], text, np.nan)),
             "rate": ("arm", [0.004 if arm in DIFF else 0.002 for arm in ARMS]),
             "cmrr_over_paired": (("arm", "seed"), np.where(formed, rejection, np.nan)),
         },

@@ -6,7 +6,7 @@ import xarray as xr
 from scipy import stats
 from statsmodels.duration.survfunc import survdiff
 
-from diffscope.hypotheses import TESTS, report, run, summary
+from diffscope.hypotheses import TESTS, arms, report, run, summary
 from diffscope.hypotheses.censored import failures_at_worst, first_to_form
 from diffscope.hypotheses.correction import PRIMARIES
 from diffscope.hypotheses.declared import cohort as declared
@@ -68,7 +68,7 @@ def test_a_failed_run_counts_where_it_can_and_is_named_where_it_cannot():
     steps = cohort["formation"].fillna(2000)
     wanted = np.log2(steps.sel(arm="diff") / steps.sel(arm="standard")).mean().item()
     assert formation.estimates["standard"].value == pytest.approx(wanted)
-    assert distractors.estimates["standard_24"].seeds == 7 and distractors.estimates["double-width_24"].seeds == 8
+    assert distractors.estimates["standard"].seeds == 7 and distractors.estimates["double-width"].seeds == 8
     assert "Left out of DIFF − standard: seed 4 (standard never formed)" in distractors.sentence
     worst = distractors.estimates["standard_worst"]
     gap = (cohort["log_odds"].sel(arm="diff") - cohort["log_odds"].sel(arm="standard")).mean(("prompt", "length"))
@@ -79,8 +79,18 @@ def test_a_failed_run_counts_where_it_can_and_is_named_where_it_cannot():
 def test_seeds_of_a_comparison_are_paired_by_name():
     cohort = planted_cohort("neither", 6, spreads=TIGHT)
     cohort["finished"].loc[{"arm": "signed", "seed": [0, 3]}] = 0
+    cohort["log_odds"].loc[{"arm": "signed", "seed": [0, 3]}] = np.nan
     results = declared.signed_mask.observe(cohort.assign_coords(seed=[10, 11, 12, 13, 14, 15]))
     assert results["own"].seeds == (11, 12, 14, 15) and results["own"].values.shape == (4, 1)
+
+
+def test_an_arm_that_continues_another_has_formed_and_has_no_time_of_its_own():
+    cohort = planted_cohort("NC", 6, failures=0.3, seed=3)
+    formed, of_standard = (arms.formed(cohort).sel(arm=arm).values for arm in ("top-8", "standard"))
+    assert (formed == of_standard).all() and 0 < formed.sum() < 6
+    assert np.isnan(arms.steps_to_form(cohort).sel(arm="top-8").values[formed]).all()
+    assert "top-8" not in declared.formation_arms.observe(cohort)
+    assert declared.top_k.observe(cohort)["own"].values.size == formed.sum()
 
 
 def test_rates_of_the_arms_are_said():

@@ -9,7 +9,6 @@ import xarray as xr
 from scipy.stats import norm
 
 from diffscope.hypotheses.arms import (
-    formed,
     measured,
     minus,
     steps_to_form,
@@ -137,7 +136,7 @@ def lambda_one(cohort: xr.Dataset) -> dict[str, Observed]:
 def faithfulness(cohort: xr.Dataset) -> dict[str, Observed]:
     unknown = measured(cohort, "says_unknown")
     questions = unknown.notnull().sum(("distractors", "prompt"))
-    rate = ((unknown.sum(("distractors", "prompt")) + 0.5) / (questions + 1)).where(questions > 0).where(formed(cohort))
+    rate = ((unknown.sum(("distractors", "prompt")) + 0.5) / (questions + 1)).where(questions > 0)
     z = xr.apply_ufunc(norm.ppf, rate)
     hit = z.sel(question="unanswerable", drop=True)
     alarm = z.sel(question="answerable", drop=True)
@@ -176,6 +175,7 @@ def formation_arms(cohort: xr.Dataset) -> dict[str, Observed]:
         for token in ("hit", "other")
     },
     needs="cohort",
+    limits="Of a cohort that learns to retrieve: of models in which the circuit formed, on the text of the recipe.",
 )
 def text_losses(cohort: xr.Dataset) -> dict[str, Observed]:
     measured(cohort, "text")
@@ -233,7 +233,7 @@ def head_geometry(cohort: xr.Dataset) -> dict[str, Observed]:
     id="near-duplicates",
     claim="What distractors of nearly the same city do.",
     source=f"{REVIEW}: structured noise",
-    statistic="log-odds of the answer against all distractors (nats) with 2 near-duplicates and more, mean over their numbers; "
+    statistic="log-odds of the answer against all distractors (nats) among 2, 4 and 6 near-duplicates, mean over these; "
     "DIFF − arm, paired by seed",
     controls=SAME,
     quantities={
@@ -244,8 +244,7 @@ def head_geometry(cohort: xr.Dataset) -> dict[str, Observed]:
     limits=FORMED,
 )
 def near_duplicates(cohort: xr.Dataset) -> dict[str, Observed]:
-    values = measured(cohort, "log_odds_near").mean("prompt")
-    values = values.sel(near=values["near"] > 0).mean("near").where(formed(cohort))
+    values = measured(cohort, "log_odds_near").astype(float).mean("prompt").mean("near")
     return _where_there(cohort, {arm: (values, "diff", arm) for arm in ("standard", "double-width")})
 
 

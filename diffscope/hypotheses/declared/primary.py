@@ -71,10 +71,11 @@ def formation(cohort: xr.Dataset) -> dict[str, Observed | Estimate]:
     kind="primary",
     claim="DIFF tells the answer better from many distractors.",
     source=f"{PAPER}, multi-needle retrieval; {REVIEW}",
-    statistic=f"log-odds of the answer against all distractors (nats), at {MANY[0]} and at {MANY[1]} distractors, mean over the "
-    "lengths that hold them; DIFF − arm, paired by seed; beside it the median with runs that failed at worst",
+    statistic="log-odds of the answer against all distractors (nats), mean over 24 and 48 distractors and the lengths that hold "
+    "them; DIFF − arm, paired by seed; beside it at each number, and the median with runs that failed at worst",
     controls=("head count at double width", "log-odds, which have neither ceiling nor floor", *SAME),
     quantities={
+        **{arm: Quantity(f"log-odds, DIFF − {words} (nats)", NATS) for arm, words in BASELINES.items()},
         **{
             f"{arm}_{count}": Quantity(f"log-odds at {count} distractors, DIFF − {words} (nats)", NATS)
             for arm, words in BASELINES.items()
@@ -85,16 +86,15 @@ def formation(cohort: xr.Dataset) -> dict[str, Observed | Estimate]:
             for arm, words in BASELINES.items()
         },
     },
-    predictions={account: {f"{arm}_{n}": ABOVE for arm in BASELINES for n in MANY} for account in ("NC", "SP")},
+    predictions={account: dict.fromkeys(BASELINES, ABOVE) for account in ("NC", "SP")},
     needs="cohort",
     limits=f"Both accounts predict it. {FORMED}",
 )
 def distractors(cohort: xr.Dataset) -> dict[str, Observed | Estimate]:
-    each = {count: with_distractors(cohort, [count]) for count in MANY}
-    results: dict[str, Observed | Estimate] = {
-        f"{arm}_{count}": minus(cohort, values, "diff", arm) for arm in BASELINES for count, values in each.items()
-    }
     together = with_distractors(cohort)
+    each = {count: with_distractors(cohort, [count]) for count in MANY}
+    results: dict[str, Observed | Estimate] = {arm: minus(cohort, together, "diff", arm) for arm in BASELINES}
+    results |= {f"{arm}_{count}": minus(cohort, values, "diff", arm) for arm in BASELINES for count, values in each.items()}
     for arm in BASELINES:
         ended = (of_arm(finished(cohort), "diff") & of_arm(finished(cohort), arm)).values
         two = [of_arm(together, name).values[ended] for name in ("diff", arm)]

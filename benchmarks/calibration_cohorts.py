@@ -1,0 +1,59 @@
+"""Do the tests of a cohort tell planted truths apart, and how often do they find what is not there?
+
+    python -m benchmarks.calibration_cohorts --cohorts 40 --out cohorts.json
+
+The part of benchmarks/calibration.py that is of cohorts. The tests are run together and corrected as on a board.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import numpy as np
+
+from diffscope.hypotheses.inference import Observed, estimate
+from diffscope.hypotheses.intervals import LEVEL
+from diffscope.hypotheses.planted_cohort import TRUTHS, Sizes
+from diffscope.hypotheses.power import verdicts
+
+EFFECTS = {
+    "medium": Sizes(log_odds=1.0, slope=0.5, steps=0.6, rejection=6.0),
+    "large": Sizes(log_odds=2.0, slope=1.0, steps=1.0, rejection=9.0),
+}
+CASES = (("medium", 5, 5, 0.0), ("medium", 8, 6, 0.0), ("large", 8, 6, 0.0), ("large", 8, 6, 1 / 8))  # seeds, of others, failures
+
+
+def planted_cohorts(count: int) -> dict[str, dict[str, float]]:
+    """Share of verdicts by test, truth and size."""
+    table = {}
+    for (effect, seeds, others, failures), truth in ((case, truth) for case in CASES for truth in TRUTHS):
+        shares, _ = verdicts(truth, count, EFFECTS[effect], seeds=seeds, others=others, failures=failures)
+        failed = ", 1 in 8 failed" if failures else ""
+        table |= {f"{id} | {truth} | {effect} effect, {seeds} seeds{failed}": of for id, of in shares.items()}
+    return table
+
+
+def no_difference(count: int, seeds: int, spread: float = 1.0) -> float:
+    """Share of p at most 0.05 where two arms differ by their seeds alone."""
+    rng = np.random.default_rng([seeds, count])
+    values = spread * rng.normal(size=(count, seeds, 1))
+    return float(np.mean([estimate(Observed(of, prompts="nested")).p <= LEVEL for of in values]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--cohorts", type=int, default=40)
+    parser.add_argument("--out", help="a JSON file for all numbers")
+    options = parser.parse_args()
+    result = {"cohorts": options.cohorts, "planted_cohorts": planted_cohorts(options.cohorts)}
+    result["no_difference"] = {seeds: no_difference(50 * options.cohorts, seeds) for seeds in (3, 6, 8)}
+    text = json.dumps(result, indent=1)
+    print(text)
+    if options.out:
+        with open(options.out, "w", encoding="utf-8") as file:
+            file.write(text)
+
+
+if __name__ == "__main__":
+    main()
