@@ -6,9 +6,9 @@
 Of synthetic attention with a planted truth (noise that is cancelled, a pedestal that is taken away, both, noise of each map's
 own, nothing), at several strengths of the noise and numbers of prompts: the share of each verdict, beside scores at random. The
 same of pairs (beside a standard model with noise of its own), of checkpoints (the truth grows from step to step) and of cohorts
-(benchmarks/calibration_cohorts.py). Of models with random weights, whose scores are as far apart as a trained model's: the share of
-p at most 0.05, each model against others of its kind. Of cohorts in which no arm differs: the same, over seeds. p is not corrected,
-but for the cohorts, whose tests are corrected together.
+(benchmarks/calibration_cohorts.py). Of models with random weights, whose scores are as far apart as a trained model's: the share
+of p at most 0.05, each model against others of its kind. Of cohorts in which no arm differs: the same, over seeds. p is not
+corrected, but for the cohorts, whose tests are corrected together.
 """
 
 from __future__ import annotations
