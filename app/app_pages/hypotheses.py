@@ -90,7 +90,7 @@ def run_board(choices: dict) -> list | None:
         st.rerun()
     shown = [id for id in TESTS if id in finished]
     if shown and len(shown) < len(TESTS):
-        st.caption("Provisional: Holm's correction is over the tests that are done, and grows with every further one.")
+        st.caption("Provisional: mechanism tests are corrected over those that are done, and more with every further one.")
     board = run(shown, finished=finished) if shown else []  # corrected for all that are done, whichever are shown
     return [verdict for verdict in board if verdict.test.id in ids] or None
 

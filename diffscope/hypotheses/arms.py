@@ -34,11 +34,12 @@ def finished(cohort: xr.Dataset) -> xr.DataArray:
 
 def formed(cohort: xr.Dataset) -> xr.DataArray:
     """In which runs the lookup circuit formed, (arm, seed): those that say when, and those that went on from another's."""
-    formed = measured(cohort, "formation").notnull()
+    formed = np.isfinite(measured(cohort, "formation").transpose("arm", "seed").values)
     if "log_odds" in cohort:
-        went_on = cohort["log_odds"].notnull()
-        formed = formed | went_on.any([dim for dim in went_on.dims if dim not in ("arm", "seed")])
-    return formed & finished(cohort)
+        went_on = np.isfinite(cohort["log_odds"].transpose("arm", "seed", ...).values)
+        formed = formed | went_on.any(tuple(range(2, went_on.ndim)))
+    ended = finished(cohort).transpose("arm", "seed")
+    return ended.copy(data=formed & ended.values)
 
 
 def steps_to_form(cohort: xr.Dataset) -> xr.DataArray:

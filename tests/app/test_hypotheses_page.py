@@ -51,9 +51,9 @@ def test_the_board_of_the_model_at_hand(app, folders, quick):
     run_it(test)
     board = test.dataframe[0].value
     assert board["verdict"][board["test"] == "noise-symmetry"].item() == "noise cancellation"
-    assert board["verdict"][board["test"] == "half-width"].item().startswith("needs a trained cohort")
+    assert board["verdict"][board["test"] == "signed-mask"].item().startswith("needs a trained cohort")
     assert board["verdict"][board["test"] == "information-flow"].item() == "measured"
-    assert ("key-token-gain-pair", True) in quick and ("half-width", False) in quick
+    assert ("key-token-gain-pair", True) in quick and ("signed-mask", False) in quick
     (chart,) = (json.loads(element.proto.spec) for element in test.get("plotly_chart"))
     assert any("noise-symmetry: NC" in text for text in chart["layout"]["yaxis"]["ticktext"])
     assert test.button(key="run").disabled

@@ -127,9 +127,10 @@ def distractors(cohort: xr.Dataset) -> dict[str, Observed | Estimate]:
     limits="What is said is of models in which the circuit formed, and of the grid's numbers of distractors and lengths.",
 )
 def distractors_or_length(cohort: xr.Dataset) -> dict[str, Observed]:
+    scores = log_odds(cohort)
     results = {}
     for arm in BASELINES:
-        slopes = {name: slopes_of(of_arm(log_odds(cohort), "diff") - of_arm(log_odds(cohort), arm), name) for name in SLOPES}
+        slopes = slopes_of(of_arm(scores, "diff") - of_arm(scores, arm))
         places = common(cohort, *slopes.values())
         of_distractors, of_length = (observed(cohort, values.values[places], places, ("diff", arm)) for values in slopes.values())
         difference = (slopes["distractors"] - slopes["length"]).values[places]
@@ -141,21 +142,20 @@ def distractors_or_length(cohort: xr.Dataset) -> dict[str, Observed]:
     return results
 
 
-SLOPES = ("distractors", "length")
-
-
-def slopes_of(values: xr.DataArray, on: str) -> xr.DataArray:
-    """Slope of values (seed, length, distractors) per doubling of one of the two, the other held, (seed,).
+def slopes_of(values: xr.DataArray) -> dict[str, xr.DataArray]:
+    """Slopes of values (seed, length, distractors) per doubling of each of the two, the other held, (seed,).
 
     Of the cells that any seed has; a seed that lacks one of them is NaN.
     """
-    cells = values.stack(cell=("length", "distractors"))
-    cells = cells.isel(cell=np.flatnonzero(cells.notnull().any("seed")))
-    design = np.stack([np.ones(cells.sizes["cell"]), *(np.log2(cells[name].values.astype(float)) for name in SLOPES)], 1)
+    cells = values.transpose("seed", "length", "distractors").values.reshape(values.sizes["seed"], -1)
+    axes = (np.log2(values[name].values.astype(float)) for name in ("length", "distractors"))
+    length, distractors = np.meshgrid(*axes, indexing="ij")
+    there = np.isfinite(cells).any(0)
+    design = np.stack([np.ones(there.sum()), distractors.ravel()[there], length.ravel()[there]], 1)
     if np.linalg.matrix_rank(design) < 3:
         raise Missing("a grid in which length and the number of distractors move apart")
-    weights = np.linalg.pinv(design)[1 + SLOPES.index(on)]
-    return (cells * xr.DataArray(weights, dims="cell")).sum("cell", skipna=False)
+    _, of_distractors, of_length = np.linalg.pinv(design) @ cells[:, there].T
+    return {"distractors": values["seed"].copy(data=of_distractors), "length": values["seed"].copy(data=of_length)}
 
 
 @declare(
