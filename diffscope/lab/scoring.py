@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -12,12 +13,12 @@ from scipy.stats import binomtest
 from torch.nn import functional as F
 
 from diffscope.errors import PromptError
+from diffscope.lab.odds import Logits, first_token_odds, log_odds, told_by_first
 from diffscope.lab.training.stages import Grid
 from diffscope.scope import Scope
 from diffscope.tasks.recall import Recall
 from diffscope.tasks.retrieval import Prompt, Retrieval
 
-Logits = Callable[[torch.Tensor, int], torch.Tensor]
 Judge = Callable[[torch.nn.Module, list[Prompt]], Mapping[str, np.ndarray]]
 Seed = int | Sequence[int]
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -29,13 +30,14 @@ class Answers(NamedTuple):
     Attributes
     ----------
     loss : ndarray (prompt,)
-        Cross-entropy of the answer's tokens in nats, mean over them.
+        Cross-entropy of the answer's tokens in nats, mean over them; of several questions over their numbers' tokens alone.
     right : ndarray of bool (prompt,)
-        Whether every token of the answer is the first choice, which is when greedy decoding gives the answer.
+        Whether every one of these tokens is the first choice. That is when greedy decoding gives the answer, of several questions
+        all answers: each is judged as if those before it had been given, and one that is wrong makes the prompt wrong.
     log_odds : ndarray (prompt,)
-        Of the answer against all distractors, in nats: the logit of the answer's first token minus log Σ exp of the logits of
-        the first tokens of the distractors' numbers. 0 is as likely as all of them together; it has neither floor nor ceiling.
-        NaN of a prompt without distractors.
+        Of the (first) answer against all distractors, in nats, as :func:`diffscope.lab.odds.log_odds` says: the logit of the
+        answer's first token minus log Σ exp of the logits of the first tokens of the distractors' numbers, where these differ.
+        0 is as likely as all of them together; it has neither floor nor ceiling. NaN of a prompt without distractors.
     """
 
     loss: np.ndarray
@@ -47,10 +49,10 @@ def _seeds(seed: Seed) -> list[int]:
     return [seed] if isinstance(seed, int) else list(seed)
 
 
-def draw(task: Retrieval, count: int, length: int, needles: int, seed: int) -> list[Prompt]:
-    """`count` prompts, their queried needles at depths 0, ¼, ½, ¾ and 1 in turn."""
+def draw(task: Retrieval, count: int, length: int, needles: int, seed: int, questions: int = 1) -> list[Prompt]:
+    """`count` prompts, their (first) queried needles at depths 0, ¼, ½, ¾ and 1 in turn."""
     rng = np.random.default_rng(seed)
-    return [task.prompt(length, needles, rng, depth=DEPTHS[index % len(DEPTHS)]) for index in range(count)]
+    return [task.prompt(length, needles, rng, DEPTHS[index % len(DEPTHS)], questions) for index in range(count)]
 
 
 def controlled(task: Retrieval, count: int, length: int, distractors: int, seed: Seed, **kind) -> list[Prompt]:
@@ -157,18 +159,16 @@ def answers(logits: Logits, prompts: Sequence[Prompt], device, tokens: int | Non
             ids = torch.tensor([prompts[i].ids + prompts[i].answer[:-1] for i in batch], device=device)
             wanted = torch.tensor([prompts[i].answer for i in batch], device=device)  # (prompt, width)
             scores = logits(ids, width).float()
-            answered.loss[batch] = (
-                F.cross_entropy(scores.transpose(1, 2), wanted, reduction="none").mean(1).double().cpu().numpy()
-            )
-            answered.right[batch] = (scores.argmax(-1) == wanted).all(1).cpu().numpy()
-            answered.log_odds[batch] = [_log_odds(row, prompts[i]) for row, i in zip(scores[:, 0].double().cpu(), batch)]
+            asked = np.zeros((len(batch), width), dtype=bool)  # the numbers; what stands between them is given
+            for row, index in enumerate(batch):
+                asked[row, list(chain.from_iterable(prompts[index].numbers))] = True
+            losses = F.cross_entropy(scores.transpose(1, 2), wanted, reduction="none").double().cpu().numpy()
+            answered.loss[batch] = losses.mean(1, where=asked)
+            answered.right[batch] = ((scores.argmax(-1) == wanted).cpu().numpy() | ~asked).all(1)
+            answered.log_odds[batch] = [first_token_odds(row, prompts[i]) for row, i in zip(scores[:, 0].double().cpu(), batch)]
+    longer = [index for index, prompt in enumerate(prompts) if not told_by_first(prompt)]
+    answered.log_odds[longer] = log_odds(logits, [prompts[index] for index in longer], device, tokens)
     return answered
-
-
-def _log_odds(scores: torch.Tensor, prompt: Prompt) -> float:
-    """Of the answer's first token against those of the distractors; `scores` are the logits (vocabulary,) of that token."""
-    others = [number[0] for number in prompt.distractors]
-    return float(scores[prompt.answer[0]] - scores[others].logsumexp(0)) if others else np.nan
 
 
 def model_answers(model, prompts: Sequence[Prompt], tokens: int = 8192) -> Answers:

@@ -18,6 +18,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from diffscope.errors import PromptError
+from diffscope.tasks.pieces import OWN, after_word
 
 FILE = Path(__file__).with_name("standard_library.json.gz")
 MANY = 1000  # failed draws after which it is checked whether any draw can succeed
@@ -58,15 +59,13 @@ class Filler:
 
     @classmethod
     def of(cls, texts, tokenizer: PreTrainedTokenizerBase) -> Filler:
-        encoded = tokenizer([" " + text for text in texts], add_special_tokens=False)["input_ids"]
+        encoded = after_word(tokenizer, [" " + text for text in texts])
         ids = np.array([token for text in encoded for token in text], dtype=np.int64)
         pieces = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
         # A lone space would join the white space before it.
         begins = np.array([piece.startswith(("Ġ", "▁", " ")) and len(piece) > 1 for piece in pieces])
         if not begins[ids].any():
-            raise PromptError(
-                "nowhere in this text a token begins a word, so it cannot be cut; use another model, or another text"
-            )
+            raise PromptError(f"nowhere in this text a token begins a word, so it cannot be cut; use another text, or {OWN}")
         return cls(ids, begins[ids])
 
     def take(self, length: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from diffscope.errors import PromptError
 from diffscope.tasks.corpus import Filler, standard_library_text
+from diffscope.tasks.pieces import opening
 from diffscope.tasks.retrieval import Prompt
 
 TRIES = 1000  # texts drawn to find one with a hit at its end
@@ -67,11 +68,10 @@ class Recall:
 
     def __post_init__(self):
         self.filler = Filler.of(standard_library_text(self.held_out) if self.texts is None else self.texts, self.tokenizer)
-        bos = self.tokenizer.bos_token_id
-        self._first = [] if bos is None else [bos]
+        self._first = opening(self.tokenizer)
 
     def text(self, length: int, rng: np.random.Generator) -> Prompt:
-        """Plain text of `length` tokens, <bos> included, with no span but ``sink`` and without an answer."""
+        """Plain text of `length` tokens, <bos> included if there is one, with no span but ``sink`` and without an answer."""
         text, _ = self.filler.take(length - len(self._first), rng)
         return Prompt([*self._first, *text.tolist()], [], {"sink": [0], "answer": [], "needles": [], "query": []})
 

@@ -1,15 +1,15 @@
-"""Multi-needle retrieval over real text: "The magic number: CITY N", asked at the end.
+"""Multi-needle retrieval over real text: "The magic number: CITY N", asked at the end, in the tokens of any tokenizer.
 
-A prompt is <bos>, real text with needle sentences in it, and one question. Its length in tokens is exact and its spans are known
-by position. Encoding the decoded text gives the same tokens again, because pieces are joined only where a word begins.
+A prompt is what the tokenizer puts before a text (<bos> or nothing), real text with needle sentences in it, and one question or
+several. Its length in tokens is exact and its spans are known by position. Encoding its text gives the same tokens again, because
+pieces are joined only where a word begins; a template that a tokenizer joins to what stands around it is refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +17,9 @@ from transformers import PreTrainedTokenizerBase
 
 from diffscope.errors import PromptError
 from diffscope.tasks.corpus import Filler, standard_library_text
+from diffscope.tasks.pieces import OWN, opening
 from diffscope.tasks.tokenizer import CITIES, QUALIFIERS, UNKNOWN
+from diffscope.tasks.wording import Wording
 
 # The number follows its city at once, so that looking it up is one step of induction, which small models learn early.
 TEMPLATE = " The magic number: {city} {number}."
@@ -30,18 +32,23 @@ class Prompt:
     Attributes
     ----------
     ids : list of int
-        Tokens up to and including the question; the answer is what comes next.
+        Tokens up to and including the question; the answer is what comes next. Where a tokenizer writes every number with a space
+        before it that is a token of its own, that one still belongs to the question.
     answer : list of int
-        Tokens of the right answer, empty if there is none.
+        Tokens of the right answer, empty if there is none. Of several questions it holds the later ones too, each with its number
+        after it, as if the ones before had been answered rightly.
     spans : dict of str to list of int
-        Token positions: ``answer`` (the queried number where the text states it; empty if it does not), ``needles`` (every
-        sentence about another city), ``query`` (the question), ``sink`` (position 0).
+        Token positions: ``answer`` (the number asked for where the text states it; empty if it does not), ``needles`` (every
+        sentence about another city), ``query`` (the question), ``sink`` (position 0, whatever stands there); of several questions
+        also ``answer_2``, ``answer_3`` and so on, which lie in ``needles``, since the query is the first question.
     depth : float
         Where the queried needle begins, as a fraction of the text before the question; NaN without one.
     city : str
-        The one that the question is about.
+        The one that the (first) question is about.
     distractors : list of list of int
         Tokens of the number in each sentence about another city, as the sentences stand in the text.
+    judged : list of list of int
+        For each of several questions, where its number is in `answer`; without any, all of `answer` is one number.
     """
 
     ids: list[int]
@@ -50,6 +57,12 @@ class Prompt:
     depth: float = float("nan")
     city: str = ""
     distractors: list[list[int]] = field(default_factory=list)
+    judged: list[list[int]] = field(default_factory=list)
+
+    @property
+    def numbers(self) -> list[list[int]]:
+        """For each question, where its number is in `answer`."""
+        return self.judged or [list(range(len(self.answer)))]
 
 
 class _Piece(NamedTuple):
@@ -59,18 +72,7 @@ class _Piece(NamedTuple):
     tokens: list[int]
     kind: str  # "answer", "needles" or "text"
     number: list[int]  # that a sentence states
-
-
-def check_template(template: str) -> None:
-    """Raise PromptError where a template does not hold ``{city}`` once and then, after a space, ``{number}`` once."""
-    city = "{city}"
-    number = " {number}"
-    rest = template.replace(city, "", 1).replace(number, "", 1)
-    if not (-1 < template.find(city) < template.find(number)) or set(rest) & set("{}"):
-        raise PromptError(
-            f"template {template!r} has to hold {{city}} once and after it, with a space before, {{number}} once, and no other "
-            "braces; what stands before the number is the question"
-        )
+    span: str = ""  # the name of its number's span
 
 
 @dataclass
@@ -80,7 +82,7 @@ class Retrieval:
     Parameters
     ----------
     tokenizer
-        A tokenizer in which every city is one token, such as the bundled models' own.
+        Any that marks where words begin; cities and numbers may be of several tokens.
     held_out : bool
         Draw the filler from modules that training never sees.
     template : str
@@ -96,47 +98,27 @@ class Retrieval:
     filler: Filler = field(init=False, repr=False)
 
     def __post_init__(self):
-        if self.tokenizer is None or self.tokenizer.bos_token_id is None:
-            raise PromptError("retrieval prompts need a tokenizer with a token for the beginning, and this model has none")
+        if self.tokenizer is None:
+            raise PromptError(f"retrieval prompts need a tokenizer, and this model has none; load one with it, or {OWN}")
+        self._opening = opening(self.tokenizer)
+        self._wording = Wording(self.tokenizer, self.template)
         self.filler = Filler.of(standard_library_text(self.held_out) if self.texts is None else self.texts, self.tokenizer)
-        self._prepare()
 
     def with_template(self, template: str) -> Retrieval:
         """The same task with another sentence."""
         other = copy(self)
         other.template = template
-        other._prepare()
+        other._wording = Wording(self.tokenizer, template)
         return other
-
-    def _prepare(self) -> None:
-        check_template(self.template)
-        self._head, tail = self.template.split(" {number}")
-        self._tail = self._encode(tail)
-        self._question = cache(lambda city: tuple(self._encode(self._head.format(city=city))))
-        self._number = [[self._single(f"{space}{n:02d}") for n in range(100)] for space in (" ", "")]
-
-    def _encode(self, text: str) -> list[int]:
-        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
-
-    def _single(self, text: str) -> int:
-        token = self._encode(text)
-        if len(token) != 1:
-            raise PromptError(
-                f"this tokenizer has no single token for {text!r}, which retrieval prompts need; use a bundled model"
-            )
-        return token[0]
-
-    def _sentence(self, city: str, number: list[int]) -> list[int]:
-        return [*self._question(city), *number, *self._tail]
 
     def _cities(self, count: int, rng) -> list[str]:
         return [CITIES[i] for i in rng.choice(len(CITIES), count, replace=False)]
 
     def _numbers(self, count: int, rng) -> list[list[int]]:
-        """Numbers of two tokens each, of which all first ones differ."""
+        """Numbers of four digits, of which the first two differ in all."""
         first = rng.choice(100, count, replace=False)
         second = rng.integers(100, size=count)
-        return [[self._number[0][a], self._number[1][b]] for a, b in zip(first, second)]
+        return [self._wording.number(f"{a:02d}{b:02d}") for a, b in zip(first, second)]
 
     def _places(self, cuts: np.ndarray, count: int, rng, depth: float | None, which: int) -> np.ndarray:
         """Positions of the filler at which sentences are inserted; the one numbered `which` is moved to `depth` if given."""
@@ -146,34 +128,56 @@ class Retrieval:
             places[which] = borders[np.abs(borders - depth * len(cuts)).argmin()]
         return places
 
-    def prompt(self, length: int, needles: int, rng: np.random.Generator, depth: float | None = None) -> Prompt:
-        """One prompt of exactly `length` tokens with one question.
+    def prompt(
+        self, length: int, needles: int, rng: np.random.Generator, depth: float | None = None, questions: int = 1
+    ) -> Prompt:
+        """One prompt of exactly `length` tokens up to the end of the first question.
 
         Parameters
         ----------
         length : int
-            Tokens of the prompt, <bos> and question included.
+            Tokens of the prompt, those that the tokenizer puts before a text and the first question included.
         needles : int
-            Sentences in the text, each about another city; one of them is asked for.
+            Sentences in the text, each about another city.
         rng : numpy.random.Generator
         depth : float, optional
-            0 puts the queried needle first, 1 right before the question; by default it is drawn.
+            0 puts the needle of the first question first, 1 right before that question; by default it is drawn.
+        questions : int
+            How many of the cities are asked for, one after the other. The first is the same whatever follows it.
 
         Raises
         ------
         PromptError
-            The needles do not fit the length.
+            The needles do not fit the length, or there are more questions than needles.
         """
+        if not 1 <= questions <= needles:
+            raise PromptError(f"{questions} questions about {needles} needles; ask for 1 to {needles} of them")
         cities = self._cities(needles, rng)
         numbers = self._numbers(needles, rng)
-        sentences = [self._sentence(city, number) for city, number in zip(cities, numbers)]
-        text, cuts = self.filler.take(self._room(length, cities[0], sentences), rng)
+        sentences = [self._wording.sentence(city, number) for city, number in zip(cities, numbers)]
+        question = self._wording.question(cities[0])
+        text, cuts = self.filler.take(self._room(length, question, sentences), rng)
         places = self._places(cuts, needles, rng, depth, which=0)
         # At equal places the queried needle goes to its own side: first at depth 0, last at depth 1.
         order = sorted(range(needles), key=lambda i: (places[i], (i == 0) == (depth is None or depth >= 0.5)))
         kinds = ["answer"] + ["needles"] * (needles - 1)
-        pieces = [_Piece(places[i], sentences[i], kinds[i], numbers[i]) for i in order]
-        return self._assemble(text, pieces, cities[0], numbers[0])
+        names = ["answer", *(f"answer_{number}" for number in range(2, questions + 1)), *[""] * (needles - questions)]
+        pieces = [_Piece(places[i], sentences[i], kinds[i], numbers[i], names[i]) for i in order]
+        prompt = self._assemble(text, pieces, cities[0], question, numbers[0])
+        if questions == 1:
+            return prompt
+        answer, judged = self._answers(cities[:questions], numbers)
+        return replace(prompt, answer=answer, judged=judged)
+
+    def _answers(self, cities: Sequence[str], numbers: Sequence[list[int]]) -> tuple[list[int], list[list[int]]]:
+        """The number of the first city, then question and number of each further one, and where the numbers are in that."""
+        tokens: list[int] = []
+        judged = []
+        for city, number in zip(cities, numbers):
+            tokens += [*self._wording.tail, *self._wording.question(city)] if judged else []
+            judged.append(list(range(len(tokens), len(tokens) + len(number))))
+            tokens += number
+        return tokens, judged
 
     def controlled(
         self,
@@ -228,19 +232,21 @@ class Retrieval:
             cities[2 : 2 + len(others)] = [f"{other} {cities[0]}" for other in others]
             cities[0] = f"{first} {cities[0]}"
         stated = [0 if answerable else 1, *range(2, slots + 2)]
-        sentences = [self._sentence(cities[i], numbers[i]) for i in stated]
+        sentences = [self._wording.sentence(cities[i], numbers[i]) for i in stated]
+        question = self._wording.question(cities[0]) if answerable else self._wording.asked(cities[0])
         fillings = [self.filler.take(len(sentence), filling)[0].tolist() for sentence in sentences]
-        text, cuts = self.filler.take(self._room(length, cities[0], sentences), reading)
+        text, cuts = self.filler.take(self._room(length, question, sentences), reading)
         depths = np.array([depth, *where.random(slots)])
         borders = np.flatnonzero(cuts)
         places = [borders[np.abs(borders - fraction * len(text)).argmin()] for fraction in depths]
         kinds = ["answer" if answerable else "needles"] + ["needles"] * distractors + ["text"] * (slots - distractors)
         chosen = [fillings[i] if kind == "text" else sentences[i] for i, kind in enumerate(kinds)]
         order = np.argsort(depths, kind="stable")
-        pieces = [_Piece(places[i], chosen[i], kinds[i], numbers[stated[i]]) for i in order]
-        return self._assemble(text, pieces, cities[0], numbers[0] if answerable else self._encode(UNKNOWN))
+        names = ["answer" if answerable else "", *[""] * slots]
+        pieces = [_Piece(places[i], chosen[i], kinds[i], numbers[stated[i]], names[i]) for i in order]
+        return self._assemble(text, pieces, cities[0], question, numbers[0] if answerable else self._wording.encode(UNKNOWN))
 
-    def _room(self, length: int, city: str, sentences: list[list[int]]) -> int:
+    def _room(self, length: int, question: tuple[int, ...], sentences: list[list[int]]) -> int:
         """Tokens of a prompt that are left for text.
 
         Raises
@@ -248,36 +254,39 @@ class Retrieval:
         PromptError
             There are too few.
         """
-        room = length - 1 - len(self._question(city)) - sum(map(len, sentences))
+        room = length - len(self._opening) - len(question) - sum(map(len, sentences))
         if room < len(sentences):
             least = length - room + len(sentences)
             raise PromptError(f"{len(sentences)} needles do not fit {length} tokens; use at least {least}")
         return room
 
-    def _assemble(self, text: np.ndarray, pieces: list[_Piece], city: str, answer: list[int]) -> Prompt:
-        """A prompt of <bos>, the text with pieces inserted, and the question."""
-        question = self._question(city)
-        ids = [self.tokenizer.bos_token_id]
-        spans = {"sink": [0], "answer": [], "needles": []}
+    def _assemble(
+        self, text: np.ndarray, pieces: list[_Piece], city: str, question: tuple[int, ...], answer: list[int]
+    ) -> Prompt:
+        """A prompt of what the tokenizer puts first, the text with pieces inserted, and the question."""
+        ids = [*self._opening]
+        spans: dict[str, list[int]] = {"sink": [0], "answer": [], "needles": []}
         done = 0
         begin = 0  # of the queried needle
-        queried = []
+        queried: list[int] = []
         distractors = []
-        for place, tokens, kind, stated in pieces:
+        for place, tokens, kind, stated, name in pieces:
             ids += text[done:place].tolist()
             done = place
+            if name:
+                number = len(ids) + len(tokens) - len(self._wording.tail) - len(stated)
+                spans[name] = list(range(number, number + len(stated)))
             if kind == "answer":
                 begin = len(ids)
                 queried = tokens
-                number = begin + len(question)
-                spans["answer"] = list(range(number, number + len(answer)))
             elif kind == "needles":
                 spans["needles"] += range(len(ids), len(ids) + len(tokens))
                 distractors.append(list(stated))
             ids += tokens
         ids += text[done:].tolist()
         spans["query"] = list(range(len(ids), len(ids) + len(question)))
-        depth = (begin - 1) / max(1, len(ids) - 1 - len(queried)) if queried else float("nan")
+        before = len(self._opening)
+        depth = (begin - before) / max(1, len(ids) - before - len(queried)) if queried else float("nan")
         return Prompt([*ids, *question], answer, spans, depth, city, distractors)
 
     def training_rows(
@@ -311,14 +320,16 @@ class Retrieval:
         kind : ndarray of int8, (row, length)
             0 text, 1 an answer that follows from what stands before it, 2 a number that nothing could predict.
         """
-        ids = np.full((rows, length), self.tokenizer.bos_token_id, dtype=np.int64)
+        first = len(self._opening)
+        ids = np.zeros((rows, length), dtype=np.int64)
+        ids[:, :first] = self._opening
         kind = np.zeros((rows, length), dtype=np.int8)
         for row in range(rows):
             sentences = self._mentions(needles, mentions, rng, near, unanswerable)
-            text, cuts = self.filler.take(length - 1 - sum(len(tokens) for tokens, _ in sentences), rng)
+            text, cuts = self.filler.take(length - first - sum(len(tokens) for tokens, _ in sentences), rng)
             places = np.sort(self._places(cuts, len(sentences), rng, None, 0))
             places[-1] = len(text)
-            column = 1
+            column = first
             done = 0
             for (tokens, kinds), place in zip(sentences, places):
                 ids[row, column : column + place - done] = text[done:place]
@@ -343,16 +354,16 @@ class Retrieval:
         sentences = []
         seen = set()
         for which in order[:-1] if ends_unknown else order:
-            question = self._question(cities[which])
+            question = self._wording.question(cities[which])
             number = numbers[which]
-            kinds = [0] * len(question) + [1 if which in seen else 2] * len(number) + [0] * len(self._tail)
-            sentences.append(([*question, *number, *self._tail], kinds))
+            kinds = [0] * len(question) + [1 if which in seen else 2] * len(number) + [0] * len(self._wording.tail)
+            sentences.append(([*question, *number, *self._wording.tail], kinds))
             seen.add(which)
         if ends_unknown:
-            question = self._question(self._never_mentioned(cities, rng))
-            answer = self._encode(UNKNOWN)
-            kinds = [0] * len(question) + [1] * len(answer) + [0] * len(self._tail)
-            sentences.append(([*question, *answer, *self._tail], kinds))
+            question = self._wording.asked(self._never_mentioned(cities, rng))
+            answer = self._wording.encode(UNKNOWN)
+            kinds = [0] * len(question) + [1] * len(answer) + [0] * len(self._wording.tail)
+            sentences.append(([*question, *answer, *self._wording.tail], kinds))
         return sentences
 
     def _never_mentioned(self, cities: list[str], rng) -> str:

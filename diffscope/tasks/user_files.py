@@ -36,12 +36,15 @@ class TextPrompt:
         Character ranges, as ``Scope.capture`` and :func:`diffscope.prompts.encode` take them.
     answer : str or None
         What should come next.
+    distractors : tuple of str
+        Other answers that one might give, such as those that the text states about something else.
     """
 
     name: str
     text: str
     spans: dict[str, list[Chars]]
     answer: str | None
+    distractors: tuple[str, ...] = ()
 
 
 def read_texts(source: str | os.PathLike, field: str | None = None) -> tuple[str, ...]:
@@ -98,7 +101,8 @@ def read_prompts(source: str | os.PathLike) -> tuple[TextPrompt, ...]:
     source : str or path-like
         .jsonl or .ndjson with an object a line, .json with a list of objects, or .parquet. An object has ``prompt``, and may
         have ``spans`` (each a text that stands in the prompt once, or a list of character ranges ``[start, stop]``),
-        ``answer`` (the text expected next) and ``name``. Null counts as absent, and other fields are not read.
+        ``answer`` (the text expected next), ``distractors`` (a list of other answers) and ``name``. Null counts as absent, and
+        other fields are not read.
 
     Returns
     -------
@@ -311,7 +315,14 @@ def _text_prompt(where: str, row) -> TextPrompt:
     if not isinstance(spans, dict):
         raise PromptError(f"{where}: field 'spans' holds {_kind(spans)}, expected an object of names and texts or ranges")
     ranges = {key: _ranges(f"{where}: span {key!r}", text, key, span) for key, span in spans.items() if span is not None}
-    return TextPrompt(name or Path(where).name, text, ranges, answer or None)
+    return TextPrompt(name or Path(where).name, text, ranges, answer or None, _others(where, row.get("distractors") or []))
+
+
+def _others(where: str, texts) -> tuple[str, ...]:
+    """The distractors of a prompt."""
+    if not isinstance(texts, list) or not all(isinstance(text, str) and text.strip() for text in texts):
+        raise PromptError(f"{where}: field 'distractors' holds {_kind(texts)}, expected a list of texts")
+    return tuple(texts)
 
 
 def _ranges(which: str, prompt: str, name: str, span) -> list[Chars]:

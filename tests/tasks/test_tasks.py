@@ -65,18 +65,7 @@ def test_needles_that_do_not_fit_are_refused(task):
         task.prompt(64, 12, np.random.default_rng(0))
 
 
-def test_a_tokenizer_that_cannot_carry_the_task_is_refused(task):
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    def bytes_only(**special):
-        tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, []))
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
-        return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
-
-    for tokenizer in (None, bytes_only(), bytes_only(bos_token="<s>")):
-        with pytest.raises(PromptError, match="beginning|begins a word|single token"):
-            Retrieval(tokenizer)
+def test_training_rows_without_room_are_refused(task):
     with pytest.raises(PromptError, match="needles alone"):
         task.training_rows(1, 40, 3, 20, np.random.default_rng(0))
 

@@ -15,7 +15,8 @@ from diffscope.errors import PromptError
 from diffscope.lab import scoring
 from diffscope.lab.scoring import draw
 from diffscope.tasks import Prompt, Recall, Retrieval, TextPrompt, read_prompts
-from diffscope.tasks.retrieval import TEMPLATE, check_template
+from diffscope.tasks.retrieval import TEMPLATE
+from diffscope.tasks.wording import check_template
 
 DEFAULTS = {"count": 20, "length": 256, "seed": 0}
 

@@ -1,0 +1,111 @@
+"""A person's own prompts in the tokens of a model: with its spans, and with an answer to be continued with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+from diffscope.errors import PromptError, SpanError
+from diffscope.prompts import Chars, encode, find_span
+from diffscope.tasks.pieces import closing
+from diffscope.tasks.retrieval import Prompt
+from diffscope.tasks.user_files import TextPrompt
+
+
+def own_prompts(tokenizer: PreTrainedTokenizerBase | None, prompts: Sequence[TextPrompt]) -> list[Prompt]:
+    """Prompts of a file as :func:`diffscope.tasks.read_prompts` reads them, in tokens.
+
+    The answer continues the prompt as it is written; a token of white space alone that comes first, whatever is answered, still
+    belongs to the prompt. Without a span ``query`` the last token is the question. Spans and answers that are not given are
+    empty.
+
+    Raises
+    ------
+    PromptError, SpanError
+        A prompt whose answer or spans are not whole tokens; the message names it.
+    """
+    if tokenizer is None:
+        raise PromptError("this model came without a tokenizer, and the prompts are text; load the model with it")
+    return [_prompt(tokenizer, prompt) for prompt in prompts]
+
+
+def _prompt(tokenizer: PreTrainedTokenizerBase, prompt: TextPrompt) -> Prompt:
+    try:
+        return _in_tokens(tokenizer, prompt)
+    except (PromptError, SpanError) as error:
+        raise type(error)(f"prompt {prompt.name!r}: {error}") from None
+
+
+def _in_tokens(tokenizer: PreTrainedTokenizerBase, prompt: TextPrompt) -> Prompt:
+    text = prompt.text if prompt.answer is None else prompt.text.rstrip()
+    encoded = encode(tokenizer, text)
+    spans = {name: list(find_span(encoded, name, _within(ranges, len(text)))) for name, ranges in prompt.spans.items()}
+    ids = list(encoded.ids)[: len(encoded.ids) - closing(tokenizer)]
+    lead: list[int] = []
+    answers: list[list[int]] = [[]]
+    if prompt.answer is not None:
+        gap, answer = _gap(prompt, text)
+        texts = [answer, *(other.strip() for other in prompt.distractors)]
+        lead, answers = _without_lead(tokenizer, [_continued(tokenizer, text, ids, gap + other) for other in texts])
+    query = spans.get("query", [len(ids) - 1]) + list(range(len(ids), len(ids) + len(lead)))
+    spans = {"sink": [0], "answer": [], "needles": [], **spans, "query": query}
+    if lead and [ids[at] for at in spans["answer"][: len(lead)]] == lead:
+        spans["answer"] = spans["answer"][len(lead) :]
+    depth = spans["answer"][0] / len(ids) if spans["answer"] else float("nan")
+    return Prompt([*ids, *lead], answers[0], spans, depth, prompt.name, answers[1:])
+
+
+def _within(ranges: Sequence[Chars], length: int) -> list[Chars]:
+    """Ranges of a text whose white space at the end was cut."""
+    return [Chars(start, min(stop, length)) for start, stop in ranges if start < length] or list(ranges)
+
+
+def _gap(prompt: TextPrompt, text: str) -> tuple[str, str]:
+    """The white space between a prompt and its answer, and the answer without it.
+
+    That which the prompt ends or the answer begins with; or, where the span ``answer`` is that same text, what stands before it.
+    """
+    answer = (prompt.answer or "").strip()
+    given = prompt.text[len(text) :] or _white(prompt.answer or "")
+    if given or not answer:
+        return given, answer
+    if ranges := prompt.spans.get("answer"):
+        start, stop = ranges[0]
+        stated = text[start:stop]
+        before = text[:start] + _white(stated)
+        if stated.strip() == answer:
+            return before[len(before.rstrip()) :], answer
+    if all(end.isdigit() or end.upper() != end.lower() for end in (text[-1], answer[0])):
+        raise PromptError(
+            f"it ends in {text[-12:]!r}, and its answer begins with {answer[:12]!r}; begin it with a space if one is next"
+        )
+    return "", answer
+
+
+def _white(text: str) -> str:
+    """The white space that a text begins with."""
+    return text[: len(text) - len(text.lstrip())]
+
+
+def _continued(tokenizer: PreTrainedTokenizerBase, text: str, ids: list[int], more: str) -> list[int]:
+    """The tokens of a text that comes after another."""
+    whole = list(encode(tokenizer, text + more).ids)
+    whole = whole[: len(whole) - closing(tokenizer)]
+    if whole[: len(ids)] != ids or len(whole) == len(ids):
+        raise PromptError(
+            f"this tokenizer joins the answer {more!r} to the end of the prompt, {text[-12:]!r}; begin it with a space, or end "
+            "the prompt with a whole word"
+        )
+    return whole[len(ids) :]
+
+
+def _without_lead(tokenizer: PreTrainedTokenizerBase, answers: list[list[int]]) -> tuple[list[int], list[list[int]]]:
+    """The tokens of white space that all answers begin with, and the answers without these."""
+    lead: list[int] = []
+    while len({answer[0] for answer in answers}) == 1 and min(map(len, answers)) > 1:
+        if str(tokenizer.decode([answers[0][0]])).strip():
+            break
+        lead.append(answers[0][0])
+        answers = [answer[1:] for answer in answers]
+    return lead, answers
