@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from diffscope.errors import PromptError
 from diffscope.tasks.retrieval import Prompt
 
 Logits = Callable[[torch.Tensor, int], torch.Tensor]
+Context = tuple[int, tuple[int, ...]]  # which prompt, and the tokens that follow it
 
 
 @torch.no_grad()
@@ -40,13 +41,26 @@ def log_odds(logits: Logits, prompts: Sequence[Prompt], device, tokens: int | No
     """
     branches = [_branches(prompt) for prompt in prompts]
     # What has to be run: a prompt, and as much of a number as others begin with too; then the log p of the tokens after it.
-    following: dict[tuple[int, tuple[int, ...]], set[int]] = {}
+    following: dict[Context, set[int]] = {}
     for index, candidates in enumerate(branches):
         for candidate in candidates:
             for end, token in enumerate(candidate):
                 following.setdefault((index, candidate[:end]), set()).add(token)
-    known: dict[tuple[int, tuple[int, ...]], float] = {}
-    lengths: dict[int, list[tuple[int, tuple[int, ...]]]] = {}
+    known = _log_p(logits, prompts, following, device, tokens)
+    values = np.full(len(prompts), np.nan)
+    for index, candidates in enumerate(branches):
+        if candidates:
+            scores = [sum(known[index, branch[: end + 1]] for end in range(len(branch))) for branch in candidates]
+            values[index] = scores[0] - logsumexp(scores[1:])
+    return values
+
+
+def _log_p(
+    logits: Logits, prompts: Sequence[Prompt], following: Mapping[Context, set[int]], device, tokens: int | None
+) -> dict[Context, float]:
+    """log p of each token that follows a prompt and what is begun after it."""
+    known: dict[Context, float] = {}
+    lengths: dict[int, list[Context]] = {}
     for index, begun in following:
         lengths.setdefault(len(prompts[index].ids) + len(begun), []).append((index, begun))
     for length, contexts in lengths.items():
@@ -58,12 +72,7 @@ def log_odds(logits: Logits, prompts: Sequence[Prompt], device, tokens: int | No
             for row, (index, begun) in zip(log_p, batch):
                 for token in following[index, begun]:
                     known[index, (*begun, token)] = float(row[token])
-    values = np.full(len(prompts), np.nan)
-    for index, candidates in enumerate(branches):
-        if candidates:
-            scores = [sum(known[index, branch[: end + 1]] for end in range(len(branch))) for branch in candidates]
-            values[index] = scores[0] - logsumexp(scores[1:])
-    return values
+    return known
 
 
 def _branches(prompt: Prompt) -> list[tuple[int, ...]]:
