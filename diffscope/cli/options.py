@@ -122,3 +122,15 @@ def check_out(out):
 
     if out is not None:
         check_target(out)
+
+
+def read_prompts_option(prompts, least):
+    """What --prompts says: how many, or a file of a person's own prompts; the number, and the prompts if there is a file."""
+    from diffscope.tasks import read_prompts
+
+    if not prompts.isdecimal():
+        own = read_prompts(prompts)
+        return len(own), own
+    if int(prompts) < least:
+        raise PromptError(f"--prompts {prompts} are too few; give {least} or more, or a file with prompts of your own")
+    return int(prompts), None

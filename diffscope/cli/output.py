@@ -76,12 +76,15 @@ def working(what):
 
 
 @contextmanager
-def counting(what):
-    """Show how far something has come, or one thing after the other; yields a function of (done, total, note)."""
+def counting(what, unit=""):
+    """Show how far something has come, or one thing after the other; yields a function of (done, total, note).
+
+    With the unit "%" what is done is that share of the whole.
+    """
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
-        TextColumn("{task.completed:.0f}/{task.total}"),
+        TextColumn("{task.completed:.0f} %" if unit else "{task.completed:.0f}/{task.total}"),
         TextColumn("{task.fields[left]}"),
     )
     first = last = None

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 import diffscope
-from diffscope.cli.options import Device, Dtype, Json, check_out
+from diffscope.cli.options import Device, Dtype, Json, check_out, read_prompts_option
 from diffscope.cli.output import counting, note, say, show_json, show_table
 from diffscope.errors import DiffscopeError
 
@@ -14,6 +14,7 @@ EXAMPLE = (
     "diffscope test --model mini-diff",
     "diffscope test noise-symmetry sparsity --model mini-diff --json",
     "diffscope test --cohort runs/laptop --out board.md",
+    "diffscope test --model FOLDER --prompts my.jsonl",
     "diffscope test --list",
 )
 FORMATS = (".md", ".html", ".json")
@@ -33,7 +34,9 @@ Baseline = Annotated[
 ]
 All = Annotated[bool, typer.Option("--all", help="All tests, as without any ID.")]
 Listed = Annotated[bool, typer.Option("--list", help="Show what is claimed, predicted and needed; run nothing.")]
-Prompts = Annotated[int, typer.Option(min=10, help="Retrieval prompts, spread over five depths.")]
+Prompts = Annotated[
+    str, typer.Option(metavar="COUNT|FILE", help="How many retrieval prompts, over five depths; or a file of your own prompts.")
+]
 Length = Annotated[int, typer.Option(min=64, help="Tokens a prompt.")]
 Untrained = Annotated[int, typer.Option(min=3, help="Models of random weights that a trained one is compared with.")]
 Template = Annotated[str | None, typer.Option(metavar="TEXT", help="The needle sentence; of a cohort what it was trained on.")]
@@ -57,7 +60,7 @@ def command(
     cohort: Cohort = None,
     everything: All = False,
     listed: Listed = False,
-    prompts: Prompts = 40,
+    prompts: Prompts = "40",
     length: Length = 160,
     untrained: Untrained = 24,
     template: Template = None,
@@ -68,8 +71,12 @@ def command(
     as_json: Json = False,
     family: Family = None,
 ):
-    """Does it work by cancelling noise, or by being sparse? Tests with controls, judged by rules declared beforehand."""
-    from diffscope.hypotheses import Settings, gather, summary
+    """Does it work by cancelling noise, or by being sparse? Tests with controls, judged by rules declared beforehand.
+
+    Exit status 0: every test that was named ran, or without names at least one; 1: the board says what was wanting; 2: refused.
+    """
+    from diffscope.hypotheses import Settings, gather, lacking, summary
+    from diffscope.hypotheses.api import with_own
     from diffscope.hypotheses.declared import chosen
 
     if everything and ids:
@@ -82,26 +89,38 @@ def command(
         raise DiffscopeError(f"cannot write a board as {out.suffix!r}; use {', '.join(FORMATS)}")
     if out is not None:
         check_out(out)
-    with counting("testing") as progress:
+    count, own = read_prompts_option(prompts, 10)
+    chosen_settings = Settings(prompts=count, length=length, seed=seed, template=template, untrained=untrained)
+    with counting("testing", unit="%") as progress:
         subjects = gather(
             model or [],
             baseline or [],
             cohort,
             needs={test.needs for test in tests},
-            settings=Settings(prompts=prompts, length=length, seed=seed, template=template, untrained=untrained),
+            settings=with_own(chosen_settings, own) if own else chosen_settings,
             progress=progress,
             opener=lambda name: diffscope.load(name, device=device, dtype=dtype),
         )
+        standings = subjects.standings
         verdicts = subjects.run(ids)
     if out is not None:
-        keep(verdicts, out, ", ".join(subjects.names))
+        keep(verdicts, out, ", ".join(subjects.names), subjects.statements)
+    wants = lacking(verdicts)
     if as_json:
-        settings = vars(subjects.settings)
-        show_json({"subjects": subjects.names, "settings": settings, "summary": summary(verdicts), "tests": _dicts(verdicts)})
-        return
-    show_board(verdicts)
-    if out is not None:
+        settings = vars(subjects.settings) | {"own": [prompt.name for prompt in subjects.settings.own]}
+        board = {"subjects": subjects.names, "settings": settings, "answers": [vars(standing) for standing in standings]}
+        show_json({**board, "summary": summary(verdicts), "tests": _dicts(verdicts), "wanting": wants})
+    else:
+        for statement in subjects.statements:
+            say(f"{statement}.")
+        show_board(verdicts)
+        if wants:
+            say()
+            show_table(("not run for want of", "tests"), [(want, ", ".join(names)) for want, names in wants.items()])
+    if out is not None and not as_json:
         note(f"saved {out}")
+    if wants and (ids or sum(map(len, wants.values())) == len(verdicts)):
+        raise typer.Exit(1)
 
 
 def show_board(verdicts):
@@ -123,7 +142,7 @@ def _dicts(verdicts):
     return [verdict.as_dict() for verdict in verdicts]
 
 
-def keep(verdicts, out, subjects):
+def keep(verdicts, out, subjects, statements=()):
     """Write a board as its suffix says."""
     from diffscope.files import to_json, write_text
     from diffscope.hypotheses import report
@@ -132,7 +151,7 @@ def keep(verdicts, out, subjects):
     if out.suffix == ".json":
         text = to_json(_dicts(verdicts), indent=1) + "\n"
     else:
-        text = (report.markdown if out.suffix == ".md" else report.page)(verdicts, title)
+        text = (report.markdown if out.suffix == ".md" else report.page)(verdicts, title, statements)
     write_text(out, text)
 
 

@@ -3,7 +3,7 @@
 Method: docs/hypotheses.md.
 """
 
-from diffscope.hypotheses.api import gather, test
+from diffscope.hypotheses.api import gather, lacking, test
 from diffscope.hypotheses.board import run
 from diffscope.hypotheses.conclusion import summary
 from diffscope.hypotheses.declared import TESTS
@@ -21,6 +21,7 @@ __all__ = [
     "Test",
     "Verdict",
     "gather",
+    "lacking",
     "run",
     "summary",
     "test",

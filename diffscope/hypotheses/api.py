@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, MutableMapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import chain
 from pathlib import Path
 
 import xarray as xr
 
-from diffscope.errors import DiffscopeError
+from diffscope.errors import DiffscopeError, PromptError
 from diffscope.hypotheses.board import Result, run
 from diffscope.hypotheses.declared import NEEDED, chosen
+from diffscope.hypotheses.progress import Job
 from diffscope.hypotheses.subjects import UNTRAINED, Models, Pair, Progress, Settings
 from diffscope.hypotheses.verdicts import Verdict
+from diffscope.lab.standing import Standing, standing
 from diffscope.lab.training.cohort import DATASET, open_dataset
 from diffscope.lab.training.run_folder import WEIGHTS
 from diffscope.models.loading import checkpoints, locate
 from diffscope.scope import Scope, load
 from diffscope.tasks.retrieval import TEMPLATE
+from diffscope.tasks.user_files import TextPrompt, read_prompts
 
 ROUNDS = 8  # series of untrained models beside one of checkpoints
 ROUNDS_OF_SEVERAL = 3  # beside each of several
 SERIES_PROMPTS = 20
+FEW_MODELS = 4  # of each of which is told how it answers
+NEEDS = "needs "  # how the verdict of what could not be run begins
 
 Model = str | Scope
 
@@ -40,6 +48,7 @@ def test(
     seed: int = 50_000,
     template: str | None = None,
     untrained: int = UNTRAINED,
+    own: str | Path | Sequence[TextPrompt] | None = None,
     progress: Progress | None = None,
 ) -> list[Verdict]:
     """Test hypotheses of how differential attention works, and judge them by the rules they declared.
@@ -64,8 +73,11 @@ def test(
         The needle sentence; by default the one that the cohort was trained on, or that of the bundled models.
     untrained : int
         Models of random weights that a trained one is compared with.
+    own : path, or sequence of TextPrompt, optional
+        A person's own prompts in place of retrieval prompts, as :func:`diffscope.tasks.read_prompts` reads them from a file; each
+        has an answer, and a span ``answer`` where its text states it.
     progress : callable, optional
-        Called with (done, total, words).
+        Called with (done, 100, words) of the whole run; it never goes back.
 
     Returns
     -------
@@ -79,8 +91,15 @@ def test(
     """
     needs = {declared.needs for declared in chosen(tests)}
     settings = Settings(prompts, length, needles, seed, template, untrained)
+    if own is not None:
+        settings = with_own(settings, read_prompts(own) if isinstance(own, str | Path) else own)
     subjects = gather(_several(model), _several(baseline), cohort, seeds=seeds, needs=needs, settings=settings, progress=progress)
     return subjects.run(tests)
+
+
+def with_own(settings: Settings, prompts: Sequence[TextPrompt]) -> Settings:
+    """Settings with a person's own prompts in place of drawn ones."""
+    return replace(settings, own=tuple(prompts), prompts=len(prompts))
 
 
 test.__test__ = False  # it is not one of pytest's
@@ -113,23 +132,53 @@ class Subjects:
     cohort: xr.Dataset | None = None
     pair: Pair | None = None
     checkpoints: list[Models] = field(default_factory=list)
+    job: Job = field(default_factory=lambda: Job(None), repr=False)
 
-    def run(
-        self,
-        tests: str | Sequence[str] | None = None,
-        progress: Progress | None = None,
-        finished: MutableMapping[str, Result] | None = None,
-    ) -> list[Verdict]:
+    def run(self, tests: str | Sequence[str] | None = None, finished: MutableMapping[str, Result] | None = None) -> list[Verdict]:
         """The verdicts; see :func:`diffscope.hypotheses.board.run`."""
-        return run(
+        models = self.model or (self.checkpoints[0] if self.checkpoints else None)
+        self.job.plan(chosen(tests), len(models.scopes) + models.settings.untrained if models else 1)
+        verdicts = run(
             tests,
             model=self.model,
             pair=self.pair,
             checkpoints=self.checkpoints,
             cohort=self.cohort,
-            progress=progress,
+            progress=self.job.test,
             finished=finished,
         )
+        self.job.end()
+        return verdicts
+
+    @cached_property
+    def standings(self) -> list[Standing]:
+        """How the models, and those beside them, answer the prompts; none where these prompts cannot be made or asked."""
+        standard = [] if self.pair is None else [self.pair.standard]
+        standings = []
+        for models in filter(None, (self.model, *standard)):
+            for scope in models.scopes:
+                self.job.opening(1, 1, f"asking {scope.name}")
+                with suppress(PromptError):  # the tests that need them say so
+                    standings.append(standing(scope, models.prompts))
+        return standings
+
+    @property
+    def statements(self) -> list[str]:
+        """The same in words; of many models those that answer at chance, and how many others there are."""
+        if len(self.standings) <= FEW_MODELS:
+            return [standing.sentence for standing in self.standings]
+        weak = [standing.sentence for standing in self.standings if standing.at_chance]
+        return [*weak, f"{len(self.standings) - len(weak)} of {len(self.standings)} models answer better than chance"]
+
+
+def lacking(verdicts: Sequence[Verdict]) -> dict[str, list[str]]:
+    """What tests could not be run for want of, and the tests that want it."""
+    wants: dict[str, list[str]] = {}
+    for verdict in verdicts:
+        want = str(verdict.verdict).removeprefix(NEEDS)
+        if want != str(verdict.verdict):
+            wants.setdefault(want, []).append(verdict.test.id)
+    return wants
 
 
 def gather(
@@ -160,7 +209,7 @@ def gather(
     settings : Settings, optional
         Prompts, and how much is spent on them.
     progress : callable, optional
-        Called with (done, total, what is measured) as models are measured.
+        Called with (done, 100, words) of the whole run: opening, and then what :meth:`Subjects.run` does.
     opener : callable
         Opens a model by its name.
 
@@ -183,23 +232,31 @@ def gather(
             models, baselines = _diff_models(Path(cohort), dataset)
     settings = replace(settings, template=settings.template or template)
     scopes: dict[Model, Scope] = {}
+    job = Job(progress)
+    standards = baselines if "pair" in needs else []
+    trainings = [steps for name in models if "checkpoints" in needs and (steps := steps_of(name))]
+    several = {*(models if {"model", "pair"} & set(needs) else []), *standards, *chain.from_iterable(trainings)}
 
     def opened(names: Sequence[Model], settings: Settings = settings, series: bool = False) -> Models:
         for name in names:
             if name not in scopes:
+                job.opening(len(scopes), len(several), f"opening {_name(name)}")
                 scopes[name] = opener(name) if isinstance(name, str) else name
-        return Models([scopes[name] for name in names], settings, progress, series)
+        return Models([scopes[name] for name in names], settings, job.tell, series)
 
     model = opened(models) if models and {"model", "pair"} & set(needs) else None
-    standard = opened(baselines) if baselines and "pair" in needs else None
-    trainings = [steps for name in models if "checkpoints" in needs and (steps := steps_of(name))]
+    standard = opened(standards) if standards else None
     series = [
         opened(steps, _of_series(settings, len(steps), len(trainings), number), series=True)
         for number, steps in enumerate(trainings)
     ]
-    names = [name if isinstance(name, str) else name.name for name in (*models, *baselines)]
+    names = [_name(name) for name in (*models, *baselines)]
     names += [] if cohort is None else [str(cohort)]
-    return Subjects(names, settings, model, dataset, Pair(model, standard) if model and standard else None, series)
+    return Subjects(names, settings, model, dataset, Pair(model, standard) if model and standard else None, series, job)
+
+
+def _name(model: Model) -> str:
+    return model if isinstance(model, str) else model.name
 
 
 def _of_series(settings: Settings, steps: int, trainings: int, number: int) -> Settings:

@@ -82,9 +82,9 @@ def facts(verdict: Verdict) -> list[tuple[str, str]]:
     ]
 
 
-def markdown(verdicts: Sequence[Verdict], title: str) -> str:
-    """The board as Markdown: tables of verdicts, primaries first, every test with its numbers, and what they say together."""
-    lines = [f"# {title}"]
+def markdown(verdicts: Sequence[Verdict], title: str, notes: Sequence[str] = ()) -> str:
+    """The board as Markdown: notes on the models, verdicts, primaries first, every test with its numbers, what they say together."""
+    lines = [f"# {title}", *(f"\n{note}." for note in notes)]
     for kind, words in KINDS.items():
         listed = of_kind(verdicts, kind)
         if listed:
@@ -109,9 +109,9 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def page(verdicts: Sequence[Verdict], title: str) -> str:
+def page(verdicts: Sequence[Verdict], title: str, notes: Sequence[str] = ()) -> str:
     """The same as one HTML page."""
-    parts = [f"<h1>{html.escape(title)}</h1>"]
+    parts = [f"<h1>{html.escape(title)}</h1>", *(f"<p>{html.escape(note)}.</p>" for note in notes)]
     for kind, words in KINDS.items():
         board = [(verdict.test.id, verdict.shown, verdict.test.claim) for verdict in of_kind(verdicts, kind)]
         parts += [_table((words, "verdict", "claim"), board)] if board else []

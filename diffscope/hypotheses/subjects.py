@@ -15,12 +15,14 @@ from diffscope.hypotheses.evidence.last_query import LastQuery, read
 from diffscope.hypotheses.rules import Missing
 from diffscope.lab.scoring import draw
 from diffscope.scope import Scope
+from diffscope.tasks.own import own_prompts, with_answers
 from diffscope.tasks.retrieval import TEMPLATE, Prompt, Retrieval
+from diffscope.tasks.user_files import TextPrompt
 
 CHANGEABLE = ("dtype", "torch_dtype", "transformers_version")
 UNTRAINED = 24  # models of random weights
 FEW = 10  # prompts of what takes long: two at each depth
-Progress = Callable[[int, int, str], None]
+Progress = Callable[[float, int, str], None]
 Spreads = Sequence[torch.Tensor]
 Take = Callable[[Scope, Sequence[Prompt], Spreads | None], xr.Dataset]
 
@@ -45,6 +47,8 @@ class Settings:
         Models of random weights that a trained one is compared with.
     first : int
         Number of the first of these, so that several trainings can have others each.
+    own : tuple of TextPrompt
+        A person's own prompts in place of retrieval prompts; of those the first `prompts`.
     """
 
     prompts: int = 40
@@ -54,9 +58,12 @@ class Settings:
     template: str | None = None
     untrained: int = UNTRAINED
     first: int = 0
+    own: tuple[TextPrompt, ...] = ()
 
     def prompts_for(self, scope: Scope) -> list[Prompt]:
         """The prompts in the tokens of a model."""
+        if self.own:
+            return with_answers(own_prompts(scope.tokenizer, self.own))[: self.prompts]
         if self.needles < 2:
             raise DiffscopeError("a prompt with one needle has no distractors; give two needles or more")
         task = Retrieval(scope.tokenizer, held_out=True, template=self.template or TEMPLATE)

@@ -30,6 +30,24 @@ def own_prompts(tokenizer: PreTrainedTokenizerBase | None, prompts: Sequence[Tex
     return [_prompt(tokenizer, prompt) for prompt in prompts]
 
 
+def with_answers(prompts: Sequence[Prompt]) -> Sequence[Prompt]:
+    """The prompts themselves, each of which has an answer and says where its text states it.
+
+    Raises
+    ------
+    PromptError
+        Some have not; the message names them.
+    """
+    for what, how, lacking in (
+        ("an answer", '"answer": "…"', [prompt.city for prompt in prompts if not prompt.answer]),
+        ("a span of it", '"spans": {"answer": "…"}', [prompt.city for prompt in prompts if not prompt.spans["answer"]]),
+    ):
+        if lacking:
+            more = f" and {len(lacking) - 1} others" if len(lacking) > 1 else ""
+            raise PromptError(f"each with {what} ({how} in the file); {lacking[0]!r}{more} have none")
+    return prompts
+
+
 def _prompt(tokenizer: PreTrainedTokenizerBase, prompt: TextPrompt) -> Prompt:
     try:
         return _in_tokens(tokenizer, prompt)
