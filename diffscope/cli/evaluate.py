@@ -5,18 +5,30 @@ from typing import Annotated
 import typer
 
 import diffscope
-from diffscope.cli.options import Device, Dtype, Json, Model, check_model
+from diffscope.cli.options import Device, Dtype, Json, Model, check_model, read_prompts_option
 from diffscope.cli.output import counting, say, show_json, show_table, working
 from diffscope.errors import DiffscopeError
 
 EXAMPLE = (
     "diffscope evaluate --model mini-diff --needles 4",
     "diffscope evaluate --model mini-diff --text my-texts.jsonl --near",
+    "diffscope evaluate --model FOLDER --prompts my-prompts.jsonl",
 )
+
+ROOM = 64  # positions for what is answered after the question
+WANTED = {
+    "exact": 'exact answers want the text that comes next, "answer": "…"',
+    "log_odds": 'log-odds and chance want other answers, "distractors": ["…", …]',
+    "on answer": 'the share of the answer wants to know where the text states it, "spans": {"answer": "…"}',
+}
+NECESSARY = (WANTED["exact"], WANTED["on answer"])
 
 Length = Annotated[int | None, typer.Option(min=32, help="Tokens a prompt; by default what a bundled model was trained on.")]
 Needles = Annotated[int, typer.Option(min=2, max=64, help="Sentences with a number in each prompt; one is asked for.")]
-Prompts = Annotated[int, typer.Option(min=10, help="Prompts to answer, spread over five depths.")]
+Questions = Annotated[int, typer.Option(min=1, max=64, help="Of those cities how many are asked for, one after the other.")]
+Prompts = Annotated[
+    str, typer.Option(metavar="COUNT|FILE", help="How many prompts, over five depths; or a file of your own prompts.")
+]
 Looks = Annotated[int, typer.Option(min=10, help="Of those, prompts whose attention is measured.")]
 Near = Annotated[bool, typer.Option("--near", help='Ask for "Old Paris" among "New Paris", "North Paris" and so on.')]
 Unanswerable = Annotated[bool, typer.Option("--unanswerable", help='Ask for what no sentence states; right is "unknown".')]
@@ -38,7 +50,8 @@ def command(
     model: Model = None,
     length: Length = None,
     needles: Needles = 4,
-    prompts: Prompts = 200,
+    questions: Questions = 1,
+    prompts: Prompts = "200",
     looks: Looks = 100,
     near: Near = False,
     unanswerable: Unanswerable = False,
@@ -50,53 +63,133 @@ def command(
     dtype: Dtype = None,
     as_json: Json = False,
 ):
-    """Exact answers to unseen retrieval prompts, loss on text, and where the answering query looks by depth of the needle."""
+    """Exact answers to unseen retrieval prompts, loss on text, and where the answering query looks by depth of the needle.
+
+    Of your own prompts: exact answers, log-odds, and where the answering query looks, prompt by prompt. Exit status 1 where not
+    all of them have answers and say where these are stated: the last lines say what is wanting, and how to give it.
+    """
+    check_model(model)
+    count, own = read_prompts_option(prompts, 10)
+    if own:
+        drawing = {"--length": length, "--near": near, "--unanswerable": unanswerable, "--template": template, "--text": text}
+        if given := [name for name, value in drawing.items() if value] + ["--questions"] * (questions > 1):
+            raise DiffscopeError(
+                f"{', '.join(given)}: prompts of your own are taken as they are; leave it out, or --prompts FILE"
+            )
+        with working(f"loading {model}"):
+            scope = diffscope.load(model, device=device, dtype=dtype)
+        _evaluate_own(model, scope, own, as_json)
+        return
+    if field is not None and text is None:
+        raise DiffscopeError("--field says which field of --text holds the text; give --text too")
+    if questions > 1 and (near or unanswerable):
+        raise DiffscopeError("--questions asks for what is stated, about other cities each; leave out --near and --unanswerable")
+    facts = {"model": model, "seed": seed, "length": length, "needles": needles, "questions": questions, "near": near}
+    facts |= {"answerable": not unanswerable, "template": template, "text": text}
+    _evaluate_drawn(facts, count, looks, field, device, dtype, as_json)
+
+
+def _evaluate_drawn(facts, prompts, looks, field, device, dtype, as_json):
+    """What the command says of prompts that it draws."""
     from diffscope.lab import scoring
+    from diffscope.lab.standing import standing
     from diffscope.tasks import Recall, Retrieval, read_texts
     from diffscope.tasks.retrieval import TEMPLATE
 
-    if field is not None and text is None:
-        raise DiffscopeError("--field says which field of --text holds the text; give --text too")
-    scoring.check_spread(prompts if unanswerable else min(looks, prompts))
-    texts = None if text is None else read_texts(text, field)
-    check_model(model)
-    trained = {card["name"]: card["positions"] for card in diffscope.models.bundled()}
-    length = length or trained.get(model.partition("@")[0], 256)
-    with working(f"loading {model}"):
-        scope = diffscope.load(model, device=device, dtype=dtype)
-        task = Retrieval(scope.tokenizer, held_out=True, template=template or TEMPLATE, texts=texts)
-        if near or unanswerable:
-            kind = dict(slots=needles - 1, near=near, answerable=not unanswerable)
-            drawn = scoring.controlled(task, prompts, length, needles - 1, seed, **kind)
-        else:
-            drawn = scoring.draw(task, prompts, length, needles, seed)
-        scores = scoring.score(scoring.exact_answers(scope.model, drawn))
-        losses = scoring.text_losses(scope.model, Recall(scope.tokenizer, texts), length, seed)
-    facts = {"model": model, "dtype": str(scope.model.dtype).removeprefix("torch."), "seed": seed, "length": length}
-    facts |= {"needles": needles, "near": near, "answerable": not unanswerable, "template": task.template, "text": text}
-    if not as_json:
-        _show_scores(facts, scores, losses, prompts)
-    if unanswerable:
-        if as_json:
-            show_json({**facts, **scores, "text_loss": losses})
-        return
-    with counting("measuring attention") as progress:
-        table = scoring.span_by_depth(scope, drawn[:looks], progress)
-    mean = table["mean"]
+    answerable = facts["answerable"]
+    scoring.check_spread(min(looks, prompts) if answerable else prompts)
+    texts = None if facts["text"] is None else read_texts(facts["text"], field)
+    facts["template"] = facts["template"] or TEMPLATE
+    with counting("evaluating", unit="%") as progress:
+        progress(0, 100, f"loading {facts['model']}")
+        scope = diffscope.load(facts["model"], device=device, dtype=dtype)
+        progress(10, 100, "drawing prompts")
+        facts["length"] = facts["length"] or _usual_length(facts["model"], scope)
+        task = Retrieval(scope.tokenizer, held_out=True, template=facts["template"], texts=texts)
+        drawn = _draw(task, prompts, facts)
+        progress(15, 100, "answering")
+        stands = standing(scope, drawn)
+        scores = scoring.score(stands.right)
+        progress(30, 100, "reading text")
+        losses = scoring.text_losses(scope.model, Recall(scope.tokenizer, texts), facts["length"], facts["seed"])
+        table = None
+        if answerable:
+            seen = drawn[:looks]
+            table = scoring.span_by_depth(
+                scope, seen, lambda done, total: progress(40 + 60 * done / total, 100, f"measuring attention, {done} of {total}")
+            )
+    facts["dtype"] = str(scope.model.dtype).removeprefix("torch.")
     if as_json:
-        show_json({**facts, **scores, "text_loss": losses, "table": mean.to_dict()})
+        answers = {"answers": stands.as_dict()} if answerable else {}
+        measured = {} if table is None else {"table": table["mean"].to_dict()}
+        show_json({**facts, **scores, **answers, "text_loss": losses, **measured})
+        return
+    _show_scores(facts, scores, losses, prompts, stands)
+    if table is None:
         return
     say(f"attention of the last query, mean over heads, then layers; {table.attrs['averaged_over']}")
     spans = ["sink", "answer", "needles", "context", "query"]
-    for normalisation in mean["normalisation"].values:
-        _show(mean, table["standard_error"], "D", str(normalisation), spans)
+    for normalisation in table["mean"]["normalisation"].values:
+        _show(table["mean"], table["standard_error"], "D", str(normalisation), spans)
 
 
-def _show_scores(facts, scores, losses, prompts):
+def _usual_length(model, scope):
+    """What a bundled model was trained on, 256 for others, or what a model has positions for."""
+    trained = {card["name"]: card["positions"] for card in diffscope.models.bundled()}
+    usual = trained.get(model.partition("@")[0], 256)
+    return usual if scope.positions is None or model in trained else min(usual, scope.positions - ROOM)
+
+
+def _draw(task, prompts, facts):
+    from diffscope.lab import scoring
+
+    others = facts["needles"] - 1
+    if facts["near"] or not facts["answerable"]:
+        kind = dict(slots=others, near=facts["near"], answerable=facts["answerable"])
+        return scoring.controlled(task, prompts, facts["length"], others, facts["seed"], **kind)
+    return scoring.draw(task, prompts, facts["length"], facts["needles"], facts["seed"], facts["questions"])
+
+
+def _evaluate_own(model, scope, texts, as_json):
+    """What the command says of a person's own prompts: each by itself, and how the model stands."""
+    from diffscope.lab.standing import of_each, standing
+    from diffscope.tasks import own_prompts
+
+    prompts = own_prompts(scope.tokenizer, texts)
+    answered = [prompt for prompt in prompts if prompt.answer]
+    stands = standing(scope, answered) if answered else None
+    with counting("measuring attention") as progress:
+        rows = of_each(scope, prompts, progress)
+    wanting = {what: [row["prompt"] for row in rows if row[column] is None] for column, what in WANTED.items()}
+    wanting = {what: names for what, names in wanting.items() if names}
+    if as_json:
+        show_json({"model": model, "answers": stands and stands.as_dict(), "prompts": rows, "wanting": wanting})
+    else:
+        if stands:
+            say(f"{stands.sentence}.")
+        columns = list(dict.fromkeys(column for row in rows for column in row))
+        table = [[_shown(row.get(column)) for column in columns] for row in rows]
+        show_table([f"share of D on {name[3:]}" if name.startswith("on ") else name for name in columns], table)
+        say("shares are of the last query, mean over heads, then layers")
+        for what, names in wanting.items():
+            say(f"not measured of {', '.join(names)}: {what}")
+    if any(what in wanting for what in NECESSARY):
+        raise typer.Exit(1)
+
+
+def _shown(value):
+    return ("yes" if value else "no") if isinstance(value, bool) else value
+
+
+def _show_scores(facts, scores, losses, prompts, stands):
     """Exact answers and losses in words."""
     low, high = scores["interval"]
     kind = "near-duplicate cities" if facts["near"] else "cities"
-    question = "one question" if facts["answerable"] else 'one question without an answer, right is "unknown"'
+    question = "one question" if facts["questions"] == 1 else f"{facts['questions']} questions, all to be answered"
+    if facts["answerable"]:
+        say(f"{stands.sentence}.")
+    else:
+        question = 'one question without an answer, right is "unknown"'
     source = f"text of {facts['text']}" if facts["text"] else "text held out of the bundled models' training"
     say(f"{facts['model']}: {scores['retrieval']:.1%} exact answers ({low:.1%} to {high:.1%}) of {prompts} prompts")
     say(f"{facts['length']} tokens, {facts['needles']} needles of {kind}, {question}; {source}")

@@ -108,7 +108,7 @@ def command(
     wants = lacking(verdicts)
     if as_json:
         settings = vars(subjects.settings) | {"own": [prompt.name for prompt in subjects.settings.own]}
-        board = {"subjects": subjects.names, "settings": settings, "answers": [vars(standing) for standing in standings]}
+        board = {"subjects": subjects.names, "settings": settings, "answers": [standing.as_dict() for standing in standings]}
         show_json({**board, "summary": summary(verdicts), "tests": _dicts(verdicts), "wanting": wants})
     else:
         for statement in subjects.statements:

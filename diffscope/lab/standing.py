@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -63,6 +63,8 @@ class Standing:
         Mean of :func:`log_odds` and its 95 % interval over prompts.
     blind : float
         Mean of −log n, n distractors: the log-odds of who prefers none of the numbers.
+    right : ndarray of bool (prompt,)
+        Which answers are exact.
     """
 
     model: str
@@ -74,6 +76,12 @@ class Standing:
     log_odds_low: float
     log_odds_high: float
     blind: float
+    right: np.ndarray = field(repr=False)
+
+    def as_dict(self) -> dict:
+        """Ready for JSON, without the single prompts."""
+        fields = {name: value for name, value in vars(self).items() if name != "right"}
+        return {**fields, "at_chance": self.at_chance, "sentence": self.sentence}
 
     @property
     def at_chance(self) -> bool:
@@ -98,24 +106,52 @@ class Standing:
 
 
 def standing(scope: Scope, prompts: Sequence[Prompt]) -> Standing:
-    """How a model answers prompts, each of which has an answer."""
+    """How a model answers prompts, each of which has an answer; those that name distractors, if any do."""
+    prompts = [prompt for prompt in prompts if prompt.distractors] or prompts
     answered = answers(logits_of(scope), prompts, scope.runner.device, TOKENS)
-    right = answered.right
     odds = answered.log_odds[np.isfinite(answered.log_odds)]
-    known = np.isfinite(chances := chance(prompts))
-    expected = float(chances[known].mean()) if known.any() else math.nan
-    p = binomtest(int(right[known].sum()), int(known.sum()), expected, alternative="greater").pvalue if known.any() else math.nan
+    expected = float(np.mean(chance(prompts)))
+    p = math.nan
+    if prompts[0].distractors:
+        p = float(binomtest(int(answered.right.sum()), len(prompts), expected, alternative="greater").pvalue)
     mean = float(odds.mean()) if len(odds) else math.nan
     spread = float(t.ppf(0.975, len(odds) - 1) * odds.std(ddof=1) / math.sqrt(len(odds))) if len(odds) > 1 else math.nan
-    blind = [-math.log(len(prompt.distractors)) for prompt in prompts if prompt.distractors]
     return Standing(
         model=scope.name or "the model",
         prompts=len(prompts),
-        exact=float(right.mean()),
+        exact=float(answered.right.mean()),
         chance=expected,
-        p=float(p),
+        p=p,
         log_odds=mean,
         log_odds_low=mean - spread,
         log_odds_high=mean + spread,
-        blind=float(np.mean(blind)) if blind else math.nan,
+        blind=float(np.mean([-math.log(len(prompt.distractors)) for prompt in prompts])) if prompts[0].distractors else math.nan,
+        right=answered.right,
     )
+
+
+def of_each(scope: Scope, prompts: Sequence[Prompt], progress: Callable[[int, int], None] | None = None) -> list[dict]:
+    """Of each prompt by itself what is known; None for what is not.
+
+    Returns
+    -------
+    list of dict
+        ``prompt`` its name, ``exact``, ``loss`` and ``log_odds`` of the answer; ``on answer``, ``on needles`` and so on: the
+        share of D that the last query gives to a span, mean over heads, then layers.
+    """
+    logits = logits_of(scope)
+    rows = []
+    for index, prompt in enumerate(prompts):
+        row: dict = {"prompt": prompt.city, "exact": None, "loss": None, "log_odds": None}
+        if prompt.answer:
+            answered = answers(logits, [prompt], scope.runner.device)
+            row |= {"exact": bool(answered.right[0]), "loss": float(answered.loss[0])}
+            row["log_odds"] = float(answered.log_odds[0]) if prompt.distractors else None
+        spans = {name: positions for name, positions in prompt.spans.items() if positions}
+        masses = scope.capture(prompt.ids, spans=spans).measure(["span_mass"], queries=[-1])["span_mass"]
+        shares = masses.sel(map="D", normalisation="share").isel(query=0, drop=True).mean("head").mean("layer")
+        row |= {f"on {name}": float(shares.sel(span=name)) if prompt.spans[name] else None for name in prompt.spans}
+        rows.append(row)
+        if progress:
+            progress(index + 1, len(prompts))
+    return rows
