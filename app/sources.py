@@ -6,6 +6,8 @@ What is cached here is shared between sessions and never changed by any of them.
 from __future__ import annotations
 
 import contextlib
+import os
+import tempfile
 from pathlib import Path
 
 import streamlit as st
@@ -96,3 +98,17 @@ def study(name: str):
     from diffscope.hypotheses.study import open_study
 
     return open_study(name)
+
+
+@st.cache_resource(show_spinner=False, max_entries=16)
+def own_prompts(name: str, content: bytes) -> tuple:
+    """The prompts of a file that a person gave, by its name and what is in it; its errors name the file as the person does."""
+    from diffscope.tasks import read_prompts
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / Path(name).name
+        path.write_bytes(content)
+        try:
+            return read_prompts(path)
+        except DiffscopeError as error:
+            raise type(error)(str(error).replace(f"{folder}{os.sep}", "")) from None

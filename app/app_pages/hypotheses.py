@@ -6,13 +6,18 @@ from functools import partial
 
 import blocks
 import streamlit as st
-from sources import age, bundled, in_words, plain, scope, study, written
+from sources import age, bundled, in_words, own_prompts, plain, scope, study, written
 
-from diffscope.hypotheses import TESTS, Settings, gather, report, run, summary
+from diffscope.hypotheses import TESTS, Settings, gather, lacking, report, run, summary
+from diffscope.hypotheses.api import with_own
 
 MODEL = "a model"
 OTHER = "a folder"
 NONE = "none"
+OWN = (
+    'A line a prompt: {"prompt": "…", "answer": "…", "distractors": ["…"], "spans": {"answer": "…", "needles": "…", '
+    '"query": "…"}}. Answer and its span are needed; a span is a text of the prompt.'
+)
 state = st.session_state
 
 
@@ -20,8 +25,11 @@ def choose_board() -> tuple[str, str | None]:
     """The study whose board is shown, and its name; or that a model is to be tested."""
     from diffscope.hypotheses.study import shipped
 
+    known = []
+    for name in shipped():
+        with in_words():  # one that cannot be read leaves the rest of the page as it is
+            known += [f"{name} cohort, {board}" for board in study(name).boards]
     with st.sidebar:
-        known = [f"{name} cohort, {board}" for name in shipped() for board in study(name).boards]
         chosen = st.selectbox("Board of", [*known, MODEL], key="board", bind="query-params")
     if chosen == MODEL:
         return MODEL, None
@@ -33,9 +41,10 @@ def choose_subject() -> dict | None:
     """What to test, with how much, and which tests; None while something is missing."""
     names = [card["name"] for card in bundled()]
     with st.sidebar:
-        model = _named("Differential model", names, "subject")
+        model = _named("Model", names, "subject")
         baseline = _named("Standard model beside it", [NONE, *reversed(names)], "beside")
         cohort = st.text_input("Folder of a trained cohort", key="cohort", bind="query-params", placeholder="runs/laptop").strip()
+        own = st.file_uploader("Prompts of your own", ["jsonl", "ndjson", "json", "parquet"], key="own", help=OWN)
         prompts = st.number_input("Prompts", 10, 200, 40, step=5, key="prompts", bind="query-params")
         length = st.number_input("Tokens a prompt", 64, 4096, 160, key="length", bind="query-params")
         untrained = st.number_input(
@@ -57,6 +66,7 @@ def choose_subject() -> dict | None:
         "prompts": int(prompts),
         "length": int(length),
         "untrained": int(untrained),
+        "own": None if own is None else (own.name, own.getvalue()),
         "ids": tuple(chosen),
     }
 
@@ -84,10 +94,13 @@ def run_board(choices: dict) -> list | None:
         st.button("Run the tests", key="run", type="primary", disabled=done, on_click=lambda: state.update(_running=key))
         st.button("Stop", key="stop", on_click=lambda: state.pop("_running", None), disabled=done or not running)
         st.caption(f"{count} of {len(ids)} tests are done; about three minutes for all, on two cores.")
+    statements = state.setdefault("_statements", {})
     if running and not done:
-        _run(choices, ids, finished)
+        statements[key] = _run(choices, ids, finished)
         state.pop("_running", None)
         st.rerun()
+    for statement in statements.get(key, []):
+        st.caption(plain(f"{statement}."))
     shown = [id for id in TESTS if id in finished]
     if shown and len(shown) < len(TESTS):
         st.caption("Provisional: mechanism tests are corrected over those that are done, and more with every further one.")
@@ -95,23 +108,39 @@ def run_board(choices: dict) -> list | None:
     return [verdict for verdict in board if verdict.test.id in ids] or None
 
 
-def _run(choices: dict, ids: tuple, finished: dict) -> None:
+def _run(choices: dict, ids: tuple, finished: dict) -> list[str]:
+    """Run what is not finished; gives how the models answer, in words."""
     bar = st.progress(0.0, "opening")
 
-    def tell(done: int, total: int, words: str) -> None:
+    def tell(done: float, total: int, words: str) -> None:
         count = sum(id in finished for id in ids)
-        bar.progress(count / len(ids), plain(f"{count} of {len(ids)} tests · {words} · {done} of {total}"))
+        bar.progress(done / total, plain(f"{count} of {len(ids)} tests · {words}"))
 
+    settings = Settings(**{name: choices[name] for name in ("prompts", "length", "untrained")})
+    if choices["own"]:
+        settings = with_own(settings, own_prompts(*choices["own"]))
     subjects = gather(
         [choices["model"]] if choices["model"] else [],
         [choices["baseline"]] if choices["model"] and choices["baseline"] else [],
         choices["cohort"] or None,
         needs={TESTS[id].needs for id in ids if id not in finished},
-        settings=Settings(**{name: choices[name] for name in ("prompts", "length", "untrained")}),
+        settings=settings,
         progress=tell,
         opener=lambda name: scope(name, age(name)),
     )
-    subjects.run(ids, finished=finished)
+    statements = subjects.statements
+    subjects.run([id for id in ids if id not in finished], finished=finished)
+    return statements
+
+
+def show_wanting(board: list) -> None:
+    """What could not be run, and how to give what it wants."""
+    wants = lacking(board)
+    if not wants:
+        return
+    with st.expander(f"{sum(map(len, wants.values()))} tests were not run", key="wanting"):
+        for want, names in wants.items():
+            st.markdown(f"**{plain(want)}**: {plain(', '.join(names))}")
 
 
 def show_board(board: list, title: str) -> None:
@@ -119,6 +148,7 @@ def show_board(board: list, title: str) -> None:
     st.markdown(f"**{plain(title)}**")
     st.markdown(plain(summary(board)))
     blocks.show_verdicts(board)
+    show_wanting(board)
     with st.container(horizontal=True, horizontal_alignment="right"):
         for label, suffix, write, mime in (
             ("Board as Markdown", ".md", report.markdown, "text/markdown"),
@@ -156,7 +186,7 @@ def show_subject() -> None:
     """The board of the model or cohort that is chosen."""
     choices = choose_subject()
     if choices is None:
-        st.info("Choose a differential model, or give the folder of a trained cohort.")
+        st.info("Choose a model, or give the folder of a trained cohort.")
         return
     board = run_board(choices)
     if board:

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from small_models import PROMPT
 
 from diffscope.hypotheses import TESTS, study
 from diffscope.hypotheses.study import open_study, shipped
@@ -35,6 +36,10 @@ def page(app, board="a model"):
     test.selectbox(key="board").set_value(board).run()
     assert not test.exception, test.exception
     return test
+
+
+def warnings_of(test):
+    return " ".join(element.value.replace("\\", "") for element in test.warning)
 
 
 def run_it(test):
@@ -123,7 +128,7 @@ def test_what_was_finished_when_it_was_stopped_is_kept(app, folders, quick, monk
     test = page(app)
     test.multiselect(key="tests").set_value(["lambda-star", "sparsity"]).run()
     run_it(test)
-    assert "stopped here" in test.warning[0].value
+    assert "stopped here" in warnings_of(test)
     monkeypatch.setattr(board, "result_of", done)
     run_it(test)
     assert [name for name, _ in quick] == ["lambda-star", "sparsity"]
@@ -133,8 +138,31 @@ def test_what_is_not_there_is_said(app, tmp_path):
     test = page(app)
     test.text_input(key="cohort").set_value(str(tmp_path)).run()
     run_it(test)
-    assert "holds no cohort.nc" in test.warning[0].value.replace("\\", "")
+    assert "holds no cohort.nc" in warnings_of(test)
     test.selectbox(key="subject").set_value("a folder").run()
     test.text_input(key="subject-path").set_value("/nowhere").run()
     run_it(test)
     assert test.warning and not test.exception
+
+
+def test_own_prompts_are_tested_and_what_they_lack_is_said(app, folders):
+    test = page(app)
+    text = f"Here is a story of towns by the sea and of their numbers. {PROMPT}"
+    own = json.dumps({"name": "cat", "prompt": text, "answer": " 7421", "distractors": ["1983"], "spans": {"answer": "7421"}})
+    test.file_uploader(key="own").set_value(("my.jsonl", own.encode(), "text/plain"))
+    test.number_input(key="untrained").set_value(3)
+    test.multiselect(key="tests").set_value(["key-token-gain", "half-width"]).run()
+    run_it(test)
+    captions = " ".join(element.value.replace("\\", "") for element in test.caption)
+    assert "prompts exactly" in captions or "answers at chance" in captions
+    board = test.dataframe[0].value
+    assert not board["verdict"][board["test"] == "key-token-gain"].item().startswith("needs")
+    wanting = " ".join(element.value.replace("\\", "") for element in test.expander[0].markdown)
+    assert "a trained cohort (--cohort FOLDER): half-width" in wanting.replace("**", "")
+    without = json.dumps({"name": "cat", "prompt": text, "answer": " 7421"})
+    test.file_uploader(key="own").set_value(("my.jsonl", without.encode(), "text/plain")).run()
+    run_it(test)
+    assert "'cat' have none" in " ".join(element.value.replace("\\", "") for element in test.expander[0].markdown)
+    test.file_uploader(key="own").set_value(("my.jsonl", b"{", "text/plain")).run()
+    run_it(test)
+    assert "my.jsonl, line 1" in warnings_of(test) and not test.error and not test.exception
