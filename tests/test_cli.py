@@ -377,6 +377,8 @@ def test_models_lists_what_is_bundled(run):
         (["train", "mini", "--seed", "-1", "--out", "runs"], "--seed"),
         (["train", "laptop", "--report", "--out", "runs"], "no folder runs"),
         (["evaluate", "--model", "mini-diff", "--template", " The {number} of {city}."], "no other braces"),
+        (["evaluate", "--model", "mini-diff", "--questions", "2", "--near"], "leave out --near"),
+        (["evaluate", "--model", "mini-diff", "--questions", "9"], "9 questions about 4 needles"),
         (["evaluate", "--model", "mini-diff", "--prompts", "12"], "do not spread"),
         (["app", "--port", "99999"], "--port"),
     ],
@@ -555,3 +557,21 @@ def test_what_a_user_should_know_is_noted(run, tiny_diff_folder, tmp_path):
     assert status == 0 and err.count("warnings: its keys are shared") == 1 and "DiffscopeWarning" not in err
     status, out, err = run("measure", copy)
     assert status == 0 and "warnings: its keys are shared" in err and "warnings" not in out
+
+
+def test_evaluate_answers_several_questions_and_prompts_of_ones_own(run, tmp_path):
+    status, out, _ = run("evaluate", "--model", "mini-diff", "--prompts", 10, "--looks", 10, "--questions", 2, "--json")
+    shown = json.loads(out)
+    assert status == 0 and shown["questions"] == 2 and shown["answers"]["chance"] == 1 / 16 and shown["answers"]["exact"] > 0.5
+    file = tmp_path / "my.jsonl"
+    text = "The magic number: Paris 7421. The magic number: Rome 2174. The magic number: Paris"
+    whole = {"prompt": text, "answer": " 7421", "distractors": ["2174"], "spans": {"answer": "7421", "needles": "Rome 2174"}}
+    file.write_text(json.dumps(whole))
+    status, out, _ = run("evaluate", "--model", "mini-diff", "--prompts", file, "--json")
+    (row,) = json.loads(out)["prompts"]
+    assert status == 0 and row["exact"] and row["log_odds"] > 0 and row["on answer"] > row["on needles"]
+    file.write_text(json.dumps({"prompt": text}))
+    status, out, _ = run("evaluate", "--model", "mini-diff", "--prompts", file)
+    assert status == 1 and '"answer": "…"' in out and '"spans": {"answer": "…"}' in out
+    status, _, err = run("evaluate", "--model", "mini-diff", "--prompts", file, "--near")
+    assert status == 2 and "taken as they are" in err

@@ -7,6 +7,8 @@ import pytest
 from diffscope.cli import main
 from diffscope.hypotheses import test as board_of
 from diffscope.store import save_statistics
+from tests import tiny
+from tests.tokenizers_of_kinds import tokenizer
 
 
 @pytest.fixture
@@ -18,13 +20,16 @@ def folder(cohort_of_rates, tmp_path):
 
 def test_the_command_shows_and_keeps(folder, capsys):
     command = ["test", "half-width", "top-k", "--cohort", str(folder)]
-    assert main([*command, "--json", "--out", str(folder / "board.md")]) == 0
+    assert main([*command, "--json", "--out", str(folder / "board.md")]) == 1  # one that was named could not run
     shown = json.loads(capsys.readouterr().out)
     assert [test["verdict"] for test in shown["tests"]] == ["SP", "needs a cohort with an arm of top-k"]
     assert shown["tests"][0]["estimates"]["gap"]["state"] == "none" and shown["tests"][0]["rule"]
     assert shown["settings"]["template"] == " {city} {number}." and shown["summary"].startswith("Of 2 tests")
     assert "| half-width | SP |" in (folder / "board.md").read_text()
-    assert main([*command, "--out", str(folder / "board.html")]) == 0
+    assert shown["wanting"] == {"a cohort with an arm of top-k": ["top-k"]}
+    assert main(["test", "half-width", "--cohort", str(folder)]) == 0
+    capsys.readouterr()
+    assert main([*command, "--out", str(folder / "board.html")]) == 1
     text = capsys.readouterr().out
     assert "half-width" in text and "Of 2 tests: 1 as sparsification predicts" in text
     assert main(["test", "--list"]) == 0 and "noise-symmetry" in capsys.readouterr().out
@@ -39,6 +44,8 @@ def test_the_command_shows_and_keeps(folder, capsys):
         (["--model", "mini-diff", "--out", "board.pdf"], "as '.pdf'"),
         (["sparsity", "--all", "--model", "mini-diff"], "--all is all tests"),
         (["--family", "runs/laptop"], "--family is called --cohort now"),
+        (["--model", "mini-diff", "--prompts", "5"], "--prompts 5 are too few; give 10 or more"),
+        (["--model", "mini-diff", "--prompts", "nowhere.jsonl"], "no file of prompts 'nowhere.jsonl'"),
     ],
 )
 def test_the_command_refuses(arguments, words, capsys):
@@ -49,3 +56,44 @@ def test_the_command_refuses(arguments, words, capsys):
 def test_in_python_it_takes_one_test_by_name_and_seeds_of_the_cohort(folder):
     (verdict,) = board_of(cohort=folder, tests="half-width", seeds=[0, 1, 2])
     assert verdict.test.id == "half-width" and verdict.estimates["gain"].seeds == 3
+
+
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory):
+    """Random models of real classes with tokenizers that write digits one by one, and the folders that they are in."""
+    folders = {}
+    for name, model in (("diff", tiny.diffllama()), ("standard", tiny.standard("llama"))):
+        folders[name] = str(tmp_path_factory.mktemp("foreign") / name)
+        model.save_pretrained(folders[name])
+        tokenizer("qwen").save_pretrained(folders[name])
+    return folders
+
+
+def test_any_model_has_a_board_and_is_told_from_chance(foreign, tmp_path, capsys):
+    asked = ["--prompts", "10", "--length", "190", "--untrained", "3", "--out", str(tmp_path / "board.md")]
+    pair = ["--model", foreign["diff"], "--baseline", foreign["standard"]]
+    assert main(["test", "sparsity-pair", *pair, *asked]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("answers at chance (") == 2 and "about attention that does not answer" in shown
+    assert "answers at chance (" in (tmp_path / "board.md").read_text()
+    assert main(["test", "key-token-gain", "--model", foreign["standard"], *asked]) == 1
+    assert "a differential model" in capsys.readouterr().out.partition("not run for want of")[2]
+
+
+def test_own_prompts_are_tested_as_far_as_they_go(foreign, tmp_path, capsys):
+    file = tmp_path / "my.jsonl"
+    text = "Here is a story of towns by the sea. The number of Rome is 1983, that of Paris {}. The number of {} is"
+    own = [
+        {"prompt": text.format(number, city), "answer": f" {number}", "spans": {"answer": number}}
+        for number, city in (("7421", "Paris"), ("60552", "the town of Paris"))  # of several lengths
+    ]
+    file.write_text("\n".join(map(json.dumps, own)))
+    asked = ["--model", foreign["diff"], "--prompts", str(file), "--untrained", "3"]
+    assert main(["test", "key-token-gain", *asked, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["settings"]["own"] == ["my.jsonl, line 1", "my.jsonl, line 2"]
+    assert shown["tests"][0]["estimates"]["gain"]["prompts"] == 2
+    assert shown["answers"][0]["chance"] is None and "no prompt names its distractors" in shown["answers"][0]["sentence"]
+    file.write_text("\n".join(json.dumps({**prompt, "spans": {}}) for prompt in own))
+    assert main(["test", *asked]) == 1
+    assert '"spans": {"answer": "…"}' in capsys.readouterr().out.partition("not run for want of")[2]
