@@ -11,7 +11,7 @@ from torch import Tensor
 from diffscope.attribution.branches import BRANCHES
 from diffscope.attribution.heads import Asked, of_layer
 from diffscope.attribution.runs import watched
-from diffscope.attribution.stream import WAY_OUT, read_stream
+from diffscope.attribution.stream import NOT_TOLD, read_stream
 from diffscope.errors import UnsupportedModel
 from diffscope.scope import Scope
 
@@ -40,7 +40,7 @@ def accounts(scope: Scope, asked: Sequence[Asked], control: bool) -> list[xr.Dat
     every = zip(scope.family.numbers(scope.model), scope.family.modules(scope.model))
     modules = {number: module for number, module in every if module in runs.of}
     if modules.keys() != layers.keys():
-        raise UnsupportedModel(f"{scope.name} runs an attention module several times; {WAY_OUT}")
+        raise UnsupportedModel(f"{scope.name} runs an attention module several times; {NOT_TOLD}")
     stream = read_stream(scope, list(modules.values()), runs, [question.tokens for question in asked])
     attended = [
         of_layer(layers[number], scope.family.output_projection(module), stream, block, asked, control)

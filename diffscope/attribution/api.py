@@ -13,7 +13,7 @@ import xarray as xr
 
 from diffscope.attribution.account import OF_CONTROL, accounts
 from diffscope.attribution.heads import Asked
-from diffscope.attribution.stream import WAY_OUT
+from diffscope.attribution.stream import NOT_TOLD
 from diffscope.errors import PromptError, UnsupportedModel
 from diffscope.scope import Scope
 from diffscope.scope.runners import ImageModel
@@ -104,7 +104,7 @@ def branch_attribution(
     ('prompt', 'layer', 'head', 'branch', 'candidate')
     """
     if isinstance(scope.runner, ImageModel):
-        raise UnsupportedModel(f"{scope.name} is a model of images and predicts no tokens; {WAY_OUT}")
+        raise UnsupportedModel(f"{scope.name} is a model of images and predicts no tokens; {NOT_TOLD}")
     inputs, several = scope.runner.split(prompts, scope.tokenizer)
     prompt_ids = [list(scope.runner.encode(scope.tokenizer, prompt, None).ids) for prompt in inputs]
     if not several:

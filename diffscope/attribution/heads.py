@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from diffscope.attention.layer import LayerAttention
 from diffscope.attribution.branches import BRANCHES, LastQuery
 from diffscope.attribution.projection import written
-from diffscope.attribution.stream import WAY_OUT, Stream
+from diffscope.attribution.stream import NOT_TOLD, Stream
 from diffscope.errors import UnsupportedModel
 from diffscope.proof.fidelity import TOLERANCE
 
@@ -75,7 +75,7 @@ def of_layer(
         heads = wrote[: len(BRANCHES)].nan_to_num()  # standard attention has one branch
         off = heads.sum((0, 1)) + bias - stream.attention[number][index]
         if not off.abs().max() <= tolerance * heads.abs().sum((0, 1)).max():
-            raise UnsupportedModel(f"layer {layer.layer}: its heads do not add up to what it wrote; {WAY_OUT}")
+            raise UnsupportedModel(f"layer {layer.layer}: its heads do not add up to what it wrote; {NOT_TOLD}")
         table = torch.full((2, len(BRANCHES) + 1, len(own.values), len(question.tokens)), torch.nan, dtype=torch.float64)
         table[0, : len(weights)] = stream.direct(wrote, index, question.tokens)
         for candidate, (token, keys) in enumerate(zip(question.tokens, question.places)):

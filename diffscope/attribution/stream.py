@@ -22,7 +22,7 @@ from diffscope.scope import Scope
 
 EPS = torch.finfo(torch.float32).eps  # norms are in float32 in most models, whatever their dtype
 ROUNDINGS = 64  # of that, in a sum as long as a model is wide
-WAY_OUT = "its logits cannot be attributed to heads"
+NOT_TOLD = "what heads add to its logits cannot be told (docs/attribution.md says of which models it can)"
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def read_stream(scope: Scope, attentions: Sequence[nn.Module], runs: Runs, candi
         if not torch.equal(before.gave, after.given):
             raise UnsupportedModel(
                 f"{scope.name}: between the blocks of attention modules {number} and {number + 1} something else changes the "
-                f"residual stream, such as a layer without attention that is read; {WAY_OUT}"
+                f"residual stream, such as a layer without attention that is read; {NOT_TOLD}"
             )
     logits = runs.logits
     unembedding, last = _unembedding(scope, runs, logits)
@@ -154,7 +154,7 @@ def _block(scope: Scope, runs: Runs, attention: nn.Module) -> _Block:
                 return _Block(run.given, run.gave, projection.gave, mlp)
     raise UnsupportedModel(
         f"{scope.name}: no block around attention module {names[attention]!r} adds what that wrote, and what one other part "
-        f"wrote, to the residual stream as it is (it may norm, scale or mix them, or attend twice); {WAY_OUT}"
+        f"wrote, to the residual stream as it is (it may norm, scale or mix them, or attend twice); {NOT_TOLD}"
     )
 
 
@@ -183,7 +183,7 @@ def _unembedding(scope: Scope, runs: Runs, logits: Tensor) -> tuple[ForeignModul
     run = module and runs.single(module)
     weight = getattr(module, "weight", None)
     if not run or not isinstance(weight, Tensor) or weight.shape != (logits.shape[-1], run.given.shape[-1]):
-        raise UnsupportedModel(f"{scope.name}: no linear module makes its logits from the residual stream; {WAY_OUT}")
+        raise UnsupportedModel(f"{scope.name}: no linear module makes its logits from the residual stream; {NOT_TOLD}")
     return module, run
 
 
@@ -197,7 +197,7 @@ def _check_logits(scope: Scope, unembedding: nn.Module, last: Run, logits: Tenso
         if not ((rows @ x + bias - wanted).abs() <= size).all():
             raise UnsupportedModel(
                 f"{scope.name}: its logits are not what its unembedding makes of what enters it (they may be capped, scaled "
-                f"or adapted); {WAY_OUT}"
+                f"or adapted); {NOT_TOLD}"
             )
 
 
@@ -215,7 +215,7 @@ def _final_norm(scope: Scope, runs: Runs, residual: Tensor, entered: Tensor) -> 
             if frozen is not None:
                 return frozen
     raise UnsupportedModel(
-        f"{scope.name}: what is between its last block and its unembedding is no RMSNorm and no LayerNorm; {WAY_OUT}"
+        f"{scope.name}: what is between its last block and its unembedding is no RMSNorm and no LayerNorm; {NOT_TOLD}"
     )
 
 

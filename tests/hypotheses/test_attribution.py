@@ -10,7 +10,7 @@ from scipy.special import softmax
 import diffscope
 from diffscope.errors import PromptError
 from diffscope.hypotheses.evidence.attribution import BRANCHES, attributions, number_places, rejection
-from diffscope.tasks.retrieval import Retrieval
+from diffscope.tasks.retrieval import Prompt, Retrieval
 
 KEYS, DISTRACTORS, PROMPTS, LAMBDA = 150, 12, 60, 0.8
 
@@ -59,6 +59,8 @@ def test_numbers_are_where_their_sentences_have_them(scope, prompts):
         places = number_places(prompt)
         assert [[prompt.ids[at] for at in of_number] for of_number in places] == prompt.distractors
         assert {at for of_number in places for at in of_number} <= set(prompt.spans["needles"])
+    twice = Prompt([0, 7, 8, 2, 7, 8, 3], [9], {"needles": [1, 2, 4, 5]}, distractors=[[7, 8], [7, 8]])
+    assert number_places(twice) == [[1, 2], [4, 5]]
     assert number_places(replace(prompts[0], distractors=[[5, 6], *prompts[0].distractors[1:]]))[0] == []
 
 
