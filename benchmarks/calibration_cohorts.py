@@ -28,7 +28,7 @@ def planted_cohorts(count: int) -> dict[str, dict[str, float]]:
     """Share of verdicts by test, truth and size."""
     table = {}
     for (effect, seeds, others, failures), truth in ((case, truth) for case in CASES for truth in TRUTHS):
-        shares, _ = verdicts(truth, count, EFFECTS[effect], seeds=seeds, others=others, failures=failures)
+        shares = verdicts(truth, count, seeds, effects=EFFECTS[effect], others=others, failures=failures)
         failed = ", 1 in 8 failed" if failures else ""
         table |= {f"{id} | {truth} | {effect} effect, {seeds} seeds{failed}": of for id, of in shares.items()}
     return table

@@ -17,9 +17,8 @@ import json
 from dataclasses import asdict
 from itertools import product
 
-from diffscope.hypotheses.correction import PRIMARIES
 from diffscope.hypotheses.planted_cohort import ARMS, Sizes
-from diffscope.hypotheses.power import verdicts
+from diffscope.hypotheses.power import primaries
 
 SPREADS = {
     "small": Sizes(log_odds=0.4, slope=0.19, steps=0.2, rejection=1.0),
@@ -58,8 +57,8 @@ def power(count: int) -> list[dict]:
     """One row a primary, condition and size of its effect: the share of cohorts in which it is found."""
     rows = []
     for (spread, seeds, failed), effects in product(CONDITIONS, LEVELS):
-        options = dict(seeds=seeds, failures=FAILURES, failing=FAILING[failed], tests=PRIMARIES, alone=True)
-        shares, _ = verdicts("NC", count, effects, SPREADS[spread], **options)
+        options = dict(seeds=seeds, failures=FAILURES, failing=FAILING[failed])
+        shares, _ = primaries("NC", count, effects, SPREADS[spread], **options)
         for id, (size, units) in OF.items():
             effect = {"effect": asdict(effects)[size], "units": units, "spread": asdict(SPREADS[spread])[size]}
             condition = {"spreads": spread, "seeds": seeds, "failed": failed}
@@ -72,10 +71,10 @@ def false_findings(count: int) -> list[dict]:
     rows = []
     none = {"no arm differs": ("neither", None), "one comparison alone": ("geometry", LEVELS[-1])}
     for (name, (truth, effects)), (spread, seeds, failed) in product(none.items(), CONDITIONS):
-        options = dict(seeds=seeds, failures=FAILURES, failing=FAILING[failed], tests=PRIMARIES)
-        _, found = verdicts(truth, count, effects, SPREADS[spread], **options)
+        options = dict(seeds=seeds, failures=FAILURES, failing=FAILING[failed])
+        _, found = primaries(truth, count, effects, SPREADS[spread], **options)
         rows.append({"truth": name, "spreads": spread, "seeds": seeds, "failed": failed, "found": found})
-    _, found = verdicts("NC", count, HALF, SPREADS["small"], failures=FAILURES, tests=PRIMARIES)
+    _, found = primaries("NC", count, HALF, SPREADS["small"], failures=FAILURES)
     rows.append({"truth": "half of what matters", "spreads": "small", "seeds": 8, "failed": EACH, "found": found})
     return rows
 

@@ -158,8 +158,8 @@ def _of_fields(cls: type, row: Mapping) -> dict:
     return {field.name: math.nan if row[field.name] is None else row[field.name] for field in fields(cls)}
 
 
-def estimate(observed: Observed, seed: int = 0) -> Estimate:
-    """Mean, interval, null and p of one quantity, and what it is without each seed and head.
+def estimate(observed: Observed, seed: int = 0, *, leave_out: bool = True) -> Estimate:
+    """Mean, interval, null and p of one quantity, and, with `leave_out`, what it is without each seed and head.
 
     - Several seeds: the interval is Student's t over the means of the seeds where each had prompts of its own, whose spread is
       then in that of the means; where all had the same, it is of seeds and prompts crossed.
@@ -171,7 +171,7 @@ def estimate(observed: Observed, seed: int = 0) -> Estimate:
     observed = _in_octaves(observed) if observed.average == "geometric" else observed
     observed = _defined(observed)
     whole = _estimate(observed, seed)
-    return replace(whole, without=_without(observed, whole)) if not whole.why else whole
+    return replace(whole, without=_without(observed, whole)) if leave_out and not whole.why else whole
 
 
 def as_estimate(observed: Observed | Estimate, seed: int = 0) -> Estimate:

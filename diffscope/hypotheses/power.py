@@ -3,70 +3,100 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
 
 from diffscope.hypotheses.board import run
-from diffscope.hypotheses.correction import PRIMARIES
+from diffscope.hypotheses.correction import PRIMARIES, corrected
 from diffscope.hypotheses.declared import TESTS
-from diffscope.hypotheses.planted_cohort import ARMS, SPREADS, Sizes, planted_cohort
-from diffscope.hypotheses.rules import NONE, Test
+from diffscope.hypotheses.inference import Estimate, Observed, estimate
+from diffscope.hypotheses.planted_cohort import Sizes, planted_cohort
+from diffscope.hypotheses.rules import NONE, Test, state
 
 COHORTS = tuple(id for id, test in TESTS.items() if test.needs == "cohort" and isinstance(test, Test))
 Shares = dict[str, dict[str, float]]
 
 
-def verdicts(
-    truth: str,
-    count: int,
-    effects: Sizes | None = None,
-    spreads: Sizes = SPREADS,
-    *,
-    seeds: int = 8,
-    others: int | None = None,
-    failures: float = 0.0,
-    failing: Sequence[str] = ARMS,
-    tests: Sequence[str] = COHORTS,
-    alone: bool = False,
-    seed: int = 0,
-) -> tuple[Shares, float]:
-    """Share of each verdict of each test over planted cohorts.
+def verdicts(truth: str, count: int, seeds: int = 8, tests: Sequence[str] = COHORTS, **planted: Any) -> Shares:
+    """Share of each verdict of each test of a board, over planted cohorts.
 
     Parameters
     ----------
-    truth, effects, spreads, seeds, others, failures, failing
+    truth, seeds, **planted
         As of :func:`diffscope.hypotheses.planted_cohort.planted_cohort`.
     count : int
         Cohorts.
     tests : sequence of str
-        Ids, by default all tests of a cohort; run together unless `alone`: then every primary counts the others as not found,
-        which is the least power that Holm's correction leaves it.
-    alone : bool
-    seed : int
-        Of the first cohort.
+        Ids, by default all tests of a cohort; they are run and corrected together.
+    """
+    counts: dict[str, Counter[str]] = {id: Counter() for id in tests}
+    for number in range(count):
+        for verdict in run(list(tests), cohort=planted_cohort(truth, seeds, seed=number, **planted)):
+            counts[verdict.test.id][verdict.shown.partition(" ")[0]] += 1
+    return _shares(counts, count)
+
+
+def primaries(
+    truth: str, count: int, effects: Sizes | None = None, spreads: Sizes | None = None, *, seeds: int = 8, **planted: Any
+) -> tuple[Shares, float]:
+    """The same of the primary tests, of many cohorts: their runs are planted and observed as one, and judged cohort by cohort.
 
     Returns
     -------
     dict
-        By test, the share of each verdict.
+        By test, the share of each verdict with the other three counted as not found: the least that Holm's correction leaves.
     float
-        Share of the cohorts in which some primary was for an account that predicts an effect there, of those that were run.
+        Share of cohorts in which any of the four, corrected together, was for an account that predicts an effect there.
     """
-    counts: dict[str, Counter[str]] = {id: Counter() for id in tests}
-    any_primary = 0
+    spread = {} if spreads is None else {"spreads": spreads}
+    cohort = planted_cohort(truth, seeds * count, effects, **spread, **planted)
+    observed = {id: TESTS[id].observe(cohort) for id in PRIMARIES}
+    counts: dict[str, Counter[str]] = {id: Counter() for id in PRIMARIES}
+    found = 0
+    for results in _of_cohorts(observed, count, seeds):
+        for id, estimates in results.items():
+            counts[id][_judged(id, estimates, corrected({id: estimates}))] += 1
+        together = corrected(results)
+        found += any(_finds(id, _judged(id, estimates, together)) for id, estimates in results.items())
+    return _shares(counts, count), found / count
+
+
+def _of_cohorts(
+    observed: Mapping[str, Mapping[str, Observed | Estimate]], count: int, seeds: int
+) -> Iterator[dict[str, dict[str, Estimate]]]:
+    """The estimates of what the rules use, of every so many seeds."""
     for number in range(count):
-        cohort = planted_cohort(truth, seeds, effects, spreads, failures, seed + number, others, failing)
-        lots = [[id] for id in tests] if alone else [list(tests)]
-        board = [verdict for lot in lots for verdict in run(lot, cohort=cohort)]
-        for verdict in board:
-            counts[verdict.test.id][verdict.shown.partition(" ")[0]] += 1
-        any_primary += any(_finds(verdict.test, verdict.shown) for verdict in board if verdict.test.id in PRIMARIES)
-    shares = {id: {word: n / count for word, n in counter.most_common()} for id, counter in counts.items()}
-    return shares, any_primary / count
+        results: dict[str, dict[str, Estimate]] = {}
+        for id, quantities in observed.items():
+            results[id] = {}
+            for name in TESTS[id].judged:
+                whole = quantities[name]
+                assert isinstance(whole, Observed)
+                members = np.array(whole.seeds) // seeds == number
+                results[id][name] = estimate(replace(whole, values=whole.values[members], seeds=()), leave_out=False)
+        yield results
 
 
-def _finds(test: object, shown: str) -> bool:
+def _judged(id: str, estimates: Mapping[str, Estimate], p: Mapping[tuple[str, str], float]) -> str:
+    test = TESTS[id]
+    assert isinstance(test, Test)
+    states = {}
+    for name, quantity in test.quantities.items():
+        if name in estimates:
+            states[name] = state(estimates[name], p[id, name], quantity.margin, quantity.no_effect)
+    return test.judge(states)
+
+
+def _finds(id: str, verdict: str) -> bool:
     """Whether a verdict says that there is an effect, and not that there is none."""
-    if not isinstance(test, Test) or shown not in ("NC", "SP", "both"):
-        return False
-    accounts = list(test.predictions) if shown == "both" else [shown]
-    return any(state != NONE for account in accounts for state in test.predictions[account].values())
+    test = TESTS[id]
+    assert isinstance(test, Test)
+    accounts = {"both": list(test.predictions), "NC": ["NC"], "SP": ["SP"]}.get(verdict, [])
+    return any(wanted != NONE for account in accounts for wanted in test.predictions[account].values())
+
+
+def _shares(counts: Mapping[str, Counter[str]], count: int) -> Shares:
+    return {id: {word: n / count for word, n in counter.most_common()} for id, counter in counts.items()}

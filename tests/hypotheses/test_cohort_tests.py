@@ -1,12 +1,14 @@
 """A trained cohort: planted accounts are told apart, statistics are those of the textbooks, no failed run is dropped unseen."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 import xarray as xr
 from scipy import stats
 from statsmodels.duration.survfunc import survdiff
 
-from diffscope.hypotheses import TESTS, arms, report, run, summary
+from diffscope.hypotheses import TESTS, arms, power, report, run, summary
 from diffscope.hypotheses.censored import failures_at_worst, first_to_form
 from diffscope.hypotheses.correction import PRIMARIES
 from diffscope.hypotheses.declared import cohort as declared
@@ -166,11 +168,31 @@ def test_a_primary_has_the_largest_p_of_its_comparisons():
 
 
 def test_few_seeds_are_judged_by_students_t():
-    """Signs of seven seeds cannot be turned in enough ways for four primaries; of eight they can."""
+    """Signs of seven seeds cannot be turned in enough ways for four primaries; of eight they can, and not for many mechanisms."""
     for seeds, named in ((7, "p_t"), (8, "p")):
         (verdict,) = run("common-noise", cohort=planted_cohort("NC", seeds, STRONG, TIGHT))
         assert verdict.corrected["diff"] == pytest.approx(4 * getattr(verdict.estimates["diff"], named))
         assert verdict.verdict == "NC"
+    (mechanism,) = run("lambda-1", cohort=planted_cohort("NC", 8, STRONG, TIGHT))
+    assert mechanism.corrected["distractors"] == mechanism.estimates["distractors"].p_t < 2 / 256
+
+
+def test_power_is_of_the_tests_that_a_board_runs():
+    """Observed as one and judged cohort by cohort, or each as a cohort of its own."""
+    options = {"effects": Sizes(log_odds=1.5, slope=0.75, steps=0.4, rejection=4.0), "failures": 0.125}
+    shares, together = power.primaries("NC", 5, seeds=8, **options)
+    many = planted_cohort("NC", 40, **options)
+    counts = Counter()
+    found = 0
+    for number in range(5):
+        cohort = many.isel(seed=slice(8 * number, 8 * number + 8))
+        board = run(list(PRIMARIES), cohort=cohort)
+        found += any(verdict.verdict in ("NC", "both") for verdict in board)
+        counts.update((id, run(id, cohort=cohort)[0].verdict) for id in PRIMARIES)
+    assert {(id, verdict): share for id, of in shares.items() for verdict, share in of.items()} == {
+        place: n / 5 for place, n in counts.items()
+    }
+    assert together == found / 5 and len(counts) > 4
 
 
 def test_heads_of_the_premise_are_left_out_too():
