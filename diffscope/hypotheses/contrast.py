@@ -2,109 +2,113 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
-import xarray as xr
 
+from diffscope.hypotheses.evidence.tables import ANSWERS, Table
 from diffscope.hypotheses.inference import Observed
 from diffscope.hypotheses.rules import Missing
-from diffscope.hypotheses.subjects import Models, Pair, Take
-from diffscope.stats.averaging import averaged
+from diffscope.hypotheses.subjects import Models, Pair, Read, Take
 
-Table = Mapping[str, xr.DataArray]
-Quantities = Callable[..., Table]
+OverSteps = Callable[[np.ndarray], np.ndarray]
 
 
-def contrast(models: Models, quantities: Quantities, take: Take | None = None) -> dict[str, Observed]:
-    """Quantities of a differential model, or of several seeds of one, beside the same of untrained models.
+def contrast(
+    subject: Models | Pair,
+    quantities: Read,
+    take: Take | None = None,
+    over_steps: OverSteps | None = None,
+    apart: Sequence[str] = (),
+) -> dict[str, Observed]:
+    """Quantities of trained models beside the same of untrained ones, heads weighted.
 
     Parameters
     ----------
-    models : Models
+    subject : Models or Pair
+        One model, or several seeds of one; of pairs the means of DIFF minus those of standard; with `over_steps` the checkpoints
+        of one training, which are compared with series of untrained models.
     quantities : callable
-        From what was taken of one model to arrays (prompt, layer, head) by name.
+        From what was taken of one model to arrays (prompt, layer, head), or (prompt,), by name.
     take : callable, optional
         What is taken of each model, as :meth:`Models.measure_each` says; by default the statistics of the last query.
-
-    Raises
-    ------
-    Missing
-        A model is standard attention.
+    over_steps : callable, optional
+        From values (step, …) to what they come to over the steps, (…).
+    apart : sequence of str
+        Quantities that are shown of the heads that answer and of the others too, as ``NAME_answering`` and ``NAME_others``; these
+        are of trained models alone, since of untrained heads none answers.
     """
-    require_differential(models, "a differential model")
-    trained, untrained = _taken(models, take)
-    return beside([quantities(model) for model in trained], [quantities(model) for model in untrained])
-
-
-def contrast_pair(pair: Pair, quantities: Quantities, take: Take | None = None) -> dict[str, Observed]:
-    """The same of pairs beside untrained pairs: `quantities` gives arrays (prompt,) of what was taken of DIFF and of standard."""
-    pair.check()
-    diff, standard = (_taken(models, take) for models in (pair.diff, pair.standard))
-    trained, untrained = ([quantities(*two) for two in zip(*both, strict=True)] for both in zip(diff, standard))
-    return beside(trained, untrained)
-
-
-def contrast_steps(
-    series: Models, quantities: Quantities, over_steps: Callable[[np.ndarray], np.ndarray], take: Take | None = None
-) -> dict[str, Observed]:
-    """The same of the checkpoints of one training, beside series of untrained models.
-
-    Parameters
-    ----------
-    over_steps : callable
-        From values (step, prompt) to what they come to over the steps, (prompt,).
-
-    Raises
-    ------
-    Missing
-        Fewer than three checkpoints, or those of standard attention.
-    """
-    require_series(series)
-    trained, untrained = ([quantities(model) for model in models] for models in _taken(series, take))
+    trained, untrained = subject.tables(quantities, take, apart)
+    if over_steps is None:
+        observed = {name: beside(trained, untrained, name) for name in trained[0].values}
+        return {name: replace(each, prompts=subject.prompts_are) for name, each in observed.items()}
     steps = len(trained)
     rounds = [untrained[first : first + steps] for first in range(0, len(untrained) - steps + 1, steps)]
     observed = {}
-    for name in trained[0]:
-        values = over_steps(np.stack([model_mean(table[name]).values for table in trained]))
-        null = [over_steps(np.array([[float(model_mean(table[name]).mean())] for table in tables]))[0] for tables in rounds]
-        observed[name] = Observed(values[None], np.array(null))
+    for name in trained[0].values:
+        series = [_followed(tables) for tables in (trained, *rounds) if name in tables[0].values]
+        values = [over_steps(np.stack([table.mean(name).values for table in tables])) for tables in series]
+        heads = [table.by_head(name) for table in series[0]]
+        observed[name] = Observed(
+            values[0][None],
+            np.array([value.mean() for value in values[1:]]) if values[1:] else None,
+            heads=None if heads[0] is None else over_steps(np.stack(heads).reshape(steps, -1)).reshape(1, *heads[0].shape),
+            weights=_stacked([series[0][-1].weights]),
+        )
     return observed
 
 
-def beside(trained: Sequence[Table], untrained: Sequence[Table]) -> dict[str, Observed]:
-    """What arrays (prompt, layer, head), or (prompt,), of trained and of untrained models come to, by name."""
-    return {name: _observed([table[name] for table in trained], [table[name] for table in untrained]) for name in trained[0]}
-
-
-def _observed(trained: Sequence[xr.DataArray], untrained: Sequence[xr.DataArray]) -> Observed:
-    values = np.stack([model_mean(array).values for array in trained])
-    null = np.array([float(model_mean(array).mean()) for array in untrained])
-    if "layer" not in trained[0].dims:
+def beside(trained: Sequence[Table], untrained: Sequence[Table], name: str) -> Observed:
+    """One quantity of trained models, seeds of one, and of untrained ones where these have it."""
+    values = np.stack([table.mean(name).values for table in trained])
+    null = np.array([float(table.mean(name).mean()) for table in untrained if name in table.values]) if untrained else None
+    null = None if null is None or not len(null) else null
+    heads = [table.by_head(name) for table in trained]
+    if heads[0] is None:
         return Observed(values, null)
-    finite = (array.where(np.isfinite(array)) for array in trained)
-    layers = xr.concat([array.mean(("prompt", "head")) for array in finite], "model").mean("model").values
-    return Observed(values, null, layers)
+    layers = np.mean([table.by_layer(name) for table in trained], 0)
+    return Observed(values, null, layers, heads=np.stack(heads), weights=_stacked([table.weights for table in trained]))
 
 
-def model_mean(array: xr.DataArray) -> xr.DataArray:
-    """Mean over heads, then layers, where there are any: (prompt,). What is undefined or infinite is left out."""
-    return averaged(array, ["head", "layer"], "mean").values
+def heads_in_words(observed: Observed, what: str) -> str:
+    """What heads come to each for itself: their unweighted mean and spread, and those that answer apart from the others."""
+    if observed.heads is None or observed.weights is None or not np.isfinite(observed.heads).any():
+        return ""
+    values = observed.heads.ravel()
+    answers = (observed.weights > ANSWERS).ravel()
+    parts = [f"unweighted mean {_mean(values):.3g}, heads {np.nanmin(values):.3g} to {np.nanmax(values):.3g}"]
+    for words, chosen in (("that answer", answers), ("of the others", ~answers)):
+        parts.append(f"{chosen.sum()} heads {words} {_mean(values[chosen]):.3g}")
+    return f"{what} by heads: {'; '.join(parts)}"
 
 
-def require_differential(models: Models, what: str) -> None:
+def noted(observed: dict[str, Observed], names: dict[str, str]) -> dict[str, Observed]:
+    """What was observed, with :func:`heads_in_words` said of some quantities, which `names` calls by words."""
+    return observed | {name: replace(observed[name], note=heads_in_words(observed[name], what)) for name, what in names.items()}
+
+
+def require_differential(models: Models, what: str = "a differential model") -> None:
     """Raise Missing, naming `what` is needed, if a model is standard attention."""
-    if any(not last_query.differential for last_query in models.last_queries):
+    if not models.differential:
         raise Missing(f"{what}: this one is standard attention")
 
 
 def require_series(series: Models) -> None:
     """Raise Missing unless these are three or more checkpoints of a differential model."""
-    if len(series.scopes) < 3:
+    if len(series.steps) < 3:
         raise Missing("three checkpoints of a training at least")
     require_differential(series, "checkpoints of a differential model")
 
 
-def _taken(models: Models, take: Take | None) -> tuple[list, list]:
-    """What was taken of the trained models and of the untrained ones."""
-    return (models.last_queries, models.untrained) if take is None else models.measure_each(take)
+def _followed(tables: Sequence[Table]) -> list[Table]:
+    """The tables of a series, in which the heads that answer at its end are followed from the first step on."""
+    return [replace(table, weights=tables[-1].weights) for table in tables]
+
+
+def _stacked(weights: Sequence) -> np.ndarray | None:
+    return None if weights[0] is None else np.stack([of_model.transpose("layer", "head").values for of_model in weights])
+
+
+def _mean(values: np.ndarray) -> float:
+    return float(np.nanmean(values)) if np.isfinite(values).any() else float("nan")

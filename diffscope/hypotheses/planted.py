@@ -2,13 +2,16 @@
 
 The answering query's scores are drawn key by key; maps follow from them as in any layer.
 
-- NC, cancellation: both maps of a head give the irrelevant tokens the same noise, drawn for each head and prompt; the answer
-  stands out in the first map alone.
+- NC, cancellation: both maps of a head give the irrelevant tokens the same noise, drawn for each head and prompt, but for a
+  little of their own; the answer stands out in the first map alone.
 - SP, sparsification: the second map is a flat pedestal, the same for all heads, that is subtracted from under the first.
 - both: noise that both maps share, half as strong.
 - own: the answer stands out in the first map, and each map has noise of its own, so that neither account holds.
+- number: as own, but every number of the prompt stands out, the answer no more than others.
 - neither: noise of their own in both maps, as alike as chance makes a head's maps for all prompts; the answer does not stand out.
 - standard: one map, as the first of "own".
+
+Whatever the truth, λ was trained to `lam`, away from the `lam_init` of untrained models.
 """
 
 from __future__ import annotations
@@ -23,16 +26,26 @@ import xarray as xr
 
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.parts import Pairing
-from diffscope.capture import CaptureBatch
-from diffscope.hypotheses.evidence.flows import flows_of_rows, masks
+from diffscope.capture import Capture
+from diffscope.hypotheses.evidence.attribution import attributed, rejection
+from diffscope.hypotheses.evidence.flows import flows_of_rows
 from diffscope.hypotheses.evidence.gradients import LastRow
-from diffscope.hypotheses.evidence.last_query import LastQuery, last_query_of, sized_spans
+from diffscope.hypotheses.evidence.injection import SIGMA, injected, injection_of
+from diffscope.hypotheses.evidence.last_query import BATCH, LastQuery, last_query_of
+from diffscope.hypotheses.evidence.matching import Match, matched
+from diffscope.hypotheses.evidence.spans import as_spans, key_sets, number_spans
+from diffscope.hypotheses.evidence.tables import Table
+from diffscope.hypotheses.subjects import Read, Take, tables_of
+from diffscope.instruments.injection import DRAWS
 from diffscope.prompts import Encoded
 from diffscope.proof.fidelity import Fidelity
 from diffscope.tasks.retrieval import Prompt
 
-TRUTHS = ("NC", "SP", "both", "own", "neither", "standard")
+TRUTHS = ("NC", "SP", "both", "own", "number", "neither", "standard")
+SHARED = {"NC": 1.0, "both": 0.5, "SP": 0.25}  # strength of the noise that the second map does not differ in
 CHANCE = 0.3  # largest correlation of a head's two maps that is there by chance
+WIDTH = 8  # of the values, which are at random
+OWN = 0.15  # of the noise that a map does not share, where noise is shared
 
 
 @dataclass(frozen=True)
@@ -41,12 +54,13 @@ class Planted:
 
     Attributes
     ----------
-    truth : {"NC", "SP", "both", "own", "neither", "standard"}
+    truth : {"NC", "SP", "both", "own", "number", "neither", "standard"}
     noise : float
         Standard deviation of the scores on irrelevant tokens.
     signal : float
         How much higher the answer's scores are, in the first map.
-    lam : float
+    lam, lam_init : float
+        λ that was trained, and that it began with.
     layers, heads : int
     sink : float
         How much higher the first token's scores are, in both maps.
@@ -56,84 +70,128 @@ class Planted:
     noise: float = 1.5
     signal: float = 3.0
     lam: float = 0.8
+    lam_init: float = 0.2
     layers: int = 3
     heads: int = 2
     sink: float = 0.0
 
     def scores(self, prompt: Prompt, alike: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Scores of the last query, (head, map, key); `alike` (head,) correlates the two maps where nothing else does."""
-        answer = prompt.spans["answer"]
         scores = rng.normal(size=(self.heads, 2, len(prompt.ids))) * self.noise
-        if self.truth in ("neither", "own", "standard"):
-            scores[:, 1] = alike[:, None] * scores[:, 0] + np.sqrt(1 - alike[:, None] ** 2) * scores[:, 1]
-            if self.truth != "neither":
-                scores[:, 0, answer] += self.signal
+        own = OWN * scores[:, 1]
+        if self.truth in SHARED:
+            scores *= SHARED[self.truth]
+            scores[:, 1] = 0 if self.truth == "SP" else scores[:, 0] + own
         else:
-            scores *= {"NC": 1, "both": 0.5, "SP": 0.25}[self.truth]
-            scores[:, 1] = 0 if self.truth == "SP" else scores[:, 0]
-            scores[:, 0, answer] += self.signal
+            scores[:, 1] = alike[:, None] * scores[:, 0] + np.sqrt(1 - alike[:, None] ** 2) * scores[:, 1]
+        if self.truth != "neither":
+            numbers = [prompt.spans["answer"], *(number_spans(prompt) if self.truth == "number" else [])]
+            scores[:, 0, np.concatenate(numbers)] += self.signal
         scores[:, :, 0] += self.sink
         return scores
 
-    def flows(self, prompts: Sequence[Prompt], pull: float, seed: int) -> xr.Dataset:
+    def flows(self, prompts: Sequence[Prompt], pull: float, seed: int, match: Sequence[Match] | None = None) -> xr.Dataset:
         """The same as :func:`diffscope.hypotheses.evidence.flows.flows`: a gradient at random, of which `pull` goes along ρ.
 
         With `pull` above 0 descent makes the maps more alike on irrelevant tokens, below 0 less.
         """
         rng = np.random.default_rng([seed, TRUTHS.index(self.truth), 1])
-        keys = [masks(self._encoded(prompt, prompt.spans).key_sets(), len(prompt.ids)) for prompt in prompts]
+        keys = [key_sets(prompt) for prompt in prompts]
         irrelevant = torch.stack([sets["irrelevant"] for sets in keys])[:, None]  # (prompt, 1, key)
         rows = []
         for number in range(self.layers):
-            layer = self._layer(number, prompts, rng)
+            layer = matched(self.layer(number, prompts, rng), match[number] if match else None)
             last = [layer.prompt(index).rows([len(prompt.ids) - 1]) for index, prompt in enumerate(prompts)]
             a1, a2, d = (torch.cat([getattr(maps, name).transpose(0, 1) for maps in last]) for name in ("a1", "a2", "d"))
             along = (a1 - a2).sign() * irrelevant
             gradient = pull * along + torch.from_numpy(rng.normal(size=along.shape)).float()
-            lam = torch.full(d.shape[:2], self.lam)
+            lam = torch.stack([maps.lam[:, 0] for maps in last])
             rows.append(LastRow(number, a1, a2, d, gradient, lam, torch.ones_like(lam)))
         return flows_of_rows(rows, keys)
 
-    def read(self, prompts: Sequence[Prompt], seed: int) -> LastQuery:
+    def read(self, prompts: Sequence[Prompt], seed: int, match: Sequence[Match] | None = None) -> LastQuery:
         """The same as :func:`diffscope.hypotheses.evidence.last_query.read` gives of a model."""
         rng = np.random.default_rng([seed, TRUTHS.index(self.truth)])
-        encoded = []
+        alike = rng.uniform(-CHANCE, CHANCE, (self.layers, self.heads))
+        starts = range(0, len(prompts), BATCH)
+        batches = [
+            [self.layer(number, prompts[first : first + BATCH], rng, alike[number]) for number in range(self.layers)]
+            for first in starts
+        ]
+        return last_query_of(batches, prompts, match, seed)
+
+    def injected(self, prompts: Sequence[Prompt], seed: int, match: Sequence[Match] | None = None) -> xr.Dataset:
+        """The same as :func:`diffscope.hypotheses.evidence.injection.injected`."""
+        tables = []
         for index, prompt in enumerate(prompts):
-            controls = sized_spans(prompt, np.random.default_rng([seed, index]))
-            encoded.append(self._encoded(prompt, {**prompt.spans, **controls}))
-        layers = [self._layer(number, prompts, rng) for number in range(self.layers)]
-        proofs = [Fidelity(0.0, 1.0, 0, True) for _ in layers]
-        outliers = np.zeros((len(layers), len(prompts), 6))
-        facts = {"model": f"planted {self.truth}", "family": "planted"}
-        return last_query_of(CaptureBatch(encoded, layers, proofs, [[] for _ in prompts], outliers, facts))
+            rng = np.random.default_rng([seed, TRUTHS.index(self.truth), 2, index])
+            layers = [self.layer(number, [prompt], rng) for number in range(self.layers)]
+            layers = [matched(layer, match[layer.layer]) if match else layer for layer in layers]
+            length = len(prompt.ids)
+            encoded = Encoded(None, tuple(prompt.ids), ("",) * length, ((0, 0),) * length, as_spans(prompt))
+            proofs = [Fidelity(0.0, 1.0, 0, True) for _ in layers]
+            facts = {"model": f"planted {self.truth}", "family": "planted"}
+            cap = Capture([encoded], layers, proofs, [[]], np.zeros((len(layers), 1, 6)), facts)
+            tables.append(injection_of(cap, (SIGMA,), seed=index * DRAWS))
+        return xr.concat(tables, "prompt", join="outer", combine_attrs="drop_conflicts")
 
-    @staticmethod
-    def _encoded(prompt: Prompt, spans: dict[str, list[int]]) -> Encoded:
-        length = len(prompt.ids)
-        named = {name: tuple(positions) for name, positions in spans.items() if name != "sink" and positions}
-        return Encoded(None, tuple(prompt.ids), ("",) * length, ((0, 0),) * length, named)
+    def attributed(self, prompts: Sequence[Prompt], seed: int) -> xr.Dataset:
+        """What :func:`diffscope.hypotheses.evidence.attribution.rejection` says where a number's mass is what its logit gains."""
+        rng = np.random.default_rng([seed, TRUTHS.index(self.truth), 3])
+        places = [number_spans(prompt) for prompt in prompts]
+        tables = []
+        for number in range(self.layers):
+            layer = self.layer(number, prompts, rng)
+            rows = [layer.prompt(index).rows([len(prompt.ids) - 1]) for index, prompt in enumerate(prompts)]
+            first, second = (_on_numbers([getattr(row, name)[:, 0] for row in rows], places) for name in ("a1", "a2"))
+            taken = {"": -self.lam * second, "_control": -self.lam * second.roll(prompt=1, roll_coords=False)}
+            values = [
+                {f"{name}{end}": array for name, array in rejection(first, branch).items()} for end, branch in taken.items()
+            ]
+            tables.append(xr.Dataset(values[0] | values[1]))
+        return xr.concat(tables, "layer").transpose("prompt", "layer", "head")
 
-    def _layer(self, number: int, prompts: Sequence[Prompt], rng: np.random.Generator) -> LayerAttention:
-        alike = rng.uniform(-CHANCE, CHANCE, self.heads)
+    def layer(
+        self, number: int, prompts: Sequence[Prompt], rng: np.random.Generator, alike: np.ndarray | None = None
+    ) -> LayerAttention:
+        """One layer, whose maps are by chance as much alike as `alike` (head,) says."""
+        alike = rng.uniform(-CHANCE, CHANCE, self.heads) if alike is None else alike
         scores = np.stack([self.scores(prompt, alike, rng) for prompt in prompts])  # (batch, head, map, key)
         batch = len(prompts)
         keys = scores.shape[-1]
         pairing = Pairing.stripes(self.heads, 1, shared_keys=True)
         q = torch.zeros(batch, 2 * self.heads, keys, keys)
         q[:, :, -1] = torch.from_numpy(scores.reshape(batch, -1, keys)).float()  # keys are one-hot: a query is its scores
-        lam = torch.full((1, self.heads, 1), self.lam)
+        lam = torch.full((1, self.heads, 1), 0.0 if self.truth == "standard" else self.lam)
         return LayerAttention(
             layer=number,
             family="planted",
             q=q,
             k=torch.eye(keys).expand(batch, 1, -1, -1),
-            v=torch.zeros(batch, 1, keys, 1),
+            v=torch.from_numpy(rng.normal(size=(batch, 1, keys, WIDTH))).float(),
             scale=1.0,
             pairing=replace(pairing, a2=None) if self.truth == "standard" else pairing,
             lengths=(keys,) * batch,
-            lam=torch.zeros_like(lam) if self.truth == "standard" else lam,
+            lam=lam,
             lam_fp32=lam,
+            lam_init=None if self.truth == "standard" else self.lam_init,
         )
+
+    @property
+    def at_random(self) -> Planted:
+        """What stands for an untrained model: scores at random, λ as it begins."""
+        truth = "standard" if self.truth == "standard" else "neither"
+        return replace(self, truth=truth, signal=0.0, lam=self.lam_init)
+
+
+def _on_numbers(maps: Sequence[torch.Tensor], places: Sequence[Sequence[Sequence[int]]]) -> xr.DataArray:
+    """Mass of maps (head, key), one a prompt, on the numbers of the other sentences: (prompt, head, candidate)."""
+    most = max(map(len, places))
+    masses = np.full((len(maps), len(maps[0]), most), np.nan)
+    for table, a, spans in zip(masses, maps, places):
+        for candidate, span in enumerate(spans):
+            table[:, candidate] = a[:, span].sum(-1).numpy()
+    return xr.DataArray(masses, dims=("prompt", "head", "candidate"))
 
 
 @dataclass
@@ -144,7 +202,9 @@ class PlantedModels:
     prompts: Sequence[Prompt]
     seeds: Sequence[int] = (0,)
     count: int = 24
+    names: Sequence[str] = ()
     scopes: Sequence = ()
+    prompts_are = "crossed"
 
     @cached_property
     def last_queries(self) -> list[LastQuery]:
@@ -152,9 +212,46 @@ class PlantedModels:
 
     @cached_property
     def untrained(self) -> list[LastQuery]:
-        return [self.at_random.read(self.prompts, 10_000 + 100 * self.seeds[0] + index) for index in range(self.count)]
+        matches = [last_query.matches for last_query in self.last_queries]
+        first = 10_000 + 100 * self.seeds[0]
+        return [
+            self.planted.at_random.read(self.prompts, first + index, matches[index % len(matches)]) for index in range(self.count)
+        ]
 
     @property
-    def at_random(self) -> Planted:
-        truth = "standard" if self.planted.truth == "standard" else "neither"
-        return replace(self.planted, truth=truth, signal=0.0)
+    def differential(self) -> bool:
+        return self.last_queries[0].differential
+
+    @property
+    def besides(self) -> str:
+        return ""
+
+    @property
+    def asked(self) -> list[list[int]]:
+        return [prompt.ids for prompt in self.prompts]
+
+    @property
+    def layers(self) -> list[xr.Dataset]:
+        return [last_query.layers for last_query in self.last_queries]
+
+    @property
+    def steps(self) -> np.ndarray:
+        return np.array([float(name.rpartition("@")[2]) for name in self.names])
+
+    def measure_each(self, take: Take) -> tuple[list[xr.Dataset], list[xr.Dataset]]:
+        """What of other takes is planted: injected noise and attributions."""
+        first = 10_000 + 100 * self.seeds[0]
+        matches = [last_query.matches for last_query in self.last_queries]
+        at_random = self.planted.at_random
+        if take is attributed:
+            trained = [self.planted.attributed(self.prompts, seed) for seed in self.seeds]
+            return trained, [at_random.attributed(self.prompts, first + index) for index in range(self.count)]
+        if take is not injected:
+            raise NotImplementedError(f"of planted models there is no {take.__name__}")
+        untrained = [at_random.injected(self.prompts, first + i, matches[i % len(matches)]) for i in range(self.count)]
+        return [self.planted.injected(self.prompts, seed) for seed in self.seeds], untrained
+
+    def tables(self, quantities: Read, take: Take | None = None, apart: Sequence[str] = ()) -> tuple[list[Table], list[Table]]:
+        trained, untrained = (self.last_queries, self.untrained) if take is None else self.measure_each(take)
+        tables = tables_of(quantities, trained, self.last_queries)
+        return [table.apart(apart) for table in tables], tables_of(quantities, untrained, self.untrained)

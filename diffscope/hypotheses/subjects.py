@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any, ClassVar, Literal
 
-import torch
+import numpy as np
 import xarray as xr
 
 from diffscope.errors import DiffscopeError
+from diffscope.hypotheses.evidence.answers import lost_without_heads
 from diffscope.hypotheses.evidence.last_query import LastQuery, read
+from diffscope.hypotheses.evidence.matching import Match
+from diffscope.hypotheses.evidence.tables import Table
+from diffscope.hypotheses.evidence.untrained import untrained_like
 from diffscope.hypotheses.rules import Missing
 from diffscope.lab.scoring import draw
 from diffscope.scope import Scope
@@ -22,9 +26,10 @@ from diffscope.tasks.user_files import TextPrompt
 CHANGEABLE = ("dtype", "torch_dtype", "transformers_version")
 UNTRAINED = 24  # models of random weights
 FEW = 10  # prompts of what takes long: two at each depth
+FEWER = 5  # of untrained models, which differ more from each other than with the prompt
 Progress = Callable[[float, int, str], None]
-Spreads = Sequence[torch.Tensor]
-Take = Callable[[Scope, Sequence[Prompt], Spreads | None], xr.Dataset]
+Take = Callable[[Scope, Sequence[Prompt], Sequence[Match] | None], xr.Dataset]
+Read = Callable[[Any], dict[str, xr.DataArray]]  # of what was taken, LastQuery or Dataset, quantities by name
 
 
 @dataclass
@@ -49,6 +54,9 @@ class Settings:
         Number of the first of these, so that several trainings can have others each.
     own : tuple of TextPrompt
         A person's own prompts in place of retrieval prompts; of those the first `prompts`.
+    weights : {"answer", "knock-out"}
+        What heads count with: A1's mass on the answer, or the loss of the answer without them (untrained models' heads then count
+        as those of the trained model in their place).
     """
 
     prompts: int = 40
@@ -59,6 +67,7 @@ class Settings:
     untrained: int = UNTRAINED
     first: int = 0
     own: tuple[TextPrompt, ...] = ()
+    weights: Literal["answer", "knock-out"] = "answer"
 
     def prompts_for(self, scope: Scope) -> list[Prompt]:
         """The prompts in the tokens of a model."""
@@ -83,9 +92,8 @@ class Models:
     progress : callable, optional
         Called with (done, total, words).
     series : bool
-        Whether they are the checkpoints of one training. Then :meth:`measure_each` takes one untrained model for all steps, as
-        the checkpoints are of one: what is peculiar to a model does not average out over steps. The statistics of the last query
-        are of another untrained model at each step, which makes growth over steps harder to find.
+        Whether they are the checkpoints of one training. Then one untrained model stands for all steps, made like each checkpoint
+        in turn, as the checkpoints are of one model.
     """
 
     scopes: Sequence[Scope]
@@ -93,6 +101,8 @@ class Models:
     progress: Progress | None = None
     series: bool = False
     _taken: dict = field(default_factory=dict, repr=False)
+
+    prompts_are: ClassVar[Literal["crossed", "nested"]] = "crossed"  # with the models, which all get the same
 
     def __post_init__(self):
         names = [scope.name for scope in self.scopes]
@@ -113,6 +123,36 @@ class Models:
         """The first prompts, two at each depth: for what takes long."""
         return self.prompts[:FEW]
 
+    @property
+    def names(self) -> list[str]:
+        """What the models are called."""
+        return [scope.name for scope in self.scopes]
+
+    @property
+    def steps(self) -> np.ndarray:
+        """The steps of checkpoints, which are called NAME@STEP: (step,)."""
+        return np.array([float(name.rpartition("@")[2]) for name in self.names])
+
+    @property
+    def differential(self) -> bool:
+        """Whether all of them have a second map."""
+        return all(last_query.differential for last_query in self.last_queries)
+
+    @property
+    def besides(self) -> str:
+        """What the attention of one of them has that standard attention has not, besides a second map."""
+        return next((last_query.besides for last_query in self.last_queries if last_query.besides), "")
+
+    @property
+    def asked(self) -> list[list[int]]:
+        """The tokens of the prompts."""
+        return [prompt.ids for prompt in self.prompts]
+
+    @property
+    def layers(self) -> list[xr.Dataset]:
+        """λ, λ_init and λ* by layer, of each model."""
+        return [last_query.layers for last_query in self.last_queries]
+
     @cached_property
     def last_queries(self) -> list[LastQuery]:
         """Statistics of the last query, of each model."""
@@ -120,28 +160,56 @@ class Models:
 
     @cached_property
     def untrained(self) -> list[LastQuery]:
-        """The same of untrained models whose scores are as far apart as those of the trained ones in turn."""
+        """The same of untrained models that are made like the trained ones in turn."""
         return [
-            self._read(scope, f"untrained model {index + 1} of {self.settings.untrained}", spreads)
-            for index, (scope, spreads) in enumerate(self.untrained_models())
+            self._read(scope, f"untrained model {index + 1} of {self.settings.untrained}", match)
+            for index, (scope, match) in enumerate(self.untrained_models())
         ]
 
-    def untrained_models(self, in_a_row: int = 1) -> Iterator[tuple[Scope, list[torch.Tensor]]]:
-        """Models of the first one's architecture with random weights, and how far apart their scores are to be.
+    @cached_property
+    def knocked_out(self) -> list[xr.DataArray]:
+        """What each head's loss costs the answer in each model, (layer, head), nats; 0 where it costs nothing."""
+        costs = [lost_without_heads(scope, self.few).mean("prompt").clip(min=0) for scope in self.scopes]
+        if not all(float(cost.sum()) > 0 for cost in costs):
+            raise Missing("a model that loses something without one of its heads, to weight them by it")
+        return costs
 
-        Each comes `in_a_row` times, as sharp as each of the trained ones in turn.
+    def untrained_models(self) -> Iterator[tuple[Scope, list[Match]]]:
+        """Models of the first one's architecture with random weights, and what of the trained ones in turn they are given.
+
+        Each of a series comes once for every step.
         """
         first = self.scopes[0]
+        in_a_row = len(self.scopes) if self.series else 1
         for index in range(self.settings.untrained):
             if index % in_a_row == 0:
                 model = untrained_like(first.model, self.settings.seed + self.settings.first + index)
                 scope = Scope(model, first.tokenizer, f"untrained {index}", first.family)
-            yield scope, self.last_queries[index % len(self.last_queries)].spreads
+            yield scope, self.last_queries[index % len(self.last_queries)].matches
+
+    def tables(self, quantities: Read, take: Take | None = None, apart: Sequence[str] = ()) -> tuple[list[Table], list[Table]]:
+        """Quantities of the trained models and of the untrained ones, heads weighted as the settings say.
+
+        Parameters
+        ----------
+        quantities : callable
+            From what was taken of one model to arrays by name.
+        take : callable, optional
+            What is taken of each model; by default the statistics of the last query.
+        apart : sequence of str
+            Quantities that are given of the heads that answer and of the others too, of trained models.
+        """
+        trained, untrained = (self.last_queries, self.untrained) if take is None else self.measure_each(take)
+        tables = [tables_of(quantities, *two) for two in ((trained, self.last_queries), (untrained, self.untrained))]
+        if self.settings.weights == "knock-out":
+            costs = self.knocked_out
+            tables = [[replace(table, weights=costs[i % len(costs)]) for i, table in enumerate(models)] for models in tables]
+        return [table.apart(apart) for table in tables[0]], tables[1]
 
     def measure_each(self, take: Take) -> tuple[list[xr.Dataset], list[xr.Dataset]]:
-        """Apply ``take(scope, prompts, spreads)`` to every trained model and to untrained ones made as sharp, on few prompts.
+        """Apply ``take(scope, prompts, match)`` to every trained model and to untrained ones made like them, on few prompts.
 
-        Done once for each `take`; `spreads` is None for the trained models.
+        Done once for each `take`; `match` is None for the trained models.
 
         Returns
         -------
@@ -157,8 +225,8 @@ class Models:
                 trained.append(take(scope, self.few, None))
                 self._tell(len(trained), len(self.scopes), words)
             untrained = []
-            for scope, spreads in self.untrained_models(len(self.scopes) if self.series else 1):
-                untrained.append(take(scope, self.few, spreads))
+            for scope, match in self.untrained_models():
+                untrained.append(take(scope, self.few[:FEWER], match))
                 self._tell(len(untrained), self.settings.untrained, f"{words}, untrained")
             self._taken[take] = trained, untrained
         return self._taken[take]
@@ -167,8 +235,13 @@ class Models:
         if self.progress:
             self.progress(done, total, words)
 
-    def _read(self, scope: Scope, words: str, spreads: Spreads | None = None) -> LastQuery:
-        return read(scope, self.prompts, spreads, lambda done, total: self._tell(done, total, words))
+    def _read(self, scope: Scope, words: str, match: Sequence[Match] | None = None) -> LastQuery:
+        return read(scope, self.prompts, match, lambda done, total: self._tell(done, total, words))
+
+
+def tables_of(quantities: Read, taken: Sequence, last_queries: Sequence[LastQuery]) -> list[Table]:
+    """Quantities of models, from what was taken of them; their heads are weighted by A1's mass on the answer."""
+    return [Table(quantities(of_model), read.answering) for of_model, read in zip(taken, last_queries, strict=True)]
 
 
 def _kind(scope: Scope) -> tuple:
@@ -186,33 +259,30 @@ class Pair:
     diff: Models
     standard: Models
 
+    @property
+    def prompts_are(self) -> Literal["crossed", "nested"]:
+        """Whether all pairs got the same prompts, or each its own."""
+        return self.diff.prompts_are
+
     def check(self) -> None:
         """Raise Missing unless the first is differential, the other plain standard attention, and both have the same prompts."""
-        if any(not last_query.differential for last_query in self.diff.last_queries):
+        if not self.diff.differential:
             raise Missing("a differential model beside the standard one")
-        for last_query in self.standard.last_queries:
-            if last_query.differential:
-                raise Missing("a standard model to compare with: the one given is differential")
-            if last_query.besides:
-                raise Missing(f"a standard model to compare with: the one given has {last_query.besides}")
-        if [prompt.ids for prompt in self.diff.prompts] != [prompt.ids for prompt in self.standard.prompts]:
+        if self.standard.differential:
+            raise Missing("a standard model to compare with: the one given is differential")
+        if self.standard.besides:
+            raise Missing(f"a standard model to compare with: the one given has {self.standard.besides}")
+        if self.diff.asked != self.standard.asked:
             raise Missing("two models of one tokenizer, so that their prompts are the same")
 
+    def tables(self, quantities: Read, take: Take | None = None, apart: Sequence[str] = ()) -> tuple[list[Table], list[Table]]:
+        """Quantities of DIFF minus the means of standard, whose heads need not be as many; each model's own heads weighted."""
+        self.check()
+        diff, standard = (models.tables(quantities, take, apart) for models in (self.diff, self.standard))
+        trained, untrained = ([_minus(*two) for two in zip(*both, strict=True)] for both in zip(diff, standard))
+        return trained, untrained
 
-def untrained_like(model: torch.nn.Module, seed: int) -> torch.nn.Module:
-    """A model of the same class and configuration as its library begins one: drawn from a stream of its own.
 
-    Raises
-    ------
-    Missing
-        The model cannot be made from its configuration.
-    """
-    stream = int.from_bytes(hashlib.sha256(f"untrained {seed}".encode()).digest()[:7])
-    parameter = next(model.parameters())
-    try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(stream)
-            untrained = type(model)(model.config)
-    except (AttributeError, TypeError, ValueError) as error:
-        raise Missing(f"an architecture of which an untrained model can be made ({error})") from None
-    return untrained.to(device=parameter.device, dtype=parameter.dtype).eval()
+def _minus(diff: Table, standard: Table) -> Table:
+    both = [name for name in diff.values if name in standard.values]
+    return replace(diff, values={name: diff.values[name] - standard.mean(name) for name in both})

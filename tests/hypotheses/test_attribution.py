@@ -9,7 +9,8 @@ from scipy.special import softmax
 
 import diffscope
 from diffscope.errors import PromptError
-from diffscope.hypotheses.evidence.attribution import BRANCHES, attributions, number_places, rejection
+from diffscope.hypotheses.evidence.attribution import BRANCHES, attributions, rejection
+from diffscope.hypotheses.evidence.spans import number_spans
 from diffscope.tasks.retrieval import Prompt, Retrieval
 
 KEYS, DISTRACTORS, PROMPTS, LAMBDA = 150, 12, 60, 0.8
@@ -31,7 +32,7 @@ def test_the_table_is_that_of_branch_attribution(scope, prompts):
     numbers = [[number[0] for number in prompt.distractors] for prompt in prompts]
     assert list(map(len, numbers)) == [8, 4, 2] and measured["branch"].values.tolist() == list(BRANCHES)
     ids = [prompt.ids for prompt in prompts]
-    places = [[prompt.spans["answer"], *number_places(prompt)] for prompt in prompts]
+    places = [[prompt.spans["answer"], *number_spans(prompt)] for prompt in prompts]
     answers = [prompt.answer[0] for prompt in prompts]
     table = diffscope.branch_attribution(scope, ids, answers, numbers, places=places, control=True)
     branches = [table["contribution"].sel(branch="A1"), table["contribution"].sel(branch="A2"), table["other_a2"]]
@@ -56,12 +57,12 @@ def test_the_table_is_that_of_branch_attribution(scope, prompts):
 
 def test_numbers_are_where_their_sentences_have_them(scope, prompts):
     for prompt in prompts:
-        places = number_places(prompt)
+        places = number_spans(prompt)
         assert [[prompt.ids[at] for at in of_number] for of_number in places] == prompt.distractors
         assert {at for of_number in places for at in of_number} <= set(prompt.spans["needles"])
     twice = Prompt([0, 7, 8, 2, 7, 8, 3], [9], {"needles": [1, 2, 4, 5]}, distractors=[[7, 8], [7, 8]])
-    assert number_places(twice) == [[1, 2], [4, 5]]
-    assert number_places(replace(prompts[0], distractors=[[5, 6], *prompts[0].distractors[1:]]))[0] == []
+    assert number_spans(twice) == [[1, 2], [4, 5]]
+    assert number_spans(replace(prompts[0], distractors=[[5, 6], *prompts[0].distractors[1:]]))[0] == []
 
 
 def test_standard_attention_has_no_second_branch_and_one_prompt_no_control(prompts):

@@ -5,69 +5,53 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-import diffscope
-from diffscope.hypotheses import Models, Settings, gather, run
+from diffscope.hypotheses import Settings, gather, run
 from diffscope.hypotheses.board import over_trainings
-from diffscope.hypotheses.declared import checkpoints, one_model
+from diffscope.hypotheses.declared.steps import growth, late_mean
 from diffscope.hypotheses.inference import Observed
 from diffscope.hypotheses.planted import Planted, PlantedModels
 from diffscope.hypotheses.rules import Missing
 from diffscope.models.loading import BUNDLED
 
-STEPS = [SimpleNamespace(name=f"m@{step}") for step in (0, 10, 50, 200, 800)]
+STEPS = [f"m@{step}" for step in (0, 10, 50, 200, 800)]
 
 
 class Forming(Planted):
     """A truth that is there from the fourth checkpoint on."""
 
-    def read(self, prompts, seed):
-        return Planted("NC" if seed > 2 else "neither", layers=2).read(prompts, seed)
+    def read(self, prompts, seed, match=None):
+        return Planted("NC" if seed > 2 else "neither", layers=2).read(prompts, seed, match)
 
 
 class Tables(PlantedModels):
     """Planted models with tables that were taken already."""
 
-    tables = None
+    taken = None
 
     def measure_each(self, take):
-        return self.tables
+        return self.taken
 
 
 def test_growth_over_checkpoints_is_what_was_planted(prompts):
     """Maps that share their noise ever more, and such that never do."""
-    growing = PlantedModels(Forming("neither", layers=2), prompts, seeds=range(5), count=15, scopes=STEPS)
+    growing = PlantedModels(Forming("neither", layers=2), prompts, seeds=range(5), count=15, names=STEPS)
     (verdict,) = run("noise-symmetry-training", checkpoints=[growing])
     assert verdict.verdict == "NC", verdict.sentence
-    flat = PlantedModels(Planted("neither", layers=2), prompts, seeds=range(5), count=15, scopes=STEPS)
+    flat = PlantedModels(Planted("neither", layers=2), prompts, seeds=range(5), count=15, names=STEPS)
     (verdict,) = run("noise-symmetry-training", checkpoints=[flat])
     assert verdict.verdict in ("inconclusive", "neither"), verdict.sentence
     steps = np.log2(1 + np.array([0.0, 10, 50]))
-    assert checkpoints.growth(steps, (2 * steps)[:, None]) == pytest.approx(2 * steps[-1])
+    assert growth(steps, (2 * steps)[:, None]) == pytest.approx(2 * steps[-1])
 
 
 def test_a_pull_towards_shared_noise_is_found_and_so_is_its_opposite(prompts):
     planted = Planted("neither", layers=2)
     null = [planted.flows(prompts, 0.0, 100 + index) for index in range(20)]
     for pull, expected in ((0.4, ["NC"]), (-0.4, ["neither"]), (0.0, ["inconclusive", "neither"])):
-        series = Tables(planted, prompts, scopes=STEPS[:4])
-        series.tables = [planted.flows(prompts, pull, step) for step in range(4)], null
+        series = Tables(planted, prompts, seeds=range(4), count=20, names=STEPS[:4])
+        series.taken = [planted.flows(prompts, pull, step) for step in range(4)], null
         (verdict,) = run("gradient-dynamics", checkpoints=[series])
         assert verdict.verdict in expected, verdict.sentence
-
-
-def test_lambda_is_looked_at_where_the_circuit_has_formed(monkeypatch):
-    """Not at the first checkpoint, nor at the last: at the first that answers."""
-    settings = Settings(prompts=10, length=128, needles=2, untrained=4)
-    series = Models([diffscope.load(name) for name in ("mini-diff@0", "mini-diff@1036", "mini-diff")], settings)
-    series.scopes[2].name = "mini-diff@2000"
-    right = {"mini-diff@0": 0.0, "mini-diff@1036": 0.95, "mini-diff@2000": 1.0}
-    monkeypatch.setattr(checkpoints, "answers", lambda scope, prompts: SimpleNamespace(right=np.full(10, right[scope.name])))
-    observed = checkpoints.lambda_star_formation.observe(series)["distance"]
-    wanted = one_model.lambda_distance(series.last_queries[1])["distance"].mean("head").mean("layer")
-    assert observed.values[0] == pytest.approx(wanted.values) and len(observed.untrained) == 1
-    right["mini-diff@1036"] = right["mini-diff@2000"] = 0.9
-    (lacking,) = run("lambda-star-formation", checkpoints=[series])
-    assert lacking.verdict == "needs a checkpoint with more than 90% exact answers to these prompts"
 
 
 def test_trainings_have_untrained_models_of_their_own_and_each_keeps_one():
@@ -76,15 +60,16 @@ def test_trainings_have_untrained_models_of_their_own_and_each_keeps_one():
     steps = len(first.scopes)
     assert first.series and first.settings.first == 0
     assert second.settings.first == first.settings.untrained == 3 * steps
-    first.last_queries = second.last_queries = [SimpleNamespace(spreads=step) for step in range(steps)]
-    weights = [
-        [scope.model.lm_head.weight[5, 0].item() for scope, _ in series.untrained_models(in_a_row)]
-        for series, in_a_row in ((first, 1), (second, 1), (first, steps))
-    ]
-    assert len({*weights[0], *weights[1]}) == 6 * steps
-    rounds = [weights[2][start : start + steps] for start in range(0, 3 * steps, steps)]
-    assert [len({*values}) for values in rounds] == [1, 1, 1] and len({*weights[2]}) == 3
-    assert [spreads for _, spreads in first.untrained_models(steps)] == [*range(steps)] * 3
+    first.last_queries = second.last_queries = [SimpleNamespace(matches=step) for step in range(steps)]
+    weights = [[scope.model.lm_head.weight[5, 0].item() for scope, _ in series.untrained_models()] for series in (first, second)]
+    rounds = [values[start : start + steps] for values in weights for start in range(0, 3 * steps, steps)]
+    assert [len({*values}) for values in rounds] == [1] * 6 and len({*weights[0], *weights[1]}) == 6
+    assert [match for _, match in first.untrained_models()] == [*range(steps)] * 3
+
+
+def test_later_checkpoints_count_more_and_the_first_not_at_all():
+    values = np.array([[9.0, 9.0], [1.0, np.nan], [4.0, 2.0]])
+    assert late_mean(np.log2(1 + np.array([0.0, 1, 3])), values).tolist() == [3.0, 2.0]
 
 
 def test_trainings_that_are_left_out_are_counted():

@@ -8,7 +8,7 @@ import diffscope
 from diffscope import edits
 from diffscope.hypotheses.declared.information_flow import knock_out
 from diffscope.hypotheses.evidence.answers import answers
-from diffscope.hypotheses.evidence.flows import second_map_ranks
+from diffscope.hypotheses.evidence.ranks import second_map_ranks
 from diffscope.lab.scoring import exact_answers
 
 
@@ -31,8 +31,10 @@ def test_ranks_of_the_second_map_are_those_of_the_map(prompts):
     second = scope.capture(prompts[1].ids).map("lambda_A2", 2, 1).values
     sigma = np.linalg.svd(second.astype(np.float64), compute_uv=False)
     p = sigma / sigma.sum()
-    assert float(ranks["erank"][1, 2, 1]) == pytest.approx(np.exp(-(p * np.log(p)).sum()), rel=1e-3)
-    assert float(ranks["erank_over"].mean()) < 0  # permuting keys takes away what rows share
+    rank = ranks["rank"].sel(definition="erank")
+    assert float(rank.sel(control="map")[1, 2, 1]) == pytest.approx(np.exp(-(p * np.log(p)).sum()), rel=1e-3)
+    theirs = scope.capture(prompts[1].ids).measure(["effective_rank"])["effective_rank"].sel(ranked_map="lambda_A2")
+    np.testing.assert_allclose(ranks["rank"][1].values, theirs.transpose("layer", "head", "definition", "control"), rtol=1e-3)
 
 
 def test_the_answer_is_knocked_out_and_not_its_surroundings(prompts):

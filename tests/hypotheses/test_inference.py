@@ -11,6 +11,7 @@ from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
 from diffscope.hypotheses.contrast import beside
+from diffscope.hypotheses.evidence.tables import Table
 from diffscope.hypotheses.inference import Estimate, Observed, estimate, head_changes
 from diffscope.hypotheses.intervals import benjamini_hochberg, crossed, flipped_signs, holm, students_t
 from diffscope.hypotheses.rules import OPEN, Quantity, deciding, state
@@ -30,7 +31,7 @@ def test_what_is_infinite_is_left_out_of_every_mean():
     """The logarithm of a ratio with nothing below its line, of one head on one prompt."""
     array = xr.DataArray(np.ones((3, 2, 2)), dims=("prompt", "layer", "head"))
     array[0, 1, 0], array[1, 1, 1] = np.inf, -np.inf
-    observed = beside([{"gain": array}], [])["gain"]
+    observed = beside([Table({"gain": array})], [], "gain")
     assert observed.layers.tolist() == [1, 1] and observed.values.tolist() == [[1, 1, 1]]
     assert estimate(Observed(np.array([[1.0, 3.0, np.inf], [2.0, 4.0, 3.0]]))).value == 2.5
 

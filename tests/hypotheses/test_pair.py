@@ -5,7 +5,7 @@ import pytest
 
 import diffscope
 from diffscope.hypotheses import Models, Pair, Settings, run
-from diffscope.hypotheses.declared.pair import key_token_gain_pair
+from diffscope.hypotheses.declared.key_tokens import key_token_gain_pair
 from tests import tiny
 
 
@@ -16,11 +16,12 @@ def test_a_pair_is_the_difference_of_its_models():
     prompt = pair.diff.prompts[4]
     observed = key_token_gain_pair.observe(pair)["share"]
     shares = []
-    for scope in scopes:
+    for scope, models in zip(scopes, (pair.diff, pair.standard)):
         cap = scope.capture(prompt.ids)
         places = [(layer.layer, head) for layer in cap.layers for head in range(layer.n_heads)]
         rows = [cap.map("share", *place, queries=[-1]).values[0] for place in places]
-        shares.append(np.mean([row[prompt.spans["answer"]].sum() for row in rows]))
+        weights = models.last_queries[0].answering.values.ravel()
+        shares.append(np.average([row[prompt.spans["answer"]].sum() for row in rows], weights=weights))
     assert observed.values[0, 4] == pytest.approx(shares[0] - shares[1], abs=1e-5)
     assert observed.values.shape == (1, 10) and observed.untrained.shape == (3,)
     (turned,) = run("sinks", pair=Pair(pair.standard, pair.diff))

@@ -4,14 +4,18 @@ from collections.abc import Sequence
 
 from diffscope.errors import DiffscopeError
 from diffscope.hypotheses.declared import (
-    checkpoints,
+    amplifier,
     cohort,
+    gradient_dynamics,
     information_flow,
+    instruments,
+    key_tokens,
     low_rank,
-    one_model,
-    pair,
+    noise_symmetry,
     primary,
     robustness,
+    sinks,
+    sparsity,
 )
 from diffscope.hypotheses.rules import Declared
 
@@ -29,7 +33,22 @@ NEEDED = {
     "cohort": "a trained cohort (--cohort FOLDER)",
 }
 
-_MODULES = (primary, one_model, low_rank, pair, checkpoints, information_flow, robustness, cohort)
+RENAMED = {"lambda-star": "amplifier", "lambda-star-formation": "amplifier-training"}
+
+_MODULES = (
+    primary,
+    noise_symmetry,
+    amplifier,
+    instruments,
+    key_tokens,
+    sparsity,
+    sinks,
+    low_rank,
+    information_flow,
+    gradient_dynamics,
+    robustness,
+    cohort,
+)
 _DECLARED = [value for module in _MODULES for value in vars(module).values() if isinstance(value, Declared)]
 _ORDER = [(kind, needs) for kind in KINDS for needs in SUBJECTS]
 TESTS: dict[str, Declared] = {test.id: test for place in _ORDER for test in _DECLARED if (test.kind, test.needs) == place}
@@ -45,6 +64,8 @@ def chosen(tests: str | Sequence[str] | None = None) -> list[Declared]:
     """
     ids = [tests] if isinstance(tests, str) else list(tests or TESTS)
     for id in ids:
+        if id in RENAMED:
+            raise DiffscopeError(f"the test {id!r} is called {RENAMED[id]!r} now")
         if id not in TESTS:
             raise DiffscopeError(f"there is no test {id!r}; there are: {', '.join(TESTS)}")
     return [TESTS[id] for id in ids]

@@ -10,14 +10,14 @@ import xarray as xr
 
 from diffscope import edits
 from diffscope.capture import Capture
-from diffscope.hypotheses.contrast import contrast_pair
-from diffscope.hypotheses.declared.pair import ONE_PAIR
+from diffscope.hypotheses.contrast import contrast
+from diffscope.hypotheses.declared.pairs import ONE_PAIR
 from diffscope.hypotheses.declared.sources import DEX, PAPER
 from diffscope.hypotheses.evidence.answers import answers
-from diffscope.hypotheses.evidence.last_query import as_sharp
+from diffscope.hypotheses.evidence.matching import Match, matched
 from diffscope.hypotheses.inference import Observed
 from diffscope.hypotheses.rules import Quantity, declare
-from diffscope.hypotheses.subjects import Pair, Spreads
+from diffscope.hypotheses.subjects import Pair
 from diffscope.scope import Scope
 from diffscope.tasks.retrieval import Prompt
 
@@ -32,7 +32,10 @@ EXACT = 0.02  # share of exact answers that matters
     source=f"{PAPER}, tables of outliers and of quantised attention logits",
     statistic="log2 of the largest over the median magnitude, DIFF minus standard: of q·k/√d over all maps, of layer outputs; "
     "loss of exact answers when scores are quantised by their largest magnitude (absmax), DIFF minus standard",
-    controls=("same prompts", "untrained pairs of the same architectures, for the outliers; their scores as far apart"),
+    controls=(
+        "same prompts",
+        "untrained pairs of the same architectures, for the outliers; their scores as far apart, with λ as DIFF's",
+    ),
     quantities={
         "logits": Quantity("largest over median of the scores, DIFF − standard (octaves)", 0.32),
         "outputs": Quantity("largest over median of layer outputs, DIFF − standard (octaves)", 0.32),
@@ -42,7 +45,7 @@ EXACT = 0.02  # share of exact answers that matters
     limits=ONE_PAIR,
 )
 def outliers_quantisation(pair: Pair) -> dict[str, Observed]:
-    observed = contrast_pair(pair, _minus, tails)
+    observed = contrast(pair, _values, tails)
 
     def lost(scope: Scope) -> dict[str, np.ndarray]:
         before = answers(scope, pair.diff.prompts).right
@@ -57,7 +60,7 @@ def outliers_quantisation(pair: Pair) -> dict[str, Observed]:
     source=f"{DEX}: larger cosine distance, lower CKA, flatter head importance",
     statistic="mean cosine distance between the heads' maps (A1, D) and mean linear CKA between their outputs, by layer; exact "
     "answers lost without a head: the mean over heads and the worst head; DIFF minus standard",
-    controls=("same prompts", "untrained pairs of the same architectures, as sharp, for distance and CKA"),
+    controls=("same prompts", "untrained pairs of the same architectures, as sharp and with DIFF's λ, for distance and CKA"),
     quantities={
         "distance_d": Quantity("cosine distance between heads' D − between the standard model's A", 0.02),
         "distance_a1": Quantity("cosine distance between heads' A1 − between the standard model's A", 0.02),
@@ -70,7 +73,7 @@ def outliers_quantisation(pair: Pair) -> dict[str, Observed]:
     f"it is judged on. {ONE_PAIR}",
 )
 def redundancy_importance(pair: Pair) -> dict[str, Observed]:
-    observed = contrast_pair(pair, _minus, likeness)
+    observed = contrast(pair, _values, likeness)
 
     def lost(scope: Scope) -> dict[str, np.ndarray]:
         without = _without_heads(scope, pair.diff.prompts)  # (head of the model, prompt)
@@ -79,17 +82,17 @@ def redundancy_importance(pair: Pair) -> dict[str, Observed]:
     return observed | _of_scopes(pair, lost)
 
 
-def tails(scope: Scope, prompts: Sequence[Prompt], spreads: Spreads | None = None) -> xr.Dataset:
+def tails(scope: Scope, prompts: Sequence[Prompt], match: Sequence[Match] | None = None) -> xr.Dataset:
     """Largest over median magnitude of scores and of layer outputs, (prompt,) in octaves, mean over layers."""
-    outliers = _sharpened(scope, prompts, spreads).measure(["logit_outliers"])
+    outliers = _matched(scope, prompts, match).measure(["logit_outliers"])
     ratios = {name: outliers[of].sel(outlier="top_1") / outliers[of].sel(outlier="median") for name, of in TAILS.items()}
     octaves = {name: np.log2(ratio.where(np.isfinite(ratio) & (ratio > 0))) for name, ratio in ratios.items()}
     return xr.Dataset({name: values.mean("layer").reset_coords(drop=True) for name, values in octaves.items()})
 
 
-def likeness(scope: Scope, prompts: Sequence[Prompt], spreads: Spreads | None = None) -> xr.Dataset:
+def likeness(scope: Scope, prompts: Sequence[Prompt], match: Sequence[Match] | None = None) -> xr.Dataset:
     """Distances and CKA between the heads of a layer, (prompt,), mean over layers; NaN where a layer has one head."""
-    statistics = _sharpened(scope, prompts, spreads).measure(["map_distance", "head_cka"])
+    statistics = _matched(scope, prompts, match).measure(["map_distance", "head_cka"])
     distance = statistics["map_distance"].mean("layer")
     cka = statistics["head_cka"]
     others = cka.where(cka["head"] != cka["other_head"]).mean(("head", "other_head")).mean("layer")
@@ -102,13 +105,13 @@ def likeness(scope: Scope, prompts: Sequence[Prompt], spreads: Spreads | None = 
     )
 
 
-def _sharpened(scope: Scope, prompts: Sequence[Prompt], spreads: Spreads | None) -> Capture:
+def _matched(scope: Scope, prompts: Sequence[Prompt], match: Sequence[Match] | None) -> Capture:
     cap = scope.capture([prompt.ids for prompt in prompts])
-    return cap if spreads is None else replace(cap, layers=[as_sharp(*two) for two in zip(cap.layers, spreads, strict=True)])
+    return cap if match is None else replace(cap, layers=[matched(*two) for two in zip(cap.layers, match, strict=True)])
 
 
-def _minus(diff: xr.Dataset, standard: xr.Dataset) -> dict[str, xr.DataArray]:
-    return {name: diff[name] - standard[name] for name in diff.data_vars}
+def _values(taken: xr.Dataset) -> dict[str, xr.DataArray]:
+    return dict(taken.data_vars)
 
 
 def _of_scopes(pair: Pair, lost: Callable[[Scope], dict[str, np.ndarray]]) -> dict[str, Observed]:

@@ -3,34 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
+import xarray as xr
 
+from diffscope import edits
 from diffscope.edits import Edit
 from diffscope.lab import scoring
 from diffscope.scope import Scope
 from diffscope.tasks.retrieval import Prompt
 
 
-@dataclass(frozen=True)
-class Answers:
-    """Loss and exactness of the answers to some prompts.
-
-    Attributes
-    ----------
-    loss : ndarray (prompt,)
-        Cross-entropy of the answer's tokens in nats, mean over them.
-    right : ndarray (prompt,), float
-        1 where every token of the answer is the model's first choice.
-    """
-
-    loss: np.ndarray
-    right: np.ndarray
-
-
-def answers(scope: Scope, prompts: Sequence[Prompt], *edits: Edit) -> Answers:
+def answers(scope: Scope, prompts: Sequence[Prompt], *edits: Edit) -> scoring.Answers:
     """How well a model predicts the answers of prompts, under `edits` if there are any."""
 
     def logits(ids: torch.Tensor, width: int) -> torch.Tensor:
@@ -39,9 +24,20 @@ def answers(scope: Scope, prompts: Sequence[Prompt], *edits: Edit) -> Answers:
 
     with scope.edit(*edits):
         answered = scoring.answers(logits, prompts, scope.runner.device)
-    return Answers(answered.loss, answered.right.astype(float))
+    return answered._replace(right=answered.right.astype(float))
 
 
 def with_answer(prompt: Prompt) -> list[int]:
     """A prompt's tokens with those of its answer but the last, which nothing follows."""
     return [*prompt.ids, *prompt.answer[:-1]]
+
+
+def lost_without_heads(scope: Scope, prompts: Sequence[Prompt]) -> xr.DataArray:
+    """By how much the loss of the answer rises without each head, (layer, head, prompt), in nats; NaN where there is no head."""
+    layers = scope.capture(prompts[0].ids).layers
+    before = answers(scope, prompts).loss
+    lost = np.full((len(layers), max(layer.n_heads for layer in layers), len(prompts)), np.nan)
+    for number, layer in enumerate(layers):
+        for head in range(layer.n_heads):
+            lost[number, head] = answers(scope, prompts, edits.ablate_heads(layer.layer, head)).loss - before
+    return xr.DataArray(lost, dims=("layer", "head", "prompt"))

@@ -8,6 +8,8 @@ import numpy as np
 import xarray as xr
 
 from diffscope.attribution import branch_attribution
+from diffscope.hypotheses.evidence.matching import Match
+from diffscope.hypotheses.evidence.spans import number_spans
 from diffscope.scope import Scope
 from diffscope.tasks.retrieval import Prompt
 
@@ -35,7 +37,7 @@ def attributions(scope: Scope, prompts: Sequence[Prompt]) -> xr.Dataset:
     """
     answers = [prompt.answer for prompt in prompts]
     distractors = [
-        [(number, at) for number, at in zip(prompt.distractors, number_places(prompt)) if number[0] != prompt.answer[0]]
+        [(number, at) for number, at in zip(prompt.distractors, number_spans(prompt)) if number[0] != prompt.answer[0]]
         for prompt in prompts
     ]
     table = branch_attribution(
@@ -57,22 +59,18 @@ def attributions(scope: Scope, prompts: Sequence[Prompt]) -> xr.Dataset:
     return xr.Dataset(measured).drop_attrs()
 
 
+def attributed(scope: Scope, prompts: Sequence[Prompt], match: Sequence[Match] | None = None) -> xr.Dataset:
+    """The table of :func:`attributions`; a take, as :mod:`diffscope.hypotheses.evidence.flows` says.
+
+    What a branch adds to logits goes through weights that cannot be made like others: `match` is not used.
+    """
+    return attributions(scope, prompts)
+
+
 def _with_control(own: xr.DataArray, control: xr.DataArray) -> xr.DataArray:
     """Both as one, by branch."""
     joined = xr.concat([own, control.expand_dims(branch=BRANCHES[2:])], "branch")
     return joined.transpose("prompt", "layer", "head", "branch", "candidate")
-
-
-def number_places(prompt: Prompt) -> list[list[int]]:
-    """The positions of each distractor's number in a prompt, which has them in this order; none where it has it not."""
-    places = []
-    left = list(prompt.spans["needles"])
-    for number in prompt.distractors:
-        starts = (i for i in range(len(left)) if [prompt.ids[at] for at in left[i : i + len(number)]] == list(number))
-        start = next(starts, None)
-        places.append([] if start is None else left[start : start + len(number)])
-        left = left if start is None else left[start + len(number) :]
-    return places
 
 
 def rejection(first: xr.DataArray, second: xr.DataArray) -> dict[str, xr.DataArray]:

@@ -6,17 +6,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import torch
 import xarray as xr
 
 from diffscope.capture import Capture
 from diffscope.errors import PromptError
-from diffscope.hypotheses.evidence.last_query import BATCH, as_sharp
+from diffscope.hypotheses.evidence.last_query import BATCH
+from diffscope.hypotheses.evidence.matching import Match, matched
 from diffscope.instruments.injection import DRAWS, SIGMAS, cmrr_by_injection, log_odds_under_noise, with_a2_moved
 from diffscope.scope import Scope
 from diffscope.tasks.retrieval import Prompt
 
 SPANS = ("irrelevant", "needles", "context", "answer")
+SIGMA = 0.5  # standard deviation of the noise that tests ask about, in nats of the scores
 RUNS = 4  # draws of noise in whole runs of the model, which take longer than rows of maps
 SQUARES = ("change_common", "change_differential")
 
@@ -24,7 +25,7 @@ SQUARES = ("change_common", "change_differential")
 def injection(
     scope: Scope,
     prompts: Sequence[Prompt],
-    spreads: Sequence[torch.Tensor] | None = None,
+    match: Sequence[Match] | None = None,
     sigmas: Sequence[float] = SIGMAS,
     draws: int = DRAWS,
 ) -> xr.Dataset:
@@ -35,7 +36,7 @@ def injection(
     scope : Scope
     prompts : sequence of Prompt
         Each gets draws of its own, so that their spread holds that of the noise.
-    spreads : sequence of Tensor (map,), optional
+    match : sequence of Match, optional
         As of :func:`diffscope.hypotheses.evidence.last_query.read`.
     sigmas, draws
         As of :func:`diffscope.instruments.injection.cmrr_by_injection`.
@@ -52,8 +53,8 @@ def injection(
         batch = prompts[first : first + BATCH]
         spans = [{name: at for name, at in prompt.spans.items() if name != "sink" and at} for prompt in batch]
         cap = scope.capture([prompt.ids for prompt in batch], spans)
-        if spreads is not None:
-            cap = replace(cap, layers=[as_sharp(layer, wanted) for layer, wanted in zip(cap.layers, spreads, strict=True)])
+        if match is not None:
+            cap = replace(cap, layers=[matched(*two) for two in zip(cap.layers, match, strict=True)])
         tables += [injection_of(each, sigmas, draws, (first + index) * draws) for index, each in enumerate(cap)]
     return xr.concat(tables, "prompt", join="outer", combine_attrs="drop_conflicts")
 
@@ -130,3 +131,8 @@ def log_odds_lost(
             )
         )
     return xr.concat(tables, "prompt", combine_attrs="drop_conflicts").transpose("prompt", "sigma", "mode")
+
+
+def injected(scope: Scope, prompts: Sequence[Prompt], match: Sequence[Match] | None = None) -> xr.Dataset:
+    """The table of :func:`injection` with one strength of noise; a take, as :mod:`diffscope.hypotheses.evidence.flows` says."""
+    return injection(scope, prompts, match, (SIGMA,))

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
 import xarray as xr
+from torch import Tensor
 
 from diffscope.attention.layer import LayerAttention
-from diffscope.capture import Capture
-from diffscope.errors import DiffscopeWarning, PromptError
+from diffscope.hypotheses.evidence.matching import Match, match_of, matched, mean_match
+from diffscope.hypotheses.evidence.mean_maps import lambda_distance
+from diffscope.hypotheses.evidence.spans import SETS, key_sets, number_spans, sized_spans
 from diffscope.scope import Scope
+from diffscope.stats.formulas import branches, distribution
+from diffscope.stats.formulas.spans import NORMALISATIONS, denominators, fixed_by_construction
 from diffscope.tasks.retrieval import Prompt
 
 BATCH = 10  # prompts that run together
-SIZED = 8  # spans of the answer's length that it is compared with
-NEARBY = 0.25  # how far from the answer's depth they may lie, as a fraction of the prompt
-BRANCHES = ("rho", "cosine", "js")  # bounded, so that means of their controls say something
 ROWS = ("gini", "entropy_normalised", "hoyer", "pseudo_norm")
+BRANCHES = {  # bounded, so that means of their controls say something
+    "rho": lambda a1, a2, seen: branches.rho(a1, a2),
+    "cosine": branches.cosine,
+    "js": branches.js,
+    "floor": branches.residual_floor,
+}
+MAPS = ("A1", "A2", "D")
+DIMS = ("prompt", "layer", "head")
+COORDS = {"map": list(MAPS), "span": list(SETS), "normalisation": list(NORMALISATIONS)}
 
 
 @dataclass(frozen=True)
@@ -30,33 +40,40 @@ class LastQuery:
     Attributes
     ----------
     heads : Dataset (prompt, layer, head, …)
-        Of each head; key sets ``answer``, ``needles``, ``query``, ``context``, ``irrelevant``, ``sink``.
-    sized : Dataset (prompt, layer, head), or None of a standard model
-        The size control: the branch statistics on spans of the answer's length in the context, at its depth; means over them.
-    paired : Dataset (prompt, layer, head, span), or None of a standard model
-        The pairing control: the branch statistics with the second maps of the layer's other heads in place of a head's own; means
-        over these. NaN where a layer has a single head.
-    spreads : list of Tensor (map,), one a layer
-        Standard deviation over keys of the last query's scores, mean over prompts.
+        Of each head. On the key sets of ``span``: ``mass`` (map, span, normalisation), ``absolute`` (span), which is sum |D|, and
+        of the two branches ``rho``, ``cosine``, ``js``, ``floor`` (of the residual) and ``residual`` (span). With another head's
+        second map in place of its own, mean over the layer's other heads: ``paired_rho``, … (span); NaN where a layer has a
+        single head. On spans of the answer's length in the text, and on numbers of the other sentences: ``sized_rho``, …,
+        ``number_rho``, …, means over them. Of the row: ``gini``, … (map), ``lam``, ``gain``. Without a second map what is of two
+        branches is NaN.
+    by_prompt : Dataset (prompt,)
+        ``lambda_distance``: how far λ is from the coefficient that fits the mean map over prompts, by jackknife.
+    layers : Dataset (layer,)
+        ``lam``, ``lam_init`` and ``lambda_star`` of the mean map.
+    matches : list of Match, one a layer
+    differential : bool
+        Whether there is a second map.
     besides : str
         What the attention has that standard attention has not, besides a second map; empty if nothing.
     """
 
     heads: xr.Dataset
-    sized: xr.Dataset | None
-    paired: xr.Dataset | None
-    spreads: list[torch.Tensor]
+    by_prompt: xr.Dataset
+    layers: xr.Dataset
+    matches: list[Match]
+    differential: bool
     besides: str = ""
 
     @property
-    def differential(self) -> bool:
-        return self.paired is not None
+    def answering(self) -> xr.DataArray:
+        """How much heads answer: A1's mass on the answer, mean over prompts, (layer, head)."""
+        return self.heads["mass"].sel(map="A1", span="answer", normalisation="raw", drop=True).mean("prompt")
 
 
 def read(
     scope: Scope,
     prompts: Sequence[Prompt],
-    spreads: Sequence[torch.Tensor] | None = None,
+    match: Sequence[Match] | None = None,
     progress: Callable[[int, int], None] | None = None,
     seed: int = 0,
 ) -> LastQuery:
@@ -66,9 +83,8 @@ def read(
     ----------
     scope : Scope
     prompts : sequence of Prompt
-    spreads : list of Tensor (map,), optional
-        Of another model: the scores are scaled map by map to be as far apart as these, so that maps of random weights, which are
-        nearly uniform, become as sharp as those that they are compared with.
+    match : list of Match, optional
+        Of another model's layers, which each layer is made like: :func:`~diffscope.hypotheses.evidence.matching.matched`.
     progress : callable, optional
         Called with (prompts done, prompts in all).
     seed : int
@@ -77,138 +93,216 @@ def read(
     parts = []
     for first in range(0, len(prompts), BATCH):
         batch = prompts[first : first + BATCH]
-        parts.append(_of_batch(scope, batch, spreads, seed + first))
+        parts.append(scope.capture([prompt.ids for prompt in batch]).layers)
         if progress:
             progress(min(first + BATCH, len(prompts)), len(prompts))
+    return last_query_of(parts, prompts, match, seed)
+
+
+def last_query_of(
+    batches: Sequence[Sequence[LayerAttention]], prompts: Sequence[Prompt], match: Sequence[Match] | None = None, seed: int = 0
+) -> LastQuery:
+    """The same of layers that were captured, of prompts in batches of ``BATCH``."""
+    sets = [_Sets.of(prompt, np.random.default_rng([seed, index])) for index, prompt in enumerate(prompts)]
+    numbers = range(len(batches[0]))
+    if match is not None:
+        batches = [[matched(layers[number], match[number]) for number in numbers] for layers in batches]
+    rows = [[_Rows.of(layers[number]) for layers in batches] for number in numbers]
+    tables = []
+    for of_layer in rows:
+        parts = [part.table(sets[first : first + BATCH]) for first, part in zip(range(0, len(prompts), BATCH), of_layer)]
+        tables.append({name: torch.cat([part[name] for part in parts]).cpu().double().numpy() for name in parts[0]})
+    layers = batches[0]
+    irrelevant = [own.named[SETS.index("irrelevant")] for own in sets]
+    lams = [torch.cat([part.lam / part.gain for part in of_layer]) for of_layer in rows]
+    second = any(layer.differential for layer in layers)
+    pairs = (
+        [(_joined([part.a1 for part in of_layer]), _joined([part.a2 for part in of_layer])) for of_layer in rows]
+        if second
+        else []
+    )
+    stars, distances = lambda_distance(pairs, lams, irrelevant)
+    by_layer = {
+        "lam": ("layer", [float(lam.mean()) for lam in lams]),
+        "lam_init": ("layer", [np.nan if layer.lam_init is None else float(layer.lam_init) for layer in layers]),
+        "lambda_star": ("layer", stars if second else [np.nan] * len(layers)),
+    }
     return LastQuery(
-        heads=_joined([part.heads for part in parts]),
-        sized=_joined([part.sized for part in parts]),
-        paired=_joined([part.paired for part in parts]),
-        spreads=[torch.stack(layer).mean(0) for layer in zip(*(part.spreads for part in parts))],
-        besides=parts[0].besides,
+        heads=_dataset(tables),
+        by_prompt=xr.Dataset({"lambda_distance": ("prompt", distances if second else np.full(len(prompts), np.nan))}),
+        layers=xr.Dataset(by_layer),
+        matches=[mean_match([match_of(layers[number]) for layers in batches]) for number in numbers],
+        differential=second,
+        besides=_besides(layers),
     )
 
 
-def _joined(tables: list[xr.Dataset | None]) -> xr.Dataset | None:
-    return None if tables[0] is None else xr.concat(tables, "prompt")
+@dataclass(frozen=True)
+class _Sets:
+    """Key sets of one prompt as bool (set, key): the named ones of ``SETS``, places of the answer's size, other numbers."""
+
+    named: Tensor
+    sized: Tensor
+    number: Tensor
+
+    @classmethod
+    def of(cls, prompt: Prompt, rng: np.random.Generator) -> _Sets:
+        length = len(prompt.ids)
+
+        def masks(spans: Sequence[Sequence[int]]) -> Tensor:
+            table = torch.zeros(len(spans), length, dtype=torch.bool)
+            for row, span in zip(table, spans):
+                row[list(span)] = True
+            return table
+
+        named = key_sets(prompt)
+        return cls(
+            torch.stack([named[name] for name in SETS]),
+            masks(list(sized_spans(prompt, rng).values())),
+            masks(number_spans(prompt)),
+        )
 
 
-def _of_batch(scope: Scope, prompts: Sequence[Prompt], spreads: Sequence[torch.Tensor] | None, seed: int) -> LastQuery:
-    spans = []
-    for index, prompt in enumerate(prompts):
-        named = {name: positions for name, positions in prompt.spans.items() if name != "sink" and positions}
-        spans.append(named | sized_spans(prompt, np.random.default_rng([seed, index])))
-    return last_query_of(scope.capture([prompt.ids for prompt in prompts], spans), spreads)
+@dataclass(frozen=True)
+class _Rows:
+    """The last query's rows of a layer for some prompts: maps (prompt, head, key) with zeros where a row does not see."""
+
+    a1: Tensor
+    a2: Tensor
+    d: Tensor
+    lam: Tensor  # (prompt, head)
+    gain: Tensor
+    visible: Tensor  # (prompt, key)
+    alike: Tensor  # (move, head): whether another head's second map is a head's own, which several may share
+
+    @classmethod
+    def of(cls, layer: LayerAttention) -> _Rows:
+        rows = []
+        visible = []
+        for index, length in enumerate(layer.lengths):
+            prompt = layer.prompt(index)
+            rows.append(prompt.rows([length - 1]))
+            visible.append(prompt.visible([length - 1])[0])
+        a1, d = (_padded([getattr(row, name)[:, 0] for row in rows]) for name in ("a1", "d"))
+        a2 = torch.full_like(a1, torch.nan) if rows[0].a2 is None else _padded([row.a2[:, 0] for row in rows])
+        lam, gain = (torch.stack([getattr(row, name)[:, 0] for row in rows]) for name in ("lam", "gain"))
+        second = layer.pairing.of_branch(2) if layer.differential else torch.zeros(layer.n_heads, dtype=torch.int64)
+        moves = range(1, layer.n_heads)
+        alike = [torch.roll(second, by) == second for by in moves]
+        same = torch.stack(alike) if alike else torch.zeros(0, layer.n_heads, dtype=torch.bool)
+        return cls(a1, a2, d, lam, gain, _padded(visible), same.to(a1.device))
+
+    @cached_property
+    def n(self) -> Tensor:
+        """(prompt, 1)"""
+        return self.visible.sum(-1, keepdim=True)
+
+    def table(self, sets: Sequence[_Sets]) -> dict[str, Tensor]:
+        """Every statistic by name, (prompt, head, …)."""
+        named = self._masks([own.named for own in sets])
+        table: dict[str, Tensor] = {"lam": self.lam, "gain": self.gain, **self._shapes(), **self._masses(named)}
+        a1, a2 = (self._on(a, named) for a in (self.a1, self.a2))
+        seen = (named & self.visible[:, None]).sum(-1)[:, None]  # (prompt, 1, span)
+        d = self._on(self.d, named)
+        table["absolute"] = d.abs().sum(-1)
+        table["residual"] = branches.residual_noise(a1, d, self.gain[..., None])
+        for name, statistic in BRANCHES.items():
+            table[name] = statistic(a1, a2, seen)
+            table[f"paired_{name}"] = self._paired(statistic, a1, a2, seen)
+        for kind in ("sized", "number"):
+            masks = self._masks([getattr(own, kind) for own in sets])
+            pair = [self._on(a, masks) for a in (self.a1, self.a2)]
+            seen = (masks & self.visible[:, None]).sum(-1)[:, None]
+            for name, statistic in BRANCHES.items():
+                table[f"{kind}_{name}"] = statistic(*pair, seen).nanmean(-1)  # what a prompt has fewer of is empty, and NaN
+        return table
+
+    def _masks(self, masks: Sequence[Tensor]) -> Tensor:
+        """Key sets of several prompts, bool (prompt, set, key), with empty ones where a prompt has fewer."""
+        most = max(map(len, masks))
+        table = torch.zeros(len(masks), most, self.a1.shape[-1], dtype=torch.bool)
+        for row, own in zip(table, masks):
+            row[: len(own), : own.shape[-1]] = own
+        return table.to(self.a1.device)
+
+    @staticmethod
+    def _on(a: Tensor, masks: Tensor) -> Tensor:
+        """Maps (prompt, head, key) restricted to sets (prompt, set, key): (prompt, head, set, key)."""
+        return a[:, :, None] * masks[:, None]
+
+    def _paired(self, statistic: Callable[..., Tensor], a1: Tensor, a2: Tensor, seen: Tensor) -> Tensor:
+        """A branch statistic with the second maps moved on by one head, by two, …: the mean over all moves."""
+        moves = [
+            statistic(a1, torch.roll(a2, by, dims=1), seen).masked_fill(alike[None, :, None], torch.nan)
+            for by, alike in enumerate(self.alike, start=1)
+        ]
+        return torch.stack(moves).nanmean(0) if moves else torch.full_like(a1[..., 0], torch.nan)
+
+    def _shapes(self) -> dict[str, Tensor]:
+        """Statistics of whole rows, (prompt, head, map)."""
+        maps = torch.stack([self.a1, self.a2.nan_to_num(), self.d], dim=2)
+        n = self.n[..., None].expand(maps.shape[:-1])
+        values = {name: distribution.of(name, maps, n) for name in ROWS}
+        return {name: torch.where(self._defined, value, torch.nan) for name, value in values.items()}
+
+    @cached_property
+    def _defined(self) -> Tensor:
+        """Which of the maps there are, (prompt, head, map)."""
+        return torch.stack([~a[..., 0].isnan() for a in (self.a1, self.a2, self.d)], dim=-1)
+
+    def _masses(self, masks: Tensor) -> dict[str, Tensor]:
+        """``mass`` (prompt, head, map, span, normalisation), as :func:`diffscope.stats.formulas.spans.span_mass` has it."""
+        values = []
+        for a in (self.a1, self.a2, self.d):
+            below = denominators(a.abs().sum(-1), a.clamp_min(0).sum(-1), a.sum(-1))  # (prompt, head, normalisation)
+            on = self._on(a, masks)
+            raw = on.sum(-1)
+            sums = torch.stack([raw, on.abs().sum(-1), raw, on.clamp_min(0).sum(-1)], dim=-1)
+            values.append(sums / below[:, :, None])
+        seen = (masks & self.visible[:, None]).sum(-1)  # (prompt, span)
+        fixed = fixed_by_construction(self.n[:, 0], seen)
+        return {"mass": torch.stack(values, dim=2).masked_fill(fixed[:, None, None, :, None], torch.nan)}
 
 
-def last_query_of(cap: Capture, spreads: Sequence[torch.Tensor] | None = None) -> LastQuery:
-    """The statistics of a batch that was captured with the spans ``control_…`` of :func:`sized_spans`; `spreads` as in `read`."""
-    if spreads is not None:
-        cap = replace(cap, layers=[as_sharp(layer, wanted) for layer, wanted in zip(cap.layers, spreads, strict=True)])
-    own_spreads = [spread(layer) for layer in cap.layers]
-    names = [*ROWS, "span_mass", "sink_mass"]
-    if not cap.differential:
-        return LastQuery(_measure(cap, names), None, None, own_spreads, _besides(cap))
-    heads = _measure(cap, [*names, *BRANCHES, "lambda_star", "selectivity", "lambda"])
-    heads["gain"] = _gain(cap)
-    control = heads["span"].str.startswith("control")
-    sized = heads[list(BRANCHES)].sel(span=control).mean("span")
-    return LastQuery(heads.sel(span=~control), sized, _paired(cap, heads), own_spreads, _besides(cap))
+def _padded(tensors: Sequence[Tensor]) -> Tensor:
+    """Tensors (…, key) of several lengths as one, (prompt, …, key), with zeros behind."""
+    longest = max(tensor.shape[-1] for tensor in tensors)
+    return torch.stack([torch.nn.functional.pad(tensor, (0, longest - tensor.shape[-1])) for tensor in tensors])
 
 
-def _besides(cap: Capture) -> str:
-    """What the attention of a capture has that standard attention has not, besides a second map."""
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    """Maps (prompt, head, key) of several batches, (prompt, head, key)."""
+    return _padded([row for tensor in tensors for row in tensor])
+
+
+def _dataset(tables: Sequence[dict[str, np.ndarray]]) -> xr.Dataset:
+    """Statistics by layer, each (prompt, head, …), as one Dataset; NaN where a layer has fewer heads."""
+    heads = max(table["lam"].shape[1] for table in tables)
+    variables = {}
+    for name, first in tables[0].items():
+        shape = (len(first), len(tables), heads, *first.shape[2:])
+        values = np.full(shape, np.nan)
+        for number, table in enumerate(tables):
+            values[:, number, : table[name].shape[1]] = table[name]
+        variables[name] = (*DIMS, *_dims_of(name)), values
+    return xr.Dataset(variables, COORDS)
+
+
+def _dims_of(name: str) -> tuple[str, ...]:
+    """The dimensions of a statistic beside prompt, layer and head."""
+    if name == "mass":
+        return "map", "span", "normalisation"
+    if name in ROWS:
+        return ("map",)
+    return ("span",) if name in {"absolute", "residual", *BRANCHES} or name.startswith("paired") else ()
+
+
+def _besides(layers: Sequence[LayerAttention]) -> str:
+    """What the attention of some layers has that standard attention has not, besides a second map."""
     parts = {
-        "a norm of each head's output": any(layer.norm is not None for layer in cap.layers),
-        "a gate of each head's output": any(layer.gate is not None for layer in cap.layers),
-        "a correction of each head's output": any(layer.correction is not None for layer in cap.layers),
-        "weights that are changed after the softmax": any(layer.changes for layer in cap.layers),
+        "a norm of each head's output": any(layer.norm is not None for layer in layers),
+        "a gate of each head's output": any(layer.gate is not None for layer in layers),
+        "a correction of each head's output": any(layer.correction is not None for layer in layers),
+        "weights that are changed after the softmax": any(layer.changes for layer in layers),
     }
     return " and ".join(words for words, present in parts.items() if present)
-
-
-def _gain(cap: Capture) -> xr.DataArray:
-    """g of the last query, (prompt, layer, head); 1 but for gated models."""
-    table = np.full((len(cap.prompts), cap.n_layers, cap.n_heads), np.nan)
-    for number, layer in enumerate(cap.layers):
-        table[:, number, : layer.n_heads] = layer.gain[..., -1].float().cpu().numpy()
-    return xr.DataArray(table, dims=("prompt", "layer", "head"))
-
-
-def spread(layer: LayerAttention) -> torch.Tensor:
-    """Standard deviation over keys of the last query's scores, (map,), mean over prompts of one length."""
-    keys = layer.k[:, layer.pairing.key_of_map]  # (batch, map, key, d)
-    scores = (keys @ layer.q[:, :, -1, :, None])[..., 0] * layer.scale  # (batch, map, key)
-    return scores.float().std(-1).mean(0)
-
-
-def as_sharp(layer: LayerAttention, wanted: torch.Tensor) -> LayerAttention:
-    """The layer with the scores of its maps as far apart at the last query as `wanted` (map,) says."""
-    factor = wanted / spread(layer)
-    return replace(layer, q=layer.q * factor[:, None, None].to(layer.q.dtype))
-
-
-def _measure(cap: Capture, names: Sequence[str]) -> xr.Dataset:
-    """Statistics of the last query, without the dimension query."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DiffscopeWarning)  # what is undefined is counted by the tests
-        statistics = cap.measure(names, queries=[-1])
-    return statistics.isel(query=0, drop=True)
-
-
-def sized_spans(prompt: Prompt, rng: np.random.Generator) -> dict[str, list[int]]:
-    """Spans of the answer's length in text that is neither answer, needle nor question, near the answer's depth.
-
-    Returns
-    -------
-    dict of str to list of int
-        ``control_0``, ``control_1``, …: token positions.
-
-    Raises
-    ------
-    PromptError
-        There are too few such places.
-    """
-    width = len(prompt.spans["answer"])
-    start = prompt.spans["answer"][0]
-    taken = np.zeros(len(prompt.ids), dtype=bool)
-    for positions in prompt.spans.values():
-        taken[list(positions)] = True
-    taken[:4] = True  # the first tokens draw attention of their own
-    taken[max(0, start - len(prompt.spans["query"])) : start] = True  # the queried city, which stands before its number
-    free = np.flatnonzero(np.convolve(taken, np.ones(width), "valid") == 0)
-    near = free[np.abs(free - start) <= NEARBY * len(prompt.ids)]
-    if len(near) < SIZED:
-        raise PromptError(
-            f"the context near the answer has no {SIZED} places of {width} tokens to compare it with; use longer prompts"
-        )
-    starts = rng.choice(near, SIZED, replace=False)
-    return {f"control_{number}": list(range(first, first + width)) for number, first in enumerate(starts)}
-
-
-def _paired(cap: Capture, heads: xr.Dataset) -> xr.Dataset:
-    """The branch statistics with the second maps of a layer moved on by one head, by two, …: the mean over all moves."""
-    count = heads.sizes["head"]
-    if count == 1:
-        return xr.full_like(heads[list(BRANCHES)], np.nan)
-    moves = []
-    for by in range(1, count):
-        statistics = _measure(replace(cap, layers=[_moved(layer, by) for layer in cap.layers]), BRANCHES)
-        moves.append(statistics.where(_another(cap, by)))
-    return xr.concat(moves, "by").mean("by")
-
-
-def _moved(layer: LayerAttention, by: int) -> LayerAttention:
-    """The layer with the second maps of its heads moved on by so many heads."""
-    if not layer.differential:
-        return layer
-    return replace(layer, pairing=replace(layer.pairing, a2=torch.roll(layer.pairing.a2, by)))
-
-
-def _another(cap: Capture, by: int) -> xr.DataArray:
-    """Which heads get another second map by that, bool (layer, head): several heads may share one."""
-    table = np.zeros((cap.n_layers, cap.n_heads), dtype=bool)
-    for row, layer in zip(table, cap.layers):
-        if layer.differential:
-            row[: layer.n_heads] = (torch.roll(layer.pairing.a2, by) != layer.pairing.a2).tolist()
-    return xr.DataArray(table, dims=("layer", "head"))

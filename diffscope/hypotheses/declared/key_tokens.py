@@ -1,0 +1,66 @@
+"""Does the subtraction move attention to the answer? In four normalisations, with which the claim changes."""
+
+from __future__ import annotations
+
+from diffscope.hypotheses.contrast import contrast, noted, require_differential
+from diffscope.hypotheses.declared.noise_symmetry import UNTRAINED, WEIGHTED
+from diffscope.hypotheses.declared.pairs import CONTROLS, ONE_PAIR
+from diffscope.hypotheses.declared.sources import NOTES, PAPER
+from diffscope.hypotheses.evidence.quantities import NORMALISATIONS, answer_mass, key_gain
+from diffscope.hypotheses.inference import Observed
+from diffscope.hypotheses.rules import ABOVE, Quantity, declare
+from diffscope.hypotheses.subjects import Models, Pair
+
+WORDS = {
+    "share": "share of |D|",
+    "raw": "raw sum of D",
+    "signed": "sum of D over 1 − λ",
+    "positive": "share of the positive part of D",
+}
+APART = ("share", "positive")
+
+
+@declare(
+    id="key-token-gain",
+    claim="The subtraction moves attention to the answer.",
+    source=f"{NOTES}: weight of key tokens +30–50 %; {PAPER}, Figure 1",
+    statistic="the answer's mass in D over that in A1, minus 1, as ratios of sums over prompts and heads, in four "
+    "normalisations; beside "
+    "the mean over heads that answer (A1's mass on the answer above 0.1) and over the others, each head alike",
+    controls=(UNTRAINED,),
+    quantities={
+        **{name: Quantity(f"gain of the answer, {WORDS[name]}", 0.1) for name in NORMALISATIONS},
+        **{f"{name}_answering": Quantity(f"the same over heads that answer, {WORDS[name]}", 0.1) for name in APART},
+        **{f"{name}_others": Quantity(f"the same over heads that do not, {WORDS[name]}", 0.1) for name in APART},
+    },
+    predictions={"NC": {"share": ABOVE}, "SP": {"share": ABOVE}},
+    needs="model",
+    limits="The claim changes with the normalisation: a head that subtracts from the answer gains in |D|.",
+    unable="both accounts predict it",
+)
+def key_token_gain(models: Models) -> dict[str, Observed]:
+    require_differential(models)
+    observed = contrast(models, key_gain, apart=APART)
+    return noted(observed, {"share": "gain in |D|", "positive": "gain in the positive part"})
+
+
+@declare(
+    id="key-token-gain-pair",
+    claim="DIFF looks more at the answer than standard attention does.",
+    source=f"{PAPER}, Figure 1 and Table 3, whose normalisation was never published (unilm 1654)",
+    statistic=f"mass on the answer in DIFF's D minus that in the standard model's A, in four normalisations; {WEIGHTED}",
+    controls=CONTROLS,
+    quantities={
+        **{name: Quantity(f"answer's {WORDS[name]} − its share in the standard model's A", 0.02) for name in NORMALISATIONS},
+        "a1": Quantity("answer's mass in A1 − in the standard model's A", 0.02),
+        "needles": Quantity("the other sentences' share in |D| − in the standard model's A", 0.02),
+        "share_answering": Quantity("answer's share in |D| − in the standard model's A, over heads that answer", 0.02),
+        "share_others": Quantity("answer's share in |D| − in the standard model's A, over heads that do not", 0.02),
+    },
+    predictions={"NC": {"share": ABOVE}, "SP": {"share": ABOVE}},
+    needs="pair",
+    limits=ONE_PAIR,
+    unable="both accounts predict it, and more heads look at other things",
+)
+def key_token_gain_pair(pair: Pair) -> dict[str, Observed]:
+    return contrast(pair, answer_mass, apart=("share",))

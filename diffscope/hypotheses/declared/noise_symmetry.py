@@ -1,0 +1,67 @@
+"""Do the two maps share their noise, and does training make them? On irrelevant tokens alike, on the answer not."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from diffscope.hypotheses.contrast import contrast, noted, require_differential, require_series
+from diffscope.hypotheses.declared.sources import REVIEW
+from diffscope.hypotheses.declared.steps import AS_TRAINED, growth, log_steps
+from diffscope.hypotheses.evidence.quantities import shared_noise
+from diffscope.hypotheses.inference import Observed
+from diffscope.hypotheses.rules import ABOVE, Quantity, declare
+from diffscope.hypotheses.subjects import Models
+
+UNTRAINED = "untrained models of the same architecture, with scores as far apart as the trained ones' and their λ"
+WEIGHTED = "mean over heads, weighted by A1's mass on the answer"
+KINDS = {"": ("ρ", 0.02), "_cosine": ("cosine", 0.02), "_js": ("Jensen–Shannon divergence", 0.01)}
+SHARED = {
+    "sharing": "sharing on irrelevant tokens above the pairing control",
+    "difference": "difference on the answer above spans of its size",
+    "kind": "difference on the answer above the other sentences' numbers",
+    "sharing_without_needles": "sharing without the other sentences above the pairing control",
+}
+QUANTITIES = {
+    f"{name}{end}": Quantity(f"{words} ({kind})", margin)
+    for end, (kind, margin) in KINDS.items()
+    for name, words in SHARED.items()
+}
+
+
+@declare(
+    id="noise-symmetry",
+    claim="What the two maps give to irrelevant tokens is shared, what they give to the answer is not: so noise cancels.",
+    source=f"{REVIEW}: experiment 1 for noise cancellation",
+    statistic=f"relative difference ρ of A1 and A2 of the answering query, on irrelevant tokens and on the answer; {WEIGHTED}",
+    controls=(
+        "pairing: A2 of the layer's other heads in place of a head's own",
+        "size: spans of the answer's length in the context near its depth",
+        "kind: the numbers of the other sentences, as the answer is a number",
+        UNTRAINED,
+    ),
+    quantities=QUANTITIES,
+    predictions={"NC": {"sharing": ABOVE, "difference": ABOVE, "kind": ABOVE}},
+    needs="model",
+    limits="Heads of one layer may share noise as well: then the pairing control hides it. Irrelevant is all but the answer, the "
+    "question and the first token, the queried city's sentence included. No sharing is not sparsity, which is not judged.",
+)
+def noise_symmetry(models: Models) -> dict[str, Observed]:
+    require_differential(models)
+    return noted(contrast(models, shared_noise), {"sharing": "sharing", "kind": "difference above other numbers"})
+
+
+@declare(
+    id="noise-symmetry-training",
+    claim="Training makes the two maps share their noise.",
+    source=f"{REVIEW}: experiments 1 and 3 for noise cancellation, across training stages; unilm issue 1661",
+    statistic="growth of noise-symmetry's quantities from the first checkpoint to the last: slope over log2(1 + step), times the "
+    "range of that; heads weighted by A1's mass on the answer at the last checkpoint",
+    controls=("those of noise-symmetry", AS_TRAINED),
+    quantities={name: Quantity(f"growth of {quantity.label}", quantity.margin) for name, quantity in QUANTITIES.items()},
+    predictions={"NC": {"sharing": ABOVE}},
+    needs="checkpoints",
+    limits="Of one training the interval is over prompts. No growth is not sparsity: sparsification is not judged.",
+)
+def noise_symmetry_training(series: Models) -> dict[str, Observed]:
+    require_series(series)
+    return contrast(series, shared_noise, over_steps=partial(growth, log_steps(series)))

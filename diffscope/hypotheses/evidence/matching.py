@@ -1,0 +1,57 @@
+"""What an untrained layer is given of a trained one, so that a difference between them is not that of sharpness or of λ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from diffscope.attention.layer import LayerAttention
+
+
+@dataclass(frozen=True)
+class Match:
+    """How far apart a layer's scores are, and its λ.
+
+    Attributes
+    ----------
+    spread : Tensor (map,)
+        Standard deviation over keys of the last query's scores, mean over prompts.
+    lam : Tensor (head,), or None of standard attention
+        λ of the last query, mean over prompts: of a λ that follows the token, the mean is all that is kept.
+    """
+
+    spread: torch.Tensor
+    lam: torch.Tensor | None
+
+
+def match_of(layer: LayerAttention) -> Match:
+    """The spread and the λ of a layer."""
+    keys = layer.k[:, layer.pairing.key_of_map]  # (batch, map, key, d)
+    last = torch.tensor(layer.lengths, device=keys.device) - 1
+    queries = layer.q[torch.arange(len(last), device=keys.device), :, last]  # (batch, map, d)
+    scores = (keys @ queries[..., None])[..., 0].float() * layer.scale  # (batch, map, key)
+    spread = torch.stack([row[:, :n].std(-1) for row, n in zip(scores, layer.lengths)]).mean(0)
+    if not layer.differential:
+        return Match(spread, None)
+    lam = layer.lam.expand(len(last), layer.n_heads, layer.n_queries)
+    return Match(spread, torch.stack([row[:, n - 1] for row, n in zip(lam, layer.lengths)]).float().mean(0))
+
+
+def mean_match(matches: Sequence[Match]) -> Match:
+    """The mean over batches of prompts."""
+    lams = [match.lam for match in matches if match.lam is not None]
+    return Match(torch.stack([match.spread for match in matches]).mean(0), torch.stack(lams).mean(0) if lams else None)
+
+
+def matched(layer: LayerAttention, match: Match | None) -> LayerAttention:
+    """The layer with its scores as far apart at the last query as those of another, map by map, and with the λ of its heads."""
+    if match is None:
+        return layer
+    factor = match.spread / match_of(layer).spread
+    layer = replace(layer, q=layer.q * factor[:, None, None].to(layer.q.dtype))
+    if match.lam is None or not layer.differential:
+        return layer
+    lam = match.lam[None, :, None].to(layer.lam.dtype)
+    return replace(layer, lam=lam, lam_fp32=lam.float())

@@ -1,0 +1,255 @@
+"""The evidence of one run: every statistic that tests read, along its checkpoints, in a file that needs no model any more."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import xarray as xr
+
+from diffscope.hypotheses.evidence.answers import answers, with_answer
+from diffscope.hypotheses.evidence.attribution import attributed
+from diffscope.hypotheses.evidence.code import code_digest
+from diffscope.hypotheses.evidence.flows import flows
+from diffscope.hypotheses.evidence.injection import injected
+from diffscope.hypotheses.evidence.last_query import BATCH, LastQuery, last_query_of
+from diffscope.hypotheses.evidence.quantities import (
+    FROM_ATTRIBUTION,
+    FROM_FLOWS,
+    FROM_INJECTION,
+    FROM_LAST_QUERY,
+    FROM_RANKS,
+    share_when,
+)
+from diffscope.hypotheses.evidence.ranks import second_map_ranks
+from diffscope.hypotheses.evidence.stand_ins import rises
+from diffscope.hypotheses.evidence.tables import HEADS, weighted
+from diffscope.hypotheses.evidence.untrained import untrained_like
+from diffscope.lab.scoring import controlled, text_losses
+from diffscope.lab.training.run_folder import METRICS
+from diffscope.models.loading import checkpoints
+from diffscope.scope import Scope, load
+from diffscope.store import open_statistics, save_statistics
+from diffscope.tasks.recall import Recall
+from diffscope.tasks.retrieval import TEMPLATE, Prompt, Retrieval
+
+EVIDENCE = "evidence.nc"
+FIRST_SEED = 60_000  # prompts of no other purpose have these seeds
+LENGTH = 256
+DISTRACTORS = (8, 24)
+PROMPTS = 20
+FEW = 10  # of what takes long
+DEPTHS = 5  # of gradients, which take longest: one at each depth
+TEXTS = 16
+UNTRAINED = 4
+CELL = ("step", "distractors")
+Progress = Callable[[int, int, str], None]
+
+
+def evidence_of_run(
+    folder: str | Path, template: str = TEMPLATE, seed: int = 0, *, untrained: int = UNTRAINED, progress: Progress | None = None
+) -> xr.Dataset:
+    """What tests read of a run, at each of its checkpoints and at its end, on prompts that belong to the run's seed.
+
+    Parameters
+    ----------
+    folder : path
+        Of a finished run: the model, with its checkpoints beside it.
+    template : str
+        The needle sentence that it was trained on.
+    seed : int
+        Of the training. The prompts of a seed are the same for all arms, and other than those of other seeds.
+    untrained : int
+        Models of random weights that are made like it at each checkpoint.
+    progress : callable, optional
+        Called with (done, total, words).
+
+    Returns
+    -------
+    Dataset
+        ``value`` and ``error`` (quantity, step, distractors, layer, head): mean over prompts and its standard error of every
+        quantity of :mod:`diffscope.hypotheses.evidence.quantities`, named FUNCTION.NAME. ``weight`` (step, distractors, layer,
+        head): A1's mass on the answer. ``null`` (quantity, untrained, step, distractors): of the untrained models, weighted mean
+        over heads. ``lam``, ``lambda_star`` (step, distractors, layer), ``lam_init`` (layer,). ``outcome`` and ``outcome_error``
+        (measure, step, distractors): the answers' ``loss``, ``log_odds``, ``right``, the loss of text, and what stand-ins for A2
+        cost at the end. All float32; NaN where something is not defined, or not taken at that step. Attributes say how it was
+        made.
+    """
+    folder = Path(folder)
+    names = _names_of(folder)
+    last = load(folder)
+    task = Retrieval(last.tokenizer, held_out=True, template=template)
+    cells = {count: controlled(task, PROMPTS, LENGTH, count, (FIRST_SEED, seed), slots=max(DISTRACTORS)) for count in DISTRACTORS}
+    total = len(names) + untrained
+    rows = []
+    for done, (step, name) in enumerate(names.items()):
+        if progress:
+            progress(done, total, f"evidence of step {step}")
+        final = done == len(names) - 1
+        rows.append(_of_model(last if final else load(name), cells, final))
+    null = []
+    for index in range(untrained):
+        if progress:
+            progress(len(names) + index, total, f"untrained model {index + 1}")
+        null.append(_untrained(last, FIRST_SEED + seed * untrained + index, cells, rows))
+    dataset = _assembled(rows, list(names), null)
+    return dataset.assign_attrs(
+        code=code_digest(),
+        settings=json.dumps(
+            {"seed": seed, "template": template, "length": LENGTH, "prompts": PROMPTS, "few": FEW, "untrained": untrained}
+        ),
+        model=last.family.name,
+        differential=int(rows[-1][DISTRACTORS[0]].last_query.differential),
+        besides=rows[-1][DISTRACTORS[0]].last_query.besides,
+    )
+
+
+def keep_evidence(folder: str | Path, template: str = TEMPLATE, seed: int = 0, progress: Progress | None = None) -> Path:
+    """Write the evidence of a run beside its model, and return the file."""
+    path = Path(folder) / EVIDENCE
+    with torch.random.fork_rng(devices=[]):
+        save_statistics(evidence_of_run(folder, template, seed, progress=progress), path, dated=False)
+    return path
+
+
+def outdated(folder: str | Path) -> list[str]:
+    """The runs of a cohort, ``ARM/seed-N``, whose evidence was made by other code than this, or is missing."""
+    names = []
+    for run in sorted(
+        path for path in Path(folder).glob("*/seed-*") if (path / "config.json").is_file() or (path / EVIDENCE).is_file()
+    ):
+        path = run / EVIDENCE
+        if not path.is_file() or open_evidence(path).attrs["code"] != code_digest():
+            names.append(f"{run.parent.name}/{run.name}")
+    return names
+
+
+def open_evidence(path: str | Path) -> xr.Dataset:
+    """The evidence that :func:`keep_evidence` wrote."""
+    return open_statistics(Path(path))
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """What was taken of one model on the prompts of one cell."""
+
+    last_query: LastQuery
+    values: Mapping[str, xr.DataArray]  # by FUNCTION.NAME, (prompt, layer, head)
+    outcomes: Mapping[str, np.ndarray]  # (prompt,)
+
+
+def _names_of(folder: Path) -> dict[int, str]:
+    """The checkpoints of a run and at the end its final model, as they are loaded, by step."""
+    names = {step: f"{folder}@{step}" for step in sorted(checkpoints(folder))}
+    metrics = folder / METRICS
+    if metrics.is_file():
+        last = int(json.loads(metrics.read_text(encoding="utf-8").splitlines()[-1])["step"])
+    else:
+        last = max(names, default=-1) + 1
+    return {**{step: name for step, name in names.items() if step < last}, last: str(folder)}
+
+
+def _of_model(scope: Scope, cells: Mapping[int, Sequence[Prompt]], final: bool) -> dict[int, _Taken]:
+    """What is taken of one model, by cell."""
+    losses = text_losses(scope.model, Recall(scope.tokenizer), LENGTH, texts=TEXTS)
+    text = {f"text_{token}": np.array([loss]) for token, loss in losses.items()}
+    return {count: _taken(scope, prompts, text, final) for count, prompts in cells.items()}
+
+
+def _taken(scope: Scope, prompts: Sequence[Prompt], text: Mapping[str, np.ndarray], final: bool) -> _Taken:
+    last_query = last_query_of(_captured(scope, prompts), prompts)
+    answered = answers(scope, prompts)
+    values = _named(FROM_LAST_QUERY, last_query)
+    values |= {f"share_when.{name}": array for name, array in share_when(last_query, answered.right).items()}
+    few = prompts[:FEW]
+    values |= _named(FROM_FLOWS if last_query.differential else FROM_FLOWS[:1], flows(scope, prompts[:DEPTHS]))
+    if last_query.differential:
+        values |= _named(FROM_INJECTION, injected(scope, few)) | _named(FROM_ATTRIBUTION, attributed(scope, few))
+    outcomes = {**answered._asdict(), "lambda_fit.distance": last_query.by_prompt["lambda_distance"].values, **text}
+    if final and last_query.differential:
+        values |= _named(FROM_RANKS, second_map_ranks(scope, few))
+        outcomes |= rises(scope, few, [with_answer(prompt) for prompt in prompts[FEW:]])
+    return _Taken(last_query, {name: array for name, array in values.items() if array.notnull().any()}, outcomes)
+
+
+def _captured(scope: Scope, prompts: Sequence[Prompt]) -> list:
+    starts = range(0, len(prompts), BATCH)
+    return [scope.capture([prompt.ids for prompt in prompts[first : first + BATCH]]).layers for first in starts]
+
+
+def _named(functions: Sequence[Callable], taken: LastQuery | xr.Dataset) -> dict[str, xr.DataArray]:
+    return {f"{read.__name__}.{name}": array for read in functions for name, array in read(taken).items()}
+
+
+def _untrained(
+    scope: Scope, seed: int, cells: Mapping[int, Sequence[Prompt]], rows: Sequence[Mapping[int, _Taken]]
+) -> dict[tuple[int, int], dict[str, float]]:
+    """Weighted means over the heads of an untrained model made like each checkpoint, by number of the checkpoint and cell."""
+    model = Scope(untrained_like(scope.model, seed), scope.tokenizer, "untrained", scope.family)
+    table: dict[tuple[int, int], dict[str, float]] = {}
+    for count, prompts in cells.items():
+        batches = _captured(model, prompts)
+        read = [last_query_of(batches, prompts, row[count].last_query.matches) for row in rows]
+        weights = read[-1].answering  # the heads that answer at the end are followed
+        for number, last_query in enumerate(read):
+            values = _named(FROM_LAST_QUERY, last_query)
+            table[number, count] = {name: float(weighted(array, weights, HEADS).mean()) for name, array in values.items()}
+    return table
+
+
+def _assembled(rows: Sequence[Mapping[int, _Taken]], labels: Sequence[int], null: Sequence[dict]) -> xr.Dataset:
+    final = rows[-1]
+    names = list(dict.fromkeys(name for row in rows for taken in row.values() for name in taken.values))
+    outcomes = list(dict.fromkeys(name for row in rows for taken in row.values() for name in taken.outcomes))
+    shape = (len(rows), len(final))
+    heads = next(iter(final.values())).last_query.answering.shape
+    value, error = (np.full((len(names), *shape, *heads), np.nan, np.float32) for _ in range(2))
+    outcome, outcome_error = (np.full((len(outcomes), *shape), np.nan, np.float32) for _ in range(2))
+    weight = np.full((*shape, *heads), np.nan, np.float32)
+    lam, star = (np.full((*shape, heads[0]), np.nan, np.float32) for _ in range(2))
+    for step, row in enumerate(rows):
+        for cell, taken in enumerate(row.values()):
+            for name, array in taken.values.items():
+                value[names.index(name), step, cell], error[names.index(name), step, cell] = _mean(
+                    array.transpose("prompt", *HEADS).values
+                )
+            for name, values in taken.outcomes.items():
+                outcome[outcomes.index(name), step, cell], outcome_error[outcomes.index(name), step, cell] = _mean(values)
+            weight[step, cell] = taken.last_query.answering.values
+            lam[step, cell], star[step, cell] = (taken.last_query.layers[name].values for name in ("lam", "lambda_star"))
+    counts = list(final)
+    nulls = np.full((len(names), len(null), *shape), np.nan, np.float32)
+    for model, table in enumerate(null):
+        for (step, count), means in table.items():
+            for name, mean in means.items():
+                if name in names:
+                    nulls[names.index(name), model, step, counts.index(count)] = mean
+    by_head = (*CELL, "layer", "head")
+    return xr.Dataset(
+        {
+            "value": (("quantity", *by_head), value),
+            "error": (("quantity", *by_head), error),
+            "weight": (by_head, weight),
+            "null": (("quantity", "untrained", *CELL), nulls),
+            "outcome": (("measure", *CELL), outcome),
+            "outcome_error": (("measure", *CELL), outcome_error),
+            "lam": ((*CELL, "layer"), lam),
+            "lambda_star": ((*CELL, "layer"), star),
+            "lam_init": ("layer", next(iter(final.values())).last_query.layers["lam_init"].values.astype(np.float32)),
+        },
+        {"quantity": names, "measure": outcomes, "step": list(labels), "distractors": counts},
+    )
+
+
+def _mean(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean over prompts (the first axis) of what is finite, and its standard error."""
+    values = np.where(np.isfinite(values), values, np.nan)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # what has no value is NaN
+        count = np.isfinite(values).sum(0)
+        return np.nanmean(values, 0), np.nanstd(values, 0, ddof=1) / np.sqrt(count)

@@ -1,0 +1,177 @@
+"""From statistics of one model to the quantities that tests estimate: tables (prompt, layer, head) by name, controls taken off.
+
+A live model and the kept evidence of a run give the same tables, of prompts or of their means, so that a test reads either.
+Ratios without a bound are never averaged as they are: they are ratios of sums (each prompt over the mean of what it is divided
+by, so that their mean is the ratio of the sums) or logarithms.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import xarray as xr
+
+from diffscope.hypotheses.evidence.last_query import LastQuery
+
+Quantities = dict[str, xr.DataArray]
+NORMALISATIONS = ("share", "raw", "signed", "positive")
+SIGNS = {"rho": ("", 1), "cosine": ("_cosine", -1), "js": ("_js", 1)}  # ρ and JS are small where maps agree, a cosine is large
+
+
+def shared_noise(last_query: LastQuery) -> Quantities:
+    """What the two maps share on irrelevant tokens and how they differ on the answer, above their controls."""
+    heads = last_query.heads
+    quantities = {}
+    for statistic, (end, sign) in SIGNS.items():
+        shared = sign * (heads[f"paired_{statistic}"] - heads[statistic])
+        quantities[f"sharing{end}"] = _on(shared, "irrelevant")
+        quantities[f"sharing_without_needles{end}"] = _on(shared, "context")
+        answer = _on(heads[statistic], "answer")
+        quantities[f"difference{end}"] = sign * (answer - heads[f"sized_{statistic}"])
+        quantities[f"kind{end}"] = sign * (answer - heads[f"number_{statistic}"])
+    return quantities
+
+
+def amplifier(last_query: LastQuery) -> Quantities:
+    """What the subtraction leaves of the noise, beside the least that any coefficient could leave, and its gains."""
+    heads = last_query.heads
+    quantities = {}
+    for name, end in (("irrelevant", ""), ("context", "_without_needles")):
+        floor = _on(heads["floor"], name)
+        quantities[f"floor{end}"] = floor - _on(heads["paired_floor"], name)
+        quantities[f"floor_itself{end}"] = floor
+        quantities[f"excess{end}"] = octaves(_on(heads["residual"], name) / floor)
+        quantities[f"noise_gain{end}"] = _on(heads["absolute"], name) / _a1(last_query, name)
+    quantities["signal_gain"] = _d(last_query, "raw") / _a1(last_query, "answer")
+    quantities["gain"] = quantities["noise_gain"] - quantities["signal_gain"]
+    lam = heads["lam"] / heads["gain"]
+    quantities["lam"] = lam
+    quantities["common_gain"] = 2 * abs(1 - lam) / (1 + abs(lam))  # of the common mode over that of the differential mode
+    return quantities
+
+
+def key_gain(last_query: LastQuery) -> Quantities:
+    """The answer's mass in D over that in A1, minus 1: a ratio of sums over prompts, in four normalisations."""
+    before = _a1(last_query, "answer")
+    return {name: _d(last_query, name) / before - 1 for name in NORMALISATIONS}
+
+
+def answer_mass(last_query: LastQuery) -> Quantities:
+    """The answer's and the other sentences' mass in D, in four normalisations."""
+    masses = {name: _d(last_query, name) for name in NORMALISATIONS}
+    return masses | {"needles": _d(last_query, "share", "needles"), "a1": _mass(last_query, "A1", "answer", "share")}
+
+
+def sparser(last_query: LastQuery) -> Quantities:
+    """By how much D (through |D|) is sparser than A1, in four measures."""
+    d, a1 = (last_query.heads.sel(map=name, drop=True) for name in ("D", "A1"))
+    return {
+        "gini": d["gini"] - a1["gini"],
+        "entropy": a1["entropy_normalised"] - d["entropy_normalised"],
+        "hoyer": d["hoyer"] - a1["hoyer"],
+        "pseudo_norm": octaves(a1["pseudo_norm"] / d["pseudo_norm"]),
+    }
+
+
+def sparsity_of_maps(last_query: LastQuery) -> Quantities:
+    """The same measures of D, larger where it is sparser, and the Gini coefficient of A1."""
+    d, a1 = (last_query.heads.sel(map=name, drop=True) for name in ("D", "A1"))
+    return {
+        "gini": d["gini"],
+        "entropy": -d["entropy_normalised"],
+        "hoyer": d["hoyer"],
+        "pseudo_norm": -octaves(d["pseudo_norm"]),
+        "gini_a1": a1["gini"],
+    }
+
+
+def sink_shares(last_query: LastQuery) -> Quantities:
+    """The first token's share in D, A1 and A2 (one map is all three), the first four's in D, what D keeps of it beside A1."""
+    d, a1, a2 = (_mass(last_query, name, "sink", "share") for name in ("D", "A1", "A2"))
+    a2 = a2 if last_query.differential else a1
+    return {"d": d, "a1": a1, "a2": a2, "first_four": _d(last_query, "share", "first_four"), "kept": d - a1}
+
+
+def lambda_fit(last_query: LastQuery) -> Quantities:
+    """How far λ is from the coefficient that fits the mean map over prompts, (prompt,)."""
+    return {"distance": last_query.by_prompt["lambda_distance"]}
+
+
+def flow_shares(flows: xr.Dataset) -> Quantities:
+    """Shares of the information flow that come from the answer and from the other sentences."""
+    return {
+        "flow": flows["flow_answer"],
+        "over_mass": flows["flow_answer"] - flows["mass_answer"],
+        "needles": flows["flow_needles"],
+    }
+
+
+def pulls(flows: xr.Dataset) -> Quantities:
+    """Which way the loss pushes the scores of the two maps."""
+    return {"push": flows["push"], "cosine": flows["cosine"], "ratio": flows["ratio_lambda"]}
+
+
+def rank_ratios(ranks: xr.Dataset) -> Quantities:
+    """Five effective ranks of λA2: themselves, and in octaves over the uniform and the permuted control."""
+    quantities = {}
+    for definition in ranks["definition"].values:
+        table = ranks.sel(definition=definition, drop=True)["rank"]
+        quantities[f"{definition}"] = table.sel(control="map", drop=True)
+        for control in ("uniform", "permuted"):
+            quantities[f"{definition}_over_{control}"] = octaves(table.sel(control=f"ratio_{control}", drop=True))
+    return quantities
+
+
+def rejected_noise(injection: xr.Dataset) -> Quantities:
+    """Common-mode rejection by injected noise in dB, on irrelevant tokens above the pairing control, and on other key sets."""
+    own = injection["cmrr_injected"].isel(sigma=0, drop=True)
+    paired = injection["cmrr_injected_paired"].isel(sigma=0, drop=True)
+    quantities = {"over_paired": _on(own - paired, "irrelevant")}
+    return quantities | {name: _on(own, name) for name in ("irrelevant", "needles", "context", "answer") if name in own["span"]}
+
+
+def taken_back(attributions: xr.Dataset) -> Quantities:
+    """Whether A2 takes from the distractors what A1 gives them, above A2 of another prompt, and spares the answer."""
+    quantities = {"rejection": attributions["rejection"] - attributions["rejection_control"]}
+    quantities["rejection_itself"] = attributions["rejection"]
+    if "branch" not in attributions.dims:
+        return quantities
+    margin, answer, distractors = (attributions[name] for name in ("margin", "answer", "distractors"))
+    second, control = (margin.sel(branch=name, drop=True) for name in ("A2", "A2 of another prompt"))
+    quantities |= {"margin": second - control, "margin_itself": second}
+    return quantities | {"answer": answer.sel(branch="A2", drop=True), "distractors": distractors.sel(branch="A2", drop=True)}
+
+
+def share_when(last_query: LastQuery, right: np.ndarray) -> Quantities:
+    """The answer's share in D where the answer is right and where it is wrong, (prompt, layer, head)."""
+    share = _d(last_query, "share")
+    is_right = xr.DataArray(right > 0, dims="prompt")
+    return {"right": share.where(is_right), "wrong": share.where(~is_right)}
+
+
+FROM_LAST_QUERY = (shared_noise, amplifier, key_gain, answer_mass, sparser, sparsity_of_maps, sink_shares)
+FROM_FLOWS = (flow_shares, pulls)
+FROM_RANKS = (rank_ratios,)
+FROM_INJECTION = (rejected_noise,)
+FROM_ATTRIBUTION = (taken_back,)
+
+
+def octaves(ratio: xr.DataArray) -> xr.DataArray:
+    """log2 of what is above 0."""
+    return np.log2(ratio.where(ratio > 0))
+
+
+def _on(values: xr.DataArray, span: str) -> xr.DataArray:
+    return values.sel(span=span, drop=True)
+
+
+def _mass(last_query: LastQuery, name: str, span: str, normalisation: str) -> xr.DataArray:
+    return last_query.heads["mass"].sel(map=name, span=span, normalisation=normalisation, drop=True)
+
+
+def _d(last_query: LastQuery, normalisation: str, span: str = "answer") -> xr.DataArray:
+    return _mass(last_query, "D", span, normalisation)
+
+
+def _a1(last_query: LastQuery, span: str) -> xr.DataArray:
+    """A1's mass on a key set, mean over prompts: (layer, head)."""
+    return _mass(last_query, "A1", span, "raw").mean("prompt")

@@ -1,0 +1,28 @@
+"""Models that nobody trained, of a trained one's architecture."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+
+from diffscope.hypotheses.rules import Missing
+
+
+def untrained_like(model: torch.nn.Module, seed: int) -> torch.nn.Module:
+    """A model of the same class and configuration as its library begins one: drawn from a stream of its own.
+
+    Raises
+    ------
+    Missing
+        The model cannot be made from its configuration.
+    """
+    stream = int.from_bytes(hashlib.sha256(f"untrained {seed}".encode()).digest()[:7])
+    parameter = next(model.parameters())
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(stream)
+            untrained = type(model)(model.config)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise Missing(f"an architecture of which an untrained model can be made ({error})") from None
+    return untrained.to(device=parameter.device, dtype=parameter.dtype).eval()

@@ -1,0 +1,142 @@
+"""Trained models of which only their evidence was kept: tests take them as they take models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import xarray as xr
+
+from diffscope.errors import DiffscopeError
+from diffscope.hypotheses.evidence.of_run import EVIDENCE, open_evidence
+from diffscope.hypotheses.evidence.tables import HEADS, Table, weighted
+from diffscope.hypotheses.rules import Missing
+from diffscope.hypotheses.subjects import Read, Take
+
+REJECTION = "rejected_noise.over_paired"
+
+
+@dataclass
+class KeptModels:
+    """The evidence of runs that differ in their seed alone, or of the checkpoints of one run.
+
+    Every table has one prompt, the mean over all of them. What was not kept cannot be asked: tests that edit a model leave out
+    those quantities.
+
+    Attributes
+    ----------
+    evidence : sequence of Dataset
+        As :func:`diffscope.hypotheses.evidence.of_run.evidence_of_run` gives it.
+    names : sequence of str
+    series : bool
+        Whether the steps of one run are asked for, in place of the ends of several.
+    """
+
+    evidence: Sequence[xr.Dataset]
+    names: Sequence[str]
+    series: bool = False
+
+    scopes = ()
+    prompts_are = "nested"  # each run has its own
+
+    def __post_init__(self):
+        if self.series and len(self.evidence) != 1:
+            raise DiffscopeError("a series is the checkpoints of one run; give the evidence of one")
+
+    @property
+    def differential(self) -> bool:
+        return all(bool(dataset.attrs["differential"]) for dataset in self.evidence)
+
+    @property
+    def besides(self) -> str:
+        return next((dataset.attrs["besides"] for dataset in self.evidence if dataset.attrs["besides"]), "")
+
+    @property
+    def steps(self) -> np.ndarray:
+        return self.evidence[0]["step"].values.astype(float)
+
+    @property
+    def asked(self) -> list[str]:
+        """What the prompts were drawn with, a text a model."""
+        return [dataset.attrs["settings"] for dataset in self.evidence]
+
+    @cached_property
+    def layers(self) -> list[xr.Dataset]:
+        """λ, λ_init and λ* by layer, of each model or step."""
+        names = ["lam", "lam_init", "lambda_star"]
+        return [dataset[names].isel(step=step).mean("distractors") for dataset, step in self._places]
+
+    @property
+    def _places(self) -> list[tuple[xr.Dataset, int]]:
+        if self.series:
+            return [(self.evidence[0], step) for step in range(self.evidence[0].sizes["step"])]
+        return [(dataset, -1) for dataset in self.evidence]
+
+    def tables(self, quantities: Read, take: Take | None = None, apart: Sequence[str] = ()) -> tuple[list[Table], list[Table]]:
+        """The quantities of a function, as it gave them when the evidence was taken; see :meth:`Models.tables`."""
+        places = self._places
+        trained = [_table(dataset, step, quantities.__name__).apart(apart) for dataset, step in places]
+        counts = range(self.evidence[0].sizes["untrained"])
+        order = [(index, place) for index in counts for place in places]
+        untrained = [_null(dataset, step, index, quantities.__name__) for index, (dataset, step) in order]
+        return trained, untrained
+
+
+def _table(dataset: xr.Dataset, step: int, function: str) -> Table:
+    """The quantities of one model at one step, mean over numbers of distractors."""
+    at = dataset.isel(step=step).mean("distractors")
+    values = {
+        name: at["value"].sel(quantity=label, drop=True).expand_dims("prompt")
+        for label, name in _labels(dataset["quantity"], function)
+    }
+    outcomes = {
+        name: at["outcome"].sel(measure=label, drop=True).expand_dims("prompt")
+        for label, name in _labels(dataset["measure"], function)
+    }
+    if not values and not outcomes:
+        raise Missing(f"evidence with the quantities of {function}, which was kept of none")
+    return Table(values | outcomes, at["weight"])
+
+
+def _null(dataset: xr.Dataset, step: int, index: int, function: str) -> Table:
+    """The same of an untrained model; what was not taken of untrained models is left out."""
+    at = dataset["null"].isel(step=step, untrained=index).mean("distractors")
+    arrays = {name: at.sel(quantity=label, drop=True) for label, name in _labels(dataset["quantity"], function)}
+    return Table({name: array.expand_dims("prompt") for name, array in arrays.items() if array.notnull()})
+
+
+def _labels(names: xr.DataArray, function: str) -> list[tuple[str, str]]:
+    """The labels FUNCTION.NAME of one function, and their names."""
+    return [(str(label), str(label).partition(".")[2]) for label in names.values if str(label).startswith(f"{function}.")]
+
+
+def for_cohort(evidence: xr.Dataset) -> xr.Dataset:
+    """What the primary tests of a cohort read of one run's evidence, at its end.
+
+    Returns
+    -------
+    Dataset
+        ``cmrr_over_paired``, in dB: common-mode rejection by injection on irrelevant tokens above that with another head's A2,
+        heads weighted by A1's mass on the answer; ``cmrr_over_paired_by_head`` and ``answer_mass`` (layer, head). NaN of standard
+        attention.
+    """
+    at = evidence.isel(step=-1, drop=True).mean("distractors")
+    nothing = xr.full_like(at["weight"], np.nan)
+    of_heads = at["value"].sel(quantity=REJECTION, drop=True) if REJECTION in evidence["quantity"] else nothing
+    rejection = weighted(of_heads, at["weight"], HEADS)
+    return xr.Dataset({"cmrr_over_paired": rejection, "cmrr_over_paired_by_head": of_heads, "answer_mass": at["weight"]})
+
+
+def kept_of(folder: str | Path, *arms: str) -> list[list[Path]]:
+    """For each arm of a cohort's folder the evidence of its runs, of those seeds of which all of the arms have it."""
+    paths = [{path.parent.name: path for path in sorted(Path(folder).glob(f"{arm}/seed-*/{EVIDENCE}"))} for arm in arms]
+    seeds = sorted(set.intersection(*map(set, paths)), key=lambda name: int(name.removeprefix("seed-")))
+    return [[of_arm[seed] for seed in seeds] for of_arm in paths]
+
+
+def open_kept(paths: Sequence[Path], series: bool = False) -> KeptModels:
+    """The evidence in some files."""
+    return KeptModels([open_evidence(path) for path in paths], [str(path.parent) for path in paths], series)
