@@ -83,7 +83,7 @@ def facts(verdict: Verdict) -> list[tuple[str, str]]:
 
 
 def markdown(verdicts: Sequence[Verdict], title: str, notes: Sequence[str] = ()) -> str:
-    """The board as Markdown: notes on the models, verdicts (primaries first), every test with its numbers, and what they say."""
+    """The board as Markdown: notes on models, verdicts, primaries first, tests with their numbers, what they say together."""
     lines = [f"# {title}", *(f"\n{note}." for note in notes)]
     for kind, words in KINDS.items():
         listed = of_kind(verdicts, kind)

@@ -110,7 +110,7 @@ def test_a_real_test_runs_on_a_real_model(app):
     test.number_input(key="untrained").set_value(3)
     test.multiselect(key="tests").set_value(["key-token-gain"]).run()
     run_it(test)
-    assert test.dataframe[0].value["verdict"].item() in ("inconclusive", "neither", "NC", "both")
+    assert test.dataframe[0].value["verdict"].item() == "measured"
 
 
 def test_what_was_finished_when_it_was_stopped_is_kept(app, folders, quick, monkeypatch):
@@ -151,14 +151,14 @@ def test_own_prompts_are_tested_and_what_they_lack_is_said(app, folders):
     own = json.dumps({"name": "cat", "prompt": text, "answer": " 7421", "distractors": ["1983"], "spans": {"answer": "7421"}})
     test.file_uploader(key="own").set_value(("my.jsonl", own.encode(), "text/plain"))
     test.number_input(key="untrained").set_value(3)
-    test.multiselect(key="tests").set_value(["key-token-gain", "half-width"]).run()
+    test.multiselect(key="tests").set_value(["key-token-gain", "signed-mask"]).run()
     run_it(test)
     captions = " ".join(element.value.replace("\\", "") for element in test.caption)
     assert "prompts exactly" in captions or "answers at chance" in captions
     board = test.dataframe[0].value
     assert not board["verdict"][board["test"] == "key-token-gain"].item().startswith("needs")
     wanting = " ".join(element.value.replace("\\", "") for element in test.expander[0].markdown)
-    assert "a trained cohort (--cohort FOLDER): half-width" in wanting.replace("**", "")
+    assert "a trained cohort (--cohort FOLDER): signed-mask" in wanting.replace("**", "")
     without = json.dumps({"name": "cat", "prompt": text, "answer": " 7421"})
     test.file_uploader(key="own").set_value(("my.jsonl", without.encode(), "text/plain")).run()
     run_it(test)

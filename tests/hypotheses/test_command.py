@@ -6,32 +6,35 @@ import pytest
 
 from diffscope.cli import main
 from diffscope.hypotheses import test as board_of
+from diffscope.hypotheses.planted_cohort import Sizes, planted_cohort
 from diffscope.store import save_statistics
 from tests import tiny
 from tests.tokenizers_of_kinds import tokenizer
 
 
 @pytest.fixture
-def folder(cohort_of_rates, tmp_path):
-    cohort_of_rates.attrs["recipe"] = json.dumps({"grid": {"template": " {city} {number}."}})
-    save_statistics(cohort_of_rates, tmp_path / "cohort.nc", dated=False)
+def folder(tmp_path):
+    effects, spreads = Sizes(log_odds=3.0), Sizes(log_odds=0.3, slope=0.1)
+    cohort = planted_cohort("SP", 5, effects, spreads).sel(arm=["diff", "standard", "double-width", "signed"])
+    cohort.attrs["recipe"] = json.dumps({"grid": {"template": " {city} {number}."}})
+    save_statistics(cohort, tmp_path / "cohort.nc", dated=False)
     return tmp_path
 
 
 def test_the_command_shows_and_keeps(folder, capsys):
-    command = ["test", "half-width", "top-k", "--cohort", str(folder)]
+    command = ["test", "signed-mask", "top-k", "--cohort", str(folder)]
     assert main([*command, "--json", "--out", str(folder / "board.md")]) == 1  # one that was named could not run
     shown = json.loads(capsys.readouterr().out)
-    assert [test["verdict"] for test in shown["tests"]] == ["SP", "needs a cohort with an arm of top-k"]
-    assert shown["tests"][0]["estimates"]["gap"]["state"] == "none" and shown["tests"][0]["rule"]
-    assert shown["settings"]["template"] == " {city} {number}." and shown["summary"].startswith("Of 2 tests")
-    assert "| half-width | SP |" in (folder / "board.md").read_text()
-    assert shown["wanting"] == {"a cohort with an arm of top-k": ["top-k"]}
-    assert main(["test", "half-width", "--cohort", str(folder)]) == 0
+    assert [test["verdict"] for test in shown["tests"]] == ["SP", "needs a cohort with the arm 'top-8'"]
+    assert shown["tests"][0]["estimates"]["own"]["state"] == "above" and shown["tests"][0]["rule"]
+    assert shown["settings"]["template"] == " {city} {number}." and "No primary test was run" in shown["summary"]
+    assert "| signed-mask | SP |" in (folder / "board.md").read_text()
+    assert shown["wanting"] == {"a cohort with the arm 'top-8'": ["top-k"]}
+    assert main(["test", "signed-mask", "--cohort", str(folder)]) == 0
     capsys.readouterr()
     assert main([*command, "--out", str(folder / "board.html")]) == 1
     text = capsys.readouterr().out
-    assert "half-width" in text and "Of 2 tests: 1 as sparsification predicts" in text
+    assert "signed-mask: SP" in text and "1 as sparsification predicts (signed-mask)" in " ".join(text.split())
     assert main(["test", "--list"]) == 0 and "noise-symmetry" in capsys.readouterr().out
 
 
@@ -54,8 +57,8 @@ def test_the_command_refuses(arguments, words, capsys):
 
 
 def test_in_python_it_takes_one_test_by_name_and_seeds_of_the_cohort(folder):
-    (verdict,) = board_of(cohort=folder, tests="half-width", seeds=[0, 1, 2])
-    assert verdict.test.id == "half-width" and verdict.estimates["gain"].seeds == 3
+    (verdict,) = board_of(cohort=folder, tests="signed-mask", seeds=[0, 1, 2])
+    assert verdict.test.id == "signed-mask" and verdict.estimates["own"].seeds == 3
 
 
 @pytest.fixture(scope="module")
