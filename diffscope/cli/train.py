@@ -8,7 +8,7 @@ import typer
 from diffscope.cli.options import Device, Json, check_out
 from diffscope.cli.output import counting, note, show_json, show_table, working
 from diffscope.cli.sweep import Count, Ranks, Ray, where_of
-from diffscope.cli.training_report import collected, show_progress, show_report, tell_failures
+from diffscope.cli.training_report import collected, show_progress, show_report, tell_failures, tell_outdated
 from diffscope.errors import DiffscopeError
 
 EXAMPLE = (
@@ -29,6 +29,7 @@ Table = Annotated[bool, typer.Option("--table", help="Show what the arms are mad
 Draw = Annotated[
     Path | None, typer.Option("--figure", metavar="FILE", help="Draw curves and answers: .pdf, .svg, .png or .html.")
 ]
+Anew = Annotated[bool, typer.Option("--evidence", help="Train nothing; take the evidence of runs anew that other code took.")]
 Report = Annotated[
     bool, typer.Option("--report", help="Train nothing; say what the runs in FOLDER have learned so far, scores included.")
 ]
@@ -49,20 +50,15 @@ def command(
     tensorboard: Board = False,
     table: Table = False,
     report: Report = False,
+    evidence: Anew = False,
     figure: Draw = None,
     as_json: Json = False,
 ):
     """Train the arms of a cohort with every seed, and score them. What stopped goes on with the same command."""
-    from dataclasses import replace
-
     from diffscope.figures.base import check_suffix
     from diffscope.lab.training.recipe import Recipe
 
-    if (recipe is None) == (preset is None):
-        raise DiffscopeError("name one recipe: diffscope train laptop, or --preset laptop, or a .toml file")
-    chosen = Recipe.load(recipe or preset)
-    if learning_rate is not None:
-        chosen = replace(chosen, learning_rate=learning_rate, tuning=None)
+    chosen = _chosen(recipe, preset, learning_rate)
     if table:
         _show_arms(chosen, as_json)
         return
@@ -79,6 +75,9 @@ def command(
     from diffscope.lab.training.cohort import Cohort
 
     wanted = Cohort(chosen, out, tuple(arm or ()), tuple(seed or ()), device or "cpu")
+    if evidence:
+        _take_anew(wanted)
+        return
     if report:
         show_report(wanted, figure, as_json)
         return
@@ -96,15 +95,28 @@ def command(
         raise DiffscopeError(f"{failed} runs failed, see {out / 'failed'}; the same command tries them again")
 
 
+def _chosen(recipe, preset, learning_rate):
+    """The recipe that was named; with one learning rate for all arms if one is given."""
+    from dataclasses import replace
+
+    from diffscope.lab.training.recipe import Recipe
+
+    if (recipe is None) == (preset is None):
+        raise DiffscopeError("name one recipe: diffscope train laptop, or --preset laptop, or a .toml file")
+    chosen = Recipe.load(recipe or preset)
+    return chosen if learning_rate is None else replace(chosen, learning_rate=learning_rate, tuning=None)
+
+
 def _train_cohort(wanted, where, processes, how):
     """Train what is left of a cohort, and say what came of it but for its scores; the number of runs that failed."""
+    from diffscope.hypotheses.cohort_evidence import take_evidence
     from diffscope.lab.training.cohort import train_cohort
     from diffscope.lab.training.forecast import forecast
 
     note(f"{wanted.recipe.name}: {forecast(wanted.recipe, wanted.out, wanted.planned()).words(processes)}")
     with counting(f"training {wanted.recipe.name}") as progress:
         try:
-            outcome = train_cohort(wanted, where, **how, progress=progress)
+            outcome = train_cohort(wanted, where, **how, evidence=take_evidence, progress=progress)
         except KeyboardInterrupt:
             note("stopped; what was saved is kept, and the same command goes on")
             raise
@@ -113,8 +125,22 @@ def _train_cohort(wanted, where, processes, how):
         note("no run is finished yet" + (", and this rank has nothing left to do" if how["rank"] else ""))
         return len(outcome.failed)
     show_progress(wanted, collected(wanted))
+    tell_outdated(wanted)
     note(forecast(wanted.recipe, wanted.out, wanted.planned()).words(processes))
     return len(outcome.failed)
+
+
+def _take_anew(wanted):
+    """Take the evidence of finished runs that have none, or that was taken by other code."""
+    from diffscope.hypotheses.cohort_evidence import take_evidence
+    from diffscope.hypotheses.evidence.of_run import outdated
+
+    names = outdated(wanted.out)
+    with counting("taking evidence") as progress:
+        for done, run in enumerate(names):
+            progress(done, len(names), run)
+            take_evidence(wanted.out / run, wanted.recipe, int(run.rpartition("-")[2]))
+    note(f"took the evidence of {len(names)} runs")
 
 
 def _train_alone(recipe, arms, seeds, out, threads, device, tensorboard):

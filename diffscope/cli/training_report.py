@@ -33,6 +33,15 @@ def collected(cohort):
     return dataset
 
 
+def tell_outdated(cohort):
+    """Name the runs whose evidence was taken by other code than this."""
+    from diffscope.hypotheses.evidence.of_run import outdated
+
+    if names := outdated(cohort.out):
+        shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        note(f"evidence of {shown} is missing or was taken by other code; take it anew with --evidence")
+
+
 def show_progress(cohort, dataset):
     """The rates that were chosen, which runs are done and when they formed: no scores, which are read when all runs are there."""
     from diffscope.lab.training.cohort import summary

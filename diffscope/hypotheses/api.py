@@ -14,7 +14,9 @@ import xarray as xr
 
 from diffscope.errors import DiffscopeError, PromptError
 from diffscope.hypotheses.board import Result, run
+from diffscope.hypotheses.cohort_evidence import kept_models, with_evidence
 from diffscope.hypotheses.declared import NEEDED, chosen
+from diffscope.hypotheses.kept import KeptModels
 from diffscope.hypotheses.progress import Job
 from diffscope.hypotheses.subjects import UNTRAINED, Models, Pair, Progress, Settings
 from diffscope.hypotheses.verdicts import Verdict
@@ -128,16 +130,16 @@ class Subjects:
 
     names: list[str]
     settings: Settings
-    model: Models | None = None
+    model: Models | KeptModels | None = None
     cohort: xr.Dataset | None = None
     pair: Pair | None = None
-    checkpoints: list[Models] = field(default_factory=list)
+    checkpoints: Sequence[Models | KeptModels] = field(default_factory=list)
     job: Job = field(default_factory=lambda: Job(None), repr=False)
 
     def run(self, tests: str | Sequence[str] | None = None, finished: MutableMapping[str, Result] | None = None) -> list[Verdict]:
         """The verdicts; see :func:`diffscope.hypotheses.board.run`."""
         models = self.model or (self.checkpoints[0] if self.checkpoints else None)
-        self.job.plan(chosen(tests), len(models.scopes) + models.settings.untrained if models else 1)
+        self.job.plan(chosen(tests), len(models.scopes) + models.settings.untrained if models and models.scopes else 1)
         verdicts = run(
             tests,
             model=self.model,
@@ -201,7 +203,7 @@ def gather(
     baselines : sequence of str or Scope
         The standard models that they are matched with, one each.
     cohort : path, optional
-        Folder of a trained cohort.
+        Folder of a trained cohort. Where evidence of its runs was kept, that is what its DIFF models are tested by.
     seeds : collection of int, optional
         Only these seeds of the cohort.
     needs : collection of {"model", "pair", "checkpoints", "cohort"}
@@ -226,8 +228,13 @@ def gather(
     dataset = None
     template = TEMPLATE
     if cohort is not None:
-        dataset = _only(open_cohort(Path(cohort)), seeds)
+        dataset = with_evidence(_only(open_cohort(Path(cohort)), seeds), Path(cohort))
         template = json.loads(dataset.attrs["recipe"])["grid"]["template"]
+        kept = None if models else kept_models(Path(cohort), [int(seed) for seed in dataset["seed"].values])
+        if kept is not None:
+            model, standard, series = kept
+            pair = None if standard is None else Pair(model, standard)
+            return Subjects([str(cohort)], settings, model, dataset, pair, series, Job(progress))
         if not models:
             models, baselines = _diff_models(Path(cohort), dataset)
     settings = replace(settings, template=settings.template or template)

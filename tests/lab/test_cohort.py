@@ -284,16 +284,15 @@ def test_progress_shows_rates_and_formation_and_no_scores(forming, capsys):
     assert "yes" in shown.out and "log-odds" not in shown.out and "text loss" not in shown.out
 
 
-def test_evidence_is_kept_beside_the_scores(tmp_path):
+def test_evidence_is_taken_of_a_finished_run(tmp_path):
     (tmp_path / "small.toml").write_text(PIECE.replace("seeds = [0, 1]", "seeds = [3]"))
     recipe = Recipe.load(str(tmp_path / "small.toml"))
 
     def evidence(folder, recipe, seed):
-        return xr.Dataset({"seed": seed, "weights": float((folder / "model.safetensors").stat().st_size)})
+        (folder / "taken").write_text(f"{seed} {recipe.learning_rate} {(folder / 'model.safetensors').is_file()}")
 
     train_cohort(Cohort(recipe, tmp_path / "out", arms=("diff",)), evidence=evidence)
-    kept = open_statistics(tmp_path / "out" / "evidence" / "diff-seed-3.nc")
-    assert kept["seed"] == 3 and kept["weights"] > 0
+    assert (tmp_path / "out/diff/seed-3/taken").read_text() == "3 0.004 True"
 
 
 def test_a_copy_is_reported_on_as_the_original(cohort_run, tmp_path, capsys):

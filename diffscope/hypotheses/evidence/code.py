@@ -16,9 +16,12 @@ PLACES = (
     "hypotheses/evidence",
     "instruments",
     "stats/formulas",
+    "lab/odds.py",
     "lab/scoring.py",
+    "tasks/pieces.py",
     "tasks/retrieval.py",
     "tasks/tokenizer.py",
+    "tasks/wording.py",
 )
 
 

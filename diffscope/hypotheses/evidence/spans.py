@@ -65,7 +65,7 @@ def sized_spans(prompt: Prompt, rng: np.random.Generator) -> dict[str, list[int]
 
 
 def number_spans(prompt: Prompt) -> list[list[int]]:
-    """The kind control: where the numbers of the other sentences stand, in this order; none where a prompt has one of them not."""
+    """The kind control: where the numbers of the other sentences stand, in this order; none where one is lacking."""
     left = sorted(prompt.spans.get("needles", ()))
     spans = []
     for number in prompt.distractors:

@@ -26,8 +26,7 @@ from diffscope.tasks.retrieval import Retrieval
 
 DATASET = "cohort.nc"
 CURVES = "metrics.parquet"
-EVIDENCE = "evidence"
-Evidence = Callable[[Path, Recipe, int], xr.Dataset]
+Evidence = Callable[[Path, Recipe, int], object]
 __all__ = ["CURVES", "DATASET", "FORMED", "MEASURED", "name", "runs"]
 
 
@@ -98,7 +97,7 @@ def train_cohort(
         As of :func:`diffscope.lab.jobs.shards.run`.
     tensorboard : bool
     evidence : callable, optional
-        What is kept of a finished run beside its scores, ``evidence(folder, recipe, seed)``.
+        Keeps what it takes of a finished run in the run's folder, ``evidence(folder, recipe, seed)``.
     progress : callable, optional
         Called with (done, total, words): in this process in steps, elsewhere in runs.
 
@@ -224,17 +223,9 @@ def _train_and_score(
         save_statistics(xr.Dataset({"formation": np.nan}, attrs=_of_run(spec)), target, dated=False)
         return
     if evidence is not None:
-        keep_evidence(out, tuned, arm, seed, evidence)
+        evidence(folder, tuned, seed)
     scores = score(folder, tuned, arm, seed, device)
     save_statistics(scores.assign_attrs(_of_run(spec), made_by=json.dumps(_made_by(folder / RUN))), target, dated=False)
-
-
-def keep_evidence(out: Path, recipe: Recipe, arm: str, seed: int, evidence: Evidence) -> Path:
-    """Take the evidence of a finished run and keep it, as ``evidence/ARM-seed-N.nc``."""
-    path = out / EVIDENCE / f"{arm}-seed-{seed}.nc"
-    path.parent.mkdir(exist_ok=True)
-    save_statistics(evidence(out / arm / f"seed-{seed}", recipe, seed), path, dated=False)
-    return path
 
 
 def collect(cohort: Cohort) -> xr.Dataset:
