@@ -61,7 +61,7 @@ def failures_at_worst(values: np.ndarray, other: np.ndarray, note: str = "") -> 
     low, high = (ordered[outer - 1], ordered[count - outer]) if outer else (-np.inf, np.inf)
     middle = ordered[[(count - 1) // 2, count // 2]]
     value = float(middle.mean()) if np.isfinite(middle).all() else math.nan
-    ranks = np.sign(differences) * stats.rankdata(np.abs(differences)) * (differences != 0)
+    ranks = np.sign(differences) * stats.rankdata(np.abs(differences))
     return Estimate(
         value=value,
         low=float(low) if np.isfinite(low) else math.nan,

@@ -115,6 +115,9 @@ def test_the_log_rank_of_pairs_is_that_of_strata():
     late = first_to_form(np.full(6, 1000.0), np.full(6, 200.0), never, ~never)
     assert late.value == pytest.approx(np.sqrt(6)) and late.p == 2 / 64
     assert first_to_form(np.full(6, 1000.0), np.full(6, 1000.0), never, never).p == 1
+    assert (
+        first_to_form(np.full(6, 1000.0), np.full(6, 1000.0), never, ~never).p == 2 / 64
+    )  # formed when the others were given up
 
 
 def test_failures_at_worst_are_ranks():

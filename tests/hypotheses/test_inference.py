@@ -87,6 +87,8 @@ def test_signs_are_turned_in_every_way():
     assert flipped_signs(means) == 4 / 256  # the sum is reached by these signs and where −0.1 is turned, and by the opposite
     wanted = stats.permutation_test((means,), np.mean, permutation_type="samples", n_resamples=256).pvalue
     assert flipped_signs(means) == pytest.approx(wanted)
+    many = np.random.default_rng(0).normal(0.4, 1, 30)
+    assert flipped_signs(many) == pytest.approx(stats.ttest_1samp(many, 0).pvalue, rel=0.2)
     five = estimate(Observed(np.arange(1.0, 6)[:, None], prompts="nested"))
     assert five.p == five.least_p == 2 / 32 and "cannot give a p below 0.062" in five.method
     assert five.p_t == pytest.approx(stats.ttest_1samp(np.arange(1, 6), 0).pvalue)
