@@ -114,9 +114,6 @@ def command(
         for statement in subjects.statements:
             say(f"{statement}.")
         show_board(verdicts)
-        if wants:
-            say()
-            show_table(("not run for want of", "tests"), [(want, ", ".join(names)) for want, names in wants.items()])
     if out is not None and not as_json:
         note(f"saved {out}")
     if wants and (ids or sum(map(len, wants.values())) == len(verdicts)):

@@ -42,6 +42,11 @@ def warnings_of(test):
     return " ".join(element.value.replace("\\", "") for element in test.warning)
 
 
+def wanting_of(test):
+    (expander,) = (element for element in test.expander if "not run" in element.label)
+    return " ".join(element.value.replace("\\", "").replace("**", "") for element in expander.markdown)
+
+
 def run_it(test):
     test.button(key="run").click().run()
     assert not test.exception, test.exception
@@ -151,18 +156,17 @@ def test_own_prompts_are_tested_and_what_they_lack_is_said(app, folders):
     own = json.dumps({"name": "cat", "prompt": text, "answer": " 7421", "distractors": ["1983"], "spans": {"answer": "7421"}})
     test.file_uploader(key="own").set_value(("my.jsonl", own.encode(), "text/plain"))
     test.number_input(key="untrained").set_value(3)
-    test.multiselect(key="tests").set_value(["key-token-gain", "signed-mask"]).run()
+    test.multiselect(key="tests").set_value(["key-token-gain", "gated"]).run()
     run_it(test)
     captions = " ".join(element.value.replace("\\", "") for element in test.caption)
     assert "prompts exactly" in captions or "answers at chance" in captions
     board = test.dataframe[0].value
     assert not board["verdict"][board["test"] == "key-token-gain"].item().startswith("needs")
-    wanting = " ".join(element.value.replace("\\", "") for element in test.expander[0].markdown)
-    assert "a trained cohort (--cohort FOLDER): signed-mask" in wanting.replace("**", "")
+    assert "a trained cohort (--cohort FOLDER): gated" in wanting_of(test)
     without = json.dumps({"name": "cat", "prompt": text, "answer": " 7421"})
     test.file_uploader(key="own").set_value(("my.jsonl", without.encode(), "text/plain")).run()
     run_it(test)
-    assert "'cat' have none" in " ".join(element.value.replace("\\", "") for element in test.expander[0].markdown)
+    assert "'cat' have none" in wanting_of(test)
     test.file_uploader(key="own").set_value(("my.jsonl", b"{", "text/plain")).run()
     run_it(test)
     assert "my.jsonl, line 1" in warnings_of(test) and not test.error and not test.exception

@@ -46,6 +46,7 @@ def test_prompts_have_the_tokens_of_their_text_and_exact_spans(task):
             assert re.fullmatch(r"\s?\d{4}", task.tokenizer.decode([prompt.ids[i] for i in prompt.spans[name]]))
         others = [number for city, number in stated.items() if city != prompt.city]
         assert [task.tokenizer.decode(number).strip() for number in prompt.distractors] == others
+        assert task.tokenizer.decode(prompt.answer[:1]).strip()  # what comes before every number belongs to the question
         assert prompt.spans["sink"] == [0] and text_of(task, prompt, "needles").count("magic number:") == 3
 
 

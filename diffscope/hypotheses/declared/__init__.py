@@ -29,7 +29,7 @@ KINDS = {"primary": "Primary tests", "mechanism": "Mechanism tests", "measuremen
 NEEDED = {
     "model": "a differential model with a tokenizer for retrieval prompts",
     "pair": "a standard model beside it (--baseline NAME)",
-    "checkpoints": "checkpoints along its training, of one model",
+    "checkpoints": "checkpoints along its training (--model FOLDER with checkpoints/, as diffscope train leaves them)",
     "cohort": "a trained cohort (--cohort FOLDER)",
 }
 

@@ -64,6 +64,8 @@ def low_rank(models: Models) -> dict[str, Observed]:
 
 def _others(scope: Scope, models: Models) -> list[list[int]]:
     """Other prompts of the same kind with their answers, as long as the longest of the board's own."""
+    if models.settings.own:
+        return []  # there are no others of their kind, and the mean map is not defined
     drawn = replace(models.settings, seed=models.settings.seed + 1).prompts_for(scope)
     longest = max(len(with_answer(prompt)) for prompt in models.few)
     return [ids for ids in map(with_answer, drawn) if len(ids) == longest]
