@@ -27,6 +27,7 @@ from diffscope.store import open_statistics, save_statistics
 from diffscope.tasks import Retrieval
 from tests.lab.small_recipes import FORMING, PIECE
 from tools.keep_cohort import keep
+from tools.keep_runs import keep_runs
 
 
 def test_prompts_that_cannot_be_drawn_are_known_before_the_training(tmp_path):
@@ -274,6 +275,23 @@ def test_what_is_left_is_foretold(forming, tmp_path):
     wanted = sum(max(0.0, np.mean(spent[:2]) - seconds) for seconds in spent[2:])
     assert left.runs == 3 and left.seconds == pytest.approx(wanted)
     assert "3 runs are left, about " in left.words(2) and "of 2 processes" in left.words(2)
+
+
+def test_what_is_kept_of_a_training_goes_on_as_the_original(forming, tmp_path):
+    cohort, _, _ = forming
+    original = shutil.copytree(cohort.out, tmp_path / "original")
+    (original / "diff/seed-0/evidence.nc").write_bytes(b"evidence")
+    copied = keep_runs(original, tmp_path / "kept")
+    assert len(copied) == 13 + 2 and {"diff/seed-0/evidence.nc", "diff/seed-0/run.json"} < set(copied)
+    assert keep_runs(original, tmp_path / "kept") == []
+    there = replace(cohort, out=tmp_path / "kept")
+    assert not there.outcome().waiting and there.rates() == cohort.rates()
+    assert collect(there)["log_odds"].identical(collect(cohort)["log_odds"])
+    (original / "diff/seed-0/evidence.nc").write_bytes(b"x" * 300_000)
+    with pytest.raises(DiffscopeError, match="at most 200,000 of a file"):
+        keep_runs(original, tmp_path / "kept")
+    with pytest.raises(DiffscopeError, match="is finished"):
+        keep_runs(tmp_path / "nothing", tmp_path / "kept")
 
 
 def test_progress_shows_rates_and_formation_and_no_scores(forming, capsys):
