@@ -100,10 +100,10 @@ def test_without_a_shipped_study_the_page_says_what_is_known_of_it(app, monkeypa
 
 def test_only_the_chosen_tests_run(app, folders, quick):
     test = page(app)
-    test.multiselect(key="tests").set_value(["sparsity", "lambda-star"]).run()
+    test.multiselect(key="tests").set_value(["sparsity", "key-token-gain"]).run()
     run_it(test)
-    assert [name for name, _ in quick] == ["sparsity", "lambda-star"]
-    assert test.dataframe[0].value["test"].tolist() == ["lambda-star", "sparsity"]  # in the board's order
+    assert [name for name, _ in quick] == ["sparsity", "key-token-gain"]
+    assert test.dataframe[0].value["test"].tolist() == ["key-token-gain", "sparsity"]  # in the board's order
     assert any("Provisional" in element.value for element in test.caption)
 
 
@@ -131,12 +131,12 @@ def test_what_was_finished_when_it_was_stopped_is_kept(app, folders, quick, monk
 
     monkeypatch.setattr(board, "result_of", until)
     test = page(app)
-    test.multiselect(key="tests").set_value(["lambda-star", "sparsity"]).run()
+    test.multiselect(key="tests").set_value(["key-token-gain", "sparsity"]).run()
     run_it(test)
     assert "stopped here" in warnings_of(test)
     monkeypatch.setattr(board, "result_of", done)
     run_it(test)
-    assert [name for name, _ in quick] == ["lambda-star", "sparsity"]
+    assert [name for name, _ in quick] == ["key-token-gain", "sparsity"]
 
 
 def test_what_is_not_there_is_said(app, tmp_path):
