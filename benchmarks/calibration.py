@@ -3,12 +3,13 @@
     python -m benchmarks.calibration --models 40                # planted truths, one model each, and random models
     python -m benchmarks.calibration --models 200 --quick       # random models alone
 
-Of synthetic attention with a planted truth (noise that is cancelled, a pedestal that is taken away, both, noise of each map's
-own, nothing), at several strengths of the noise and numbers of prompts: the share of each verdict, beside scores at random. The
-same of pairs (beside a standard model with noise of its own), of checkpoints (the truth grows from step to step) and of cohorts
-(benchmarks/calibration_cohorts.py). Of models with random weights, whose scores are as far apart as a trained model's: the share
-of p at most 0.05, each model against others of its kind. Of cohorts in which no arm differs: the same, over seeds. p is not
-corrected, but for the cohorts, whose tests are corrected together.
+Of synthetic attention with a planted truth (noise that is cancelled, a pedestal that is taken away, both, noise of each map's own,
+an answer that stands out as any number does, nothing), whose λ was trained away from where it began, at several strengths of the
+noise and numbers of prompts: the share of each verdict, beside scores at random that are made as sharp and given the trained λ. The
+same of pairs (beside a standard model with noise of its own) and of checkpoints (the truth is there from the third on). Of models
+with random weights, made like mini-diff and its checkpoints: the share of p at most 0.05 of every quantity that the rule of a
+mechanism test uses, each model against others of its kind. Of cohorts: benchmarks/calibration_cohorts.py. p is not corrected, but
+for the cohorts, whose tests are corrected together.
 """
 
 from __future__ import annotations
@@ -16,8 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
-from dataclasses import replace
-from types import SimpleNamespace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -25,62 +25,75 @@ import torch
 import diffscope
 from benchmarks.calibration_cohorts import no_difference, planted_cohorts
 from diffscope.hypotheses import TESTS, Pair, Test, run
-from diffscope.hypotheses.declared import information_flow, low_rank, one_model, pair
-from diffscope.hypotheses.evidence.flows import flows, second_map_ranks
-from diffscope.hypotheses.evidence.last_query import read
-from diffscope.hypotheses.inference import estimate
+from diffscope.hypotheses.evidence.attribution import attributed
+from diffscope.hypotheses.evidence.flows import flows
+from diffscope.hypotheses.evidence.injection import injected
+from diffscope.hypotheses.evidence.last_query import last_query_of
+from diffscope.hypotheses.evidence.untrained import untrained_like
+from diffscope.hypotheses.inference import as_estimate
 from diffscope.hypotheses.intervals import LEVEL
 from diffscope.hypotheses.planted import TRUTHS, Planted, PlantedModels
 from diffscope.hypotheses.rules import MEASURED, state
-from diffscope.hypotheses.subjects import untrained_like
 from diffscope.lab.scoring import draw
-from diffscope.scope import Scope
+from diffscope.models.loading import BUNDLED, checkpoints
+from diffscope.scope import Scope, load
 from diffscope.tasks import Retrieval
 
 UNTRAINED = 12
-POOL = 48  # models of scores at random, of which each planted one gets its own UNTRAINED
+POOL = 36  # models of scores at random, of which each planted one gets its own UNTRAINED
 SIZES = ((10, 1.0), (10, 2.0), (20, 1.5))  # prompts, strength of the noise
+LAMBDAS = {"NC": 0.9, "both": 0.9}  # trained to fit what is shared; of other truths to anything, far from where it began
+OTHER_LAMBDA = 0.7
 MODEL_TRUTHS = TRUTHS[:-1]
 SINK = 4.0
 STEPS = (0, 10, 50, 200, 800)
 ROUNDS = 8  # series of untrained models
 PULLS = {"NC": 0.3, "neither": 0.0, "against": -0.3}
+TAKES = (injected, attributed)
 
 
-class FixedModels:
-    """Last queries and tables at hand: tests take them as they take Models."""
+@dataclass
+class FixedModels(PlantedModels):
+    """What was read and taken of models and of untrained ones: tests take them as they take Models."""
 
-    def __init__(self, last_queries, untrained, prompts=(), scopes=(), tables=None):
-        self.last_queries = last_queries
-        self.untrained = untrained
-        self.prompts = prompts
-        self.scopes = scopes
-        self.tables = tables
+    read: list = field(default_factory=list)
+    beside: list = field(default_factory=list)
+    taken: dict = field(default_factory=dict)
+
+    @property
+    def last_queries(self):
+        return self.read
+
+    @property
+    def untrained(self):
+        return self.beside
 
     def measure_each(self, take):
-        return self.tables[take]
+        return self.taken[take]
 
 
-def estimates_of(observe, subject):
-    """Estimates of what was observed, by name."""
-    return {name: estimate(observed) for name, observed in observe(subject).items()}
-
-
-def verdict(test, estimates):
-    """The verdict that follows from estimates, p not corrected."""
+def verdict(test, subject):
+    """The verdict that follows from what is observed of a subject, p not corrected."""
+    estimates = {name: as_estimate(observed) for name, observed in test.observe(subject).items()}
     if not isinstance(test, Test):
         return MEASURED
-    return test.judge({name: state(estimates[name], estimates[name].p, test.quantities[name].margin) for name in test.judged})
+    quantities = test.quantities
+    return test.judge(
+        {
+            name: state(estimates[name], estimates[name].p, quantities[name].margin, quantities[name].no_effect)
+            for name in test.judged
+        }
+    )
 
 
-def tests_of(module, needs):
-    """The tests that a module declares on such a subject."""
-    return [test for test in TESTS.values() if test.needs == needs and test.observe.__module__ == module.__name__]
+def tests_on(needs):
+    """The tests on such a subject whose quantities can be planted, without measurements."""
+    return [test for test in TESTS.values() if isinstance(test, Test) and test.needs == needs]
 
 
-def some(pool, seed):
-    """As many of a pool as a model is compared with, others for each."""
-    return [pool[i] for i in np.random.default_rng([seed, len(pool)]).choice(len(pool), UNTRAINED, replace=False)]
+def some(count, seed):
+    """Which of a pool a model is compared with, others for each."""
+    return np.random.default_rng([seed, count]).choice(count, UNTRAINED, replace=False)
 
 
 def shares(counts):
@@ -88,102 +101,128 @@ def shares(counts):
     return {name: {word: n / sum(counter.values()) for word, n in counter.most_common()} for name, counter in counts.items()}
 
 
+def of_truth(truth, noise, **more):
+    """A planted model whose λ was trained."""
+    return Planted(truth, noise=noise, lam=LAMBDAS.get(truth, OTHER_LAMBDA), **more)
+
+
 def planted(models, task):
     """Share of verdicts by truth, size and test."""
     table = {}
-    tests = tests_of(one_model, "model")
+    tests = tests_on("model")
     for count, noise in SIZES:
         prompts = draw(task, count, 160, 4, 0)
-        pool = PlantedModels(Planted("neither", noise=noise), prompts, count=POOL).untrained
         for truth in MODEL_TRUTHS:
             counts = {test.id: Counter() for test in tests}
+            model = of_truth(truth, noise)
+            pool = PlantedModels(model, prompts, count=POOL)
+            nulls = {take: pool.measure_each(take)[1] for take in TAKES}
             for seed in range(models):
-                subject = FixedModels([Planted(truth, noise=noise).read(prompts, seed)], some(pool, seed))
+                own = PlantedModels(model, prompts, seeds=(seed,), count=0)
+                chosen = some(POOL, seed)
+                taken = {take: (own.measure_each(take)[0], [nulls[take][i] for i in chosen]) for take in TAKES}
+                beside = [pool.untrained[i] for i in chosen]
+                subject = FixedModels(model, prompts, read=own.last_queries, beside=beside, taken=taken)
                 for test in tests:
-                    counts[test.id][verdict(test, estimates_of(test.observe, subject))] += 1
+                    counts[test.id][verdict(test, subject)] += 1
             for name, verdicts in shares(counts).items():
                 table[f"{name} | {truth} | {count} prompts, noise {noise:g}"] = verdicts
     return table
 
 
 def pairs(models, task):
-    """Share of verdicts on pairs by truth of the DIFF model; the standard one has noise of its own and looks at the answer."""
-    table = {}
-    tests = tests_of(pair, "pair")
-    for count, noise in SIZES:
-        prompts = draw(task, count, 160, 4, 0)
-        standard = Planted("standard", noise=noise, sink=SINK)
-        pools = [
-            [replace(standard, truth=truth, signal=0.0).read(prompts, 10_000 + i) for i in range(POOL)]
-            for truth in ("neither", "standard")
+    """p at most 0.05 on pairs of which neither was trained, by quantity of the measurements that need no model."""
+    names = ("key-token-gain-pair", "sparsity-pair", "sinks")
+    found = Counter()
+    prompts = draw(task, 10, 160, 4, 0)
+    both = [Planted(truth, sink=SINK, signal=0.0) for truth in ("neither", "standard")]
+    pools = [[model.read(prompts, 10_000 + i) for i in range(POOL)] for model in both]
+    for seed in range(models):
+        chosen = some(POOL, seed)
+        subjects = [
+            FixedModels(model, prompts, read=[model.read(prompts, seed)], beside=[pool[i] for i in chosen])
+            for model, pool in zip(both, pools)
         ]
-        for truth in ("NC", "SP", "both", "neither"):
-            counts = {test.id: Counter() for test in tests}
-            two = (replace(standard, truth=truth), replace(standard, signal=0.0 if truth == "neither" else standard.signal))
-            for seed in range(models):
-                beside = [FixedModels([model.read(prompts, seed)], some(pool, seed), prompts) for model, pool in zip(two, pools)]
-                for test in tests:
-                    counts[test.id][verdict(test, estimates_of(test.observe, Pair(*beside)))] += 1
-            for name, verdicts in shares(counts).items():
-                table[f"{name} | {truth} | {count} prompts, noise {noise:g}"] = verdicts
-    return table
+        for name in names:
+            for quantity, observed in TESTS[name].observe(Pair(*subjects)).items():
+                found[f"{name}: {quantity}"] += as_estimate(observed).p <= LEVEL
+    return {name: count / models for name, count in found.items()}
 
 
 def series(models, task):
     """Share of verdicts on checkpoints: of a truth that is there from the third on, and of gradients that pull along ρ or not."""
     prompts = draw(task, 10, 160, 4, 0)
-    places = [SimpleNamespace(name=f"m@{step}") for step in STEPS]
-    at_random = Planted("neither", sink=SINK, signal=0.0)
-    untrained = [at_random.read(prompts, 10_000 + i) for i in range(ROUNDS * len(STEPS))]
+    names = [f"m@{step}" for step in STEPS]
     table = {}
     for truth in MODEL_TRUTHS:
-        counts = {name: Counter() for name in ("noise-symmetry-training", "sinks-training")}
-        learned = replace(at_random, truth=truth, signal=3.0)
+        counts = {name: Counter() for name in ("noise-symmetry-training", "amplifier-training")}
+        learned = of_truth(truth, 1.5)
+        at_random = replace(learned.at_random, lam=learned.lam_init)
+        null = []
         for seed in range(models):
             steps = [(learned if i > 1 else at_random).read(prompts, 10 * seed + i) for i in range(len(STEPS))]
+            if not null:  # one model at random stands for all steps of a round, made like each in turn
+                rounds = range(10_000, 10_000 + ROUNDS)
+                null = [at_random.read(prompts, number, step.matches) for number in rounds for step in steps]
+            subject = FixedModels(learned, prompts, names=names, read=steps, beside=null)
             for name, counter in counts.items():
-                counter[run(name, checkpoints=[FixedModels(steps, untrained, prompts, places)])[0].shown] += 1
+                counter[run(name, checkpoints=[subject])[0].shown] += 1
         table |= {f"{name} | {truth}": verdicts for name, verdicts in shares(counts).items()}
+    at_random = Planted("neither", signal=0.0)
+    read = [at_random.read(prompts, i) for i in range(len(STEPS))]
     null = [at_random.flows(prompts, 0.0, 10_000 + i) for i in range(ROUNDS * len(STEPS))]
     for pull, strength in PULLS.items():
         counts = {"gradient-dynamics": Counter()}
         for seed in range(models):
             steps = [at_random.flows(prompts, strength, 10 * seed + i) for i in range(len(STEPS))]
-            subject = FixedModels([], [], prompts, places, {flows: (steps, null)})
+            beside = read * ROUNDS
+            subject = FixedModels(at_random, prompts, names=names, read=read, beside=beside, taken={flows: (steps, null)})
             counts["gradient-dynamics"][run("gradient-dynamics", checkpoints=[subject])[0].shown] += 1
         table |= {f"{name} | {pull}": verdicts for name, verdicts in shares(counts).items()}
     return table
 
 
 def random_models(models, task):
-    """Share of p at most 0.05 among models of random weights, each beside the others, by test and quantity."""
-    scope = diffscope.load("mini-diff")
+    """Share of p at most 0.05 among models of random weights made like trained ones, each beside others, by test and quantity.
+
+    Models are made like mini-diff, series like its checkpoints: as sharp, map by map, and with their λ.
+    """
+    kept = sorted(checkpoints(BUNDLED / "mini-diff"))
+    scopes = [*(load(f"mini-diff@{step}") for step in kept), load("mini-diff")]
+    steps = [*kept, 2 * kept[-1]]
     prompts = draw(task, 10, 160, 4, 0)
-    spreads = read(scope, prompts).spreads
-    observers = {test: test.observe for test in tests_of(one_model, "model")}
-    observers[information_flow.information_flow] = information_flow.shares_of_flow  # a knock-out needs the model itself
-    observers[low_rank.low_rank] = low_rank.effective_ranks
-    last_queries = []
-    tables = {flows: [], second_map_ranks: []}
+    captured = [[scope.capture([prompt.ids for prompt in prompts]).layers] for scope in scopes]
+    matches = [last_query_of(layers, prompts).matches for layers in captured]
+    names = [f"m@{step}" for step in steps]
+    read, tables = [], {take: [] for take in (flows, *TAKES)}
     for seed in range(models):
-        untrained = Scope(untrained_like(scope.model, seed), scope.tokenizer, f"random {seed}", scope.family)
-        last_queries.append(read(untrained, prompts, spreads))
+        scope = Scope(untrained_like(scopes[-1].model, seed), scopes[-1].tokenizer, f"random {seed}", scopes[-1].family)
+        layers = [scope.capture([prompt.ids for prompt in prompts]).layers]
+        read.append([last_query_of(layers, prompts, match) for match in matches])
         for take, datasets in tables.items():
-            datasets.append(take(untrained, prompts, spreads))
+            datasets.append(take(scope, prompts[:5], matches[-1]))
     significant = Counter()
     verdicts = Counter()
     for i in range(models):
         others = [(i + j) % models for j in range(1, UNTRAINED + 1)]
-        beside = {take: ([datasets[i]], [datasets[j] for j in others]) for take, datasets in tables.items()}
-        subject = FixedModels([last_queries[i]], [last_queries[j] for j in others], tables=beside)
-        for test, observe in observers.items():
-            estimates = estimates_of(observe, subject)
-            for name, result in estimates.items():
-                significant[test.id, name] += result.p <= LEVEL
-            if len(estimates) == len(test.quantities):
-                verdicts[test.id, verdict(test, estimates)] += 1
-    rates = {f"{id}: {name}": count / models for (id, name), count in significant.items()}
-    return rates, {f"{id}: {word}": count / models for (id, word), count in verdicts.items()}
+        taken = {take: ([of[i]], [of[j] for j in others]) for take, of in tables.items()}
+        one = FixedModels(Planted("neither"), prompts, read=[read[i][-1]], beside=[read[j][-1] for j in others], taken=taken)
+        growing = {take: ([of[i]] * len(steps), [of[j] for j in others for _ in steps]) for take, of in tables.items()}
+        along = FixedModels(
+            Planted("neither"),
+            prompts,
+            names=names,
+            read=read[i],
+            beside=[each for j in others for each in read[j]],
+            taken=growing,
+        )
+        for needs, subject in (("model", one), ("checkpoints", along)):
+            for test in tests_on(needs):
+                estimates = {name: as_estimate(observed) for name, observed in test.observe(subject).items()}
+                for name in test.judged:
+                    significant[f"{test.id}: {name}"] += estimates[name].p <= LEVEL
+                verdicts[f"{test.id}: {verdict(test, subject)}"] += 1
+    return {name: n / models for name, n in significant.items()}, {name: n / models for name, n in verdicts.items()}
 
 
 def table(results):
@@ -204,25 +243,30 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--models", type=int, default=40)
     parser.add_argument("--quick", action="store_true", help="leave out the planted truths")
+    parser.add_argument("--without-cohorts", action="store_true", help="leave out the cohorts")
     parser.add_argument("--out", help="a JSON file for all numbers")
     options = parser.parse_args()
     task = Retrieval(diffscope.load("mini-diff").tokenizer)
     result = {"models": options.models, "untrained": UNTRAINED}
     if not options.quick:
         result["planted"] = planted(options.models, task)
-        result["pairs"] = pairs(options.models, task)
         result["checkpoints"] = series(options.models, task)
-        result["planted_cohorts"] = planted_cohorts(options.models)
-        for name in ("planted", "pairs", "checkpoints", "planted_cohorts"):
+        if not options.without_cohorts:
+            result["planted_cohorts"] = planted_cohorts(options.models)
+        for name in {"planted", "checkpoints", "planted_cohorts"} & set(result):
             print(f"\n{name.replace('_', ' ')}\n\n{table(result[name])}")
+        result["pairs"] = pairs(options.models, task)
+        print(f"\n{options.models} pairs without a difference: share of p at most {LEVEL:g}")
+        for name, share in result["pairs"].items():
+            print(f"{name}: {share:.1%}")
     result["random"], result["random_verdicts"] = random_models(options.models, task)
     print(f"\n{options.models} models of random weights: share of p at most {LEVEL:g}")
     for name, share in result["random"].items():
         print(f"{name}: {share:.1%}")
     print("verdicts on them: " + ", ".join(f"{name} {share:.1%}" for name, share in result["random_verdicts"].items()))
-    result["cohorts"] = {seeds: no_difference(50 * options.models, seeds) for seeds in (3, 6, 8)}
-    for seeds, share in result["cohorts"].items():
-        print(f"{50 * options.models} cohorts of {seeds} seeds in which arms do not differ: {share:.1%} of p at most {LEVEL:g}")
+    if not options.without_cohorts:
+        result["cohorts"] = {seeds: no_difference(50 * options.models, seeds) for seeds in (3, 6, 8)}
+        print(f"\ncohorts without a difference, by seeds: {result['cohorts']} of p at most {LEVEL:g}")
     if options.out:
         with open(options.out, "w") as file:
             json.dump(result, file, indent=1)
