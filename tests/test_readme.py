@@ -54,7 +54,7 @@ def test_the_code_of_contributing_runs_where_it_says(tmp_path, capsys):
         assert figure.save(tmp_path / "mass.svg").exists() and figure.save(tmp_path / "mass.html").exists()
     finally:
         KINDS.pop("mass", None)
-    test = names("def sink_loses", "diffscope.hypotheses.rules", "diffscope.hypotheses.declared.one_model")["sink_loses"]
+    test = names("def sink_loses", "diffscope.hypotheses.rules", "diffscope.hypotheses.declared.sinks")["sink_loses"]
     assert test.judged == ("change",)
     names('"""``diffscope next``')["command"](model="mini-diff", prompt=prompt)
     assert "next token" in capsys.readouterr().out
