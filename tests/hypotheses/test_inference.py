@@ -131,6 +131,8 @@ def test_what_one_seed_decides_is_said():
     assert without.value == pytest.approx(1.04) and without.p == 2 / 32
     steady = estimate(Observed(values[:5], prompts="nested"))
     assert deciding(steady, quantity) == [] and len(steady.without) == 5
+    few = estimate(Observed(np.array([1.0, 1.1, 0.9, -1.0])[:, None], prompts="nested"))
+    assert len(few.without) == 4 and deciding(few, quantity) == []  # of so few any one decides
     again = Estimate.from_json(json.loads(json.dumps(asdict(result))))
     assert again == result
 

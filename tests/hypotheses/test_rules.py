@@ -54,12 +54,13 @@ def test_none_may_be_narrower_than_what_matters(low, high, expected):
     ],
 )
 def test_a_verdict_follows_from_states(states, expected):
-    assert TESTS["noise-symmetry"].judge(dict(zip(("sharing", "difference"), states))) == expected
+    test = declared({"NC": {"x": ABOVE, "y": ABOVE}, "SP": {"x": NONE, "y": ABOVE, "z": BELOW}})
+    assert test.judge(dict(zip(("x", "y", "z"), (*states, ABOVE)))) == expected
 
 
 def declared(predictions=None, observe=lambda models: {}, needs="model", **more):
     words = {"id": "x", "claim": "", "source": "", "statistic": "", "controls": (), "needs": needs}
-    return declare(quantities={"x": Quantity("x", 1.0)}, predictions=predictions, **words, **more)(observe)
+    return declare(quantities={name: Quantity(name, 1.0) for name in "xyz"}, predictions=predictions, **words, **more)(observe)
 
 
 def test_what_both_predict_is_both_and_what_tells_nothing_apart_is_a_measurement():
@@ -72,7 +73,7 @@ def test_what_both_predict_is_both_and_what_tells_nothing_apart_is_a_measurement
     assert not isinstance(both, Measurement)
 
 
-@pytest.mark.parametrize("predictions", [{"NC": {"y": ABOVE}}, {"NC": {"x": ALIKE}}, {"noise": {"x": ABOVE}}])
+@pytest.mark.parametrize("predictions", [{"NC": {"w": ABOVE}}, {"NC": {"x": ALIKE}}, {"noise": {"x": ABOVE}}])
 def test_a_prediction_of_what_is_not_there_is_refused_when_it_is_declared(predictions):
     with pytest.raises(DiffscopeError, match="the test 'x' predicts"):
         declared(predictions)
@@ -86,8 +87,8 @@ def test_a_mistake_of_an_observer_names_the_test():
     with pytest.raises(KeyError) as caught:
         board.result_of(declared(observe=lambda models: models["mass"]), {})
     assert "observes the test 'x'" in caught.value.__notes__[0]
-    for observed, predictions in (({"y": None}, None), ({}, {"NC": {"x": ABOVE}})):
-        with pytest.raises(DiffscopeError, match="the test 'x' declares the quantities x, and .* observed (y|none)"):
+    for observed, predictions in (({"w": None}, None), ({}, {"NC": {"x": ABOVE}})):
+        with pytest.raises(DiffscopeError, match="the test 'x' declares the quantities x, y, z, and .* observed (w|none)"):
             board.result_of(declared(predictions, observe=lambda models, observed=observed: observed), {})
 
 
@@ -99,7 +100,7 @@ def test_every_declaration_is_whole():
 
 
 def test_a_board_says_what_is_measured_and_what_is_judged():
-    estimates = {id: {name: of(0.5, 0.3, 0.7) for name in TESTS[id].quantities} for id in ("noise-symmetry", "information-flow")}
+    estimates = {id: {name: of(-0.5, -0.7, -0.3) for name in TESTS[id].quantities} for id in ("amplifier", "information-flow")}
     board = run(list(estimates), finished=dict(estimates))
     assert [(verdict.verdict, verdict.shown) for verdict in board] == [("NC", "NC"), (None, "measured")]
     assert "1 measured, without a verdict (information-flow)" in summary(board)
