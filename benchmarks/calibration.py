@@ -3,13 +3,13 @@
     python -m benchmarks.calibration --models 40                # planted truths, one model each, and random models
     python -m benchmarks.calibration --models 200 --quick       # random models alone
 
-Of synthetic attention with a planted truth (noise that is cancelled, a pedestal that is taken away, both, noise of each map's own,
-an answer that stands out as any number does, nothing), whose λ was trained away from where it began, at several strengths of the
-noise and numbers of prompts: the share of each verdict, beside scores at random that are made as sharp and given the trained λ. The
-same of pairs (beside a standard model with noise of its own) and of checkpoints (the truth is there from the third on). Of models
-with random weights, made like mini-diff and its checkpoints: the share of p at most 0.05 of every quantity that the rule of a
-mechanism test uses, each model against others of its kind. Of cohorts: benchmarks/calibration_cohorts.py. p is not corrected, but
-for the cohorts, whose tests are corrected together.
+Of synthetic attention with a planted truth (noise that is cancelled, a pedestal that is taken away, both, noise of each map's
+own, an answer that stands out as any number does, nothing), whose λ was trained away from where it began, at several strengths of
+the noise and numbers of prompts: the share of each verdict, beside scores at random that are made as sharp and given the trained
+λ. The same of pairs (beside a standard model with noise of its own) and of checkpoints (the truth is there from the third on). Of
+models with random weights, made like mini-diff and its checkpoints: the share of p at most 0.05 of every quantity that the rule
+of a mechanism test uses, each model against others of its kind. Of cohorts: benchmarks/calibration_cohorts.py. p is not
+corrected, but for the cohorts, whose tests are corrected together.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from diffscope.scope import Scope, load
 from diffscope.tasks import Retrieval
 
 UNTRAINED = 12
-POOL = 36  # models of scores at random, of which each planted one gets its own UNTRAINED
+POOL = 15  # models of scores at random, of which each planted one gets its own UNTRAINED
 SIZES = ((10, 1.0), (10, 2.0), (20, 1.5))  # prompts, strength of the noise
 LAMBDAS = {"NC": 0.9, "both": 0.9}  # trained to fit what is shared; of other truths to anything, far from where it began
 OTHER_LAMBDA = 0.7

@@ -88,17 +88,17 @@ class KeptModels:
 def _table(dataset: xr.Dataset, step: int, function: str) -> Table:
     """The quantities of one model at one step, mean over numbers of distractors."""
     at = dataset.isel(step=step).mean("distractors")
+    places = [("value", "quantity"), ("outcome", "measure")]
+    if step in (-1, dataset.sizes["step"] - 1):
+        places.append(("end_value", "end_quantity"))
     values = {
-        name: at["value"].sel(quantity=label, drop=True).expand_dims("prompt")
-        for label, name in _labels(dataset["quantity"], function)
+        name: at[variable].sel({dim: label}, drop=True).expand_dims("prompt")
+        for variable, dim in places
+        for label, name in _labels(dataset[dim], function)
     }
-    outcomes = {
-        name: at["outcome"].sel(measure=label, drop=True).expand_dims("prompt")
-        for label, name in _labels(dataset["measure"], function)
-    }
-    if not values and not outcomes:
+    if not values:
         raise Missing(f"evidence with the quantities of {function}, which was kept of none")
-    return Table(values | outcomes, at["weight"])
+    return Table(values, at["weight"])
 
 
 def _null(dataset: xr.Dataset, step: int, index: int, function: str) -> Table:

@@ -44,6 +44,7 @@ from diffscope.tasks.retrieval import Prompt
 TRUTHS = ("NC", "SP", "both", "own", "number", "neither", "standard")
 SHARED = {"NC": 1.0, "both": 0.5, "SP": 0.25}  # strength of the noise that the second map does not differ in
 CHANCE = 0.3  # largest correlation of a head's two maps that is there by chance
+FEW = 5  # prompts of what takes long
 WIDTH = 8  # of the values, which are at random
 OWN = 0.15  # of the noise that a map does not share, where noise is shared
 
@@ -243,13 +244,14 @@ class PlantedModels:
         first = 10_000 + 100 * self.seeds[0]
         matches = [last_query.matches for last_query in self.last_queries]
         at_random = self.planted.at_random
+        few = self.prompts[:FEW]
         if take is attributed:
             trained = [self.planted.attributed(self.prompts, seed) for seed in self.seeds]
             return trained, [at_random.attributed(self.prompts, first + index) for index in range(self.count)]
         if take is not injected:
             raise NotImplementedError(f"of planted models there is no {take.__name__}")
-        untrained = [at_random.injected(self.prompts, first + i, matches[i % len(matches)]) for i in range(self.count)]
-        return [self.planted.injected(self.prompts, seed) for seed in self.seeds], untrained
+        untrained = [at_random.injected(few, first + i, matches[i % len(matches)]) for i in range(self.count)]
+        return [self.planted.injected(few, seed) for seed in self.seeds], untrained
 
     def tables(self, quantities: Read, take: Take | None = None, apart: Sequence[str] = ()) -> tuple[list[Table], list[Table]]:
         trained, untrained = (self.last_queries, self.untrained) if take is None else self.measure_each(take)

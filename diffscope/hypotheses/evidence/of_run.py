@@ -12,7 +12,8 @@ import numpy as np
 import torch
 import xarray as xr
 
-from diffscope.hypotheses.evidence.answers import answers, with_answer
+from diffscope.hypotheses.evidence.answers import answers
+from diffscope.hypotheses.evidence.at_end import at_end
 from diffscope.hypotheses.evidence.attribution import attributed
 from diffscope.hypotheses.evidence.code import code_digest
 from diffscope.hypotheses.evidence.flows import flows
@@ -23,11 +24,8 @@ from diffscope.hypotheses.evidence.quantities import (
     FROM_FLOWS,
     FROM_INJECTION,
     FROM_LAST_QUERY,
-    FROM_RANKS,
     share_when,
 )
-from diffscope.hypotheses.evidence.ranks import second_map_ranks
-from diffscope.hypotheses.evidence.stand_ins import rises
 from diffscope.hypotheses.evidence.tables import HEADS, weighted
 from diffscope.hypotheses.evidence.untrained import untrained_like
 from diffscope.lab.scoring import controlled, text_losses
@@ -43,8 +41,7 @@ FIRST_SEED = 60_000  # prompts of no other purpose have these seeds
 LENGTH = 256
 DISTRACTORS = (8, 24)
 PROMPTS = 20
-FEW = 10  # of what takes long
-DEPTHS = 5  # of gradients, which take longest: one at each depth
+DEPTHS = 5  # prompts of what takes long: one at each depth
 TEXTS = 16
 UNTRAINED = 4
 CELL = ("step", "distractors")
@@ -74,7 +71,8 @@ def evidence_of_run(
     Dataset
         ``value`` and ``error`` (quantity, step, distractors, layer, head): mean over prompts and its standard error of every
         quantity of :mod:`diffscope.hypotheses.evidence.quantities`, named FUNCTION.NAME. ``weight`` (step, distractors, layer,
-        head): A1's mass on the answer. ``null`` (quantity, untrained, step, distractors): of the untrained models, weighted mean
+        head): A1's mass on the answer. ``end_value`` and ``end_error`` (end_quantity, distractors, layer, head): the same of what
+        is taken at the end alone. ``null`` (quantity, untrained, step, distractors): of the untrained models, weighted mean
         over heads. ``lam``, ``lambda_star`` (step, distractors, layer), ``lam_init`` (layer,). ``outcome`` and ``outcome_error``
         (measure, step, distractors): the answers' ``loss``, ``log_odds``, ``right``, the loss of text, and what stand-ins for A2
         cost at the end. All float32; NaN where something is not defined, or not taken at that step. Attributes say how it was
@@ -85,13 +83,20 @@ def evidence_of_run(
     last = load(folder)
     task = Retrieval(last.tokenizer, held_out=True, template=template)
     cells = {count: controlled(task, PROMPTS, LENGTH, count, (FIRST_SEED, seed), slots=max(DISTRACTORS)) for count in DISTRACTORS}
+    several = {
+        count: [
+            task.prompt(LENGTH, count + 1, np.random.default_rng([FIRST_SEED, seed, count, index]), questions=2)
+            for index in range(PROMPTS)
+        ]
+        for count in DISTRACTORS
+    }
     total = len(names) + untrained
     rows = []
     for done, (step, name) in enumerate(names.items()):
         if progress:
             progress(done, total, f"evidence of step {step}")
         final = done == len(names) - 1
-        rows.append(_of_model(last if final else load(name), cells, final))
+        rows.append(_of_model(last if final else load(name), cells, several, final))
     null = []
     for index in range(untrained):
         if progress:
@@ -101,7 +106,7 @@ def evidence_of_run(
     return dataset.assign_attrs(
         code=code_digest(),
         settings=json.dumps(
-            {"seed": seed, "template": template, "length": LENGTH, "prompts": PROMPTS, "few": FEW, "untrained": untrained}
+            {"seed": seed, "template": template, "length": LENGTH, "prompts": PROMPTS, "few": DEPTHS, "untrained": untrained}
         ),
         model=last.family.name,
         differential=int(rows[-1][DISTRACTORS[0]].last_query.differential),
@@ -139,7 +144,8 @@ class _Taken:
     """What was taken of one model on the prompts of one cell."""
 
     last_query: LastQuery
-    values: Mapping[str, xr.DataArray]  # by FUNCTION.NAME, (prompt, layer, head)
+    values: Mapping[str, np.ndarray]  # by FUNCTION.NAME, (prompt, layer, head)
+    ends: Mapping[str, np.ndarray]  # the same, of what is taken at the end alone
     outcomes: Mapping[str, np.ndarray]  # (prompt,)
 
 
@@ -154,27 +160,37 @@ def _names_of(folder: Path) -> dict[int, str]:
     return {**{step: name for step, name in names.items() if step < last}, last: str(folder)}
 
 
-def _of_model(scope: Scope, cells: Mapping[int, Sequence[Prompt]], final: bool) -> dict[int, _Taken]:
+def _of_model(
+    scope: Scope, cells: Mapping[int, Sequence[Prompt]], several: Mapping[int, Sequence[Prompt]], final: bool
+) -> dict[int, _Taken]:
     """What is taken of one model, by cell."""
     losses = text_losses(scope.model, Recall(scope.tokenizer), LENGTH, texts=TEXTS)
     text = {f"text_{token}": np.array([loss]) for token, loss in losses.items()}
-    return {count: _taken(scope, prompts, text, final) for count, prompts in cells.items()}
+    return {count: _taken(scope, prompts, several[count], text, final) for count, prompts in cells.items()}
 
 
-def _taken(scope: Scope, prompts: Sequence[Prompt], text: Mapping[str, np.ndarray], final: bool) -> _Taken:
+def _taken(
+    scope: Scope, prompts: Sequence[Prompt], several: Sequence[Prompt], text: Mapping[str, np.ndarray], final: bool
+) -> _Taken:
     last_query = last_query_of(_captured(scope, prompts), prompts)
     answered = answers(scope, prompts)
     values = _named(FROM_LAST_QUERY, last_query)
     values |= {f"share_when.{name}": array for name, array in share_when(last_query, answered.right).items()}
-    few = prompts[:FEW]
+    few = prompts if final else prompts[:DEPTHS]
     values |= _named(FROM_FLOWS if last_query.differential else FROM_FLOWS[:1], flows(scope, prompts[:DEPTHS]))
     if last_query.differential:
         values |= _named(FROM_INJECTION, injected(scope, few)) | _named(FROM_ATTRIBUTION, attributed(scope, few))
     outcomes = {**answered._asdict(), "lambda_fit.distance": last_query.by_prompt["lambda_distance"].values, **text}
-    if final and last_query.differential:
-        values |= _named(FROM_RANKS, second_map_ranks(scope, few))
-        outcomes |= rises(scope, few, [with_answer(prompt) for prompt in prompts[FEW:]])
-    return _Taken(last_query, {name: array for name, array in values.items() if array.notnull().any()}, outcomes)
+    ends: dict[str, xr.DataArray] = {}
+    if final:
+        ends, more = at_end(scope, prompts, several)
+        outcomes |= more
+    return _Taken(last_query, _defined(values), _defined(ends), outcomes)
+
+
+def _defined(values: Mapping[str, xr.DataArray]) -> dict[str, np.ndarray]:
+    """Those that have a value, (prompt, layer, head)."""
+    return {name: array.transpose("prompt", *HEADS).values for name, array in values.items() if array.notnull().any()}
 
 
 def _captured(scope: Scope, prompts: Sequence[Prompt]) -> list:
@@ -203,47 +219,61 @@ def _untrained(
 
 
 def _assembled(rows: Sequence[Mapping[int, _Taken]], labels: Sequence[int], null: Sequence[dict]) -> xr.Dataset:
-    final = rows[-1]
-    names = list(dict.fromkeys(name for row in rows for taken in row.values() for name in taken.values))
-    outcomes = list(dict.fromkeys(name for row in rows for taken in row.values() for name in taken.outcomes))
-    shape = (len(rows), len(final))
-    heads = next(iter(final.values())).last_query.answering.shape
-    value, error = (np.full((len(names), *shape, *heads), np.nan, np.float32) for _ in range(2))
-    outcome, outcome_error = (np.full((len(outcomes), *shape), np.nan, np.float32) for _ in range(2))
-    weight = np.full((*shape, *heads), np.nan, np.float32)
-    lam, star = (np.full((*shape, heads[0]), np.nan, np.float32) for _ in range(2))
-    for step, row in enumerate(rows):
-        for cell, taken in enumerate(row.values()):
-            for name, array in taken.values.items():
-                value[names.index(name), step, cell], error[names.index(name), step, cell] = _mean(
-                    array.transpose("prompt", *HEADS).values
-                )
-            for name, values in taken.outcomes.items():
-                outcome[outcomes.index(name), step, cell], outcome_error[outcomes.index(name), step, cell] = _mean(values)
-            weight[step, cell] = taken.last_query.answering.values
-            lam[step, cell], star[step, cell] = (taken.last_query.layers[name].values for name in ("lam", "lambda_star"))
-    counts = list(final)
+    """What was taken as one dataset of float32."""
+    counts = list(rows[-1])
+    taken = [row[count] for row in rows for count in counts]
+    shape = (len(rows), len(counts))
+    names, value, error = _means([of.values for of in taken], shape)
+    ends, end_value, end_error = _means([of.ends for of in taken[-len(counts) :]], shape[1:])
+    measures, outcome, outcome_error = _means([of.outcomes for of in taken], shape)
     nulls = np.full((len(names), len(null), *shape), np.nan, np.float32)
     for model, table in enumerate(null):
         for (step, count), means in table.items():
-            for name, mean in means.items():
-                if name in names:
-                    nulls[names.index(name), model, step, counts.index(count)] = mean
-    by_head = (*CELL, "layer", "head")
+            nulls[:, model, step, counts.index(count)] = [means.get(name, np.nan) for name in names]
+
+    def by_layer(name: str) -> np.ndarray:
+        return np.stack([of.last_query.layers[name].values for of in taken]).reshape(*shape, -1).astype(np.float32)
+
+    weight = np.stack([of.last_query.answering.transpose(*HEADS).values for of in taken]).astype(np.float32)
+    by_head = (*CELL, *HEADS)
     return xr.Dataset(
         {
             "value": (("quantity", *by_head), value),
             "error": (("quantity", *by_head), error),
-            "weight": (by_head, weight),
+            "end_value": (("end_quantity", *by_head[1:]), end_value),
+            "end_error": (("end_quantity", *by_head[1:]), end_error),
+            "weight": (by_head, weight.reshape(*shape, *weight.shape[1:])),
             "null": (("quantity", "untrained", *CELL), nulls),
             "outcome": (("measure", *CELL), outcome),
             "outcome_error": (("measure", *CELL), outcome_error),
-            "lam": ((*CELL, "layer"), lam),
-            "lambda_star": ((*CELL, "layer"), star),
-            "lam_init": ("layer", next(iter(final.values())).last_query.layers["lam_init"].values.astype(np.float32)),
+            "lam": ((*CELL, "layer"), by_layer("lam")),
+            "lambda_star": ((*CELL, "layer"), by_layer("lambda_star")),
+            "lam_init": ("layer", by_layer("lam_init")[-1, -1]),
         },
-        {"quantity": names, "measure": outcomes, "step": list(labels), "distractors": counts},
+        {"quantity": names, "end_quantity": ends, "measure": measures, "step": list(labels), "distractors": counts},
     )
+
+
+def _means(tables: Sequence[Mapping[str, np.ndarray]], places: tuple[int, ...]) -> tuple[list[str], np.ndarray, np.ndarray]:
+    """Means over prompts of what several tables hold, each (prompt, …), and their standard errors.
+
+    Returns
+    -------
+    list of str
+        Names.
+    ndarray (name, *places, …)
+        Means, NaN where a table lacks a name.
+    ndarray (name, *places, …)
+        Their standard errors.
+    """
+    names = list(dict.fromkeys(name for table in tables for name in table))
+    of_one = next((table[name].shape[1:] for table in tables for name in table), ())
+    values, errors = (np.full((len(names), len(tables), *of_one), np.nan, np.float32) for _ in range(2))
+    for index, table in enumerate(tables):
+        for name, array in table.items():
+            values[names.index(name), index], errors[names.index(name), index] = _mean(array)
+    shape = (len(names), *places, *of_one)
+    return names, values.reshape(shape), errors.reshape(shape)
 
 
 def _mean(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -129,6 +129,25 @@ def rejected_noise(injection: xr.Dataset) -> Quantities:
     return quantities | {name: _on(own, name) for name in ("irrelevant", "needles", "context", "answer") if name in own["span"]}
 
 
+def noise_sweep(injection: xr.Dataset) -> Quantities:
+    """Common-mode rejection by injected noise in dB, and above its pairing control, by strength of the noise and key set."""
+    quantities = {}
+    for sigma in injection["sigma"].values:
+        for span in injection["span"].values:
+            at = injection.sel(sigma=sigma, span=span, drop=True)
+            quantities[f"{span}_{sigma:g}"] = at["cmrr_injected"]
+            quantities[f"{span}_{sigma:g}_over_paired"] = at["cmrr_injected"] - at["cmrr_injected_paired"]
+    return quantities
+
+
+def parts_of_maps(anatomy: xr.Dataset) -> Quantities:
+    """What the uniform row, distance, key and the other map explain of A1 and A2, and the rest: Shapley values."""
+    shares = anatomy["shapley"]
+    return {
+        f"{name}_{part}": shares.sel(map=name, part=part, drop=True) for name in ("A1", "A2") for part in shares["part"].values
+    }
+
+
 def taken_back(attributions: xr.Dataset) -> Quantities:
     """Whether A2 takes from the distractors what A1 gives them, above A2 of another prompt, and spares the answer."""
     quantities = {"rejection": attributions["rejection"] - attributions["rejection_control"]}
@@ -150,7 +169,6 @@ def share_when(last_query: LastQuery, right: np.ndarray) -> Quantities:
 
 FROM_LAST_QUERY = (shared_noise, amplifier, key_gain, answer_mass, sparser, sparsity_of_maps, sink_shares)
 FROM_FLOWS = (flow_shares, pulls)
-FROM_RANKS = (rank_ratios,)
 FROM_INJECTION = (rejected_noise,)
 FROM_ATTRIBUTION = (taken_back,)
 
