@@ -230,10 +230,9 @@ def gather(
     if cohort is not None:
         dataset = with_evidence(_only(open_cohort(Path(cohort)), seeds), Path(cohort))
         template = json.loads(dataset.attrs["recipe"])["grid"]["template"]
-        kept = None if models else kept_models(Path(cohort), [int(seed) for seed in dataset["seed"].values])
+        kept = None if models else kept_models(Path(cohort), dataset)
         if kept is not None:
-            model, standard, series = kept
-            pair = None if standard is None else Pair(model, standard)
+            model, pair, series = kept
             return Subjects([str(cohort)], settings, model, dataset, pair, series, Job(progress))
         if not models:
             models, baselines = _diff_models(Path(cohort), dataset)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 import numpy as np
@@ -45,11 +46,15 @@ def formed(cohort: xr.Dataset) -> xr.DataArray:
 def steps_to_form(cohort: xr.Dataset) -> xr.DataArray:
     """Steps until the circuit formed, (arm, seed); of a run in which it did not, those after which it was given up.
 
-    NaN where a run is missing, or continues one in which it had formed.
+    NaN where a run is missing, of arms that continue another, and everywhere if no run formed: of when, that says nothing.
     """
     steps = measured(cohort, "formation")
+    if not np.isfinite(steps.values).any():
+        raise Missing("a cohort in which the circuit formed in some run")
     limit = float(measured(cohort, "formation_limit"))
-    return xr.where(formed(cohort), steps, limit).where(finished(cohort))
+    continued = [arm in json.loads(cohort.attrs.get("recipe", "{}")).get("continued", {}) for arm in cohort["arm"].values]
+    own = ~xr.DataArray(continued, dims="arm", coords={"arm": cohort["arm"]})
+    return xr.where(formed(cohort), steps, limit).where(finished(cohort) & own)
 
 
 def log_odds(cohort: xr.Dataset) -> xr.DataArray:

@@ -112,8 +112,9 @@ def over_trainings(observe: Observer, trainings: Sequence[Models]) -> dict[str, 
         parts = [quantities[name] for quantities in observed]
         arrays = {part: [getattr(of, part) for of in parts] for part in ("values", "untrained", "heads", "weights")}
         whole = {part: None if any(of is None for of in each) else np.concatenate(each) for part, each in arrays.items()}
+        seeds = [seed for of in parts for seed in of.seeds]
         notes = dict.fromkeys(filter(None, (note, *(of.note for of in parts))))
-        joined[name] = replace(parts[0], **whole, layers=None, seeds=(), note="; ".join(notes))
+        joined[name] = replace(parts[0], **whole, layers=None, seeds=tuple(seeds), note="; ".join(notes))
     return joined
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
 import xarray as xr
 
+from diffscope.errors import DiffscopeError
+from diffscope.hypotheses.arms import formed
 from diffscope.hypotheses.evidence.of_run import EVIDENCE, keep_evidence, open_evidence
 from diffscope.hypotheses.kept import KeptModels, for_cohort, kept_of, open_kept
+from diffscope.hypotheses.subjects import Pair
 from diffscope.lab.training.recipe import Recipe
 from diffscope.tasks.retrieval import TEMPLATE
 
@@ -21,14 +23,16 @@ def take_evidence(folder: Path, recipe: Recipe, seed: int) -> Path:
 
 def with_evidence(cohort: xr.Dataset, folder: Path) -> xr.Dataset:
     """A cohort's dataset with what its primary tests read of the evidence, over (arm, seed); NaN where a run has none."""
-    runs = {
-        (str(arm), int(seed)): for_cohort(open_evidence(path))
+    opened = {
+        (str(arm), int(seed)): open_evidence(path)
         for arm in cohort["arm"].values
         for seed in cohort["seed"].values
         if (path := folder / str(arm) / f"seed-{seed}" / EVIDENCE).is_file()
     }
+    runs = {name: for_cohort(dataset) for name, dataset in opened.items()}
     if not runs:
         return cohort
+    _check_code({name: dataset.attrs["code"] for name, dataset in opened.items()})
     missing = xr.Dataset({"cmrr_over_paired": np.nan})
     rows = [
         xr.concat([runs.get((str(arm), int(seed)), missing) for seed in cohort["seed"].values], "seed", join="outer")
@@ -38,18 +42,34 @@ def with_evidence(cohort: xr.Dataset, folder: Path) -> xr.Dataset:
     return cohort.merge(read.drop_vars([name for name in read.data_vars if name in cohort]))
 
 
-def kept_models(folder: Path, seeds: Collection[int]) -> tuple[KeptModels, KeptModels | None, list[KeptModels]] | None:
-    """DIFF's runs of some seeds by their evidence: their ends, those of standard attention beside them, and each one's steps.
+def _check_code(codes: dict[tuple[str, int], str]) -> None:
+    """Raise DiffscopeError where the evidence of some runs was taken by other code than that of others."""
+    if len(set(codes.values())) > 1:
+        last = max(codes, key=lambda run: (list(codes.values()).count(codes[run]), run))
+        others = ", ".join(f"{arm}/seed-{seed}" for (arm, seed), code in codes.items() if code != codes[last])
+        raise DiffscopeError(
+            f"the evidence of {others} was taken by other code than that of the other runs; take it anew with: "
+            "diffscope train RECIPE --out FOLDER --evidence"
+        )
 
-    None where no run of DIFF has any.
+
+def kept_models(folder: Path, cohort: xr.Dataset) -> tuple[KeptModels, Pair | None, list[KeptModels]] | None:
+    """A cohort's formed runs of DIFF by their evidence: their ends, beside those of standard attention, and each one's steps.
+
+    None where no formed run of DIFF has any.
     """
-    (alone,) = _of_seeds(kept_of(folder, "diff"), seeds)
+    (alone,) = _formed(kept_of(folder, "diff"), cohort, "diff")
     if not alone:
         return None
-    diff, standard = _of_seeds(kept_of(folder, "diff", "standard"), seeds)
-    beside = open_kept(standard) if standard else None
-    return open_kept(diff if standard else alone), beside, [open_kept([path], series=True) for path in alone]
+    diff, standard = _formed(kept_of(folder, "diff", "standard"), cohort, "diff", "standard")
+    pair = Pair(open_kept(diff), open_kept(standard)) if standard else None
+    return open_kept(alone), pair, [open_kept([path], series=True) for path in alone]
 
 
-def _of_seeds(paths: list[list[Path]], seeds: Collection[int]) -> list[list[Path]]:
+def _formed(paths: list[list[Path]], cohort: xr.Dataset, *arms: str) -> list[list[Path]]:
+    """Those of the cohort's seeds in which the circuit formed in all of these arms: what has not formed answers with no head."""
+    if set(arms) - {str(arm) for arm in cohort["arm"].values}:
+        return [[] for _ in arms]
+    together = formed(cohort).sel(arm=list(arms)).all("arm")
+    seeds = {int(seed) for seed in cohort["seed"].values[together.values]}
     return [[path for path in of_arm if int(path.parent.name.removeprefix("seed-")) in seeds] for of_arm in paths]

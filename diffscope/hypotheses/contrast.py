@@ -42,7 +42,7 @@ def contrast(
     trained, untrained = subject.tables(quantities, take, apart)
     if over_steps is None:
         observed = {name: beside(trained, untrained, name) for name in trained[0].values}
-        return {name: replace(each, prompts=subject.prompts_are) for name, each in observed.items()}
+        return {name: replace(each, prompts=subject.prompts_are, seeds=subject.seeds) for name, each in observed.items()}
     steps = len(trained)
     rounds = [untrained[first : first + steps] for first in range(0, len(untrained) - steps + 1, steps)]
     observed = {}
@@ -55,6 +55,7 @@ def contrast(
             np.array([value.mean() for value in values[1:]]) if values[1:] else None,
             heads=None if heads[0] is None else over_steps(np.stack(heads).reshape(steps, -1)).reshape(1, *heads[0].shape),
             weights=_stacked([series[0][-1].weights]),
+            seeds=subject.seeds if len(subject.seeds) == 1 else (),
         )
     return observed
 

@@ -184,7 +184,8 @@ def _in_octaves(observed: Observed) -> Observed:
     with np.errstate(divide="ignore", invalid="ignore"):
         values = np.log2(np.asarray(observed.values, dtype=float))
         untrained = None if observed.untrained is None else np.log2(np.asarray(observed.untrained, dtype=float))
-    return replace(observed, values=values, untrained=untrained)
+        heads = None if observed.heads is None else np.log2(np.asarray(observed.heads, dtype=float))
+    return replace(observed, values=values, untrained=untrained, heads=heads)
 
 
 def _defined(observed: Observed) -> Observed:
@@ -201,7 +202,17 @@ def _defined(observed: Observed) -> Observed:
     if untrained is not None:
         untrained = np.asarray(untrained, dtype=float)
         untrained = untrained[np.isfinite(untrained)]
-    return replace(observed, values=values[kept], untrained=untrained, seeds=tuple(names.tolist()), **parts)
+    note = _with_lost_seeds(observed, kept)
+    return replace(observed, values=values[kept], untrained=untrained, seeds=tuple(names.tolist()), note=note, **parts)
+
+
+def _with_lost_seeds(observed: Observed, kept: np.ndarray) -> str:
+    """What has to be said of a quantity, and first which seeds have no value of it."""
+    lost = np.array(observed.seeds or range(len(kept)))[~kept].tolist()
+    if not lost or not kept.any():
+        return observed.note
+    words = f"left out, as undefined: seed {', '.join(map(str, lost))}"
+    return "; ".join(filter(None, (words, observed.note)))
 
 
 def _estimate(observed: Observed, seed: int) -> Estimate:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -49,6 +50,11 @@ class KeptModels:
     @property
     def differential(self) -> bool:
         return all(bool(dataset.attrs["differential"]) for dataset in self.evidence)
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """Of the trainings, in their order."""
+        return tuple(json.loads(settings)["seed"] for settings in self.asked)
 
     @property
     def besides(self) -> str:
@@ -124,6 +130,7 @@ def for_cohort(evidence: xr.Dataset) -> xr.Dataset:
         attention.
     """
     at = evidence.isel(step=-1, drop=True).mean("distractors")
+    at = at.assign_coords(layer=range(at.sizes["layer"]), head=range(at.sizes["head"]))  # arms differ in their heads
     nothing = xr.full_like(at["weight"], np.nan)
     of_heads = at["value"].sel(quantity=REJECTION, drop=True) if REJECTION in evidence["quantity"] else nothing
     rejection = weighted(of_heads, at["weight"], HEADS)

@@ -102,6 +102,7 @@ class Models:
     series: bool = False
     _taken: dict = field(default_factory=dict, repr=False)
 
+    seeds: ClassVar[tuple[int, ...]] = ()  # of their trainings, which a model does not say
     prompts_are: ClassVar[Literal["crossed", "nested"]] = "crossed"  # with the models, which all get the same
 
     def __post_init__(self):
@@ -263,6 +264,11 @@ class Pair:
     def prompts_are(self) -> Literal["crossed", "nested"]:
         """Whether all pairs got the same prompts, or each its own."""
         return self.diff.prompts_are
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """Of the trainings, where they are known."""
+        return self.diff.seeds
 
     def check(self) -> None:
         """Raise Missing unless the first is differential, the other plain standard attention, and both have the same prompts."""

@@ -61,6 +61,8 @@ def formation(cohort: xr.Dataset) -> dict[str, Observed | Estimate]:
     for arm in BASELINES:
         two = [of_arm(steps, name) for name in ("diff", arm)]
         places = common(cohort, *two)
+        if not any(of_arm(formed(cohort), name).values[places].any() for name in ("diff", arm)):
+            raise Missing(f"a run of DIFF or of {BASELINES[arm]} in which the circuit formed")
         events = [of_arm(formed(cohort), name).values[places] for name in ("diff", arm)]
         results[f"{arm}_first"] = first_to_form(*(of.values[places] for of in two), *events)
     return results

@@ -151,7 +151,10 @@ class _Taken:
 
 def _names_of(folder: Path) -> dict[int, str]:
     """The checkpoints of a run and at the end its final model, as they are loaded, by step."""
-    names = {step: f"{folder}@{step}" for step in sorted(checkpoints(folder))}
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    # While top-k is annealed, a model has another k than the configuration says that its checkpoints are opened with.
+    steps = [] if config.get("attention") == "top_k" else sorted(checkpoints(folder))
+    names = {step: f"{folder}@{step}" for step in steps}
     metrics = folder / METRICS
     if metrics.is_file():
         last = int(json.loads(metrics.read_text(encoding="utf-8").splitlines()[-1])["step"])
@@ -210,10 +213,16 @@ def _untrained(
     table: dict[tuple[int, int], dict[str, float]] = {}
     for count, prompts in cells.items():
         batches = _captured(model, prompts)
-        read = [last_query_of(batches, prompts, row[count].last_query.matches) for row in rows]
+        matches = [row[count].last_query.matches for row in rows]
+        read = [last_query_of(batches, prompts, match) for match in matches]
         weights = read[-1].answering  # the heads that answer at the end are followed
-        for number, last_query in enumerate(read):
-            values = _named(FROM_LAST_QUERY, last_query)
+        few = prompts[:DEPTHS]
+        added = _named(FROM_ATTRIBUTION, attributed(model, few)) if read[-1].differential else {}
+        for number, (last_query, match) in enumerate(zip(read, matches)):
+            values = _named(FROM_LAST_QUERY, last_query) | added
+            values |= _named(FROM_FLOWS if last_query.differential else FROM_FLOWS[:1], flows(model, few, match))
+            if last_query.differential:
+                values |= _named(FROM_INJECTION, injected(model, few, match))
             table[number, count] = {name: float(weighted(array, weights, HEADS).mean()) for name, array in values.items()}
     return table
 

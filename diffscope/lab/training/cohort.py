@@ -18,7 +18,7 @@ from diffscope.lab.training.beginnings import tokenizer_for
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.run_folder import RUN, read_run
 from diffscope.lab.training.runs import chosen_rates, home, name, runs, tuning_runs, tuning_table
-from diffscope.lab.training.scores import MEASURED, area, near_grid, read_metrics, score
+from diffscope.lab.training.scores import MEASURED, area, diverged, near_grid, read_metrics, score
 from diffscope.lab.training.stages import FORMED
 from diffscope.lab.training.train import Diverged, NotFormed, check_tools, formation, train
 from diffscope.store import open_statistics, save_statistics
@@ -221,6 +221,10 @@ def _train_and_score(
         folder = train(tuned, arm, out, seed=seed, device=device, tensorboard=tensorboard, progress=_told(spec, progress))
     except NotFormed:  # what it was to continue; a run that never formed either
         save_statistics(xr.Dataset({"formation": np.nan}, attrs=_of_run(spec)), target, dated=False)
+        return
+    except Diverged:  # a run that failed, which counts as that; what it had learned before is known
+        folder = out / arm / f"seed-{seed}"
+        save_statistics(diverged(read_metrics(folder), tuned).assign_attrs(_of_run(spec)), target, dated=False)
         return
     if evidence is not None:
         evidence(folder, tuned, seed)

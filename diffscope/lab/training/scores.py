@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from diffscope.lab.scoring import exact_answers, on_grid, text_losses
 from diffscope.lab.training.matching import parameters
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.run_folder import METRICS
+from diffscope.lab.training.run_folder import read_metrics as rows_of
 from diffscope.lab.training.runs import NEAR
 from diffscope.lab.training.stages import Grid, PlainText
 from diffscope.lab.training.train import LOG_EVERY, formation
@@ -64,6 +64,14 @@ def score(folder: Path, recipe: Recipe, arm: str, seed: int, device: str = "cpu"
     return scores
 
 
+def diverged(rows: list[dict], recipe: Recipe) -> xr.Dataset:
+    """What is measured of a run that diverged: its metrics until then, and whether it had formed."""
+    scores = metrics(rows)
+    formed = formation(rows, recipe)
+    scores["formation"] = np.nan if formed is None else float(formed)
+    return scores
+
+
 def middle(grid: Grid) -> Grid:
     """The grid at its middle length alone."""
     return replace(grid, lengths=(grid.lengths[len(grid.lengths) // 2],))
@@ -90,7 +98,7 @@ def _says_unknown(model, task: Retrieval, grid: Grid, seed: int) -> xr.Dataset:
 
 def read_metrics(folder: Path) -> list[dict]:
     """The rows that a run logged."""
-    return [json.loads(line) for line in (folder / METRICS).read_text(encoding="utf-8").splitlines()]
+    return rows_of(folder / METRICS)
 
 
 def metrics(rows: list[dict]) -> xr.Dataset:

@@ -31,6 +31,7 @@ from diffscope.lab.training.run_folder import (
     facts_of_run,
     is_finished,
     note_run,
+    read_metrics,
     read_weights,
     recipe_text,
     restore_state,
@@ -249,7 +250,11 @@ def _train(recipe: Recipe, arm: str, seed: int, folder: Path, device: str, board
             values, length = trainer.step(place)
             place = place.next()
             if trainer.evaluates(place) or place.done % LOG_EVERY == 0 or place.step == stage.steps:
-                row = trainer.row(values, length, place, clock.seconds)
+                try:
+                    row = trainer.row(values, length, place, clock.seconds)
+                except Diverged:
+                    write_metrics(folder / METRICS, metrics)
+                    raise
                 metrics.append(row)
                 write_events(row)
                 if progress:
@@ -288,8 +293,12 @@ def _restored(trainer: _Trainer, folder: Path, text: str) -> tuple[Place, list[d
             raise DiffscopeError(
                 f"{trainer.arm} continues {continued.arm}, of which {before} is not trained yet; train that first"
             )
-        if not (before / FORMED_WEIGHTS).is_file():
+        if formation(read_metrics(before / METRICS), trainer.recipe) is None and trainer.recipe.stages[0].formed is not None:
             raise NotFormed(f"{continued.arm}, seed {trainer.seed}, which {trainer.arm} continues, never formed")
+        if not (before / FORMED_WEIGHTS).is_file():
+            raise DiffscopeError(
+                f"{before} has no {FORMED_WEIGHTS}, with which {trainer.arm} begins; remove that folder and train it again"
+            )
         read_weights(before / FORMED_WEIGHTS, trainer.model)
     return Place(trainer.recipe.first_stage(trainer.arm)), []
 
