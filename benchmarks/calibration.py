@@ -155,7 +155,7 @@ def series(models, task):
     names = [f"m@{step}" for step in STEPS]
     table = {}
     for truth in MODEL_TRUTHS:
-        counts = {name: Counter() for name in ("noise-symmetry-training", "amplifier-training")}
+        counts = {name: Counter() for name in ("amplifier-training",)}
         learned = of_truth(truth, 1.5)
         at_random = replace(learned.at_random, lam=learned.lam_init)
         null = []

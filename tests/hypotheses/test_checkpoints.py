@@ -35,11 +35,11 @@ class Tables(PlantedModels):
 def test_growth_over_checkpoints_is_what_was_planted(prompts):
     """Maps that share their noise ever more, and such that never do."""
     growing = PlantedModels(Forming("neither", layers=2), prompts, seeds=range(5), count=15, names=STEPS)
-    (verdict,) = run("noise-symmetry-training", checkpoints=[growing])
-    assert verdict.verdict == "NC", verdict.sentence
+    (grown,) = run("noise-symmetry-training", checkpoints=[growing])
+    assert grown.verdict is None and grown.estimates["sharing"].low > 0.02, grown.sentence
     flat = PlantedModels(Planted("neither", layers=2), prompts, seeds=range(5), count=15, names=STEPS)
-    (verdict,) = run("noise-symmetry-training", checkpoints=[flat])
-    assert verdict.verdict in ("inconclusive", "neither"), verdict.sentence
+    (still,) = run("noise-symmetry-training", checkpoints=[flat])
+    assert still.estimates["sharing"].high < grown.estimates["sharing"].low, still.sentence
     steps = np.log2(1 + np.array([0.0, 10, 50]))
     assert growth(steps, (2 * steps)[:, None]) == pytest.approx(2 * steps[-1])
 
