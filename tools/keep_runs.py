@@ -59,7 +59,9 @@ def keep_runs(run: Path, target: Path) -> list[str]:
 
 
 def _belongs_to_finished(path: Path) -> bool:
-    """Whether a file is a result, or of a run that has its evidence."""
+    """Whether a file is a result, not one that is being written, or of a run that has its evidence."""
+    if path.name.startswith("."):
+        return False
     return path.parent.name == "shards" or (path.parent / EVIDENCE).is_file()
 
 
