@@ -155,15 +155,14 @@ def series(models, task):
     names = [f"m@{step}" for step in STEPS]
     table = {}
     for truth in MODEL_TRUTHS:
-        counts = {name: Counter() for name in ("amplifier-training",)}
+        counts = {name: Counter() for name in ("noise-symmetry-training", "amplifier-training")}
         learned = of_truth(truth, 1.5)
         at_random = replace(learned.at_random, lam=learned.lam_init)
         null = []
         for seed in range(models):
             steps = [(learned if i > 1 else at_random).read(prompts, 10 * seed + i) for i in range(len(STEPS))]
-            if not null:  # one model at random stands for all steps of a round, made like each in turn
-                rounds = range(10_000, 10_000 + ROUNDS)
-                null = [at_random.read(prompts, number, step.matches) for number in rounds for step in steps]
+            if not null:  # another model at random at each step, made like that step
+                null = [at_random.read(prompts, 10_000 + i, steps[i % len(STEPS)].matches) for i in range(ROUNDS * len(STEPS))]
             subject = FixedModels(learned, prompts, names=names, read=steps, beside=null)
             for name, counter in counts.items():
                 counter[run(name, checkpoints=[subject])[0].shown] += 1
@@ -208,14 +207,11 @@ def random_models(models, task):
         taken = {take: ([of[i]], [of[j] for j in others]) for take, of in tables.items()}
         one = FixedModels(Planted("neither"), prompts, read=[read[i][-1]], beside=[read[j][-1] for j in others], taken=taken)
         growing = {take: ([of[i]] * len(steps), [of[j] for j in others for _ in steps]) for take, of in tables.items()}
-        along = FixedModels(
-            Planted("neither"),
-            prompts,
-            names=names,
-            read=read[i],
-            beside=[each for j in others for each in read[j]],
-            taken=growing,
+        trained, *rounds = (
+            [read[(len(steps) * (i + j) + s) % models][s] for s in range(len(steps))] for j in range(UNTRAINED + 1)
         )
+        beside = [last_query for of_round in rounds for last_query in of_round]
+        along = FixedModels(Planted("neither"), prompts, names=names, read=trained, beside=beside, taken=growing)
         for needs, subject in (("model", one), ("checkpoints", along)):
             for test in tests_on(needs):
                 estimates = {name: as_estimate(observed) for name, observed in test.observe(subject).items()}

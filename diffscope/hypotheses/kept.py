@@ -85,8 +85,9 @@ class KeptModels:
         """The quantities of a function, as it gave them when the evidence was taken; see :meth:`Models.tables`."""
         places = self._places
         trained = [_table(dataset, step, quantities.__name__).apart(apart) for dataset, step in places]
-        counts = range(self.evidence[0].sizes["untrained"])
-        order = [(index, place) for index in counts for place in places]
+        count = self.evidence[0].sizes["untrained"]
+        moved = self.series and take is None  # another untrained model at each step, as of models that are open
+        order = [((index + moved * number) % count, place) for index in range(count) for number, place in enumerate(places)]
         untrained = [_null(dataset, step, index, quantities.__name__) for index, (dataset, step) in order]
         return trained, untrained
 

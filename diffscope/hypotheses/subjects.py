@@ -92,8 +92,9 @@ class Models:
     progress : callable, optional
         Called with (done, total, words).
     series : bool
-        Whether they are the checkpoints of one training. Then one untrained model stands for all steps, made like each checkpoint
-        in turn, as the checkpoints are of one model.
+        Whether they are the checkpoints of one training. Then the statistics of the last query are of another untrained model at
+        each step, since how much two maps are alike by chance changes as weights do; what :meth:`measure_each` takes is of one
+        model for all steps, since what is peculiar to a model does not average out over steps.
     """
 
     scopes: Sequence[Scope]
@@ -175,13 +176,12 @@ class Models:
             raise Missing("a model that loses something without one of its heads, to weight them by it")
         return costs
 
-    def untrained_models(self) -> Iterator[tuple[Scope, list[Match]]]:
+    def untrained_models(self, in_a_row: int = 1) -> Iterator[tuple[Scope, list[Match]]]:
         """Models of the first one's architecture with random weights, and what of the trained ones in turn they are given.
 
-        Each of a series comes once for every step.
+        Each comes `in_a_row` times.
         """
         first = self.scopes[0]
-        in_a_row = len(self.scopes) if self.series else 1
         for index in range(self.settings.untrained):
             if index % in_a_row == 0:
                 model = untrained_like(first.model, self.settings.seed + self.settings.first + index)
@@ -226,7 +226,7 @@ class Models:
                 trained.append(take(scope, self.few, None))
                 self._tell(len(trained), len(self.scopes), words)
             untrained = []
-            for scope, match in self.untrained_models():
+            for scope, match in self.untrained_models(len(self.scopes) if self.series else 1):
                 untrained.append(take(scope, self.few[:FEWER], match))
                 self._tell(len(untrained), self.settings.untrained, f"{words}, untrained")
             self._taken[take] = trained, untrained

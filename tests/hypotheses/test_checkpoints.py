@@ -35,11 +35,11 @@ class Tables(PlantedModels):
 def test_growth_over_checkpoints_is_what_was_planted(prompts):
     """Maps that share their noise ever more, and such that never do."""
     growing = PlantedModels(Forming("neither", layers=2), prompts, seeds=range(5), count=15, names=STEPS)
-    (grown,) = run("noise-symmetry-training", checkpoints=[growing])
-    assert grown.verdict is None and grown.estimates["sharing"].low > 0.02, grown.sentence
+    (verdict,) = run("noise-symmetry-training", checkpoints=[growing])
+    assert verdict.verdict == "NC", verdict.sentence
     flat = PlantedModels(Planted("neither", layers=2), prompts, seeds=range(5), count=15, names=STEPS)
-    (still,) = run("noise-symmetry-training", checkpoints=[flat])
-    assert still.estimates["sharing"].high < grown.estimates["sharing"].low, still.sentence
+    (verdict,) = run("noise-symmetry-training", checkpoints=[flat])
+    assert verdict.verdict in ("inconclusive", "neither"), verdict.sentence
     steps = np.log2(1 + np.array([0.0, 10, 50]))
     assert growth(steps, (2 * steps)[:, None]) == pytest.approx(2 * steps[-1])
 
@@ -61,10 +61,14 @@ def test_trainings_have_untrained_models_of_their_own_and_each_keeps_one():
     assert first.series and first.settings.first == 0
     assert second.settings.first == first.settings.untrained == 3 * steps
     first.last_queries = second.last_queries = [SimpleNamespace(matches=step) for step in range(steps)]
-    weights = [[scope.model.lm_head.weight[5, 0].item() for scope, _ in series.untrained_models()] for series in (first, second)]
-    rounds = [values[start : start + steps] for values in weights for start in range(0, 3 * steps, steps)]
-    assert [len({*values}) for values in rounds] == [1] * 6 and len({*weights[0], *weights[1]}) == 6
-    assert [match for _, match in first.untrained_models()] == [*range(steps)] * 3
+    weights = [
+        [scope.model.lm_head.weight[5, 0].item() for scope, _ in series.untrained_models(in_a_row)]
+        for series, in_a_row in ((first, 1), (second, 1), (first, steps))
+    ]
+    assert len({*weights[0], *weights[1]}) == 6 * steps
+    rounds = [weights[2][start : start + steps] for start in range(0, 3 * steps, steps)]
+    assert [len({*values}) for values in rounds] == [1, 1, 1] and len({*weights[2]}) == 3
+    assert [match for _, match in first.untrained_models(steps)] == [*range(steps)] * 3
 
 
 def test_later_checkpoints_count_more_and_the_first_not_at_all():

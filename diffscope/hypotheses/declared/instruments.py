@@ -60,7 +60,7 @@ def common_mode_injection(models: Models) -> dict[str, Observed]:
     "distractors' mean, above the same control",
     controls=(
         "A2 of another prompt, with the λ and the values of the prompt itself",
-        "untrained models of the same architecture, as they are",
+        UNTRAINED,
     ),
     quantities={
         "rejection": Quantity(

@@ -61,7 +61,6 @@ def noise_symmetry(models: Models) -> dict[str, Observed]:
     predictions={"NC": {"sharing": ABOVE}},
     needs="checkpoints",
     limits="Of one training the interval is over prompts. No growth is not sparsity: sparsification is not judged.",
-    unable="it found growth in two of five planted series in which no noise is shared",
 )
 def noise_symmetry_training(series: Models) -> dict[str, Observed]:
     require_series(series)

@@ -8,7 +8,8 @@ import numpy as np
 import xarray as xr
 
 from diffscope.attribution import branch_attribution
-from diffscope.hypotheses.evidence.matching import Match
+from diffscope.edits.base import field_edit
+from diffscope.hypotheses.evidence.matching import Match, matched
 from diffscope.hypotheses.evidence.spans import number_spans
 from diffscope.scope import Scope
 from diffscope.tasks.retrieval import Prompt
@@ -62,9 +63,14 @@ def attributions(scope: Scope, prompts: Sequence[Prompt]) -> xr.Dataset:
 def attributed(scope: Scope, prompts: Sequence[Prompt], match: Sequence[Match] | None = None) -> xr.Dataset:
     """The table of :func:`attributions`; a take, as :mod:`diffscope.hypotheses.evidence.flows` says.
 
-    What a branch adds to logits goes through weights that cannot be made like others: `match` is not used.
+    With a match the model runs with its layers made like the others.
     """
-    return attributions(scope, prompts)
+    if match is None:
+        return attributions(scope, prompts)
+    numbers = {layer: number for number, layer in enumerate(scope.layers)}
+    alike = field_edit("made like others", lambda layer, heads: matched(layer, match[numbers[layer.layer]]), None)
+    with scope.edit(alike):
+        return attributions(scope, prompts)
 
 
 def _with_control(own: xr.DataArray, control: xr.DataArray) -> xr.DataArray:

@@ -217,12 +217,12 @@ def _untrained(
         read = [last_query_of(batches, prompts, match) for match in matches]
         weights = read[-1].answering  # the heads that answer at the end are followed
         few = prompts[:DEPTHS]
-        added = _named(FROM_ATTRIBUTION, attributed(model, few)) if read[-1].differential else {}
         for number, (last_query, match) in enumerate(zip(read, matches)):
-            values = _named(FROM_LAST_QUERY, last_query) | added
+            values = _named(FROM_LAST_QUERY, last_query)
             values |= _named(FROM_FLOWS if last_query.differential else FROM_FLOWS[:1], flows(model, few, match))
             if last_query.differential:
                 values |= _named(FROM_INJECTION, injected(model, few, match))
+                values |= _named(FROM_ATTRIBUTION, attributed(model, few, match))
             table[number, count] = {name: float(weighted(array, weights, HEADS).mean()) for name, array in values.items()}
     return table
 
