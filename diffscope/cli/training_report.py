@@ -49,12 +49,15 @@ def show_progress(cohort, dataset):
     table = cohort.tuning()
     if table is not None:
         show_tuning(table, cohort.rates())
-    rows = summary(dataset)
+    _show_formation(summary(dataset), cohort.recipe)
+    note(f"{int(dataset['finished'].sum())} runs are finished; --report shows their scores")
+
+
+def _show_formation(rows, recipe):
     show_table(
         ["arm", "parameters", "learning rate", "formed at step"],
-        [[row["arm"], row["parameters"], f"{row['rate']:g}", _formed(row, cohort.recipe)] for row in rows],
+        [[row["arm"], row["parameters"], f"{row['rate']:g}", _formed(row, recipe)] for row in rows],
     )
-    note(f"{int(dataset['finished'].sum())} runs are finished; --report shows their scores")
 
 
 def show_tuning(table, rates):
@@ -111,6 +114,9 @@ def show_report(cohort, figure, as_json):
 
 
 def _show_runs(dataset, rows, recipe):
+    if "text" not in dataset:  # no run formed
+        _show_formation(rows, recipe)
+        return
     of_text = ["text loss: repeated", "other"]
     if "exact_match" not in dataset:
         show_table(["arm", *of_text], [[row["arm"], row["text_hit"], row["text_other"]] for row in rows])

@@ -33,7 +33,7 @@ def with_evidence(cohort: xr.Dataset, folder: Path) -> xr.Dataset:
     if not runs:
         return cohort
     _check_code({name: dataset.attrs["code"] for name, dataset in opened.items()})
-    missing = xr.Dataset({"cmrr_over_paired": np.nan})
+    missing = xr.full_like(next(iter(runs.values())), np.nan)
     rows = [
         xr.concat([runs.get((str(arm), int(seed)), missing) for seed in cohort["seed"].values], "seed", join="outer")
         for arm in cohort["arm"].values

@@ -1,5 +1,6 @@
 """A trained cohort: planted accounts are told apart, statistics are those of the textbooks, no failed run is dropped unseen."""
 
+import json
 from collections import Counter
 
 import numpy as np
@@ -93,6 +94,19 @@ def test_an_arm_that_continues_another_has_formed_and_has_no_time_of_its_own():
     assert np.isnan(arms.steps_to_form(cohort).sel(arm="top-8").values[formed]).all()
     assert "top-8" not in declared.formation_arms.observe(cohort)
     assert declared.top_k.observe(cohort)["own"].values.size == formed.sum()
+
+
+def test_of_when_it_formed_a_cohort_in_which_nothing_did_says_nothing():
+    cohort = planted_cohort("NC", 8, STRONG, TIGHT)
+    cohort.attrs["recipe"] = json.dumps({"continued": {"signed": {"arm": "standard"}}})
+    assert np.isnan(arms.steps_to_form(cohort).sel(arm="signed")).all()
+    for name in ("formation", "log_odds"):
+        cohort[name].loc[{"arm": ["diff", "standard"]}] = np.nan
+    (verdict,) = run("formation", cohort=cohort)
+    assert verdict.verdict == "needs a run of DIFF or of standard attention in which the circuit formed"
+    cohort["formation"][:] = np.nan
+    (verdict,) = run("formation", cohort=cohort)
+    assert verdict.verdict == "needs a cohort in which the circuit formed in some run"
 
 
 def test_rates_of_the_arms_are_said():

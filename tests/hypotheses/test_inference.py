@@ -27,6 +27,12 @@ def test_a_seed_without_values_is_left_out():
     assert estimate(Observed(values)).seeds == 2
 
 
+def test_seeds_that_are_left_out_are_named():
+    values = np.array([[2.0, 4.0], [-1.0, np.nan], [8.0, 2.0]])
+    result = estimate(Observed(values, prompts="nested", average="geometric", seeds=(4, 7, 9), note="of heads"))
+    assert result.note == "left out, as undefined: seed 7; of heads" and result.seeds == 2
+
+
 def test_what_is_infinite_is_left_out_of_every_mean():
     """The logarithm of a ratio with nothing below its line, of one head on one prompt."""
     array = xr.DataArray(np.ones((3, 2, 2)), dims=("prompt", "layer", "head"))
@@ -118,6 +124,9 @@ def test_ratios_without_a_bound_are_not_averaged_arithmetically():
     ratios = np.array([[2.0, 4.0, 1e9], [2.0, 2.0, 4.0], [4.0, 2.0, -1.0]])
     geometric = estimate(Observed(ratios[1:], prompts="nested", average="geometric"))
     assert geometric.value == pytest.approx((4 / 3 + 1.5) / 2) and geometric.undefined == pytest.approx(1 / 6)
+    heads = np.array([[[2.0, 8.0]]])  # in octaves as the prompts are
+    one = estimate(Observed(np.full((1, 8), 4.0) * 2 ** np.linspace(-0.1, 0.1, 8), heads=heads, average="geometric"))
+    assert {left.what: round(left.value, 6) for left in one.without} == {"head 0.0": 3.0, "head 0.1": 1.0}
     median = estimate(Observed(ratios[:2], average="median"))
     assert median.value == 3 and median.interval == "seeds and prompts, crossed"
 

@@ -1,20 +1,31 @@
 """The evidence of a run is what its model says, and tests read it in place of the model."""
 
 import ast
+import shutil
 
 import numpy as np
 import pytest
+import xarray as xr
 
 import diffscope
 from diffscope.errors import DiffscopeError
 from diffscope.hypotheses import run
+from diffscope.hypotheses.cohort_evidence import kept_models, with_evidence
 from diffscope.hypotheses.evidence import code, of_run
 from diffscope.hypotheses.evidence.last_query import last_query_of
-from diffscope.hypotheses.evidence.quantities import amplifier, shared_noise
+from diffscope.hypotheses.evidence.quantities import (
+    FROM_ATTRIBUTION,
+    FROM_FLOWS,
+    FROM_INJECTION,
+    FROM_LAST_QUERY,
+    amplifier,
+    shared_noise,
+)
 from diffscope.hypotheses.kept import for_cohort, kept_of, open_kept
 from diffscope.hypotheses.subjects import Pair
 from diffscope.lab.scoring import controlled
 from diffscope.lab.training.run_folder import save_checkpoint
+from diffscope.store import save_statistics
 from diffscope.tasks import Retrieval
 from tests import tiny
 
@@ -75,6 +86,62 @@ def test_tests_read_what_was_kept(cohort):
     assert np.isnan(for_cohort(standard.evidence[0])["cmrr_over_paired"])
     with pytest.raises(DiffscopeError, match="one run"):
         open_kept(kept_of(cohort, "diff")[0], series=True)
+
+
+def test_untrained_models_are_made_like_each_step(cohort):
+    kept = of_run.open_evidence(cohort / "diff/seed-0" / of_run.EVIDENCE)
+    names = {read.__name__ for read in (*FROM_LAST_QUERY, *FROM_FLOWS, *FROM_INJECTION, *FROM_ATTRIBUTION)}
+    assert {str(name).partition(".")[0] for name in kept["quantity"].values} == {*names, "share_when"}
+    for name in sorted(names):
+        of = [quantity for quantity in kept["quantity"].values if str(quantity).startswith(f"{name}.")]
+        assert kept["null"].sel(quantity=of).notnull().all("untrained").any("quantity").all(), name
+    series = open_kept([cohort / "diff/seed-0" / of_run.EVIDENCE], series=True)
+    (first, second, _, *again), null = series.tables(shared_noise)[1], kept["null"].sel(quantity="shared_noise.sharing")
+    expected = [null[0, 0, 0], null[1, 1, 0], null[1, 0, 0]]  # another untrained model at each step
+    assert [float(table.values["sharing"].item()) for table in (first, second, again[0])] == expected
+
+
+def test_evidence_of_an_annealed_model_is_of_its_end(tmp_path, tokenizer):
+    model = tiny.own("top_k", vocab_size=len(tokenizer), heads=2, top_keys=4)
+    model.save_pretrained(tmp_path)
+    save_checkpoint(model, tmp_path / "checkpoints" / "step-000010")
+    (tmp_path / "metrics.jsonl").write_text('{"step": 20}\n')
+    assert of_run._names_of(tmp_path) == {20: str(tmp_path)}
+
+
+def scores(formed):
+    """Those of two arms, (arm, seed)."""
+    table = (("arm", "seed"), np.where(formed, 300.0, np.nan))
+    finished = (("arm", "seed"), np.ones((2, 3)))
+    return xr.Dataset({"formation": table, "finished": finished}, {"arm": ["diff", "standard"], "seed": [0, 1, 2]})
+
+
+def test_a_cohort_reads_the_evidence_of_its_runs(cohort, tmp_path):
+    """Arms with other numbers of heads, and a seed whose evidence is missing."""
+    home = shutil.copytree(cohort, tmp_path / "cohort")
+    path = home / "standard/seed-0" / of_run.EVIDENCE
+    wide = of_run.open_evidence(path)
+    wide = xr.concat([wide, wide.isel(head=slice(1))], "head", data_vars="minimal")
+    save_statistics(wide, path, dated=False)
+    read = with_evidence(scores(np.ones((2, 3))), home)
+    for seed in (0, 1):
+        alone = for_cohort(of_run.open_evidence(home / f"diff/seed-{seed}" / of_run.EVIDENCE))
+        of_diff = read.sel(arm="diff", seed=seed)
+        assert float(of_diff["cmrr_over_paired"]) == float(alone["cmrr_over_paired"])
+        assert of_diff["answer_mass"].values[:, :2].tolist() == alone["answer_mass"].values.tolist()
+        assert np.isnan(of_diff["answer_mass"].values[:, 2]).all()
+    assert read.sizes["head"] == 3 and np.isnan(read["cmrr_over_paired"].sel(seed=2)).all()
+    save_statistics(wide.assign_attrs(code="other"), path, dated=False)
+    with pytest.raises(DiffscopeError, match="the evidence of standard/seed-0 was taken by other code"):
+        with_evidence(scores(np.ones((2, 3))), home)
+
+
+def test_only_formed_runs_are_tested_by_their_evidence(cohort):
+    both, pair, series = kept_models(cohort, scores([[1, 1, 0], [0, 1, 1]]))
+    assert both.seeds == (0, 1) and pair.seeds == pair.standard.seeds == (1,) and [of.seeds for of in series] == [(0,), (1,)]
+    (one, none, _) = kept_models(cohort, scores([[0, 1, 1], [1, 0, 1]]))
+    assert one.seeds == (1,) and none is None
+    assert kept_models(cohort, scores([[0, 0, 1], [1, 1, 1]])) is None
 
 
 def test_other_code_outdates_evidence_and_other_words_do_not(cohort, monkeypatch):

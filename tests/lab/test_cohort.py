@@ -259,6 +259,30 @@ def test_a_run_that_does_not_form_ends_and_is_censored(forming, tmp_path):
     assert lowered.stages[0].formed  # any share but none: these models answer nothing
 
 
+def test_a_run_that_diverges_failed_and_is_not_missing(tmp_path, capsys):
+    (tmp_path / "small.toml").write_text(
+        PIECE.replace("seeds = [0, 1]", "seeds = [0]").replace("4e-3", "1e30").replace("evaluate_every = 5", "evaluate_every = 1")
+    )
+    cohort = Cohort(Recipe.load(str(tmp_path / "small.toml")), tmp_path / "out")
+    outcome = train_cohort(cohort)
+    assert len(outcome.done) == 2 and not outcome.failed
+    dataset = collect(cohort)
+    assert (dataset["finished"] == 1).all() and np.isnan(dataset["formation"]).all() and "log_odds" not in dataset
+    rows = (tmp_path / "out/diff/seed-0/metrics.jsonl").read_text().splitlines()
+    assert [json.loads(row)["step"] for row in rows] == dataset["step"].values.tolist() and len(rows) < 12
+    assert main(["train", str(tmp_path / "small.toml"), "--out", str(cohort.out), "--report"]) == 0
+    assert "never" in capsys.readouterr().out
+
+
+def test_a_continued_arm_says_which_weights_are_lost(forming, tmp_path):
+    cohort, _, _ = forming
+    out = shutil.copytree(cohort.out, tmp_path / "out", ignore=shutil.ignore_patterns("top-2", "tuning"))
+    (out / "standard/seed-1/formed.safetensors").unlink()
+    recipe = replace(cohort.recipe, tuning=None, learning_rate=cohort.rates()["standard"])
+    with pytest.raises(DiffscopeError, match="has no formed.safetensors, with which top-2 begins; remove that folder"):
+        train(recipe, "top-2", out, seed=1)
+
+
 def test_what_is_left_is_foretold(forming, tmp_path):
     cohort, _, _ = forming
     left = forecast(cohort.recipe, cohort.out, cohort.planned())

@@ -298,7 +298,8 @@ def _over_runs(recipe: Recipe, results: dict[tuple[str, int], xr.Dataset]) -> xr
         rows.append(xr.concat([_filled(result, missing) for result in of_arm], "seed", join="outer"))
     dataset = xr.concat(rows, "arm", join="outer").assign_coords(arm=list(recipe.arms), seed=seeds)
     dataset["finished"] = (("arm", "seed"), [[int((arm, seed) in results) for seed in seeds] for arm in recipe.arms])
-    dataset["parameters"] = dataset["parameters"].max("seed")  # equal for all finished seeds
+    counts = dataset.get("parameters", xr.full_like(dataset["formation"], np.nan))  # unknown of runs that diverged
+    dataset["parameters"] = counts.max("seed")  # equal for all finished seeds
     return dataset
 
 
@@ -381,6 +382,8 @@ def _formation_of(runs: xr.Dataset) -> dict:
 
 def _means(runs: xr.Dataset) -> dict:
     """Scores of an arm, mean over prompts, cells and seeds."""
+    if "text" not in runs:  # no run formed
+        return {}
     means = {f"text_{token}": float(runs["text"].sel(token=token).mean()) for token in ("hit", "other")}
     if "exact_match" not in runs:
         return means
