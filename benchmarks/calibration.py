@@ -17,9 +17,11 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import cache
+from multiprocessing import get_context
 
-import numpy as np
 import torch
 
 import diffscope
@@ -40,7 +42,7 @@ from diffscope.scope import Scope, load
 from diffscope.tasks import Retrieval
 
 UNTRAINED = 12
-POOL = 15  # models of scores at random, of which each planted one gets its own UNTRAINED
+GROUPS = 8  # of UNTRAINED models of scores at random, or series of such; one for each planted model in turn
 SIZES = ((10, 1.0), (10, 2.0), (20, 1.5))  # prompts, strength of the noise
 LAMBDAS = {"NC": 0.9, "both": 0.9}  # trained to fit what is shared; of other truths to anything, far from where it began
 OTHER_LAMBDA = 0.7
@@ -91,9 +93,10 @@ def tests_on(needs):
     return [test for test in TESTS.values() if isinstance(test, Test) and test.needs == needs]
 
 
-def some(count, seed):
-    """Which of a pool a model is compared with, others for each."""
-    return np.random.default_rng([seed, count]).choice(count, UNTRAINED, replace=False)
+def group(seed):
+    """Which models of scores at random a model is compared with: what chance does to one group it does not to all."""
+    first = seed % GROUPS * UNTRAINED
+    return range(first, first + UNTRAINED)
 
 
 def shares(counts):
@@ -106,28 +109,27 @@ def of_truth(truth, noise, **more):
     return Planted(truth, noise=noise, lam=LAMBDAS.get(truth, OTHER_LAMBDA), **more)
 
 
-def planted(models, task):
-    """Share of verdicts by truth, size and test."""
-    table = {}
+@cache
+def task_of_all():
+    return Retrieval(diffscope.load("mini-diff").tokenizer)
+
+
+def planted(models, count, noise, truth):
+    """Share of verdicts by test, of models with one truth."""
+    prompts = draw(task_of_all(), count, 160, 4, 0)
     tests = tests_on("model")
-    for count, noise in SIZES:
-        prompts = draw(task, count, 160, 4, 0)
-        for truth in MODEL_TRUTHS:
-            counts = {test.id: Counter() for test in tests}
-            model = of_truth(truth, noise)
-            pool = PlantedModels(model, prompts, count=POOL)
-            nulls = {take: pool.measure_each(take)[1] for take in TAKES}
-            for seed in range(models):
-                own = PlantedModels(model, prompts, seeds=(seed,), count=0)
-                chosen = some(POOL, seed)
-                taken = {take: (own.measure_each(take)[0], [nulls[take][i] for i in chosen]) for take in TAKES}
-                beside = [pool.untrained[i] for i in chosen]
-                subject = FixedModels(model, prompts, read=own.last_queries, beside=beside, taken=taken)
-                for test in tests:
-                    counts[test.id][verdict(test, subject)] += 1
-            for name, verdicts in shares(counts).items():
-                table[f"{name} | {truth} | {count} prompts, noise {noise:g}"] = verdicts
-    return table
+    counts = {test.id: Counter() for test in tests}
+    model = of_truth(truth, noise)
+    pool = PlantedModels(model, prompts, count=GROUPS * UNTRAINED)
+    nulls = {take: pool.measure_each(take)[1] for take in TAKES}
+    for seed in range(models):
+        own = PlantedModels(model, prompts, seeds=(seed,), count=0)
+        taken = {take: (own.measure_each(take)[0], [nulls[take][i] for i in group(seed)]) for take in TAKES}
+        beside = [pool.untrained[i] for i in group(seed)]
+        subject = FixedModels(model, prompts, read=own.last_queries, beside=beside, taken=taken)
+        for test in tests:
+            counts[test.id][verdict(test, subject)] += 1
+    return {f"{name} | {truth} | {count} prompts, noise {noise:g}": verdicts for name, verdicts in shares(counts).items()}
 
 
 def pairs(models, task):
@@ -136,11 +138,10 @@ def pairs(models, task):
     found = Counter()
     prompts = draw(task, 10, 160, 4, 0)
     both = [Planted(truth, sink=SINK, signal=0.0) for truth in ("neither", "standard")]
-    pools = [[model.read(prompts, 10_000 + i) for i in range(POOL)] for model in both]
+    pools = [[model.read(prompts, 10_000 + i) for i in range(GROUPS * UNTRAINED)] for model in both]
     for seed in range(models):
-        chosen = some(POOL, seed)
         subjects = [
-            FixedModels(model, prompts, read=[model.read(prompts, seed)], beside=[pool[i] for i in chosen])
+            FixedModels(model, prompts, read=[model.read(prompts, seed)], beside=[pool[i] for i in group(seed)])
             for model, pool in zip(both, pools)
         ]
         for name in names:
@@ -149,36 +150,41 @@ def pairs(models, task):
     return {name: count / models for name, count in found.items()}
 
 
-def series(models, task):
-    """Share of verdicts on checkpoints: of a truth that is there from the third on, and of gradients that pull along ρ or not."""
-    prompts = draw(task, 10, 160, 4, 0)
+def series(models, truth):
+    """Share of verdicts on checkpoints, by test: of a truth that is there from the third on."""
+    prompts = draw(task_of_all(), 10, 160, 4, 0)
     names = [f"m@{step}" for step in STEPS]
-    table = {}
-    for truth in MODEL_TRUTHS:
-        counts = {name: Counter() for name in ("noise-symmetry-training", "amplifier-training")}
-        learned = of_truth(truth, 1.5)
-        at_random = replace(learned.at_random, lam=learned.lam_init)
-        null = []
-        for seed in range(models):
-            steps = [(learned if i > 1 else at_random).read(prompts, 10 * seed + i) for i in range(len(STEPS))]
-            if not null:  # another model at random at each step, made like that step
-                null = [at_random.read(prompts, 10_000 + i, steps[i % len(STEPS)].matches) for i in range(ROUNDS * len(STEPS))]
-            subject = FixedModels(learned, prompts, names=names, read=steps, beside=null)
-            for name, counter in counts.items():
-                counter[run(name, checkpoints=[subject])[0].shown] += 1
-        table |= {f"{name} | {truth}": verdicts for name, verdicts in shares(counts).items()}
+    counts = {name: Counter() for name in ("noise-symmetry-training", "amplifier-training")}
+    learned = of_truth(truth, 1.5)
+    at_random = replace(learned.at_random, lam=learned.lam_init)
+    nulls = {}
+    for seed in range(models):
+        steps = [(learned if i > 1 else at_random).read(prompts, 10 * seed + i) for i in range(len(STEPS))]
+        if seed < GROUPS:  # another model at random at each step, made like that step
+            first = 10_000 + 1000 * seed
+            count = ROUNDS * len(STEPS)
+            nulls[seed] = [at_random.read(prompts, first + i, steps[i % len(STEPS)].matches) for i in range(count)]
+        subject = FixedModels(learned, prompts, names=names, read=steps, beside=nulls[seed % GROUPS])
+        for name, counter in counts.items():
+            counter[run(name, checkpoints=[subject])[0].shown] += 1
+    return {f"{name} | {truth}": verdicts for name, verdicts in shares(counts).items()}
+
+
+def pulled(models, pull):
+    """Share of verdicts on checkpoints whose gradients pull along ρ, against it, or not."""
+    prompts = draw(task_of_all(), 10, 160, 4, 0)
+    names = [f"m@{step}" for step in STEPS]
     at_random = Planted("neither", signal=0.0)
     read = [at_random.read(prompts, i) for i in range(len(STEPS))]
-    null = [at_random.flows(prompts, 0.0, 10_000 + i) for i in range(ROUNDS * len(STEPS))]
-    for pull, strength in PULLS.items():
-        counts = {"gradient-dynamics": Counter()}
-        for seed in range(models):
-            steps = [at_random.flows(prompts, strength, 10 * seed + i) for i in range(len(STEPS))]
-            beside = read * ROUNDS
-            subject = FixedModels(at_random, prompts, names=names, read=read, beside=beside, taken={flows: (steps, null)})
-            counts["gradient-dynamics"][run("gradient-dynamics", checkpoints=[subject])[0].shown] += 1
-        table |= {f"{name} | {pull}": verdicts for name, verdicts in shares(counts).items()}
-    return table
+    count = ROUNDS * len(STEPS)
+    nulls = [[at_random.flows(prompts, 0.0, 10_000 + 1000 * g + i) for i in range(count)] for g in range(GROUPS)]
+    counts = {"gradient-dynamics": Counter()}
+    for seed in range(models):
+        steps = [at_random.flows(prompts, PULLS[pull], 10 * seed + i) for i in range(len(STEPS))]
+        taken = {flows: (steps, nulls[seed % GROUPS])}
+        subject = FixedModels(at_random, prompts, names=names, read=read, beside=read * ROUNDS, taken=taken)
+        counts["gradient-dynamics"][run("gradient-dynamics", checkpoints=[subject])[0].shown] += 1
+    return {f"{name} | {pull}": verdicts for name, verdicts in shares(counts).items()}
 
 
 def random_models(models, task):
@@ -194,11 +200,14 @@ def random_models(models, task):
     matches = [last_query_of(layers, prompts).matches for layers in captured]
     names = [f"m@{step}" for step in steps]
     read, tables = [], {take: [] for take in (flows, *TAKES)}
-    for seed in range(models):
-        scope = Scope(untrained_like(scopes[-1].model, seed), scopes[-1].tokenizer, f"random {seed}", scopes[-1].family)
-        layers = [scope.capture([prompt.ids for prompt in prompts]).layers]
-        read.append([last_query_of(layers, prompts, match) for match in matches])
-        for take, datasets in tables.items():
+    for number in range(models):
+        read.append([])
+        for step, match in enumerate(matches):  # each step of a series is another model
+            seed = number * len(steps) + step
+            scope = Scope(untrained_like(scopes[-1].model, seed), scopes[-1].tokenizer, f"random {seed}", scopes[-1].family)
+            layers = [scope.capture([prompt.ids for prompt in prompts]).layers]
+            read[-1].append(last_query_of(layers, prompts, match))
+        for take, datasets in tables.items():  # of the last
             datasets.append(take(scope, prompts[:5], matches[-1]))
     significant = Counter()
     verdicts = Counter()
@@ -207,11 +216,8 @@ def random_models(models, task):
         taken = {take: ([of[i]], [of[j] for j in others]) for take, of in tables.items()}
         one = FixedModels(Planted("neither"), prompts, read=[read[i][-1]], beside=[read[j][-1] for j in others], taken=taken)
         growing = {take: ([of[i]] * len(steps), [of[j] for j in others for _ in steps]) for take, of in tables.items()}
-        trained, *rounds = (
-            [read[(len(steps) * (i + j) + s) % models][s] for s in range(len(steps))] for j in range(UNTRAINED + 1)
-        )
-        beside = [last_query for of_round in rounds for last_query in of_round]
-        along = FixedModels(Planted("neither"), prompts, names=names, read=trained, beside=beside, taken=growing)
+        beside = [each for j in others for each in read[j]]
+        along = FixedModels(Planted("neither"), prompts, names=names, read=read[i], beside=beside, taken=growing)
         for needs, subject in (("model", one), ("checkpoints", along)):
             for test in tests_on(needs):
                 estimates = {name: as_estimate(observed) for name, observed in test.observe(subject).items()}
@@ -238,18 +244,24 @@ def table(results):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--models", type=int, default=40)
+    parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="leave out the planted truths")
     parser.add_argument("--without-cohorts", action="store_true", help="leave out the cohorts")
     parser.add_argument("--out", help="a JSON file for all numbers")
     options = parser.parse_args()
-    task = Retrieval(diffscope.load("mini-diff").tokenizer)
+    task = task_of_all()
     result = {"models": options.models, "untrained": UNTRAINED}
     if not options.quick:
-        result["planted"] = planted(options.models, task)
-        result["checkpoints"] = series(options.models, task)
+        cells = [(count, noise, truth) for count, noise in SIZES for truth in MODEL_TRUTHS]
+        with ProcessPoolExecutor(options.processes, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+            found = [pool.submit(planted, options.models, *cell) for cell in cells]
+            along = [pool.submit(series, options.models, truth) for truth in MODEL_TRUTHS]
+            along += [pool.submit(pulled, options.models, pull) for pull in PULLS]
+            result["planted"] = {name: verdicts for cell in found for name, verdicts in cell.result().items()}
+            result["checkpoints"] = {name: verdicts for cell in along for name, verdicts in cell.result().items()}
         if not options.without_cohorts:
             result["planted_cohorts"] = planted_cohorts(options.models)
-        for name in {"planted", "checkpoints", "planted_cohorts"} & set(result):
+        for name in [name for name in ("planted", "checkpoints", "planted_cohorts") if name in result]:
             print(f"\n{name.replace('_', ' ')}\n\n{table(result[name])}")
         result["pairs"] = pairs(options.models, task)
         print(f"\n{options.models} pairs without a difference: share of p at most {LEVEL:g}")

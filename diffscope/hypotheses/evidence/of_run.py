@@ -220,7 +220,7 @@ def _untrained(
         for number, (last_query, match) in enumerate(zip(read, matches)):
             values = _named(FROM_LAST_QUERY, last_query)
             values |= _named(FROM_FLOWS if last_query.differential else FROM_FLOWS[:1], flows(model, few, match))
-            if last_query.differential:
+            if last_query.differential and number == len(matches) - 1:  # of trained models, too, they are judged at the end alone
                 values |= _named(FROM_INJECTION, injected(model, few, match))
                 values |= _named(FROM_ATTRIBUTION, attributed(model, few, match))
             table[number, count] = {name: float(weighted(array, weights, HEADS).mean()) for name, array in values.items()}
