@@ -14,15 +14,12 @@ import xarray as xr
 from torch import Tensor
 
 from diffscope import store
-from diffscope.attention import windows
-from diffscope.attention.indexing import check_index
 from diffscope.attention.layer import LayerAttention
-from diffscope.attention.maps import MAPS, check_map
-from diffscope.errors import DiffscopeError
+from diffscope.pictures import Pictures
 from diffscope.prompts import Encoded
 from diffscope.proof.fidelity import UNDECIDED, Fidelity
 from diffscope.stats.backends import Backend
-from diffscope.stats.measuring import Measuring, positions
+from diffscope.stats.measuring import Measuring
 from diffscope.stats.sampling import Sample
 from diffscope.stats.threads import Workers
 
@@ -72,7 +69,7 @@ def _assembled(tensors: dict[str, Tensor], record: dict[str, Any]) -> Capture | 
 
 
 @dataclass(repr=False)
-class Attended:
+class Attended(Pictures):
     """What a capture of one prompt and a capture of a batch have in common.
 
     Attributes
@@ -133,11 +130,6 @@ class Attended:
         return Capture([self.prompts[number]], layers, self._proofs, [self._next[number]], outliers, self.facts)
 
     @property
-    def model_name(self) -> str:
-        """The name that the model was loaded by."""
-        return self.facts["model"]
-
-    @property
     def family(self) -> str:
         """The implementation of attention, by its name in ``diffscope.families``."""
         return self.facts["family"]
@@ -156,11 +148,6 @@ class Attended:
     def n_heads(self) -> int:
         """The number of heads, of the layer that has most."""
         return max(layer.n_heads for layer in self.layers)
-
-    @property
-    def layer_numbers(self) -> list[int]:
-        """The layers as the model numbers them, from 0; some models have attention in a few of their layers only."""
-        return [layer.layer for layer in self.layers]
 
     @property
     def fidelity(self) -> xr.Dataset:
@@ -223,118 +210,6 @@ class Attended:
         """λ_init by ``layer``; NaN where the mechanism has none."""
         values = [np.nan if layer.lam_init is None else layer.lam_init for layer in self.layers]
         return xr.DataArray(values, dims="layer", coords={"layer": self.layer_numbers}, name="lambda_init")
-
-    def _layer_of_map(self, name: str, layer: int, head: int, prompt: int) -> LayerAttention:
-        """The attention inputs of one prompt that a map is computed from."""
-        if layer is None or head is None:
-            raise DiffscopeError("a map is of one layer and one head; give both")
-        check_index("layer", layer, self.layer_numbers)
-        check_index("prompt", prompt, range(len(self.prompts)))
-        attention = self.layers[self.layer_numbers.index(layer)].prompt(prompt)
-        check_index("head", head, range(attention.n_heads))
-        check_map(name, attention)
-        return attention
-
-    def _labelled(
-        self,
-        values: Tensor,
-        name: str,
-        attention: LayerAttention,
-        head: int,
-        prompt: int,
-        queries: Sequence[int] | Tensor,
-        keys: Sequence[int] | Tensor,
-    ) -> xr.DataArray:
-        """A map's values (query, key) as a DataArray that says where they come from."""
-        tokens = np.array(self.prompts[prompt].tokens, dtype=object)
-        rows = np.asarray(queries)
-        columns = np.asarray(keys)
-        return xr.DataArray(
-            values.cpu().numpy(),
-            dims=("query", "key"),
-            coords={
-                "query": rows,
-                "key": columns,
-                "query_token": ("query", tokens[rows].astype(str)),
-                "key_token": ("key", tokens[columns].astype(str)),
-            },
-            name=name,
-            attrs={
-                "long_name": MAPS[name].long_name,
-                "model": self.model_name,
-                "layer": attention.layer,
-                "head": head,
-                "prompt": prompt,
-                "lam": "per token" if attention.lam.shape[2] > 1 else float(attention.rows([0], [head]).lam),
-                "fidelity": self._proofs[self.layer_numbers.index(attention.layer)].error,
-            },
-        )
-
-    def map(
-        self,
-        name: str,
-        layer: int,
-        head: int,
-        prompt: int = 0,
-        queries: slice | Sequence[int] | None = None,
-        keys: slice | Sequence[int] | None = None,
-    ) -> xr.DataArray:
-        """A window of one head's map.
-
-        Parameters
-        ----------
-        name : {"A1", "A2", "D", "lambda_A2", "share"}
-            ``D`` is A1 − λ·A2, ``lambda_A2`` is λ·A2, ``share`` is |D|/Σ|D|.
-        layer : int
-            As the model numbers it, from 0.
-        head : int
-        prompt : int
-            Which prompt of a batch.
-        queries, keys : slice or sequence of int, optional
-            Token positions, by default all. Over the whole of a long prompt use :meth:`pooled_map`.
-
-        Returns
-        -------
-        xarray.DataArray, (query, key)
-            With the tokens' texts as coordinates ``query_token`` and ``key_token``.
-
-        Raises
-        ------
-        DiffscopeError
-            There is no such map, layer, head or prompt.
-        """
-        attention = self._layer_of_map(name, layer, head, prompt)
-        rows = positions(queries, attention.n_queries)
-        columns = positions(keys, attention.n_keys)
-        values = windows.window(attention, name, head, rows.to(attention.q.device), columns.to(attention.q.device))
-        return self._labelled(values, name, attention, head, prompt, rows, columns)
-
-    def pooled_map(self, name: str, layer: int, head: int, prompt: int = 0, size: int = 512) -> xr.DataArray:
-        """One head's whole map, pooled to at most size × size bins.
-
-        Parameters
-        ----------
-        name, layer, head, prompt
-            As for :meth:`map`.
-        size : int
-            The largest number of bins a side.
-
-        Returns
-        -------
-        xarray.DataArray, (query, key)
-            Of every bin the value of largest magnitude, with its sign. Coordinates are the bins' first positions,
-            ``attrs["bin"]`` is their width in tokens.
-
-        Raises
-        ------
-        DiffscopeError
-            There is no such map, layer, head or prompt.
-        """
-        attention = self._layer_of_map(name, layer, head, prompt)
-        values, width = windows.pooled(attention, name, head, size)
-        queries = range(0, attention.n_queries, width)
-        keys = range(0, attention.n_keys, width)
-        return self._labelled(values, name, attention, head, prompt, queries, keys).assign_attrs(bin=width)
 
     def measure(
         self,

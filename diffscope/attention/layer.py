@@ -314,10 +314,11 @@ class LayerAttention:
         size = max(1, elements // (len(self._heads(heads)) * self.n_keys))
         return self._queries(queries).split(size)
 
-    def trimmed(self, queries: Tensor, heads: Heads = None, workspace: Workspace = FRESH) -> Rows:
+    def trimmed(self, queries: Tensor, heads: Heads = None, workspace: Workspace = FRESH, width: int = 1) -> Rows:
         """As :meth:`rows`, without the keys before the first and after the last that any of the queries sees.
 
-        Over a whole causal map those are half of all keys. Only where the mask is a rule and nothing changes the rows.
+        Over a whole causal map those are half of all keys. Only where the mask is a rule and nothing changes the rows. The first
+        key that is left is a multiple of `width`.
         """
         self._one_prompt()
         if self.mask.kind not in ("causal", "window") or self.changes or not len(queries):
@@ -325,7 +326,7 @@ class LayerAttention:
         offset = self.n_keys - self.n_queries
         start = 0
         if self.mask.window is not None:
-            start = max(0, int(queries.min()) + offset - self.mask.window + 1)
+            start = max(0, int(queries.min()) + offset - self.mask.window + 1) // width * width
         layer = self._cut(0, int(queries.max()) + 1, start)
         return replace(layer.rows(queries, heads, workspace), start=start)
 

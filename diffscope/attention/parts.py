@@ -45,6 +45,19 @@ class Mask:
         seen = behind >= 0
         return seen if self.window is None else seen & (behind < self.window)
 
+    def bins(self, width: int, queries: int, keys: int) -> Tensor:
+        """Whether any query of `width` neighbours sees any key of as many others, bool (query bin, key bin)."""
+        if self.visible is not None:
+            rows = torch.stack([some.any(0) for some in self.visible[0].split(width)])
+            return torch.stack([some.any(1) for some in rows.split(width, 1)], 1)
+        first_query, first_key = torch.arange(0, queries, width), torch.arange(0, keys, width)
+        if self.kind == "full":
+            return torch.ones(len(first_query), len(first_key), dtype=torch.bool)
+        offset = keys - queries
+        last_query, last_key = ((first + width).clamp_max(n) - 1 for first, n in ((first_query, queries), (first_key, keys)))
+        seen = (last_query + offset)[:, None] - first_key >= 0
+        return seen if self.window is None else seen & ((first_query + offset)[:, None] - last_key < self.window)
+
     def counts(self, queries: Tensor, keys: int, offset: int) -> Tensor:
         """How many keys each of some queries sees, int64 (query,)."""
         if self.visible is not None:

@@ -46,20 +46,20 @@ def data(
         )
     names = (names or NAMES) if attention.differential else present(attention, NAMES)
     if pooled:
-        maps = {name: cap.pooled_map(name, attention.layer, head, size=size) for name in names}
+        maps = cap.pooled_maps(attention.layer, [head], size=size, names=names)
     else:
-        maps = {name: cap.map(name, attention.layer, head, queries=rows, keys=columns) for name in names}
-    first = maps[names[0]]
+        maps = cap.maps(attention.layer, [head], queries=rows, keys=columns, names=names)
+        seen = visible_cells(attention, maps["query"].values, maps["key"].values)
+        maps = maps.assign_coords(visible=(("query", "key"), seen))
+    dataset = maps.isel(head=0, drop=True)
+    lam = maps.attrs["lam"]
     if attention.d_is_a1:
-        maps = {"A": maps["A1"].rename("A")}
-    bin_size = int(first.attrs.get("bin", 1))
-    seen = visible_cells(attention, first["query"].values, first["key"].values, bin_size)
-    dataset = xr.Dataset(maps).assign_coords(visible=(("query", "key"), seen))
+        dataset = dataset.rename(A1="A")
     dataset.attrs = {
         "figure": "maps",
         **described(cap, attention, head),
-        "lam": first.attrs.get("lam") if attention.differential else None,
-        "bin": bin_size,
+        "lam": (lam if isinstance(lam, str) else lam[0]) if attention.differential else None,
+        "bin": maps.attrs.get("bin", 1),
     }
     return dataset
 

@@ -34,12 +34,9 @@ def layer_at(cap: Capture, layer: int | None, head: int) -> LayerAttention:
     return cap.layers[cap.layer_numbers.index(number)]
 
 
-def visible_cells(layer: LayerAttention, queries, keys, bin_size: int = 1) -> np.ndarray:
-    """Whether a query sees a key, (query, key); of bins, given by their first positions, whether any query sees any key."""
-    if bin_size == 1:
-        return layer.visible(np.array(queries)).cpu().numpy()[:, keys]
-    rows = [layer.visible(slice(first, first + bin_size)).any(0).cpu().numpy() for first in queries]  # N of N² at a time
-    return np.logical_or.reduceat(np.stack(rows), keys, axis=1)
+def visible_cells(layer: LayerAttention, queries, keys) -> np.ndarray:
+    """Whether a query sees a key, (query, key)."""
+    return layer.visible(np.array(queries)).cpu().numpy()[:, keys]
 
 
 def window(choice, n: int, name: str) -> slice:

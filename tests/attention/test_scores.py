@@ -8,7 +8,6 @@ import torch
 
 from diffscope import edits
 from diffscope.attention import layer as attention_layer
-from diffscope.attention import windows
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.parts import Mask, Pairing
 from diffscope.attention.stacking import alike, joined
@@ -18,6 +17,7 @@ from diffscope.stats import measure
 from diffscope.stats.engine import measure_layers
 from diffscope.stats.formulas import rank
 from diffscope.stats.implicit_map import ImplicitMaps
+from diffscope.stats.windows import windows
 from tests import reference as slow
 from tests.reference import Slow
 
@@ -80,7 +80,7 @@ def test_every_path_gives_the_same_rows(mask, differential, monkeypatch):
     if mask != "given":
         same(cached.rows(), slice(20, None))
         same(layer.first(17).rows(), slice(17), slice(17))
-    window = windows.window(layer, "D", 1, torch.tensor([29, 4]), torch.tensor([3, 0, 2]))
+    window = windows(layer, ["D"], [1], torch.tensor([29, 4]), torch.tensor([3, 0, 2]))["D"][0]
     assert np.abs(window.numpy() - expected[-1][1][[29, 4]][:, [3, 0, 2]]).max() < 1e-12
     if mask == "given":
         return

@@ -180,7 +180,7 @@ def test_maps_are_the_maps_of_the_capture(cap):
 
 def test_a_window_holds_exactly_its_positions(cap):
     data = figure("maps", cap, layer=1, head=1, queries=(10, 14), keys=slice(2, 9)).data
-    np.testing.assert_array_equal(data["D"].values, cap.map("D", 1, 1).values[10:14, 2:9])
+    np.testing.assert_allclose(data["D"].values, cap.map("D", 1, 1).values[10:14, 2:9], atol=1e-6)
     assert data["query"].values.tolist() == [10, 11, 12, 13]
     drawn = figure("maps", cap, layer=1, head=1, queries=(10, 14), keys=slice(2, 9)).plotly().data[3]
     assert list(drawn.x) == list(range(2, 9)) and list(drawn.y) == [10, 11, 12, 13]

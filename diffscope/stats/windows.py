@@ -1,0 +1,72 @@
+"""Any window of a layer's maps, computed from q and k when somebody looks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from diffscope.attention.indexing import Heads
+from diffscope.attention.layer import LayerAttention
+from diffscope.attention.maps import map_of
+from diffscope.attention.memory import Workspace
+from diffscope.attention.precision import exactly
+from diffscope.stats.threads import Workers
+
+ROWS = 128  # of a block, in which keys that none of them sees are left out
+TOO_LITTLE = 2**20  # values of one map, over all heads, below which threads cost more than they bring
+
+
+@torch.no_grad()
+@exactly
+def windows(
+    layer: LayerAttention, names: Sequence[str], heads: Heads, queries: Tensor, keys: Tensor, workers: Workers | None = None
+) -> dict[str, Tensor]:
+    """The values of some maps of some heads at some queries and keys.
+
+    Parameters
+    ----------
+    layer : LayerAttention
+        Of one prompt.
+    names : sequence of str
+        Of :data:`diffscope.attention.maps.MAPS`.
+    heads : sequence of int, optional
+        By default all.
+    queries, keys : int64 Tensor, (query,), (key,)
+        Positions, in any order.
+    workers : Workers, optional
+        By default the calling thread alone.
+
+    Returns
+    -------
+    dict of str to Tensor, (head, query, key)
+    """
+    index = layer._heads(heads)
+    places = [(head, block) for block in queries.split(ROWS) for head in index.split(1)]
+    tasks = (partial(_piece, layer, names, keys, *place) for place in places)
+    alone = layer.q.device.type != "cpu" or len(index) * len(queries) * layer.n_keys < TOO_LITTLE
+    pieces = (workers or Workers(1)).run(tasks, alone)
+    maps = {name: torch.empty(len(index), len(queries), len(keys), dtype=layer.dtype, device=keys.device) for name in names}
+    heads_of_block = len(index)
+    for number, piece in enumerate(pieces):
+        first = number // heads_of_block * ROWS
+        for name, values in piece.items():
+            maps[name][number % heads_of_block, first : first + ROWS] = values
+    return maps
+
+
+def _piece(
+    layer: LayerAttention, names: Sequence[str], keys: Tensor, head: Tensor, queries: Tensor, workspace: Workspace
+) -> dict[str, Tensor]:
+    """Some rows of one head, each (query, key)."""
+    rows = layer.trimmed(queries, head, workspace)
+    there = (keys >= rows.start) & (keys < rows.start + rows.a1.shape[-1])
+    columns = (keys - rows.start)[there]
+    piece = {}
+    for name in names:
+        values = map_of(rows, name)[0]
+        piece[name] = values.new_zeros(len(queries), len(keys))
+        piece[name][:, there] = values.index_select(1, columns)
+    return piece

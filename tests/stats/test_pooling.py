@@ -1,0 +1,191 @@
+"""Maps in bins are those of whole maps cut into bins, whatever the mask, the block and the number of threads."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import diffscope
+from diffscope import edits
+from diffscope.attention.layer import LayerAttention
+from diffscope.attention.parts import Mask, Pairing
+from diffscope.errors import DiffscopeError
+from diffscope.pictures import Latest
+from diffscope.stats import measure, pooling
+from diffscope.stats.pooling import Stopped, pooled
+from diffscope.stats.threads import Workers
+from diffscope.stats.windows import windows
+from tests import tiny
+
+NAMES = ("A1", "A2", "lambda_A2", "D", "share")
+
+
+def layer_of(n, keys, mask, per_token, seed, cap=None, sinks=False):
+    generator = torch.Generator().manual_seed(seed)
+
+    def random(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    if mask.kind == "given":
+        seen = random(1, n, keys) > 0.5
+        seen[..., 0] = True
+        mask = replace(mask, visible=seen)
+    return LayerAttention(
+        layer=0,
+        family="test",
+        q=random(1, 6, n, 4),
+        k=random(1, 6, keys, 4),
+        v=random(1, 3, keys, 2),
+        scale=1.0,
+        pairing=Pairing.stripes(3),
+        lengths=(n,),
+        mask=mask,
+        lam=random(1, 3, n if per_token else 1),
+        soft_cap=cap,
+        sink_logit=torch.linspace(-1, 2, 6, dtype=torch.float64) if sinks else None,
+    )
+
+
+MASKS = [Mask(), Mask("window", 5), Mask("full"), Mask("given", visible=torch.ones(1, 1, 1).bool())]
+
+
+def whole(layer, name):
+    """A map of all heads, (head, query, key)."""
+    rows = layer.rows()
+    maps = {"A1": rows.a1, "A2": rows.a2, "lambda_A2": rows.lam[..., None] * rows.a2, "D": rows.d}
+    return (maps[name] if name != "share" else rows.d.abs() / rows.d.abs().sum(-1, keepdim=True)).numpy()
+
+
+def in_bins(values, seen, width, reduce, taken=None):
+    """Bins of a map (head, query, key) one by one, and which have a visible cell."""
+    heads, n, keys = values.shape
+    result = np.zeros((heads, -(-n // width), -(-keys // width)))
+    visible = np.zeros(result.shape[1:], dtype=bool)
+    for i in range(result.shape[1]):
+        last = min(n, (i + 1) * width) - 1
+        rows = range(i * width, last + 1) if taken is None else [last]
+        for j in range(result.shape[2]):
+            columns = slice(j * width, (j + 1) * width)
+            cells = seen[rows][:, columns]
+            visible[i, j] = seen[i * width : last + 1, columns].any()
+            for head in range(heads):
+                found = values[head][rows][:, columns]
+                if reduce == "mean":
+                    result[head, i, j] = found[cells].mean() if cells.any() else 0
+                else:
+                    result[head, i, j] = found.flat[np.abs(found).argmax()]
+    return result, visible
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    n=st.integers(1, 40),
+    before=st.integers(0, 9),
+    mask=st.sampled_from(MASKS),
+    size=st.integers(1, 45),
+    per_token=st.booleans(),
+    capped=st.booleans(),
+    reduce=st.sampled_from(["largest", "mean"]),
+    taken=st.sampled_from([None, 1]),
+    elements=st.sampled_from([1, 300, 2**20]),
+    seed=st.integers(0, 99),
+)
+def test_bins_are_those_of_whole_maps(n, before, mask, size, per_token, capped, reduce, taken, elements, seed):
+    layer = layer_of(n, n + before, mask, per_token, seed, cap=1.5 if capped else None, sinks=capped)
+    width = -(-(n + before) // size)
+    patch = pytest.MonkeyPatch()
+    patch.setitem(pooling.ELEMENTS, "cpu", elements)
+    patch.setattr(pooling, "LEAST_ROWS", 2)
+    patch.setattr(pooling, "TOO_LITTLE", 0)
+    try:
+        with Workers(2) as workers:
+            found = pooled(layer, NAMES, [2, 0], size, reduce, rows=taken, workers=workers)
+    finally:
+        patch.undo()
+    assert found.width == width and found.exact == (taken is None or width == 1)
+    seen = layer.visible().numpy()
+    for name in NAMES:
+        expected, visible = in_bins(whole(layer, name)[[2, 0]], seen, width, reduce, taken)
+        assert np.abs(found.maps[name].numpy()) == pytest.approx(np.abs(expected), abs=1e-12)
+        clear = np.abs(expected) > 1e-9
+        assert (np.sign(found.maps[name].numpy()) == np.sign(expected))[clear].mean() > 0.99 if clear.any() else True
+        assert np.array_equal(found.visible.numpy(), visible)
+
+
+@settings(max_examples=30, deadline=None)
+@given(mask=st.sampled_from(MASKS), n=st.integers(2, 300), per_token=st.booleans(), seed=st.integers(0, 99))
+def test_windows_are_pieces_of_whole_maps(mask, n, per_token, seed):
+    rng = np.random.default_rng(seed)
+    layer = layer_of(n, n + seed % 3, mask, per_token, seed)
+    queries, keys = (torch.from_numpy(rng.permutation(size)[: size // 2 + 1]) for size in (n, n + seed % 3))
+    with Workers(2) as workers:
+        found = windows(layer, NAMES, [1, 2], queries, keys, workers)
+    for name in NAMES:
+        expected = whole(layer, name)[[1, 2]][:, queries][:, :, keys]
+        assert found[name].numpy() == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("attention", ["v1", "v2", "standard"])
+def test_marginals_are_those_of_measure(attention):
+    capture = diffscope.load(tiny.own(attention)).capture(tiny.ids(70))
+    names = ["A1", "D"] if attention == "standard" else ["A1", "A2", "lambda_A2", "D"]
+    found = capture.pooled_maps(1, size=16, names=names, marginals=True)
+    maps = capture.maps(1, names=names)
+    for name in names:
+        assert found[f"received_{name}"].values == pytest.approx(maps[name].sum("query").values, abs=1e-5)
+    entropy = measure(capture.layers[1], ["entropy"])["entropy"]
+    for name in ("A1", "D") if attention == "standard" else ("A1", "A2", "D"):
+        assert np.allclose(found[f"entropy_{name}"], entropy.sel(map=name), atol=1e-5, equal_nan=True)
+
+
+def test_changed_maps_may_be_signed():
+    scope = diffscope.load(tiny.own("v1"))
+    with scope.edit(edits.normalise_d()):
+        layer = scope.capture(tiny.ids(30)).layers[0]
+    found = pooled(layer, ("A1", "D"), None, 7)
+    rows = layer.rows()
+    for name, values in (("A1", rows.a1), ("D", rows.d)):
+        expected, _ = in_bins(values.double().numpy(), layer.visible().numpy(), found.width, "largest")
+        assert found.maps[name].numpy() == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_newer_request_stops_an_older_one():
+    capture = diffscope.load(tiny.own("v1")).capture(tiny.ids(60))
+    latest = Latest()
+    older = latest.request()
+    assert "A1" in capture.pooled_maps(0, size=8, stopped=older)
+    newer = latest.request()
+    with pytest.raises(Stopped):
+        capture.pooled_maps(0, size=8, stopped=older)
+    assert list(capture.pictures(0, size=8, stopped=older)) == []
+    assert len(list(capture.pictures(0, size=8, stopped=newer))) == 1
+
+
+def test_a_long_prompt_is_seen_coarsely_first(monkeypatch):
+    capture = diffscope.load(tiny.own("v1")).capture(tiny.ids(60))
+    monkeypatch.setattr("diffscope.pictures.COARSE", 100)
+    coarse, exact = capture.pictures(0, [1], size=8)
+    assert (coarse.attrs["exact"], exact.attrs["exact"]) == (0, 1)
+    assert (np.abs(coarse["D"]) <= np.abs(exact["D"]) + 1e-6).all() and coarse["visible"].identical(exact["visible"])
+    assert exact["D"].sel(head=1).values == pytest.approx(capture.pooled_map("D", 0, 1, size=8).values)
+
+
+def test_thumbnails_are_pooled_maps_of_every_head():
+    capture = diffscope.load(tiny.own("v1")).capture([tiny.ids(20), tiny.ids(50, seed=2)])
+    small = capture.thumbnails(size=6, prompt=1)
+    assert small.dims == ("layer", "head", "query", "key") and small.shape == (2, 4, 6, 6)
+    one = capture.pooled_map("D", 1, 3, prompt=1, size=6)
+    assert np.array_equal(small.sel(layer=1, head=3), one) and small.attrs["bin"] == one.attrs["bin"] == 9
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [({"size": 0}, "at least one bin"), ({"rows": 0}, "at least one row"), ({"reduce": "median"}, "not 'median'")],
+)
+def test_pictures_that_cannot_be_are_refused(options, words):
+    capture = diffscope.load(tiny.own("v1")).capture(tiny.ids(10))
+    with pytest.raises(DiffscopeError, match=words):
+        capture.pooled_maps(0, **options)
