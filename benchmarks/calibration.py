@@ -26,6 +26,7 @@ import torch
 
 import diffscope
 from benchmarks.calibration_cohorts import no_difference, planted_cohorts
+from diffscope.cards import BUNDLED
 from diffscope.hypotheses import TESTS, Pair, Test, run
 from diffscope.hypotheses.evidence.attribution import attributed
 from diffscope.hypotheses.evidence.flows import flows
@@ -37,7 +38,7 @@ from diffscope.hypotheses.intervals import LEVEL
 from diffscope.hypotheses.planted import TRUTHS, Planted, PlantedModels
 from diffscope.hypotheses.rules import MEASURED, state
 from diffscope.lab.scoring import draw
-from diffscope.models.loading import BUNDLED, checkpoints
+from diffscope.models.loading import checkpoints
 from diffscope.scope import Scope, load
 from diffscope.tasks import Retrieval
 

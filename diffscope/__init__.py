@@ -23,7 +23,7 @@ _NAMES = {
     "Capture": "capture",
     "CaptureBatch": "capture",
     "Chars": "prompts",
-    "Comparison": "scope.comparison",
+    "Comparison": "comparison",
     "Sample": "stats.sampling",
     "Scope": "scope",
     "anatomy": "instruments.anatomy",
@@ -31,7 +31,7 @@ _NAMES = {
     "branch_attribution": "attribution",
     "check": "conformance",
     "cmrr_by_injection": "instruments.injection",
-    "compare": "scope.comparison",
+    "compare": "scope.comparing",
     "figure": "figures",
     "load": "scope",
     "log_odds_under_noise": "instruments.injection",
@@ -81,6 +81,7 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
     from diffscope.attribution import branch_attribution as branch_attribution
     from diffscope.capture import Capture as Capture
     from diffscope.capture import CaptureBatch as CaptureBatch
+    from diffscope.comparison import Comparison as Comparison
     from diffscope.conformance import check as check
     from diffscope.figures import figure as figure
     from diffscope.instruments.anatomy import anatomy as anatomy
@@ -90,7 +91,6 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
     from diffscope.prompts import Chars as Chars
     from diffscope.scope import Scope as Scope
     from diffscope.scope import load as load
-    from diffscope.scope.comparison import Comparison as Comparison
-    from diffscope.scope.comparison import compare as compare
+    from diffscope.scope.comparing import compare as compare
     from diffscope.stats.averaging import average as average
     from diffscope.stats.sampling import Sample as Sample

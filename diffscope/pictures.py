@@ -17,7 +17,7 @@ from diffscope.errors import DiffscopeError
 from diffscope.prompts import Encoded
 from diffscope.proof.fidelity import Fidelity
 from diffscope.stats.measuring import positions
-from diffscope.stats.pooling import Pooled, Reduce, Stopped, pooled
+from diffscope.stats.pooling import Pooled, Reduce, Superseded, pooled
 from diffscope.stats.threads import Workers
 from diffscope.stats.windows import windows
 
@@ -197,7 +197,7 @@ class Pictures:
         ------
         DiffscopeError
             There is no such map, layer, head or prompt; marginals of some rows; or sizes below 1.
-        Stopped
+        Superseded
             When `stopped` says so.
         """
         if size < 1 or (rows is not None and rows < 1):
@@ -227,7 +227,7 @@ class Pictures:
             if len(chosen) * attention.n_queries * attention.n_keys > COARSE:
                 yield self.pooled_maps(layer, heads, prompt, **options | {"rows": 1, "marginals": False})
             yield self.pooled_maps(layer, heads, prompt, **options)
-        except Stopped:
+        except Superseded:
             return
 
     def thumbnails(
@@ -249,7 +249,7 @@ class Pictures:
         ------
         DiffscopeError
             There is no such prompt, or a layer has no such map.
-        Stopped
+        Superseded
             When `stopped` says so.
         """
         parts = [self.pooled_maps(number, None, prompt, size, [name], stopped=stopped)[name] for number in self.layer_numbers]

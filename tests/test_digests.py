@@ -13,11 +13,11 @@ import xarray as xr
 
 import diffscope
 from benchmarks.damages import damage, keep_all, without_digests
+from diffscope.cards import BUNDLED, CARD_FILE
 from diffscope.cli import main
 from diffscope.digests import END, KEY, MARK, SUMS, check_sums, write_sums
 from diffscope.errors import CorruptFile, NoDigest
 from diffscope.hypotheses.study import SHIPPED
-from diffscope.models.loading import BUNDLED, CARD_FILE
 from diffscope.store import FORMATS, open_statistics, open_tensors, save_statistics, save_tensors
 
 DIGEST = MARK.decode() + hashlib.sha256(b"").hexdigest()

@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.torch import load_file, save_file
 
+from diffscope.cards import BUNDLED, CARD_FILE
 from diffscope.digests import write_sums
 from diffscope.errors import DiffscopeError
 from diffscope.files import write_json
@@ -28,7 +29,7 @@ from diffscope.lab.scoring import draw, exact_answers, score
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.run_folder import RUN, WEIGHTS, read_run
 from diffscope.lab.training.scores import read_metrics
-from diffscope.models.loading import BUNDLED, CARD_FILE, checkpoints
+from diffscope.models.loading import checkpoints
 from diffscope.prompts import Chars
 from diffscope.scope import load
 from diffscope.tasks.examples import FILE

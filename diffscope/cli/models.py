@@ -1,6 +1,6 @@
 """``diffscope models``: what can be looked into without any download, and which kinds of attention are known."""
 
-import diffscope
+from diffscope.cards import FAMILIES, bundled
 from diffscope.cli.options import Json
 from diffscope.cli.output import say, show_json, show_table
 
@@ -9,15 +9,14 @@ EXAMPLE = ("diffscope models --json",)
 
 def command(as_json: Json = False):
     """List the bundled models and the supported families of attention."""
-    bundled = diffscope.models.bundled()
-    families = {family.name: family.description for family in diffscope.families.FAMILIES}
+    models = bundled()
     if as_json:
-        show_json({"models": bundled, "families": families})
+        show_json({"models": models, "families": FAMILIES})
         return
     headers = ["model", "attention", "layers", "heads", "parameters", "trained length", "retrieval", "checkpoints"]
-    show_table(headers, (_row(model) for model in bundled))
+    show_table(headers, (_row(model) for model in models))
     say()
-    show_table(["family", "reads"], families.items())
+    show_table(["family", "reads"], FAMILIES.items())
 
 
 def _row(model):

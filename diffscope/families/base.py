@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from diffscope.attention.layer import LayerAttention, Mask
+from diffscope.cards import FAMILIES
 from diffscope.errors import UnsupportedModel
 
 #: A module of somebody else's class: what it has is not in the type of ``torch.nn.Module``.
@@ -160,7 +161,9 @@ class Family(ABC):
 
     Attributes
     ----------
-    name, description : str
+    name : str
+    description : str
+        What it reads, in a line.
     convention : Convention or None
         What the implementation does by design; None for standard attention.
     interface : bool
@@ -171,10 +174,14 @@ class Family(ABC):
     """
 
     name: str
-    description: str
     convention: Convention | None = None
     interface: bool = True
     tried_on: str = "real class"
+
+    @property
+    def description(self) -> str:
+        """What it reads, in a line."""
+        return FAMILIES.get(self.name, "")
 
     @abstractmethod
     def modules(self, model: nn.Module) -> list[nn.Module]:

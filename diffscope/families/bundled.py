@@ -39,7 +39,6 @@ class Own(Family):
     """diffscope's own models behind one configuration field."""
 
     name = "diffscope"
-    description = "diffscope's own models: DIFF V1, DIFF V2 (λ per token and head), their standard baseline and their controls"
 
     def modules(self, model: nn.Module) -> list[nn.Module]:
         return [module for module in model.modules() if isinstance(module, Attention)]

@@ -17,7 +17,6 @@ class Kyegomez(Family):
     """Each head projects its two maps and its values by itself; all tokens see all others, and the only norm comes after W_o."""
 
     name = "kyegomez"
-    description = "kyegomez' DifferentialTransformer: a module a head, λ given by the model, attention run twice a block"
     convention = Convention(STRIPES, "an argument of the module", schedule=None, norm=None, post_scale=False, rope="none")
     interface = False
     tried_on = "documented layout"

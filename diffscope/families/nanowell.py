@@ -24,7 +24,6 @@ class Nanowell(Family):
     """
 
     name = "nanowell"
-    description = "DIFF V1 in nanowell's PyTorch port and its copies: head h pairs maps 2h and 2h + 1, one λ a head, no RoPE"
     convention = Convention(STRIPES, f"{EXPONENTIAL}, per head", schedule=0, norm="rms, affine", post_scale=True, rope="none")
     interface = False
     tried_on = "documented layout"

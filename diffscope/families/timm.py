@@ -26,7 +26,6 @@ class Timm(Family):
     """Fused projection, maps in stripes, full attention over image tokens; told by attributes, so that timm is never imported."""
 
     name = "timm"
-    description = "DiffAttention and DiffParallelScalingBlock of timm's vision transformers"
     convention = Convention(STRIPES, EXPONENTIAL, 0, "rms, affine", True, "none")
     interface = False
 

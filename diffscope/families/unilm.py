@@ -45,7 +45,6 @@ class UnilmV1(Family):
     """The naive file and both flash files, which differ in what they do with grouped keys, and whatever is built like them."""
 
     name = "unilm"
-    description = "DIFF V1 as its authors published it, naive or flash: head h pairs maps 2h and 2h + 1, one λ a layer"
     convention = Convention(STRIPES, EXPONENTIAL, schedule=0, norm="rms, affine", post_scale=True, rope="interleaved")
     interface = False
     tried_on = "documented layout"
@@ -165,7 +164,6 @@ class UnilmV2(Family):
     """One softmax over twice the query heads; maps 2h and 2h + 1 share keys and values."""
 
     name = "unilm-v2"
-    description = "DIFF V2 as its authors published it: head h pairs maps 2h and 2h + 1 on shared K and V, λ per token and head"
     convention = Convention(
         STRIPES, SIGMOID, schedule=None, norm=None, post_scale=False, rope="interleaved", keys="shared by both maps"
     )

@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 import xarray as xr
 
 from diffscope.capture import Capture, CaptureBatch
+from diffscope.comparison import Comparison
 from diffscope.figures import board as _board  # noqa: F401 (each registers what it draws)
 from diffscope.figures import cohort as _cohort  # noqa: F401
 from diffscope.figures import heads as _heads  # noqa: F401
@@ -16,7 +17,6 @@ from diffscope.figures import maps as _maps  # noqa: F401
 from diffscope.figures import rows as _rows  # noqa: F401
 from diffscope.figures.base import KINDS, Figure
 from diffscope.figures.maps import LARGEST
-from diffscope.scope.comparison import Comparison
 
 Window = slice | tuple[int, int] | int
 Contrast = Literal["sqrt", "linear"]

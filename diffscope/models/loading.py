@@ -14,28 +14,13 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PretrainedConfig
 from transformers.utils import cached_file, logging
 
+from diffscope.cards import BUNDLED, bundled
 from diffscope.digests import check_sums
 from diffscope.errors import CorruptFile, DiffscopeError, MissingExtra, ModelNotFound, UnsupportedModel, first_line
 
-BUNDLED = Path(__file__).parent / "bundled"
-CARD_FILE = "card.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 TIMM_WEIGHTS = "model.safetensors"
-
-
-def bundled() -> list[dict]:
-    """The models that come with diffscope.
-
-    Returns
-    -------
-    list of dict
-        name, path, attention, layers, heads, parameters, positions, scores, checkpoints (steps along training).
-    """
-    cards = sorted(BUNDLED.glob(f"*/{CARD_FILE}"))
-    for card in cards:
-        check_sums(card.parent, only=[CARD_FILE])
-    return [{**json.loads(card.read_text(encoding="utf-8"))["summary"], "path": str(card.parent)} for card in cards]
 
 
 def locate(name: str) -> tuple[Path | None, Path | None]:

@@ -28,7 +28,7 @@ ROWS_OF = {"A1": 0, "A2": 1, "D": -1}  # the maps whose rows have an entropy, an
 TOO_LITTLE = 2**20  # values of one map, over all heads, below which threads cost more than they bring
 
 
-class Stopped(Exception):
+class Superseded(Exception):
     """Who asked for a picture wants it no more."""
 
 
@@ -100,7 +100,7 @@ def pooled(
 
     Raises
     ------
-    Stopped
+    Superseded
         When `stopped` says so.
     """
     work = _Work(layer, names, heads, max(1, -(-max(layer.n_queries, layer.n_keys) // size)), reduce, rows, marginals)
@@ -110,7 +110,7 @@ def pooled(
     for place, piece in zip(places, (workers or Workers(1)).run(tasks, alone)):
         work.add(*place, piece)
         if stopped is not None and stopped():
-            raise Stopped
+            raise Superseded
     return work.result()
 
 

@@ -5,9 +5,9 @@ import json
 import pytest
 from small_models import PROMPT
 
+from diffscope.cards import BUNDLED
 from diffscope.hypotheses import TESTS, study
 from diffscope.hypotheses.study import open_study, shipped
-from diffscope.models.loading import BUNDLED
 from tests.studies import study as planted_study
 
 

@@ -11,8 +11,8 @@ from transformers.utils import logging
 
 import diffscope
 from diffscope import CorruptFile, ModelNotFound, UnsupportedModel
+from diffscope.cards import BUNDLED
 from diffscope.models import bundled
-from diffscope.models.loading import BUNDLED
 from tools.publish_models import MOST, card_text
 
 

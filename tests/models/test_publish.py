@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import diffscope
+from diffscope import cards
 from diffscope.digests import check_sums
 from diffscope.errors import DiffscopeError
 from diffscope.lab.scoring import draw, exact_answers
@@ -40,7 +41,8 @@ def run(recipe, tmp_path_factory):
 def places(tmp_path, monkeypatch):
     """Where models and examples go; what lies among the models."""
     monkeypatch.setitem(publish_models.SCORED, "count", 10)
-    monkeypatch.setattr(loading, "BUNDLED", tmp_path / "bundled")
+    for module in (cards, loading):
+        monkeypatch.setattr(module, "BUNDLED", tmp_path / "bundled")
     (tmp_path / "bundled" / "mini-diff").mkdir(parents=True)
     (tmp_path / "bundled" / "mini-diff" / "of-before.txt").write_text("another model")
     return {"target": tmp_path / "bundled", "examples": tmp_path / "examples.json"}
@@ -58,7 +60,7 @@ def test_three_arms_of_a_cohort_become_bundled_models(run, recipe, places):
         "mini-double-width": [],
     }
     assert not (places["target"] / "mini-diff" / "of-before.txt").exists()
-    assert sorted(model["name"] for model in loading.bundled()) == ["mini-diff", "mini-double-width", "mini-standard"]
+    assert sorted(model["name"] for model in cards.bundled()) == ["mini-diff", "mini-double-width", "mini-standard"]
     for arm in recipe.arms:
         kept, trained = places["target"] / f"mini-{arm}", diffscope.load(run / arm / "seed-1").model.state_dict()
         scope = diffscope.load(kept)

@@ -15,7 +15,7 @@ from diffscope.attention.parts import Mask, Pairing
 from diffscope.errors import DiffscopeError
 from diffscope.pictures import Latest
 from diffscope.stats import measure, pooling
-from diffscope.stats.pooling import Stopped, pooled
+from diffscope.stats.pooling import Superseded, pooled
 from diffscope.stats.threads import Workers
 from diffscope.stats.windows import windows
 from tests import tiny
@@ -158,7 +158,7 @@ def test_a_newer_request_stops_an_older_one():
     older = latest.request()
     assert "A1" in capture.pooled_maps(0, size=8, stopped=older)
     newer = latest.request()
-    with pytest.raises(Stopped):
+    with pytest.raises(Superseded):
         capture.pooled_maps(0, size=8, stopped=older)
     assert list(capture.pictures(0, size=8, stopped=older)) == []
     assert len(list(capture.pictures(0, size=8, stopped=newer))) == 1

@@ -1,16 +1,13 @@
-"""Two models on the same prompts, measured in the same way: ``diffscope.compare``."""
+"""Captures of two models on the same prompts, side by side."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import xarray as xr
 
 from diffscope.capture import Capture, CaptureBatch
-from diffscope.errors import DiffscopeError
-from diffscope.scope.scope import Scope
 from diffscope.stats.averaging import average
 from diffscope.stats.sampling import Sample
 
@@ -107,42 +104,7 @@ class Comparison:
         )
 
 
-def compare(
-    first: Scope,
-    second: Scope,
-    prompts: Any,
-    spans: Mapping | Sequence[Mapping] | None = None,
-) -> Comparison:
-    """Two models on the same prompts.
-
-    Parameters
-    ----------
-    first, second : Scope
-    prompts, spans
-        As for :meth:`diffscope.scope.Scope.capture`.
-
-    Returns
-    -------
-    Comparison
-
-    Raises
-    ------
-    DiffscopeError
-        The models' tokenizers differ, so that the same prompts would be other tokens.
-    PromptError, SpanError, FidelityError, OutOfMemoryAhead
-        As of :meth:`diffscope.scope.Scope.capture`.
-    """
-    captures = first.capture(prompts, spans), second.capture(prompts, spans)
-    same_ids = all(left.ids == right.ids for left, right in zip(*(capture.prompts for capture in captures)))
-    vocabularies = [scope.tokenizer.get_vocab() for scope in (first, second) if scope.tokenizer is not None]
-    if not same_ids or any(vocabulary != vocabularies[0] for vocabulary in vocabularies):
-        raise DiffscopeError(f"{first.name} and {second.name} have different tokenizers; compare models that share one")
-    number = (" (1)", " (2)") if first.name == second.name else ("", "")
-    return Comparison((first.name + number[0], second.name + number[1]), captures)
-
-
 def _maps(capture: Capture | CaptureBatch, layer: int, head: int, prompt: int) -> xr.Dataset:
-    d = capture.map("D", layer, head, prompt)
     differential = capture.layers[capture.layer_numbers.index(layer)].differential
-    names = MAPS if differential else ("A1", "D")
-    return xr.Dataset({name: capture.map(name, layer, head, prompt) for name in names}, attrs=d.attrs)
+    maps = capture.maps(layer, [head], prompt, names=MAPS if differential else ("A1", "D"))
+    return maps.isel(head=0, drop=True).assign_attrs(head=head)
