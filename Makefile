@@ -1,11 +1,12 @@
 # Everything a checkout needs, from Python alone. Settable: PYTHON (which interpreter), TORCH (whose build: cpu), PORT (of the dashboard),
-# WORKERS (processes that run tests, of one thread and about 3 GB each).
+# WORKERS (processes that run tests, of one thread and about 3 GB each), MINUTES (that a GPU is at hand), OUT (what gets its results).
 PORT ?= 8501
 WORKERS ?= 2
+MINUTES ?= 30
 BIN := .venv/bin
 export PYTHON TORCH
 
-.PHONY: app test lint dev suites constraints grid notebooks wheel clean
+.PHONY: app test lint dev suites constraints grid gpu notebooks wheel clean
 .NOTPARALLEL: # two at once would make the same environment
 
 app:
@@ -35,6 +36,10 @@ constraints: dev
 # Whether everything resolves, Python by platform; installs nothing.
 grid: dev
 	$(BIN)/python tools/grid.py
+
+# Everything that waits for a GPU, with whatever Python is at hand: nothing is installed. MINUTES: how long at most.
+gpu:
+	$(or $(PYTHON),python3) -m benchmarks.gpu --minutes $(MINUTES) $(if $(OUT),--copy $(OUT))
 
 notebooks: dev
 	$(BIN)/jupyter-execute --inplace analyses/*.ipynb

@@ -2,6 +2,7 @@
 
 python benchmarks/kernels.py
 python benchmarks/kernels.py --lengths 1024 8192 --repeats 9
+TRITON_INTERPRET=1 python benchmarks/kernels.py --device cpu --lengths 40      # whether it runs, no more
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
+import time
 from dataclasses import replace
 
 import torch
@@ -31,12 +33,12 @@ WORKS = {
 }
 
 
-def layer_of(tokens: int) -> LayerAttention:
+def layer_of(tokens: int, device: str) -> LayerAttention:
     """Random attention of that length, causal, bf16, λ = 0.8."""
-    generator = torch.Generator("cuda").manual_seed(0)
+    generator = torch.Generator(device).manual_seed(0)
 
     def random(maps: int) -> torch.Tensor:
-        return torch.randn(1, maps, tokens, D, generator=generator, device="cuda", dtype=torch.bfloat16)
+        return torch.randn(1, maps, tokens, D, generator=generator, device=device, dtype=torch.bfloat16)
 
     return LayerAttention(
         layer=0,
@@ -45,13 +47,17 @@ def layer_of(tokens: int) -> LayerAttention:
         k=random(2 * HEADS),
         v=random(HEADS),
         scale=D**-0.5,
-        pairing=Pairing.stripes(HEADS, device="cuda"),
+        pairing=Pairing.stripes(HEADS, device=device),
         lengths=(tokens,),
-        lam=torch.full((1, 1, 1), 0.8, device="cuda"),
+        lam=torch.full((1, 1, 1), 0.8, device=device),
     )
 
 
-def milliseconds(work) -> float:
+def milliseconds(work, device: str) -> float:
+    if device == "cpu":
+        begun = time.perf_counter()
+        work()
+        return 1e3 * (time.perf_counter() - begun)
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     work()
@@ -60,7 +66,9 @@ def milliseconds(work) -> float:
     return start.elapsed_time(end)
 
 
-def extra_memory(work) -> int:
+def extra_memory(work, device: str) -> int:
+    if device == "cpu":
+        return 0
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
@@ -71,7 +79,7 @@ def extra_memory(work) -> int:
 
 def worst_error(layer: LayerAttention, wanted: set[str]) -> float:
     """Of total, squares and roots of A1 and D, relative to float64 rows, over 16 queries."""
-    queries = torch.linspace(0, layer.n_queries - 1, 16, device="cuda").long()
+    queries = torch.linspace(0, layer.n_queries - 1, 16, device=layer.q.device).long()
     sums = rows.moments(layer, queries, wanted, **ORDER)
     exact = {name: getattr(layer, name).double() for name in ("q", "k", "lam", "gain")}
     held = replace(layer, **exact).rows(queries)
@@ -83,13 +91,13 @@ def worst_error(layer: LayerAttention, wanted: set[str]) -> float:
     return float(torch.stack(errors).max())
 
 
-def compare(tokens: int, repeats: int) -> None:
-    layer = layer_of(tokens)
-    queries = torch.arange(tokens, device="cuda")
+def compare(tokens: int, repeats: int, device: str) -> None:
+    layer = layer_of(tokens, device)
+    queries = torch.arange(tokens, device=device)
     v = layer.v.repeat_interleave(2, 1)
 
     def flash():
-        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        with sdpa_kernel(SDPBackend.MATH if device == "cpu" else SDPBackend.FLASH_ATTENTION):
             return torch.nn.functional.scaled_dot_product_attention(layer.q, layer.k, v, is_causal=True, scale=layer.scale)
 
     works = {"two flash forwards": flash}
@@ -100,7 +108,7 @@ def compare(tokens: int, repeats: int) -> None:
     times = {name: [] for name in works}
     for _ in range(repeats):
         for name, work in works.items():
-            times[name].append(milliseconds(work))
+            times[name].append(milliseconds(work, device))
     scores = 2 * HEADS * tokens * (tokens + 1) / 2  # of both maps of all heads, once
     products, exponentials = (2e3 * x for x in (scores * 2 * D / FLOPS, scores / EXPONENTIALS))
     print(f"{tokens} tokens; floor of two passes: products {products:.2f} ms, exponentials {exponentials:.2f} ms")
@@ -110,7 +118,7 @@ def compare(tokens: int, repeats: int) -> None:
         line = (
             f"  {name:22} {middle:10.2f} ms  ×{middle / forward:6.2f}  ×{middle / max(products, exponentials):6.2f} of the floor"
         )
-        line += f"  {extra_memory(work) / 2**20:7.0f} MiB extra"
+        line += f"  {extra_memory(work, device) / 2**20:7.0f} MiB extra"
         print(line + (f"  error {worst_error(layer, WORKS[name]):.1e}" if name in WORKS else ""))
 
 
@@ -118,12 +126,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lengths", type=int, nargs="+", default=[2**n for n in range(10, 17)])
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: through Triton's interpreter")
     options = parser.parse_args()
-    if not torch.cuda.is_available():
+    if options.device == "cuda" and not torch.cuda.is_available():
         sys.exit("this benchmark needs a CUDA device")
-    print(f"{HEADS} heads of two maps, d = {D}, bf16, causal; {torch.cuda.get_device_name()}, torch {torch.__version__}")
+    name = torch.cuda.get_device_name() if options.device == "cuda" else "interpreted"
+    print(f"{HEADS} heads of two maps, d = {D}, bf16, causal; {name}, torch {torch.__version__}")
     for tokens in options.lengths:
-        compare(tokens, options.repeats)
+        compare(tokens, options.repeats, options.device)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,91 @@
+"""What waits for a GPU runs on a machine that has little installed: everything small, on a CPU, and goes on where it stopped."""
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from benchmarks import gpu
+
+HOME = Path(__file__).parents[1]
+# What no bare machine has.
+ABSENT = (
+    "datasets",
+    "hypothesis",
+    "matplotlib",
+    "nnsight",
+    "plotly",
+    "pyarrow",
+    "ray",
+    "rich",
+    "statsmodels",
+    "streamlit",
+    "tensorboardX",
+    "timm",
+    "transformer_lens",
+    "typer",
+    "zarr",
+)
+HIDING = f"""
+import sys
+from importlib.abc import MetaPathFinder
+class Hidden(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {ABSENT!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Hidden())
+"""
+
+
+def run(folder, *options):
+    path = os.pathsep.join((str(folder / "hiding"), *filter(None, (os.environ.get("PYTHONPATH"),))))
+    command = [sys.executable, "-m", "benchmarks.gpu", "--tiny", "--device", "cpu", "--out", str(folder / "out"), *options]
+    return subprocess.run(command, cwd=HOME, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
+
+
+@pytest.mark.slow
+def test_every_item_runs_where_little_is_installed(tmp_path):
+    pytest.importorskip("triton")
+    (tmp_path / "hiding").mkdir()
+    (tmp_path / "hiding" / "sitecustomize.py").write_text(HIDING)
+    begun = run(tmp_path, "--only", "a 3B shape at 8K", "--minutes", "2")
+    assert begun.returncode == 0 and "| tests | not begun |" in begun.stdout, begun.stdout + begun.stderr
+    first = json.loads((tmp_path / "out" / "gpu.json").read_text())["items"]
+    whole = run(tmp_path, "--minutes", "9", "--copy", str(tmp_path / "copy"))
+    record = json.loads((tmp_path / "out" / "gpu.json").read_text())
+    failed = {name: found["text"][-2000:] for name, found in record["items"].items() if found["state"] != "done"}
+    assert not failed, failed
+    assert whole.returncode == 0 and set(record["items"]) == {item.name for item in gpu.ITEMS}, whole.stdout + whole.stderr
+    assert record["items"]["a 3B shape at 8K"] == first["a 3B shape at 8K"]  # done once
+    files = sorted(path.name for path in (tmp_path / "copy").iterdir())
+    assert files == sorted(gpu.FILES) and all(path.stat().st_size <= gpu.MOST_BYTES for path in (tmp_path / "copy").iterdir())
+    with tarfile.open(tmp_path / "copy" / "cohort.tar") as archive:
+        names = archive.getnames()
+    assert {f"cohort/{arm}/seed-0/evidence.nc" for arm in ("diff", "standard", "double-width")} < set(names)
+    again = run(tmp_path, "--minutes", "2")
+    assert again.returncode == 0 and "at most" not in again.stdout  # nothing is left
+
+
+def test_an_item_over_its_time_is_stopped_and_tried_again(tmp_path, monkeypatch):
+    (tmp_path / "waits.py").write_text("import time\nprint('begun', flush=True)\ntime.sleep(60)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    found = gpu.run(gpu.Item("waits", "waits", "", "", 3.0), tmp_path, 10.0, tiny=True)
+    assert found["state"] == "over time" and found["text"] == "begun\n" and found["seconds"] < 6
+    (tmp_path / "waits.py").write_text("raise SystemExit(3)")
+    assert gpu.run(gpu.Item("waits", "waits", "", "", 30.0), tmp_path, 30.0, tiny=True)["state"] == "failed with 3"
+
+
+def test_results_of_another_machine_are_taken_up(tmp_path):
+    earlier, out = tmp_path / "earlier", tmp_path / "out"
+    (earlier / "cohort" / "shards").mkdir(parents=True)
+    (earlier / "cohort" / "shards" / "a.nc").write_bytes(b"a run")
+    (earlier / "gpu.json").write_text('{"items": {}}')
+    with tarfile.open(earlier / "cohort.tar", "w") as archive:
+        archive.add(earlier / "cohort", arcname="cohort")
+    out.mkdir()
+    gpu.take_up(earlier, out)
+    assert (out / "cohort" / "shards" / "a.nc").read_bytes() == b"a run" and (out / "gpu.json").is_file()
