@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from itertools import islice
 
 import numpy as np
 import torch
@@ -139,7 +140,8 @@ def mistake_row(mistake: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cpu")
-    device = parser.parse_args().device
+    parser.add_argument("--first", type=int, help="only so many models and mistakes")
+    options = parser.parse_args()
     print("# Families\n\nMade by `python -m benchmarks.families`, on tiny random models in float32 (64 wide, a few layers).\n")
     print(
         "*Opened*: `diffscope check` passes on a prompt longer than any window, on two prompts of different length and on steps "
@@ -152,9 +154,9 @@ def main() -> None:
     columns = "model | family | opened | maps of head h | λ | keys | cached decoding | edits | fidelity"
     columns += " | decided in half precision | tried on"
     print(f"| {columns} |\n|{'---|' * (columns.count('|') + 1)}")
-    for name, make in MODELS.items():
+    for name, make in islice(MODELS.items(), options.first):
         try:
-            print(family_row(name, make, device), flush=True)
+            print(family_row(name, make, options.device), flush=True)
         except ImportError as error:
             print(f"{name} left out: {error}", file=sys.stderr)
     print(
@@ -162,7 +164,7 @@ def main() -> None:
         "In half precision, whose rounding hides several of them, a float32 run of each layer's own module finds them.\n"
     )
     print("| planted | float32 | bfloat16 | float16 | what is said |\n|---|---|---|---|---|")
-    for mistake in planted.MISTAKES:
+    for mistake in islice(planted.MISTAKES, options.first):
         print(mistake_row(mistake), flush=True)
 
 

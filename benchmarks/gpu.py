@@ -80,7 +80,7 @@ ITEMS = (
         f"--device cuda --lengths 2048 --dtypes float32 bfloat16 --implementations {IMPLEMENTATIONS}",
         "--lengths 32 --dtypes float32 --implementations sdpa --no-layouts",
     ),
-    Item("kernels", "benchmarks.kernels", "--lengths 2048 8192 65536", "--device cpu --lengths 40 --repeats 1"),
+    Item("kernels", "benchmarks.kernels", "--lengths 2048 8192 65536", "--device cpu --lengths 20 --repeats 1"),
     Item(
         "a 3B shape at 8K",
         "benchmarks.large",
@@ -88,15 +88,21 @@ ITEMS = (
         "--layers 2 --hidden 64 --heads 2 --length 64",
     ),
     Item("float32 proof at 2K", "benchmarks.float32_proof", "--device cuda --length 2048", "--length 64", 60.0),
-    Item("ranks at 64K", "benchmarks.ranks", "--device cuda --length 65536 --no-exact", "--length 64 --kinds structured", 90.0),
+    Item(
+        "ranks at 64K",
+        "benchmarks.ranks",
+        "--device cuda --length 65536 --no-exact",
+        "--length 256 --kinds diffuse",
+        90.0,
+    ),
     Item(
         "beside other tools",
         "benchmarks.engine",
         "--device cuda --lengths 1024 4096 16384 65536 --seconds 20 --repeats 3 --out {out}/engine.json",
-        "--lengths 64 --repeats 1 --no-bundled --out {out}/engine.json",
+        "--lengths 64 --repeats 1 --methods diffscope --no-bundled --out {out}/engine.json",
         180.0,
     ),
-    Item("families", "benchmarks.families", "--device cuda", "", 90.0),
+    Item("families", "benchmarks.families", "--device cuda", "--first 2", 90.0),
     Item("float32 proof at 16K", "benchmarks.float32_proof", "--device cuda --length 16384", "--length 96", 90.0),
     Item(
         "fidelity at 16K",
@@ -134,6 +140,7 @@ def run(item: Item, out: Path, seconds: float, tiny: bool) -> dict:
     words = (item.tiny if tiny else item.options).format(out=out, seconds=max(1, int(seconds - 5)))
     path = os.pathsep.join(filter(None, (str(HOME), os.environ.get("PYTHONPATH"))))
     environment = os.environ | {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+    environment |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     if tiny:
         environment |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     start = time.monotonic()

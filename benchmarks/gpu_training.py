@@ -14,9 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from diffscope.hypotheses.cohort_evidence import take_evidence
+from diffscope.hypotheses.evidence.of_run import EVIDENCE, evidence_of_run
 from diffscope.lab.training.cohort import Cohort, train_cohort
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.stages import Grid, Stage
+from diffscope.store import save_statistics
 
 ARMS = ("diff", "standard", "double-width")
 
@@ -28,7 +30,7 @@ def tiny(recipe: Recipe) -> Recipe:
     for name in ARMS:
         heads = 2 if name != "standard" else 4
         arms[name] = recipe.arms[name] | {"num_attention_heads": heads, "num_key_value_heads": heads}
-    first = Stage(4, ((2, 64),), 0.1, (2, 3), 5, warmup=2, template=recipe.stages[0].template)
+    first = Stage(10, ((2, 64),), 0.1, (2, 3), 5, warmup=2, template=recipe.stages[0].template)
     return replace(
         recipe,
         name="gpu-tiny",
@@ -39,15 +41,21 @@ def tiny(recipe: Recipe) -> Recipe:
         minor=None,
         continued={},
         then=None,
-        tuning=replace(recipe.tuning, rates=(1e-3, 2e-3), seeds=(100,), steps=3),
-        checkpoints=(2,),
-        evaluate_every=2,
-        stages=(first, replace(first, steps=3)),
+        tuning=replace(recipe.tuning, rates=(1e-3,), seeds=(100,), steps=10),
+        checkpoints=(),
+        evaluate_every=5,
+        stages=(first, replace(first, steps=3, warmup=1)),
         grid=Grid(lengths=(128, 160), distractors=(0, 3), prompts=5, template=recipe.grid.template),
         evaluation=replace(recipe.evaluation, lengths=(64,), distractors=(0, 1), prompts=10),
         precision="float32",
         compiled=False,
     )
+
+
+def little_evidence(folder: Path, recipe: Recipe, seed: int) -> None:
+    """As :func:`take_evidence`, with one untrained model."""
+    evidence = evidence_of_run(folder, recipe.grid.template, seed, untrained=1)
+    save_statistics(evidence, folder / EVIDENCE, dated=False)
 
 
 def main() -> int:
@@ -60,14 +68,14 @@ def main() -> int:
     end = time.monotonic() + options.seconds
     recipe = Recipe.load("gpu")
     recipe = tiny(recipe) if options.tiny else recipe
-    cohort = Cohort(recipe, options.out / "cohort", arms=ARMS, device=options.device)
+    cohort = Cohort(recipe, options.out / "cohort", arms=ARMS[:2] if options.tiny else ARMS, device=options.device)
 
     def progress(done: int, total: int, words: str) -> None:
         if time.monotonic() > end:
             raise KeyboardInterrupt  # as a person would: what was begun goes on from its last state another time
 
     with suppress(KeyboardInterrupt):
-        train_cohort(cohort, evidence=take_evidence, progress=progress)
+        train_cohort(cohort, evidence=little_evidence if options.tiny else take_evidence, progress=progress)
     outcome = cohort.outcome()
     print(f"{len(outcome.done)} runs are finished, {len(outcome.waiting)} left")
     for name, why in outcome.failed.items():

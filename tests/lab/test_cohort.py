@@ -14,6 +14,7 @@ import diffscope
 from diffscope.cli import main
 from diffscope.digests import SUMS
 from diffscope.errors import DiffscopeError
+from diffscope.hypotheses.evidence import of_run
 from diffscope.lab import scoring
 from diffscope.lab.jobs.shards import result
 from diffscope.lab.training.cohort import Cohort, collect, open_dataset, summary, train_cohort
@@ -28,6 +29,13 @@ from diffscope.tasks import Retrieval
 from tests.lab.small_recipes import FORMING, PIECE
 from tools.keep_cohort import keep
 from tools.keep_runs import keep_runs
+
+
+@pytest.fixture(autouse=True)
+def little_evidence(monkeypatch):
+    """What the command takes of every run, on few prompts."""
+    for name, value in (("PROMPTS", 10), ("DISTRACTORS", (4,)), ("LENGTH", 128), ("TEXTS", 2)):
+        monkeypatch.setattr(of_run, name, value)
 
 
 def test_prompts_that_cannot_be_drawn_are_known_before_the_training(tmp_path):

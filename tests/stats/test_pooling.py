@@ -189,3 +189,18 @@ def test_pictures_that_cannot_be_are_refused(options, words):
     capture = diffscope.load(tiny.own("v1")).capture(tiny.ids(10))
     with pytest.raises(DiffscopeError, match=words):
         capture.pooled_maps(0, **options)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("attention", ["v1", "v2", "standard"])
+def test_a_gpu_gives_the_same_pictures(attention):
+    model = tiny.own(attention)
+    on_cpu = diffscope.load(model).capture(tiny.ids(90))
+    on_gpu = diffscope.load(model.to("cuda")).capture(tiny.ids(90))
+    for reduce in ("largest", "mean"):
+        options = {"size": 16, "reduce": reduce, "marginals": True}
+        expected, found = (capture.pooled_maps(1, **options) for capture in (on_cpu, on_gpu))
+        for name, values in expected.items():
+            assert np.allclose(np.abs(found[name]), np.abs(values), atol=1e-4, equal_nan=True), name
+    expected, found = (capture.maps(1, queries=slice(30, 60)) for capture in (on_cpu, on_gpu))
+    assert all(np.allclose(found[name], values, atol=1e-5) for name, values in expected.items())
