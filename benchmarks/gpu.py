@@ -34,6 +34,7 @@ FILES = ("gpu.json", "gpu.txt", "gpu.md", "engine.json", "cohort.tar")
 MOST_BYTES = 16 * 2**20  # of a file that comes back
 SHOWN = 12  # last lines of what an item printed, in the table
 LEAST = 20.0  # seconds with which an item is still begun
+MARGIN = 30.0  # seconds before its end at which training stops by itself: it looks at the clock from step to step
 MARKED = (
     "tests/kernels",
     "tests/stats/test_implicit_map.py",
@@ -137,7 +138,8 @@ def device_in_words(device: str) -> dict:
 
 def run(item: Item, out: Path, seconds: float, tiny: bool) -> dict:
     """One item in a process of its own, which ends with its children when its time is over."""
-    words = (item.tiny if tiny else item.options).format(out=out, seconds=max(1, int(seconds - 5)))
+    options = item.tiny if tiny else item.options
+    words = options.format(out=out, seconds=max(1, int(seconds - MARGIN)))
     path = os.pathsep.join(filter(None, (str(HOME), os.environ.get("PYTHONPATH"))))
     environment = os.environ | {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
     environment |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
@@ -168,18 +170,29 @@ def run(item: Item, out: Path, seconds: float, tiny: bool) -> dict:
     return {
         "state": state,
         "seconds": round(time.monotonic() - start, 1),
-        "command": f"python -m {item.module} {words}",
+        "command": command_of(item, tiny),
         "text": text,
     }
 
 
+def command_of(item: Item, tiny: bool) -> str:
+    """What it runs, with places for what differs from time to time."""
+    return f"python -m {item.module} {item.tiny if tiny else item.options}".rstrip()
+
+
+def is_done(item: Item, record: dict) -> bool:
+    """Whether it was done, by the command that it has now."""
+    found = record["items"].get(item.name, {})
+    return found.get("state") == "done" and found.get("command") == command_of(item, record["tiny"])
+
+
 def table(record: dict) -> str:
     """What came of every item, in Markdown."""
-    facts = ", ".join(f"{name} {value}" for name, value in record["facts"].items())
-    lines = [f"# On a GPU\n\n{facts}\n", "| item | state | seconds |", "|---|---|---|"]
+    lines = ["# Small, on a CPU\n" if record["tiny"] else "# On a GPU\n", "| item | state | seconds | on |", "|---|---|---|---|"]
     for item in ITEMS:
-        found = record["items"].get(item.name, {"state": "not begun", "seconds": ""})
-        lines.append(f"| {item.name} | {found['state']} | {found['seconds']} |")
+        found = record["items"].get(item.name, {"state": "not begun", "seconds": "", "facts": {}})
+        facts = ", ".join(f"{name} {value}" for name, value in found["facts"].items())
+        lines.append(f"| {item.name} | {found['state']} | {found['seconds']} | {facts} |")
     for item in ITEMS:
         if item.name in record["items"]:
             text = record["items"][item.name]["text"].rstrip().splitlines()
@@ -200,24 +213,36 @@ def pack(out: Path) -> None:
     from tools.keep_runs import keep_runs
 
     if any((out / "cohort").glob("shards/*.nc")):
-        keep_runs(out / "cohort", out / "kept")
+        keep_runs(out / "cohort", out / "kept", MOST_BYTES)
         with tarfile.open(out / "cohort.tar", "w") as archive:
             archive.add(out / "kept", arcname="cohort")
 
 
 def take_up(earlier: Path, out: Path) -> None:
-    """What another machine did, where this folder has none of it."""
+    """What another machine did, where nothing has been done here."""
+    if (out / "gpu.json").is_file():
+        return
     for name in FILES:
-        if (earlier / name).is_file() and not (out / name).is_file():
+        if (earlier / name).is_file():
             shutil.copyfile(earlier / name, out / name)
-    if (out / "cohort.tar").is_file() and not (out / "cohort").is_dir():
+    if (out / "cohort.tar").is_file():
         with tarfile.open(out / "cohort.tar") as archive:
             archive.extractall(out, filter="data")
 
 
+def copy(out: Path, target: Path) -> None:
+    """What came of it, into another folder; says which files are too large."""
+    target.mkdir(parents=True, exist_ok=True)
+    for path in (out / name for name in FILES):
+        if path.is_file() and path.stat().st_size > MOST_BYTES:
+            print(f"left out: {path.name} has {path.stat().st_size:,} bytes, at most {MOST_BYTES:,} are copied")
+        elif path.is_file():
+            shutil.copyfile(path, target / path.name)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--out", type=Path, default=Path("runs/gpu"))
+    parser.add_argument("--out", type=Path, help="by default runs/gpu, or runs/gpu-tiny")
     parser.add_argument("--earlier", type=Path, default=HOME / "benchmarks" / "results" / "gpu", help="results to take up")
     parser.add_argument("--copy", type=Path, help="a folder that gets what came of it, at most eight files of 16 MiB")
     parser.add_argument("--minutes", type=float, default=30.0)
@@ -231,32 +256,33 @@ def main() -> int:
         sys.exit("error: there is no CUDA device; --tiny --device cpu tries everything small")
     if (options.device == "cpu") != options.tiny:
         sys.exit("error: on a CPU only --tiny is of use, and --tiny only there")
-    out = options.out.resolve()
+    out = (options.out or Path("runs/gpu-tiny" if options.tiny else "runs/gpu")).resolve()
     out.mkdir(parents=True, exist_ok=True)
     if not options.tiny:
         take_up(options.earlier, out)
     kept = json.loads((out / "gpu.json").read_text(encoding="utf-8")) if (out / "gpu.json").is_file() else {"items": {}}
-    record = {"facts": facts, "tiny": options.tiny, "items": kept["items"]}
+    if kept.get("tiny", options.tiny) != options.tiny:
+        sys.exit(f"error: {out} holds what was run {'small' if kept['tiny'] else 'in full'}; choose another folder with --out")
+    record = {"tiny": options.tiny, "items": kept["items"]}
     if unknown := set(options.only or ()) - {item.name for item in ITEMS}:
         sys.exit(f"error: there is no item {min(unknown)!r}")
-    for item in ITEMS:
+    wanted = [item for item in ITEMS if item.name in (options.only or [item.name])]
+    for item in wanted:
         left = end - time.monotonic()
-        done = record["items"].get(item.name, {}).get("state") == "done"
-        if done or (options.only and item.name not in options.only) or left < LEAST:
+        if is_done(item, record) or left < LEAST:
             continue
         print(f"{item.name}: at most {min(left, item.seconds):.0f} s", flush=True)
-        record["items"][item.name] = run(item, out, left, options.tiny)
+        record["items"][item.name] = {**run(item, out, left, options.tiny), "facts": facts}
         keep(out, record)
+        if options.copy:
+            copy(out, options.copy)
         print(f"  {record['items'][item.name]['state']}, {record['items'][item.name]['seconds']} s", flush=True)
     keep(out, record)
     pack(out)
     if options.copy:
-        options.copy.mkdir(parents=True, exist_ok=True)
-        for name in FILES:
-            if (out / name).is_file() and (out / name).stat().st_size <= MOST_BYTES:
-                shutil.copyfile(out / name, options.copy / name)
+        copy(out, options.copy)
     print((out / "gpu.md").read_text(encoding="utf-8").partition("\n## ")[0])
-    return any(found["state"] != "done" for found in record["items"].values())
+    return not all(is_done(item, record) for item in wanted)
 
 
 if __name__ == "__main__":

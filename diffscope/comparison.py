@@ -107,4 +107,7 @@ class Comparison:
 def _maps(capture: Capture | CaptureBatch, layer: int, head: int, prompt: int) -> xr.Dataset:
     differential = capture.layers[capture.layer_numbers.index(layer)].differential
     maps = capture.maps(layer, [head], prompt, names=MAPS if differential else ("A1", "D"))
-    return maps.isel(head=0, drop=True).assign_attrs(head=head)
+    lam = maps.attrs["lam"]
+    about = {"head": head, "lam": lam if isinstance(lam, str) else lam[0]}
+    one = maps.isel(head=0, drop=True).assign_attrs(about)
+    return one.assign({name: array.assign_attrs(about) for name, array in one.data_vars.items()})

@@ -223,8 +223,10 @@ class Pictures:
         Ends early, without an error, when `stopped` says so. Parameters are as of :meth:`pooled_maps`.
         """
         attention, chosen, _ = self._asked(layer, heads, prompt, options.get("names"))
+        options = {name: option for name, option in options.items() if name != "rows"}
+        in_bins = max(attention.n_queries, attention.n_keys) > options.get("size", SIZE)
         try:
-            if len(chosen) * attention.n_queries * attention.n_keys > COARSE:
+            if in_bins and len(chosen) * attention.n_queries * attention.n_keys > COARSE:
                 yield self.pooled_maps(layer, heads, prompt, **options | {"rows": 1, "marginals": False})
             yield self.pooled_maps(layer, heads, prompt, **options)
         except Superseded:

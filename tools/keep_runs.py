@@ -22,7 +22,7 @@ KEPT = ("shards/*.nc", f"*/seed-*/{EVIDENCE}", f"*/seed-*/{RUN}")
 LARGEST = 200_000  # bytes of a file
 
 
-def keep_runs(run: Path, target: Path) -> list[str]:
+def keep_runs(run: Path, target: Path, largest: int = LARGEST) -> list[str]:
     """Copy the results and the evidence of finished runs.
 
     Parameters
@@ -31,6 +31,8 @@ def keep_runs(run: Path, target: Path) -> list[str]:
         The folder that ``diffscope train`` trains into.
     target : Path
         Gets the files that it lacks, or has otherwise.
+    largest : int
+        Bytes of a file.
 
     Returns
     -------
@@ -45,8 +47,8 @@ def keep_runs(run: Path, target: Path) -> list[str]:
     finished = sorted(path for pattern in KEPT for path in run.glob(pattern) if _belongs_to_finished(path))
     if not finished:
         raise DiffscopeError(f"nothing in {run} is finished; train with: diffscope train RECIPE --out {run}")
-    if large := [path for path in finished if path.stat().st_size > LARGEST]:
-        raise DiffscopeError(f"{large[0]} has {large[0].stat().st_size:,} bytes; at most {LARGEST:,} of a file are kept")
+    if large := [path for path in finished if path.stat().st_size > largest]:
+        raise DiffscopeError(f"{large[0]} has {large[0].stat().st_size:,} bytes; at most {largest:,} of a file are kept")
     copied = []
     for path in finished:
         copy = target / path.relative_to(run)

@@ -52,13 +52,15 @@ def data(
         seen = visible_cells(attention, maps["query"].values, maps["key"].values)
         maps = maps.assign_coords(visible=(("query", "key"), seen))
     dataset = maps.isel(head=0, drop=True)
-    lam = maps.attrs["lam"]
+    lam = maps.attrs["lam"] if isinstance(maps.attrs["lam"], str) else maps.attrs["lam"][0]
+    for array in dataset.data_vars.values():
+        array.attrs |= {"head": head, "lam": lam}
     if attention.d_is_a1:
         dataset = dataset.rename(A1="A")
     dataset.attrs = {
         "figure": "maps",
         **described(cap, attention, head),
-        "lam": (lam if isinstance(lam, str) else lam[0]) if attention.differential else None,
+        "lam": lam if attention.differential else None,
         "bin": maps.attrs.get("bin", 1),
     }
     return dataset

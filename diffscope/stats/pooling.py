@@ -17,6 +17,7 @@ from diffscope.attention.maps import map_of
 from diffscope.attention.memory import Workspace
 from diffscope.attention.parts import Rows
 from diffscope.attention.precision import exactly
+from diffscope.errors import DiffscopeError
 from diffscope.stats.formulas.distribution import entropy
 from diffscope.stats.formulas.row_sums import of_maps
 from diffscope.stats.threads import Workers
@@ -100,10 +101,15 @@ def pooled(
 
     Raises
     ------
+    DiffscopeError
+        Marginals of some rows.
     Superseded
         When `stopped` says so.
     """
-    work = _Work(layer, names, heads, max(1, -(-max(layer.n_queries, layer.n_keys) // size)), reduce, rows, marginals)
+    width = max(1, -(-max(layer.n_queries, layer.n_keys) // size))
+    if marginals and rows is not None and rows < width:
+        raise DiffscopeError("what keys receive, and the entropy of rows, need all rows; leave out either rows or marginals")
+    work = _Work(layer, names, heads, width, reduce, rows, marginals)
     alone = layer.q.device.type != "cpu" or len(work.heads) * len(work.queries) * layer.n_keys < TOO_LITTLE
     places = work.places()
     tasks = (partial(work.piece, *place) for place in places)
@@ -193,6 +199,8 @@ class _Work:
                 received |= {name: lam * received["A2"]} if self.marginals else {}
                 continue
             values = map_of(rows, name)
+            if name == "share":
+                values = values.nan_to_num(nan=0.0)  # a row that sees nothing has none
             bins[name] = self._binned(values, signed=name == "D" or name == "lambda_A2" or rows.changed)
             received |= {name: values.sum(1)} if self.marginals else {}
         moments = of_maps(rows, {"logs"}, workspace) if self.marginals else None

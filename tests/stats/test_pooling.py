@@ -152,6 +152,16 @@ def test_changed_maps_may_be_signed():
         assert found.maps[name].numpy() == pytest.approx(expected, abs=1e-6)
 
 
+def test_padding_has_no_share():
+    layer = layer_of(12, 12, MASKS[3], False, 0)
+    seen = torch.ones(12, 12, dtype=torch.bool).tril()
+    seen[:2] = False
+    layer = replace(layer, mask=replace(layer.mask, visible=seen[None]))
+    found = pooled(layer, ("share",), None, 4, marginals=True)
+    assert not found.maps["share"].isnan().any() and not found.visible[0, 1:].any()
+    assert found.received["share"].sum(1).tolist() == pytest.approx([10.0] * 3)
+
+
 def test_a_newer_request_stops_an_older_one():
     capture = diffscope.load(tiny.own("v1")).capture(tiny.ids(60))
     latest = Latest()
@@ -167,7 +177,8 @@ def test_a_newer_request_stops_an_older_one():
 def test_a_long_prompt_is_seen_coarsely_first(monkeypatch):
     capture = diffscope.load(tiny.own("v1")).capture(tiny.ids(60))
     monkeypatch.setattr("diffscope.pictures.COARSE", 100)
-    coarse, exact = capture.pictures(0, [1], size=8)
+    coarse, exact = capture.pictures(0, [1], size=8, rows=2)
+    assert len(list(capture.pictures(0, size=60))) == 1  # nothing is pooled
     assert (coarse.attrs["exact"], exact.attrs["exact"]) == (0, 1)
     assert (np.abs(coarse["D"]) <= np.abs(exact["D"]) + 1e-6).all() and coarse["visible"].identical(exact["visible"])
     assert exact["D"].sel(head=1).values == pytest.approx(capture.pooled_map("D", 0, 1, size=8).values)
@@ -183,7 +194,12 @@ def test_thumbnails_are_pooled_maps_of_every_head():
 
 @pytest.mark.parametrize(
     "options, words",
-    [({"size": 0}, "at least one bin"), ({"rows": 0}, "at least one row"), ({"reduce": "median"}, "not 'median'")],
+    [
+        ({"size": 0}, "at least one bin"),
+        ({"rows": 0}, "at least one row"),
+        ({"reduce": "median"}, "not 'median'"),
+        ({"size": 4, "rows": 1, "marginals": True}, "need all rows"),
+    ],
 )
 def test_pictures_that_cannot_be_are_refused(options, words):
     capture = diffscope.load(tiny.own("v1")).capture(tiny.ids(10))
