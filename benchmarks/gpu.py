@@ -58,8 +58,8 @@ class Item:
         What ``python -m`` runs.
     options : str
         For a GPU; {out} is the folder of results, {seconds} what is left.
-    tiny : str
-        For ``--tiny``.
+    tiny : str or None
+        For ``--tiny``; None where another item tries the same there.
     seconds : float
         The most that it may take; infinite where it takes what is left.
     """
@@ -67,7 +67,7 @@ class Item:
     name: str
     module: str
     options: str
-    tiny: str
+    tiny: str | None
     seconds: float = 120.0
 
 
@@ -79,7 +79,7 @@ ITEMS = (
         "fidelity at 2K",
         "benchmarks.fidelity",
         f"--device cuda --lengths 2048 --dtypes float32 bfloat16 --implementations {IMPLEMENTATIONS}",
-        "--lengths 32 --dtypes float32 --implementations sdpa --no-layouts",
+        "--lengths 32 --dtypes float32 bfloat16 --implementations sdpa --no-layouts",
     ),
     Item("kernels", "benchmarks.kernels", "--lengths 2048 8192 65536", "--device cpu --lengths 20 --repeats 1"),
     Item(
@@ -104,12 +104,12 @@ ITEMS = (
         180.0,
     ),
     Item("families", "benchmarks.families", "--device cuda", "--first 2", 90.0),
-    Item("float32 proof at 16K", "benchmarks.float32_proof", "--device cuda --length 16384", "--length 96", 90.0),
+    Item("float32 proof at 16K", "benchmarks.float32_proof", "--device cuda --length 16384", None, 90.0),
     Item(
         "fidelity at 16K",
         "benchmarks.fidelity",
         "--device cuda --lengths 16384 --dtypes float32 bfloat16 --implementations sdpa flex_attention flash_attention_2",
-        "--lengths 48 --dtypes bfloat16 --implementations eager --no-layouts",
+        None,
     ),
     Item(
         "training",
@@ -138,8 +138,7 @@ def device_in_words(device: str) -> dict:
 
 def run(item: Item, out: Path, seconds: float, tiny: bool) -> dict:
     """One item in a process of its own, which ends with its children when its time is over."""
-    options = item.tiny if tiny else item.options
-    words = options.format(out=out, seconds=max(1, int(seconds - MARGIN)))
+    words = options_of(item, tiny).format(out=out, seconds=max(1, int(seconds - MARGIN)))
     path = os.pathsep.join(filter(None, (str(HOME), os.environ.get("PYTHONPATH"))))
     environment = os.environ | {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
     environment |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
@@ -177,7 +176,16 @@ def run(item: Item, out: Path, seconds: float, tiny: bool) -> dict:
 
 def command_of(item: Item, tiny: bool) -> str:
     """What it runs, with places for what differs from time to time."""
-    return f"python -m {item.module} {item.tiny if tiny else item.options}".rstrip()
+    return f"python -m {item.module} {options_of(item, tiny)}".rstrip()
+
+
+def options_of(item: Item, tiny: bool) -> str:
+    return (item.tiny or "") if tiny else item.options
+
+
+def items(tiny: bool) -> list[Item]:
+    """Those that are run."""
+    return [item for item in ITEMS if not tiny or item.tiny is not None]
 
 
 def is_done(item: Item, record: dict) -> bool:
@@ -266,7 +274,7 @@ def main() -> int:
     record = {"tiny": options.tiny, "items": kept["items"]}
     if unknown := set(options.only or ()) - {item.name for item in ITEMS}:
         sys.exit(f"error: there is no item {min(unknown)!r}")
-    wanted = [item for item in ITEMS if item.name in (options.only or [item.name])]
+    wanted = [item for item in items(options.tiny) if item.name in (options.only or [item.name])]
     for item in wanted:
         left = end - time.monotonic()
         if is_done(item, record) or left < LEAST:

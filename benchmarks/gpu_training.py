@@ -68,7 +68,7 @@ def main() -> int:
     end = time.monotonic() + options.seconds
     recipe = Recipe.load("gpu")
     recipe = tiny(recipe) if options.tiny else recipe
-    cohort = Cohort(recipe, options.out / "cohort", arms=ARMS[:2] if options.tiny else ARMS, device=options.device)
+    cohort = Cohort(recipe, options.out / "cohort", arms=ARMS[:1] if options.tiny else ARMS, device=options.device)
 
     def progress(done: int, total: int, words: str) -> None:
         if time.monotonic() > end:
