@@ -9,6 +9,7 @@ import pytest
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 
+LONGEST = ("test_analyses.py", "test_gpu_program.py")  # so that no process is left with one of them at the end
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
@@ -21,8 +22,8 @@ def own_main():
 
 
 def pytest_collection_modifyitems(items):
-    """Run notebooks, the longest, first; skip browser tests without Chromium, gpu tests without CUDA."""
-    items.sort(key=lambda item: item.path.name != "test_analyses.py")
+    """Run the longest files first; skip browser tests without Chromium, gpu tests without CUDA."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)
     if CHROMIUM is None:
         _skip(items, "browser", "needs Chromium")
     if any(item.get_closest_marker("gpu") for item in items):
