@@ -125,7 +125,7 @@ class Pictures:
         DiffscopeError
             There is no such map, layer, head or prompt.
         """
-        attention, heads, names = self._asked(layer, heads, prompt, names)
+        attention, heads, names = self._chosen(layer, heads, prompt, names)
         device = attention.q.device
         rows, columns = positions(queries, attention.n_queries), positions(keys, attention.n_keys)
         with Workers() as workers:
@@ -204,25 +204,23 @@ class Pictures:
             raise DiffscopeError("a picture has at least one bin a side, and at least one row of each")
         if reduce not in ("largest", "mean"):
             raise DiffscopeError(f"a bin shows its 'largest' value or their 'mean', not {reduce!r}")
-        attention, heads, names = self._asked(layer, heads, prompt, names)
+        attention, heads, names = self._chosen(layer, heads, prompt, names)
         with Workers() as workers:
-            found = pooled(
-                attention, names, heads, size, reduce, rows=rows, marginals=marginals, workers=workers, stopped=stopped
-            )
-        queries = range(0, attention.n_queries, found.width)
-        keys = range(0, attention.n_keys, found.width)
-        dataset = self._labelled(found.maps, attention, heads, prompt, queries, keys)
+            bins = pooled(attention, names, heads, size, reduce, rows=rows, marginals=marginals, workers=workers, stopped=stopped)
+        queries = range(0, attention.n_queries, bins.width)
+        keys = range(0, attention.n_keys, bins.width)
+        dataset = self._labelled(bins.maps, attention, heads, prompt, queries, keys)
         for array in dataset.data_vars.values():
-            array.attrs["bin"] = found.width
-        dataset = dataset.assign_coords(visible=(("query", "key"), found.visible.cpu().numpy()))
-        return dataset.assign(_marginals(found)).assign_attrs(bin=found.width, exact=int(found.exact), reduce=reduce)
+            array.attrs["bin"] = bins.width
+        dataset = dataset.assign_coords(visible=(("query", "key"), bins.visible.cpu().numpy()))
+        return dataset.assign(_marginals(bins)).assign_attrs(bin=bins.width, exact=int(bins.exact), reduce=reduce)
 
     def pictures(self, layer: int, heads: Sequence[int] | None = None, prompt: int = 0, **options) -> Iterator[xr.Dataset]:
         """:meth:`pooled_maps` of a long prompt as they come: at once from one row of every bin, and then exactly.
 
         Ends early, without an error, when `stopped` says so. Parameters are as of :meth:`pooled_maps`.
         """
-        attention, chosen, _ = self._asked(layer, heads, prompt, options.get("names"))
+        attention, chosen, _ = self._chosen(layer, heads, prompt, options.get("names"))
         options = {name: option for name, option in options.items() if name != "rows"}
         in_bins = max(attention.n_queries, attention.n_keys) > options.get("size", SIZE)
         try:
@@ -260,7 +258,7 @@ class Pictures:
         together.attrs = {key: parts[0].attrs[key] for key in kept}
         return together
 
-    def _asked(
+    def _chosen(
         self, layer: int, heads: Sequence[int] | None, prompt: int, names: Sequence[str] | None
     ) -> tuple[LayerAttention, list[int], tuple[str, ...]]:
         """The attention inputs of one prompt that maps are computed from, and which heads and maps."""
@@ -309,11 +307,11 @@ class Pictures:
         )
 
 
-def _marginals(found: Pooled) -> dict[str, tuple]:
+def _marginals(bins: Pooled) -> dict[str, tuple]:
     """What keys receive and the entropy of rows, over positions of tokens."""
     parts = (
-        ("received", "mass received from all queries", "1", found.received),
-        ("entropy", "entropy of the row", "nats", found.entropy),
+        ("received", "mass received from all queries", "1", bins.received),
+        ("entropy", "entropy of the row", "nats", bins.entropy),
     )
     return {
         f"{kind}_{name}": (("head", "token"), values.cpu().numpy(), {"long_name": words, "units": units})

@@ -110,14 +110,18 @@ def pooled(
     if marginals and rows is not None and rows < width:
         raise DiffscopeError("what keys receive, and the entropy of rows, need all rows; leave out either rows or marginals")
     work = _Work(layer, names, heads, width, reduce, rows, marginals)
-    alone = layer.q.device.type != "cpu" or len(work.heads) * len(work.queries) * layer.n_keys < TOO_LITTLE
     places = work.places()
     tasks = (partial(work.piece, *place) for place in places)
-    for place, piece in zip(places, (workers or Workers(1)).run(tasks, alone)):
+    for place, piece in zip(places, (workers or Workers(1)).run(tasks, alone(layer, len(work.heads) * len(work.queries)))):
         work.add(*place, piece)
         if stopped is not None and stopped():
             raise Superseded
     return work.result()
+
+
+def alone(layer: LayerAttention, rows: int) -> bool:
+    """Whether so many rows, over all heads, are to stay in one thread: on a GPU, or where there is too little to do."""
+    return layer.q.device.type != "cpu" or rows * layer.n_keys < TOO_LITTLE
 
 
 @dataclass(frozen=True)
@@ -239,8 +243,8 @@ class _Work:
         first = int(self.queries[at.start]) // self.width
         start = piece.keys // self.width
         for name, bins in piece.bins.items():
-            there = self.maps[name][heads, first : first + bins.shape[1], start : start + bins.shape[2]]
-            there.copy_(there + bins if self.reduce == "mean" else _larger(there, bins))
+            region = self.maps[name][heads, first : first + bins.shape[1], start : start + bins.shape[2]]
+            region.copy_(region + bins if self.reduce == "mean" else _larger(region, bins))
         if piece.seen is not None:
             self.seen[first : first + piece.seen.shape[0], start : start + piece.seen.shape[1]] += piece.seen
         for name, received in piece.received.items():

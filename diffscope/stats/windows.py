@@ -13,10 +13,10 @@ from diffscope.attention.layer import LayerAttention
 from diffscope.attention.maps import map_of
 from diffscope.attention.memory import Workspace
 from diffscope.attention.precision import exactly
+from diffscope.stats.pooling import alone
 from diffscope.stats.threads import Workers
 
 ROWS = 128  # of a block, in which keys that none of them sees are left out
-TOO_LITTLE = 2**20  # values of one map, over all heads, below which threads cost more than they bring
 
 
 @torch.no_grad()
@@ -46,14 +46,12 @@ def windows(
     index = layer._heads(heads)
     places = [(head, block) for block in queries.split(ROWS) for head in index.split(1)]
     tasks = (partial(_piece, layer, names, keys, *place) for place in places)
-    alone = layer.q.device.type != "cpu" or len(index) * len(queries) * layer.n_keys < TOO_LITTLE
-    pieces = (workers or Workers(1)).run(tasks, alone)
+    pieces = (workers or Workers(1)).run(tasks, alone(layer, len(index) * len(queries)))
     maps = {name: torch.empty(len(index), len(queries), len(keys), dtype=layer.dtype, device=keys.device) for name in names}
-    heads_of_block = len(index)
     for number, piece in enumerate(pieces):
-        first = number // heads_of_block * ROWS
+        first = number // len(index) * ROWS
         for name, values in piece.items():
-            maps[name][number % heads_of_block, first : first + ROWS] = values
+            maps[name][number % len(index), first : first + ROWS] = values
     return maps
 
 
@@ -62,11 +60,11 @@ def _piece(
 ) -> dict[str, Tensor]:
     """Some rows of one head, each (query, key)."""
     rows = layer.trimmed(queries, head, workspace)
-    there = (keys >= rows.start) & (keys < rows.start + rows.a1.shape[-1])
-    columns = (keys - rows.start)[there]
+    inside = (keys >= rows.start) & (keys < rows.start + rows.a1.shape[-1])
+    columns = (keys - rows.start)[inside]
     piece = {}
     for name in names:
         values = map_of(rows, name)[0]
         piece[name] = values.new_zeros(len(queries), len(keys))
-        piece[name][:, there] = values.index_select(1, columns)
+        piece[name][:, inside] = values.index_select(1, columns)
     return piece
