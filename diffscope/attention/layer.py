@@ -216,14 +216,18 @@ class LayerAttention:
         """
         return self._logits(self._queries(queries), maps, FRESH)
 
-    def _logits(self, queries: Tensor, maps: Tensor | None, workspace: Workspace) -> Tensor:
+    def scores(self, queries: Tensor, maps: Tensor, workspace: Workspace = FRESH) -> Tensor:
+        """Scaled (and capped) scores of some query maps with all keys, visible or not, (map, query, key)."""
         self._one_prompt()
-        maps = torch.arange(self.q.shape[1], device=self.q.device) if maps is None else maps
         q = self.q[0][maps[:, None], queries].to(self.dtype)  # (map, query, d)
         shape = (len(maps), len(queries), self.n_keys)
         room = None if self._learning else workspace.take("scores", shape, self.dtype, self.q.device)
         scores = products(q, self.k[0], self.pairing.key_of_map[maps], room)
-        scores = scaled(scores, self.scale, self.soft_cap, self.score_dtype, self._learning)
+        return scaled(scores, self.scale, self.soft_cap, self.score_dtype, self._learning)
+
+    def _logits(self, queries: Tensor, maps: Tensor | None, workspace: Workspace) -> Tensor:
+        maps = torch.arange(self.q.shape[1], device=self.q.device) if maps is None else maps
+        scores = self.scores(queries, maps, workspace)
         offset = self.n_keys - self.n_queries
         first, last = self.mask.certain(queries, self.n_keys, offset)
         for keys in (slice(0, first), slice(last, self.n_keys)):  # all see what is in between
@@ -320,15 +324,22 @@ class LayerAttention:
         Over a whole causal map those are half of all keys. Only where the mask is a rule and nothing changes the rows. The first
         key that is left is a multiple of `width`.
         """
-        self._one_prompt()
         if self.mask.kind not in ("causal", "window") or self.changes or not len(queries):
             return self.rows(queries, heads, workspace)
+        layer, start = self.around(queries, width)
+        return replace(layer.rows(queries, heads, workspace), start=start)
+
+    def around(self, queries: Tensor, width: int = 1) -> tuple[LayerAttention, int]:
+        """The layer without the keys before the first and after the last that any of the queries sees, and that first key.
+
+        Only under a causal mask or a window. The first key is a multiple of `width`.
+        """
+        self._one_prompt()
         offset = self.n_keys - self.n_queries
         start = 0
         if self.mask.window is not None:
             start = max(0, int(queries.min()) + offset - self.mask.window + 1) // width * width
-        layer = self._cut(0, int(queries.max()) + 1, start)
-        return replace(layer.rows(queries, heads, workspace), start=start)
+        return self._cut(0, int(queries.max()) + 1, start), start
 
     def blocks(
         self, queries: Queries = None, heads: Heads = None, elements: int | None = None, trim: bool = False

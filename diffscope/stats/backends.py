@@ -1,12 +1,14 @@
-"""Where the moments of a layer's rows come from: blocks of rows in memory, or our Triton kernels.
+"""Where the moments of a layer's rows come from: blocks of rows in memory, functions that numba compiles, or Triton kernels.
 
 ======== ===========================================================================================================
 blocks   everything, exactly, on any device
+compiled row statistics on a CPU in float32, the same to rounding: all sums over a row while it is in the core's first cache
 triton   everything on CUDA; what depends on the order of a row's weights (Gini, quantiles, top-k) comes from a histogram,
          with a bound on its error
 ======== ===========================================================================================================
 """
 
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import torch
@@ -15,10 +17,13 @@ from torch import Tensor
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.maps import present
 from diffscope.errors import DiffscopeError
+from diffscope.stats import compiled_rows
 from diffscope.stats.formulas import distribution, row_sums
+from diffscope.stats.threads import Workers
 
-Backend = Literal["blocks", "triton"]
-BACKENDS: tuple[Backend, ...] = ("blocks", "triton")
+Backend = Literal["blocks", "compiled", "triton"]
+BACKENDS: tuple[Backend, ...] = ("blocks", "compiled", "triton")
+WORTH_COMPILING = 2**20  # values of one map, over all heads: below it, importing numba takes longer than it saves
 
 
 class RowMoments(NamedTuple):
@@ -37,8 +42,8 @@ def check(backend: str | None) -> None:
         raise DiffscopeError(f"there is no back-end {backend!r}; choose from {', '.join(BACKENDS)}")
 
 
-def chosen(layer: LayerAttention, backend: str | None) -> Backend:
-    """The back-end that is asked for, or by default Triton's kernels where they serve the layer, else blocks of rows.
+def chosen(layer: LayerAttention, backend: str | None, queries: int) -> Backend:
+    """The back-end that is asked for, or by default the fastest for that many queries of the layer that is installed.
 
     Raises
     ------
@@ -46,21 +51,35 @@ def chosen(layer: LayerAttention, backend: str | None) -> Backend:
         There is none of that name, or it cannot serve the layer; says why.
     """
     check(backend)
-    if backend == "blocks" or (backend is None and not layer.q.is_cuda):
+    if backend == "blocks":
         return "blocks"
-    from diffscope.kernels import rows
+    fast: Backend = "triton" if backend == "triton" or (backend is None and layer.q.is_cuda) else "compiled"
+    if fast == "triton":
+        from diffscope.kernels import rows
 
-    unsupported = rows.reason_unsupported(layer)
-    if unsupported and backend == "triton":
-        raise DiffscopeError(f"the back-end 'triton' cannot serve layer {layer.layer}: {unsupported}; take 'blocks'")
-    return "blocks" if unsupported else "triton"
+        unsupported = rows.reason_unsupported(layer)
+    else:
+        unsupported = compiled_rows.reason_unsupported(layer)
+    if unsupported and backend:
+        raise DiffscopeError(f"the back-end {backend!r} cannot serve layer {layer.layer}: {unsupported}; take 'blocks'")
+    small = fast == "compiled" and layer.n_heads * queries * layer.n_keys < WORTH_COMPILING
+    return "blocks" if unsupported or (small and backend is None) else fast
 
 
-def row_moments(layer: LayerAttention, queries: Tensor, statistics: list[str]) -> RowMoments:
-    """What some row statistics are made of, from Triton's kernels."""
-    from diffscope.kernels import rows
-
+def row_moments(
+    layer: LayerAttention,
+    queries: Tensor,
+    statistics: list[str],
+    backend: Backend,
+    workers: Workers,
+    progress: Callable[[float], None],
+) -> RowMoments:
+    """What some row statistics are made of, from the kernels of a back-end other than blocks."""
     wanted = distribution.needed(statistics)
+    if backend == "compiled":
+        return RowMoments(compiled_rows.moments(layer, queries, wanted, workers, progress), {})
+    from diffscope.kernels import rows
+
     by_map = rows.moments(layer, queries, wanted, top=row_sums.TOP_K, near_zero=row_sums.NEAR_ZERO, levels=row_sums.QUANTILES)
     names = present(layer, ("A1", "A2", "D"))
 

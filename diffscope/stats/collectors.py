@@ -18,6 +18,7 @@ from diffscope.attention.layer import LayerAttention, Rows
 from diffscope.attention.memory import FRESH, Workspace
 from diffscope.stats.formulas import branches, distribution, redundancy, sinks, spans
 from diffscope.stats.formulas.row_sums import Moments, of_maps
+from diffscope.stats.places import Place
 
 MAPS = ("A1", "A2", "D")
 RANKED_MAPS = ("A1", "lambda_A2", "D")
@@ -45,14 +46,6 @@ class Request:
         if make not in self._shared:
             self._shared[make] = make(self)
         return self._shared[make]
-
-
-@dataclass(frozen=True)
-class Place:
-    """Which heads and which of the requested queries a block holds."""
-
-    heads: range
-    at: slice | Tensor  # of Request.queries
 
 
 class lazy:

@@ -4,7 +4,7 @@ A map of N tokens has N² entries, so it is never held: a block of its rows is c
 it needs from it, and it is gone. Only what was asked for is computed.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,18 +20,14 @@ from diffscope.attention.precision import exactly
 from diffscope.errors import DiffscopeError, SpanError
 from diffscope.stats import backends
 from diffscope.stats.backends import Backend
-from diffscope.stats.collectors import Block, Collector, Place, Request, RowStatistics
+from diffscope.stats.collectors import Block, Collector, Request, RowStatistics
 from diffscope.stats.datasets import Measured, attributes, coordinates, dataset
+from diffscope.stats.places import Place, places_of
 from diffscope.stats.registry import BY_HEAD, GROUPS, STATISTICS, Statistic, select
 from diffscope.stats.threads import Workers
 
 __all__ = ["GROUPS", "STATISTICS", "Statistic", "measure", "select"]
 
-# Values of a (head, query, key) temporary: 4 MiB in float32, of which a block needs eight; smaller ones
-# spend their time between operations, and threads theirs waiting for the interpreter. On a GPU 64 MiB, which keep it busy.
-ELEMENTS = {"cpu": 2**20, "cuda": 2**24}
-LEAST_ROWS = 16  # of one head: with fewer, reading the keys takes longer than the products with them
-FEWEST_BLOCKS = 16  # of a long enough prompt: the fewer, the more keys are computed that no row sees
 TOO_LITTLE = 2**23  # values of one map, over all heads, below which threads cost more than they bring
 
 
@@ -201,24 +197,20 @@ def _of_rows(
 ) -> _Taken:
     """What comes from rows, by kernels or in blocks, and what is to be said of it."""
     from_rows = [statistic.name for statistic in statistics if statistic.kind == "row"]
-    if not from_rows or backends.chosen(request.layer, backend) == "blocks":
+    chosen = backends.chosen(request.layer, backend, len(request.queries)) if from_rows else "blocks"
+    if chosen == "blocks":
         return _Taken(_streamed(request, statistics, elements, workers, progress), {})
-    taken = _from_kernels(request, from_rows)
-    others = [statistic for statistic in statistics if statistic.kind != "row"]
-    return _Taken(taken.values | _streamed(request, others, elements, workers, progress), taken.attrs)
-
-
-def _from_kernels(request: Request, names: list[str]) -> _Taken:
-    """Row statistics from kernels, and what is to be said of each."""
-    collector = RowStatistics(request, names)
-    moments = backends.row_moments(request.layer, request.queries, names)
+    collector = RowStatistics(request, from_rows)
+    moments = backends.row_moments(request.layer, request.queries, from_rows, chosen, workers, progress)
     collector.fill(moments.values)
-    attrs: dict[str, dict] = {name: {"backend": "triton"} for name in names}
-    for name in names:
+    attrs: dict[str, dict] = {name: {"backend": chosen} for name in from_rows}
+    for name in from_rows:
         bound = collector.bound(name, moments.widths)
         if bound is not None:
             attrs[name]["error_bound"] = bound
-    return _Taken({name: collector.result(name) for name in names}, attrs)
+    values = {name: collector.result(name) for name in from_rows}
+    others = [statistic for statistic in statistics if statistic.kind != "row"]
+    return _Taken(values | _streamed(request, others, elements, workers, progress), attrs)
 
 
 def _streamed(
@@ -236,7 +228,8 @@ def _streamed(
     if not names:
         return {}
     collectors = [make(request, of_collector) for make, of_collector in names.items()]
-    places = list(_places(request, any(collector.all_heads for collector in collectors), elements))
+    all_heads = any(collector.all_heads for collector in collectors)
+    places = list(places_of(request.layer, request.queries, all_heads, elements))
     moments = {moment for collector in collectors for moment in collector.moments}
     layer = request.layer
     tasks = (partial(_pieces, request, collectors, moments, place) for place in places)
@@ -252,32 +245,6 @@ def _streamed(
 def _pieces(request: Request, collectors: list[Collector], moments: set[str], place: Place, workspace: Workspace) -> list[Any]:
     block = Block(request, place, moments, workspace)
     return [collector.piece(block) for collector in collectors]
-
-
-def block_size(layer: LayerAttention, all_heads: bool, elements: int | None = None) -> tuple[int, int]:
-    """Of how many heads and queries a block is."""
-    width = layer.n_keys if layer.mask.window is None else min(layer.n_keys, layer.mask.window + LEAST_ROWS)
-    least = 1 if elements else LEAST_ROWS
-    most = layer.n_queries if elements else max(8 * LEAST_ROWS, layer.n_queries // FEWEST_BLOCKS)
-    elements = elements or ELEMENTS.get(layer.q.device.type, ELEMENTS["cpu"]) * 4 // layer.dtype.itemsize
-    heads = layer.n_heads if all_heads else max(1, min(layer.n_heads, elements // (4 * LEAST_ROWS * width)))
-    return heads, max(least, min(most, elements // (heads * width)))
-
-
-def _places(request: Request, all_heads: bool, elements: int | None) -> Iterator[Place]:
-    """The blocks that a request is cut into, of neighbouring queries, which see about the same keys.
-
-    The last come first: they see most keys under a causal mask, so that no later block needs more memory, and threads end at
-    about the same time.
-    """
-    n_heads = request.layer.n_heads
-    heads, rows = block_size(request.layer, all_heads, elements)
-    order = request.queries.argsort(stable=True)
-    in_order = bool((request.queries.diff() >= 0).all())
-    for stop in range(len(order), 0, -rows):
-        at = slice(max(0, stop - rows), stop)
-        for head in range(0, n_heads, heads):
-            yield Place(range(head, min(head + heads, n_heads)), at if in_order else order[at])
 
 
 def checked_queries(layer: LayerAttention, queries: Sequence[int] | Tensor | None) -> Tensor:

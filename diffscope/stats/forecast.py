@@ -10,7 +10,8 @@ from diffscope.attention.layer import LayerAttention
 from diffscope.stats import backends, effective_rank
 from diffscope.stats.backends import Backend
 from diffscope.stats.collectors import RowStatistics
-from diffscope.stats.engine import block_size, checked_queries, measure_layers
+from diffscope.stats.engine import checked_queries, measure_layers
+from diffscope.stats.places import block_size
 from diffscope.stats.registry import LABELS, STATISTICS, Statistic
 from diffscope.stats.threads import Workers
 
@@ -30,7 +31,9 @@ def seconds(
     positions = checked_queries(layer, queries)
     some = positions.sort().values[-PROBED * workers.count :]
     rows = any(STATISTICS[name].collector is RowStatistics for name in names)
-    for _ in range(1 if not rows or backends.chosen(layer, backend) == "blocks" else 2):  # kernels are compiled the first time
+    for _ in range(
+        1 if not rows or backends.chosen(layer, backend, len(positions)) == "blocks" else 2
+    ):  # kernels are compiled the first time
         start = time.perf_counter()
         measure_layers([layer], names, spans=spans, queries=some, workers=workers, backend=backend)
         took = time.perf_counter() - start
