@@ -34,7 +34,7 @@ LIBRARIES = {
     "files": set(),
     "cards": set(),
     "models": CORE | {"timm"},
-    "kernels": CORE | {"triton"},
+    "kernels": CORE | {"triton", "numba"},
     "tasks": CORE | {"tokenizers", "pyarrow", "datasets"},
     "lab": CORE | {"huggingface_hub", "ray", "tensorboardX"},
     "store": CORE | {"pandas", "pyarrow", "zarr"},

@@ -17,7 +17,7 @@ from diffscope.cards import BUNDLED, CARD_FILE
 from diffscope.cli import main
 from diffscope.digests import END, KEY, MARK, SUMS, check_sums, write_sums
 from diffscope.errors import CorruptFile, NoDigest
-from diffscope.hypotheses.study import SHIPPED
+from diffscope.hypotheses.kept_study import SHIPPED
 from diffscope.store import FORMATS, open_statistics, open_tensors, save_statistics, save_tensors
 
 DIGEST = MARK.decode() + hashlib.sha256(b"").hexdigest()

@@ -23,7 +23,7 @@ state = st.session_state
 
 def choose_board() -> tuple[str, str | None]:
     """The study whose board is shown, and its name; or that a model is to be tested."""
-    from diffscope.hypotheses.study import shipped
+    from diffscope.hypotheses.kept_study import shipped
 
     known = []
     for name in shipped():
@@ -173,7 +173,8 @@ def show_study(name: str, board: str) -> None:
 
 def show_what_became_of_the_study() -> None:
     """Why there is no board of a study, until there is one."""
-    from diffscope.hypotheses.study import IN_PREPARATION, TAKEN_BACK, shipped
+    from diffscope.hypotheses.kept_study import IN_PREPARATION, shipped
+    from diffscope.hypotheses.study import TAKEN_BACK
 
     if shipped():
         return

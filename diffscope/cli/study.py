@@ -77,40 +77,57 @@ def _run(preset, cohort, fresh, out, device, processes, as_json, prompts, length
             progress=progress,
             opener=lambda name: load(name, device=device),
         )
-    _tell(study, "all seeds", as_json)
+    _show_json(study) if as_json else _tell(study.words(), "all seeds")
     note(f"kept in {out}; show it with: diffscope study show {out}")
 
 
 def _show(folder, board, out, as_json):
+    from diffscope.hypotheses.kept_study import find, read_words
+
+    if as_json or out is not None:
+        return _show_anew(folder, board, out, as_json)
+    words = read_words(find(folder))
+    return _show_anew(folder, board, out, as_json) if words is None else _tell(words, board)
+
+
+def _show_anew(folder, board, out, as_json):
+    """Show a study as today's rules judge it."""
     from diffscope.hypotheses.study import open_study
 
     study = open_study(folder)
-    if board not in study.boards:
-        raise DiffscopeError(f"this study has no board {board!r}; it has {', '.join(study.boards)}")
+    _check_board(study, board)
     if out is not None:
         if out.suffix not in BOARD_FILES:
             raise DiffscopeError(f"cannot write a board as {out.suffix!r}; use {', '.join(BOARD_FILES)}")
         keep(study.boards[board], out, f"the {study.facts['recipe']} cohort, {board}")
-    _tell(study, board, as_json)
+    _show_json(study) if as_json else _tell(study.words(), board)
     if out is not None:
         note(f"saved {out}")
 
 
-def _tell(study, board, as_json):
-    if as_json:
-        boards = {name: [verdict.as_dict() for verdict in verdicts] for name, verdicts in study.boards.items()}
-        show_json({"facts": study.facts, "boards": boards, "survival": study.survival})
-        return
-    names = list(study.boards)
-    rows = [(verdicts[0].test.id, *(verdict.shown for verdict in verdicts)) for verdicts in zip(*study.boards.values())]
-    facts = study.facts
+def _check_board(study, board):
+    if board not in study.boards:
+        raise DiffscopeError(f"this study has no board {board!r}; it has {', '.join(study.boards)}")
+
+
+def _show_json(study):
+    boards = {name: [verdict.as_dict() for verdict in verdicts] for name, verdicts in study.boards.items()}
+    show_json({"facts": study.facts, "boards": boards, "survival": study.survival})
+
+
+def _tell(words, board):
+    """Show a study in words, one of its boards whole."""
+    _check_board(words, board)
+    verdicts = {name: {test: verdict for _, test, verdict, _ in each.rows} for name, each in words.boards.items()}
+    rows = [(test, *(of_board[test] for of_board in verdicts.values())) for test in verdicts[board]]
+    facts = words.facts
     seeds = sorted({seed for trained in facts["arms"].values() for seed in trained})
     say(f"cohort {facts['recipe']}, seeds {', '.join(map(str, seeds))}; fresh: {', '.join(map(str, facts['fresh'])) or 'none'}")
-    show_table(("test", *names), rows)
+    show_table(("test", *words.boards), rows)
     say()
     say(f"{board}, in words")
-    show_board(study.boards[board])
+    show_board(words.boards[board])
     say()
     say("steps until the lookup circuit forms (p: log-rank against DIFF, not corrected)")
     headers = ("arm", "runs", "formed", "median", "restricted mean", "p")
-    show_table(headers, [tuple(row[name.replace(" ", "_")] for name in headers) for row in study.survival])
+    show_table(headers, [tuple(row[name.replace(" ", "_")] for name in headers) for row in words.survival])

@@ -78,6 +78,7 @@ def command(
     from diffscope.hypotheses import Settings, gather, lacking, summary
     from diffscope.hypotheses.api import with_own
     from diffscope.hypotheses.declared import chosen
+    from diffscope.hypotheses.report import words
 
     if everything and ids:
         raise DiffscopeError("--all is all tests; leave out the names, or --all")
@@ -113,26 +114,21 @@ def command(
     else:
         for statement in subjects.statements:
             say(f"{statement}.")
-        show_board(verdicts)
+        show_board(words(verdicts))
     if out is not None and not as_json:
         note(f"saved {out}")
     if wants and (ids or sum(map(len, wants.values())) == len(verdicts)):
         raise typer.Exit(1)
 
 
-def show_board(verdicts):
-    """Verdicts as a table, primaries first, then one by one in words, then what they say together."""
-    from diffscope.hypotheses import summary
-    from diffscope.hypotheses.report import in_order
-
-    ordered = in_order(verdicts)
-    rows = [(verdict.test.kind, verdict.test.id, verdict.shown, verdict.test.claim) for verdict in ordered]
-    show_table(("kind", "test", "verdict", "claim"), rows)
-    for verdict in ordered:
+def show_board(words):
+    """A board in words: a table, primaries first, then verdicts one by one, then what they say together."""
+    show_table(("kind", "test", "verdict", "claim"), words.rows)
+    for (_, test, verdict, _), sentence in zip(words.rows, words.sentences):
         say()
-        say(f"{verdict.test.id}: {verdict.shown}. {verdict.sentence}")
+        say(f"{test}: {verdict}. {sentence}")
     say()
-    say(summary(verdicts))
+    say(words.summary)
 
 
 def _dicts(verdicts):

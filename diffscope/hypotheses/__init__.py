@@ -1,15 +1,27 @@
 """Tests of how differential attention works: declared as data before anything is measured, judged by one rule.
 
-Method: docs/hypotheses.md.
+Method: docs/hypotheses.md. A public name is imported when it is first used: what is kept of a study is shown without the rest.
 """
 
-from diffscope.hypotheses.api import gather, lacking, test
-from diffscope.hypotheses.board import run
-from diffscope.hypotheses.conclusion import summary
-from diffscope.hypotheses.declared import TESTS
-from diffscope.hypotheses.rules import Declared, Measurement, Test
-from diffscope.hypotheses.subjects import Models, Pair, Settings
-from diffscope.hypotheses.verdicts import Verdict
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+#: every public name and the module that it is in
+_NAMES = {
+    "TESTS": "declared",
+    "Declared": "rules",
+    "Measurement": "rules",
+    "Models": "subjects",
+    "Pair": "subjects",
+    "Settings": "subjects",
+    "Test": "rules",
+    "Verdict": "verdicts",
+    "gather": "api",
+    "lacking": "api",
+    "run": "board",
+    "summary": "conclusion",
+    "test": "api",
+}
 
 __all__ = [
     "TESTS",
@@ -26,3 +38,30 @@ __all__ = [
     "summary",
     "test",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _NAMES:
+        raise AttributeError(f"module 'diffscope.hypotheses' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"diffscope.hypotheses.{_NAMES[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_NAMES})
+
+
+if TYPE_CHECKING:  # the same names, for editors and type checkers
+    from diffscope.hypotheses.api import gather as gather
+    from diffscope.hypotheses.api import lacking as lacking
+    from diffscope.hypotheses.api import test as test
+    from diffscope.hypotheses.board import run as run
+    from diffscope.hypotheses.conclusion import summary as summary
+    from diffscope.hypotheses.declared import TESTS as TESTS
+    from diffscope.hypotheses.rules import Declared as Declared
+    from diffscope.hypotheses.rules import Measurement as Measurement
+    from diffscope.hypotheses.rules import Test as Test
+    from diffscope.hypotheses.subjects import Models as Models
+    from diffscope.hypotheses.subjects import Pair as Pair
+    from diffscope.hypotheses.subjects import Settings as Settings
+    from diffscope.hypotheses.verdicts import Verdict as Verdict

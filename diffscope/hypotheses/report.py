@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from diffscope.hypotheses.conclusion import of_kind, summary
 from diffscope.hypotheses.declared import KINDS
 from diffscope.hypotheses.inference import Estimate
+from diffscope.hypotheses.kept_study import BoardWords
 from diffscope.hypotheses.rules import Quantity
 from diffscope.hypotheses.verdicts import Verdict, decided, number
 
@@ -103,6 +104,13 @@ def markdown(verdicts: Sequence[Verdict], title: str, notes: Sequence[str] = ())
 def in_order(verdicts: Sequence[Verdict]) -> list[Verdict]:
     """Primary tests, then mechanism tests, then measurements."""
     return [verdict for kind in KINDS for verdict in of_kind(verdicts, kind)]
+
+
+def words(verdicts: Sequence[Verdict]) -> BoardWords:
+    """Every verdict with its claim, then one by one in a sentence, then what they say together."""
+    ordered = in_order(verdicts)
+    rows = [(verdict.test.kind, verdict.test.id, verdict.shown, verdict.test.claim) for verdict in ordered]
+    return BoardWords(rows, [verdict.sentence for verdict in ordered], summary(verdicts))
 
 
 def _cell(text: str) -> str:

@@ -18,24 +18,26 @@ from statsmodels.api import SurvfuncRight
 from diffscope.digests import carries_digest, read_proven_json, write_proven_json
 from diffscope.errors import CorruptFile, DiffscopeError, first_line
 from diffscope.files import plain
+from diffscope.hypotheses import report
 from diffscope.hypotheses.api import Subjects, gather, open_cohort
 from diffscope.hypotheses.board import Result
 from diffscope.hypotheses.declared import TESTS
 from diffscope.hypotheses.inference import Estimate
+from diffscope.hypotheses.kept_study import FILE, REMEDY, WORDS, StudyWords, find, rules_digest
 from diffscope.hypotheses.subjects import Progress, Settings
 from diffscope.hypotheses.verdicts import Verdict
 from diffscope.scope import Scope, load
 from diffscope.store import provenance
 
-SHIPPED = Path(__file__).parent / "studies"
-FILE = "study.json"
 ALL = "all seeds"
 FRESH = "fresh seeds"
-NO_EVIDENCE = ("cli", "figures", "opening.py", "hypotheses/report.py")  # what estimates do not depend on
-IN_PREPARATION = (
-    "the study is in preparation and none is shipped (docs/study.md); make one of your own with: diffscope train laptop "
-    "--out runs/laptop, then: diffscope study run --cohort runs/laptop"
-)
+NO_EVIDENCE = (
+    "cli",
+    "figures",
+    "opening.py",
+    "hypotheses/report.py",
+    "hypotheses/kept_study.py",
+)  # estimates do not depend on it
 TAKEN_BACK = (
     "The first study, of arms of 0.2 M parameters, is taken back. A statistician's re-analysis of it found the measuring "
     "right (55 statistics computed anew, no error) and the conclusions not. Its only positive verdict, that the subtraction "
@@ -69,18 +71,18 @@ class Study:
     boards: dict[str, list[Verdict]]
     survival: list[dict]
 
+    def words(self) -> StudyWords:
+        """What it says."""
+        return StudyWords(self.facts, {name: report.words(board) for name, board in self.boards.items()}, self.survival)
+
     def save(self, folder: Path) -> Path:
         """Write it to a folder; the file appears when it is complete."""
         boards = {name: [verdict.as_dict() for verdict in board] for name, board in self.boards.items()}
-        record = {"facts": self.facts, "boards": boards, "survival": self.survival}
+        words = {"rules": rules_digest(), "boards": {name: asdict(board) for name, board in self.words().boards.items()}}
+        record = {"facts": self.facts, "boards": boards, "survival": self.survival, WORDS: words}
         folder.mkdir(parents=True, exist_ok=True)
         write_proven_json(folder / FILE, record, indent=1)
         return folder / FILE
-
-
-def shipped() -> list[str]:
-    """Names of the studies that came with the package."""
-    return sorted(path.parent.name for path in SHIPPED.glob(f"*/{FILE}"))
 
 
 def open_study(folder: str | Path | None = None) -> Study:
@@ -93,12 +95,8 @@ def open_study(folder: str | Path | None = None) -> Study:
     CorruptFile
         It cannot be read.
     """
-    named = SHIPPED / "laptop" if folder is None else Path(folder)
-    path = next((place / FILE for place in (named, SHIPPED / named) if (place / FILE).is_file()), None)
-    if path is None:
-        known = f"shipped: {', '.join(shipped())}" if shipped() else IN_PREPARATION
-        raise DiffscopeError(known if folder is None else f"there is no study in {folder}; {known}")
-    record = read_proven_json(path, "run the study anew")
+    path = find(folder)
+    record = read_proven_json(path, REMEDY)
     try:
         if {"family", "asked"} & set(record["facts"]):
             raise DiffscopeError(f'{path} was written under old names (a "family" is called a "cohort" now); run the study anew')

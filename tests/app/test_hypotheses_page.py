@@ -6,8 +6,9 @@ import pytest
 from small_models import PROMPT
 
 from diffscope.cards import BUNDLED
-from diffscope.hypotheses import TESTS, study
-from diffscope.hypotheses.study import open_study, shipped
+from diffscope.hypotheses import TESTS, kept_study, study
+from diffscope.hypotheses.kept_study import shipped
+from diffscope.hypotheses.study import open_study
 from tests.studies import study as planted_study
 
 
@@ -81,7 +82,7 @@ def test_the_board_of_the_model_at_hand(app, folders, quick):
 def test_a_shipped_study_is_shown_whole(app, name, tmp_path, monkeypatch):
     if name == "planted":
         planted_study().save(tmp_path / name)
-        monkeypatch.setattr(study, "SHIPPED", tmp_path)
+        monkeypatch.setattr(kept_study, "SHIPPED", tmp_path)
     test = page(app, f"{name} cohort, fresh seeds")
     assert test.dataframe[0].value["test"].tolist() == list(TESTS)
     assert any(", ".join(map(str, open_study(name).facts["fresh"])) in element.value for element in test.markdown)
@@ -91,10 +92,10 @@ def test_a_shipped_study_is_shown_whole(app, name, tmp_path, monkeypatch):
 
 
 def test_without_a_shipped_study_the_page_says_what_is_known_of_it(app, monkeypatch, tmp_path):
-    monkeypatch.setattr(study, "SHIPPED", tmp_path)
+    monkeypatch.setattr(kept_study, "SHIPPED", tmp_path)
     test = page(app)
     text = " ".join(element.value for element in test.info).replace("\\", "")
-    assert study.IN_PREPARATION in text and study.TAKEN_BACK in text
+    assert kept_study.IN_PREPARATION in text and study.TAKEN_BACK in text
     assert test.selectbox(key="board").options == ["a model"]
 
 

@@ -1,6 +1,8 @@
 """A study is kept, goes on where it stopped, and is refused when its rules are no longer these."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,17 +13,15 @@ import diffscope
 from diffscope.cli import main
 from diffscope.digests import read_proven_json, write_proven_json
 from diffscope.errors import CorruptFile, DiffscopeError
-from diffscope.hypotheses import TESTS, Settings, Verdict, board, run
-from diffscope.hypotheses import study as study_module
+from diffscope.hypotheses import TESTS, Settings, Verdict, board, kept_study, run
 from diffscope.hypotheses.api import open_cohort
+from diffscope.hypotheses.kept_study import FILE, WORDS, find, read_words, rules_digest, shipped
 from diffscope.hypotheses.planted_cohort import planted_cohort
 from diffscope.hypotheses.study import (
-    FILE,
     NO_EVIDENCE,
     FinishedTests,
     open_study,
     run_study,
-    shipped,
     source_digest,
     survival,
 )
@@ -115,7 +115,7 @@ def test_other_rules_and_damage_are_refused(folder, tmp_path):
 
 
 def test_a_study_is_opened_by_its_name_once_it_is_shipped(tmp_path, monkeypatch):
-    monkeypatch.setattr(study_module, "SHIPPED", tmp_path)
+    monkeypatch.setattr(kept_study, "SHIPPED", tmp_path)
     for name in (None, "laptop"):
         with pytest.raises(DiffscopeError, match="in preparation.*diffscope train laptop.*diffscope study run") as error:
             open_study(name)
@@ -160,6 +160,30 @@ def test_the_command_runs_shows_and_refuses(folder, tmp_path, capsys):
     ):
         assert main(arguments) == 2
         assert words in capsys.readouterr().err
+
+
+def test_what_is_shown_of_a_kept_study_needs_no_model_and_no_statistics(tmp_path):
+    """`study show` takes ten times as long where it imports what measures; words of other rules it does not show."""
+    path = planted_study().save(tmp_path)
+    code = f"""
+import sys
+from diffscope.cli import main
+assert main(["study", "show", {str(tmp_path)!r}]) == 0
+wrong = {{"torch", "transformers", "transformer_lens", "scipy", "statsmodels", "xarray"}} & set(sys.modules)
+assert not wrong, wrong
+"""
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120).stdout
+    words = open_study(tmp_path).words()
+    assert words.boards["all seeds"].sentences[0][:40] in " ".join(shown.split()) and "log-rank" in shown
+    assert read_words(path) == words
+    record = read_proven_json(path, "")
+    write_proven_json(path, {**record, WORDS: record[WORDS] | {"rules": "those of before"}})
+    assert read_words(path) is None and open_study(tmp_path).words() == words
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_the_words_of_shipped_studies_are_those_of_these_rules(name):
+    assert read_proven_json(find(name), "")[WORDS]["rules"] == rules_digest(), f"open the study {name} and save it again"
 
 
 @pytest.mark.parametrize("name", ["planted", *shipped()])

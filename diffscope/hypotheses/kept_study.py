@@ -1,0 +1,99 @@
+"""A kept study as it is shown: where studies lie, and the words of their boards, read without what measures or judges."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from diffscope.digests import read_proven_json
+from diffscope.errors import DiffscopeError
+
+SHIPPED = Path(__file__).parent / "studies"
+FILE = "study.json"
+WORDS = "words"
+REMEDY = "run the study anew"
+IN_PREPARATION = (
+    "the study is in preparation and none is shipped (docs/study.md); make one of your own with: diffscope train laptop "
+    "--out runs/laptop, then: diffscope study run --cohort runs/laptop"
+)
+RULES = ("declared/*.py", "conclusion.py", "correction.py", "report.py", "rules.py", "verdicts.py")  # what the words come from
+
+
+@dataclass(frozen=True)
+class BoardWords:
+    """A board in words.
+
+    Attributes
+    ----------
+    rows : list of (kind, test, verdict, claim)
+        Primary tests, then mechanism tests, then measurements.
+    sentences : list of str
+        One a test, in the same order.
+    summary : str
+        What they say together.
+    """
+
+    rows: list[tuple[str, str, str, str]]
+    sentences: list[str]
+    summary: str
+
+
+@dataclass(frozen=True)
+class StudyWords:
+    """A study in words: its facts, its boards by name, and when its arms formed; as of ``diffscope.hypotheses.study.Study``."""
+
+    facts: dict[str, Any]
+    boards: dict[str, BoardWords]
+    survival: list[dict[str, Any]]
+
+
+def shipped() -> list[str]:
+    """Names of the studies that came with the package."""
+    return sorted(path.parent.name for path in SHIPPED.glob(f"*/{FILE}"))
+
+
+def find(folder: str | Path | None = None) -> Path:
+    """The file of a study that was kept: in a folder, or the one of this name that is shipped; by default the laptop's.
+
+    Raises
+    ------
+    DiffscopeError
+        There is none.
+    """
+    named = SHIPPED / "laptop" if folder is None else Path(folder)
+    path = next((place / FILE for place in (named, SHIPPED / named) if (place / FILE).is_file()), None)
+    if path is None:
+        known = f"shipped: {', '.join(shipped())}" if shipped() else IN_PREPARATION
+        raise DiffscopeError(known if folder is None else f"there is no study in {folder}; {known}")
+    return path
+
+
+def rules_digest() -> str:
+    """Digest of the code that the words come from: where it has changed, a study says something else, or is refused."""
+    here = Path(__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(path for pattern in RULES for path in here.glob(pattern)):
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def read_words(path: Path) -> StudyWords | None:
+    """The words kept in a study's file; None where they are not those of today's rules, which have to judge it anew.
+
+    Raises
+    ------
+    CorruptFile
+        The file is damaged.
+    """
+    record = read_proven_json(path, REMEDY)
+    kept = record.get(WORDS) if isinstance(record, Mapping) else None
+    if not isinstance(kept, Mapping) or kept["rules"] != rules_digest():
+        return None
+    boards = {
+        name: BoardWords([tuple(row) for row in board["rows"]], board["sentences"], board["summary"])
+        for name, board in kept["boards"].items()
+    }
+    return StudyWords(record["facts"], boards, record["survival"])
