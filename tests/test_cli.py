@@ -103,6 +103,21 @@ def test_help_loads_nothing_heavy(arguments):
     assert done.stderr.strip() == ""
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [["models"], ["measure", "SAVED", "--stats", "entropy"], ["figure", "SAVED", "--layer", "0", "--head", "0", "--out", "x.html"]],
+)
+def test_without_a_model_no_model_code_is_loaded(arguments, saved, tmp_path):
+    script = (
+        "import sys; from diffscope.cli import main; assert main(sys.argv[1:]) == 0;"
+        "names = set(sys.modules);"
+        "print(*sorted(name for name in names if name.startswith(('transformers.models.', 'transformer_lens'))), file=sys.stderr)"
+    )
+    known = [str(saved) if argument == "SAVED" else argument for argument in arguments]
+    done = subprocess.run([sys.executable, "-c", script, *known], capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stderr.strip().replace("saved x.html", "")) == (0, "")
+
+
 # Results
 
 

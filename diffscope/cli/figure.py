@@ -56,10 +56,10 @@ def command(
     dtype: Dtype = None,
 ):
     """Draw a figure: by default the maps A1, A2, λ·A2 and D of one head."""
-    from diffscope.lab.training.cohort import open_dataset
-
     check_out(out)
     if cohort is not None:
+        from diffscope.lab.training.cohort import open_dataset
+
         if kind not in (None, "cohort"):
             raise DiffscopeError(f"a cohort is drawn as the figure cohort, not as {kind!r}; leave --kind out")
         subject = open_dataset(cohort)
