@@ -105,7 +105,11 @@ def test_help_loads_nothing_heavy(arguments):
 
 @pytest.mark.parametrize(
     "arguments",
-    [["models"], ["measure", "SAVED", "--stats", "entropy"], ["figure", "SAVED", "--layer", "0", "--head", "0", "--out", "x.html"]],
+    [
+        ["models"],
+        ["measure", "SAVED", "--stats", "entropy"],
+        ["figure", "SAVED", "--layer", "0", "--head", "0", "--out", "x.html"],
+    ],
 )
 def test_without_a_model_no_model_code_is_loaded(arguments, saved, tmp_path):
     script = (

@@ -14,7 +14,7 @@ from diffscope.attention.layer import LayerAttention
 from diffscope.attention.memory import borrowed
 from diffscope.attention.parts import Pairing
 from diffscope.attention.precision import exactly
-from diffscope.attention.stacking import joined_pairing, joined_to_the_end
+from diffscope.attention.stacking import alike_to_the_end, joined_pairing, joined_to_the_end
 from diffscope.errors import FidelityError
 
 # In units of what rounding acts on (see Fidelity.error). Float64 is no tighter than float32's rounding because the eager
@@ -24,6 +24,7 @@ TOLERANCE = {torch.float64: 1e-5, torch.float32: 2e-5, torch.float16: 0.015, tor
 TOLERANCE_PER_SCORE = 4 * torch.finfo(torch.float32).eps
 ALL_ROWS_UP_TO = 2048
 SAMPLED_ROWS = 512
+STACKED = 2**25  # bytes of queries, keys and values: prompts are rebuilt together up to that
 ROWS_TO_DECIDE = 128
 ROWS_TO_TRY = 16  # before those that decide: one of them is mostly enough
 UNDECIDED = "another pairing of the maps would fit as well: λ is 0, or the maps differ by less than the dtype rounds"
@@ -249,10 +250,15 @@ def compared(layer: LayerAttention, observed: Tensor, index: int, at_most: int |
             f"layer {layer.layer}: family {layer.family!r} reads {layer.n_heads} heads of width {width}, but {entering} elements "
             "of each token enter the output projection; the pairing of values is wrong"
         )
-    checked = layer.mask.seeing(rows_to_check(layer.lengths[index], layer.q.device), index)
+    checked = compared_rows(layer, index)
     if at_most and len(checked) > at_most:
         checked = checked[torch.linspace(0, len(checked) - 1, at_most, device=checked.device).round().long()]
     return checked, produced(layer, observed, index, checked)
+
+
+def compared_rows(layer: LayerAttention, index: int) -> Tensor:
+    """The query rows of one prompt that are compared, int64 (query,)."""
+    return layer.mask.seeing(rows_to_check(layer.lengths[index], layer.q.device), index)
 
 
 def produced(layer: LayerAttention, observed: Tensor, index: int, queries: Tensor) -> Tensor:
@@ -264,12 +270,13 @@ def produced(layer: LayerAttention, observed: Tensor, index: int, queries: Tenso
 def fidelities(layers: Sequence[LayerAttention], observed: Sequence[Tensor], decide: bool = True) -> list[Fidelity]:
     """How well layers rebuild the tensors that entered their output projections.
 
-    Several layers are rebuilt as one with all their heads, which takes short prompts a fraction of the time.
+    Several layers are rebuilt as one with all their heads, and so are prompts of one length, which takes short prompts a fraction
+    of the time.
 
     Parameters
     ----------
     layers : sequence of LayerAttention
-        One, or several of one prompt that are :func:`diffscope.attention.stacking.alike_to_the_end`.
+        One, or several that are :func:`diffscope.attention.stacking.alike_to_the_end`.
     observed : sequence of Tensor, (batch, query, head·width) or (batch, query, head, width)
         Of each layer.
     decide : bool
@@ -282,24 +289,15 @@ def fidelities(layers: Sequence[LayerAttention], observed: Sequence[Tensor], dec
     """
     lengths = layers[0].lengths
     longest = int(np.argmax(lengths))
-    others: list[tuple[LayerAttention, ...]] = []  # (candidate, layer): other readings of the longest prompt
-    errors_of_others = torch.zeros(0, len(layers))
-    errors = []  # (prompt, layer)
-    rows = 0
-    for index in range(len(lengths)):
-        prompts = [layer.prompt(index) for layer in layers]
-        compared_rows = [compared(layer, tensor, index) for layer, tensor in zip(layers, observed)]
-        checked = compared_rows[0][0]
-        target = torch.cat([target for _, target in compared_rows])
-        tried: list[tuple[LayerAttention, ...]] = []
-        if decide and index == longest:
-            tried = list(zip(*([candidate for _, candidate in other_pairings(prompt)] for prompt in prompts)))
-        error, error_of_tried = _errors(prompts, tried, checked, target)
-        errors.append(error)
-        rows += len(checked)
-        if index == longest:
-            others, errors_of_others = tried, error_of_tried
-    worst = torch.stack(errors).amax(0)  # (layer,), where a NaN stays a NaN
+    readings = [[other for _, other in other_pairings(layer.prompt(longest))] for layer in layers if decide]
+    others = list(zip(*readings))  # (candidate, layer): other readings of the longest prompt
+    found = [_errors(layers, observed, indices, others if indices == [longest] else ()) for indices in _together(layers)]
+    errors = torch.cat([error for error, _ in found])  # (prompt, layer)
+    errors_of_others = next((of_others for _, of_others in found if len(of_others)), errors[:0])  # (candidate, layer)
+    if others and not len(errors_of_others):
+        errors_of_others = _errors(layers, observed, [longest], others)[1]
+    rows = sum(len(compared_rows(layers[0], index)) for index in range(len(lengths)))
+    worst = errors.amax(0)  # (layer,), where a NaN stays a NaN
     results = []
     for i, (layer, tensor) in enumerate(zip(layers, observed)):
         tolerance = tolerated(layer, tensor.dtype, float(worst[i]))
@@ -311,17 +309,32 @@ def fidelities(layers: Sequence[LayerAttention], observed: Sequence[Tensor], dec
     return results
 
 
+def _together(layers: Sequence[LayerAttention]) -> list[list[int]]:
+    """The prompts of some layers, those that are rebuilt in one stack together."""
+    lengths = layers[0].lengths
+    held = sum(x.nbytes for layer in layers for x in (layer.q, layer.k, layer.v))
+    if len(set(lengths)) > 1 or held > STACKED or not alike_to_the_end(layers):
+        return [[index] for index in range(len(lengths))]
+    return [list(range(len(lengths)))]
+
+
 def _errors(
-    layers: Sequence[LayerAttention], others: Sequence[Sequence[LayerAttention]], checked: Tensor, target: Tensor
+    layers: Sequence[LayerAttention],
+    observed: Sequence[Tensor],
+    indices: Sequence[int],
+    others: Sequence[Sequence[LayerAttention]],
 ) -> tuple[Tensor, Tensor]:
-    """Deviations of layers of one prompt, (layer,), and of other readings of them on a few rows, (candidate, layer)."""
-    stack = layers[0] if len(layers) == 1 else joined_to_the_end(layers)
+    """Deviations of layers on some prompts, (prompt, layer), and of others of one of them on a few rows, (candidate, layer)."""
+    prompts = [layer.prompt(index) for index in indices for layer in layers]
+    parts = [compared(layer, tensor, index) for index in indices for layer, tensor in zip(layers, observed)]
+    checked = parts[0][0]  # the same in all
+    stack = prompts[0] if len(prompts) == 1 else joined_to_the_end(prompts)
     tried: list[tuple[Sequence[Pairing], int]] = [([stack.pairing], 1)]
     if others:  # a single head of standard attention has none
         tried.append(([joined_pairing(of_layers) for of_layers in others], max(1, len(checked) // ROWS_TO_TRY)))
-    by_head = deviations(stack, tried, checked, target)  # each (pairing, layer·head)
-    error, *of_others = (off.unflatten(-1, (len(layers), -1)).amax(-1) for off in by_head)
-    return error[0], of_others[0] if others else error.new_zeros(0, len(layers))
+    by_head = deviations(stack, tried, checked, torch.cat([target for _, target in parts]))  # each (pairing, prompt·layer·head)
+    error, *of_others = (off.unflatten(-1, (len(prompts), -1)).amax(-1) for off in by_head)
+    return error.view(len(indices), len(layers)), of_others[0] if others else error[:0]
 
 
 def tolerated(layer: LayerAttention, dtype: torch.dtype, error: float = np.inf) -> float:

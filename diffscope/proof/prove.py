@@ -75,7 +75,7 @@ def prove_all(
 ) -> Iterator[tuple[LayerAttention, Fidelity]]:
     """Of each passage the first reading that rebuilds what the model computed, with `edits` made to it, and how well it does.
 
-    Several passages of one prompt are proved as one stack of heads where their layers are alike.
+    Several passages are proved as one stack of heads where their layers are alike.
 
     Raises
     ------
@@ -98,8 +98,7 @@ def prove_all(
 def _proved_as_one_stack(passages: Sequence[Unproved], decide: bool) -> Iterator[tuple[int, tuple[LayerAttention, Fidelity]]]:
     """The passages, by index, whose first reading rebuilds what the model computed; none where they cannot be stacked."""
     layers = [passage.first for passage in passages if passage.first is not None]
-    of_one_prompt = all(len(layer.lengths) == 1 and not _offloaded(layer) for layer in layers)
-    if len(layers) < max(2, len(passages)) or not of_one_prompt or not alike_to_the_end(layers):
+    if len(layers) < max(2, len(passages)) or any(map(_offloaded, layers)) or not alike_to_the_end(layers):
         return
     with suppress(FidelityError):  # of heads that do not fill the output; said by the passage that has them
         decide = decide and not all(_is_judged(passage.passage) for passage in passages)

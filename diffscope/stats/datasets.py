@@ -20,6 +20,14 @@ class Measured(NamedTuple):
     coords: dict[str, np.ndarray]
 
 
+def united(parts: Sequence[Measured], names: Sequence[str]) -> Measured:
+    """Several measurements of one layer as one, their statistics in the order of `names`."""
+    values = {name: part.values[name] for part in parts for name in part.values}
+    attrs = {name: part.attrs[name] for part in parts for name in part.attrs}
+    coords = {dim: labels for part in parts for dim, labels in part.coords.items()}
+    return Measured({name: values[name] for name in names}, {name: attrs[name] for name in names}, coords)
+
+
 def dataset(measured: Sequence[Measured], layers: Sequence[int] | None = None) -> xr.Dataset:
     """One Dataset of one layer, or of several along a dimension ``layer``.
 
@@ -41,12 +49,58 @@ def dataset(measured: Sequence[Measured], layers: Sequence[int] | None = None) -
     return xr.Dataset(variables, coords if layers is None else {"layer": list(layers), **coords})
 
 
+def batch_dataset(measured: Sequence[Sequence[Measured]], layers: Sequence[int]) -> xr.Dataset:
+    """One Dataset of several prompts, each with its layers, along dimensions ``prompt`` and ``layer``.
+
+    Prompts may differ in their queries and spans: what a prompt does not have is NaN there.
+    """
+    names = [f"prompt {index}" for index in range(len(measured))]
+    first = dataset(measured[0], layers)
+    attrs = {}
+    for name in measured[0][0].attrs:
+        of_prompts = [
+            agreed([each.attrs[name] for each in of_layers], [f"layer {layer}" for layer in layers]) for of_layers in measured
+        ]
+        attrs[name] = agreed(of_prompts, names)
+    if all(_alike(of_layers, measured[0]) for of_layers in measured):
+        stacked = {
+            name: np.stack([_stacked([each.values[name] for each in of_layers]) for of_layers in measured]) for name in attrs
+        }
+        variables = {name: (("prompt", *first[name].dims), values, attrs[name]) for name, values in stacked.items()}
+        return xr.Dataset(variables, first.coords)
+    joined = xr.concat(
+        [first, *(dataset(of_layers, layers) for of_layers in measured[1:])],
+        "prompt",
+        combine_attrs="override",
+        join="outer",
+        coords="minimal",
+        compat="override",
+        data_vars="all",
+    )
+    for name in attrs:
+        joined[name].attrs = attrs[name]
+    return joined
+
+
+def _alike(measured: Sequence[Measured], others: Sequence[Measured]) -> bool:
+    """Whether layers of two prompts have results of the same shape and labels."""
+    return all(
+        mine.coords.keys() == its.coords.keys()
+        and all(np.array_equal(mine.coords[dim], its.coords[dim]) for dim in mine.coords)
+        and all(mine.values[name].shape == its.values[name].shape for name in mine.values)
+        for mine, its in zip(measured, others)
+    )
+
+
 def agreed(attrs: Sequence[dict], names: Sequence[str]) -> dict:
     """Merge the attributes of several results.
 
     Floats are bounds on errors: the largest is kept. Whole numbers are counts: they are added up. A text that all share is kept
     once; others become "layer 3: …; layer 5, layer 6: …".
     """
+    first, *others = attrs
+    if all(other == first for other in others) and all(isinstance(value, str) for value in first.values()):
+        return dict(first)
     merged: dict[str, Any] = {}
     for key in dict.fromkeys(key for of_result in attrs for key in of_result):
         values = [of_result[key] for of_result in attrs if key in of_result]

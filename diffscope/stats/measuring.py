@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
@@ -16,7 +17,7 @@ from diffscope.errors import DiffscopeError, OutOfMemoryAhead
 from diffscope.prompts import Encoded
 from diffscope.stats import engine, forecast
 from diffscope.stats.backends import Backend
-from diffscope.stats.datasets import Measured, agreed, dataset
+from diffscope.stats.datasets import Measured, batch_dataset, dataset, united
 from diffscope.stats.formulas.outliers import LABELS
 from diffscope.stats.sampling import STRATUM, WEIGHT, Drawn, Sample
 from diffscope.stats.threads import Workers
@@ -93,27 +94,42 @@ class Measuring:
         if not waiting:
             return
         names = [statistic.name for statistic in self.chosen]
+        by_row = [statistic.name for statistic in self.chosen if statistic.kind == "row"] if self._of_one_length else []
+        rest = [name for name in names if name not in by_row]
+        if not self.done:
+            self._look_ahead(waiting[0].prompt(0), names, workers)
+        every = [layer.prompt(index) for index in range(len(self.prompts)) for layer in waiting]
+        rows = self._measure(every, by_row, self.prompts[0], workers) if by_row else []
         for index, of_prompt in enumerate(self.measured):
-            layers = [layer.prompt(index) for layer in waiting]
-            device = layers[0].q.device
-            key_sets = self.prompts[index].key_sets(device)
-            queries, drawn = self._queries(layers[0], key_sets)
-            if not self.done:
-                self._look_ahead(layers[0], names, key_sets, queries, workers)
-            measured = engine.measure_layers(
-                layers,
-                names,
-                spans=key_sets,
-                queries=queries,
-                weights=None if drawn is None else drawn.weight.to(device),
-                workers=workers,
-                progress=partial(self._within, len(layers)),
-                backend=self.backend,
-            )
-            for of_layer in measured:
-                of_prompt.append(of_layer)
+            of_layers = slice(index * len(waiting), (index + 1) * len(waiting))
+            measured = self._measure(every[of_layers], rest, self.prompts[index], workers) if rest else []
+            for parts in itertools.zip_longest(rows[of_layers], measured):
+                of_prompt.append(united([part for part in parts if part], names))
                 self._within()
         self.layers += [layer.layer for layer in waiting]
+
+    @property
+    def _of_one_length(self) -> bool:
+        """Whether the same queries are measured of several prompts, which are as long."""
+        return (
+            len(self.prompts) > 1 and len({len(prompt.ids) for prompt in self.prompts}) == 1 and not isinstance(self.queries, str)
+        )
+
+    def _measure(self, layers: list[LayerAttention], names: list[str], prompt: Encoded, workers: Workers) -> list[Measured]:
+        """Some statistics of layers of one prompt; those by row also of other prompts of its length."""
+        device = layers[0].q.device
+        key_sets = prompt.key_sets(device)
+        queries, drawn = self._queries(layers[0], key_sets)
+        return engine.measure_layers(
+            layers,
+            names,
+            spans=key_sets,
+            queries=queries,
+            weights=None if drawn is None else drawn.weight.to(device),
+            workers=workers,
+            progress=partial(self._within, len(layers)),
+            backend=self.backend,
+        )
 
     def _within(self, layers: int = 0, share: float = 0.0) -> None:
         """What is done, and of some layers at work a share."""
@@ -121,15 +137,10 @@ class Measuring:
             done = self.done + layers * share if layers * share else self.done
             self.progress(done, max(self.total, self.done))  # a model may run a layer more often than it has modules
 
-    def _look_ahead(
-        self,
-        layer: LayerAttention,
-        names: list[str],
-        key_sets: Mapping[str, Tensor],
-        queries: Tensor | None,
-        workers: Workers,
-    ) -> None:
-        """Refuse what will not fit, and say how long it will take."""
+    def _look_ahead(self, layer: LayerAttention, names: list[str], workers: Workers) -> None:
+        """Refuse what will not fit, and say how long it will take, by a layer of the first prompt."""
+        key_sets = self.prompts[0].key_sets(layer.q.device)
+        queries, _ = self._queries(layer, key_sets)
         rows = layer.n_queries if queries is None else len(queries)
         results = self.total * forecast.bytes_of(self.chosen, layer, rows, len(key_sets))
         need = 2 * results + forecast.bytes_at_work(self.chosen, layer, rows, workers.count)  # stacked, results are there twice
@@ -172,17 +183,10 @@ class Measuring:
             Whether there is a leading ``prompt`` dimension.
         """
         complete = len(self.layers)  # a layer may have been measured on some prompts of a batch only
-        datasets = [dataset(of_layers[:complete], self.layers) for of_layers in self.measured]
+        of_prompts = [of_layers[:complete] for of_layers in self.measured]
+        joined = batch_dataset(of_prompts, self.layers) if batch else dataset(of_prompts[0], self.layers)
         if outliers is not None:
-            datasets = [_with_outliers(of_prompt, outliers[:complete, index]) for index, of_prompt in enumerate(datasets)]
-        joined = datasets[0]
-        if batch:
-            joined = xr.concat(
-                datasets, "prompt", combine_attrs="override", join="outer", coords="minimal", compat="override", data_vars="all"
-            )
-            names = [f"prompt {index}" for index in range(len(datasets))]
-            for name, values in joined.data_vars.items():
-                values.attrs = agreed([of_prompt[name].attrs for of_prompt in datasets], names)
+            joined = _with_outliers(joined, np.moveaxis(outliers[:complete], 1, 0) if batch else outliers[:complete, 0])
         n = len(self.prompts[0].ids)
         drawn = self.queries.draw(n) if isinstance(self.queries, Sample) else None
         if drawn is not None and isinstance(self.queries, Sample):
@@ -197,7 +201,8 @@ def _with_outliers(dataset: xr.Dataset, values: np.ndarray) -> xr.Dataset:
     if "logit_outliers" not in dataset:
         return dataset
     attrs = {"long_name": "largest magnitudes and median of the decoder layer's output", "units": "activation"}
-    return dataset.assign(layer_output_outliers=(("layer", "outlier"), values, attrs)).assign_coords(outlier=list(LABELS))
+    dims = ("prompt", "layer", "outlier")[-values.ndim :]
+    return dataset.assign(layer_output_outliers=(dims, values, attrs)).assign_coords(outlier=list(LABELS))
 
 
 def _size(n: float) -> str:

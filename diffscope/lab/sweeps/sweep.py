@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -33,6 +34,9 @@ SHARD = ".nc"  # one small file
 FACTS = ("family", "attention", "dtype", "warnings")
 KEY_SETS = ("sink", "context", "irrelevant")  # those of every prompt
 AVERAGED = "queries ({}), of those rows that have a finite value; of ratios without a bound the median"
+AT_ONCE = 16  # prompts that run together
+TOKENS_AT_ONCE = 4096  # and tokens
+Named = tuple[str, Prompt | TextPrompt]
 _opened: dict[tuple, Scope] = {}  # the one model that this process holds
 
 
@@ -176,26 +180,63 @@ def values_a_prompt(plan: Plan, device: str) -> dict[str, int]:
 
 
 def measure(spec: dict, target: Path, device: str = "cpu") -> None:
-    """The work of a shard: all statistics of some prompts of one model, from one pass a prompt."""
+    """The work of a shard: all statistics of some prompts of one model, neighbours of one length in one pass."""
     scope = _scope(spec["model"], spec["dtype"], device)
     prompts = _prompts(spec["model"], json.dumps(spec["prompts"]), spec["stop"])[spec["first"] : spec["stop"]]
-    parts = [Part(name, {"prompt": at}, _measured(scope, name, prompt, spec)) for at, (name, prompt) in enumerate(prompts)]
+    parts = []
+    for batch in _batches(scope, prompts, spec):
+        for (name, prompt), dataset in zip(batch, _measured(scope, batch, spec)):
+            parts.append(Part(name, {"prompt": len(parts)}, _of_prompt(scope, prompt, dataset, spec)))
     save_statistics(assemble(parts, {"prompt": range(len(parts))}), target, dated=False)
 
 
-def _measured(scope: Scope, name: str, prompt: Prompt | TextPrompt, spec: dict) -> xr.Dataset:
-    """The statistics of one prompt, of its last query or as means over several, without the dimension ``query``."""
+def _batches(scope: Scope, prompts: Sequence[Named], spec: dict) -> Iterator[list[Named]]:
+    """Neighbouring prompts of one length, as many as run together; one by one where their queries may differ."""
+    most = 1 if isinstance(rows_of(spec["queries"]), str) else AT_ONCE
+    for length, group in itertools.groupby(prompts, lambda named: _length(scope, *named)):
+        size = max(1, min(most, TOKENS_AT_ONCE // length))
+        alike = list(group)
+        yield from (alike[start : start + size] for start in range(0, len(alike), size))
+
+
+def _length(scope: Scope, name: str, prompt: Prompt | TextPrompt) -> int:
+    try:
+        return len(scope.encode(_content(prompt)[0]).ids)
+    except DiffscopeError as error:
+        raise DiffscopeError(f"{name}: {error}") from error
+
+
+def _measured(scope: Scope, batch: Sequence[Named], spec: dict) -> list[xr.Dataset]:
+    """What is measured of each prompt of a batch; one by one where they cannot run together, which names the one that fails."""
+    if len(batch) > 1:
+        contents, spans = zip(*(_content(prompt) for _, prompt in batch))
+        with suppress(DiffscopeError), warnings.catch_warnings():
+            warnings.simplefilter("ignore", DiffscopeWarning)  # they are kept among the attributes
+            together = scope.measure(list(contents), spec["statistics"], spans=list(spans), queries=rows_of(spec["queries"]))
+            return [together.isel(prompt=index) for index in range(len(batch))]
+    return [_measured_alone(scope, name, prompt, spec) for name, prompt in batch]
+
+
+def _measured_alone(scope: Scope, name: str, prompt: Prompt | TextPrompt, spec: dict) -> xr.Dataset:
     content, spans = _content(prompt)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DiffscopeWarning)  # they are kept among the attributes
+        warnings.simplefilter("ignore", DiffscopeWarning)
         try:
-            dataset = scope.measure(content, spec["statistics"], spans=spans, queries=rows_of(spec["queries"]))
+            return scope.measure(content, spec["statistics"], spans=spans, queries=rows_of(spec["queries"]))
         except DiffscopeError as error:
             raise DiffscopeError(f"{name}: {error}") from error
+
+
+def _of_prompt(scope: Scope, prompt: Prompt | TextPrompt, dataset: xr.Dataset, spec: dict) -> xr.Dataset:
+    """The statistics of one prompt, of its last query or as means over several, without the dimension ``query``."""
     about = {
-        "tokens": (len(scope.encode(content).ids), "tokens", "length of the prompt"),
+        "tokens": (len(scope.encode(_content(prompt)[0]).ids), "tokens", "length of the prompt"),
         "depth": (getattr(prompt, "depth", math.nan), "1", "where the queried needle begins: 0 first, 1 last"),
-        "fidelity_worst": (dataset.attrs["fidelity_worst"], "1", "largest error with which a layer's output was rebuilt"),
+        "fidelity_worst": (
+            dataset.attrs["fidelity_worst"],
+            "1",
+            "largest error with which a layer's output was rebuilt, of the prompts that ran together",
+        ),
     }
     if "query" in dataset.dims:
         last = spec["queries"] == LAST
