@@ -181,7 +181,10 @@ class _Products(NamedTuple):
         `weights` are (map, query, key), with map m of the layer at ``index_of_map[m]``, and `values` (value head, key, width).
         """
         pairs = [(index_of_map[number], value) for number, value in self.pairs]
-        if weights.device.type == "cpu":  # copies of maps would take as long as the products
+        every_map_once = [index for index, _ in pairs] == list(range(len(weights)))
+        if every_map_once and values.shape[-1] <= weights.shape[1]:  # a copy of the values is small beside the maps
+            products = torch.bmm(weights, values[[value for _, value in pairs]])
+        elif weights.device.type == "cpu":  # copies of maps would take as long as the products
             products = torch.stack([weights[index] @ values[value] for index, value in pairs])  # (pair, query, width)
         else:
             of_map, of_value = torch.tensor(pairs, device=weights.device).T
