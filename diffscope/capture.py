@@ -231,9 +231,10 @@ class Attended(Pictures):
             NaN where a prompt has no such row. ``diffscope.average`` turns a sample into means with standard errors.
         progress : callable, optional
             Called with (done, total), counted in layers of a prompt; within long ones `done` is a fraction.
-        backend : {"blocks", "triton"}, optional
-            What computes row statistics: exact blocks of rows, or Triton's kernels on CUDA (``attrs["error_bound"]`` bounds the
-            error of what depends on a row's order). By default triton where it serves the layer, else blocks.
+        backend : {"blocks", "compiled", "triton"}, optional
+            What computes row statistics: exact blocks of rows, functions that numba compiles for a CPU, or Triton's kernels on
+            CUDA (``attrs["error_bound"]`` bounds the error of what depends on a row's order). By default triton on CUDA, compiled
+            for long prompts, where they are installed and serve the layer; else blocks.
 
         Returns
         -------

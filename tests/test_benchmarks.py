@@ -1,5 +1,6 @@
 """The side-by-side benchmark: methods give what float64 gives, and what goes wrong with one is said and harms no other."""
 
+import json
 import operator
 import os
 import time
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 import diffscope
-from benchmarks import engine, old_cohort
+from benchmarks import engine, old_cohort, sweeps
 from benchmarks.side_by_side import jobs, methods, oracle, process, report, subjects
 from diffscope.lab.scoring import draw
 from diffscope.tasks import Retrieval
@@ -137,3 +138,14 @@ def test_spans_of_the_old_prompts_are_the_numbers_and_text_beside_them():
         assert numbers == [sentence.split()[-1] for sentence in sentences[:3]] and all(number.isdigit() for number in numbers)
         taken = {*prompt.spans["needles"], *prompt.spans["query"], *prompt.spans["answer"], *range(4)}
         assert all(len(spans[f"text_{i}"]) == 2 and not taken & set(spans[f"text_{i}"]) for i in range(8))
+
+
+@pytest.mark.slow
+def test_all_ways_of_a_sweep_give_the_same(tmp_path):
+    for module in PEERS.values():
+        pytest.importorskip(module)
+    sweeps.main(["--tokens", "256", "--prompts", "2", "--rounds", "1", "--out", str(tmp_path / "sweeps.json")])
+    ways = json.loads((tmp_path / "sweeps.json").read_text())["results"]["256"]
+    assert {way["state"] for way in ways.values()} == {"ok"} and len(ways) == 5
+    wrong = {"entropy": np.ones(3)}
+    assert sweeps.largest_difference({"entropy": np.array([1, 1.01, 1])}, wrong) > sweeps.CLOSE

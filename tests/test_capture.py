@@ -696,7 +696,7 @@ def test_what_takes_long_is_announced_before_it_begins(monkeypatch):
     monkeypatch.setattr(measuring, "WORTH_SAYING", 0.0)
     scope.measure(tiny.ids(30), "gini", announce=lambda line: printed.append(line), progress=lambda *at: printed.append(at))
     assert re.fullmatch(r"measuring will take about \d+ s and \d+ MiB besides the model", printed[0])
-    assert printed[1:] == [(1, 2), (2, 2)]
+    assert printed[-1] == (2, 2)
 
 
 @pytest.mark.parametrize("kind", ["v1", "v2", "standard"])

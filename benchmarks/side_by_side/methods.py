@@ -24,15 +24,18 @@ def with_diffscope(model: nn.Module, ids: Tensor) -> Run:
     """Capture with its proof, and all statistics."""
     import diffscope
 
-    return lambda: values_of(diffscope.load(model).measure(ids[0].tolist(), list(ROW)))
+    scope = diffscope.load(model)
+    return lambda: values_of(scope.measure(ids[0].tolist(), list(ROW)))
 
 
 def capture(model: nn.Module, ids: Tensor) -> Run:
     """Capture with its proof, no statistics."""
     import diffscope
 
+    scope = diffscope.load(model)
+
     def run() -> None:
-        diffscope.load(model).capture(ids[0].tolist())
+        scope.capture(ids[0].tolist())
 
     return run
 

@@ -25,7 +25,7 @@ def products(q: Tensor, k: Tensor, keys: Tensor, out: Tensor | None) -> Tensor:
     if q.device.type != "cpu":
         return torch.matmul(q, k[keys].to(q.dtype).transpose(1, 2), out=out)
     numbers = keys.tolist()
-    if numbers == list(range(numbers[0], numbers[0] + len(numbers))):
+    if numbers and numbers == list(range(numbers[0], numbers[0] + len(numbers))):
         return torch.bmm(q, k[numbers[0] : numbers[0] + len(numbers)].to(q.dtype).transpose(1, 2), out=out)
     # For the few rows of a block, a copy of all keys for every map would take ten times as long as the product.
     transposed = {number: k[number].to(q.dtype).T for number in set(numbers)}  # (d, key)

@@ -42,8 +42,10 @@ Queries = Annotated[
     str | None, typer.Option(metavar="SPAN|START:STOP|sample:N", help="Some queries: a span's, a range, or N drawn at random.")
 ]
 Backend = Annotated[
-    Literal["blocks", "triton"] | None,
-    typer.Option(help="Where row statistics come from; by default the fastest: exact blocks of rows, on CUDA Triton's kernels."),
+    Literal["blocks", "compiled", "triton"] | None,
+    typer.Option(
+        help="Where row statistics come from; by default the fastest: blocks of rows, for long ones numba's, on CUDA Triton's."
+    ),
 ]
 PerHead = Annotated[bool, typer.Option("--per-head", help="One row a head instead of the mean over heads.")]
 Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Keep every value, unaveraged: .zarr, .nc, .parquet or .csv.")]

@@ -77,7 +77,10 @@ def _run(preset, cohort, fresh, out, device, processes, as_json, prompts, length
             progress=progress,
             opener=lambda name: load(name, device=device),
         )
-    _show_json(study) if as_json else _tell(study.words(), "all seeds")
+    if as_json:
+        _show_json(study)
+    else:
+        _tell(study.words(), "all seeds")
     note(f"kept in {out}; show it with: diffscope study show {out}")
 
 
@@ -87,7 +90,9 @@ def _show(folder, board, out, as_json):
     if as_json or out is not None:
         return _show_anew(folder, board, out, as_json)
     words = read_words(find(folder))
-    return _show_anew(folder, board, out, as_json) if words is None else _tell(words, board)
+    if words is None:
+        return _show_anew(folder, board, out, as_json)
+    _tell(words, board)
 
 
 def _show_anew(folder, board, out, as_json):
@@ -100,7 +105,10 @@ def _show_anew(folder, board, out, as_json):
         if out.suffix not in BOARD_FILES:
             raise DiffscopeError(f"cannot write a board as {out.suffix!r}; use {', '.join(BOARD_FILES)}")
         keep(study.boards[board], out, f"the {study.facts['recipe']} cohort, {board}")
-    _show_json(study) if as_json else _tell(study.words(), board)
+    if as_json:
+        _show_json(study)
+    else:
+        _tell(study.words(), board)
     if out is not None:
         note(f"saved {out}")
 

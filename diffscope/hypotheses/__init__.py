@@ -23,21 +23,7 @@ _NAMES = {
     "test": "api",
 }
 
-__all__ = [
-    "TESTS",
-    "Declared",
-    "Measurement",
-    "Models",
-    "Pair",
-    "Settings",
-    "Test",
-    "Verdict",
-    "gather",
-    "lacking",
-    "run",
-    "summary",
-    "test",
-]
+__all__ = sorted(_NAMES)
 
 
 def __getattr__(name: str) -> Any:

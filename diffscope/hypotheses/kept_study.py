@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ IN_PREPARATION = (
     "the study is in preparation and none is shipped (docs/study.md); make one of your own with: diffscope train laptop "
     "--out runs/laptop, then: diffscope study run --cohort runs/laptop"
 )
-RULES = ("declared/*.py", "conclusion.py", "correction.py", "report.py", "rules.py", "verdicts.py")  # what the words come from
+RULES = ("hypotheses/**/*.py", "stats/formulas/*.py")  # whose texts and numbers the words are made of
 
 
 @dataclass(frozen=True)
@@ -73,15 +73,15 @@ def find(folder: str | Path | None = None) -> Path:
 
 def rules_digest() -> str:
     """Digest of the code that the words come from: where it has changed, a study says something else, or is refused."""
-    here = Path(__file__).parent
+    package = Path(__file__).parents[1]
     digest = hashlib.sha256()
-    for path in sorted(path for pattern in RULES for path in here.glob(pattern)):
-        digest.update(path.name.encode() + path.read_bytes())
+    for path in sorted(path for pattern in RULES for path in package.glob(pattern)):
+        digest.update(path.relative_to(package).as_posix().encode() + path.read_bytes())
     return digest.hexdigest()
 
 
 def read_words(path: Path) -> StudyWords | None:
-    """The words kept in a study's file; None where they are not those of today's rules, which have to judge it anew.
+    """The words kept in a study's file; None where they are none of today's rules, which have to judge it anew.
 
     Raises
     ------
@@ -89,11 +89,14 @@ def read_words(path: Path) -> StudyWords | None:
         The file is damaged.
     """
     record = read_proven_json(path, REMEDY)
-    kept = record.get(WORDS) if isinstance(record, Mapping) else None
-    if not isinstance(kept, Mapping) or kept["rules"] != rules_digest():
-        return None
-    boards = {
-        name: BoardWords([tuple(row) for row in board["rows"]], board["sentences"], board["summary"])
-        for name, board in kept["boards"].items()
-    }
-    return StudyWords(record["facts"], boards, record["survival"])
+    with suppress(KeyError, TypeError, AttributeError):  # of an older form, or made by hand: the whole of it is looked at then
+        kept = record[WORDS]
+        if kept["rules"] == rules_digest():
+            boards = {name: _board(board) for name, board in kept["boards"].items()}
+            return StudyWords(record["facts"], boards, record["survival"])
+    return None
+
+
+def _board(kept: dict[str, Any]) -> BoardWords:
+    rows = [(row[0], row[1], row[2], row[3]) for row in kept["rows"]]
+    return BoardWords(rows, list(kept["sentences"]), kept["summary"])

@@ -20,7 +20,7 @@ single = np.float32
 ZERO, HALF, ONE = single(0), single(0.5), single(1)
 TINY = np.finfo(single).tiny
 # Both functions as in the Cephes Mathematical Library (Moshier, 1989): e^r of |r| ≤ ln 2 / 2, and ln x of x in [√½, √2).
-LOG2_E, LEAST_EXPONENT = single(1.44269504088896341), single(-87.33)
+LOG2_E, LEAST_EXPONENT = single(1.44269504088896341), single(-103.9)
 BELOW = single(-1e4)
 LN_2_HIGH, LN_2_LOW = single(0.693359375), single(-2.12194440e-4)
 E0, E1, E2 = single(1.9875691500e-4), single(1.3981999507e-3), single(8.3334519073e-3)
@@ -30,6 +30,7 @@ L3, L4, L5 = single(-1.2420140846e-1), single(1.4249322787e-1), single(-1.666805
 L6, L7, L8 = single(2.0000714765e-1), single(-2.4999993993e-1), single(3.3333331174e-1)
 SQRT_HALF = np.int32(0x3F3504F3)  # the bits of √½
 MANTISSA = np.int32(23)  # bits
+BIAS = np.int32(127)  # of exponents
 
 # Sums may be reordered, which is what makes them fast; NaN and infinity keep their meaning.
 OPTIONS: dict[str, Any] = {"fastmath": {"reassoc", "contract", "nsz"}, "nogil": True, "error_model": "numpy"}
@@ -62,11 +63,13 @@ float_of = _reinterpreted(types.float32, types.int32)
 
 @numba.njit(inline="always")
 def exp(x):
-    """e^x of x ≤ 0; what would be less than the least normal number is 0."""
+    """e^x of x ≤ 0, down to the least number there is."""
     k = np.floor(x * LOG2_E + HALF)
     r = x - k * LN_2_HIGH - k * LN_2_LOW
     y = (((((E0 * r + E1) * r + E2) * r + E3) * r + E4) * r + E5) * (r * r) + r + ONE
-    return ZERO if x < LEAST_EXPONENT else float_of(bits_of(y) + (np.int32(k) << MANTISSA))
+    power = np.int32(k)
+    half = power >> np.int32(1)  # 2^k itself may be less than a normal number
+    return ZERO if x < LEAST_EXPONENT else y * float_of((half + BIAS) << MANTISSA) * float_of((power - half + BIAS) << MANTISSA)
 
 
 @numba.njit(inline="always")

@@ -294,9 +294,9 @@ def fidelities(layers: Sequence[LayerAttention], observed: Sequence[Tensor], dec
     longest = int(np.argmax(lengths))
     readings = [[other for _, other in other_pairings(layer.prompt(longest))] for layer in layers if decide]
     others = list(zip(*readings))  # (candidate, layer): other readings of the longest prompt
-    found = [_errors(layers, observed, indices, others if indices == [longest] else ()) for indices in _together(layers)]
-    errors = torch.cat([error for error, _ in found])  # (prompt, layer)
-    errors_of_others = next((of_others for _, of_others in found if len(of_others)), errors[:0])  # (candidate, layer)
+    deviating = [_errors(layers, observed, indices, others if indices == [longest] else ()) for indices in _together(layers)]
+    errors = torch.cat([error for error, _ in deviating])  # (prompt, layer)
+    errors_of_others = next((of_others for _, of_others in deviating if len(of_others)), errors[:0])  # (candidate, layer)
     if others and not len(errors_of_others):
         errors_of_others = _errors(layers, observed, [longest], others)[1]
     rows = sum(len(compared_rows(layers[0], index)) for index in range(len(lengths)))
@@ -327,7 +327,7 @@ def _errors(
     indices: Sequence[int],
     others: Sequence[Sequence[LayerAttention]],
 ) -> tuple[Tensor, Tensor]:
-    """Deviations of layers on some prompts, (prompt, layer), and of others of one of them on a few rows, (candidate, layer)."""
+    """Deviations of layers on some prompts, (prompt, layer), and of other readings of a single one, (candidate, layer)."""
     prompts = [layer.prompt(index) for index in indices for layer in layers]
     parts = [compared(layer, tensor, index) for index in indices for layer, tensor in zip(layers, observed)]
     checked = parts[0][0]  # the same in all

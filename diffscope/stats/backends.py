@@ -23,7 +23,8 @@ from diffscope.stats.threads import Workers
 
 Backend = Literal["blocks", "compiled", "triton"]
 BACKENDS: tuple[Backend, ...] = ("blocks", "compiled", "triton")
-WORTH_COMPILING = 2**20  # values of one map, over all heads: below it, importing numba takes longer than it saves
+# Values of one map of a layer, over all heads, from which on a few layers save the second that importing numba takes.
+WORTH_COMPILING = 2**27
 
 
 class RowMoments(NamedTuple):
@@ -51,7 +52,8 @@ def chosen(layer: LayerAttention, backend: str | None, queries: int) -> Backend:
         There is none of that name, or it cannot serve the layer; says why.
     """
     check(backend)
-    if backend == "blocks":
+    small = layer.n_heads * queries * layer.n_keys < WORTH_COMPILING
+    if backend == "blocks" or (backend is None and not layer.q.is_cuda and small):
         return "blocks"
     fast: Backend = "triton" if backend == "triton" or (backend is None and layer.q.is_cuda) else "compiled"
     if fast == "triton":
@@ -62,8 +64,7 @@ def chosen(layer: LayerAttention, backend: str | None, queries: int) -> Backend:
         unsupported = compiled_rows.reason_unsupported(layer)
     if unsupported and backend:
         raise DiffscopeError(f"the back-end {backend!r} cannot serve layer {layer.layer}: {unsupported}; take 'blocks'")
-    small = fast == "compiled" and layer.n_heads * queries * layer.n_keys < WORTH_COMPILING
-    return "blocks" if unsupported or (small and backend is None) else fast
+    return "blocks" if unsupported else fast
 
 
 def row_moments(

@@ -5,9 +5,9 @@ Of a block only its scores and |A1|, |A2| and |D| are in memory; A1, A2 and D th
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
+from importlib import import_module
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.memory import Workspace
+from diffscope.errors import first_line
 from diffscope.stats.formulas.row_sums import NEAR_ZERO, QUANTILES, TOP_K, order
 from diffscope.stats.places import places_of
 from diffscope.stats.threads import Workers
@@ -34,9 +35,20 @@ def reason_unsupported(layer: LayerAttention) -> str | None:
         "its mask is no rule": layer.mask.kind not in ("causal", "window", "full"),
         "its scores are rounded to half precision": layer.score_dtype is not None,
         "some of its queries see no key": layer.n_keys < layer.n_queries,
-        "numba is not installed (pip install 'diffscope-attention[fast]')": importlib.util.find_spec("numba") is None,
     }
-    return next((reason for reason, holds in reasons.items() if holds), None)
+    return next((reason for reason, holds in reasons.items() if holds), None) or _without_numba()
+
+
+@cache
+def _without_numba() -> str | None:
+    """Why numba cannot be used; None if it can. It may be there and refuse the numpy beside it."""
+    try:
+        import_module("diffscope.kernels.compiled")
+    except ModuleNotFoundError:
+        return "numba is not installed (pip install 'diffscope-attention[fast]')"
+    except Exception as error:
+        return f"numba cannot be imported ({first_line(error)})"
+    return None
 
 
 def moments(
@@ -124,9 +136,9 @@ def _by_order(sizes: np.ndarray, n: Tensor, total: np.ndarray) -> dict[str, np.n
         "quantiles": np.empty((len(rows), len(QUANTILES))),
         "top": np.empty((len(rows), len(TOP_K))),
     }
-    counts = np.broadcast_to(n.numpy(), shape).reshape(-1)
+    counts = np.array(np.broadcast_to(n.numpy(), shape)).reshape(-1)
     limit = (NEAR_ZERO * total.reshape(-1) / counts).astype(np.float32)
-    at = np.broadcast_to((order(QUANTILES, n) - 1).numpy(), (*shape, len(QUANTILES))).reshape(-1, len(QUANTILES))
+    at = np.array(np.broadcast_to((order(QUANTILES, n) - 1).numpy(), (*shape, len(QUANTILES)))).reshape(len(rows), -1)
     compiled.order(rows, counts, limit, at, np.array(TOP_K), compiled.RANKS, *results.values())
     return {name: values.reshape(*shape, *values.shape[1:]) for name, values in results.items()}
 

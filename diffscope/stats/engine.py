@@ -90,12 +90,12 @@ def measure_layers(
     progress: Callable[[float], None] | None = None,
     backend: Backend | None = None,
 ) -> list[Measured]:
-    """Statistics of several layers of one prompt; what is by head is taken of all together where they are alike.
+    """Statistics of several layers; what is by head is taken of all together where they are alike.
 
     Parameters
     ----------
     layers : sequence of LayerAttention
-        Each with a batch of one, all of the same prompt.
+        Each with a batch of one, all of the same prompt, or of prompts with the same spans and queries.
     statistics : iterable of str, optional
         Names from ``STATISTICS`` or ``GROUPS``; by default the group "row".
     spans : mapping of str to LongTensor, optional
@@ -112,8 +112,8 @@ def measure_layers(
         By default the calling thread alone.
     progress : callable, optional
         Called after every block with the share of them that is done.
-    backend : {"blocks", "triton"}, optional
-        Where row statistics come from: :mod:`diffscope.stats.backends`; by default the fastest on the device.
+    backend : {"blocks", "compiled", "triton"}, optional
+        Where row statistics come from: :mod:`diffscope.stats.backends`; by default the fastest for the layer.
         Everything else comes from blocks of rows.
 
     Returns
@@ -137,18 +137,19 @@ def measure_layers(
     by_layer = [statistic for statistic in chosen if statistic not in joint]
     streamed = [statistic for statistic in by_layer if statistic.collector]
     parts = _Parts(progress, bool(joint) + len(layers) * bool(streamed))
-    rows = partial(_of_rows, elements=elements, workers=workers or Workers(1), progress=parts.within, backend=backend)
+    rows = partial(_of_rows, elements=elements, workers=workers or Workers(1), progress=parts.within)
+    ways = [_way(request, chosen, backend, elements) for request in requests]  # by layer, so that none depends on its company
     taken = [_Taken({}, {}) for _ in layers]
     if joint:
-        together = rows(replace(requests[0], layer=stacking.joined(layers)), joint)
+        together = rows(replace(requests[0], layer=stacking.joined(layers)), joint, ways[0])
         heads = layers[0].n_heads
         for number, of_layer in enumerate(taken):
             at = slice(number * heads, (number + 1) * heads)
             of_layer.update({name: values[at] for name, values in together.values.items()}, together.attrs)
         parts.done += 1
-    for request, of_layer in zip(requests, taken):
+    for request, way, of_layer in zip(requests, ways, taken):
         of_layer.update({statistic.name: statistic.compute(request) for statistic in by_layer if statistic.compute}, {})
-        of_layer.update(*rows(request, streamed))
+        of_layer.update(*rows(request, streamed, way))
         of_layer.update({}, {statistic.name: statistic.note(request) for statistic in by_layer if statistic.note})
         parts.done += 1
     return [_measured(request, chosen, of_layer) for request, of_layer in zip(requests, taken)]
@@ -187,18 +188,24 @@ class _Parts:
             self._progress((self.done + share) / self._count)
 
 
+def _way(request: Request, statistics: list[Statistic], backend: Backend | None, elements: int | None) -> Backend:
+    """Where row statistics of a layer come from; blocks where it is said how large they may be."""
+    if (elements and backend is None) or all(statistic.kind != "row" for statistic in statistics):
+        return "blocks"
+    return backends.chosen(request.layer, backend, len(request.queries))
+
+
 def _of_rows(
     request: Request,
     statistics: list[Statistic],
+    chosen: Backend,
     elements: int | None,
     workers: Workers,
     progress: Callable[[float], None],
-    backend: Backend | None,
 ) -> _Taken:
     """What comes from rows, by kernels or in blocks, and what is to be said of it."""
     from_rows = [statistic.name for statistic in statistics if statistic.kind == "row"]
-    chosen = backends.chosen(request.layer, backend, len(request.queries)) if from_rows else "blocks"
-    if chosen == "blocks":
+    if chosen == "blocks" or not from_rows:
         return _Taken(_streamed(request, statistics, elements, workers, progress), {})
     collector = RowStatistics(request, from_rows)
     moments = backends.row_moments(request.layer, request.queries, from_rows, chosen, workers, progress)

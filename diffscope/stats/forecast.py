@@ -31,11 +31,11 @@ def seconds(
     positions = checked_queries(layer, queries)
     some = positions.sort().values[-PROBED * workers.count :]
     rows = any(STATISTICS[name].collector is RowStatistics for name in names)
-    for _ in range(
-        1 if not rows or backends.chosen(layer, backend, len(positions)) == "blocks" else 2
-    ):  # kernels are compiled the first time
+    chosen = backends.chosen(layer, backend, len(positions)) if rows else "blocks"
+    runs = 1 if chosen == "blocks" else 2  # kernels are compiled the first time
+    for _ in range(runs):
         start = time.perf_counter()
-        measure_layers([layer], names, spans=spans, queries=some, workers=workers, backend=backend)
+        measure_layers([layer], names, spans=spans, queries=some, workers=workers, backend=chosen)
         took = time.perf_counter() - start
     n, of_some = (layer.mask.counts(at, layer.n_keys, layer.n_keys - layer.n_queries).sum() for at in (positions, some))
     return took * float(n / of_some.clamp_min(1))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 
 import numpy as np
 import torch
@@ -68,6 +67,7 @@ class Measuring:
         self.measured: list[list[Measured]] = [[] for _ in prompts]
         self.layers: list[int] = []
         self._waiting: list[LayerAttention] = []
+        self._reached = 0.0  # layers of a prompt that are done
         self.total = n_layers * len(prompts)
         if isinstance(queries, Sample) and len({len(prompt.ids) for prompt in prompts}) > 1:
             raise DiffscopeError("a sample of queries needs prompts of one length; measure them one by one")
@@ -94,48 +94,52 @@ class Measuring:
         if not waiting:
             return
         names = [statistic.name for statistic in self.chosen]
-        by_row = [statistic.name for statistic in self.chosen if statistic.kind == "row"] if self._of_one_length else []
+        by_row = [statistic.name for statistic in self.chosen if statistic.kind == "row"] if self._together(waiting) else []
         rest = [name for name in names if name not in by_row]
         if not self.done:
             self._look_ahead(waiting[0].prompt(0), names, workers)
         every = [layer.prompt(index) for index in range(len(self.prompts)) for layer in waiting]
-        rows = self._measure(every, by_row, self.prompts[0], workers) if by_row else []
+        rows = self._measure(every, by_row, self.prompts[0], workers, len(by_row) / len(names)) if by_row else []
         for index, of_prompt in enumerate(self.measured):
             of_layers = slice(index * len(waiting), (index + 1) * len(waiting))
-            measured = self._measure(every[of_layers], rest, self.prompts[index], workers) if rest else []
+            measured = self._measure(every[of_layers], rest, self.prompts[index], workers, len(rest) / len(names)) if rest else []
             for parts in itertools.zip_longest(rows[of_layers], measured):
                 of_prompt.append(united([part for part in parts if part], names))
-                self._within()
         self.layers += [layer.layer for layer in waiting]
 
-    @property
-    def _of_one_length(self) -> bool:
-        """Whether the same queries are measured of several prompts, which are as long."""
-        return (
-            len(self.prompts) > 1 and len({len(prompt.ids) for prompt in self.prompts}) == 1 and not isinstance(self.queries, str)
-        )
+    def _together(self, waiting: Sequence[LayerAttention]) -> bool:
+        """Whether rows of several prompts can be measured at once: as long, of the same queries, not too much to hold twice."""
+        lengths = {len(prompt.ids) for prompt in self.prompts}
+        several = len(self.prompts) > 1 and len(lengths) == 1 and not isinstance(self.queries, str)
+        return several and sum(x.nbytes for layer in waiting for x in (layer.q, layer.k, layer.v)) <= 2 * AT_ONCE
 
-    def _measure(self, layers: list[LayerAttention], names: list[str], prompt: Encoded, workers: Workers) -> list[Measured]:
-        """Some statistics of layers of one prompt; those by row also of other prompts of its length."""
+    def _measure(
+        self, layers: list[LayerAttention], names: list[str], prompt: Encoded, workers: Workers, share: float
+    ) -> list[Measured]:
+        """Some statistics of layers, with the spans and queries of one prompt; they are a share of the work on these layers."""
         device = layers[0].q.device
         key_sets = prompt.key_sets(device)
         queries, drawn = self._queries(layers[0], key_sets)
-        return engine.measure_layers(
+        measured = engine.measure_layers(
             layers,
             names,
             spans=key_sets,
             queries=queries,
             weights=None if drawn is None else drawn.weight.to(device),
             workers=workers,
-            progress=partial(self._within, len(layers)),
+            progress=lambda part: self._tell(self._reached + len(layers) * share * part),
             backend=self.backend,
         )
+        self._reached += len(layers) * share
+        self._tell(self._reached)
+        return measured
 
-    def _within(self, layers: int = 0, share: float = 0.0) -> None:
-        """What is done, and of some layers at work a share."""
+    def _tell(self, reached: float) -> None:
+        """Say how many layers are done, which may be a fraction."""
         if self.progress:
-            done = self.done + layers * share if layers * share else self.done
-            self.progress(done, max(self.total, self.done))  # a model may run a layer more often than it has modules
+            self.progress(
+                round(reached, 6), max(self.total, round(reached))
+            )  # a model may run a layer more often than it has modules
 
     def _look_ahead(self, layer: LayerAttention, names: list[str], workers: Workers) -> None:
         """Refuse what will not fit, and say how long it will take, by a layer of the first prompt."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from diffscope.attention.layer import LayerAttention
 
-# Values of a (head, query, key) temporary: 4 MiB in float32, of which a block needs eleven; smaller ones spend their time between
+# Values of a (head, query, key) temporary: 4 MiB in float32, of which a block needs eight; smaller ones spend their time between
 # operations, and threads theirs waiting for the interpreter. Compiled functions need five. On a GPU 64 MiB, which keep it busy.
 ELEMENTS = {"cpu": 2**20, "compiled": 2**21, "cuda": 2**24}
 LEAST_ROWS = 16  # of one head: with fewer, reading the keys takes longer than the products with them
@@ -53,7 +53,7 @@ def places_of(
         The largest number of (head, query, key) entries that a temporary may have, though it always has one row of one head, or
         of all where heads are compared. By default what is fastest on the device.
     """
-    heads, rows = block_size(layer, all_heads, elements)
+    heads, rows = block_size(layer, all_heads, elements, compiled)
     order = queries.argsort(stable=True)
     in_order = bool((queries.diff() >= 0).all())
     for stop in range(len(order), 0, -rows):

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+import xarray as xr
 
 import diffscope
 from diffscope.cli import main
@@ -111,6 +113,25 @@ def test_the_dataset_holds_what_each_prompt_gives_by_itself(swept, plan):
                 same = expected[name].reindex_like(part[name])
                 assert np.allclose(part[name].transpose(*same.dims), same, atol=1e-6, equal_nan=True), (model, index, name)
             assert float(part["depth"]) == prompt.depth and float(part["tokens"]) == len(prompt.ids)
+
+
+def test_prompts_that_cannot_run_together_run_one_by_one(tmp_path, monkeypatch):
+    """Memory may hold one prompt and not sixteen; and a batch that is refused says nothing of which prompt it was."""
+    plan = small(models=["mini-diff"], prompts={"task": "retrieval", "count": 4, "length": 96}, per_shard=4)
+    together = open_statistics(sweep(plan, tmp_path / "together").dataset)
+    asked = []
+    original = diffscope.Scope.measure
+
+    def alone(scope, content, *args, **options):
+        asked.append(content)
+        if isinstance(content, list) and isinstance(content[0], list):
+            raise torch.OutOfMemoryError("not enough")
+        return original(scope, content, *args, **options)
+
+    monkeypatch.setattr(diffscope.Scope, "measure", alone)
+    one_by_one = open_statistics(sweep(plan, tmp_path / "alone").dataset)
+    assert any(isinstance(content[0], list) for content in asked if isinstance(content, list))
+    xr.testing.assert_allclose(together.drop_vars("fidelity_worst"), one_by_one.drop_vars("fidelity_worst"), atol=1e-5)
 
 
 def test_a_standard_model_has_no_second_map(swept):

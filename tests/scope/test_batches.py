@@ -86,7 +86,7 @@ def _paired(layer, meaning):
 
 
 def test_where_lambda_is_zero_a_batch_is_undecided_as_well(monkeypatch):
-    layers, observed = _passages("v1", monkeypatch)
+    layers, _ = _passages("v1", monkeypatch)
     zero = [replace(layer, lam=torch.zeros_like(layer.lam)) for layer in layers]
     rebuilt = [torch.stack([_output(layer.prompt(index)) for index in range(3)]) for layer in zero]
     assert all(not proof.decided and proof.reason for proof in fidelities(zero, rebuilt))
@@ -95,3 +95,17 @@ def test_where_lambda_is_zero_a_batch_is_undecided_as_well(monkeypatch):
 def _output(layer):
     """What enters the output projection, (query, head·width)."""
     return layer.output().transpose(0, 1).flatten(1)
+
+
+def test_progress_of_a_batch_only_grows():
+    told = []
+    scope = diffscope.load(KINDS["v1"]())
+    scope.measure(PROMPTS, ["entropy", "sink_rate"], progress=lambda done, total: told.append((done, total)))
+    done = [done for done, _ in told]
+    assert done == sorted(done) and told[-1] == (9, 9) and len(set(done)) > 2
+
+
+@pytest.mark.parametrize("heads", [[], None])
+def test_rows_of_no_head_are_no_rows(heads):
+    layer = diffscope.load(KINDS["v1"]()).capture(PROMPTS[0]).layers[0]
+    assert layer.rows(heads=heads).d.shape == (0 if heads == [] else 4, 33, 33)

@@ -14,7 +14,7 @@ import diffscope
 from diffscope.cli import main
 from diffscope.errors import DiffscopeError
 from diffscope.figures import figure
-from diffscope.lab.sweeps.sweep import _measured
+from diffscope.lab.sweeps.sweep import _measured, _of_prompt
 from diffscope.stats import STATISTICS
 from diffscope.stats.averaging import average, averaged
 from diffscope.stats.sampling import STRATUM, WEIGHT, Sample
@@ -128,7 +128,10 @@ def test_everybody_averages_alike(monkeypatch, tmp_path, capsys):
     assert np.array_equal(entry["values"], mean) and entry["infinite_left_out"] == mean.size
     drawn = figure("heads", cap, statistic="kl_12", query="mean").data
     assert (drawn["kl_12"] == 2).all() and "infinite values left out" in drawn.attrs["selection"]
-    swept = _measured(scope, "it", TextPrompt("it", cap.text, {}, None), {"statistics": ["kl_12"], "queries": "all"})
+    prompt = TextPrompt("it", cap.text, {}, None)
+    spec = {"statistics": ["kl_12"], "queries": "all"}
+    (measured,) = _measured(scope, [("it", prompt)], spec)
+    swept = _of_prompt(scope, prompt, measured, spec)
     assert swept["kl_12"].equals(mean)
 
 

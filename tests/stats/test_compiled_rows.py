@@ -12,7 +12,7 @@ from diffscope.attention.parts import Mask
 from diffscope.errors import DiffscopeError
 from diffscope.stats import backends, compiled_rows, places
 from diffscope.stats.definitions import ROW
-from diffscope.stats.engine import measure
+from diffscope.stats.engine import measure, measure_layers
 from diffscope.stats.formulas import row_sums
 from diffscope.stats.threads import Workers
 from tests.kernels.test_rows import _random
@@ -104,13 +104,16 @@ def test_a_nan_among_the_scores_is_told():
     layer = _random(2, heads=2, tokens=30)
     layer.q[0, 0, 11, 3] = torch.nan
     values = measure(layer, list(ROW), backend="compiled")
+    for name in ("near_zero", "argmax"):
+        assert np.isnan(values[name].sel(map=["A1", "D"]).values[0, :, 11]).all()
     assert np.isnan(values["entropy"].sel(map="A1").values[0, 11]) and np.isnan(values["gini"].sel(map="D").values[0, 11])
     assert np.isfinite(values["entropy"].sel(map="A1").values[0, 12]) and np.isfinite(values["entropy"].values[1, :, 1:]).all()
 
 
 def test_long_rows_take_it_by_themselves_and_others_can_ask(monkeypatch):
     layer = _random(3, heads=2, tokens=64)
-    assert backends.chosen(layer, None, 64) == "blocks" and backends.chosen(layer, "compiled", 64) == "compiled"
+    assert backends.chosen(layer, None, 64) == "blocks"
+    assert backends.chosen(layer, "compiled", 64) == "compiled"
     monkeypatch.setattr(backends, "WORTH_COMPILING", 2 * 64 * 64)
     assert backends.chosen(layer, None, 64) == "compiled" and backends.chosen(layer, "blocks", 64) == "blocks"
     measured = measure(layer, ["gini", "cosine"], spans={"every": torch.arange(64)})
@@ -133,3 +136,29 @@ def test_what_it_cannot_serve_it_refuses_or_leaves_to_blocks(change, reason):
     assert backends.chosen(layer, None, 10**9) == "blocks"
     with pytest.raises(DiffscopeError, match=f"{reason}; take 'blocks'"):
         measure(layer, "gini", backend="compiled")
+
+
+def test_a_numba_that_cannot_be_imported_is_left_alone(monkeypatch):
+    """It refuses a numpy that is newer than it knows, with an ImportError."""
+
+    def refuse(name):
+        raise ImportError("Numba needs NumPy 2.3 or less. Got NumPy 2.9.\nmore")
+
+    layer = _random(5, heads=1, tokens=64)
+    monkeypatch.setattr(compiled_rows, "import_module", refuse)
+    compiled_rows._without_numba.cache_clear()
+    try:
+        monkeypatch.setattr(backends, "WORTH_COMPILING", 0)
+        assert "backend" not in measure(layer, "gini")["gini"].attrs
+        with pytest.raises(DiffscopeError, match="cannot be imported .Numba needs NumPy 2.3 or less. Got NumPy 2.9.."):
+            measure(layer, "gini", backend="compiled")
+    finally:
+        compiled_rows._without_numba.cache_clear()
+
+
+def test_the_way_does_not_depend_on_the_company(monkeypatch):
+    """Layers and prompts that are measured together are as one with many heads; the way is that of each by itself."""
+    layers = [replace(_random(seed, heads=2, tokens=64), layer=seed) for seed in range(4)]
+    monkeypatch.setattr(backends, "WORTH_COMPILING", 3 * 64 * 64)
+    assert all("backend" not in each.attrs["gini"] for each in measure_layers(layers, ["gini"]))
+    assert "backend" not in measure(layers[0], "gini", elements=2**12)["gini"].attrs

@@ -14,7 +14,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 
 import xarray as xr
-from torch import nn
+from torch import OutOfMemoryError, nn
 
 from diffscope.errors import DiffscopeError, DiffscopeWarning, PromptError
 from diffscope.files import remove, write_text
@@ -210,7 +210,7 @@ def _measured(scope: Scope, batch: Sequence[Named], spec: dict) -> list[xr.Datas
     """What is measured of each prompt of a batch; one by one where they cannot run together, which names the one that fails."""
     if len(batch) > 1:
         contents, spans = zip(*(_content(prompt) for _, prompt in batch))
-        with suppress(DiffscopeError), warnings.catch_warnings():
+        with suppress(DiffscopeError, MemoryError, OutOfMemoryError), warnings.catch_warnings():
             warnings.simplefilter("ignore", DiffscopeWarning)  # they are kept among the attributes
             together = scope.measure(list(contents), spec["statistics"], spans=list(spans), queries=rows_of(spec["queries"]))
             return [together.isel(prompt=index) for index in range(len(batch))]

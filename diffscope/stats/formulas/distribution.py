@@ -61,7 +61,7 @@ def pseudo_norm(m: Moments, n: Tensor) -> Tensor:
 
 def near_zero(m: Moments, n: Tensor) -> Tensor:
     """Fraction of the visible keys whose share is below a tenth of the uniform share 1/n."""
-    return _where_several(m["small"] / _like(n, m["total"]), n).masked_fill(m["total"] == 0, math.nan)
+    return _where_several(m["small"] / _like(n, m["total"]), n).masked_fill(~(m["total"] > 0), math.nan)
 
 
 def top_k_mass(m: Moments, n: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ def quantiles(m: Moments, n: Tensor) -> Tensor:
 
 def argmax(m: Moments, n: Tensor) -> Tensor:
     """Position of the key with the largest share, the first if several are equal, float64; its weight may be negative."""
-    return _where_several(m["peak"].double().masked_fill(m["total"] == 0, math.nan), n)
+    return _where_several(m["peak"].double().masked_fill(~(m["total"] > 0), math.nan), n)
 
 
 def negative_share(m: Moments, n: Tensor) -> Tensor:
