@@ -2,33 +2,71 @@
 
 >>> import streamlit as st, diffscope, blocks                    # doctest: +SKIP
 >>> cap = diffscope.load("mini-diff").capture("The code is 7421.")   # doctest: +SKIP
->>> blocks.show_maps(cap, layer=3, head=1)                       # doctest: +SKIP
+>>> blocks.show_view(cap, layer=3, head=1)                       # doctest: +SKIP
 """
 
 from __future__ import annotations
+
+from functools import cache, partial
 
 import pandas as pd
 import streamlit as st
 from sources import in_words, plain
 
 from diffscope import figures
+from diffscope.figures import attention_view
 from diffscope.figures.escaping import visible
 from diffscope.figures.heads import on_screen
 from diffscope.figures.token_html import token_html
 from diffscope.files import to_json
 
+MOST = 1024  # tokens a side of a window of exact values
 QUIET = {"displaylogo": False, "displayModeBar": False}
-TOOLS = {"displaylogo": False, "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"]}
 
 
-def show_maps(cap, layer: int, head: int, queries=None, keys=None, contrast: str = "sqrt", scale: str = "shared"):
-    """A1, A2, λ·A2 and D of one head side by side (the one map of a standard head); returns the figure."""
+@cache
+def _view():
+    return st.components.v2.component("diffscope_attention", js=attention_view.streamlit_module())
+
+
+def show_view(cap, layer: int, head: int, on_move=None, on_lock=None, key: str = "view"):
+    """A1, A2, λ·A2 and D of one head (the one map of a standard head), linked: zoom, crosshair, locked tokens.
+
+    Before the next run `on_move(layers, heads)` is called when an arrow key asks for another head, and `on_lock(rows, columns)`
+    when tokens are locked or unlocked.
+    """
+
+    def moved():
+        step = state().get("head")
+        if step and on_move is not None:
+            on_move(int(step["layer"]), int(step["head"]))
+
+    def locked():
+        tokens = state().get("locked") or {}
+        if on_lock is not None:
+            on_lock([int(row) for row in tokens.get("rows", [])], [int(column) for column in tokens.get("columns", [])])
+
+    def state():
+        return st.session_state.get(key) or {}
+
     with in_words():
-        figure = figures.maps(cap, layer=layer, head=head, queries=queries, keys=keys, contrast=contrast, scale=scale)
-        alt = f"Attention of layer {layer}, head {head}"
-        st.plotly_chart(figure.plotly(), theme=None, config=TOOLS, key="maps-chart", alt=alt)
-        return figure
-    return None
+        data = attention_view.buffer(cap, layer, head, window=_window(cap, state().get("window")))
+        _view()(data=data, key=key, on_locked_change=locked, on_window_change=_nothing, on_head_change=moved)
+
+
+def _nothing() -> None:
+    """What has changed is read from the session."""
+
+
+def _window(cap, asked) -> tuple[slice, slice] | None:
+    """The part of the maps that the view asks for, within the prompt."""
+    if not asked:
+        return None
+    n = cap.n_tokens
+    top, left, size = (max(0, int(asked[name])) for name in ("top", "left", "size"))
+    if top >= n or left >= n or size > MOST:
+        return None  # of another prompt, or not of the view
+    return slice(top, min(n, top + size)), slice(left, min(n, left + size))
 
 
 def show_heads(data, selected: tuple[int, int] | None, on_pick=None, key: str = "heads-chart"):
@@ -114,16 +152,13 @@ def show_text(row):
     st.html(token_html(row.data))
 
 
-def download(label: str, figure, suffix: str, name: str, key: str):
-    """A button that draws the file when it is pressed."""
-    mime = {
-        ".pdf": "application/pdf",
-        ".svg": "image/svg+xml",
-        ".json": "application/json",
-        ".html": "text/html",
-        ".png": "image/png",
-    }[suffix]
-    st.download_button(label, lambda: figure.to_bytes(suffix), file_name=name + suffix, mime=mime, key=key, on_click="ignore")
+def download_maps(cap, layer: int, head: int, name: str):
+    """Buttons that draw the maps of one head when they are pressed: for print, and as a page to explore them in."""
+    figure = partial(figures.maps, cap, layer=layer, head=head)
+    later = {"on_click": "ignore"}
+    st.download_button("Maps as PDF", lambda: figure().to_bytes(".pdf"), f"{name}.pdf", "application/pdf", key="pdf", **later)
+    page = partial(attention_view.page, cap, layer, head)
+    st.download_button("as HTML", lambda: page().encode(), f"{name}.html", "text/html", key="html", **later)
 
 
 def as_json(data) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import blocks
 import streamlit as st
@@ -16,7 +17,7 @@ from diffscope.stats import STATISTICS
 
 OTHER = "a folder or a saved capture"
 OWN = "own text"
-WHOLE = 512  # tokens up to which the whole map is drawn cell by cell
+BARS = 4096  # keys of a row that are drawn as bars
 KINDS = ("span", "row", "branch")  # statistics that are cheap enough to choose from a list
 WORDS = {"A1": "A₁", "A2": "A₂", "lambda_A2": "λ·A₂"}
 state = st.session_state
@@ -190,30 +191,6 @@ def follow(cap, key: tuple) -> None:
     state["_last"] = last
 
 
-def choose_window(cap) -> tuple | None:
-    """Of a long prompt: all of it in bins, or a window token by token."""
-    n = cap.n_tokens
-    if n <= WHOLE:
-        return None
-    with st.container(horizontal=True, vertical_alignment="bottom"):
-        view = st.segmented_control(
-            f"{n} tokens",
-            ["whole", "window"],
-            default="whole",
-            required=True,
-            key="view",
-            bind="query-params",
-            help="The whole map in bins, of which each shows its largest weight; or a window token by token.",
-        )
-        if view == "whole":
-            return None
-        size = st.selectbox("Tokens a side", [32, 64, 128, 256, 512], index=2, key="size", bind="query-params", width=120)
-        q = st.number_input("First query", 0, n - 1, max(0, n - size), key="q0", bind="query-params", width=130)
-        near = max(0, min(cap.spans["answer"][0] - size // 4, n - size)) if cap.spans.get("answer") else 0
-        k = st.number_input("First key", 0, n - 1, near, key="k0", bind="query-params", width=130)
-    return (q, min(n, q + size)), (k, min(n, k + size))
-
-
 def show_capture(cap, key: tuple) -> None:
     """The page below the choice of model and prompt; `key` says which capture it is."""
     follow(cap, key)
@@ -221,7 +198,7 @@ def show_capture(cap, key: tuple) -> None:
     above = st.container(horizontal=True, vertical_alignment="bottom")
     left, middle, right = st.columns([5, 3, 3], gap="medium")
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        layer, head, contrast, scale = choose_head(cap)
+        layer, head = choose_head(cap)
         buttons = st.container(horizontal=True, horizontal_alignment="right")
     check_index("layer", layer, cap.layer_numbers)
     check_index("head", head, range(cap.n_heads))
@@ -236,11 +213,24 @@ def show_capture(cap, key: tuple) -> None:
         blocks.show_lambda(cap, layer)
     with right:
         blocks.show_next(cap)
-    queries, keys = choose_window(cap) or (None, None)
-    figure = blocks.show_maps(cap, layer, head, queries, keys, contrast, scale)
+    blocks.show_view(cap, layer, head, on_move=partial(move, cap), on_lock=read_row)
     with buttons, in_words():
-        offer_downloads(figure, statistic, f"{short_name(cap.model_name)}-layer{layer}-head{head}")
-    show_row(cap, layer, head, keys)
+        offer_downloads(cap, layer, head, statistic)
+    show_row(cap, layer, head)
+
+
+def move(cap, layers: int, heads: int) -> None:
+    """An arrow key chooses the head beside this one, as far as there is one."""
+    numbers = cap.layer_numbers
+    at = numbers.index(state["layer"]) + layers
+    state["layer"] = numbers[min(max(at, 0), len(numbers) - 1)]
+    state["head"] = min(max(state["head"] + heads, 0), cap.n_heads - 1)
+
+
+def read_row(rows: list[int], columns: list[int]) -> None:
+    """A row that is locked is the one that is read below."""
+    if rows:
+        state["query"] = rows[-1]
 
 
 def select(layer: int, head: int) -> None:
@@ -260,26 +250,20 @@ def show_facts(cap) -> None:
         blocks.show_fidelity(cap)
 
 
-def choose_head(cap) -> tuple[int, int, str, str]:
-    """Layer, head, contrast and scale of the maps; without default values, so that the address always names the head."""
+def choose_head(cap) -> tuple[int, int]:
+    """Layer and head of the maps; without default values, so that the address always names the head."""
     numbers = cap.layer_numbers
     step = math.gcd(*(number - numbers[0] for number in numbers)) or 1  # over layers without attention
     layer = st.number_input("Layer", numbers[0], numbers[-1], None, step=step, key="layer", bind="query-params", width=110)
     head = st.number_input("Head", 0, cap.n_heads - 1, None, step=1, key="head", bind="query-params", width=110)
     if layer is None or head is None:
         layer, head = state["_best"]
-    always = {"required": True, "bind": "query-params"}
-    help_colour = "Root: the root of the weight, so that small weights can be seen beside a sink. Zero is always white."
-    help_scale = "Shared: one scale for all four maps. Own: each map its own."
-    contrast = st.segmented_control("Colour", ["root", "linear"], default="root", key="contrast", help=help_colour, **always)
-    scale = st.segmented_control("Scale", ["shared", "own"], default="shared", key="scale", help=help_scale, **always)
-    return layer, head, "sqrt" if contrast == "root" else "linear", scale
+    return layer, head
 
 
-def offer_downloads(figure, statistic, stem: str) -> None:
-    """Buttons for the maps and for the statistic over layers and heads, where there are any."""
-    if figure is not None:
-        blocks.download("Maps as PDF", figure, ".pdf", stem, "pdf")
+def offer_downloads(cap, layer: int, head: int, statistic) -> None:
+    """Buttons for the maps, for print and as a page, and for the statistic over layers and heads, if there is one."""
+    blocks.download_maps(cap, layer, head, f"{short_name(cap.model_name)}-layer{layer}-head{head}")
     if statistic is None:
         return
     name = statistic.attrs["statistic"]
@@ -290,7 +274,7 @@ def offer_downloads(figure, statistic, stem: str) -> None:
     st.download_button("as JSON", text, f"{name}.json", "application/json", key="json", **later)
 
 
-def show_row(cap, layer: int, head: int, keys: tuple[int, int] | None) -> None:
+def show_row(cap, layer: int, head: int) -> None:
     """What one token attends to, as bars and as text."""
     last = cap.n_tokens - 1
     with st.container(horizontal=True, vertical_alignment="bottom"):
@@ -299,10 +283,7 @@ def show_row(cap, layer: int, head: int, keys: tuple[int, int] | None) -> None:
         token = plain(shorten(visible(cap.tokens[query])))
         colours = ": A₁ adds (blue), λ·A₂ takes away (orange), D is what is left (black)." if cap.differential else "."
         st.caption(f"What token {query} “{token}” attends to{colours}")
-    if cap.n_tokens <= 4096:
-        keys = None
-    else:
-        keys = keys or (max(0, query - 4095), query + 1)
+    keys = None if cap.n_tokens <= BARS else (max(0, query - BARS + 1), query + 1)
     row = blocks.show_row(cap, layer, head, query, keys)
     if row is not None:
         with st.container(height=240 if cap.n_tokens > 600 else "content", border=False):

@@ -21,7 +21,8 @@ ARGUMENTS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-MAPS = ".st-key-maps-chart .heatmaplayer image"
+VIEW = ".st-key-view"
+MAPS = f"{VIEW} canvas[data-map]"
 
 
 @pytest.fixture(scope="module")
@@ -70,16 +71,13 @@ def page(chromium):
 
 
 def heading(page):
-    return page.locator(".st-key-maps-chart .annotation-text").last.text_content()
+    return page.locator(f"{VIEW} strong").text_content()
 
 
 def click(page, layer, head, layers=3, heads=2):
     box = page.locator(".st-key-heads-chart .nsewdrag").first.bounding_box()
     page.mouse.click(box["x"] + box["width"] * (head + 0.5) / heads, box["y"] + box["height"] * (layer + 0.5) / layers)
-    page.wait_for_function(
-        "place => [...document.querySelectorAll('.st-key-maps-chart .annotation-text')].some(e => e.textContent.includes(place))",
-        arg=f"layer {layer} · head {head}",
-    )
+    page.wait_for_selector(f"{VIEW} strong:text('layer {layer} · head {head}')")
 
 
 def test_a_click_on_a_head_shows_its_maps_and_the_address_restores_them(page, address):
@@ -100,11 +98,24 @@ def test_a_click_on_a_head_shows_its_maps_and_the_address_restores_them(page, ad
 def test_the_pointer_reads_tokens_and_values(page, address):
     page.goto(address)
     page.wait_for_selector(MAPS)
-    box = page.locator(".st-key-maps-chart .nsewdrag").first.bounding_box()
+    box = page.locator(MAPS).first.bounding_box()
     page.mouse.move(box["x"] + 4, box["y"] + box["height"] - 4)
-    page.wait_for_selector(".st-key-maps-chart .hovertext")
-    words = page.locator(".st-key-maps-chart .hovertext").first.text_content()
-    assert "query" in words and "·is" in words and "A₁" in words and "D" in words
+    words = page.locator(f"{VIEW} [aria-live]").text_content()
+    assert "query" in words and " is" in words and "A₁" in words and "D" in words
+
+
+def test_arrows_move_between_heads_and_a_click_reads_the_row(page, address):
+    page.goto(f"{address}&layer=1&head=1")
+    page.wait_for_selector(MAPS)
+    page.locator(f"{VIEW} [role=application]").press("ArrowLeft")
+    page.wait_for_selector(f"{VIEW} strong:text('layer 1 · head 0')")
+    page.locator(f"{VIEW} [role=application]").press("ArrowDown")
+    page.wait_for_selector(f"{VIEW} strong:text('layer 2 · head 0')")
+    box = page.locator(MAPS).first.bounding_box()
+    page.mouse.click(box["x"] + 4, box["y"] + box["height"] * 0.5)
+    page.wait_for_function("() => /query=\\d+/.test(location.search)")
+    assert "layer 2 · head 0" in heading(page)
+    assert page.locator("[data-testid=stException]").count() == 0
 
 
 def test_the_maps_download_as_pdf(page, address, tmp_path):
