@@ -93,9 +93,9 @@ class View {
     this.options = { scale: "root", robust: true, sink: true };
     this.locked = { rows: new Set(), columns: new Set() };
     this.pointer = null;
-    this.dark = matchMedia("(prefers-color-scheme: dark)");
+    this.scheme = matchMedia("(prefers-color-scheme: dark)");
     this.redraw = () => this.paint();
-    this.dark.addEventListener("change", this.redraw);
+    this.scheme.addEventListener("change", this.redraw);
     this.resized = new ResizeObserver(() => this.layout());
     this.build();
     this.update(buffer);
@@ -104,13 +104,18 @@ class View {
 
   leave() {
     this.resized.disconnect();
-    this.dark.removeEventListener("change", this.redraw);
+    this.scheme.removeEventListener("change", this.redraw);
     this.host.replaceChildren();
   }
 
+  // A page may be light where the system is dark: the colour of its text tells.
+  get dark() {
+    const [red, green, blue] = getComputedStyle(this.root).color.match(/[\d.]+/g).map(Number);
+    return 0.3 * red + 0.6 * green + 0.1 * blue > 128;
+  }
+
   build() {
-    const font = "system-ui, sans-serif";
-    this.root = element("div", { font: `13px ${font}`, outline: "none", color: "inherit" }, { tabindex: "0", role: "application" });
+    this.root = element("div", { fontSize: "13px", outline: "none", color: "inherit" }, { tabindex: "0", role: "application" });
     this.bar = element("div", { display: "flex", flexWrap: "wrap", gap: "12px", alignItems: "center", marginBottom: "6px" });
     this.heading = element("strong", { flex: "1 1 auto" });
     this.bar.append(this.heading, this.choice("scale", "Scale", Object.keys(SCALES)), this.tick("robust", "Robust range"));
@@ -218,7 +223,7 @@ class View {
 
   paint() {
     this.limit = limitOf(this.view, this.options.robust, !this.options.sink);
-    const ramps = rampsOf(this.view.look, this.dark.matches);
+    const ramps = rampsOf(this.view.look, this.dark);
     for (const each of this.canvases) {
       each.image = this.picture(each.panel, ramps, "");
       each.detail = this.view.detail ? this.picture(each.panel, ramps, "detail.") : null;
@@ -247,7 +252,7 @@ class View {
     const { top, left, size } = this.window, bin = this.view.bin, exact = this.view.detail;
     for (const { panel, map, image, detail, entropy, received } of this.canvases) {
       const context = map.getContext("2d");
-      context.fillStyle = this.dark.matches ? this.view.look.unseenDark : this.view.look.unseen;
+      context.fillStyle = this.dark ? this.view.look.unseenDark : this.view.look.unseen;
       context.fillRect(0, 0, map.width, map.height);
       context.imageSmoothingEnabled = false;
       context.drawImage(image, left / bin, top / bin, size / bin, size / bin, 0, 0, map.width, map.height);

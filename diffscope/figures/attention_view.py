@@ -40,7 +40,7 @@ PAGE = """<!doctype html>
 <meta name="color-scheme" content="light dark">
 <title>{title}</title>
 <style>
-body {{ margin: 1.5em; background: #ffffff; color: #1f2430 }}
+body {{ margin: 1.5em; background: #ffffff; color: #1f2430; font-family: system-ui, sans-serif }}
 @media (prefers-color-scheme: dark) {{ body {{ background: #14171d; color: #e6e8ec }} }}
 </style>
 <main id="view"></main>
