@@ -12,7 +12,7 @@ if str(HERE) not in sys.path:  # pages import the blocks that lie beside this fi
 st.set_page_config(page_title="diffscope", layout="wide", initial_sidebar_state="expanded")
 st.html(
     "<style>"
-    ".stMainBlockContainer{padding:3.6rem 2rem 2rem}"
+    ".stMainBlockContainer{padding:4.5rem 2rem 2rem}"
     ".stSidebar .stVerticalBlock{gap:.6rem}"
     "[data-testid=stSidebarUserContent]{padding-top:.5rem}"
     "</style>"
