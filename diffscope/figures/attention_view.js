@@ -124,7 +124,8 @@ class View {
     this.panels = element("div", { display: "grid", gap: "10px" });
     const lines = { minHeight: "4.2em", marginTop: "6px", whiteSpace: "pre-wrap", fontVariantNumeric: "tabular-nums" };
     this.readout = element("div", lines, { "aria-live": "polite" });
-    this.root.append(this.bar, this.panels, this.readout);
+    this.legend = element("div", { display: "flex", flexWrap: "wrap", gap: "4px 14px", marginTop: "4px", opacity: 0.85 });
+    this.root.append(this.bar, this.panels, this.legend, this.readout);
     this.host.replaceChildren(this.root);
     this.root.addEventListener("keydown", (event) => this.key(event));
   }
@@ -169,11 +170,18 @@ class View {
     }
     this.heading.textContent = this.view.title;
     this.root.setAttribute("aria-label", `${this.view.title}: ${this.view.panels.map((panel) => panel.title).join(", ")}`);
+    this.legend.replaceChildren(...this.view.spans.filter((span) => span.ranges.length).map((span) => this.named(span)));
     const names = (view) => view.panels.map((panel) => panel.name).join();
     if (before && names(before) === names(this.view)) return this.paint();
     this.panels.replaceChildren();
     this.canvases = this.view.panels.map((panel) => this.panel(panel));
     this.layout();
+  }
+
+  named(span) {
+    const line = element("span", { display: "inline-flex", gap: "5px", alignItems: "center" });
+    line.append(element("span", { width: "10px", height: "10px", background: span.colour }), span.name);
+    return line;
   }
 
   panel(panel) {

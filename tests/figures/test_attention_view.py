@@ -116,6 +116,7 @@ def point(page, row, column, n, name="D"):
 @pytest.mark.browser
 def test_the_pointer_reads_tokens_and_all_values(page, capture, tmp_path):
     shown(page, capture, tmp_path)
+    assert "answer" in page.locator("main").inner_text() and "needles" in page.locator("main").inner_text()
     for name, row, column in (("D", 40, 7), ("A1", 59, 0), ("A2", 12, 12)):
         words = point(page, row, column, 60, name)
         assert f"({row}) → key" in words and f"({column}):" in words
