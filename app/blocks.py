@@ -58,12 +58,12 @@ def _nothing() -> None:
     """What has changed is read from the session."""
 
 
-def _window(cap, asked) -> tuple[slice, slice] | None:
+def _window(cap, place) -> tuple[slice, slice] | None:
     """The part of the maps that the view asks for, within the prompt."""
-    if not asked:
+    if not place:
         return None
     n = cap.n_tokens
-    top, left, size = (max(0, int(asked[name])) for name in ("top", "left", "size"))
+    top, left, size = (max(0, int(place[name])) for name in ("top", "left", "size"))
     if top >= n or left >= n or size > MOST:
         return None  # of another prompt, or not of the view
     return slice(top, min(n, top + size)), slice(left, min(n, left + size))

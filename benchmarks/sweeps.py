@@ -85,10 +85,10 @@ def measure(subject: str, tokens: int, count: int, rounds: int) -> dict[str, dic
             start = time.perf_counter()
             way()
             seconds[name].append(time.perf_counter() - start)
-    best = {name: count / statistics.median(taken) for name, taken in seconds.items()}
+    rates = {name: count / statistics.median(taken) for name, taken in seconds.items()}
     return {
         name: {"prompts_a_second": rate, "difference": errors[name], "state": "ok" if errors[name] < CLOSE else "differs"}
-        for name, rate in best.items()
+        for name, rate in rates.items()
     }
 
 
@@ -96,10 +96,10 @@ def table(results: dict[int, dict[str, dict]]) -> str:
     lines = ["| tokens | way | prompts a second | × one by one | difference | state |", "|---|---|---|---|---|---|"]
     for tokens, ways in results.items():
         own = ways["diffscope, one by one"]["prompts_a_second"]
-        for name, found in ways.items():
-            rate = found["prompts_a_second"]
+        for name, result in ways.items():
+            rate = result["prompts_a_second"]
             lines.append(
-                f"| {tokens:,} | {name} | {rate:.3g} | {rate / own:.2f} | {found['difference']:.0e} | {found['state']} |"
+                f"| {tokens:,} | {name} | {rate:.3g} | {rate / own:.2f} | {result['difference']:.0e} | {result['state']} |"
             )
     return "\n".join(lines)
 

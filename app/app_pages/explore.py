@@ -213,23 +213,23 @@ def show_capture(cap, key: tuple) -> None:
         blocks.show_lambda(cap, layer)
     with right:
         blocks.show_next(cap)
-    blocks.show_view(cap, layer, head, on_move=partial(move, cap), on_lock=read_row)
+    blocks.show_view(cap, layer, head, on_move=partial(move, cap, layer, head), on_lock=partial(read_row, cap))
     with buttons, in_words():
         offer_downloads(cap, layer, head, statistic)
     show_row(cap, layer, head)
 
 
-def move(cap, layers: int, heads: int) -> None:
+def move(cap, layer: int, head: int, layers: int, heads: int) -> None:
     """An arrow key chooses the head beside this one, as far as there is one."""
     numbers = cap.layer_numbers
-    at = numbers.index(state["layer"]) + layers
+    at = numbers.index(layer) + layers
     state["layer"] = numbers[min(max(at, 0), len(numbers) - 1)]
-    state["head"] = min(max(state["head"] + heads, 0), cap.n_heads - 1)
+    state["head"] = min(max(head + heads, 0), cap.n_heads - 1)
 
 
-def read_row(rows: list[int], columns: list[int]) -> None:
+def read_row(cap, rows: list[int], columns: list[int]) -> None:
     """A row that is locked is the one that is read below."""
-    if rows:
+    if rows and 0 <= rows[-1] < cap.n_tokens:
         state["query"] = rows[-1]
 
 

@@ -2,12 +2,20 @@
 //
 // The buffer is a safetensors file (diffscope/figures/attention_view.py writes it): maps in bins as float16, what keys receive and
 // the entropy of queries as float32, and everything else as JSON under __metadata__.view. Hosts call mount(element, buffer, emit);
-// what it returns takes further buffers and is told to go.
+// what it returns takes further buffers (update) and is told to go (leave).
 
 const HALVES = new Float32Array(65536);
 for (let bits = 0; bits < 65536; bits++) {
-  const exponent = (bits >> 10) & 31, fraction = bits & 1023;
-  const size = exponent === 0 ? fraction * 2 ** -24 : exponent === 31 ? (fraction ? NaN : Infinity) : (1024 + fraction) * 2 ** (exponent - 25);
+  const exponent = (bits >> 10) & 31,
+    fraction = bits & 1023;
+  const size =
+    exponent === 0
+      ? fraction * 2 ** -24
+      : exponent === 31
+        ? fraction
+          ? NaN
+          : Infinity
+        : (1024 + fraction) * 2 ** (exponent - 25);
   HALVES[bits] = bits & 32768 ? -size : size;
 }
 
@@ -39,7 +47,8 @@ const channels = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 
 function ramp(stops) {
   const table = new Uint32Array(256);
   for (let i = 0; i < 256; i++) {
-    const at = (i / 255) * (stops.length - 1), low = Math.min(Math.floor(at), stops.length - 2);
+    const at = (i / 255) * (stops.length - 1),
+      low = Math.min(Math.floor(at), stops.length - 2);
     const [r, g, b] = channels(stops[low]).map((from, c) => Math.round(from + (channels(stops[low + 1])[c] - from) * (at - low)));
     table[i] = (255 << 24) | (b << 16) | (g << 8) | r;
   }
@@ -48,8 +57,9 @@ function ramp(stops) {
 
 // Dark pages begin at the page's own dark and end light, but not so light that two colours meet.
 function rampsOf(look, dark) {
-  const one = (stops) => (dark ? [look.dark, ...stops.slice(3).reverse()] : stops);
-  const blue = one(look.blue), orange = one(look.orange);
+  const onPage = (stops) => (dark ? [look.dark, ...stops.slice(3).reverse()] : stops);
+  const blue = onPage(look.blue),
+    orange = onPage(look.orange);
   return { blue: ramp(blue), orange: ramp(orange), diverging: ramp([...orange.slice(1).reverse(), ...blue]) };
 }
 
@@ -65,7 +75,10 @@ function limitOf(view, robust, withoutSink) {
   const first = withoutSink || robust ? 1 : 0;
   const sizes = [];
   for (const { name } of view.panels) {
-    const { shape: [rows, columns], values } = view.tensors[name];
+    const {
+      shape: [rows, columns],
+      values,
+    } = view.tensors[name];
     for (let row = 0; row < rows; row++)
       for (let column = columns > 1 ? first : 0; column < columns; column++) {
         const size = Math.abs(values[row * columns + column]);
@@ -77,13 +90,18 @@ function limitOf(view, robust, withoutSink) {
   return robust ? sorted[Math.floor(0.995 * (sorted.length - 1))] : sorted[sorted.length - 1];
 }
 
-const number = (value) => (value === 0 ? "0" : Math.abs(value) >= 0.001 ? value.toFixed(4) : value.toExponential(1));
+// Below 1e-5 the digits of float16 are those of its least number, 6e-8, and no longer those of the value.
+function number(value) {
+  if (Number.isNaN(value)) return "–";
+  if (Math.abs(value) < 1e-5) return "|x| < 1e-5";
+  return Math.abs(value) >= 0.001 ? value.toFixed(4) : value.toExponential(1);
+}
 
 function element(tag, style, attributes = {}) {
-  const made = document.createElement(tag);
-  Object.assign(made.style, style);
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-  return made;
+  const node = document.createElement(tag);
+  Object.assign(node.style, style);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  return node;
 }
 
 class View {
@@ -110,7 +128,9 @@ class View {
 
   // A page may be light where the system is dark: the colour of its text tells.
   get dark() {
-    const [red, green, blue] = getComputedStyle(this.root).color.match(/[\d.]+/g).map(Number);
+    const [red, green, blue] = getComputedStyle(this.root)
+      .color.match(/[\d.]+/g)
+      .map(Number);
     return 0.3 * red + 0.6 * green + 0.1 * blue > 128;
   }
 
@@ -118,9 +138,21 @@ class View {
     this.root = element("div", { fontSize: "13px", outline: "none", color: "inherit" }, { tabindex: "0", role: "application" });
     this.bar = element("div", { display: "flex", flexWrap: "wrap", gap: "12px", alignItems: "center", marginBottom: "6px" });
     this.heading = element("strong", { flex: "1 1 auto" });
-    this.bar.append(this.heading, this.choice("scale", "Scale", Object.keys(SCALES)), this.tick("robust", "Robust range"));
-    this.bar.append(this.tick("sink", "First key"), this.button("−", "Zoom out", () => this.zoom(1.5)));
-    this.bar.append(this.button("+", "Zoom in", () => this.zoom(1 / 1.5)), this.button("⤢", "Whole map", () => this.whole()));
+    this.range = element("span", { opacity: 0.75 });
+    this.bar.append(
+      this.heading,
+      this.range,
+      this.choice("scale", "Scale", Object.keys(SCALES)),
+      this.tick("robust", "Robust range"),
+    );
+    this.bar.append(
+      this.tick("sink", "First key", "of a long prompt the first bin"),
+      this.button("−", "Zoom out", () => this.zoom(1.5)),
+    );
+    this.bar.append(
+      this.button("+", "Zoom in", () => this.zoom(1 / 1.5)),
+      this.button("⤢", "Whole map", () => this.whole()),
+    );
     this.panels = element("div", { display: "grid", gap: "10px" });
     const lines = { minHeight: "4.2em", marginTop: "6px", whiteSpace: "pre-wrap", fontVariantNumeric: "tabular-nums" };
     this.readout = element("div", lines, { "aria-live": "polite" });
@@ -138,8 +170,8 @@ class View {
     return select;
   }
 
-  tick(name, label) {
-    const line = element("label", { display: "inline-flex", gap: "4px", alignItems: "center" });
+  tick(name, label, title = "") {
+    const line = element("label", { display: "inline-flex", gap: "4px", alignItems: "center" }, { title });
     const box = element("input", {}, { type: "checkbox" });
     box.checked = this.options[name];
     box.addEventListener("change", () => this.choose(name, box.checked));
@@ -148,10 +180,10 @@ class View {
   }
 
   button(text, label, act) {
-    const made = element("button", { minWidth: "2em" }, { type: "button", "aria-label": label, title: label });
-    made.textContent = text;
-    made.addEventListener("click", act);
-    return made;
+    const button = element("button", { minWidth: "2em" }, { type: "button", "aria-label": label, title: label });
+    button.textContent = text;
+    button.addEventListener("click", act);
+    return button;
   }
 
   choose(name, value) {
@@ -192,7 +224,8 @@ class View {
     const map = element("canvas", { display: "block", imageRendering: "pixelated" }, { "data-map": panel.name });
     const over = element("canvas", { position: "absolute", left: 0, top: 0, cursor: "crosshair" });
     const edge = (title) => element("canvas", { display: "block" }, { title, "aria-hidden": "true" });
-    const entropy = edge("entropy of each query's row"), received = edge("what each key receives from all queries");
+    const entropy = edge("entropy of each query's row"),
+      received = edge("what each key receives from all queries");
     stack.append(map, over);
     const frame = element("div", { display: "grid", gridTemplateColumns: "auto auto", gap: "2px", justifyContent: "start" });
     frame.append(stack, entropy, received);
@@ -231,6 +264,7 @@ class View {
 
   paint() {
     this.limit = limitOf(this.view, this.options.robust, !this.options.sink);
+    this.range.textContent = `colours end at ±${number(this.limit)}${this.options.robust ? ", which one value in 200 exceeds" : ""}`;
     const ramps = rampsOf(this.view.look, this.dark);
     for (const each of this.canvases) {
       each.image = this.picture(each.panel, ramps, "");
@@ -241,15 +275,23 @@ class View {
 
   // All bins of a map, one pixel each; bins that no query sees stay clear.
   picture(panel, ramps, part) {
-    const { shape: [rows, columns], values } = this.view.tensors[part + panel.name];
+    const {
+      shape: [rows, columns],
+      values,
+    } = this.view.tensors[part + panel.name];
     const visible = this.view.tensors[part + "visible"].values;
     const first = part ? this.view.detail.left : 0; // key of the first column
-    const signed = panel.scale === "diverging", table = ramps[panel.scale], at = SCALES[this.options.scale];
-    const canvas = new OffscreenCanvas(columns, rows), context = canvas.getContext("2d");
-    const image = context.createImageData(columns, rows), pixels = new Uint32Array(image.data.buffer);
+    const signed = panel.scale === "diverging",
+      table = ramps[panel.scale],
+      at = SCALES[this.options.scale];
+    const canvas = new OffscreenCanvas(columns, rows),
+      context = canvas.getContext("2d");
+    const image = context.createImageData(columns, rows),
+      pixels = new Uint32Array(image.data.buffer);
     for (let i = 0; i < values.length; i++) {
       if (!visible[i] || (!this.options.sink && first + (i % columns) === 0)) continue;
-      const value = values[i], place = at(Math.min(1, Math.abs(value) / this.limit));
+      const value = values[i],
+        place = at(Math.min(1, Math.abs(value) / this.limit));
       pixels[i] = table[Math.round(255 * (signed ? 0.5 + (value < 0 ? -0.5 : 0.5) * place : place))];
     }
     context.putImageData(image, 0, 0);
@@ -257,7 +299,9 @@ class View {
   }
 
   draw() {
-    const { top, left, size } = this.window, bin = this.view.bin, exact = this.view.detail;
+    const { top, left, size } = this.window,
+      bin = this.view.bin,
+      exact = this.view.detail;
     for (const { panel, map, image, detail, entropy, received } of this.canvases) {
       const context = map.getContext("2d");
       context.fillStyle = this.dark ? this.view.look.unseenDark : this.view.look.unseen;
@@ -266,8 +310,12 @@ class View {
       context.drawImage(image, left / bin, top / bin, size / bin, size / bin, 0, 0, map.width, map.height);
       const scale = map.width / size;
       if (detail) {
-        const { shape: [rows, columns] } = this.view.tensors["detail." + panel.name];
-        context.drawImage(detail, (exact.left - left) * scale, (exact.top - top) * scale, columns * scale, rows * scale);
+        const {
+          shape: [rows, columns],
+        } = this.view.tensors["detail." + panel.name];
+        const place = [(exact.left - left) * scale, (exact.top - top) * scale, columns * scale, rows * scale];
+        context.fillRect(...place); // keys that are not seen are clear, and the bins below them are not theirs
+        context.drawImage(detail, ...place);
       }
       this.bars(received, this.view.tensors["received_" + panel.name], left, false, panel);
       this.bars(entropy, this.view.tensors["entropy_" + panel.name], top, true, panel);
@@ -280,15 +328,21 @@ class View {
     const context = canvas.getContext("2d");
     context.clearRect(0, 0, canvas.width, canvas.height);
     if (!tensor) return;
-    const { values } = tensor, { size } = this.window, long = down ? canvas.height : canvas.width, deep = down ? canvas.width : canvas.height;
+    const { values } = tensor,
+      { size } = this.window,
+      long = down ? canvas.height : canvas.width,
+      deep = down ? canvas.width : canvas.height;
     const first = this.options.sink || down ? 0 : 1;
     let most = 0;
-    for (let i = Math.max(first, Math.floor(from)); i < Math.min(values.length, from + size); i++) most = Math.max(most, Math.abs(values[i]) || 0);
+    for (let i = Math.max(first, Math.floor(from)); i < Math.min(values.length, from + size); i++)
+      most = Math.max(most, Math.abs(values[i]) || 0);
     if (!most) return;
     for (let pixel = 0; pixel < long; pixel++) {
-      const start = Math.floor(from + (pixel / long) * size), stop = Math.max(start + 1, Math.floor(from + ((pixel + 1) / long) * size));
+      const start = Math.floor(from + (pixel / long) * size),
+        stop = Math.max(start + 1, Math.floor(from + ((pixel + 1) / long) * size));
       let value = 0;
-      for (let i = Math.max(start, first); i < Math.min(stop, values.length); i++) if (Math.abs(values[i]) > Math.abs(value)) value = values[i];
+      for (let i = Math.max(start, first); i < Math.min(stop, values.length); i++)
+        if (Math.abs(values[i]) > Math.abs(value)) value = values[i];
       const depth = Math.round((Math.abs(value) / most) * deep);
       const negative = panel.scale === "orange" || (panel.scale === "diverging" && value < 0);
       context.fillStyle = negative ? this.view.look.orange[5] : this.view.look.blue[5];
@@ -301,10 +355,12 @@ class View {
   mark() {
     const at = this.pointer;
     for (const { over } of this.canvases) {
-      const context = over.getContext("2d"), scale = over.width / this.window.size;
+      const context = over.getContext("2d"),
+        scale = over.width / this.window.size;
       context.clearRect(0, 0, over.width, over.height);
       const band = (start, count, across, colour) => {
-        const from = (start - (across ? this.window.top : this.window.left)) * scale, thick = Math.max(1, count * scale);
+        const from = (start - (across ? this.window.top : this.window.left)) * scale,
+          thick = Math.max(1, count * scale);
         context.fillStyle = colour;
         if (across) context.fillRect(0, from, over.width, thick);
         else context.fillRect(from, 0, thick, over.height);
@@ -312,7 +368,9 @@ class View {
       for (const span of this.view.spans) {
         context.fillStyle = span.colour;
         for (const [start, stop] of span.ranges) {
-          const from = (start - this.window.left) * scale, down = (start - this.window.top) * scale, long = Math.max(2, (stop - start) * scale);
+          const from = (start - this.window.left) * scale,
+            down = (start - this.window.top) * scale,
+            long = Math.max(2, (stop - start) * scale);
           context.fillRect(from, over.height - 4, long, 4);
           context.fillRect(0, down, 4, long);
         }
@@ -342,16 +400,20 @@ class View {
       : "not visible to this query";
     const bins = bin > 1 ? `, largest of ${bin} × ${bin}` : "";
     const each = (kind, at) => view.panels.map((panel) => `${panel.short} ${of(`${kind}_${panel.name}`, at)}`).join("   ");
-    const margins = `key receives:   ${each("received", pointer.column)}\nentropy of the row, nats:   ${each("entropy", pointer.row)}`;
+    const margins = `key receives from all queries:   ${each("received", pointer.column)}\nentropy of the row, nats:   ${each("entropy", pointer.row)}`;
     this.readout.textContent = `query ${token(pointer.row)} → key ${token(pointer.column)}${bins}:   ${values}\n${margins}`;
   }
 
   // Where the values of a cell are: in the exact window, if that holds it, else in bins.
   place({ row, column }) {
-    const { view } = this, exact = view.detail;
+    const { view } = this,
+      exact = view.detail;
     if (exact) {
-      const [rows, columns] = view.tensors["detail.visible"].shape, down = row - exact.top, right = column - exact.left;
-      if (down >= 0 && right >= 0 && down < rows && right < columns) return { part: "detail.", cell: down * columns + right, bin: 1 };
+      const [rows, columns] = view.tensors["detail.visible"].shape,
+        down = row - exact.top,
+        right = column - exact.left;
+      if (down >= 0 && right >= 0 && down < rows && right < columns)
+        return { part: "detail.", cell: down * columns + right, bin: 1 };
     }
     const columns = view.tensors.visible.shape[1];
     return { part: "", cell: Math.floor(row / view.bin) * columns + Math.floor(column / view.bin), bin: view.bin };
@@ -366,7 +428,8 @@ class View {
   }
 
   cell(event, canvas) {
-    const box = canvas.getBoundingClientRect(), { top, left, size } = this.window;
+    const box = canvas.getBoundingClientRect(),
+      { top, left, size } = this.window;
     const row = Math.floor(top + ((event.clientY - box.top) / box.height) * size);
     const column = Math.floor(left + ((event.clientX - box.left) / box.width) * size);
     return row >= 0 && column >= 0 && row < this.view.queries && column < this.view.keys ? { row, column } : null;
@@ -374,7 +437,8 @@ class View {
 
   moved(event, canvas) {
     if (this.grabbed) {
-      const box = canvas.getBoundingClientRect(), { size } = this.grabbed.window;
+      const box = canvas.getBoundingClientRect(),
+        { size } = this.grabbed.window;
       const by = (length, side) => (length / side) * size;
       const { top, left } = this.grabbed.window;
       this.look(top - by(event.clientY - this.grabbed.y, box.height), left - by(event.clientX - this.grabbed.x, box.width), size);
@@ -401,7 +465,8 @@ class View {
 
   // A click locks a row and a column; with shift in addition to those that are.
   lock(at, more) {
-    const { rows, columns } = this.locked, held = rows.has(at.row) && columns.has(at.column);
+    const { rows, columns } = this.locked,
+      held = rows.has(at.row) && columns.has(at.column);
     if (!more) [rows, columns].forEach((set) => set.clear());
     if (!held) {
       rows.add(at.row);
@@ -420,8 +485,10 @@ class View {
   }
 
   zoom(factor, about = null) {
-    const { top, left, size } = this.window, whole = Math.max(this.view.queries, this.view.keys);
-    const row = about ? about.row : top + size / 2, column = about ? about.column : left + size / 2;
+    const { top, left, size } = this.window,
+      whole = Math.max(this.view.queries, this.view.keys);
+    const row = about ? about.row : top + size / 2,
+      column = about ? about.column : left + size / 2;
     const next = Math.min(whole, Math.max(Math.min(8, whole), size * factor));
     this.look(row - ((row - top) * next) / size, column - ((column - left) * next) / size, next);
   }
@@ -431,7 +498,8 @@ class View {
   }
 
   look(top, left, size) {
-    const whole = Math.max(this.view.queries, this.view.keys), within = (from) => Math.min(Math.max(0, from), whole - size);
+    const whole = Math.max(this.view.queries, this.view.keys),
+      within = (from) => Math.min(Math.max(0, from), whole - size);
     this.window = { top: within(top), left: within(left), size };
     this.draw();
     clearTimeout(this.asking);
@@ -440,7 +508,8 @@ class View {
 
   // Whether the window is small enough for values token by token, and the buffer has not all of them.
   coarse() {
-    const { bin, detail, queries, keys, tensors } = this.view, { top, left, size } = this.window;
+    const { bin, detail, queries, keys, tensors } = this.view,
+      { top, left, size } = this.window;
     if (bin === 1 || size > EXACT) return false;
     if (!detail) return true;
     const [rows, columns] = tensors["detail.visible"].shape;
@@ -450,7 +519,8 @@ class View {
 
   // The window with half of it more on each side, in whole tokens.
   asked() {
-    const { top, left, size } = this.window, from = (x) => Math.max(0, Math.floor(x - size / 2));
+    const { top, left, size } = this.window,
+      from = (x) => Math.max(0, Math.floor(x - size / 2));
     return { top: from(top), left: from(left), size: Math.min(EXACT * 2, Math.ceil(size * 2)) };
   }
 

@@ -24,7 +24,7 @@ from diffscope.figures.panels import heading
 if TYPE_CHECKING:
     from diffscope.capture import Capture, CaptureBatch
 
-SIZE = 400  # bins a side: four maps of as many are 1.3 MB, with the tokens of a long prompt less than 2 MB
+SIZE = 384  # bins a side: four maps of as many are 1.2 MB, with the edges and tokens of a long prompt less than 2 MB
 DARK = "#14171d"
 LOOK = {
     "blue": theme.BLUES,
@@ -118,7 +118,7 @@ def buffer(
     -------
     bytes
         A safetensors file: for each map a tensor of its name, float16 (query bin, key bin), ``received_NAME`` and
-        ``entropy_NAME``, float16 (token,); ``visible``, uint8 (query bin, key bin); of a window the same with ``detail.`` before
+        ``entropy_NAME``, float32 (token,); ``visible``, uint8 (query bin, key bin); of a window the same with ``detail.`` before
         it, (query, key); and ``view``, JSON in its metadata.
 
     Raises
@@ -129,12 +129,14 @@ def buffer(
     maps = capture.pooled_maps(layer, [head], prompt, size, marginals=True).isel(head=0)
     names = [name for name in theme.SCALES if name in maps]
     encoded = capture.prompts[prompt]
+    attention = capture.layers[capture.layer_numbers.index(layer)].prompt(prompt)
+    lam = maps.attrs["lam"] if isinstance(maps.attrs["lam"], str) else maps.attrs["lam"][0]
     about = {
-        "title": heading(maps.assign_attrs(head=head, lam=_lambda(maps.attrs["lam"]))),
+        "title": heading(maps.assign_attrs(head=head, lam=lam if attention.differential else None)),
         "prompt": f"{maps.attrs['model']} {prompt} {hash(encoded.ids)}",
         "bin": maps.attrs["bin"],
-        "queries": len(encoded.ids),
-        "keys": maps.sizes["key"] * maps.attrs["bin"] if maps.attrs["bin"] > 1 else maps.sizes["key"],
+        "queries": attention.n_queries,
+        "keys": attention.n_keys,
         "panels": [_panel(name, len(names) > 1) for name in names],
         "tokens": list(encoded.tokens),
         "spans": _spans(encoded.spans),
@@ -142,11 +144,10 @@ def buffer(
     }
     tensors = _maps(maps, names)
     marginals = [f"{kind}_{name}" for kind in ("received", "entropy") for name in names]
-    tensors |= {name: np.ascontiguousarray(maps[name].values, dtype=np.float16) for name in marginals if name in maps}
+    tensors |= {name: np.ascontiguousarray(maps[name].values, dtype=np.float32) for name in marginals if name in maps}
     if window is not None and about["bin"] > 1:
         queries, keys = window
         exact = capture.maps(layer, [head], prompt, queries, keys).isel(head=0)
-        attention = capture.layers[capture.layer_numbers.index(layer)].prompt(prompt)
         visible = attention.visible(exact["query"].values.tolist())[:, exact["key"].values.tolist()]
         about["detail"] = {"top": int(exact["query"][0]), "left": int(exact["key"][0])}
         parts = _maps(exact.assign_coords(visible=(("query", "key"), visible.cpu().numpy())), names)
@@ -172,10 +173,6 @@ def _maps(maps: xr.Dataset, names: Sequence[str]) -> dict[str, np.ndarray]:
 def _panel(name: str, differential: bool) -> dict[str, str]:
     title = theme.TITLES[name] if differential else theme.TITLES["A"]
     return {"name": name, "title": title, "short": title.partition(" = ")[0], "scale": theme.SCALES[name]}
-
-
-def _lambda(lam: str | list[float]) -> str | float:
-    return lam if isinstance(lam, str) else lam[0]
 
 
 def _spans(spans: dict[str, tuple[int, ...]]) -> list[dict]:

@@ -12,15 +12,6 @@ import pytest
 from small_models import APP, PROMPT
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
-ARGUMENTS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 VIEW = ".st-key-view"
 MAPS = f"{VIEW} canvas[data-map]"
 
@@ -59,15 +50,10 @@ def address(folders):
 
 
 @pytest.fixture
-def page(chromium):
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=chromium, args=ARGUMENTS)
-        page = browser.new_page(viewport={"width": 1500, "height": 1100})
-        page.set_default_timeout(240_000)
-        yield page
-        browser.close()
+def page(new_page):
+    page = new_page(1500, 1100)
+    page.set_default_timeout(240_000)
+    return page
 
 
 def heading(page):

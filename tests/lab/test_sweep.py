@@ -119,18 +119,18 @@ def test_prompts_that_cannot_run_together_run_one_by_one(tmp_path, monkeypatch):
     """Memory may hold one prompt and not sixteen; and a batch that is refused says nothing of which prompt it was."""
     plan = small(models=["mini-diff"], prompts={"task": "retrieval", "count": 4, "length": 96}, per_shard=4)
     together = open_statistics(sweep(plan, tmp_path / "together").dataset)
-    asked = []
+    contents = []
     original = diffscope.Scope.measure
 
     def alone(scope, content, *args, **options):
-        asked.append(content)
+        contents.append(content)
         if isinstance(content, list) and isinstance(content[0], list):
             raise torch.OutOfMemoryError("not enough")
         return original(scope, content, *args, **options)
 
     monkeypatch.setattr(diffscope.Scope, "measure", alone)
     one_by_one = open_statistics(sweep(plan, tmp_path / "alone").dataset)
-    assert any(isinstance(content[0], list) for content in asked if isinstance(content, list))
+    assert any(isinstance(content[0], list) for content in contents if isinstance(content, list))
     xr.testing.assert_allclose(together.drop_vars("fidelity_worst"), one_by_one.drop_vars("fidelity_worst"), atol=1e-5)
 
 
