@@ -9,8 +9,10 @@ import xarray as xr
 
 from diffscope.capture import Capture, CaptureBatch
 from diffscope.comparison import Comparison
+from diffscope.errors import DiffscopeError
 from diffscope.figures import board as _board  # noqa: F401 (each registers what it draws)
 from diffscope.figures import cohort as _cohort  # noqa: F401
+from diffscope.figures import curves as _curves
 from diffscope.figures import heads as _heads  # noqa: F401
 from diffscope.figures import layers as _layers  # noqa: F401
 from diffscope.figures import maps as _maps  # noqa: F401
@@ -273,3 +275,52 @@ def board(
     Figure
     """
     return KINDS["board"].figure(KINDS["board"].data(verdicts), venue, wide, width, title=title)
+
+
+def curves(
+    values: xr.DataArray,
+    *,
+    x: str = "layer",
+    series: str | None = None,
+    panels: str | None = None,
+    low: xr.DataArray | None = None,
+    high: xr.DataArray | None = None,
+    references: Mapping[str, float] | None = None,
+    style: Literal["lines", "points", "bars", "stacked"] = "lines",
+    log: Literal["", "x", "y", "xy"] = "",
+    venue: str | None = None,
+    wide: bool | None = None,
+    width: float | None = None,
+    title: str | None = None,
+) -> Figure:
+    """Any labelled values: along one dimension, with a colour for each label of another and a panel for each of a third.
+
+    Parameters
+    ----------
+    values : xarray.DataArray
+        Its ``long_name`` and ``units`` name the axis.
+    x, series, panels : str
+        Its dimensions; it has no others.
+    low, high : xarray.DataArray, optional
+        The ends of a range around the values, with their dimensions.
+    references : mapping of str to float, optional
+        Values that a line is drawn at, by what they are.
+    style : {"lines", "points", "bars", "stacked"}
+    log : {"", "x", "y", "xy"}
+        Which axes are logarithmic.
+    venue, wide, width, title
+        As of :func:`maps`.
+
+    Returns
+    -------
+    Figure
+
+    Raises
+    ------
+    DiffscopeError
+        There is no such dimension, or one that nothing says how to draw.
+    """
+    if style not in _curves.STYLES:
+        raise DiffscopeError(f"no style {style!r}: there are {', '.join(_curves.STYLES)}")
+    data = KINDS["curves"].data(values, x, series, panels, low, high, references)
+    return KINDS["curves"].figure(data, venue, wide, width, style=style, log=log, title=title)

@@ -40,6 +40,8 @@ SPAN_COLOURS = {
     "irrelevant": "#b0b7c3",
     "sink": "#000000",
 }
+#: colours of lines and bars that are neither maps nor spans, apart also under colour blindness (Okabe and Ito, 2008)
+SERIES = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8c8c8c"]
 OTHER_SPANS = ["#7b61c9", "#b8860b", "#00838f", "#8d6e63"]
 
 #: text widths in inches: one column, full width (equal where the venue has one column)
@@ -226,3 +228,56 @@ def screen_axis(**more) -> dict:
     }
     base.update(more)
     return base
+
+
+# ---------------------------------------------------------------- dark pages
+
+NIGHT = "#0e1117"
+#: what stands for each colour of the screen on a dark page
+ON_DARK = {
+    INK: "#e6e8ec",
+    MUTED: "#9aa4b2",
+    RULE: "#3b4252",
+    PAPER: NIGHT,
+    UNSEEN: "#262b35",
+    BLUES[6]: "#6baed6",
+    SERIES[0]: "#56a9e0",
+    SERIES[4]: "#9ad1f5",
+}
+
+
+def on_dark(figure):
+    """A plotly figure of this package as it is drawn on a dark page: light text, and scales that begin at the page's dark."""
+    import plotly.graph_objects as go
+
+    return go.Figure(_darkened(figure.to_dict()))
+
+
+def _darkened(part):
+    if isinstance(part, dict):
+        return {key: _darkened(value) for key, value in part.items()}
+    if isinstance(part, (list, tuple)):
+        return _dark_scale(part) if _is_scale(part) else [_darkened(value) for value in part]
+    return ON_DARK.get(part, part) if isinstance(part, str) else part
+
+
+def _is_scale(part) -> bool:
+    """Whether these are the (position, colour) stops of a colour scale."""
+    return len(part) > 1 and all(isinstance(stop, (list, tuple)) and len(stop) == 2 and isinstance(stop[1], str) for stop in part)
+
+
+def _dark_scale(stops) -> list[list]:
+    """Zero is the page's dark, and the largest value the lightest colour that is still told apart from its neighbours."""
+    shades = {}
+    for ramp in (BLUES, ORANGES):
+        night = [NIGHT, *ramp[3:][::-1]]
+        for number, colour in enumerate(ramp):
+            at = number / (len(ramp) - 1) * (len(night) - 1)
+            shades[colour] = _between(night[int(at)], night[min(int(at) + 1, len(night) - 1)], at % 1)
+    return [[position, shades.get(colour, colour)] for position, colour in stops]
+
+
+def _between(first: str, second: str, share: float) -> str:
+    """The colour that is so far on the way from one to another."""
+    parts = [[int(colour[at : at + 2], 16) for at in (1, 3, 5)] for colour in (first, second)]
+    return "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in zip(*parts))

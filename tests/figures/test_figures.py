@@ -21,7 +21,7 @@ from diffscope.errors import DiffscopeError
 from diffscope.figures import FIGURES, figure, theme
 from tests import tiny
 
-ALL = ["board", "cohort", "fidelity", "heads", "lambdas", "maps", "row"]
+ALL = ["board", "cohort", "curves", "fidelity", "heads", "lambdas", "maps", "row"]
 TOKENS = (
     "<s>",
     "The",
@@ -79,7 +79,12 @@ def trained():
 
 def source(name, cap):
     """What a figure is of."""
-    return {"cohort": trained(), "board": verdicts()}.get(name, cap)
+    return {"cohort": trained(), "board": verdicts(), "curves": by_layer()}.get(name, cap)
+
+
+def by_layer():
+    """Values by layer, whose labels are what is hard to draw."""
+    return xr.DataArray([0.5, np.nan, -2.0], {"layer": [0, 1, 2]}, "layer", attrs={"long_name": "a <b> $x$", "units": "nats"})
 
 
 def verdicts():
@@ -122,6 +127,39 @@ def test_a_cohort_shows_means_over_what_is_finished(cap):
     assert "diff (50, 75)" in shown and "\\u003cstandard" not in shown and "&lt;standard&gt; (\\u2013, ?)" in shown
     with pytest.raises(DiffscopeError, match="of a trained cohort"):
         figure("cohort", cap)
+
+
+@pytest.mark.parametrize("style", ["lines", "points", "bars", "stacked"])
+def test_curves_draw_every_value_once_and_nothing_else(style):
+    values = xr.DataArray(
+        np.arange(12.0).reshape(2, 3, 2) - 3,
+        {"map": ["A1", "D"], "part": ["one", "<two>", "three"], "layer": [0, 4]},
+        ("map", "part", "layer"),
+    )
+    ends = {} if style == "stacked" else {"low": values - 1, "high": values + 2}
+    result = figures.curves(values, x="part", series="map", panels="layer", style=style, **ends, references={"chance": 0.5})
+    traces = result.plotly().data
+    drawn = {(column, trace.name): list(trace.y) for column, trace in zip((0, 0, 1, 1), traces)}
+    assert drawn == {(at, name): values.sel(map=name).isel(layer=at).values.tolist() for at in (0, 1) for name in ("A1", "D")}
+    assert traces[0].x[1] == "&lt;two&gt;"
+    if ends:
+        assert set(traces[0].error_y.array) == {2.0} and set(traces[0].error_y.arrayminus) == {1.0}
+    assert result.matplotlib().axes
+    with pytest.raises(DiffscopeError, match="nothing says how layer is drawn"):
+        figures.curves(values, x="part", series="map")
+    with pytest.raises(DiffscopeError, match="there is no dimension 'step'"):
+        figures.curves(values, x="step")
+
+
+def test_on_a_dark_page_zero_is_the_page_and_nothing_is_black(cap):
+    dark = theme.on_dark(figures.maps(cap).plotly())
+    scales = [trace.colorscale for trace in dark.data if trace.type == "heatmap"]
+    assert scales and all(theme.PAPER not in {colour for _, colour in scale} for scale in scales)
+    diverging = [scale for scale in scales if any(position == 0.5 and colour == theme.NIGHT for position, colour in scale)]
+    assert diverging
+    light = figures.row(cap).plotly()
+    assert theme.INK in light.to_json() and theme.INK not in theme.on_dark(light).to_json()
+    assert [trace["y"] for trace in theme.on_dark(light).to_dict()["data"]] == [trace["y"] for trace in light.to_dict()["data"]]
 
 
 def test_the_registry_lists_itself_and_names_what_there_is(cap):
