@@ -6,8 +6,11 @@ from pathlib import Path
 import streamlit as st
 
 HERE = Path(__file__).resolve().parent
-if str(HERE) not in sys.path:  # pages import the blocks that lie beside this file
+if str(HERE) not in sys.path:  # pages import what lies beside this file
     sys.path.insert(0, str(HERE))
+
+from kept import carry  # noqa: E402
+from tour import offer_tour  # noqa: E402
 
 st.set_page_config(page_title="diffscope", layout="wide", initial_sidebar_state="expanded")
 st.html(
@@ -22,12 +25,21 @@ with st.sidebar:
     st.html('<div style="font-size:1.25rem;font-weight:650;letter-spacing:.01em">diffscope</div>')
 
 #: one page a question: file, title
-PAGES = [("explore", "Explore"), ("hypotheses", "Hypotheses")]
+PAGES = {
+    "explore": "Explore",
+    "compare": "Compare",
+    "intervene": "Intervene",
+    "amplifier": "Amplifier",
+    "training": "Training",
+    "hypotheses": "Hypotheses",
+    "your_model": "Your model",
+}
+THERE = [name for name in PAGES if (HERE / "app_pages" / f"{name}.py").is_file()]
 
-st.navigation(
-    [
-        st.Page(HERE / "app_pages" / f"{name}.py", title=title, url_path=name, default=name == PAGES[0][0])
-        for name, title in PAGES
-    ],
+page = st.navigation(
+    [st.Page(HERE / "app_pages" / f"{name}.py", title=PAGES[name], url_path=name, default=name == "explore") for name in THERE],
     position="top",
-).run()
+)
+carry(page.url_path)
+offer_tour()
+page.run()

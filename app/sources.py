@@ -5,36 +5,41 @@ What is cached here is shared between sessions and never changed by any of them.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import tempfile
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import streamlit as st
 
 import diffscope
 from diffscope.capture import open_capture
-from diffscope.cli.output import OUT_OF_MEMORY, ran_out_of_memory
 from diffscope.errors import DiffscopeError
 from diffscope.models.loading import tokenizer_folder
 
 
-@contextlib.contextmanager
-def in_words():
-    """An expected failure becomes one line on the page, and the block that failed is left out."""
-    try:
-        yield
-    except DiffscopeError as error:
-        st.warning(plain(str(error)))
-    except (MemoryError, RuntimeError) as error:
-        if not ran_out_of_memory(error):
-            raise
-        st.warning(plain(OUT_OF_MEMORY))
+@dataclass(frozen=True)
+class Rules:
+    """What readers of this dashboard may do.
+
+    Attributes
+    ----------
+    paths : bool
+        Whether they may name folders and files of this machine.
+    characters, tokens : int
+        The longest prompt.
+    """
+
+    paths: bool = True
+    characters: int = 1_000_000
+    tokens: int = 65_536
 
 
-def plain(text: str) -> str:
-    """Text that Streamlit must not read as Markdown."""
-    return "".join("\\" + c if c in "\\`*_{}[]()#+-!|~<>$:" else c for c in text).replace("\n", " ")
+@cache
+def rules() -> Rules:
+    """The rules that the dashboard was started with."""
+    return Rules()
 
 
 @st.cache_resource(show_spinner="Starting")

@@ -6,7 +6,8 @@ from functools import partial
 
 import blocks
 import streamlit as st
-from sources import age, bundled, in_words, own_prompts, plain, scope, study, written
+from sources import age, bundled, own_prompts, scope, study, written
+from words import in_words, plain
 
 from diffscope.hypotheses import TESTS, Settings, gather, lacking, report, run, summary
 from diffscope.hypotheses.api import with_own

@@ -38,5 +38,5 @@ def app(folders, monkeypatch):
 
     yield start
     st.cache_resource.clear()
-    for name in ("blocks", "sources"):
+    for name in [name for name, module in sys.modules.items() if str(APP) in str(getattr(module, "__file__", ""))]:
         sys.modules.pop(name, None)

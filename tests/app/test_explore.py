@@ -100,11 +100,48 @@ def test_changing_an_example_makes_it_the_readers_own(app):
     assert "<b>" in "".join(maps(test)["tokens"])  # as data, which the view writes as text
 
 
-def test_a_range_of_tokens_marks_the_answer(app):
+def spans(test):
+    return {span["name"]: span["ranges"] for span in maps(test)["spans"]}
+
+
+def test_tokens_are_marked_as_spans(app):
+    test = fine(app(example=OWN, prompt=PROMPT, spans=["answer:2-4", "odd one:7"]))
+    assert spans(test)["answer"] == [[2, 5]] and spans(test)["odd one"] == [[7, 8]] and not test.warning
+    test = fine(app(example=OWN, prompt=PROMPT, answer="7421", spans="answer:5-2"))
+    assert [warning.value.replace("\\", "") for warning in test.warning] == ["the span 'answer:5-2' ends before it begins"]
+
+
+def test_a_misspelt_answer_does_not_change_what_is_asked_for(app):
+    test = fine(app(example=OWN, prompt=PROMPT, answer="7421"))
+    assert test.selectbox(key="span").value == "answer"
+    fine(test.text_input(key="answer").set_value("7422").run())
+    assert test.selectbox(key="span").value == "context" and len(test.warning) == 1
+    fine(test.text_input(key="answer").set_value("7421").run())
+    assert test.selectbox(key="span").value == "answer"
+    fine(test.selectbox(key="span").set_value("irrelevant").run())
+    fine(test.text_input(key="answer").set_value("1983").run())
+    assert test.selectbox(key="span").value == "irrelevant"
+
+
+def test_the_head_stays_where_the_reader_put_it(app, folders):
     test = fine(app())
-    fine(test.segmented_control(key="mark").set_value("token range").run())
-    fine(test.slider(key="tokens").set_value((2, 4)).run())
-    assert maps(test) and not test.warning
+    best = (test.number_input(key="layer").value, test.number_input(key="head").value)
+    other = (2, 1) if best != (2, 1) else (1, 0)
+    test.number_input(key="layer").set_value(other[0])
+    test.number_input(key="head").set_value(other[1])
+    fine(test.run())
+    fine(test.selectbox(key="example").set_value("Again").run())
+    assert f"layer {other[0]} · head {other[1]}" in heading(test)
+    fine(test.selectbox(key="model").set_value(str(folders["small-standard"])).run())
+    exists = other[0] < 2
+    assert (f"layer {other[0]} · head {other[1]}" in heading(test)) == exists
+
+
+def test_a_chat_is_a_prompt_or_a_line_in_words(app):
+    test = fine(app(example="a chat", chat="What is it?"))
+    assert "begins with who speaks" in test.warning[0].value
+    test = fine(app(example="a chat", chat="user: What is it?\nassistant: 7421"))
+    assert maps(test) if not test.warning else "template" in test.warning[0].value
 
 
 @pytest.mark.parametrize("text", ["", "   ", "\n"])
@@ -221,18 +258,25 @@ def test_without_any_bundled_model_the_page_says_what_to_do(app, monkeypatch):
     assert any("diffscope train" in info.value for info in test.info)
 
 
-def test_every_statistic_of_the_list_can_be_drawn(app, folders):
+def test_every_question_has_its_statistics_and_all_can_be_drawn(app, folders):
     import diffscope
+    from diffscope.stats import STATISTICS
+    from diffscope.stats.questions import QUESTIONS
 
-    test = fine(app())
-    names = test.selectbox(key="statistic").options
-    assert {"span_mass", "entropy", "gini", "cosine"} <= set(names)
+    names = [name for of_question in QUESTIONS.values() for name in of_question]
+    assert len(names) == len(set(names))
+    assert {s.name for s in STATISTICS.values() if s.kind in ("row", "branch")} <= set(names)
     cap = diffscope.load(str(folders["small-diff"])).capture(PROMPT, spans={"answer": "7421"})
     for name in names:
         assert diffscope.figures.heads(cap, statistic=name).plotly().data[0].z.shape == (3, 2)
-    for name in ("cosine", "top_k_mass"):
-        fine(test.selectbox(key="statistic").set_value(name).run())
+    test = fine(app())
+    for question, of_question in QUESTIONS.items():
+        fine(test.selectbox(key="question").set_value(question).run())
+        assert test.selectbox(key="statistic").options == [STATISTICS[name].description for name in of_question]
         assert not test.warning
+    fine(test.selectbox(key="question").set_value("How spread out is it?").run())
+    fine(test.selectbox(key="statistic").set_value("top_k_mass").run())
+    assert not test.warning
 
 
 def test_the_blocks_work_in_another_app(folders, monkeypatch):

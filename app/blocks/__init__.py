@@ -1,0 +1,28 @@
+"""What the pages are built of. Each block takes a capture, or labelled data, and works in anybody's Streamlit app.
+
+>>> import streamlit as st, diffscope, blocks                    # doctest: +SKIP
+>>> cap = diffscope.load("mini-diff").capture("The code is 7421.")   # doctest: +SKIP
+>>> blocks.show_view(cap, layer=3, head=1)                       # doctest: +SKIP
+"""
+
+from blocks.charts import show_chart
+from blocks.exports import take_away
+from blocks.heads import show_fidelity, show_heads, show_lambda
+from blocks.maps import show_row, show_text, show_view
+from blocks.predictions import show_next
+from blocks.verdicts import show_estimates, show_verdict, show_verdicts
+
+__all__ = [
+    "show_chart",
+    "show_estimates",
+    "show_fidelity",
+    "show_heads",
+    "show_lambda",
+    "show_next",
+    "show_row",
+    "show_text",
+    "show_verdict",
+    "show_verdicts",
+    "show_view",
+    "take_away",
+]

@@ -1,0 +1,245 @@
+"""What a page looks at: a model, a prompt and its spans, chosen in the sidebar and the same on every page."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+
+import streamlit as st
+from kept import kept
+from sources import age, bundled, capture, examples, own_prompts, rules, saved, scope
+from words import plain
+
+from diffscope.errors import DiffscopeError, PromptError, SpanError
+
+OTHER = "a folder or a saved capture"
+OWN = "own text"
+FILE = "a file"
+CHAT = "a chat"
+state = st.session_state
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model and what it is shown, or a capture that was saved.
+
+    Attributes
+    ----------
+    model : str
+        Bundled name, folder, or the path of a saved capture.
+    saved : bool
+        Whether it is a saved capture: it has maps, and no model to run.
+    prompt : str or list
+        A text, or the messages of a chat.
+    spans : dict
+        As ``Scope.capture`` takes them.
+    answer : str
+        The answer's text, where it was given as text.
+    """
+
+    model: str
+    saved: bool = False
+    prompt: object = ""
+    spans: dict = field(default_factory=dict)
+    answer: str = ""
+
+    @property
+    def key(self) -> tuple:
+        """What distinguishes it from any other, for caches; a file that was written again is another one."""
+        return (self.model, age(self.model), json.dumps(self.prompt), repr(self.spans))
+
+    def scope(self):
+        """The model, opened."""
+        if self.saved:
+            raise DiffscopeError("a saved capture has maps but no model to run; choose a model for this")
+        return scope(self.model, age(self.model))
+
+    def capture(self):
+        """What every layer attends with; where a span cannot be marked it says so, and looks without spans."""
+        if self.saved:
+            return saved(self.model, age(self.model))
+        try:
+            return capture(self.model, age(self.model), self.prompt, self.spans)
+        except SpanError as error:
+            st.warning(plain(str(error)))
+            return capture(self.model, age(self.model), self.prompt, {})
+
+    def code(self) -> str:
+        """Python that gives the same capture."""
+        if self.saved:
+            return f"import diffscope\n\ncap = diffscope.open({self.model!r})[0]\n"
+        return (
+            "import diffscope\n\n"
+            f"scope = diffscope.load({self.model!r})\n"
+            f"prompt = {self.prompt!r}\n"
+            f"cap = scope.capture(prompt, spans={as_code(self.spans)})\n"
+        )
+
+
+def as_code(spans: dict) -> str:
+    """Spans as Python writes them."""
+    words = repr(spans)
+    return words.replace("Chars(", "diffscope.Chars(")
+
+
+def choose_subject(saved_too: bool = True) -> Subject | None:
+    """The model and prompt that the reader chose in the sidebar; None while something is missing, which is said."""
+    name = choose_model(saved_too=saved_too)
+    if name is None:
+        return None
+    if name.endswith((".dscope", ".safetensors")):
+        return Subject(name, saved=True)
+    prompt, spans, answer = choose_prompt()
+    if not prompt:
+        st.info("Write a prompt to look at.")
+        return None
+    return Subject(name, prompt=prompt, spans=spans | marked(name, prompt), answer=answer)
+
+
+def choose_model(key: str = "model", label: str = "Model", saved_too: bool = True) -> str | None:
+    """A bundled model, at a step of its training where these are kept, or a path; a page with two models gives each a key."""
+    cards = {card["name"]: card for card in bundled()}
+    others = [OTHER] if rules().paths else []
+    with st.sidebar:
+        if not cards:
+            st.info(
+                "No model is installed with this package. Train one with `diffscope train`, or give the folder of a model below."
+            )
+        if not cards and not others:
+            return None
+        name = st.selectbox(label, [*cards, *others], **kept(key))
+        if name != OTHER:
+            return _at_step(name, cards[name], key)
+        path = st.text_input(
+            f"{label}: its folder, or the file of a capture" if saved_too else f"{label}: its folder",
+            **kept("path" if key == "model" else f"{key}-path"),
+            placeholder="/path/to/model",
+        ).strip()
+    if not path:
+        st.info("Give the folder of a model, or the file of a saved capture." if saved_too else "Give the folder of a model.")
+        return None
+    return path
+
+
+def _at_step(name: str, card: dict, key: str) -> str:
+    """The model at the end of its training, or at a checkpoint."""
+    steps = list(card.get("checkpoints") or [])
+    if not steps:
+        return name
+    last = "end of training"
+    options = [*map(str, steps), last]
+    step = st.select_slider("Training step", options, value=last, **kept("step" if key == "model" else f"{key}-step"))
+    return name if step == last else f"{name}@{step}"
+
+
+def choose_prompt() -> tuple[object, dict, str]:
+    """The prompt, its spans by name, and the answer's text."""
+    known = {example.name: example for example in examples()}
+    with st.sidebar:
+        chosen = st.selectbox("Prompt", [*known, OWN, FILE, CHAT], **kept("example"))
+        if chosen == FILE:
+            return _of_file()
+        if chosen == CHAT:
+            return _chat()
+        return _text(chosen, known.get(chosen))
+
+
+def _text(chosen: str, example) -> tuple[str, dict, str]:
+    """A text with its answer: an example, or the reader's own."""
+    places = {"text": f"_text-{chosen}", "answer": f"_answer-{chosen}"} if example else {"text": "prompt", "answer": "answer"}
+    usual = {"text": example.text, "answer": example.answer} if example else {"text": "", "answer": ""}
+
+    def make_own() -> None:
+        """An example that was changed is the reader's own prompt, and its address says it all."""
+        state["prompt"] = state[places["text"]]
+        state["answer"] = state.get(places["answer"], usual["answer"])
+        state["example"] = OWN
+
+    def options(part: str) -> dict:
+        return {"key": places[part], "value": usual[part], "on_change": make_own} if example else kept(places[part])
+
+    text = st.text_area("Text", **options("text"), height=190, placeholder="a prompt of your own", max_chars=rules().characters)
+    answer = st.text_input(
+        "Answer", **options("answer"), placeholder="the answer as it stands in the prompt", max_chars=rules().characters
+    )
+    if not text.strip():
+        return "", {}, ""
+    if example:
+        return text, dict(example.spans), answer
+    return text, {"answer": answer} if answer.strip() else {}, answer
+
+
+def _of_file() -> tuple[object, dict, str]:
+    """One prompt of a file that the reader gave."""
+    file = st.file_uploader("File of prompts", ["txt", "jsonl", "ndjson", "json", "parquet"], key="prompts-file")
+    if file is None:
+        return "", {}, ""
+    if file.name.lower().endswith(".txt"):
+        try:
+            return file.getvalue().decode("utf-8"), {}, ""
+        except UnicodeDecodeError:
+            raise PromptError(f"{file.name} is not UTF-8 text; save it as UTF-8") from None
+    prompts = own_prompts(file.name, file.getvalue())
+    number = st.number_input("Prompt of the file", 0, len(prompts) - 1, 0, key="prompt-number")
+    prompt = prompts[number]
+    return prompt.text, dict(prompt.spans), prompt.answer
+
+
+def _chat() -> tuple[object, dict, str]:
+    """A chat: lines that begin with who speaks."""
+    text = st.text_area(
+        "Chat",
+        **kept("chat"),
+        height=190,
+        placeholder="user: What is the number?\nassistant: It is 7421.\nuser: Again?",
+        help="A line a message: system, user or assistant, a colon, and what is said. Other lines continue the message before.",
+        max_chars=rules().characters,
+    )
+    answer = st.text_input("Answer", **kept("chat-answer"), placeholder="the answer as it stands in the chat")
+    messages = as_messages(text)
+    return messages, {"answer": answer} if answer.strip() else {}, answer
+
+
+def as_messages(text: str) -> list[dict[str, str]]:
+    """The messages of a chat from its lines."""
+    messages: list[dict[str, str]] = []
+    for line in text.strip().splitlines():
+        role, colon, words = line.partition(":")
+        if colon and role.strip().lower() in ("system", "user", "assistant"):
+            messages.append({"role": role.strip().lower(), "content": words.strip()})
+        elif messages:
+            messages[-1]["content"] += f"\n{line}"
+        else:
+            raise PromptError("a chat begins with who speaks: a line like 'user: What is the number?'")
+    return messages
+
+
+def marked(model: str, prompt: object) -> dict:
+    """Spans that were marked token by token, each as the positions it holds."""
+    with st.sidebar:
+        marks = st.multiselect(
+            "Spans by token",
+            state.get("spans") or [],
+            **kept("spans"),
+            accept_new_options=True,
+            placeholder="name:first-last",
+            help="Mark tokens in the strip of the prompt, or write name:first-last, such as answer:12-15.",
+        )
+    spans: dict[str, list[int]] = {}
+    for mark in marks:
+        name, positions = read_mark(mark)
+        spans.setdefault(name, []).extend(positions)
+    return spans
+
+
+def read_mark(mark: str) -> tuple[str, list[int]]:
+    """The name and the positions of name:first-last."""
+    name, _, where = mark.rpartition(":")
+    first, _, last = where.partition("-")
+    if not name.strip() or not first.strip().isdigit() or (last and not last.strip().isdigit()):
+        raise SpanError(f"a span is written name:first-last, such as answer:12-15, and not {mark!r}")
+    start = int(first)
+    stop = int(last) if last else start
+    if not start <= stop < start + rules().tokens:
+        raise SpanError(f"the span {mark!r} ends before it begins")
+    return name.strip(), list(range(start, stop + 1))

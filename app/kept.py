@@ -1,0 +1,59 @@
+"""What stays: the values of widgets, in the address and from page to page.
+
+A widget that is made with ``**kept("layer")`` has its value in the page's address, so that the address brings the view back, and
+keeps it while the reader is on another page. Streamlit by itself forgets widgets that are not on the page.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import streamlit as st
+from streamlit.errors import StreamlitAPIException
+
+state = st.session_state
+
+
+def kept(key: str) -> dict:
+    """The arguments of a widget that stays, under this key."""
+    _of_pages().setdefault(state.get("_page", ""), set()).add(key)
+    return {"key": key, "bind": "query-params"}
+
+
+def kept_option(key: str, options, first=None) -> dict:
+    """The same for a choice among options that are shown in other words: the address has the option itself."""
+    _of_pages().setdefault(state.get("_page", ""), set()).add(key)
+    named = {str(option): option for option in options}
+    usual = options[0] if first is None else first
+    if key not in state:
+        state[key] = named.get(st.query_params.get(key, ""), usual)
+    elif state[key] not in options:
+        state[key] = usual
+    st.query_params[key] = str(state[key])
+    return {"key": key}
+
+
+def carry(page: str) -> None:
+    """Keep what other pages have, and put into the address of a page what it had; before any widget is made."""
+    pages = _of_pages()
+    for key in set().union(*pages.values()):
+        if key in state:
+            state[key] = state[key]
+    before = state.get("_page")
+    state["_page"] = page
+    if before in (None, page):
+        return
+    everywhere = pages.get(before, set())
+    for key in everywhere | pages.get(page, set()):
+        if state.get(key) is not None:
+            with suppress(StreamlitAPIException):  # a widget of this page has written it already
+                st.query_params[key] = in_address(state[key])
+
+
+def in_address(value) -> str | list[str]:
+    """A widget's value as it stands in an address; of several values each."""
+    return [str(part) for part in value] if isinstance(value, (list, tuple)) else str(value)
+
+
+def _of_pages() -> dict[str, set[str]]:
+    return state.setdefault("_kept", {})

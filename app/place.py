@@ -1,0 +1,78 @@
+"""Where the reader looks: a layer, a head and a token, the same on every page."""
+
+from __future__ import annotations
+
+import math
+
+import streamlit as st
+from kept import kept
+from sources import measured
+
+state = st.session_state
+
+
+def strongest(cap, key: tuple) -> tuple[int, int]:
+    """Where to begin: the head with the most of the answer at the last token."""
+    if "answer" not in cap.spans:
+        return cap.layer_numbers[cap.n_layers // 2], 0
+    mass = measured(cap, key, "span_mass", (cap.n_tokens - 1,))["span_mass"]
+    mass = mass.sel(map="D", span="answer", normalisation="share").isel(query=-1).fillna(-1.0)
+    best = mass.isel(mass.argmax(...))  # from where it stands to what the model calls it
+    return int(best["layer"]), int(best["head"])
+
+
+def follow(cap, key: tuple) -> None:
+    """Layer, head and token begin where the answer is attended to most, and stay where the reader puts them."""
+    model = (cap.model_name.partition("@")[0], tuple(cap.layer_numbers), cap.n_heads)  # of all checkpoints the same
+    best = strongest(cap, key)
+    now = (state.get("layer"), state.get("head"))
+    known = now[0] in cap.layer_numbers and now[1] in range(cap.n_heads)
+    if state.get("_model") is None:
+        begin = not {"layer", "head"} & set(st.query_params)  # an address that names a head is followed
+    elif state["_model"] != model:
+        begin = now == state["_best"] or not known
+    else:
+        begin = None in now
+    if begin or None in now:
+        state["layer"], state["head"] = best
+    last = cap.n_tokens - 1
+    if "_last" not in state:
+        begin = "query" not in st.query_params
+    else:
+        begin = state.get("query") == state["_last"]
+    if begin or state.get("query") is None or state["query"] > last:
+        state["query"] = last
+    state["_model"] = model
+    state["_best"] = best
+    state["_last"] = last
+
+
+def choose_head(cap) -> tuple[int, int]:
+    """Layer and head of the maps; without default values, so that the address always names the head."""
+    numbers = cap.layer_numbers
+    step = math.gcd(*(number - numbers[0] for number in numbers)) or 1  # over layers without attention
+    layer = st.number_input("Layer", numbers[0], numbers[-1], None, step=step, **kept("layer"), width=110)
+    head = st.number_input("Head", 0, cap.n_heads - 1, None, step=1, **kept("head"), width=110)
+    if layer is None or head is None:
+        layer, head = state["_best"]
+    return layer, head
+
+
+def choose_query(cap, label: str = "Read the row of token") -> int:
+    """The token whose row is read."""
+    last = cap.n_tokens - 1
+    query = st.number_input(label, 0, last, None, step=1, **kept("query"), width=160)
+    return last if query is None else query
+
+
+def select(layer: int, head: int) -> None:
+    """A click on a head chooses it."""
+    state["layer"] = layer
+    state["head"] = head
+
+
+def move(cap, layer: int, head: int, layers: int, heads: int) -> None:
+    """An arrow key chooses the head beside this one, as far as there is one."""
+    numbers = cap.layer_numbers
+    at = numbers.index(layer) + layers
+    select(numbers[min(max(at, 0), len(numbers) - 1)], min(max(head + heads, 0), cap.n_heads - 1))

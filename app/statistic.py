@@ -1,0 +1,92 @@
+"""Which statistic of heads is shown, asked as a person would ask."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import streamlit as st
+import xarray as xr
+from kept import kept, kept_option
+from sources import measured
+
+from diffscope.figures.heads import over_heads
+from diffscope.stats import STATISTICS
+from diffscope.stats.questions import QUESTIONS, question_of
+from diffscope.stats.registry import LABELS
+
+WORDS = {"A1": "A₁", "A2": "A₂", "lambda_A2": "λ·A₂"}
+TITLES = {
+    "map": "Map",
+    "normalisation": "Normalised",
+    "sink_set": "Keys",
+    "k": "How many",
+    "quantile": "Quantile",
+    "lambda_value": "Which λ",
+}
+FIRST = {"map": "D", "normalisation": "share"}
+LAST_TOKEN = "last token"
+state = st.session_state
+
+
+class Chosen(NamedTuple):
+    """A statistic over layers and heads, and how it was chosen."""
+
+    name: str
+    query: int | str
+    where: dict[str, str]
+    measured: xr.Dataset
+    over_heads: xr.Dataset
+
+
+def choose_statistic(cap, key: tuple) -> Chosen:
+    """A statistic, and one label of every dimension that it has beside layer and head."""
+    asked = {question: _of_model(cap, names) for question, names in QUESTIONS.items()}
+    if "question" not in state and "question" not in st.query_params:  # an address may name just the statistic
+        state["question"] = question_of(st.query_params.get("statistic", "")) or next(iter(asked))
+    question = st.selectbox("Question", [name for name, names in asked.items() if names], **kept("question"), width=260)
+    statistic = st.selectbox(
+        "Statistic",
+        asked[question],
+        **kept_option("statistic", asked[question]),
+        width=260,
+        format_func=lambda name: STATISTICS[name].description,
+    )
+    where = {dim: _label(cap, statistic, dim) for dim in STATISTICS[statistic].dims if dim not in ("head", "query")}
+    query = -1
+    if "query" in STATISTICS[statistic].dims:
+        rows = st.selectbox("Queries", [LAST_TOKEN, "mean of all"], **kept("rows"), width=125)
+        query = -1 if rows == LAST_TOKEN else "mean"
+    dataset = measured(cap, key, statistic, (cap.n_tokens - 1,) if query == -1 else None)
+    data = over_heads(dataset[statistic], query, 0, where, model=cap.model_name)
+    return Chosen(statistic, query, where, dataset, data)
+
+
+def _of_model(cap, names: tuple[str, ...]) -> list[str]:
+    """Statistics of heads that this model has: what needs a second map is left out of standard attention."""
+    if cap.differential:
+        return list(names)
+    return [name for name in names if STATISTICS[name].kind not in ("branch", "layer")]
+
+
+def _label(cap, statistic: str, dim: str) -> str:
+    """One label along a dimension of a statistic."""
+    if dim == "span":
+        return _key_set(cap)
+    labels = [str(label) for label in LABELS[dim]]
+    if dim == "map" and not cap.differential:
+        labels = ["D"]
+    first = FIRST.get(dim, labels[0])
+    standard = all(layer.d_is_a1 for layer in cap.layers)
+
+    def words(label: str) -> str:
+        return "A" if dim == "map" and standard else WORDS.get(label, label)
+
+    return st.selectbox(TITLES[dim], labels, **kept_option(dim, labels, first), width=110, format_func=words)
+
+
+def _key_set(cap) -> str:
+    """The span whose keys count: the one that was asked for, wherever the prompt has it; else the answer."""
+    names = sorted(cap.spans, key=lambda name: (name != "answer", name))
+    wish = state.setdefault("_span", st.query_params.get("span"))
+    state["span"] = wish if wish in names else names[0]
+    return st.selectbox("Key set", names, **kept("span"), width=130, on_change=lambda: state.update(_span=state["span"]))

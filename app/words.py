@@ -1,0 +1,35 @@
+"""What a person reads: failures in a line, and text that Markdown leaves as it is."""
+
+from __future__ import annotations
+
+import contextlib
+
+import streamlit as st
+
+from diffscope.cli.output import OUT_OF_MEMORY, ran_out_of_memory
+from diffscope.errors import DiffscopeError
+
+MARKS = "\\`*_{}[]()#+-!|~<>$:"
+
+
+@contextlib.contextmanager
+def in_words():
+    """An expected failure becomes one line on the page, and the block that failed is left out."""
+    try:
+        yield
+    except DiffscopeError as error:
+        st.warning(plain(str(error)))
+    except (MemoryError, RuntimeError) as error:
+        if not ran_out_of_memory(error):
+            raise
+        st.warning(plain(OUT_OF_MEMORY))
+
+
+def plain(text: str) -> str:
+    """Text that Streamlit must not read as Markdown."""
+    return "".join("\\" + c if c in MARKS else c for c in text).replace("\n", " ")
+
+
+def as_call(function: str, subject: str, choices: dict) -> str:
+    """A line of Python that calls a function with keywords."""
+    return f"{function}({', '.join([subject, *(f'{name}={value!r}' for name, value in choices.items())])})\n"
