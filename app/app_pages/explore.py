@@ -16,6 +16,8 @@ from diffscope.attention.indexing import check_index
 from diffscope.figures import attention_view
 from diffscope.figures.escaping import shorten, visible
 from diffscope.figures.panels import short_name
+from diffscope.stats import STATISTICS
+from diffscope.stats.questions import LETTERS
 
 BARS = 4096  # keys of a row that are drawn as bars
 state = st.session_state
@@ -32,14 +34,15 @@ def show_capture(subject, cap) -> None:
             statistic = choose_statistic(cap, subject.key)
     check_index("layer", layer, cap.layer_numbers)
     check_index("head", head, range(cap.n_heads))
-    left, right = st.columns([3, 2], gap="medium")
-    with left:
-        if statistic is not None:
-            blocks.show_heads(statistic.over_heads, (layer, head), on_pick=select)
-            st.caption(plain(statistic.over_heads.attrs["definition"]))
-    with right:
-        blocks.show_lambda(cap, layer)
-        blocks.show_next(cap)
+    with blocks.beside("heads", "lambda", "next") as (left, middle, right):
+        with left:
+            if statistic is not None:
+                blocks.show_heads(statistic.over_heads, (layer, head), on_pick=select)
+                define(statistic)
+        with middle:
+            blocks.show_lambda(cap, layer)
+        with right:
+            blocks.show_next(cap)
     show_head(subject, cap, layer, head)
     offer(subject, cap, layer, head, statistic)
 
@@ -55,27 +58,45 @@ def show_facts(cap) -> None:
         blocks.show_fidelity(cap)
 
 
+def define(statistic) -> None:
+    """What is shown, by its formula, and what its letters stand for."""
+    words = STATISTICS[statistic.name]
+    undefined = f" Undefined: {words.words.undefined}."
+    st.caption(f"{plain(words.definition)}", help=plain(f"{LETTERS}.{undefined} Source: {words.words.source}."))
+
+
 @st.fragment
 def show_head(subject, cap, layer: int, head: int) -> None:
     """The maps of one head and one token's row; a click here draws only these again."""
-    if (state["layer"], state["head"]) not in ((layer, head), (None, None)):
-        st.rerun()  # an arrow key chose another head: what lies above marks it
-    blocks.show_view(cap, layer, head, on_move=partial(move, cap, layer, head), on_lock=partial(read_row, cap))
+    moved = (state["layer"], state["head"]) not in ((layer, head), (None, None))
+    if moved or state.pop("_marked", False):
+        st.rerun()  # what lies above shows the head and the spans too
+    blocks.show_view(cap, layer, head, on_move=partial(move, cap, layer, head), on_lock=partial(read_locked, cap))
     query = choose_query(cap)
     token = plain(shorten(visible(cap.tokens[query])))
     colours = ": A₁ adds (blue), λ·A₂ takes away (orange), D is what is left." if cap.differential else "."
     st.caption(f"What token {query} “{token}” attends to{colours}")
     keys = None if cap.n_tokens <= BARS else (max(0, query - BARS + 1), query + 1)
-    row = blocks.show_row(cap, layer, head, query, keys)
-    if row is not None:
-        with st.container(height=240 if cap.n_tokens > 600 else "content", border=False):
-            blocks.show_text(row)
+    blocks.show_text(cap, layer, head, query, on_query=partial(read_row, cap), on_mark=None if subject.saved else mark)
+    blocks.show_row(cap, layer, head, query, keys)
 
 
-def read_row(cap, rows: list[int], columns: list[int]) -> None:
-    """A row that is locked is the one that is read below."""
-    if rows and 0 <= rows[-1] < cap.n_tokens:
-        state["query"] = rows[-1]
+def mark(name: str, first: int, last: int) -> None:
+    """Tokens that were named in the strip are a span of the prompt from now on."""
+    state["_marked"] = True
+    state["spans"] = [*(state.get("spans") or []), f"{name}:{first}-{last}"]
+
+
+def read_row(cap, query: int) -> None:
+    """A token that is clicked is the one whose row is read."""
+    if 0 <= query < cap.n_tokens:
+        state["query"] = query
+
+
+def read_locked(cap, rows: list[int], columns: list[int]) -> None:
+    """A row that is locked in the maps is the one that is read below."""
+    if rows:
+        read_row(cap, rows[-1])
 
 
 def offer(subject, cap, layer: int, head: int, statistic) -> None:

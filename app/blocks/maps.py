@@ -9,8 +9,7 @@ from words import in_words
 
 from blocks.charts import show_chart
 from diffscope import figures
-from diffscope.figures import attention_view
-from diffscope.figures.token_html import token_html
+from diffscope.figures import attention_view, token_strip
 
 MOST = 1024  # tokens a side of a window of exact values
 
@@ -70,6 +69,30 @@ def show_row(cap, layer: int, head: int, query: int, keys=None):
     return None
 
 
-def show_text(row):
-    """The prompt with each token on the colour of its weight; `row` is the figure that `show_row` returned."""
-    st.html(token_html(row.data))
+@cache
+def _strip():
+    return st.components.v2.component("diffscope_tokens", js=token_strip.streamlit_module())
+
+
+def show_text(cap, layer: int, head: int, query: int, on_query=None, on_mark=None, key: str = "strip"):
+    """The prompt with each token on the colour of what a query gives it.
+
+    Before the next run `on_query(position)` is called when a token is clicked, and `on_mark(name, first, last)` when tokens are
+    selected and named.
+    """
+
+    def state():
+        return st.session_state.get(key) or {}
+
+    def clicked():
+        if on_query is not None and state().get("query") is not None:
+            on_query(int(state()["query"]))
+
+    def marked():
+        mark = state().get("marked")
+        if on_mark is not None and mark:
+            on_mark(str(mark["name"]), int(mark["first"]), int(mark["last"]))
+
+    with in_words():
+        data = token_strip.data(cap, layer, head, query, markable=on_mark is not None)
+        _strip()(data=data, key=key, on_query_change=clicked, on_marked_change=marked)

@@ -18,7 +18,7 @@ import numpy as np
 import xarray as xr
 from safetensors.numpy import save
 
-from diffscope.figures import theme
+from diffscope.figures import hosts, theme
 from diffscope.figures.panels import heading
 
 if TYPE_CHECKING:
@@ -53,30 +53,6 @@ mount(document.getElementById("view"), bytes.buffer);
 """
 
 
-# Streamlit calls the default export again with every new buffer, and may clean up before it does: the view then stays as it is.
-STREAMLIT = """
-const mounted = new WeakMap();
-export default function ({ data, parentElement, setStateValue, setTriggerValue }) {
-  if (!data) return;
-  const held = mounted.get(parentElement);
-  const emit = (name, value) => (name === "head" ? setTriggerValue : setStateValue)(name, value);
-  if (held) {
-    clearTimeout(held.leaving);
-    held.view.emit = emit;
-    held.view.update(data);
-  } else {
-    const place = document.createElement("div");
-    parentElement.append(place);
-    mounted.set(parentElement, { view: mount(place, data, emit), leaving: 0 });
-  }
-  return () => {
-    const going = mounted.get(parentElement);
-    if (going) going.leaving = setTimeout(() => (going.view.leave(), mounted.delete(parentElement)), 1000);
-  };
-}
-"""
-
-
 @cache
 def module() -> str:
     """The ES module that draws a buffer: ``mount(element, buffer, emit)``.
@@ -90,7 +66,7 @@ def module() -> str:
 @cache
 def streamlit_module() -> str:
     """The same as a component of ``st.components.v2``, whose data is a buffer."""
-    return module() + STREAMLIT
+    return hosts.streamlit_module(module(), ("head",))
 
 
 def buffer(

@@ -104,11 +104,16 @@ def test_arrows_move_between_heads_and_a_click_reads_the_row(page, address):
     assert page.locator("[data-testid=stException]").count() == 0
 
 
-def test_the_maps_download_as_pdf(page, address, tmp_path):
+def test_the_maps_are_taken_away(page, address, tmp_path):
     page.goto(address)
     page.wait_for_selector(MAPS)
-    with page.expect_download() as started:
-        page.get_by_role("button", name="Maps as PDF").click()
-    path = tmp_path / "maps.pdf"
-    started.value.save_as(path)
-    assert path.read_bytes().startswith(b"%PDF") and started.value.suggested_filename.endswith(".pdf")
+    page.get_by_role("button", name="Take the maps away").click()
+    for kind, start in {"PDF": b"%PDF", "SVG": b"<?xml", "HTML": b"<!doctype html>", "CSV": b"#", "NetCDF": b"CDF"}.items():
+        with page.expect_download() as started:
+            page.get_by_role("button", name=kind, exact=True).click()
+        path = tmp_path / started.value.suggested_filename
+        started.value.save_as(path)
+        assert path.read_bytes().startswith(start), kind
+    code = page.locator("[data-testid=stPopoverBody] [data-testid=stCode]").first.inner_text()
+    exec(code.replace("maps.pdf", str(tmp_path / "own.pdf")), {})
+    assert (tmp_path / "own.pdf").read_bytes().startswith(b"%PDF")

@@ -18,7 +18,7 @@ def charts(test):
 
 def maps(test):
     """What the view of the maps is given, beside its tensors."""
-    (view,) = test.get("bidi_component")
+    (view,) = (element for element in test.get("bidi_component") if element.proto.component_name == "diffscope_attention")
     (length,) = struct.unpack("<Q", view.proto.bytes[:8])
     return json.loads(json.loads(view.proto.bytes[8 : 8 + length])["__metadata__"]["view"])
 

@@ -358,13 +358,6 @@ def test_characters_that_no_font_has_become_boxes(tmp_path):
     assert labels[5] == "\\x07"
 
 
-def test_the_row_as_text_is_escaped(cap):
-    from diffscope.figures.token_html import token_html
-
-    result = token_html(figure("row", cap).data)
-    assert "·&lt;b&gt;&amp;$" in result and "<b>" not in result and "<i>" not in result
-
-
 # ---------------------------------------------------------------- files
 
 

@@ -1,0 +1,77 @@
+"""The prompt as running text, each token on the colour of what one query gives it: what a browser is given to draw it."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from diffscope.capture import Capture
+from diffscope.figures import hosts, theme
+from diffscope.figures.attention_view import LOOK
+from diffscope.figures.escaping import visible
+from diffscope.figures.selection import layer_at, visible_cells
+
+
+@cache
+def module() -> str:
+    """The ES module that draws it: ``mount(element, data, emit)``.
+
+    `emit` is called with ``"query"`` and the position of a token that is clicked, and with ``"marked"`` and the name, first and
+    last position of tokens that are marked as a span.
+    """
+    return (Path(__file__).parent / "token_strip.js").read_text(encoding="utf-8")
+
+
+@cache
+def streamlit_module() -> str:
+    """The same as a component of ``st.components.v2``."""
+    return hosts.streamlit_module(module(), ("query", "marked"))
+
+
+def data(capture: Capture, layer: int, head: int, query: int, markable: bool = False) -> dict:
+    """Everything that the strip needs, as plain data.
+
+    Parameters
+    ----------
+    capture : Capture
+    layer, head, query : int
+        As of ``capture.map``.
+    markable : bool
+        Whether tokens can be selected and marked as a span.
+
+    Returns
+    -------
+    dict
+        ``shares``: of each key its part of the row's absolute sum, with the sign of D, from −1 to 1; None where the query does
+        not see it, or the row is zero everywhere. ``shown``: the tokens with whitespace made visible. The colours end at the
+        whole, so that strips of different rows compare.
+
+    Raises
+    ------
+    DiffscopeError
+        There is no such layer, head or query.
+    """
+    attention = layer_at(capture, layer, head)
+    query = query % capture.n_tokens
+    place = {"layer": layer, "head": head, "queries": [query]}
+    signs = np.sign(capture.map("D", **place).values[0])
+    shares = capture.map("share", **place).values[0] * signs  # (key,)
+    seen = visible_cells(attention, [query], range(capture.n_tokens))[0] & np.isfinite(shares)
+    spans = [
+        {"name": name, "colour": theme.span_colour(name), "positions": list(positions)}
+        for name, positions in capture.prompts[0].spans.items()
+    ]
+    return {
+        "prompt": f"{capture.model_name} {hash(capture.prompts[0].ids)}",
+        "tokens": capture.tokens,
+        "shown": [visible(token) for token in capture.tokens],
+        "shares": [float(share) if here else None for share, here in zip(shares, seen)],
+        "signed": attention.differential,
+        "of": "Σ|D|" if attention.differential else "Σ A",
+        "query": query,
+        "markable": markable,
+        "spans": spans,
+        "look": LOOK,
+    }
