@@ -286,6 +286,10 @@ def curves(
     low: xr.DataArray | None = None,
     high: xr.DataArray | None = None,
     references: Mapping[str, float] | None = None,
+    at: xr.DataArray | None = None,
+    diagonal: str = "",
+    controls: Sequence[str] = (),
+    within: tuple[float, float] | None = None,
     style: Literal["lines", "points", "bars", "stacked"] = "lines",
     log: Literal["", "x", "y", "xy"] = "",
     venue: str | None = None,
@@ -305,6 +309,16 @@ def curves(
         The ends of a range around the values, with their dimensions.
     references : mapping of str to float, optional
         Values that a line is drawn at, by what they are.
+    at : xarray.DataArray, optional
+        Where points stand along the horizontal axis, with dimensions of `values`; its ``long_name`` and ``units`` name that axis,
+        and the labels of `x` are told of each point. Of points.
+    diagonal : str
+        A line is drawn where both axes are the same, and this says what it is.
+    controls : sequence of str
+        Labels of `series` that are drawn in grey.
+    within : (float, float), optional
+        The ends of the vertical axis. A point beyond stands at the end as a triangle, so that one ratio with next to nothing
+        below the line does not make all others look alike.
     style : {"lines", "points", "bars", "stacked"}
     log : {"", "x", "y", "xy"}
         Which axes are logarithmic.
@@ -322,5 +336,5 @@ def curves(
     """
     if style not in _curves.STYLES:
         raise DiffscopeError(f"no style {style!r}: there are {', '.join(_curves.STYLES)}")
-    data = KINDS["curves"].data(values, x, series, panels, low, high, references)
+    data = KINDS["curves"].data(values, x, series, panels, low, high, references, at, diagonal, controls, within)
     return KINDS["curves"].figure(data, venue, wide, width, style=style, log=log, title=title)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from itertools import cycle
 
 import numpy as np
@@ -15,6 +16,9 @@ from diffscope.figures.canvas import canvas, finish_print
 from diffscope.figures.escaping import for_html, for_print
 
 STYLES = ("lines", "points", "bars", "stacked")
+LABELS = 18  # of categories that fit below a printed figure
+TALLEST = 2.2  # inches of a printed figure
+SYMBOLS = {0: "circle", -1: "triangle-down-open", 1: "triangle-up-open"}  # of points within, below and above what is drawn
 DASHES = ("dash", "dot", "dashdot", "longdash")
 
 
@@ -26,6 +30,10 @@ def data(
     low: xr.DataArray | None = None,
     high: xr.DataArray | None = None,
     references: Mapping[str, float] | None = None,
+    at: xr.DataArray | None = None,
+    diagonal: str = "",
+    controls: Sequence[str] = (),
+    within: tuple[float, float] | None = None,
 ) -> xr.Dataset:
     """Values (panel, series, x) with their range; parameters as of ``diffscope.figures.curves``."""
     if not isinstance(values, xr.DataArray):
@@ -42,14 +50,20 @@ def data(
         raise DiffscopeError("a range has two ends: give low and high")
     if low is not None and high is not None:
         arrays |= {"low": low, "high": high}
+    if at is not None:
+        arrays["at"] = at.broadcast_like(values)
     drawn = {name: _drawn(array, chosen) for name, array in arrays.items()}
     dataset = xr.Dataset(drawn).drop_attrs()
+    along = str(values[x].attrs.get("long_name", x)) if x in values.coords else x
     about = {
         "figure": "curves",
         "model": str(values.attrs.get("model", "")),
-        "x": str(values[x].attrs.get("long_name", x)) if x in values.coords else x,
+        "x": along if at is None else _axis_title(at),
         "y": _axis_title(values),
         "references": dict(references or {}),
+        "diagonal": diagonal,
+        "controls": list(controls),
+        "within": list(within or ()),
     }
     return dataset.assign_attrs(about)
 
@@ -68,10 +82,43 @@ def _axis_title(values: xr.DataArray) -> str:
     return f"{name}, {units}" if units not in ("", "1") else name
 
 
-def _colours(names) -> dict[str, str]:
-    """The colour of each series: that of a map or a span where it is one."""
+def _colours(dataset: xr.Dataset) -> dict[str, str]:
+    """The colour of each series: grey for controls, that of a map or a span where it is one."""
+    known = {**theme.MAP_COLOURS, **theme.SPAN_COLOURS, **dict.fromkeys(dataset.attrs["controls"], theme.MUTED)}
     others = cycle(theme.SERIES)
-    return {name: theme.MAP_COLOURS.get(name) or theme.SPAN_COLOURS.get(name) or next(others) for name in map(str, names)}
+    return {name: known.get(name) or next(others) for name in map(str, dataset["series"].values)}
+
+
+def _ends(dataset: xr.Dataset) -> tuple[float, float]:
+    """Between which numbers a diagonal is drawn: those of the horizontal axis, and 0."""
+    at = dataset["at"].values
+    finite = at[np.isfinite(at)]
+    return min(0.0, *finite), max(0.0, *finite)
+
+
+def _shown(dataset: xr.Dataset, name: str) -> np.ndarray:
+    """Values as far as they are within what is drawn; what is beyond stands at the end."""
+    values = dataset[name].values
+    return np.clip(values, *dataset.attrs["within"]) if dataset.attrs["within"] else values
+
+
+def _range(dataset: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
+    """How far the range of values goes down and up, of which a rounding may make less than nothing; NaN where there is none."""
+    values = _shown(dataset, "value")
+    down, up = values - _shown(dataset, "low"), _shown(dataset, "high") - values
+    none = np.maximum(down, up) <= 0
+    return np.where(none, np.nan, np.maximum(down, 0)), np.where(none, np.nan, np.maximum(up, 0))
+
+
+def _within_a_decade(dataset: xr.Dataset) -> bool:
+    """Whether values are so close that a logarithmic axis has a tick at most between them."""
+    finite = dataset["value"].values[dataset["value"].values > 0]
+    return len(finite) > 0 and finite.max() < 10 * finite.min()
+
+
+def _beyond(dataset: xr.Dataset) -> np.ndarray:
+    """-1 below what is drawn, 1 above it, 0 within."""
+    return np.sign(dataset["value"].values - _shown(dataset, "value"))
 
 
 def _places(dataset: xr.Dataset) -> tuple[list, bool]:
@@ -89,26 +136,31 @@ def on_screen(dataset: xr.Dataset, style: str = "lines", title: str | None = Non
     titles = [for_html(name) for name in panels] if any(panels) else None
     places, numbers = _places(dataset)
     places = places if numbers else [for_html(place) for place in places]
+    numbers = numbers or "at" in dataset
     figure = make_subplots(cols=len(panels), shared_yaxes=True, subplot_titles=titles, horizontal_spacing=0.03)
-    colours = _colours(dataset["series"].values)
+    colours = _colours(dataset)
     for column in range(1, len(panels) + 1):
         for number, name in enumerate(colours):
             part = dataset.isel(panel=column - 1, series=number)
             for trace in _traces(part, places, name, colours[name], style):
-                trace.showlegend = bool(name) and column == 1 and trace.name != ""
+                trace.showlegend = bool(trace.name) and column == 1
                 figure.add_trace(trace, row=1, col=column)
-        for (words, value), dash in zip(dataset.attrs["references"].items(), cycle(DASHES)):
-            label = {"text": for_html(words), "textposition": "end", "font": {"size": 10, "color": theme.MUTED}}
-            line = {"color": theme.MUTED, "dash": dash, "width": 1}
-            figure.add_hline(y=value, line=line, label=label, row=1, col=column)
+        _references(figure, dataset, column)
     legend = any(colours)
-    ticks = {"tickmode": "array", "tickvals": places} if numbers and len(places) <= 16 else {}
+    ticks = {"tickmode": "array", "tickvals": places} if numbers and len(places) <= 16 and "at" not in dataset else {}
     figure.update_xaxes(**theme.screen_axis(title_text=for_html(dataset.attrs["x"]), type=_scale("x" in log, numbers), **ticks))
     figure.update_yaxes(**theme.screen_axis(showgrid=True, gridcolor=theme.UNSEEN, type="log" if "y" in log else "linear"))
+    if "y" in log:
+        figure.update_yaxes(tickformat="~g")  # without it only the powers of ten are written in full
     figure.update_yaxes(title_text=for_html(dataset.attrs["y"]), col=1)
+    if within := dataset.attrs["within"]:
+        margin = 0.04 * (within[1] - within[0])
+        figure.update_yaxes(range=[within[0] - margin, within[1] + margin])
     top = (24 if legend else 8) + (22 if title else 0) + (20 if titles else 0)
     layout = theme.screen_layout(height=height, margin={"l": 8, "r": 8, "t": top, "b": 8}, hovermode="closest", bargap=0.15)
     layout["barmode"] = "relative" if style == "stacked" else "group"
+    if style == "points" and not numbers:
+        layout |= {"scattermode": "group", "scattergap": 0.6}  # beside each other, like bars
     layout["plot_bgcolor"] = "rgba(0,0,0,0)"
     layout["legend"] = {"orientation": "h", "x": 0, "y": 1.02 + (0.1 if titles else 0), "yanchor": "bottom", "font": {"size": 11}}
     if title:
@@ -116,6 +168,19 @@ def on_screen(dataset: xr.Dataset, style: str = "lines", title: str | None = Non
     figure.update_layout(**layout)
     figure.update_annotations(font={"size": 11, "color": theme.MUTED})
     return figure
+
+
+def _references(figure, dataset: xr.Dataset, column: int) -> None:
+    """The lines of one panel that are no data."""
+    words = {"textposition": "end", "font": {"size": 10, "color": theme.MUTED}}
+    line = {"color": theme.MUTED, "width": 1}
+    place = {"row": 1, "col": column}
+    for (name, value), dash in zip(dataset.attrs["references"].items(), cycle(DASHES)):
+        figure.add_hline(y=value, line=line | {"dash": dash}, label=words | {"text": for_html(name)}, **place)
+    if name := dataset.attrs["diagonal"]:
+        least, most = _ends(dataset)
+        ends = {"x0": least, "y0": least, "x1": most, "y1": most}
+        figure.add_shape(type="line", **ends, line=line | {"dash": "dash"}, label=words | {"text": for_html(name)}, **place)
 
 
 def _scale(log: bool, numbers: bool) -> str:
@@ -128,43 +193,76 @@ def _traces(part: xr.Dataset, places: list, name: str, colour: str, style: str) 
     """One series of one panel, (x,): its values, and its range where there is one."""
     import plotly.graph_objects as go
 
-    values = part["value"].values
+    values = _shown(part, "value")
     label = for_html(name)
+    at = part["at"].values if "at" in part else places
+    of_point = np.stack([np.asarray(places, object), part["value"].values.astype(object)], -1)
     words = f"{label}<br>" if name else ""
-    hover = words + "%{x}: <b>%{y:.4g}</b><extra></extra>"
-    ends = {}
+    along = ", %{x:.4g}" if "at" in part else ""
+    common = {
+        "x": at,
+        "y": values,
+        "name": label,
+        "customdata": of_point,
+        "hovertemplate": f"{words}%{{customdata[0]}}{along}: <b>%{{customdata[1]:.4g}}</b><extra></extra>",
+    }
     if "low" in part:
-        up = (part["high"] - part["value"]).values
-        down = (part["value"] - part["low"]).values
-        ends = {"error_y": {"type": "data", "array": up, "arrayminus": down, "thickness": 1, "width": 3}}
+        down, up = _range(part)
+        common["error_y"] = {"type": "data", "array": up, "arrayminus": down, "thickness": 1, "width": 3}
     if style in ("bars", "stacked"):
-        return [go.Bar(x=places, y=values, name=label, marker={"color": colour}, hovertemplate=hover, **ends)]
-    mode = "lines+markers" if style == "lines" else "markers"
-    look = {"line": {"color": colour, "width": 2}, "marker": {"size": 6, "color": colour}, "mode": mode}
-    return [go.Scatter(x=places, y=values, name=label, hovertemplate=hover, **look, **ends)]
+        return [go.Bar(marker={"color": colour}, **common)]
+    if style == "lines":
+        look = {"line": {"color": colour, "width": 2}, "marker": {"size": 6, "color": colour}, "mode": "lines+markers"}
+        return [go.Scatter(**look, **common)]
+    return _marks(part, common, colour)
+
+
+def _marks(part: xr.Dataset, common: Mapping, colour: str) -> list:
+    """One series of one panel, (x,), as points; those beyond what is drawn as triangles at its end."""
+    import plotly.graph_objects as go
+
+    side = np.nan_to_num(_beyond(part))
+    traces = []
+    for number, symbol in SYMBOLS.items():
+        if number and not (side == number).any():
+            continue
+        shown = {
+            "y": np.where(side == number, common["y"], np.nan),
+            "name": "" if number else common["name"],
+            "offsetgroup": common["name"],
+        }
+        traces.append(go.Scatter(**{**common, **shown}, mode="markers", marker={"size": 7, "color": colour, "symbol": symbol}))
+    return traces
 
 
 def in_print(dataset: xr.Dataset, width: float, style: str = "lines", title: str | None = None, log: str = ""):
     """The drawing for print."""
     panels = [str(name) for name in dataset["panel"].values]
-    figure = canvas(width, max(1.6, width / len(panels) * 0.5))
+    figure = canvas(width, min(max(1.6, width / len(panels) * 0.5), TALLEST))
     axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     places, numbers = _places(dataset)
-    at = np.asarray(places, float) if numbers and style in ("lines", "points") else np.arange(len(places), dtype=float)
-    colours = _colours(dataset["series"].values)
+    numbers = numbers and style in ("lines", "points")
+    ticks = np.asarray(places, float) if numbers else np.arange(len(places), dtype=float)
+    colours = _colours(dataset)
     for ax, number in zip(axes, range(len(panels))):
-        _bars_or_lines(ax, dataset.isel(panel=number), at, colours, style)
+        _bars_or_lines(ax, dataset.isel(panel=number), ticks, colours, style)
+        if words := dataset.attrs["diagonal"]:
+            ax.plot(_ends(dataset), _ends(dataset), color=theme.MUTED, lw=0.6, ls="--", label=for_print(words))
         for words, value in dataset.attrs["references"].items():
             ax.axhline(value, color=theme.MUTED, lw=0.6, ls="--", label=for_print(words))
         ax.set_title(for_print(panels[number]))
         ax.set_xlabel(for_print(dataset.attrs["x"]))
-        if not (numbers and style in ("lines", "points")):
-            ax.set_xticks(at, [for_print(str(place)) for place in places])
+        if not numbers and "at" not in dataset:
+            step = math.ceil(len(places) * len(panels) / LABELS)
+            ax.set_xticks(ticks[::step], [for_print(str(place)) for place in places[::step]])
         ax.yaxis.grid(True)
-        if "x" in log:
-            ax.set_xscale("log")
-        if "y" in log:
-            ax.set_yscale("log")
+        for letter in log:
+            ax.set(**{f"{letter}scale": "log"})
+            axis = ax.xaxis if letter == "x" else ax.yaxis
+            axis.set_major_formatter("{x:g}")
+            axis.set_minor_formatter("{x:g}" if letter == "y" and _within_a_decade(dataset) else "")
+        if "x" in log and numbers:
+            ax.set_xticks(ticks, [f"{place:g}" for place in ticks], minor=False)
     axes[0].set_ylabel(for_print(dataset.attrs["y"]))
     handles, labels = axes[0].get_legend_handles_labels()
     if any(labels):
@@ -173,29 +271,42 @@ def in_print(dataset: xr.Dataset, width: float, style: str = "lines", title: str
     return figure
 
 
-def _bars_or_lines(ax, part: xr.Dataset, at: np.ndarray, colours: Mapping[str, str], style: str) -> None:
+def _bars_or_lines(ax, part: xr.Dataset, places: np.ndarray, colours: Mapping[str, str], style: str) -> None:
     """All series of one panel, (series, x)."""
     count = len(colours)
-    above = np.zeros(len(at))
-    below = np.zeros(len(at))
+    above = np.zeros(len(places))
+    below = np.zeros(len(places))
     for number, (name, colour) in enumerate(colours.items()):
         one = part.isel(series=number)
-        values = one["value"].values
+        values = _shown(one, "value")
+        aside = (number - (count - 1) / 2) / count
         ends = {}
         if "low" in one:
-            ends = {"yerr": np.stack([values - one["low"].values, one["high"].values - values])}
+            ends = {"yerr": np.stack(_range(one))}
         label = for_print(name) if name else None
         if style == "stacked":
             bottom = np.where(values < 0, below, above)
-            ax.bar(at, values, 0.8, bottom=bottom, color=colour, label=label)
+            ax.bar(places, values, 0.8, bottom=bottom, color=colour, label=label)
             above += np.nan_to_num(np.maximum(values, 0))
             below += np.nan_to_num(np.minimum(values, 0))
         elif style == "bars":
-            wide = 0.8 / count
-            ax.bar(at + (number - (count - 1) / 2) * wide, values, wide, color=colour, label=label, error_kw={"lw": 0.6}, **ends)
+            ax.bar(places + 0.8 * aside, values, 0.8 / count, color=colour, label=label, error_kw={"lw": 0.6}, **ends)
+        elif style == "lines":
+            ax.errorbar(places, values, color=colour, marker="o", ms=2.6, elinewidth=0.6, label=label, **ends)
         else:
-            line = "-" if style == "lines" else ""
-            ax.errorbar(at, values, color=colour, ls=line, marker="o", ms=2.6, elinewidth=0.6, label=label, **ends)
+            numbers = "at" in one or _places(one)[1]
+            _points(ax, one, places if numbers else places + 0.4 * aside, colour, label, ends)
+
+
+def _points(ax, part: xr.Dataset, places: np.ndarray, colour: str, label: str | None, ends: dict) -> None:
+    """One series of one panel, (x,), as points; those beyond what is drawn as triangles at its end."""
+    values = _shown(part, "value")
+    places = part["at"].values if "at" in part else places
+    side = np.nan_to_num(_beyond(part))
+    within = np.where(side == 0, values, np.nan)
+    ax.errorbar(places, within, color=colour, ls="", marker="o", ms=2.6, elinewidth=0.6, label=label, **ends)
+    for marker, beyond in (("v", side < 0), ("^", side > 0)):
+        ax.plot(places[beyond], values[beyond], color=colour, ls="", marker=marker, ms=3.2, mfc="none", mew=0.7)
 
 
 register("curves", "labelled values as lines, points or bars", data=data, plotly=on_screen, matplotlib=in_print, wide=False)

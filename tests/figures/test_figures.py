@@ -151,6 +151,25 @@ def test_curves_draw_every_value_once_and_nothing_else(style):
         figures.curves(values, x="step")
 
 
+@pytest.mark.parametrize("log", ["", "y"])
+def test_points_beyond_the_ends_stand_there_and_tell_their_value(log):
+    values = xr.DataArray(
+        [[1.0, 90.0, 2.0], [1.5, 0.5, 1.0]], {"which": ["own", "other"], "head": ["a", "b", "c"]}, ("which", "head")
+    )
+    at = xr.DataArray([0.2, 0.4, 0.6], {"head": values["head"]}, attrs={"long_name": "λ"})
+    options = {"x": "head", "series": "which", "style": "points", "within": (0.5, 2.0), "log": log, "controls": ["other"]}
+    drawing = figures.curves(values, **options, at=at, diagonal="same").plotly()
+    (own, beyond, other) = drawing.data
+    np.testing.assert_array_equal(own.y, [1.0, np.nan, 2.0])
+    assert beyond.marker.symbol == "triangle-up-open" and beyond.y[1] == 2.0 and beyond.customdata[1][1] == 90.0
+    assert not beyond.showlegend and other.marker.color == theme.MUTED
+    assert list(own.x) == [0.2, 0.4, 0.6] and drawing.layout.xaxis.title.text == "λ"
+    assert (drawing.layout.shapes[0].y0, drawing.layout.shapes[0].y1) == (0, 0.6)
+    (axes,) = figures.curves(values, **options, at=at, diagonal="same").matplotlib().axes
+    assert axes.get_ylim()[1] < 3  # not the 90
+    assert figures.curves(values, **options).matplotlib()
+
+
 def test_on_a_dark_page_zero_is_the_page_and_nothing_is_black(cap):
     dark = theme.on_dark(figures.maps(cap).plotly())
     scales = [trace.colorscale for trace in dark.data if trace.type == "heatmap"]
