@@ -1,15 +1,11 @@
 """The dashboard in a real browser: maps on the first page, a click on a head, an address that restores the view."""
 
-import os
-import socket
-import subprocess
-import sys
-import time
 from urllib.parse import quote
-from urllib.request import urlopen
 
 import pytest
-from small_models import APP, PROMPT
+from small_models import PROMPT
+
+from tools.browser import dashboard, faults, settle
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 VIEW = ".st-key-view"
@@ -19,34 +15,12 @@ MAPS = f"{VIEW} canvas[data-map]"
 @pytest.fixture(scope="module")
 def address(folders):
     """The address of a running dashboard, with a small model and a prompt of one's own."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    options = {"server.port": port, "server.address": "127.0.0.1", "server.headless": "true", "server.fileWatcherType": "none"}
-    command = [sys.executable, "-m", "streamlit", "run", str(APP / "main.py"), *(f"--{k}={v}" for k, v in options.items())]
-    server = subprocess.Popen(
-        command,
-        cwd=APP.parent,
-        env=os.environ | {"PYTHONPATH": str(APP.parent)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        for _ in range(600):
-            assert server.poll() is None, "the dashboard ended before it was up"
-            try:
-                with urlopen(f"http://127.0.0.1:{port}/_stcore/health", timeout=5):
-                    break
-            except OSError:
-                time.sleep(0.1)
-        model = quote("a folder or a saved capture")
+    model = quote("a folder or a saved capture")
+    with dashboard() as (home, _):
         yield (
-            f"http://127.0.0.1:{port}/?model={model}&path={quote(str(folders['small-diff']), safe='')}"
+            f"{home}/?model={model}&path={quote(str(folders['small-diff']), safe='')}"
             f"&example={quote('own text')}&prompt={quote(PROMPT)}&answer=7421"
         )
-    finally:
-        server.terminate()
-        server.wait(30)
 
 
 @pytest.fixture
@@ -117,3 +91,16 @@ def test_the_maps_are_taken_away(page, address, tmp_path):
     code = page.locator("[data-testid=stPopoverBody] [data-testid=stCode]").first.inner_text()
     exec(code.replace("maps.pdf", str(tmp_path / "own.pdf")), {})
     assert (tmp_path / "own.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_every_page_opens_and_the_reader_keeps_the_place(page, address):
+    page.goto(f"{address}&layer=2&head=0")
+    settle(page)
+    links = page.locator("[data-testid=stTopNavLink]")
+    for number in range(links.count()):
+        links.nth(number).click()
+        settle(page, 120)
+        assert faults(page) == []
+        assert "layer=2" in page.evaluate("location.search") and "prompt=" in page.evaluate("location.search")
+    links.first.click()
+    page.wait_for_selector(f"{VIEW} strong:text('layer 2 · head 0')")
