@@ -6,7 +6,7 @@
 const WIDEST = { colours: 64, pictures: 128 }; // pixels of a cell
 const [LOWEST, HIGHEST, TALL] = [6, 28, 560]; // pixels of a row of colours, and of all of them
 const STRIP = 7; // pixels of a statistic's colour below a picture
-const [LEFT, TOP] = [52, 18]; // pixels of the numbers of layers and heads
+const [LEFT, TOP] = [56, 18]; // pixels of the numbers of layers and heads
 const ARROWS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
 
 const same = (a, b) => a && b && a.row === b.row && a.column === b.column;
@@ -17,7 +17,6 @@ class HeadGrid {
     this.emit = emit || (() => {});
     this.pointer = null; // the cell below the pointer
     this.cursor = null; // the cell that keys move
-    this.robust = null; // until the reader chooses, what suits the statistic
     this.resized = new ResizeObserver(() => this.layout());
     this.build();
     this.update(buffer);
@@ -31,13 +30,8 @@ class HeadGrid {
 
   build() {
     // nobody tells when the page turns dark, but a transition of its text's colour ends
-    this.root = element("div", {
-      fontSize: "13px",
-      lineHeight: 1.35,
-      color: "inherit",
-      position: "relative",
-      transition: "color 1ms",
-    });
+    const font = { fontSize: "13px", lineHeight: 1.35, color: "inherit", transition: "color 1ms" };
+    this.root = element("div", { ...font, position: "relative" });
     this.root.addEventListener("transitionend", (event) => event.target === this.root && this.paint());
     const line = { display: "flex", flexWrap: "wrap", gap: "2px 14px", alignItems: "center" };
     const bar = element("div", { ...line, marginBottom: "4px" });
@@ -56,12 +50,8 @@ class HeadGrid {
     this.notes = element("div", { ...line, marginTop: "4px", opacity: 0.8 });
     this.readout = element("div", { minHeight: "1.4em", marginTop: "2px" }, { "aria-live": "polite" });
     const box = { position: "absolute", zIndex: 10, padding: "6px 9px", borderRadius: "4px", display: "none" };
-    const look = {
-      pointerEvents: "none",
-      border: "1px solid rgba(128, 128, 128, 0.6)",
-      boxShadow: "0 1px 6px rgba(0, 0, 0, 0.3)",
-    };
-    this.tip = element("div", { ...box, ...look }, { "aria-hidden": "true", "data-tip": "" });
+    const edge = { border: "1px solid rgba(128, 128, 128, 0.6)", boxShadow: "0 1px 6px rgba(0, 0, 0, 0.3)" };
+    this.tip = element("div", { ...box, ...edge, pointerEvents: "none" }, { "aria-hidden": "true", "data-tip": "" });
     this.root.append(bar, this.grid, this.notes, this.readout, this.tip);
     this.host.replaceChildren(this.root);
     this.over.addEventListener("pointermove", (event) => this.pointAt(this.under(event)));
@@ -76,6 +66,7 @@ class HeadGrid {
   update(buffer) {
     const view = parse(buffer),
       first = view.layers[0];
+    if (this.view?.title !== view.title) this.robust = null; // until the reader chooses, what suits the statistic
     this.view = view;
     // layers without attention are rows, too: a row's place among those that have it, or -1
     this.rows = Array.from({ length: view.layers.at(-1) - first + 1 }, (_, row) => view.layers.indexOf(first + row));
@@ -391,9 +382,10 @@ class HeadGrid {
   key(event) {
     const cell = this.cursor || this.start();
     if (event.ctrlKey || event.metaKey || event.altKey) return;
-    this.pointer = null; // until it moves
-    if (event.key in ARROWS) this.move(cell ? this.beyond(cell, ARROWS[event.key]) : this.first());
-    else if (cell && (event.key === "Enter" || event.key === " ")) this.act(cell, false);
+    if (event.key in ARROWS) {
+      this.pointer = null; // until it moves
+      this.move(cell ? this.beyond(cell, ARROWS[event.key]) : this.first());
+    } else if (cell && (event.key === "Enter" || event.key === " ")) this.act(cell, false);
     else if (cell && event.key.toLowerCase() === "x" && this.view.switching) this.act(cell, true);
     else if (event.key === "Escape") {
       this.hidden = true;

@@ -78,7 +78,8 @@ def buffer(
     statistic : Dataset, optional
         What ``diffscope.figures.heads.over_heads`` gives. Without thumbnails it colours the cells, with them a strip below each.
     thumbnails : DataArray, (layer, head, query, key), optional
-        What ``capture.thumbnails`` gives. They share one scale.
+        What ``capture.thumbnails`` gives; of thousands of heads ask it for 16 bins a side, which are less than 1 MB. They share
+        one scale.
     chosen : (int, int), optional
         The layer and the head that are framed.
     off : iterable of (int, int)
@@ -91,9 +92,9 @@ def buffer(
     Returns
     -------
     bytes
-        A safetensors file: ``values``, float32 (layer, head), NaN where undefined; ``thumbnails``, uint8 (layer, head, query, key),
-        and ``visible``, uint8 (layer or 1, query, key); ``there``, uint8 (layer, head), whether there is such a head; and ``view``,
-        JSON in its metadata. Layers are those that were measured.
+        A safetensors file: ``values``, float32 (layer, head), NaN where undefined; ``thumbnails``, uint8 (layer, head, query,
+        key), and ``visible``, uint8 (layer or 1, query, key); ``there``, uint8 (layer, head), whether there is such a head; and
+        ``view``, JSON in its metadata. Layers are those that were measured.
 
     Raises
     ------
