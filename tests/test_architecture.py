@@ -39,7 +39,7 @@ LIBRARIES = {
     "lab": CORE | {"huggingface_hub", "ray", "tensorboardX"},
     "store": CORE | {"pandas", "pyarrow", "zarr"},
     "lens": CORE | {"transformer_lens"},
-    "figures": {"numpy", "xarray", "plotly", "matplotlib", "safetensors"},
+    "figures": {"numpy", "xarray", "plotly", "matplotlib", "safetensors", "anywidget", "traitlets"},
     "hypotheses": CORE | {"statsmodels"},
     "cli": {"typer", "rich"},
     "__init__": set(),

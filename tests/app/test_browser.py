@@ -26,7 +26,7 @@ def address(folders):
 @pytest.fixture
 def page(new_page):
     page = new_page(1500, 1100)
-    page.set_default_timeout(240_000)
+    page.set_default_timeout(60_000)
     return page
 
 
@@ -34,15 +34,24 @@ def heading(page):
     return page.locator(f"{VIEW} strong").text_content()
 
 
-def click(page, layer, head, layers=3, heads=2):
-    box = page.locator(".st-key-heads-chart .nsewdrag").first.bounding_box()
-    page.mouse.click(box["x"] + box["width"] * (head + 0.5) / heads, box["y"] + box["height"] * (layer + 0.5) / layers)
-    page.wait_for_selector(f"{VIEW} strong:text('layer {layer} · head {head}')")
+def click(page, layer, head):
+    """A click on a head in the grid, which its tooltip names."""
+    box = page.locator(".st-key-heads [role=grid] canvas").first.bounding_box()
+    for down in range(8, int(box["height"]), 8):
+        for right in range(8, int(box["width"]), 24):
+            page.mouse.move(box["x"] + right, box["y"] + down)
+            if page.locator(".st-key-heads [data-tip]").inner_text().startswith(f"layer {layer}, head {head}\n"):
+                page.mouse.click(box["x"] + right + 10, box["y"] + down)  # not on the edge
+                settle(page)
+                page.wait_for_selector(f"{VIEW} strong:text('layer {layer} · head {head}')")
+                return
+    raise AssertionError(f"no cell of the grid is layer {layer}, head {head}")
 
 
 def test_a_click_on_a_head_shows_its_maps_and_the_address_restores_them(page, address):
     page.goto(address)
     page.wait_for_selector(MAPS)
+    settle(page)
     assert page.locator(MAPS).count() == 4
     assert page.locator("[data-testid=stException]").count() == 0
     click(page, 2, 0)
