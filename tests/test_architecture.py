@@ -26,6 +26,7 @@ PLAIN = (
     "scope",
     "conformance",
     "attribution",
+    "readings",
     "opening",
 )
 LIBRARIES = {
