@@ -97,6 +97,12 @@ def measured(_cap, key: tuple, statistic: str, queries: tuple | None):
     return _cap.measure([statistic], queries=None if queries is None else list(queries))
 
 
+@st.cache_resource(show_spinner="Drawing every head", max_entries=16)
+def thumbnails(_cap, key: tuple, name: str):
+    """One map of every head as a small picture; `key` says of which capture."""
+    return _cap.thumbnails(name=name)
+
+
 @st.cache_resource(show_spinner="Reading the study", max_entries=4)
 def study(name: str):
     """A study that is shipped, by its name."""

@@ -39,7 +39,7 @@ _NAMES = {
     **dict.fromkeys(
         ("attention", "conformance", "edits", "errors", "families", "figures", "hypotheses", "instruments", "lab", "lens"), None
     ),
-    **dict.fromkeys(("models", "prompts", "stats", "store", "tasks"), None),
+    **dict.fromkeys(("models", "prompts", "readings", "stats", "store", "tasks"), None),
 }
 _MOVED = {"test": "diffscope.hypotheses.test"}
 
@@ -75,6 +75,7 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
     from diffscope import lens as lens
     from diffscope import models as models
     from diffscope import prompts as prompts
+    from diffscope import readings as readings
     from diffscope import stats as stats
     from diffscope import store as store
     from diffscope import tasks as tasks

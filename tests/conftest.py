@@ -1,25 +1,16 @@
 """What all tests share."""
 
 import os
-import shutil
 import sys
 
 import pytest
+
+from tools.browser import CHROMIUM, chromium
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 
 LONGEST = ("test_analyses.py", "test_gpu_program.py")  # so that no process is left with one of them at the end
-OFFLINE = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
 @pytest.fixture(autouse=True)
@@ -50,21 +41,9 @@ def _skip(items, marker, reason):
 
 @pytest.fixture
 def new_page():
-    """A page of a browser of its own, by its width and height; ``page.problems`` are what its console complains of."""
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=CHROMIUM, args=OFFLINE)
-
-        def open_page(width, height, **options):
-            page = browser.new_page(viewport={"width": width, "height": height}, **options)
-            page.problems = []
-            page.on("pageerror", lambda error: page.problems.append(str(error)))
-            page.on("console", lambda message: page.problems.append(message.text) if message.type == "error" else None)
-            return page
-
+    """What opens a page of a browser of its own: width, height; ``page.problems`` are what its console complains of."""
+    with chromium() as open_page:
         yield open_page
-        browser.close()
 
 
 @pytest.fixture(scope="session")

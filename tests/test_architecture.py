@@ -26,6 +26,7 @@ PLAIN = (
     "scope",
     "conformance",
     "attribution",
+    "readings",
     "opening",
 )
 LIBRARIES = {
@@ -39,7 +40,7 @@ LIBRARIES = {
     "lab": CORE | {"huggingface_hub", "ray", "tensorboardX"},
     "store": CORE | {"pandas", "pyarrow", "zarr"},
     "lens": CORE | {"transformer_lens"},
-    "figures": {"numpy", "xarray", "plotly", "matplotlib", "safetensors"},
+    "figures": {"numpy", "xarray", "plotly", "matplotlib", "safetensors", "anywidget", "traitlets"},
     "hypotheses": CORE | {"statsmodels"},
     "cli": {"typer", "rich"},
     "__init__": set(),

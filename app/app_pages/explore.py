@@ -7,7 +7,9 @@ from functools import partial
 import blocks
 import streamlit as st
 from choices import choose_subject
+from kept import kept
 from place import choose_head, choose_query, follow, move, select
+from sources import thumbnails
 from statistic import choose_statistic
 from words import as_call, in_words, plain
 
@@ -37,7 +39,9 @@ def show_capture(subject, cap) -> None:
     with blocks.beside("heads", "lambda", "next") as (left, middle, right):
         with left:
             if statistic is not None:
-                blocks.show_heads(statistic.over_heads, (layer, head), on_pick=select)
+                pictures = st.toggle("Pictures of D", **kept("pictures"))
+                small = thumbnails(cap, subject.key, "D") if pictures else None
+                blocks.show_heads(statistic.over_heads, (layer, head), on_pick=select, thumbnails=small)
                 define(statistic)
         with middle:
             blocks.show_lambda(cap, layer)

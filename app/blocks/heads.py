@@ -2,29 +2,43 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import streamlit as st
 from words import in_words
 
 from blocks.charts import show_chart
 from diffscope import figures
-from diffscope.figures.heads import on_screen
+from diffscope.figures import head_grid
 
 
-def show_heads(data, selected: tuple[int, int] | None, on_pick=None, key: str = "heads-chart"):
-    """A statistic by layer and head. `on_pick(layer, head)` is called before the next run when a cell is clicked."""
+@cache
+def _grid():
+    return st.components.v2.component("diffscope_heads", js=head_grid.streamlit_module())
 
-    def picked():
-        points = (st.session_state.get(key) or {}).get("selection", {}).get("points", [])
-        last = f"_{key}-last"
-        # a second click on the same cell takes the selection away: it means that cell again
-        place = (int(points[0]["y"]), int(points[0]["x"])) if points else st.session_state.get(last)
-        st.session_state[last] = place
-        if place is not None and on_pick is not None:
-            on_pick(*place)
+
+def show_heads(
+    data, selected: tuple[int, int] | None, on_pick=None, key: str = "heads", *, thumbnails=None, off=(), on_switch=None
+):
+    """A statistic by layer and head, as numbers on colours; with thumbnails as small pictures of every head's map.
+
+    Before the next run `on_pick(layer, head)` is called when a head is clicked, and `on_switch(layer, head)` when one is to be
+    switched off or on (a click with shift, or the key x). Heads in `off` are crossed out.
+    """
+
+    def told(event: str, act) -> None:
+        place = (st.session_state.get(key) or {}).get(event)
+        if place and act is not None:
+            act(int(place["layer"]), int(place["head"]))
 
     with in_words():
-        alt = f"{data.attrs['long_name']} by layer and head"
-        show_chart(on_screen(data, selected=selected), alt, key=key, on_select=picked, selection_mode="points")
+        buffer = head_grid.buffer(data, thumbnails, selected, off, switching=on_switch is not None)
+        _grid()(
+            data=buffer,
+            key=key,
+            on_chosen_change=lambda: told("chosen", on_pick),
+            on_off_change=lambda: told("off", on_switch),
+        )
 
 
 def show_lambda(cap, layer: int | None = None):

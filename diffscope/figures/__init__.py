@@ -6,6 +6,7 @@
 
 One function a figure: ``figures.maps(capture, layer=3, head=1)`` returns a `Figure`. Its ``.data`` is what is drawn (xarray),
 ``.plotly()`` draws it to explore, ``.matplotlib()`` to print, and ``.save(path)`` writes it by its suffix.
+``figures.view(capture)`` is none of them: it shows the maps of one head in a notebook, to move in.
 """
 
 import inspect
@@ -15,8 +16,9 @@ from typing import Any
 from diffscope.errors import DiffscopeError
 from diffscope.figures.api import board, cohort, curves, fidelity, heads, lambdas, maps, row
 from diffscope.figures.base import Figure
+from diffscope.figures.notebook import view
 
-__all__ = ["FIGURES", "Figure", "board", "cohort", "curves", "fidelity", "figure", "heads", "lambdas", "maps", "row"]
+__all__ = ["FIGURES", "Figure", "board", "cohort", "curves", "fidelity", "figure", "heads", "lambdas", "maps", "row", "view"]
 
 #: the function of every figure, by its name
 FIGURES: dict[str, Callable[..., Figure]] = {

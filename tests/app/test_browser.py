@@ -1,15 +1,11 @@
 """The dashboard in a real browser: maps on the first page, a click on a head, an address that restores the view."""
 
-import os
-import socket
-import subprocess
-import sys
-import time
 from urllib.parse import quote
-from urllib.request import urlopen
 
 import pytest
-from small_models import APP, PROMPT
+from small_models import PROMPT
+
+from tools.browser import dashboard, faults, settle
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 VIEW = ".st-key-view"
@@ -19,40 +15,18 @@ MAPS = f"{VIEW} canvas[data-map]"
 @pytest.fixture(scope="module")
 def address(folders):
     """The address of a running dashboard, with a small model and a prompt of one's own."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    options = {"server.port": port, "server.address": "127.0.0.1", "server.headless": "true", "server.fileWatcherType": "none"}
-    command = [sys.executable, "-m", "streamlit", "run", str(APP / "main.py"), *(f"--{k}={v}" for k, v in options.items())]
-    server = subprocess.Popen(
-        command,
-        cwd=APP.parent,
-        env=os.environ | {"PYTHONPATH": str(APP.parent)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        for _ in range(600):
-            assert server.poll() is None, "the dashboard ended before it was up"
-            try:
-                with urlopen(f"http://127.0.0.1:{port}/_stcore/health", timeout=5):
-                    break
-            except OSError:
-                time.sleep(0.1)
-        model = quote("a folder or a saved capture")
+    model = quote("a folder or a saved capture")
+    with dashboard() as (home, _):
         yield (
-            f"http://127.0.0.1:{port}/?model={model}&path={quote(str(folders['small-diff']), safe='')}"
+            f"{home}/?model={model}&path={quote(str(folders['small-diff']), safe='')}"
             f"&example={quote('own text')}&prompt={quote(PROMPT)}&answer=7421"
         )
-    finally:
-        server.terminate()
-        server.wait(30)
 
 
 @pytest.fixture
 def page(new_page):
     page = new_page(1500, 1100)
-    page.set_default_timeout(240_000)
+    page.set_default_timeout(60_000)
     return page
 
 
@@ -60,15 +34,24 @@ def heading(page):
     return page.locator(f"{VIEW} strong").text_content()
 
 
-def click(page, layer, head, layers=3, heads=2):
-    box = page.locator(".st-key-heads-chart .nsewdrag").first.bounding_box()
-    page.mouse.click(box["x"] + box["width"] * (head + 0.5) / heads, box["y"] + box["height"] * (layer + 0.5) / layers)
-    page.wait_for_selector(f"{VIEW} strong:text('layer {layer} · head {head}')")
+def click(page, layer, head):
+    """A click on a head in the grid, which its tooltip names."""
+    box = page.locator(".st-key-heads [role=grid] canvas").first.bounding_box()
+    for down in range(8, int(box["height"]), 8):
+        for right in range(8, int(box["width"]), 24):
+            page.mouse.move(box["x"] + right, box["y"] + down)
+            if page.locator(".st-key-heads [data-tip]").inner_text().startswith(f"layer {layer}, head {head}\n"):
+                page.mouse.click(box["x"] + right + 10, box["y"] + down)  # not on the edge
+                settle(page)
+                page.wait_for_selector(f"{VIEW} strong:text('layer {layer} · head {head}')")
+                return
+    raise AssertionError(f"no cell of the grid is layer {layer}, head {head}")
 
 
 def test_a_click_on_a_head_shows_its_maps_and_the_address_restores_them(page, address):
     page.goto(address)
     page.wait_for_selector(MAPS)
+    settle(page)
     assert page.locator(MAPS).count() == 4
     assert page.locator("[data-testid=stException]").count() == 0
     click(page, 2, 0)
@@ -117,3 +100,16 @@ def test_the_maps_are_taken_away(page, address, tmp_path):
     code = page.locator("[data-testid=stPopoverBody] [data-testid=stCode]").first.inner_text()
     exec(code.replace("maps.pdf", str(tmp_path / "own.pdf")), {})
     assert (tmp_path / "own.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_every_page_opens_and_the_reader_keeps_the_place(page, address):
+    page.goto(f"{address}&layer=2&head=0")
+    settle(page)
+    links = page.locator("[data-testid=stTopNavLink]")
+    for number in range(links.count()):
+        links.nth(number).click()
+        settle(page, 120)
+        assert faults(page) == []
+        assert "layer=2" in page.evaluate("location.search") and "prompt=" in page.evaluate("location.search")
+    links.first.click()
+    page.wait_for_selector(f"{VIEW} strong:text('layer 2 · head 0')")

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from safetensors.numpy import load
 from small_models import APP, PROMPT
 
 OTHER, OWN = "a folder or a saved capture", "own text"
@@ -16,11 +17,21 @@ def charts(test):
     return [json.loads(element.proto.spec) for element in test.get("plotly_chart")]
 
 
+def buffer(test, component):
+    """The bytes that a component of the page is given."""
+    (element,) = (element for element in test.get("bidi_component") if element.proto.component_name == component)
+    return element.proto.bytes
+
+
+def words(data):
+    """What a buffer says beside its tensors."""
+    (length,) = struct.unpack("<Q", data[:8])
+    return json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["view"])
+
+
 def maps(test):
     """What the view of the maps is given, beside its tensors."""
-    (view,) = (element for element in test.get("bidi_component") if element.proto.component_name == "diffscope_attention")
-    (length,) = struct.unpack("<Q", view.proto.bytes[:8])
-    return json.loads(json.loads(view.proto.bytes[8 : 8 + length])["__metadata__"]["view"])
+    return words(buffer(test, "diffscope_attention"))
 
 
 def titles(test):
@@ -186,8 +197,8 @@ def test_a_folder_and_a_saved_capture_open(app, folders, tmp_path):
 
 
 def heads(test):
-    """The values of the figure of heads, as they are sent to the browser."""
-    return next(c["data"][0] for c in charts(test) if c["data"][0]["type"] == "heatmap" and len(c["data"]) == 2)["z"]
+    """The values of the grid of heads, as they are sent to the browser."""
+    return load(buffer(test, "diffscope_heads"))["values"].tolist()
 
 
 def test_a_capture_that_was_saved_again_is_measured_again(app, folders, tmp_path):

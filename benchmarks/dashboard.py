@@ -1,0 +1,222 @@
+"""How fast the dashboard is, in a headless Chromium, and whether it keeps its memory: ``python -m benchmarks.dashboard``.
+
+Bundled model and first example, a server of its own. Times are from the moment of a click, a key or a movement to the moment at
+which the page shows what it asks for; medians of several. The long prompt is of a random DIFF model with as many positions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from urllib.parse import quote
+
+from tools.browser import ROOT, chromium, dashboard, faults, settle
+
+VIEW = ".st-key-view"
+MAPS = f"{VIEW} canvas[data-map]"
+#: what is asked of each, in milliseconds; bytes; or the share by which memory may change
+LIMITS = {
+    "first maps": 3000,
+    "next head": 300,
+    "pointer to readout": 32,
+    "λ slider to next tokens": 500,
+    "16,384 tokens: overview": 2000,
+    "16,384 tokens: zoom step": 300,
+    "16,384 tokens: payload": 2_000_000,
+    "300 interactions: memory of the server": 0.05,
+    "300 interactions: memory of the page": 0.05,
+}
+
+POINTER = """
+async ([selector, count]) => {
+  const canvas = document.querySelector(selector) || [...document.querySelectorAll("*")].map((e) => e.shadowRoot).filter(Boolean)
+    .map((root) => root.querySelector("canvas[data-map]")).find(Boolean);
+  const over = canvas.nextElementSibling;
+  const readout = canvas.getRootNode().querySelector("[role=application] [aria-live]");
+  const box = over.getBoundingClientRect();
+  const times = [];
+  for (let i = 0; i < count; i++) {
+    const before = readout.textContent;
+    const place = { clientX: box.left + box.width * (0.1 + 0.002 * i), clientY: box.top + box.height * (0.95 - 0.001 * i) };
+    const start = performance.now();
+    over.dispatchEvent(new PointerEvent("pointermove", { ...place, bubbles: true }));
+    while (readout.textContent === before && performance.now() - start < 1000) await new Promise(requestAnimationFrame);
+    times.push(performance.now() - start);
+  }
+  return times;
+}
+"""
+
+
+def milliseconds(act, until) -> float:
+    """From an act to what it leads to."""
+    start = time.perf_counter()
+    act()
+    until()
+    return 1000 * (time.perf_counter() - start)
+
+
+def change_of(locator, value: str):
+    """What waits until a value of an element, a JavaScript function of it, is another one than now."""
+    before = [locator.element_handle(), locator.evaluate(value)]
+    return lambda: locator.page.wait_for_function(f"([node, before]) => ({value})(node) !== before", arg=before)
+
+
+def first_maps(new_page, address: str) -> float:
+    page = new_page(1440, 1000)
+    taken = milliseconds(lambda: page.goto(f"{address}/?tour=off"), lambda: page.wait_for_selector(MAPS))
+    page.close()
+    return taken
+
+
+def next_head(page, count: int) -> list[float]:
+    """An arrow key in the view, to the title of the next head's maps."""
+    view = page.locator(f"{VIEW} [role=application]")
+    times = []
+    for number in range(count):
+        before = page.locator(f"{VIEW} strong").inner_text()
+        key = "ArrowRight" if number % 2 == 0 else "ArrowLeft"
+        other = f"{VIEW} strong:not(:text-is({json.dumps(before, ensure_ascii=False)}))"
+        times.append(milliseconds(lambda key=key: view.press(key), lambda other=other: page.wait_for_selector(other)))
+        settle(page)
+    return times
+
+
+def slider_to_tokens(new_page, address: str, count: int) -> list[float]:
+    """A step of the λ slider on the page Intervene, to what the model says next."""
+    page = new_page(1440, 1000)
+    page.goto(f"{address}/intervene?tour=off")
+    settle(page, 120)
+    slider = page.locator(".st-key-intervene-lambda input[type=range]").first
+    table = page.locator(".st-key-intervene-next")
+    times = []
+    for _ in range(count):
+        changed = change_of(table, "node => node.innerText")
+        times.append(milliseconds(lambda: slider.press("ArrowLeft"), changed))
+        settle(page)
+    page.close()
+    return times
+
+
+def long_prompt(new_page, address: str, folder: Path) -> dict[str, float]:
+    """The view of a prompt of 16,384 tokens: what it is given, its overview after the capture, and a step of the zoom."""
+    page = new_page(1440, 1000)
+    where = f"model={quote('a folder or a saved capture')}&path={quote(str(folder / 'long.dscope'), safe='')}"
+    page.goto(f"{address}/?tour=off&{where}")
+    page.wait_for_selector(MAPS, timeout=120_000)
+    settle(page, 120)
+    overviews = next_head(page, 4)
+    zooms = []
+    box = page.locator(MAPS).first.bounding_box()
+    page.mouse.move(box["x"] + box["width"] * 0.3, box["y"] + box["height"] * 0.8)
+    canvas = page.locator(MAPS).first
+    for _ in range(6):
+        changed = change_of(canvas, "canvas => canvas.toDataURL()")
+        zooms.append(milliseconds(lambda: page.mouse.wheel(0, -200), changed))
+        page.wait_for_timeout(100)
+    pointer = page.evaluate(POINTER, [MAPS, 50])
+    page.close()
+    return {
+        "16,384 tokens: overview": statistics.median(overviews),
+        "16,384 tokens: zoom step": statistics.median(zooms),
+        "16,384 tokens: pointer to readout": statistics.median(pointer),
+    }
+
+
+def save_long(folder: Path, tokens: int = 16384) -> int:
+    """A capture of a long prompt as a file, and how many bytes the view of one head gets."""
+    from benchmarks.pictures import capture_of
+    from diffscope.figures import attention_view
+
+    capture = capture_of(tokens)
+    capture.save(folder / "long.dscope")
+    return len(attention_view.buffer(capture, 0, 0))
+
+
+def resident(pid: int) -> int:
+    """Bytes of memory of a process."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * 4096
+
+
+def interactions(page, server, count: int) -> dict[str, float]:
+    """The change of memory over many steps, after a fifth as many to warm up."""
+    session = page.context.new_cdp_session(page)
+
+    def heap() -> float:
+        session.send("HeapProfiler.collectGarbage")
+        return session.send("Runtime.getHeapUsage")["usedSize"]
+
+    next_head(page, count // 5)
+    memory, pages = resident(server.pid), heap()
+    next_head(page, count)
+    return {
+        "300 interactions: memory of the server": resident(server.pid) / memory - 1,
+        "300 interactions: memory of the page": heap() / pages - 1,
+    }
+
+
+def measure(count: int, steps: int) -> dict[str, float]:
+    """Everything, by what it is called in ``LIMITS``."""
+    results: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as name, dashboard() as (address, server), chromium() as new_page:
+        results["first maps"] = first_maps(new_page, address)
+        results["first maps, server warm"] = first_maps(new_page, address)
+        page = new_page(1440, 1000)
+        page.goto(f"{address}/?tour=off")
+        page.wait_for_selector(MAPS)
+        settle(page)
+        results["next head"] = statistics.median(next_head(page, count))
+        results["pointer to readout"] = statistics.median(page.evaluate(POINTER, [MAPS, 100]))
+        results |= interactions(page, server, steps)
+        problems = faults(page)
+        page.close()
+        if (ROOT / "app" / "app_pages" / "intervene.py").is_file():
+            results["λ slider to next tokens"] = statistics.median(slider_to_tokens(new_page, address, count))
+        results["16,384 tokens: payload"] = save_long(Path(name))
+        results |= long_prompt(new_page, address, Path(name))
+    if problems:
+        raise RuntimeError("; ".join(problems))
+    return results
+
+
+def table(results: dict[str, float]) -> str:
+    """The results as Markdown, beside what is asked."""
+    lines = ["| | measured | at most |", "|---|---|---|"]
+    for name, value in results.items():
+        limit = LIMITS.get(name)
+        units = _units(name)
+        most = "" if limit is None else units(limit)
+        lines.append(f"| {name} | {units(value)} | {most} |")
+    return "\n".join(lines)
+
+
+def _units(name: str):
+    if "payload" in name:
+        return lambda value: f"{value / 1e6:.2f} MB"
+    if "memory" in name:
+        return lambda value: f"{100 * value:+.1f} %"
+    return lambda value: f"{value:.0f} ms"
+
+
+def main() -> int:
+    """Measure, print a table, and keep the numbers where ``--out`` says."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=20, help="of each interaction")
+    parser.add_argument("--steps", type=int, default=300, help="over which memory is watched")
+    parser.add_argument("--out", type=Path)
+    chosen = parser.parse_args()
+    results = measure(chosen.count, chosen.steps)
+    print(table(results))
+    if chosen.out:
+        chosen.out.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

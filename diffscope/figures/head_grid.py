@@ -1,0 +1,179 @@
+"""All heads as a grid, layers × heads: what a browser is given, and the module that draws it (``head_grid.js``).
+
+The buffer is a safetensors file in memory, as that of :mod:`diffscope.figures.attention_view`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import xarray as xr
+from safetensors.numpy import save
+
+from diffscope.errors import DiffscopeError
+from diffscope.figures import hosts, theme
+from diffscope.figures.attention_view import LOOK
+from diffscope.figures.pixels import pixels
+
+FAR_OUT = 3.0  # quartile ranges above the upper quartile: what lies beyond is far out (Tukey)
+EXCEEDED = 0.995  # of a map's values: one in two hundred may lie beyond the colours, so that single keys do not bleach the others
+
+
+@cache
+def module() -> str:
+    """The ES module that draws a buffer: ``mount(element, buffer, emit)``.
+
+    `emit` is called with ``"chosen"`` and ``{layer, head}`` when a head is clicked or Enter is pressed on it, and where heads can
+    be switched with ``"off"`` and the same on a click with shift or the key x.
+    """
+    folder = Path(__file__).parent
+    return "\n".join((folder / name).read_text(encoding="utf-8") for name in ("canvases.js", "head_cells.js", "head_grid.js"))
+
+
+@cache
+def streamlit_module() -> str:
+    """The same as a component of ``st.components.v2``, whose data is a buffer; both events are triggers."""
+    return hosts.streamlit_module(module(), ("chosen", "off"))
+
+
+def buffer(
+    statistic: xr.Dataset | None,
+    thumbnails: xr.DataArray | None = None,
+    chosen: tuple[int, int] | None = None,
+    off: Iterable[tuple[int, int]] = (),
+    *,
+    switching: bool = False,
+    heads: Mapping[int, int] | None = None,
+) -> bytes:
+    """Everything that the grid needs.
+
+    Parameters
+    ----------
+    statistic : Dataset, optional
+        What ``diffscope.figures.heads.over_heads`` gives. Without thumbnails it colours the cells, with them a strip below each.
+    thumbnails : DataArray, (layer, head, query, key), optional
+        What ``capture.thumbnails`` gives; of thousands of heads ask it for 16 bins a side, which are less than 1 MB. They share
+        one scale.
+    chosen : (int, int), optional
+        The layer and the head that are framed.
+    off : iterable of (int, int)
+        Layers and heads that are crossed out.
+    switching : bool
+        Whether heads can be switched off and on.
+    heads : mapping of int to int, optional
+        How many heads each layer has, where layers differ.
+
+    Returns
+    -------
+    bytes
+        A safetensors file: ``values``, float32 (layer, head), NaN where undefined; ``thumbnails``, uint8 (layer, head, query,
+        key), and ``visible``, uint8 (layer or 1, query, key); ``there``, uint8 (layer, head), whether there is such a head; and
+        ``view``, JSON in its metadata. Layers are those that were measured.
+
+    Raises
+    ------
+    DiffscopeError
+        There is neither a statistic nor a thumbnail, or they are not of the same heads.
+    """
+    parts = [part for part in (statistic, thumbnails) if part is not None]
+    if not parts:
+        raise DiffscopeError("a grid of heads shows a statistic, thumbnails or both")
+    layers, columns = (list(map(int, parts[0][dim].values)) for dim in ("layer", "head"))
+    if any(list(part["layer"].values) != layers or list(part["head"].values) != columns for part in parts):
+        raise DiffscopeError("the statistic and the thumbnails are not of the same layers and heads")
+    about = {
+        "title": _title(statistic, thumbnails),
+        "layers": layers,
+        "heads": len(columns),
+        "chosen": None if chosen is None else _head(*chosen),
+        "off": [_head(*place) for place in off],
+        "switching": switching,
+        "look": LOOK,
+    }
+    tensors = {"there": _there(layers, len(columns), thumbnails, heads)}
+    if statistic is not None:
+        values = np.ascontiguousarray(statistic[statistic.attrs["statistic"]].values, dtype=np.float32)
+        tensors["values"] = values
+        about["statistic"] = _statistic(statistic, values)
+    if thumbnails is not None:
+        pictures, about["picture"] = _pictures(thumbnails)
+        tensors |= pictures
+    return save(tensors, {"view": json.dumps(about)})
+
+
+def _head(layer: int, head: int) -> dict[str, int]:
+    return {"layer": int(layer), "head": int(head)}
+
+
+def _title(statistic: xr.Dataset | None, thumbnails: xr.DataArray | None) -> str:
+    if statistic is None:
+        return f"{theme.TITLES[str(thumbnails.name)]} of every head"
+    return " · ".join(word for word in (statistic.attrs["long_name"], statistic.attrs["selection"]) if word)
+
+
+def _there(layers: list[int], columns: int, thumbnails: xr.DataArray | None, heads: Mapping[int, int] | None) -> np.ndarray:
+    """Which heads there are, uint8 (layer, head)."""
+    if heads is not None:
+        counts = np.array([heads[layer] for layer in layers])
+        return (np.arange(columns) < counts[:, None]).astype(np.uint8)
+    if thumbnails is not None:
+        return thumbnails.notnull().any(("query", "key")).values.astype(np.uint8)
+    return np.ones((len(layers), columns), dtype=np.uint8)
+
+
+def _statistic(statistic: xr.Dataset, values: np.ndarray) -> dict:
+    """What is said of a statistic, and where its colours may end."""
+    attrs = statistic[statistic.attrs["statistic"]].attrs
+    finite = np.abs(values[np.isfinite(values)])
+    largest = float(finite.max(initial=0.0)) or 1.0
+    nothing_there = np.isnan(values).all() and "why" in attrs
+    return {
+        "title": statistic.attrs["long_name"],
+        "units": "" if statistic.attrs["units"] in ("1", "dimensionless") else statistic.attrs["units"],
+        "definition": statistic.attrs["definition"],
+        "undefined": attrs["why"] if nothing_there else "; ".join(_reasons(attrs)) or "no value was measured",
+        "scale": "diverging" if (values < 0).any() else "blue",
+        "largest": largest,
+        "robust": _robust(finite) or largest,
+        "unbounded": attrs.get("averaged") == "median",  # a ratio that one small denominator decides
+    }
+
+
+def _reasons(attrs: Mapping) -> list[str]:
+    """Where a statistic is undefined, and what could not be estimated."""
+    return [str(attrs[name]) for name in ("undefined", "unknown") if attrs.get(name, "nowhere") != "nowhere"]
+
+
+def _robust(sizes: np.ndarray) -> float:
+    """The largest of sizes that is not far out."""
+    if not sizes.size:
+        return 0.0
+    lower, upper = np.percentile(sizes, (25, 75))
+    return float(sizes[sizes <= upper + FAR_OUT * (upper - lower)].max())
+
+
+def _pictures(thumbnails: xr.DataArray) -> tuple[dict[str, np.ndarray], dict]:
+    """Thumbnails as levels of one scale, with which of their bins are seen, and what is said of them."""
+    name = str(thumbnails.name)
+    values = thumbnails.transpose("layer", "head", "query", "key").values
+    sizes = np.abs(values[..., 1:] if values.shape[-1] > 1 else values)  # the first key may receive most
+    sizes = sizes[sizes > 0]
+    limit = float(np.quantile(sizes, EXCEEDED)) if sizes.size else 1.0
+    levels = pixels(values, limit=limit)
+    visible = thumbnails["visible"].transpose(..., "query", "key").values
+    tensors = {
+        "thumbnails": np.ascontiguousarray(levels.levels),
+        "visible": np.ascontiguousarray(visible.reshape(-1, *visible.shape[-2:]), dtype=np.uint8),
+    }
+    about = {
+        "title": theme.TITLES[name].partition(" = ")[0],
+        "scale": theme.SCALES[name],
+        "signed": levels.signed,
+        "limit": limit,
+        "clipped": bool((sizes > limit).any()),
+    }
+    return tensors, about

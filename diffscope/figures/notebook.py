@@ -1,0 +1,96 @@
+"""The linked view of one head's maps in a notebook: a widget where anywidget is installed, and a page that needs no kernel."""
+
+from __future__ import annotations
+
+import html
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from diffscope.capture import Capture, CaptureBatch
+from diffscope.errors import MissingExtra, first_line
+from diffscope.figures import attention_view
+
+if TYPE_CHECKING:
+    from diffscope.figures.widget import AttentionWidget
+
+TALL = 480  # pixels of a page within a notebook
+LONG = 2048  # tokens above which a page has fewer bins, so that a notebook grows by less than 1 MB
+
+
+@dataclass(frozen=True)
+class AttentionPage:
+    """The view of one head as a page within a notebook; it needs no kernel."""
+
+    html: str = field(repr=False)
+
+    def _repr_html_(self) -> str:
+        return self.html
+
+
+def attention_widget(cap: Capture | CaptureBatch, layer: int | None = None, head: int = 0, *, prompt: int = 0) -> AttentionWidget:
+    """The linked view of one head's maps as an ``anywidget.AnyWidget``.
+
+    Parameters
+    ----------
+    cap : Capture or CaptureBatch
+    layer : int, optional
+        As the model numbers it, by default its first.
+    head, prompt : int
+
+    Returns
+    -------
+    AttentionWidget
+        Its ``layer`` and ``head`` can be read, set and observed; ``locked``, tokens by "rows" and "columns", read and observed.
+
+    Raises
+    ------
+    MissingExtra
+        anywidget is not installed.
+    DiffscopeError
+        There is no such layer, head or prompt.
+    """
+    try:
+        from diffscope.figures.widget import AttentionWidget
+    except ImportError as error:
+        raise MissingExtra(
+            f"a widget needs anywidget, which cannot be imported ({first_line(error)}): "
+            "pip install 'diffscope-attention[notebook]'"
+        ) from None
+    return AttentionWidget(cap, cap.layer_numbers[0] if layer is None else layer, head, prompt)
+
+
+def view(
+    cap: Capture | CaptureBatch, *, layer: int | None = None, head: int = 0, prompt: int = 0
+) -> AttentionWidget | AttentionPage:
+    """A1, A2, λ·A2 and D of one head to explore in a notebook, linked: zoom, crosshair, locked tokens.
+
+    Parameters
+    ----------
+    cap : Capture or CaptureBatch
+    layer, head, prompt : int
+        As of :func:`attention_widget`.
+
+    Returns
+    -------
+    AttentionWidget or AttentionPage
+        Where anywidget is installed the widget, which fetches exact values and moves from head to head; otherwise a page with
+        this one head.
+
+    Raises
+    ------
+    DiffscopeError
+        There is no such layer, head or prompt.
+    """
+    try:
+        return attention_widget(cap, layer, head, prompt=prompt)
+    except MissingExtra:
+        return AttentionPage(framed(cap, cap.layer_numbers[0] if layer is None else layer, head, prompt))
+
+
+def framed(cap: Capture | CaptureBatch, layer: int, head: int, prompt: int = 0) -> str:
+    """The view as a page inside a page, from which it is kept apart."""
+    size = 256 if len(cap.prompts[prompt].ids) <= LONG else 128
+    page = attention_view.page(cap, layer, head, prompt=prompt, size=size)
+    style = f"width: 100%; height: {TALL}px; border: 0"
+    title = f"maps of layer {layer}, head {head}"
+    return f'<iframe sandbox="allow-scripts" title="{title}" style="{style}" srcdoc="{html.escape(page)}"></iframe>'

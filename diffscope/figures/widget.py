@@ -1,0 +1,108 @@
+"""The linked view of one head's maps as a widget: the module of :mod:`diffscope.figures.attention_view` in anywidget's form."""
+
+from __future__ import annotations
+
+import anywidget
+import traitlets
+
+from diffscope.attention.indexing import check_index
+from diffscope.capture import Capture, CaptureBatch
+from diffscope.figures import attention_view
+from diffscope.figures.notebook import framed
+
+MOST = 1024  # tokens a side of a window of exact values
+RENDER = """
+export default {
+  render({ model, el }) {
+    const view = mount(el, model.get("data"), (name, value) => model.send({ name, value }));
+    const update = () => view.update(model.get("data"));
+    model.on("change:data", update);
+    return () => (model.off("change:data", update), view.leave());
+  },
+};
+"""
+
+
+class AttentionWidget(anywidget.AnyWidget):
+    """A1, A2, λ·A2 and D of one head, linked: zoom, crosshair, locked tokens; arrow keys move to the neighbouring head.
+
+    Attributes
+    ----------
+    layer, head : int
+        Which head is shown; set them to show another.
+    locked : dict of str to list of int
+        Tokens that are locked in the view: queries under "rows", keys under "columns".
+    data : bytes
+        What the browser draws: :func:`diffscope.figures.attention_view.buffer`.
+    """
+
+    _esm = attention_view.module() + RENDER
+    layer = traitlets.Int()
+    head = traitlets.Int()
+    locked = traitlets.Dict({"rows": [], "columns": []}, read_only=True)
+    data = traitlets.Bytes().tag(sync=True)
+
+    def __init__(self, capture: Capture | CaptureBatch, layer: int, head: int, prompt: int = 0) -> None:
+        check_index("prompt", prompt, range(len(capture.prompts)))
+        self._capture = capture
+        self._prompt = prompt
+        self._window: tuple[slice, slice] | None = None
+        super().__init__(layer=layer, head=head)
+        self._draw()
+        self.observe(self._draw, ["layer", "head"])
+        self.on_msg(self._receive)
+
+    def _heads(self, layer: int) -> int:
+        """How many heads a layer has."""
+        return self._capture.layers[self._capture.layer_numbers.index(layer)].n_heads
+
+    @traitlets.validate("layer")
+    def _layer_is_there(self, proposal: dict) -> int:
+        check_index("layer", proposal["value"], self._capture.layer_numbers)
+        return proposal["value"]
+
+    @traitlets.validate("head")
+    def _head_is_there(self, proposal: dict) -> int:
+        check_index("head", proposal["value"], range(self._heads(self.layer)))
+        return proposal["value"]
+
+    def _draw(self, _change: dict | None = None) -> None:
+        most = self._heads(self.layer) - 1
+        if self.head > most:
+            self.head = most  # which is drawn, then
+            return
+        place = {"prompt": self._prompt, "window": self._window}
+        self.data = attention_view.buffer(self._capture, self.layer, self.head, **place)
+
+    def _receive(self, _widget: object, message: dict, _buffers: list) -> None:
+        """What the view asks for or tells."""
+        value = message.get("value")
+        if message.get("name") == "locked":
+            self.set_trait("locked", {axis: [int(token) for token in value[axis]] for axis in ("rows", "columns")})
+        elif message.get("name") == "window":
+            self._window = self._within(value)
+            self._draw()
+        elif message.get("name") == "head":
+            self._move(int(value["layer"]), int(value["head"]))
+
+    def _within(self, window: dict) -> tuple[slice, slice] | None:
+        """A window of the prompt's queries and keys; none where there are no tokens, or too many."""
+        n = len(self._capture.prompts[self._prompt].ids)
+        top, left, size = (max(0, int(window[name])) for name in ("top", "left", "size"))
+        if top >= n or left >= n or not 0 < size <= MOST:
+            return None
+        return slice(top, min(n, top + size)), slice(left, min(n, left + size))
+
+    def _move(self, layers: int, heads: int) -> None:
+        """Show the head so many layers and heads further, as far as there is one."""
+        numbers = self._capture.layer_numbers
+        self.layer = numbers[min(max(numbers.index(self.layer) + layers, 0), len(numbers) - 1)]
+        self.head = min(max(self.head + heads, 0), self._heads(self.layer) - 1)
+
+    def _repr_mimebundle_(self, **kwargs):
+        """The widget, and for those who know none the view as a page."""
+        bundle = super()._repr_mimebundle_(**kwargs)
+        if bundle is None:
+            return None
+        data, metadata = bundle
+        return data | {"text/html": framed(self._capture, self.layer, self.head, self._prompt)}, metadata

@@ -1,0 +1,18 @@
+"""What pages and notebooks say of a capture: labelled numbers beside their controls, and one sentence that is computed from them.
+
+>>> import diffscope
+>>> from diffscope import readings
+>>> text = "The magic number: Paris 7421. The magic number: Rome 2174. The magic number: Paris"
+>>> capture = diffscope.load("mini-diff").capture(text, spans={"answer": "7421"})
+>>> print(readings.of_head(capture, layer=1, head=0).sentence.partition(". ")[0])
+At the last token L1H0 finds the answer: 78 % of |D|, where uniform attention would give 9 %
+"""
+
+from diffscope.readings.allocation import allocation
+from diffscope.readings.amplifier import amplifier
+from diffscope.readings.differences import differences
+from diffscope.readings.head import of_head
+from diffscope.readings.reading import Reading
+from diffscope.readings.training import along_training
+
+__all__ = ["Reading", "allocation", "along_training", "amplifier", "differences", "of_head"]

@@ -1,0 +1,145 @@
+"""Five bars: what a query gives to the first token, to what is before the answer, the answer, what is after it, the question."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import xarray as xr
+
+from diffscope.capture import Capture, CaptureBatch
+from diffscope.errors import SpanError
+from diffscope.readings.captures import Queries, any_capture, query_positions, relabelled
+from diffscope.readings.reading import Reading, described
+from diffscope.readings.words import counted, listed, percent
+from diffscope.stats.averaging import averaged
+
+PARTS = ("first token", "before", "answer", "after", "question")
+IN_WORDS = {  # the answer leads
+    "answer": "the answer",
+    "first token": "the first token",
+    "before": "what is before the answer",
+    "after": "what is after it",
+    "question": "the question",
+}
+
+
+def allocation(cap: Capture | CaptureBatch, queries: Queries = -1) -> Reading:
+    """How attention is divided among five parts of the prompt, by layer, head and map, in all four normalisations.
+
+    The parts are disjoint and hold every token, so that shares sum to 1. A token that could be in several is in the first that
+    has it: the answer (the span ``answer``), the question (the span ``query``, else ``question``, else the last token of the
+    prompt), the first token (the span ``sink``). All others are before or after the answer's first token.
+
+    Parameters
+    ----------
+    cap : Capture or CaptureBatch
+        Of prompts with a span ``answer``.
+    queries : int, str, slice or sequence of int
+        One position, by default the last of each prompt; or several, or a span's name, along a dimension ``query``.
+
+    Returns
+    -------
+    Reading
+        ``estimates``: ``allocation`` (prompt of a batch, layer, head, map, query if several, part, normalisation); its mean over
+        heads, ``over_heads``, and over heads and then layers, ``over_layers``; ``spread``, the standard deviation over all heads;
+        ``keys`` (layer, part), how many keys of a part a query sees, and ``uniform``, their share of all that it sees. NaN where
+        a query sees none of a part, or nothing else, so that a bar is missing rather than 0.
+
+    Raises
+    ------
+    SpanError
+        A prompt has no span ``answer``.
+    DiffscopeError
+        There is no such query.
+    """
+    cap = any_capture(cap)
+    tables = [_of_prompt(one, queries) for one in cap]
+    batch = isinstance(cap, CaptureBatch)
+    shares = xr.concat(tables, "prompt", join="outer", combine_attrs="override") if batch else tables[0]
+    values = shares["allocation"]
+    heads = averaged(values, ["head"]).values
+    layers = averaged(heads, ["layer"]).values
+    spread = values.std(("layer", "head"), ddof=1) if cap.n_layers * cap.n_heads > 1 else layers.where(False)
+    estimates = shares.assign(
+        over_heads=heads.assign_attrs(long_name="attention on each part, mean over heads"),
+        over_layers=layers.assign_attrs(long_name="attention on each part, mean over heads, then layers"),
+        spread=described(spread, "spread of attention over heads", "standard deviation over the heads of all layers"),
+    )
+    return Reading(_sentence(cap, estimates, queries), estimates)
+
+
+def parts(spans: Mapping[str, Sequence[int]], n: int) -> dict[str, list[int]]:
+    """The five parts of a prompt of n tokens, in the order of ``PARTS``, as token positions.
+
+    Raises
+    ------
+    SpanError
+        There is no span ``answer``.
+    """
+    answer = set(spans.get("answer", ()))
+    if not answer:
+        raise SpanError("the five parts are around an answer, and none is marked; give one: spans={'answer': '7421'}")
+    question = set(spans.get("query") or spans.get("question") or [n - 1]) - answer
+    first = set(spans["sink"]) - answer - question
+    others = [at for at in range(n) if at not in answer | question | first]
+    before = [at for at in others if at < min(answer)]
+    after = [at for at in others if at > min(answer)]
+    return dict(zip(PARTS, map(sorted, (first, before, answer, after, question)), strict=True))
+
+
+def _of_prompt(cap: Capture, queries: Queries) -> xr.Dataset:
+    """What each head of a prompt gives to each part."""
+    sets = parts(cap.spans, cap.n_tokens)
+    rows = query_positions(cap, queries)
+    measured = relabelled(cap, sets).measure("span_mass", queries=rows)
+    mass = measured["span_mass"].sel(span=list(PARTS)).rename(span="part")
+    seen = [_seen(layer.prompt(0).visible(rows).cpu().numpy(), sets) for layer in cap.layers]
+    keys = xr.DataArray(seen, {"layer": cap.layer_numbers, "query": rows, "part": list(PARTS)}, ("layer", "query", "part"))
+    uniform = keys / keys.sum("part").where(lambda total: total > 0)
+    variables = {
+        "allocation": mass.assign_attrs(long_name="attention on each part of the prompt"),
+        "keys": described(keys, "visible keys of each part", "#{visible keys of the part}", "keys"),
+        "uniform": described(uniform, "what uniform attention gives", "visible keys of the part / all visible keys"),
+    }
+    dataset = xr.Dataset(variables, attrs=measured.attrs)
+    return dataset.isel(query=0, drop=True) if isinstance(queries, int) else dataset
+
+
+def _seen(visible: np.ndarray, sets: Mapping[str, Sequence[int]]) -> list[list[int]]:
+    """How many keys of each set each query sees, (query, set), from what it sees, (query, key)."""
+    return [[int(row[list(at)].sum()) for at in sets.values()] for row in visible]
+
+
+def _sentence(cap: Capture | CaptureBatch, estimates: xr.Dataset, queries: Queries) -> str:
+    """The bars of D in words, mean over heads and layers, beside those of A1 and of uniform attention."""
+    share = estimates[["allocation", "over_layers"]].sel(normalisation="share")
+    share["uniform"] = estimates["uniform"].mean("layer")
+    share = share.mean([dim for dim in ("prompt", "query") if dim in share.dims])
+    weights = "A" if all(layer.d_is_a1 for layer in cap.layers) else "|D|"
+    bars = []
+    for part, words in IN_WORDS.items():
+        bar = share.sel(part=part)
+        d, a1 = (float(bar["over_layers"].sel(map=name)) for name in ("D", "A1"))
+        if np.isnan(d):
+            continue
+        beside = [f"A1 {percent(a1)}"] if cap.differential else []
+        beside.append(f"uniform {percent(float(bar['uniform']))}")
+        if part == "answer":
+            heads = bar["allocation"].sel(map="D")
+            beside.insert(0, f"{percent(float(heads.min()))} to {percent(float(heads.max()))} by head")
+        bars.append(f"{percent(d)} to {words} ({', '.join(beside)})")
+    if not bars:
+        return f"{_where(cap, queries)} only one part of the prompt is seen: there is nothing to divide."
+    count = int(share["allocation"].sel(map="D").notnull().any("part").sum())
+    return f"{_where(cap, queries)}, mean over {counted(count, 'head')}: of {weights} go {listed(bars)}."
+
+
+def _where(cap: Capture | CaptureBatch, queries: Queries) -> str:
+    """Which queries, in words."""
+    prompts = f" of {len(cap)} prompts" if len(cap) > 1 else ""
+    if not isinstance(queries, int):
+        return f"Mean over queries{prompts}"
+    last = all(queries in (-1, len(prompt.ids) - 1) for prompt in cap.prompts)
+    at = queries if len(cap) > 1 else queries % len(cap.prompts[0].ids)
+    return f"At {'the last token' if last else f'token {at}'}{prompts}"

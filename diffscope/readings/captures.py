@@ -1,0 +1,90 @@
+"""Parts of a capture, and the same capture with other spans; none of them changes the capture that it is made from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from diffscope.attention.indexing import check_index
+from diffscope.capture import Capture, CaptureBatch
+from diffscope.errors import DiffscopeError
+from diffscope.stats.measuring import positions
+
+Queries = int | str | slice | Sequence[int]
+RELEVANT = ("answer", "query", "sink")  # what the key set irrelevant is without
+
+
+def any_capture(cap: Any) -> Capture | CaptureBatch:
+    """The same; DiffscopeError where it is no capture."""
+    if not isinstance(cap, (Capture, CaptureBatch)):
+        raise DiffscopeError(f"this is said of a capture, not of a {type(cap).__name__}; make one with scope.capture(prompt)")
+    return cap
+
+
+def one_prompt(cap: Any) -> Capture:
+    """A capture of one prompt, or a batch of one as such.
+
+    Raises
+    ------
+    DiffscopeError
+        It is a batch of several prompts, or no capture.
+    """
+    cap = any_capture(cap)
+    if len(cap) > 1:
+        raise DiffscopeError(f"this is said of one prompt, and the capture holds {len(cap)}; choose one, such as batch[0]")
+    return cap[0]
+
+
+def query_positions(cap: Capture, queries: Queries) -> list[int]:
+    """Positions of some queries of a prompt, counted from 0.
+
+    Raises
+    ------
+    DiffscopeError
+        There is no such token or span.
+    """
+    if isinstance(queries, str) and queries not in cap.spans:
+        raise DiffscopeError(f"there is no span {queries!r} to take queries from; spans are {', '.join(cap.spans)}")
+    chosen = cap.spans[queries] if isinstance(queries, str) else queries
+    rows = positions(chosen, cap.n_tokens).tolist()
+    if not rows:
+        raise DiffscopeError("no query was chosen; give at least one position")
+    return rows
+
+
+def only_layer(cap: Capture, layer: int) -> Capture:
+    """One layer of a capture, by the model's number of it, as a capture.
+
+    Raises
+    ------
+    DiffscopeError
+        There is no such layer.
+    """
+    check_index("layer", layer, cap.layer_numbers)
+    at = cap.layer_numbers.index(layer)
+    outliers = cap.layer_output_outliers[at : at + 1]
+    return replace(cap, layers=[cap.layers[at]], _proofs=[cap._proofs[at]], layer_output_outliers=outliers)
+
+
+def relabelled(cap: Capture, spans: Mapping[str, Sequence[int]]) -> Capture:
+    """A capture whose prompt has these spans, as token positions, in place of its own."""
+    named = {name: tuple(sorted(at)) for name, at in spans.items()}
+    return replace(cap, prompts=[replace(cap.prompts[0], spans=named)])
+
+
+def with_fewest_spans(cap: Capture) -> Capture:
+    """A capture with no more spans than the answer and irrelevant tokens follow from, since each costs time."""
+    return relabelled(cap, {name: at for name, at in cap.spans.items() if name in RELEVANT})
+
+
+def place_of(query: int, n: int) -> str:
+    """Where a query of a prompt of n tokens stands, in words: at the last token."""
+    return "at the last token" if query == n - 1 else f"at token {query}"
+
+
+def irrelevant_in_words(spans: Mapping[str, Sequence[int]]) -> str:
+    """What the key set ``irrelevant`` is: without a marked answer, all that is not marked."""
+    if "answer" in spans:
+        return "irrelevant tokens"
+    return "all tokens but the first and the question" if "query" in spans else "all tokens but the first"

@@ -1,0 +1,145 @@
+"""What one head does at one query: where its weights are, and what its two maps have in common on irrelevant tokens."""
+
+from __future__ import annotations
+
+import torch
+import xarray as xr
+from torch import Tensor
+
+from diffscope.attention.indexing import check_index
+from diffscope.attention.layer import LayerAttention
+from diffscope.attention.precision import exactly
+from diffscope.capture import Capture, CaptureBatch
+from diffscope.prompts import DERIVED_SETS
+from diffscope.readings.captures import one_prompt, only_layer, place_of, query_positions, relabelled
+from diffscope.readings.head_sentence import BEFORE, ITSELF, sentence
+from diffscope.readings.pairing import beside_controls
+from diffscope.readings.reading import Reading, described
+from diffscope.stats.datasets import attributes
+from diffscope.stats.formulas import branches
+from diffscope.stats.registry import STATISTICS
+
+ROW = ("span_mass", "entropy_normalised", "top_k_mass", "argmax", "row_sum", "lambda", "signal_gain")
+PAIR = ("rho", "cosine", "noise_gain")
+TAKEN = {
+    "long_name": "share of A1's mass that lambda·A2 takes away",
+    "units": "1",
+    "definition": "sum_X min(g A1, max(lambda A2, 0)) / sum_X g A1",
+    "undefined": "standard attention; rows with one visible key; where A1 has no mass on X",
+}
+
+
+def of_head(cap: Capture | CaptureBatch, layer: int, head: int, query: int = -1) -> Reading:
+    """Where a head looks from one query, and what its two maps share on irrelevant tokens, beside the pairing control.
+
+    Where it looks is read off W = |D| / Σ|D| (the normalisation "share"; of standard attention off the row itself), beside what
+    uniform attention over the same visible keys would give. What its maps share is read off ρ = Σ|A1 − A2| / Σ(A1 + A2), beside
+    that of A1 and each other second map of the layer (:mod:`diffscope.readings.pairing`). That they overlap more or less is said
+    only where ρ is outside the range of all controls, by 0.02 at least.
+
+    Parameters
+    ----------
+    cap : Capture
+        Of one prompt. The span ``answer`` is where the answer stands; without one the sentence says where the weights are.
+    layer, head : int
+        As the model numbers them.
+    query : int
+        A token position; negative ones count from the end. By default the last token.
+
+    Returns
+    -------
+    Reading
+        ``estimates`` holds ``mass`` (map, place, normalisation), ``keys`` and ``uniform`` (place); ``entropy_normalised``,
+        ``top_key``, ``top_share`` and ``row_sum`` (map); ``lambda``; ``signal_gain`` of the answer, where one is marked; on
+        irrelevant tokens ``rho``, ``cosine``, ``noise_gain`` and ``taken`` (control); and ``controls``, their number. A place is
+        a span, the query itself or the token before it. NaN where a row sees none of the keys that a value is about, or only
+        them, and for what standard attention lacks.
+
+    Raises
+    ------
+    DiffscopeError
+        There is no such layer, head or token, or the capture is of several prompts.
+    """
+    cap = one_prompt(cap)
+    (at,) = query_positions(cap, [query])
+    of_layer = only_layer(cap, layer)
+    attention = of_layer.layers[0].prompt(0)
+    check_index("head", head, range(attention.n_heads), f"layer {layer}")
+    estimates = _estimates(of_layer, attention, head, at)
+    return Reading(sentence(estimates, attention, cap.spans, place_of(at, cap.n_tokens)), estimates)
+
+
+def _estimates(cap: Capture, layer: LayerAttention, head: int, query: int) -> xr.Dataset:
+    """All that may be said of a head, from a capture of its layer alone."""
+    sets = {name: positions for name, positions in cap.spans.items() if name not in DERIVED_SETS} | {ITSELF: [query]}
+    if query:
+        sets[BEFORE] = [query - 1]
+    placed = relabelled(cap, sets)
+    row = placed.measure(ROW, queries=[query]).isel(layer=0, head=head, query=0)
+    counts = _counts(layer, query, placed.spans)
+    keys = torch.tensor(cap.spans["irrelevant"], dtype=torch.int64, device=layer.q.device)
+    pair = beside_controls(cap, lambda capture: _of_maps(capture, query, keys), head)
+    variables = {
+        "mass": row["span_mass"].rename(span="place"),
+        "keys": counts,
+        "uniform": _uniform(counts),
+        "entropy_normalised": row["entropy_normalised"],
+        "top_key": row["argmax"],
+        "top_share": row["top_k_mass"].sel(k=1),
+        "row_sum": row["row_sum"],
+        "lambda": row["lambda"].sel(lambda_value="used"),
+        **dict(pair.isel(layer=0, head=head).data_vars),
+    }
+    if "answer" in sets:
+        variables["signal_gain"] = row["signal_gain"].sel(span="answer")
+    where = {"layer": layer.layer, "head": head, "query": query}
+    alone = {str(name): values.reset_coords(drop=True) for name, values in variables.items()}
+    return xr.Dataset(alone, attrs=row.attrs).assign_coords(where)
+
+
+def _of_maps(cap: Capture, query: int, keys: Tensor) -> xr.Dataset:
+    """What the two maps of each head of the one layer have in common on irrelevant tokens `keys`, (layer, head).
+
+    From the row itself, since whoever clicks from head to head waits for every control.
+    """
+    layer = cap.layers[0].prompt(0)
+    values = _on_keys(layer, query, keys)
+    coords = {"layer": cap.layer_numbers, "head": range(layer.n_heads)}
+    about = {name: attributes(STATISTICS[name], layer) for name in values if name in STATISTICS} | {"taken": TAKEN}
+    return xr.Dataset(
+        {name: (("layer", "head"), value[None].cpu().numpy(), about[name]) for name, value in values.items()}, coords
+    )
+
+
+@torch.no_grad()
+@exactly
+def _on_keys(layer: LayerAttention, query: int, keys: Tensor) -> dict[str, Tensor]:
+    """Statistics of two maps on some keys, each (head,)."""
+    rows = layer.rows([query])
+    nothing = torch.full((layer.n_heads,), torch.nan)
+    if rows.a2 is None or int(rows.n) < 2:
+        return dict.fromkeys((*PAIR, "taken"), nothing)
+    a1, a2, d = (a[:, 0, keys] for a in (rows.a1, rows.a2, rows.d))  # (head, X)
+    seen = layer.visible([query])[0, keys].sum()
+    first = rows.gain * a1
+    taken = torch.minimum(first, (rows.lam * a2).clamp_min(0)).sum(-1) / first.sum(-1)  # NaN where A1 has no mass
+    return {
+        "rho": branches.rho(a1, a2),
+        "cosine": branches.cosine(a1, a2, seen),
+        "noise_gain": branches.noise_gain(a1, d),
+        "taken": taken,
+    }
+
+
+def _counts(layer: LayerAttention, query: int, sets: dict[str, list[int]]) -> xr.DataArray:
+    """How many keys of each place a query sees, (place,); the attribute ``visible`` is how many in all."""
+    visible = layer.visible([query])[0].cpu()
+    counts = xr.DataArray([int(visible[at].sum()) for at in sets.values()], {"place": list(sets)}, ("place",))
+    return described(counts, "visible keys", "#{visible keys of the place}", "keys", visible=int(visible.sum()))
+
+
+def _uniform(counts: xr.DataArray) -> xr.DataArray:
+    """What attention that is the same on all visible keys gives to each place, (place,)."""
+    visible = counts.attrs["visible"]
+    uniform = counts / visible if visible else counts.where(False)
+    return described(uniform, "what uniform attention gives", "visible keys of the place / all visible keys")

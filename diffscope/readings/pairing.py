@@ -1,0 +1,87 @@
+"""The pairing control: what a statistic of two maps is where each head has the second map of another head of its layer.
+
+Two softmax maps of one model share position and sinks anyhow. Only what is beyond every such pair is a head's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import xarray as xr
+
+from diffscope.capture import Capture
+from diffscope.instruments.injection import with_a2_moved
+from diffscope.readings.middle import mean, median
+from diffscope.stats.averaging import rule
+
+OWN, MIDDLE, LEAST, LARGEST = CONTROLS = ("as it is", "other heads", "other heads, least", "other heads, largest")
+COUNT = "controls"
+HEADS = ("layer", "head")
+
+
+def beside_controls(cap: Capture, measure: Callable[[Capture], xr.Dataset], head: int | None = None) -> xr.Dataset:
+    """What is measured of a capture, beside the same with every other second map of the layer in place of a head's own.
+
+    Parameters
+    ----------
+    cap : Capture
+    measure : callable
+        Gives variables of a capture, each by layer and head.
+    head : int, optional
+        Whose controls are asked for: those of other heads may then be missing. By default all heads.
+
+    Returns
+    -------
+    xarray.Dataset
+        The variables with a dimension ``control``: "as it is"; "other heads", the mean over the controls or, of a ratio without a
+        bound, their median; the least and the largest of them. A control is a second map of the layer that is not the head's own,
+        each counted once; ``controls`` (layer, head) is their number. Without any they are NaN.
+    """
+    own = measure(cap)
+    brings = _others(cap)  # (shift, layer, head)
+    asked = slice(None) if head is None else slice(head, head + 1)
+    shifts = [by for by in range(len(brings)) if brings[by, :, asked].any()]
+    moved = [measure(with_a2_moved(cap, by)) for by in shifts]  # type: ignore[arg-type]  # of a Capture it is one
+    variables = {
+        str(name): _beside(values, [dataset[name] for dataset in moved], brings[shifts]) for name, values in own.data_vars.items()
+    }
+    about = {
+        "long_name": "controls of the pairing",
+        "units": "1",
+        "definition": "distinct second maps of the layer other than the head's own",
+    }
+    counts = xr.DataArray(brings.sum(0), {"layer": cap.layer_numbers, "head": range(cap.n_heads)}, HEADS, attrs=about)
+    return xr.Dataset({**variables, COUNT: counts}, attrs=own.attrs)
+
+
+def _others(cap: Capture) -> np.ndarray:
+    """Whether a shift brings a head a second map that neither is its own nor came by a smaller one, bool (shift, layer, head)."""
+    table = np.zeros((cap.n_heads, cap.n_layers, cap.n_heads), dtype=bool)
+    for number, layer in enumerate(cap.layers):
+        if layer.differential:
+            table[1 : layer.n_heads, number, : layer.n_heads] = _brings(layer.pairing.of_branch(2).cpu().numpy())
+    return table
+
+
+def _brings(a2: np.ndarray) -> np.ndarray:
+    """The same of one layer, from the second map of each head (head,), without the shift by none: bool (shift - 1, head)."""
+    maps = np.stack([np.roll(a2, -by) for by in range(len(a2))])  # (shift, head)
+    same = maps[:, None] == maps  # (shift, other shift, head)
+    smaller = np.tri(len(a2), k=-1, dtype=bool)[..., None]
+    return ~(same & smaller).any(1)[1:]
+
+
+def _beside(own: xr.DataArray, moved: list[xr.DataArray], brings: np.ndarray) -> xr.DataArray:
+    """One variable along ``control``, from its values under each shift and whether they count (shift, layer, head)."""
+    by = rule(own)
+    own = own.transpose(*HEADS, ...)
+    shape = (len(moved), *own.shape)  # (shift, layer, head, ...)
+    shifts = np.stack([values.transpose(*own.dims).values for values in moved]) if moved else np.empty(shape, own.dtype)
+    shifts = np.where(brings.reshape(*brings.shape, *[1] * (own.ndim - 2)), shifts, np.nan)
+    middle = median if by == "median" else mean
+    least, largest = (bound.reduce(shifts, 0, initial=np.nan) for bound in (np.fmin, np.fmax))  # NaN only where all are
+    values = np.stack([own.values, middle(shifts, 0), least, largest], -1)
+    about = {**own.attrs, "control": f"the second maps of the layer's other heads; in the middle their {by}"}
+    coords = {**{name: own.coords[name] for name in own.dims if name in own.coords}, "control": list(CONTROLS)}
+    return xr.DataArray(values, coords, (*own.dims, "control"), attrs=about)

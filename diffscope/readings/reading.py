@@ -1,0 +1,33 @@
+"""What a reading is: numbers with their labels, and one sentence that says no more than they do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import xarray as xr
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """Something said of a capture, and the numbers that it is said by.
+
+    Attributes
+    ----------
+    sentence : str
+        One line of plain text. It holds no text of the prompt, only names of models that a caller gave.
+    estimates : xarray.Dataset
+        Every number of the sentence and its controls; variables carry ``long_name``, ``units`` and ``definition``.
+    """
+
+    sentence: str
+    estimates: xr.Dataset
+
+    def __str__(self) -> str:
+        return self.sentence
+
+
+def described(values: xr.DataArray, long_name: str, definition: str, units: str = "1", **more: str | int) -> xr.DataArray:
+    """An array that says what it is, in place of what it said before."""
+    array = values.copy(deep=False)
+    array.attrs = {"long_name": long_name, "units": units, "definition": definition, **more}
+    return array

@@ -1,0 +1,157 @@
+"""How what heads do comes about: a few statistics of one prompt over the checkpoints of a training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from diffscope.capture import Capture, CaptureBatch
+from diffscope.errors import DiffscopeError
+from diffscope.readings.captures import irrelevant_in_words, one_prompt, place_of, query_positions, with_fewest_spans
+from diffscope.readings.pairing import MIDDLE, OWN, beside_controls
+from diffscope.readings.reading import Reading, described
+from diffscope.readings.words import between, decimal, percent
+
+Captures = Mapping[int, Capture | CaptureBatch] | Iterable[tuple[int, Capture | CaptureBatch]]
+
+OF_D = ("span_mass", "entropy", "gini")
+PAIR = ("rho", "cosine")
+
+
+def along_training(opened: Captures, query: int = -1, *, level: float = 0.5) -> Reading:
+    """λ, the share of the answer and of sinks, what the maps share, entropy and Gini index of one query, over checkpoints.
+
+    Parameters
+    ----------
+    opened : mapping of int to Capture, or iterable of (int, Capture)
+        Captures of one prompt by step of training, of one model's checkpoints. An iterable is read one after the other, so that
+        no two captures need to be in memory.
+    query : int
+        Whose row is read; by default the last.
+    level : float
+        Of the answer's share: the sentence says at which checkpoint it is first exceeded, and which is the one before.
+
+    Returns
+    -------
+    Reading
+        ``estimates`` by step, layer and head: ``lambda``; of D ``answer`` and ``sink``, the shares of |D| on them, ``entropy``
+        and ``gini``; on irrelevant tokens ``rho`` and ``cosine`` (control), and ``controls``
+        (:func:`diffscope.readings.pairing.beside_controls`); and ``uniform`` (step, layer), what uniform attention gives the
+        answer. The sentence follows the head that has most of the answer at the last step.
+
+    Raises
+    ------
+    DiffscopeError
+        There is no checkpoint, a step comes twice, or captures are of other prompts, layers or heads.
+    """
+    tables: dict[int, xr.Dataset] = {}
+    about: Any = None
+    for step, capture in opened.items() if isinstance(opened, Mapping) else opened:
+        cap = one_prompt(capture)
+        own = (cap.ids, cap.spans, cap.layer_numbers, [layer.n_heads for layer in cap.layers])
+        about = about or own
+        if own != about:
+            raise DiffscopeError(f"the capture of step {step} is of another prompt or other heads than those before it")
+        if int(step) in tables:
+            raise DiffscopeError(f"step {step} comes twice; give each checkpoint once")
+        (at,) = query_positions(cap, [query])
+        tables[int(step)] = _of_step(cap, at)
+        place = place_of(at, cap.n_tokens)
+    if not tables:
+        raise DiffscopeError("there is no checkpoint; give captures by step, such as {0: …, 400: …}")
+    steps = sorted(tables)
+    index = xr.DataArray(steps, dims="step", name="step", attrs={"long_name": "step of training", "units": "steps"})
+    estimates = xr.concat([tables[step] for step in steps], index, combine_attrs="drop_conflicts", join="exact")
+    estimates.attrs["irrelevant"] = irrelevant_in_words(cap.spans)
+    return Reading(" ".join([_answer(estimates, place, level), *_maps(estimates)]), estimates)
+
+
+def _of_step(cap: Capture, query: int) -> xr.Dataset:
+    """All of one checkpoint, by layer and head."""
+    measured = cap.measure([*OF_D, "lambda"], queries=[query]).isel(query=0, drop=True)
+    row = measured[list(OF_D)].sel(map="D", drop=True)
+    share = row["span_mass"].sel(normalisation="share", drop=True)
+    answer = share.sel(span="answer", drop=True) if "answer" in cap.spans else share.isel(span=0, drop=True).where(False)
+    pair = beside_controls(with_fewest_spans(cap), lambda capture: _of_maps(capture, query))
+    keys = cap.spans.get("answer", [])
+    visible = [layer.prompt(0).visible([query])[0].cpu().numpy() for layer in cap.layers]
+    shares = [seen[keys].sum() / max(seen.sum(), 1) for seen in visible]
+    uniform = xr.DataArray(shares, {"layer": cap.layer_numbers}, ("layer",))
+    formula = "sum_X |D| / sum |D|"
+    return pair.assign(
+        {
+            "lambda": measured["lambda"].sel(lambda_value="used", drop=True),
+            "answer": described(answer, "share of |D| on the answer", formula, averaged="mean"),
+            "sink": described(share.sel(span="sink", drop=True), "share of |D| on the sink", formula, averaged="mean"),
+            "entropy": row["entropy"],
+            "gini": row["gini"],
+            "uniform": described(uniform, "share of uniform attention on the answer", "visible keys of X / all visible keys"),
+        }
+    )
+
+
+def _of_maps(cap: Capture, query: int) -> xr.Dataset:
+    """What two maps share on irrelevant tokens, (layer, head)."""
+    return cap.measure(PAIR, queries=[query]).isel(query=0, drop=True).sel(span="irrelevant", drop=True)
+
+
+def _answer(estimates: xr.Dataset, place: str, level: float) -> str:
+    """The answer's share in the head that gives it most at last, and the first checkpoint at which it is above the level."""
+    steps = estimates["step"].values.tolist()
+    share = estimates["answer"]
+    last = share.isel(step=-1)
+    if last.isnull().all():
+        return f"{_checkpoints(steps)}: no answer is marked that can be seen {place}."
+    best = last.isel(last.fillna(-1).argmax(("layer", "head")))
+    layer, head = int(best["layer"]), int(best["head"])
+    course = share.sel(layer=layer, head=head).values.tolist()
+    weights = "A" if estimates["lambda"].isnull().all() else "|D|"
+    uniform = percent(float(estimates["uniform"].isel(step=-1).sel(layer=layer)))
+    most = f"{percent(course[-1])} of {weights} {place}"
+    start = f"{_checkpoints(steps)}: at step {steps[-1]} L{layer}H{head} gives the answer most, {most}"
+    if len(steps) == 1 or np.isnan(course[0]):
+        return f"{start}, where uniform attention would give {uniform}."
+    start = f"{start}, and {percent(course[0])} at step {steps[0]}; uniform attention would give {uniform}"
+    above = [number for number, value in enumerate(course) if value > level]
+    if not above:
+        return f"{start}. It is above {percent(level)} at none of them."
+    if not above[0]:
+        return f"{start}. It is above {percent(level)} at the first of them already."
+    first = above[0]
+    return (
+        f"{start}. It is first above {percent(level)} at step {steps[first]}; the checkpoint before is step {steps[first - 1]}."
+    )
+
+
+def _checkpoints(steps: list[int]) -> str:
+    """How many there are, and of which steps."""
+    if len(steps) == 1:
+        return f"One checkpoint, step {steps[0]}"
+    return f"{len(steps)} checkpoints, steps {steps[0]} to {steps[-1]}"
+
+
+def _maps(estimates: xr.Dataset) -> list[str]:
+    """λ and what the maps share at the first step and at the last; of standard attention nothing."""
+    ends = [estimates.isel(step=at) for at in ((0, -1) if estimates.sizes["step"] > 1 else (0,))]
+    lams = [end["lambda"].values[end["lambda"].notnull().values] for end in ends]
+    if not all(map(len, lams)):
+        return []
+    at_steps = [f"{between(lam)} at step {int(end['step'])}" for lam, end in zip(lams, ends)]
+    sentences = [f"λ is {' and '.join(at_steps)}, over heads."]
+    rhos = [_rho(end) for end in ends]
+    if all(rhos):
+        sentences.append(f"On {estimates.attrs['irrelevant']} ρ is {' and '.join(rhos)}, mean over heads.")
+    return sentences
+
+
+def _rho(end: xr.Dataset) -> str:
+    """ρ of one checkpoint, mean and spread over heads, and its control; nothing where there is none."""
+    own, control = (end["rho"].sel(control=name).values for name in (OWN, MIDDLE))
+    both = ~np.isnan(own) & ~np.isnan(control)
+    if not both.any():
+        return ""
+    at_step = f"{decimal(float(own[both].mean()))} at step {int(end['step'])}"
+    return f"{at_step} ({between(own[both])} by head; control {decimal(float(control[both].mean()))})"

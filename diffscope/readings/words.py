@@ -1,0 +1,65 @@
+"""Numbers as a sentence prints them; what is undefined has no words, and asking for them is a mistake of the caller."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+
+def percent(share: float) -> str:
+    """76 %; what is not 0 is never printed as 0, and what is not all never as all."""
+    _check(share)
+    if 0 < abs(share) < 0.005:
+        return "under 1 %"
+    if 0.995 <= share < 1:
+        return "over 99 %"
+    return f"{100 * share:.0f} %".replace("-", "−")
+
+
+def decimal(value: float) -> str:
+    """Two decimals without a leading 0: .97, 1.00, −.31."""
+    _check(value)
+    if math.isinf(value):
+        return "infinite"
+    text = f"{abs(value):.2f}".removeprefix("0")
+    return f"−{text}" if value < 0 and text != ".00" else text
+
+
+def figures(value: float) -> str:
+    """Two significant figures: 0.39, 1.2, 21, 4700."""
+    _check(value)
+    if math.isinf(value):
+        return "infinite"
+    if value == 0:
+        return "0"
+    rounded = float(f"{value:.1e}")
+    digits = 1 - math.floor(math.log10(abs(rounded)))
+    return f"{rounded:.{max(digits, 0)}f}".replace("-", "−")
+
+
+def counted(count: int, noun: str) -> str:
+    """1 head, 8 heads."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def between(values: Sequence[float] | np.ndarray, printed: Callable[[float], str] = decimal) -> str:
+    """.38 to .67; one value where both print alike."""
+    least, largest = (printed(float(value)) for value in (min(values), max(values)))
+    return least if least == largest else f"{least} to {largest}"
+
+
+def listed(words: Sequence[str]) -> str:
+    """a, b and c."""
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def capital(text: str) -> str:
+    """The same beginning with a capital."""
+    return text[:1].upper() + text[1:]
+
+
+def _check(value: float) -> None:
+    if math.isnan(value):
+        raise ValueError("what is undefined is not printed as a number")

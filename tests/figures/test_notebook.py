@@ -1,0 +1,143 @@
+"""The view in a notebook: the widget answers what its view asks for, and what is saved shows the maps without a kernel."""
+
+import base64
+import sys
+
+import numpy as np
+import pytest
+from safetensors.numpy import load
+
+import diffscope
+from benchmarks.pictures import capture_of
+from diffscope import figures
+from diffscope.errors import DiffscopeError, MissingExtra
+from diffscope.figures import attention_view
+from diffscope.figures.notebook import AttentionPage, attention_widget, framed
+from tests import tiny
+
+# what a notebook does with a widget's module: a model with its traits, messages sent and changes told
+HOST = """async ([module, data]) => {
+  const bytes = (text) => new DataView(Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0)).buffer);
+  const told = {};
+  window.sent = [];
+  window.traits = { data: bytes(data) };
+  const model = {
+    get: (name) => traits[name],
+    send: (message) => sent.push(message),
+    on: (event, act) => (told[event] = act),
+    off: (event) => delete told[event],
+  };
+  window.change = (text) => { traits.data = bytes(text); told["change:data"](); };
+  const url = URL.createObjectURL(new Blob([module], { type: "text/javascript" }));
+  window.leave = (await import(url)).default.render({ model, el: document.querySelector("main") });
+}"""
+
+
+@pytest.fixture(scope="module")
+def capture():
+    return diffscope.load(tiny.own("v1")).capture(tiny.ids(60), spans={"answer": (3, 6)})
+
+
+def tell(widget, name, **value):
+    """A message as a notebook's view sends it."""
+    widget._handle_custom_msg({"name": name, "value": value}, [])
+
+
+def test_the_view_moves_from_head_to_head_and_tells_what_is_locked(capture):
+    widget = attention_widget(capture, 1, 2)
+    assert widget.data == attention_view.buffer(capture, 1, 2)
+    seen = []
+    widget.observe(lambda change: seen.append((change["name"], change["new"])), ["layer", "head", "locked"])
+    last = (capture.n_layers - 1, capture.n_heads - 1)
+    for _ in range(9):
+        tell(widget, "head", layer=1, head=0)
+        tell(widget, "head", layer=0, head=1)
+    assert (widget.layer, widget.head) == last and widget.data == attention_view.buffer(capture, *last)
+    tell(widget, "locked", rows=[40], columns=[7, 9])
+    assert widget.locked == {"rows": [40], "columns": [7, 9]} and seen[-1] == ("locked", widget.locked)
+    widget.layer, widget.head = 0, 0
+    assert widget.data == attention_view.buffer(capture, 0, 0)
+    for name, value in (("layer", 99), ("head", -1)):
+        with pytest.raises(DiffscopeError, match=f"there is no {name}"):
+            setattr(widget, name, value)
+    assert (widget.layer, widget.head) == (0, 0)
+
+
+def test_a_small_window_is_answered_with_exact_values():
+    long = capture_of(2000)
+    widget = attention_widget(long)
+    assert "detail.D" not in load(widget.data)
+    tell(widget, "window", top=1900, left=10, size=200)
+    exact = long.map("D", 0, 0, queries=slice(1900, 2000), keys=slice(10, 210))
+    np.testing.assert_allclose(load(widget.data)["detail.D"], exact, rtol=1e-3, atol=1e-7)
+    tell(widget, "window", top=0, left=0, size=10**6)
+    assert "detail.D" not in load(widget.data)
+
+
+def test_a_head_that_a_layer_lacks_gives_way_to_its_last():
+    ragged = capture_of(20, heads=3, layers=1)
+    ragged.layers.append(capture_of(20, heads=1, layers=2).layers[1])
+    widget = attention_widget(ragged, 0, 2)
+    tell(widget, "head", layer=1, head=0)
+    assert (widget.layer, widget.head) == (1, 0)
+
+
+def test_without_anywidget_there_is_a_page(capture, monkeypatch):
+    monkeypatch.setitem(sys.modules, "anywidget", None)
+    monkeypatch.delitem(sys.modules, "diffscope.figures.widget", raising=False)
+    with pytest.raises(MissingExtra, match=r"diffscope-attention\[notebook\]"):
+        attention_widget(capture)
+    shown = figures.view(capture, layer=1)
+    assert isinstance(shown, AttentionPage) and shown._repr_html_() == framed(capture, 1, 0)
+
+
+def test_what_a_notebook_keeps_of_a_view_is_small():
+    assert len(framed(capture_of(2048), 0, 0)) < 1_000_000 and len(framed(capture_of(8192), 0, 0)) < 1_000_000
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")  # the kernel's own plumbing
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.browser
+def test_a_saved_notebook_shows_the_maps_without_a_kernel(tmp_path, monkeypatch, new_page):
+    import nbformat
+    from nbclient import NotebookClient
+
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    lines = [
+        "import diffscope",
+        "from tests import tiny",
+        "cap = diffscope.load(tiny.own('v1')).capture(tiny.ids(60))",
+        "diffscope.figures.view(cap, layer=1, head=2)",
+    ]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("\n".join(lines))])
+    NotebookClient(notebook, timeout=600, kernel_name="python3", store_widget_state=False).execute()
+    kept = notebook.cells[0].outputs[-1].data
+    assert "application/vnd.jupyter.widget-view+json" in kept and len(nbformat.writes(notebook)) < 1_000_000
+    page = new_page(1200, 700)
+    page.set_content(f"<!doctype html><body>{kept['text/html']}</body>")
+    inside = page.frame_locator("iframe")
+    inside.locator("canvas[data-map=D]").wait_for()
+    assert "layer 1 · head 2" in inside.locator("strong").text_content()
+    assert page.problems == []
+
+
+@pytest.mark.browser
+def test_the_module_speaks_with_a_notebook(capture, new_page):
+    widget = attention_widget(capture, 1, 2)
+    page = new_page(1200, 700)
+    page.set_content("<!doctype html><main></main>")
+    page.evaluate(HOST, [widget._esm, base64.b64encode(widget.data).decode()])
+    page.locator("canvas[data-map=D]").wait_for()
+    page.get_by_role("application").press("ArrowRight")
+    page.get_by_role("application").press("Escape")
+    messages = page.evaluate("sent")
+    assert messages == [
+        {"name": "head", "value": {"layer": 0, "head": 1}},
+        {"name": "locked", "value": {"rows": [], "columns": []}},
+    ]
+    widget._handle_custom_msg(messages[0], [])
+    page.evaluate("text => change(text)", base64.b64encode(widget.data).decode())
+    assert "layer 1 · head 3" in page.locator("strong").text_content()
+    page.evaluate("leave()")
+    assert page.locator("canvas").count() == 0 and page.problems == []

@@ -1,0 +1,199 @@
+"""What is said of a head: planted maps are told for what they are, and every number is that of a slow computation."""
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import diffscope
+from diffscope import DiffscopeError, edits, readings
+from diffscope.attention.parts import Pairing
+from tests import tiny
+from tests.instruments.planted import capture_of, layer_of
+from tests.layouts import grouped
+
+N = 16
+SPANS = {"answer": [4, 5], "query": [14, 15]}
+
+
+def drawn(*seeds, n=N, size=1.5):
+    """Scores of a map for each seed, (map, query, key)."""
+    return torch.stack([torch.randn(n, n, generator=torch.Generator().manual_seed(seed)).double() * size for seed in seeds])
+
+
+def high(*keys, score=20.0, n=N):
+    """Scores of one map that looks at some keys, (1, query, key)."""
+    scores = torch.zeros(1, n, n, dtype=torch.float64)
+    scores[..., list(keys)] = score
+    return scores
+
+
+def said(scores, head=0, query=-1, spans=SPANS, **more):
+    return readings.of_head(capture_of(layer_of(scores, **more), spans=spans), 0, head, query)
+
+
+def test_a_copy_among_strangers_is_told_to_be_shared():
+    """A2 of head 0 is its A1, the others' are not: λ of each of its weights is taken away."""
+    reading = said(torch.cat([drawn(1, 2, 3), drawn(1, 8, 9)]), lam=0.6)
+    words = "overlap more than A1 and the 2 other A2s of its layer (ρ .00, controls"
+    assert words in reading.sentence and "λ·A2 takes away 60 % of A1's mass there" in reading.sentence
+    estimates = reading.estimates
+    own = estimates.sel(control="as it is")
+    assert [float(own[name]) for name in ("rho", "cosine", "taken", "noise_gain")] == pytest.approx([0, 1, 0.6, 0.4])
+    assert int(estimates["controls"]) == 2 and float(estimates["rho"].sel(control="other heads, least")) > 0.3
+
+
+def test_what_any_pair_of_the_layer_shares_is_not_a_heads_own():
+    """All second maps are one and the same, held three times."""
+    reading = said(torch.cat([drawn(1, 2, 3), drawn(7, 7, 7)]))
+    assert "overlap about as much as A1 and the 2 other A2s" in reading.sentence
+    assert np.ptp(reading.estimates["rho"].values) == 0 and int(reading.estimates["controls"]) == 2
+
+
+def test_a_stranger_among_copies_overlaps_less():
+    """The second maps of the others are copies of head 0's first one; its own is not."""
+    reading = said(torch.cat([drawn(1, 2, 3), drawn(9, 1, 1)]))
+    assert "overlap less than A1 and the 2 other A2s of its layer (ρ" in reading.sentence and "controls .00" in reading.sentence
+
+
+def test_between_its_controls_a_pair_overlaps_as_they_do():
+    """One control is a copy and the other on a key of its own: more than one of them, less than the other."""
+    reading = said(torch.cat([drawn(1, 2, 3), drawn(9, 1), high(9)]))
+    assert "overlap about as much as A1 and the 2 other A2s" in reading.sentence and ", .00 to ." in reading.sentence
+
+
+@pytest.mark.parametrize("lam, gain, taken", [(0.5, 2.0, 0.25), (-0.5, 1.0, 0.0), (3.0, 1.0, 1.0)])
+def test_what_is_taken_away_is_of_what_there_is(lam, gain, taken):
+    """A2 is A1: of a gain's A1, never more than all, and nothing where λ adds."""
+    reading = said(torch.cat([drawn(1, 2), drawn(1, 2)]), lam=lam, gain=torch.full((1, 1, 1), gain).double())
+    assert float(reading.estimates["taken"].sel(control="as it is")) == pytest.approx(taken)
+
+
+def test_maps_on_different_keys_leave_next_to_nothing_to_cancel():
+    reading = said(torch.cat([high(4, 5), high(4, 5), high(9), high(9)]), lam=0.5)
+    assert "(ρ 1.00, control 1.00): next to nothing there to cancel" in reading.sentence
+    assert "finds the answer: 67 % of |D|, where uniform attention would give 12 %" in reading.sentence
+
+
+@pytest.mark.parametrize("maps", [{"heads": 1}, {"heads": 3, "seconds": 1}])
+def test_without_another_second_map_nothing_is_compared(maps):
+    heads = maps["heads"]
+    pairing = replace(Pairing.grouped(heads, maps.get("seconds", 1)), key_of_map=torch.arange(heads + 1))
+    layer = replace(layer_of(drawn(*range(heads + 1)), second=False), pairing=pairing, lam=torch.full((1, 1, 1), 0.5))
+    reading = readings.of_head(capture_of(replace(layer, v=layer.v[:, :1]), spans=SPANS), 0, 0)
+    assert "its layer has no other A2 to compare with, so there is no control" in reading.sentence
+    assert "more than" not in reading.sentence and int(reading.estimates["controls"]) == 0
+    assert reading.estimates["rho"].isel(control=slice(1, None)).isnull().all()
+
+
+WHERE = {
+    "a sink": (high(0), "rests on a sink: over 99 % of A is on the first token"),
+    "itself": (torch.eye(N)[None] * 20, "has its largest weight, over 99 % of A, on the token itself"),
+    "the token before": (torch.eye(N).roll(-1, 1)[None] * 20, "on the token before"),
+    "another token": (high(9), "does not single out the answer (under 1 % of A, where uniform attention would give 12 %)"),
+    "all alike": (torch.zeros(1, N, N), "spreads A nearly evenly, with 100 % of a uniform row's entropy"),
+    "the answer": (high(4), "finds the answer: over 99 % of A"),
+    "the answer and another": (
+        high(5, 9, 10),
+        "gives the answer 33 % of A, where uniform attention would give 12 %, and has its",
+    ),
+}
+
+
+@pytest.mark.parametrize("planted", WHERE)
+def test_where_a_row_looks_is_told(planted):
+    scores, words = WHERE[planted]
+    reading = said(scores, second=False)
+    assert words in reading.sentence and reading.sentence.endswith("from which nothing is subtracted.")
+    assert reading.estimates["rho"].isnull().all()
+
+
+def test_a_sink_of_two_tokens_is_none():
+    """The first of two visible keys has 88 % of the row, where each would have half."""
+    assert "rests on a sink" not in said(high(0, score=2.0), second=False, query=1).sentence
+
+
+def test_a_head_that_subtracts_from_the_answer_does_not_find_it():
+    """|D| is on the answer, but below zero there."""
+    reading = said(torch.cat([high(9), high(4)]), lam=1.0)
+    assert "takes weight from the answer: 50 % of |D|" in reading.sentence and "D sums to −1.00 there" in reading.sentence
+
+
+def test_rows_of_which_there_is_nothing_to_say():
+    same = torch.cat([drawn(1), drawn(1)])
+    assert said(same, lam=1.0).sentence == "At the last token L0H0 gives nothing: its D is zero on every token."
+    assert "sees one token alone" in said(same, query=0).sentence
+    assert said(drawn(1, n=1)[:, :1, :1], spans={}, second=False).sentence.startswith(
+        "At the last token L0H0 sees one token alone"
+    )
+    assert "cannot see the answer and" in said(same, query=2).sentence
+    assert "sees nothing but the answer" in said(same, spans={"answer": list(range(N))}).sentence
+    assert "sees nothing besides" in said(same, spans={"answer": list(range(1, N))}).sentence
+    unmarked = said(same, spans={}).sentence
+    assert "no answer is marked" in unmarked and "On all tokens but the first, which get" in unmarked
+
+
+def test_what_a_sink_logit_takes_is_told():
+    """A sink logit as high as the scores of sixteen keys together."""
+    words = said(torch.zeros(1, N, N), second=False, sink_logit=torch.full((1,), float(np.log(N)))).sentence
+    assert "Its sink logit takes 50 % of A." in words
+
+
+def by_hand(cap, layer, head, other):
+    """ρ, noise gain and what λ·A2 takes away on irrelevant tokens at the last query, with the second map of another head."""
+    keys = cap.spans["irrelevant"]
+    a1 = cap.map("A1", layer, head).values[-1, keys].astype(float)
+    a2 = cap.map("A2", layer, other).values[-1, keys].astype(float)
+    lam = float(cap.lam.sel(layer=layer, head=head) if "query" not in cap.lam.dims else cap.lam.sel(layer=layer, head=head)[-1])
+    rho = abs(a1 - a2).sum() / (a1 + a2).sum()
+    return rho, abs(a1 - lam * a2).sum() / a1.sum(), np.minimum(a1, lam * a2).sum() / a1.sum()
+
+
+@pytest.mark.parametrize("model", [tiny.own("v1"), tiny.own("v2", kv_heads=2), grouped.tiny()], ids=["v1", "v2", "grouped"])
+def test_controls_are_all_other_second_maps_of_the_layer_once(model):
+    cap = diffscope.load(model).capture(tiny.ids(20), spans={"answer": [4, 5], "query": [17, 18, 19]})
+    layer = cap.layers[1]
+    second = layer.pairing.a2.tolist()
+    for head in (0, layer.n_heads - 1):
+        estimates = readings.of_head(cap, 1, head).estimates
+        others = {index: other for other, index in enumerate(second) if index != second[head]}
+        expected = np.array([by_hand(cap, 1, head, other) for other in others.values()])
+        assert int(estimates["controls"]) == len(others) == len(set(second)) - 1
+        for at, (name, middle) in enumerate({"rho": np.mean, "noise_gain": np.median, "taken": np.mean}.items()):
+            column = expected[:, at]
+            values = [by_hand(cap, 1, head, head)[at], middle(column), column.min(), column.max()]
+            np.testing.assert_allclose(estimates[name], values, rtol=1e-4)
+
+
+def test_every_number_of_a_sentence_is_defined_whatever_is_read():
+    """Windows, sink logits, shared maps, λ a token, edits and rows of one key; no infinity of a ratio without a bound either."""
+    models = [tiny.own("v1", heads=1), tiny.own("v2"), tiny.own("standard"), tiny.gpt_oss(), tiny.gemma2(), grouped.tiny()]
+    for model in models:
+        scope = diffscope.load(model)
+        changes = [edits.top_k_a1(2), edits.absolute_d()] if model is models[1] else []
+        with scope.edit(*changes):
+            for spans in ({}, {"answer": [4, 5]}, {"answer": [0], "query": [11]}):
+                cap = scope.capture(tiny.ids(12), spans=spans)
+                for query in (0, 1, 5, -1):
+                    sentence = str(readings.of_head(cap, 1, 0, query))
+                    assert not re.search(r"\b(nan|inf|None)\b", sentence), sentence
+                    assert "\n" not in sentence and sentence.endswith(".")
+
+
+def test_the_capture_stays_as_it_was_and_others_are_refused():
+    cap = capture_of(layer_of(drawn(1, 2)), spans=SPANS)
+    prompt, layers = cap.prompts[0], list(cap.layers)
+    readings.of_head(cap, 0, 0)
+    assert cap.prompts == [prompt] and all(mine is its for mine, its in zip(cap.layers, layers))
+    batch = capture_of(layer_of(drawn(1, 2)), layer_of(drawn(3, 4)))
+    for arguments, words in (
+        ((cap, 3, 0), "there is no layer 3"),
+        ((cap, 0, 2), "there is no head 2"),
+        ((cap, 0, 0, N), "outside the prompt"),
+        ((batch, 0, 0), "choose one, such as batch"),
+        ((None, 0, 0), "not of a NoneType"),
+    ):
+        with pytest.raises(DiffscopeError, match=words):
+            readings.of_head(*arguments)

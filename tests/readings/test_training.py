@@ -1,0 +1,63 @@
+"""Checkpoints of a planted training: the course of the answer's share, and no crossing told more finely than it is known."""
+
+import numpy as np
+import pytest
+import torch
+
+from diffscope import DiffscopeError, readings
+from tests.instruments.planted import capture_of, layer_of
+
+N = 16
+SPANS = {"answer": [4], "query": [15]}
+
+
+def checkpoint(share, spans=SPANS, second=True, lam=0.0):
+    """Head 0 gives this share to the answer and head 1 looks at all alike; so do the second maps, which λ = 0 leaves out."""
+    scores = torch.zeros(4 if second else 2, N, N, dtype=torch.float64)
+    scores[0, :, 4] = np.log(share * (N - 1) / (1 - share))
+    return capture_of(layer_of(scores, second=second, **({"lam": lam} if second else {})), spans=spans)
+
+
+COURSE = {30: 0.9, 0: 0.1, 10: 0.3, 20: 0.7}  # in no order
+
+
+def test_the_answer_is_followed_in_the_head_that_ends_with_most_of_it():
+    reading = readings.along_training((step, checkpoint(share)) for step, share in COURSE.items())
+    assert reading.estimates["step"].values.tolist() == [0, 10, 20, 30]
+    np.testing.assert_allclose(reading.estimates["answer"].sel(layer=0, head=0), [0.1, 0.3, 0.7, 0.9])
+    np.testing.assert_allclose(reading.estimates["answer"].sel(layer=0, head=1), 1 / N)
+    assert "at step 30 L0H0 gives the answer most, 90 % of |D| at the last token, and 10 % at step 0" in reading.sentence
+    assert "uniform attention would give 6 %" in reading.sentence
+    assert "It is first above 50 % at step 20; the checkpoint before is step 10." in reading.sentence
+    assert "λ is .00 at step 0 and .00 at step 30, over heads." in reading.sentence
+    assert (reading.estimates["controls"] == 1).all() and reading.estimates["rho"].dims == ("step", "layer", "head", "control")
+
+
+@pytest.mark.parametrize(
+    "steps, level, words",
+    [
+        ((0, 30), 0.95, "It is above 95 % at none of them."),
+        ((20, 30), 0.5, "It is above 50 % at the first of them already."),
+        ((30,), 0.5, "One checkpoint, step 30: at step 30 L0H0 gives the answer most, 90 % of |D| at the last token, where"),
+    ],
+)
+def test_a_crossing_is_told_only_where_it_lies_between_checkpoints(steps, level, words):
+    sentence = readings.along_training({step: checkpoint(COURSE[step]) for step in steps}, level=level).sentence
+    assert words in sentence and "first above" not in sentence
+
+
+def test_without_an_answer_or_a_second_map_that_is_said():
+    plain = readings.along_training({step: checkpoint(0.5, spans={}) for step in (0, 1)})
+    assert "no answer is marked" in plain.sentence and plain.estimates["answer"].isnull().all()
+    standard = readings.along_training({step: checkpoint(0.5, second=False) for step in (0, 1)}).sentence
+    assert "50 % of A at the last token" in standard and "λ" not in standard and "ρ" not in standard
+
+
+def test_checkpoints_that_do_not_belong_together_are_refused():
+    for opened, words in (
+        ({}, "there is no checkpoint"),
+        ([(1, checkpoint(0.5)), (1, checkpoint(0.6))], "step 1 comes twice"),
+        ({0: checkpoint(0.5), 5: checkpoint(0.5, spans={"answer": [3]})}, "step 5 is of another prompt"),
+    ):
+        with pytest.raises(DiffscopeError, match=words):
+            readings.along_training(opened)

@@ -1,0 +1,45 @@
+"""Numbers in sentences."""
+
+import math
+
+import numpy as np
+import pytest
+
+from diffscope.readings import middle, words
+
+PRINTED = [
+    (words.percent, 0.764, "76 %"),
+    (words.percent, 0.0, "0 %"),
+    (words.percent, 0.0049, "under 1 %"),
+    (words.percent, 0.998, "over 99 %"),
+    (words.percent, 1.0, "100 %"),
+    (words.percent, -0.12, "−12 %"),
+    (words.decimal, 0.968, ".97"),
+    (words.decimal, 1.0, "1.00"),
+    (words.decimal, -0.314, "−.31"),
+    (words.decimal, -0.001, ".00"),
+    (words.figures, 0.394, "0.39"),
+    (words.figures, 0.999, "1.0"),
+    (words.figures, 21.26, "21"),
+    (words.figures, 4767.0, "4800"),
+    (words.figures, -1.26, "−1.3"),
+    (words.figures, 0.0, "0"),
+]
+
+
+@pytest.mark.parametrize("printed, value, text", PRINTED)
+def test_numbers_are_printed_as_they_are_read(printed, value, text):
+    assert printed(value) == text
+
+
+def test_what_is_undefined_is_never_printed():
+    for printed in (words.percent, words.decimal, words.figures):
+        with pytest.raises(ValueError, match="undefined"):
+            printed(math.nan)
+
+
+def test_middles_leave_out_what_is_not_finite():
+    values = np.array([[1.0, np.nan, 4.0], [np.inf, 2.0, 8.0], [np.nan, np.nan, np.nan], [1, 2, 9]])
+    np.testing.assert_array_equal(middle.mean(values), [2.5, 5, np.nan, 4])
+    np.testing.assert_array_equal(middle.median(values), [2.5, 5, np.nan, 2])
+    assert np.isnan(middle.median(values[:, :0])).all() and np.isnan(middle.mean(values[:, :0])).all()

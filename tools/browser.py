@@ -1,0 +1,94 @@
+"""A dashboard that runs, and a headless Chromium that looks at it: for screenshots, drives, timings and tests."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.request import urlopen
+
+ROOT = Path(__file__).parents[1]
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+OFFLINE = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+#: pages by the last part of their address
+PAGES = ("", "compare", "intervene", "amplifier", "training", "hypotheses", "your_model")
+
+
+@contextmanager
+def dashboard(*options: str, environment: dict[str, str] | None = None) -> Iterator[tuple[str, subprocess.Popen]]:
+    """Run the dashboard of this checkout; gives its address, without a slash at the end, and its process."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    flags = {"server.port": port, "server.address": "127.0.0.1", "server.headless": "true", "server.fileWatcherType": "none"}
+    command = [sys.executable, "-m", "streamlit", "run", str(ROOT / "app" / "main.py"), *(f"--{k}={v}" for k, v in flags.items())]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    variables = os.environ | {"PYTHONPATH": str(ROOT)} | (environment or {})
+    server = subprocess.Popen([*command, *options], cwd=ROOT, env=variables, **quiet)
+    address = f"http://127.0.0.1:{port}"
+    try:
+        _wait(server, address)
+        yield address, server
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+def _wait(server: subprocess.Popen, address: str, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if server.poll() is not None:
+            raise RuntimeError(f"the dashboard ended with status {server.returncode} before it was up")
+        try:
+            with urlopen(f"{address}/_stcore/health", timeout=5):
+                return
+        except OSError:
+            time.sleep(0.1)
+    raise RuntimeError(f"the dashboard was not up after {seconds:g} seconds")
+
+
+@contextmanager
+def chromium() -> Iterator:
+    """A function that opens a page of a browser: width, height, options; ``page.problems`` is what its console complains of."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=CHROMIUM, args=OFFLINE)
+
+        def new_page(width: int, height: int, **options):
+            page = browser.new_page(viewport={"width": width, "height": height}, **options)
+            page.problems = []
+            page.on("pageerror", lambda error: page.problems.append(str(error)))
+            page.on("console", lambda message: page.problems.append(message.text) if message.type == "error" else None)
+            return page
+
+        yield new_page
+        browser.close()
+
+
+def settle(page, seconds: float = 60) -> None:
+    """Wait until the page's script is through; what is drawn after that takes another moment."""
+    page.wait_for_selector("[data-testid=stApp]", timeout=seconds * 1000)
+    page.wait_for_timeout(120)
+    page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]", timeout=seconds * 1000)
+    page.wait_for_timeout(120)
+
+
+def faults(page) -> list[str]:
+    """Red boxes of the page, and what its console complained of."""
+    boxes = page.locator("[data-testid=stException]").all_inner_texts()
+    return [*(f"red box: {text[:300]}" for text in boxes), *(f"console: {text[:300]}" for text in page.problems)]

@@ -1,0 +1,215 @@
+"""Every control of every page, used in a headless Chromium: ``python -m tools.drive_dashboard [--pages compare …]``.
+
+After each step the page must show no red box, and its console no error. Controls are found on the page, so that new ones are
+driven without being named here. What changes the model or the prompt for all that follows is set back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+
+from tools.browser import PAGES, chromium, dashboard, faults, settle
+
+OPTIONS = 8  # of a select box that are tried
+SHARED = ("Model", "Prompt", "Training step")  # driven on the first page only, and set back by going there again
+
+
+class Driver:
+    """Uses the controls of one page, and notes what goes wrong with the step that it followed."""
+
+    def __init__(self, page, address: str, where: str) -> None:
+        self.page = page
+        self.address = f"{address}/{where}?tour=off"
+        self.where = where or "explore"
+        self.steps = 0
+        self.wrong: list[str] = []
+
+    def open(self) -> None:
+        self.page.goto(self.address)
+        settle(self.page, 180)
+        self.after("opened")
+
+    def after(self, step: str) -> None:
+        """Wait for the page, and note what is wrong."""
+        self.steps += 1
+        try:
+            settle(self.page, 180)
+        except Exception as error:
+            self.wrong.append(f"{self.where}: {step}: the page does not come to rest ({str(error).splitlines()[0]})")
+            self.open()
+            return
+        problems = faults(self.page)
+        self.wrong += [f"{self.where}: {step}: {problem}" for problem in problems]
+        self.page.problems.clear()
+        if problems:
+            self.page.goto(self.address)
+            settle(self.page, 180)
+
+    def labels(self, kind: str) -> list[str]:
+        """What the controls of a kind are called, in the order of the page."""
+        boxes = self.page.locator(f"[data-testid={kind}]:visible")
+        return [boxes.nth(at).locator("label").first.inner_text() for at in range(boxes.count())]
+
+    def boxes(self, kind: str) -> Iterator[tuple[str, object]]:
+        """The controls of a kind by what they are called; those that vanish meanwhile are left out."""
+        for label in dict.fromkeys(self.labels(kind)):
+            if self.where != "explore" and label in SHARED:
+                continue
+            box = self.page.locator(f"[data-testid={kind}]:visible").filter(has_text=label).first
+            if box.count():
+                yield label, box
+
+    def selects(self) -> None:
+        for label, box in self.boxes("stSelectbox"):
+            box.locator("input, [role=combobox]").first.click()
+            self.page.wait_for_selector("[role=option]")
+            names = self.page.locator("[role=option]").all_inner_texts()[:OPTIONS]
+            self.page.keyboard.press("Escape")
+            for name in [*names[1:], *names[:1]]:
+                again = self.page.locator("[data-testid=stSelectbox]:visible").filter(has_text=label).first
+                if not again.count():
+                    break
+                again.locator("input, [role=combobox]").first.click()
+                self.page.wait_for_selector("[role=option]")
+                option = self.page.get_by_role("option", name=name, exact=True).first
+                if not option.count():
+                    self.page.keyboard.press("Escape")
+                    continue
+                option.click()
+                self.after(f"{label} = {name}")
+
+    def numbers(self) -> None:
+        for label, box in self.boxes("stNumberInput"):
+            for step in ("stNumberInputStepUp", "stNumberInputStepDown"):
+                button = box.locator(f"[data-testid={step}]")
+                if button.count() and button.is_enabled():
+                    button.click()
+                    self.after(f"{label}: {step}")
+
+    def sliders(self) -> None:
+        for label, box in self.boxes("stSlider"):
+            for key in ("ArrowRight", "ArrowLeft", "Home", "End"):
+                box.locator("input[type=range]").first.press(key)
+                self.after(f"{label}: {key}")
+
+    def ticks(self) -> None:
+        for label, box in self.boxes("stCheckbox"):
+            for _ in range(2):
+                box.locator("label").first.click()
+                self.after(f"{label} ticked")
+
+    def groups(self) -> None:
+        for kind in ("stButtonGroup", "stRadio"):
+            for label, box in self.boxes(kind):
+                for at in range(min(OPTIONS, box.locator("button, [role=radio]").count())):
+                    box.locator("button, [role=radio]").nth(at).click()
+                    self.after(f"{label}: option {at}")
+
+    def texts(self) -> None:
+        for kind in ("stTextInput", "stTextArea"):
+            for label, box in self.boxes(kind):
+                field = box.locator("input, textarea").first
+                before = field.input_value()
+                for words in ("<b>no such</b> $x$", before):
+                    field.fill(words)
+                    field.press("Control+Enter" if kind == "stTextArea" else "Enter")
+                    self.after(f"{label} = {words!r:.40}")
+
+    def popovers(self) -> None:
+        for at in range(self.page.locator("[data-testid=stPopover] button:visible").count()):
+            button = self.page.locator("[data-testid=stPopover] button:visible").nth(at)
+            words = button.inner_text()
+            button.click()
+            downloads = self.page.locator("[data-testid=stPopoverBody] [data-testid=stDownloadButton] button")
+            for number in range(downloads.count()):
+                name = downloads.nth(number).inner_text()
+                with self.page.expect_download(timeout=120_000) as started:
+                    downloads.nth(number).click()
+                if started.value.failure():
+                    self.wrong.append(f"{self.where}: {words}: {name}: {started.value.failure()}")
+            self.page.keyboard.press("Escape")
+            self.after(f"{words}: {downloads.count()} downloads")
+
+    def expanders(self) -> None:
+        for at in range(min(OPTIONS, self.page.locator("[data-testid=stExpander] summary").count())):
+            self.page.locator("[data-testid=stExpander] summary").nth(at).click()
+            self.after(f"expander {at}")
+
+    def canvases(self) -> None:
+        count = self.page.locator("canvas[data-map]:visible").count()
+        for at in range(min(count, 4)):
+            canvas = self.page.locator("canvas[data-map]:visible").nth(at)
+            canvas.scroll_into_view_if_needed()
+            box = canvas.bounding_box()
+            if not box:
+                continue
+            self.page.mouse.move(box["x"] + box["width"] * 0.3, box["y"] + box["height"] * 0.6)
+            self.page.mouse.wheel(0, -400)
+            self.page.mouse.down()
+            self.page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + box["height"] * 0.7)
+            self.page.mouse.up()
+            self.page.mouse.click(box["x"] + box["width"] * 0.3, box["y"] + box["height"] * 0.6)
+            self.after(f"canvas {at}")
+        for view in range(self.page.locator("[role=application]:visible").count()):
+            for key in ("ArrowRight", "ArrowDown", "ArrowLeft", "ArrowUp", "+", "-", "Escape"):
+                self.page.locator("[role=application]:visible").nth(view).press(key)
+                self.after(f"view {view}: {key}")
+
+    def buttons(self) -> None:
+        for words in dict.fromkeys(self.page.locator("[data-testid=stButton] button:visible:enabled").all_inner_texts()):
+            button = self.page.locator("[data-testid=stButton] button:visible:enabled").filter(has_text=words).first
+            if words and button.count() and button.is_enabled():
+                button.click()
+                self.page.wait_for_timeout(1000)
+                self.after(f"button {words!r}")
+
+    def drive(self) -> None:
+        self.open()
+        for use in (
+            self.expanders,
+            self.canvases,
+            self.numbers,
+            self.sliders,
+            self.ticks,
+            self.groups,
+            self.selects,
+            self.texts,
+            self.popovers,
+            self.buttons,
+        ):
+            try:
+                use()
+            except Exception as error:
+                self.wrong.append(f"{self.where}: {use.__name__}: {str(error).splitlines()[0]}")
+                self.open()
+
+
+def main() -> int:
+    """Drive what the command line says; 1 where anything went wrong."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pages", nargs="+", default=list(PAGES), help="parts of addresses, such as compare")
+    parser.add_argument("--width", type=int, default=1440)
+    chosen = parser.parse_args()
+    wrong = []
+    with dashboard() as (address, _), chromium() as new_page:
+        for where in chosen.pages:
+            start = time.monotonic()
+            page = new_page(chosen.width, 1100)
+            page.set_default_timeout(20_000)
+            driver = Driver(page, address, "" if where == "explore" else where)
+            driver.drive()
+            page.close()
+            wrong += driver.wrong
+            print(
+                f"{driver.where}: {driver.steps} steps, {len(driver.wrong)} faults, {time.monotonic() - start:.0f} s", flush=True
+            )
+            for words in driver.wrong:
+                print(f"  {words}", flush=True)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""Screenshots of the dashboard: ``python -m tools.screenshots FOLDER`` for every page, size and scheme.
+
+They show the bundled models and examples, from top to bottom of each page. With ``--docs``: those of docs and README, into
+``docs/pictures``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from tools.browser import PAGES, ROOT, chromium, dashboard, faults, settle
+
+WIDTHS = (800, 1440, 1920)
+TALLEST = 6000  # pixels
+#: what the docs show: file, address, size, scheme
+DOCS = (
+    ("explore", "?tour=off", (1440, 1150), "light"),
+    ("compare", "compare?tour=off", (1440, 1150), "light"),
+    ("intervene", "intervene?tour=off", (1440, 1000), "dark"),
+)
+
+
+def shoot(page, address: str, path: Path, whole: bool = True, seconds: float = 2.0) -> list[str]:
+    """One page as a picture; gives what is wrong with it."""
+    page.goto(address)
+    settle(page, 120)
+    if whole:
+        size = page.viewport_size
+        tall = page.evaluate("document.querySelector('[data-testid=stMain]').scrollHeight")
+        page.set_viewport_size({"width": size["width"], "height": min(TALLEST, max(size["height"], tall + 20))})
+        settle(page)
+    page.wait_for_timeout(1000 * seconds)
+    page.screenshot(path=str(path))
+    return faults(page)
+
+
+def main() -> int:
+    """Take what the command line says; 1 where a page shows that something went wrong."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", type=Path, default=Path("screenshots"))
+    parser.add_argument("--docs", action="store_true", help="those that README and docs show")
+    parser.add_argument("--pages", nargs="+", default=list(PAGES), help="parts of addresses")
+    parser.add_argument("--widths", nargs="+", type=int, default=list(WIDTHS))
+    parser.add_argument("--schemes", nargs="+", default=["light", "dark"])
+    chosen = parser.parse_args()
+    folder = ROOT / "docs" / "pictures" if chosen.docs else chosen.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    if chosen.docs:
+        shots = [(name, where, size, scheme, False) for name, where, size, scheme in DOCS]
+    else:
+        shots = [
+            (f"{page or 'explore'}-{width}-{scheme}", f"{page}?tour=off", (width, 1000), scheme, True)
+            for page in chosen.pages
+            for width in chosen.widths
+            for scheme in chosen.schemes
+        ]
+    wrong = 0
+    with dashboard() as (address, _), chromium() as new_page:
+        for name, where, size, scheme, whole in shots:
+            page = new_page(*size, color_scheme=scheme)
+            problems = shoot(page, f"{address}/{where}", folder / f"{name}.png", whole)
+            page.close()
+            print(f"{name}: {'; '.join(problems) or 'fine'}", flush=True)
+            wrong += bool(problems)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
