@@ -89,11 +89,11 @@ def over_heads(array: xr.DataArray, query=-1, prompt: int = 0, choices: dict | N
 
 
 def by_head(values: xr.DataArray) -> xr.DataArray:
-    """Values (layer, head, ...) along one dimension ``head`` with the labels L0H0, L0H1, …; heads that have none are left out."""
+    """Values (layer, head, ...) along one dimension ``head`` with the labels L0H0, L0H1, …"""
     flat = values.stack(place=("layer", "head"))
     names = [f"L{layer}H{head}" for layer, head in flat["place"].values]
     flat = flat.drop_vars(["place", "layer", "head"]).rename(place="head").assign_coords(head=names)
-    return flat.dropna("head", how="all").transpose("head", ...)
+    return flat.transpose("head", ...)
 
 
 def _chosen(array: xr.DataArray, choices: dict[str, str]) -> tuple[xr.DataArray, list[str]]:

@@ -1,0 +1,1 @@
+"""The sections of the page Amplifier, a file each."""

@@ -1,0 +1,55 @@
+"""What the maps of every head are made of."""
+
+from __future__ import annotations
+
+import streamlit as st
+from kept import kept_option
+from once import once
+from words import in_words, plain
+
+from amplifying.section import heading, python, show
+from diffscope.figures import amplifier as charts
+from diffscope.readings import effort
+from diffscope.readings.composition import composition
+from diffscope.readings.question import other_prompts
+
+OTHERS = 6  # prompts that profiles are fitted to
+WAYS = {
+    "shapley": "what a part adds, mean over all orders",
+    "added": "what a part adds, in the order of the legend",
+}
+
+
+@st.fragment
+def show_anatomy(subject, cap) -> None:
+    """The parts of A2, and of A1 beside it, as stacked bars."""
+    heading("anatomy", "Is the second map a pedestal, a comb of positions, a sink, a copy of the first, or content?")
+    with in_words():
+        scope = subject.scope()
+
+        def compute(tell):
+            return composition(cap, other_prompts(scope, cap, OTHERS), progress=tell)
+
+        reading = once(subject.key, "what the maps are made of", effort.of_composition(cap), compute)
+        if reading is None:
+            return
+        way = st.selectbox(
+            "Shares",
+            list(WAYS),
+            **kept_option("amplifier-shares", list(WAYS)),
+            format_func=WAYS.get,
+            width=420,
+        )
+        estimates = reading.estimates
+        st.caption(
+            plain(f"What distance explains is fitted to {estimates.attrs['others']} other prompts, of as many tokens at least.")
+        )
+        code = python(
+            subject,
+            "from diffscope.readings.composition import composition\nfrom diffscope.readings.question import other_prompts",
+            f"reading = composition(cap, other_prompts(scope, cap, {OTHERS}))",
+            "print(reading)",
+            f"charts.made_of(reading.estimates, {way!r}).save('made_of.pdf')",
+        )
+        alt = "Parts of the maps of every head, as stacked bars"
+        show("anatomy", charts.made_of(estimates, way), alt, estimates, code, estimates[way].attrs["reads"], reading.sentence)

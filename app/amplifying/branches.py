@@ -1,0 +1,71 @@
+"""What the branches of every head do to the logits of the answer and of what competes with it."""
+
+from __future__ import annotations
+
+import streamlit as st
+from once import once
+from words import in_words
+
+from amplifying.question import asked
+from amplifying.section import heading, python, show
+from diffscope.errors import PromptError
+from diffscope.figures import amplifier as charts
+from diffscope.readings import effort
+from diffscope.readings.branches import branches
+from diffscope.readings.question import made_up
+
+IMPORTS = (
+    "from diffscope.readings.branches import branches\n"
+    "from diffscope.readings.question import made_up\n"
+    "from diffscope.readings.question import question as ask"
+)
+OTHERS = 4  # prompts whose A2 is the control
+
+
+@st.fragment
+def show_branches(subject, cap) -> None:
+    """Bars by head, and all parts of the model that add up to the logits."""
+    heading("logits", "Does −λ·A₂ lower the distractors, and spare the answer?")
+    with in_words():
+        question = asked(subject, cap)
+        scope = subject.scope()
+
+        def compute(tell):
+            return branches(scope, question, _others(scope, len(question.ids)))
+
+        runs = effort.of_runs(scope, cap.n_tokens, 1 + 2 * OTHERS)
+        key = (*subject.key, *question.distractors)
+        reading = once(key, "what each branch adds", runs, compute)
+        if reading is None:
+            return
+        estimates = reading.estimates
+        lines = (
+            f"question = ask(scope, cap, {list(question.distractors)!r})",
+            f"reading = branches(scope, question, made_up(scope, len(question.ids), {OTHERS}))",
+            "print(reading)",
+        )
+        show(
+            "branches",
+            charts.added(estimates),
+            "What A₁ and −λ·A₂ of every head add to the logits of the answer and of distractors",
+            estimates[["contribution"]],
+            python(subject, IMPORTS, *lines, "charts.added(reading.estimates).save('branches.pdf')"),
+            estimates["contribution"].attrs["reads"],
+            reading.sentence,
+        )
+        show(
+            "account",
+            charts.account(estimates),
+            "What all parts of the model add to the logits of the answer and of distractors, by layer",
+            estimates[["account", "logit", "unexplained"]],
+            python(subject, IMPORTS, *lines, "charts.account(reading.estimates).save('account.pdf')"),
+            "All bars of a panel together, those up minus those down, are the logit.",
+        )
+
+
+def _others(scope, length: int) -> list[list[int]]:
+    """Other prompts of as many tokens; none where none can be made."""
+    try:
+        return made_up(scope, length, OTHERS)
+    except PromptError:
+        return []

@@ -1,0 +1,172 @@
+"""Noise injected into the scores of both maps: what heads reject of it, and D and the answer with it beside without."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import blocks
+import streamlit as st
+from kept import kept, kept_option
+from once import once
+from words import in_words, plain
+
+from amplifying.question import asked
+from amplifying.section import heading, python, show
+from diffscope.edits import inject_noise
+from diffscope.figures import amplifier as charts
+from diffscope.figures.escaping import visible
+from diffscope.instruments.injection import DRAWS
+from diffscope.readings import effort
+from diffscope.readings.noise import lost, rejection, rejection_sentence
+from diffscope.readings.words import percent
+
+SIGMAS = (0.1, 0.2, 0.5, 1.0, 2.0)
+FIRST_SIGMA = "0.5"
+MODES = {"common": "the same on both maps (common)", "differential": "opposite on the two (differential)"}
+PLACES = ("all layers", "this layer", "this head")
+
+
+class Noise(NamedTuple):
+    """What is injected: on which keys, how strong, in which mode, in which layers and heads, and which draw."""
+
+    span: str
+    sigma: float
+    mode: str
+    layers: int | None
+    heads: int | None
+    draw: int
+
+
+@st.fragment
+def show_noise(subject, cap, layer: int, head: int, query: int) -> None:
+    """Rejection by head, the maps with noise beside without, and what it costs the answer."""
+    heading("noise", "Does what is put into both maps cancel, as in an amplifier that is measured?")
+    with in_words():
+        noise = choose_noise(cap, layer, head)
+        if cap.differential:
+            show_rejection(subject, cap, layer, head, query, noise)
+        else:
+            st.caption("Standard attention has one map: noise cannot be common to two, and either mode is the same.")
+    with in_words():
+        show_watch(subject, cap, layer, head, noise)
+    with in_words():
+        show_answer(subject, cap, noise)
+
+
+def choose_noise(cap, layer: int, head: int) -> Noise:
+    """The controls of the section."""
+    spans = sorted((name for name, keys in cap.spans.items() if keys), key=lambda name: name != "irrelevant")
+    strengths = [f"{sigma:g}" for sigma in SIGMAS]
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        span = st.selectbox("Noise on the keys of", spans, **kept_option("amplifier-keys", spans), width=170)
+        sigma = st.select_slider(
+            "σ of the noise, nats", strengths, **kept_option("amplifier-sigma", strengths, FIRST_SIGMA), width=220
+        )
+        mode = st.selectbox("Mode", list(MODES), **kept_option("amplifier-mode", list(MODES)), format_func=MODES.get, width=270)
+        place = st.selectbox("In", PLACES, **kept_option("amplifier-in", PLACES), width=130)
+        draw = st.number_input("Draw", 0, 10_000, **kept("amplifier-draw"), width=110)
+    layers = None if place == PLACES[0] else layer
+    heads = head if place == PLACES[2] else None
+    return Noise(span, float(sigma), mode, layers, heads, int(draw))
+
+
+def show_rejection(subject, cap, layer: int, head: int, query: int, noise: Noise) -> None:
+    """CMRR by injection of all heads at the chosen strength, and of the chosen head at all."""
+    seconds = effort.of_rejection(cap, len(SIGMAS), DRAWS)
+    key = (*subject.key, query, noise.span)
+    reading = once(
+        key, "rejection by injection", seconds, lambda tell: rejection(cap, query, span=noise.span, sigmas=SIGMAS, draws=DRAWS)
+    )
+    if reading is None:
+        return
+    estimates = reading.estimates
+    data = estimates[["cmrr_injected", "cmrr_injected_error", "equal_maps"]]
+    lines = (f"reading = rejection(cap, {query}, span={noise.span!r}, sigmas={SIGMAS})",)
+    imports = "from diffscope.readings.noise import rejection, rejection_sentence"
+    with blocks.beside("amplifier-rejected", "amplifier-by-sigma") as (left, right):
+        with left:
+            show(
+                "rejected",
+                charts.rejected(estimates, noise.sigma),
+                f"CMRR by injection of every head at σ = {noise.sigma:g}, beside controls",
+                data,
+                python(
+                    subject,
+                    imports,
+                    *lines,
+                    f"print(rejection_sentence(reading.estimates, {noise.sigma}))",
+                    f"charts.rejected(reading.estimates, {noise.sigma}).save('rejected.pdf')",
+                ),
+                estimates["cmrr_injected"].attrs["reads"],
+                rejection_sentence(estimates, noise.sigma),
+            )
+        with right:
+            show(
+                "by-sigma",
+                charts.rejected_by_sigma(estimates, layer, head),
+                f"CMRR by injection of layer {layer}, head {head} over σ, beside controls",
+                data.sel(layer=layer, head=head),
+                python(
+                    subject, imports, *lines, f"charts.rejected_by_sigma(reading.estimates, {layer}, {head}).save('by_sigma.pdf')"
+                ),
+                f"The chosen head over the strength of noise; bars are standard errors over {DRAWS} draws.",
+            )
+
+
+def show_watch(subject, cap, layer: int, head: int, noise: Noise) -> None:
+    """The maps of the chosen head without and with the chosen noise."""
+    scope = subject.scope()
+    edit = inject_noise(noise.sigma, noise.mode, cap.spans[noise.span], noise.draw, noise.layers, noise.heads)
+
+    def compute(tell):
+        with scope.edit(edit):
+            return scope.capture(cap.ids, {name: keys for name, keys in cap.prompts[0].spans.items()})
+
+    noisy = once((*subject.key, noise), "the maps with noise", effort.of_runs(scope, cap.n_tokens, 1), compute)
+    if noisy is None:
+        return
+    with blocks.beside("amplifier-without", "amplifier-with", least=480) as (left, right):
+        for place, shown, words in ((left, cap, "Without noise"), (right, noisy, f"With {edit}")):
+            with place:
+                token, probability = shown.next[0]
+                st.markdown(f"**{plain(words)}** next is “{plain(visible(str(token)))}” with {plain(percent(probability))}.")
+                blocks.show_view(shown, layer, head, key=f"amplifier-view-{words.partition(' ')[0]}")
+
+
+def show_answer(subject, cap, noise: Noise) -> None:
+    """What one draw, and many over all strengths, cost the answer's log-odds."""
+    question = asked(subject, cap)
+    scope = subject.scope()
+    common = {"span": noise.span, "layers": noise.layers, "heads": noise.heads}
+    key = (*subject.key, *question.distractors, *common.values())
+    single = once(
+        (*key, noise.sigma, noise.draw),
+        "what this draw costs the answer",
+        effort.of_runs(scope, cap.n_tokens, 3),
+        lambda tell: lost(scope, question, sigmas=[noise.sigma], draws=1, seed=noise.draw, **common),
+    )
+    if single is not None:
+        st.markdown(plain(single.sentence))
+    runs = effort.of_runs(scope, cap.n_tokens, 2 * DRAWS * len(SIGMAS))
+    reading = once(
+        key, "what noise costs the answer", runs, lambda tell: lost(scope, question, sigmas=SIGMAS, progress=tell, **common)
+    )
+    if reading is None:
+        return
+    estimates = reading.estimates
+    given = ", ".join(f"{name}={value!r}" for name, value in common.items())
+    show(
+        "lost",
+        charts.lost(estimates),
+        "Log-odds of the answer lost to common and to opposite noise, over σ",
+        estimates,
+        python(
+            subject,
+            "from diffscope.readings.noise import lost\nfrom diffscope.readings.question import question",
+            f"reading = lost(scope, question(scope, cap, {list(question.distractors)!r}), sigmas={SIGMAS}, {given})",
+            "print(reading)",
+            "charts.lost(reading.estimates).save('lost.pdf')",
+        ),
+        estimates["log_odds_lost"].attrs["reads"],
+        reading.sentence,
+    )

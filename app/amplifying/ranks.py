@@ -1,0 +1,45 @@
+"""Effective ranks of whole maps, in a definition that the reader chooses."""
+
+from __future__ import annotations
+
+import streamlit as st
+from kept import kept_option
+from once import once
+from words import in_words, plain
+
+from amplifying.section import heading, python, show
+from diffscope.figures import amplifier as charts
+from diffscope.readings import effort
+from diffscope.readings.ranks import DEFINED, ranks, ranks_sentence
+
+
+@st.fragment
+def show_ranks(subject, cap) -> None:
+    """Ranks beside their controls."""
+    heading("ranks", "Are the maps simpler than maps that attend to nothing, or to the same weights elsewhere?")
+    with in_words():
+        reading = once(subject.key, "effective ranks", effort.of_ranks(cap), lambda tell: ranks(cap, progress=tell))
+        if reading is None:
+            return
+        definition = st.selectbox(
+            "Definition",
+            list(DEFINED),
+            **kept_option("amplifier-definition", list(DEFINED)),
+            format_func=lambda name: f"{name}: {DEFINED[name]}",
+            width=420,
+        )
+        estimates = reading.estimates
+        about = estimates["effective_rank"].attrs
+        code = python(
+            subject,
+            "from diffscope.readings.ranks import ranks",
+            "reading = ranks(cap)",
+            "print(reading)",
+            f"charts.ranks(reading.estimates, {definition!r}).save('ranks.pdf')",
+        )
+        data = estimates[["effective_rank", "effective_rank_error"]]
+        alt = f"{definition} of the maps of every head, beside the uniform map and permuted rows"
+        show("ranks", charts.ranks(estimates, definition), alt, data, code, about["reads"], ranks_sentence(estimates, definition))
+        for note in ("estimated", "unknown"):
+            if note in about:
+                st.caption(plain(f"{note.capitalize()}: {about[note]}."))

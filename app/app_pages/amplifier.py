@@ -1,0 +1,53 @@
+"""Amplifier: what the subtraction leaves and passes, taken literally: gains, ranks, rejection of noise, anatomy, logits."""
+
+from __future__ import annotations
+
+import streamlit as st
+from amplifying.anatomy import show_anatomy
+from amplifying.branches import show_branches
+from amplifying.gains import show_gains
+from amplifying.noise import show_noise
+from amplifying.question import choose_distractors
+from amplifying.ranks import show_ranks
+from amplifying.section import SECTIONS, contents
+from choices import choose_subject
+from place import choose_head, choose_query, follow
+from words import in_words, plain
+
+from diffscope.attention.indexing import check_index
+from diffscope.figures.panels import short_name
+
+STANDARD = (
+    "Standard attention has one map and subtracts nothing: it has no λ, nothing to reject, and no gains. Its ranks, what its "
+    "maps are made of, what noise costs its answer and what its heads add to the logits can be asked all the same."
+)
+
+
+def show_amplifier(subject, cap) -> None:
+    """The page below the choice of model and prompt."""
+    follow(cap, subject.key)
+    st.markdown(
+        f"**{plain(short_name(cap.model_name))}** · {plain(cap.family)} · {cap.n_layers} layers × {cap.n_heads} heads · "
+        f"{cap.n_tokens} tokens"
+    )
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        layer, head = choose_head(cap)
+        query = choose_query(cap)
+        choose_distractors()
+    contents(name for name in SECTIONS if cap.differential or name not in ("lambda", "gains"))
+    check_index("layer", layer, cap.layer_numbers)
+    check_index("head", head, range(cap.n_heads))
+    if cap.differential:
+        show_gains(subject, cap, query)
+    else:
+        st.info(STANDARD)
+    show_ranks(subject, cap)
+    show_noise(subject, cap, layer, head, query)
+    show_anatomy(subject, cap)
+    show_branches(subject, cap)
+
+
+with in_words():
+    subject = choose_subject()
+    if subject is not None:
+        show_amplifier(subject, subject.capture())

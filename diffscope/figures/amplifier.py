@@ -1,0 +1,229 @@
+"""Charts of what :mod:`diffscope.readings` says of a model as an amplifier; each is of the estimates of a reading."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import xarray as xr
+
+from diffscope.figures.api import curves
+from diffscope.figures.base import Figure
+from diffscope.figures.heads import by_head
+from diffscope.readings.branches import FIRST, OTHER, SECOND
+from diffscope.readings.branches import LARGEST as LARGEST_OTHER
+from diffscope.readings.branches import LEAST as LEAST_OTHER
+from diffscope.readings.composition import OWN as AS_IT_IS
+from diffscope.readings.pairing import LARGEST, LEAST, MIDDLE, OWN
+
+CONTROLS = {OWN: "own A₂", MIDDLE: "A₂ of other heads"}
+MAPS = {"lambda_A2": "λ·A₂", "A1": "A₁", "D": "D", "A2": "A₂"}
+RANKS = {"map": "the map", "permuted": "its rows permuted", "uniform": "uniform map"}
+MODES = {"common": "common noise", "differential": "opposite noise"}
+PARTS = {"other": "the other map"}
+TARGETS = {"answer": "answer", "distractors": "mean of distractors", "margin": "answer − distractors"}
+STAR = (0.0, 2.0)  # a λ* beyond says only that there is next to nothing to subtract
+GAINS = (-2.0, 2.0)
+
+
+def lambdas(estimates: xr.Dataset) -> Figure:
+    """λ of every head, and where it began."""
+    names = ["λ", "at initialisation"]
+    together = xr.concat([estimates["lambda"], estimates["lambda_init"]], xr.DataArray(names, dims="which", name="which"))
+    values = by_head(_titled(together, "λ"))
+    return curves(values, x="head", series="which", style="points", controls=names[1:], wide=True)
+
+
+def rejection_by_lambda(estimates: xr.Dataset) -> Figure:
+    """What every head would reject if its maps were equal."""
+    return curves(by_head(_titled(estimates["cmrr"], "CMRR")), x="head", style="bars", wide=True)
+
+
+def best_lambda(estimates: xr.Dataset) -> Figure:
+    """λ* of every head against its λ, on irrelevant keys and on the answer, beside the pairing control."""
+    values, _, _ = _beside_controls(_titled(estimates["lambda_star"], "λ*"))
+    return curves(
+        values,
+        x="head",
+        series="control",
+        panels="span",
+        style="points",
+        at=by_head(_titled(estimates["lambda"], "λ")),
+        diagonal="λ* = λ",
+        controls=[CONTROLS[MIDDLE]],
+        within=STAR,
+        wide=True,
+    )
+
+
+def residual(estimates: xr.Dataset, name: str = "residual_over_floor") -> Figure:
+    """What the subtraction leaves on irrelevant keys over its floor, or the floor itself, beside the pairing control."""
+    title = {"residual_over_floor": "residual / floor", "residual_floor": "floor"}[name]
+    values, low, high = _beside_controls(_titled(estimates[name].sel(span="irrelevant", drop=True), title))
+    grey = [CONTROLS[MIDDLE]]
+    log = "y" if name == "residual_over_floor" else ""
+    return curves(values, x="head", series="control", low=low, high=high, style="points", log=log, controls=grey, wide=True)
+
+
+def gain(estimates: xr.Dataset, name: str = "noise_gain") -> Figure:
+    """Noise gain or signal gain of every head on irrelevant keys and on the answer, beside the pairing control."""
+    values, low, high = _beside_controls(_titled(estimates[name], name.replace("_", " ")))
+    return curves(
+        values,
+        x="head",
+        series="control",
+        panels="span",
+        low=low,
+        high=high,
+        references={"as much as went in": 1.0},
+        style="points",
+        log="y" if name == "noise_gain" else "",
+        controls=[CONTROLS[MIDDLE]],
+        within=None if name == "noise_gain" else GAINS,
+        wide=True,
+    )
+
+
+def ranks(estimates: xr.Dataset, definition: str = "erank") -> Figure:
+    """Effective ranks of λ·A2, A1 and D of every head, beside its rows permuted and the uniform map."""
+    chosen = estimates.sel(definition=definition, rank_control=list(RANKS), ranked_map=["lambda_A2", "A1", "D"])
+    standard = not chosen["effective_rank"].sel(ranked_map="lambda_A2").notnull().any()
+    there = chosen.sel(ranked_map=["D"]) if standard else chosen
+    there = _worded(there, ranked_map={"D": "A"} if standard else MAPS, rank_control=RANKS)
+    rank, error = (by_head(there[name]) for name in ("effective_rank", "effective_rank_error"))
+    return curves(
+        _titled(rank, definition),
+        x="head",
+        series="rank_control",
+        panels="ranked_map",
+        low=rank - error,
+        high=rank + error,
+        style="points",
+        log="y",
+        controls=[RANKS["uniform"]],
+        wide=True,
+    )
+
+
+def rejected(estimates: xr.Dataset, sigma: float) -> Figure:
+    """What every head rejects of injected noise of one strength, with its standard error, beside the pairing control."""
+    chosen = estimates.sel(sigma=sigma)
+    error = by_head(chosen["cmrr_injected_error"].sel(control=OWN, drop=True))
+    values, low, high = _beside_controls(_titled(chosen["cmrr_injected"], "CMRR by injection"))
+    own = values["control"] == CONTROLS[OWN]
+    equal = by_head(chosen["equal_maps"]).expand_dims(control=["equal maps, small noise"])
+    return curves(
+        xr.concat([values, equal], "control"),
+        x="head",
+        series="control",
+        low=xr.concat([xr.where(own, values - error, low), equal], "control"),
+        high=xr.concat([xr.where(own, values + error, high), equal], "control"),
+        references={"nothing cancels": 0.0},
+        style="points",
+        controls=[CONTROLS[MIDDLE]],
+        wide=True,
+    )
+
+
+def rejected_by_sigma(estimates: xr.Dataset, layer: int, head: int) -> Figure:
+    """What one head rejects over the strength of the noise, beside the pairing control."""
+    chosen = estimates["cmrr_injected"].sel(layer=layer, head=head, drop=True)
+    error = estimates["cmrr_injected_error"].sel(layer=layer, head=head, control=OWN, drop=True)
+    values, low, high = _ranged(_titled(chosen, f"CMRR of L{layer}H{head}"))
+    own = values["control"] == CONTROLS[OWN]
+    return curves(
+        _with_sigma(values),
+        x="sigma",
+        series="control",
+        low=xr.where(own, values - error, low),
+        high=xr.where(own, values + error, high),
+        references={"nothing cancels": 0.0},
+        log="x",
+        controls=[CONTROLS[MIDDLE]],
+    )
+
+
+def lost(estimates: xr.Dataset) -> Figure:
+    """Log-odds of the answer lost to common and to opposite noise, with standard errors, over the strength of the noise."""
+    values = _worded(_titled(estimates["log_odds_lost"], "log-odds lost"), mode=MODES)
+    error = _worded(estimates["log_odds_lost_error"], mode=MODES)
+    everything = {"all of it": float(estimates["log_odds"])}
+    return curves(
+        _with_sigma(values), x="sigma", series="mode", low=values - error, high=values + error, references=everything, log="x"
+    )
+
+
+def made_of(estimates: xr.Dataset, way: str = "shapley") -> Figure:
+    """What A2 and A1 of every head are made of, as stacked bars."""
+    values = estimates[way].sel(control=AS_IT_IS)
+    if values.sel(map="A2").notnull().any():
+        values = _worded(values.sel(map=["A2", "A1"]), map=MAPS, part=PARTS)
+    else:  # one map, and no other to be a copy of
+        values = _worded(values.sel(map=["A1"]).drop_sel(part="other"), map={"A1": "A"})
+    values = by_head(values)
+    return curves(_titled(values, "share of the map"), x="head", series="part", panels="map", style="stacked", wide=True)
+
+
+def added(estimates: xr.Dataset) -> Figure:
+    """What A1 and −λ·A2 of every head add to logits, and what A2 of other prompts would, with its range."""
+    contribution = estimates["contribution"]
+    values = contribution.sel(branch=[FIRST, SECOND, OTHER])
+    low = contribution.sel(branch=[FIRST, SECOND, LEAST_OTHER]).assign_coords(branch=values["branch"])
+    high = contribution.sel(branch=[FIRST, SECOND, LARGEST_OTHER]).assign_coords(branch=values["branch"])
+    there = values["branch"][values.notnull().any(["layer", "head", "target"]).values]
+    names = {} if SECOND in there else {FIRST: "A"}
+    words = {"target": TARGETS, "branch": names}
+    values, low, high = (by_head(_worded(each.sel(branch=there), **words)) for each in (values, low, high))
+    return curves(
+        _titled(values, "added, directly"),
+        x="head",
+        series="branch",
+        panels="target",
+        low=low,
+        high=high,
+        style="bars",
+        controls=[OTHER],
+        wide=True,
+    )
+
+
+def account(estimates: xr.Dataset) -> Figure:
+    """How all parts of the model add up to the logits of the answer and of the distractors, layer by layer."""
+    values = _worded(estimates["account"].sel(target=["answer", "distractors"]), target=TARGETS)
+    values = values.sel(part=values.any(["place", "target"]))
+    if SECOND not in values["part"]:
+        values = _worded(values, part={FIRST: "A"})
+    return curves(_titled(values, "added, directly"), x="place", series="part", panels="target", style="stacked", wide=True)
+
+
+def _titled(values: xr.DataArray, title: str) -> xr.DataArray:
+    return values.assign_attrs(long_name=title)
+
+
+def _worded(values, **words: Mapping[str, str]):
+    """With labels as they are printed."""
+    return values.assign_coords(
+        {dim: [named.get(str(label), str(label)) for label in values[dim].values] for dim, named in words.items()}
+    )
+
+
+def _with_sigma(values: xr.DataArray) -> xr.DataArray:
+    values = values.copy(deep=False)
+    values["sigma"].attrs["long_name"] = "σ of the noise, nats"
+    return values
+
+
+def _beside_controls(values: xr.DataArray) -> tuple[xr.DataArray, xr.DataArray, xr.DataArray]:
+    """Values of every head and the middle of its controls, and the range of these."""
+    if "span" in values.dims:  # without a marked answer there is none to draw
+        there = [str(name) for name in values["span"].values if name != "answer" or values.sel(span=name).notnull().any()]
+        values = values.sel(span=there)
+    values, low, high = _ranged(values)
+    return by_head(values), by_head(low), by_head(high)
+
+
+def _ranged(values: xr.DataArray) -> tuple[xr.DataArray, xr.DataArray, xr.DataArray]:
+    """Values and the middle of their controls, and the least and largest of these; of values themselves there is no range."""
+    middle, low, high = (
+        values.sel(control=[OWN, control]).assign_coords(control=list(CONTROLS.values())) for control in (MIDDLE, LEAST, LARGEST)
+    )
+    return middle, low, high

@@ -1,0 +1,96 @@
+"""What second maps are made of, beside what first ones are, and how much of a copy another head's would be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import xarray as xr
+
+from diffscope.capture import Capture, CaptureBatch
+from diffscope.instruments.anatomy import anatomy
+from diffscope.instruments.injection import with_a2_moved
+from diffscope.readings.captures import one_prompt
+from diffscope.readings.reading import Reading
+from diffscope.readings.words import between, percent
+
+OWN, NEXT = "as it is", "A2 of the next head"
+READS = (
+    "Each bar is one map: a pedestal (uniform), a comb of positions (distance), sinks and keys that all look at (key), a copy "
+    "of the other map, and what none of these explains (rest): content of its own, or noise of its own."
+)
+
+
+def composition(
+    cap: Capture | CaptureBatch, others: CaptureBatch, *, progress: Callable[[int, int], object] | None = None
+) -> Reading:
+    """What A2, and beside it A1, of every head is made of; and A2 of the next head in its place, the pairing control.
+
+    Parameters
+    ----------
+    cap : Capture
+        Of one prompt.
+    others : CaptureBatch
+        Of other prompts, as :func:`diffscope.instruments.anatomy.anatomy` takes them.
+    progress : callable, optional
+        Called with (done, total), counted in layers of either run.
+
+    Returns
+    -------
+    Reading
+        ``estimates``: ``alone``, ``added`` and ``shapley`` (layer, head, map, part, control). The control is NaN where a head has
+        the A2 of the next one. The attribute ``others`` is how many prompts profiles were fitted to.
+
+    Raises
+    ------
+    PromptError, DiffscopeError
+        As of :func:`diffscope.instruments.anatomy.anatomy`.
+    """
+    cap = one_prompt(cap)
+    moved = _moved(cap)
+    runs = 2 if moved.any() else 1
+    own = anatomy(cap, others, progress=_part_of(progress, 0, runs))
+    following = own.where(False)
+    if runs == 2:
+        pair = with_a2_moved(cap), with_a2_moved(others)
+        following = anatomy(*pair, progress=_part_of(progress, 1, runs)).where(moved)
+    estimates = xr.concat([own, following], xr.DataArray([OWN, NEXT], dims="control", name="control"), combine_attrs="override")
+    estimates = estimates.assign_attrs(own.attrs, others=len(others))
+    for name in estimates.data_vars:
+        estimates[name].attrs["reads"] = READS
+    return Reading(_sentence(estimates), estimates)
+
+
+def _part_of(progress: Callable[[int, int], object] | None, before: int, runs: int) -> Callable[[int, int], object] | None:
+    """Progress of one of several runs, as that of all."""
+    return None if progress is None else lambda done, total: progress(before * total + done, runs * total)
+
+
+def _moved(cap: Capture) -> xr.DataArray:
+    """Which heads get another second map than their own, bool (layer, head)."""
+    table = np.zeros((cap.n_layers, cap.n_heads), dtype=bool)
+    for row, layer in zip(table, cap.layers):
+        if layer.differential:
+            a2 = layer.pairing.of_branch(2)
+            row[: layer.n_heads] = (a2 != a2.roll(-1)).tolist()
+    return xr.DataArray(table, {"layer": cap.layer_numbers, "head": range(cap.n_heads)}, ("layer", "head"))
+
+
+def _sentence(estimates: xr.Dataset) -> str:
+    shares = estimates["shapley"]
+
+    def spread(name: str, part: str, control: str = OWN) -> str:
+        values = shares.sel(map=name, part=part, control=control).values.ravel()
+        values = values[np.isfinite(values)]
+        return between(values, percent) if len(values) else ""
+
+    if not spread("A1", "rest"):
+        return "No query sees two tokens: there is nothing to explain."
+    if not spread("A2", "rest"):
+        return f"Of A, {spread('A1', 'rest')} by head is neither uniform nor a matter of distance or key."
+    copy = spread("A2", "other", NEXT)
+    control = f" (of the next head's A2 {copy})" if copy else ""
+    return (
+        f"By head, A1 explains {spread('A2', 'other')} of A2{control}, and {spread('A2', 'rest')} of A2 is explained by nothing, "
+        f"of A1 {spread('A1', 'rest')}."
+    )

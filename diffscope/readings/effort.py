@@ -1,0 +1,42 @@
+"""How long a reading will take, roughly and on one core: enough to tell what is done at once from what is asked for first."""
+
+from __future__ import annotations
+
+from diffscope.capture import Capture
+from diffscope.scope import Scope
+
+
+def of_gains(cap: Capture) -> float:
+    """Seconds for :func:`diffscope.readings.amplifier` without ranks: a row of every head, with every A2 of its layer."""
+    return 1.5e-3 * sum(layer.n_heads**2 for layer in cap.layers)
+
+
+def of_ranks(cap: Capture) -> float:
+    """Seconds for :func:`diffscope.readings.ranks.ranks`: singular values of some twelve maps a head."""
+    return _heads(cap) * (0.05 + 7e-9 * cap.n_tokens**3)
+
+
+def of_composition(cap: Capture) -> float:
+    """Seconds for :func:`diffscope.readings.composition.composition` with a few other prompts of the same length."""
+    return _heads(cap) * (0.05 + 1.5e-6 * cap.n_tokens**2)
+
+
+def of_rejection(cap: Capture, sigmas: int, draws: int) -> float:
+    """Seconds for :func:`diffscope.readings.noise.rejection` with so many strengths and draws, and all its controls."""
+    rows = sum(layer.n_heads**2 for layer in cap.layers if layer.differential) * sigmas * draws
+    return 3e-7 * rows * cap.n_tokens
+
+
+def of_runs(scope: Scope, tokens: int, runs: int) -> float:
+    """Seconds for so many runs of a model on a prompt of so many tokens, under edits."""
+    weights = sum(parameter.numel() for parameter in scope.model.parameters())
+    return runs * tokens * (2e-4 + 1e-10 * weights)
+
+
+def in_words(seconds: float) -> str:
+    """About 20 s, about 3 min."""
+    return f"about {seconds:.0f} s" if seconds < 90 else f"about {seconds / 60:.0f} min"
+
+
+def _heads(cap: Capture) -> int:
+    return sum(layer.n_heads for layer in cap.layers)

@@ -1,0 +1,193 @@
+"""What heads, and answers, make of noise that is put into both maps: the same into both, or opposite."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import xarray as xr
+
+from diffscope.capture import Capture, CaptureBatch
+from diffscope.edits.base import Places
+from diffscope.errors import DiffscopeError
+from diffscope.instruments.injection import DRAWS, MODES, SIGMAS, cmrr_by_injection, log_odds_under_noise
+from diffscope.readings.captures import one_prompt, query_positions
+from diffscope.readings.pairing import COUNT, LARGEST, LEAST, MIDDLE, OWN, beside_controls
+from diffscope.readings.question import Question
+from diffscope.readings.reading import Reading, described
+from diffscope.readings.words import between, counted, figures
+from diffscope.scope import Scope
+
+CLEARLY = 2.0  # standard errors
+SMALL_NOISE = 20 * math.log10(2)  # dB above the statistic cmrr, since +n and -n differ by 2n
+
+READS = {
+    "cmrr_injected": "At 0 dB what both maps get passes as opposite noise does: nothing cancels. At 20 dB a tenth of it passes. "
+    "Only what is above the controls is the head's own.",
+    "log_odds_lost": "If what both maps get cancels, common noise costs the answer less than opposite noise of the same size.",
+}
+
+
+def rejection(
+    cap: Capture | CaptureBatch,
+    query: int = -1,
+    *,
+    span: str = "irrelevant",
+    sigmas: Sequence[float] = SIGMAS,
+    draws: int = DRAWS,
+    seed: int = 0,
+) -> Reading:
+    """Common-mode rejection by injection of every head at one query, beside the same with other heads' second maps.
+
+    Parameters
+    ----------
+    cap : Capture
+        Of one prompt.
+    query : int
+    span : str
+        The keys that noise is put on.
+    sigmas, draws, seed
+        As of :func:`diffscope.instruments.injection.cmrr_by_injection`. The sentence is about the first σ.
+
+    Returns
+    -------
+    Reading
+        ``estimates``: ``cmrr_injected`` and its standard error ``cmrr_injected_error`` (layer, head, sigma, control), in dB; the
+        middle of the controls is a ratio of their mean squares. ``controls`` (layer, head) is their number, ``equal_maps``
+        (layer, head) what small noise would give if both maps were equal.
+
+    Raises
+    ------
+    DiffscopeError
+        There is no such token or span, or the capture is of several prompts.
+    """
+    cap = one_prompt(cap)
+    (at,) = query_positions(cap, [query])
+
+    def measure(capture: Capture) -> xr.Dataset:
+        injected = cmrr_by_injection(capture, [at], spans=[span], sigmas=sigmas, draws=draws, seed=seed).isel(span=0, drop=True)
+        squares = {f"{mode}_squared": injected[f"change_{mode}"] ** 2 for mode in ("common", "differential")}
+        return injected[["cmrr_injected", "cmrr_injected_error"]].assign(squares)
+
+    estimates = beside_controls(cap, measure)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = 10 * np.log10(estimates["differential_squared"] / estimates["common_squared"])
+    own = estimates["cmrr_injected"]
+    gains = cap.measure("cmrr", queries=[at])["cmrr"].isel(query=0, drop=True) + SMALL_NOISE
+    estimates = estimates.drop_vars(["differential_squared", "common_squared"]).assign(
+        cmrr_injected=xr.where(own["control"] == MIDDLE, ratio, own).transpose(*own.dims).assign_attrs(own.attrs),
+        equal_maps=described(gains, "what equal maps would reject of small noise", "20 log10((g + lambda) / |g - lambda|)", "dB"),
+    )
+    estimates["cmrr_injected"].attrs |= {"reads": READS["cmrr_injected"], "span": span}
+    if not cap.differential:
+        return Reading("It is standard attention: it has one map, and no noise is common to two.", estimates)
+    return Reading(rejection_sentence(estimates, float(sigmas[0])), estimates)
+
+
+def rejection_sentence(estimates: xr.Dataset, sigma: float) -> str:
+    """What heads reject of noise of one strength, beside the controls; `estimates` as of :func:`rejection`."""
+    values = estimates.sel(sigma=sigma)
+    rejected = values["cmrr_injected"]
+    span = rejected.attrs["span"]
+    own = rejected.sel(control=OWN)
+    if not own.notnull().any():
+        return f"Noise on {span} tokens changes nothing here: there is nothing to reject."
+    whole = float(values["equal_maps"].min()), float(values["equal_maps"].max())
+    start = (
+        f"Of noise of σ = {sigma:g} on {span} tokens heads reject {between(own.values[own.notnull()], decibels)} dB; equal maps "
+        f"would reject {between(whole, decibels)} dB of small noise"
+    )
+    least, largest = (rejected.sel(control=control) for control in (LEAST, LARGEST))
+    compared = own.notnull() & largest.notnull()
+    if not compared.any():
+        return f"{start}. There is no other A2 in a layer to compare with."
+    errors = values["cmrr_injected_error"]
+    error = (errors.sel(control=OWN) ** 2 + errors.sel(control=LARGEST) ** 2) ** 0.5
+    error = error.where(np.isfinite(own) & np.isfinite(largest), 0.0)  # what is infinite has none
+    above = int((own - largest > CLEARLY * error).where(compared, False).sum())
+    controls = float(least.where(compared).min()), float(largest.where(compared).max())
+    counts = sorted({int(count) for count in values[COUNT].values.ravel() if count})
+    many = counted(counts[0], "control") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} controls"
+    return (
+        f"{start}. With other heads' A2 they reject {between(controls, decibels)} dB ({many} a head): {above} of "
+        f"{counted(int(compared.sum()), 'head')} are above every control by more than two standard errors."
+    )
+
+
+def decibels(value: float) -> str:
+    """One decimal: 12.9, −0.3."""
+    return "infinite" if math.isinf(value) else f"{value:.1f}".replace("-0.0", "0.0").replace("-", "−")
+
+
+def lost(
+    scope: Scope,
+    question: Question,
+    *,
+    span: str = "irrelevant",
+    sigmas: Sequence[float] = SIGMAS,
+    draws: int = DRAWS,
+    seed: int = 0,
+    layers: Places = None,
+    heads: Places = None,
+    progress: Callable[[int, int], object] | None = None,
+) -> Reading:
+    """What noise costs the answer's log-odds against its distractors, common and opposite, over its strength.
+
+    Parameters
+    ----------
+    scope : Scope
+    question : Question
+        Of :func:`diffscope.readings.question.question`.
+    span, sigmas, draws, seed, layers, heads
+        As of :func:`diffscope.instruments.injection.log_odds_under_noise`.
+    progress : callable, optional
+        Called with (done, total), counted in strengths.
+
+    Returns
+    -------
+    Reading
+        ``estimates``: ``log_odds``, ``log_odds_lost`` and its standard error ``log_odds_lost_error`` (mode, sigma), in nats.
+    """
+    tables = []
+    for done, sigma in enumerate(sigmas):
+        table = log_odds_under_noise(
+            scope,
+            question.ids,
+            question.answer,
+            list(question.distractors.values()),
+            span=span,
+            spans=question.spans,
+            sigmas=[sigma],
+            draws=draws,
+            seed=seed,
+            layers=layers,
+            heads=heads,
+        )
+        tables.append(table)
+        if progress:
+            progress(done + 1, len(sigmas))
+    if not tables:
+        raise DiffscopeError("give at least one standard deviation of noise")
+    estimates = xr.concat(tables, "sigma", data_vars="minimal", compat="override", coords="minimal", join="outer")
+    estimates["log_odds_lost"].attrs["reads"] = READS["log_odds_lost"]
+    return Reading(_lost(estimates), estimates)
+
+
+def _lost(estimates: xr.Dataset) -> str:
+    """What either noise takes at the strength at which common noise first takes a tenth, or else at the largest."""
+    whole = float(estimates["log_odds"])
+    share = estimates["log_odds_lost"].sel(mode="common") / whole
+    strong = estimates["sigma"].values[(share >= 0.1).values] if whole > 0 else []
+    sigma = float(strong[0]) if len(strong) else float(estimates["sigma"][-1])
+    values = estimates.sel(sigma=sigma)
+    common, opposite = (float(values["log_odds_lost"].sel(mode=mode)) for mode in MODES)
+    errors = [float(values["log_odds_lost_error"].sel(mode=mode)) for mode in MODES]
+    start = f"Of {figures(whole)} nats of log-odds, noise of σ = {sigma:g} takes"
+    if any(map(math.isnan, errors)):
+        return f"{start} {figures(common)} where it is common and {figures(opposite)} where it is opposite, in one draw."
+    takes = [f"{figures(amount)} ± {figures(error)}" for amount, error in zip((common, opposite), errors)]
+    verdict = "they differ by less than two standard errors"
+    if abs(common - opposite) > CLEARLY * math.hypot(*errors):
+        verdict = f"common noise takes {'less' if common < opposite else 'more'}"
+    return f"{start} {takes[0]} where it is common and {takes[1]} where it is opposite: {verdict}."

@@ -1,0 +1,210 @@
+"""The Amplifier page: every section draws what the library measures, or says in a line why it cannot."""
+
+import base64
+import json
+import time
+
+import numpy as np
+import pytest
+from small_models import PROMPT
+
+PAGE = "app_pages/amplifier.py"
+OTHER, OWN = "a folder or a saved capture", "own text"
+SIGMAS = (0.1, 0.2, 0.5, 1.0, 2.0)
+
+
+def fine(test):
+    assert not test.exception, test.exception
+    return test
+
+
+@pytest.fixture
+def amplifier(app):
+    """The page as a function of a query string's values."""
+    return lambda **query: fine(app(**query).switch_page(PAGE).run())
+
+
+@pytest.fixture
+def scope(folders):
+    import diffscope
+
+    return diffscope.load(str(folders["small-diff"]))
+
+
+@pytest.fixture
+def cap(scope):
+    return scope.capture(PROMPT, spans={"answer": "7421"})
+
+
+def numbers(values):
+    """What plotly is sent, as numbers."""
+    if isinstance(values, dict):
+        values = np.frombuffer(base64.b64decode(values["bdata"]), values["dtype"])
+    return np.array(values, dtype=float)
+
+
+def chart(test, title):
+    """The series of the chart whose vertical axis has this title, in the order of its panels: a list of y for each name."""
+    specs = [json.loads(element.proto.spec) for element in test.get("plotly_chart")]
+    (spec,) = [spec for spec in specs if spec["layout"]["yaxis"].get("title", {}).get("text", "") == title]
+    series = {}
+    for trace in spec["data"]:
+        series.setdefault(trace["name"], []).append(numbers(trace["y"]))
+    return series
+
+
+def titles(test):
+    specs = [json.loads(element.proto.spec) for element in test.get("plotly_chart")]
+    return [spec["layout"]["yaxis"].get("title", {}).get("text", "") for spec in specs]
+
+
+def words(test):
+    """What warnings, infos, captions and paragraphs say."""
+    parts = (*test.warning, *test.info, *test.caption, *test.markdown)
+    return " ".join(part.value for part in parts).replace("\\", "")
+
+
+def by_head(values):
+    return values.transpose("layer", "head", ...).values.reshape(values["layer"].size * values["head"].size, -1).squeeze()
+
+
+def test_every_section_shows_the_numbers_of_the_library(amplifier, scope, cap):
+    import diffscope
+    from diffscope import readings
+    from diffscope.readings.question import other_prompts, question
+
+    test = amplifier()
+    assert not test.warning, words(test)
+    gains = readings.amplifier(cap, ranks=False).estimates
+    shown = {"λ": ("λ", gains["lambda"]), "CMRR, dB": ("", gains["cmrr"])}
+    for title, (name, values) in shown.items():
+        np.testing.assert_allclose(chart(test, title)[name][0], by_head(values))
+    for title in ("lambda_star", "noise_gain", "signal_gain"):
+        drawn = chart(test, {"lambda_star": "λ*"}.get(title, title.replace("_", " ")))["own A₂"]
+        for panel, span in zip(drawn, ("irrelevant", "answer"), strict=True):
+            own = by_head(gains[title].sel(span=span, control="as it is"))
+            inside = np.isfinite(panel)
+            np.testing.assert_allclose(panel[inside], own[inside], rtol=1e-6)
+        assert gains[title].attrs["says"] in words(test) and gains[title].attrs["reads"] in words(test)
+    measured = cap.measure("effective_rank")["effective_rank"].sel(definition="erank")
+    drawn = chart(test, "erank")
+    for panel, name in enumerate(("lambda_A2", "A1", "D")):
+        for series, control in {"the map": "map", "uniform map": "uniform", "its rows permuted": "permuted"}.items():
+            np.testing.assert_allclose(drawn[series][panel], by_head(measured.sel(ranked_map=name, control=control)))
+    injected = diffscope.cmrr_by_injection(cap, spans=["irrelevant"], sigmas=SIGMAS)["cmrr_injected"].sel(sigma=0.5)
+    np.testing.assert_allclose(chart(test, "CMRR by injection, dB")["own A₂"][0], by_head(injected))
+    anatomy = diffscope.anatomy(cap, other_prompts(scope, cap, 6))["shapley"]
+    drawn = chart(test, "share of the map")
+    for panel, name in enumerate(("A2", "A1")):
+        np.testing.assert_allclose(drawn["rest"][panel], by_head(anatomy.sel(map=name, part="rest")), rtol=1e-6)
+        np.testing.assert_allclose(sum(part[panel] for part in drawn.values()), 1, rtol=1e-6)
+    asked = question(scope, cap)
+    table = diffscope.branch_attribution(scope, PROMPT, asked.answer, list(asked.distractors.values())).isel(prompt=0)
+    by_branch, account = [json.loads(element.proto.spec) for element in test.get("plotly_chart")][-2:]
+    for trace, branch in zip(by_branch["data"], ("A1", "A2")):
+        np.testing.assert_allclose(numbers(trace["y"]), by_head(table["answer"].sel(branch=branch)), rtol=1e-5)
+    answer = sum(numbers(trace["y"]).sum() for trace in account["data"] if trace["xaxis"] == "x")
+    assert answer == pytest.approx(float(table["logit"][0]), abs=1e-4)
+
+
+def test_what_noise_costs_the_answer_is_what_the_library_measures(amplifier, scope, cap):
+    import diffscope
+    from diffscope.readings.question import question
+
+    asked = question(scope, cap)
+    table = diffscope.log_odds_under_noise(
+        scope, asked.ids, asked.answer, list(asked.distractors.values()), spans=asked.spans, sigmas=SIGMAS
+    )
+    drawn = chart(amplifier(), "log-odds lost, nats")
+    for name, mode in {"common noise": "common", "opposite noise": "differential"}.items():
+        np.testing.assert_allclose(drawn[name][0], table["log_odds_lost"].sel(mode=mode))
+
+
+def test_of_standard_attention_it_says_what_cannot_be_asked_and_shows_what_can(amplifier, folders):
+    test = amplifier(model=str(folders["small-standard"]))
+    assert "has one map and subtracts nothing" in words(test) and "either mode is the same" in words(test)
+    assert titles(test) == ["erank", "log-odds lost, nats", "share of the map", "added, directly, nats", "added, directly, nats"]
+    assert not test.warning
+    assert "A2" not in " ".join(chart(test, "share of the map"))
+
+
+def maps(test, key):
+    """What the canvas of this key is given."""
+    return next(view.proto.bytes for view in test.get("bidi_component") if view.proto.id.endswith(key))
+
+
+def test_noise_is_what_the_reader_chooses_and_the_address_says(amplifier, cap, scope):
+    import diffscope
+
+    test = amplifier(
+        **{"amplifier-sigma": "2", "amplifier-keys": "answer", "amplifier-mode": "differential", "amplifier-draw": "3"}
+    )
+    drawn = chart(test, "CMRR by injection, dB")["own A₂"][0]
+    expected = diffscope.cmrr_by_injection(cap, spans=["answer"], sigmas=SIGMAS)["cmrr_injected"].sel(sigma=2.0)
+    np.testing.assert_allclose(drawn, by_head(expected))
+    assert "With differential noise of σ = 2" in words(test)
+    without, strong = maps(test, "Without"), maps(test, "With")
+    fine(test.select_slider(key="amplifier-sigma").set_value("0.1").run())
+    assert maps(test, "Without") == without and maps(test, "With") not in (without, strong)
+    fine(test.number_input(key="amplifier-draw").set_value(4).run())
+    again = maps(test, "With")
+    fine(test.selectbox(key="amplifier-in").set_value("this head").run())
+    assert maps(test, "With") != again and "heads" in words(test)
+    assert test.query_params["amplifier-sigma"] == "0.1"
+
+
+def test_definitions_are_chosen(amplifier, cap):
+    test = amplifier()
+    fine(test.selectbox(key="amplifier-definition").set_value("r90").run())
+    measured = cap.measure("effective_rank")["effective_rank"].sel(definition="r90", ranked_map="D", control="map")
+    np.testing.assert_allclose(chart(test, "r90")["the map"][2], by_head(measured))
+    assert "r90 by head" in words(test)
+
+
+def test_without_an_answer_only_what_needs_one_is_left_out(amplifier):
+    test = amplifier(example=OWN, prompt=PROMPT)
+    lines = [warning.value for warning in test.warning]
+    assert len(lines) == 2 and all("none is marked" in line for line in lines)
+    assert {"λ", "noise gain", "erank", "CMRR by injection, dB", "share of the map"} <= set(titles(test))
+
+
+def test_distractors_are_those_that_the_reader_gives(amplifier):
+    test = amplifier(distractors="1983, Rome, 7421")
+    assert "Distractors: 1983, Rome." in words(test)
+
+
+@pytest.mark.parametrize("text", ["x", "<script>alert(1)</script> `$x$`", "é\u200b\U0001f9ff"])
+def test_any_prompt_is_shown_or_refused_in_words(amplifier, text):
+    test = amplifier(example=OWN, prompt=text)
+    assert titles(test) and "<script>" not in words(test)
+
+
+def test_a_saved_capture_has_gains_and_ranks_and_no_model_to_run(amplifier, cap, tmp_path):
+    cap.save(tmp_path / "kept.dscope")
+    test = amplifier(model=OTHER, path=str(tmp_path / "kept.dscope"))
+    assert {"λ", "noise gain", "erank", "CMRR by injection, dB"} <= set(titles(test))
+    assert len(test.warning) == 4 and all("no model to run" in warning.value for warning in test.warning)
+
+
+def test_long_work_waits_for_a_button_and_runs_in_the_background(amplifier, monkeypatch):
+    import once
+
+    monkeypatch.setattr(once, "AT_ONCE", -1.0)
+    test = amplifier()
+    assert not titles(test)
+    fine(test.button(key="once-effective ranks").click().run())
+    for _ in range(100):
+        if "erank" in titles(test):
+            break
+        time.sleep(0.2)
+        fine(test.run())
+    assert titles(test) == ["erank"] and "once-gains" in [button.key for button in test.button]
+
+
+def test_the_python_that_is_shown_draws_the_same(amplifier, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    codes = [code.value for code in amplifier().code if code.language == "python"]
+    assert len(codes) == 14
+    for code in codes:
+        exec(compile(code, "shown", "exec"), {})
+    assert len(list(tmp_path.glob("*.pdf"))) == 14

@@ -1,0 +1,172 @@
+"""What is said of noise, ranks, the anatomy of maps and the logits: planted truths, and sentences that count what is there."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import diffscope
+from diffscope import PromptError, SpanError, readings
+from diffscope.instruments.injection import with_a2_moved
+from diffscope.readings.branches import FIRST, OTHER, SECOND, branches
+from diffscope.readings.composition import NEXT, composition
+from diffscope.readings.noise import lost, rejection, rejection_sentence
+from diffscope.readings.question import made_up, other_prompts, question
+from diffscope.readings.ranks import ranks, ranks_sentence
+from diffscope.tasks import examples
+from tests.instruments.planted import capture_of, layer_of
+
+N = 16
+SPANS = {"answer": [4, 5], "query": [14, 15]}
+
+
+def drawn(*seeds):
+    return torch.stack([torch.randn(N, N, generator=torch.Generator().manual_seed(seed)).double() for seed in seeds])
+
+
+@pytest.fixture(scope="module")
+def scope():
+    return diffscope.load("mini-diff")
+
+
+@pytest.fixture(scope="module")
+def example():
+    return examples()[2]
+
+
+@pytest.fixture(scope="module")
+def cap(scope, example):
+    return scope.capture(example.text, example.spans)
+
+
+def test_copies_reject_all_of_common_noise_and_other_heads_do_not():
+    planted = capture_of(layer_of(torch.cat([drawn(1, 2, 3)] * 2), lam=1.0), spans=SPANS)
+    reading = rejection(planted, sigmas=(0.5,), draws=4)
+    own = reading.estimates["cmrr_injected"].sel(sigma=0.5, layer=0)
+    assert np.isposinf(own.sel(control="as it is")).all() and np.isfinite(own.sel(control="other heads")).all()
+    assert "heads reject infinite dB" in reading.sentence and "3 of 3 heads are above every control" in reading.sentence
+
+
+def test_the_controls_of_rejection_are_ratios_of_mean_squares_over_other_heads():
+    planted = capture_of(layer_of(drawn(*range(8)), lam=0.8), spans=SPANS)
+    options = {"sigmas": (0.5, 2.0), "draws": 4, "seed": 3}
+    estimates = rejection(planted, span="answer", **options).estimates.isel(layer=0)
+    moved = [diffscope.cmrr_by_injection(with_a2_moved(planted, by), spans=["answer"], **options) for by in (1, 2, 3)]
+    squares = [[np.square(each[f"change_{mode}"].values[0, ..., 0]) for each in moved] for mode in ("differential", "common")]
+    expected = 10 * np.log10(np.mean(squares[0], 0) / np.mean(squares[1], 0))  # (head, sigma)
+    np.testing.assert_allclose(estimates["cmrr_injected"].sel(control="other heads"), expected, rtol=1e-9)
+    own = diffscope.cmrr_by_injection(planted, spans=["answer"], **options)["cmrr_injected"].values[0, ..., 0]
+    np.testing.assert_array_equal(estimates["cmrr_injected"].sel(control="as it is"), own)
+    np.testing.assert_allclose(estimates["equal_maps"], 20 * math.log10(1.8 / 0.2), rtol=1e-6)
+    assert "σ = 2 on answer tokens" in rejection_sentence(estimates.expand_dims("layer"), 2.0)
+
+
+def test_noise_that_cannot_reach_the_query_is_said_to_change_nothing():
+    planted = capture_of(layer_of(drawn(*range(4)), lam=0.8), spans=SPANS)
+    assert "changes nothing" in rejection(planted, 2, span="answer", draws=2).sentence
+
+
+def test_a_sweep_of_noise_is_one_measurement_and_tells_how_far_it_is(scope, cap):
+    asked = question(scope, cap)
+    told = []
+    reading = lost(scope, asked, sigmas=(0.5, 2.0), draws=3, progress=lambda done, total: told.append((done, total)))
+    table = diffscope.log_odds_under_noise(
+        scope, asked.ids, asked.answer, list(asked.distractors.values()), spans=asked.spans, sigmas=(0.5, 2.0), draws=3
+    )
+    np.testing.assert_array_equal(reading.estimates["log_odds_lost"], table["log_odds_lost"])
+    assert told == [(1, 2), (2, 2)] and "±" in reading.sentence
+    assert "in one draw" in lost(scope, asked, sigmas=(1.0,), draws=1).sentence
+
+
+def test_ranks_are_counted_against_both_controls():
+    """A map that looks at one key alone is below both, one that looks at each token itself is not."""
+    planted = torch.zeros(4, N, N).double()
+    planted[::2, :, 0] = 30.0
+    planted[1::2] = 30.0 * torch.eye(N)
+    reading = ranks(capture_of(layer_of(planted, lam=0.5), spans=SPANS))
+    assert "1.0 to 16 of λ·A2 (1 and 1 of 2 heads)" in ranks_sentence(reading.estimates, "stable_rank")
+    assert reading.sentence.startswith("erank by head") and "λ is one number a head" in reading.estimates["effective_rank"].reads
+    standard = ranks(diffscope.load("mini-standard").capture("The magic number: Paris 7421."))
+    assert " of A (" in standard.sentence and "A1" not in standard.sentence
+
+
+def test_copies_are_explained_by_the_first_map_and_the_next_heads_are_not():
+    first = drawn(1, 2, 3)
+    planted = capture_of(layer_of(torch.cat([first, first]), lam=0.5), spans=SPANS)
+    others = capture_of(*(layer_of(drawn(*range(seed, seed + 6)), lam=0.5) for seed in (10, 20)))
+    told = []
+    reading = composition(planted, others, progress=lambda done, total: told.append((done, total)))
+    copy = reading.estimates["alone"].sel(layer=0, map="A2", part="other")
+    uniform = reading.estimates["alone"].sel(layer=0, map="A2", part="uniform", control="as it is")
+    np.testing.assert_allclose(copy.sel(control="as it is"), 1 - uniform, atol=1e-3)
+    assert (copy.sel(control=NEXT) < 0.5 * copy.sel(control="as it is")).all()
+    assert told == [(1, 2), (2, 2)] and reading.estimates.attrs["others"] == 2
+    assert "of the next head's A2" in reading.sentence
+
+
+def test_branches_add_up_to_the_logits_and_have_other_prompts_for_control(scope, cap):
+    asked = question(scope, cap)
+    others = made_up(scope, len(asked.ids), 2)
+    reading = branches(scope, asked, others)
+    estimates = reading.estimates
+    np.testing.assert_allclose(estimates["account"].sum(["place", "part"]), estimates["logit"], atol=1e-4)
+    candidates = list(asked.distractors.values())
+    table = diffscope.branch_attribution(scope, asked.ids, asked.answer, candidates).isel(prompt=0)
+    for target in ("answer", "distractors", "margin"):
+        own = estimates["contribution"].sel(target=target)
+        np.testing.assert_allclose(own.sel(branch=[FIRST, SECOND]), table[target], rtol=1e-9)
+    prompts = [asked.ids, others[1]]
+    pair = diffscope.branch_attribution(scope, prompts, [asked.answer] * 2, [candidates] * 2, control=True).isel(prompt=0)
+    np.testing.assert_allclose(estimates["others"].sel(target="answer")[1], pair["other_a2"].isel(candidate=0).sum(), rtol=1e-6)
+    spread = estimates["contribution"].sel(branch=[OTHER, f"{OTHER}, least", f"{OTHER}, largest"], target="margin")
+    assert (spread[..., 1] <= spread[..., 0]).all() and (spread[..., 0] <= spread[..., 2]).all()
+    assert "with A2 of 2 other prompts in its place" in reading.sentence
+    assert "other prompt" not in branches(scope, asked).sentence
+
+
+def test_distractors_are_the_numbers_of_needles_or_what_is_given(scope, example, cap):
+    asked = question(scope, cap)
+    assert list(asked.distractors) == ["1482", "5144", "0362"] and asked.ids == cap.ids
+    assert asked.answer == cap.ids[cap.spans["answer"][0]] != asked.distractors["1482"]
+    given = question(scope, cap, [" 4399 ", "1482", "1499", "4391"])
+    assert list(given.distractors) == ["1482"] and given.left_out == ["4399", "1499"]  # 43 is the answer's, 14 is there
+    unmarked = scope.capture(example.text, {"answer": example.spans["answer"]})
+    assert list(question(scope, unmarked).distractors) == list(asked.distractors)  # all other numbers of the text
+    with pytest.raises(SpanError, match="none is marked"):
+        question(scope, scope.capture(example.text))
+    with pytest.raises(PromptError, match="there are none"):
+        question(scope, scope.capture("It is Paris. It is", {"answer": "Paris"}))
+
+
+@pytest.mark.parametrize("length", [4, 40, 200])
+def test_prompts_are_made_up_in_any_length_and_always_the_same(scope, length):
+    prompts = made_up(scope, length, 3)
+    assert [len(ids) for ids in prompts] == [length] * 3 and len(set(map(tuple, prompts))) == 3
+    assert prompts == made_up(scope, length, 3)
+
+
+def test_other_prompts_are_as_long_and_not_the_prompt_itself(scope, cap):
+    others = other_prompts(scope, cap, 6)
+    assert len(others) == 6 and all(len(prompt.ids) >= cap.n_tokens for prompt in others.prompts)
+    assert all(list(prompt.ids) != cap.ids for prompt in others.prompts)
+
+
+def test_charts_of_estimates_are_drawn_on_screen_and_in_print(scope, cap):
+    from diffscope.figures import amplifier as charts
+
+    gains = readings.amplifier(cap, ranks=False).estimates
+    drawn = [charts.lambdas(gains), charts.rejection_by_lambda(gains), charts.best_lambda(gains), charts.residual(gains)]
+    drawn += [
+        charts.gain(gains, "signal_gain"),
+        charts.gain(readings.amplifier(scope.capture("No answer."), ranks=False).estimates),
+    ]
+    injected = rejection(cap, sigmas=(0.5, 1.0), draws=2).estimates
+    drawn += [charts.rejected(injected, 0.5), charts.rejected_by_sigma(injected, 1, 0), charts.ranks(ranks(cap).estimates, "r90")]
+    for figure in drawn:
+        assert figure.plotly().data and figure.matplotlib().axes
+    own = charts.rejected(injected, 0.5).data.sel(series="own A₂").squeeze()
+    np.testing.assert_array_equal(own["value"], injected["cmrr_injected"].sel(sigma=0.5, control="as it is").values.ravel())
+    np.testing.assert_allclose(
+        own["high"] - own["low"], 2 * injected["cmrr_injected_error"].sel(sigma=0.5)[..., 0].values.ravel()
+    )
