@@ -46,7 +46,7 @@ def show_view(
 
     Before the next run `on_move(layers, heads)` is called when an arrow key asks for another head, `on_lock(rows, columns)` when
     tokens are locked or unlocked, and `on_state(state)` when it is looked at in another way, where it was given a `state`, be it
-    empty. Views of one `group` share their colours and, of the same tokens, what is looked at.
+    empty, when it appeared. Views of one `group` share their colours and, of the same tokens, what is looked at.
     """
 
     def moved():
@@ -66,6 +66,9 @@ def show_view(
     def held():
         return st.session_state.get(key) or {}
 
+    first = f"_{key}-state"
+    if key not in st.session_state:
+        st.session_state[first] = state  # later ones come from the view itself; with them all its data would be sent again
     with in_words():
         place = held().get("window") or {}
         data = attention_view.buffer(
@@ -76,7 +79,7 @@ def show_view(
             lines=True if place.get("lines") else None,
             maps=_maps(cap, layer, head, key),
             group=group,
-            state=state,
+            state=st.session_state.get(first),
         )
         changes = {"locked": locked, "window": _nothing, "head": moved, "state": looked}
         _view()(data=data, key=key, **{f"on_{name}_change": change for name, change in changes.items()})

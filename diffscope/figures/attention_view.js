@@ -109,7 +109,7 @@ class View {
 
   named({ name, colour }) {
     const line = element("span", {}, { class: "line" });
-    line.append(element("span", { width: "10px", height: "10px", background: spanColour(colour, this.dark) }), name);
+    line.append(element("span", { width: "10px", height: "10px", background: onPage(colour, this.dark) }), name);
     return line;
   }
 
@@ -153,8 +153,9 @@ class View {
   }
 
   layout(anew = false) {
-    if (!this.width || (this.width === this.drawn && !anew)) return;
-    this.drawn = this.width;
+    const seen = this.drawn === this.width && !anew;
+    this.drawn = this.width; // 0 where the host is hidden
+    if (seen || !this.width) return;
     this.drawing.layout(this.width);
     this.paint();
   }
@@ -292,7 +293,8 @@ class View {
     const { queries, keys } = this.data;
     const { rows, columns } = this.locked;
     const state = { mode: this.mode, ...this.options };
-    if (this.window.size < Math.max(queries, keys)) state.window = this.window;
+    const short = Object.entries(this.window).map(([name, tokens]) => [name, Math.round(10 * tokens) / 10]);
+    if (this.window.size < Math.max(queries, keys)) state.window = Object.fromEntries(short);
     if (rows.size || columns.size) state.locked = { rows: [...rows], columns: [...columns] };
     if (this.heads) state.heads = this.heads;
     return state;

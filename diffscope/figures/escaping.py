@@ -16,13 +16,13 @@ def readable(prompt: Encoded) -> list[str]:
     """The tokens of a prompt, each as a text that can be read.
 
     Where the bytes of a character are spread over several tokens, each of these has the character and says which part it is:
-    ``ك‹1/2›``. Bytes that belong to no character of the prompt's text stay as the tokenizer decodes them.
+    ``🙂‹part 1/4›``. Bytes that belong to no character of the prompt's text stay as the tokenizer decodes them.
     """
     tokens = list(prompt.tokens)
     for parts in _split_characters(prompt):
         for number, at in enumerate(parts, 1):
             start, stop = prompt.offsets[at]
-            tokens[at] = f"{(prompt.text or '')[start:stop]}‹{number}/{len(parts)}›"
+            tokens[at] = f"{(prompt.text or '')[start:stop]}‹part {number}/{len(parts)}›"
     return tokens
 
 

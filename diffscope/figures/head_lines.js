@@ -36,7 +36,7 @@ class HeadLines {
 
   colour(head) {
     const { heads } = this.view.data.look;
-    return heads[head % heads.length];
+    return onPage(heads[head % heads.length], this.view.dark);
   }
 
   rebuild() {
@@ -59,7 +59,7 @@ class HeadLines {
       this.view.chooseHeads(this.shown.includes(head) ? others : [...others, head].sort((a, b) => a - b));
     };
     const box = button(String(head), `draw the lines of head ${head}, or not`, change, `Head ${head}`);
-    Object.assign(box.style, { borderColor: this.colour(head), borderWidth: "2px" });
+    box.style.borderWidth = "2px";
     return box;
   }
 
@@ -81,6 +81,7 @@ class HeadLines {
     this.heads.forEach((box, head) => {
       const on = this.shown.includes(head);
       box.setAttribute("aria-pressed", on);
+      box.style.borderColor = this.colour(head);
       box.style.background = on ? `color-mix(in srgb, ${this.colour(head)} 45%, transparent)` : "";
     });
     this.draw();
@@ -196,8 +197,8 @@ class HeadLines {
     };
     for (const { colour, ranges } of data.spans)
       for (const [start, stop] of ranges) {
-        bar(start, stop, window.top, this.column + 1, spanColour(colour, dark));
-        bar(start, stop, window.left, this.wide - this.column - 5, spanColour(colour, dark));
+        bar(start, stop, window.top, this.column + 1, onPage(colour, dark));
+        bar(start, stop, window.left, this.wide - this.column - 5, onPage(colour, dark));
       }
     context.fillStyle = "rgba(128, 128, 128, 0.5)";
     context.fillRect(this.column + 5, 0, 1, this.high);

@@ -171,7 +171,7 @@ class MapPanels {
         else context.fillRect(from, 0, thick, over.height);
       };
       for (const { colour, ranges } of data.spans) {
-        context.fillStyle = spanColour(colour, dark);
+        context.fillStyle = onPage(colour, dark);
         for (const [start, stop] of ranges) {
           const long = Math.max(2, (stop - start) * scale);
           context.fillRect((start - window.left) * scale, over.height - 4, long, 4);

@@ -25,9 +25,9 @@ function ramp(stops) {
 
 // Dark pages begin at the page's own dark and end light, but not so light that two colours meet.
 function rampsOf(look, dark) {
-  const onPage = (stops) => (dark ? [look.dark, ...stops.slice(3).reverse()] : stops);
-  const blue = onPage(look.blue);
-  const orange = onPage(look.orange);
+  const turned = (stops) => (dark ? [look.dark, ...stops.slice(3).reverse()] : stops);
+  const blue = turned(look.blue);
+  const orange = turned(look.orange);
   const [below, above] = dark ? look.beyondDark : look.beyond;
   return {
     blue: { table: ramp(blue), first: 0, below: above, above },
@@ -36,8 +36,8 @@ function rampsOf(look, dark) {
   };
 }
 
-// Spans have dark colours as well, which come nearer to white on dark pages.
-function spanColour(colour, dark) {
+// Colours of spans and heads are for light pages; on dark ones they come nearer to white.
+function onPage(colour, dark) {
   return dark ? `rgb(${channels(colour).map((part) => Math.round(0.6 * part + 0.4 * 255))})` : colour;
 }
 

@@ -113,5 +113,5 @@ function percent(share) {
   return share < 0 ? `−${percent(-share)}` : `${Number((100 * share).toPrecision(3))} %`;
 }
 
-// A token in quotation marks, with its position.
-const token = (data, at) => `${JSON.stringify(data.tokens[at] ?? "")} (${at})`;
+// A token in quotation marks, with its position; set apart, so that what is written from right to left does not turn its surroundings.
+const token = (data, at) => `\u2068${JSON.stringify(data.tokens[at] ?? "")}\u2069 (${at})`;
