@@ -11,13 +11,22 @@ from diffscope.attention.layer import LayerAttention
 from diffscope.attention.precision import exactly
 from diffscope.capture import Capture, CaptureBatch
 from diffscope.prompts import DERIVED_SETS
-from diffscope.readings.captures import one_prompt, only_layer, place_of, query_positions, relabelled, with_fewest_spans
+from diffscope.readings.captures import one_prompt, only_layer, place_of, query_positions, relabelled
 from diffscope.readings.head_sentence import BEFORE, ITSELF, sentence
 from diffscope.readings.pairing import beside_controls
 from diffscope.readings.reading import Reading, described
+from diffscope.stats.datasets import attributes
+from diffscope.stats.formulas import branches
+from diffscope.stats.registry import STATISTICS
 
 ROW = ("span_mass", "entropy_normalised", "top_k_mass", "argmax", "row_sum", "lambda", "signal_gain")
 PAIR = ("rho", "cosine", "noise_gain")
+TAKEN = {
+    "long_name": "share of A1's mass that lambda·A2 takes away",
+    "units": "1",
+    "definition": "sum_X min(g A1, max(lambda A2, 0)) / sum_X g A1",
+    "undefined": "standard attention; rows with one visible key; where A1 has no mass on X",
+}
 
 
 def of_head(cap: Capture | CaptureBatch, layer: int, head: int, query: int = -1) -> Reading:
@@ -68,8 +77,8 @@ def _estimates(cap: Capture, layer: LayerAttention, head: int, query: int) -> xr
     placed = relabelled(cap, sets)
     row = placed.measure(ROW, queries=[query]).isel(layer=0, head=head, query=0)
     counts = _counts(layer, query, placed.spans)
-    keys = cap.spans["irrelevant"]
-    pair = beside_controls(with_fewest_spans(cap), lambda capture: _of_maps(capture, query, keys), head)
+    keys = torch.tensor(cap.spans["irrelevant"], dtype=torch.int64, device=layer.q.device)
+    pair = beside_controls(cap, lambda capture: _of_maps(capture, query, keys), head)
     variables = {
         "mass": row["span_mass"].rename(span="place"),
         "keys": counts,
@@ -88,30 +97,38 @@ def _estimates(cap: Capture, layer: LayerAttention, head: int, query: int) -> xr
     return xr.Dataset(alone, attrs=row.attrs).assign_coords(where)
 
 
-def _of_maps(cap: Capture, query: int, keys: list[int]) -> xr.Dataset:
-    """What two maps have in common on irrelevant tokens, whose positions are `keys`, (layer, head)."""
-    measured = cap.measure(PAIR, queries=[query]).isel(query=0, drop=True).sel(span="irrelevant", drop=True)
-    taken = torch.stack([_taken(layer.prompt(0), query, keys) for layer in cap.layers])
-    return measured.assign(
-        taken=described(
-            measured["rho"].copy(data=taken.cpu().numpy()),
-            "share of A1's mass that lambda·A2 takes away",
-            "sum_X min(g A1, max(lambda A2, 0)) / sum_X g A1",
-            undefined="standard attention; where A1 has no mass on X",
-        )
+def _of_maps(cap: Capture, query: int, keys: Tensor) -> xr.Dataset:
+    """What the two maps of each head of the one layer have in common on irrelevant tokens `keys`, (layer, head).
+
+    From the row itself, since whoever clicks from head to head waits for every control.
+    """
+    layer = cap.layers[0].prompt(0)
+    values = _on_keys(layer, query, keys)
+    coords = {"layer": cap.layer_numbers, "head": range(layer.n_heads)}
+    about = {name: attributes(STATISTICS[name], layer) for name in values if name in STATISTICS} | {"taken": TAKEN}
+    return xr.Dataset(
+        {name: (("layer", "head"), value[None].cpu().numpy(), about[name]) for name, value in values.items()}, coords
     )
 
 
 @torch.no_grad()
 @exactly
-def _taken(layer: LayerAttention, query: int, keys: list[int]) -> Tensor:
-    """Share of A1's mass on some keys that λ·A2 takes away, key by key, (head,)."""
+def _on_keys(layer: LayerAttention, query: int, keys: Tensor) -> dict[str, Tensor]:
+    """Statistics of two maps on some keys, each (head,)."""
     rows = layer.rows([query])
-    if rows.a2 is None:
-        return torch.full((layer.n_heads,), torch.nan)
-    first = (rows.gain[..., None] * rows.a1)[:, 0, keys]  # (head, X)
-    second = (rows.lam[..., None] * rows.a2)[:, 0, keys].clamp_min(0)
-    return torch.minimum(first, second).sum(-1) / first.sum(-1)  # NaN where A1 has no mass
+    nothing = torch.full((layer.n_heads,), torch.nan)
+    if rows.a2 is None or int(rows.n) < 2:
+        return dict.fromkeys((*PAIR, "taken"), nothing)
+    a1, a2, d = (a[:, 0, keys] for a in (rows.a1, rows.a2, rows.d))  # (head, X)
+    seen = layer.visible([query])[0, keys].sum()
+    first = rows.gain * a1
+    taken = torch.minimum(first, (rows.lam * a2).clamp_min(0)).sum(-1) / first.sum(-1)  # NaN where A1 has no mass
+    return {
+        "rho": branches.rho(a1, a2),
+        "cosine": branches.cosine(a1, a2, seen),
+        "noise_gain": branches.noise_gain(a1, d),
+        "taken": taken,
+    }
 
 
 def _counts(layer: LayerAttention, query: int, sets: dict[str, list[int]]) -> xr.DataArray:
