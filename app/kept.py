@@ -6,6 +6,7 @@ keeps it while the reader is on another page. Streamlit by itself forgets widget
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
 
 import streamlit as st
@@ -31,6 +32,28 @@ def kept_option(key: str, options, first=None) -> dict:
         state[key] = usual
     st.query_params[key] = str(state[key])
     return {"key": key}
+
+
+def looked_at(name: str) -> dict:
+    """How a view of maps is looked at, as the address says, or as it was when the reader left it.
+
+    What is no such thing the view leaves out by itself.
+    """
+    try:
+        look = dict(json.loads(st.query_params[name])) if name in st.query_params else state.get(f"_{name}-look", {})
+    except (ValueError, TypeError):
+        return {}
+    keep_look(name, look)
+    return look
+
+
+def keep_look(name: str, look: dict) -> None:
+    """Put into the address how a view of maps is looked at."""
+    state[f"_{name}-look"] = look
+    if look:
+        st.query_params[name] = json.dumps(look, separators=(",", ":"))
+    else:
+        st.query_params.pop(name, None)
 
 
 def carry(page: str) -> None:

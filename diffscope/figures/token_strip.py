@@ -10,7 +10,7 @@ import numpy as np
 from diffscope.capture import Capture
 from diffscope.figures import hosts, theme
 from diffscope.figures.attention_view import LOOK
-from diffscope.figures.escaping import visible
+from diffscope.figures.escaping import readable, visible
 from diffscope.figures.selection import layer_at, visible_cells
 
 
@@ -66,7 +66,7 @@ def data(capture: Capture, layer: int, head: int, query: int, markable: bool = F
     return {
         "prompt": f"{capture.model_name} {hash(capture.prompts[0].ids)}",
         "tokens": capture.tokens,
-        "shown": [visible(token) for token in capture.tokens],
+        "shown": [visible(token) for token in readable(capture.prompts[0])],
         "shares": [float(share) if here else None for share, here in zip(shares, seen)],
         "signed": attention.differential,
         "of": "Σ|D|" if attention.differential else "Σ A",
