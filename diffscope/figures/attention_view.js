@@ -39,7 +39,7 @@ class View {
   }
 
   build() {
-    this.root = element("div", {}, { tabindex: "0", role: "application", class: "diffscope-view" });
+    this.root = element("div", TURNING, { tabindex: "0", role: "application", class: "diffscope-view" });
     const bar = element("div", {}, { class: "bar" });
     this.heading = element("strong", {}, { title: HELP });
     this.range = element("span", {}, { class: "faint" });
@@ -67,7 +67,7 @@ class View {
     this.root.append(element("style", {}, {}, STYLE), bar, this.place, this.legend, this.readout);
     this.host.replaceChildren(this.root);
     this.root.addEventListener("keydown", (event) => this.key(event));
-    this.root.addEventListener("transitionend", ({ target }) => target === this.root && this.paint()); // light or dark, by its text
+    whenTurned(this.root, () => this.paint());
   }
 
   get drawing() {
@@ -160,11 +160,9 @@ class View {
     this.paint();
   }
 
-  // A page may be light where the system is dark: the colour of its text tells.
   paint() {
     this.ink = getComputedStyle(this.root).color;
-    const [red, green, blue] = this.ink.match(/[\d.]+/g).map(Number);
-    this.dark = 0.3 * red + 0.6 * green + 0.1 * blue > 128;
+    this.dark = isDark(this.root);
     this.root.style.colorScheme = this.dark ? "dark" : "light";
     this.ramps = rampsOf(this.data.look, this.dark);
     const { robust, scale } = this.options;

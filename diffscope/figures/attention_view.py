@@ -13,7 +13,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -92,7 +91,7 @@ def module() -> str:
     - ``"state"``, as of :func:`diffscope.figures.view_state.checked_state`: a quarter of a second after the last change, where
       the buffer has a state, be it empty.
     """
-    return "\n".join((Path(__file__).parent / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    return hosts.joined(*SCRIPTS)
 
 
 @cache

@@ -70,11 +70,7 @@ class HeadLines {
     this.wide = Math.min(width, BROADEST);
     this.high = Math.ceil(this.step * size);
     this.column = Math.max(70, Math.min(180, this.wide * 0.3)); // pixels of a column of tokens
-    const ratio = window.devicePixelRatio || 1;
-    for (const canvas of [this.under, this.over]) {
-      [canvas.width, canvas.height] = [Math.round(this.wide * ratio), Math.round(this.high * ratio)];
-      Object.assign(canvas.style, { width: `${this.wide}px`, height: `${this.high}px` });
-    }
+    for (const canvas of [this.under, this.over]) sized(canvas, this.wide, this.high);
   }
 
   paint() {

@@ -52,11 +52,6 @@ class MapPanels {
     if (side === this.side) return;
     this.side = side;
     this.box.style.gridTemplateColumns = `repeat(${columns}, minmax(0, 1fr))`;
-    const ratio = window.devicePixelRatio || 1;
-    const sized = (canvas, wide, high) => {
-      [canvas.width, canvas.height] = [Math.round(wide * ratio), Math.round(high * ratio)];
-      Object.assign(canvas.style, { width: `${wide}px`, height: `${high}px` });
-    };
     for (const { map, over, entropy, received } of this.panels) {
       sized(map, side, side);
       sized(over, side, side);
@@ -72,7 +67,9 @@ class MapPanels {
       panel.image = this.picture(panel.name, colour, "");
       panel.detail = data.detail ? this.picture(panel.name, colour, "detail.") : null;
       const clipped = this.exceeds(panel.name, limit);
-      panel.bar.draw(ramps[panel.scale], { scale: options.scale, limit, clipped, title: panel.title, width: this.side });
+      const ramp = ramps[panel.scale];
+      const words = legend(ramp, { scale: options.scale, limit, clipped, title: panel.title });
+      panel.bar.draw(ramp, { ...words, width: this.side });
     }
     this.draw();
   }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 
@@ -21,7 +20,7 @@ def module() -> str:
     `emit` is called with ``"query"`` and the position of a token that is clicked, and with ``"marked"`` and the name, first and
     last position of tokens that are marked as a span.
     """
-    return (Path(__file__).parent / "token_strip.js").read_text(encoding="utf-8")
+    return hosts.joined("token_strip.js")
 
 
 @cache

@@ -1,7 +1,7 @@
 // What a view is operated with, and how that looks on light and dark pages.
 
 const STYLE = `
-.diffscope-view { font-size: 13px; color: inherit; transition: color 1ms; border-radius: 4px; outline-offset: 3px }
+.diffscope-view { font-size: 13px; border-radius: 4px; outline-offset: 3px }
 .diffscope-view .bar { display: flex; flex-wrap: wrap; gap: 6px 12px; align-items: center; margin-bottom: 6px }
 .diffscope-view .bar strong { flex: 1 1 auto }
 .diffscope-view .line { display: inline-flex; gap: 5px; align-items: center }
@@ -18,14 +18,6 @@ const STYLE = `
 .diffscope-view .readout { min-height: 4.2em; margin-top: 6px; white-space: pre-wrap; overflow-wrap: anywhere;
   font-variant-numeric: tabular-nums }
 `;
-
-function element(tag, style, attributes = {}, text = "") {
-  const node = document.createElement(tag);
-  Object.assign(node.style, style);
-  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
-  if (text) node.textContent = text;
-  return node;
-}
 
 // Each control has a box to put on the page, and shows a value that was set elsewhere.
 function choice(label, options, title, change) {

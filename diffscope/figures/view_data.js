@@ -1,36 +1,8 @@
-// What a view is given: one safetensors file, with everything that is no number as JSON under __metadata__.view
-// (diffscope/figures/attention_view.py writes it), and what is read off it.
+// What a view is given, a buffer that diffscope/figures/attention_view.py writes, and what is read off it.
 
-const HALVES = new Float32Array(65536);
-for (let bits = 0; bits < 65536; bits++) {
-  const exponent = (bits >> 10) & 31;
-  const fraction = bits & 1023;
-  let size = (1024 + fraction) * 2 ** (exponent - 25);
-  if (exponent === 0) size = fraction * 2 ** -24;
-  if (exponent === 31) size = fraction ? NaN : Infinity;
-  HALVES[bits] = bits & 32768 ? -size : size;
-}
-
-const READERS = {
-  F16: (raw, unit) => {
-    const bits = new Uint16Array(raw);
-    const values = new Float32Array(bits.length);
-    for (let i = 0; i < bits.length; i++) values[i] = unit * HALVES[bits[i]];
-    return values;
-  },
-  F32: (raw) => new Float32Array(raw),
-  I32: (raw) => new Int32Array(raw),
-  U8: (raw) => new Uint8Array(raw),
-};
-
-// The tensors of a buffer by name, maps with NaN where no query sees the key, beside the view's own words.
+// What a buffer says and its tensors, maps with NaN where no query sees the key.
 function parse(bytes) {
-  const buffer = bytes instanceof ArrayBuffer ? bytes : bytes.buffer.slice(bytes.byteOffset, bytes.byteOffset + bytes.byteLength);
-  const start = 8 + Number(new DataView(buffer).getBigUint64(0, true));
-  const { __metadata__: words, ...entries } = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 8, start - 8)));
-  const data = { ...JSON.parse(words.view), tensors: {}, shares: {}, limits: {} };
-  for (const [name, { dtype, data_offsets: at }] of Object.entries(entries))
-    data.tensors[name] = READERS[dtype](buffer.slice(start + at[0], start + at[1]), data.unit);
+  const data = { ...opened(bytes), shares: {}, limits: {} };
   for (const part of data.detail ? ["", "detail."] : [""])
     for (const { name } of data.panels)
       for (const map of [part + name, part + "share_" + name])
