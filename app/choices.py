@@ -16,6 +16,7 @@ OTHER = "a folder or a saved capture"
 OWN = "own text"
 FILE = "a file"
 CHAT = "a chat"
+Given = tuple[object, dict, str, tuple[str, ...]]  # prompt, spans, answer, distractors
 state = st.session_state
 
 
@@ -35,6 +36,8 @@ class Subject:
         As ``Scope.capture`` takes them.
     answer : str
         The answer's text, where it was given as text.
+    distractors : tuple of str
+        Other answers that the prompt is known to state.
     """
 
     model: str
@@ -42,6 +45,7 @@ class Subject:
     prompt: object = ""
     spans: dict = field(default_factory=dict)
     answer: str = ""
+    distractors: tuple[str, ...] = ()
 
     @property
     def key(self) -> tuple:
@@ -89,11 +93,11 @@ def choose_subject(saved_too: bool = True) -> Subject | None:
         return None
     if name.endswith((".dscope", ".safetensors")):
         return Subject(name, saved=True)
-    prompt, spans, answer = choose_prompt()
+    prompt, spans, answer, distractors = choose_prompt()
     if not prompt:
         st.info("Write a prompt to look at.")
         return None
-    return Subject(name, prompt=prompt, spans=spans | marked(name, prompt), answer=answer)
+    return Subject(name, prompt=prompt, spans=spans | marked(name, prompt), answer=answer, distractors=distractors)
 
 
 def choose_model(key: str = "model", label: str = "Model", saved_too: bool = True) -> str | None:
@@ -132,8 +136,8 @@ def _at_step(name: str, card: dict, key: str) -> str:
     return name if step == last else f"{name}@{step}"
 
 
-def choose_prompt() -> tuple[object, dict, str]:
-    """The prompt, its spans by name, and the answer's text."""
+def choose_prompt() -> Given:
+    """The prompt, its spans by name, the answer's text, and other answers that it is known to state."""
     known = {example.name: example for example in examples()}
     with st.sidebar:
         chosen = st.selectbox("Prompt", [*known, OWN, FILE, CHAT], **kept("example"))
@@ -144,7 +148,7 @@ def choose_prompt() -> tuple[object, dict, str]:
         return _text(chosen, known.get(chosen))
 
 
-def _text(chosen: str, example) -> tuple[str, dict, str]:
+def _text(chosen: str, example) -> Given:
     """A text with its answer: an example, or the reader's own."""
     places = {"text": f"_text-{chosen}", "answer": f"_answer-{chosen}"} if example else {"text": "prompt", "answer": "answer"}
     usual = {"text": example.text, "answer": example.answer} if example else {"text": "", "answer": ""}
@@ -163,29 +167,29 @@ def _text(chosen: str, example) -> tuple[str, dict, str]:
         "Answer", **options("answer"), placeholder="the answer as it stands in the prompt", max_chars=rules().characters
     )
     if not text.strip():
-        return "", {}, ""
+        return "", {}, "", ()
     if example:
-        return text, dict(example.spans), answer
-    return text, {"answer": answer} if answer.strip() else {}, answer
+        return text, dict(example.spans), answer, example.distractors
+    return text, {"answer": answer} if answer.strip() else {}, answer, ()
 
 
-def _of_file() -> tuple[object, dict, str]:
+def _of_file() -> Given:
     """One prompt of a file that the reader gave."""
     file = st.file_uploader("File of prompts", ["txt", "jsonl", "ndjson", "json", "parquet"], key="prompts-file")
     if file is None:
-        return "", {}, ""
+        return "", {}, "", ()
     if file.name.lower().endswith(".txt"):
         try:
-            return file.getvalue().decode("utf-8"), {}, ""
+            return file.getvalue().decode("utf-8"), {}, "", ()
         except UnicodeDecodeError:
             raise PromptError(f"{file.name} is not UTF-8 text; save it as UTF-8") from None
     prompts = own_prompts(file.name, file.getvalue())
     number = st.number_input("Prompt of the file", 0, len(prompts) - 1, 0, key="prompt-number")
     prompt = prompts[number]
-    return prompt.text, dict(prompt.spans), prompt.answer
+    return prompt.text, dict(prompt.spans), prompt.answer or "", prompt.distractors
 
 
-def _chat() -> tuple[object, dict, str]:
+def _chat() -> Given:
     """A chat: lines that begin with who speaks."""
     text = st.text_area(
         "Chat",
@@ -197,7 +201,7 @@ def _chat() -> tuple[object, dict, str]:
     )
     answer = st.text_input("Answer", **kept("chat-answer"), placeholder="the answer as it stands in the chat")
     messages = as_messages(text)
-    return messages, {"answer": answer} if answer.strip() else {}, answer
+    return messages, {"answer": answer} if answer.strip() else {}, answer, ()
 
 
 def as_messages(text: str) -> list[dict[str, str]]:
