@@ -10,11 +10,12 @@ from blocks.exports import take_away
 from blocks.heads import show_fidelity, show_heads, show_lambda
 from blocks.layout import beside
 from blocks.maps import show_row, show_text, show_view
-from blocks.predictions import show_next
+from blocks.predictions import show_both, show_next
 from blocks.verdicts import show_estimates, show_verdict, show_verdicts
 
 __all__ = [
     "beside",
+    "show_both",
     "show_chart",
     "show_estimates",
     "show_fidelity",
