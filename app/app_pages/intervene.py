@@ -28,7 +28,6 @@ from diffscope.readings.words import percent
 SIDES = ("without edits", "with edits")
 OF = {"D": "D, the difference map", "output": "what it gives on"}
 WHY = {"all": "all that changed", "edit": "the edit itself", "input": "its input"}
-state = st.session_state
 
 
 @st.fragment
@@ -36,22 +35,26 @@ def show_page(subject, cap) -> None:
     """The page below the choice of model and prompt; whatever is changed here draws this alone again."""
     with in_words():
         follow(cap, subject.key)
-        with blocks.beside("edits", "says", least=380) as (left, right):
+        above, below = st.container(), st.container()
+        with below:
+            layer, head = choose_maps(cap)
+        with above, blocks.beside("edits", "says", least=380) as (left, right):
             with left, st.container(key="intervene-edits"):
-                edits = tuple(show_stack(cap, state["layer"], state["head"]))
-        with right:  # first, since it is what one waits for
-            distractors = choose_distractors(subject)
-            show_predictions(subject, cap, edits, distractors)
-        after = captured(subject, cap, edits)
-        reading = changes(subject, cap, edits)
-        with left:
-            where = show_changes(cap, edits, reading)
-        layer, head = choose_maps(cap)
-        show_maps(cap, after, layer, head)
-        offer(cap, after, script(subject, cap, edits, distractors, layer, head), reading, where)
+                edits = tuple(show_stack(cap, layer, head))
+            with right:  # first, since it is what one waits for
+                distractors = choose_distractors(subject)
+                show_predictions(subject, cap, edits, distractors, layer, head)
+            after = captured(subject, cap, edits)
+            reading = changes(subject, cap, edits)
+            with left:
+                where = show_changes(cap, edits, reading, layer, head)
+        with below:
+            show_maps(cap, after, layer, head)
+            code = script(subject, cap, edits, distractors, layer, head)
+            offer(cap, after, layer, head, code, reading, where)
 
 
-def show_predictions(subject, cap, edits, distractors) -> None:
+def show_predictions(subject, cap, edits, distractors, layer: int, head: int) -> None:
     """What the model says next without and with the edits: the answer, tokens, a few generated tokens."""
     question = None
     with in_words():
@@ -73,7 +76,7 @@ def show_predictions(subject, cap, edits, distractors) -> None:
         label="Take the predictions away",
         figure=partial(figures.curves, drawn, x="token", series="side", style="bars"),
         data=lambda: tokens.assign(said.estimates.rename(probability="answer_probability")),
-        code=script(subject, cap, edits, distractors, state["layer"], state["head"]),
+        code=script(subject, cap, edits, distractors, layer, head),
     )
 
 
@@ -105,16 +108,15 @@ def nats(value: float) -> str:
     return f"{number(value)} nats"
 
 
-def show_changes(cap, edits, reading) -> dict[str, str]:
+def show_changes(cap, edits, reading, layer: int, head: int) -> dict[str, str]:
     """How much every head changed, as a grid in which heads are ablated; gives which change it is coloured by."""
     with st.container(horizontal=True, vertical_alignment="bottom"):
         of = st.selectbox("Change of", list(OF), **kept_option("intervene-of", list(OF)), format_func=OF.get, width=200)
         why = st.selectbox("Because of", list(WHY), **kept_option("intervene-why", list(WHY)), format_func=WHY.get, width=170)
     where = {"quantity": of, "cause": why}
     grid = over_heads(reading.estimates["change"], choices=where, model=cap.model_name)
-    chosen = (state["layer"], state["head"])
     switch = partial(switch_head, edits, cap)
-    blocks.show_heads(grid, chosen, select, "intervene-grid", off=ablated(edits, cap), on_switch=switch)
+    blocks.show_heads(grid, (layer, head), select, "intervene-grid", off=ablated(edits, cap), on_switch=switch)
     st.markdown(plain(reading.sentence))
     return where
 
@@ -137,9 +139,8 @@ def show_maps(cap, after, layer: int, head: int) -> None:
         blocks.show_view(capture, layer, head, key=key)
 
 
-def offer(cap, after, code: str, reading, where) -> None:
+def offer(cap, after, layer: int, head: int, code: str, reading, where) -> None:
     """What can be taken away: the maps of the head without and with edits, and how all heads changed."""
-    layer, head = state["layer"], state["head"]
     comparison = Comparison(SIDES, (cap, after))
     with st.container(horizontal=True):
         blocks.take_away(
