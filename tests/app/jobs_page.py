@@ -15,7 +15,9 @@ def count(job, path):
 
 
 def counting():
-    path = Path(st.query_params["folder"]) / st.query_params["name"]
+    if "path" not in st.session_state:
+        st.session_state["path"] = Path(st.query_params["folder"]) / st.query_params["name"]
+    path = st.session_state["path"]
     job = jobs().get("count")
     if job is not None and job.running:
         watch(job, "count")

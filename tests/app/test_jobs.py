@@ -1,12 +1,17 @@
 """Work in the background: it says how far it is, stops when it is told to, and belongs to one session."""
 
+import os
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from small_models import APP
 
 from diffscope.errors import DiffscopeError
+from tools.browser import dashboard
+
+PAGE = Path(__file__).with_name("jobs_page.py")
 
 
 @pytest.fixture
@@ -91,40 +96,34 @@ def test_a_key_has_one_job_at_a_time(jobs):
 
 @pytest.mark.browser
 @pytest.mark.slow
-def test_sessions_have_jobs_of_their_own_which_outlast_their_page_and_not_their_session(new_page, serve, tmp_path):
-    address = serve(APP.parent / "tests" / "app" / "jobs_page.py")
+def test_sessions_have_jobs_of_their_own_which_outlast_their_page_and_not_their_session(new_page, tmp_path):
+    with dashboard(environment={"PYTHONPATH": os.pathsep.join([str(APP), str(APP.parent)])}, script=PAGE) as (address, _):
 
-    def session(name):
-        page = new_page(900, 600)
-        page.set_default_timeout(60_000)
-        page.goto(f"{address}?folder={tmp_path}&name={name}")
-        page.get_by_role("button", name="Count").wait_for()
-        return page
+        def session(name):
+            page = new_page(900, 600)
+            page.set_default_timeout(60_000)
+            page.goto(f"{address}?folder={tmp_path}&name={name}")
+            page.get_by_role("button", name="Count").click()
+            page.get_by_text("counted").wait_for()
+            return page
 
-    def counted(name):
-        path = tmp_path / name
-        return path.read_text() if path.exists() else ""
+        def goes_on(name):
+            before = (tmp_path / name).read_text()
+            time.sleep(2)
+            return (tmp_path / name).read_text() != before
 
-    def goes_on(name):
-        before = counted(name)
-        time.sleep(1.5)
-        return counted(name) != before
-
-    one, two = session("one"), session("two")
-    for page in (one, two):
-        page.get_by_role("button", name="Count").click()
-        page.get_by_text("counted").wait_for()
-    before = one.get_by_text("counted").text_content()
-    one.wait_for_function("before => !document.body.innerText.includes(before)", arg=before)  # without a click
-    one.get_by_role("button", name="Stop").click()
-    one.get_by_role("button", name="Count").wait_for()
-    assert not goes_on("one") and goes_on("two")
-    two.get_by_role("link", name="elsewhere").click()
-    two.get_by_text("Elsewhere").wait_for()
-    assert goes_on("two")
-    two.get_by_role("link", name="counting").click()
-    two.get_by_text("counted").wait_for()
-    two.close()
-    deadline = time.monotonic() + 20
-    while goes_on("two"):
-        assert time.monotonic() < deadline, "a job whose session is gone goes on"
+        one, two = session("one"), session("two")
+        before = one.get_by_text("counted").text_content()
+        one.wait_for_function("before => !document.body.innerText.includes(before)", arg=before)  # it moves without a click
+        one.locator(".st-key-count-stop button").click()
+        one.get_by_role("button", name="Count").wait_for()
+        assert not goes_on("one") and goes_on("two")
+        two.get_by_role("link", name="elsewhere").click()
+        two.get_by_text("Elsewhere").wait_for()
+        assert goes_on("two")
+        two.get_by_role("link", name="counting").click()
+        two.get_by_text("counted").wait_for()
+        two.close()
+        end = time.monotonic() + 30
+        while goes_on("two"):
+            assert time.monotonic() < end, "a job whose session is gone goes on"
