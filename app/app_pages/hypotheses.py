@@ -10,7 +10,7 @@ import streamlit as st
 from boards import Board, Choices, provisional, run_tests
 from choices import choose_model
 from jobs import jobs, watch
-from kept import kept, kept_option
+from kept import kept, kept_option, kept_value
 from sources import age, bundled, rules, scope, study
 from words import in_words, plain
 
@@ -66,14 +66,13 @@ def choose_subject(of: str) -> Choices | None:
             st.info("Give the folder of a trained cohort, as diffscope train leaves it.")
     with st.sidebar, st.expander("Prompts and tests"):
         own = st.file_uploader("Prompts of your own", ["jsonl", "ndjson", "json", "parquet"], key="hypotheses-own", help=OWN)
-        prompts = st.number_input("Prompts", 10, 200, 40, step=5, **kept("hypotheses-prompts"))
-        length = st.number_input("Tokens a prompt", 64, 4096, 160, **kept("hypotheses-length"))
+        prompts = st.number_input("Prompts", 10, 200, step=5, **kept_value("hypotheses-prompts", 40))
+        length = st.number_input("Tokens a prompt", 64, 4096, **kept_value("hypotheses-length", 160))
         untrained = st.number_input(
             "Untrained models",
             3,
             200,
-            24,
-            **kept("hypotheses-untrained"),
+            **kept_value("hypotheses-untrained", 24),
             help="Models of random weights that a trained one is compared with.",
         )
         tests = st.multiselect("Tests", list(TESTS), **kept("hypotheses-tests"), placeholder="all of them")

@@ -11,18 +11,17 @@ from blocks.heads import show_fidelity, show_heads, show_lambda
 from blocks.layout import beside
 from blocks.maps import show_row, show_text, show_view
 from blocks.predictions import show_next
-from blocks.verdicts import show_declared, show_estimates, show_outcome, show_primaries, show_test
+from blocks.verdicts import show_details, show_estimates, show_primaries, show_test
 
 __all__ = [
     "beside",
     "show_chart",
-    "show_declared",
+    "show_details",
     "show_estimates",
     "show_fidelity",
     "show_heads",
     "show_lambda",
     "show_next",
-    "show_outcome",
     "show_primaries",
     "show_row",
     "show_test",

@@ -74,27 +74,31 @@ def _show_primary(id: str, verdict, code: str) -> None:
         st.caption(plain(verdict.sentence))
     st.caption(plain(f"Power: {power.in_words(id)}."))
     with st.expander("Method, control, rule and source", key=f"primary-{id}-method"):
-        show_declared(test)
-        if verdict is not None and verdict.estimates:
-            show_outcome(verdict, code)
+        show_details(test, verdict, code, plot=False)
 
 
 def _show_judged(verdict) -> None:
     """The quantities that the rule uses, in large figures."""
     from diffscope.hypotheses.correction import CORRECTIONS
-    from diffscope.hypotheses.verdicts import number
 
     for name, p in verdict.corrected.items():
         estimate = verdict.estimates[name]
-        interval = f"95 % {number(estimate.low)} to {number(estimate.high)}"
-        null = f"without an effect {number(estimate.null_low)} to {number(estimate.null_high)}"
+        interval = f"95 % {_number(estimate.low)} to {_number(estimate.high)}"
+        null = f"without an effect {_number(estimate.null_low)} to {_number(estimate.null_high)}"
         st.metric(
             plain(verdict.test.quantities[name].label),
-            number(estimate.value),
-            f"{interval} · {null} · p {number(p)} ({CORRECTIONS[verdict.test.kind]})" if not estimate.why else estimate.why,
+            _number(estimate.value),
+            f"{interval} · {null} · p {_number(p)} ({CORRECTIONS[verdict.test.kind]})" if not estimate.why else estimate.why,
             delta_color="off",
             delta_arrow="off",
         )
+
+
+def _number(value: float) -> str:
+    """A number as a sentence prints it, with a minus sign."""
+    from diffscope.hypotheses.verdicts import number
+
+    return number(value).replace("-", "−")
 
 
 def show_test(test, verdict=None, code: str = "") -> None:
@@ -115,31 +119,32 @@ def show_test(test, verdict=None, code: str = "") -> None:
         opened = st.expander(name, key=f"test-{test.id}", on_change="rerun")
         if opened.open:
             with opened:
-                if verdict is None or not verdict.estimates:
-                    show_declared(test)
-                    st.markdown(f"**Verdict.** {plain(NOT_YET.capitalize() if verdict is None else verdict.sentence)}")
-                else:
-                    show_estimates([verdict], key=f"test-{test.id}")
-                    show_declared(test)
-                    show_outcome(verdict, code)
+                show_details(test, verdict, code)
 
     row()
 
 
-def show_declared(test) -> None:
-    """What was declared of a test before anything was measured."""
-    facts = {
-        "Name": test.id,
-        "Claim": test.claim,
-        "Method": test.statistic,
-        "Control": "; ".join(test.controls) or "none beside what its estimates are compared with",
-        "Rule": test.rule,
-        "Limits": test.limits,
-    }
-    for name, words in facts.items():
-        if words:
-            st.markdown(f"**{name}.** {plain(words)}")
+def show_details(test, verdict=None, code: str = "", plot: bool = True) -> None:
+    """What was declared of a test, what came of it, and where its claim is from; parameters as of :func:`show_test`."""
+    measured = verdict is not None and bool(verdict.estimates)
+    _say("Name", test.id)
+    _say("Claim", test.claim)
+    _say("Method", test.statistic)
+    _say("Control", "; ".join(test.controls))
+    if measured and plot:
+        show_estimates([verdict], key=f"test-{test.id}")
+    _say("Rule", test.rule)
+    _say("Verdict", NOT_YET if verdict is None else verdict.sentence)
+    if not measured:
+        _say("Limits", test.limits)
     st.markdown(f"**Source.** {linked(test.source)}")
+    if measured:
+        show_numbers(verdict, code)
+
+
+def _say(name: str, words: str) -> None:
+    if words:
+        st.markdown(f"**{name}.** {plain(words)}")
 
 
 def linked(source: str) -> str:
@@ -149,11 +154,10 @@ def linked(source: str) -> str:
     return "".join(f"[{plain(part)}]({address})" if address else plain(part) for part, address in sources.linked(source))
 
 
-def show_outcome(verdict, code: str = "") -> None:
-    """What came of a test: the verdict in words, every quantity, by layer where there are layers."""
+def show_numbers(verdict, code: str = "") -> None:
+    """Every quantity of a test, by layer where there are layers."""
     from diffscope.hypotheses import report
 
-    st.markdown(f"**Verdict.** {plain(verdict.sentence)}")
     table = pd.DataFrame(report.rows(verdict), columns=list(report.COLUMNS))
     st.dataframe(table, hide_index=True, height=36 + 28 * len(table), row_height=28)
     layers = [

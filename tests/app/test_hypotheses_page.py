@@ -61,6 +61,12 @@ def shown(elements):
     return " ".join(element.value for element in elements).replace("\\", "")
 
 
+def charts(test):
+    """The labels of the rows of each chart."""
+    specs = [json.loads(element.proto.spec) for element in test.get("plotly_chart")]
+    return [[note["text"] for note in spec["layout"]["annotations"]] for spec in specs]
+
+
 def rows(test):
     """What stands on the rows of tests: a verdict and a claim, by the test's id."""
     labels = [element.label.replace("\\", "") for element in test.expander]
@@ -84,8 +90,7 @@ def test_the_board_of_the_model_at_hand(app, folders, quick):
     assert ":blue-badge[as noise cancellation predicts]" in labels["noise-symmetry"]
     assert ":gray-badge[not run]" in labels["signed-mask"] and ":gray-badge[measured]" in labels["information-flow"]
     assert ("key-token-gain-pair", True) in quick and ("signed-mask", False) in quick
-    specs = [json.loads(element.proto.spec) for element in test.get("plotly_chart")]
-    assert any("noise-symmetry: NC" in text for text in specs[-1]["layout"]["yaxis"]["ticktext"])
+    assert any("noise-symmetry: NC" in label for label in charts(test)[-1])
     assert not [button for button in test.button if button.key == "hypotheses-run"]
     count = len(quick)
     test.run()
@@ -99,8 +104,7 @@ def test_a_row_opens_where_it_stands(app, quick):
     text = shown(test.markdown)
     assert all(words in text for words in (TESTS["sparsity"].statistic, TESTS["sparsity"].rule, *TESTS["sparsity"].controls))
     assert "https://arxiv.org/abs/2505.16333" in text and "Verdict" in text
-    charts = [json.loads(element.proto.spec)["layout"]["yaxis"]["ticktext"] for element in test.get("plotly_chart")]
-    assert any(len(names) == 1 and "sparsity: measured" in names[0] for names in charts)
+    assert any(len(labels) == 1 and "sparsity: measured" in labels[0] for labels in charts(test))
     layers = next(frame.value for frame in test.dataframe if "layer 1" in frame.value)
     assert layers["layer 1"].tolist() == ["0.75"] * len(TESTS["sparsity"].quantities)
 
@@ -118,9 +122,12 @@ def test_a_shipped_study_is_shown_whole(app, name, tmp_path, monkeypatch):
     for quantity in formation.corrected:
         metric = metrics[TESTS["formation"].quantities[quantity].label]
         estimate = formation.estimates[quantity]
-        assert metric.value == f"{estimate.value:.3g}"
-        assert f"{estimate.low:.3g} to {estimate.high:.3g}" in metric.delta
-        assert f"{estimate.null_low:.3g} to {estimate.null_high:.3g}" in metric.delta and "Holm" in metric.delta
+        numbers = [
+            f"{getattr(estimate, name):.3g}".replace("-", "−") for name in ("value", "low", "high", "null_low", "null_high")
+        ]
+        value, low, high, null_low, null_high = numbers
+        assert metric.value == value and f"{low} to {high}" in metric.delta
+        assert f"{null_low} to {null_high}" in metric.delta and "Holm" in metric.delta
     assert "Not decided yet" not in shown(test.info)
     for chosen in rows(test):
         opened(test, chosen)
