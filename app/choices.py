@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 
 import streamlit as st
-from kept import kept
+from kept import kept, kept_option
 from sources import age, bundled, capture, examples, own_prompts, rules, saved, scope
 from words import plain
 
@@ -16,6 +16,7 @@ OTHER = "a folder or a saved capture"
 OWN = "own text"
 FILE = "a file"
 CHAT = "a chat"
+LAST_STEP = "end of training"
 Given = tuple[object, dict, str, tuple[str, ...]]  # prompt, spans, answer, distractors
 state = st.session_state
 
@@ -86,9 +87,9 @@ def as_code(spans: dict) -> str:
     return words.replace("Chars(", "diffscope.Chars(")
 
 
-def choose_subject(saved_too: bool = True) -> Subject | None:
+def choose_subject(saved_too: bool = True, at_step: bool = True) -> Subject | None:
     """The model and prompt that the reader chose in the sidebar; None while something is missing, which is said."""
-    name = choose_model(saved_too=saved_too)
+    name = choose_model(saved_too=saved_too, at_step=at_step)
     if name is None:
         return None
     if name.endswith((".dscope", ".safetensors")):
@@ -100,8 +101,11 @@ def choose_subject(saved_too: bool = True) -> Subject | None:
     return Subject(name, prompt=prompt, spans=spans | marked(name, prompt), answer=answer, distractors=distractors)
 
 
-def choose_model(key: str = "model", label: str = "Model", saved_too: bool = True) -> str | None:
-    """A bundled model, at a step of its training where these are kept, or a path; a page with two models gives each a key."""
+def choose_model(key: str = "model", label: str = "Model", saved_too: bool = True, at_step: bool = True) -> str | None:
+    """A bundled model, at a step of its training where these are kept, or a path; a page with two models gives each a key.
+
+    Without `at_step` it is the model that was trained, whatever the step.
+    """
     cards = {card["name"]: card for card in bundled()}
     others = [OTHER] if rules().paths else []
     with st.sidebar:
@@ -113,7 +117,7 @@ def choose_model(key: str = "model", label: str = "Model", saved_too: bool = Tru
             return None
         name = st.selectbox(label, [*cards, *others], **kept(key))
         if name != OTHER:
-            return _at_step(name, cards[name], key)
+            return _at_step(name, cards[name], key) if at_step else name
         path = st.text_input(
             f"{label}: its folder, or the file of a capture" if saved_too else f"{label}: its folder",
             **kept("path" if key == "model" else f"{key}-path"),
@@ -130,10 +134,11 @@ def _at_step(name: str, card: dict, key: str) -> str:
     steps = list(card.get("checkpoints") or [])
     if not steps:
         return name
-    last = "end of training"
-    options = [*map(str, steps), last]
-    step = st.select_slider("Training step", options, value=last, **kept("step" if key == "model" else f"{key}-step"))
-    return name if step == last else f"{name}@{step}"
+    options = [*map(str, steps), LAST_STEP]
+    step = st.select_slider(
+        "Training step", options, **kept_option("step" if key == "model" else f"{key}-step", options, LAST_STEP)
+    )
+    return name if step == LAST_STEP else f"{name}@{step}"
 
 
 def choose_prompt() -> Given:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 
 import streamlit as st
 
 from diffscope.cli.output import OUT_OF_MEMORY, ran_out_of_memory
-from diffscope.errors import DiffscopeError
+from diffscope.errors import DiffscopeError, first_line
 
 MARKS = "\\`*_{}[]()#+-!|~<>$:"
 
@@ -23,6 +24,16 @@ def in_words():
         if not ran_out_of_memory(error):
             raise
         st.warning(plain(OUT_OF_MEMORY))
+
+
+def in_a_line(error: Exception) -> str:
+    """What is said of a failure of background work; the traceback of an unexpected one goes to the terminal."""
+    if isinstance(error, DiffscopeError):
+        return str(error)
+    if isinstance(error, (MemoryError, RuntimeError)) and ran_out_of_memory(error):
+        return OUT_OF_MEMORY
+    logging.getLogger("diffscope").error("background work failed", exc_info=error)
+    return f"a defect of diffscope, {type(error).__name__}: {first_line(error)}; its traceback is where the dashboard was started"
 
 
 def plain(text: str) -> str:

@@ -1,0 +1,148 @@
+"""Work in the background: a thread that says how far it is, can be stopped, and belongs to one session.
+
+The work never touches Streamlit. It tells its job how far it is, which is also where it is stopped; a page looks at the job with
+:func:`watch`. A job goes on while its reader is on another page, and stops when the session ends.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import streamlit as st
+from words import in_a_line, plain
+
+LOOK_EVERY = 0.5  # seconds
+
+
+class Halted(BaseException):
+    """Raised inside of work that is to stop; no error, so that nothing that handles errors keeps it."""
+
+
+class Job:
+    """Something that is done in a thread of its own, begun at once.
+
+    Parameters
+    ----------
+    work : callable
+        Called with the job, whose `tell` or `go_on` it calls as often as it can: where the job is to stop, they raise. What it
+        returns is the job's result.
+
+    Attributes
+    ----------
+    share : float
+        How much is done, of 1; it never goes back.
+    words : str
+        What is being done.
+    result
+        What the work returned; None until then.
+    trouble : str
+        Why it failed, in a line; empty where it did not.
+    """
+
+    def __init__(self, work: Callable[[Job], Any]):
+        self.share = 0.0
+        self.words = "beginning"
+        self.result: Any = None
+        self.trouble = ""
+        self._begun = time.monotonic()
+        self._halt = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(work,), name="diffscope job", daemon=True)
+        self._thread.start()
+
+    @property
+    def running(self) -> bool:
+        """Whether it is being worked on."""
+        return self._thread.is_alive()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether it was told to stop and has not yet."""
+        return self.running and self._halt.is_set()
+
+    @property
+    def seconds(self) -> float:
+        """Since it began."""
+        return time.monotonic() - self._begun
+
+    def stop(self) -> None:
+        """Have it stop at what it tells next."""
+        self._halt.set()
+
+    def tell(self, done: float, total: float, words: str) -> None:
+        """So much of the whole is done, and this is what is done now."""
+        self.go_on()
+        self.share = max(self.share, min(done / total, 1.0))
+        self.words = words
+
+    def go_on(self) -> None:
+        """Raise Halted where the job is to stop."""
+        if self._halt.is_set():
+            raise Halted
+
+    def _run(self, work: Callable[[Job], Any]) -> None:
+        try:
+            self.result = work(self)
+        except Halted:
+            pass
+        except Exception as error:  # a thread has nobody to raise it to
+            self.trouble = in_a_line(error)
+
+
+class Jobs:
+    """The jobs of one session, one for each key."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[Hashable, Job] = {}
+
+    def get(self, key: Hashable) -> Job | None:
+        """The job of this key, running or ended; None where none was begun."""
+        return self._jobs.get(key)
+
+    def start(self, key: Hashable, work: Callable[[Job], Any]) -> Job:
+        """The job of this key if it is running, else a new one."""
+        job = self._jobs.get(key)
+        if job is None or not job.running:
+            job = self._jobs[key] = Job(work)
+        return job
+
+    def stop(self) -> None:
+        """Stop all of them."""
+        for job in self._jobs.values():
+            job.stop()
+
+
+@st.cache_resource(scope="session", on_release=Jobs.stop, show_spinner=False)
+def jobs() -> Jobs:
+    """The jobs of this session; they are stopped when it ends."""
+    return Jobs()
+
+
+def watch(job: Job, key: str, words: Callable[[], str] | None = None, news: Callable[[], object] | None = None) -> None:
+    """Show how far a running job is, with a stop, and draw the page again when it has ended.
+
+    Parameters
+    ----------
+    job : Job
+    key : str
+        Begins the keys of what is shown.
+    words : callable, optional
+        What is said before the words of the job.
+    news : callable, optional
+        Where what it gives changes, the page is drawn again too.
+    """
+    before = news() if news else None
+
+    @st.fragment(run_every=LOOK_EVERY)
+    def look() -> None:
+        if not job.running or (news and news() != before):
+            st.rerun()
+        said = "stopping" if job.stopping else job.words
+        parts = [words() if words else "", said, f"{job.seconds:.0f} s"]
+        with st.container(horizontal=True, vertical_alignment="center"):
+            st.progress(job.share, plain(" · ".join(filter(None, parts))))
+            st.button("Stop", key=f"{key}-stop", on_click=job.stop, disabled=job.stopping)
+
+    look()
