@@ -21,6 +21,13 @@ def kept(key: str) -> dict:
     return {"key": key, "bind": "query-params"}
 
 
+def kept_value(key: str, first) -> dict:
+    """The same for a widget that begins with a value, where neither the session nor the address has one."""
+    if key not in state and key not in st.query_params:
+        state[key] = first
+    return kept(key)
+
+
 def kept_option(key: str, options, first=None) -> dict:
     """The same for a choice among options that are shown in other words: the address has the option itself."""
     _of_pages().setdefault(state.get("_page", ""), set()).add(key)

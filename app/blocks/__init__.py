@@ -6,6 +6,7 @@
 """
 
 from blocks.charts import show_chart
+from blocks.differences import show_differences
 from blocks.exports import take_away
 from blocks.heads import show_fidelity, show_heads, show_lambda
 from blocks.layout import beside
@@ -16,6 +17,7 @@ from blocks.verdicts import show_estimates, show_verdict, show_verdicts
 __all__ = [
     "beside",
     "show_chart",
+    "show_differences",
     "show_estimates",
     "show_fidelity",
     "show_heads",

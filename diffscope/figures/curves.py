@@ -49,9 +49,10 @@ def data(
 
 
 def _colours(names) -> dict[str, str]:
-    """The colour of each series: that of a map or a span where it is one."""
+    """The colour of each series: that of a map, a span or a control where it is one."""
+    known = theme.MAP_COLOURS | theme.SPAN_COLOURS | theme.CONTROL_COLOURS
     others = cycle(theme.SERIES)
-    return {name: theme.MAP_COLOURS.get(name) or theme.SPAN_COLOURS.get(name) or next(others) for name in map(str, names)}
+    return {name: known.get(name) or next(others) for name in map(str, names)}
 
 
 def _places(dataset: xr.Dataset) -> tuple[list, bool]:
@@ -118,6 +119,8 @@ def _traces(part: xr.Dataset, places: list, name: str, colour: str, style: str) 
         down = (part["value"] - part["low"]).values
         ends = {"error_y": {"type": "data", "array": up, "arrayminus": down, "thickness": 1, "width": 3}}
     if style in ("bars", "stacked"):
+        for end in ends.values():
+            end["color"] = theme.MUTED
         return [go.Bar(x=places, y=values, name=label, marker={"color": colour}, hovertemplate=hover, **ends)]
     mode = "lines+markers" if style == "lines" else "markers"
     look = {"line": {"color": colour, "width": 2}, "marker": {"size": 6, "color": colour}, "mode": mode}

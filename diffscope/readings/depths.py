@@ -100,7 +100,11 @@ def depths(
     looks = _looks(scope, drawn, edits, progress or (lambda done, total: None))
     cells = [[_cell(islice(looks, prompts)) for _ in DEPTHS] for _ in lengths]
     table = xr.combine_nested(cells, ["length", "depth"], combine_attrs="override")
-    table = table.assign_coords(length=list(lengths), depth=list(DEPTHS)).transpose(*CELL, ...)
+    axes = {
+        "length": ("length", list(lengths), {"long_name": "tokens of the prompt"}),
+        "depth": ("depth", list(DEPTHS), {"long_name": "depth of the answer"}),
+    }
+    table = table.assign_coords(axes).transpose(*CELL, ...)
     estimates = _estimates(table).assign_attrs(
         table.attrs,
         prompts=prompts,
@@ -266,7 +270,8 @@ def contrast(first: xr.Dataset, second: xr.Dataset, names: tuple[str, str]) -> R
     Returns
     -------
     Reading
-        ``estimates``: those of both that are not of single heads or prompts, along ``side``; ``difference`` (span,
+        ``estimates``: those of both that are not of single heads or prompts, along ``side``, and ``mass_low`` and ``mass_high``,
+        one standard error below and above ``mass``; ``difference`` (span,
         normalisation), first − second of D, mean over lengths, depths and prompts, and its standard error over prompts,
         ``difference_se``; it is of differences prompt by prompt where both were given the same tokens (``attrs["paired"]``).
 
@@ -288,6 +293,8 @@ def contrast(first: xr.Dataset, second: xr.Dataset, names: tuple[str, str]) -> R
     one, other = (side["mass_of_prompt"].sel(map="D").mean(CELL) for side in (first, second))
     spread = _error(one - other) if paired else np.sqrt(_error(one) ** 2 + _error(other) ** 2)
     about = "mean over lengths, depths and prompts"
+    sides["mass_low"] = described(sides["mass"] - sides["mass_se"], "attention less its standard error", "mass − mass_se")
+    sides["mass_high"] = described(sides["mass"] + sides["mass_se"], "attention and its standard error", "mass + mass_se")
     sides["difference"] = described((one - other).mean("prompt"), "difference of D", f"first − second, {about}")
     sides["difference_se"] = described(spread, "standard error of the difference", "over prompts")
     sides.attrs |= {"paired": int(paired)}
@@ -310,7 +317,7 @@ def _contrast_sentence(sides: xr.Dataset, first: xr.Dataset, second: xr.Dataset)
     return (
         f"{names[0]} gives the answer {percent(answer[0])}, {names[1]} {percent(answer[1])}: {size}{within}. "
         f"{_by_normalisation(change['difference'])}. Irrelevant tokens get {percent(rest[0])} and {percent(rest[1])}. "
-        f"Exact are {right} of {counted(first['exact_of_prompt'].size, 'answer')}. {how}."
+        f"{right} of {counted(first['exact_of_prompt'].size, 'answer')} are exact. {how}."
     )
 
 
