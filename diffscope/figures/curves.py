@@ -13,7 +13,9 @@ from diffscope.figures import theme
 from diffscope.figures.base import register
 from diffscope.figures.canvas import canvas, finish_print
 from diffscope.figures.escaping import for_html, for_print
+from diffscope.figures.labelled import along_title, by_role, in_roles, values_title
 
+ROLES = ("panel", "series", "x")
 STYLES = ("lines", "points", "bars", "stacked")
 DASHES = ("dash", "dot", "dashdot", "longdash")
 
@@ -28,50 +30,29 @@ def data(
     references: Mapping[str, float] | None = None,
 ) -> xr.Dataset:
     """Values (panel, series, x) with their range; parameters as of ``diffscope.figures.curves``."""
-    if not isinstance(values, xr.DataArray):
-        raise DiffscopeError(f"curves are of labelled values, an xarray.DataArray, not of a {type(values).__name__}")
-    named = {"x": x, "series": series, "panel": panels}
-    chosen = {dim: role for role, dim in named.items() if dim is not None}
-    for dim in chosen:
-        if dim not in values.dims:
-            raise DiffscopeError(f"there is no dimension {dim!r}: there are {', '.join(map(str, values.dims))}")
-    if left := [str(dim) for dim in values.dims if dim not in chosen]:
-        raise DiffscopeError(f"nothing says how {' and '.join(left)} is drawn; select one label of it, or average")
+    chosen = by_role(values, {"x": x, "series": series, "panel": panels})
     arrays = {"value": values}
     if (low is None) != (high is None):
         raise DiffscopeError("a range has two ends: give low and high")
     if low is not None and high is not None:
         arrays |= {"low": low, "high": high}
-    drawn = {name: _drawn(array, chosen) for name, array in arrays.items()}
+    drawn = {name: in_roles(array, chosen, ROLES) for name, array in arrays.items()}
     dataset = xr.Dataset(drawn).drop_attrs()
     about = {
         "figure": "curves",
         "model": str(values.attrs.get("model", "")),
-        "x": str(values[x].attrs.get("long_name", x)) if x in values.coords else x,
-        "y": _axis_title(values),
+        "x": along_title(values, x),
+        "y": values_title(values),
         "references": dict(references or {}),
     }
     return dataset.assign_attrs(about)
 
 
-def _drawn(array: xr.DataArray, chosen: Mapping[str, str]) -> xr.DataArray:
-    """An array as (panel, series, x); what has no panels or series has one without a name."""
-    array = array.reset_coords(drop=True).rename(chosen)
-    missing = {role: [""] for role in ("panel", "series") if role not in array.dims}
-    array = array.expand_dims(missing)
-    return array.transpose("panel", "series", "x").astype(float)
-
-
-def _axis_title(values: xr.DataArray) -> str:
-    name = str(values.attrs.get("long_name", values.name or ""))
-    units = str(values.attrs.get("units", ""))
-    return f"{name}, {units}" if units not in ("", "1") else name
-
-
 def _colours(names) -> dict[str, str]:
-    """The colour of each series: that of a map or a span where it is one."""
+    """The colour of each series: that of a map, a span or a control where it is one."""
+    known = theme.MAP_COLOURS | theme.SPAN_COLOURS | theme.CONTROL_COLOURS
     others = cycle(theme.SERIES)
-    return {name: theme.MAP_COLOURS.get(name) or theme.SPAN_COLOURS.get(name) or next(others) for name in map(str, names)}
+    return {name: known.get(name) or next(others) for name in map(str, names)}
 
 
 def _places(dataset: xr.Dataset) -> tuple[list, bool]:
@@ -138,6 +119,8 @@ def _traces(part: xr.Dataset, places: list, name: str, colour: str, style: str) 
         down = (part["value"] - part["low"]).values
         ends = {"error_y": {"type": "data", "array": up, "arrayminus": down, "thickness": 1, "width": 3}}
     if style in ("bars", "stacked"):
+        for end in ends.values():
+            end["color"] = theme.MUTED
         return [go.Bar(x=places, y=values, name=label, marker={"color": colour}, hovertemplate=hover, **ends)]
     mode = "lines+markers" if style == "lines" else "markers"
     look = {"line": {"color": colour, "width": 2}, "marker": {"size": 6, "color": colour}, "mode": mode}
