@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 
 import streamlit as st
-from kept import kept
+from kept import kept, kept_option
 from sources import age, bundled, capture, examples, own_prompts, rules, saved, scope
 from words import plain
 
@@ -16,6 +16,8 @@ OTHER = "a folder or a saved capture"
 OWN = "own text"
 FILE = "a file"
 CHAT = "a chat"
+LAST_STEP = "end of training"
+Given = tuple[object, dict, str, tuple[str, ...]]  # prompt, spans, answer, distractors
 state = st.session_state
 
 
@@ -35,6 +37,8 @@ class Subject:
         As ``Scope.capture`` takes them.
     answer : str
         The answer's text, where it was given as text.
+    distractors : tuple of str
+        Other answers that the prompt is known to state.
     """
 
     model: str
@@ -42,6 +46,7 @@ class Subject:
     prompt: object = ""
     spans: dict = field(default_factory=dict)
     answer: str = ""
+    distractors: tuple[str, ...] = ()
 
     @property
     def key(self) -> tuple:
@@ -82,22 +87,25 @@ def as_code(spans: dict) -> str:
     return words.replace("Chars(", "diffscope.Chars(")
 
 
-def choose_subject(saved_too: bool = True) -> Subject | None:
+def choose_subject(saved_too: bool = True, at_step: bool = True) -> Subject | None:
     """The model and prompt that the reader chose in the sidebar; None while something is missing, which is said."""
-    name = choose_model(saved_too=saved_too)
+    name = choose_model(saved_too=saved_too, at_step=at_step)
     if name is None:
         return None
     if name.endswith((".dscope", ".safetensors")):
         return Subject(name, saved=True)
-    prompt, spans, answer = choose_prompt()
+    prompt, spans, answer, distractors = choose_prompt()
     if not prompt:
         st.info("Write a prompt to look at.")
         return None
-    return Subject(name, prompt=prompt, spans=spans | marked(name, prompt), answer=answer)
+    return Subject(name, prompt=prompt, spans=spans | marked(name, prompt), answer=answer, distractors=distractors)
 
 
-def choose_model(key: str = "model", label: str = "Model", saved_too: bool = True) -> str | None:
-    """A bundled model, at a step of its training where these are kept, or a path; a page with two models gives each a key."""
+def choose_model(key: str = "model", label: str = "Model", saved_too: bool = True, at_step: bool = True) -> str | None:
+    """A bundled model, at a step of its training where these are kept, or a path; a page with two models gives each a key.
+
+    Without `at_step` it is the model that was trained, whatever the step.
+    """
     cards = {card["name"]: card for card in bundled()}
     others = [OTHER] if rules().paths else []
     with st.sidebar:
@@ -109,7 +117,7 @@ def choose_model(key: str = "model", label: str = "Model", saved_too: bool = Tru
             return None
         name = st.selectbox(label, [*cards, *others], **kept(key))
         if name != OTHER:
-            return _at_step(name, cards[name], key)
+            return _at_step(name, cards[name], key) if at_step else name
         path = st.text_input(
             f"{label}: its folder, or the file of a capture" if saved_too else f"{label}: its folder",
             **kept("path" if key == "model" else f"{key}-path"),
@@ -126,14 +134,15 @@ def _at_step(name: str, card: dict, key: str) -> str:
     steps = list(card.get("checkpoints") or [])
     if not steps:
         return name
-    last = "end of training"
-    options = [*map(str, steps), last]
-    step = st.select_slider("Training step", options, value=last, **kept("step" if key == "model" else f"{key}-step"))
-    return name if step == last else f"{name}@{step}"
+    options = [*map(str, steps), LAST_STEP]
+    step = st.select_slider(
+        "Training step", options, **kept_option("step" if key == "model" else f"{key}-step", options, LAST_STEP)
+    )
+    return name if step == LAST_STEP else f"{name}@{step}"
 
 
-def choose_prompt() -> tuple[object, dict, str]:
-    """The prompt, its spans by name, and the answer's text."""
+def choose_prompt() -> Given:
+    """The prompt, its spans by name, the answer's text, and other answers that it is known to state."""
     known = {example.name: example for example in examples()}
     with st.sidebar:
         chosen = st.selectbox("Prompt", [*known, OWN, FILE, CHAT], **kept("example"))
@@ -144,7 +153,7 @@ def choose_prompt() -> tuple[object, dict, str]:
         return _text(chosen, known.get(chosen))
 
 
-def _text(chosen: str, example) -> tuple[str, dict, str]:
+def _text(chosen: str, example) -> Given:
     """A text with its answer: an example, or the reader's own."""
     places = {"text": f"_text-{chosen}", "answer": f"_answer-{chosen}"} if example else {"text": "prompt", "answer": "answer"}
     usual = {"text": example.text, "answer": example.answer} if example else {"text": "", "answer": ""}
@@ -163,29 +172,29 @@ def _text(chosen: str, example) -> tuple[str, dict, str]:
         "Answer", **options("answer"), placeholder="the answer as it stands in the prompt", max_chars=rules().characters
     )
     if not text.strip():
-        return "", {}, ""
+        return "", {}, "", ()
     if example:
-        return text, dict(example.spans), answer
-    return text, {"answer": answer} if answer.strip() else {}, answer
+        return text, dict(example.spans), answer, example.distractors
+    return text, {"answer": answer} if answer.strip() else {}, answer, ()
 
 
-def _of_file() -> tuple[object, dict, str]:
+def _of_file() -> Given:
     """One prompt of a file that the reader gave."""
     file = st.file_uploader("File of prompts", ["txt", "jsonl", "ndjson", "json", "parquet"], key="prompts-file")
     if file is None:
-        return "", {}, ""
+        return "", {}, "", ()
     if file.name.lower().endswith(".txt"):
         try:
-            return file.getvalue().decode("utf-8"), {}, ""
+            return file.getvalue().decode("utf-8"), {}, "", ()
         except UnicodeDecodeError:
             raise PromptError(f"{file.name} is not UTF-8 text; save it as UTF-8") from None
     prompts = own_prompts(file.name, file.getvalue())
     number = st.number_input("Prompt of the file", 0, len(prompts) - 1, 0, key="prompt-number")
     prompt = prompts[number]
-    return prompt.text, dict(prompt.spans), prompt.answer
+    return prompt.text, dict(prompt.spans), prompt.answer or "", prompt.distractors
 
 
-def _chat() -> tuple[object, dict, str]:
+def _chat() -> Given:
     """A chat: lines that begin with who speaks."""
     text = st.text_area(
         "Chat",
@@ -197,7 +206,7 @@ def _chat() -> tuple[object, dict, str]:
     )
     answer = st.text_input("Answer", **kept("chat-answer"), placeholder="the answer as it stands in the chat")
     messages = as_messages(text)
-    return messages, {"answer": answer} if answer.strip() else {}, answer
+    return messages, {"answer": answer} if answer.strip() else {}, answer, ()
 
 
 def as_messages(text: str) -> list[dict[str, str]]:

@@ -6,6 +6,7 @@ keeps it while the reader is on another page. Streamlit by itself forgets widget
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
 
 import streamlit as st
@@ -20,6 +21,13 @@ def kept(key: str) -> dict:
     return {"key": key, "bind": "query-params"}
 
 
+def kept_value(key: str, first) -> dict:
+    """The same for a widget that begins with a value, where neither the session nor the address has one."""
+    if key not in state and key not in st.query_params:
+        state[key] = first
+    return kept(key)
+
+
 def kept_option(key: str, options, first=None) -> dict:
     """The same for a choice among options that are shown in other words: the address has the option itself."""
     _of_pages().setdefault(state.get("_page", ""), set()).add(key)
@@ -31,6 +39,28 @@ def kept_option(key: str, options, first=None) -> dict:
         state[key] = usual
     st.query_params[key] = str(state[key])
     return {"key": key}
+
+
+def looked_at(name: str) -> dict:
+    """How a view of maps is looked at, as the address says, or as it was when the reader left it.
+
+    What is no such thing the view leaves out by itself.
+    """
+    try:
+        look = dict(json.loads(st.query_params[name])) if name in st.query_params else state.get(f"_{name}-look", {})
+    except (ValueError, TypeError):
+        return {}
+    keep_look(name, look)
+    return look
+
+
+def keep_look(name: str, look: dict) -> None:
+    """Put into the address how a view of maps is looked at."""
+    state[f"_{name}-look"] = look
+    if look:
+        st.query_params[name] = json.dumps(look, separators=(",", ":"))
+    else:
+        st.query_params.pop(name, None)
 
 
 def carry(page: str) -> None:

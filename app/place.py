@@ -21,20 +21,33 @@ def strongest(cap, key: tuple) -> tuple[int, int]:
     return int(best["layer"]), int(best["head"])
 
 
-def follow(cap, key: tuple) -> None:
-    """Layer, head and token begin where the answer is attended to most, and stay where the reader puts them."""
+def follow(cap, key: tuple, of: str = "") -> None:
+    """Layer, head and token begin where the answer is attended to most, and stay where the reader puts them.
+
+    `of` begins the keys of a page's second capture, which has a layer and a head of its own.
+    """
     model = (cap.model_name.partition("@")[0], tuple(cap.layer_numbers), cap.n_heads)  # of all checkpoints the same
     best = strongest(cap, key)
-    now = (state.get("layer"), state.get("head"))
+    places = [f"{of}layer", f"{of}head"]
+    now = tuple(state.get(place) for place in places)
     known = now[0] in cap.layer_numbers and now[1] in range(cap.n_heads)
-    if state.get("_model") is None:
-        begin = not {"layer", "head"} & set(st.query_params)  # an address that names a head is followed
-    elif state["_model"] != model:
-        begin = now == state["_best"] or not known
+    before = state.get(f"_{of}model")
+    if before is None:
+        begin = not set(places) & set(st.query_params)  # an address that names a head is followed
+    elif before != model:
+        begin = now == state[f"_{of}best"] or not known
     else:
         begin = None in now
     if begin or None in now:
-        state["layer"], state["head"] = best
+        select(*best, of)
+    state[f"_{of}model"] = model
+    state[f"_{of}best"] = best
+    if not of:
+        _follow_token(cap)
+
+
+def _follow_token(cap) -> None:
+    """The token whose row is read begins as the last one, and stays where the reader puts it."""
     last = cap.n_tokens - 1
     if "_last" not in state:
         begin = "query" not in st.query_params
@@ -42,19 +55,17 @@ def follow(cap, key: tuple) -> None:
         begin = state.get("query") == state["_last"]
     if begin or state.get("query") is None or state["query"] > last:
         state["query"] = last
-    state["_model"] = model
-    state["_best"] = best
     state["_last"] = last
 
 
-def choose_head(cap) -> tuple[int, int]:
+def choose_head(cap, of: str = "") -> tuple[int, int]:
     """Layer and head of the maps; without default values, so that the address always names the head."""
     numbers = cap.layer_numbers
     step = math.gcd(*(number - numbers[0] for number in numbers)) or 1  # over layers without attention
-    layer = st.number_input("Layer", numbers[0], numbers[-1], None, step=step, **kept("layer"), width=110)
-    head = st.number_input("Head", 0, cap.n_heads - 1, None, step=1, **kept("head"), width=110)
+    layer = st.number_input("Layer", numbers[0], numbers[-1], None, step=step, **kept(f"{of}layer"), width=110)
+    head = st.number_input("Head", 0, cap.n_heads - 1, None, step=1, **kept(f"{of}head"), width=110)
     if layer is None or head is None:
-        layer, head = state["_best"]
+        layer, head = state[f"_{of}best"]
     return layer, head
 
 
@@ -65,14 +76,14 @@ def choose_query(cap, label: str = "Read the row of token") -> int:
     return last if query is None else query
 
 
-def select(layer: int, head: int) -> None:
+def select(layer: int, head: int, of: str = "") -> None:
     """A click on a head chooses it."""
-    state["layer"] = layer
-    state["head"] = head
+    state[f"{of}layer"] = layer
+    state[f"{of}head"] = head
 
 
-def move(cap, layer: int, head: int, layers: int, heads: int) -> None:
+def move(cap, layer: int, head: int, layers: int, heads: int, of: str = "") -> None:
     """An arrow key chooses the head beside this one, as far as there is one."""
     numbers = cap.layer_numbers
     at = numbers.index(layer) + layers
-    select(numbers[min(max(at, 0), len(numbers) - 1)], min(max(head + heads, 0), cap.n_heads - 1))
+    select(numbers[min(max(at, 0), len(numbers) - 1)], min(max(head + heads, 0), cap.n_heads - 1), of)

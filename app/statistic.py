@@ -61,6 +61,13 @@ def choose_statistic(cap, key: tuple) -> Chosen:
     return Chosen(statistic, query, where, dataset, data)
 
 
+def same_statistic(chosen: Chosen, cap, key: tuple) -> Chosen:
+    """The same statistic of another capture."""
+    dataset = measured(cap, key, chosen.name, (cap.n_tokens - 1,) if chosen.query == -1 else None)
+    data = over_heads(dataset[chosen.name], chosen.query, 0, chosen.where, model=cap.model_name)
+    return chosen._replace(measured=dataset, over_heads=data)
+
+
 def _of_model(cap, names: tuple[str, ...]) -> list[str]:
     """Statistics of heads that this model has: what needs a second map is left out of standard attention."""
     if cap.differential:

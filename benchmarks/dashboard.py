@@ -92,7 +92,7 @@ def slider_to_tokens(new_page, address: str, count: int) -> list[float]:
     page = new_page(1440, 1000)
     page.goto(f"{address}/intervene?tour=off")
     settle(page, 120)
-    slider = page.locator(".st-key-intervene-lambda input[type=range]").first
+    slider = page.locator(".st-key-intervene-edits input[type=range]").first
     table = page.locator(".st-key-intervene-next")
     times = []
     for _ in range(count):

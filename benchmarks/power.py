@@ -1,6 +1,6 @@
 """Would the primary tests of a cohort find what is there, and how often what is not? By simulation, before there is any data.
 
-    python -m benchmarks.power --cohorts 200 --out benchmarks/results/power.json
+    python -m benchmarks.power --cohorts 500 --out benchmarks/results/power.json --keep
 
 Cohorts are planted (`diffscope.hypotheses.planted_cohort`) with effects of several sizes, seeds as spread as in pilot trainings
 (paired differences of log-odds by 0.4 to 0.95 nats, of slopes by 0.19 to 0.63, formation by 50 steps of 350 to 700; of
@@ -18,7 +18,7 @@ from dataclasses import asdict
 from itertools import product
 
 from diffscope.hypotheses.planted_cohort import ARMS, Sizes
-from diffscope.hypotheses.power import primaries
+from diffscope.hypotheses.power import EACH, KEPT, NO_RUN, primaries
 
 SPREADS = {
     "small": Sizes(log_odds=0.4, slope=0.19, steps=0.2, rejection=1.0),
@@ -40,7 +40,7 @@ OF = {  # which size a primary is about, and its units
 }
 FOUND = {"formation": "both", "distractors": "both", "distractors-or-length": "NC", "common-noise": "NC"}
 FAILURES = 1 / 8
-EACH, BASELINES, NO_RUN = "1 in 8 of each arm", "1 in 8 of both standard arms", "none"
+BASELINES = "1 in 8 of both standard arms"
 FAILING = {EACH: ARMS, BASELINES: ("standard", "double-width"), NO_RUN: ()}
 CONDITIONS = (  # spread, seeds, which runs never form
     ("middle", 8, NO_RUN),
@@ -93,6 +93,13 @@ def table(rows: list[dict]) -> str:
     return "\n".join(lines)
 
 
+def for_boards(result: dict) -> dict:
+    """What boards say of power: of eight seeds, as spread as in the middle of the pilots."""
+    named = ("test", "effect", "units", "failed", "found")
+    kept = [row for row in result["power"] if (row["spreads"], row["seeds"]) == ("middle", 8) and row["failed"] in (NO_RUN, EACH)]
+    return {"cohorts": result["cohorts"], "seeds": 8, "rows": [{name: row[name] for name in named} for row in kept]}
+
+
 def _condition(row: dict) -> str:
     return f"spread {row['spreads']}, {row['seeds']} seeds, failed: {row['failed']}"
 
@@ -101,6 +108,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--cohorts", type=int, default=200)
     parser.add_argument("--out", help="a JSON file for all numbers")
+    parser.add_argument("--keep", action="store_true", help=f"write what boards say of it into {KEPT.name} of the package")
     options = parser.parse_args()
     result = {"cohorts": options.cohorts, "false_findings": false_findings(2 * options.cohorts)}
     for row in result["false_findings"]:
@@ -110,6 +118,8 @@ def main() -> None:
     if options.out:
         with open(options.out, "w", encoding="utf-8") as file:
             json.dump(result, file, indent=1)
+    if options.keep:
+        KEPT.write_text(json.dumps(for_boards(result), indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from diffscope.prompts import Encoded
 from diffscope.proof.fidelity import Fidelity
 from diffscope.stats.measuring import positions
 from diffscope.stats.pooling import Pooled, Reduce, Superseded, pooled
+from diffscope.stats.strongest import strongest
 from diffscope.stats.threads import Workers
 from diffscope.stats.windows import windows
 
@@ -166,6 +167,7 @@ class Pictures:
         *,
         rows: int | None = None,
         marginals: bool = False,
+        shares: bool = False,
         stopped: Callable[[], bool] | None = None,
     ) -> xr.Dataset:
         """Several whole maps of several heads, pooled to at most size × size bins in one pass.
@@ -184,6 +186,9 @@ class Pictures:
         marginals : bool
             Whether what each key receives from all queries, ``received_NAME`` (head, token), and the entropy of each query's row
             in nats, ``entropy_NAME`` (head, token), come with them. Needs all rows.
+        shares : bool
+            Whether the bins of each row's shares, x/Σ|x| with the sign of x, ``share_NAME`` (head, query, key), and the sums Σ|x|
+            of the rows, ``mass_NAME`` (head, token), come with them. Needs all rows.
         stopped : callable, optional
             Asked after every block of rows whether to stop; :class:`Latest` gives one that says so when there is a newer request.
 
@@ -196,7 +201,7 @@ class Pictures:
         Raises
         ------
         DiffscopeError
-            There is no such map, layer, head or prompt; marginals of some rows; or sizes below 1.
+            There is no such map, layer, head or prompt; marginals or shares of some rows; or sizes below 1.
         Superseded
             When `stopped` says so.
         """
@@ -206,14 +211,25 @@ class Pictures:
             raise DiffscopeError(f"a bin shows its 'largest' value or their 'mean', not {reduce!r}")
         attention, heads, names = self._chosen(layer, heads, prompt, names)
         with Workers() as workers:
-            bins = pooled(attention, names, heads, size, reduce, rows=rows, marginals=marginals, workers=workers, stopped=stopped)
+            bins = pooled(
+                attention,
+                names,
+                heads,
+                size,
+                reduce,
+                rows=rows,
+                marginals=marginals,
+                shares=shares,
+                workers=workers,
+                stopped=stopped,
+            )
         queries = range(0, attention.n_queries, bins.width)
         keys = range(0, attention.n_keys, bins.width)
         dataset = self._labelled(bins.maps, attention, heads, prompt, queries, keys)
         for array in dataset.data_vars.values():
             array.attrs["bin"] = bins.width
         dataset = dataset.assign_coords(visible=(("query", "key"), bins.visible.cpu().numpy()))
-        return dataset.assign(_marginals(bins)).assign_attrs(bin=bins.width, exact=int(bins.exact), reduce=reduce)
+        return dataset.assign(_beside(bins)).assign_attrs(bin=bins.width, exact=int(bins.exact), reduce=reduce)
 
     def pictures(self, layer: int, heads: Sequence[int] | None = None, prompt: int = 0, **options) -> Iterator[xr.Dataset]:
         """:meth:`pooled_maps` of a long prompt as they come: at once from one row of every bin, and then exactly.
@@ -225,10 +241,56 @@ class Pictures:
         in_bins = max(attention.n_queries, attention.n_keys) > options.get("size", SIZE)
         try:
             if in_bins and len(chosen) * attention.n_queries * attention.n_keys > COARSE:
-                yield self.pooled_maps(layer, heads, prompt, **options | {"rows": 1, "marginals": False})
+                yield self.pooled_maps(layer, heads, prompt, **options | {"rows": 1, "marginals": False, "shares": False})
             yield self.pooled_maps(layer, heads, prompt, **options)
         except Superseded:
             return
+
+    def strongest(
+        self,
+        layer: int,
+        heads: Sequence[int] | None = None,
+        prompt: int = 0,
+        queries: Positions = None,
+        count: int = 8,
+        name: str = "D",
+    ) -> xr.Dataset:
+        """The keys that some queries weigh most, by head.
+
+        Parameters
+        ----------
+        layer, heads, prompt, queries
+            As for :meth:`maps`.
+        count : int
+            How many keys of each query.
+        name : str
+            Of which map, as of :meth:`map`.
+
+        Returns
+        -------
+        xarray.Dataset, (head, query, rank)
+            ``key``, positions by decreasing size of their weight, and ``weight``; −1 and 0 where the query has fewer keys of a
+            weight other than 0. ``mass`` (head, query) is Σ|x| of the whole row.
+
+        Raises
+        ------
+        DiffscopeError
+            There is no such map, layer, head or prompt; or `count` is below 1.
+        """
+        if count < 1:
+            raise DiffscopeError(f"of a query at least one key is asked for, not {count}")
+        attention, heads, (name,) = self._chosen(layer, heads, prompt, [name])
+        rows = positions(queries, attention.n_queries)
+        with Workers() as workers:
+            keys, weights, mass = strongest(attention, name, heads, rows.to(attention.q.device), count, workers)
+        dims = ("head", "query", "rank")
+        values = {
+            "key": (dims, keys.cpu().numpy()),
+            "weight": (dims, weights.cpu().numpy()),
+            "mass": (dims[:2], mass.cpu().numpy()),
+        }
+        attrs = {"model": self.model_name, "layer": attention.layer, "prompt": prompt, "map": name}
+        return xr.Dataset(values, {"head": list(heads), "query": np.asarray(rows)}, attrs)
 
     def thumbnails(
         self, size: int = 64, name: str = "D", prompt: int = 0, stopped: Callable[[], bool] | None = None
@@ -307,15 +369,17 @@ class Pictures:
         )
 
 
-def _marginals(bins: Pooled) -> dict[str, tuple]:
-    """What keys receive and the entropy of rows, over positions of tokens."""
+def _beside(bins: Pooled) -> dict[str, tuple]:
+    """What comes with the maps: shares of rows in bins, and sums and entropies over positions of tokens."""
     parts = (
-        ("received", "mass received from all queries", "1", bins.received),
-        ("entropy", "entropy of the row", "nats", bins.entropy),
+        ("received", "token", "mass received from all queries", "1", bins.received),
+        ("entropy", "token", "entropy of the row", "nats", bins.entropy),
+        ("mass", "token", "absolute mass of the row", "1", bins.mass),
+        ("share", "query key", "share of the row's absolute mass", "1", bins.shares),
     )
     return {
-        f"{kind}_{name}": (("head", "token"), values.cpu().numpy(), {"long_name": words, "units": units})
-        for kind, words, units, of_maps in parts
+        f"{kind}_{name}": (("head", *dims.split()), values.cpu().numpy(), {"long_name": words, "units": units})
+        for kind, dims, words, units, of_maps in parts
         for name, values in of_maps.items()
     }
 

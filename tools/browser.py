@@ -29,13 +29,15 @@ PAGES = ("", "compare", "intervene", "amplifier", "training", "hypotheses", "you
 
 
 @contextmanager
-def dashboard(*options: str, environment: dict[str, str] | None = None) -> Iterator[tuple[str, subprocess.Popen]]:
-    """Run the dashboard of this checkout; gives its address, without a slash at the end, and its process."""
+def dashboard(
+    *options: str, environment: dict[str, str] | None = None, script: Path = ROOT / "app" / "main.py"
+) -> Iterator[tuple[str, subprocess.Popen]]:
+    """Run the dashboard of this checkout, or another script; gives its address, without a slash at the end, and its process."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     flags = {"server.port": port, "server.address": "127.0.0.1", "server.headless": "true", "server.fileWatcherType": "none"}
-    command = [sys.executable, "-m", "streamlit", "run", str(ROOT / "app" / "main.py"), *(f"--{k}={v}" for k, v in flags.items())]
+    command = [sys.executable, "-m", "streamlit", "run", str(script), *(f"--{k}={v}" for k, v in flags.items())]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     variables = os.environ | {"PYTHONPATH": str(ROOT)} | (environment or {})
     server = subprocess.Popen([*command, *options], cwd=ROOT, env=variables, **quiet)

@@ -255,7 +255,8 @@ def as_text(task: Retrieval, prompt: Prompt, name: str) -> TextPrompt:
         at = np.array(prompt.spans[span], dtype=int)
         runs = np.split(at, np.flatnonzero(np.diff(at) != 1) + 1) if len(at) else []
         ranges[span] = [Chars(int(ends[run[0]]), int(ends[run[-1] + 1])) for run in runs]
-    return TextPrompt(name, "".join(pieces), ranges, task.tokenizer.decode(prompt.answer).strip())
+    answer, *distractors = (task.tokenizer.decode(ids).strip() for ids in (prompt.answer, *prompt.distractors))
+    return TextPrompt(name, "".join(pieces), ranges, answer, tuple(distractors))
 
 
 def write_examples(task: Retrieval, file: Path = FILE, seed: int = 7) -> None:
@@ -266,7 +267,8 @@ def write_examples(task: Retrieval, file: Path = FILE, seed: int = 7) -> None:
         prompt = task.prompt(length, needles, rng, depth)
         name = f"{length} tokens, {needles} needles, answer at {round(100 * depth)} %"
         example = as_text(task, prompt, name)
-        drawn.append({"name": name, "prompt": example.text, "spans": example.spans, "answer": example.answer})
+        known = {"spans": example.spans, "answer": example.answer, "distractors": example.distractors}
+        drawn.append({"name": name, "prompt": example.text, **known})
     write_json(file, drawn, indent=1)
 
 

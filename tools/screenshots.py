@@ -26,6 +26,7 @@ def shoot(page, address: str, path: Path, whole: bool = True, seconds: float = 2
     """One page as a picture; gives what is wrong with it."""
     page.goto(address)
     settle(page, 120)
+    page.wait_for_timeout(1000 * seconds)  # charts and canvases are drawn after the script is through
     if whole:
         size = page.viewport_size
         tall = page.evaluate("document.querySelector('[data-testid=stMain]').scrollHeight")

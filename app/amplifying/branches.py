@@ -6,7 +6,7 @@ import streamlit as st
 from once import once
 from words import in_words
 
-from amplifying.question import asked
+from amplifying.question import ask, in_python
 from amplifying.section import heading, python, show
 from diffscope.errors import PromptError
 from diffscope.figures import amplifier as charts
@@ -14,20 +14,16 @@ from diffscope.readings import effort
 from diffscope.readings.branches import branches
 from diffscope.readings.question import made_up
 
-IMPORTS = (
-    "from diffscope.readings.branches import branches\n"
-    "from diffscope.readings.question import made_up\n"
-    "from diffscope.readings.question import question as ask"
-)
+IMPORTS = "from diffscope.readings.branches import branches\nfrom diffscope.readings.question import made_up, question"
 OTHERS = 4  # prompts whose A2 is the control
 
 
 @st.fragment
-def show_branches(subject, cap) -> None:
+def show_branches(subject, cap, distractors: tuple[str, ...]) -> None:
     """Bars by head, and all parts of the model that add up to the logits."""
     heading("logits", "Does −λ·A₂ lower the distractors, and spare the answer?")
     with in_words():
-        question = asked(subject, cap)
+        question = ask(subject, cap, distractors)
         scope = subject.scope()
 
         def compute(tell):
@@ -40,8 +36,8 @@ def show_branches(subject, cap) -> None:
             return
         estimates = reading.estimates
         lines = (
-            f"question = ask(scope, cap, {list(question.distractors)!r})",
-            f"reading = branches(scope, question, made_up(scope, len(question.ids), {OTHERS}))",
+            f"asked = {in_python(subject, cap, question)}",
+            f"reading = branches(scope, asked, made_up(scope, len(asked.ids), {OTHERS}))",
             "print(reading)",
         )
         show(

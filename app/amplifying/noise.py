@@ -10,7 +10,7 @@ from kept import kept, kept_option
 from once import once
 from words import in_words, plain
 
-from amplifying.question import asked
+from amplifying.question import ask, in_python
 from amplifying.section import heading, python, show
 from diffscope.edits import inject_noise
 from diffscope.figures import amplifier as charts
@@ -38,7 +38,7 @@ class Noise(NamedTuple):
 
 
 @st.fragment
-def show_noise(subject, cap, layer: int, head: int, query: int) -> None:
+def show_noise(subject, cap, layer: int, head: int, query: int, distractors: tuple[str, ...]) -> None:
     """Rejection by head, the maps with noise beside without, and what it costs the answer."""
     heading("noise", "Does what is put into both maps cancel, as in an amplifier that is measured?")
     with in_words():
@@ -50,7 +50,7 @@ def show_noise(subject, cap, layer: int, head: int, query: int) -> None:
     with in_words():
         show_watch(subject, cap, layer, head, noise)
     with in_words():
-        show_answer(subject, cap, noise)
+        show_answer(subject, cap, noise, distractors)
 
 
 def choose_noise(cap, layer: int, head: int) -> Noise:
@@ -130,12 +130,12 @@ def show_watch(subject, cap, layer: int, head: int, noise: Noise) -> None:
             with place:
                 token, probability = shown.next[0]
                 st.markdown(f"**{plain(words)}** next is “{plain(visible(str(token)))}” with {plain(percent(probability))}.")
-                blocks.show_view(shown, layer, head, key=f"amplifier-view-{words.partition(' ')[0]}")
+                blocks.show_view(shown, layer, head, key=f"amplifier-{words.partition(' ')[0]}", group="amplifier")
 
 
-def show_answer(subject, cap, noise: Noise) -> None:
+def show_answer(subject, cap, noise: Noise, distractors: tuple[str, ...]) -> None:
     """What one draw, and many over all strengths, cost the answer's log-odds."""
-    question = asked(subject, cap)
+    question = ask(subject, cap, distractors)
     scope = subject.scope()
     common = {"span": noise.span, "layers": noise.layers, "heads": noise.heads}
     key = (*subject.key, *question.distractors, *common.values())
@@ -163,7 +163,7 @@ def show_answer(subject, cap, noise: Noise) -> None:
         python(
             subject,
             "from diffscope.readings.noise import lost\nfrom diffscope.readings.question import question",
-            f"reading = lost(scope, question(scope, cap, {list(question.distractors)!r}), sigmas={SIGMAS}, {given})",
+            f"reading = lost(scope, {in_python(subject, cap, question)}, sigmas={SIGMAS}, {given})",
             "print(reading)",
             "charts.lost(reading.estimates).save('lost.pdf')",
         ),

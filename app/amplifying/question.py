@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import streamlit as st
-from kept import kept
+from edited import answer_of
 from words import plain
 
+from diffscope.errors import PromptError
 from diffscope.readings.question import Question, question
 
 
-def choose_distractors() -> None:
-    """Other answers that one might give, of which the sections ask."""
-    st.text_input(
-        "Distractors",
-        **kept("distractors"),
-        placeholder="by default other numbers of the prompt",
-        help="Other answers, with commas between them. Log-odds and branches are of the answer against these.",
-    )
-
-
-def asked(subject, cap) -> Question:
+def ask(subject, cap, distractors: tuple[str, ...]) -> Question:
     """The answer and its distractors as tokens, and a line that says which they are."""
-    own = [part for part in st.session_state.get("distractors", "").split(",") if part.strip()]
-    chosen = question(subject.scope(), cap, own)
+    scope = subject.scope()
+    answer = answer_of(subject, cap)
+    if not answer:
+        raise PromptError("log-odds are of an answer, and none is known; give it, or mark it in the prompt")
+    chosen = question(scope, cap, answer, distractors)
     words = f"Distractors: {', '.join(chosen.distractors)}."
     if chosen.left_out:
         words += f" Left out, since they begin like another: {', '.join(chosen.left_out)}."
     st.caption(plain(words))
     return chosen
+
+
+def in_python(subject, cap, chosen: Question) -> str:
+    """The question as Python writes it."""
+    return f"question(scope, cap, {answer_of(subject, cap)!r}, {list(chosen.distractors)!r})"

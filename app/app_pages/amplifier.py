@@ -7,10 +7,10 @@ from amplifying.anatomy import show_anatomy
 from amplifying.branches import show_branches
 from amplifying.gains import show_gains
 from amplifying.noise import show_noise
-from amplifying.question import choose_distractors
 from amplifying.ranks import show_ranks
 from amplifying.section import SECTIONS, contents
 from choices import choose_subject
+from distractors import choose_distractors
 from place import choose_head, choose_query, follow
 from words import in_words, plain
 
@@ -33,7 +33,7 @@ def show_amplifier(subject, cap) -> None:
     with st.container(horizontal=True, vertical_alignment="bottom"):
         layer, head = choose_head(cap)
         query = choose_query(cap)
-        choose_distractors()
+        distractors = choose_distractors(subject)
     contents(name for name in SECTIONS if cap.differential or name not in ("lambda", "gains"))
     check_index("layer", layer, cap.layer_numbers)
     check_index("head", head, range(cap.n_heads))
@@ -42,9 +42,9 @@ def show_amplifier(subject, cap) -> None:
     else:
         st.info(STANDARD)
     show_ranks(subject, cap)
-    show_noise(subject, cap, layer, head, query)
+    show_noise(subject, cap, layer, head, query, distractors)
     show_anatomy(subject, cap)
-    show_branches(subject, cap)
+    show_branches(subject, cap, distractors)
 
 
 with in_words():

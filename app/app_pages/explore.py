@@ -7,16 +7,16 @@ from functools import partial
 import blocks
 import streamlit as st
 from choices import choose_subject
-from kept import kept
+from kept import keep_look, kept, looked_at
 from place import choose_head, choose_query, follow, move, select
 from sources import thumbnails
 from statistic import choose_statistic
 from words import as_call, in_words, plain
 
-from diffscope import figures
+from diffscope import figures, readings
 from diffscope.attention.indexing import check_index
 from diffscope.figures import attention_view
-from diffscope.figures.escaping import shorten, visible
+from diffscope.figures.escaping import readable, shorten, visible
 from diffscope.figures.panels import short_name
 from diffscope.stats import STATISTICS
 from diffscope.stats.questions import LETTERS
@@ -75,9 +75,19 @@ def show_head(subject, cap, layer: int, head: int) -> None:
     moved = (state["layer"], state["head"]) not in ((layer, head), (None, None))
     if moved or state.pop("_marked", False):
         st.rerun()  # what lies above shows the head and the spans too
-    blocks.show_view(cap, layer, head, on_move=partial(move, cap, layer, head), on_lock=partial(read_locked, cap))
+    blocks.show_view(
+        cap,
+        layer,
+        head,
+        on_move=partial(move, cap, layer, head),
+        on_lock=partial(read_locked, cap),
+        state=looked_at("view"),
+        on_state=partial(keep_look, "view"),
+    )
     query = choose_query(cap)
-    token = plain(shorten(visible(cap.tokens[query])))
+    with in_words():
+        st.markdown(plain(readings.of_head(cap, layer, head, query).sentence))
+    token = plain(shorten(visible(readable(cap.prompts[0])[query])))
     colours = ": A₁ adds (blue), λ·A₂ takes away (orange), D is what is left." if cap.differential else "."
     st.caption(f"What token {query} “{token}” attends to{colours}")
     keys = None if cap.n_tokens <= BARS else (max(0, query - BARS + 1), query + 1)

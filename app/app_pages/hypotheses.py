@@ -1,204 +1,253 @@
-"""Hypotheses: cancelling noise, or sparse and signed? The board of a study, or of the model at hand, test by test."""
+"""Hypotheses: cancelling noise, or sparse and signed? What a study says of it, or the model at hand, test by test."""
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import partial
 
 import blocks
 import streamlit as st
-from sources import age, bundled, own_prompts, scope, study, written
+from boards import Board, Choices, provisional, run_tests
+from choices import choose_model
+from jobs import jobs, watch
+from kept import kept, kept_option, kept_value
+from sources import age, bundled, rules, scope, study
 from words import in_words, plain
 
-from diffscope.hypotheses import TESTS, Settings, gather, lacking, report, run, summary
-from diffscope.hypotheses.api import with_own
+from diffscope import figures
+from diffscope.hypotheses import TESTS, lacking, report, summary
+from diffscope.hypotheses.api import steps_of
+from diffscope.hypotheses.conclusion import COUNTED, of_kind, together
+from diffscope.hypotheses.declared import KINDS
 
-MODEL = "a model"
-OTHER = "a folder"
+MODEL = "the model"
+COHORT = "a trained cohort"
 NONE = "none"
+QUESTION = "Does it cancel noise, or is it sparse and signed?"
 OWN = (
     'A line a prompt: {"prompt": "…", "answer": "…", "distractors": ["…"], "spans": {"answer": "…", "needles": "…", '
     '"query": "…"}}. Answer and its span are needed; a span is a text of the prompt.'
 )
+OF_KIND = {
+    "primary": "what a study of many trainings is decided by; fixed before its data",
+    "mechanism": "what either account says of how it comes about; a row opens where it stands",
+    "measurement": "shown without a verdict: neither account predicts them, or both the same",
+}
 state = st.session_state
 
 
 def choose_board() -> tuple[str, str | None]:
-    """The study whose board is shown, and its name; or that a model is to be tested."""
+    """The study whose board is shown, and its name; or that a model or a cohort is tested."""
     from diffscope.hypotheses.kept_study import shipped
 
     known = []
     for name in shipped():
         with in_words():  # one that cannot be read leaves the rest of the page as it is
             known += [f"{name} cohort, {board}" for board in study(name).boards]
+    options = [*known, MODEL, *([COHORT] if rules().paths else [])]
     with st.sidebar:
-        chosen = st.selectbox("Board of", [*known, MODEL], key="board", bind="query-params")
-    if chosen == MODEL:
-        return MODEL, None
+        chosen = st.selectbox("Tests of", options, **kept_option("hypotheses-board", options))
+    if chosen in (MODEL, COHORT):
+        return chosen, None
     name, _, board = chosen.partition(" cohort, ")
     return name, board
 
 
-def choose_subject() -> dict | None:
-    """What to test, with how much, and which tests; None while something is missing."""
-    names = [card["name"] for card in bundled()]
-    with st.sidebar:
-        model = _named("Model", names, "subject")
-        baseline = _named("Standard model beside it", [NONE, *reversed(names)], "beside")
-        cohort = st.text_input("Folder of a trained cohort", key="cohort", bind="query-params", placeholder="runs/laptop").strip()
-        own = st.file_uploader("Prompts of your own", ["jsonl", "ndjson", "json", "parquet"], key="own", help=OWN)
-        prompts = st.number_input("Prompts", 10, 200, 40, step=5, key="prompts", bind="query-params")
-        length = st.number_input("Tokens a prompt", 64, 4096, 160, key="length", bind="query-params")
+def choose_subject(of: str) -> Choices | None:
+    """What to test, with how much, and which tests; None while something is missing, which is said."""
+    model, beside, cohort = "", "", ""
+    if of == MODEL:
+        model = choose_model(saved_too=False) or ""
+        beside = choose_beside(model)
+    else:
+        with st.sidebar:
+            cohort = st.text_input("Folder of a trained cohort", **kept("hypotheses-cohort"), placeholder="runs/laptop").strip()
+        if not cohort:
+            st.info("Give the folder of a trained cohort, as diffscope train leaves it.")
+    with st.sidebar, st.expander("Prompts and tests"):
+        own = st.file_uploader("Prompts of your own", ["jsonl", "ndjson", "json", "parquet"], key="hypotheses-own", help=OWN)
+        prompts = st.number_input("Prompts", 10, 200, step=5, **kept_value("hypotheses-prompts", 40))
+        length = st.number_input("Tokens a prompt", 64, 4096, **kept_value("hypotheses-length", 160))
         untrained = st.number_input(
             "Untrained models",
             3,
             200,
-            24,
-            key="untrained",
-            bind="query-params",
+            **kept_value("hypotheses-untrained", 24),
             help="Models of random weights that a trained one is compared with.",
         )
-        chosen = st.multiselect("Tests", list(TESTS), key="tests", placeholder="all of them")
+        tests = st.multiselect("Tests", list(TESTS), **kept("hypotheses-tests"), placeholder="all of them")
     if not model and not cohort:
         return None
-    return {
-        "model": model,
-        "baseline": baseline,
-        "cohort": cohort,
-        "prompts": int(prompts),
-        "length": int(length),
-        "untrained": int(untrained),
-        "own": None if own is None else (own.name, own.getvalue()),
-        "ids": tuple(chosen),
-    }
+    uploaded = None if own is None else (own.name, own.getvalue())
+    return Choices(model, beside, cohort, int(prompts), int(length), int(untrained), uploaded, tuple(tests))
 
 
-def _named(label: str, names: list[str], key: str) -> str:
-    """A model by its name or its folder; empty where there is none."""
-    name = st.selectbox(label, [*names, OTHER], key=key, bind="query-params")
-    if name == OTHER:
-        return st.text_input(
-            label, key=f"{key}-path", bind="query-params", placeholder="/path/to/model", label_visibility="collapsed"
-        ).strip()
-    return "" if name == NONE else name
+def choose_beside(model: str) -> str:
+    """A standard model to compare with, by default the bundled one for a bundled model; empty for none."""
+    cards = {card["name"]: card for card in bundled()}
+    base = model.partition("@")[0]
+    others = [name for name in cards if name != base]
+    standard = [name for name in others if cards[name].get("attention") == "standard"]
+    first = standard[0] if standard and base in cards else NONE
+    options = [*others, NONE]
+    with st.sidebar:
+        chosen = st.selectbox("Standard model beside it", options, **kept_option("hypotheses-beside", options, first))
+    return "" if chosen == NONE else chosen
 
 
-def run_board(choices: dict) -> list | None:
-    """The verdicts on what was chosen: run test by test when the button is pressed; those that are finished are not run again."""
-    key = tuple(sorted((name, value) for name, value in choices.items() if name != "ids"))
-    stamps = (written(choices[name]) for name in ("model", "baseline", "cohort"))
-    finished = state.setdefault("_finished", {}).setdefault((key, *stamps), {})
-    ids = choices["ids"] or tuple(TESTS)
-    count = sum(id in finished for id in ids)
-    done = count == len(ids)
-    running = state.get("_running") == key
-    with st.container(horizontal=True, vertical_alignment="center"):
-        st.button("Run the tests", key="run", type="primary", disabled=done, on_click=lambda: state.update(_running=key))
-        st.button("Stop", key="stop", on_click=lambda: state.pop("_running", None), disabled=done or not running)
-        st.caption(f"{count} of {len(ids)} tests are done; about three minutes for all, on two cores.")
-    statements = state.setdefault("_statements", {})
-    if running and not done:
-        statements[key] = _run(choices, ids, finished)
-        state.pop("_running", None)
-        st.rerun()
-    for statement in statements.get(key, []):
+def tested(choices: Choices) -> Board:
+    """What is known of what was chosen; the rest can be run, in the background, and is shown as it comes."""
+    finished = state.setdefault("_finished", {}).setdefault(choices.key, {})
+    statements = state.setdefault("_statements", {}).setdefault(choices.key, [])
+    key = ("hypotheses", choices.key)
+
+    def counted() -> str:
+        return f"{sum(id in finished for id in choices.asked)} of {len(choices.asked)} tests are done"
+
+    with in_words():
+        job = jobs().get(key)
+        if job is not None and job.running:
+            watch(job, "hypotheses", counted, lambda: len(finished))
+        elif not set(choices.asked) <= set(finished):
+            with st.container(horizontal=True, vertical_alignment="center"):
+                begun = st.button(f"Run the tests on {plain(choices.title)}", key="hypotheses-run", type="primary")
+                st.caption(f"{counted()}. They run in the background; each is shown when it is done.")
+            if begun:
+                opened = {name: scope(name, age(name)) for name in choices.names}
+                given = {"choices": choices, "settings": choices.settings(), "opened": opened}
+                jobs().start(key, partial(run_tests, **given, finished=finished, statements=statements))
+                st.rerun()
+        if job is not None and job.trouble:
+            st.warning(plain(job.trouble))
+    return provisional(choices, finished, statements)
+
+
+def of_study(name: str, board: str) -> Board:
+    """A board of a shipped study."""
+    facts = study(name).facts
+    seeds = sorted({seed for trained in facts["arms"].values() for seed in trained})
+    which = facts["fresh"] if board == "fresh seeds" else seeds
+    code = "import diffscope\nfrom diffscope.hypotheses.study import open_study\n\n"
+    code += f"board = open_study({name!r}).boards[{board!r}]\n"
+    verdicts = {verdict.test.id: verdict for verdict in study(name).boards[board]}
+    return Board(f"The {name} cohort, seeds {', '.join(map(str, which))}", verdicts, code)
+
+
+def show_answer(board: Board | None) -> None:
+    """What can be said today: by a study, else that there is none yet and why."""
+    from diffscope.hypotheses.kept_study import IN_PREPARATION, shipped
+    from diffscope.hypotheses.study import TAKEN_BACK
+
+    st.markdown(f"### {QUESTION}")
+    if board is not None and _decides(board):
+        st.markdown(f"**{plain(board.title)}.** {plain(together(list(board.verdicts.values())))}")
+        return
+    for name in shipped():
+        with in_words():
+            boards = study(name).boards
+            st.markdown(f"**The {plain(name)} study.** {plain(together(next(iter(boards.values()))))}")
+    if not shipped():
+        st.info(f"**Not decided yet.** {plain(IN_PREPARATION[0].upper() + IN_PREPARATION[1:])}.")
+        with st.expander("What became of a first study?", key="hypotheses-first"):
+            st.markdown(plain(TAKEN_BACK))
+
+
+def _decides(board: Board) -> bool:
+    """Whether a primary test of a board has numbers."""
+    return any(verdict.estimates for verdict in of_kind(board.verdicts.values(), "primary"))
+
+
+def show_by_itself(choices: Choices, board: Board) -> None:
+    """What the model at hand can tell, and once it is tested, what it told."""
+    verdicts = list(board.verdicts.values())
+    ran = [verdict for verdict in verdicts if verdict.estimates]
+    if ran and not _decides(board):
+        mechanisms = Counter(verdict.shown for verdict in of_kind(ran, "mechanism"))
+        parts = [f"{count} came out {words}" for shown, words in COUNTED.items() if (count := mechanisms[shown])]
+        parts += [f"{count} measured" if (count := len(of_kind(ran, "measurement"))) else ""]
+        st.markdown(
+            f"**{plain(choices.title)} by itself.** Of the tests that were run, {plain(', '.join(filter(None, parts)))}. "
+            "That is how these heads work on these prompts. Whether differential attention is better, and why, is for the "
+            "primary tests."
+        )
+    elif choices.model and not ran:
+        able = {"model", *(["pair"] if choices.beside else []), *(["checkpoints"] if steps_of(choices.model) else [])}
+        count = sum(test.needs in able for test in TESTS.values())
+        st.markdown(
+            f"**{plain(choices.title)} by itself** can show how its own heads work: {count} of the {len(TESTS)} tests below ask "
+            "no more. The others, all four primary tests among them, compare many trainings and need a trained cohort."
+        )
+    for statement in board.statements:
         st.caption(plain(f"{statement}."))
-    shown = [id for id in TESTS if id in finished]
-    if shown and len(shown) < len(TESTS):
+    if verdicts and len(verdicts) < len(choices.asked):
         st.caption("Provisional: mechanism tests are corrected over those that are done, and more with every further one.")
-    board = run(shown, finished=finished) if shown else []  # corrected for all that are done, whichever are shown
-    return [verdict for verdict in board if verdict.test.id in ids] or None
 
 
-def _run(choices: dict, ids: tuple, finished: dict) -> list[str]:
-    """Run what is not finished; gives how the models answer, in words."""
-    bar = st.progress(0.0, "opening")
-
-    def tell(done: float, total: int, words: str) -> None:
-        count = sum(id in finished for id in ids)
-        bar.progress(done / total, plain(f"{count} of {len(ids)} tests · {words}"))
-
-    settings = Settings(**{name: choices[name] for name in ("prompts", "length", "untrained")})
-    if choices["own"]:
-        settings = with_own(settings, own_prompts(*choices["own"]))
-    subjects = gather(
-        [choices["model"]] if choices["model"] else [],
-        [choices["baseline"]] if choices["model"] and choices["baseline"] else [],
-        choices["cohort"] or None,
-        needs={TESTS[id].needs for id in ids if id not in finished},
-        settings=settings,
-        progress=tell,
-        opener=lambda name: scope(name, age(name)),
-    )
-    statements = subjects.statements
-    subjects.run([id for id in ids if id not in finished], finished=finished)
-    return statements
-
-
-def show_wanting(board: list) -> None:
+def show_wanting(verdicts: list) -> None:
     """What could not be run, and how to give what it wants."""
-    wants = lacking(board)
+    wants = lacking(verdicts)
     if not wants:
         return
-    with st.expander(f"{sum(map(len, wants.values()))} tests were not run", key="wanting"):
+    with st.expander(f"{sum(map(len, wants.values()))} tests were not run", key="hypotheses-wanting"):
         for want, names in wants.items():
             st.markdown(f"**{plain(want)}**: {plain(', '.join(names))}")
 
 
-def show_board(board: list, title: str) -> None:
-    """A summary of the tests, their verdicts side by side, and one of them in full."""
-    st.markdown(f"**{plain(title)}**")
-    st.markdown(plain(summary(board)))
-    blocks.show_verdicts(board)
-    show_wanting(board)
-    with st.container(horizontal=True, horizontal_alignment="right"):
-        for label, suffix, write, mime in (
-            ("Board as Markdown", ".md", report.markdown, "text/markdown"),
-            ("as HTML", ".html", report.page, "text/html"),
-        ):
-            text = partial(write, board, title)
-            st.download_button(label, text, f"board{suffix}", mime, key=f"board{suffix}", on_click="ignore")
-    blocks.show_estimates(board)
-    shown = [verdict.test.id for verdict in board]
-    chosen = st.selectbox("Test", shown, key="test", bind="query-params")
-    blocks.show_verdict(board[shown.index(chosen)])
+def show_tests(board: Board | None, asked: tuple[str, ...]) -> None:
+    """The primary tests large, then mechanism tests and measurements as rows that open."""
+    verdicts = {} if board is None else board.verdicts
+    code = "" if board is None else board.code
+    for kind, words in KINDS.items():
+        tests = [TESTS[id] for id in asked if TESTS[id].kind == kind]
+        st.markdown(f"#### {words}")
+        st.caption(OF_KIND[kind])
+        if kind == "primary":
+            blocks.show_primaries(verdicts, code)
+            continue
+        with st.container(gap="xsmall"):
+            for test in tests:
+                blocks.show_test(test, verdicts.get(test.id), code)
 
 
-def show_study(name: str, board: str) -> None:
-    """A board of a shipped study."""
-    shown_study = study(name)
-    fresh = shown_study.facts["fresh"]
-    seeds = sorted({seed for trained in shown_study.facts["arms"].values() for seed in trained})
-    which = fresh if board == "fresh seeds" else seeds
-    show_board(shown_study.boards[board], f"The {name} cohort, seeds {', '.join(map(str, which))}")
-
-
-def show_what_became_of_the_study() -> None:
-    """Why there is no board of a study, until there is one."""
-    from diffscope.hypotheses.kept_study import IN_PREPARATION, shipped
-    from diffscope.hypotheses.study import TAKEN_BACK
-
-    if shipped():
-        return
-    with st.expander("What does the study say?"):
-        st.info(plain(f"Nothing yet: {IN_PREPARATION}."))
-        st.info(plain(TAKEN_BACK))
-
-
-def show_subject() -> None:
-    """The board of the model or cohort that is chosen."""
-    choices = choose_subject()
-    if choices is None:
-        st.info("Choose a model, or give the folder of a trained cohort.")
-        return
-    board = run_board(choices)
-    if board:
-        show_board(board, " beside ".join(filter(None, (choices["model"], choices["baseline"], choices["cohort"]))))
+def offer(board: Board) -> None:
+    """All of it in words and side by side, and to be taken away."""
+    verdicts = list(board.verdicts.values())
+    st.markdown("#### Together")
+    with st.expander("What the tests say together", key="hypotheses-summary"):
+        st.markdown("\n\n".join(map(plain, summary(verdicts).split("\n\n"))))
+    blocks.show_estimates(verdicts)
+    with st.container(horizontal=True):
+        measured = any(verdict.estimates for verdict in verdicts)
+        figure = partial(figures.board, verdicts)
+        blocks.take_away(
+            "board",
+            label="Take the board away",
+            figure=figure if measured else None,
+            page=partial(report.page, verdicts, board.title, board.statements),
+            data=(lambda: figure().data) if measured else None,
+            code=board.code + 'diffscope.figures.board(board).save("board.pdf")\n',
+        )
+        text = partial(report.markdown, verdicts, board.title, board.statements)
+        st.download_button("Board as Markdown", text, "board.md", "text/markdown", key="board.md", on_click="ignore")
 
 
 with in_words():
-    name, board = choose_board()
-    if board is None:
-        show_subject()
-        show_what_became_of_the_study()
+    of, chosen = choose_board()
+    choices = None
+    board = None
+    if chosen is not None:
+        board = of_study(of, chosen)
     else:
-        show_study(name, board)
+        choices = choose_subject(of)
+    answer = st.container()
+    if choices is not None:
+        board = tested(choices)
+    with answer:
+        show_answer(board)
+        if choices is not None:
+            show_by_itself(choices, board)
+    if board is not None:
+        show_wanting(list(board.verdicts.values()))
+    show_tests(board, tuple(TESTS) if choices is None else choices.asked)
+    if board is not None and board.verdicts:
+        offer(board)

@@ -6,25 +6,29 @@
 """
 
 from blocks.charts import show_chart
+from blocks.differences import show_differences
 from blocks.exports import take_away
 from blocks.heads import show_fidelity, show_heads, show_lambda
 from blocks.layout import beside
 from blocks.maps import show_row, show_text, show_view
-from blocks.predictions import show_next
-from blocks.verdicts import show_estimates, show_verdict, show_verdicts
+from blocks.predictions import show_both, show_next
+from blocks.verdicts import show_details, show_estimates, show_primaries, show_test
 
 __all__ = [
     "beside",
+    "show_both",
     "show_chart",
+    "show_details",
+    "show_differences",
     "show_estimates",
     "show_fidelity",
     "show_heads",
     "show_lambda",
     "show_next",
+    "show_primaries",
     "show_row",
+    "show_test",
     "show_text",
-    "show_verdict",
-    "show_verdicts",
     "show_view",
     "take_away",
 ]

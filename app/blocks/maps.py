@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from functools import cache
 
 import streamlit as st
@@ -11,52 +12,79 @@ from blocks.charts import show_chart
 from diffscope import figures
 from diffscope.figures import attention_view, token_strip
 
-MOST = 1024  # tokens a side of a window of exact values
-
 
 @cache
 def _view():
     return st.components.v2.component("diffscope_attention", js=attention_view.streamlit_module())
 
 
-def show_view(cap, layer: int, head: int, on_move=None, on_lock=None, key: str = "view"):
-    """A1, A2, λ·A2 and D of one head (the one map of a standard head), linked: zoom, crosshair, locked tokens.
+def show_view(
+    cap,
+    layer: int,
+    head: int,
+    on_move=None,
+    on_lock=None,
+    key: str = "view",
+    *,
+    group: str = "",
+    state: dict | None = None,
+    on_state=None,
+):
+    """A1, A2, λ·A2 and D of one head (the one map of a standard head), linked: zoom, crosshair, locked tokens; or as lines.
 
-    Before the next run `on_move(layers, heads)` is called when an arrow key asks for another head, and `on_lock(rows, columns)`
-    when tokens are locked or unlocked.
+    Before the next run `on_move(layers, heads)` is called when an arrow key asks for another head, `on_lock(rows, columns)` when
+    tokens are locked or unlocked, and `on_state(state)` when it is looked at in another way, where it was given a `state`, be it
+    empty, when it appeared. Views of one `group` share their colours and, of the same tokens, what is looked at.
     """
 
     def moved():
-        step = state().get("head")
+        step = held().get("head")
         if step and on_move is not None:
             on_move(int(step["layer"]), int(step["head"]))
 
     def locked():
-        tokens = state().get("locked") or {}
+        tokens = held().get("locked") or {}
         if on_lock is not None:
             on_lock([int(row) for row in tokens.get("rows", [])], [int(column) for column in tokens.get("columns", [])])
 
-    def state():
+    def looked():
+        if on_state is not None:
+            on_state(held().get("state") or {})
+
+    def held():
         return st.session_state.get(key) or {}
 
+    first = f"_{key}-state"
+    if key not in st.session_state:
+        st.session_state[first] = state  # later ones come from the view itself; with them all its data would be sent again
     with in_words():
-        data = attention_view.buffer(cap, layer, head, window=_window(cap, state().get("window")))
-        _view()(data=data, key=key, on_locked_change=locked, on_window_change=_nothing, on_head_change=moved)
+        place = held().get("window") or {}
+        data = attention_view.buffer(
+            cap,
+            layer,
+            head,
+            window=attention_view.window_of(place, cap.n_tokens),
+            lines=True if place.get("lines") else None,
+            maps=_maps(cap, layer, head, key),
+            group=group,
+            state=st.session_state.get(first),
+        )
+        changes = {"locked": locked, "window": _nothing, "head": moved, "state": looked}
+        _view()(data=data, key=key, **{f"on_{name}_change": change for name, change in changes.items()})
+
+
+def _maps(cap, layer: int, head: int, key: str):
+    """The whole maps of a head: they stay the same while one looks at windows of them, so the session keeps the last ones."""
+    name = f"_{key}-maps"
+    last, place, maps = st.session_state.get(name) or (None, None, None)
+    if last is None or last() is not cap or place != (layer, head):
+        maps = attention_view.whole_maps(cap, layer, head)
+        st.session_state[name] = (weakref.ref(cap), (layer, head), maps)
+    return maps
 
 
 def _nothing() -> None:
     """What has changed is read from the session."""
-
-
-def _window(cap, place) -> tuple[slice, slice] | None:
-    """The part of the maps that the view asks for, within the prompt."""
-    if not place:
-        return None
-    n = cap.n_tokens
-    top, left, size = (max(0, int(place[name])) for name in ("top", "left", "size"))
-    if top >= n or left >= n or size > MOST:
-        return None  # of another prompt, or not of the view
-    return slice(top, min(n, top + size)), slice(left, min(n, left + size))
 
 
 def show_row(cap, layer: int, head: int, query: int, keys=None):

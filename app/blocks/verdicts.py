@@ -1,46 +1,163 @@
-"""A board of tests: verdicts side by side, their estimates, and one test in full."""
+"""Tests of the hypotheses: primaries large, others as rows that open where they stand, and all of their estimates on one axis.
+
+A test is shown whether or not it was run: what it claims, how it asks and by which rule is declared beforehand.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
 
 import pandas as pd
 import streamlit as st
 from words import in_words, plain
 
 from blocks.charts import show_chart
+from blocks.exports import take_away
 from diffscope import figures
 
-
-def show_verdicts(board):
-    """Verdicts side by side: test, verdict, claim."""
-    from diffscope.hypotheses.rules import ACCOUNTS
-
-    rows = [
-        {
-            "test": verdict.test.id,
-            "verdict": ACCOUNTS.get(verdict.shown, verdict.shown),
-            "claim": verdict.test.claim,
-        }
-        for verdict in board
-    ]
-    st.dataframe(pd.DataFrame(rows), hide_index=True, height=36 + 28 * len(rows), row_height=28)
-
-
-def show_estimates(board):
-    """Every judged quantity with its interval, beside what there would be without an effect."""
-    if not any(verdict.estimates for verdict in board):
-        return
-    with in_words():
-        show_chart(figures.board(board), "Estimates of the tests", key="board-chart")
+PRIMARIES = {
+    "formation": "When the circuit forms",
+    "distractors": "Answers among many distractors",
+    "distractors-or-length": "Distractors, or length?",
+    "common-noise": "Noise that both maps share",
+}
+NOT_YET = "not run yet"
+COLOURS = {"NC": "blue", "SP": "orange", "both": "violet", "neither": "red"}
+GRID = (
+    "<style>.st-key-primaries{display:grid;gap:1rem;grid-template-columns:minmax(0,1fr)}"
+    "@media(min-width:1100px){.st-key-primaries{grid-template-columns:repeat(2,minmax(0,1fr))}}"
+    "@media(min-width:2200px){.st-key-primaries{grid-template-columns:repeat(4,minmax(0,1fr))}}</style>"
+)
 
 
-def show_verdict(verdict):
-    """One test in full: what was declared, what was measured, by layer where there are layers."""
+def badge(verdict) -> str:
+    """A verdict in words, as Markdown; None for a test that was not run."""
+    from diffscope.hypotheses.conclusion import COUNTED
+
+    if verdict is None:
+        return f":gray-badge[{NOT_YET}]"
+    shown = verdict.shown.partition(" ")[0]
+    words = "not run" if shown == "needs" else COUNTED[shown].partition(",")[0]
+    return f":{COLOURS.get(shown, 'gray')}-badge[{plain(words)}]"
+
+
+def show_primaries(verdicts: Mapping, code: str = "") -> None:
+    """The primary tests side by side, each with its estimates against what there would be without an effect.
+
+    Parameters
+    ----------
+    verdicts : mapping of str to Verdict
+        Those that were run, by id.
+    code : str
+        Python that gives the board as ``board``.
+    """
+    from diffscope.hypotheses.correction import PRIMARIES as ids
+
+    st.html(GRID)
+    with st.container(key="primaries"):
+        for id in ids:
+            with st.container(border=True, key=f"primary-{id}"):
+                _show_primary(id, verdicts.get(id), code)
+
+
+def _show_primary(id: str, verdict, code: str) -> None:
+    from diffscope.hypotheses import TESTS, power
+
+    test = TESTS[id]
+    st.markdown(f"##### {plain(PRIMARIES.get(id, id))}\n{plain(test.claim)}")
+    st.markdown(badge(verdict))
+    if verdict is not None and verdict.estimates:
+        _show_judged(verdict)
+        show_estimates([verdict], key=f"primary-{id}")
+    elif verdict is not None:
+        st.caption(plain(verdict.sentence))
+    st.caption(plain(f"Power: {power.in_words(id)}."))
+    with st.expander("Method, control, rule and source", key=f"primary-{id}-method"):
+        show_details(test, verdict, code, plot=False)
+
+
+def _show_judged(verdict) -> None:
+    """The quantities that the rule uses, in large figures."""
+    from diffscope.hypotheses.correction import CORRECTIONS
+
+    for name, p in verdict.corrected.items():
+        estimate = verdict.estimates[name]
+        interval = f"95 % {_number(estimate.low)} to {_number(estimate.high)}"
+        null = f"without an effect {_number(estimate.null_low)} to {_number(estimate.null_high)}"
+        st.metric(
+            plain(verdict.test.quantities[name].label),
+            _number(estimate.value),
+            f"{interval} · {null} · p {_number(p)} ({CORRECTIONS[verdict.test.kind]})" if not estimate.why else estimate.why,
+            delta_color="off",
+            delta_arrow="off",
+        )
+
+
+def _number(value: float) -> str:
+    """A number as a sentence prints it, with a minus sign."""
+    from diffscope.hypotheses.verdicts import number
+
+    return number(value).replace("-", "−")
+
+
+def show_test(test, verdict=None, code: str = "") -> None:
+    """A row that opens: what a test claims and came to, then how it asks, its numbers, and where the claim is from.
+
+    Parameters
+    ----------
+    test : Test or Measurement
+    verdict : Verdict, optional
+        What came of it, where it was run.
+    code : str
+        Python that gives the board as ``board``.
+    """
+
+    @st.fragment
+    def row() -> None:
+        name = f"{badge(verdict)} {plain(test.claim)}"
+        opened = st.expander(name, key=f"test-{test.id}", on_change="rerun")
+        if opened.open:
+            with opened:
+                show_details(test, verdict, code)
+
+    row()
+
+
+def show_details(test, verdict=None, code: str = "", plot: bool = True) -> None:
+    """What was declared of a test, what came of it, and where its claim is from; parameters as of :func:`show_test`."""
+    measured = verdict is not None and bool(verdict.estimates)
+    _say("Name", test.id)
+    _say("Claim", test.claim)
+    _say("Method", test.statistic)
+    _say("Control", "; ".join(test.controls))
+    if measured and plot:
+        show_estimates([verdict], key=f"test-{test.id}")
+    _say("Rule", test.rule)
+    _say("Verdict", NOT_YET if verdict is None else verdict.sentence)
+    if not measured:
+        _say("Limits", test.limits)
+    st.markdown(f"**Source.** {linked(test.source)}")
+    if measured:
+        show_numbers(verdict, code)
+
+
+def _say(name: str, words: str) -> None:
+    if words:
+        st.markdown(f"**{name}.** {plain(words)}")
+
+
+def linked(source: str) -> str:
+    """A test's source as Markdown, with links to what it cites."""
+    from diffscope.hypotheses.declared import sources
+
+    return "".join(f"[{plain(part)}]({address})" if address else plain(part) for part, address in sources.linked(source))
+
+
+def show_numbers(verdict, code: str = "") -> None:
+    """Every quantity of a test, by layer where there are layers."""
     from diffscope.hypotheses import report
 
-    for name, words in report.facts(verdict):
-        st.markdown(f"**{name}.** {plain(words)}")
-    if not verdict.estimates:
-        return
     table = pd.DataFrame(report.rows(verdict), columns=list(report.COLUMNS))
     st.dataframe(table, hide_index=True, height=36 + 28 * len(table), row_height=28)
     layers = [
@@ -52,3 +169,16 @@ def show_verdict(verdict):
     if layers:
         st.caption("by layer, mean over prompts, heads and seeds (not judged)")
         st.dataframe(pd.DataFrame(layers), hide_index=True, height=36 + 28 * len(layers), row_height=28)
+    id = verdict.test.id
+    figure = partial(figures.board, [verdict])
+    of_one = f"figure = diffscope.figures.board([verdict for verdict in board if verdict.test.id == {id!r}])\n"
+    take_away(id, figure=figure, data=lambda: figure().data, code=code and code + of_one)
+
+
+def show_estimates(board, key: str = "board") -> None:
+    """Every judged quantity with its interval, beside what there would be without an effect."""
+    if not any(verdict.estimates for verdict in board):
+        return
+    with in_words():
+        tests = ", ".join(verdict.test.id for verdict in board if verdict.estimates)
+        show_chart(figures.board(board), f"Estimates beside what there would be without an effect: {tests}", key=f"{key}-chart")

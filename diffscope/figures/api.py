@@ -11,12 +11,14 @@ from diffscope.capture import Capture, CaptureBatch
 from diffscope.comparison import Comparison
 from diffscope.errors import DiffscopeError
 from diffscope.figures import board as _board  # noqa: F401 (each registers what it draws)
+from diffscope.figures import cells as _cells  # noqa: F401
 from diffscope.figures import cohort as _cohort  # noqa: F401
 from diffscope.figures import curves as _curves
 from diffscope.figures import heads as _heads  # noqa: F401
 from diffscope.figures import layers as _layers  # noqa: F401
 from diffscope.figures import maps as _maps  # noqa: F401
 from diffscope.figures import rows as _rows  # noqa: F401
+from diffscope.figures import strips as _strips  # noqa: F401
 from diffscope.figures.base import KINDS, Figure
 from diffscope.figures.maps import LARGEST
 
@@ -338,3 +340,74 @@ def curves(
         raise DiffscopeError(f"no style {style!r}: there are {', '.join(_curves.STYLES)}")
     data = KINDS["curves"].data(values, x, series, panels, low, high, references, at, diagonal, controls, within)
     return KINDS["curves"].figure(data, venue, wide, width, style=style, log=log, title=title)
+
+
+def strips(
+    values: xr.DataArray,
+    *,
+    x: str = "layer",
+    series: str = "side",
+    points: str = "head",
+    joined: bool = False,
+    venue: str | None = None,
+    wide: bool | None = None,
+    width: float | None = None,
+    title: str | None = None,
+) -> Figure:
+    """Single values as strips of points: one strip a label of a dimension, side by side at every place along another.
+
+    Parameters
+    ----------
+    values : xarray.DataArray
+        Its ``long_name`` and ``units`` name the axis.
+    x, series, points : str
+        Its dimensions; it has no others.
+    joined : bool
+        Whether a point of one strip is the same thing as that of the next: lines lead from one to the other.
+    venue, wide, width, title
+        As of :func:`maps`.
+
+    Returns
+    -------
+    Figure
+
+    Raises
+    ------
+    DiffscopeError
+        There is no such dimension, one that nothing says how to draw, or no value at all.
+    """
+    return KINDS["strips"].figure(KINDS["strips"].data(values, x, series, points, joined), venue, wide, width, title=title)
+
+
+def cells(
+    values: xr.DataArray,
+    *,
+    x: str = "head",
+    y: str = "layer",
+    panels: str | None = None,
+    venue: str | None = None,
+    wide: bool | None = None,
+    width: float | None = None,
+    title: str | None = None,
+) -> Figure:
+    """Any labelled values as coloured cells with their numbers, on one scale.
+
+    Parameters
+    ----------
+    values : xarray.DataArray
+        Its ``long_name`` and ``units`` name the colours.
+    x, y, panels : str
+        Its dimensions; it has no others.
+    venue, wide, width, title
+        As of :func:`maps`.
+
+    Returns
+    -------
+    Figure
+
+    Raises
+    ------
+    DiffscopeError
+        There is no such dimension, or one that nothing says how to draw.
+    """
+    return KINDS["cells"].figure(KINDS["cells"].data(values, x, y, panels), venue, wide, width, title=title)

@@ -1,38 +1,61 @@
-"""The linked view of one head's maps: what a browser is given, and the module that draws it (``attention_view.js``).
+"""The linked view of one head's maps: what a browser is given, and the module that draws it.
 
-One buffer holds everything: a safetensors file in memory, with the maps in bins as float16, what keys receive and the entropy of
-queries as float32, and the rest as JSON in its metadata. The same buffer serves a dashboard, a notebook and a page of its own.
+One buffer holds everything: a safetensors file in memory, with the maps in bins as float16, sums over rows and columns as
+float32, and the rest as JSON in its metadata. The same buffer serves a dashboard, a notebook and a page of its own.
 """
 
 from __future__ import annotations
 
 import base64
+import gzip
 import html
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xarray as xr
 from safetensors.numpy import save
 
 from diffscope.figures import hosts, theme
+from diffscope.figures.escaping import readable
 from diffscope.figures.panels import heading
+from diffscope.figures.selection import runs
+from diffscope.figures.view_state import checked_state
 
 if TYPE_CHECKING:
+    from diffscope.attention.layer import LayerAttention
     from diffscope.capture import Capture, CaptureBatch
 
-SIZE = 384  # bins a side: four maps of as many are 1.2 MB, with the edges and tokens of a long prompt less than 2 MB
-DARK = "#14171d"
+SIZE = 320  # bins a side: with all that comes with them, and a window, 16,384 tokens are less than 2 MB
+MOST = 1024  # tokens a side of a window of exact values
+LINES = 8  # strongest keys of each query that are drawn as lines
+MOST_LINES = 2**15  # of all heads and queries; of a layer of many heads each query has fewer
+ALIKE = 2.0**-12  # sums of rows that differ by less cannot be told apart in float16
+HEAD_COLOURS = ["#0072b2", "#009e73", "#cc79a7", "#d55e00", "#7b61c9", "#b8860b", "#56b4e9", "#8d6e63"]
 LOOK = {
     "blue": theme.BLUES,
     "orange": theme.ORANGES,
-    "dark": DARK,
+    "dark": "#14171d",
     "unseen": theme.UNSEEN,
     "unseenDark": "#23272f",
+    # of values below and above the scale: at least 10 (CIE Lab) from all its colours under the common forms of colour blindness
+    "beyond": ["#c2003d", "#7a00c8"],
+    "beyondDark": ["#ffef9f", "#c9a6ff"],
+    "heads": HEAD_COLOURS,
 }
+# In the order in which they are joined to one module.
+SCRIPTS = (
+    "view_data.js",
+    "view_colours.js",
+    "view_controls.js",
+    "view_groups.js",
+    "map_panels.js",
+    "head_lines.js",
+    "attention_view.js",
+)
 PAGE = """<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
@@ -46,8 +69,9 @@ body {{ margin: 1.5em; background: #ffffff; color: #1f2430; font-family: system-
 <main id="view"></main>
 <script type="module">
 {module}
-const bytes = Uint8Array.from(atob("{data}"), (letter) => letter.charCodeAt(0));
-mount(document.getElementById("view"), bytes.buffer);
+const zipped = Uint8Array.from(atob("{data}"), (letter) => letter.charCodeAt(0));
+const stream = new Blob([zipped]).stream().pipeThrough(new DecompressionStream("gzip"));
+mount(document.getElementById("view"), await new Response(stream).arrayBuffer());
 </script>
 </html>
 """
@@ -57,16 +81,45 @@ mount(document.getElementById("view"), bytes.buffer);
 def module() -> str:
     """The ES module that draws a buffer: ``mount(element, buffer, emit)``.
 
-    `emit` is called with ``"locked"`` and the rows and columns that are, with ``"window"`` and the top, left and size of a window
-    of which the buffer has no exact values, and with ``"head"`` and by how many layers and heads an arrow key moves.
+    What it returns takes further buffers, ``update(buffer)``, and is told to go, ``leave()``. `emit` is called with a name and a
+    value:
+
+    - ``"head"``, ``{layer, head}``: by how many layers and heads an arrow key moves;
+    - ``"locked"``, ``{rows, columns}``: token positions, when a click or the escape key changes them;
+    - ``"window"``, ``{top, left, size, lines}``: the tokens of which exact values are missing, and whether the strongest keys of
+      its queries are as well: what :func:`buffer` takes as `window` and `lines`;
+    - ``"state"``, as of :func:`diffscope.figures.view_state.checked_state`: a quarter of a second after the last change, where
+      the buffer has a state, be it empty.
     """
-    return (Path(__file__).parent / "attention_view.js").read_text(encoding="utf-8")
+    return hosts.joined(*SCRIPTS)
 
 
 @cache
 def streamlit_module() -> str:
-    """The same as a component of ``st.components.v2``, whose data is a buffer."""
+    """The same as a component of ``st.components.v2``, whose data is a buffer; "head" is a trigger, the others are its state."""
     return hosts.streamlit_module(module(), ("head",))
+
+
+def window_of(place: Mapping[str, Any] | None, tokens: int) -> tuple[slice, slice] | None:
+    """The queries and keys that a view asks for, within a prompt of so many tokens; None where it asks for none, or too many."""
+    if not place:
+        return None
+    top, left, size = (max(0, int(place[name])) for name in ("top", "left", "size"))
+    if top >= tokens or left >= tokens or not 0 < size <= MOST:
+        return None  # of another prompt, or not of the view
+    return slice(top, min(tokens, top + size)), slice(left, min(tokens, left + size))
+
+
+def whole_maps(capture: Capture | CaptureBatch, layer: int, head: int, *, prompt: int = 0, size: int = SIZE) -> xr.Dataset:
+    """The whole maps of a head in bins: what takes a pass over all rows, and stays the same while one looks at windows.
+
+    Parameters as of :func:`buffer`, which takes the result as `maps`.
+
+    Returns
+    -------
+    xarray.Dataset, (query, key)
+    """
+    return capture.pooled_maps(layer, [head], prompt, size, marginals=True, shares=True).isel(head=0)
 
 
 def buffer(
@@ -77,6 +130,10 @@ def buffer(
     prompt: int = 0,
     size: int = SIZE,
     window: tuple[slice, slice] | None = None,
+    lines: bool | None = None,
+    maps: xr.Dataset | None = None,
+    group: str = "",
+    state: object = None,
 ) -> bytes:
     """Everything that the view of one head needs.
 
@@ -89,61 +146,93 @@ def buffer(
         The largest number of bins a side; of longer prompts a bin shows its largest value.
     window : (slice, slice), optional
         Queries and keys whose exact values come with it; nothing of a prompt that is shown token by token anyway.
+    lines : bool, optional
+        Whether the strongest keys of queries come with it, for every head of the layer: of all queries where tokens are shown one
+        by one, else of those of the window. By default in the first case only.
+    maps : xarray.Dataset, optional
+        What :func:`whole_maps` gave for this head, where the caller keeps it; else it is computed.
+    group : str
+        Views of one group on one page share the end of their colours, and those of the same tokens window, crosshair and locks.
+    state : dict, optional
+        How the view is looked at when it appears, as it gave it before; what is no state is left out, and never an error. Without
+        one, be it empty, the view does not say how it is looked at.
 
     Returns
     -------
     bytes
-        A safetensors file: for each map a tensor of its name, float16 (query bin, key bin), ``received_NAME`` and
-        ``entropy_NAME``, float32 (token,); ``visible``, uint8 (query bin, key bin); of a window the same with ``detail.`` before
-        it, (query, key); and ``view``, JSON in its metadata.
+        A safetensors file with JSON in its metadata, ``view``. Of each map in bins: ``NAME``, float16, its values in units of
+        ``view["unit"]``, those of visible cells alone, row after row; ``visible``, the bits that say which these are;
+        ``share_NAME`` the same of x/Σ|x|, where it does not follow from ``mass_NAME``, float32 (token,), Σ|x| of each row, or
+        (1,) where that is the same for all; ``received_NAME`` and ``entropy_NAME``, float32 (token,). Of a window
+        ``detail.NAME`` and ``detail.visible``. Of lines ``lines.key``, int32, and ``lines.weight``, float16, (head, query, rank),
+        and ``lines.mass``, float32 (head, query).
 
     Raises
     ------
     DiffscopeError
         There is no such layer, head or prompt.
     """
-    maps = capture.pooled_maps(layer, [head], prompt, size, marginals=True).isel(head=0)
+    maps = whole_maps(capture, layer, head, prompt=prompt, size=size) if maps is None else maps
     names = [name for name in theme.SCALES if name in maps]
-    encoded = capture.prompts[prompt]
     attention = capture.layers[capture.layer_numbers.index(layer)].prompt(prompt)
-    lam = maps.attrs["lam"] if isinstance(maps.attrs["lam"], str) else maps.attrs["lam"][0]
-    about = {
-        "title": heading(maps.assign_attrs(head=head, lam=lam if attention.differential else None)),
-        "prompt": f"{maps.attrs['model']} {prompt} {hash(encoded.ids)}",
-        "bin": maps.attrs["bin"],
-        "queries": attention.n_queries,
-        "keys": attention.n_keys,
-        "panels": [_panel(name, len(names) > 1) for name in names],
-        "tokens": list(encoded.tokens),
-        "spans": _spans(encoded.spans),
-        "look": LOOK,
-    }
-    tensors = _maps(maps, names)
-    marginals = [f"{kind}_{name}" for kind in ("received", "entropy") for name in names]
-    tensors |= {name: np.ascontiguousarray(maps[name].values, dtype=np.float32) for name in marginals if name in maps}
-    if window is not None and about["bin"] > 1:
-        queries, keys = window
-        exact = capture.maps(layer, [head], prompt, queries, keys).isel(head=0)
-        visible = attention.visible(exact["query"].values.tolist())[:, exact["key"].values.tolist()]
-        about["detail"] = {"top": int(exact["query"][0]), "left": int(exact["key"][0])}
-        parts = _maps(exact.assign_coords(visible=(("query", "key"), visible.cpu().numpy())), names)
-        tensors |= {f"detail.{name}": values for name, values in parts.items()}
-    return save(tensors, {"view": json.dumps(about)})
+    about = _about(capture, attention, head, prompt, maps, names) | {"group": group}
+    if state is not None:
+        about["state"] = checked_state(state, attention.n_queries, attention.n_keys, attention.n_heads)
+    by_token = about["bin"] == 1
+    halves, tensors = _in_bins(maps, names, exact=by_token)
+    if not by_token and window is not None:
+        values, visible, about["detail"] = _window(capture, attention, head, prompt, window, names)
+        halves |= values
+        tensors |= {"detail.visible": visible}
+    wanted = by_token if lines is None else lines
+    if wanted and (by_token or window is not None):
+        rows = slice(None) if by_token else window[0]
+        weights, others, about["lines"] = _lines(capture, attention, prompt, rows)
+        halves |= weights
+        tensors |= others
+    about["unit"] = _unit(halves.values())
+    tensors |= {name: (values / about["unit"]).astype(np.float16) for name, values in halves.items()}
+    words = json.dumps(about, ensure_ascii=False, separators=(",", ":"))
+    return save(tensors, {"view": words.encode("utf-8", "replace").decode()})
 
 
-def page(capture: Capture | CaptureBatch, layer: int, head: int, *, prompt: int = 0, size: int = 256) -> str:
+def page(capture: Capture | CaptureBatch, layer: int, head: int, *, prompt: int = 0, size: int = 224) -> str:
     """The view as one HTML page that needs nothing else; parameters as of :func:`buffer`."""
-    data = buffer(capture, layer, head, prompt=prompt, size=size)
+    data = gzip.compress(buffer(capture, layer, head, prompt=prompt, size=size), mtime=0)
     title = f"{capture.model_name}, layer {layer}, head {head}"
     # Nothing of a user stands in the page as text: tokens are inside the data.
     script = module().replace("export function", "function")
     return PAGE.format(title=html.escape(title), module=script, data=base64.b64encode(data).decode())
 
 
-def _maps(maps: xr.Dataset, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Maps and which of their cells are seen, each (query, key)."""
-    values = {name: np.ascontiguousarray(maps[name].values, dtype=np.float16) for name in names}
-    return values | {"visible": np.ascontiguousarray(maps["visible"].values, dtype=np.uint8)}
+def _about(
+    capture: Capture | CaptureBatch,
+    attention: LayerAttention,
+    head: int,
+    prompt: int,
+    maps: xr.Dataset,
+    names: Sequence[str],
+) -> dict[str, Any]:
+    """What a view says beside numbers."""
+    encoded = capture.prompts[prompt]
+    lam = maps.attrs["lam"] if isinstance(maps.attrs["lam"], str) else maps.attrs["lam"][0]
+    return {
+        "title": heading(maps.assign_attrs(head=head, lam=lam if attention.differential else None)),
+        "prompt": f"{maps.attrs['model']} {prompt} {hash(encoded.ids)}",
+        "head": head,
+        "heads": attention.n_heads,
+        "bin": maps.attrs["bin"],
+        "shape": list(maps["visible"].shape),
+        "queries": attention.n_queries,
+        "keys": attention.n_keys,
+        "panels": [_panel(name, len(names) > 1) for name in names],
+        "tokens": readable(encoded),
+        "spans": [
+            {"name": name, "colour": theme.span_colour(name), "ranges": runs(positions)}
+            for name, positions in encoded.spans.items()
+        ],
+        "look": LOOK,
+    }
 
 
 def _panel(name: str, differential: bool) -> dict[str, str]:
@@ -151,13 +240,53 @@ def _panel(name: str, differential: bool) -> dict[str, str]:
     return {"name": name, "title": title, "short": title.partition(" = ")[0], "scale": theme.SCALES[name]}
 
 
-def _spans(spans: dict[str, tuple[int, ...]]) -> list[dict]:
-    """Spans with their colours, each as ranges of neighbouring tokens (first, one past the last)."""
-    shown = []
-    for name, positions in spans.items():
-        ordered = np.unique(np.asarray(positions, dtype=int))
-        runs = np.split(ordered, np.flatnonzero(np.diff(ordered) > 1) + 1) if len(ordered) else []
-        shown.append(
-            {"name": name, "colour": theme.span_colour(name), "ranges": [[int(run[0]), int(run[-1]) + 1] for run in runs]}
-        )
-    return shown
+def _in_bins(maps: xr.Dataset, names: Sequence[str], exact: bool) -> tuple[dict, dict]:
+    """Values in bins, and what comes with them; shares of rows only where their sums do not give them."""
+    seen = maps["visible"].values
+    values = {name: maps[name].values[seen] for name in names}
+    tensors = {"visible": np.packbits(seen)}
+    for name in names:
+        mass = maps[f"mass_{name}"].values.astype(np.float32)
+        if np.ptp(mass) <= ALIKE * mass.max():
+            mass = mass[:1]
+        elif not exact:
+            values[f"share_{name}"] = maps[f"share_{name}"].values[seen]
+        tensors[f"mass_{name}"] = mass
+        for edge in (f"received_{name}", f"entropy_{name}"):
+            if edge in maps:
+                tensors[edge] = np.ascontiguousarray(maps[edge].values, dtype=np.float32)
+    return values, tensors
+
+
+def _window(
+    capture: Capture | CaptureBatch,
+    attention: LayerAttention,
+    head: int,
+    prompt: int,
+    window: tuple[slice, slice],
+    names: Sequence[str],
+) -> tuple[dict[str, np.ndarray], np.ndarray, dict]:
+    """Exact values of a window, the bits of its visible cells, and where it is."""
+    maps = capture.maps(attention.layer, [head], prompt, *window, names).isel(head=0)
+    rows, columns = maps["query"].values, maps["key"].values
+    seen = attention.visible(rows.tolist()).cpu().numpy()[:, columns]
+    place = {"top": int(rows[0]), "left": int(columns[0]), "shape": list(seen.shape)}
+    return {f"detail.{name}": maps[name].values[seen] for name in names}, np.packbits(seen), place
+
+
+def _lines(
+    capture: Capture | CaptureBatch, attention: LayerAttention, prompt: int, rows: slice
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dict]:
+    """The strongest keys of some queries in every head: weights, keys and sums of rows, and of which queries they are."""
+    queries = range(attention.n_queries)[rows]
+    count = min(LINES, max(1, MOST_LINES // (attention.n_heads * len(queries))))
+    links = capture.strongest(attention.layer, None, prompt, rows, count)
+    place = {"top": queries.start, "queries": len(queries), "count": count, "map": "A" if attention.d_is_a1 else "D"}
+    tensors = {"lines.key": links["key"].values, "lines.mass": links["mass"].values.astype(np.float32)}
+    return {"lines.weight": links["weight"].values}, tensors, place
+
+
+def _unit(parts) -> float:
+    """A power of two in which the largest value is as large as float16 can hold, so that the smallest have all its digits."""
+    largest = max((float(np.abs(values).max(initial=0.0)) for values in parts), default=0.0)
+    return 2.0 ** (math.ceil(math.log2(largest)) - 15) if largest > 0 else 1.0

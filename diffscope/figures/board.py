@@ -6,6 +6,7 @@ All are shown in units of the smallest effect that matters, on an axis that is l
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from textwrap import wrap
 
 import numpy as np
 import xarray as xr
@@ -17,6 +18,8 @@ from diffscope.figures.canvas import canvas, settle
 from diffscope.figures.escaping import for_html, for_print
 
 ROW = 0.27  # inches a quantity takes in print
+LINE = 76  # characters of a label on the screen, which stands above its row in a line or two
+UNITS = "estimate, in units of the smallest effect that matters"
 TICKS = np.array([-100, -10, -3, -1, 0, 1, 3, 10, 100])
 KINDS = ("primary", "mechanism", "measurement")  # in the order in which they are drawn
 INKS = {"above": theme.BLUES[7], "below": theme.ORANGES[7]}
@@ -111,15 +114,20 @@ def in_print(data: xr.Dataset, width: float, title: str | None = None, **_):
     for row, label in enumerate(data["label"].values):
         ax.text(0.01, row - 0.24, for_print(label), **small)
     ax.tick_params(axis="y", length=0)
-    reach = np.nanmax(np.abs([x[name] for name in NUMBERS]), initial=np.arcsinh(3))
+    reach = _reach(x)
     ax.set_xlim(-1.1 * reach, 1.05 * reach)
     shown = TICKS[np.abs(np.arcsinh(TICKS)) <= reach]
     ax.set_xticks(np.arcsinh(shown), [f"{tick:g}" for tick in shown])
-    ax.set_xlabel("estimate, in units of the smallest effect that matters")
+    ax.set_xlabel(UNITS)
     if title:
         figure.suptitle(for_print(title), x=0.01, ha="left")
     settle(figure)
     return figure
+
+
+def _reach(x: Mapping[str, np.ndarray]) -> float:
+    """How far from 0 the axis goes on both sides."""
+    return float(np.nanmax(np.abs([x[name] for name in NUMBERS]), initial=np.arcsinh(3)))
 
 
 def _bars(ax, x: Mapping[str, np.ndarray], states: Sequence[str]) -> None:
@@ -155,20 +163,38 @@ def on_screen(data: xr.Dataset, title: str | None = None, height: int | None = N
     figure.add_trace(bars("without an effect", "null_low", "null_high", color=theme.RULE, width=9))
     figure.add_trace(bars("95 % interval", "low", "high", color=theme.INK, width=1.5))
     figure.add_trace(estimates)
-    names = [f"<b>{for_html(name)}</b><br>" if name else "" for name in _names(data)]
-    labels = [name + for_html(label) for name, label in zip(names, data["label"].values)]
     figure.update_layout(
         **theme.screen_layout(
-            height=height or 110 + 34 * count,
-            margin={"l": 8, "r": 8, "t": 48, "b": 8},
-            title={"text": for_html(title or "estimates, in units of the smallest effect that matters"), "x": 0},
+            height=height or 84 + 50 * count + (24 if title else 0),
+            margin={"l": 8, "r": 8, "t": 54 if title else 30, "b": 8},
             legend={"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom", "font": {"size": 11}},
-            xaxis=theme.screen_axis(tickvals=np.arcsinh(TICKS), ticktext=[f"{tick:g}" for tick in TICKS], showgrid=True),
-            yaxis=theme.screen_axis(tickvals=rows, ticktext=labels, range=[count - 0.5, -0.5]),
+            xaxis=theme.screen_axis(
+                tickvals=np.arcsinh(TICKS),
+                ticktext=[f"{tick:g}" for tick in TICKS],
+                range=[-1.05 * _reach(x), 1.05 * _reach(x)],
+                showgrid=True,
+                title_text=UNITS,
+            ),
+            yaxis=theme.screen_axis(visible=False, range=[count - 0.6, -0.85]),
             shapes=[NO_EFFECT],
+            annotations=_labels(data),
         )
     )
+    if title:
+        figure.update_layout(title={"text": for_html(title), "x": 0, "y": 0.99, "yanchor": "top", "font": {"size": 13}})
     return figure
+
+
+def _labels(data: xr.Dataset) -> list[dict]:
+    """What stands above each row: of the first of a test its name and verdict, then the quantity."""
+    place = {"xref": "paper", "x": 0.004, "xanchor": "left", "yanchor": "bottom", "align": "left", "showarrow": False}
+    labels = []
+    for row, (name, label) in enumerate(zip(_names(data), data["label"].values)):
+        first, *others = wrap(f"{name} · {label}" if name else str(label), LINE)
+        words = f"<b>{for_html(name)}</b>{for_html(first[len(name) :])}"
+        text = "<br>".join([words, *map(for_html, others)])
+        labels.append({**place, "y": row - 0.2, "text": text, "font": {"size": 10.5, "color": theme.MUTED}})
+    return labels
 
 
 def _hover(data: xr.Dataset) -> list[str]:

@@ -1,40 +1,46 @@
-// What views on canvases begin with: a buffer read, elements, colours. Their modules have this text before their own.
-//
-// A buffer is a safetensors file: uint8, float16 and float32 tensors, and everything else as JSON under __metadata__.view.
+// What the drawings of a page have in common: a buffer read, elements, colours. Their modules begin with this text.
 
 const HALVES = new Float32Array(65536);
 for (let bits = 0; bits < 65536; bits++) {
-  const exponent = (bits >> 10) & 31,
-    fraction = bits & 1023;
+  const exponent = (bits >> 10) & 31;
+  const fraction = bits & 1023;
   let size = (1024 + fraction) * 2 ** (exponent - 25);
   if (exponent === 0) size = fraction * 2 ** -24;
   if (exponent === 31) size = fraction ? NaN : Infinity;
   HALVES[bits] = bits & 32768 ? -size : size;
 }
 
-// The tensors of a buffer by name, float16 as float32, and the view's own words.
-export function parse(bytes) {
+const READERS = {
+  F16: (raw, unit) => {
+    const bits = new Uint16Array(raw);
+    const values = new Float32Array(bits.length);
+    for (let i = 0; i < bits.length; i++) values[i] = unit * HALVES[bits[i]];
+    return values;
+  },
+  F32: (raw) => new Float32Array(raw),
+  I32: (raw) => new Int32Array(raw),
+  U8: (raw) => new Uint8Array(raw),
+};
+
+// What a buffer says, a safetensors file with everything that is no number as JSON under __metadata__.view; beside that its tensors
+// and their shapes by name, float16 in units of its `unit`.
+function opened(bytes) {
   const buffer = bytes instanceof ArrayBuffer ? bytes : bytes.buffer.slice(bytes.byteOffset, bytes.byteOffset + bytes.byteLength);
-  const length = Number(new DataView(buffer).getBigUint64(0, true));
-  const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 8, length)));
-  const tensors = {};
-  for (const [name, about] of Object.entries(header)) {
-    if (name === "__metadata__") continue;
-    const raw = buffer.slice(8 + length + about.data_offsets[0], 8 + length + about.data_offsets[1]);
-    let values;
-    if (about.dtype === "F16") values = Float32Array.from(new Uint16Array(raw), (bits) => HALVES[bits]);
-    else if (about.dtype === "F32") values = new Float32Array(raw);
-    else if (about.dtype === "U8") values = new Uint8Array(raw);
-    else throw new Error(`a view has no tensors of ${about.dtype}`);
-    tensors[name] = { shape: about.shape, values };
+  const start = 8 + Number(new DataView(buffer).getBigUint64(0, true));
+  const { __metadata__: words, ...entries } = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 8, start - 8)));
+  const data = { unit: 1, ...JSON.parse(words.view), tensors: {}, shapes: {} };
+  for (const [name, { dtype, shape, data_offsets: at }] of Object.entries(entries)) {
+    data.tensors[name] = READERS[dtype](buffer.slice(start + at[0], start + at[1]), data.unit);
+    data.shapes[name] = shape;
   }
-  return { ...JSON.parse(header.__metadata__.view), tensors };
+  return data;
 }
 
-function element(tag, style = {}, attributes = {}) {
+function element(tag, style = {}, attributes = {}, text = "") {
   const node = document.createElement(tag);
   Object.assign(node.style, style);
   for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  if (text) node.textContent = text;
   return node;
 }
 
@@ -45,81 +51,104 @@ function sized(canvas, width, height) {
   Object.assign(canvas.style, { width: `${width}px`, height: `${height}px` });
 }
 
-const bright = (red, green, blue) => 0.3 * red + 0.6 * green + 0.1 * blue > 128;
-
-// A page may be light where the system is dark: the colour of its text tells.
-const isDark = (node) =>
-  bright(
-    ...getComputedStyle(node)
-      .color.match(/[\d.]+/g)
-      .map(Number),
-  );
-
-const channels = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
-
-// 257 colours, so that there is one in the middle, as one integer each (ABGR, as canvases keep them), along stops at equal distances.
-function ramp(stops) {
-  const table = new Uint32Array(257);
-  for (let i = 0; i < 257; i++) {
-    const at = (i / 256) * (stops.length - 1),
-      low = Math.min(Math.floor(at), stops.length - 2);
-    const [r, g, b] = channels(stops[low]).map((from, c) => Math.round(from + (channels(stops[low + 1])[c] - from) * (at - low)));
-    table[i] = (255 << 24) | (b << 16) | (g << 8) | r;
-  }
-  return table;
-}
-
-// Dark pages begin at the page's own dark and end light, but not so light that two colours meet.
-function rampsOf(look, dark) {
-  const onPage = (stops) => (dark ? [look.dark, ...stops.slice(3).reverse()] : stops);
-  const blue = onPage(look.blue),
-    orange = onPage(look.orange);
-  return { blue: ramp(blue), orange: ramp(orange), diverging: ramp([...orange.slice(1).reverse(), ...blue]) };
-}
-
-// The colour of a place on a scale: from 0 to 1, of a diverging one from -1 to 1.
-function colourAt(table, place, diverging) {
-  return table[Math.round(256 * (diverging ? (1 + place) / 2 : place))];
-}
-
-const css = (colour) => `rgb(${colour & 255}, ${(colour >> 8) & 255}, ${(colour >> 16) & 255})`;
-
 function polygon(context, ...corners) {
   context.beginPath();
   for (const corner of corners) context.lineTo(...corner);
   context.fill();
 }
 
-// A number of at most so many digits.
-function digits(value, most) {
-  const text = Number.isFinite(value) ? String(Number(value.toPrecision(most))) : `${value < 0 ? "-" : ""}∞`;
-  return text.replaceAll("-", "−");
+// A page may be light where the system is dark: the colour of its text tells. Nobody tells when the page turns dark, but a
+// transition of that colour ends: what is to be painted anew has TURNING in its style.
+const TURNING = { color: "inherit", transition: "color 1ms" };
+
+function isDark(node) {
+  const [red, green, blue] = getComputedStyle(node)
+    .color.match(/[\d.]+/g)
+    .map(Number);
+  return 0.3 * red + 0.6 * green + 0.1 * blue > 128;
 }
 
-// A bar of colours with its ends and zero, pointed where values lie beyond; `place` says where on its scale a value is.
-function colourBar({ table, diverging, low, high, place, below, above, ink, label }) {
-  const canvas = element("canvas", { display: "block" }, { role: "img", "aria-label": label }),
-    ratio = window.devicePixelRatio || 1,
-    [wide, thick, edge] = [120, 10, 24];
-  sized(canvas, wide + 2 * edge, thick + 14);
-  const context = canvas.getContext("2d");
-  context.scale(ratio, ratio);
-  const x = (value) => edge + ((value - low) / (high - low)) * wide;
-  const fill = (value) => (context.fillStyle = css(colourAt(table, place(value), diverging)));
-  for (let step = 0; step < wide * ratio; step++) {
-    fill(low + ((step + 0.5) / (wide * ratio)) * (high - low));
-    context.fillRect(edge + step / ratio, 0, 1 / ratio, thick);
+function whenTurned(node, paint) {
+  node.addEventListener("transitionend", ({ target }) => target === node && paint());
+}
+
+const channels = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
+const packed = ([red, green, blue]) => ((255 << 24) | (blue << 16) | (green << 8) | red) >>> 0; // as canvases keep it
+const unpacked = (colour) => [0, 8, 16].map((bits) => (colour >> bits) & 255);
+const css = (colour) => `rgb(${unpacked(colour)})`;
+
+// Colours of spans and heads are for light pages; on dark ones they come nearer to white.
+function onPage(colour, dark) {
+  return dark ? `rgb(${channels(colour).map((part) => Math.round(0.6 * part + 0.4 * 255))})` : colour;
+}
+
+// Black or white, whichever is read better on a colour: at least 4.5 to 1 (WCAG 2, relative luminance) on any.
+function inkOn(colour) {
+  const [red, green, blue] = unpacked(colour).map((part) => {
+    const share = part / 255;
+    return share <= 0.04045 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4;
+  });
+  return 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.179 ? "#000000" : "#ffffff";
+}
+
+const STEPS = 257; // an odd number: of a diverging ramp the middle one is zero
+const ZERO = (STEPS - 1) / 2;
+
+// Colours along stops at equal distances, as one integer each.
+function colours(stops) {
+  return Uint32Array.from({ length: STEPS }, (_, i) => {
+    const at = (i / (STEPS - 1)) * (stops.length - 1);
+    const low = Math.min(Math.floor(at), stops.length - 2);
+    const high = channels(stops[low + 1]);
+    return packed(channels(stops[low]).map((from, c) => Math.round(from + (high[c] - from) * (at - low))));
+  });
+}
+
+// Each scale's colours, and those of what lies beyond its ends. Dark pages begin at the page's own dark and end light, but not so
+// light that two colours meet.
+function rampsOf(look, dark) {
+  const turned = (stops) => (dark ? [look.dark, ...stops.slice(3).reverse()] : stops);
+  const blue = turned(look.blue);
+  const orange = turned(look.orange);
+  const [below, above] = dark ? look.beyondDark : look.beyond;
+  return {
+    blue: { table: colours(blue), diverging: false, below: above, above },
+    orange: { table: colours(orange), diverging: false, below, above: below },
+    diverging: { table: colours([...orange.slice(1).reverse(), ...blue]), diverging: true, below, above },
+  };
+}
+
+// The colour of a place on a ramp: from 0 to 1, of a diverging one from -1 to 1.
+function colourAt({ table, diverging }, place) {
+  return table[Math.round(diverging ? ZERO + ZERO * place : (STEPS - 1) * place)];
+}
+
+// A whole ramp with words at its start, middle and end, and with arrows where values go on beyond.
+class ColourBar {
+  constructor() {
+    this.box = element("div", { fontSize: "11px", lineHeight: "1.3" });
+    this.canvas = element("canvas", { display: "block" }, { role: "img" });
+    this.labels = element("div", { display: "flex", justifyContent: "space-between", opacity: 0.85 }, { "aria-hidden": "true" });
+    this.box.append(this.canvas, this.labels);
   }
-  if (below && fill(low)) polygon(context, [edge, 0], [edge - 8, thick / 2], [edge, thick]);
-  if (above && fill(high)) polygon(context, [edge + wide, 0], [edge + wide + 8, thick / 2], [edge + wide, thick]);
-  context.fillStyle = ink;
-  context.font = "10px system-ui, sans-serif";
-  context.textAlign = "center";
-  const ends = [low, high].filter((value) => value !== 0);
-  if (ends.every((end) => Math.abs(x(end) - x(0)) > 24)) ends.push(0);
-  for (const value of ends) {
-    context.fillRect(Math.min(x(value), edge + wide - 1), thick, 1, 3);
-    context.fillText(digits(value, 2), x(value), thick + 12);
+
+  draw(ramp, { texts, label, width, clipped = false }) {
+    sized(this.canvas, width, 9);
+    const context = this.canvas.getContext("2d");
+    const { width: long, height: high } = this.canvas;
+    const left = clipped && ramp.diverging ? high : 0;
+    const right = long - (clipped ? high : 0);
+    const image = context.createImageData(right - left, high);
+    const pixels = new Uint32Array(image.data.buffer);
+    for (let i = 0; i < pixels.length; i++)
+      pixels[i] = ramp.table[Math.round((((i % (right - left)) + 0.5) / (right - left)) * (STEPS - 1))];
+    context.putImageData(image, left, 0);
+    context.fillStyle = ramp.above;
+    if (clipped) polygon(context, [right, 0], [long, high / 2], [right, high]);
+    context.fillStyle = ramp.below;
+    if (left) polygon(context, [left, 0], [0, high / 2], [left, high]);
+    this.labels.replaceChildren(...texts.map((text) => element("span", {}, {}, text)));
+    this.canvas.setAttribute("aria-label", label);
+    this.canvas.title = label;
   }
-  return canvas;
 }

@@ -14,7 +14,9 @@ from diffscope.figures import theme
 from diffscope.figures.base import register
 from diffscope.figures.canvas import canvas, finish_print
 from diffscope.figures.escaping import for_html, for_print
+from diffscope.figures.labelled import along_title, by_role, in_roles, values_title
 
+ROLES = ("panel", "series", "x")
 STYLES = ("lines", "points", "bars", "stacked")
 LABELS = 18  # of categories that fit below a printed figure
 TALLEST = 2.2  # inches of a printed figure
@@ -36,15 +38,7 @@ def data(
     within: tuple[float, float] | None = None,
 ) -> xr.Dataset:
     """Values (panel, series, x) with their range; parameters as of ``diffscope.figures.curves``."""
-    if not isinstance(values, xr.DataArray):
-        raise DiffscopeError(f"curves are of labelled values, an xarray.DataArray, not of a {type(values).__name__}")
-    named = {"x": x, "series": series, "panel": panels}
-    chosen = {dim: role for role, dim in named.items() if dim is not None}
-    for dim in chosen:
-        if dim not in values.dims:
-            raise DiffscopeError(f"there is no dimension {dim!r}: there are {', '.join(map(str, values.dims))}")
-    if left := [str(dim) for dim in values.dims if dim not in chosen]:
-        raise DiffscopeError(f"nothing says how {' and '.join(left)} is drawn; select one label of it, or average")
+    chosen = by_role(values, {"x": x, "series": series, "panel": panels})
     arrays = {"value": values}
     if (low is None) != (high is None):
         raise DiffscopeError("a range has two ends: give low and high")
@@ -52,14 +46,13 @@ def data(
         arrays |= {"low": low, "high": high}
     if at is not None:
         arrays["at"] = at.broadcast_like(values)
-    drawn = {name: _drawn(array, chosen) for name, array in arrays.items()}
+    drawn = {name: in_roles(array, chosen, ROLES) for name, array in arrays.items()}
     dataset = xr.Dataset(drawn).drop_attrs()
-    along = str(values[x].attrs.get("long_name", x)) if x in values.coords else x
     about = {
         "figure": "curves",
         "model": str(values.attrs.get("model", "")),
-        "x": along if at is None else _axis_title(at),
-        "y": _axis_title(values),
+        "x": along_title(values, x) if at is None else values_title(at),
+        "y": values_title(values),
         "references": dict(references or {}),
         "diagonal": diagonal,
         "controls": list(controls),
@@ -68,23 +61,10 @@ def data(
     return dataset.assign_attrs(about)
 
 
-def _drawn(array: xr.DataArray, chosen: Mapping[str, str]) -> xr.DataArray:
-    """An array as (panel, series, x); what has no panels or series has one without a name."""
-    array = array.reset_coords(drop=True).rename(chosen)
-    missing = {role: [""] for role in ("panel", "series") if role not in array.dims}
-    array = array.expand_dims(missing)
-    return array.transpose("panel", "series", "x").astype(float)
-
-
-def _axis_title(values: xr.DataArray) -> str:
-    name = str(values.attrs.get("long_name", values.name or ""))
-    units = str(values.attrs.get("units", ""))
-    return f"{name}, {units}" if units not in ("", "1") else name
-
-
 def _colours(dataset: xr.Dataset) -> dict[str, str]:
-    """The colour of each series: grey for controls, that of a map or a span where it is one."""
-    known = {**theme.MAP_COLOURS, **theme.SPAN_COLOURS, **dict.fromkeys(dataset.attrs["controls"], theme.MUTED)}
+    """The colour of each series: that of a map, a span or a control where it is one."""
+    controls = theme.CONTROL_COLOURS | dict.fromkeys(dataset.attrs["controls"], theme.MUTED)
+    known = theme.MAP_COLOURS | theme.SPAN_COLOURS | controls
     others = cycle(theme.SERIES)
     return {name: known.get(name) or next(others) for name in map(str, dataset["series"].values)}
 
@@ -210,6 +190,8 @@ def _traces(part: xr.Dataset, places: list, name: str, colour: str, style: str) 
         down, up = _range(part)
         common["error_y"] = {"type": "data", "array": up, "arrayminus": down, "thickness": 1, "width": 3}
     if style in ("bars", "stacked"):
+        if "error_y" in common:
+            common["error_y"]["color"] = theme.MUTED
         return [go.Bar(marker={"color": colour}, **common)]
     if style == "lines":
         look = {"line": {"color": colour, "width": 2}, "marker": {"size": 6, "color": colour}, "mode": "lines+markers"}

@@ -6,7 +6,40 @@ import functools
 import html
 import unicodedata
 
+from diffscope.prompts import Encoded
+
+LOST = "\N{REPLACEMENT CHARACTER}"  # what a tokenizer makes of bytes that are no character by themselves
 VISIBLE = {" ": "·", "\n": "↵", "\t": "⇥", "\r": "␍", "\u00a0": "⍽", "": "∅"}
+
+
+def readable(prompt: Encoded) -> list[str]:
+    """The tokens of a prompt, each as a text that can be read.
+
+    Where the bytes of a character are spread over several tokens, each of these has the character and says which part it is:
+    ``🙂‹part 1/4›``. Bytes that belong to no character of the prompt's text stay as the tokenizer decodes them.
+    """
+    tokens = list(prompt.tokens)
+    for parts in _split_characters(prompt):
+        for number, at in enumerate(parts, 1):
+            start, stop = prompt.offsets[at]
+            tokens[at] = f"{(prompt.text or '')[start:stop]}‹part {number}/{len(parts)}›"
+    return tokens
+
+
+def _split_characters(prompt: Encoded) -> list[list[int]]:
+    """Runs of tokens, two or more, that share characters of the text and are none by themselves."""
+    runs: list[list[int]] = []
+    stop = 0  # of the last token's characters
+    for at, (token, offsets) in enumerate(zip(prompt.tokens, prompt.offsets)):
+        if LOST not in token:
+            stop = 0
+            continue
+        if offsets[0] < stop:
+            runs[-1].append(at)
+        else:
+            runs.append([at])
+        stop = offsets[1]
+    return [run for run in runs if len(run) > 1]
 
 
 def visible(token: str) -> str:

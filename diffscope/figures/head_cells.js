@@ -3,31 +3,8 @@
 
 const LETTERS = 11; // pixels of the page
 
-// Two digits, which fit into a cell.
-function short(value) {
-  const size = Math.abs(value);
-  if (!Number.isFinite(value)) return digits(value);
-  const sign = value < 0 ? "−" : "";
-  if (size === 0) return "0";
-  if (size < 0.005 || size >= 9999.5) return sign + size.toExponential(0).replace("e+", "e").replace("-", "−");
-  if (size < 0.995) return sign + size.toFixed(2);
-  return sign + size.toFixed(size < 9.95 ? 1 : 0);
-}
-
-// What the colours of values span, up to a limit on both sides, and how many values lie beyond or are undefined.
-function rangeOf(values, limit) {
-  const defined = values.filter((value) => !Number.isNaN(value)),
-    low = defined.reduce((least, value) => Math.min(least, value), 0),
-    high = defined.reduce((most, value) => Math.max(most, value), 0);
-  const below = defined.filter((value) => value < -limit).length,
-    above = defined.filter((value) => value > limit).length;
-  const range = { limit, low: Math.max(-limit, low), high: Math.min(limit, high) };
-  if (low === high) range.high = limit;
-  return { ...range, below, above, count: defined.length, missing: values.length - defined.length };
-}
-
 // A map in as many pixels as there are: each shows the value of largest magnitude that falls on it.
-function drawPicture(context, box, { levels, visible, queries, keys, signed, diverging, table, none }) {
+function drawPicture(context, box, { levels, visible, queries, keys, signed, ramp, none }) {
   const side = Math.min(box.width, box.height),
     image = context.createImageData(side, side),
     pixels = new Uint32Array(image.data.buffer),
@@ -43,7 +20,7 @@ function drawPicture(context, box, { levels, visible, queries, keys, signed, div
           if (visible[at] && (strongest === null || Math.abs(levels[at] - zero) > Math.abs(strongest)))
             strongest = levels[at] - zero;
         }
-      pixels[y * side + x] = strongest === null ? none : colourAt(table, strongest / most, diverging);
+      pixels[y * side + x] = strongest === null ? none : colourAt(ramp, strongest / most);
     }
   context.putImageData(image, box.x, box.y);
 }
@@ -53,7 +30,7 @@ function drawValue(context, { x, y, width, height }, { value, colour, beyond, ro
   const ratio = window.devicePixelRatio || 1;
   context.fillStyle = css(colour);
   context.fillRect(x, y, width, height);
-  context.fillStyle = bright(colour & 255, (colour >> 8) & 255, (colour >> 16) & 255) ? "#1f2430" : "#ffffff";
+  context.fillStyle = inkOn(colour);
   if (beyond) {
     const right = x + width,
       size = Math.min(7 * ratio, height, width),

@@ -29,10 +29,8 @@ class HeadGrid {
   }
 
   build() {
-    // nobody tells when the page turns dark, but a transition of its text's colour ends
-    const font = { fontSize: "13px", lineHeight: 1.35, color: "inherit", transition: "color 1ms" };
-    this.root = element("div", { ...font, position: "relative" });
-    this.root.addEventListener("transitionend", (event) => event.target === this.root && this.paint());
+    this.root = element("div", { ...TURNING, fontSize: "13px", lineHeight: 1.35, position: "relative" });
+    whenTurned(this.root, () => this.paint());
     const line = { display: "flex", flexWrap: "wrap", gap: "2px 14px", alignItems: "center" };
     const bar = element("div", { ...line, marginBottom: "4px" });
     this.heading = element("strong");
@@ -64,7 +62,7 @@ class HeadGrid {
 
   // Other values, another head chosen, others off.
   update(buffer) {
-    const view = parse(buffer),
+    const view = opened(buffer),
       first = view.layers[0];
     if (this.view?.title !== view.title) this.robust = null; // until the reader chooses, what suits the statistic
     this.view = view;
@@ -91,7 +89,7 @@ class HeadGrid {
   at({ row, column }) {
     const layer = this.rows[row] ?? -1,
       index = layer * this.view.heads + column;
-    return layer >= 0 && column >= 0 && column < this.view.heads && this.view.tensors.there.values[index] ? index : -1;
+    return layer >= 0 && column >= 0 && column < this.view.heads && this.view.tensors.there[index] ? index : -1;
   }
 
   has(cell) {
@@ -153,9 +151,7 @@ class HeadGrid {
   }
 
   note(words) {
-    const note = element("span");
-    note.textContent = words;
-    this.notes.append(note);
+    this.notes.append(element("span", {}, {}, words));
   }
 
   axes(context) {
@@ -180,30 +176,28 @@ class HeadGrid {
   }
 
   pictures(context) {
-    const { picture, tensors } = this.view,
-      [, , queries, keys] = tensors.thumbnails.shape,
+    const { picture, tensors, shapes } = this.view,
+      [, , queries, keys] = shapes.thumbnails,
       size = queries * keys,
-      diverging = picture.scale === "diverging",
-      [red, green, blue] = channels(this.none);
-    const shared = { queries, keys, diverging, signed: picture.signed, table: this.ramps[picture.scale] };
-    shared.none = (255 << 24) | (blue << 16) | (green << 8) | red;
-    const part = ({ values }, index) => values.subarray(index * size, (index + 1) * size);
+      ramp = this.ramps[picture.scale],
+      shared = { queries, keys, ramp, signed: picture.signed, none: packed(channels(this.none)) };
+    const part = (values, index) => values.subarray(index * size, (index + 1) * size);
     for (const cell of this.every()) {
-      const layer = tensors.visible.shape[0] > 1 ? this.rows[cell.row] : 0;
+      const layer = shapes.visible[0] > 1 ? this.rows[cell.row] : 0;
       const own = { levels: part(tensors.thumbnails, this.at(cell)), visible: part(tensors.visible, layer) };
       drawPicture(context, this.box(cell), { ...shared, ...own });
     }
-    const bar = { low: diverging ? -picture.limit : 0, high: picture.limit, below: diverging && picture.clipped };
+    const bar = { low: ramp.diverging ? -picture.limit : 0, high: picture.limit, below: ramp.diverging && picture.clipped };
     bar.place = (value) => Math.sign(value) * Math.sqrt(Math.abs(value) / picture.limit);
-    this.scale(picture.scale, `${picture.title}, by its root`, { ...bar, above: picture.clipped });
+    this.scale(ramp, `${picture.title}, by its root`, { ...bar, above: picture.clipped });
   }
 
   // The colours of a statistic, fully or as a strip below pictures; numbers where all of them fit.
   values(context) {
     const { statistic, tensors } = this.view,
       ratio = window.devicePixelRatio || 1,
-      diverging = statistic.scale === "diverging",
-      own = [...this.every()].map((cell) => tensors.values.values[this.at(cell)]),
+      ramp = this.ramps[statistic.scale],
+      own = [...this.every()].map((cell) => tensors.values[this.at(cell)]),
       range = rangeOf(own, (this.robust ?? statistic.unbounded) ? statistic.robust : statistic.largest);
     this.limit = range.limit;
     const place = (value) => Math.max(-1, Math.min(1, value / range.limit)),
@@ -211,7 +205,7 @@ class HeadGrid {
     context.font = `${LETTERS * ratio}px system-ui, sans-serif`;
     const room = Math.max(...own.map((value) => context.measureText(short(value)).width));
     for (const cell of this.every()) {
-      const value = tensors.values.values[this.at(cell)],
+      const value = tensors.values[this.at(cell)],
         box = this.box(cell);
       if (this.strip) box.y += box.height - Math.round(this.strip * ratio) + 1;
       if (this.strip) box.height = Math.round(this.strip * ratio) - 1;
@@ -221,22 +215,21 @@ class HeadGrid {
         context.fillStyle = hatched;
         context.fillRect(box.x, box.y, box.width, box.height);
       } else {
-        const colour = colourAt(this.ramps[statistic.scale], place(value), diverging);
+        const colour = colourAt(ramp, place(value));
         drawValue(context, box, { value, colour, beyond: Math.abs(value) > range.limit, room });
       }
     }
-    if (range.count)
-      this.scale(statistic.scale, [this.strip && "strips", statistic.units].filter(Boolean).join(", "), { ...range, place });
+    if (range.count) this.scale(ramp, [this.strip && "strips", statistic.units].filter(Boolean).join(", "), { ...range, place });
     if (statistic.robust < statistic.largest) this.scales.append(this.tick());
     const beyond = range.below + range.above;
     if (beyond) this.note(`▲ ▼ beyond the colours: ${beyond} ${beyond === 1 ? "head" : "heads"}`);
     if (range.missing) this.note(`▨ undefined: ${statistic.undefined}`);
   }
 
-  scale(name, title, bar) {
+  scale(ramp, title, bar) {
     const line = element("span", { display: "inline-flex", gap: "2px", alignItems: "center" });
     const label = `colours ${title} from ${digits(bar.low, 4)} to ${digits(bar.high, 4)}`;
-    line.append(colourBar({ ...bar, table: this.ramps[name], diverging: name === "diverging", ink: this.ink, label }), title);
+    line.append(rangeBar({ ...bar, ramp, ink: this.ink, label }), title);
     this.scales.append(line);
   }
 
@@ -297,7 +290,7 @@ class HeadGrid {
     if (!this.has(cell)) return [`layer ${layer}`, `there is no head ${head}`];
     const name = `layer ${layer}, head ${head}${this.isOff(cell) ? " (off)" : ""}`;
     if (!statistic) return [name];
-    const value = tensors.values.values[this.at(cell)],
+    const value = tensors.values[this.at(cell)],
       text = Number.isNaN(value) ? `undefined: ${statistic.undefined}` : `${digits(value, 4)} ${statistic.units}`.trim();
     const words = [name, text, [statistic.title, statistic.definition].filter(Boolean).join(": ")];
     if (Math.abs(value) > this.limit) words.push(`beyond the colours, which end at ${digits(this.limit, 4)}`);
@@ -306,11 +299,8 @@ class HeadGrid {
 
   // The box stands right of the grid if there is room, else below its cell, or above where that is nearer the grid's end.
   show(lines, cell) {
-    const parts = lines.map((text, line) => {
-      const part = element("div", { fontWeight: line ? "normal" : "bold", opacity: line > 1 ? 0.8 : 1 });
-      part.textContent = text;
-      return part;
-    });
+    const style = (line) => ({ fontWeight: line ? "normal" : "bold", opacity: line > 1 ? 0.8 : 1 });
+    const parts = lines.map((text, line) => element("div", style(line), {}, text));
     this.tip.replaceChildren(...parts);
     const ratio = window.devicePixelRatio || 1,
       whole = this.root.clientWidth,

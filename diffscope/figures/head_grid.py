@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import xarray as xr
@@ -30,8 +29,7 @@ def module() -> str:
     `emit` is called with ``"chosen"`` and ``{layer, head}`` when a head is clicked or Enter is pressed on it, and where heads can
     be switched with ``"off"`` and the same on a click with shift or the key x.
     """
-    folder = Path(__file__).parent
-    return "\n".join((folder / name).read_text(encoding="utf-8") for name in ("canvases.js", "head_cells.js", "head_grid.js"))
+    return hosts.joined("head_scale.js", "head_cells.js", "head_grid.js")
 
 
 @cache

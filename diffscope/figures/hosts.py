@@ -1,9 +1,10 @@
-"""What lets an ES module of this package run inside a Streamlit page."""
+"""What makes an ES module of scripts of this package, and lets it run inside a Streamlit page."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
 # Streamlit calls the default export again with all new data, and may clean up before it does: the view then stays as it is.
 STREAMLIT = """
@@ -28,6 +29,12 @@ export default function ({ data, parentElement, setStateValue, setTriggerValue }
   };
 }
 """
+
+
+def joined(*scripts: str) -> str:
+    """An ES module: what all drawings have in common (``canvases.js``), then scripts of this folder in their order."""
+    folder = Path(__file__).parent
+    return "\n".join((folder / name).read_text(encoding="utf-8") for name in ("canvases.js", *scripts))
 
 
 def streamlit_module(module: str, triggers: Sequence[str]) -> str:

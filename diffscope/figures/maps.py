@@ -13,7 +13,7 @@ from diffscope.errors import DiffscopeError
 from diffscope.figures import maps_print, maps_screen
 from diffscope.figures.base import register
 from diffscope.figures.panels import short_name
-from diffscope.figures.selection import described, layer_at, one_prompt, visible_cells, window
+from diffscope.figures.selection import described, layer_at, one_prompt, visible_cells, window, with_readable_tokens
 
 LARGEST = 512  # positions a side that are drawn one by one; above, bins that keep the largest weight
 NAMES = ("A1", "A2", "lambda_A2", "D")
@@ -51,7 +51,7 @@ def data(
         maps = cap.maps(attention.layer, [head], queries=rows, keys=columns, names=names)
         seen = visible_cells(attention, maps["query"].values, maps["key"].values)
         maps = maps.assign_coords(visible=(("query", "key"), seen))
-    dataset = maps.isel(head=0, drop=True)
+    dataset = with_readable_tokens(maps.isel(head=0, drop=True), cap)
     lam = maps.attrs["lam"] if isinstance(maps.attrs["lam"], str) else maps.attrs["lam"][0]
     for array in dataset.data_vars.values():
         array.attrs |= {"head": head, "lam": lam}

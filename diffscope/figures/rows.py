@@ -10,9 +10,9 @@ from diffscope.errors import DiffscopeError
 from diffscope.figures import theme
 from diffscope.figures.base import register
 from diffscope.figures.canvas import canvas, finish_print, finish_screen
-from diffscope.figures.escaping import for_html, for_print, shorten, visible
+from diffscope.figures.escaping import for_html, for_print, readable, shorten, visible
 from diffscope.figures.panels import heading, labels, marked_spans, positions
-from diffscope.figures.selection import described, layer_at, one_prompt, window
+from diffscope.figures.selection import described, layer_at, one_prompt, window, with_readable_tokens
 
 LARGEST = 4096  # keys drawn one by one
 
@@ -21,7 +21,7 @@ def data(cap, layer: int | None = None, head: int = 0, query: int = -1, prompt: 
     """A1, λ·A2 and D of one query over the keys, exactly as the capture gives them; as of ``diffscope.figures.row``."""
     cap = one_prompt(cap, prompt)
     attention = layer_at(cap, layer, head)
-    tokens = cap.tokens
+    tokens = readable(cap.prompts[0])
     n = len(tokens)
     if not -n <= query < n:
         raise DiffscopeError(f"there is no token {query}: the prompt has {n}")
@@ -36,7 +36,7 @@ def data(cap, layer: int | None = None, head: int = 0, query: int = -1, prompt: 
     lam = maps["A1"].attrs["lam"] if attention.differential else None
     if attention.d_is_a1:
         maps = {"A": maps["A1"].rename("A")}
-    dataset = xr.Dataset(maps).isel(query=0)
+    dataset = with_readable_tokens(xr.Dataset(maps).isel(query=0), cap)
     about = {"query": query, "query_token": tokens[query], "lam": lam}
     return dataset.drop_attrs(deep=False).assign_attrs(figure="row", **described(cap, attention, head), **about)
 

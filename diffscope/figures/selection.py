@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import xarray as xr
 
 from diffscope.attention.indexing import check_index
 from diffscope.attention.layer import LayerAttention
 from diffscope.capture import Capture, CaptureBatch
 from diffscope.errors import DiffscopeError
+from diffscope.figures.escaping import readable
 
 
 def one_prompt(cap: Capture | CaptureBatch, prompt: int) -> Capture:
@@ -63,6 +65,13 @@ def runs(positions) -> list[tuple[int, int]]:
         return []
     cuts = np.flatnonzero(np.diff(positions) > 1) + 1
     return [(int(part[0]), int(part[-1]) + 1) for part in np.split(positions, cuts)]
+
+
+def with_readable_tokens(data: xr.Dataset, cap: Capture) -> xr.Dataset:
+    """Data whose coordinates of tokens, as far as there are any, are texts that can be read."""
+    tokens = np.array(readable(cap.prompts[0]), dtype=object)
+    names = {f"{dim}_token": (dim, tokens[data[dim].values].astype(str)) for dim in ("query", "key") if dim in data.dims}
+    return data.assign_coords(names)
 
 
 def described(cap: Capture, layer: LayerAttention, head: int) -> dict:

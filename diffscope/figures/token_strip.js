@@ -4,133 +4,140 @@
 // "query" with a position; tokens that are selected with the mouse, or with shift and arrows, and then named, emit "marked".
 
 const NAMES = ["answer", "needles", "query"];
+const KEYS = "arrows, home and end move, enter shows the row of a query";
+const STYLE = `
+.diffscope-tokens { font-size: 13px }
+.diffscope-tokens [role=listbox] { font: 12.5px/1.8 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; word-break: break-word;
+  max-height: 17em; overflow-y: auto; padding: 2px; user-select: none }
+.diffscope-tokens [role=option] { padding: 1px; border-radius: 2px; cursor: pointer; unicode-bidi: isolate; white-space: pre-wrap }
+.diffscope-tokens [role=option][aria-selected=true] { outline: 1.5px solid var(--ink) }
+.diffscope-tokens [role=option]:focus-visible { outline: 2px solid #2f80ed; outline-offset: 1.5px }
+.diffscope-tokens .held { text-decoration: underline 2px }
+`;
 
-function element(tag, style, attributes = {}) {
-  const node = document.createElement(tag);
-  Object.assign(node.style, style);
-  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
-  return node;
-}
-
-const channels = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
-
-// The colour of a share from −1 to 1: its root says how far along the ramp, so that a few per cent can be seen.
-function colourOf(share, look, dark) {
-  const ramp = share < 0 ? look.orange : look.blue;
-  const stops = dark ? [look.dark, ...ramp.slice(3).reverse()] : ramp;
-  const at = Math.sqrt(Math.min(1, Math.abs(share))) * (stops.length - 1);
-  const low = Math.min(Math.floor(at), stops.length - 2);
-  const upper = channels(stops[low + 1]);
-  return channels(stops[low]).map((from, c) => Math.round(from + (upper[c] - from) * (at - low)));
-}
+// Where a share from −1 to 1 is on its ramp: at its root, so that a few per cent can be seen.
+const placeOf = (share) => Math.sign(share) * Math.sqrt(Math.min(1, Math.abs(share)));
 
 class Strip {
   constructor(host, data, emit) {
     this.host = host;
     this.emit = emit || (() => {});
-    this.first = null;
-    this.last = null;
-    this.scheme = matchMedia("(prefers-color-scheme: dark)");
-    this.redraw = () => this.paint();
-    this.scheme.addEventListener("change", this.redraw);
     this.build();
     this.update(data);
   }
 
   leave() {
-    this.scheme.removeEventListener("change", this.redraw);
     this.host.replaceChildren();
   }
 
-  // A page may be light where the system is dark: the colour of its text tells.
-  get dark() {
-    const [red, green, blue] = getComputedStyle(this.root)
-      .color.match(/[\d.]+/g)
-      .map(Number);
-    return 0.3 * red + 0.6 * green + 0.1 * blue > 128;
-  }
-
   build() {
-    const font = "12.5px/1.8 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace";
-    this.root = element("div", { color: "inherit", fontSize: "13px" });
-    this.bar = element("div", { display: "flex", flexWrap: "wrap", gap: "6px 14px", alignItems: "center", marginBottom: "4px" });
-    this.legend = element("canvas", { width: "160px", height: "10px" }, { width: 160, height: 10, "aria-hidden": "true" });
+    this.root = element("div", TURNING, { class: "diffscope-tokens" });
+    whenTurned(this.root, () => this.paint());
+    const bar = element("div", { display: "flex", flexWrap: "wrap", gap: "6px 14px", alignItems: "center", marginBottom: "4px" });
+    this.legend = new ColourBar();
     this.words = element("span", { opacity: 0.8 });
-    this.spans = element("span", { display: "inline-flex", flexWrap: "wrap", gap: "4px 12px", opacity: 0.85 });
-    this.naming = element("span", { display: "none", gap: "6px", alignItems: "center" });
+    this.spans = element("span", { display: "inline-flex", flexWrap: "wrap", gap: "4px 12px" });
+    this.naming = element("span", { display: "none", gap: "6px", alignItems: "center" }, { "aria-live": "polite" });
     this.readout = element("span", { minWidth: "16em", fontVariantNumeric: "tabular-nums" }, { "aria-live": "polite" });
-    this.bar.append(this.legend, this.words, this.spans, this.naming, this.readout);
-    this.text = element("div", { font, wordBreak: "break-word", maxHeight: "17em", overflowY: "auto", userSelect: "none" });
-    this.text.setAttribute("role", "listbox");
-    this.text.setAttribute("aria-label", "Tokens of the prompt");
-    this.root.append(this.bar, this.text);
+    bar.append(this.legend.box, this.words, this.spans, this.naming, this.readout);
+    const about = { "aria-label": "Tokens of the prompt", "aria-orientation": "horizontal" };
+    this.text = element("div", {}, { role: "listbox", ...about });
+    this.root.append(element("style", {}, {}, STYLE), bar, this.text);
     this.host.replaceChildren(this.root);
     this.text.addEventListener("pointerdown", (event) => this.begin(event));
     this.text.addEventListener("pointermove", (event) => this.over(event));
     this.text.addEventListener("pointerup", (event) => this.end(event));
     this.text.addEventListener("keydown", (event) => this.key(event));
+    this.text.addEventListener("focusin", (event) => this.reach(this.at(event)));
   }
 
   update(data) {
     const same = this.data && this.data.prompt === data.prompt;
     this.data = data;
-    if (!same) {
-      this.cells = data.tokens.map((token, at) => this.cell(token, at));
-      const breaks = (token) => (token.includes("\n") ? [element("br", {})] : []);
-      this.text.replaceChildren(...this.cells.flatMap((cell, at) => [cell, ...breaks(data.tokens[at]), element("wbr", {})]));
-      this.select(null, null);
-    }
+    if (!same) this.write();
+    this.text.setAttribute("aria-description", data.markable ? `${KEYS}, shift and arrows select tokens to be marked` : KEYS);
+    this.choose(data.query);
     this.paint();
+    this.tell(this.told);
   }
 
-  cell(token, at) {
-    const style = { padding: "1px", borderRadius: "2px", cursor: "pointer", unicodeBidi: "isolate", whiteSpace: "pre-wrap" };
-    const cell = element("span", style, { role: "option", tabindex: at === this.data.query ? "0" : "-1", "data-at": at });
-    cell.textContent = this.data.shown[at];
-    return cell;
+  // Another prompt.
+  write() {
+    const { tokens, shown } = this.data;
+    const option = (at) =>
+      element("span", {}, { role: "option", tabindex: "-1", "aria-selected": "false", "data-at": at }, shown[at]);
+    this.cells = tokens.map((_, at) => option(at));
+    this.looks = []; // of each token, how it is painted
+    this.query = null;
+    this.stop = null; // the token that the tab key leads to
+    this.told = null; // the token whose share is told
+    const breaks = (token) => (token.includes("\n") ? [element("br")] : []);
+    this.text.replaceChildren(...this.cells.flatMap((cell, at) => [cell, ...breaks(tokens[at]), element("wbr")]));
+    this.select(null, null);
   }
 
+  // The query is the option that is selected, and where the tab key leads to unless the reader is on another token.
+  choose(query) {
+    this.cells[this.query]?.setAttribute("aria-selected", "false");
+    this.cells[query].setAttribute("aria-selected", "true");
+    this.query = query;
+    if (!this.text.matches(":focus-within")) this.lead(query);
+  }
+
+  lead(at) {
+    if (this.stop !== null) this.cells[this.stop].tabIndex = -1;
+    this.cells[at].tabIndex = 0;
+    this.stop = at;
+  }
+
+  tell(at) {
+    this.told = at;
+    this.readout.textContent = at === null ? "" : this.about(at);
+  }
+
+  // Touches those tokens alone that look different from before: a prompt may have many thousands.
   paint() {
-    const { data, dark } = this;
+    const { data } = this;
+    const dark = isDark(this.root);
+    const ramp = rampsOf(data.look, dark)[data.signed ? "diverging" : "blue"];
+    const unseen = packed(channels(dark ? data.look.unseenDark : data.look.unseen));
     const marks = new Map();
-    for (const span of data.spans) for (const at of span.positions) marks.set(at, span.colour);
-    this.cells.forEach((cell, at) => {
+    for (const span of data.spans) for (const at of span.positions) marks.set(at, onPage(span.colour, dark));
+    this.root.style.colorScheme = dark ? "dark" : "light";
+    this.root.style.setProperty("--ink", getComputedStyle(this.root).color);
+    this.cells.forEach(({ style }, at) => {
       const share = data.shares[at]; // null where the query does not see the key
-      const [red, green, blue] = share === null ? [0, 0, 0] : colourOf(share, data.look, dark);
-      const light = 0.3 * red + 0.59 * green + 0.11 * blue > 128;
-      cell.style.background = share === null ? "transparent" : `rgb(${red}, ${green}, ${blue})`;
-      cell.style.color = share === null ? "inherit" : light ? "#1f2430" : "#ffffff";
-      cell.style.opacity = share === null ? 0.45 : 1;
-      cell.style.boxShadow = marks.has(at) ? `inset 0 -2px 0 ${marks.get(at)}` : "none";
-      cell.style.outline = at === data.query ? "1.5px solid currentColor" : "none";
-      cell.setAttribute("aria-selected", at === data.query);
-      cell.tabIndex = at === data.query ? 0 : -1;
-      cell.title = this.about(at);
+      const colour = share === null ? unseen : colourAt(ramp, placeOf(share));
+      const look = `${colour} ${marks.get(at)}`;
+      if (look === this.looks[at]) return;
+      this.looks[at] = look;
+      style.background = css(colour);
+      style.color = inkOn(colour);
+      style.boxShadow = marks.has(at) ? `0 2.5px 0 ${marks.get(at)}` : "";
     });
-    this.paintLegend();
+    this.explain(ramp, dark);
   }
 
-  paintLegend() {
-    const { data, dark } = this;
-    const context = this.legend.getContext("2d");
-    for (let x = 0; x < 160; x++) {
-      const share = data.signed ? Math.sign(x - 80) * ((x - 80) / 80) ** 2 : (x / 160) ** 2;
-      context.fillStyle = `rgb(${colourOf(share, data.look, dark).join()})`;
-      context.fillRect(x, 0, 1, 10);
-    }
-    this.words.textContent = data.signed ? `−100 % … 0 … 100 % of ${data.of}` : `0 … 100 % of ${data.of}`;
-    const named = data.spans.map((span) => {
-      const line = element("span", { borderBottom: `2px solid ${span.colour}` });
-      line.textContent = span.name;
-      return line;
-    });
-    this.spans.replaceChildren(...named);
+  explain(ramp, dark) {
+    const { signed, of, spans } = this.data;
+    const texts = signed ? ["−100 %", "0", "100 %"] : ["0", "25 %", "100 %"];
+    this.legend.draw(ramp, { texts, width: 160, label: `colours from ${texts[0]} to ${texts[2]} of ${of}` });
+    this.words.textContent = `of ${of}`;
+    const line = (colour) => ({ borderBottom: `2px solid ${onPage(colour, dark)}` });
+    this.spans.replaceChildren(...spans.map(({ name, colour }) => element("span", line(colour), {}, name)));
   }
 
   about(at) {
     const share = this.data.shares[at];
-    const value = share === null ? "not seen by this query" : `${(100 * share).toFixed(2)} % of ${this.data.of}`;
+    const value =
+      share === null ? "not seen by this query" : `${(100 * share).toFixed(2).replace("-", "−")} % of ${this.data.of}`;
     return `token ${at}: ${value}`;
+  }
+
+  reach(at) {
+    if (at === null) return;
+    this.lead(at);
+    this.tell(at);
   }
 
   at(event) {
@@ -148,7 +155,8 @@ class Strip {
 
   over(event) {
     const at = this.at(event);
-    this.readout.textContent = at === null ? "" : this.about(at);
+    this.tell(at);
+    if (at !== null) this.cells[at].title = this.about(at);
     if (this.held !== undefined && at !== null && at !== this.held && this.data.markable) this.select(this.held, at);
   }
 
@@ -163,11 +171,12 @@ class Strip {
 
   key(event) {
     const at = this.at(event);
-    if (at === null) return;
-    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-    if (step && at + step >= 0 && at + step < this.cells.length) {
-      if (event.shiftKey && this.data.markable) this.select(this.first === null ? at : this.first, at + step);
-      this.cells[at + step].focus();
+    if (at === null || event.ctrlKey || event.metaKey || event.altKey) return;
+    const end = this.cells.length - 1;
+    const next = { ArrowLeft: Math.max(0, at - 1), ArrowRight: Math.min(end, at + 1), Home: 0, End: end }[event.key];
+    if (next !== undefined) {
+      if (event.shiftKey && this.data.markable) this.select(this.first === null ? at : this.first, next);
+      this.cells[next].focus();
     } else if (event.key === "Enter" || event.key === " ") this.emit("query", at);
     else if (event.key === "Escape") this.select(null, null);
     else return;
@@ -177,19 +186,18 @@ class Strip {
   // The tokens from one to another are selected, and can be named; null for none.
   select(first, last) {
     this.first = first;
-    this.last = last;
-    const [low, high] = first === null ? [1, 0] : [Math.min(first, last), Math.max(first, last)];
-    this.cells.forEach((cell, at) => (cell.style.textDecoration = at >= low && at <= high ? "underline 2px" : "none"));
+    for (const cell of this.text.querySelectorAll(".held")) cell.classList.remove("held");
     this.naming.style.display = first === null ? "none" : "inline-flex";
     if (first === null) return;
-    const words = element("span", {});
-    words.textContent = low === high ? `token ${low} is` : `tokens ${low} to ${high} are`;
-    this.naming.replaceChildren(words, ...NAMES.map((name) => this.button(name, low, high)));
+    const [low, high] = [Math.min(first, last), Math.max(first, last)];
+    for (const cell of this.cells.slice(low, high + 1)) cell.classList.add("held");
+    const words = low === high ? `token ${low} is` : `tokens ${low} to ${high} are`;
+    this.naming.replaceChildren(element("span", {}, {}, words), ...NAMES.map((name) => this.button(name, low, high)));
   }
 
   button(name, first, last) {
-    const button = element("button", {}, { type: "button", "aria-label": `mark the selected tokens as ${name}` });
-    button.textContent = name;
+    const label = `mark the selected tokens as ${name}`;
+    const button = element("button", {}, { type: "button", "aria-label": label }, name);
     button.addEventListener("click", () => {
       this.select(null, null);
       this.emit("marked", { name, first, last });

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 
 from diffscope.capture import Capture
 from diffscope.figures import hosts, theme
 from diffscope.figures.attention_view import LOOK
-from diffscope.figures.escaping import visible
+from diffscope.figures.escaping import readable, visible
 from diffscope.figures.selection import layer_at, visible_cells
 
 
@@ -21,7 +20,7 @@ def module() -> str:
     `emit` is called with ``"query"`` and the position of a token that is clicked, and with ``"marked"`` and the name, first and
     last position of tokens that are marked as a span.
     """
-    return (Path(__file__).parent / "token_strip.js").read_text(encoding="utf-8")
+    return hosts.joined("token_strip.js")
 
 
 @cache
@@ -66,7 +65,7 @@ def data(capture: Capture, layer: int, head: int, query: int, markable: bool = F
     return {
         "prompt": f"{capture.model_name} {hash(capture.prompts[0].ids)}",
         "tokens": capture.tokens,
-        "shown": [visible(token) for token in capture.tokens],
+        "shown": [visible(token) for token in readable(capture.prompts[0])],
         "shares": [float(share) if here else None for share, here in zip(shares, seen)],
         "signed": attention.differential,
         "of": "Σ|D|" if attention.differential else "Σ A",

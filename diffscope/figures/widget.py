@@ -10,7 +10,6 @@ from diffscope.capture import Capture, CaptureBatch
 from diffscope.figures import attention_view
 from diffscope.figures.notebook import framed
 
-MOST = 1024  # tokens a side of a window of exact values
 RENDER = """
 export default {
   render({ model, el }) {
@@ -46,7 +45,7 @@ class AttentionWidget(anywidget.AnyWidget):
         check_index("prompt", prompt, range(len(capture.prompts)))
         self._capture = capture
         self._prompt = prompt
-        self._window: tuple[slice, slice] | None = None
+        self._place: dict = {}  # the window that the view asked for
         super().__init__(layer=layer, head=head)
         self._draw()
         self.observe(self._draw, ["layer", "head"])
@@ -71,8 +70,15 @@ class AttentionWidget(anywidget.AnyWidget):
         if self.head > most:
             self.head = most  # which is drawn, then
             return
-        place = {"prompt": self._prompt, "window": self._window}
-        self.data = attention_view.buffer(self._capture, self.layer, self.head, **place)
+        tokens = len(self._capture.prompts[self._prompt].ids)
+        self.data = attention_view.buffer(
+            self._capture,
+            self.layer,
+            self.head,
+            prompt=self._prompt,
+            window=attention_view.window_of(self._place, tokens),
+            lines=True if self._place.get("lines") else None,
+        )
 
     def _receive(self, _widget: object, message: dict, _buffers: list) -> None:
         """What the view asks for or tells."""
@@ -80,18 +86,10 @@ class AttentionWidget(anywidget.AnyWidget):
         if message.get("name") == "locked":
             self.set_trait("locked", {axis: [int(token) for token in value[axis]] for axis in ("rows", "columns")})
         elif message.get("name") == "window":
-            self._window = self._within(value)
+            self._place = value
             self._draw()
         elif message.get("name") == "head":
             self._move(int(value["layer"]), int(value["head"]))
-
-    def _within(self, window: dict) -> tuple[slice, slice] | None:
-        """A window of the prompt's queries and keys; none where there are no tokens, or too many."""
-        n = len(self._capture.prompts[self._prompt].ids)
-        top, left, size = (max(0, int(window[name])) for name in ("top", "left", "size"))
-        if top >= n or left >= n or not 0 < size <= MOST:
-            return None
-        return slice(top, min(n, top + size)), slice(left, min(n, left + size))
 
     def _move(self, layers: int, heads: int) -> None:
         """Show the head so many layers and heads further, as far as there is one."""

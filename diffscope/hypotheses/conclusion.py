@@ -28,7 +28,7 @@ SHOWN = {  # of a primary that does not tell the accounts apart: what both say o
 
 def summary(verdicts: Sequence[Verdict]) -> str:
     """What the evidence supports taken together, and what is missing; paragraphs with an empty line between them."""
-    return "\n\n".join(filter(None, (_counts(verdicts), _together(verdicts), _missing(verdicts), _corrections(verdicts))))
+    return "\n\n".join(filter(None, (_counts(verdicts), together(verdicts), _missing(verdicts), _corrections(verdicts))))
 
 
 def of_kind(verdicts: Iterable[Verdict], kind: str) -> list[Verdict]:
@@ -48,7 +48,7 @@ def _counts(verdicts: Sequence[Verdict]) -> str:
     return " ".join(sentences)
 
 
-def _together(verdicts: Sequence[Verdict]) -> str:
+def together(verdicts: Sequence[Verdict]) -> str:
     """What the primaries say: first whether there is a benefit, then which account they bear out."""
     primaries = {verdict.test.id: verdict for verdict in of_kind(verdicts, "primary") if verdict.estimates}
     if not primaries:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +21,9 @@ from diffscope.hypotheses.rules import NONE, Test, state
 
 COHORTS = tuple(id for id, test in TESTS.items() if test.needs == "cohort" and isinstance(test, Test))
 Shares = dict[str, dict[str, float]]
+KEPT = Path(__file__).with_name("primary_power.json")  # which benchmarks/power.py wrote
+ENOUGH = 0.8  # of planted effects that are found
+NO_RUN, EACH = "none", "1 in 8 of each arm"  # which runs never form
 
 
 def verdicts(truth: str, count: int, seeds: int = 8, tests: Sequence[str] = COHORTS, **planted: Any) -> Shares:
@@ -100,3 +106,21 @@ def _finds(id: str, verdict: str) -> bool:
 
 def _shares(counts: Mapping[str, Counter[str]], count: int) -> Shares:
     return {id: {word: n / count for word, n in counter.most_common()} for id, counter in counts.items()}
+
+
+@cache
+def kept() -> dict[str, Any]:
+    """Power as it was kept: of how many ``cohorts`` and ``seeds``, and ``rows``, one a primary test, effect and failures."""
+    return json.loads(KEPT.read_text(encoding="utf-8"))
+
+
+def in_words(id: str) -> str:
+    """The smallest planted effect that a primary finds often enough, and how often it finds that where runs fail."""
+    table = kept()
+    rows = {(row["failed"], row["effect"]): row for row in table["rows"] if row["test"] == id}
+    effect = min(effect for (failed, effect), row in rows.items() if failed == NO_RUN and row["found"] >= ENOUGH)
+    found, where_runs_fail = (rows[failed, effect]["found"] for failed in (NO_RUN, EACH))
+    return (
+        f"with {table['seeds']} seeds an effect of {effect:g} {rows[NO_RUN, effect]['units']} is found in {found:.0%} of "
+        f"{table['cohorts']} planted cohorts; where one run in eight never forms, in {where_runs_fail:.0%}"
+    )

@@ -15,6 +15,7 @@ from diffscope.readings.words import counted, listed, percent
 from diffscope.stats.averaging import averaged
 
 PARTS = ("first token", "before", "answer", "after", "question")
+ROUNDING = 0.005
 IN_WORDS = {  # the answer leads
     "answer": "the answer",
     "first token": "the first token",
@@ -44,7 +45,7 @@ def allocation(cap: Capture | CaptureBatch, queries: Queries = -1) -> Reading:
         ``estimates``: ``allocation`` (prompt of a batch, layer, head, map, query if several, part, normalisation); its mean over
         heads, ``over_heads``, and over heads and then layers, ``over_layers``; ``spread``, the standard deviation over all heads;
         ``keys`` (layer, part), how many keys of a part a query sees, and ``uniform``, their share of all that it sees. NaN where
-        a query sees none of a part, or nothing else, so that a bar is missing rather than 0.
+        a query sees none of a part, or nothing else, so that a bar is missing rather than 0; averages are over what is defined.
 
     Raises
     ------
@@ -132,7 +133,10 @@ def _sentence(cap: Capture | CaptureBatch, estimates: xr.Dataset, queries: Queri
     if not bars:
         return f"{_where(cap, queries)} only one part of the prompt is seen: there is nothing to divide."
     count = int(share["allocation"].sel(map="D").notnull().any("part").sum())
-    return f"{_where(cap, queries)}, mean over {counted(count, 'head')}: of {weights} go {listed(bars)}."
+    sentence = f"{_where(cap, queries)}, mean over {counted(count, 'head')}: of {weights} go {listed(bars)}."
+    if abs(float(share["over_layers"].sel(map="D").sum()) - 1) < ROUNDING:
+        return sentence
+    return f"{sentence} A part is averaged over the rows that see it, so that these do not sum to 100 %."
 
 
 def _where(cap: Capture | CaptureBatch, queries: Queries) -> str:

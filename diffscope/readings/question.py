@@ -11,11 +11,12 @@ import numpy as np
 
 from diffscope import tasks
 from diffscope.capture import Capture, CaptureBatch
-from diffscope.errors import PromptError, SpanError
-from diffscope.prompts import DERIVED_SETS, Chars
+from diffscope.errors import PromptError
+from diffscope.prompts import DERIVED_SETS
 from diffscope.readings.captures import one_prompt
+from diffscope.readings.predictions import asked
 from diffscope.scope import Scope
-from diffscope.tasks import Retrieval, TextPrompt, own_prompts
+from diffscope.tasks import Retrieval
 from diffscope.tasks.pieces import opening
 
 NUMBER = re.compile(r"\d+")
@@ -47,74 +48,39 @@ class Question:
     left_out: list[str]
 
 
-def question(scope: Scope, cap: Capture, distractors: Sequence[str] = ()) -> Question:
-    """What a prompt asks for, as tokens.
+def question(scope: Scope, cap: Capture, answer: str, distractors: Sequence[str] = ()) -> Question:
+    """What a prompt asks for, as the tokens that may come next.
 
     Parameters
     ----------
     scope : Scope
     cap : Capture
-        Of one prompt, with a span ``answer`` where its text states what comes next.
+        Of one prompt.
+    answer : str
+        As of :func:`diffscope.readings.predictions.asked`.
     distractors : sequence of str
-        Other answers; by default the numbers in the span ``needles``, or without it all other numbers of the text.
+        Other answers; by default all other numbers of the prompt.
 
     Raises
     ------
-    SpanError
-        No answer is marked.
     PromptError
-        There are no distractors, or the prompt is no text.
+        There are no distractors, all begin like the answer, or the answer cannot be read.
     """
     cap = one_prompt(cap)
-    if "answer" not in cap.spans:
-        raise SpanError("log-odds are of an answer, and none is marked; give the answer as it stands in the prompt")
-    if cap.text is None or scope.tokenizer is None:
-        raise PromptError("answers are read off a text, and this model has no tokenizer or this prompt no text")
-    stated = _stated(cap, "answer")
-    if not stated:
-        raise SpanError("the span 'answer' holds no text; mark the tokens of the answer")
-    numbers = NUMBER.findall(_text(cap, _stated(cap, "needles")) if "needles" in cap.spans else cap.text)
-    texts = [other.strip() for other in distractors if other.strip()] or numbers
-    others = [other for other in dict.fromkeys(texts) if other != _text(cap, stated).strip()]
+    answer = answer.strip()
+    texts = [other.strip() for other in distractors] or NUMBER.findall(cap.text or "")
+    others = [other for other in dict.fromkeys(texts) if other != answer]
     if not others:
         raise PromptError("log-odds are of the answer against others, and there are none; give other answers")
-    ids, (answer, *tokens) = _continued(scope, cap, stated, others)
+    prompt = asked(scope, cap, answer, others)
     told: dict[str, int] = {}
-    for text, token in zip(others, tokens):
-        if token != answer and token not in told.values():
-            told[text] = token
+    for text, tokens in zip(others, prompt.distractors):
+        if tokens[0] != prompt.answer[0] and tokens[0] not in told.values():
+            told[text] = tokens[0]
     if not told:
         raise PromptError("every other answer begins with the same token as the answer; give others")
     spans = {name: keys for name, keys in cap.spans.items() if name not in DERIVED_SETS}
-    return Question(ids, spans, answer, told, [text for text in others if text not in told])
-
-
-def _stated(cap: Capture, span: str) -> list[Chars]:
-    """Where in the text the tokens of a span stand."""
-    pieces = [cap.offsets[at] for at in cap.spans.get(span, ())]
-    return [Chars(start, stop) for start, stop in pieces if stop > start]
-
-
-def _text(cap: Capture, ranges: Sequence[Chars]) -> str:
-    """The text of some ranges; what does not stand side by side is apart."""
-    pieces: list[str] = []
-    last = -1
-    for start, stop in ranges:
-        pieces += [" "] * (start > last >= 0) + [(cap.text or "")[start:stop]]
-        last = stop
-    return "".join(pieces)
-
-
-def _continued(scope: Scope, cap: Capture, stated: Sequence[Chars], others: Sequence[str]) -> tuple[list[int], list[int]]:
-    """The prompt up to its answer, and the first tokens of the answer and of others."""
-    answer = _text(cap, stated)
-    if scope.tokenize(cap.text) != cap.ids:  # a template wrote it: the answer begins a line of its own
-        texts = [answer.strip(), *others]
-        return cap.ids, [scope.tokenizer(text, add_special_tokens=False)["input_ids"][0] for text in texts]  # type: ignore[misc]
-    whole = Chars(stated[0].start, stated[-1].stop)
-    asked = TextPrompt("the prompt", cap.text or "", {"answer": [whole]}, answer.strip(), tuple(others))
-    (prompt,) = own_prompts(scope.tokenizer, [asked])
-    return prompt.ids, [prompt.answer[0], *(other[0] for other in prompt.distractors)]
+    return Question(prompt.ids, spans, prompt.answer[0], told, [text for text in others if text not in told])
 
 
 def made_up(scope: Scope, length: int, count: int) -> list[list[int]]:

@@ -51,6 +51,10 @@ class Pooled:
         What a key receives from all queries together, the map's sum over them, by name; only if marginals were asked for.
     entropy : dict of str to Tensor, (head, query)
         Entropy of every query's row as the statistic of that name, of A1, A2 and D; only if marginals were asked for.
+    shares : dict of str to Tensor, (head, query bin, key bin)
+        As `maps`, of each row's values over the sum of their sizes, x/Σ|x|; only if shares were asked for.
+    mass : dict of str to Tensor, (head, query)
+        That sum, Σ|x| of every query's row; only if shares were asked for.
     """
 
     maps: dict[str, Tensor]
@@ -59,6 +63,8 @@ class Pooled:
     exact: bool
     received: dict[str, Tensor]
     entropy: dict[str, Tensor]
+    shares: dict[str, Tensor]
+    mass: dict[str, Tensor]
 
 
 @torch.no_grad()
@@ -72,6 +78,7 @@ def pooled(
     *,
     rows: int | None = None,
     marginals: bool = False,
+    shares: bool = False,
     workers: Workers | None = None,
     stopped: Callable[[], bool] | None = None,
 ) -> Pooled:
@@ -94,6 +101,8 @@ def pooled(
         How many rows of every bin are looked at, the last of them and others evenly before it; by default all.
     marginals : bool
         Whether to give what keys receive and the entropy of rows too, which needs all rows.
+    shares : bool
+        Whether to give the bins of each row's shares, and the sums of rows, too, which needs all rows.
     workers : Workers, optional
         By default the calling thread alone.
     stopped : callable, optional
@@ -102,14 +111,14 @@ def pooled(
     Raises
     ------
     DiffscopeError
-        Marginals of some rows.
+        Marginals or shares of some rows.
     Superseded
         When `stopped` says so.
     """
     width = max(1, -(-max(layer.n_queries, layer.n_keys) // size))
-    if marginals and rows is not None and rows < width:
-        raise DiffscopeError("what keys receive, and the entropy of rows, need all rows; leave out either rows or marginals")
-    work = _Work(layer, names, heads, width, reduce, rows, marginals)
+    if (marginals or shares) and rows is not None and rows < width:
+        raise DiffscopeError("what keys receive, entropies and shares of rows need all rows; leave out either rows or these")
+    work = _Work(layer, names, heads, width, reduce, rows, marginals, shares)
     places = work.places()
     tasks = (partial(work.piece, *place) for place in places)
     for place, piece in zip(places, (workers or Workers(1)).run(tasks, alone(layer, len(work.heads) * len(work.queries)))):
@@ -133,6 +142,8 @@ class _Piece:
     seen: Tensor | None  # cells whose query sees the key, (query bin, key bin)
     received: dict[str, Tensor]  # (head, key)
     entropy: Tensor | None  # (map, head, query)
+    shares: dict[str, Tensor]  # (head, query bin, key bin)
+    mass: dict[str, Tensor]  # (head, query)
 
 
 class _Work:
@@ -147,6 +158,7 @@ class _Work:
         reduce: Reduce,
         rows: int | None,
         marginals: bool,
+        shares: bool,
     ) -> None:
         self.layer = layer
         self.heads = layer._heads(heads)
@@ -158,6 +170,8 @@ class _Work:
         bins = -(-layer.n_queries // width), -(-layer.n_keys // width)
         new = partial(torch.zeros, dtype=layer.dtype, device=layer.q.device)
         self.maps = {name: new(len(self.heads), *bins) for name in names}
+        self.shares = {name: new(len(self.heads), *bins) for name in names if shares}
+        self.mass = {name: new(len(self.heads), layer.n_queries) for name in names if shares}
         self.seen = new(*bins)
         self.received = {name: new(len(self.heads), layer.n_keys) for name in names if marginals}
         self.entropy = new(1 if layer.d_is_a1 else 2 + layer.differential, len(self.heads), layer.n_queries * marginals)
@@ -194,27 +208,41 @@ class _Work:
 
     def piece(self, heads: slice, at: slice, workspace: Workspace) -> _Piece:
         rows = self.layer.trimmed(self.queries[at], self.heads[heads], workspace, self.width)
+        moments = of_maps(rows, {"logs"} if self.marginals else (), workspace) if self.marginals or self.mass else None
         bins: dict[str, Tensor] = {}
         received: dict[str, Tensor] = {}
+        shares: dict[str, Tensor] = {}
+        mass = {name: _mass(name, rows, moments["total"]) for name in self.mass} if moments else {}
         for name in sorted(self.maps):  # A2 before λ·A2, which is a multiple of it where λ is that of all queries
             if name == "lambda_A2" and "A2" in bins and self.layer.lam.shape[2] == 1:
                 lam = rows.lam[:, :1]
                 bins[name] = lam[..., None] * bins["A2"]
                 received |= {name: lam * received["A2"]} if self.marginals else {}
+                shares |= {name: lam.sign()[..., None] * shares["A2"]} if mass else {}
                 continue
             values = map_of(rows, name)
             if name == "share":
                 values = values.nan_to_num(nan=0.0)  # a row that sees nothing has none
-            bins[name] = self._binned(values, signed=name == "D" or name == "lambda_A2" or rows.changed)
+            signed = name == "D" or name == "lambda_A2" or rows.changed
+            bins[name] = self._binned(values, signed)
             received |= {name: values.sum(1)} if self.marginals else {}
-        moments = of_maps(rows, {"logs"}, workspace) if self.marginals else None
+            if mass and self._sums_to_one(name, rows):
+                shares[name] = bins[name]
+            elif mass:
+                shares[name] = self._binned(values / _nonzero(mass[name])[..., None], signed)
         return _Piece(
             keys=rows.start,
             bins=bins,
             seen=self._seen(rows) if self.reduce == "mean" and heads.start == 0 else None,
             received=received,
-            entropy=None if moments is None else entropy(moments, rows.n),
+            entropy=entropy(moments, rows.n) if moments and self.marginals else None,
+            shares=shares,
+            mass=mass,
         )
+
+    def _sums_to_one(self, name: str, rows: Rows) -> bool:
+        """Whether every row of a map that sees anything has the sum 1."""
+        return name == "share" or (name in ("A1", "A2") and self.layer.sink_logit is None and not rows.changed)
 
     def _seen(self, rows: Rows) -> Tensor:
         layer = self.layer
@@ -242,20 +270,25 @@ class _Work:
     def add(self, heads: slice, at: slice, piece: _Piece) -> None:
         first = int(self.queries[at.start]) // self.width
         start = piece.keys // self.width
-        for name, bins in piece.bins.items():
-            region = self.maps[name][heads, first : first + bins.shape[1], start : start + bins.shape[2]]
-            region.copy_(region + bins if self.reduce == "mean" else _larger(region, bins))
+        for whole, part in ((self.maps, piece.bins), (self.shares, piece.shares)):
+            for name, bins in part.items():
+                region = whole[name][heads, first : first + bins.shape[1], start : start + bins.shape[2]]
+                region.copy_(region + bins if self.reduce == "mean" else _larger(region, bins))
         if piece.seen is not None:
             self.seen[first : first + piece.seen.shape[0], start : start + piece.seen.shape[1]] += piece.seen
         for name, received in piece.received.items():
             self.received[name][heads, piece.keys : piece.keys + received.shape[1]] += received
         if piece.entropy is not None:
             self.entropy[:, heads, at] = piece.entropy
+        for name, mass in piece.mass.items():
+            self.mass[name][heads, at] = mass
 
     def result(self) -> Pooled:
         layer = self.layer
         if self.reduce == "mean":
-            self.maps = {name: bins / self.seen.clamp_min(1) for name, bins in self.maps.items()}
+            cells = self.seen.clamp_min(1)
+            self.maps = {name: bins / cells for name, bins in self.maps.items()}
+            self.shares = {name: bins / cells for name, bins in self.shares.items()}
         rows_of = {name: number for name, number in ROWS_OF.items() if name in self.maps and self.marginals}
         return Pooled(
             maps=self.maps,
@@ -264,7 +297,23 @@ class _Work:
             exact=self.taken == self.width,
             received=self.received,
             entropy={name: self.entropy[number] for name, number in rows_of.items()},
+            shares=self.shares,
+            mass=self.mass,
         )
+
+
+def _mass(name: str, rows: Rows, total: Tensor) -> Tensor:
+    """Σ|x| of the rows of a map (head, query), from those of A1, A2 and D (map, head, query)."""
+    if name == "share":
+        return total[-1].sign()
+    if name == "lambda_A2":
+        return rows.lam.abs() * total[1]
+    return total[ROWS_OF[name]]
+
+
+def _nonzero(mass: Tensor) -> Tensor:
+    """What rows are divided by: one that sees nothing has shares of 0."""
+    return mass.clamp_min(torch.finfo(mass.dtype).tiny)
 
 
 def _larger(values: Tensor, others: Tensor) -> Tensor:

@@ -24,7 +24,10 @@ def app(folders, monkeypatch):
     import diffscope.models
     import diffscope.tasks
 
-    cards = [{"name": str(folder), "path": str(folder), "checkpoints": []} for folder in folders.values()]
+    kinds = {"small-diff": "v1", "small-standard": "standard"}
+    cards = [
+        {"name": str(folders[name]), "path": str(folders[name]), "attention": kinds[name], "checkpoints": []} for name in kinds
+    ]
     monkeypatch.setattr(diffscope.models, "bundled", lambda: cards, raising=False)
     monkeypatch.setattr(diffscope.tasks, "examples", lambda: [example("Two cities"), example("Again")], raising=False)
     monkeypatch.syspath_prepend(str(APP))

@@ -98,7 +98,7 @@ def test_every_section_shows_the_numbers_of_the_library(amplifier, scope, cap):
     for panel, name in enumerate(("A2", "A1")):
         np.testing.assert_allclose(drawn["rest"][panel], by_head(anatomy.sel(map=name, part="rest")), rtol=1e-6)
         np.testing.assert_allclose(sum(part[panel] for part in drawn.values()), 1, rtol=1e-6)
-    asked = question(scope, cap)
+    asked = question(scope, cap, "7421")
     table = diffscope.branch_attribution(scope, PROMPT, asked.answer, list(asked.distractors.values())).isel(prompt=0)
     by_branch, account = [json.loads(element.proto.spec) for element in test.get("plotly_chart")][-2:]
     for trace, branch in zip(by_branch["data"], ("A1", "A2")):
@@ -111,7 +111,7 @@ def test_what_noise_costs_the_answer_is_what_the_library_measures(amplifier, sco
     import diffscope
     from diffscope.readings.question import question
 
-    asked = question(scope, cap)
+    asked = question(scope, cap, "7421")
     table = diffscope.log_odds_under_noise(
         scope, asked.ids, asked.answer, list(asked.distractors.values()), spans=asked.spans, sigmas=SIGMAS
     )
@@ -164,7 +164,7 @@ def test_definitions_are_chosen(amplifier, cap):
 def test_without_an_answer_only_what_needs_one_is_left_out(amplifier):
     test = amplifier(example=OWN, prompt=PROMPT)
     lines = [warning.value for warning in test.warning]
-    assert len(lines) == 2 and all("none is marked" in line for line in lines)
+    assert len(lines) == 2 and all("none is known" in line for line in lines)
     assert {"λ", "noise gain", "erank", "CMRR by injection, dB", "share of the map"} <= set(titles(test))
 
 

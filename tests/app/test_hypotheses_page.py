@@ -1,6 +1,8 @@
-"""The Hypotheses page: a board of the model at hand or of a study, run with progress, stopped, and never a traceback."""
+"""The Hypotheses page: what can be said, by a study or the model at hand, run with progress, stopped, and never a traceback."""
 
 import json
+import threading
+import time
 
 import pytest
 from small_models import PROMPT
@@ -10,6 +12,8 @@ from diffscope.hypotheses import TESTS, kept_study, study
 from diffscope.hypotheses.kept_study import shipped
 from diffscope.hypotheses.study import open_study
 from tests.studies import study as planted_study
+
+FOLDER = "a folder or a saved capture"
 
 
 @pytest.fixture
@@ -31,51 +35,78 @@ def quick(monkeypatch):
     return runs
 
 
-def page(app, board="a model"):
-    test = app()
+def page(app, board="the model", **query):
+    test = app(**query)
     test.switch_page("app_pages/hypotheses.py").run()
-    test.selectbox(key="board").set_value(board).run()
+    return fine(test.selectbox(key="hypotheses-board").set_value(board).run())
+
+
+def fine(test):
     assert not test.exception, test.exception
     return test
-
-
-def warnings_of(test):
-    return " ".join(element.value.replace("\\", "") for element in test.warning)
-
-
-def wanting_of(test):
-    (expander,) = (element for element in test.expander if "not run" in element.label)
-    return " ".join(element.value.replace("\\", "").replace("**", "") for element in expander.markdown)
 
 
 def run_it(test):
-    test.button(key="run").click().run()
-    assert not test.exception, test.exception
+    """Begin, and wait until nothing runs."""
+    fine(test.button(key="hypotheses-run").click().run())
+    end = time.monotonic() + 120
+    while test.get("progress"):
+        assert time.monotonic() < end, "the tests never end"
+        time.sleep(0.05)
+        fine(test.run())
     return test
+
+
+def shown(elements):
+    return " ".join(element.value for element in elements).replace("\\", "")
+
+
+def charts(test):
+    """The labels of the rows of each chart."""
+    specs = [json.loads(element.proto.spec) for element in test.get("plotly_chart")]
+    return [[note["text"] for note in spec["layout"]["annotations"]] for spec in specs]
+
+
+def rows(test):
+    """What stands on the rows of tests: a verdict and a claim, by the test's id."""
+    labels = [element.label.replace("\\", "") for element in test.expander]
+    return {id: label for id, declared in TESTS.items() for label in labels if label.endswith(f" {declared.claim}")}
+
+
+def opened(test, id):
+    """The page with one row open."""
+    test.session_state[f"test-{id}"] = True
+    return fine(test.run())
 
 
 def test_the_board_of_the_model_at_hand(app, folders, quick):
     test = page(app)
-    test.selectbox(key="subject").set_value(str(folders["small-diff"]))
-    test.selectbox(key="beside").set_value(str(folders["small-standard"])).run()
-    assert not quick and test.button(key="stop").disabled
+    assert test.selectbox(key="hypotheses-beside").value == str(folders["small-standard"])
+    assert all(":gray-badge[not run yet]" in label for label in rows(test).values())
+    assert len(rows(test)) == sum(declared.kind != "primary" for declared in TESTS.values())
+    assert not quick and not test.get("progress")
     run_it(test)
-    board = test.dataframe[0].value
-    assert board["verdict"][board["test"] == "noise-symmetry"].item() == "noise cancellation"
-    assert board["verdict"][board["test"] == "signed-mask"].item().startswith("needs a trained cohort")
-    assert board["verdict"][board["test"] == "information-flow"].item() == "measured"
+    labels = rows(test)
+    assert ":blue-badge[as noise cancellation predicts]" in labels["noise-symmetry"]
+    assert ":gray-badge[not run]" in labels["signed-mask"] and ":gray-badge[measured]" in labels["information-flow"]
     assert ("key-token-gain-pair", True) in quick and ("signed-mask", False) in quick
-    (chart,) = (json.loads(element.proto.spec) for element in test.get("plotly_chart"))
-    assert any("noise-symmetry: NC" in text for text in chart["layout"]["yaxis"]["ticktext"])
-    assert test.button(key="run").disabled
-    test.selectbox(key="test").set_value("sparsity").run()
-    text = " ".join(element.value for element in test.markdown)
-    assert "Claim" in text and "D is sparser than A1" in text and "Rule" in text and "Controls" in text
-    assert "by layer" in test.caption[-1].value
-    assert test.dataframe[-1].value["layer 1"].tolist() == ["0.75"] * len(TESTS["sparsity"].quantities)
+    assert any("noise-symmetry: NC" in label for label in charts(test)[-1])
+    assert not [button for button in test.button if button.key == "hypotheses-run"]
     count = len(quick)
     test.run()
     assert len(quick) == count  # what is done is not done again
+
+
+def test_a_row_opens_where_it_stands(app, quick):
+    test = run_it(page(app))
+    assert TESTS["sparsity"].statistic not in shown(test.markdown)
+    opened(test, "sparsity")
+    text = shown(test.markdown)
+    assert all(words in text for words in (TESTS["sparsity"].statistic, TESTS["sparsity"].rule, *TESTS["sparsity"].controls))
+    assert "https://arxiv.org/abs/2505.16333" in text and "Verdict" in text
+    assert any(len(labels) == 1 and "sparsity: measured" in labels[0] for labels in charts(test))
+    layers = next(frame.value for frame in test.dataframe if "layer 1" in frame.value)
+    assert layers["layer 1"].tolist() == ["0.75"] * len(TESTS["sparsity"].quantities)
 
 
 @pytest.mark.parametrize("name", ["planted", *shipped()])
@@ -84,90 +115,139 @@ def test_a_shipped_study_is_shown_whole(app, name, tmp_path, monkeypatch):
         planted_study().save(tmp_path / name)
         monkeypatch.setattr(kept_study, "SHIPPED", tmp_path)
     test = page(app, f"{name} cohort, fresh seeds")
-    assert test.dataframe[0].value["test"].tolist() == list(TESTS)
-    assert any(", ".join(map(str, open_study(name).facts["fresh"])) in element.value for element in test.markdown)
-    for chosen in TESTS:
-        test.selectbox(key="test").set_value(chosen).run()
-        assert not test.exception, test.exception
+    kept = open_study(name)
+    assert any(", ".join(map(str, kept.facts["fresh"])) in element.value for element in test.markdown)
+    formation = next(verdict for verdict in kept.boards["fresh seeds"] if verdict.test.id == "formation")
+    metrics = {metric.label.replace("\\", ""): metric for metric in test.metric}
+    for quantity in formation.corrected:
+        metric = metrics[TESTS["formation"].quantities[quantity].label]
+        estimate = formation.estimates[quantity]
+        numbers = [
+            f"{getattr(estimate, name):.3g}".replace("-", "−") for name in ("value", "low", "high", "null_low", "null_high")
+        ]
+        value, low, high, null_low, null_high = numbers
+        assert metric.value == value and f"{low} to {high}" in metric.delta
+        assert f"{null_low} to {null_high}" in metric.delta and "Holm" in metric.delta
+    assert "Not decided yet" not in shown(test.info)
+    for chosen in rows(test):
+        opened(test, chosen)
 
 
 def test_without_a_shipped_study_the_page_says_what_is_known_of_it(app, monkeypatch, tmp_path):
     monkeypatch.setattr(kept_study, "SHIPPED", tmp_path)
     test = page(app)
-    text = " ".join(element.value for element in test.info).replace("\\", "")
-    assert kept_study.IN_PREPARATION in text and study.TAKEN_BACK in text
-    assert test.selectbox(key="board").options == ["a model"]
+    assert kept_study.IN_PREPARATION[1:] in shown(test.info) and study.TAKEN_BACK in shown(test.markdown)
+    assert test.selectbox(key="hypotheses-board").options == ["the model", "a trained cohort"]
+    able = sum(declared.needs in ("model", "pair") for declared in TESTS.values())
+    assert f"{able} of the {len(TESTS)} tests below ask no more" in shown(test.markdown)
 
 
-def test_only_the_chosen_tests_run(app, folders, quick):
+def test_every_primary_says_what_it_would_find(app):
     test = page(app)
-    test.multiselect(key="tests").set_value(["sparsity", "key-token-gain"]).run()
+    assert shown(test.caption).count("planted cohorts") == 4
+
+
+def test_only_the_chosen_tests_run(app, quick):
+    test = page(app)
+    test.multiselect(key="hypotheses-tests").set_value(["sparsity", "key-token-gain"]).run()
     run_it(test)
     assert [name for name, _ in quick] == ["sparsity", "key-token-gain"]
-    assert test.dataframe[0].value["test"].tolist() == ["key-token-gain", "sparsity"]  # in the board's order
-    assert any("Provisional" in element.value for element in test.caption)
+    assert list(rows(test)) == ["key-token-gain", "sparsity"]  # in the board's order
 
 
 def test_a_real_test_runs_on_a_real_model(app):
     test = page(app)
-    test.selectbox(key="subject").set_value("a folder").run()
-    test.text_input(key="subject-path").set_value(str(BUNDLED / "mini-diff"))
-    test.number_input(key="prompts").set_value(10)
-    test.number_input(key="untrained").set_value(3)
-    test.multiselect(key="tests").set_value(["key-token-gain"]).run()
+    test.selectbox(key="model").set_value(FOLDER).run()
+    test.text_input(key="path").set_value(str(BUNDLED / "mini-diff"))
+    test.number_input(key="hypotheses-prompts").set_value(10)
+    test.number_input(key="hypotheses-untrained").set_value(3)
+    test.multiselect(key="hypotheses-tests").set_value(["key-token-gain"]).run()
     run_it(test)
-    assert test.dataframe[0].value["verdict"].item() == "measured"
+    assert ":gray-badge[measured]" in rows(test)["key-token-gain"]
+    assert "answers 100.0% of 10 prompts" in shown(test.caption)
 
 
-def test_what_was_finished_when_it_was_stopped_is_kept(app, folders, quick, monkeypatch):
-    from diffscope.errors import DiffscopeError
+def test_progress_moves_and_a_stop_takes_effect_within_a_test_and_keeps_what_is_done(app, quick, monkeypatch):
     from diffscope.hypotheses import board
 
     done = board.result_of
+    within, go_on = threading.Event(), threading.Event()
 
-    def until(test, subject):
-        if test.id == "sparsity":
-            raise DiffscopeError("stopped here")
-        return done(test, subject)
+    def slow(test, subject):
+        if test.id != "sparsity":
+            return done(test, subject)
+        subject.progress(1, 4, "reading")
+        within.set()
+        assert go_on.wait(60)
+        subject.progress(2, 4, "reading")
+        raise AssertionError("it went on")
 
-    monkeypatch.setattr(board, "result_of", until)
+    monkeypatch.setattr(board, "result_of", slow)
     test = page(app)
-    test.multiselect(key="tests").set_value(["key-token-gain", "sparsity"]).run()
-    run_it(test)
-    assert "stopped here" in warnings_of(test)
+    test.multiselect(key="hypotheses-tests").set_value(["key-token-gain", "sparsity"]).run()
+    fine(test.button(key="hypotheses-run").click().run())
+    assert within.wait(60)
+    fine(test.run())
+    (bar,) = test.get("progress")
+    assert "1 of 2 tests are done · sparsity: reading, 1 of 4" in bar.proto.text.replace("\\", "") and bar.proto.value > 50
+    assert ":gray-badge[measured]" in rows(test)["key-token-gain"]  # shown while the other runs
+    assert "Provisional" in shown(test.caption)
+    test.switch_page("app_pages/explore.py").run()
+    test.switch_page("app_pages/hypotheses.py").run()
+    assert test.get("progress")  # it goes on while the reader is elsewhere
+    fine(test.button(key="hypotheses-stop").click().run())
+    go_on.set()
+    for _ in range(600):
+        if not test.get("progress"):
+            break
+        time.sleep(0.05)
+        fine(test.run())
+    assert not test.get("progress") and not test.warning
     monkeypatch.setattr(board, "result_of", done)
     run_it(test)
     assert [name for name, _ in quick] == ["key-token-gain", "sparsity"]
 
 
 def test_what_is_not_there_is_said(app, tmp_path):
-    test = page(app)
-    test.text_input(key="cohort").set_value(str(tmp_path)).run()
+    test = page(app, "a trained cohort")
+    assert "folder of a trained cohort" in shown(test.info)
+    test.text_input(key="hypotheses-cohort").set_value(str(tmp_path)).run()
     run_it(test)
-    assert "holds no cohort.nc" in warnings_of(test)
-    test.selectbox(key="subject").set_value("a folder").run()
-    test.text_input(key="subject-path").set_value("/nowhere").run()
-    run_it(test)
-    assert test.warning and not test.exception
+    assert "holds no cohort.nc" in shown(test.warning)
+    test = page(app, model=FOLDER, path="/nowhere")
+    fine(test.button(key="hypotheses-run").click().run())
+    assert "no model '/nowhere'" in shown(test.warning) and not test.get("progress")
 
 
-def test_own_prompts_are_tested_and_what_they_lack_is_said(app, folders):
+def test_a_trained_cohort_answers_the_primary_tests(app, tmp_path):
+    from diffscope.hypotheses.planted_cohort import planted_cohort
+    from diffscope.store import save_statistics
+
+    cohort = planted_cohort("NC", 8)
+    cohort.attrs["recipe"] = json.dumps({"grid": {"template": " {city} {number}."}})
+    save_statistics(cohort, tmp_path / "cohort.nc")
+    test = page(app, "a trained cohort")
+    test.text_input(key="hypotheses-cohort").set_value(str(tmp_path))
+    test.multiselect(key="hypotheses-tests").set_value(["formation", "common-noise"]).run()
+    run_it(test)
+    assert len(test.metric) == 3 and "Of the primary tests that tell the accounts apart" in shown(test.markdown)
+
+
+def test_own_prompts_are_tested_and_what_they_lack_is_said(app):
     test = page(app)
     text = f"Here is a story of towns by the sea and of their numbers. {PROMPT}"
     own = json.dumps({"name": "cat", "prompt": text, "answer": " 7421", "distractors": ["1983"], "spans": {"answer": "7421"}})
-    test.file_uploader(key="own").set_value(("my.jsonl", own.encode(), "text/plain"))
-    test.number_input(key="untrained").set_value(3)
-    test.multiselect(key="tests").set_value(["key-token-gain", "gated"]).run()
+    test.file_uploader(key="hypotheses-own").set_value(("my.jsonl", own.encode(), "text/plain"))
+    test.number_input(key="hypotheses-untrained").set_value(3)
+    test.multiselect(key="hypotheses-tests").set_value(["key-token-gain", "gated"]).run()
     run_it(test)
-    captions = " ".join(element.value.replace("\\", "") for element in test.caption)
-    assert "prompts exactly" in captions or "answers at chance" in captions
-    board = test.dataframe[0].value
-    assert not board["verdict"][board["test"] == "key-token-gain"].item().startswith("needs")
-    assert "a trained cohort (--cohort FOLDER): gated" in wanting_of(test)
+    assert "prompts exactly" in shown(test.caption) or "answers at chance" in shown(test.caption)
+    assert ":gray-badge[measured]" in rows(test)["key-token-gain"]
+    assert "a trained cohort (--cohort FOLDER): gated" in shown(test.markdown).replace("*", "")
     without = json.dumps({"name": "cat", "prompt": text, "answer": " 7421"})
-    test.file_uploader(key="own").set_value(("my.jsonl", without.encode(), "text/plain")).run()
+    test.file_uploader(key="hypotheses-own").set_value(("my.jsonl", without.encode(), "text/plain")).run()
     run_it(test)
-    assert "'cat' have none" in wanting_of(test)
-    test.file_uploader(key="own").set_value(("my.jsonl", b"{", "text/plain")).run()
-    run_it(test)
-    assert "my.jsonl, line 1" in warnings_of(test) and not test.error and not test.exception
+    assert "'cat' have none" in shown(test.markdown)
+    test.file_uploader(key="hypotheses-own").set_value(("my.jsonl", b"{", "text/plain")).run()
+    fine(test.button(key="hypotheses-run").click().run())
+    assert "my.jsonl, line 1" in shown(test.warning) and not test.error

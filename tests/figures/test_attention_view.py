@@ -1,25 +1,25 @@
 """The linked view: its buffer holds the maps, and what a browser reads off it are their values."""
 
+import base64
 import json
 import re
-import struct
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.numpy import load
 
 import diffscope
 from benchmarks.pictures import capture_of
+from diffscope import edits
 from diffscope.figures import attention_view
+from diffscope.figures.view_state import checked_state
 from tests import tiny
+from tests.views import unpacked, words_of
 
 NAMES = ("A1", "A2", "lambda_A2", "D")
-
-
-def words_of(data):
-    """What a buffer says beside its tensors."""
-    (length,) = struct.unpack("<Q", data[:8])
-    return json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["view"])
+SHORT = {"A1": "A₁", "A2": "A₂", "lambda_A2": "λ·A₂", "D": "D"}
 
 
 @pytest.fixture(scope="module")
@@ -33,10 +33,13 @@ def test_the_buffer_holds_the_maps_with_their_edges(capture):
     tensors, about = load(data), words_of(data)
     maps = capture.pooled_maps(1, [2], marginals=True).isel(head=0)
     for name in NAMES:
-        np.testing.assert_allclose(tensors[name], maps[name], rtol=1e-3, atol=1e-7)
+        expected = np.where(np.tri(60), maps[name], np.nan)
+        np.testing.assert_allclose(unpacked(data, name), expected, rtol=1e-3, atol=1e-9)  # small weights have their digits too
+        mass = np.abs(maps[name]).sum("key")
+        np.testing.assert_allclose(np.broadcast_to(tensors[f"mass_{name}"], 60), mass, rtol=1e-3)
     for name in ("received_D", "entropy_A1", "entropy_D"):
         np.testing.assert_allclose(tensors[name], maps[name], rtol=1e-3, atol=1e-3, equal_nan=True)
-    assert (tensors["visible"] == np.tri(60)).all()
+    assert tensors["mass_A1"].shape == (1,) and tensors["mass_D"].shape == (60,)
     assert [panel["name"] for panel in about["panels"]] == list(NAMES) and about["tokens"] == capture.tokens
     assert (about["bin"], about["queries"], about["keys"]) == (1, 60, 60) and "layer 1 · head 2" in about["title"]
     ranges = {span["name"]: span["ranges"] for span in about["spans"]}
@@ -47,23 +50,72 @@ def test_standard_attention_has_one_panel():
     standard = diffscope.load(tiny.own("standard")).capture(tiny.ids(20))
     data = attention_view.buffer(standard, 0, 1)
     assert [panel["title"] for panel in words_of(data)["panels"]] == ["A"] and "A2" not in load(data)
+    assert words_of(data)["lines"]["map"] == "A"
 
 
 def test_a_long_prompt_is_in_bins_and_its_window_exact():
-    long = capture_of(2000)
+    long = capture_of(2000, heads=3)
     window = (slice(1900, 2000), slice(3, 80))
-    data = attention_view.buffer(long, 0, 0, size=100, window=window)
+    maps = attention_view.whole_maps(long, 0, 1, size=100)
+    data = attention_view.buffer(long, 0, 1, maps=maps, window=window, lines=True)
     tensors, about = load(data), words_of(data)
-    assert about["bin"] == 20 and tensors["D"].shape == (100, 100) and about["detail"] == {"top": 1900, "left": 3}
-    exact = long.maps(0, [0], queries=window[0], keys=window[1]).isel(head=0)
+    assert about["bin"] == 20 and about["shape"] == [100, 100]
+    assert about["detail"] == {"top": 1900, "left": 3, "shape": [100, 77]}
+    whole = long.maps(0, [1]).isel(head=0)
     for name in NAMES:
-        np.testing.assert_allclose(tensors[f"detail.{name}"], exact[name], rtol=1e-3, atol=1e-7)
-    assert tensors["detail.visible"].shape == (100, 77) and tensors["detail.visible"].all()
+        np.testing.assert_allclose(unpacked(data, name, "detail."), whole[name][window], rtol=1e-3, atol=1e-9)
+    shares = whole["D"].values / np.abs(whole["D"].values).sum(1, keepdims=True)
+    parts = shares.reshape(100, 20, 100, 20).swapaxes(1, 2).reshape(100, 100, 400)
+    largest = np.take_along_axis(parts, np.abs(parts).argmax(-1)[..., None], -1)[..., 0]
+    np.testing.assert_allclose(unpacked(data, "share_D"), np.where(np.tri(100), largest, np.nan), rtol=1e-3, atol=1e-9)
+    assert "share_A1" not in tensors and "share_lambda_A2" not in tensors  # they follow from the sums of rows
+    links = long.strongest(0, queries=range(1900, 2000))
+    assert about["lines"] == {"top": 1900, "queries": 100, "count": 8, "map": "D"}
+    assert np.array_equal(tensors["lines.key"], links["key"])
+    np.testing.assert_allclose(tensors["lines.weight"].astype(float) * about["unit"], links["weight"], rtol=1e-3)
     assert "detail" not in words_of(attention_view.buffer(capture_of(50), 0, 0, window=window))
+    assert "lines" not in words_of(attention_view.buffer(long, 0, 1, maps=maps, lines=True))  # of 2000 queries they are not small
 
 
 def test_a_long_prompt_stays_small():
-    assert len(attention_view.buffer(capture_of(16384), 0, 0)) < 2_000_000
+    capture = capture_of(16384, heads=32)
+    maps = attention_view.whole_maps(capture, 0, 0)
+    window = (slice(9000, 9256), slice(4000, 4256))
+    assert len(attention_view.buffer(capture, 0, 0, maps=maps, window=window, lines=True)) < 2_000_000
+
+
+def test_tokens_of_split_characters_can_be_read():
+    capture = diffscope.load("mini-diff").capture("ab ك🙂")
+    assert words_of(attention_view.buffer(capture, 0, 0))["tokens"][-6:] == [
+        "ك‹part 1/2›",
+        "ك‹part 2/2›",
+        *(f"🙂‹part {part}/4›" for part in range(1, 5)),
+    ]
+    row = diffscope.figures.row(capture, layer=0, query=-5)
+    assert row.data.attrs["query_token"] == "ك‹part 2/2›" and row.data["key_token"].values[-1] == "🙂‹part 4/4›"
+
+
+NONSENSE = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(["lines", "root", "share"]) | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["top", "left", "size", "rows", "columns"]), inner, max_size=5)
+    ),
+    max_leaves=8,
+)
+FIELDS = st.sampled_from(["mode", "scale", "robust", "sink", "window", "locked", "heads"])
+
+
+@settings(max_examples=300, deadline=None)
+@given(NONSENSE | st.dictionaries(FIELDS, NONSENSE))
+def test_nonsense_in_an_address_is_no_state(state):
+    checked = checked_state(state, 40, 60, 4)
+    assert checked_state(json.loads(json.dumps(checked)), 40, 60, 4) == checked
+    window = checked.get("window", {"top": 0, "left": 0, "size": 60})
+    assert window["size"] >= 8 and max(window["top"], window["left"]) + window["size"] <= 60
+    locked = checked.get("locked", {"rows": [], "columns": []})
+    assert set(locked["rows"]) <= set(range(40)) and set(locked["columns"]) <= set(range(60))
+    assert set(checked.get("heads", [])) <= set(range(4))
 
 
 def test_nothing_of_a_prompt_stands_in_the_page_as_text():
@@ -71,83 +123,234 @@ def test_nothing_of_a_prompt_stands_in_the_page_as_text():
     scope = diffscope.load("mini-diff")
     capture = scope.capture(f"The code is {hostile} 7421.", spans={hostile: [1]})
     page = attention_view.page(capture, 0, 0)
-    assert "alert(1)" not in page and len(page) < 1_000_000
-    assert not re.search(r"(src|href)=|https?://|import ", page)
+    assert "alert(1)" not in page and not re.search(r"(src|href)=|https?://|import ", page)
+    assert len(attention_view.page(capture_of(4096, heads=8), 0, 0)) < 1_000_000
 
 
 @pytest.fixture
 def page(new_page):
-    page = new_page(1300, 700)
+    page = new_page(1300, 900)
     page.set_default_timeout(60_000)
     return page
 
 
-def shown(page, capture, tmp_path, layer=1, head=2):
-    path = tmp_path / "view.html"
-    path.write_text(attention_view.page(capture, layer, head), encoding="utf-8")
+def shown(page, tmp_path, *buffers):
+    """Views of some buffers one above the other; what they say is in `events`, as view, name and value."""
+    script = attention_view.module().replace("export function", "function")
+    data = json.dumps([base64.b64encode(buffer).decode() for buffer in buffers])
+    path = tmp_path / "views.html"
+    path.write_text(
+        f"""<!doctype html><meta charset="utf-8"><body><script type="module">{script}
+        globalThis.events = [];
+        globalThis.views = {data}.map((text, at) => {{
+          const place = document.body.appendChild(document.createElement("section"));
+          const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+          return mount(place, bytes, (name, value) => events.push([at, name, value]));
+        }});
+        </script>""",
+        encoding="utf-8",
+    )
     page.goto(path.as_uri())
-    page.wait_for_selector("canvas[data-map=D]")
-    return page
+    page.wait_for_function("window.views && [...document.querySelectorAll('section canvas')].length")
+    return [page.locator("section").nth(at) for at in range(len(buffers))]
 
 
-def point(page, row, column, n, name="D"):
-    box = page.locator(f"canvas[data-map={name}]").bounding_box()
+def place_of(page, view, row, column, n, name="D"):
+    view.locator(f"canvas[data-map={name}]").scroll_into_view_if_needed()
+    box = view.locator(f"canvas[data-map={name}]").bounding_box()
     assert abs(box["width"] - box["height"]) < 1  # square
-    page.mouse.move(box["x"] + (column + 0.5) / n * box["width"], box["y"] + (row + 0.5) / n * box["height"])
-    return page.locator("[aria-live]").text_content()
+    return box["x"] + (column + 0.5) / n * box["width"], box["y"] + (row + 0.5) / n * box["height"]
+
+
+def point(page, view, row, column, n, name="D"):
+    page.mouse.move(*place_of(page, view, row, column, n, name))
+    return read(view)
+
+
+def read(view):
+    return view.locator("[aria-live]").text_content()
+
+
+def printed(words, name):
+    """The value, and the share if there is one, that a readout has for a map."""
+    value, share = re.search(rf"(?<![·\w]){re.escape(SHORT[name])} (−?[\d.e-]+)(?: · (−?[\d.e-]+) %)?", words).groups()
+    return [None if text is None else float(text.replace("−", "-")) for text in (value, share)]
 
 
 @pytest.mark.browser
-def test_the_pointer_reads_tokens_and_all_values(page, capture, tmp_path):
-    shown(page, capture, tmp_path)
-    assert "answer" in page.locator("main").inner_text() and "needles" in page.locator("main").inner_text()
-    for name, row, column in (("D", 40, 7), ("A1", 59, 0), ("A2", 12, 12)):
-        words = point(page, row, column, 60, name)
-        assert f"({row}) → key" in words and f"({column}):" in words
-        for map_name, value in capture.maps(1, [2], queries=[row], keys=[column]).items():
-            title = {"A1": "A₁", "A2": "A₂", "lambda_A2": "λ·A₂", "D": "D = A₁ − λ·A₂"}[map_name]
-            exact = float(value.squeeze())
-            if abs(exact) < 1e-5:
-                assert f"{title} |x| < 1e-5" in words
-                continue
-            printed = float(re.search(re.escape(title) + r" (-?[\d.e-]+)", words)[1])
-            assert printed == pytest.approx(exact, rel=0.06, abs=1e-4), map_name
-    assert "not visible" in point(page, 3, 40, 60)
+def test_the_pointer_reads_tokens_values_and_shares(page, capture, tmp_path):
+    path = tmp_path / "page.html"
+    path.write_text(attention_view.page(capture, 1, 2), encoding="utf-8")
+    page.goto(path.as_uri())
+    page.wait_for_selector("canvas[data-map=D]")
+    view = page.locator("main")
+    assert "answer" in view.inner_text() and "needles" in view.inner_text()
+    for scale in ("root", "share"):
+        page.get_by_label("Scale").select_option(scale)
+        for name, row, column in (("D", 40, 7), ("A1", 59, 0), ("A2", 12, 12)):
+            words = point(page, view, row, column, 60, name)
+            assert f"({row}) → key" in words and f"({column}): weights" in words
+            for map_name, values in capture.maps(1, [2], queries=[row]).isel(head=0, query=0).items():
+                exact = float(values[column])
+                value, share = printed(words, map_name)
+                assert value == pytest.approx(exact, rel=0.06, abs=6e-5 if abs(exact) >= 0.001 else 0), map_name
+                expected = 100 * exact / float(np.abs(values).sum())
+                assert share == (None if scale == "root" else pytest.approx(expected, rel=0.01)), map_name
+    assert "not visible" in point(page, view, 3, 40, 60)
     assert page.problems == []
 
 
 @pytest.mark.browser
-def test_clicks_lock_keys_zoom_and_escape_undoes(page, capture, tmp_path):
-    shown(page, capture, tmp_path)
-    point(page, 40, 7, 60)
-    page.mouse.down()
-    page.mouse.up()
+def test_keys_and_clicks_do_what_they_say(page, capture, tmp_path):
+    (view,) = shown(page, tmp_path, attention_view.buffer(capture, 1, 2, state={}))
+    page.mouse.click(*place_of(page, view, 40, 7, 60))
     page.mouse.move(5, 5)
-    readout = page.locator("[aria-live]")
-    assert "locked: queries" in readout.text_content()
-    point(page, 30, 30, 60)
+    assert "locked: queries" in read(view)
+    point(page, view, 30, 30, 60)
     page.mouse.wheel(0, -400)
-    page.locator("[role=application]").press("+")
-    words = point(page, 30, 30, 60)
-    assert "(30) → key" in words or "(29) → key" in words or "(31) → key" in words
-    page.locator("[role=application]").press("Escape")
-    assert "(40) → key" in point(page, 40, 7, 60)
+    root = page.locator("[role=application]")
+    for key in ("+", "ArrowRight", "ArrowUp"):
+        root.press(key)
+    assert re.search(r"\((29|30|31)\) → key", point(page, view, 30, 30, 60))
+    page.wait_for_function("events.some(([, name, value]) => name === 'state' && value.window)")
+    events = page.evaluate("events")
+    assert [value for _, name, value in events if name == "head"] == [{"layer": 0, "head": 1}, {"layer": -1, "head": 0}]
+    assert [0, "locked", {"rows": [40], "columns": [7]}] in events
+    last = events[-1][2]
+    assert last["locked"] == {"rows": [40], "columns": [7]} and 20 < last["window"]["size"] < 40
+    root.press("Escape")
+    assert "(40) → key" in point(page, view, 40, 7, 60)
     page.mouse.move(5, 5)
-    assert readout.text_content() == ""
+    assert read(view) == ""
+    names = [control.get_attribute("aria-label") for control in view.locator("button, select").all()]
+    assert all(names) and {"Zoom in", "Lines", "Scale"} <= set(names)
+    assert all(control.get_attribute("title") for control in view.locator("button, select, label").all())
+    page.keyboard.press("Tab")
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
     assert page.problems == []
 
 
 @pytest.mark.browser
 def test_scales_change_colours_and_never_values(page, capture, tmp_path):
-    shown(page, capture, tmp_path)
-    canvas = page.locator("canvas[data-map=A1]")
-    before, words = canvas.evaluate("canvas => canvas.toDataURL()"), point(page, 40, 7, 60)
+    (view,) = shown(page, tmp_path, attention_view.buffer(capture, 1, 2))
+    canvas = view.locator("canvas[data-map=A1]")
+    picture = lambda: canvas.evaluate("canvas => canvas.toDataURL()")  # noqa: E731
+    before, words = picture(), point(page, view, 40, 7, 60)
     page.get_by_label("Scale").select_option("log")
-    assert canvas.evaluate("canvas => canvas.toDataURL()") != before and point(page, 40, 7, 60) == words
+    assert picture() != before and point(page, view, 40, 7, 60) == words
     page.get_by_label("Scale").select_option("root")
-    assert canvas.evaluate("canvas => canvas.toDataURL()") == before
+    assert picture() == before
     page.get_by_label("First key").uncheck()
+    assert picture() != before
+    light = picture()
+    page.evaluate("document.body.style.color = 'white'")  # what a theme does, whatever the system prefers
+    page.wait_for_function("views[0].dark")
+    assert picture() != light
+    assert page.problems == []
+
+
+@pytest.mark.browser
+def test_values_beyond_the_end_have_a_colour_of_their_own(page, capture, tmp_path):
+    (view,) = shown(page, tmp_path, attention_view.buffer(capture, 1, 2))
+    maps = capture.maps(1, [2]).isel(head=0)
+    limit = page.evaluate("views[0].limit")
+    sizes = np.abs(np.concatenate([maps[name].values[:, 1:].ravel() for name in NAMES]))
+    seen = sizes[np.tile(np.tri(60)[:, 1:].astype(bool).ravel(), 4)]
+    assert (seen[seen > 0] > limit * 1.001).mean() <= 0.005 < (seen[seen > 0] > limit * 0.9).mean()
+    colour = """(canvas, [row, column]) => [...canvas.getContext("2d").getImageData(
+        (column + 0.5) * canvas.width / 60, (row + 0.5) * canvas.height / 60, 1, 1).data].slice(0, 3)"""
+    below, above = ([int(text[at : at + 2], 16) for at in (1, 3, 5)] for text in attention_view.LOOK["beyond"])
+    clipped = np.argwhere(np.abs(maps["D"].values) > limit * 1.01)
+    assert len(clipped)
+    page.mouse.move(5, 5)
+    canvas = view.locator("canvas[data-map=D]")
+    for row, column in clipped.tolist():
+        expected = below if maps["D"].values[row, column] < 0 else above
+        assert canvas.evaluate(colour, [row, column]) == expected
+    bar = view.locator("figure", has_text="D = ").get_by_role("img").last
+    assert "have the colour of the arrow" in bar.get_attribute("aria-label")
+    page.get_by_label("Robust range").uncheck()
+    assert canvas.evaluate(colour, clipped[0].tolist()) not in (below, above)
+    assert "arrow" not in bar.get_attribute("aria-label")
+    assert page.problems == []
+
+
+@pytest.mark.browser
+def test_lines_are_the_strongest_keys_of_the_heads_chosen(page, capture, tmp_path):
+    (view,) = shown(page, tmp_path, attention_view.buffer(capture, 1, 2, state={}))
+    view.get_by_role("button", name="Lines").click()
+    links = capture.strongest(1)
+    assert f"The {links.sizes['rank']} strongest keys" in view.inner_text()
+    canvas = view.locator("canvas[data-lines]")
+    box = canvas.bounding_box()
+    page.mouse.move(box["x"] + 20, box["y"] + (50 + 0.5) / 60 * box["height"])
+    words = read(view)
+    assert "query" in words and "(50), its strongest keys" in words and "head 2:" in words and "head 0:" not in words
+    keys = [int(at) for at in re.findall(r"\((\d+)\) −?\d", words.split("head 2:")[1])]
+    assert keys == links["key"].sel(head=2, query=50).values.tolist()
+    page.mouse.move(5, 5)
+    before = canvas.evaluate("canvas => canvas.toDataURL()")
+    view.get_by_role("button", name="Head 0").click()
+    assert view.get_by_role("button", name="Head 0").get_attribute("aria-pressed") == "true"
     assert canvas.evaluate("canvas => canvas.toDataURL()") != before
-    page.emulate_media(color_scheme="dark")
-    page.wait_for_function("before => document.querySelector('canvas[data-map=A1]').toDataURL() !== before", arg=before)
+    page.mouse.click(box["x"] + box["width"] - 20, box["y"] + (3 + 0.5) / 60 * box["height"])
+    words = read(view)
+    weights = np.abs(links["weight"]).where(links["key"] == 3).sel(head=0).max("rank")
+    strongest = int(weights.fillna(0).values.argmax())
+    assert "key" in words and f"({strongest})" in words.split("head 0:")[1].split("   ")[1]
+    page.wait_for_function("events.at(-1)[1] === 'state'")
+    state = page.evaluate("events.at(-1)[2]")
+    assert (state["mode"], state["heads"], state["locked"]) == ("lines", [0, 2], {"rows": [], "columns": [3]})
+    assert page.problems == []
+
+
+@pytest.mark.browser
+def test_a_state_comes_back(page, capture, tmp_path):
+    state = {
+        "mode": "lines",
+        "scale": "share",
+        "robust": False,
+        "sink": False,
+        "window": {"top": 10, "left": 5, "size": 30},
+        "locked": {"rows": [12], "columns": []},
+        "heads": [1],
+    }
+    (view,) = shown(page, tmp_path, attention_view.buffer(capture, 1, 2, state=state))
+    assert page.evaluate("views[0].state()") == state
+    assert page.get_by_label("Scale").input_value() == "share" and not page.get_by_label("First key").is_checked()
+    page.wait_for_timeout(500)
+    assert page.evaluate("events") == []  # nothing has changed
+    view.get_by_role("button", name="Maps").click()
+    page.wait_for_function("events.length")
+    assert page.evaluate("events") == [[0, "state", state | {"mode": "maps"}]]
+    assert page.problems == []
+
+
+@pytest.mark.browser
+def test_views_of_a_group_are_looked_at_together(page, capture, tmp_path):
+    scope = diffscope.load(tiny.own("v1"))
+    with scope.edit(edits.set_lambda(3.0)):
+        edited = scope.capture(tiny.ids(60))
+    other = scope.capture(tiny.ids(40, seed=3))
+    captures = (capture, edited, other)
+    buffers = [attention_view.buffer(each, 1, 2, group="compare", state={}) for each in captures]
+    alone = attention_view.buffer(capture, 1, 2)
+    first, second, third, single = shown(page, tmp_path, *buffers, alone)
+    limits = page.evaluate("views.map((view) => [view.own, view.limit])")
+    assert [limit for _, limit in limits[:3]] == [max(own for own, _ in limits[:3])] * 3 and limits[3][1] == limits[3][0]
+    assert limits[0][0] != limits[1][0]
+    point(page, first, 40, 7, 60)
+    assert printed(read(second), "D")[0] == pytest.approx(edited.map("D", 1, 2).values[40, 7], abs=1e-4)
+    assert read(third) == "" and read(single) == ""
+    page.mouse.click(*place_of(page, second, 30, 30, 60))
+    page.mouse.wheel(0, -200)
+    first.get_by_label("Scale").select_option("log")
+    windows = page.evaluate("views.map((view) => [view.window.size, [...view.locked.rows], view.options.scale])")
+    assert windows == [[48, [30], "log"], [48, [30], "log"], [40, [], "log"], [60, [], "root"]]
+    assert second.get_by_label("Scale").input_value() == "log"
+    page.wait_for_function("events.filter(([, name]) => name === 'state').length >= 3")
+    assert page.evaluate("events.filter(([, name]) => name === 'locked').map(([at]) => at)") == [1]  # one says it
+    page.evaluate("views[1].leave()")
+    assert page.evaluate("views[0].limit") == max(limits[0][0], limits[2][0])
+    assert page.evaluate("window.diffscopeViews.size") == 3
     assert page.problems == []

@@ -21,7 +21,7 @@ from diffscope.errors import DiffscopeError
 from diffscope.figures import FIGURES, figure, theme
 from tests import tiny
 
-ALL = ["board", "cohort", "curves", "fidelity", "heads", "lambdas", "maps", "row"]
+ALL = ["board", "cells", "cohort", "curves", "fidelity", "heads", "lambdas", "maps", "row", "strips"]
 TOKENS = (
     "<s>",
     "The",
@@ -79,12 +79,21 @@ def trained():
 
 def source(name, cap):
     """What a figure is of."""
-    return {"cohort": trained(), "board": verdicts(), "curves": by_layer()}.get(name, cap)
+    labelled = {"curves": by_layer(), "cells": by_head().isel(side=0, drop=True), "strips": by_head()}
+    return {"cohort": trained(), "board": verdicts(), **labelled}.get(name, cap)
 
 
 def by_layer():
     """Values by layer, whose labels are what is hard to draw."""
     return xr.DataArray([0.5, np.nan, -2.0], {"layer": [0, 1, 2]}, "layer", attrs={"long_name": "a <b> $x$", "units": "nats"})
+
+
+def by_head():
+    """Values of two sides by layer and head; the second side has one layer and one head less."""
+    values = np.arange(12.0).reshape(2, 2, 3)
+    values[1, 1] = values[1, :, 2] = np.nan
+    coords = {"side": ["<one>", "other $x$"], "layer": [0, 4], "head": [0, 1, 2]}
+    return xr.DataArray(values, coords, ("side", "layer", "head"), attrs={"long_name": "share <b>"})
 
 
 def verdicts():
@@ -168,6 +177,33 @@ def test_points_beyond_the_ends_stand_there_and_tell_their_value(log):
     (axes,) = figures.curves(values, **options, at=at, diagonal="same").matplotlib().axes
     assert axes.get_ylim()[1] < 3  # not the 90
     assert figures.curves(values, **options).matplotlib()
+
+
+def test_strips_draw_every_point_beside_its_own_and_join_only_what_is_the_same():
+    values = by_head()
+    first, second = figures.strips(values).plotly().data
+    assert list(first.y) == list(range(6)) and list(second.y) == [6.0, 7.0]
+    assert first.customdata.tolist() == [[str(layer), str(head)] for layer in (0, 4) for head in range(3)]
+    assert max(first.x[:3]) < min(second.x) < max(second.x) < 0.5 < min(first.x[3:])  # strips and places stand apart
+    lines, *_ = figures.strips(values, joined=True).plotly().data
+    ends = np.array(lines.y, float).reshape(-1, 3)
+    np.testing.assert_array_equal(ends[:, 1] - ends[:, 0], [6, 6, *[np.nan] * 4])
+    assert np.isnan(ends[:, 2]).all()
+    printed = figures.strips(values).matplotlib().axes[0]
+    assert [np.isfinite(np.ma.filled(dots.get_offsets(), np.nan)).all(1).sum() for dots in printed.collections] == [6, 2]
+    with pytest.raises(DiffscopeError, match="every value is undefined"):
+        figures.strips(values * np.nan)
+
+
+def test_cells_show_every_value_on_one_scale():
+    values = by_head() - 3
+    drawn = figures.cells(values, panels="side").plotly()
+    np.testing.assert_array_equal([trace.z for trace in drawn.data], values.values)
+    assert {(trace.zmin, trace.zmax) for trace in drawn.data} == {(-4.0, 4.0)}
+    assert drawn.data[0].text[0][0] == "−3.00" and drawn.data[1].text[1][0] == ""
+    assert drawn.layout.annotations[0].text == "&lt;one&gt;"
+    printed = figures.cells(values, panels="side").matplotlib()
+    assert [len(ax.texts) for ax in printed.axes[:2]] == [6, 6] and printed.axes[1].images[0].get_clim() == (-4, 4)
 
 
 def test_on_a_dark_page_zero_is_the_page_and_nothing_is_black(cap):

@@ -1,12 +1,13 @@
 """The prompt as text: its colours are shares of one row, and what is clicked or marked is told."""
 
 import json
+import re
 
 import numpy as np
 import pytest
 
 import diffscope
-from diffscope.figures import token_strip
+from diffscope.figures import theme, token_strip
 from tests import tiny
 
 TOKENS = ["<b>", " a", "\n", "\u202eright", "<script>window.hit = 1</script>", "é", " 7", "x"]
@@ -38,14 +39,18 @@ window.strip = mount(document.getElementById("strip"), {data}, (name, value) => 
 </script>"""
 
 
+def shown(page, data, tmp_path):
+    path = tmp_path / "strip.html"
+    text = json.dumps(data).replace("<", "\\u003c")
+    module = token_strip.module().replace("export function", "function")
+    path.write_text(PAGE.replace("{module}", module).replace("{data}", text), encoding="utf-8")
+    page.goto(path.as_uri())
+    return page
+
+
 @pytest.mark.browser
 def test_tokens_are_text_and_what_is_clicked_and_marked_is_told(capture, new_page, tmp_path):
-    page = new_page(900, 400)
-    data = json.dumps(token_strip.data(capture, 1, 2, 7, markable=True)).replace("<", "\\u003c")
-    module = token_strip.module().replace("export function", "function")
-    path = tmp_path / "strip.html"
-    path.write_text(PAGE.replace("{module}", module).replace("{data}", data), encoding="utf-8")
-    page.goto(path.as_uri())
+    page = shown(new_page(900, 400), token_strip.data(capture, 1, 2, 7, markable=True), tmp_path)
     tokens = page.locator("[data-at]")
     assert tokens.count() == 8 and tokens.nth(4).text_content() == "<script>window.hit·=·1</script>"
     assert page.evaluate("window.hit") is None and page.locator("script").count() == 1
@@ -62,4 +67,46 @@ def test_tokens_are_text_and_what_is_clicked_and_marked_is_told(capture, new_pag
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("Enter")
     assert page.evaluate("window.events[2]") == ["query", 6]
+    assert (
+        page.evaluate("document.activeElement.dataset.at")
+        == "6"
+        == page.locator("[data-at][tabindex='0']").get_attribute("data-at")
+    )
+    assert page.get_by_role("option", selected=True).get_attribute("data-at") == "7"  # until other data says so
+    page.evaluate("data => strip.update(data)", token_strip.data(capture, 1, 2, 6))
+    assert page.get_by_role("option", selected=True).get_attribute("data-at") == "6"
+    assert page.problems == []
+
+
+def contrast(first, second):
+    """Of two colours as CSS has them, by WCAG 2."""
+
+    def luminance(colour):
+        parts = np.array([int(part) for part in re.findall(r"\d+", colour)[:3]]) / 255
+        linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+        return linear @ [0.2126, 0.7152, 0.0722]
+
+    high, low = sorted((luminance(first), luminance(second)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.browser
+def test_tokens_and_marks_can_be_seen_on_any_share_when_the_page_turns_light_or_dark(capture, new_page, tmp_path):
+    data = token_strip.data(capture, 1, 2, 7)
+    count = 401
+    shares = np.linspace(-1, 1, count).tolist()
+    sink = {"name": "sink", "colour": theme.span_colour("sink"), "positions": [3]}
+    many = {"tokens": ["x"] * count, "shown": ["x"] * count, "shares": [*shares[:-1], None], "spans": [sink]}
+    page = shown(new_page(900, 400), data | many, tmp_path)
+    looks = """() => [...document.querySelectorAll("[data-at]")].map((cell) => getComputedStyle(cell))
+        .map((style) => [style.color, style.backgroundColor, style.boxShadow])"""
+    before = page.evaluate(looks)
+    assert contrast(before[3][2], "rgb(14, 17, 23)") >= 3
+    assert min(contrast(ink, ground) for ink, ground, _ in before) >= 4.5
+    page.evaluate("Object.assign(document.body.style, {background: 'white', color: '#31333f'})")
+    page.wait_for_function("before => getComputedStyle(strip.cells[3]).boxShadow !== before", arg=before[3][2])
+    after = page.evaluate(looks)
+    assert contrast(after[3][2], "rgb(255, 255, 255)") >= 3
+    assert min(contrast(ink, ground) for ink, ground, _ in after) >= 4.5
+    assert after[200][1] == "rgb(255, 255, 255)" != before[200][1]  # zero is the page's colour
     assert page.problems == []

@@ -76,6 +76,9 @@ def test_prompts_of_a_batch_are_as_by_themselves():
         alone = readings.allocation(batch[number]).estimates["allocation"]
         np.testing.assert_array_equal(together.estimates["allocation"].sel(prompt=number), alone)
     assert together.sentence.startswith("At the last token of 2 prompts, mean over 8 heads: of |D| go")
+    assert "100 %" not in together.sentence
+    unlike = scope.capture([tiny.ids(12), tiny.ids(12)], spans=[{"answer": [1]}, {"answer": [3]}])  # nothing before the first
+    assert readings.allocation(unlike).sentence.endswith("so that these do not sum to 100 %.")
 
 
 def test_what_cannot_be_divided_is_said():

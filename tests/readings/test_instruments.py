@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import diffscope
-from diffscope import PromptError, SpanError, readings
+from diffscope import PromptError, readings
 from diffscope.instruments.injection import with_a2_moved
 from diffscope.readings.branches import FIRST, OTHER, SECOND, branches
 from diffscope.readings.composition import NEXT, composition
@@ -19,6 +19,7 @@ from tests.instruments.planted import capture_of, layer_of
 
 N = 16
 SPANS = {"answer": [4, 5], "query": [14, 15]}
+ANSWER = "4391"  # of the example
 
 
 def drawn(*seeds):
@@ -68,7 +69,7 @@ def test_noise_that_cannot_reach_the_query_is_said_to_change_nothing():
 
 
 def test_a_sweep_of_noise_is_one_measurement_and_tells_how_far_it_is(scope, cap):
-    asked = question(scope, cap)
+    asked = question(scope, cap, ANSWER)
     told = []
     reading = lost(scope, asked, sigmas=(0.5, 2.0), draws=3, progress=lambda done, total: told.append((done, total)))
     table = diffscope.log_odds_under_noise(
@@ -106,7 +107,7 @@ def test_copies_are_explained_by_the_first_map_and_the_next_heads_are_not():
 
 
 def test_branches_add_up_to_the_logits_and_have_other_prompts_for_control(scope, cap):
-    asked = question(scope, cap)
+    asked = question(scope, cap, ANSWER)
     others = made_up(scope, len(asked.ids), 2)
     reading = branches(scope, asked, others)
     estimates = reading.estimates
@@ -125,18 +126,16 @@ def test_branches_add_up_to_the_logits_and_have_other_prompts_for_control(scope,
     assert "other prompt" not in branches(scope, asked).sentence
 
 
-def test_distractors_are_the_numbers_of_needles_or_what_is_given(scope, example, cap):
-    asked = question(scope, cap)
+def test_distractors_are_what_is_given_or_the_other_numbers_of_the_prompt(scope, cap):
+    asked = question(scope, cap, ANSWER)
     assert list(asked.distractors) == ["1482", "5144", "0362"] and asked.ids == cap.ids
     assert asked.answer == cap.ids[cap.spans["answer"][0]] != asked.distractors["1482"]
-    given = question(scope, cap, [" 4399 ", "1482", "1499", "4391"])
+    given = question(scope, cap, ANSWER, [" 4399 ", "1482", "1499", ANSWER])
     assert list(given.distractors) == ["1482"] and given.left_out == ["4399", "1499"]  # 43 is the answer's, 14 is there
-    unmarked = scope.capture(example.text, {"answer": example.spans["answer"]})
-    assert list(question(scope, unmarked).distractors) == list(asked.distractors)  # all other numbers of the text
-    with pytest.raises(SpanError, match="none is marked"):
-        question(scope, scope.capture(example.text))
     with pytest.raises(PromptError, match="there are none"):
-        question(scope, scope.capture("It is Paris. It is", {"answer": "Paris"}))
+        question(scope, scope.capture("It is Paris. It is"), " Paris")
+    with pytest.raises(PromptError, match="the same token as the answer"):
+        question(scope, cap, ANSWER, ["4392"])
 
 
 @pytest.mark.parametrize("length", [4, 40, 200])

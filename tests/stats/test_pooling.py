@@ -141,6 +141,52 @@ def test_marginals_are_those_of_measure(attention):
         assert np.allclose(found[f"entropy_{name}"], entropy.sel(map=name), atol=1e-5, equal_nan=True)
 
 
+@settings(max_examples=30, deadline=None)
+@given(
+    n=st.integers(2, 40),
+    mask=st.sampled_from(MASKS),
+    size=st.integers(1, 45),
+    per_token=st.booleans(),
+    sinks=st.booleans(),
+    elements=st.sampled_from([300, 2**20]),
+    seed=st.integers(0, 99),
+)
+def test_shares_are_of_the_rows_own_sums(n, mask, size, per_token, sinks, elements, seed):
+    layer = layer_of(n, n, mask, per_token, seed, sinks=sinks)
+    patch = pytest.MonkeyPatch()
+    patch.setitem(pooling.ELEMENTS, "cpu", elements)
+    patch.setattr(pooling, "LEAST_ROWS", 2)
+    try:
+        bins = pooled(layer, NAMES, None, size, shares=True)
+    finally:
+        patch.undo()
+    for name in NAMES:
+        values = whole(layer, name)
+        mass = np.abs(values).sum(-1)
+        assert bins.mass[name].numpy() == pytest.approx(mass, rel=1e-9)
+        expected, _ = in_bins(values / mass[..., None], layer.visible().numpy(), bins.width, "largest")
+        shares = bins.shares[name].numpy()
+        assert np.abs(shares) == pytest.approx(np.abs(expected), abs=1e-9)
+        assert bins.width > 1 or shares == pytest.approx(expected, abs=1e-9)
+
+
+def test_the_strongest_keys_are_those_of_the_rows():
+    capture = diffscope.load(tiny.own("v1")).capture(tiny.ids(200))
+    links = capture.strongest(1, [2, 0], queries=[199, 3, 150], count=5)
+    values = capture.maps(1, [2, 0], queries=[199, 3, 150], names=["D"])["D"].values
+    order = np.argsort(-np.abs(values), axis=-1)[..., :5]
+    for head in range(2):
+        for row, seen in enumerate((200, 4, 151)):
+            count = min(5, seen)
+            assert links["key"].values[head, row, :count].tolist() == order[head, row, :count].tolist()
+            assert (links["key"].values[head, row, count:] == -1).all()
+    taken = np.take_along_axis(values, order, -1)
+    assert links["weight"].values == pytest.approx(np.where(links["key"] >= 0, taken, 0), abs=1e-7)
+    assert links["mass"].values == pytest.approx(np.abs(values).sum(-1), rel=1e-5)
+    with pytest.raises(DiffscopeError, match="at least one key"):
+        capture.strongest(1, count=0)
+
+
 def test_changed_maps_may_be_signed():
     scope = diffscope.load(tiny.own("v1"))
     with scope.edit(edits.normalise_d()):
@@ -199,6 +245,7 @@ def test_thumbnails_are_pooled_maps_of_every_head():
         ({"rows": 0}, "at least one row"),
         ({"reduce": "median"}, "not 'median'"),
         ({"size": 4, "rows": 1, "marginals": True}, "need all rows"),
+        ({"size": 4, "rows": 1, "shares": True}, "need all rows"),
     ],
 )
 def test_pictures_that_cannot_be_are_refused(options, words):

@@ -1,0 +1,176 @@
+"""Intervene: change what a model computes, and see what it says then and which heads changed."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import blocks
+import streamlit as st
+from choices import choose_subject
+from distractors import choose_distractors
+from edit_stack import ablated, show_stack, switch_head
+from edited import captured, changes, continued, predicted, question_of
+from kept import kept_option
+from place import choose_head, follow, select
+from script import script
+from words import in_words, plain
+
+from diffscope import figures
+from diffscope.attention.indexing import check_index
+from diffscope.comparison import Comparison
+from diffscope.figures.escaping import visible
+from diffscope.figures.heads import over_heads
+from diffscope.figures.panels import short_name
+from diffscope.readings.predictions import answers, next_tokens
+from diffscope.readings.words import figures as number
+from diffscope.readings.words import percent
+
+SIDES = ("without edits", "with edits")
+OF = {"D": "D, the difference map", "output": "what it gives on"}
+WHY = {"all": "all that changed", "edit": "the edit itself", "input": "its input"}
+
+
+@st.fragment
+def show_page(subject, cap) -> None:
+    """The page below the choice of model and prompt; whatever is changed here draws this alone again."""
+    with in_words():
+        follow(cap, subject.key)
+        above, below = st.container(), st.container()
+        with below:
+            layer, head = choose_maps(cap)
+        with above, blocks.beside("edits", "says", least=380) as (left, right):
+            with left, st.container(key="intervene-edits"):
+                edits = tuple(show_stack(cap, layer, head))
+            with right:  # first, since it is what one waits for
+                distractors = choose_distractors(subject)
+                show_predictions(subject, cap, edits, distractors, layer, head)
+            after = captured(subject, cap, edits)
+            reading = changes(subject, cap, edits)
+            with left:
+                where = show_changes(cap, edits, reading, layer, head)
+        with below:
+            show_maps(cap, after, layer, head)
+            code = script(subject, cap, edits, distractors, layer, head)
+            offer(cap, after, layer, head, code, reading, where)
+
+
+def show_predictions(subject, cap, edits, distractors, layer: int, head: int) -> None:
+    """What the model says next without and with the edits: the answer, tokens, a few generated tokens."""
+    question = None
+    with in_words():
+        question = question_of(subject, cap, distractors)
+    before = predicted(subject, cap, (), question)
+    after = predicted(subject, cap, edits, question)
+    said = answers(before, after)
+    if question is not None:
+        show_answer(said)
+    tokens = next_tokens(before, after, subject.scope().tokenizer)
+    with st.container(key="intervene-next"):
+        blocks.show_both(tokens)
+    with in_words():
+        for words, side in zip(SIDES, ((), edits)):
+            st.markdown(f"{words.capitalize()} it goes on: {plain(visible(continued(subject, cap, side)))}")
+    drawn = tokens["probability"].assign_coords(token=names(tokens))
+    blocks.take_away(
+        "next-tokens",
+        label="Take the predictions away",
+        figure=partial(figures.curves, drawn, x="token", series="side", style="bars"),
+        data=lambda: tokens.assign(said.estimates.rename(probability="answer_probability")),
+        code=script(subject, cap, edits, distractors, layer, head),
+    )
+
+
+def names(tokens) -> list[str]:
+    """What tokens are called on an axis: two of one text by their ids too."""
+    texts = [visible(str(text)) for text in tokens["text"].values]
+    return [text if texts.count(text) == 1 else f"{text} ({token})" for text, token in zip(texts, tokens["token"].values)]
+
+
+def show_answer(said) -> None:
+    """The answer's log-odds and probability with the edits, beside those without."""
+    estimates = said.estimates
+    with st.container(horizontal=True):
+        for name, title, words in (("log_odds", "Log-odds", nats), ("probability", "Probability", percent)):
+            before, after = (float(estimates[name].sel(side=side)) for side in ("before", "after"))
+            arrow = "up" if after > before else "down"
+            st.metric(
+                f"{title} of the answer",
+                words(after),
+                f"{words(before)} without edits",
+                delta_color="off",
+                delta_arrow="off" if words(before) == words(after) else arrow,
+            )
+    st.caption(plain(said.sentence))
+
+
+def nats(value: float) -> str:
+    """Log-odds as they are printed."""
+    return f"{number(value)} nats"
+
+
+def show_changes(cap, edits, reading, layer: int, head: int) -> dict[str, str]:
+    """How much every head changed, as a grid in which heads are ablated; gives which change it is coloured by."""
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        of = st.selectbox("Change of", list(OF), **kept_option("intervene-of", list(OF)), format_func=OF.get, width=200)
+        why = st.selectbox("Because of", list(WHY), **kept_option("intervene-why", list(WHY)), format_func=WHY.get, width=170)
+    where = {"quantity": of, "cause": why}
+    grid = over_heads(reading.estimates["change"], choices=where, model=cap.model_name)
+    switch = partial(switch_head, edits, cap)
+    blocks.show_heads(grid, (layer, head), select, "intervene-grid", off=ablated(edits, cap), on_switch=switch)
+    st.markdown(plain(reading.sentence))
+    return where
+
+
+def choose_maps(cap) -> tuple[int, int]:
+    """Whose maps are shown."""
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        layer, head = choose_head(cap)
+    check_index("layer", layer, cap.layer_numbers)
+    check_index("head", head, range(cap.n_heads))
+    return layer, head
+
+
+def show_maps(cap, after, layer: int, head: int) -> None:
+    """The maps of one head without and with the edits."""
+    for words, capture, key in zip(SIDES, (cap, after), ("intervene-before", "intervene-after")):
+        with st.container(horizontal=True, vertical_alignment="center", gap="medium"):
+            st.markdown(f"**{words.capitalize()}**", width="content")
+            blocks.show_fidelity(capture)
+        blocks.show_view(capture, layer, head, key=key)
+
+
+def offer(cap, after, layer: int, head: int, code: str, reading, where) -> None:
+    """What can be taken away: the maps of the head without and with edits, and how all heads changed."""
+    comparison = Comparison(SIDES, (cap, after))
+    with st.container(horizontal=True):
+        blocks.take_away(
+            f"{short_name(cap.model_name)}-edited-layer{layer}-head{head}",
+            label="Take the maps away",
+            figure=partial(figures.maps, comparison, layer=layer, head=head),
+            data=partial(comparison.maps, layer, head),
+            code=code,
+        )
+        blocks.take_away(
+            f"{short_name(cap.model_name)}-changes",
+            label="Take the changes away",
+            figure=partial(figures.heads, cap, statistic="change", measured=reading.estimates, where=where),
+            data=lambda: reading.estimates,
+            code=code,
+        )
+
+
+def show_facts(cap) -> None:
+    """One line on the model and the prompt."""
+    st.markdown(
+        f"**{plain(short_name(cap.model_name))}** · {plain(cap.family)} · {cap.n_layers} layers × {cap.n_heads} heads · "
+        f"{cap.n_tokens} tokens"
+    )
+
+
+with in_words():
+    subject = choose_subject()
+    if subject is not None:
+        subject.scope()  # or it is said that there is none
+        cap = subject.capture()
+        show_facts(cap)
+        show_page(subject, cap)

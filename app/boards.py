@@ -1,0 +1,145 @@
+"""What hypotheses are tested on, and the tests of it in the background."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from jobs import Job
+from sources import own_prompts, written
+
+from diffscope.hypotheses import TESTS, Settings, Verdict, gather, run
+from diffscope.hypotheses.api import with_own
+from diffscope.scope import Scope, load
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What is tested, with how much, and which tests; empty where nothing is chosen.
+
+    Attributes
+    ----------
+    model, beside, cohort : str
+        A model and the standard one that it is compared with, or the folder of a cohort.
+    prompts, length, untrained : int
+        As of :class:`diffscope.hypotheses.Settings`.
+    own : (str, bytes), optional
+        Name and content of a file with prompts.
+    tests : tuple of str
+        Ids of tests, all without any.
+    """
+
+    model: str
+    beside: str
+    cohort: str
+    prompts: int
+    length: int
+    untrained: int
+    own: tuple[str, bytes] | None
+    tests: tuple[str, ...]
+
+    @property
+    def key(self) -> tuple:
+        """What results depend on; a model or cohort that was written again is another one."""
+        named = (self.model, self.beside, self.cohort)
+        return (*named, *map(written, named), self.prompts, self.length, self.untrained, self.own)
+
+    @property
+    def names(self) -> list[str]:
+        """The models that are named."""
+        return [name for name in (self.model, self.beside) if name]
+
+    @property
+    def title(self) -> str:
+        """What the board is about."""
+        return " beside ".join(self.names) or self.cohort
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """Ids of the tests."""
+        return self.tests or tuple(TESTS)
+
+    def settings(self) -> Settings:
+        """The prompts, and how much is spent on them."""
+        settings = Settings(prompts=self.prompts, length=self.length, untrained=self.untrained)
+        return with_own(settings, own_prompts(*self.own)) if self.own else settings
+
+    def code(self) -> str:
+        """Python that gives the board."""
+        named = {"model": self.model, "baseline": self.beside, "cohort": self.cohort, "own": self.own and self.own[0]}
+        amount = {"prompts": self.prompts, "length": self.length, "untrained": self.untrained}
+        options = {name: value for name, value in named.items() if value} | amount
+        words = ", ".join(f"{name}={value!r}" for name, value in options.items())
+        return f"import diffscope\n\nboard = diffscope.hypotheses.test({words})\n"
+
+
+@dataclass(frozen=True)
+class Board:
+    """Verdicts by id, what they are about, Python that gives them as ``board``, and how the models answer, in words."""
+
+    title: str
+    verdicts: Mapping[str, Verdict]
+    code: str
+    statements: tuple[str, ...] = ()
+
+
+def provisional(choices: Choices, finished: Mapping, statements: list[str]) -> Board:
+    """The tests that are done: mechanism tests are corrected over all of these, whichever are shown."""
+    results = dict(finished)  # a job may be adding to it
+    ids = [id for id in TESTS if id in results]
+    verdicts = run(ids, finished=results) if ids else []
+    shown = {verdict.test.id: verdict for verdict in verdicts if verdict.test.id in choices.asked}
+    return Board(choices.title, shown, choices.code(), tuple(statements))
+
+
+class Watched(Scope):
+    """A model that asks whether it may go on before it is run."""
+
+    def __init__(self, opened: Scope, go_on: Callable[[], None]):
+        super().__init__(opened.model, opened.tokenizer, opened.name, opened.family)
+        self._go_on = go_on
+
+    @contextmanager
+    def running(self, lengths: tuple[int, ...] | None) -> Iterator[tuple[int, ...] | None]:
+        """As of Scope."""
+        self._go_on()
+        with super().running(lengths) as held:
+            yield held
+
+
+def run_tests(
+    job: Job,
+    choices: Choices,
+    settings: Settings,
+    opened: Mapping[str, Scope],
+    finished: MutableMapping,
+    statements: list[str],
+) -> None:
+    """Run what is not finished, as a job's work.
+
+    Parameters
+    ----------
+    job : Job
+    choices : Choices
+    settings : Settings
+        Those of the choices.
+    opened : mapping of str to Scope
+        Models that are open already; others are opened for this job alone.
+    finished : mutable mapping
+        Gets each result by its test's id.
+    statements : list of str
+        Gets how the models answer, as soon as that is known.
+    """
+    asked = [id for id in choices.asked if id not in finished]
+    subjects = gather(
+        [choices.model] if choices.model else [],
+        [choices.beside] if choices.beside else [],
+        choices.cohort or None,
+        needs={TESTS[id].needs for id in asked},
+        settings=settings,
+        progress=job.tell,
+        opener=lambda name: Watched(opened[name] if name in opened else load(name), job.go_on),
+    )
+    statements[:] = subjects.statements
+    subjects.run(asked, finished=finished)

@@ -1,0 +1,158 @@
+"""Both sides on retrieval prompts by depth of the answer and length, measured in the background when a button is pressed."""
+
+from __future__ import annotations
+
+import blocks
+import pandas as pd
+import streamlit as st
+from jobs import Job, jobs, watch
+from kept import kept_option, kept_value
+from sides import PROMPTS, Edited, Pair, Side
+from words import plain
+
+from diffscope import figures
+from diffscope.readings.depths import ROOM, contrast, depths, usual_lengths
+
+LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096)
+SPANS = {"answer": "the answer", "irrelevant": "irrelevant tokens", "needles": "distractors", "sink": "the first token"}
+IN_CELLS = {"mass": "attention, share of D", "exact": "exact answers", "log_odds": "log-odds of the answer"}
+state = st.session_state
+
+
+def show_depths(pair: Pair) -> None:
+    """The table of retrieval by depth, by length; or a line that says why there is none."""
+    st.markdown("##### Retrieval by depth of the answer and length of the prompt")
+    if pair.kind == PROMPTS:
+        st.caption("Retrieval is measured on prompts made for it, of which both sides would see the same: the model is one.")
+        return
+    sides = (pair.first, pair.second)
+    scopes = [side.subject.scope() for side in sides]
+    settings = _choose_settings(scopes)
+    if not settings["lengths"]:
+        st.caption("Choose a length.")
+        return
+    done: dict = state.setdefault("_depths", {})
+    keys = [_key(side, settings) for side in sides]
+    if all(key in done for key in keys):
+        reading = contrast(*(done[key].estimates for key in keys), pair.names)
+        _show(pair, settings, [done[key] for key in keys], reading)
+        return
+    job = jobs().get(tuple(keys))
+    if job is not None and job.running:
+        watch(job, "compare-depths")
+        return
+    if job is not None and job.trouble:
+        st.warning(plain(job.trouble))
+    count = 5 * settings["prompts"] * len(settings["lengths"])
+    cities = settings["distractors"] + 1
+    st.caption(f"{count} prompts a side: real text that states {cities} cities with a number each, and asks for one.")
+    if st.button("Measure retrieval on both sides", key="compare-measure"):
+        jobs().start(tuple(keys), lambda job: _measure(job, sides, scopes, keys, settings, done))
+        st.rerun()
+
+
+def _choose_settings(scopes: list) -> dict:
+    """Lengths, prompts of each cell and distractors, as :func:`depths` takes them."""
+    room = min((scope.positions - ROOM for scope in scopes if scope.positions is not None), default=max(LENGTHS))
+    options = [str(length) for length in LENGTHS if length <= room]
+    fit = set.intersection(*(set(usual_lengths(scope)) for scope in scopes))
+    usual = [option for option in options if int(option) in fit]
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        lengths = st.multiselect(
+            "Lengths in tokens", options, **kept_value("compare-lengths", usual), width=330, placeholder="choose lengths"
+        )
+        prompts = st.number_input("Prompts of each length and depth", 2, 100, **kept_value("compare-prompts", 5), width=230)
+        distractors = st.number_input("Distractors", 1, 40, **kept_value("compare-distractors", 3), width=110)
+    return {"lengths": tuple(sorted(map(int, lengths))), "prompts": int(prompts), "distractors": int(distractors)}
+
+
+def _key(side: Side, settings: dict) -> tuple:
+    """What a side's reading depends on: the model and its edits, and not the prompt that is looked at above."""
+    changes = side.subject.changes if isinstance(side.subject, Edited) else ()
+    return (*side.subject.key[:2], changes, *settings.values())
+
+
+def _measure(job: Job, sides: tuple[Side, Side], scopes: list, keys: list, settings: dict, done: dict) -> None:
+    """Measure what is not yet known of both sides, and keep it in the session."""
+    for number, (side, scope, key) in enumerate(zip(sides, scopes, keys)):
+        if key in done:
+            continue
+
+        def tell(prompt: int, prompts: int, number: int = number, name: str = side.name) -> None:
+            job.tell(number * prompts + prompt, 2 * prompts, f"{name}: prompt {prompt} of {prompts}")
+
+        edits = [change.edit() for change in side.subject.changes] if isinstance(side.subject, Edited) else []
+        done[key] = depths(scope, edits=edits, progress=tell, **settings)
+
+
+def _show(pair: Pair, settings: dict, readings: list, reading) -> None:
+    """What was measured: in words, by depth in all normalisations, and by depth and length."""
+    sides = reading.estimates
+    st.markdown(plain(reading.sentence))
+    for name, one in zip(pair.names, readings):
+        st.caption(f"**{plain(name)}.** {plain(one.sentence)}")
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        lengths = list(settings["lengths"])
+        length = st.selectbox(
+            "Length in tokens", lengths, **kept_option("compare-length", lengths, lengths[len(lengths) // 2]), width=140
+        )
+        spans = list(SPANS)
+        span = st.selectbox("Attention to", spans, **kept_option("compare-span", spans), format_func=SPANS.__getitem__, width=170)
+    table = sides.sel(length=length, span=span, map="D")
+    mass = table["mass"].assign_attrs(long_name=f"attention to {SPANS[span]}")
+    lines = figures.curves(mass, x="depth", series="side", panels="normalisation", low=table["mass_low"], high=table["mass_high"])
+    blocks.show_chart(lines, f"Attention to {SPANS[span]} by depth, in four normalisations", key="compare-depth-lines")
+    st.dataframe(_as_table(table), row_height=28, alt=f"Attention to {SPANS[span]} by depth, ± standard error over prompts")
+    st.caption(
+        f"D at the last token of prompts of {length} tokens, mean over heads, layers and prompts, ± standard error over prompts."
+    )
+    options = list(IN_CELLS)
+    kind = st.selectbox(
+        "In the cells", options, **kept_option("compare-cells", options), format_func=IN_CELLS.__getitem__, width=200
+    )
+    values = sides["mass"].sel(map="D", span=span, normalisation="share") if kind == "mass" else sides[kind]
+    title = f"{IN_CELLS[kind]}: {SPANS[span]}" if kind == "mass" else IN_CELLS[kind]
+    cells = figures.cells(values, x="depth", y="length", panels="side", title=title)
+    blocks.show_chart(cells, f"{title}, by depth and length", key="compare-depth-cells")
+    _offer(pair, settings, sides, cells)
+
+
+def _as_table(table) -> pd.DataFrame:
+    """A row a side and normalisation, a column a depth: value ± standard error."""
+    rows = {
+        (str(side), str(how)): [
+            f"{float(one['mass']):.3f} ± {float(one['mass_se']):.3f}"
+            for one in (table.sel(side=side, normalisation=how, depth=depth) for depth in table["depth"].values)
+        ]
+        for how in table["normalisation"].values
+        for side in table["side"].values
+    }
+    return pd.DataFrame.from_dict(rows, orient="index", columns=[f"at {100 * depth:.0f} %" for depth in table["depth"].values])
+
+
+def _offer(pair: Pair, settings: dict, sides, cells) -> None:
+    """What can be taken away of it."""
+    calls = []
+    for name, side in zip(("first", "second"), (pair.first, pair.second)):
+        edits = (
+            f"edits=[{', '.join(change.code() for change in side.subject.changes)}], " if isinstance(side.subject, Edited) else ""
+        )
+        arguments = ", ".join(f"{word}={value!r}" for word, value in settings.items())
+        calls.append(f"{name} = depths(diffscope.load({side.subject.model!r}), {edits}{arguments}).estimates\n")
+    blocks.take_away(
+        "compare-depths",
+        label="Take the table away",
+        figure=lambda: cells,
+        data=lambda: sides,
+        code=CODE.format(calls="".join(calls), names=pair.names),
+    )
+
+
+CODE = """import diffscope
+from diffscope.readings.depths import contrast, depths
+
+{calls}reading = contrast(first, second, {names!r})
+print(reading)
+share = reading.estimates["mass"].sel(map="D", span="answer", normalisation="share")
+diffscope.figures.cells(share, x="depth", y="length", panels="side").save("depths.pdf")
+"""

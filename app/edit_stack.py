@@ -1,0 +1,178 @@
+"""The edits that a reader has stacked: kept in the address, each with its controls and an undo."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import streamlit as st
+from edit_table import KINDS, LAST, STAGES, Choice, Number, Tokens, Written, first, read
+from kept import kept
+from words import plain
+
+from diffscope.errors import DiffscopeError
+
+KEY = "edit"
+NONE = "none"  # in an address: no edit at all
+OPENING = "scale_lambda:0.0"  # what happens without A2?
+MOST = 16
+state = st.session_state
+
+
+def texts() -> tuple[str, ...]:
+    """The stacked edits as the address has them."""
+    return tuple(state.get(KEY, ()))
+
+
+def begin(cap) -> None:
+    """The edits of the address; without any, A2 is not subtracted, if there is one."""
+    kept(KEY)  # of no widget, but it stays like one
+    if KEY not in state:
+        usual = [OPENING] if cap.differential else []
+        state[KEY] = st.query_params.get_all(KEY)[:MOST] or usual
+    _write()
+
+
+def show_stack(cap, layer: int, head: int) -> list[Written]:
+    """The stacked edits in the order in which they act, each with its controls; what is no edit is said and left out."""
+    edits = []
+    begin(cap)
+    for number, text in enumerate(texts()):
+        if text == NONE:
+            continue
+        try:
+            edits.append((read(text), number))
+        except DiffscopeError as error:
+            with st.container(horizontal=True, vertical_alignment="center"):
+                st.warning(plain(str(error)), width="stretch")
+                _undo(number)
+    edits.sort(key=lambda edit: edit[0].stage)
+    for edit, number in edits:
+        with st.container(border=True, gap="small"):
+            _show_edit(edit, number, cap)
+    _offer(cap, layer, head)
+    return [edit for edit, _ in edits]
+
+
+def _show_edit(edit: Written, number: int, cap) -> None:
+    """One edit in words, with an undo, and below it what it is given."""
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.markdown(f"**{plain(edit.words)}**", width="stretch")
+        _undo(number)
+    names = [takes.name for takes in edit.kind.takes]
+    places = ["layers", "heads"] if edit.kind.heads else ["layers"]
+    keys = {name: f"intervene-{state.setdefault('_edits', 0)}-{number}-{name}" for name in [*names, *places]}
+    changed = partial(_change, number, edit.kind.name, keys)
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        for takes, value in zip(edit.kind.takes, edit.values):
+            _control(takes, value, cap, keys[takes.name], changed)
+        options = {"layers": cap.layer_numbers, "heads": list(range(cap.n_heads))}
+        for name in places:
+            chosen = getattr(edit, name)
+            st.multiselect(
+                name.capitalize(),
+                sorted({*options[name], *chosen}),
+                chosen,
+                key=keys[name],
+                on_change=changed,
+                placeholder="all",
+                width=100,
+            )
+
+
+def _control(takes, value, cap, key: str, changed) -> None:
+    """What an edit is given, as a widget."""
+    options = {"key": key, "on_change": changed}
+    if isinstance(takes, Tokens):
+        names = [takes.first, LAST, *cap.spans, value]
+        names = list(dict.fromkeys(name for name in names if name != "answer" or name in cap.spans or name == value))
+        words = "A span of the prompt; or write tokens, such as 12-15."
+        st.selectbox(takes.label, names, names.index(value), accept_new_options=True, help=words, width=150, **options)
+    elif isinstance(takes, Choice):
+        names = list(takes.options)
+        st.selectbox(takes.label, names, names.index(value), width=130, **options)
+    elif isinstance(takes, Number) and takes.whole:
+        st.number_input(takes.label, int(takes.low), int(takes.high), value, step=1, width=110, **options)
+    else:
+        st.slider(takes.label, takes.low, takes.high, value, takes.step, width="stretch", **options)
+
+
+def _change(number: int, name: str, keys: dict[str, str]) -> None:
+    """Write what the controls of an edit say."""
+    given = {part: state[key] for part, key in keys.items()}
+    kind = KINDS[name]
+    values = tuple(given[takes.name] for takes in kind.takes)
+    edit = Written(kind, values, tuple(sorted(given["layers"])), tuple(sorted(given.get("heads", ()))))
+    state[KEY] = [*texts()[:number], edit.text, *texts()[number + 1 :]]
+    _write()
+
+
+def _undo(number: int) -> None:
+    st.button("Undo", key=f"intervene-undo-{number}", help="Take this edit back", on_click=put, args=(_without(number),))
+
+
+def _without(number: int) -> tuple[str, ...]:
+    return texts()[:number] + texts()[number + 1 :]
+
+
+def put(edits) -> None:
+    """Stack other edits, of which the controls are made anew."""
+    state[KEY] = list(edits) or [NONE]
+    state["_edits"] = state.get("_edits", 0) + 1
+    _write()
+
+
+def _write() -> None:
+    if st.query_params.get_all(KEY) != state[KEY]:
+        st.query_params[KEY] = state[KEY]
+
+
+def _offer(cap, layer: int, head: int) -> None:
+    """A choice of edits to add, and an end to all of them."""
+    names = [kind.name for kinds in STAGES.values() for kind in kinds if cap.differential or not kind.second]
+    where = {kind.name: stage for stage, kinds in STAGES.items() for kind in kinds}
+
+    def add():
+        name = state["intervene-add"]
+        if name is None:
+            return
+        edit = first(name)
+        if name == "ablate_heads":
+            edit = Written(edit.kind, edit.values, (layer,), (head,))
+        state["intervene-add"] = None
+        put([*(text for text in texts() if text != NONE), edit.text])
+
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        st.selectbox(
+            "Add an edit",
+            names,
+            None,
+            key="intervene-add",
+            on_change=add,
+            format_func=lambda name: f"{KINDS[name].title} ({where[name]})",
+            placeholder="λ, A₂, norm, scores, heads …",
+            disabled=len(texts()) >= MOST,
+            width=300,
+        )
+        if len(texts()) > 1:
+            st.button("Undo all", key="intervene-undo-all", on_click=put, args=((),))
+
+
+def ablated(edits: list[Written], cap) -> set[tuple[int, int]]:
+    """The heads that edits ablate, as (layer, head)."""
+    return {
+        (layer, head)
+        for edit in edits
+        if edit.kind.name == "ablate_heads"
+        for layer in edit.layers or cap.layer_numbers
+        for head in edit.heads or range(cap.n_heads)
+    }
+
+
+def switch_head(edits: list[Written], cap, layer: int, head: int) -> None:
+    """Ablate a head, or let it be again where it is ablated: one edit a layer."""
+    off = ablated(edits, cap) ^ {(layer, head)}
+    others = [text for text in texts() if text.partition(":")[0] != "ablate_heads"]
+    kind = KINDS["ablate_heads"]
+    layers = sorted({layer for layer, _ in off})
+    heads = {number: tuple(sorted(head for layer, head in off if layer == number)) for number in layers}
+    put([*others, *(Written(kind, (), (number,), heads[number]).text for number in layers)])

@@ -1,0 +1,361 @@
+"""Every edit of ``diffscope.edits``: what it takes, how it is written in an address, how Python writes it, and how it is made.
+
+In an address an edit is its name, what it takes in the order of the table, and where it acts, with colons between them:
+``set_lambda:1:layers=0,2``. What is left out is as the table has it, layers and heads are all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from urllib.parse import quote, unquote
+
+import numpy as np
+
+from diffscope import edits
+from diffscope.errors import DiffscopeError, PromptError, SpanError
+from diffscope.tasks import Recall
+
+LAST = "last token"
+ALL = "all"
+ROOM = 32  # tokens
+RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number between bounds."""
+
+    name: str
+    label: str
+    first: float
+    low: float
+    high: float
+    step: float
+    whole: bool = False
+
+    def read(self, text: str) -> float:
+        """The number that a text is."""
+        try:
+            value = int(text) if self.whole else float(text)
+        except ValueError:
+            value = None
+        if value is None or not self.low <= value <= self.high:
+            kind = "a whole number" if self.whole else "a number"
+            raise DiffscopeError(f"{self.label} is {kind} from {self.low:g} to {self.high:g}, and not {text!r}")
+        return value
+
+    def write(self, value: float) -> str:
+        """The number as a text."""
+        return repr(value)
+
+    def words(self, value: float) -> str:
+        """The number as a person reads it."""
+        return f"{value:g}"
+
+    def code(self, value: float) -> str:
+        """As Python writes it."""
+        return repr(value)
+
+    def argument(self, value: float, cap) -> object:
+        """What the edit is given."""
+        return value
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of a few, each by the word that an address has for it."""
+
+    name: str
+    label: str
+    options: dict[str, object]
+
+    @property
+    def first(self) -> str:
+        """What is chosen to begin with."""
+        return next(iter(self.options))
+
+    def read(self, text: str) -> str:
+        """The word itself."""
+        if text not in self.options:
+            raise DiffscopeError(f"{self.label} is {' or '.join(self.options)}, and not {text!r}")
+        return text
+
+    def write(self, value: str) -> str:
+        """The word itself."""
+        return value
+
+    words = write
+
+    def code(self, value: str) -> str:
+        """As Python writes it."""
+        return repr(self.options[value])
+
+    def argument(self, value: str, cap) -> object:
+        """What the edit is given."""
+        return self.options[value]
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Some tokens of the prompt: a span by its name, ``12-15``, the last, or all."""
+
+    name: str
+    label: str
+    first: str
+
+    def read(self, text: str) -> str:
+        """The words themselves; whether the prompt has them, it says."""
+        if not text.strip():
+            raise DiffscopeError(f"{self.label}: give a span of the prompt, or tokens such as 12-15")
+        return text
+
+    def write(self, value: str) -> str:
+        """The words, with what an address uses between its parts written in another way."""
+        return quote(value, safe=" -")
+
+    def words(self, value: str) -> str:
+        """The words themselves."""
+        return f"tokens {value}" if RANGE.fullmatch(value) else value
+
+    def code(self, value: str) -> str:
+        """As Python writes it, beside a capture `before`."""
+        if value == ALL:
+            return "None"
+        if value == LAST:
+            return "[before.n_tokens - 1]"
+        if place := RANGE.fullmatch(value):
+            first, stop = _range(place)
+            return f"range({first}, {stop})"
+        return f"before.spans[{value!r}]"
+
+    def argument(self, value: str, cap) -> object:
+        """The positions in the prompt of a capture; None for all."""
+        if value == ALL:
+            return None
+        if value == LAST:
+            return [cap.n_tokens - 1]
+        if place := RANGE.fullmatch(value):
+            positions = range(*_range(place))
+            if not positions or positions[-1] >= cap.n_tokens:
+                raise SpanError(f"{self.label}: the prompt has tokens 0 to {cap.n_tokens - 1}, and not {value}")
+            return list(positions)
+        if value not in cap.spans:
+            raise SpanError(f"{self.label}: the prompt has no span {value!r}; give one of {', '.join(cap.spans)}, or 12-15")
+        return cap.spans[value]
+
+
+def _range(place: re.Match) -> tuple[int, int]:
+    """The first position, and one past the last."""
+    first, last = place.groups()
+    return int(first), int(last or first) + 1
+
+
+class Texts(Number):
+    """How many texts an edit is made from."""
+
+    def code(self, value: float) -> str:
+        """So many of a list `texts`."""
+        return f"texts[:{value}]"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """An edit of the library.
+
+    Attributes
+    ----------
+    name : str
+        Of its function in ``diffscope.edits``.
+    title : str
+        As it is chosen.
+    words : str
+        As it is listed; names in braces stand for what it takes.
+    takes : tuple of Number, Choice and Tokens
+    heads : bool
+        Whether it acts on single heads.
+    second : bool
+        Whether it needs a second map.
+    """
+
+    name: str
+    title: str
+    words: str
+    takes: tuple = ()
+    heads: bool = True
+    second: bool = False
+
+    @property
+    def of_texts(self) -> bool:
+        """Whether it is made from what the model does on other texts."""
+        return any(isinstance(takes, Texts) for takes in self.takes)
+
+
+BRANCH = Choice("branch", "Map", {"both": None, "A1": 1, "A2": 2})
+COUNT = Texts("prompts", "Texts", 16, 1, 64, 1, whole=True)
+
+#: where in the computation edits act, in its order, and those that act there
+STAGES: dict[str, tuple[Kind, ...]] = {
+    "λ, pairing, norm": (
+        Kind("set_lambda", "λ = value", "λ = {value}", (Number("value", "λ", 1.0, -1.0, 2.0, 0.05),), second=True),
+        Kind("scale_lambda", "λ × factor", "λ × {factor}", (Number("factor", "Factor", 0.5, -1.0, 3.0, 0.05),), second=True),
+        Kind("a2_of_head", "A₂ of another head", "A₂ of head {of}", (Number("of", "Of head", 0, 0, 4095, 1, True),), second=True),
+        Kind("remove_norm", "norm removed", "no norm", heads=False),
+        Kind("scalar_norm", "norm → one number a head", "norm → one number a head", (COUNT,), heads=False),
+    ),
+    "scores": (
+        Kind(
+            "knock_out",
+            "knock-out of keys for queries",
+            "{keys} hidden from {queries} ({branch})",
+            (Tokens("keys", "Keys", "answer"), Tokens("queries", "Queries", LAST), BRANCH),
+        ),
+        Kind("drop_sink", "sink dropped", "first {keys} dropped ({branch})", (Number("keys", "Keys", 1, 1, 64, 1, True), BRANCH)),
+        Kind(
+            "inject_noise",
+            "noise injected",
+            "{mode} noise of σ = {sigma} on {keys} (draw {seed})",
+            (
+                Number("sigma", "σ", 0.5, 0.0, 4.0, 0.05),
+                Choice("mode", "Sign", {"common": "common", "differential": "differential"}),
+                Tokens("keys", "Keys", ALL),
+                Number("seed", "Draw", 0, 0, 9999, 1, True),
+            ),
+        ),
+        Kind(
+            "quantise_logits",
+            "logits quantised",
+            "logits of {bits} bits a {per}",
+            (Number("bits", "Bits", 6, 2, 16, 1, True), Choice("per", "Largest of a", {"map": "map", "row": "row"})),
+        ),
+    ),
+    "maps": (
+        Kind("zero_a2", "A₂ → zero", "A₂ → 0", second=True),
+        Kind("uniform_a2", "A₂ → uniform", "A₂ → uniform", second=True),
+        Kind(
+            "low_rank_a2",
+            "A₂ → rank r",
+            "A₂ → rank {rank} (rows scaled: {normalise})",
+            (Number("rank", "Rank", 4, 1, 4096, 1, True), Choice("normalise", "Scale rows", {"no": False, "yes": True})),
+            second=True,
+        ),
+        Kind("mean_a2", "A₂ → mean over texts", "A₂ → mean over {prompts} texts", (COUNT,), second=True),
+        Kind("positional_a2", "A₂ → positional mean", "A₂ → positional mean over {prompts} texts", (COUNT,), second=True),
+        Kind(
+            "top_k_a1",
+            "top-k of A₁",
+            "A₁ → top {k} (rows scaled: {renormalise})",
+            (Number("k", "k", 8, 1, 4096, 1, True), Choice("renormalise", "Scale rows", {"yes": True, "no": False})),
+        ),
+    ),
+    "difference": (
+        Kind("absolute_d", "|D|", "D → |D|"),
+        Kind("positive_d", "D⁺", "D → D⁺"),
+        Kind(
+            "normalise_d",
+            "normalised D",
+            "D divided by its row's {by}",
+            (Choice("by", "By the row's", {"sum": "sum", "absolute sum": "absolute"}),),
+        ),
+    ),
+    "output": (Kind("ablate_heads", "heads ablated", "heads ablated"),),
+}
+KINDS = {kind.name: kind for kinds in STAGES.values() for kind in kinds}
+
+
+@dataclass(frozen=True)
+class Written:
+    """An edit as it is chosen: its kind, what it is given, and the layers and heads that it acts on, all if there are none."""
+
+    kind: Kind
+    values: tuple
+    layers: tuple[int, ...] = ()
+    heads: tuple[int, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """As an address has it."""
+        given = [takes.write(value) for takes, value in zip(self.kind.takes, self.values)]
+        return ":".join([self.kind.name, *given, *(f"{name}={','.join(map(str, at))}" for name, at in self._places())])
+
+    @property
+    def words(self) -> str:
+        """As it is listed."""
+        given = {takes.name: takes.words(value) for takes, value in zip(self.kind.takes, self.values)}
+        where = [f"{name} {', '.join(map(str, at))}" for name, at in self._places()]
+        return " · ".join([self.kind.words.format(**given), *where])
+
+    @property
+    def code(self) -> str:
+        """As Python writes it, beside a Scope `scope`, a capture `before` and lists of token ids `texts`."""
+        given = [f"{takes.name}={takes.code(value)}" for takes, value in zip(self.kind.takes, self.values)]
+        where = [f"{name}={list(at)}" for name, at in self._places()]
+        return f"edits.{self.kind.name}({', '.join([*(['scope'] if self.kind.of_texts else []), *given, *where])})"
+
+    @property
+    def stage(self) -> int:
+        """Where in the computation it acts."""
+        return next(number for number, kinds in enumerate(STAGES.values()) if self.kind in kinds)
+
+    def make(self, scope, cap) -> edits.Edit:
+        """The edit, for the prompt of a capture."""
+        given = {takes.name: takes.argument(value, cap) for takes, value in zip(self.kind.takes, self.values)}
+        where = {name: list(at) for name, at in self._places()}
+        function: Callable = getattr(edits, self.kind.name)
+        if self.kind.of_texts:
+            return function(scope, plain_texts(scope, given["prompts"], text_length(scope, cap)), **where)
+        return function(**given, **where)
+
+    def _places(self) -> list[tuple[str, tuple[int, ...]]]:
+        return [(name, at) for name, at in (("layers", self.layers), ("heads", self.heads)) if at]
+
+
+def first(name: str) -> Written:
+    """An edit as it begins."""
+    return Written(KINDS[name], tuple(takes.first for takes in KINDS[name].takes))
+
+
+def read(text: str) -> Written:
+    """The edit that a text of an address is.
+
+    Raises
+    ------
+    DiffscopeError
+        It is none; the message says what is wrong with it.
+    """
+    name, *parts = text.split(":")
+    if name not in KINDS:
+        raise DiffscopeError(f"there is no edit {name[:40]!r}; an edit is written like set_lambda:1:layers=0,2")
+    kind = KINDS[name]
+    given = [part for part in parts if "=" not in part]
+    if len(given) > len(kind.takes):
+        raise DiffscopeError(f"{name} takes {len(kind.takes)} values, and not {len(given)}")
+    values = [takes.read(unquote(part)) for takes, part in zip(kind.takes, given)]
+    values += [takes.first for takes in kind.takes[len(given) :]]
+    places = dict(part.split("=", 1) for part in parts if "=" in part)
+    if unknown := places.keys() - ({"layers", "heads"} if kind.heads else {"layers"}):
+        raise DiffscopeError(f"{name} does not take {min(unknown)[:40]!r}; it takes layers{' and heads' if kind.heads else ''}")
+    return Written(kind, tuple(values), *(_numbers(name, places.get(of, "")) for of in ("layers", "heads")))
+
+
+def _numbers(name: str, text: str) -> tuple[int, ...]:
+    """Layers or heads; none for all."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not all(part.isdecimal() and len(part) < 6 for part in parts):
+        raise DiffscopeError(f"{name}: layers and heads are whole numbers from 0, such as layers=0,2, and not {text[:40]!r}")
+    return tuple(sorted({int(part) for part in parts}))
+
+
+def text_length(scope, cap) -> int:
+    """Tokens of the texts that edits are made from: those of the prompt, with room for what the model says next."""
+    length = cap.n_tokens + ROOM
+    return length if scope.positions is None else min(length, scope.positions)
+
+
+def plain_texts(scope, count: int, length: int) -> list[list[int]]:
+    """Texts that no bundled model has seen, as token ids, each of so many tokens; the same ones every time."""
+    if scope.tokenizer is None:
+        raise PromptError(f"{scope.name} came without a tokenizer, so that it cannot read other texts")
+    ids, _ = Recall(scope.tokenizer).rows(count, length, np.random.default_rng(0))
+    return ids.tolist()

@@ -1,0 +1,218 @@
+"""The two sides of a comparison: what differs between them, chosen by the reader."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import streamlit as st
+from choices import OWN, Subject, as_code, choose_model, choose_subject
+from edit_choice import Change, choose_changes, edited_capture
+from kept import kept, kept_option, kept_value
+from sources import bundled, examples, rules
+
+from diffscope.errors import DiffscopeError
+from diffscope.figures.panels import short_name
+from diffscope.figures.selection import runs
+from diffscope.models.loading import checkpoints
+from diffscope.prompts import Chars
+
+MODELS = "two models"
+PROMPTS = "two prompts"
+STEPS = "two checkpoints"
+EDIT = "with and without an edit"
+KINDS = (MODELS, PROMPTS, STEPS, EDIT)
+END = "end of training"
+IMPORT = "import diffscope\n\n"
+state = st.session_state
+
+
+@dataclass(frozen=True)
+class Edited(Subject):
+    """A model under edits, and what it is shown.
+
+    Attributes
+    ----------
+    changes : tuple of Change
+    """
+
+    changes: tuple[Change, ...] = ()
+
+    @property
+    def key(self) -> tuple:
+        """As of a Subject, with the edits."""
+        return (*super().key, self.changes)
+
+    def capture(self):
+        """What every layer attends with under the edits."""
+        return edited_capture(self.key, self, self.changes)
+
+    def code(self) -> str:
+        """Python that gives the same capture."""
+        return (
+            f"{IMPORT}scope = diffscope.load({self.model!r})\n"
+            f"prompt = {self.prompt!r}\n"
+            f"with scope.edit({', '.join(change.code() for change in self.changes)}):\n"
+            f"    cap = scope.capture(prompt, spans={as_code(self.spans)})\n"
+        )
+
+
+class Side(NamedTuple):
+    """One side: what it is called, what it looks at, and with what."""
+
+    name: str
+    subject: Subject
+    cap: object
+
+
+class Pair(NamedTuple):
+    """Both sides, what differs between them, and whether head h of one is head h of the other."""
+
+    kind: str
+    first: Side
+    second: Side
+    matched: bool
+
+    @property
+    def key(self) -> tuple:
+        """What distinguishes it from any other pair."""
+        return (self.first.subject.key, self.second.subject.key)
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """What the sides are called."""
+        return (self.first.name, self.second.name)
+
+    @property
+    def linked(self) -> bool:
+        """Whether both look at the same tokens."""
+        return self.first.cap.ids == self.second.cap.ids and self.first.cap.tokens == self.second.cap.tokens
+
+    def code(self) -> str:
+        """Python that gives both captures as a Comparison."""
+        one, other = (side.subject for side in (self.first, self.second))
+        if self.kind in (MODELS, STEPS) and self.linked and not (one.saved or other.saved):
+            return (
+                f"{IMPORT}first = diffscope.load({one.model!r})\n"
+                f"second = diffscope.load({other.model!r})\n"
+                f"prompt = {one.prompt!r}\n"
+                f"comparison = diffscope.compare(first, second, prompt, spans={as_code(one.spans)})\n"
+            )
+        return (
+            f"{one.code()}first = cap\n\n"
+            f"{other.code().removeprefix(IMPORT)}second = cap\n\n"
+            f"comparison = diffscope.Comparison({self.names!r}, (first, second))\n"
+        )
+
+
+def choose_sides() -> Pair | None:
+    """Both sides as the reader chose them; None while something is missing, which is said."""
+    kind = st.segmented_control("What differs between the two sides", KINDS, **kept_option("compare-by", KINDS), required=True)
+    subject = choose_subject()
+    if subject is None:
+        return None
+    if subject.saved and kind != MODELS:
+        raise DiffscopeError(
+            f"a saved capture has maps but no model to run: choose a model for {kind}, or compare it with a model"
+        )
+    choose = {MODELS: _another_model, PROMPTS: _another_prompt, STEPS: _another_step, EDIT: _with_edit}[kind]
+    other = choose(subject)
+    if other is None:
+        return None
+    second, names = other
+    cap = subject.capture()
+    if second.spans == subject.spans and not subject.spans.keys() <= cap.spans.keys():
+        second = replace(second, spans={})  # that they cannot be marked was said of the first side
+    return _pair(kind, subject, cap, second, names)
+
+
+def _another_model(subject: Subject):
+    """A second model on the same prompt, or a saved capture of whatever prompt."""
+    names = [card["name"] for card in bundled()]
+    others = [name for name in names if name != subject.model.partition("@")[0]]
+    if others:
+        kept_value("compare-model", others[0])
+    name = choose_model(key="compare-model", label="Second model")
+    if name is None:
+        return None
+    if name.endswith((".dscope", ".safetensors")):
+        second = Subject(name, saved=True)
+    elif subject.saved:
+        prompt, spans = _as_text(subject.capture())
+        second = Subject(name, prompt=prompt, spans=spans)
+    else:
+        second = replace(subject, model=name)
+    return second, (short_name(subject.model), short_name(name))
+
+
+def _as_text(cap) -> tuple[str, dict]:
+    """The prompt of a saved capture and the spans that it was given, by characters, for any model."""
+    if cap.text is None:
+        raise DiffscopeError("this saved capture is of token ids without their text, which a second model cannot be given")
+    encoded = cap.prompts[0]
+    spans = {
+        name: [Chars(encoded.offsets[first][0], encoded.offsets[stop - 1][1]) for first, stop in runs(positions)]
+        for name, positions in encoded.spans.items()
+    }
+    return cap.text, spans
+
+
+def _another_prompt(subject: Subject):
+    """The same model on a second prompt."""
+    known = {example.name: example for example in examples()}
+    options = [*known, OWN]
+    with st.sidebar:
+        other = next((name for name in known if name != state.get("example")), OWN)
+        chosen = st.selectbox("Second prompt", options, **kept_option("compare-example", options, other))
+        if chosen != OWN:
+            example = known[chosen]
+            second = replace(subject, prompt=example.text, spans=dict(example.spans), answer=example.answer)
+            return second, ("first prompt", "second prompt")
+        limit = {"max_chars": rules().characters}
+        text = st.text_area("Second text", **kept("compare-prompt"), height=190, placeholder="a prompt of your own", **limit)
+        answer = st.text_input("Its answer", **kept("compare-answer"), placeholder="the answer as it stands in the text", **limit)
+    if not text.strip():
+        st.info("Write a second prompt to look at.")
+        return None
+    spans = {"answer": answer} if answer.strip() else {}
+    return replace(subject, prompt=text, spans=spans, answer=answer), ("first prompt", "second prompt")
+
+
+def _another_step(subject: Subject):
+    """The same model at another step of its training."""
+    base, _, step = subject.model.partition("@")
+    steps = [str(number) for number in kept_steps(base)]
+    if not steps:
+        raise DiffscopeError(f"no checkpoints of the training of {short_name(base)} are kept; choose another model")
+    options = [*steps, END]
+    with st.sidebar:
+        other = st.select_slider("Second training step", options, **kept_option("compare-step", options))
+    names = tuple(f"{short_name(base)}, {END if at == END else f'step {at}'}" for at in (step or END, other))
+    return replace(subject, model=base if other == END else f"{base}@{other}"), names
+
+
+def kept_steps(base: str) -> list[int]:
+    """The steps of a training at which the model is kept."""
+    cards = {card["name"]: card for card in bundled()}
+    return list(cards[base].get("checkpoints") or []) if base in cards else sorted(checkpoints(Path(base).expanduser()))
+
+
+def _with_edit(subject: Subject):
+    """The same model under an edit."""
+    changes = choose_changes(subject.capture(), subject.key)
+    if not changes:
+        st.info("Choose the heads to ablate.")
+        return None
+    words = "; ".join(str(change.edit()) for change in changes)
+    return Edited(**vars(subject), changes=changes), ("as it is", words)
+
+
+def _pair(kind: str, subject: Subject, cap, second: Subject, names: tuple[str, str]) -> Pair:
+    """Both sides with what they attend with; sides of one name are numbered."""
+    if names[0] == names[1]:
+        names = (f"{names[0]} (1)", f"{names[1]} (2)")
+    other = second.capture()
+    same_model = subject.model.partition("@")[0] == second.model.partition("@")[0]
+    matched = same_model and cap.layer_numbers == other.layer_numbers and cap.n_heads == other.n_heads
+    return Pair(kind, Side(names[0], subject, cap), Side(names[1], second, other), matched)

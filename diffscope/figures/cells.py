@@ -1,0 +1,129 @@
+"""Labelled values as cells of a table, coloured, with their numbers in them."""
+
+from __future__ import annotations
+
+import numpy as np
+import xarray as xr
+
+from diffscope.figures import theme
+from diffscope.figures.base import register
+from diffscope.figures.canvas import canvas, finish_print
+from diffscope.figures.escaping import for_html, for_print
+from diffscope.figures.labelled import along_title, by_role, in_roles, values_title
+
+ROLES = ("panel", "y", "x")
+DARK = 0.55  # of the largest value: from there on numbers are light
+NUMBERED = 400  # cells: of more the numbers would not be read
+
+
+def data(values: xr.DataArray, x: str, y: str, panels: str | None = None) -> xr.Dataset:
+    """Values (panel, y, x); parameters as of ``diffscope.figures.cells``."""
+    chosen = by_role(values, {"x": x, "y": y, "panel": panels})
+    about = {
+        "figure": "cells",
+        "model": str(values.attrs.get("model", "")),
+        "x": along_title(values, x),
+        "y": along_title(values, y),
+        "value": values_title(values),
+    }
+    return xr.Dataset({"value": in_roles(values, chosen, ROLES)}).drop_attrs().assign_attrs(about)
+
+
+def _colours(dataset: xr.Dataset) -> tuple[str, tuple[float, float]]:
+    """One scale of all panels: its name and its ends."""
+    values = dataset["value"].values
+    finite = values[np.isfinite(values)]
+    kind = "diverging" if (finite < 0).any() else "blue"
+    return kind, theme.colour_limits(kind, float(np.abs(finite).max(initial=0.0)))
+
+
+def _labels(dataset: xr.Dataset, dim: str) -> list[str]:
+    return [f"{label:g}" if isinstance(label, float) else str(label) for label in dataset[dim].values.tolist()]
+
+
+def _number(value: float) -> str:
+    """Two decimals, or three digits of what is larger."""
+    if not np.isfinite(value):
+        return ""
+    return (f"{value:.2f}" if abs(value) < 10 else f"{value:.3g}").replace("-", "−")
+
+
+def _numbers(values: np.ndarray) -> list[list[str]]:
+    """What stands in the cells of a panel (y, x)."""
+    return [[_number(value) for value in row] for row in values]
+
+
+def on_screen(dataset: xr.Dataset, title: str | None = None, height: int | None = None):
+    """The drawing for the screen."""
+    import plotly.graph_objects as go
+    from plotly.subplots import make_subplots
+
+    panels = [str(name) for name in dataset["panel"].values]
+    titles = [for_html(name) for name in panels] if any(panels) else None
+    figure = make_subplots(cols=len(panels), shared_yaxes=True, subplot_titles=titles, horizontal_spacing=0.03)
+    kind, (low, high) = _colours(dataset)
+    columns, rows = ([for_html(label) for label in _labels(dataset, dim)] for dim in ("x", "y"))
+    place = f"{for_html(dataset.attrs['y'])} %{{y}}, {for_html(dataset.attrs['x'])} %{{x}}"
+    bar = {"thickness": 8, "outlinewidth": 0, "len": 1.0, "xpad": 6, "ypad": 0, "nticks": 4, "ticklen": 2}
+    bar["tickfont"] = {"size": 10, "color": theme.MUTED}
+    for column in range(len(panels)):
+        values = dataset["value"].values[column]
+        cells = go.Heatmap(
+            z=values,
+            x=columns,
+            y=rows,
+            zmin=low,
+            zmax=high,
+            xgap=1.5,
+            ygap=1.5,
+            colorscale=[list(stop) for stop in theme.colour_scale(kind, "linear")],
+            showscale=column == 0,
+            colorbar=bar,
+            text=_numbers(values),
+            texttemplate="%{text}" if dataset["value"].size <= NUMBERED else "",
+            hovertemplate=f"{place}<br><b>%{{z:.4g}}</b><extra></extra>",
+        )
+        figure.add_trace(cells, row=1, col=column + 1)
+    figure.update_xaxes(**theme.screen_axis(title_text=for_html(dataset.attrs["x"]), type="category", showline=False, ticks=""))
+    figure.update_yaxes(**theme.screen_axis(type="category", autorange="reversed", showline=False, ticks=""))
+    figure.update_yaxes(title_text=for_html(dataset.attrs["y"]), col=1)
+    top = 8 + (22 if title else 0) + (20 if titles else 0)
+    tall = height or 34 * len(rows) + top + 50
+    figure.update_layout(**theme.screen_layout(height=tall, margin={"l": 8, "r": 8, "t": top, "b": 8}))
+    figure.update_layout(plot_bgcolor="rgba(0,0,0,0)")
+    if title:
+        figure.update_layout(title={"text": for_html(title), "x": 0, "y": 0.98, "yanchor": "top", "font": {"size": 13}})
+    figure.update_annotations(font={"size": 11, "color": theme.MUTED})
+    return figure
+
+
+def in_print(dataset: xr.Dataset, width: float, title: str | None = None):
+    """The drawing for print."""
+    panels = [str(name) for name in dataset["panel"].values]
+    figure = canvas(width, 0.8 + 0.25 * dataset.sizes["y"])
+    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    kind, (low, high) = _colours(dataset)
+    columns, rows = ([for_print(label) for label in _labels(dataset, dim)] for dim in ("x", "y"))
+    for ax, name, values in zip(axes, panels, dataset["value"].values):
+        image = ax.imshow(
+            values, cmap=theme.colour_map(kind, "linear"), vmin=low, vmax=high, aspect="auto", interpolation="nearest"
+        )
+        if dataset["value"].size <= NUMBERED:
+            for (row, column), value in np.ndenumerate(values):
+                colour = theme.PAPER if abs(value) > DARK * high else theme.INK
+                ax.text(column, row, _number(value), ha="center", va="center", size="x-small", color=colour)
+        ax.set_xticks(range(len(columns)), columns)
+        ax.set_yticks(range(len(rows)), rows)
+        ax.tick_params(length=0)
+        ax.spines[:].set_visible(False)
+        ax.set_title(for_print(name))
+        ax.set_xlabel(for_print(dataset.attrs["x"]))
+    axes[0].set_ylabel(for_print(dataset.attrs["y"]))
+    bar = figure.colorbar(image, ax=list(axes), fraction=0.05, pad=0.02, aspect=20)
+    bar.outline.set_visible(False)
+    bar.set_label(for_print(dataset.attrs["value"]))
+    finish_print(figure, title)
+    return figure
+
+
+register("cells", "labelled values as coloured cells with their numbers", data=data, plotly=on_screen, matplotlib=in_print)

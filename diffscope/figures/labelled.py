@@ -1,0 +1,47 @@
+"""What figures of any labelled values begin with: which dimension plays which role, and what the axes are called."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import xarray as xr
+
+from diffscope.errors import DiffscopeError
+
+
+def by_role(values: xr.DataArray, named: Mapping[str, str | None]) -> dict[str, str]:
+    """The role that each dimension plays, from the dimension of each role.
+
+    Raises
+    ------
+    DiffscopeError
+        These are no labelled values, or they have no such dimension, or one without a role.
+    """
+    if not isinstance(values, xr.DataArray):
+        raise DiffscopeError(f"this figure is of labelled values, an xarray.DataArray, not of a {type(values).__name__}")
+    chosen = {dim: role for role, dim in named.items() if dim is not None}
+    for dim in chosen:
+        if dim not in values.dims:
+            raise DiffscopeError(f"there is no dimension {dim!r}: there are {', '.join(map(str, values.dims))}")
+    if left := [str(dim) for dim in values.dims if dim not in chosen]:
+        raise DiffscopeError(f"nothing says how {' and '.join(left)} is drawn; select one label of it, or average")
+    return chosen
+
+
+def in_roles(values: xr.DataArray, chosen: Mapping[str, str], roles: tuple[str, ...]) -> xr.DataArray:
+    """The values with roles as dimensions, in this order; a role that no dimension plays has one label without a name."""
+    array = values.reset_coords(drop=True).rename(chosen)
+    missing = {role: [""] for role in roles if role not in array.dims}
+    return array.expand_dims(missing).transpose(*roles).astype(float)
+
+
+def along_title(values: xr.DataArray, dim: str) -> str:
+    """What the axis along a dimension is called."""
+    return str(values[dim].attrs.get("long_name", dim)) if dim in values.coords else dim
+
+
+def values_title(values: xr.DataArray) -> str:
+    """What the axis of the values is called, with their units."""
+    name = str(values.attrs.get("long_name", values.name or ""))
+    units = str(values.attrs.get("units", ""))
+    return f"{name}, {units}" if units not in ("", "1") else name

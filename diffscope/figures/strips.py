@@ -1,0 +1,102 @@
+"""Single values beside each other: at every place along one dimension a strip of points for each label of another."""
+
+from __future__ import annotations
+
+import numpy as np
+import xarray as xr
+
+from diffscope.errors import DiffscopeError
+from diffscope.figures import theme
+from diffscope.figures.base import register
+from diffscope.figures.canvas import canvas, finish_print, finish_screen
+from diffscope.figures.escaping import for_html, for_print
+from diffscope.figures.labelled import along_title, by_role, in_roles, values_title
+
+ROLES = ("series", "x", "point")
+STRIP = 0.42  # from one strip to the next, where 1 is from one place to the next
+POINTS = 0.22  # from the first to the last point of a strip
+
+
+def data(values: xr.DataArray, x: str, series: str, points: str, joined: bool = False) -> xr.Dataset:
+    """Values (series, x, point), and where each stands; parameters as of ``diffscope.figures.strips``."""
+    chosen = by_role(values, {"x": x, "series": series, "point": points})
+    drawn = in_roles(values, chosen, ROLES).dropna("x", how="all")
+    if not drawn.size:
+        raise DiffscopeError("there is nothing to draw: every value is undefined")
+    strips, places, each = (np.arange(size) for size in drawn.shape)
+    middle = (strips - strips.mean()) * STRIP
+    within = (each - each.mean()) * POINTS / max(1, len(each) - 1)
+    at = places[None, :, None] + middle[:, None, None] + within  # (series, x, point)
+    about = {
+        "figure": "strips",
+        "model": str(values.attrs.get("model", "")),
+        "x": along_title(values, x),
+        "point": along_title(values, points),
+        "y": values_title(values),
+        "joined": int(joined),
+    }
+    return xr.Dataset({"value": drawn, "at": (ROLES, at)}).drop_attrs().assign_attrs(about)
+
+
+def _lines(dataset: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
+    """From each point of a strip to the same of the next: both ends and a gap, (3 · lines,) along each axis."""
+    ends = []
+    for name in ("at", "value"):
+        values = dataset[name].values
+        gaps = np.full(values[1:].shape, np.nan)
+        ends.append(np.stack([values[:-1], values[1:], gaps], -1).reshape(-1))
+    return ends[0], ends[1]
+
+
+def _colours(dataset: xr.Dataset) -> dict[str, str]:
+    return dict(zip(map(str, dataset["series"].values), theme.SERIES))
+
+
+def on_screen(dataset: xr.Dataset, title: str | None = None, height: int = 280):
+    """The drawing for the screen."""
+    import plotly.graph_objects as go
+
+    figure = go.Figure()
+    if dataset.attrs["joined"]:
+        at, ends = _lines(dataset)
+        look = {"color": theme.RULE, "width": 1}
+        figure.add_trace(go.Scatter(x=at, y=ends, mode="lines", line=look, hoverinfo="skip", showlegend=False))
+    place, point = (for_html(dataset.attrs[name]) for name in ("x", "point"))
+    for number, (name, colour) in enumerate(_colours(dataset).items()):
+        strip = dataset.isel(series=number).stack(cell=("x", "point")).dropna("cell")
+        marker = {"color": colour, "size": 7, "opacity": 0.85, "symbol": "circle" if number % 2 == 0 else "diamond"}
+        words = f"{for_html(name)}<br>{place} %{{customdata[0]}}, {point} %{{customdata[1]}}<br><b>%{{y:.4g}}</b><extra></extra>"
+        labels = np.array([[str(label) for label in cell] for cell in strip["cell"].values.tolist()]).reshape(-1, 2)
+        look = {"marker": marker, "customdata": labels, "hovertemplate": words}
+        figure.add_trace(go.Scatter(x=strip["at"].values, y=strip["value"].values, mode="markers", name=for_html(name), **look))
+    ticks = {"tickmode": "array", "tickvals": list(range(dataset.sizes["x"]))}
+    names = [for_html(str(label)) for label in dataset["x"].values]
+    xaxis = theme.screen_axis(title_text=place, ticktext=names, range=[-0.6, dataset.sizes["x"] - 0.4], **ticks)
+    yaxis = theme.screen_axis(title_text=for_html(dataset.attrs["y"]), showgrid=True, gridcolor=theme.UNSEEN)
+    finish_screen(figure, title or "", height=height, legend="left", xaxis=xaxis, yaxis=yaxis)
+    figure.update_layout(plot_bgcolor="rgba(0,0,0,0)")
+    return figure
+
+
+def in_print(dataset: xr.Dataset, width: float, title: str | None = None):
+    """The drawing for print."""
+    figure = canvas(width, max(1.8, width * 0.45))
+    ax = figure.subplots()
+    if dataset.attrs["joined"]:
+        ax.plot(*_lines(dataset), color=theme.RULE, lw=0.5, zorder=1)
+    for number, (name, colour) in enumerate(_colours(dataset).items()):
+        strip = dataset.isel(series=number)
+        marker = "o" if number % 2 == 0 else "D"
+        ax.scatter(strip["at"].values, strip["value"].values, s=8, c=colour, marker=marker, lw=0, label=for_print(name), zorder=2)
+    ax.set_xticks(range(dataset.sizes["x"]), [for_print(str(label)) for label in dataset["x"].values])
+    ax.set_xlabel(for_print(dataset.attrs["x"]))
+    ax.set_ylabel(for_print(dataset.attrs["y"]))
+    ax.yaxis.grid(True)
+    figure.legend(loc="outside lower left", ncols=2)
+    finish_print(figure, title)
+    return figure
+
+
+register(
+    "strips", "single values as strips of points, side by side", data=data, plotly=on_screen, matplotlib=in_print, wide=False
+)

@@ -1,0 +1,79 @@
+// What a view is operated with, and how that looks on light and dark pages.
+
+const STYLE = `
+.diffscope-view { font-size: 13px; border-radius: 4px; outline-offset: 3px }
+.diffscope-view .bar { display: flex; flex-wrap: wrap; gap: 6px 12px; align-items: center; margin-bottom: 6px }
+.diffscope-view .bar strong { flex: 1 1 auto }
+.diffscope-view .line { display: inline-flex; gap: 5px; align-items: center }
+.diffscope-view .faint { opacity: 0.75 }
+.diffscope-view button, .diffscope-view select { font: inherit; color: inherit; background: transparent; min-width: 2em; min-height: 26px;
+  border: 1px solid color-mix(in srgb, currentColor 35%, transparent); border-radius: 4px; padding: 1px 7px; cursor: pointer }
+.diffscope-view option { color: initial }
+.diffscope-view button[aria-pressed=true] { background: color-mix(in srgb, currentColor 16%, transparent) }
+.diffscope-view button:hover, .diffscope-view select:hover { border-color: currentColor }
+.diffscope-view :focus-visible, .diffscope-view:focus-visible { outline: 2px solid #2f80ed }
+.diffscope-view .pair { display: inline-flex }
+.diffscope-view .pair button:first-child { border-radius: 4px 0 0 4px }
+.diffscope-view .pair button:last-child { border-radius: 0 4px 4px 0; border-left-width: 0 }
+.diffscope-view .readout { min-height: 4.2em; margin-top: 6px; white-space: pre-wrap; overflow-wrap: anywhere;
+  font-variant-numeric: tabular-nums }
+`;
+
+// Each control has a box to put on the page, and shows a value that was set elsewhere.
+function choice(label, options, title, change) {
+  const box = element("select", {}, { "aria-label": label, title });
+  for (const [value, text] of options) box.append(new Option(text, value));
+  box.addEventListener("change", () => change(box.value));
+  return { box, show: (value) => (box.value = value) };
+}
+
+function tick(label, title, change) {
+  const box = element("label", { cursor: "pointer" }, { class: "line", title });
+  const input = element("input", {}, { type: "checkbox" });
+  input.addEventListener("change", () => change(input.checked));
+  box.append(input, label);
+  return { box, show: (value) => (input.checked = value) };
+}
+
+function button(text, title, act, label = text) {
+  const box = element("button", {}, { type: "button", "aria-label": label, title }, text);
+  box.addEventListener("click", act);
+  return box;
+}
+
+// Buttons of which one is pressed.
+function pair(label, options, change) {
+  const box = element("span", {}, { class: "pair", role: "group", "aria-label": label });
+  const buttons = options.map(([value, text, title]) => [value, button(text, title, () => change(value))]);
+  box.append(...buttons.map(([, each]) => each));
+  return { box, show: (value) => buttons.forEach(([name, each]) => each.setAttribute("aria-pressed", name === value)) };
+}
+
+// Pointing, dragging, clicking and the wheel on a canvas; `tokens(event)` is {row, column} under the pointer, null where there is none,
+// and `step()` how many tokens a pixel is.
+function listen(canvas, view, tokens, step) {
+  let grabbed = null;
+  canvas.addEventListener("pointermove", (event) => {
+    if (!grabbed) return view.pointAt(tokens(event));
+    const { top, left, size } = grabbed.window;
+    view.look(top - (event.clientY - grabbed.y) * step(), left - (event.clientX - grabbed.x) * step(), size);
+  });
+  canvas.addEventListener("pointerleave", () => view.pointAt(null));
+  canvas.addEventListener("pointerdown", (event) => {
+    canvas.setPointerCapture(event.pointerId);
+    grabbed = { x: event.clientX, y: event.clientY, window: { ...view.window } };
+  });
+  canvas.addEventListener("pointercancel", () => (grabbed = null));
+  canvas.addEventListener("pointerup", (event) => {
+    const clicked = grabbed && Math.hypot(event.clientX - grabbed.x, event.clientY - grabbed.y) <= 4;
+    grabbed = null;
+    const at = clicked && tokens(event);
+    if (at) view.lock(at, event.shiftKey);
+  });
+  const turned = (event) => {
+    event.preventDefault();
+    view.zoom(event.deltaY > 0 ? 1.25 : 0.8, tokens(event));
+  };
+  canvas.addEventListener("wheel", turned, { passive: false });
+  canvas.addEventListener("dblclick", () => view.whole());
+}

@@ -1,0 +1,16 @@
+// Views of one group on a page, whatever put them there. All have one scale; those of the same tokens are looked at together.
+
+const VIEWS = (window.diffscopeViews ??= new Set()); // of the page: each host may load this module for itself
+
+// A view with all others of its group.
+function grouped(view) {
+  if (!view.data.group) return [view];
+  const others = [...VIEWS].filter((each) => each !== view && each.data.group === view.data.group && each.root.isConnected);
+  return [view, ...others];
+}
+
+// Those of them that show the same tokens.
+function linked(view) {
+  const { text, queries, keys } = view.data;
+  return grouped(view).filter(({ data }) => data.text === text && data.queries === queries && data.keys === keys);
+}

@@ -1,0 +1,331 @@
+"""Where the query that answers looks, and whether it answers, by length of the prompt and depth of the answer in it.
+
+It is Table 3 of "Differential Transformer" (Ye et al., 2024), of any model with a tokenizer, with a second dimension.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+
+import numpy as np
+import xarray as xr
+from scipy.stats import binomtest
+
+from diffscope.edits import Edit
+from diffscope.errors import DiffscopeError, UnsupportedModel
+from diffscope.lab.scoring import DEPTHS, answers
+from diffscope.lab.standing import logits_of
+from diffscope.readings.reading import Reading, described
+from diffscope.readings.words import counted, decimal, figures, listed, percent
+from diffscope.scope import Scope
+from diffscope.stats.averaging import averaged
+from diffscope.tasks.retrieval import Prompt, Retrieval
+
+LENGTHS = (128, 256, 512)
+ROOM = 64  # positions for what is answered after the question
+SPANS = ("answer", "needles", "query")
+CELL = ("length", "depth")
+
+Progress = Callable[[int, int], object]
+
+
+def usual_lengths(scope: Scope) -> tuple[int, ...]:
+    """Lengths of prompts that a model has positions for, of 128, 256 and 512 tokens; or the longest that it has."""
+    if scope.positions is None:
+        return LENGTHS
+    longest = scope.positions - ROOM
+    return tuple(length for length in LENGTHS if length <= longest) or (max(longest, 1),)
+
+
+def depths(
+    scope: Scope,
+    lengths: Sequence[int] | None = None,
+    *,
+    prompts: int = 5,
+    distractors: int = 3,
+    seed: int = 20_000,
+    task: Retrieval | None = None,
+    edits: Sequence[Edit] = (),
+    progress: Progress | None = None,
+) -> Reading:
+    """What the last query of retrieval prompts gives to the answer and to all else, and whether the model answers.
+
+    The prompts ask for the number of one city among others, in real text. Prompt i has the same cities and numbers at every
+    length and depth. One prompt runs at a time, and nobody else waits longer for the model than that.
+
+    Parameters
+    ----------
+    scope : Scope
+        Of a model that predicts tokens, with its tokenizer.
+    lengths : sequence of int, optional
+        Tokens of the prompts; by default :func:`usual_lengths`.
+    prompts : int
+        For each length and each depth: 0, 25, 50, 75 and 100 % of the text before the question.
+    distractors : int
+        Cities that are not asked for.
+    seed : int
+    task : Retrieval, optional
+        By default that of the model's tokenizer, on text that the bundled models were not trained on.
+    edits : sequence of Edit
+        Under which the model runs.
+    progress : callable, optional
+        Called with (prompts done, prompts in all) before the first prompt and after each; what it raises ends the reading.
+
+    Returns
+    -------
+    Reading
+        ``estimates``: ``mass`` (length, depth, map, span, normalisation), the mean over heads, then layers, then prompts, its
+        standard error over prompts ``mass_se``, and ``mass_of_prompt``; ``by_head``, the mean over prompts alone; ``uniform``
+        (length, depth, span), what uniform attention gives; ``exact`` (length, depth), the share of exact answers, with the ends
+        of its 95 % interval (Wilson), ``exact_low`` and ``exact_high``; ``log_odds`` and ``log_odds_se``, of the answer against
+        all distractors in nats, and ``log_odds_of_prompt``. NaN for what standard attention lacks, and for errors of one prompt.
+
+    Raises
+    ------
+    PromptError
+        The model has no tokenizer, or one whose prompts cannot be put together; or the prompts do not fit a length.
+    UnsupportedModel
+        The model predicts no tokens.
+    DiffscopeError
+        There is nothing to draw.
+    """
+    if not scope.runner.predicts:
+        raise UnsupportedModel(f"{scope.name} predicts no next tokens, so no query of it answers")
+    lengths = tuple(usual_lengths(scope) if lengths is None else lengths)
+    if not lengths or prompts < 1 or distractors < 1:
+        raise DiffscopeError("choose one length, one prompt and one distractor at least")
+    drawn = _draw(task or Retrieval(scope.tokenizer), lengths, prompts, distractors, seed)
+    looks = _looks(scope, drawn, edits, progress or (lambda done, total: None))
+    cells = [[_cell(islice(looks, prompts)) for _ in DEPTHS] for _ in lengths]
+    table = xr.combine_nested(cells, ["length", "depth"], combine_attrs="override")
+    axes = {
+        "length": ("length", list(lengths), {"long_name": "tokens of the prompt"}),
+        "depth": ("depth", list(DEPTHS), {"long_name": "depth of the answer"}),
+    }
+    table = table.assign_coords(axes).transpose(*CELL, ...)
+    estimates = _estimates(table).assign_attrs(
+        table.attrs,
+        prompts=prompts,
+        distractors=distractors,
+        seed=seed,
+        digest=_digest(drawn),
+        averaged_over=f"heads, then layers, then {counted(prompts, 'prompt')} of each length and depth",
+    )
+    return Reading(_sentence(estimates), estimates)
+
+
+def _draw(task: Retrieval, lengths: Sequence[int], prompts: int, distractors: int, seed: int) -> list[Prompt]:
+    """All prompts, length by length, depth by depth."""
+    return [
+        task.controlled(length, distractors, [seed, number], slots=distractors, depth=depth)
+        for length in lengths
+        for depth in DEPTHS
+        for number in range(prompts)
+    ]
+
+
+def _digest(prompts: Sequence[Prompt]) -> str:
+    """What is the same of the same prompts, and of no others."""
+    ids = repr([prompt.ids for prompt in prompts]).encode()
+    return hashlib.sha256(ids).hexdigest()[:16]
+
+
+def _looks(scope: Scope, prompts: Sequence[Prompt], edits: Sequence[Edit], progress: Progress) -> Iterator[xr.Dataset]:
+    """Each prompt as soon as it was run."""
+    progress(0, len(prompts))
+    for number, prompt in enumerate(prompts, 1):
+        with scope.edit(*edits):
+            look = _look(scope, prompt)
+        progress(number, len(prompts))
+        yield look
+
+
+def _look(scope: Scope, prompt: Prompt) -> xr.Dataset:
+    """Where the last query of a prompt looks, by layer and head, and how the prompt is answered."""
+    n = len(prompt.ids)
+    spans = {name: prompt.spans[name] for name in SPANS}
+    measured = scope.measure(prompt.ids, ["span_mass"], spans=spans, queries=[n - 1])
+    answered = answers(logits_of(scope), [prompt], scope.runner.device)
+    encoded = scope.encode(prompt.ids, spans).positions()
+    mass = measured["span_mass"].isel(query=0, drop=True)
+    uniform = [len(encoded[name]) / n for name in mass["span"].values.tolist()]
+    variables = {
+        "mass": mass,
+        "uniform": ("span", uniform),
+        "exact": float(answered.right[0]),
+        "log_odds": float(answered.log_odds[0]),
+    }
+    return xr.Dataset(variables, attrs=measured.attrs)
+
+
+def _cell(looks: Iterator[xr.Dataset]) -> xr.Dataset:
+    """The prompts of one length and depth: all that is said of each, and of single heads their mean."""
+    prompts = xr.concat(looks, "prompt", combine_attrs="override")
+    over_heads = averaged(prompts["mass"], ["head", "layer"]).values
+    return xr.Dataset(
+        {
+            "mass_of_prompt": over_heads,
+            "by_head": prompts["mass"].mean("prompt"),
+            "uniform": prompts["uniform"].mean("prompt"),
+            "exact_of_prompt": prompts["exact"],
+            "log_odds_of_prompt": prompts["log_odds"],
+        },
+        attrs=prompts.attrs,
+    )
+
+
+def _estimates(table: xr.Dataset) -> xr.Dataset:
+    """Means over prompts and what they are worth, beside what they are of."""
+    mass = table["mass_of_prompt"]
+    odds = table["log_odds_of_prompt"]
+    right = table["exact_of_prompt"]
+    low, high = _interval(right)
+    alike = "mean over heads, then layers, of the last query"
+    answers_so = "answers whose tokens are all the first choice / answers"
+    against = "log p(answer) − log Σ p(distractor)"
+    variables = {
+        "mass": described(mass.mean("prompt"), "attention on each span", f"{alike}, then prompts"),
+        "mass_se": described(
+            _error(mass), "standard error of attention on each span", "standard deviation over prompts / √prompts"
+        ),
+        "mass_of_prompt": described(mass, "attention on each span, by prompt", alike),
+        "by_head": described(table["by_head"], "attention on each span, by head", "mean over prompts, of the last query"),
+        "uniform": described(table["uniform"], "what uniform attention gives", "tokens of the span / tokens of the prompt"),
+        "exact": described(right.mean("prompt"), "share of exact answers", answers_so),
+        "exact_low": described(low, "least share of exact answers", "lower end of the 95 % interval (Wilson)"),
+        "exact_high": described(high, "largest share of exact answers", "upper end of the 95 % interval (Wilson)"),
+        "exact_of_prompt": described(right, "whether the answer is exact", "1: every token of it is the first choice"),
+        "log_odds": described(odds.mean("prompt"), "log-odds of the answer", f"{against}, mean over prompts", "nats"),
+        "log_odds_se": described(
+            _error(odds), "standard error of log-odds", "standard deviation over prompts / √prompts", "nats"
+        ),
+        "log_odds_of_prompt": described(odds, "log-odds of the answer, by prompt", against, "nats"),
+    }
+    return xr.Dataset(variables)
+
+
+def _error(values: xr.DataArray) -> xr.DataArray:
+    """Standard error of the mean over prompts; NaN of fewer than two."""
+    count = values.notnull().sum("prompt")
+    spread = values.var("prompt", ddof=1) if values.sizes["prompt"] > 1 else values.isel(prompt=0, drop=True).where(False)
+    return np.sqrt(spread / count.where(count > 1))
+
+
+def _interval(right: xr.DataArray) -> tuple[xr.DataArray, xr.DataArray]:
+    """Ends of the 95 % interval of the share of exact answers."""
+    prompts = right.sizes["prompt"]
+    count = right.sum("prompt")
+    ends = [binomtest(int(exact), prompts).proportion_ci(method="wilson") for exact in count.values.flat]
+    low, high = (np.reshape([getattr(end, name) for end in ends], count.shape) for name in ("low", "high"))
+    return count.copy(data=low), count.copy(data=high)
+
+
+def _sentence(estimates: xr.Dataset) -> str:
+    """How the prompts are answered, and where D is, beside A1 and uniform attention."""
+    share = estimates.sel(normalisation="share")
+    right = estimates["exact_of_prompt"]
+    lengths = listed([str(length) for length in estimates["length"].values.tolist()])
+    heads = share["by_head"].sel(map="D", span="answer").mean(CELL)
+    best = heads.isel(heads.argmax(...))
+    return (
+        f"{int(right.sum())} of {counted(right.size, 'answer')} are exact, on prompts of {lengths} tokens that state "
+        f"{estimates.attrs['distractors'] + 1} numbers. At the last token, mean over heads, layers and prompts, the answer gets "
+        f"{_gets(share, 'answer')}, irrelevant tokens {_gets(share, 'irrelevant')}. The head with most of the answer is "
+        f"L{int(best['layer'])}H{int(best['head'])}: {percent(float(best))}."
+    )
+
+
+def _gets(share: xr.Dataset, span: str) -> str:
+    """What D gives to a span, and beside it A1 and uniform attention."""
+    mass = share["mass_of_prompt"].sel(span=span)
+    mean, error = _over_cells(mass.sel(map="D"))
+    differential = bool(mass.sel(map="A2").notnull().any())
+    beside = [f"A1 {percent(_over_cells(mass.sel(map='A1'))[0])}"] if differential else []
+    beside.append(f"uniform attention {percent(float(share['uniform'].sel(span=span).mean()))}")
+    within = f" ± {figures(100 * error)} points" if np.isfinite(error) else ""
+    return f"{percent(mean)}{within} of {'|D|' if differential else 'A'} ({', '.join(beside)})"
+
+
+def _over_cells(values: xr.DataArray) -> tuple[float, float]:
+    """Mean over all prompts, lengths and depths, and its standard error.
+
+    Prompts of one number are alike in all lengths and depths: their means are what varies independently.
+    """
+    of_prompt = values.mean(CELL)
+    return float(of_prompt.mean()), float(_error(of_prompt))
+
+
+def contrast(first: xr.Dataset, second: xr.Dataset, names: tuple[str, str]) -> Reading:
+    """Two models, or one with and without an edit, on retrieval prompts by length and depth.
+
+    Parameters
+    ----------
+    first, second : xarray.Dataset
+        The ``estimates`` of :func:`depths`, over the same lengths.
+    names : (str, str)
+        What the two are called.
+
+    Returns
+    -------
+    Reading
+        ``estimates``: those of both that are not of single heads or prompts, along ``side``, and ``mass_low`` and ``mass_high``,
+        one standard error below and above ``mass``; ``difference`` (span,
+        normalisation), first − second of D, mean over lengths, depths and prompts, and its standard error over prompts,
+        ``difference_se``; it is of differences prompt by prompt where both were given the same tokens (``attrs["paired"]``).
+
+    Raises
+    ------
+    DiffscopeError
+        They were taken with other lengths or numbers of prompts.
+    """
+    alike = ("prompts", "distractors", "seed")
+    if first["length"].values.tolist() != second["length"].values.tolist() or any(
+        first.attrs[name] != second.attrs[name] for name in alike
+    ):
+        raise DiffscopeError("the two were measured on other prompts; give both the same lengths, numbers and seed")
+    paired = first.attrs["digest"] == second.attrs["digest"]
+    kept = [str(name) for name, values in first.data_vars.items() if not {"layer", "prompt"} & set(values.dims)]
+    sides = xr.concat(
+        [first[kept], second[kept]], xr.DataArray(list(names), dims="side", name="side"), combine_attrs="drop_conflicts"
+    )
+    one, other = (side["mass_of_prompt"].sel(map="D").mean(CELL) for side in (first, second))
+    spread = _error(one - other) if paired else np.sqrt(_error(one) ** 2 + _error(other) ** 2)
+    about = "mean over lengths, depths and prompts"
+    sides["mass_low"] = described(sides["mass"] - sides["mass_se"], "attention less its standard error", "mass − mass_se")
+    sides["mass_high"] = described(sides["mass"] + sides["mass_se"], "attention and its standard error", "mass + mass_se")
+    sides["difference"] = described((one - other).mean("prompt"), "difference of D", f"first − second, {about}")
+    sides["difference_se"] = described(spread, "standard error of the difference", "over prompts")
+    sides.attrs |= {"paired": int(paired)}
+    return Reading(_contrast_sentence(sides, first, second), sides)
+
+
+def _contrast_sentence(sides: xr.Dataset, first: xr.Dataset, second: xr.Dataset) -> str:
+    """What both give to the answer, the difference in all normalisations, and how both answer."""
+    names = [str(name) for name in sides["side"].values]
+    mass = sides["mass"].sel(map="D", normalisation="share").mean(CELL)
+    answer, rest = (mass.sel(span=span).values.tolist() for span in ("answer", "irrelevant"))
+    change = sides[["difference", "difference_se"]].sel(span="answer")
+    share = change.sel(normalisation="share")
+    points = 100 * float(share["difference"])
+    error = 100 * float(share["difference_se"])
+    size = f"{figures(abs(points))} points {'more' if points > 0 else 'less'}" if points else "the same"
+    within = f" (standard error {figures(error)})" if np.isfinite(error) else ""
+    how = "The prompts are the same" if sides.attrs["paired"] else "The tokenizers differ, and so do the prompts"
+    right = listed([str(int(side["exact_of_prompt"].sum())) for side in (first, second)])
+    return (
+        f"{names[0]} gives the answer {percent(answer[0])}, {names[1]} {percent(answer[1])}: {size}{within}. "
+        f"{_by_normalisation(change['difference'])}. Irrelevant tokens get {percent(rest[0])} and {percent(rest[1])}. "
+        f"{right} of {counted(first['exact_of_prompt'].size, 'answer')} are exact. {how}."
+    )
+
+
+def _by_normalisation(differences: xr.DataArray) -> str:
+    """Whether the sign of a difference is the same however masses are normalised."""
+    values = {str(name): float(value) for name, value in zip(differences["normalisation"].values, differences.values)}
+    defined = {name: value for name, value in values.items() if np.isfinite(value)}
+    signs = {np.sign(value) for value in defined.values()}
+    words = [f"{'+' if value > 0 else ''}{decimal(value)} {name}" for name, value in defined.items()]
+    start = "The sign is the same in all normalisations" if len(signs) == 1 else "The sign depends on the normalisation"
+    return f"{start}: {listed(words)}"

@@ -1,0 +1,168 @@
+"""What edits do to every head: what they change there themselves, and what changes because the head's input did."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import Tensor
+
+from diffscope.attention.layer import LayerAttention
+from diffscope.capture import Capture
+from diffscope.edits import Edit, apply
+from diffscope.errors import DiffscopeError
+from diffscope.readings.reading import Reading, described
+from diffscope.readings.words import between, counted, figures, listed
+
+ROWS = 256
+MOST = 6  # heads that a sentence names
+QUANTITIES = ("D", "output")
+CAUSES = ("all", "edit", "input")
+HEADS = ("layer", "head")
+
+
+def effects(before: Capture, after: Capture, edits: Sequence[Edit], *, rows: int = ROWS) -> Reading:
+    """How much every head changed under edits, and why.
+
+    A head of an edited layer changes because of the edit. Every head of a later layer also changes because its input did. The
+    two are told apart by making the edits on what the head attended with before: what that changes is the edit's own part, and
+    what is then still missing to the head as it was run is the part of its input.
+
+    Parameters
+    ----------
+    before, after : Capture
+        Of one prompt by one model, without and with the edits.
+    edits : sequence of Edit
+        Those that `after` was captured under.
+    rows : int
+        How many queries are looked at, evenly spread over the prompt with the last among them; all of a shorter prompt.
+
+    Returns
+    -------
+    Reading
+        ``estimates``: ``change`` (quantity, cause, layer, head): ``D`` is the difference map, ``output`` what the head gives to
+        the output projection; ``all`` is ‖x′ − x‖ / ‖x‖ of the whole change, ``edit`` and ``input`` are those of its two parts.
+        ``other_head`` (quantity, layer, head) is the control: how far the next head of the same layer is from this one, in the
+        same unit. ``directly`` and ``downstream`` (layer, head) say whether a part is more than rounding explains, ``rounding``
+        (layer,) what it does. NaN where a layer has fewer heads, or x is 0.
+
+    Raises
+    ------
+    DiffscopeError
+        The two are not captures of one prompt by models of the same layers and heads, or an edit names what there is not.
+    """
+    if before.ids != after.ids or [layer.n_heads for layer in before.layers] != [layer.n_heads for layer in after.layers]:
+        raise DiffscopeError("effects are of one prompt and one model, captured without edits and with them")
+    queries = torch.from_numpy(np.unique(np.linspace(0, before.n_tokens - 1, rows).round().astype(int)))
+    sizes = np.full((len(QUANTITIES), len(CAUSES) + 2, before.n_layers, before.n_heads), np.nan)
+    for row, (first, last) in enumerate(zip(before.layers, after.layers)):
+        layer = first.prompt(0)
+        sizes[:, :, row, : layer.n_heads] = _of_layer(layer, apply(edits, layer), last.prompt(0), queries)
+    coords = {"quantity": list(QUANTITIES), "layer": before.layer_numbers, "head": range(before.n_heads)}
+    size = xr.DataArray(sizes[:, -1], coords, ("quantity", *HEADS))
+    size = size.where(size > 0)
+    parts = xr.DataArray(sizes[:, :3], coords | {"cause": list(CAUSES)}, ("quantity", "cause", *HEADS))
+    rounding = xr.concat([before.fidelity["tolerance"], after.fidelity["tolerance"]], "capture").max("capture")
+    change = parts / size
+    beyond = (change > rounding).any("quantity")
+    variables = {
+        "change": described(
+            change, "relative change", "|x' - x| / |x|, Frobenius norms; x: D or output", undefined="where x is 0"
+        ),
+        "other_head": described(
+            xr.DataArray(sizes[:, 3], coords, ("quantity", *HEADS)) / size,
+            "distance of the next head of the layer",
+            "|y - x| / |x|, y: the same of the next head",
+            undefined="where the layer has one head",
+        ),
+        "directly": described(beyond.sel(cause="edit", drop=True), "changed by an edit itself", "part of the edit > rounding"),
+        "downstream": described(beyond.sel(cause="input", drop=True), "changed by its input", "part of the input > rounding"),
+        "rounding": described(rounding, "what rounding explains", "tolerance of the captures' fidelity"),
+    }
+    facts = {"model": before.model_name, "edits": "; ".join(map(str, edits)), "queries": len(queries)}
+    estimates = xr.Dataset(variables, attrs=facts)
+    return Reading(_sentence(estimates), estimates)
+
+
+def _of_layer(first: LayerAttention, edited: LayerAttention, last: LayerAttention, queries: Tensor) -> np.ndarray:
+    """Norms over rows of D and of the output, (quantity, norm, head): the whole change, its parts, the next head's, its own."""
+    squares = np.zeros((len(QUANTITIES), len(CAUSES) + 2, first.n_heads))
+    for block in first.split(queries.to(first.q.device)):
+        for number, quantity in enumerate((_differences, _outputs)):
+            x = quantity(first, block)  # (head, query, key or width)
+            on_same_input = x if edited is first else quantity(edited, block)
+            changed = quantity(last, block)
+            differences = (changed - x, on_same_input - x, changed - on_same_input, x.roll(-1, 0) - x, x)
+            norms = [torch.linalg.vector_norm(part, dim=(1, 2), dtype=torch.float64) for part in differences]
+            squares[number] += torch.stack(norms).square().cpu().numpy()
+    if first.n_heads == 1:
+        squares[:, 3] = np.nan
+    return np.sqrt(squares)
+
+
+def _differences(layer: LayerAttention, queries: Tensor) -> Tensor:
+    """D, (head, query, key)."""
+    return layer.rows(queries).d
+
+
+def _outputs(layer: LayerAttention, queries: Tensor) -> Tensor:
+    """What heads give to the output projection, (head, query, width)."""
+    return layer.output(queries)
+
+
+def _sentence(estimates: xr.Dataset) -> str:
+    """Which heads changed and why, by how much, and the control."""
+    directly, downstream = (estimates[name] for name in ("directly", "downstream"))
+    there = estimates["change"].sel(quantity="output", cause="all", drop=True).notnull()
+    count = int(there.sum())
+    if not bool((directly | downstream).any()):
+        return f"None of {counted(count, 'head')} changes beyond what rounding explains."
+    sentences = []
+    for heads, cause, words in (
+        (directly, "edit", "directly"),
+        (downstream & ~directly, "input", "only because their input did"),
+    ):
+        if bool(heads.any()):
+            which = f"{int(heads.sum())} of {counted(count, 'head')} changed {words} ({_named(heads, there)})"
+            sentences.append(f"{which}: {_sizes(estimates['change'].sel(cause=cause).where(heads), estimates['rounding'])}.")
+    if again := int((directly & downstream).sum()):
+        sentences.append(f"Of the first, {counted(again, 'head')} attended to another input as well.")
+    other = estimates["other_head"].sel(quantity="D")
+    if bool(other.notnull().any()):
+        sentences.append(f"For comparison, two heads of a layer differ by {figures(float(other.median()))} in D (median).")
+    return " ".join(sentences)
+
+
+def _named(heads: xr.DataArray, there: xr.DataArray) -> str:
+    """Some heads by name, bool (layer, head): layers of which it is all, then single heads, of many the first."""
+    whole = [int(layer) for layer in heads["layer"] if (heads | ~there).sel(layer=layer).all()]
+    single = [
+        f"L{layer}H{head}"
+        for layer in heads["layer"].values
+        for head in heads["head"].values
+        if layer not in whole and heads.sel(layer=layer, head=head)
+    ]
+    more = len(single) - MOST
+    names = [*single[:MOST], f"{counted(more, 'other')}"] if more > 1 else single
+    if bool((heads | ~there).all()):
+        return "all"
+    layers = f"layer{'' if len(whole) == 1 else 's'} {listed([str(layer) for layer in whole])}"
+    return ", ".join([*([layers] if whole else []), *([listed(names)] if names else [])])
+
+
+def _sizes(change: xr.DataArray, rounding: xr.DataArray) -> str:
+    """By how much D of some heads changes, else what they give on; (quantity, layer, head), NaN of all other heads."""
+    of_d = change.sel(quantity="D")
+    changed = of_d > rounding
+    count = int(changed.sum())
+    sizes = of_d.where(changed) if count else change.sel(quantity="output")
+    values = sizes.values[np.isfinite(sizes.values)]
+    words = f"by {between(values, figures)} of its size"
+    if len(values) > 1:
+        most = sizes.isel(sizes.fillna(-1.0).argmax(...))
+        words += f", most L{int(most['layer'])}H{int(most['head'])}"
+    if not count:
+        return f"what they give on {words}; D does not change"
+    return f"D {words}" if count == int(of_d.notnull().sum()) else f"D of {counted(count, 'head')} {words}"

@@ -1,0 +1,129 @@
+"""Work in the background: it says how far it is, stops when it is told to, and belongs to one session."""
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from small_models import APP
+
+from diffscope.errors import DiffscopeError
+from tools.browser import dashboard
+
+PAGE = Path(__file__).with_name("jobs_page.py")
+
+
+@pytest.fixture
+def jobs(monkeypatch):
+    monkeypatch.syspath_prepend(str(APP))
+    import jobs
+
+    return jobs
+
+
+def ended(job):
+    """The job, once it is over."""
+    job._thread.join(30)
+    assert not job.running
+    return job
+
+
+def test_a_job_tells_how_far_it_is_and_never_goes_back(jobs):
+    told, go_on = threading.Event(), threading.Semaphore(0)
+
+    def work(job):
+        for done, total, words in ((1, 4, "one"), (1, 8, "two"), (9, 8, "three")):
+            job.tell(done, total, words)
+            told.set()
+            go_on.acquire(timeout=30)
+        return "all of it"
+
+    job = jobs.Job(work)
+    seen = []
+    for _ in range(3):
+        assert told.wait(30)
+        told.clear()
+        seen.append((job.share, job.words, job.running))
+        go_on.release()
+    assert seen == [(0.25, "one", True), (0.25, "two", True), (1.0, "three", True)]
+    assert ended(job).result == "all of it" and not job.trouble
+
+
+def test_a_job_that_is_stopped_goes_no_further_and_is_no_failure(jobs):
+    reached, done = threading.Event(), []
+
+    def work(job):
+        try:
+            while True:
+                job.go_on()
+                reached.set()
+                time.sleep(0.01)
+        except Exception:  # what handles errors of its own does not keep it
+            done.append("handled")
+        done.append("went on")
+
+    job = jobs.Job(work)
+    assert reached.wait(30) and not job.stopping
+    job.stop()
+    ended(job)
+    assert not done and not job.trouble and not job.stopping
+
+
+def test_a_failure_is_a_line_and_a_defect_leaves_its_traceback_in_the_log(jobs, caplog):
+    def refused(job):
+        raise DiffscopeError("there is no model 'x'")
+
+    def defect(job):
+        return 1 / 0
+
+    assert ended(jobs.Job(refused)).trouble == "there is no model 'x'"
+    assert not caplog.records
+    trouble = ended(jobs.Job(defect)).trouble
+    assert "ZeroDivisionError: division by zero" in trouble and "\n" not in trouble
+    assert "return 1 / 0" in caplog.text
+
+
+def test_a_key_has_one_job_at_a_time(jobs):
+    hold = threading.Event()
+    held = jobs.Jobs()
+    first = held.start("a", lambda job: hold.wait(30))
+    assert held.start("a", lambda job: None) is first and held.start("b", lambda job: None) is not first
+    hold.set()
+    ended(first)
+    assert held.start("a", lambda job: None) is not first
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+def test_sessions_have_jobs_of_their_own_which_outlast_their_page_and_not_their_session(new_page, tmp_path):
+    with dashboard(environment={"PYTHONPATH": os.pathsep.join([str(APP), str(APP.parent)])}, script=PAGE) as (address, _):
+
+        def session(name):
+            page = new_page(900, 600)
+            page.set_default_timeout(60_000)
+            page.goto(f"{address}?folder={tmp_path}&name={name}")
+            page.get_by_role("button", name="Count").click()
+            page.get_by_text("counted").wait_for()
+            return page
+
+        def goes_on(name):
+            before = (tmp_path / name).read_text()
+            time.sleep(2)
+            return (tmp_path / name).read_text() != before
+
+        one, two = session("one"), session("two")
+        before = one.get_by_text("counted").text_content()
+        one.wait_for_function("before => !document.body.innerText.includes(before)", arg=before)  # it moves without a click
+        one.locator(".st-key-count-stop button").click()
+        one.get_by_role("button", name="Count").wait_for()
+        assert not goes_on("one") and goes_on("two")
+        two.get_by_role("link", name="elsewhere").click()
+        two.get_by_text("Elsewhere").wait_for()
+        assert goes_on("two")
+        two.get_by_role("link", name="counting").click()
+        two.get_by_text("counted").wait_for()
+        two.close()
+        end = time.monotonic() + 30
+        while goes_on("two"):
+            assert time.monotonic() < end, "a job whose session is gone goes on"
