@@ -75,11 +75,16 @@ def chromium() -> Iterator:
             page = browser.new_page(viewport={"width": width, "height": height}, **options)
             page.problems = []
             page.on("pageerror", lambda error: page.problems.append(str(error)))
-            page.on("console", lambda message: page.problems.append(message.text) if message.type == "error" else None)
+            page.on("console", lambda message: page.problems.append(message.text) if _is_fault(message) else None)
             return page
 
         yield new_page
         browser.close()
+
+
+def _is_fault(message) -> bool:
+    """Whether a message of the console is an error; Streamlit first looks for its server below the address of a page."""
+    return message.type == "error" and "/_stcore/" not in message.location.get("url", "")
 
 
 def settle(page, seconds: float = 60) -> None:

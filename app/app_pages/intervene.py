@@ -11,7 +11,7 @@ from distractors import choose_distractors
 from edit_stack import ablated, show_stack, switch_head
 from edited import captured, changes, continued, predicted, question_of
 from kept import kept_option
-from place import choose_head, follow, select
+from place import choose_head, follow, move, select
 from script import script
 from words import in_words, plain
 
@@ -136,7 +136,7 @@ def show_maps(cap, after, layer: int, head: int) -> None:
         with st.container(horizontal=True, vertical_alignment="center", gap="medium"):
             st.markdown(f"**{words.capitalize()}**", width="content")
             blocks.show_fidelity(capture)
-        blocks.show_view(capture, layer, head, key=key)
+        blocks.show_view(capture, layer, head, on_move=partial(move, cap, layer, head), key=key, group="intervene")
 
 
 def offer(cap, after, layer: int, head: int, code: str, reading, where) -> None:
