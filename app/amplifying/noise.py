@@ -62,7 +62,7 @@ def choose_noise(cap, layer: int, head: int) -> Noise:
         sigma = st.select_slider(
             "σ of the noise, nats", strengths, **kept_option("amplifier-sigma", strengths, FIRST_SIGMA), width=220
         )
-        mode = st.selectbox("Mode", list(MODES), **kept_option("amplifier-mode", list(MODES)), format_func=MODES.get, width=270)
+        mode = st.selectbox("Noise is", list(MODES), **kept_option("amplifier-mode", list(MODES)), format_func=MODES.get, width=270)
         place = st.selectbox("Noise in", PLACES, **kept_option("amplifier-in", PLACES), width=130)
         draw = st.number_input("Draw", 0, 10_000, **kept("amplifier-draw"), width=110)
     layers = None if place == PLACES[0] else layer
