@@ -50,9 +50,10 @@ def data(
 
 def _colours(names) -> dict[str, str]:
     """The colour of each series: that of a map, a span or a control where it is one."""
-    known = theme.MAP_COLOURS | theme.SPAN_COLOURS | theme.CONTROL_COLOURS
+    known = theme.MAP_COLOURS | theme.SPAN_COLOURS
     others = cycle(theme.SERIES)
-    return {name: known.get(name) or next(others) for name in map(str, names)}
+    controls = cycle(theme.CONTROL_COLOURS)
+    return {name: known.get(name) or next(controls if name.startswith(theme.CONTROL) else others) for name in map(str, names)}
 
 
 def _places(dataset: xr.Dataset) -> tuple[list, bool]:
