@@ -10,8 +10,8 @@ from kept import kept_option, kept_value
 from sides import PROMPTS, Edited, Pair, Side
 from words import plain
 
-from diffscope import figures
-from diffscope.readings.depths import ROOM, contrast, depths, usual_lengths
+from diffscope import figures, readings
+from diffscope.readings.depths import ROOM, usual_lengths
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096)
 SPANS = {"answer": "the answer", "irrelevant": "irrelevant tokens", "needles": "distractors", "sink": "the first token"}
@@ -23,7 +23,7 @@ def show_depths(pair: Pair) -> None:
     """The table of retrieval by depth, by length; or a line that says why there is none."""
     st.markdown("##### Retrieval by depth of the answer and length of the prompt")
     if pair.kind == PROMPTS:
-        st.caption("Retrieval is measured on prompts made for it, of which both sides would see the same: the model is one.")
+        st.caption("It is measured on prompts that are made for it, and here both sides are one model: choose two, or an edit.")
         return
     sides = (pair.first, pair.second)
     scopes = [side.subject.scope() for side in sides]
@@ -34,7 +34,7 @@ def show_depths(pair: Pair) -> None:
     done: dict = state.setdefault("_depths", {})
     keys = [_key(side, settings) for side in sides]
     if all(key in done for key in keys):
-        reading = contrast(*(done[key].estimates for key in keys), pair.names)
+        reading = readings.contrast(*(done[key].estimates for key in keys), pair.names)
         _show(pair, settings, [done[key] for key in keys], reading)
         return
     job = jobs().get(tuple(keys))
@@ -82,14 +82,14 @@ def _measure(job: Job, sides: tuple[Side, Side], scopes: list, keys: list, setti
             job.tell(number * prompts + prompt, 2 * prompts, f"{name}: prompt {prompt} of {prompts}")
 
         edits = [change.edit() for change in side.subject.changes] if isinstance(side.subject, Edited) else []
-        done[key] = depths(scope, edits=edits, progress=tell, **settings)
+        done[key] = readings.depths(scope, edits=edits, progress=tell, **settings)
 
 
-def _show(pair: Pair, settings: dict, readings: list, reading) -> None:
+def _show(pair: Pair, settings: dict, of_sides: list, reading) -> None:
     """What was measured: in words, by depth in all normalisations, and by depth and length."""
     sides = reading.estimates
     st.markdown(plain(reading.sentence))
-    for name, one in zip(pair.names, readings):
+    for name, one in zip(pair.names, of_sides):
         st.caption(f"**{plain(name)}.** {plain(one.sentence)}")
     with st.container(horizontal=True, vertical_alignment="bottom"):
         lengths = list(settings["lengths"])
@@ -138,7 +138,9 @@ def _offer(pair: Pair, settings: dict, sides, cells) -> None:
             f"edits=[{', '.join(change.code() for change in side.subject.changes)}], " if isinstance(side.subject, Edited) else ""
         )
         arguments = ", ".join(f"{word}={value!r}" for word, value in settings.items())
-        calls.append(f"{name} = depths(diffscope.load({side.subject.model!r}), {edits}{arguments}).estimates\n")
+        calls.append(
+            f"{name} = diffscope.readings.depths(diffscope.load({side.subject.model!r}), {edits}{arguments}).estimates\n"
+        )
     blocks.take_away(
         "compare-depths",
         label="Take the table away",
@@ -149,9 +151,8 @@ def _offer(pair: Pair, settings: dict, sides, cells) -> None:
 
 
 CODE = """import diffscope
-from diffscope.readings.depths import contrast, depths
 
-{calls}reading = contrast(first, second, {names!r})
+{calls}reading = diffscope.readings.contrast(first, second, {names!r})
 print(reading)
 share = reading.estimates["mass"].sel(map="D", span="answer", normalisation="share")
 diffscope.figures.cells(share, x="depth", y="length", panels="side").save("depths.pdf")

@@ -117,17 +117,17 @@ def choose_sides() -> Pair | None:
             f"a saved capture has maps but no model to run: choose a model for {kind}, or compare it with a model"
         )
     choose = {MODELS: _another_model, PROMPTS: _another_prompt, STEPS: _another_step, EDIT: _with_edit}[kind]
-    other = choose(subject)
+    cap = subject.capture()
+    other = choose(subject, cap)
     if other is None:
         return None
     second, names = other
-    cap = subject.capture()
     if second.spans == subject.spans and not subject.spans.keys() <= cap.spans.keys():
         second = replace(second, spans={})  # that they cannot be marked was said of the first side
     return _pair(kind, subject, cap, second, names)
 
 
-def _another_model(subject: Subject):
+def _another_model(subject: Subject, cap):
     """A second model on the same prompt, or a saved capture of whatever prompt."""
     names = [card["name"] for card in bundled()]
     others = [name for name in names if name != subject.model.partition("@")[0]]
@@ -139,7 +139,7 @@ def _another_model(subject: Subject):
     if name.endswith((".dscope", ".safetensors")):
         second = Subject(name, saved=True)
     elif subject.saved:
-        prompt, spans = _as_text(subject.capture())
+        prompt, spans = _as_text(cap)
         second = Subject(name, prompt=prompt, spans=spans)
     else:
         second = replace(subject, model=name)
@@ -158,7 +158,7 @@ def _as_text(cap) -> tuple[str, dict]:
     return cap.text, spans
 
 
-def _another_prompt(subject: Subject):
+def _another_prompt(subject: Subject, cap):
     """The same model on a second prompt."""
     known = {example.name: example for example in examples()}
     options = [*known, OWN]
@@ -179,7 +179,7 @@ def _another_prompt(subject: Subject):
     return replace(subject, prompt=text, spans=spans, answer=answer), ("first prompt", "second prompt")
 
 
-def _another_step(subject: Subject):
+def _another_step(subject: Subject, cap):
     """The same model at another step of its training."""
     base, _, step = subject.model.partition("@")
     steps = [str(number) for number in kept_steps(base)]
@@ -198,9 +198,9 @@ def kept_steps(base: str) -> list[int]:
     return list(cards[base].get("checkpoints") or []) if base in cards else sorted(checkpoints(Path(base).expanduser()))
 
 
-def _with_edit(subject: Subject):
+def _with_edit(subject: Subject, cap):
     """The same model under an edit."""
-    changes = choose_changes(subject.capture(), subject.key)
+    changes = choose_changes(cap, subject.key)
     if not changes:
         st.info("Choose the heads to ablate.")
         return None

@@ -96,7 +96,8 @@ def depths(
     lengths = tuple(usual_lengths(scope) if lengths is None else lengths)
     if not lengths or prompts < 1 or distractors < 1:
         raise DiffscopeError("choose one length, one prompt and one distractor at least")
-    drawn = _draw(task or Retrieval(scope.tokenizer), lengths, prompts, distractors, seed)
+    task = task or Retrieval(scope.tokenizer)  # type: ignore[arg-type]  # without a tokenizer it says so
+    drawn = _draw(task, lengths, prompts, distractors, seed)
     looks = _looks(scope, drawn, edits, progress or (lambda done, total: None))
     cells = [[_cell(islice(looks, prompts)) for _ in DEPTHS] for _ in lengths]
     table = xr.combine_nested(cells, ["length", "depth"], combine_attrs="override")
@@ -210,7 +211,7 @@ def _error(values: xr.DataArray) -> xr.DataArray:
     """Standard error of the mean over prompts; NaN of fewer than two."""
     count = values.notnull().sum("prompt")
     spread = values.var("prompt", ddof=1) if values.sizes["prompt"] > 1 else values.isel(prompt=0, drop=True).where(False)
-    return np.sqrt(spread / count.where(count > 1))
+    return (spread / count.where(count > 1)) ** 0.5
 
 
 def _interval(right: xr.DataArray) -> tuple[xr.DataArray, xr.DataArray]:
@@ -291,7 +292,7 @@ def contrast(first: xr.Dataset, second: xr.Dataset, names: tuple[str, str]) -> R
         [first[kept], second[kept]], xr.DataArray(list(names), dims="side", name="side"), combine_attrs="drop_conflicts"
     )
     one, other = (side["mass_of_prompt"].sel(map="D").mean(CELL) for side in (first, second))
-    spread = _error(one - other) if paired else np.sqrt(_error(one) ** 2 + _error(other) ** 2)
+    spread = _error(one - other) if paired else (_error(one) ** 2 + _error(other) ** 2) ** 0.5
     about = "mean over lengths, depths and prompts"
     sides["mass_low"] = described(sides["mass"] - sides["mass_se"], "attention less its standard error", "mass − mass_se")
     sides["mass_high"] = described(sides["mass"] + sides["mass_se"], "attention and its standard error", "mass + mass_se")
