@@ -2,7 +2,7 @@
 
 >>> from diffscope import figures
 >>> sorted(figures.FIGURES)
-['board', 'cohort', 'curves', 'fidelity', 'heads', 'lambdas', 'maps', 'row']
+['board', 'checkpoints', 'cohort', 'curves', 'fidelity', 'heads', 'lambdas', 'maps', 'row', 'training']
 
 One function a figure: ``figures.maps(capture, layer=3, head=1)`` returns a `Figure`. Its ``.data`` is what is drawn (xarray),
 ``.plotly()`` draws it to explore, ``.matplotlib()`` to print, and ``.save(path)`` writes it by its suffix.
@@ -14,15 +14,31 @@ from collections.abc import Callable
 from typing import Any
 
 from diffscope.errors import DiffscopeError
-from diffscope.figures.api import board, cohort, curves, fidelity, heads, lambdas, maps, row
+from diffscope.figures.api import board, checkpoints, cohort, curves, fidelity, heads, lambdas, maps, row, training
 from diffscope.figures.base import Figure
 from diffscope.figures.notebook import view
 
-__all__ = ["FIGURES", "Figure", "board", "cohort", "curves", "fidelity", "figure", "heads", "lambdas", "maps", "row", "view"]
+__all__ = [
+    "FIGURES",
+    "Figure",
+    "board",
+    "checkpoints",
+    "cohort",
+    "curves",
+    "fidelity",
+    "figure",
+    "heads",
+    "lambdas",
+    "maps",
+    "row",
+    "training",
+    "view",
+]
 
 #: the function of every figure, by its name
 FIGURES: dict[str, Callable[..., Figure]] = {
-    function.__name__: function for function in (board, cohort, curves, fidelity, heads, lambdas, maps, row)
+    function.__name__: function
+    for function in (board, checkpoints, cohort, curves, fidelity, heads, lambdas, maps, row, training)
 }
 RENAMED = {"overview": "heads", "lambda": "lambdas", "family": "cohort"}
 
