@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
-from jobs import Job
+from jobs import Job, Watched
 from sources import own_prompts, written
 
 from diffscope.hypotheses import TESTS, Settings, Verdict, gather, run
@@ -91,21 +90,6 @@ def provisional(choices: Choices, finished: Mapping, statements: list[str]) -> B
     verdicts = run(ids, finished=results) if ids else []
     shown = {verdict.test.id: verdict for verdict in verdicts if verdict.test.id in choices.asked}
     return Board(choices.title, shown, choices.code(), tuple(statements))
-
-
-class Watched(Scope):
-    """A model that asks whether it may go on before it is run."""
-
-    def __init__(self, opened: Scope, go_on: Callable[[], None]):
-        super().__init__(opened.model, opened.tokenizer, opened.name, opened.family)
-        self._go_on = go_on
-
-    @contextmanager
-    def running(self, lengths: tuple[int, ...] | None) -> Iterator[tuple[int, ...] | None]:
-        """As of Scope."""
-        self._go_on()
-        with super().running(lengths) as held:
-            yield held
 
 
 def run_tests(

@@ -14,6 +14,7 @@ from pathlib import Path
 import streamlit as st
 
 import diffscope
+from diffscope import readings
 from diffscope.capture import open_capture
 from diffscope.errors import DiffscopeError
 from diffscope.models.loading import tokenizer_folder
@@ -83,6 +84,18 @@ def scope(name: str, written: float = 0.0):
 def capture(name: str, written: float, prompt: str, spans: dict):
     """What every layer of a model attended with on a prompt."""
     return scope(name, written).capture(prompt, spans=spans)
+
+
+@st.cache_resource(show_spinner=False, max_entries=32)
+def capture_once(name: str, written: float, prompt, spans: dict):
+    """The same of a model that is opened for this alone, as the many checkpoints of a training are."""
+    return diffscope.load(name).capture(prompt, spans=spans)
+
+
+@st.cache_resource(show_spinner="Reading the training", max_entries=16)
+def along_training(_captures: dict, key: tuple, query: int):
+    """What is said of captures by step of training; `key` says of which."""
+    return readings.along_training(_captures, query)
 
 
 @st.cache_resource(show_spinner="Reading the capture", max_entries=4)
