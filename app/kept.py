@@ -41,6 +41,13 @@ def kept_option(key: str, options, first=None) -> dict:
     return {"key": key}
 
 
+def kept_options(key: str, options, first) -> dict:
+    """The same for a choice of several among options: what is none of them is left out."""
+    chosen = state.get(key, st.query_params.get_all(key) or first)
+    state[key] = [option for option in options if option in chosen]
+    return kept(key)
+
+
 def looked_at(name: str) -> dict:
     """How a view of maps is looked at, as the address says, or as it was when the reader left it.
 

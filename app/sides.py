@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import streamlit as st
-from choices import OWN, Subject, as_code, choose_model, choose_subject
-from edit_choice import Change, choose_changes, edited_capture
+from choices import LAST_STEP, OWN, Subject, as_code, choose_model, choose_subject
+from edit_choice import choose_edits
+from edit_table import Written
+from edited import captured, texts
 from kept import kept, kept_option, kept_value
 from sources import bundled, examples, rules
 
@@ -23,7 +25,6 @@ PROMPTS = "two prompts"
 STEPS = "two checkpoints"
 EDIT = "with and without an edit"
 KINDS = (MODELS, PROMPTS, STEPS, EDIT)
-END = "end of training"
 IMPORT = "import diffscope\n\n"
 state = st.session_state
 
@@ -34,28 +35,38 @@ class Edited(Subject):
 
     Attributes
     ----------
-    changes : tuple of Change
+    written : tuple of Written
     """
 
-    changes: tuple[Change, ...] = ()
+    written: tuple[Written, ...] = ()
 
     @property
     def key(self) -> tuple:
         """As of a Subject, with the edits."""
-        return (*super().key, self.changes)
+        return (*super().key, texts(self.written))
 
     def capture(self):
         """What every layer attends with under the edits."""
-        return edited_capture(self.key, self, self.changes)
+        return captured(self, super().capture(), self.written)
 
     def code(self) -> str:
         """Python that gives the same capture."""
         return (
             f"{IMPORT}scope = diffscope.load({self.model!r})\n"
             f"prompt = {self.prompt!r}\n"
-            f"with scope.edit({', '.join(change.code() for change in self.changes)}):\n"
+            f"with scope.edit({edits_in_code(self)}):\n"
             f"    cap = scope.capture(prompt, spans={as_code(self.spans)})\n"
         )
+
+
+def edits_of(subject: Subject) -> tuple[Written, ...]:
+    """The edits that a subject is looked at under."""
+    return subject.written if isinstance(subject, Edited) else ()
+
+
+def edits_in_code(subject: Subject) -> str:
+    """The same as Python writes them."""
+    return ", ".join(f"diffscope.{edit.code}" for edit in edits_of(subject))
 
 
 class Side(NamedTuple):
@@ -73,6 +84,11 @@ class Pair(NamedTuple):
     first: Side
     second: Side
     matched: bool
+
+    @property
+    def sides(self) -> tuple[Side, Side]:
+        """The first and the second."""
+        return (self.first, self.second)
 
     @property
     def key(self) -> tuple:
@@ -185,11 +201,11 @@ def _another_step(subject: Subject, cap):
     steps = [str(number) for number in kept_steps(base)]
     if not steps:
         raise DiffscopeError(f"no checkpoints of the training of {short_name(base)} are kept; choose another model")
-    options = [*steps, END]
+    options = [*steps, LAST_STEP]
     with st.sidebar:
         other = st.select_slider("Second training step", options, **kept_option("compare-step", options))
-    names = tuple(f"{short_name(base)}, {END if at == END else f'step {at}'}" for at in (step or END, other))
-    return replace(subject, model=base if other == END else f"{base}@{other}"), names
+    names = tuple(f"{short_name(base)}, {LAST_STEP if at == LAST_STEP else f'step {at}'}" for at in (step or LAST_STEP, other))
+    return replace(subject, model=base if other == LAST_STEP else f"{base}@{other}"), names
 
 
 def kept_steps(base: str) -> list[int]:
@@ -200,12 +216,11 @@ def kept_steps(base: str) -> list[int]:
 
 def _with_edit(subject: Subject, cap):
     """The same model under an edit."""
-    changes = choose_changes(cap, subject.key)
-    if not changes:
+    written = choose_edits(cap, subject.key)
+    if not written:
         st.info("Choose the heads to ablate.")
         return None
-    words = "; ".join(str(change.edit()) for change in changes)
-    return Edited(**vars(subject), changes=changes), ("as it is", words)
+    return Edited(**vars(subject), written=written), ("as it is", "; ".join(edit.words for edit in written))
 
 
 def _pair(kind: str, subject: Subject, cap, second: Subject, names: tuple[str, str]) -> Pair:

@@ -37,7 +37,7 @@ def show_pair(pair: Pair) -> None:
     follow(pair.second.cap, pair.second.subject.key, SECOND)
     reading = None
     with in_words():
-        reading = _differences(pair.key, pair)
+        reading = _differences((pair.key, pair.names), pair)
         st.markdown(plain(reading.sentence))
     show_heads(pair)
     with in_words():
@@ -58,7 +58,7 @@ def show_heads(pair: Pair) -> None:
             if st.toggle("Same layer and head on both sides", **kept_option("compare-same", [True, False])):
                 same = choose_head(pair.first.cap)
     if not pair.linked:
-        counts = " and ".join(str(side.cap.n_tokens) for side in (pair.first, pair.second))
+        counts = " and ".join(str(side.cap.n_tokens) for side in pair.sides)
         st.caption(f"The two sides have other tokens ({counts}): colours have one scale, and cursors are not linked.")
     with in_words():
         with blocks.beside("first", "second", least=480) as (left, right):
@@ -120,7 +120,7 @@ def offer_maps(pair: Pair, first: Place, second: Place) -> None:
         )
         return
     with st.container(horizontal=True):
-        for number, side, (layer, head) in zip((1, 2), (pair.first, pair.second), (first, second)):
+        for number, side, (layer, head) in zip((1, 2), pair.sides, (first, second)):
             call = as_call("figure = diffscope.figures.maps", "cap", {"layer": layer, "head": head})
             blocks.take_away(
                 f"compare-maps-{number}",
@@ -144,7 +144,7 @@ def show_bars(pair: Pair, places: tuple[Place, Place]) -> None:
         options = list(NORMALISATIONS)
         usual = kept_option("compare-normalisation", options, "share")
         how = st.selectbox("Normalised", options, **usual, format_func=NORMALISED.__getitem__, width=200)
-    of_sides = [_allocation(side.subject.key, side.cap) for side in (pair.first, pair.second)]
+    of_sides = [_allocation(side.subject.key, side.cap) for side in pair.sides]
     choices = {"map": drawn, "normalisation": how, "heads": places if heads == THESE_HEADS else None}
     dataset = readings.bars(*(reading.estimates for reading in of_sides), pair.names, **choices)
     ends = {end: dataset[end] for end in ("low", "high") if end in dataset}
@@ -152,7 +152,7 @@ def show_bars(pair: Pair, places: tuple[Place, Place]) -> None:
     blocks.show_chart(figure, "Attention to each part of the prompt, both sides beside each other", key="compare-bars")
     if ends:
         st.caption("Bars are means over heads, then layers; whiskers lead from the least head to the largest.")
-    for side, reading in zip((pair.first, pair.second), of_sides):
+    for side, reading in zip(pair.sides, of_sides):
         st.caption(f"**{plain(side.name)}.** {plain(reading.sentence)}")
     blocks.take_away(
         "compare-allocation",
@@ -176,18 +176,17 @@ def show_statistic(pair: Pair) -> None:
     leads = pair.second if pair.second.cap.differential and not pair.first.cap.differential else pair.first
     with st.container(horizontal=True, vertical_alignment="bottom"):
         chosen = choose_statistic(leads.cap, leads.subject.key)
-    sides = [same_statistic(chosen, side.cap, side.subject.key).over_heads for side in (pair.first, pair.second)]
+    sides = [same_statistic(chosen, side.cap, side.subject.key).over_heads for side in pair.sides]
     dimension = xr.DataArray(list(pair.names), dims="side", name="side")
     values = xr.concat([side[chosen.name] for side in sides], dimension, join="outer", combine_attrs="override")
     values = values.assign_attrs(long_name=sides[0].attrs["long_name"], units=sides[0].attrs["units"])
     figure = figures.strips(values, joined=pair.matched)
     blocks.show_chart(figure, f"{sides[0].attrs['long_name']} of every head of both sides", key="compare-strips")
-    lines = (
-        "Lines lead from a head to the same head." if pair.matched else "Head h of one side is not head h of the other: no lines."
-    )
-    st.caption(
-        f"{plain(STATISTICS[chosen.name].definition)} · {plain(sides[0].attrs['selection'])}. Each point is a head. {lines}"
-    )
+    words = STATISTICS[chosen.name]
+    lines = "Lines lead from a head to the same head." if pair.matched else "Head h of one side is not head h of the other."
+    st.caption(f"{plain(words.definition)} · {plain(sides[0].attrs['selection'])}. Each point is a head. {lines}")
+    if lacking := [name for name, side in zip(pair.names, sides) if side[chosen.name].isnull().all()]:
+        st.caption(f"No head of {plain(' and '.join(lacking))} has a value. Undefined: {plain(words.words.undefined)}.")
     choices = {"statistic": chosen.name, "query": chosen.query, "where": chosen.where}
     blocks.take_away(
         "compare-statistic",

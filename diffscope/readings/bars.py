@@ -43,9 +43,8 @@ def bars(
         for estimates, head in zip((first, second), heads or (None, None))
     ]
     controls = [side["uniform"].rename("value").to_dataset() for side in sides]
-    alike = np.allclose(
-        *(side["uniform"] for side in sides), equal_nan=True
-    )  # of other numbers of layers it is rounded otherwise
+    one, other = (side["uniform"].values for side in sides)
+    alike = np.allclose(one, other, equal_nan=True)  # means over other numbers of layers are rounded otherwise
     labels = [*names, *([UNIFORM] if alike else [f"{UNIFORM}, {name}" for name in names])]
     together = [*(side.drop_vars("uniform") for side in sides), *(controls[:1] if alike else controls)]
     dataset = xr.concat(together, xr.DataArray(labels, dims="side", name="side"), data_vars="all", combine_attrs="override")

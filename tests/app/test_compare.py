@@ -116,6 +116,22 @@ def test_each_side_has_a_head_of_its_own_where_the_models_differ(compare):
     assert bars(test)["small-standard"] != all_heads["small-standard"]
 
 
+def test_every_statistic_of_both_sides_is_shown_or_said_to_be_undefined(compare):
+    from diffscope.stats import STATISTICS
+    from diffscope.stats.questions import QUESTIONS
+
+    test = compare(span="irrelevant")
+    for question in QUESTIONS:
+        fine(test.selectbox(key="question").set_value(question).run())
+        for statistic in QUESTIONS[question]:
+            fine(test.selectbox(key="statistic").set_value(statistic).run())
+            assert not said(test), statistic
+            sides = [trace["name"] for trace in chart(test, "scatter")["data"] if values(trace["y"])]
+            lacking = any("No head of small" in caption.value for caption in test.caption)
+            assert sides == (["small-diff"] if lacking else ["small-diff", "small-standard"]), statistic
+            assert lacking == (STATISTICS[statistic].kind in ("branch", "layer")), statistic
+
+
 def test_an_edit_is_on_one_side_and_nobody_else_sees_it(compare, folders):
     folder = folders["small-diff"]
     test = compare(compare_by=EDIT, compare_edit="λ = …", compare_lambda="0.5", layer="1", head="1")
@@ -247,3 +263,11 @@ def test_a_failure_in_the_background_is_one_line(compare):
         fine(test.run())
     assert len(said(test)) == 1 and "21 needles do not fit 64 tokens" in said(test)[0]
     assert test.button(key="compare-measure")
+
+
+@pytest.mark.parametrize("kind", ["gone", "two models", "two prompts", EDIT])
+def test_an_address_that_names_nothing_real_is_the_page_as_it_begins(compare, kind):
+    nonsense = dict.fromkeys(["layer", "head", "prompts", "distractors", "lambda"], "-99999")
+    nonsense |= dict.fromkeys(["model", "example", "edit", "lengths", "ablated", "same", "heads", "map", "normalisation"], "gone")
+    test = compare(compare_by=kind, **{f"compare_{name}": value for name, value in nonsense.items()})
+    assert len(views(test)) == 2 and not said(test)
