@@ -15,6 +15,7 @@ from diffscope.readings.depths import contrast, depths
 from diffscope.readings.differences import differences
 from diffscope.readings.effects import effects
 from diffscope.readings.head import of_head
+from diffscope.readings.predictions import answers, asked, next_tokens, predict
 from diffscope.readings.reading import Reading
 from diffscope.readings.training import along_training
 
@@ -23,10 +24,14 @@ __all__ = [
     "allocation",
     "along_training",
     "amplifier",
+    "answers",
+    "asked",
     "bars",
     "contrast",
     "depths",
     "differences",
     "effects",
+    "next_tokens",
     "of_head",
+    "predict",
 ]
