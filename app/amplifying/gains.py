@@ -27,7 +27,7 @@ def show_gains(subject, cap, query: int) -> None:
         estimates = reading.estimates
 
         def shown(name: str, chart: str, figure: Figure, alt: str, choice: str = "") -> None:
-            _show(subject, query, estimates[name], chart, figure, alt, choice)
+            _show(subject, query, estimates[[name]], name, chart, figure, alt, choice)
 
         with blocks.beside("amplifier-lambdas", "amplifier-cmrr") as (left, right):
             with left:
@@ -47,9 +47,9 @@ def show_gains(subject, cap, query: int) -> None:
             shown(name, "gain", figure, f"{estimates[name].long_name}, by head, beside controls", name)
 
 
-def _show(subject, query: int, values: xr.DataArray, chart: str, figure: Figure, alt: str, choice: str) -> None:
+def _show(subject, query: int, data: xr.Dataset, name: str, chart: str, figure: Figure, alt: str, choice: str) -> None:
     """One variable: its chart, how to read it and what it says."""
-    name = str(values.name)
+    about = data[name].attrs
     arguments = f"reading.estimates, {choice!r}" if choice else "reading.estimates"
     code = python(
         subject,
@@ -58,4 +58,4 @@ def _show(subject, query: int, values: xr.DataArray, chart: str, figure: Figure,
         f"print(reading.estimates[{name!r}].attrs['says'])",
         f"charts.{chart}({arguments}).save('{name}.pdf')",
     )
-    show(name, figure, alt, values, code, values.attrs.get("reads", ""), values.attrs.get("says", ""))
+    show(name, figure, alt, data, code, about.get("reads", ""), about.get("says", ""))

@@ -63,7 +63,7 @@ def choose_noise(cap, layer: int, head: int) -> Noise:
             "σ of the noise, nats", strengths, **kept_option("amplifier-sigma", strengths, FIRST_SIGMA), width=220
         )
         mode = st.selectbox("Mode", list(MODES), **kept_option("amplifier-mode", list(MODES)), format_func=MODES.get, width=270)
-        place = st.selectbox("In", PLACES, **kept_option("amplifier-in", PLACES), width=130)
+        place = st.selectbox("Noise in", PLACES, **kept_option("amplifier-in", PLACES), width=130)
         draw = st.number_input("Draw", 0, 10_000, **kept("amplifier-draw"), width=110)
     layers = None if place == PLACES[0] else layer
     heads = head if place == PLACES[2] else None
@@ -105,7 +105,7 @@ def show_rejection(subject, cap, layer: int, head: int, query: int, noise: Noise
                 "by-sigma",
                 charts.rejected_by_sigma(estimates, layer, head),
                 f"CMRR by injection of layer {layer}, head {head} over σ, beside controls",
-                data.sel(layer=layer, head=head),
+                data.drop_vars("equal_maps").sel(layer=layer, head=head),
                 python(
                     subject, imports, *lines, f"charts.rejected_by_sigma(reading.estimates, {layer}, {head}).save('by_sigma.pdf')"
                 ),
@@ -159,7 +159,7 @@ def show_answer(subject, cap, noise: Noise, distractors: tuple[str, ...]) -> Non
         "lost",
         charts.lost(estimates),
         "Log-odds of the answer lost to common and to opposite noise, over σ",
-        estimates,
+        estimates.drop_vars("log_odds"),
         python(
             subject,
             "from diffscope.readings.noise import lost\nfrom diffscope.readings.question import question",

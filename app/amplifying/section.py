@@ -40,9 +40,7 @@ def heading(name: str, question: str) -> None:
     st.caption(plain(question))
 
 
-def show(
-    name: str, figure: Figure, alt: str, data: xr.Dataset | xr.DataArray, code: str, reads: str = "", says: str = ""
-) -> None:
+def show(name: str, figure: Figure, alt: str, data: xr.Dataset, code: str, reads: str = "", says: str = "") -> None:
     """A chart, how to read it, what it says here, and what can be taken away of it."""
     blocks.show_chart(figure, alt, key=f"amplifier-{name}")
     if reads:
@@ -51,5 +49,5 @@ def show(
         if says:
             with st.container(key=f"says-{name}"):
                 st.markdown(plain(says))
-        file = f"{short_name(figure.data.attrs['model']) or 'model'}-{name}"
+        file = f"{short_name(data.attrs['model'])}-{name}"
         blocks.take_away(file, figure=lambda: figure, data=lambda: data, code=code)

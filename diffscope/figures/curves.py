@@ -132,7 +132,7 @@ def on_screen(dataset: xr.Dataset, style: str = "lines", title: str | None = Non
     figure.update_xaxes(**theme.screen_axis(title_text=for_html(dataset.attrs["x"]), type=_scale("x" in log, numbers), **ticks))
     figure.update_yaxes(**theme.screen_axis(showgrid=True, gridcolor=theme.UNSEEN, type="log" if "y" in log else "linear"))
     if "y" in log:
-        figure.update_yaxes(tickformat="~g", nticks=6)  # without a format only powers of ten are written in full
+        figure.update_yaxes(tickformat="~g", nticks=3)  # by itself every digit has a tick, without its power
     figure.update_yaxes(title_text=for_html(dataset.attrs["y"]), col=1)
     if within := dataset.attrs["within"]:
         margin = 0.04 * (within[1] - within[0])

@@ -201,6 +201,20 @@ def test_long_work_waits_for_a_button_and_runs_in_the_background(amplifier, monk
     assert titles(test) == ["erank"] and "once-gains" in [button.key for button in test.button]
 
 
+def test_every_view_can_be_taken_away(amplifier, monkeypatch):
+    import blocks
+    from blocks.exports import table
+
+    taken = {}
+    monkeypatch.setattr(blocks, "take_away", lambda name, **parts: taken.update({name: parts}))
+    amplifier()
+    names = [name for name in taken if name.startswith("small-diff-") and "layer" not in name]  # not of the first page
+    assert len(names) == 14
+    for name in names:
+        assert all(table(taken[name]["data"](), suffix) for suffix in (".csv", ".parquet", ".nc"))
+        assert taken[name]["figure"]().to_bytes(".svg")
+
+
 def test_the_python_that_is_shown_draws_the_same(amplifier, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     codes = [code.value for code in amplifier().code if code.language == "python"]
