@@ -5,6 +5,7 @@ from __future__ import annotations
 import blocks
 import pandas as pd
 import streamlit as st
+from choices import as_loaded
 from jobs import Job, jobs, watch
 from kept import kept_option, kept_value
 from sides import PROMPTS, Edited, Pair, Side
@@ -138,9 +139,7 @@ def _offer(pair: Pair, settings: dict, sides, cells) -> None:
             f"edits=[{', '.join(change.code() for change in side.subject.changes)}], " if isinstance(side.subject, Edited) else ""
         )
         arguments = ", ".join(f"{word}={value!r}" for word, value in settings.items())
-        calls.append(
-            f"{name} = diffscope.readings.depths(diffscope.load({side.subject.model!r}), {edits}{arguments}).estimates\n"
-        )
+        calls.append(f"{name} = diffscope.readings.depths({as_loaded(side.subject.model)}, {edits}{arguments}).estimates\n")
     blocks.take_away(
         "compare-depths",
         label="Take the table away",
