@@ -6,6 +6,7 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
 from jobs import Job, Watched
+from offered import called
 from sources import own_prompts, written
 
 from diffscope.hypotheses import TESTS, Settings, Verdict, gather, run
@@ -52,7 +53,7 @@ class Choices:
     @property
     def title(self) -> str:
         """What the board is about."""
-        return " beside ".join(self.names) or self.cohort
+        return " beside ".join(map(called, self.names)) or self.cohort
 
     @property
     def asked(self) -> tuple[str, ...]:
@@ -66,7 +67,7 @@ class Choices:
 
     def code(self) -> str:
         """Python that gives the board."""
-        named = {"model": self.model, "baseline": self.beside, "cohort": self.cohort, "own": self.own and self.own[0]}
+        named = {"model": called(self.model), "baseline": self.beside, "cohort": self.cohort, "own": self.own and self.own[0]}
         amount = {"prompts": self.prompts, "length": self.length, "untrained": self.untrained}
         options = {name: value for name, value in named.items() if value} | amount
         words = ", ".join(f"{name}={value!r}" for name, value in options.items())

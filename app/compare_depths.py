@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import blocks
 import pandas as pd
 import streamlit as st
+from choices import as_loaded
 from edited import made, texts
 from jobs import Job, jobs, watch
 from kept import kept_option, kept_options, kept_value
@@ -152,9 +153,7 @@ def _offer(pair: Pair, settings: dict, sides, cells) -> None:
     for name, side in zip(("first", "second"), pair.sides):
         edits = f"edits=[{edits_in_code(side.subject)}], " if edits_of(side.subject) else ""
         arguments = ", ".join(f"{word}={value!r}" for word, value in settings.items())
-        calls.append(
-            f"{name} = diffscope.readings.depths(diffscope.load({side.subject.model!r}), {edits}{arguments}).estimates\n"
-        )
+        calls.append(f"{name} = diffscope.readings.depths({as_loaded(side.subject.model)}, {edits}{arguments}).estimates\n")
     blocks.take_away(
         "compare-depths",
         label="Take the table away",

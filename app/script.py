@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from choices import as_code
+from choices import as_code, as_loaded
 from edit_table import Written, text_length
 from edited import answer_of, new_tokens, spans
 
@@ -14,7 +14,7 @@ texts = texts.tolist()
 SCRIPT = """{numpy}import diffscope
 from diffscope import edits, readings
 
-scope = diffscope.load({model!r})
+scope = {scope}
 prompt = {prompt!r}
 spans = {spans}
 before = scope.capture(prompt, spans=spans)
@@ -45,7 +45,7 @@ def script(subject, cap, written: tuple[Written, ...], distractors: tuple[str, .
     lines = "".join(f"\n    {edit.code}," for edit in written)
     return SCRIPT.format(
         numpy="import numpy\n\n" if count else "",
-        model=subject.model,
+        scope=as_loaded(subject.model),
         prompt=subject.prompt,
         spans=as_code(spans(subject, cap)),
         question=f"readings.asked(scope, before, {answer!r}, {list(distractors)!r})" if answer else None,

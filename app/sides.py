@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import streamlit as st
-from choices import LAST_STEP, OWN, Subject, as_code, choose_model, choose_subject
+from choices import LAST_STEP, OWN, Subject, as_code, as_loaded, choose_model, choose_subject
 from edit_choice import choose_edits
 from edit_table import Written
 from edited import captured, texts
@@ -52,7 +52,7 @@ class Edited(Subject):
     def code(self) -> str:
         """Python that gives the same capture."""
         return (
-            f"{IMPORT}scope = diffscope.load({self.model!r})\n"
+            f"{IMPORT}scope = {as_loaded(self.model)}\n"
             f"prompt = {self.prompt!r}\n"
             f"with scope.edit({edits_in_code(self)}):\n"
             f"    cap = scope.capture(prompt, spans={as_code(self.spans)})\n"
@@ -110,8 +110,8 @@ class Pair(NamedTuple):
         one, other = (side.subject for side in (self.first, self.second))
         if self.kind in (MODELS, STEPS) and self.linked and not (one.saved or other.saved):
             return (
-                f"{IMPORT}first = diffscope.load({one.model!r})\n"
-                f"second = diffscope.load({other.model!r})\n"
+                f"{IMPORT}first = {as_loaded(one.model)}\n"
+                f"second = {as_loaded(other.model)}\n"
                 f"prompt = {one.prompt!r}\n"
                 f"comparison = diffscope.compare(first, second, prompt, spans={as_code(one.spans)})\n"
             )
