@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
-from jobs import Job
+from jobs import Job, Watched
+from offered import called
 from sources import own_prompts, written
 
 from diffscope.hypotheses import TESTS, Settings, Verdict, gather, run
@@ -53,7 +53,7 @@ class Choices:
     @property
     def title(self) -> str:
         """What the board is about."""
-        return " beside ".join(self.names) or self.cohort
+        return " beside ".join(map(called, self.names)) or self.cohort
 
     @property
     def asked(self) -> tuple[str, ...]:
@@ -67,7 +67,7 @@ class Choices:
 
     def code(self) -> str:
         """Python that gives the board."""
-        named = {"model": self.model, "baseline": self.beside, "cohort": self.cohort, "own": self.own and self.own[0]}
+        named = {"model": called(self.model), "baseline": self.beside, "cohort": self.cohort, "own": self.own and self.own[0]}
         amount = {"prompts": self.prompts, "length": self.length, "untrained": self.untrained}
         options = {name: value for name, value in named.items() if value} | amount
         words = ", ".join(f"{name}={value!r}" for name, value in options.items())
@@ -91,21 +91,6 @@ def provisional(choices: Choices, finished: Mapping, statements: list[str]) -> B
     verdicts = run(ids, finished=results) if ids else []
     shown = {verdict.test.id: verdict for verdict in verdicts if verdict.test.id in choices.asked}
     return Board(choices.title, shown, choices.code(), tuple(statements))
-
-
-class Watched(Scope):
-    """A model that asks whether it may go on before it is run."""
-
-    def __init__(self, opened: Scope, go_on: Callable[[], None]):
-        super().__init__(opened.model, opened.tokenizer, opened.name, opened.family)
-        self._go_on = go_on
-
-    @contextmanager
-    def running(self, lengths: tuple[int, ...] | None) -> Iterator[tuple[int, ...] | None]:
-        """As of Scope."""
-        self._go_on()
-        with super().running(lengths) as held:
-            yield held
 
 
 def run_tests(

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 
 import streamlit as st
-from kept import kept, kept_option
-from sources import age, bundled, capture, examples, own_prompts, rules, saved, scope
+from kept import fits_address, kept, kept_option
+from offered import Own, called, cards, own, remember, trusted
+from rules import rules
+from sources import age, capture, examples, own_prompts, saved, scope
+from uploads import is_upload
 from words import plain
 
 from diffscope.errors import DiffscopeError, PromptError, SpanError
@@ -17,6 +21,8 @@ OWN = "own text"
 FILE = "a file"
 CHAT = "a chat"
 LAST_STEP = "end of training"
+PROMPTS_MB = 10
+MARK = re.compile(r"(.+):\s*(\d{1,7})\s*(?:-\s*(\d{1,7})\s*)?", re.ASCII | re.DOTALL)
 Given = tuple[object, dict, str, tuple[str, ...]]  # prompt, spans, answer, distractors
 state = st.session_state
 
@@ -75,10 +81,16 @@ class Subject:
             return f"import diffscope\n\ncap = diffscope.open({self.model!r})[0]\n"
         return (
             "import diffscope\n\n"
-            f"scope = diffscope.load({self.model!r})\n"
+            f"scope = {as_loaded(self.model)}{'  # the folder with the files' if is_upload(self.model) else ''}\n"
             f"prompt = {self.prompt!r}\n"
             f"cap = scope.capture(prompt, spans={as_code(self.spans)})\n"
         )
+
+
+def as_loaded(model: str) -> str:
+    """Python that opens a model; an upload by what it is called, as a folder of its reader."""
+    trust = trusted(model)
+    return f"diffscope.load({called(model)!r}{f', trust_remote_code={trust}' if trust else ''})"
 
 
 def as_code(spans: dict) -> str:
@@ -102,22 +114,29 @@ def choose_subject(saved_too: bool = True, at_step: bool = True) -> Subject | No
 
 
 def choose_model(key: str = "model", label: str = "Model", saved_too: bool = True, at_step: bool = True) -> str | None:
-    """A bundled model, at a step of its training where these are kept, or a path; a page with two models gives each a key.
+    """A model that is offered, at a step of its training where these are kept, one of the reader's own, or a path.
 
-    Without `at_step` it is the model that was trained, whatever the step.
+    A page with two models gives each a key. Without `at_step` it is the model that was trained, whatever the step.
     """
-    cards = {card["name"]: card for card in bundled()}
-    others = [OTHER] if rules().paths else []
+    offered = cards()
+    asked = st.query_params.get(key, "")
+    if rules().paths and "/" in asked and asked not in offered:  # an address may name any folder
+        remember(asked, own().get(asked, Own(asked)))
+    options = [*offered, *own(), *([OTHER] if rules().paths else [])]
+    if state.get(key) not in options:  # of an upload that was replaced
+        state.pop(key, None)
     with st.sidebar:
-        if not cards:
+        if not offered:
             st.info(
                 "No model is installed with this package. Train one with `diffscope train`, or give the folder of a model below."
             )
-        if not cards and not others:
+        if not options:
             return None
-        name = st.selectbox(label, [*cards, *others], **kept(key))
+        name = st.selectbox(label, options, **kept(key))
+        if name in offered:
+            return _at_step(name, offered[name], key) if at_step else name
         if name != OTHER:
-            return _at_step(name, cards[name], key) if at_step else name
+            return own()[name].name
         path = st.text_input(
             f"{label}: its folder, or the file of a capture" if saved_too else f"{label}: its folder",
             **kept("path" if key == "model" else f"{key}-path"),
@@ -173,6 +192,8 @@ def _text(chosen: str, example) -> Given:
     )
     if not text.strip():
         return "", {}, "", ()
+    if not fits_address(text):
+        st.caption("This text is too long for the page's address, which does not bring it back.")
     if example:
         return text, dict(example.spans), answer, example.distractors
     return text, {"answer": answer} if answer.strip() else {}, answer, ()
@@ -180,7 +201,8 @@ def _text(chosen: str, example) -> Given:
 
 def _of_file() -> Given:
     """One prompt of a file that the reader gave."""
-    file = st.file_uploader("File of prompts", ["txt", "jsonl", "ndjson", "json", "parquet"], key="prompts-file")
+    kinds = ["txt", "jsonl", "ndjson", "json", "parquet"]
+    file = st.file_uploader("File of prompts", kinds, key="prompts-file", max_upload_size=PROMPTS_MB)
     if file is None:
         return "", {}, "", ()
     if file.name.lower().endswith(".txt"):
@@ -243,12 +265,13 @@ def marked(model: str, prompt: object) -> dict:
 
 def read_mark(mark: str) -> tuple[str, list[int]]:
     """The name and the positions of name:first-last."""
-    name, _, where = mark.rpartition(":")
-    first, _, last = where.partition("-")
-    if not name.strip() or not first.strip().isdigit() or (last and not last.strip().isdigit()):
+    match = MARK.fullmatch(mark)
+    if match is None or not match[1].strip():
         raise SpanError(f"a span is written name:first-last, such as answer:12-15, and not {mark!r}")
-    start = int(first)
-    stop = int(last) if last else start
-    if not start <= stop < start + rules().tokens:
+    start = int(match[2])
+    stop = int(match[3] or start)
+    if stop < start:
         raise SpanError(f"the span {mark!r} ends before it begins")
-    return name.strip(), list(range(start, stop + 1))
+    if stop >= rules().tokens:
+        raise SpanError(f"the span {mark!r} ends beyond the longest prompt, of {rules().tokens:,} tokens")
+    return match[1].strip(), list(range(start, stop + 1))

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any, NamedTuple
+
 import blocks
 import pandas as pd
 import streamlit as st
+from choices import as_loaded
+from edited import made, texts
 from jobs import Job, jobs, watch
-from kept import kept_option, kept_value
-from sides import PROMPTS, Edited, Pair, Side
+from kept import kept_option, kept_options, kept_value
+from sides import PROMPTS, Pair, Side, edits_in_code, edits_of
 from words import plain
 
-from diffscope import figures
-from diffscope.readings.depths import ROOM, contrast, depths, usual_lengths
+from diffscope import figures, readings
+from diffscope.lab.scoring import DEPTHS
+from diffscope.readings.depths import ROOM, usual_lengths
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096)
 SPANS = {"answer": "the answer", "irrelevant": "irrelevant tokens", "needles": "distractors", "sink": "the first token"}
@@ -19,36 +25,61 @@ IN_CELLS = {"mass": "attention, share of D", "exact": "exact answers", "log_odds
 state = st.session_state
 
 
+class Asked(NamedTuple):
+    """What is measured of a side; its key says on what that depends: not on the prompt that is looked at above."""
+
+    name: str
+    scope: Any
+    edits: tuple
+    key: tuple
+
+
 def show_depths(pair: Pair) -> None:
     """The table of retrieval by depth, by length; or a line that says why there is none."""
     st.markdown("##### Retrieval by depth of the answer and length of the prompt")
     if pair.kind == PROMPTS:
-        st.caption("Retrieval is measured on prompts made for it, of which both sides would see the same: the model is one.")
+        st.caption("It is measured on prompts that are made for it, and here both sides are one model: choose two, or an edit.")
         return
-    sides = (pair.first, pair.second)
-    scopes = [side.subject.scope() for side in sides]
-    settings = _choose_settings(scopes)
+    settings = _choose_settings([side.subject.scope() for side in pair.sides])
     if not settings["lengths"]:
         st.caption("Choose a length.")
         return
+    asked = [_asked(side, settings) for side in pair.sides]
     done: dict = state.setdefault("_depths", {})
-    keys = [_key(side, settings) for side in sides]
-    if all(key in done for key in keys):
-        reading = contrast(*(done[key].estimates for key in keys), pair.names)
-        _show(pair, settings, [done[key] for key in keys], reading)
+    if all(one.key in done for one in asked):
+        _show(pair, settings, [done[one.key] for one in asked])
         return
-    job = jobs().get(tuple(keys))
+    key = tuple(one.key for one in asked)
+    job = jobs().get(key)
     if job is not None and job.running:
         watch(job, "compare-depths")
         return
     if job is not None and job.trouble:
         st.warning(plain(job.trouble))
-    count = 5 * settings["prompts"] * len(settings["lengths"])
+    count = len(DEPTHS) * settings["prompts"] * len(settings["lengths"])
     cities = settings["distractors"] + 1
     st.caption(f"{count} prompts a side: real text that states {cities} cities with a number each, and asks for one.")
     if st.button("Measure retrieval on both sides", key="compare-measure"):
-        jobs().start(tuple(keys), lambda job: _measure(job, sides, scopes, keys, settings, done))
+        jobs().start(key, partial(_measure, asked=asked, settings=settings, done=done))
         st.rerun()
+
+
+def _asked(side: Side, settings: dict) -> Asked:
+    subject = side.subject
+    edits = edits_of(subject)
+    key = (*subject.key[:2], texts(edits), *settings.values())
+    return Asked(side.name, subject.scope(), made(subject, side.cap, edits), key)
+
+
+def _measure(job: Job, asked: list[Asked], settings: dict, done: dict) -> None:
+    """Measure what is not yet known of the sides, and keep it in the session."""
+    for number, one in enumerate(asked):
+
+        def tell(prompt: int, prompts: int, before: int = number, name: str = one.name) -> None:
+            job.tell(before * prompts + prompt, len(asked) * prompts, f"{name}: prompt {prompt} of {prompts}")
+
+        if one.key not in done:
+            done[one.key] = readings.depths(one.scope, edits=one.edits, progress=tell, **settings)
 
 
 def _choose_settings(scopes: list) -> dict:
@@ -59,37 +90,23 @@ def _choose_settings(scopes: list) -> dict:
     usual = [option for option in options if int(option) in fit]
     with st.container(horizontal=True, vertical_alignment="bottom"):
         lengths = st.multiselect(
-            "Lengths in tokens", options, **kept_value("compare-lengths", usual), width=330, placeholder="choose lengths"
+            "Lengths in tokens",
+            options,
+            **kept_options("compare-lengths", options, usual),
+            width=330,
+            placeholder="choose lengths",
         )
         prompts = st.number_input("Prompts of each length and depth", 2, 100, **kept_value("compare-prompts", 5), width=230)
         distractors = st.number_input("Distractors", 1, 40, **kept_value("compare-distractors", 3), width=110)
     return {"lengths": tuple(sorted(map(int, lengths))), "prompts": int(prompts), "distractors": int(distractors)}
 
 
-def _key(side: Side, settings: dict) -> tuple:
-    """What a side's reading depends on: the model and its edits, and not the prompt that is looked at above."""
-    changes = side.subject.changes if isinstance(side.subject, Edited) else ()
-    return (*side.subject.key[:2], changes, *settings.values())
-
-
-def _measure(job: Job, sides: tuple[Side, Side], scopes: list, keys: list, settings: dict, done: dict) -> None:
-    """Measure what is not yet known of both sides, and keep it in the session."""
-    for number, (side, scope, key) in enumerate(zip(sides, scopes, keys)):
-        if key in done:
-            continue
-
-        def tell(prompt: int, prompts: int, number: int = number, name: str = side.name) -> None:
-            job.tell(number * prompts + prompt, 2 * prompts, f"{name}: prompt {prompt} of {prompts}")
-
-        edits = [change.edit() for change in side.subject.changes] if isinstance(side.subject, Edited) else []
-        done[key] = depths(scope, edits=edits, progress=tell, **settings)
-
-
-def _show(pair: Pair, settings: dict, readings: list, reading) -> None:
+def _show(pair: Pair, settings: dict, of_sides: list) -> None:
     """What was measured: in words, by depth in all normalisations, and by depth and length."""
+    reading = readings.contrast(*(one.estimates for one in of_sides), pair.names)
     sides = reading.estimates
     st.markdown(plain(reading.sentence))
-    for name, one in zip(pair.names, readings):
+    for name, one in zip(pair.names, of_sides):
         st.caption(f"**{plain(name)}.** {plain(one.sentence)}")
     with st.container(horizontal=True, vertical_alignment="bottom"):
         lengths = list(settings["lengths"])
@@ -133,12 +150,10 @@ def _as_table(table) -> pd.DataFrame:
 def _offer(pair: Pair, settings: dict, sides, cells) -> None:
     """What can be taken away of it."""
     calls = []
-    for name, side in zip(("first", "second"), (pair.first, pair.second)):
-        edits = (
-            f"edits=[{', '.join(change.code() for change in side.subject.changes)}], " if isinstance(side.subject, Edited) else ""
-        )
+    for name, side in zip(("first", "second"), pair.sides):
+        edits = f"edits=[{edits_in_code(side.subject)}], " if edits_of(side.subject) else ""
         arguments = ", ".join(f"{word}={value!r}" for word, value in settings.items())
-        calls.append(f"{name} = depths(diffscope.load({side.subject.model!r}), {edits}{arguments}).estimates\n")
+        calls.append(f"{name} = diffscope.readings.depths({as_loaded(side.subject.model)}, {edits}{arguments}).estimates\n")
     blocks.take_away(
         "compare-depths",
         label="Take the table away",
@@ -149,9 +164,8 @@ def _offer(pair: Pair, settings: dict, sides, cells) -> None:
 
 
 CODE = """import diffscope
-from diffscope.readings.depths import contrast, depths
 
-{calls}reading = contrast(first, second, {names!r})
+{calls}reading = diffscope.readings.contrast(first, second, {names!r})
 print(reading)
 share = reading.estimates["mass"].sel(map="D", span="answer", normalisation="share")
 diffscope.figures.cells(share, x="depth", y="length", panels="side").save("depths.pdf")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import streamlit as st
-from edit_table import KINDS, LAST, STAGES, Choice, Number, Tokens, Written, first, read
+from edit_table import ALL, KINDS, LAST, STAGES, Choice, Number, Tokens, Written, first, read
 from kept import kept
 from words import plain
 
@@ -14,7 +14,7 @@ from diffscope.errors import DiffscopeError
 KEY = "edit"
 NONE = "none"  # in an address: no edit at all
 OPENING = "scale_lambda:0.0"  # what happens without A2?
-MOST = 16
+MOST = 64
 state = st.session_state
 
 
@@ -27,15 +27,17 @@ def begin(cap) -> None:
     """The edits of the address; without any, A2 is not subtracted, if there is one."""
     kept(KEY)  # of no widget, but it stays like one
     if KEY not in state:
-        usual = [OPENING] if cap.differential else []
-        state[KEY] = st.query_params.get_all(KEY)[:MOST] or usual
+        state[KEY] = st.query_params.get_all(KEY)[:MOST]
+        state["_edits-chosen"] = bool(state[KEY])
+    if not state["_edits-chosen"]:
+        state[KEY] = [OPENING if cap.differential else NONE]
     _write()
 
 
 def show_stack(cap, layer: int, head: int) -> list[Written]:
     """The stacked edits in the order in which they act, each with its controls; what is no edit is said and left out."""
-    edits = []
     begin(cap)
+    edits = []
     for number, text in enumerate(texts()):
         if text == NONE:
             continue
@@ -44,11 +46,13 @@ def show_stack(cap, layer: int, head: int) -> list[Written]:
         except DiffscopeError as error:
             with st.container(horizontal=True, vertical_alignment="center"):
                 st.warning(plain(str(error)), width="stretch")
-                _undo(number)
+                _undo(number, text)
     edits.sort(key=lambda edit: edit[0].stage)
     for edit, number in edits:
         with st.container(border=True, gap="small"):
             _show_edit(edit, number, cap)
+    if len(edits) > 1:
+        st.caption("They act in this order, that of the computation.")
     _offer(cap, layer, head)
     return [edit for edit, _ in edits]
 
@@ -57,34 +61,28 @@ def _show_edit(edit: Written, number: int, cap) -> None:
     """One edit in words, with an undo, and below it what it is given."""
     with st.container(horizontal=True, vertical_alignment="center"):
         st.markdown(f"**{plain(edit.words)}**", width="stretch")
-        _undo(number)
+        _undo(number, edit.words)
     names = [takes.name for takes in edit.kind.takes]
     places = ["layers", "heads"] if edit.kind.heads else ["layers"]
     keys = {name: f"intervene-{state.setdefault('_edits', 0)}-{number}-{name}" for name in [*names, *places]}
     changed = partial(_change, number, edit.kind.name, keys)
+    if edit.kind.takes:
+        with st.container(horizontal=True, vertical_alignment="bottom"):
+            for takes, value in zip(edit.kind.takes, edit.values):
+                _control(takes, value, cap, keys[takes.name], changed)
+    options = {"layers": cap.layer_numbers, "heads": list(range(cap.n_heads))}
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        for takes, value in zip(edit.kind.takes, edit.values):
-            _control(takes, value, cap, keys[takes.name], changed)
-        options = {"layers": cap.layer_numbers, "heads": list(range(cap.n_heads))}
         for name in places:
             chosen = getattr(edit, name)
-            st.multiselect(
-                name.capitalize(),
-                sorted({*options[name], *chosen}),
-                chosen,
-                key=keys[name],
-                on_change=changed,
-                placeholder="all",
-                width=100,
-            )
+            numbers = sorted({*options[name], *chosen})
+            st.multiselect(name.capitalize(), numbers, chosen, key=keys[name], on_change=changed, placeholder="all")
 
 
 def _control(takes, value, cap, key: str, changed) -> None:
     """What an edit is given, as a widget."""
     options = {"key": key, "on_change": changed}
     if isinstance(takes, Tokens):
-        names = [takes.first, LAST, *cap.spans, value]
-        names = list(dict.fromkeys(name for name in names if name != "answer" or name in cap.spans or name == value))
+        names = list(dict.fromkeys([*cap.spans, LAST, *([ALL] if takes.may_be_all else []), value]))
         words = "A span of the prompt; or write tokens, such as 12-15."
         st.selectbox(takes.label, names, names.index(value), accept_new_options=True, help=words, width=150, **options)
     elif isinstance(takes, Choice):
@@ -102,22 +100,23 @@ def _change(number: int, name: str, keys: dict[str, str]) -> None:
     kind = KINDS[name]
     values = tuple(given[takes.name] for takes in kind.takes)
     edit = Written(kind, values, tuple(sorted(given["layers"])), tuple(sorted(given.get("heads", ()))))
-    state[KEY] = [*texts()[:number], edit.text, *texts()[number + 1 :]]
-    _write()
+    _keep([*texts()[:number], edit.text, *texts()[number + 1 :]])
 
 
-def _undo(number: int) -> None:
-    st.button("Undo", key=f"intervene-undo-{number}", help="Take this edit back", on_click=put, args=(_without(number),))
-
-
-def _without(number: int) -> tuple[str, ...]:
-    return texts()[:number] + texts()[number + 1 :]
+def _undo(number: int, words: str) -> None:
+    others = texts()[:number] + texts()[number + 1 :]
+    st.button("Undo", key=f"intervene-undo-{number}", help=plain(f"Take back: {words}"), on_click=put, args=(others,))
 
 
 def put(edits) -> None:
     """Stack other edits, of which the controls are made anew."""
-    state[KEY] = list(edits) or [NONE]
     state["_edits"] = state.get("_edits", 0) + 1
+    _keep(list(edits) or [NONE])
+
+
+def _keep(edits: list[str]) -> None:
+    state[KEY] = edits
+    state["_edits-chosen"] = True
     _write()
 
 
@@ -135,7 +134,7 @@ def _offer(cap, layer: int, head: int) -> None:
         name = state["intervene-add"]
         if name is None:
             return
-        edit = first(name)
+        edit = first(name, cap)
         if name == "ablate_heads":
             edit = Written(edit.kind, edit.values, (layer,), (head,))
         state["intervene-add"] = None

@@ -105,6 +105,11 @@ class Tokens:
     label: str
     first: str
 
+    @property
+    def may_be_all(self) -> bool:
+        """Whether it may be all tokens."""
+        return self.first == ALL
+
     def read(self, text: str) -> str:
         """The words themselves; whether the prompt has them, it says."""
         if not text.strip():
@@ -211,7 +216,12 @@ STAGES: dict[str, tuple[Kind, ...]] = {
             "{keys} hidden from {queries} ({branch})",
             (Tokens("keys", "Keys", "answer"), Tokens("queries", "Queries", LAST), BRANCH),
         ),
-        Kind("drop_sink", "sink dropped", "first {keys} dropped ({branch})", (Number("keys", "Keys", 1, 1, 64, 1, True), BRANCH)),
+        Kind(
+            "drop_sink",
+            "sink dropped",
+            "first keys dropped: {keys} ({branch})",
+            (Number("keys", "Keys", 1, 1, 64, 1, True), BRANCH),
+        ),
         Kind(
             "inject_noise",
             "noise injected",
@@ -311,9 +321,10 @@ class Written:
         return [(name, at) for name, at in (("layers", self.layers), ("heads", self.heads)) if at]
 
 
-def first(name: str) -> Written:
-    """An edit as it begins."""
-    return Written(KINDS[name], tuple(takes.first for takes in KINDS[name].takes))
+def first(name: str, cap) -> Written:
+    """An edit as it begins for a prompt; one without an answer begins with its first token."""
+    given = [takes.first for takes in KINDS[name].takes]
+    return Written(KINDS[name], tuple("sink" if value == "answer" and value not in cap.spans else value for value in given))
 
 
 def read(text: str) -> Written:

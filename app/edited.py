@@ -10,11 +10,12 @@ import streamlit as st
 from edit_table import Written
 
 from diffscope.edits import Edit
-from diffscope.readings import Reading, effects
-from diffscope.readings.predictions import Prediction, asked, predict
+from diffscope.readings import Reading, asked, effects, predict
+from diffscope.readings.predictions import Prediction
 from diffscope.tasks import Prompt
 
 NEW_TOKENS = 12
+LONG, FEW = 2048, 3  # tokens of a prompt beyond which so few are generated: under most edits each is another run of it all
 Texts = tuple[str, ...]
 
 
@@ -85,7 +86,8 @@ def _continued(key: tuple, edits: Texts, tokens: int, _subject, _made) -> str:
 def new_tokens(subject, cap) -> int:
     """How many tokens are generated: a few, as far as the model has positions."""
     positions = subject.scope().positions
-    return NEW_TOKENS if positions is None else max(1, min(NEW_TOKENS, positions - cap.n_tokens + 1))
+    count = NEW_TOKENS if cap.n_tokens <= LONG else FEW
+    return count if positions is None else max(1, min(count, positions - cap.n_tokens + 1))
 
 
 def changes(subject, cap, written: tuple[Written, ...]) -> Reading:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import streamlit as st
 from words import in_a_line, plain
+
+from diffscope.scope import Scope
 
 LOOK_EVERY = 0.5  # seconds
 
@@ -89,6 +92,21 @@ class Job:
             pass
         except Exception as error:  # a thread has nobody to raise it to
             self.trouble = in_a_line(error)
+
+
+class Watched(Scope):
+    """A model that asks whether it may go on before it is run."""
+
+    def __init__(self, opened: Scope, go_on: Callable[[], None]):
+        super().__init__(opened.model, opened.tokenizer, opened.name, opened.family)
+        self._go_on = go_on
+
+    @contextmanager
+    def running(self, lengths: tuple[int, ...] | None) -> Iterator[tuple[int, ...] | None]:
+        """As of Scope."""
+        self._go_on()
+        with super().running(lengths) as held:
+            yield held
 
 
 class Jobs:

@@ -8,17 +8,25 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from urllib.parse import quote
 
 import streamlit as st
 from streamlit.errors import StreamlitAPIException
 
+LONGEST = 8000  # characters of a value in an address
 state = st.session_state
 
 
 def kept(key: str) -> dict:
-    """The arguments of a widget that stays, under this key."""
+    """The arguments of a widget that stays, under this key; in the address as long as its value is not too long for one."""
     _of_pages().setdefault(state.get("_page", ""), set()).add(key)
-    return {"key": key, "bind": "query-params"}
+    return {"key": key, "bind": "query-params"} if fits_address(state.get(key)) else {"key": key}
+
+
+def fits_address(value) -> bool:
+    """Whether a widget's value can stand in an address; servers refuse long ones."""
+    parts = in_address(value)
+    return sum(len(quote(part)) for part in ([parts] if isinstance(parts, str) else parts)) <= LONGEST
 
 
 def kept_value(key: str, first) -> dict:
@@ -39,6 +47,13 @@ def kept_option(key: str, options, first=None) -> dict:
         state[key] = usual
     st.query_params[key] = str(state[key])
     return {"key": key}
+
+
+def kept_options(key: str, options, first) -> dict:
+    """The same for a choice of several among options: what is none of them is left out."""
+    chosen = state.get(key, st.query_params.get_all(key) or first)
+    state[key] = [option for option in options if option in chosen]
+    return kept(key)
 
 
 def looked_at(name: str) -> dict:
@@ -73,9 +88,9 @@ def carry(page: str) -> None:
     state["_page"] = page
     if before in (None, page):
         return
-    everywhere = pages.get(before, set())
+    everywhere = {key for key in pages.get(before, set()) if not key.startswith(f"{before}-")}
     for key in everywhere | pages.get(page, set()):
-        if state.get(key) is not None:
+        if state.get(key) is not None and fits_address(state[key]):
             with suppress(StreamlitAPIException):  # a widget of this page has written it already
                 st.query_params[key] = in_address(state[key])
 

@@ -9,10 +9,13 @@ HERE = Path(__file__).resolve().parent
 if str(HERE) not in sys.path:  # pages import what lies beside this file
     sys.path.insert(0, str(HERE))
 
+from admission import admitted  # noqa: E402
 from kept import carry  # noqa: E402
 from tour import offer_tour  # noqa: E402
 
 st.set_page_config(page_title="diffscope", layout="wide", initial_sidebar_state="expanded")
+if not admitted():
+    st.stop()
 st.html(
     "<style>"
     ".stMainBlockContainer{padding:4.5rem 2rem 2rem}"

@@ -62,8 +62,9 @@ def choose_head(cap, of: str = "") -> tuple[int, int]:
     """Layer and head of the maps; without default values, so that the address always names the head."""
     numbers = cap.layer_numbers
     step = math.gcd(*(number - numbers[0] for number in numbers)) or 1  # over layers without attention
-    layer = st.number_input("Layer", numbers[0], numbers[-1], None, step=step, **kept(f"{of}layer"), width=110)
-    head = st.number_input("Head", 0, cap.n_heads - 1, None, step=1, **kept(f"{of}head"), width=110)
+    words = ("Second layer", "Second head") if of else ("Layer", "Head")
+    layer = st.number_input(words[0], numbers[0], numbers[-1], None, step=step, **kept(f"{of}layer"), width=110)
+    head = st.number_input(words[1], 0, cap.n_heads - 1, None, step=1, **kept(f"{of}head"), width=110)
     if layer is None or head is None:
         layer, head = state[f"_{of}best"]
     return layer, head

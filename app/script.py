@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from choices import as_code
+from choices import as_code, as_loaded
 from edit_table import Written, text_length
 from edited import answer_of, new_tokens, spans
 
@@ -12,10 +12,9 @@ texts, _ = diffscope.tasks.Recall(scope.tokenizer).rows({count}, {length}, numpy
 texts = texts.tolist()
 """
 SCRIPT = """{numpy}import diffscope
-from diffscope import edits
-from diffscope.readings import effects, predictions
+from diffscope import edits, readings
 
-scope = diffscope.load({model!r})
+scope = {scope}
 prompt = {prompt!r}
 spans = {spans}
 before = scope.capture(prompt, spans=spans)
@@ -23,17 +22,17 @@ question = {question}
 {texts}
 changes = [{changes}]
 
-says = predictions.predict(scope, before, question)
+says = readings.predict(scope, before, question)
 continuation = scope.generate(prompt, {tokens})
 with scope.edit(*changes):
     after = scope.capture(prompt, spans=spans)
-    says_then = predictions.predict(scope, before, question)
+    says_then = readings.predict(scope, before, question)
     continuation_then = scope.generate(prompt, {tokens})
 
-print(predictions.next_tokens(says, says_then, scope.tokenizer).to_dataframe())
-print(predictions.answers(says, says_then))
+print(readings.next_tokens(says, says_then, scope.tokenizer).to_dataframe())
+print(readings.answers(says, says_then))
 print(repr(continuation), "→", repr(continuation_then))
-print(effects(before, after, changes))
+print(readings.effects(before, after, changes))
 comparison = diffscope.Comparison(("without edits", "with edits"), (before, after))
 diffscope.figures.maps(comparison, layer={layer}, head={head}).save("maps.pdf")
 """
@@ -46,10 +45,10 @@ def script(subject, cap, written: tuple[Written, ...], distractors: tuple[str, .
     lines = "".join(f"\n    {edit.code}," for edit in written)
     return SCRIPT.format(
         numpy="import numpy\n\n" if count else "",
-        model=subject.model,
+        scope=as_loaded(subject.model),
         prompt=subject.prompt,
         spans=as_code(spans(subject, cap)),
-        question=f"predictions.asked(scope, before, {answer!r}, {list(distractors)!r})" if answer else None,
+        question=f"readings.asked(scope, before, {answer!r}, {list(distractors)!r})" if answer else None,
         texts=TEXTS.format(count=count, length=text_length(subject.scope(), cap)) if count else "",
         changes=f"{lines}\n" if lines else "",
         tokens=new_tokens(subject, cap),

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import streamlit as st
-from choices import OWN, Subject, as_code, choose_model, choose_subject
-from edit_choice import Change, choose_changes, edited_capture
+from choices import LAST_STEP, OWN, Subject, as_code, as_loaded, choose_model, choose_subject
+from edit_choice import choose_edits
+from edit_table import Written
+from edited import captured, texts
 from kept import kept, kept_option, kept_value
 from sources import bundled, examples, rules
 
@@ -23,7 +25,6 @@ PROMPTS = "two prompts"
 STEPS = "two checkpoints"
 EDIT = "with and without an edit"
 KINDS = (MODELS, PROMPTS, STEPS, EDIT)
-END = "end of training"
 IMPORT = "import diffscope\n\n"
 state = st.session_state
 
@@ -34,28 +35,38 @@ class Edited(Subject):
 
     Attributes
     ----------
-    changes : tuple of Change
+    written : tuple of Written
     """
 
-    changes: tuple[Change, ...] = ()
+    written: tuple[Written, ...] = ()
 
     @property
     def key(self) -> tuple:
         """As of a Subject, with the edits."""
-        return (*super().key, self.changes)
+        return (*super().key, texts(self.written))
 
     def capture(self):
         """What every layer attends with under the edits."""
-        return edited_capture(self.key, self, self.changes)
+        return captured(self, super().capture(), self.written)
 
     def code(self) -> str:
         """Python that gives the same capture."""
         return (
-            f"{IMPORT}scope = diffscope.load({self.model!r})\n"
+            f"{IMPORT}scope = {as_loaded(self.model)}\n"
             f"prompt = {self.prompt!r}\n"
-            f"with scope.edit({', '.join(change.code() for change in self.changes)}):\n"
+            f"with scope.edit({edits_in_code(self)}):\n"
             f"    cap = scope.capture(prompt, spans={as_code(self.spans)})\n"
         )
+
+
+def edits_of(subject: Subject) -> tuple[Written, ...]:
+    """The edits that a subject is looked at under."""
+    return subject.written if isinstance(subject, Edited) else ()
+
+
+def edits_in_code(subject: Subject) -> str:
+    """The same as Python writes them."""
+    return ", ".join(f"diffscope.{edit.code}" for edit in edits_of(subject))
 
 
 class Side(NamedTuple):
@@ -73,6 +84,11 @@ class Pair(NamedTuple):
     first: Side
     second: Side
     matched: bool
+
+    @property
+    def sides(self) -> tuple[Side, Side]:
+        """The first and the second."""
+        return (self.first, self.second)
 
     @property
     def key(self) -> tuple:
@@ -94,8 +110,8 @@ class Pair(NamedTuple):
         one, other = (side.subject for side in (self.first, self.second))
         if self.kind in (MODELS, STEPS) and self.linked and not (one.saved or other.saved):
             return (
-                f"{IMPORT}first = diffscope.load({one.model!r})\n"
-                f"second = diffscope.load({other.model!r})\n"
+                f"{IMPORT}first = {as_loaded(one.model)}\n"
+                f"second = {as_loaded(other.model)}\n"
                 f"prompt = {one.prompt!r}\n"
                 f"comparison = diffscope.compare(first, second, prompt, spans={as_code(one.spans)})\n"
             )
@@ -117,17 +133,17 @@ def choose_sides() -> Pair | None:
             f"a saved capture has maps but no model to run: choose a model for {kind}, or compare it with a model"
         )
     choose = {MODELS: _another_model, PROMPTS: _another_prompt, STEPS: _another_step, EDIT: _with_edit}[kind]
-    other = choose(subject)
+    cap = subject.capture()
+    other = choose(subject, cap)
     if other is None:
         return None
     second, names = other
-    cap = subject.capture()
     if second.spans == subject.spans and not subject.spans.keys() <= cap.spans.keys():
         second = replace(second, spans={})  # that they cannot be marked was said of the first side
     return _pair(kind, subject, cap, second, names)
 
 
-def _another_model(subject: Subject):
+def _another_model(subject: Subject, cap):
     """A second model on the same prompt, or a saved capture of whatever prompt."""
     names = [card["name"] for card in bundled()]
     others = [name for name in names if name != subject.model.partition("@")[0]]
@@ -139,7 +155,7 @@ def _another_model(subject: Subject):
     if name.endswith((".dscope", ".safetensors")):
         second = Subject(name, saved=True)
     elif subject.saved:
-        prompt, spans = _as_text(subject.capture())
+        prompt, spans = _as_text(cap)
         second = Subject(name, prompt=prompt, spans=spans)
     else:
         second = replace(subject, model=name)
@@ -158,7 +174,7 @@ def _as_text(cap) -> tuple[str, dict]:
     return cap.text, spans
 
 
-def _another_prompt(subject: Subject):
+def _another_prompt(subject: Subject, cap):
     """The same model on a second prompt."""
     known = {example.name: example for example in examples()}
     options = [*known, OWN]
@@ -179,17 +195,17 @@ def _another_prompt(subject: Subject):
     return replace(subject, prompt=text, spans=spans, answer=answer), ("first prompt", "second prompt")
 
 
-def _another_step(subject: Subject):
+def _another_step(subject: Subject, cap):
     """The same model at another step of its training."""
     base, _, step = subject.model.partition("@")
     steps = [str(number) for number in kept_steps(base)]
     if not steps:
         raise DiffscopeError(f"no checkpoints of the training of {short_name(base)} are kept; choose another model")
-    options = [*steps, END]
+    options = [*steps, LAST_STEP]
     with st.sidebar:
         other = st.select_slider("Second training step", options, **kept_option("compare-step", options))
-    names = tuple(f"{short_name(base)}, {END if at == END else f'step {at}'}" for at in (step or END, other))
-    return replace(subject, model=base if other == END else f"{base}@{other}"), names
+    names = tuple(f"{short_name(base)}, {LAST_STEP if at == LAST_STEP else f'step {at}'}" for at in (step or LAST_STEP, other))
+    return replace(subject, model=base if other == LAST_STEP else f"{base}@{other}"), names
 
 
 def kept_steps(base: str) -> list[int]:
@@ -198,14 +214,13 @@ def kept_steps(base: str) -> list[int]:
     return list(cards[base].get("checkpoints") or []) if base in cards else sorted(checkpoints(Path(base).expanduser()))
 
 
-def _with_edit(subject: Subject):
+def _with_edit(subject: Subject, cap):
     """The same model under an edit."""
-    changes = choose_changes(subject.capture(), subject.key)
-    if not changes:
+    written = choose_edits(cap, subject.key)
+    if not written:
         st.info("Choose the heads to ablate.")
         return None
-    words = "; ".join(str(change.edit()) for change in changes)
-    return Edited(**vars(subject), changes=changes), ("as it is", words)
+    return Edited(**vars(subject), written=written), ("as it is", "; ".join(edit.words for edit in written))
 
 
 def _pair(kind: str, subject: Subject, cap, second: Subject, names: tuple[str, str]) -> Pair:

@@ -6,48 +6,25 @@ What is cached here is shared between sessions and never changed by any of them.
 from __future__ import annotations
 
 import os
+import re
 import tempfile
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import replace
 from pathlib import Path
 
 import streamlit as st
+from offered import bundled as bundled
+from offered import called, located, trusted, without_places
+from rules import rules as rules
 
-import diffscope
+from diffscope import readings
 from diffscope.capture import open_capture
-from diffscope.errors import DiffscopeError
+from diffscope.errors import DiffscopeError, PromptError
+from diffscope.models import load_model
 from diffscope.models.loading import tokenizer_folder
+from diffscope.models.outline import outline
+from diffscope.scope import Scope
 
-
-@dataclass(frozen=True)
-class Rules:
-    """What readers of this dashboard may do.
-
-    Attributes
-    ----------
-    paths : bool
-        Whether they may name folders and files of this machine.
-    characters, tokens : int
-        The longest prompt.
-    """
-
-    paths: bool = True
-    characters: int = 1_000_000
-    tokens: int = 65_536
-
-
-@cache
-def rules() -> Rules:
-    """The rules that the dashboard was started with."""
-    return Rules()
-
-
-@st.cache_resource(show_spinner="Starting")
-def bundled() -> list[dict]:
-    """The models that came with the package: name, path, and what is known about each."""
-    from diffscope import models
-
-    return list(models.bundled())
+LONGEST_NAME = 100  # of a file that is kept for a moment
 
 
 @st.cache_resource(show_spinner=False)
@@ -60,10 +37,13 @@ def examples() -> list:
 
 def age(path: str) -> float:
     """When a folder's newest file was written: a model saved again under the same name is another model."""
-    place = Path(path).expanduser()
-    tokenizer = tokenizer_folder(place) or place  # a run of a cohort may have it beside the cohort
-    files = [place] if place.is_file() else (*place.glob("*"), *tokenizer.glob("tokenizer*"))
-    return max((file.stat().st_mtime for file in files if file.is_file()), default=0.0)
+    try:
+        place = Path(located(path)).expanduser()
+        tokenizer = tokenizer_folder(place) or place  # a run of a cohort may have it beside the cohort
+        files = [place] if place.is_file() else (*place.glob("*"), *tokenizer.glob("tokenizer*"))
+        return max((file.stat().st_mtime for file in files if file.is_file()), default=0.0)
+    except (OSError, RuntimeError):  # no path, or one that may not be read: whoever opens it says so
+        return 0.0
 
 
 def written(path: str) -> float:
@@ -73,22 +53,58 @@ def written(path: str) -> float:
     return max((file.stat().st_mtime for file in files), default=0.0)
 
 
-@st.cache_resource(show_spinner="Loading the model", max_entries=4)
+@st.cache_resource(show_spinner="Reading what its files say", max_entries=64)
+def outlined(name: str, written: float):
+    """What a model's files say of it before it is loaded."""
+    path = located(name)
+    with without_places(name, path):
+        return replace(outline(path), name=called(name))
+
+
 def scope(name: str, written: float = 0.0):
-    """A model by its bundled name or its folder."""
-    return diffscope.load(name)
+    """A model that readers may open, by its name; code that comes with it is run only where this session trusts it."""
+    return opened(name, written, trusted(name))
+
+
+@st.cache_resource(show_spinner="Loading the model", max_entries=4)
+def opened(name: str, written: float, trust: bool):
+    """The same, for whoever says whether its code is trusted."""
+    return _loaded(name, trust)
+
+
+def _loaded(name: str, trust: bool) -> Scope:
+    path = located(name)
+    with without_places(name, path):
+        model, tokenizer = load_model(path, trust_remote_code=trust)
+        return Scope(model, tokenizer, called(name))
 
 
 @st.cache_resource(show_spinner="Capturing", max_entries=16)
-def capture(name: str, written: float, prompt: str, spans: dict):
+def capture(name: str, written: float, prompt, spans: dict):
     """What every layer of a model attended with on a prompt."""
-    return scope(name, written).capture(prompt, spans=spans)
+    model = scope(name, written)
+    count = len(model.tokenize(prompt))
+    if count > rules().tokens:
+        raise PromptError(f"the prompt has {count:,} tokens, and {rules().tokens:,} are taken here; shorten it")
+    return model.capture(prompt, spans=spans)
+
+
+@st.cache_resource(show_spinner=False, max_entries=32)
+def capture_once(name: str, written: float, prompt, spans: dict):
+    """The same of a model that is opened for this alone, as the many checkpoints of a training are."""
+    return _loaded(name, trusted(name)).capture(prompt, spans=spans)
+
+
+@st.cache_resource(show_spinner="Reading the training", max_entries=16)
+def along_training(_captures: dict, key: tuple, query: int):
+    """What is said of captures by step of training; `key` says of which."""
+    return readings.along_training(_captures, query)
 
 
 @st.cache_resource(show_spinner="Reading the capture", max_entries=4)
 def saved(path: str, written: float):
     """A capture from a file; of a batch its first prompt."""
-    return open_capture(path)[0]
+    return open_capture(located(path))[0]
 
 
 @st.cache_resource(show_spinner="Measuring", max_entries=64)
@@ -117,7 +133,7 @@ def own_prompts(name: str, content: bytes) -> tuple:
     from diffscope.tasks import read_prompts
 
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / Path(name).name
+        path = Path(folder) / re.sub(r"[\x00-\x1f/\\]", "_", name)[-LONGEST_NAME:]
         path.write_bytes(content)
         try:
             return read_prompts(path)

@@ -20,6 +20,11 @@ def in_words():
         yield
     except DiffscopeError as error:
         st.warning(plain(str(error)))
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        st.warning(plain(f"{where}{error.strerror or error}; check the path, its permissions and the space left"))
+    except OverflowError:  # of Streamlit, where a number in the address is without bounds
+        st.warning("A number in the address of this page is too large; open the page without it.")
     except (MemoryError, RuntimeError) as error:
         if not ran_out_of_memory(error):
             raise

@@ -245,10 +245,10 @@ def _with_text_as(kind, dataset):
 
 
 def _rows(dataset):
-    """One row a value: the statistic, its dimensions and other coordinates, the value."""
+    """One row a value: the statistic, its dimensions and other coordinates (one of the same name by another), the value."""
     tables = []
     for name, array in dataset.data_vars.items():
-        table = array.to_dataframe(name="value").reset_index()
+        table = array.to_dataframe(name="value").reset_index().rename(columns={"statistic": "of_statistic"})
         table.insert(0, "statistic", name)
         whole = [column for column in table.columns[:-1] if pd.api.types.is_integer_dtype(table[column])]
         tables.append(table.astype(dict.fromkeys(whole, "Int64")).astype({"value": "float64"}))

@@ -28,13 +28,14 @@ PLAIN = (
     "attribution",
     "readings",
     "opening",
+    "forecast",
 )
 LIBRARIES = {
     **dict.fromkeys(PLAIN, CORE),
     "errors": set(),
     "files": set(),
     "cards": set(),
-    "models": CORE | {"timm"},
+    "models": CORE | {"huggingface_hub", "timm"},
     "kernels": CORE | {"triton", "numba"},
     "tasks": CORE | {"tokenizers", "pyarrow", "datasets"},
     "lab": CORE | {"huggingface_hub", "ray", "tensorboardX"},
@@ -45,7 +46,7 @@ LIBRARIES = {
     "cli": {"typer", "rich"},
     "__init__": set(),
     "__main__": set(),
-    "app": {"numpy", "pandas", "xarray", "plotly", "streamlit"},
+    "app": {"numpy", "pandas", "xarray", "plotly", "starlette", "streamlit"},
 }
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import diffscope
-from diffscope.cli import COMMANDS, main, output
+from diffscope.cli import COMMANDS, app, main, output
 from diffscope.cli.app import find_app
 from diffscope.cli.output import time_left
 from diffscope.store import open_statistics
@@ -400,6 +400,11 @@ def test_models_lists_what_is_bundled(run):
         (["evaluate", "--model", "mini-diff", "--questions", "9"], "9 questions about 4 needles"),
         (["evaluate", "--model", "mini-diff", "--prompts", "12"], "do not spread"),
         (["app", "--port", "99999"], "--port"),
+        (["app", "--host", "0.0.0.0"], "add --share"),
+        (["app", "--host", "192.0.2.1"], "add --share"),
+        (["app", "--host", "no.such.host.invalid"], "no.such.host.invalid"),
+        (["app", "--models", "no/such/folder"], "no/such/folder"),
+        (["app", "--share", "--models", "no/such/folder"], "no/such/folder"),
     ],
     ids=name,
 )
@@ -545,6 +550,29 @@ def test_a_port_that_is_taken(run):
         status, out, err = run("app", "--port", port)
     assert (status, out) == (2, "")
     assert is_one_line(err) and str(port) in err and "--port" in err
+
+
+def test_the_dashboard_is_started_with_what_its_readers_may_do(run, port, tmp_path, monkeypatch):
+    """A token is random, is told to the server and to the address alone, and nothing is fetched where others come in."""
+    started, said = [], []
+    server = SimpleNamespace(wait=lambda: 0, poll=lambda: None)
+    monkeypatch.setattr(app.subprocess, "Popen", lambda command, env, **_: started.append((command, env)) or server)
+    monkeypatch.setattr(app, "wait_until_up", lambda server, health: True)
+    monkeypatch.setattr(app.signal, "signal", lambda *_: None)
+    for options in (["--share"], ["--share"], ["--share", "--host", "localhost"], [], ["--models", tmp_path]):
+        status, out, _ = run("app", "--port", port, *options)
+        assert status == 0
+        said.append(out.split()[3])
+    tokens = [env["DIFFSCOPE_TOKEN"] for _, env in started]
+    assert len({*tokens[:3]}) == 3 and min(map(len, tokens[:3])) >= 32 and tokens[3:] == ["", ""]
+    assert all(address.endswith(f"?token={token}") for address, token in zip(said[:3], tokens)) and "?" not in said[3]
+    assert not any(token in argument for (command, _), token in zip(started[:3], tokens) for argument in command)
+    scripts = [command[4].rpartition("/")[2] for command, _ in started]
+    assert scripts == ["door.py"] * 3 + ["main.py"] * 2
+    assert [env.get("HF_HUB_OFFLINE") for _, env in started[:3]] == ["1"] * 3
+    assert "--server.address=0.0.0.0" in started[0][0] and "--server.address=localhost" in started[2][0]
+    assert "--server.address=localhost" in started[3][0] and "--server.allowedHosts=localhost" in started[3][0]
+    assert started[4][1]["DIFFSCOPE_MODELS"] == str(tmp_path) and started[3][1]["DIFFSCOPE_MODELS"] == ""
 
 
 @pytest.mark.slow

@@ -29,6 +29,7 @@ def statistics():
             "map": ["D", "A1", "A2"],
             "query": [0, 1, 2, 3],
             "query_token": ("query", ["a,", "b\n", 'ü"', "NA"]),
+            "statistic": ("layer", ["what tables have", "a column of too"]),
         },
         attrs={"model": "mini-diff"},
     )

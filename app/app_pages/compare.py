@@ -8,19 +8,18 @@ import blocks
 import streamlit as st
 import xarray as xr
 from compare_depths import show_depths
-from kept import kept_option
+from kept import keep_look, kept_option, looked_at
 from place import choose_head, follow, move
 from sides import Pair, Side, choose_sides
 from statistic import WORDS, choose_statistic, same_statistic
 from words import as_call, in_words, plain
 
-from diffscope import Comparison, figures
-from diffscope.readings.allocation import allocation
-from diffscope.readings.bars import bars
-from diffscope.readings.differences import differences
+from diffscope import Comparison, figures, readings
+from diffscope.attention.indexing import check_index
 from diffscope.stats import STATISTICS
 from diffscope.stats.formulas.spans import NORMALISATIONS
 
+Place = tuple[int, int]  # layer and head
 SECOND = "compare-"  # begins the keys of the second side's layer and head
 NORMALISED = {
     "share": "share: |D| / Σ|D|",
@@ -36,47 +35,62 @@ def show_pair(pair: Pair) -> None:
     """The page below the choice of both sides."""
     follow(pair.first.cap, pair.first.subject.key)
     follow(pair.second.cap, pair.second.subject.key, SECOND)
+    reading = None
     with in_words():
-        st.markdown(plain(_differences(pair.key, pair).sentence))
+        reading = _differences((pair.key, pair.names), pair)
+        st.markdown(plain(reading.sentence))
     show_heads(pair)
     with in_words():
         show_statistic(pair)
-    with in_words():
-        show_differences(pair)
+    if reading is not None:
+        show_differences(pair, reading)
     with in_words():
         show_depths(pair)
 
 
 @st.fragment
 def show_heads(pair: Pair) -> None:
-    """The maps of one head of each side, linked, and what heads give to the parts of the prompt."""
+    """One head of each side, and what heads give to the parts of the prompt; a click here draws only these again."""
     title("Maps")
-    same = pair.matched and st.toggle("Same layer and head on both sides", **kept_option("compare-same", [True, False]))
+    same = None  # the head of both sides, where it is one
+    if pair.matched:
+        with st.container(horizontal=True, vertical_alignment="bottom"):
+            if st.toggle("Same layer and head on both sides", **kept_option("compare-same", [True, False])):
+                same = choose_head(pair.first.cap)
     if not pair.linked:
-        counts = " and ".join(str(side.cap.n_tokens) for side in (pair.first, pair.second))
+        counts = " and ".join(str(side.cap.n_tokens) for side in pair.sides)
         st.caption(f"The two sides have other tokens ({counts}): colours have one scale, and cursors are not linked.")
-    places = []
-    with blocks.beside("first", "second", least=480) as columns:
-        for column, side, of in zip(columns, (pair.first, pair.second), ("", SECOND)):
-            with column:
-                show_facts(side)
-                follow_first = bool(of) and same
-                places.append(places[0] if follow_first else _choose_head(side, of))
-                _show_view(side, *places[-1], "" if follow_first else of, key=f"compare-view{of}")
     with in_words():
-        offer_maps(pair, *places)
-    with in_words():
-        show_bars(pair, tuple(places))
+        with blocks.beside("first", "second", least=480) as (left, right):
+            with left:
+                first = show_side(pair.first, "compare-left", "", same)
+            with right:
+                second = show_side(pair.second, "compare-right", "" if same else SECOND, same)
+        offer_maps(pair, first, second)
+        with in_words():
+            show_bars(pair, (first, second))
 
 
-def _choose_head(side: Side, of: str) -> tuple[int, int]:
-    with st.container(horizontal=True):
-        return choose_head(side.cap, of)
-
-
-def _show_view(side: Side, layer: int, head: int, of: str, key: str) -> None:
-    on_move = partial(move, side.cap, layer, head, of=of)
-    blocks.show_view(side.cap, layer, head, on_move=on_move, key=key, group="compare")
+def show_side(side: Side, key: str, of: str, place: Place | None) -> Place:
+    """The maps of one side: of `place`, or of a head that is chosen here under keys that begin with `of`."""
+    show_facts(side)
+    if place is None:
+        with st.container(horizontal=True):
+            place = choose_head(side.cap, of)
+    layer, head = place
+    check_index("layer", layer, side.cap.layer_numbers)
+    check_index("head", head, range(side.cap.n_heads))
+    blocks.show_view(
+        side.cap,
+        layer,
+        head,
+        on_move=partial(move, side.cap, layer, head, of=of),
+        key=key,
+        group="compare",
+        state=looked_at(key),
+        on_state=partial(keep_look, key),
+    )
+    return place
 
 
 def show_facts(side: Side) -> None:
@@ -84,13 +98,13 @@ def show_facts(side: Side) -> None:
     cap = side.cap
     with st.container(horizontal=True, vertical_alignment="center", gap="medium"):
         st.markdown(
-            f"**{plain(side.name)}** · {plain(cap.family)} · {cap.n_layers} layers × {cap.n_heads} heads · {cap.n_tokens} tokens",
+            f"**{plain(side.name)}** · {cap.n_layers} layers × {cap.n_heads} heads · {cap.n_tokens} tokens",
             width="content",
         )
         blocks.show_fidelity(cap)
 
 
-def offer_maps(pair: Pair, first: tuple[int, int], second: tuple[int, int]) -> None:
+def offer_maps(pair: Pair, first: Place, second: Place) -> None:
     """The maps of both sides in one figure where they are of the same tokens, else one of each side."""
     if pair.linked:
         comparison = Comparison(pair.names, (pair.first.cap, pair.second.cap))
@@ -106,10 +120,10 @@ def offer_maps(pair: Pair, first: tuple[int, int], second: tuple[int, int]) -> N
         )
         return
     with st.container(horizontal=True):
-        for side, (layer, head) in zip((pair.first, pair.second), (first, second)):
+        for number, side, (layer, head) in zip((1, 2), pair.sides, (first, second)):
             call = as_call("figure = diffscope.figures.maps", "cap", {"layer": layer, "head": head})
             blocks.take_away(
-                f"compare-maps-{side.name}",
+                f"compare-maps-{number}",
                 label=f"Take the maps of {plain(side.name)} away",
                 figure=partial(figures.maps, side.cap, layer=layer, head=head),
                 data=partial(side.cap.maps, layer, [head]),
@@ -117,7 +131,7 @@ def offer_maps(pair: Pair, first: tuple[int, int], second: tuple[int, int]) -> N
             )
 
 
-def show_bars(pair: Pair, places: tuple[tuple[int, int], tuple[int, int]]) -> None:
+def show_bars(pair: Pair, places: tuple[Place, Place]) -> None:
     """What the last token gives to the five parts of the prompt."""
     title("What the last token gives to each part of the prompt")
     with st.container(horizontal=True, vertical_alignment="bottom"):
@@ -130,52 +144,49 @@ def show_bars(pair: Pair, places: tuple[tuple[int, int], tuple[int, int]]) -> No
         options = list(NORMALISATIONS)
         usual = kept_option("compare-normalisation", options, "share")
         how = st.selectbox("Normalised", options, **usual, format_func=NORMALISED.__getitem__, width=200)
-    readings = [_allocation(side.subject.key, side.cap) for side in (pair.first, pair.second)]
+    of_sides = [_allocation(side.subject.key, side.cap) for side in pair.sides]
     choices = {"map": drawn, "normalisation": how, "heads": places if heads == THESE_HEADS else None}
-    dataset = bars(*(reading.estimates for reading in readings), pair.names, **choices)
+    dataset = readings.bars(*(reading.estimates for reading in of_sides), pair.names, **choices)
     ends = {end: dataset[end] for end in ("low", "high") if end in dataset}
     figure = figures.curves(dataset["value"], x="part", series="side", style="bars", **ends)
     blocks.show_chart(figure, "Attention to each part of the prompt, both sides beside each other", key="compare-bars")
     if ends:
         st.caption("Bars are means over heads, then layers; whiskers lead from the least head to the largest.")
-    for side, reading in zip((pair.first, pair.second), readings):
+    for side, reading in zip(pair.sides, of_sides):
         st.caption(f"**{plain(side.name)}.** {plain(reading.sentence)}")
     blocks.take_away(
         "compare-allocation",
         label="Take the bars away",
         figure=lambda: figure,
         data=lambda: dataset,
-        code=pair.code() + BARS.format(call=as_call("dataset = bars", "*estimates, comparison.names", choices)),
+        code=pair.code()
+        + BARS.format(call=as_call("dataset = diffscope.readings.bars", "*estimates, comparison.names", choices)),
     )
 
 
 BARS = """
-from diffscope.readings.allocation import allocation
-from diffscope.readings.bars import bars
-
-estimates = [allocation(cap).estimates for cap in comparison.captures]
+estimates = [diffscope.readings.allocation(cap).estimates for cap in comparison.captures]
 {call}diffscope.figures.curves(dataset["value"], x="part", series="side", style="bars").save("bars.pdf")
 """
 
 
 def show_statistic(pair: Pair) -> None:
     """One statistic of all heads, both sides beside each other."""
-    title("All heads")
+    title("A statistic of all heads")
     leads = pair.second if pair.second.cap.differential and not pair.first.cap.differential else pair.first
     with st.container(horizontal=True, vertical_alignment="bottom"):
         chosen = choose_statistic(leads.cap, leads.subject.key)
-    sides = [same_statistic(chosen, side.cap, side.subject.key).over_heads for side in (pair.first, pair.second)]
+    sides = [same_statistic(chosen, side.cap, side.subject.key).over_heads for side in pair.sides]
     dimension = xr.DataArray(list(pair.names), dims="side", name="side")
     values = xr.concat([side[chosen.name] for side in sides], dimension, join="outer", combine_attrs="override")
     values = values.assign_attrs(long_name=sides[0].attrs["long_name"], units=sides[0].attrs["units"])
     figure = figures.strips(values, joined=pair.matched)
     blocks.show_chart(figure, f"{sides[0].attrs['long_name']} of every head of both sides", key="compare-strips")
-    lines = (
-        "Lines lead from a head to the same head." if pair.matched else "Head h of one side is not head h of the other: no lines."
-    )
-    st.caption(
-        f"{plain(STATISTICS[chosen.name].definition)} · {plain(sides[0].attrs['selection'])}. Each point is a head. {lines}"
-    )
+    words = STATISTICS[chosen.name]
+    lines = "Lines lead from a head to the same head." if pair.matched else "Head h of one side is not head h of the other."
+    st.caption(f"{plain(words.definition)} · {plain(sides[0].attrs['selection'])}. Each point is a head. {lines}")
+    if lacking := [name for name, side in zip(pair.names, sides) if side[chosen.name].isnull().all()]:
+        st.caption(f"No head of {plain(' and '.join(lacking))} has a value. Undefined: {plain(words.words.undefined)}.")
     choices = {"statistic": chosen.name, "query": chosen.query, "where": chosen.where}
     blocks.take_away(
         "compare-statistic",
@@ -197,10 +208,9 @@ diffscope.figures.strips(values, joined={joined}).save("strips.pdf")
 """
 
 
-def show_differences(pair: Pair) -> None:
+def show_differences(pair: Pair, reading) -> None:
     """What differs most, listed."""
     title("What differs most")
-    reading = _differences(pair.key, pair)
     blocks.show_differences(reading.estimates, key="compare-differences")
     where = (
         "Each head is compared with itself"
@@ -217,9 +227,7 @@ def show_differences(pair: Pair) -> None:
 
 
 DIFFERENCES = """
-from diffscope.readings.differences import differences
-
-print(differences(comparison, matched={matched}))
+print(diffscope.readings.differences(comparison, matched={matched}))
 """
 
 
@@ -230,13 +238,13 @@ def title(words: str) -> None:
 
 @st.cache_resource(show_spinner="Measuring", max_entries=16)
 def _allocation(key: tuple, _cap):
-    return allocation(_cap)
+    return readings.allocation(_cap)
 
 
 @st.cache_resource(show_spinner="Comparing", max_entries=16)
 def _differences(key: tuple, _pair: Pair):
     comparison = Comparison(_pair.names, (_pair.first.cap, _pair.second.cap))
-    return differences(comparison, matched=_pair.matched)
+    return readings.differences(comparison, matched=_pair.matched)
 
 
 with in_words():

@@ -10,7 +10,7 @@ from choices import choose_subject
 from distractors import choose_distractors
 from edit_stack import ablated, show_stack, switch_head
 from edited import captured, changes, continued, predicted, question_of
-from kept import kept_option
+from kept import keep_look, kept_option, looked_at
 from place import choose_head, follow, move, select
 from script import script
 from words import in_words, plain
@@ -21,12 +21,12 @@ from diffscope.comparison import Comparison
 from diffscope.figures.escaping import visible
 from diffscope.figures.heads import over_heads
 from diffscope.figures.panels import short_name
-from diffscope.readings.predictions import answers, next_tokens
+from diffscope.readings import answers, next_tokens
 from diffscope.readings.words import figures as number
 from diffscope.readings.words import percent
 
 SIDES = ("without edits", "with edits")
-OF = {"D": "D, the difference map", "output": "what it gives on"}
+OF = {"D": "D", "output": "what heads give on"}
 WHY = {"all": "all that changed", "edit": "the edit itself", "input": "its input"}
 
 
@@ -38,15 +38,15 @@ def show_page(subject, cap) -> None:
         above, below = st.container(), st.container()
         with below:
             layer, head = choose_maps(cap)
-        with above, blocks.beside("edits", "says", least=380) as (left, right):
+        with above, blocks.beside("edits", "says", "changes", least=330) as (left, middle, right):
             with left, st.container(key="intervene-edits"):
                 edits = tuple(show_stack(cap, layer, head))
-            with right:  # first, since it is what one waits for
+            with middle:  # first, since it is what one waits for
                 distractors = choose_distractors(subject)
                 show_predictions(subject, cap, edits, distractors, layer, head)
             after = captured(subject, cap, edits)
             reading = changes(subject, cap, edits)
-            with left:
+            with right:
                 where = show_changes(cap, edits, reading, layer, head)
         with below:
             show_maps(cap, after, layer, head)
@@ -111,8 +111,8 @@ def nats(value: float) -> str:
 def show_changes(cap, edits, reading, layer: int, head: int) -> dict[str, str]:
     """How much every head changed, as a grid in which heads are ablated; gives which change it is coloured by."""
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        of = st.selectbox("Change of", list(OF), **kept_option("intervene-of", list(OF)), format_func=OF.get, width=200)
-        why = st.selectbox("Because of", list(WHY), **kept_option("intervene-why", list(WHY)), format_func=WHY.get, width=170)
+        of = st.selectbox("Change of", list(OF), **kept_option("intervene-of", list(OF)), format_func=OF.get, width=170)
+        why = st.selectbox("Because of", list(WHY), **kept_option("intervene-why", list(WHY)), format_func=WHY.get, width=145)
     where = {"quantity": of, "cause": why}
     grid = over_heads(reading.estimates["change"], choices=where, model=cap.model_name)
     switch = partial(switch_head, edits, cap)
@@ -131,12 +131,14 @@ def choose_maps(cap) -> tuple[int, int]:
 
 
 def show_maps(cap, after, layer: int, head: int) -> None:
-    """The maps of one head without and with the edits."""
-    for words, capture, key in zip(SIDES, (cap, after), ("intervene-before", "intervene-after")):
+    """The maps of one head without and with the edits, linked and on one scale."""
+    look = {"state": looked_at("intervene-view"), "on_state": partial(keep_look, "intervene-view")}
+    for words, capture, more in zip(SIDES, (cap, after), (look, {})):
         with st.container(horizontal=True, vertical_alignment="center", gap="medium"):
             st.markdown(f"**{words.capitalize()}**", width="content")
             blocks.show_fidelity(capture)
-        blocks.show_view(capture, layer, head, on_move=partial(move, cap, layer, head), key=key, group="intervene")
+        key = f"intervene-{words.partition(' ')[0]}"
+        blocks.show_view(capture, layer, head, partial(move, cap, layer, head), key=key, group="intervene", **more)
 
 
 def offer(cap, after, layer: int, head: int, code: str, reading, where) -> None:

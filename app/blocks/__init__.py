@@ -6,6 +6,7 @@
 """
 
 from blocks.charts import show_chart
+from blocks.conformance import show_check
 from blocks.differences import show_differences
 from blocks.exports import take_away
 from blocks.heads import show_fidelity, show_heads, show_lambda
@@ -18,6 +19,7 @@ __all__ = [
     "beside",
     "show_both",
     "show_chart",
+    "show_check",
     "show_details",
     "show_differences",
     "show_estimates",

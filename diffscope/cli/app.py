@@ -1,5 +1,8 @@
 """``diffscope app``: the dashboard, in the browser."""
 
+import ipaddress
+import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -16,34 +19,39 @@ import diffscope
 from diffscope.cli.output import say
 from diffscope.errors import DiffscopeError
 
-EXAMPLE = ("diffscope app --port 8600",)
+EXAMPLE = ("diffscope app --port 8600", "diffscope app --share --models ~/models")
 
 # The libraries are loaded before the server is up, so that nobody's first page waits for them.
 SERVE = "import diffscope, plotly.graph_objects; diffscope.load; from streamlit.web.cli import main; main(prog_name='streamlit')"
+EVERYWHERE = "0.0.0.0"
+UPLOAD_MB = 1000  # all files of a model together
+SHARED_UPLOAD_MB = 100
 
+Host = Annotated[str | None, typer.Option(metavar="ADDRESS", help="Where it listens: localhost; with --share all addresses.")]
 Port = Annotated[int, typer.Option(min=1, max=65535, help="Where the dashboard listens.")]
+Share = Annotated[bool, typer.Option("--share", help="Let others in, by an address with a token, within limits.")]
+Models = Annotated[Path | None, typer.Option(metavar="DIR", help="Offer the models below this folder by name.")]
 
 
-def command(port: Port = 8501):
-    """Start the dashboard on the bundled models and print its address; Ctrl-C stops it."""
-    script = find_app()
-    if not port_is_free(port):
+def command(port: Port = 8501, host: Host = None, share: Share = False, models: Models = None):
+    """Start the dashboard and print its address; Ctrl-C stops it. Nobody else can reach it unless it is shared."""
+    host = host or (EVERYWHERE if share else "localhost")
+    if not share and not is_own(host):
+        raise DiffscopeError(f"others could open the dashboard at {host}; add --share, which lets in who has a token")
+    if models is not None and not models.expanduser().is_dir():
+        raise DiffscopeError(f"there is no folder {models}; --models takes the folder below which models lie")
+    if not port_is_free(host, port):
         raise DiffscopeError(f"port {port} is taken; choose another with --port")
-    options = {
-        "server.port": port,
-        "server.address": "localhost",
-        "server.headless": "true",
-        "browser.gatherUsageStats": "false",
-        "logger.hideWelcomeMessage": "true",
-    }
-    flags = [f"--{name}={value}" for name, value in options.items()]
+    token = secrets.token_urlsafe(24) if share else ""
+    script = find_app("door.py" if share else "main.py")
+    flags = [f"--{name}={value}" for name, value in server_options(host, port, share)]
+    variables = os.environ | rules(token, models)
     stderr = 2  # for what the server says: stdout is for the address
-    server = subprocess.Popen([sys.executable, "-c", SERVE, "run", str(script), *flags], stdout=stderr)
+    server = subprocess.Popen([sys.executable, "-c", SERVE, "run", str(script), *flags], stdout=stderr, env=variables)
     signal.signal(signal.SIGTERM, lambda *_: server.terminate())
     try:
-        address = f"http://localhost:{port}"
-        if wait_until_up(server, f"{address}/_stcore/health"):
-            say(f"diffscope is at {address}  (Ctrl-C stops it)")
+        if wait_until_up(server, f"{address_of(reachable(host), port)}/_stcore/health"):
+            say(f"diffscope is at {address_of(shown(host), port)}{f'/?token={token}' if share else ''}  (Ctrl-C stops it)")
         status = server.wait()
     except KeyboardInterrupt:
         server.send_signal(signal.SIGINT if sys.platform != "win32" else signal.SIGTERM)
@@ -53,22 +61,84 @@ def command(port: Port = 8501):
         raise DiffscopeError(f"the dashboard stopped with status {status}; what it printed above says why")
 
 
-def find_app():
+def server_options(host, port, share):
+    """Options of Streamlit, name and value; what a person's own settings say otherwise is overruled."""
+    options = {
+        "server.port": port,
+        "server.address": host,
+        "server.headless": "true",
+        "server.maxUploadSize": SHARED_UPLOAD_MB if share else UPLOAD_MB,
+        "server.enableXsrfProtection": "true",
+        "server.enableCORS": "true",
+        "server.enableAgentApi": "false",
+        "browser.gatherUsageStats": "false",
+        "client.toolbarMode": "minimal",
+        "logger.hideWelcomeMessage": "true",
+    }
+    if share:
+        options["client.showErrorDetails"] = "none"
+        return list(options.items())
+    # A page of somebody else's whose name is made to lead here is not let in.
+    return [*options.items(), *(("server.allowedHosts", name) for name in ("localhost", "127.0.0.1", "::1", host))]
+
+
+def rules(token, models):
+    """The environment variables by which the dashboard knows what its readers may do."""
+    variables = {"DIFFSCOPE_TOKEN": token, "DIFFSCOPE_MODELS": str(models.expanduser().resolve()) if models else ""}
+    return variables | ({"HF_HUB_OFFLINE": "1"} if token else {})
+
+
+def find_app(name="main.py"):
     """The dashboard inside the installed package, or the one of the checkout that diffscope is imported from."""
     package = Path(diffscope.__file__).parent
-    for script in (package / "_app" / "main.py", package.parent / "app" / "main.py"):
+    for script in (package / "_app" / name, package.parent / "app" / name):
         if script.is_file():
             return script
     raise DiffscopeError(f"the dashboard is missing beside {package}; install diffscope-attention again")
 
 
-def port_is_free(port):
+def is_own(host):
+    """Whether an address is of this machine alone."""
+    return all(ipaddress.ip_address(address[0].partition("%")[0]).is_loopback for *_, address in addresses(host))
+
+
+def addresses(host, port=0):
+    """What a name or address stands for, as sockets take it."""
+    try:
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise DiffscopeError(f"nothing goes by the address {host} ({error.strerror}); --host takes one of this machine") from None
+
+
+def port_is_free(host, port):
     """Whether nothing listens on this port of the machine."""
-    for family, _, _, _, address in socket.getaddrinfo("localhost", port, type=socket.SOCK_STREAM):
+    for family, _, _, _, address in addresses(reachable(host), port):
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             if probe.connect_ex(address) == 0:
                 return False
     return True
+
+
+def reachable(host):
+    """By which address this machine reaches what listens at a host."""
+    return {EVERYWHERE: "127.0.0.1", "::": "::1"}.get(host, host)
+
+
+def shown(host):
+    """By which address others reach what listens at a host."""
+    if host not in (EVERYWHERE, "::"):
+        return host
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # asked for a route, it sends nothing
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            return socket.gethostname()
+        return probe.getsockname()[0]
+
+
+def address_of(host, port):
+    """The address of a page."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def wait_until_up(server, health):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ from diffscope.scope.runners import ImageModel, LanguageModel
 
 STEPS = 48  # of decoding from the cache
 ROUNDING = {torch.float64: 1e-5, torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.5}  # of logits, in their spread
+Tell = Callable[[str], None]
 OFFICIAL_NAIVE = "MultiheadDiffAttn"  # repeats K before it pairs the maps; its family warns of it
 
 
@@ -65,6 +67,7 @@ def check(
     device_map: Any = None,
     attn_implementation: str | None = None,
     trust_remote_code: bool = False,
+    progress: Callable[[int, int, str], object] | None = None,
 ) -> Report:
     """Check how a model attends against what its family does by design, on random prompts.
 
@@ -78,6 +81,8 @@ def check(
         Of the random prompts.
     tokenizer, family, device, dtype, device_map, attn_implementation, trust_remote_code
         As for :func:`diffscope.load`; for an opened model they have no effect.
+    progress : callable, optional
+        Called with (runs of the model begun, runs in all, words); there are fewer where layers are not differential.
 
     Returns
     -------
@@ -113,19 +118,42 @@ def check(
     )
     window = declared_window(scope)
     prompts = Prompts(scope, seed, long_enough(scope, length, window))
-    looks = _check_fidelity(scope, report, prompts, window)
+    tell = _counted(progress, len(planned_runs(scope, length)))
+    looks = _check_fidelity(scope, report, prompts, window, tell)
     if unread := unread_layers(scope.model, scope.family):
         report.findings.append(Finding("warn", "layers", unread))
     conventions = [scope.family.convention_of(look.module) for look in looks]
     report.layers = [facts(look.layer, convention) for look, convention in zip(looks, conventions)]
     _check_design(scope, report, looks)
-    _check_second_map(scope, report, prompts, looks)
+    _check_second_map(scope, report, prompts, looks, tell)
     if isinstance(scope.runner, LanguageModel):
-        _check_cache(scope, report, prompts)
-        _check_watching(scope, report, prompts)
+        _check_cache(scope, report, prompts, tell)
+        _check_watching(scope, report, prompts, tell)
     report.findings.sort(key=lambda finding: VERDICTS.index(finding.verdict))
     report.differences = differences([look.layer for look in looks], conventions[0])
     return report
+
+
+def planned_runs(scope: Scope, length: int = 48) -> list[int]:
+    """The tokens of every run of a model that :func:`check` makes, if all of its layers are differential."""
+    long = long_enough(scope, length, declared_window(scope))
+    fidelity = [long, long + max(2, long * 2 // 3)]
+    second_map = 2 * scope.n_layers * [min(SHORT, long)]
+    if not isinstance(scope.runner, LanguageModel):
+        return fidelity + second_map
+    steps = min(long // 2, STEPS)
+    return [*fidelity, *second_map, long, long - steps, *(steps * [1]), *(2 * [min(SHORT, long)])]
+
+
+def _counted(progress: Callable[[int, int, str], object] | None, total: int) -> Tell:
+    """What each run is announced to by its words."""
+    count = itertools.count()
+
+    def tell(words: str) -> None:
+        if progress:
+            progress(min(next(count), total), total, words)
+
+    return tell
 
 
 # fidelity
@@ -165,7 +193,7 @@ def _looked(scope: Scope, passage: Passage) -> _Look:
     return _Look(layer, passage.module, proof_of_layer, passage.warnings)
 
 
-def _check_fidelity(scope: Scope, report: Report, prompts: Prompts, window: int | None) -> list[_Look]:
+def _check_fidelity(scope: Scope, report: Report, prompts: Prompts, window: int | None, tell: Tell) -> list[_Look]:
     """Report on three kinds of prompts; returns the layers on the long one."""
     kinds = {f"a prompt of {prompts.long} tokens": [prompts.of_length(prompts.long)]}
     if isinstance(scope.runner, ImageModel):
@@ -177,6 +205,7 @@ def _check_fidelity(scope: Scope, report: Report, prompts: Prompts, window: int 
         ]
     every: list[list[_Look]] = []
     for kind, batch in kinds.items():
+        tell(f"rebuilding what it attends with: {kind}")
         try:
             looks = _look(scope, batch)
         except DiffscopeError as error:
@@ -188,6 +217,8 @@ def _check_fidelity(scope: Scope, report: Report, prompts: Prompts, window: int 
         raise DiffscopeError(f"{scope.name} could not be run on any prompt; the last reason: {report.findings[-1].says}")
     all_looks = [look for looks in every for look in looks]
     _judge_decided(report, all_looks)
+    for look in all_looks:
+        report.note(look.proof.number, look.proof.error, look.proof.tolerance)
     if unseen := tuple(sorted({*scope.layers} - {look.proof.number for look in all_looks})):
         report.findings.append(Finding("undecided", "fidelity", "the model did not run the attention of these layers", unseen))
     if window is not None and prompts.long <= window:
@@ -283,7 +314,7 @@ def _logits(scope: Scope, prompt: Any, columns: list[int] | None = None) -> Tens
         return scope.runner.logits(**scope.runner.inputs([encoded], [prompt]), columns=columns)[0].float()
 
 
-def _check_second_map(scope: Scope, report: Report, prompts: Prompts, looks: list[_Look]) -> None:
+def _check_second_map(scope: Scope, report: Report, prompts: Prompts, looks: list[_Look], tell: Tell) -> None:
     """Changing A2 must change the logits, layer by layer."""
     read = [look.layer for look in looks if look.layer.differential and not look.proof.cause]
     idle = {layer.layer: reason for layer in read if (reason := _idle(layer))}
@@ -299,8 +330,10 @@ def _check_second_map(scope: Scope, report: Report, prompts: Prompts, looks: lis
     for layer in layers:
         try:
             with scope.edit(edits.scale_lambda(1.0, layers=layer)):  # rebuilt as well, so rounded alike
+                tell(f"changing the second map of layer {layer}")
                 plain = _logits(scope, prompt)
             with scope.edit(edits.uniform_a2(layers=layer)):
+                tell(f"changing the second map of layer {layer}")
                 changed = _logits(scope, prompt)
         except FidelityError:
             failed.append(layer)
@@ -323,7 +356,7 @@ def _idle(layer: LayerAttention) -> str:
     return "every query sees one key, on which both maps are 1" if int(seen.max()) < 2 else ""
 
 
-def _check_cache(scope: Scope, report: Report, prompts: Prompts) -> None:
+def _check_cache(scope: Scope, report: Report, prompts: Prompts, tell: Tell) -> None:
     """Decoding step by step must give the logits of one pass, and every step must prove itself."""
     if "past_key_values" not in inspect.signature(scope.model.forward).parameters:
         report.findings.append(Finding("undecided", "cached decoding", "the model takes no cache"))
@@ -333,6 +366,7 @@ def _check_cache(scope: Scope, report: Report, prompts: Prompts) -> None:
     n = len(prompt)
     first = n - min(n // 2, STEPS)
     steps = [slice(0, first), *(slice(i, i + 1) for i in range(first, n))]
+    tell("decoding step by step")
     full = _logits(scope, prompt, list(range(first - 1, n)))
     proofs: list[_Proof] = []
     causes: dict[str, None] = {}
@@ -346,6 +380,7 @@ def _check_cache(scope: Scope, report: Report, prompts: Prompts) -> None:
     with scope.running(None):
         with scope.passages(None, take):
             for step in steps:
+                tell("decoding step by step")
                 out = scope.model(ids[:, step], past_key_values=cache, use_cache=True)
                 rows.append(out.logits[0, -1:].float())
                 cache = out.past_key_values
@@ -363,12 +398,14 @@ def _check_cache(scope: Scope, report: Report, prompts: Prompts) -> None:
     _judge(report, "steps from the cache", proofs)
 
 
-def _check_watching(scope: Scope, report: Report, prompts: Prompts) -> None:
+def _check_watching(scope: Scope, report: Report, prompts: Prompts, tell: Tell) -> None:
     """A model must compute the same whether it is observed or not; some ask which attention implementation they are set to."""
     if not scope.family.interface:
         return
     prompt = prompts.of_length(min(SHORT, prompts.long))
+    tell("running it unobserved")
     alone = _logits(scope, prompt)
+    tell("running it observed")
     with scope.passages(None):
         watched = _logits(scope, prompt)
     off = float((watched - alone).abs().max() / alone.std())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 
 import torch
@@ -41,6 +42,8 @@ class Report:
     model, family, why, attention, dtype, tried_on : str
     fidelity : dict of str to float
         The worst layer's error on each kind of prompt, NaN where a layer was not rebuilt.
+    errors, tolerances : dict of int to float
+        Each layer's worst error over all prompts, and what was tolerated there.
     layers : list of dict
         What each layer does, as read from its tensors.
     findings : list of Finding
@@ -55,6 +58,8 @@ class Report:
     dtype: str
     tried_on: str
     fidelity: dict[str, float] = field(default_factory=dict)
+    errors: dict[int, float] = field(default_factory=dict)
+    tolerances: dict[int, float] = field(default_factory=dict)
     layers: list[dict] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     differences: list[str] = field(default_factory=list)
@@ -65,6 +70,47 @@ class Report:
 
     def as_dict(self) -> dict:
         return {**asdict(self), "passed": self.passed}
+
+    @property
+    def sentence(self) -> str:
+        """What came out, in a sentence or two."""
+        failed = [row["layer"] for row in self.layers if self.verdict_of(row["layer"]) == "fail"]
+        undecided = sum(finding.verdict == "undecided" for finding in self.findings)
+        worst = max(self.errors.values(), default=math.nan)
+        allowed = min(self.tolerances.values(), default=math.nan)
+        if failed:
+            says = f"{len(failed)} of {len(self.layers)} layers are not what they are meant to be, or are not read rightly."
+        else:
+            off = f"rebuilt, their outputs are off by {worst:.0e} at most ({allowed:.0e} is allowed)"
+            says = f"All {len(self.layers)} layers are read rightly: {off}."
+        return says + (f" {undecided} points are left undecided." if undecided else "")
+
+    def reading_of(self, row: dict) -> str:
+        """What the family reads of one of :attr:`layers`, in words."""
+        heads = f"{row['heads']} heads"
+        seen = f"mask: {row['mask']}"
+        if row["λ"] is None:
+            return f"{heads} of one map each; {seen}"
+        low, high = row["λ"]
+        factor = f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
+        return f"{heads} of two maps each ({row['pairing']}); λ = {factor}; norm: {row['norm']}; {seen}"
+
+    def note(self, layer: int, error: float, tolerance: float) -> None:
+        """Keep the worst error of a layer; NaN, where it was not rebuilt, is worse than any."""
+        before = self.errors.get(layer, 0.0)
+        self.errors[layer] = error if math.isnan(error) or error >= before else before
+        self.tolerances[layer] = tolerance
+
+    def verdict_of(self, layer: int) -> str:
+        """The worst verdict of what was found of one layer, or of the model as a whole where that failed."""
+        verdicts = {finding.verdict for finding in self.findings if layer in finding.layers}
+        verdicts |= {finding.verdict for finding in self.findings if not finding.layers and finding.verdict == "fail"}
+        return min(verdicts, key=VERDICTS.index, default="undecided")
+
+    def remarks_on(self, layer: int) -> list[str]:
+        """What was found of one layer that does not simply pass, in words."""
+        concerned = (finding for finding in self.findings if layer in finding.layers and finding.verdict != "pass")
+        return [f"{finding.check}: {finding.says}" for finding in concerned]
 
 
 def schedule_offset(layer: int, lam_init: float) -> int | None:

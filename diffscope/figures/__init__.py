@@ -2,7 +2,7 @@
 
 >>> from diffscope import figures
 >>> sorted(figures.FIGURES)
-['board', 'cells', 'cohort', 'curves', 'fidelity', 'heads', 'lambdas', 'maps', 'row', 'strips']
+['board', 'cells', 'checkpoints', 'cohort', 'curves', 'fidelity', 'heads', 'lambdas', 'maps', 'row', 'strips', 'training']
 
 One function a figure: ``figures.maps(capture, layer=3, head=1)`` returns a `Figure`. Its ``.data`` is what is drawn (xarray),
 ``.plotly()`` draws it to explore, ``.matplotlib()`` to print, and ``.save(path)`` writes it by its suffix.
@@ -14,15 +14,18 @@ from collections.abc import Callable
 from typing import Any
 
 from diffscope.errors import DiffscopeError
-from diffscope.figures.api import board, cells, cohort, curves, fidelity, heads, lambdas, maps, row, strips
+from diffscope.figures.api import board, cohort, fidelity, heads, lambdas, maps, row
 from diffscope.figures.base import Figure
 from diffscope.figures.notebook import view
+from diffscope.figures.of_training import checkpoints, training
+from diffscope.figures.of_values import cells, curves, strips
 
 __all__ = [
     "FIGURES",
     "Figure",
     "board",
     "cells",
+    "checkpoints",
     "cohort",
     "curves",
     "fidelity",
@@ -32,12 +35,14 @@ __all__ = [
     "maps",
     "row",
     "strips",
+    "training",
     "view",
 ]
 
 #: the function of every figure, by its name
 FIGURES: dict[str, Callable[..., Figure]] = {
-    function.__name__: function for function in (board, cells, cohort, curves, fidelity, heads, lambdas, maps, row, strips)
+    function.__name__: function
+    for function in (board, cells, checkpoints, cohort, curves, fidelity, heads, lambdas, maps, row, strips, training)
 }
 RENAMED = {"overview": "heads", "lambda": "lambdas", "family": "cohort"}
 

@@ -63,10 +63,11 @@ def data(
 
 def _colours(dataset: xr.Dataset) -> dict[str, str]:
     """The colour of each series: that of a map, a span or a control where it is one."""
-    controls = theme.CONTROL_COLOURS | dict.fromkeys(dataset.attrs["controls"], theme.MUTED)
-    known = theme.MAP_COLOURS | theme.SPAN_COLOURS | controls
+    names = [str(name) for name in dataset["series"].values]
+    known = theme.MAP_COLOURS | theme.SPAN_COLOURS | dict.fromkeys(dataset.attrs["controls"], theme.MUTED)
     others = cycle(theme.SERIES)
-    return {name: known.get(name) or next(others) for name in map(str, dataset["series"].values)}
+    controls = cycle(theme.CONTROL_COLOURS)
+    return {name: known.get(name) or next(controls if name.startswith(theme.CONTROL) else others) for name in names}
 
 
 def _ends(dataset: xr.Dataset) -> tuple[float, float]:

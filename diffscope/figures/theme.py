@@ -42,8 +42,9 @@ SPAN_COLOURS = {
 }
 #: colours of lines and bars that are neither maps nor spans, apart also under colour blindness (Okabe and Ito, 2008)
 SERIES = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8c8c8c"]
-#: the colour of what everything is compared with
-CONTROL_COLOURS = {"uniform attention": SERIES[6]}
+#: what everything is compared with, by how its name begins, and its colours
+CONTROL = "uniform attention"
+CONTROL_COLOURS = ["#8c8c8c", "#bdbdbd"]
 OTHER_SPANS = ["#7b61c9", "#b8860b", "#00838f", "#8d6e63"]
 
 #: text widths in inches: one column, full width (equal where the venue has one column)

@@ -59,7 +59,11 @@ def checkpoints(folder: Path) -> dict[int, Path]:
 def _folder(name: str) -> Path:
     """The folder of the bundled model of this name, else the name as a path."""
     bundled = BUNDLED / name
-    return bundled if (bundled / "config.json").is_file() else Path(name).expanduser()
+    try:
+        return bundled if (bundled / "config.json").is_file() else Path(name).expanduser()
+    except (OSError, RuntimeError) as error:  # too long a name; the home of nobody
+        reason = getattr(error, "strerror", None) or first_line(error)
+        raise ModelNotFound(f"no model {name[:80]!r}: it is no path ({reason})") from None
 
 
 def check_weights(folder: Path) -> None:

@@ -10,10 +10,28 @@ At the last token L1H0 finds the answer: 78 % of |D|, where uniform attention wo
 
 from diffscope.readings.allocation import allocation
 from diffscope.readings.amplifier import amplifier
+from diffscope.readings.bars import bars
+from diffscope.readings.depths import contrast, depths
 from diffscope.readings.differences import differences
 from diffscope.readings.effects import effects
 from diffscope.readings.head import of_head
+from diffscope.readings.predictions import answers, asked, next_tokens, predict
 from diffscope.readings.reading import Reading
 from diffscope.readings.training import along_training
 
-__all__ = ["Reading", "allocation", "along_training", "amplifier", "differences", "effects", "of_head"]
+__all__ = [
+    "Reading",
+    "allocation",
+    "along_training",
+    "amplifier",
+    "answers",
+    "asked",
+    "bars",
+    "contrast",
+    "depths",
+    "differences",
+    "effects",
+    "next_tokens",
+    "of_head",
+    "predict",
+]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import xarray as xr
 
 from diffscope.readings.reading import described
@@ -42,7 +43,8 @@ def bars(
         for estimates, head in zip((first, second), heads or (None, None))
     ]
     controls = [side["uniform"].rename("value").to_dataset() for side in sides]
-    alike = controls[0].equals(controls[1])
+    one, other = (side["uniform"].values for side in sides)
+    alike = np.allclose(one, other, equal_nan=True)  # means over other numbers of layers are rounded otherwise
     labels = [*names, *([UNIFORM] if alike else [f"{UNIFORM}, {name}" for name in names])]
     together = [*(side.drop_vars("uniform") for side in sides), *(controls[:1] if alike else controls)]
     dataset = xr.concat(together, xr.DataArray(labels, dims="side", name="side"), data_vars="all", combine_attrs="override")

@@ -14,7 +14,7 @@ import xarray as xr
 from scipy.stats import binomtest
 
 from diffscope.edits import Edit
-from diffscope.errors import DiffscopeError, UnsupportedModel
+from diffscope.errors import DiffscopeError, PromptError, UnsupportedModel
 from diffscope.lab.scoring import DEPTHS, answers
 from diffscope.lab.standing import logits_of
 from diffscope.readings.reading import Reading, described
@@ -85,7 +85,8 @@ def depths(
     Raises
     ------
     PromptError
-        The model has no tokenizer, or one whose prompts cannot be put together; or the prompts do not fit a length.
+        The model has no tokenizer, or one whose prompts cannot be put together; or the prompts do not fit a length, or a length
+        the model.
     UnsupportedModel
         The model predicts no tokens.
     DiffscopeError
@@ -96,7 +97,10 @@ def depths(
     lengths = tuple(usual_lengths(scope) if lengths is None else lengths)
     if not lengths or prompts < 1 or distractors < 1:
         raise DiffscopeError("choose one length, one prompt and one distractor at least")
-    drawn = _draw(task or Retrieval(scope.tokenizer), lengths, prompts, distractors, seed)
+    if scope.positions is not None and max(lengths) > scope.positions:
+        raise PromptError(f"{scope.name} has positions for {scope.positions} tokens; choose no length above that")
+    task = task or Retrieval(scope.tokenizer)  # type: ignore[arg-type]  # without a tokenizer it says so
+    drawn = _draw(task, lengths, prompts, distractors, seed)
     looks = _looks(scope, drawn, edits, progress or (lambda done, total: None))
     cells = [[_cell(islice(looks, prompts)) for _ in DEPTHS] for _ in lengths]
     table = xr.combine_nested(cells, ["length", "depth"], combine_attrs="override")
@@ -185,8 +189,9 @@ def _estimates(table: xr.Dataset) -> xr.Dataset:
     alike = "mean over heads, then layers, of the last query"
     answers_so = "answers whose tokens are all the first choice / answers"
     against = "log p(answer) − log Σ p(distractor)"
+    undefined = int(table["by_head"].sel(map="D").isnull().sum())
     variables = {
-        "mass": described(mass.mean("prompt"), "attention on each span", f"{alike}, then prompts"),
+        "mass": described(mass.mean("prompt"), "attention on each span", f"{alike}, then prompts", undefined_left_out=undefined),
         "mass_se": described(
             _error(mass), "standard error of attention on each span", "standard deviation over prompts / √prompts"
         ),
@@ -210,7 +215,7 @@ def _error(values: xr.DataArray) -> xr.DataArray:
     """Standard error of the mean over prompts; NaN of fewer than two."""
     count = values.notnull().sum("prompt")
     spread = values.var("prompt", ddof=1) if values.sizes["prompt"] > 1 else values.isel(prompt=0, drop=True).where(False)
-    return np.sqrt(spread / count.where(count > 1))
+    return (spread / count.where(count > 1)) ** 0.5
 
 
 def _interval(right: xr.DataArray) -> tuple[xr.DataArray, xr.DataArray]:
@@ -227,20 +232,28 @@ def _sentence(estimates: xr.Dataset) -> str:
     share = estimates.sel(normalisation="share")
     right = estimates["exact_of_prompt"]
     lengths = listed([str(length) for length in estimates["length"].values.tolist()])
-    heads = share["by_head"].sel(map="D", span="answer").mean(CELL)
-    best = heads.isel(heads.argmax(...))
     return (
         f"{int(right.sum())} of {counted(right.size, 'answer')} are exact, on prompts of {lengths} tokens that state "
         f"{estimates.attrs['distractors'] + 1} numbers. At the last token, mean over heads, layers and prompts, the answer gets "
-        f"{_gets(share, 'answer')}, irrelevant tokens {_gets(share, 'irrelevant')}. The head with most of the answer is "
-        f"L{int(best['layer'])}H{int(best['head'])}: {percent(float(best))}."
+        f"{_gets(share, 'answer')}, irrelevant tokens {_gets(share, 'irrelevant')}.{_strongest(share['by_head'])}"
     )
+
+
+def _strongest(shares: xr.DataArray) -> str:
+    """The head that gives the answer most, mean over prompts, lengths and depths."""
+    heads = shares.sel(map="D", span="answer").mean(CELL)
+    if not heads.notnull().any():
+        return ""
+    best = heads.isel(heads.argmax(...))
+    return f" The head with most of the answer is L{int(best['layer'])}H{int(best['head'])}: {percent(float(best))}."
 
 
 def _gets(share: xr.Dataset, span: str) -> str:
     """What D gives to a span, and beside it A1 and uniform attention."""
     mass = share["mass_of_prompt"].sel(span=span)
     mean, error = _over_cells(mass.sel(map="D"))
+    if not np.isfinite(mean):
+        return "no share, since D is zero everywhere"
     differential = bool(mass.sel(map="A2").notnull().any())
     beside = [f"A1 {percent(_over_cells(mass.sel(map='A1'))[0])}"] if differential else []
     beside.append(f"uniform attention {percent(float(share['uniform'].sel(span=span).mean()))}")
@@ -270,10 +283,10 @@ def contrast(first: xr.Dataset, second: xr.Dataset, names: tuple[str, str]) -> R
     Returns
     -------
     Reading
-        ``estimates``: those of both that are not of single heads or prompts, along ``side``, and ``mass_low`` and ``mass_high``,
-        one standard error below and above ``mass``; ``difference`` (span,
-        normalisation), first − second of D, mean over lengths, depths and prompts, and its standard error over prompts,
-        ``difference_se``; it is of differences prompt by prompt where both were given the same tokens (``attrs["paired"]``).
+        ``estimates``: those of both that are not of single heads or prompts, along ``side``; ``mass_low`` and ``mass_high``, one
+        standard error below and above ``mass``; ``difference`` (span, normalisation), first − second of D, mean over lengths,
+        depths and prompts, and its standard error over prompts, ``difference_se``: prompt by prompt where both were given the
+        same tokens (``attrs["paired"]``).
 
     Raises
     ------
@@ -291,7 +304,7 @@ def contrast(first: xr.Dataset, second: xr.Dataset, names: tuple[str, str]) -> R
         [first[kept], second[kept]], xr.DataArray(list(names), dims="side", name="side"), combine_attrs="drop_conflicts"
     )
     one, other = (side["mass_of_prompt"].sel(map="D").mean(CELL) for side in (first, second))
-    spread = _error(one - other) if paired else np.sqrt(_error(one) ** 2 + _error(other) ** 2)
+    spread = _error(one - other) if paired else (_error(one) ** 2 + _error(other) ** 2) ** 0.5
     about = "mean over lengths, depths and prompts"
     sides["mass_low"] = described(sides["mass"] - sides["mass_se"], "attention less its standard error", "mass − mass_se")
     sides["mass_high"] = described(sides["mass"] + sides["mass_se"], "attention and its standard error", "mass + mass_se")
@@ -305,6 +318,8 @@ def _contrast_sentence(sides: xr.Dataset, first: xr.Dataset, second: xr.Dataset)
     """What both give to the answer, the difference in all normalisations, and how both answer."""
     names = [str(name) for name in sides["side"].values]
     mass = sides["mass"].sel(map="D", normalisation="share").mean(CELL)
+    if mass.sel(span="answer").isnull().any():
+        return f"D is zero everywhere on a side, so that there is nothing to compare between {names[0]} and {names[1]}."
     answer, rest = (mass.sel(span=span).values.tolist() for span in ("answer", "irrelevant"))
     change = sides[["difference", "difference_se"]].sel(span="answer")
     share = change.sel(normalisation="share")
@@ -312,7 +327,7 @@ def _contrast_sentence(sides: xr.Dataset, first: xr.Dataset, second: xr.Dataset)
     error = 100 * float(share["difference_se"])
     size = f"{figures(abs(points))} points {'more' if points > 0 else 'less'}" if points else "the same"
     within = f" (standard error {figures(error)})" if np.isfinite(error) else ""
-    how = "The prompts are the same" if sides.attrs["paired"] else "The tokenizers differ, and so do the prompts"
+    how = "The prompts are the same" if sides.attrs["paired"] else "The prompts are not of the same tokens"
     right = listed([str(int(side["exact_of_prompt"].sum())) for side in (first, second)])
     return (
         f"{names[0]} gives the answer {percent(answer[0])}, {names[1]} {percent(answer[1])}: {size}{within}. "

@@ -59,3 +59,15 @@ def bytes_at_work(statistics: Iterable[Statistic], layer: LayerAttention, rows: 
     blocks = threads * 8 * heads * min(queries, rows) * layer.n_keys * layer.dtype.itemsize
     ranks = any(statistic.kind == "map" for statistic in statistics)
     return blocks + (effective_rank.bytes_of_estimates(layer) if ranks else 0)
+
+
+def size_in_words(nbytes: float) -> str:
+    """A number of bytes as a person reads it."""
+    return f"{nbytes / 2**30:.1f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:.0f} MiB"
+
+
+def time_in_words(seconds: float) -> str:
+    """A duration as a person reads it."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -17,6 +17,7 @@ from diffscope.prompts import Encoded
 from diffscope.stats import engine, forecast
 from diffscope.stats.backends import Backend
 from diffscope.stats.datasets import Measured, batch_dataset, dataset, united
+from diffscope.stats.forecast import size_in_words, time_in_words
 from diffscope.stats.formulas.outliers import LABELS
 from diffscope.stats.sampling import STRATUM, WEIGHT, Drawn, Sample
 from diffscope.stats.threads import Workers
@@ -151,14 +152,16 @@ class Measuring:
         free = free_memory(torch.device("cpu"))
         if need > free:
             raise OutOfMemoryAhead(
-                f"the statistics of {rows} queries, {layer.n_heads} heads and {self.total} layers need {_size(need)} and "
-                f"{_size(free)} are free; ask for fewer of them, or for a sample of queries: queries=diffscope.Sample(512)"
+                f"the statistics of {rows} queries, {layer.n_heads} heads and {self.total} layers need {size_in_words(need)} and "
+                f"{size_in_words(free)} are free; ask for fewer, or for a sample of queries: queries=diffscope.Sample(512)"
             )
         if self.announce:
             seconds = self.total * forecast.seconds(layer, names, key_sets, queries, workers, self.backend)
             if seconds > WORTH_SAYING:
                 ranks = ", and the ranks longer" if any(statistic.kind == "map" for statistic in self.chosen) else ""
-                self.announce(f"measuring will take about {_duration(seconds)} and {_size(need)} besides the model{ranks}")
+                self.announce(
+                    f"measuring will take about {time_in_words(seconds)} and {size_in_words(need)} besides the model{ranks}"
+                )
 
     def _queries(self, layer: LayerAttention, key_sets: Mapping[str, Tensor]) -> tuple[Tensor | None, Drawn | None]:
         """The queries to measure, None for all of them, and the sample that they are."""
@@ -207,16 +210,6 @@ def _with_outliers(dataset: xr.Dataset, values: np.ndarray) -> xr.Dataset:
     attrs = {"long_name": "largest magnitudes and median of the decoder layer's output", "units": "activation"}
     dims = ("prompt", "layer", "outlier")[-values.ndim :]
     return dataset.assign(layer_output_outliers=(dims, values, attrs)).assign_coords(outlier=list(LABELS))
-
-
-def _size(n: float) -> str:
-    return f"{n / 2**30:.1f} GiB" if n >= 2**30 else f"{n / 2**20:.0f} MiB"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 def positions(choice: slice | int | Sequence[int] | Tensor | np.ndarray | None, n: int) -> Tensor:

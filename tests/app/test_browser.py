@@ -113,3 +113,20 @@ def test_every_page_opens_and_the_reader_keeps_the_place(page, address):
         assert "layer=2" in page.evaluate("location.search") and "prompt=" in page.evaluate("location.search")
     links.first.click()
     page.wait_for_selector(f"{VIEW} strong:text('layer 2 · head 0')")
+
+
+def test_cursors_of_both_sides_of_a_comparison_are_linked(page, address):
+    side = ".st-key-compare-{} canvas[data-map]"
+    page.goto(address.replace("/?", "/compare?tour=off&compare-by=with+and+without+an+edit&layer=1&head=0&"))
+    page.wait_for_selector(side.format("right"))
+    settle(page)
+    assert page.locator(side.format("left")).count() == page.locator(side.format("right")).count() == 4
+    box = page.locator(side.format("left")).first.bounding_box()
+    page.mouse.move(box["x"] + 4, box["y"] + box["height"] - 4)
+    left, right = (page.locator(f".st-key-compare-{name} [aria-live]").text_content() for name in ("left", "right"))
+    where = left.partition("A₁")[0]
+    assert "query" in where and right.startswith(where) and left != right
+    page.locator(".st-key-compare-left [role=application]").press("ArrowRight")
+    for name in ("left", "right"):
+        page.wait_for_selector(f".st-key-compare-{name} strong:text('layer 1 · head 1')")
+    assert page.locator("[data-testid=stException]").count() == 0

@@ -7,10 +7,10 @@ import pytest
 from small_models import PROMPT
 
 import diffscope
-from diffscope import edits
+from diffscope import edits, readings
 from diffscope.errors import DiffscopeError
 from diffscope.figures.escaping import visible
-from diffscope.readings import effects, predictions
+from diffscope.readings.words import figures
 
 OWN = "own text"
 SPANS = {"answer": "7421"}
@@ -189,16 +189,16 @@ def test_what_is_shown_is_what_the_library_says(page, folders):
     assert listed(test) == ["λ × 0"] and not lines(test)
     scope = diffscope.load(str(folders["small-diff"]))
     before = scope.capture(PROMPT, spans=SPANS)
-    question = predictions.asked(scope, before, "7421", ["1983"])
+    question = readings.asked(scope, before, "7421", ["1983"])
     made = edits.scale_lambda(0.0)
-    said = [predictions.predict(scope, before, question)]
+    said = [readings.predict(scope, before, question)]
     with scope.edit(made):
-        said.append(predictions.predict(scope, before, question))
+        said.append(readings.predict(scope, before, question))
         after = scope.capture(PROMPT, spans=SPANS)
         continued = scope.generate(PROMPT, 12)
-    assert f"{predictions.figures(said[1].log_odds)} nats" == metrics(test)["Log-odds of the answer"]
-    assert sentence(test) == str(effects(before, after, [made]))
-    for row in predictions.next_tokens(*said, scope.tokenizer)["probability"].values:
+    assert f"{figures(said[1].log_odds)} nats" == metrics(test)["Log-odds of the answer"]
+    assert sentence(test) == str(readings.effects(before, after, [made]))
+    for row in readings.next_tokens(*said, scope.tokenizer)["probability"].values:
         assert all(f"{share:.3f}" in tokens(test) for share in row)
     goes_on = f"With edits it goes on: {visible(continued)}".replace("\\", "")
     assert goes_on in [element.value.replace("\\", "") for element in test.markdown]
@@ -214,10 +214,10 @@ def test_edits_are_moved_stacked_in_the_order_they_act_and_undone(page):
     test.selectbox(key="intervene-add").set_value("top_k_a1").run()
     test.selectbox(key="intervene-add").set_value("drop_sink").run()
     change(test, k=2)
-    assert listed(test) == ["λ × 1 · layers 1, 2", "first 1 dropped (both)", "A₁ → top 2 (rows scaled: yes)"]
+    assert listed(test) == ["λ × 1 · layers 1, 2", "first keys dropped: 1 (both)", "A₁ → top 2 (rows scaled: yes)"]
     assert address(test) == ["scale_lambda:1.0:layers=1,2", "top_k_a1:2:yes", "drop_sink:1:both"]
     stacked = tokens(test)
-    assert listed(undo(test, 0)) == ["first 1 dropped (both)", "A₁ → top 2 (rows scaled: yes)"]
+    assert listed(undo(test, 0)) == ["first keys dropped: 1 (both)", "A₁ → top 2 (rows scaled: yes)"]
     change(test, k=3)
     assert address(test) == ["top_k_a1:3:yes", "drop_sink:1:both"]
     test.button(key="intervene-undo-all").click().run()
@@ -260,6 +260,10 @@ def test_without_a_second_map_its_edits_are_refused_in_a_line(page, folders):
     assert not lines(test) and listed(test) == []
     offered = test.selectbox(key="intervene-add").options
     assert any("top-k" in name for name in offered) and not any("A₂" in name or "λ =" in name for name in offered)
+    test.selectbox(key="model").set_value(str(folders["small-diff"])).run()
+    assert listed(test) == ["λ × 0"]
+    test.selectbox(key="model").set_value(str(folders["small-standard"])).run()
+    assert listed(test) == [] and not lines(test)
     test = page(model=str(folders["small-standard"]), edit=["set_lambda:1.0", "top_k_a1:2"])
     assert lines(test) == ["λ = 1: layer 0 has no second map, so neither A2 nor λ can be changed"]
     assert "changed directly" in sentence(undo(test)) and not lines(test)
@@ -320,7 +324,7 @@ def test_ten_sessions_at_once_see_their_own_edits_alone(modules, folders):
             with alone.edit(*(table.read(text).make(alone, before) for text in texts)):
                 seen = (
                     digest(alone.capture(subject.prompt, spans=subject.spans)),
-                    predictions.predict(alone, before).log_p.tobytes(),
+                    readings.predict(alone, before).log_p.tobytes(),
                 )
             expected[number, texts] = seen
     assert len(set(expected.values())) == len(subjects) * len(set(stacks))

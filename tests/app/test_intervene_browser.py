@@ -74,7 +74,7 @@ def test_heads_are_ablated_in_the_grid(new_page, address):
     page.wait_for_selector(f"{EDITS} strong:text('layers 0 · heads 0')")
     settle(page)
     assert len(edits(page)) == 2 and "edit=ablate_heads%3Alayers%3D0%3Aheads%3D0" in page.url
-    assert page.locator(".st-key-intervene-before canvas[data-map]").count() == 4
+    assert page.locator(".st-key-intervene-without canvas[data-map]").count() == 4
     cells.click(position=FIRST, modifiers=["Shift"])
     page.wait_for_selector(f"{EDITS} strong:text('layers 0')", state="detached")
     settle(page)

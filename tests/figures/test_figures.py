@@ -19,9 +19,10 @@ from diffscope.attention.parts import Mask
 from diffscope.edits import apply
 from diffscope.errors import DiffscopeError
 from diffscope.figures import FIGURES, figure, theme
+from diffscope.readings import along_training
 from tests import tiny
 
-ALL = ["board", "cells", "cohort", "curves", "fidelity", "heads", "lambdas", "maps", "row", "strips"]
+ALL = ["board", "cells", "checkpoints", "cohort", "curves", "fidelity", "heads", "lambdas", "maps", "row", "strips", "training"]
 TOKENS = (
     "<s>",
     "The",
@@ -79,8 +80,22 @@ def trained():
 
 def source(name, cap):
     """What a figure is of."""
-    labelled = {"curves": by_layer(), "cells": by_head().isel(side=0, drop=True), "strips": by_head()}
-    return {"cohort": trained(), "board": verdicts(), **labelled}.get(name, cap)
+    others = {"cohort": trained, "board": verdicts, "curves": by_layer, "checkpoints": along, "training": followed}
+    others |= {"cells": lambda: by_head().isel(side=0, drop=True), "strips": by_head}
+    return others[name]() if name in others else cap
+
+
+@functools.cache
+def along():
+    """Captures of one prompt by step of training: the same model with λ = 0, and as it is."""
+    cap = capture()
+    return {0: replace(cap, layers=[apply([edits.set_lambda(0.0)], layer) for layer in cap.layers]), 400: cap}
+
+
+@functools.cache
+def followed():
+    """A statistic over these steps."""
+    return along_training(along()).estimates
 
 
 def by_layer():
@@ -124,6 +139,50 @@ def test_a_board_shows_what_is_judged_in_units_of_what_matters(cap):
         figure("board", cap)
     with pytest.raises(DiffscopeError, match="no test of this board has numbers"):
         figure("board", verdicts()[2:])
+
+
+def test_maps_of_checkpoints_are_the_captures_own_on_one_scale():
+    result = figures.checkpoints(along(), layer=2, head=1)
+    assert result.data["step"].values.tolist() == [0, 400]
+    for step, cap in along().items():
+        expected = cap.map("D", 2, 1).values
+        shown = result.data["map"].sel(step=step).values
+        seen = np.tril(np.ones_like(expected, dtype=bool))
+        np.testing.assert_array_equal(shown[seen], expected[seen])
+        assert np.isnan(shown[~seen]).all()  # what a query does not see is no zero
+    drawn = result.plotly()
+    assert {trace.coloraxis for trace in drawn.data if trace.type == "heatmap"} == {"coloraxis"}
+    assert [trace.customdata[0] for trace in drawn.data if trace.type == "scatter"] == [0, 400]
+    assert drawn.layout.coloraxis.cmax == pytest.approx(np.nanmax(np.abs(result.data["map"])))
+    assert [note.text for note in drawn.layout.annotations] == ["step 0", "step 400"]
+    standard = capture("standard")
+    assert figures.checkpoints({0: standard, 5: standard}).data.attrs["map"] == "A"
+    with pytest.raises(DiffscopeError, match="different prompts"):
+        figures.checkpoints({0: capture(), 1: capture(n=20)})
+    with pytest.raises(DiffscopeError, match="captures of one prompt by step"):
+        figures.checkpoints(standard)
+
+
+def test_a_statistic_over_training_sets_one_head_apart_beside_its_control():
+    estimates = followed()
+    result = figures.training(estimates, statistic="rho", layer=1, head=1)
+    names = result.data["series"].values.tolist()
+    assert len(names) == 7 and names[-2:] == ["L1H1", "control: A₂ of other heads"] == result.data.attrs["apart"]
+    own = estimates["rho"].sel(layer=1, head=1)
+    np.testing.assert_array_equal(result.data["value"].sel(series="L1H1").values[0], own.sel(control="as it is"))
+    np.testing.assert_array_equal(result.data["value"].values[0, -1], own.sel(control="other heads"))
+    grey = [trace.name for trace in result.plotly().data if not trace.showlegend]
+    assert len(grey) == 5 and "L1H1" not in grey
+    lam = figures.training(estimates, statistic="lambda", layer=2)
+    assert lam.data["series"].values.tolist() == ["layer 0", "layer 1", "layer 2"]
+    np.testing.assert_allclose(lam.data["value"].sel(series="layer 2").values[0], estimates["lambda"].sel(layer=2, head=0))
+    assert figures.training(estimates, statistic="answer", layer=0).data.attrs["references"] == {
+        "uniform attention": pytest.approx(3 / 16)
+    }
+    with pytest.raises(DiffscopeError, match="no statistic 'kurtosis' was followed"):
+        figures.training(estimates, statistic="kurtosis")
+    with pytest.raises(DiffscopeError, match="no head 9 of layer 0"):
+        figures.training(estimates, head=9)
 
 
 def test_a_cohort_shows_means_over_what_is_finished(cap):

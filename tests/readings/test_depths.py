@@ -42,7 +42,11 @@ def test_a_model_that_looks_at_all_alike_gives_each_span_its_share_of_the_tokens
     tokens = estimates["uniform"] * estimates["length"]
     np.testing.assert_allclose(tokens.std("length").sel(span=["answer", "sink"]), 0, atol=1e-9)  # the same numbers everywhere
     assert (estimates["uniform"].sel(span="sink") == 1 / estimates["length"]).all()
-    assert (estimates["mass_se"].sel(span="sink", normalisation="share") < 1e-7).all()
+    assert (estimates["mass_se"].sel(span="sink", normalisation="share", map=["A1", "D"]) < 1e-7).all()
+    nothing = depths(blind, (160,), prompts=2, edits=[edits.set_lambda(1.0)])  # the maps are equal: D is zero
+    assert nothing.estimates["mass"].sel(map="D", normalisation="share").isnull().all()
+    assert nothing.estimates["mass"].attrs["undefined_left_out"] > 0 and "D is zero everywhere" in nothing.sentence
+    assert "nothing to compare" in contrast(nothing.estimates, nothing.estimates, ("one", "other")).sentence
 
 
 def test_each_value_is_that_of_its_own_prompts(awake, estimates):
@@ -103,7 +107,7 @@ def test_the_same_twice_differs_by_nothing_and_another_tokenizer_is_not_paired(a
     changes = (one - other)[0] - (one - other)[1]
     np.testing.assert_allclose(paired["difference_se"], abs(changes) / 2, atol=1e-6)
     other_tokens = contrast(estimates, standard.assign_attrs(digest="another"), ("diff", "standard"))
-    assert other_tokens.estimates.attrs["paired"] == 0 and "tokenizers differ" in other_tokens.sentence
+    assert other_tokens.estimates.attrs["paired"] == 0 and "not of the same tokens" in other_tokens.sentence
     with pytest.raises(DiffscopeError, match="other prompts"):
         contrast(estimates, standard.isel(length=[0]), ("diff", "standard"))
 
@@ -113,6 +117,8 @@ def test_what_cannot_be_read_is_one_line(awake):
         depths(scope(tokenizer=False))
     with pytest.raises(PromptError, match="4 needles do not fit 40 tokens"):
         depths(awake, (40,))
+    with pytest.raises(PromptError, match="positions for 512 tokens"):
+        depths(awake, (160, 1024))
     with pytest.raises(DiffscopeError, match="one length"):
         depths(awake, ())
     assert usual_lengths(awake) == (128, 256)

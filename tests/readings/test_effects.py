@@ -8,8 +8,8 @@ import torch
 
 import diffscope
 from diffscope import DiffscopeError, PromptError, edits
-from diffscope.readings import effects
-from diffscope.readings.predictions import against_all_else, answers, asked, next_tokens, predict
+from diffscope.readings import answers, asked, effects, next_tokens, predict
+from diffscope.readings.predictions import against_all_else
 from diffscope.tasks import examples
 from tests import tiny
 

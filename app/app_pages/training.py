@@ -1,0 +1,307 @@
+"""Training: how a head comes to do what it does, checkpoint by checkpoint, and when the model begins to answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+import blocks
+import streamlit as st
+from choices import LAST_STEP, Subject, as_code, choose_subject
+from jobs import Job, Watched, jobs, watch
+from kept import keep_look, kept, kept_option, kept_value, looked_at
+from place import choose_head, choose_query, follow, move
+from sources import along_training, bundled, capture_once, rules, written
+from words import in_words, plain
+
+from diffscope import figures
+from diffscope.attention.indexing import check_index
+from diffscope.capture import Capture
+from diffscope.errors import DiffscopeError, SpanError
+from diffscope.figures.panels import short_name
+from diffscope.lab.along import answers_along
+from diffscope.lab.training.checkpoints import Checkpoints, checkpoints_of
+from diffscope.lab.training.cohort import open_dataset
+from diffscope.scope import load
+
+EVENLY = "step of training (evenly spaced)"
+PACE = 1.2  # seconds a checkpoint is shown for while they play
+STATISTICS = {
+    "answer": "How much of what is left, |D|, goes to the answer.",
+    "lambda": "λ, by how much A₂ is taken off.",
+    "rho": "How far the two maps differ on irrelevant tokens: 0 is the same, 1 nothing in common. What they share can cancel.",
+    "cosine": "How alike the two maps are on irrelevant tokens, whatever their size.",
+    "sink": "How much of |D| goes to the first token.",
+    "entropy": "How widely |D| is spread.",
+}
+state = st.session_state
+
+
+def show_training(subject: Subject, kept_steps: Checkpoints) -> None:
+    """The page of a model with checkpoints."""
+    captures = capture_all(subject, kept_steps)
+    last = captures[kept_steps.last]
+    follow(last, subject.key)
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        layer, head = choose_head(last)
+        query = choose_query(last, "Measured at token")
+    check_index("layer", layer, last.layer_numbers)
+    check_index("head", head, range(last.n_heads))
+    reading = along_training(captures, (subject.key, tuple(captures)), query)
+    st.markdown(plain(reading.sentence))
+    code = python(subject, kept_steps)
+    show_pictures(captures, layer, head, code)
+    show_steps(captures, layer, head, code)
+    show_curves(reading, layer, head, query, code)
+
+
+def capture_all(subject: Subject, kept_steps: Checkpoints) -> dict[int, Capture]:
+    """What every checkpoint attends with on the prompt, by step; where a span cannot be marked it says so, and looks without."""
+    try:
+        return _captures(subject, kept_steps, subject.spans)
+    except SpanError as error:
+        st.warning(plain(str(error)))
+        return _captures(subject, kept_steps, {})
+
+
+def _captures(subject: Subject, kept_steps: Checkpoints, spans: dict) -> dict[int, Capture]:
+    stamp = written(subject.model)
+    captures = {}
+    bar = st.empty()
+    for step, name in kept_steps.names.items():
+        bar.progress(len(captures) / len(kept_steps.names), f"Looking at step {step}")
+        captures[step] = capture_once(name, stamp, subject.prompt, spans)
+    bar.empty()
+    return captures
+
+
+def python(subject: Subject, kept_steps: Checkpoints) -> str:
+    """Python that gives the captures and what is read of them."""
+    return (
+        "import diffscope\nfrom diffscope import readings\n\n"
+        f"names = {kept_steps.names!r}\n"
+        f"prompt = {subject.prompt!r}\n"
+        f"spans = {as_code(subject.spans)}\n"
+        "captures = {step: diffscope.load(name).capture(prompt, spans=spans) for step, name in names.items()}\n"
+    )
+
+
+def show_pictures(captures: Mapping[int, Capture], layer: int, head: int, code: str) -> None:
+    """The head's map at every checkpoint, on one scale; a click on one chooses its step."""
+    steps = list(captures)
+
+    def picked() -> None:
+        points = (state.get("training-pictures") or {}).get("selection", {}).get("points", [])
+        # a second click on the same picture takes the selection away: it means that picture again
+        step = int(points[0]["customdata"]) if points else state.get("_picked")
+        state["_picked"] = step
+        if step in steps:
+            state["step"] = option_of(step, steps)
+
+    with in_words():
+        figure = figures.checkpoints(captures, layer=layer, head=head)
+        alt = f"Map of layer {layer}, head {head} at the steps {', '.join(map(str, steps))}"
+        blocks.show_chart(figure, alt, key="training-pictures", on_select=picked, selection_mode="points")
+        blocks.take_away(
+            f"checkpoints-layer{layer}-head{head}",
+            label="Take the pictures away",
+            figure=lambda: figure,
+            data=lambda: figure.data,
+            code=code + f'diffscope.figures.checkpoints(captures, layer={layer}, head={head}).save("checkpoints.pdf")\n',
+        )
+
+
+def option_of(step: int, steps: list[int]) -> str:
+    """A step as the slider has it, which all pages share."""
+    return LAST_STEP if step == steps[-1] else str(step)
+
+
+def show_steps(captures: Mapping[int, Capture], layer: int, head: int, code: str) -> None:
+    """A slider over the checkpoints that plays, and the maps of the head at the chosen one."""
+    steps = list(captures)
+    options = [option_of(step, steps) for step in steps]
+    words = {option: f"{step} (the end)" if option == LAST_STEP else option for option, step in zip(options, steps)}
+
+    @st.fragment(run_every=PACE / 2 if state.get("_playing") else None)
+    def look() -> None:
+        if (state["layer"], state["head"]) not in ((layer, head), (None, None)):
+            st.rerun()  # an arrow key chose another head: what lies above marks it
+        if state.get("_playing"):
+            play_on(options)
+        with st.container(horizontal=True, vertical_alignment="bottom"):
+            if st.button("Pause" if state.get("_playing") else "Play", key="training-play", disabled=len(options) < 2):
+                begin_or_pause(options)
+                st.rerun()
+            chosen = st.select_slider(
+                "Step of training", options, **kept_option("step", options, LAST_STEP), format_func=words.__getitem__
+            )
+        step = steps[options.index(chosen)]
+        cap = captures[step]
+        blocks.show_view(
+            cap,
+            layer,
+            head,
+            on_move=partial(move, cap, layer, head),
+            key="training-view",
+            state=looked_at("training-view"),
+            on_state=partial(keep_look, "training-view"),
+        )
+        blocks.take_away(
+            f"{short_name(cap.model_name)}-layer{layer}-head{head}",
+            label=f"Take the maps of step {step} away",
+            figure=partial(figures.maps, cap, layer=layer, head=head),
+            data=partial(cap.maps, layer, [head]),
+            code=code + f'diffscope.figures.maps(captures[{step}], layer={layer}, head={head}).save("maps.pdf")\n',
+        )
+
+    look()
+
+
+def begin_or_pause(options: list[str]) -> None:
+    """Play from the chosen step on, at the end from the first; or stay where it is."""
+    state["_playing"] = not state.get("_playing")
+    state["_turned"] = time.monotonic()
+    if state["_playing"] and state.get("step") == options[-1]:
+        state["_next"] = options[0]
+
+
+def play_on(options: list[str]) -> None:
+    """The next step, when the one before was shown for long enough; at the end it pauses."""
+    if "_next" in state:
+        state["step"] = state.pop("_next")
+        return
+    if time.monotonic() - state["_turned"] < PACE:
+        return
+    at = options.index(state["step"]) if state.get("step") in options else 0
+    state["_turned"] = time.monotonic()
+    if at + 1 < len(options):
+        state["step"] = options[at + 1]
+    else:
+        state["_playing"] = False
+        st.rerun()
+
+
+def show_curves(reading, layer: int, head: int, query: int, code: str) -> None:
+    """Statistics of all heads over the steps, the chosen one set apart."""
+    st.markdown(f"#### All heads along the training, L{layer}H{head} set apart")
+    there = [name for name in STATISTICS if reading.estimates[name].notnull().any()]
+    with blocks.beside(*(f"training-{name}" for name in there), least=380) as places:
+        for name, place in zip(there, places):
+            with place, in_words():
+                figure = figures.training(reading.estimates, statistic=name, layer=layer, head=head)
+                title = reading.estimates[name].attrs["long_name"]
+                blocks.show_chart(figure, f"{title} of every head by step of training", key=f"training-{name}")
+                st.caption(plain(STATISTICS[name]))
+                blocks.take_away(
+                    f"training-{name}",
+                    label=plain(f"Take away: {title}"),
+                    figure=partial(figures.training, reading.estimates, statistic=name, layer=layer, head=head),
+                    data=lambda: reading.estimates,
+                    code=code
+                    + f"reading = readings.along_training(captures, {query})\n"
+                    + f"diffscope.figures.training(reading.estimates, statistic={name!r}, layer={layer}, head={head})"
+                    + f'.save("{name}.pdf")\n',
+                )
+
+
+def show_answers(subject: Subject, kept_steps: Checkpoints) -> None:
+    """When the model begins to answer: the same retrieval prompts, put to every checkpoint in the background."""
+    st.markdown("#### Does it answer?")
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        prompts = st.number_input("Prompts", 10, 500, step=10, width=130, **kept_value("training-prompts", 50))
+        length = st.number_input("Tokens of each", 48, 4096, step=16, width=130, **kept_value("training-length", 160))
+        asked = {"prompts": int(prompts), "length": int(length), "template": kept_steps.template}
+        key = ("training", subject.model, written(subject.model), *asked.values())
+        job = jobs().get(key)
+        ended = job is not None and not job.running
+        if st.button(
+            "Ask every checkpoint", key="training-ask", disabled=job is not None and (job.running or job.result is not None)
+        ):
+            jobs().start(key, partial(_ask, names=kept_steps.names, asked=asked))
+            st.rerun()
+    if job is None:
+        st.caption("The same retrieval prompts are put to every checkpoint; how surely the answer is known is shown with it.")
+    elif not ended:
+        watch(job, "training")
+    elif job.trouble:
+        st.warning(plain(job.trouble))
+    elif job.result is not None:
+        _show_answers(job.result, kept_steps, asked)
+
+
+def _ask(job: Job, names: Mapping[int, str], asked: Mapping) -> object:
+    """The work of a job: every checkpoint is opened, asked and let go."""
+    return answers_along(names, **asked, opener=lambda name: Watched(load(name), job.go_on), progress=job.tell)
+
+
+def _show_answers(answers, kept_steps: Checkpoints, asked: Mapping) -> None:
+    st.markdown(plain(answers.attrs["sentence"]))
+    even = answers.assign_coords(step=("step", [str(step) for step in answers["step"].values], {"long_name": EVENLY}))
+    code = (
+        "import diffscope\nfrom diffscope.lab.along import answers_along\n\n"
+        f"answers = answers_along({kept_steps.names!r}, {', '.join(f'{name}={value!r}' for name, value in asked.items())})\n"
+        'ends = {"low": answers["exact_low"], "high": answers["exact_high"]}\n'
+        'diffscope.figures.curves(answers["exact"], x="step", **ends).save("exact.pdf")\n'
+    )
+    chances = {"exact": {"copying any number": answers.attrs["chance"]}, "log_odds": {"no preference": answers.attrs["blind"]}}
+    with blocks.beside(*(f"training-asked-{name}" for name in chances), least=380) as places:
+        for (name, references), place in zip(chances.items(), places):
+            with place, in_words():
+                ends = {end: even[f"{name}_{end}"] for end in ("low", "high")}
+                figure = figures.curves(even[name], x="step", **ends, references=references)
+                title = answers[name].attrs["long_name"]
+                blocks.show_chart(figure, f"{title} by step of training, with 95 % intervals", key=f"training-asked-{name}")
+                blocks.take_away(
+                    f"training-{name}",
+                    label=plain(f"Take away: {title}"),
+                    figure=partial(figures.curves, even[name], x="step", **ends, references=references),
+                    data=lambda: answers,
+                    code=code,
+                )
+
+
+def show_cohort() -> None:
+    """The curves of all runs of a trained cohort, where its folder is given."""
+    st.markdown("#### A trained cohort")
+    folder = st.text_input("Folder of a trained cohort", **kept("training-cohort"), placeholder="runs/laptop").strip()
+    if not folder:
+        st.caption("With the folder that diffscope train left, the curves of all its arms and seeds are shown here.")
+        return
+    cohort = open_dataset(Path(folder).expanduser())
+    figure = figures.cohort(cohort)
+    blocks.show_chart(
+        figure, "Exact answers of every arm in training, and in the end by length and distractors", key="training-arms"
+    )
+    code = "from pathlib import Path\n\nimport diffscope\nfrom diffscope.lab.training.cohort import open_dataset\n\n"
+    code += f'diffscope.figures.cohort(open_dataset(Path({folder!r}))).save("cohort.pdf")\n'
+    blocks.take_away("cohort", label="Take the curves away", figure=lambda: figure, data=lambda: figure.data, code=code)
+
+
+def say_which_have(model: str) -> None:
+    """What a model without checkpoints lacks, which models have them, and how they are kept."""
+    names = ", ".join(card["name"] for card in bundled() if card.get("checkpoints"))
+    have = f"Of the bundled models {names} has them. " if names else ""
+    st.info(
+        plain(
+            f"No checkpoints of {model} were kept. {have}diffscope train keeps those that its recipe names, such as "
+            "checkpoints = [0, 50, 200], in the folder of each run: give the folder of a run, such as runs/laptop/diff/seed-2."
+        )
+    )
+
+
+with in_words():
+    subject = choose_subject(at_step=False)
+    if subject is not None:
+        if subject.saved:
+            raise DiffscopeError("a saved capture has no training; choose a model, or give the folder of a run")
+        kept_steps = checkpoints_of(subject.model)
+        if kept_steps.names:
+            show_training(subject, kept_steps)
+            show_answers(subject, kept_steps)
+        else:
+            say_which_have(short_name(subject.model))
+if rules().paths:
+    with in_words():
+        show_cohort()

@@ -1,0 +1,228 @@
+"""Your model: opened from a folder, the hub or an upload, checked before anything else, and what can be done with it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import partial
+
+import blocks
+import pandas as pd
+import streamlit as st
+from giving import choose
+from jobs import Job, jobs, watch
+from kept import kept
+from offered import Own, cards, located, remember
+from readiness import readiness
+from rules import rules
+from sources import age, opened, outlined, own_prompts
+from words import in_words, plain
+
+from diffscope import forecast
+from diffscope.conformance import Report, check
+from diffscope.errors import DiffscopeError
+from diffscope.figures.escaping import visible
+from diffscope.figures.panels import short_name
+from diffscope.hypotheses import Settings
+from diffscope.models.outline import check_memory
+from diffscope.stats.forecast import size_in_words, time_in_words
+from diffscope.tasks.own import own_prompts as in_tokens
+from diffscope.tasks.own import with_answers
+
+LONG = 60.0  # seconds: a check that takes longer is asked for
+PROMPTS_MB = 10
+CODE = (
+    "This model needs code that comes with it ({code}). Such code can do on this machine whatever you can: read your files, send "
+    "them away, delete them. It is not run unless you type the model's name again. Do so only if you trust who wrote it."
+)
+FORMAT = (
+    "A line a prompt. `prompt` is the text and `answer` what comes next, with the space before it. `spans` name parts of the "
+    "prompt by their text, or by ranges of characters `[[start, stop], …]`: tests need the span `answer`, where the text states "
+    "it; `needles` are what is said about other things, and `query` is the question. `distractors` are other answers."
+)
+OWN_PROMPTS = (
+    {
+        "name": "cat",
+        "prompt": "My cat is Tom. My dog is Rex. The name of my cat is",
+        "answer": " Tom",
+        "distractors": ["Rex"],
+        "spans": {"answer": "Tom", "needles": "My dog is Rex.", "query": "The name of my cat is"},
+    },
+    {
+        "name": "dog",
+        "prompt": "My cat is Mia. My dog is Bo. The name of my dog is",
+        "answer": " Bo",
+        "distractors": ["Mia"],
+        "spans": {"answer": "Bo", "needles": "My cat is Mia.", "query": "The name of my dog is"},
+    },
+)
+state = st.session_state
+
+
+@dataclass(frozen=True)
+class Checked:
+    """How fast a model is, and what the check found once it was made."""
+
+    speed: forecast.Speed
+    report: Report | None = None
+
+
+def show_outline(label: str, model: Own) -> bool | None:
+    """How large a model is before it is loaded; whether its own code is to be run, None where it is not to be opened."""
+    facts = outlined(model.name, age(model.name))
+    st.markdown(
+        f"**{plain(short_name(label))}** · {plain(facts.kind or 'a model of timm')} · {facts.parameters:,} parameters · "
+        f"{size_in_words(facts.nbytes)} in memory"
+    )
+    free = check_memory(facts)
+    st.caption(f"{size_in_words(free)} of memory are free.")
+    if not facts.code:
+        return False
+    if not rules().hub:
+        st.warning(plain(f"It needs code of its own ({', '.join(facts.code)}), and no code is run here."))
+        return None
+    st.warning(plain(CODE.format(code=", ".join(facts.code))))
+    typed = st.text_input(
+        "Type the model's name to run its code", key="your_model-trust", placeholder="not run", autocomplete="off"
+    )
+    return True if typed.strip() == model.name else None
+
+
+def show_model(label: str, model: Own) -> None:
+    """Open and check a model when its button is pressed, and show what came out."""
+    trust = show_outline(label, model)
+    if trust is None:
+        return
+    model = Own(model.name, model.upload, trust)
+    key = ("your_model", model.name, age(model.name), trust)
+    job = jobs().get(key)
+    if job is not None and job.running:
+        watch(job, "your_model")
+        return
+    known = state.setdefault("_checked", {})
+    if job is not None and job.result is not None:
+        known[key] = job.result
+    if job is not None and job.trouble:
+        st.warning(plain(job.trouble))
+    checked = known.get(key)
+    if checked is None or checked.report is None:
+        offer_check(model, key, checked)
+        return
+    if label not in cards():
+        remember(label, model)
+    show_checked(label, model, checked)
+
+
+def offer_check(model: Own, key: tuple, timed: Checked | None) -> None:
+    """A button that opens and checks a model; one that was timed, and takes long, is only checked when it is pressed again."""
+    loaded = None
+    if timed is not None:
+        loaded = opened(*key[1:])
+        st.info(f"The check will take {forecast.of_check(loaded, timed.speed).words}.")
+    if st.button("Open and check" if timed is None else "Check it", key="your_model-open", type="primary"):
+        loaded = loaded or opened(*key[1:])
+        jobs().start(key, partial(work, loaded=loaded, timed=timed))
+        st.rerun()
+
+
+def work(job: Job, loaded, timed: Checked | None) -> Checked:
+    """Time a model, and check it if that is quick or was asked for, as a job's work."""
+    job.tell(0, 1, "timing short prompts")
+    speed = timed.speed if timed else forecast.measured_speed(loaded)
+    ahead = forecast.of_check(loaded, speed)
+    if ahead.seconds > LONG and timed is None:
+        return Checked(speed)
+    words = f"the check takes about {time_in_words(max(ahead.seconds, 1))}"
+    return Checked(speed, check(loaded, progress=lambda done, total, what: job.tell(done, total, f"{words} · {what}")))
+
+
+def show_checked(label: str, model: Own, checked: Checked) -> None:
+    """What the check found, what can be done with the model, and what that takes."""
+    loaded = opened(model.name, age(model.name), model.trusted)
+    blocks.show_check(checked.report)
+    with st.container(horizontal=True, vertical_alignment="center"):
+        if st.button("Look at it", key="your_model-look", type="primary"):
+            state["model"] = label
+            st.switch_page("app_pages/explore.py", query_params={"model": label})
+        st.caption("It is in the list of models on every page, as long as this session lasts.")
+    differential = any(row["λ"] is not None for row in checked.report.layers)
+    show_forecast(loaded, checked.speed)
+    show_tests(loaded, model, differential)
+    show_own_prompts(loaded)
+
+
+def show_forecast(loaded, speed: forecast.Speed) -> None:
+    """Time and memory of what can be done, before it is."""
+    st.markdown("#### What it takes")
+    most = min(rules().tokens, loaded.positions or rules().tokens)
+    tokens = st.number_input("Tokens of a prompt", 1, most, min(1000, most), step=100, **kept("your_model-tokens"), width=160)
+    settings = Settings()
+    standard = "a model as large as this one beside it"
+    ahead = {
+        "the check": forecast.of_check(loaded, speed),
+        f"a capture of {tokens:,} tokens": speed.capture(int(tokens)),
+        f"all tests of one model ({settings.prompts} prompts, {settings.untrained} untrained models)": forecast.of_tests(
+            speed, ["model"], settings
+        ),
+        f"those with {standard}, as well": forecast.of_tests(speed, ["pair"], settings),
+    }
+    rows = [
+        {
+            "what": what,
+            "time": f"about {time_in_words(max(each.seconds, 1))}",
+            "memory besides the model": size_in_words(each.nbytes),
+            "": "" if each.fits else "more than is free",
+        }
+        for what, each in ahead.items()
+    ]
+    st.dataframe(pd.DataFrame(rows), hide_index=True, row_height=28, height=36 + 28 * len(rows))
+
+
+def show_tests(loaded, model: Own, differential: bool) -> None:
+    """Which tests can be run on the model, and what the others lack."""
+    st.markdown("#### Tests")
+    for each in readiness(loaded, located(model.name), differential):
+        count = f"{len(each.tests)} tests"
+        title = f"{count} lack {each.lacks}" if each.lacks else f"✓ {count} can be run"
+        with st.expander(plain(title), key=f"your_model-tests-{each.needs}"):
+            st.markdown(plain(each.how))
+            st.markdown("\n".join(f"- {plain(id)}: {plain(claim)}" for id, claim in each.tests.items()))
+
+
+def show_own_prompts(loaded) -> None:
+    """How to give prompts of one's own, and whether a file of them is right for this model."""
+    st.markdown("#### Prompts of your own")
+    st.caption(FORMAT)
+    example = "".join(f"{json.dumps(prompt, ensure_ascii=False)}\n" for prompt in OWN_PROMPTS)
+    st.code(json.dumps(OWN_PROMPTS[0], ensure_ascii=False), language="json", wrap_lines=True)
+    st.download_button(
+        "Example file", example, "my-prompts.jsonl", "application/jsonl", key="your_model-example", on_click="ignore"
+    )
+    kinds = ["jsonl", "ndjson", "json", "parquet"]
+    file = st.file_uploader("Try a file on this model", kinds, key="your_model-prompts", max_upload_size=PROMPTS_MB)
+    if file is None:
+        return
+    with in_words():
+        prompts = in_tokens(loaded.tokenizer, own_prompts(file.name, file.getvalue()))
+        rows = [
+            {
+                "prompt": visible(prompt.city),
+                "tokens": len(prompt.ids),
+                "answer": visible(str(loaded.tokenizer.decode(prompt.answer))),
+                "spans": ", ".join(f"{name}: {len(at)}" for name, at in prompt.spans.items() if at),
+            }
+            for prompt in prompts
+        ]
+        st.dataframe(pd.DataFrame(rows), hide_index=True, row_height=28, height=36 + 28 * min(len(rows), 8))
+        try:
+            with_answers(prompts)
+        except DiffscopeError as error:
+            st.warning(plain(f"They can be looked at. Tests need prompts, {error}"))
+        else:
+            st.success(f"All {len(prompts)} are right. Give the same file on the page Hypotheses to test the model on them.")
+
+
+with in_words():
+    chosen = choose()
+    if chosen is not None:
+        show_model(*chosen)

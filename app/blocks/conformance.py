@@ -1,0 +1,48 @@
+"""What a check of a model's attention found, layer by layer."""
+
+from __future__ import annotations
+
+import pandas as pd
+import streamlit as st
+from words import plain
+
+WORDS = {
+    "pass": "✓ read rightly",
+    "warn": "✓ read rightly, with a remark",
+    "undecided": "? not decided",
+    "fail": "× does not fit",
+}
+
+
+def show_check(report):
+    """What came out, each layer with its verdict, and whatever does not simply pass."""
+    st.markdown(f"**{plain(report.sentence)}**")
+    st.caption(plain(f"Family {report.family}: {report.why}. Attention: {report.attention}, {report.dtype}."))
+    rows = [
+        {
+            "layer": row["layer"],
+            "verdict": WORDS[report.verdict_of(row["layer"])],
+            "what is read": report.reading_of(row),
+            "error": report.errors[row["layer"]],
+            "allowed": report.tolerances[row["layer"]],
+            "remark": "; ".join(report.remarks_on(row["layer"])),
+        }
+        for row in report.layers
+    ]
+    number = st.column_config.NumberColumn(format="%.1e")
+    st.dataframe(
+        pd.DataFrame(rows),
+        hide_index=True,
+        height=36 + 28 * min(len(rows), 16),
+        row_height=28,
+        column_config={"error": number, "allowed": number},
+    )
+    for finding in report.findings:
+        if finding.verdict != "pass":
+            layers = f" (layers {', '.join(map(str, finding.layers))})" if finding.layers else ""
+            st.markdown(f"- **{WORDS[finding.verdict]}**: {plain(f'{finding.check}{layers}: {finding.says}')}")
+    with st.expander("What was looked at, and how it differs from the paper's V1"):
+        for finding in report.findings:
+            if finding.verdict == "pass":
+                st.markdown(f"- {plain(f'{finding.check}: {finding.says}')}")
+        st.markdown(plain("By design: " + ("; ".join(report.differences) or "no difference")))

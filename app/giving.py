@@ -1,0 +1,98 @@
+"""How a reader gives a model of their own: by its folder, its id on the hub, its files, or out of the list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import streamlit as st
+from kept import kept
+from offered import Own, cards, own
+from rules import rules
+from streamlit import runtime
+from streamlit.runtime.scriptrunner import get_script_run_ctx
+from uploads import File, accept
+from words import plain
+
+from diffscope.errors import DiffscopeError
+
+FOLDER = "a folder"
+HUB = "the hub"
+UPLOAD = "an upload"
+LISTED = "the list"
+WORDS = {
+    FOLDER: ("Its folder", "/path/to/model", "A folder with config.json, weights as .safetensors, and the tokenizer's files."),
+    HUB: ("Its id on the hub", "OWNER/NAME", "First only headers of its files are fetched, to say how large it is."),
+}
+CALLED = "my-model"
+state = st.session_state
+
+
+def choose() -> tuple[str, Own] | None:
+    """What a model is called, and the model; None while something is missing, which is said."""
+    sources = [*([FOLDER] if rules().paths else []), *([HUB] if rules().hub else []), UPLOAD, LISTED]
+    source = st.radio("Your model is in", sources, horizontal=True, **kept("your_model-source"))
+    if source == UPLOAD:
+        return _uploaded()
+    if source == LISTED:
+        name = st.selectbox("Model", [*cards(), *own()], **kept("your_model-listed"))
+    else:
+        label, example, words = WORDS[source]
+        name = st.text_input(
+            label, **kept("your_model-folder" if source == FOLDER else "your_model-id"), placeholder=example
+        ).strip()
+        if not name:
+            st.caption(words)
+    return (name, own().get(name, Own(name))) if name else None
+
+
+def _uploaded() -> tuple[str, Own] | None:
+    """A model from files; those before are removed as soon as there are others."""
+    name = st.text_input("Call it", CALLED, **kept("your_model-name"), max_chars=40).strip() or CALLED
+    files = st.file_uploader(
+        "Its files: .safetensors, config.json, and those of its tokenizer",
+        accept_multiple_files=True,
+        key="your_model-files",
+        help=f"At most {rules().upload_bytes / 2**20:,.0f} MiB in all. Nothing is unpacked and no code is run. The files are "
+        "removed when this session ends.",
+    )
+    which = (name, *(file.file_id for file in files))
+    if state.get("_files") != which:
+        discard()
+        state["_files"] = which
+        if files:
+            _keep(name, [File(file.name, file.getvalue()) for file in files])
+    if state.get("_refusal"):
+        st.warning(plain(state["_refusal"]))
+    upload = state.get("_upload")
+    if upload is None:
+        return None
+    label = f"{name} (uploaded)"
+    return label, own().get(label, Own(str(upload.folder), upload))
+
+
+def discard() -> None:
+    """Remove the upload before, and what was said of it."""
+    before = state.pop("_upload", None)
+    state.pop("_refusal", None)
+    if before is None:
+        return
+    for label in [label for label, model in own().items() if model.upload is before]:
+        del own()[label]
+    before.remove()
+
+
+def this_session() -> Callable[[], bool]:
+    """What says whether the page of this session is still open."""
+    context = get_script_run_ctx()
+    if context is None or not runtime.exists():
+        return lambda: True
+    return partial(runtime.get_instance().is_active_session, context.session_id)
+
+
+def _keep(name: str, files: list[File]) -> None:
+    """Keep an upload, or why it was refused."""
+    try:
+        state["_upload"] = accept(files, name, rules().upload_bytes, this_session())
+    except DiffscopeError as error:
+        state["_refusal"] = str(error)

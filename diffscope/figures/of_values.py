@@ -1,0 +1,148 @@
+"""Figures of any labelled values, whatever they are of: curves, strips of points, cells."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import xarray as xr
+
+from diffscope.errors import DiffscopeError
+from diffscope.figures import cells as _cells  # noqa: F401 (each registers what it draws)
+from diffscope.figures import curves as _curves
+from diffscope.figures import strips as _strips  # noqa: F401
+from diffscope.figures.base import KINDS, Figure
+
+
+def curves(
+    values: xr.DataArray,
+    *,
+    x: str = "layer",
+    series: str | None = None,
+    panels: str | None = None,
+    low: xr.DataArray | None = None,
+    high: xr.DataArray | None = None,
+    references: Mapping[str, float] | None = None,
+    at: xr.DataArray | None = None,
+    diagonal: str = "",
+    controls: Sequence[str] = (),
+    within: tuple[float, float] | None = None,
+    style: Literal["lines", "points", "bars", "stacked"] = "lines",
+    log: Literal["", "x", "y", "xy"] = "",
+    venue: str | None = None,
+    wide: bool | None = None,
+    width: float | None = None,
+    title: str | None = None,
+) -> Figure:
+    """Any labelled values: along one dimension, with a colour for each label of another and a panel for each of a third.
+
+    Parameters
+    ----------
+    values : xarray.DataArray
+        Its ``long_name`` and ``units`` name the axis.
+    x, series, panels : str
+        Its dimensions; it has no others.
+    low, high : xarray.DataArray, optional
+        The ends of a range around the values, with their dimensions.
+    references : mapping of str to float, optional
+        Values that a line is drawn at, by what they are.
+    at : xarray.DataArray, optional
+        Where points stand along the horizontal axis, with dimensions of `values`; its ``long_name`` and ``units`` name that axis,
+        and the labels of `x` are told of each point. Of points.
+    diagonal : str
+        A line is drawn where both axes are the same, and this says what it is.
+    controls : sequence of str
+        Labels of `series` that are drawn in grey.
+    within : (float, float), optional
+        The ends of the vertical axis. A point beyond stands at the end as a triangle, so that one ratio with next to nothing
+        below the line does not make all others look alike.
+    style : {"lines", "points", "bars", "stacked"}
+    log : {"", "x", "y", "xy"}
+        Which axes are logarithmic.
+    venue, wide, width, title
+        As of :func:`diffscope.figures.maps`.
+
+    Returns
+    -------
+    Figure
+
+    Raises
+    ------
+    DiffscopeError
+        There is no such dimension, or one that nothing says how to draw.
+    """
+    if style not in _curves.STYLES:
+        raise DiffscopeError(f"no style {style!r}: there are {', '.join(_curves.STYLES)}")
+    data = KINDS["curves"].data(values, x, series, panels, low, high, references, at, diagonal, controls, within)
+    return KINDS["curves"].figure(data, venue, wide, width, style=style, log=log, title=title)
+
+
+def strips(
+    values: xr.DataArray,
+    *,
+    x: str = "layer",
+    series: str = "side",
+    points: str = "head",
+    joined: bool = False,
+    venue: str | None = None,
+    wide: bool | None = None,
+    width: float | None = None,
+    title: str | None = None,
+) -> Figure:
+    """Single values as strips of points: one strip a label of a dimension, side by side at every place along another.
+
+    Parameters
+    ----------
+    values : xarray.DataArray
+        Its ``long_name`` and ``units`` name the axis.
+    x, series, points : str
+        Its dimensions; it has no others.
+    joined : bool
+        Whether a point of one strip is the same thing as that of the next: lines lead from one to the other.
+    venue, wide, width, title
+        As of :func:`diffscope.figures.maps`.
+
+    Returns
+    -------
+    Figure
+
+    Raises
+    ------
+    DiffscopeError
+        There is no such dimension, one that nothing says how to draw, or no value at all.
+    """
+    return KINDS["strips"].figure(KINDS["strips"].data(values, x, series, points, joined), venue, wide, width, title=title)
+
+
+def cells(
+    values: xr.DataArray,
+    *,
+    x: str = "head",
+    y: str = "layer",
+    panels: str | None = None,
+    venue: str | None = None,
+    wide: bool | None = None,
+    width: float | None = None,
+    title: str | None = None,
+) -> Figure:
+    """Any labelled values as coloured cells with their numbers, on one scale.
+
+    Parameters
+    ----------
+    values : xarray.DataArray
+        Its ``long_name`` and ``units`` name the colours.
+    x, y, panels : str
+        Its dimensions; it has no others.
+    venue, wide, width, title
+        As of :func:`diffscope.figures.maps`.
+
+    Returns
+    -------
+    Figure
+
+    Raises
+    ------
+    DiffscopeError
+        There is no such dimension, or one that nothing says how to draw.
+    """
+    return KINDS["cells"].figure(KINDS["cells"].data(values, x, y, panels), venue, wide, width, title=title)

@@ -1,0 +1,116 @@
+"""A statistic of every head over the steps of a training, one head set apart, beside its control."""
+
+from __future__ import annotations
+
+import numpy as np
+import xarray as xr
+
+from diffscope.errors import DiffscopeError
+from diffscope.figures import curves, theme
+from diffscope.figures.base import register
+from diffscope.figures.canvas import canvas, finish_print
+from diffscope.figures.escaping import for_print
+from diffscope.readings.pairing import MIDDLE, OWN
+
+CONTROL = "control: A₂ of other heads"
+UNIFORM = "uniform attention"
+INKS = (theme.SERIES[0], theme.SERIES[1])  # of the head that is set apart, and of its control
+TITLE = "step of training (evenly spaced)"
+
+
+def data(estimates: xr.Dataset, statistic: str, layer: int | None = None, head: int = 0) -> xr.Dataset:
+    """Values (panel, series, x) of all heads; of a statistic that is the same for all heads of a layer, of all layers."""
+    if not (isinstance(estimates, xr.Dataset) and "step" in estimates.dims):
+        raise DiffscopeError("this figure is of the estimates of diffscope.readings.along_training(captures)")
+    if statistic not in estimates or not {"step", "layer", "head"} <= set(estimates[statistic].dims):
+        known = [str(name) for name, values in estimates.items() if {"step", "layer", "head"} <= set(values.dims)]
+        raise DiffscopeError(f"no statistic {statistic!r} was followed over training: there are {', '.join(known)}")
+    values = estimates[statistic]
+    if values.isnull().all():
+        raise DiffscopeError(f"{values.attrs['long_name']} is undefined at every step of this training")
+    layer = int(values["layer"][0]) if layer is None else layer
+    if layer not in values["layer"] or head not in values["head"]:
+        raise DiffscopeError(f"there is no head {head} of layer {layer} in these estimates")
+    own = values.sel(control=OWN, drop=True) if "control" in values.dims else values
+    rows = _by_layer(own) if _same_for_heads(own) else _by_head(own)
+    chosen = f"layer {layer}" if _same_for_heads(own) else f"L{layer}H{head}"
+    apart = [chosen]
+    if "control" in values.dims:
+        rows[CONTROL] = values.sel(control=MIDDLE, layer=layer, head=head).values
+        apart.append(CONTROL)
+    rows = {name: row for name, row in rows.items() if name not in apart} | {name: rows[name] for name in apart}
+    steps = xr.Variable("step", [str(step) for step in values["step"].values], {"long_name": TITLE})
+    table = xr.DataArray(list(rows.values()), {"series": list(rows), "step": steps}, ("series", "step"), attrs=values.attrs)
+    references = {UNIFORM: float(estimates["uniform"].sel(layer=layer)[-1])} if statistic == "answer" else {}
+    dataset = curves.data(table, "step", "series", references=references)
+    return dataset.assign_attrs(figure="training", apart=apart)
+
+
+def _same_for_heads(values: xr.DataArray) -> bool:
+    """Whether all heads of a layer have one value, as of most mechanisms λ."""
+    return bool((values.max("head") == values.min("head")).all()) and values.sizes["head"] > 1
+
+
+def _by_layer(values: xr.DataArray) -> dict[str, np.ndarray]:
+    return {f"layer {int(layer)}": values.sel(layer=layer).max("head").values for layer in values["layer"]}
+
+
+def _by_head(values: xr.DataArray) -> dict[str, np.ndarray]:
+    """The courses of the heads that there are, by name."""
+    return {
+        f"L{int(layer)}H{int(head)}": course.values
+        for layer in values["layer"]
+        for head in values["head"]
+        if (course := values.sel(layer=layer, head=head)).notnull().any()
+    }
+
+
+def on_screen(data: xr.Dataset, title: str | None = None, height: int = 260):
+    """The drawing for the screen."""
+    figure = curves.on_screen(data, "lines", title, height=height)
+    apart = data.attrs["apart"]
+    for trace in figure.data:
+        if trace.name in apart:
+            number = apart.index(trace.name)
+            dash = "solid" if number == 0 else "dash"
+            trace.update(line={"color": INKS[number], "width": 3 - number, "dash": dash}, marker={"color": INKS[number]})
+        else:
+            look = {"line": {"color": theme.MUTED, "width": 1}, "marker": {"color": theme.MUTED, "size": 4}}
+            trace.update(**look, opacity=0.5, showlegend=False)
+    return figure
+
+
+def in_print(data: xr.Dataset, width: float, title: str | None = None):
+    """The drawing for print."""
+    figure = canvas(width, max(1.6, width * 0.45))
+    ax = figure.subplots()
+    part = data.isel(panel=0)
+    at = np.arange(data.sizes["x"])
+    apart = data.attrs["apart"]
+    for name in map(str, part["series"].values):
+        values = part["value"].sel(series=name).values
+        if name in apart:
+            number = apart.index(name)
+            look = {"color": INKS[number], "lw": 1.6 - 0.4 * number, "ls": "--" if number else "-", "label": for_print(name)}
+            ax.plot(at, values, marker="o", ms=2.6, zorder=3, **look)
+        else:
+            ax.plot(at, values, color=theme.MUTED, alpha=0.5, lw=0.6, marker="o", ms=1.2)
+    for words, value in data.attrs["references"].items():
+        ax.axhline(value, color=theme.MUTED, lw=0.6, ls=":", label=for_print(words))
+    ax.set_xticks(at, [for_print(str(step)) for step in data["x"].values])
+    ax.set_xlabel(for_print(data.attrs["x"]))
+    ax.set_ylabel(for_print(data.attrs["y"]))
+    ax.yaxis.grid(True)
+    figure.legend(loc="outside lower left", ncols=3, columnspacing=1.2)
+    finish_print(figure, title)
+    return figure
+
+
+register(
+    "training",
+    "a statistic of every head over the steps of a training",
+    data=data,
+    plotly=on_screen,
+    matplotlib=in_print,
+    wide=False,
+)

@@ -1,0 +1,273 @@
+"""The Compare page: each side is what it says, nobody else sees an edit, and its Python gives the same again."""
+
+import json
+import shutil
+import struct
+import time
+
+import numpy as np
+import pytest
+import torch
+from small_models import PROMPT
+
+import diffscope
+from diffscope import edits, readings
+
+OTHER, OWN = "a folder or a saved capture", "own text"
+EDIT = "with and without an edit"
+SPANS = {"answer": "7421"}
+
+
+def fine(test):
+    assert not test.exception, test.exception
+    return test
+
+
+@pytest.fixture
+def compare(app):
+    """The page, at an address with these values."""
+
+    def start(**query):
+        query = {name.replace("_", "-"): value for name, value in query.items()}
+        test = app(**query)
+        test.switch_page("app_pages/compare.py")
+        return fine(test.run())
+
+    return start
+
+
+def views(test):
+    """What the view of each side is given, beside its tensors."""
+    found = []
+    for view in test.get("bidi_component"):
+        (length,) = struct.unpack("<Q", view.proto.bytes[:8])
+        found.append(json.loads(json.loads(view.proto.bytes[8 : 8 + length])["__metadata__"]["view"]))
+    return found
+
+
+def titles(test):
+    return [view["title"] for view in views(test)]
+
+
+def chart(test, kind):
+    """The drawing of the one chart of this kind."""
+    (drawing,) = [c for c in map(json.loads, (e.proto.spec for e in test.get("plotly_chart"))) if c["data"][0]["type"] == kind]
+    return drawing
+
+
+def bars(test):
+    """The bars of each side, by its name."""
+    return {trace["name"]: values(trace["y"]) for trace in chart(test, "bar")["data"]}
+
+
+def values(packed):
+    """Numbers of a chart, which are sent as they are or as bytes."""
+    if isinstance(packed, dict):
+        import base64
+
+        return np.frombuffer(base64.b64decode(packed["bdata"]), packed["dtype"]).tolist()
+    return packed
+
+
+def said(test):
+    return [each.value.replace("\\", "") for each in (*test.warning, *test.info)]
+
+
+def capture(folder, *changes, prompt=PROMPT):
+    scope = diffscope.load(str(folder))
+    with scope.edit(*changes):
+        return scope.capture(prompt, spans=SPANS)
+
+
+def strongest(cap):
+    mass = cap.measure("span_mass", queries=[-1])["span_mass"].sel(map="D", span="answer", normalisation="share").isel(query=0)
+    best = mass.isel(mass.argmax(...))
+    return f"layer {int(best['layer'])} · head {int(best['head'])}"
+
+
+def test_two_models_are_shown_each_at_its_strongest_head_with_one_scale(compare, folders):
+    test = compare()
+    for title, view, (name, folder) in zip(titles(test), views(test), folders.items(), strict=True):
+        assert name in title and strongest(capture(folder)) in title
+        assert view["group"] == "compare"
+    caps = [capture(folder) for folder in folders.values()]
+    answer = [
+        float(readings.allocation(cap).estimates["over_layers"].sel(part="answer", map="D", normalisation="share"))
+        for cap in caps
+    ]
+    drawn = bars(test)
+    np.testing.assert_allclose([drawn[name][2] for name in folders], answer, rtol=1e-5)
+    assert list(drawn) == [*folders, "uniform attention"] and sum(drawn["uniform attention"]) == pytest.approx(1)
+    assert not said(test)
+    frame = next(frame.value for frame in test.dataframe if "difference" in frame.value)
+    np.testing.assert_allclose(frame["small-diff"] - frame["small-standard"], frame["difference"], rtol=1e-6)
+    assert "head" not in frame  # head h of one is not head h of the other
+
+
+def test_each_side_has_a_head_of_its_own_where_the_models_differ(compare):
+    test = compare()
+    before = titles(test)
+    fine(test.number_input(key="compare-layer").set_value(0).run())
+    fine(test.number_input(key="compare-head").set_value(0).run())
+    assert titles(test)[0] == before[0] and "layer 0 · head 0" in titles(test)[1]
+    chosen = [option for option in test.selectbox(key="compare-heads").options if option != "mean over all heads"]
+    all_heads = bars(test)
+    fine(test.selectbox(key="compare-heads").set_value(chosen[0]).run())
+    assert bars(test)["small-standard"] != all_heads["small-standard"]
+
+
+def test_every_statistic_of_both_sides_is_shown_or_said_to_be_undefined(compare):
+    from diffscope.stats import STATISTICS
+    from diffscope.stats.questions import QUESTIONS
+
+    test = compare(span="irrelevant")
+    for question in QUESTIONS:
+        fine(test.selectbox(key="question").set_value(question).run())
+        for statistic in QUESTIONS[question]:
+            fine(test.selectbox(key="statistic").set_value(statistic).run())
+            assert not said(test), statistic
+            sides = [trace["name"] for trace in chart(test, "scatter")["data"] if values(trace["y"])]
+            lacking = any("No head of small" in caption.value for caption in test.caption)
+            assert sides == (["small-diff"] if lacking else ["small-diff", "small-standard"]), statistic
+            assert lacking == (STATISTICS[statistic].kind in ("branch", "layer")), statistic
+
+
+def test_an_edit_is_on_one_side_and_nobody_else_sees_it(compare, folders):
+    folder = folders["small-diff"]
+    test = compare(compare_by=EDIT, compare_edit="λ = …", compare_lambda="0.5", layer="1", head="1")
+    first, second = titles(test)
+    assert "layer 1 · head 1" in first and "layer 1 · head 1" in second and "λ = 0.500" in second and "λ = 0.500" not in first
+    expected = readings.allocation(capture(folder, edits.set_lambda(0.5))).estimates["over_layers"]
+    drawn = bars(test)
+    np.testing.assert_allclose(drawn["λ = 0.5"], expected.sel(map="D", normalisation="share"), rtol=1e-5)
+    unedited = readings.allocation(capture(folder)).estimates["over_layers"].sel(map="D", normalisation="share")
+    np.testing.assert_allclose(drawn["as it is"], unedited, rtol=1e-5)
+    import sources
+
+    cap = sources.scope(str(folder), sources.age(str(folder))).capture(PROMPT, spans=SPANS)
+    np.testing.assert_array_equal(cap.lam, capture(folder).lam)
+    frame = next(frame.value for frame in test.dataframe if "difference" in frame.value)
+    assert "head" in frame
+    fine(test.toggle(key="compare-same").set_value(False).run())
+    fine(test.number_input(key="compare-layer").set_value(0).run())
+    assert "layer 1 · head 1" in titles(test)[0] and "layer 0" in titles(test)[1]
+
+
+def test_every_edit_can_be_chosen(compare, folders):
+    test = compare(compare_by=EDIT)
+    for option in test.selectbox(key="compare-edit").options:
+        fine(test.selectbox(key="compare-edit").set_value(option).run())
+        assert len(views(test)) == 2 and not said(test), option
+    assert "heads ablated" in next(m.value for m in test.markdown if "differences between" in m.value)
+    fine(test.multiselect(key="compare-ablated").set_value([]).run())
+    assert said(test) == ["Choose the heads to ablate."]
+    fine(test.selectbox(key="model").set_value(str(folders["small-standard"])).run())
+    assert test.selectbox(key="compare-edit").options == ["|D|", "heads ablated"]
+
+
+def test_two_prompts_are_linked_only_where_their_tokens_are_the_same(compare):
+    test = compare(compare_by="two prompts")
+    assert not any("not linked" in caption.value for caption in test.caption)  # both examples have one text
+    test = compare(
+        compare_by="two prompts", compare_example=OWN, compare_prompt="In Rome it is 1983. " + PROMPT, compare_answer="7421"
+    )
+    assert any("not linked" in caption.value for caption in test.caption) and len(views(test)) == 2 and not said(test)
+    assert [name for name in bars(test) if "uniform" in name] == [
+        f"uniform attention, {which} prompt" for which in ("first", "second")
+    ]
+    assert any("both sides are one model" in caption.value for caption in test.caption)
+    fine(test.text_area(key="compare-prompt").set_value(" ").run())
+    assert said(test) == ["Write a second prompt to look at."]
+
+
+def test_checkpoints_of_a_training(compare, folders, tmp_path):
+    test = compare(compare_by="two checkpoints")
+    assert said(test) == ["no checkpoints of the training of small-diff are kept; choose another model"]
+    run = shutil.copytree(folders["small-diff"], tmp_path / "run")
+    scope = diffscope.load(str(run))
+    with torch.no_grad():
+        for layer in scope.model.model.layers:
+            layer.self_attn.q_proj.weight.zero_()
+    scope.model.save_pretrained(run / "checkpoints" / "step-3")
+    prompt = {"example": OWN, "prompt": PROMPT, "answer": "7421"}
+    test = compare(compare_by="two checkpoints", model=OTHER, path=str(run), **prompt)
+    drawn = bars(test)
+    np.testing.assert_allclose(drawn["run, step 3"], drawn["uniform attention"], atol=1e-6)  # it looks at everything alike
+    assert not np.allclose(drawn["run, end of training"], drawn["uniform attention"], atol=1e-3)
+    assert test.toggle(key="compare-same").value
+
+
+def test_a_saved_capture_is_a_side_where_that_makes_sense(compare, folders, tmp_path):
+    saved = str(tmp_path / "kept.dscope")
+    capture(folders["small-diff"]).save(saved)
+    test = compare(compare_model=OTHER, compare_model_path=saved)
+    assert [view["group"] for view in views(test)] == ["compare"] * 2
+    assert said(test) == ["a saved capture has maps but no model to run; choose a model for this"]  # of retrieval alone
+    test = compare(model=OTHER, path=saved, compare_model=str(folders["small-standard"]))
+    cap = capture(folders["small-standard"])
+    expected = readings.allocation(cap).estimates["over_layers"].sel(map="D", normalisation="share")
+    np.testing.assert_allclose(bars(test)["small-standard"], expected, rtol=1e-5)  # on the prompt and the spans of the capture
+    for kind in ("two prompts", "two checkpoints", EDIT):
+        test = compare(compare_by=kind, model=OTHER, path=saved)
+        assert len(said(test)) == 1 and "no model to run" in said(test)[0] and not views(test)
+
+
+def test_an_answer_that_cannot_be_marked_is_one_line_and_the_rest_is_shown(compare):
+    test = compare(example=OWN, prompt=PROMPT, answer="7422", compare_by=EDIT)
+    assert len(said(test)) == 2 and "is not in the prompt" in said(test)[0] and "none is marked" in said(test)[1]
+    assert len(views(test)) == 2 and chart(test, "scatter")
+
+
+@pytest.mark.parametrize("kind", ["two models", "two prompts", EDIT])
+def test_the_python_of_every_view_runs_and_gives_the_same(compare, kind, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    test = compare(compare_by=kind)
+    codes = [code.value for code in test.code if code.language == "python"]
+    assert len(codes) == 4
+    for code in codes:
+        names = {}
+        exec(code, names)
+        cap = names["comparison"].captures[1]
+        assert cap.differential == (kind != "two models") and ("edits" in cap.facts) == (kind == EDIT)
+    assert {path.name for path in tmp_path.iterdir()} == {"maps.pdf", "bars.pdf", "strips.pdf"}
+
+
+def test_retrieval_is_measured_in_the_background_and_kept(compare, folders):
+    settings = {"compare_lengths": "256", "compare_prompts": "2", "compare_distractors": "1"}
+    test = compare(**settings)
+    assert any(caption.value.startswith("10 prompts a side") for caption in test.caption)
+    fine(test.button(key="compare-measure").click().run())
+    end = time.monotonic() + 120
+    while any(button.label == "Stop" for button in test.button) and time.monotonic() < end:
+        time.sleep(0.2)
+        fine(test.run())
+    tables = [frame.value for frame in test.dataframe if "at 25 %" in frame.value]
+    assert len(tables) == 1 and tables[0].shape == (8, 5)
+    expected = readings.depths(diffscope.load(str(folders["small-diff"])), (256,), prompts=2, distractors=1).estimates
+    one = expected.sel(length=256, depth=0.25, map="D", span="answer", normalisation="raw")
+    assert tables[0].iloc[0]["at 25 %"] == f"{float(one['mass']):.3f} ± {float(one['mass_se']):.3f}"
+    cells = chart(test, "heatmap")["data"]
+    shares = expected["mass"].sel(length=256, map="D", span="answer", normalisation="share").values
+    np.testing.assert_allclose(values(cells[0]["z"]), shares.ravel(), rtol=1e-5)
+    fine(test.selectbox(key="compare-cells").set_value("exact").run())
+    code = next(code.value for code in test.code if "readings.contrast" in code.value)
+    assert "lengths=(256,), prompts=2, distractors=1" in code
+
+
+def test_a_failure_in_the_background_is_one_line(compare):
+    test = compare(compare_lengths="64", compare_prompts="2", compare_distractors="20")
+    fine(test.button(key="compare-measure").click().run())
+    end = time.monotonic() + 60
+    while not test.warning and time.monotonic() < end:
+        time.sleep(0.2)
+        fine(test.run())
+    assert len(said(test)) == 1 and "21 needles do not fit 64 tokens" in said(test)[0]
+    assert test.button(key="compare-measure")
+
+
+@pytest.mark.parametrize("kind", ["gone", "two models", "two prompts", EDIT])
+def test_an_address_that_names_nothing_real_is_the_page_as_it_begins(compare, kind):
+    nonsense = dict.fromkeys(["layer", "head", "prompts", "distractors", "lambda"], "-99999")
+    nonsense |= dict.fromkeys(["model", "example", "edit", "lengths", "ablated", "same", "heads", "map", "normalisation"], "gone")
+    test = compare(compare_by=kind, **{f"compare_{name}": value for name, value in nonsense.items()})
+    assert len(views(test)) == 2 and not said(test)

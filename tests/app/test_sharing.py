@@ -1,0 +1,252 @@
+"""Where others come in: nothing without the token, no path and no hub, and nothing from elsewhere on any page."""
+
+import asyncio
+import shutil
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from urllib.error import HTTPError
+from urllib.parse import quote
+from urllib.request import urlopen
+
+import pytest
+from small_models import PROMPT
+
+from tools.browser import PAGES, ROOT, dashboard, faults, settle
+
+TOKEN = "a-token-of-this-start"
+OTHER, OWN = "a folder or a saved capture", "own text"
+HOSTILE = "<script>window.hit = 1</script><img src=x onerror='window.hit = 1'>[a](javascript:window.hit=1) **b** $x$"
+
+
+@pytest.fixture
+def models(folders, tmp_path):
+    """A folder of models: two that lie in it, and others that links only seem to put there."""
+    home = tmp_path / "shelf"
+    shutil.copytree(folders["small-diff"], home / "team" / "mine")
+    shutil.copytree(folders["small-standard"], home / "plain")
+    (home / "linked").symlink_to(folders["small-diff"])
+    shutil.copytree(folders["small-diff"], home / "half")
+    (home / "half" / "model.safetensors").unlink()
+    (home / "half" / "model.safetensors").symlink_to(folders["small-diff"] / "model.safetensors")
+    shutil.copytree(folders["small-diff"], home / "no-weights", ignore=shutil.ignore_patterns("*.safetensors"))
+    shutil.copytree(folders["small-diff"], home / ".hidden")
+    return home
+
+
+@pytest.fixture
+def shared(app, models, monkeypatch):
+    monkeypatch.setenv("DIFFSCOPE_TOKEN", TOKEN)
+    monkeypatch.setenv("DIFFSCOPE_MODELS", str(models))
+    return app
+
+
+def words(test):
+    return " ".join(element.value.replace("\\", "") for kind in (test.warning, test.info, test.markdown) for element in kind)
+
+
+@pytest.mark.parametrize("query", [{}, {"token": ""}, {"token": "wrong"}, {"token": TOKEN[:-1]}, {"token": f"{TOKEN}\u00e9"}])
+def test_without_the_token_there_is_one_line_and_nothing_else(shared, query):
+    test = shared(**query)
+    assert not test.exception and len(test.info) == 1 and "address with its token" in test.info[0].value
+    others = (test.selectbox, test.text_area, test.markdown, test.button, test.caption, test.get("bidi_component"))
+    assert not any(len(elements) for elements in others)
+
+
+def test_who_has_the_token_is_let_in_and_stays_in(shared):
+    test = shared(token=TOKEN)
+    assert not test.exception and test.get("bidi_component") and TOKEN in test.query_params["token"]
+    del test.query_params["token"]  # as when another page is opened
+    test.switch_page("app_pages/your_model.py").run()
+    assert not test.exception and TOKEN in test.query_params["token"]
+
+
+def test_models_of_the_folder_are_offered_by_name_and_no_other(shared, models, folders):
+    test = shared(token=TOKEN)
+    names = test.selectbox(key="model").options
+    assert names == [*map(str, folders.values()), "shelf/plain", "shelf/team/mine"]
+    test.selectbox(key="model").set_value("shelf/team/mine").run()
+    assert not test.exception and test.get("bidi_component") and str(models) not in words(test)
+    assert not any(str(models) in code.value for code in test.code)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {"model": OTHER, "path": "/etc"},
+        {"model": "/etc"},
+        {"model": "shelf/../../etc"},
+        {"model": "shelf/linked"},
+        {"model": "org/model"},
+        {"your_model-source": "a folder", "your_model-folder": "/etc"},
+    ],
+)
+def test_an_address_opens_no_path(shared, query):
+    test = shared(token=TOKEN, **query)
+    for _ in range(2):
+        assert not test.exception and "etc" not in words(test)
+        assert not any(field.key in ("path", "your_model-folder", "your_model-id") for field in test.text_input)
+        test.switch_page("app_pages/your_model.py").run()
+
+
+@pytest.mark.parametrize(
+    "name", ["/etc", "org/model", "shelf/linked", "shelf/half", "shelf/../shelf/plain", "/tmp/diffscope-upload-x/../y"]
+)
+def test_a_page_that_asks_for_another_model_is_refused(shared, name):
+    from streamlit.testing.v1 import AppTest
+
+    def ask(name):
+        from sources import age, saved, scope
+        from words import in_words
+
+        with in_words():
+            scope(name, age(name))
+        with in_words():
+            saved(name, 0.0)
+
+    test = AppTest.from_function(ask, args=(name,), default_timeout=60).run()
+    assert not test.exception and len(test.warning) == 2
+    assert all("opens the models that it lists" in warning.value for warning in test.warning)
+
+
+def test_prompts_have_a_length(shared, monkeypatch):
+    test = shared(token=TOKEN, example=OWN, prompt="a " * 30)
+    assert test.text_area(key="prompt").max_chars == 50_000 and test.get("bidi_component")
+    sources = sys.modules["sources"]
+    monkeypatch.setattr(sources, "rules", lambda: replace(sys.modules["rules"].rules(), tokens=10))
+    test.text_area(key="prompt").set_value("b " * 30).run()
+    assert "and 10 are taken here" in words(test)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        HOSTILE,
+        "שלום \u202e עולם \u202c مرحبا",
+        "👩‍👩‍👧‍👦 🏳️‍🌈 e\u0301",
+        "数字は7421です。한국어",
+        f"a{' ' * 10_000}b",
+        "a\x00b\x1b[31m\u2028\ufeff",
+        "word " * 200_000,
+    ],
+    ids=["markup", "right to left", "emoji", "CJK", "spaces", "NUL", "a megabyte"],
+)
+def test_any_paste_is_shown_or_refused_in_a_line(app, text):
+    test = app(example=OWN, prompt=PROMPT)
+    test.text_area(key="prompt").set_value(text).run()
+    assert not test.exception
+    assert test.get("bidi_component") or [("shorten it" in warning.value) for warning in test.warning] == [True]
+
+
+# the door
+
+
+def at_the_door(path="/", query="", cookie="", kind="http"):
+    """What the door sends, and whether it let through."""
+    from admission import Door
+
+    through, sent = [], []
+
+    async def inside(scope, receive, send):
+        through.append(scope["path"])
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def send(message):
+        sent.append(message)
+
+    headers = [(b"cookie", cookie.encode("latin-1"))] if cookie else []
+    scope = {"type": kind, "path": path, "query_string": query.encode(), "headers": headers}
+    asyncio.run(Door(inside)(scope, None, send))
+    return bool(through), sent
+
+
+def test_the_door_lets_nothing_through_without_the_token(shared):
+    for refused in ({}, {"query": "token=wrong"}, {"cookie": "diffscope-token=wrong"}, {"cookie": "diffscope-token=\xff; ;;="}):
+        through, sent = at_the_door("/_stcore/upload_file/a/b", **refused)
+        assert not through and sent[0]["status"] == 403 and b"token" in sent[1]["body"]
+    through, sent = at_the_door("/_stcore/stream", kind="websocket")
+    assert not through and sent == [{"type": "websocket.close", "code": 1008}]
+    through, sent = at_the_door(query=f"a=b&token={TOKEN}")
+    assert through and any(b"HttpOnly" in value for name, value in sent[0]["headers"] if name == b"set-cookie")
+    assert at_the_door("/_stcore/stream", cookie=f"a=b; diffscope-token={TOKEN}", kind="websocket")[0]
+    assert at_the_door("/_stcore/health")[0]
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+def status(address):
+    try:
+        with urlopen(address, timeout=10) as answer:
+            return answer.status
+    except HTTPError as error:
+        return error.code
+
+
+# in a browser
+
+
+def outside(page, home):
+    """What a page asks for from elsewhere, as it comes."""
+    asked = []
+    own = (home, home.replace("http", "ws", 1), "data:", "blob:", "about:")
+    page.on("request", lambda request: None if request.url.startswith(own) else asked.append(request.url))
+    page.on("websocket", lambda socket: None if socket.url.startswith(own) else asked.append(socket.url))
+    return asked
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+def test_the_shared_dashboard_in_a_browser(new_page, models):
+    options = ["--share", "--host", "127.0.0.1", "--port", free_port(), "--models", str(models)]
+    command = [sys.executable, "-m", "diffscope", "app", *options]
+    quiet = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    with subprocess.Popen(command, cwd=ROOT, **quiet) as server:
+        try:
+            address = server.stdout.readline().split()[3]
+            home, _, query = address.partition("/?")
+            assert status(home) == status(f"{home}/?token=wrong") == status(f"{home}/_stcore/host-config") == 403
+            stranger = new_page(800, 600)
+            stranger.goto(f"{home}/your_model")
+            assert "its token" in stranger.inner_text("body") and stranger.locator("[data-testid=stApp]").count() == 0
+            page = new_page(1300, 900)
+            asked = outside(page, home)
+            for name in PAGES:
+                page.goto(f"{home}/{name}?{query}&tour=off")
+                settle(page)
+                assert not [fault for fault in faults(page) if "red box" in fault]
+                assert query in page.url
+            page.goto(f"{home}/your_model?tour=off")  # by the cookie
+            settle(page)
+            assert page.get_by_text("Your model is in").count() == 1 and page.get_by_text("a folder", exact=True).count() == 0
+            assert asked == []
+        finally:
+            server.terminate()
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+def test_markup_is_text_and_a_long_paste_stays_out_of_the_address(new_page):
+    with dashboard() as (home, _):
+        page = new_page(1300, 1000)
+        asked = outside(page, home)
+        page.goto(f"{home}/?tour=off&example={quote(OWN)}&prompt={quote(HOSTILE)}&spans={quote('<b onclick=x>:1-2')}")
+        settle(page)
+        page.wait_for_selector(".st-key-view canvas[data-map]")
+        assert "<script>" in page.get_by_label("Text", exact=True).input_value()
+        assert page.evaluate("window.hit") is None and faults(page) == [] and asked == []
+        box = page.get_by_label("Text", exact=True)
+        box.focus()
+        page.evaluate(
+            "text => { document.execCommand('selectAll'); document.execCommand('insertText', false, text) }", "word " * 200_000
+        )
+        box.press("Control+Enter")
+        page.wait_for_selector("[data-testid=stAlert] >> text=shorten it")
+        assert len(page.url) < 9000 and faults(page) == []
+        page.reload()
+        settle(page)
+        assert faults(page) == []

@@ -1,0 +1,196 @@
+"""The Training page: checkpoints on a slider that plays, curves of all heads, and when the model begins to answer."""
+
+import json
+import time
+from urllib.parse import urlencode
+
+import numpy as np
+import pytest
+from safetensors.numpy import load
+from small_models import PROMPT, save_model
+
+import diffscope
+from diffscope import readings
+from diffscope.figures import attention_view
+from diffscope.lab.along import answers_along
+from diffscope.lab.training.checkpoints import checkpoints_of
+from diffscope.lab.training.run_folder import METRICS, save_checkpoint, write_metrics
+from tests.figures.test_figures import trained as cohort
+from tools.browser import dashboard, faults
+
+FOLDER = "a folder or a saved capture"
+SPANS = {"answer": "7421"}
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory):
+    """The folder of a small model with checkpoints, as a training leaves it: other weights at each step."""
+    from diffscope.models import DiffForCausalLM
+
+    folder = save_model(tmp_path_factory.mktemp("runs") / "seed-0", "v1", 3)
+    model = DiffForCausalLM.from_pretrained(folder)
+    for step in (0, 4):
+        with_other = {name: tensor * (1.5 + step) for name, tensor in model.state_dict().items()}
+        changed = DiffForCausalLM(model.config)
+        changed.load_state_dict(with_other)
+        save_checkpoint(changed, folder / "checkpoints" / f"step-{step:06d}")
+    write_metrics(folder / METRICS, [{"step": 10, "text_loss": 3.0}])
+    return folder
+
+
+@pytest.fixture
+def page(app, run):
+    def opened(**query):
+        test = app(**{"model": FOLDER, "path": str(run), "example": "own text", "prompt": PROMPT, "answer": "7421"} | query)
+        return fine(test.switch_page("app_pages/training.py").run())
+
+    return opened
+
+
+def fine(test):
+    assert not test.exception, test.exception
+    return test
+
+
+def shown(elements):
+    return " ".join(element.value for element in elements).replace("\\", "")
+
+
+def drawn(test):
+    """D as the view of the maps has it."""
+    return load(next(view.proto.bytes for view in test.get("bidi_component")))["D"]
+
+
+def charts(test):
+    return {element.proto.id.rpartition("-")[2]: json.loads(element.proto.spec) for element in test.get("plotly_chart")}
+
+
+def captures(run):
+    names = checkpoints_of(str(run)).names
+    return {step: diffscope.load(name).capture(PROMPT, spans=SPANS) for step, name in names.items()}
+
+
+def test_the_slider_shows_the_maps_of_each_checkpoint_and_keeps_the_head(page, run):
+    test = page(layer="2", head="1")
+    slider = test.select_slider(key="step")
+    assert slider.options == ["0", "4", "10 (the end)"] and slider.value == "end of training"
+    expected = captures(run)
+    seen = []
+    for option, step in (("0", 0), ("4", 4), ("end of training", 10)):
+        fine(test.select_slider(key="step").set_value(option).run())
+        np.testing.assert_array_equal(drawn(test), load(attention_view.buffer(expected[step], 2, 1))["D"])
+        seen.append(drawn(test).tobytes())
+    assert len(set(seen)) == 3
+    assert (test.number_input(key="layer").value, test.number_input(key="head").value) == (2, 1)
+    reading = readings.along_training(expected)
+    assert reading.sentence in shown(test.markdown)
+    curve = charts(test)["answer"]["data"]
+    chosen = next(trace for trace in curve if trace["name"] == "L2H1")
+    assert chosen["showlegend"] and sum(trace["showlegend"] for trace in curve) == 1 and len(curve) == 6
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+def test_a_click_on_a_picture_chooses_its_step_and_play_goes_on_from_there(new_page, run):
+    with dashboard() as (address, _):
+        page = new_page(1440, 1000)
+        page.set_default_timeout(30_000)
+        query = urlencode(
+            {"model": FOLDER, "path": run, "example": "own text", "prompt": PROMPT, "answer": "7421", "tour": "off"}
+        )
+        page.goto(f"{address}/?{query}")
+        page.get_by_role("link", name="Training").click()
+        page.locator(".st-key-training-view canvas[data-map]").first.wait_for()
+        picture = page.locator(".st-key-training-pictures .nsewdrag").nth(1)
+        picture.hover()
+        page.wait_for_timeout(500)  # the chart notices the pointer
+        picture.click()
+        page.wait_for_function("() => location.search.includes('step=4')")
+        page.get_by_role("button", name="Play").click()
+        page.get_by_role("button", name="Pause").wait_for()
+        page.wait_for_function("() => location.search.includes('step=end')")  # without another click
+        page.get_by_role("button", name="Play").wait_for()
+        assert not [problem for problem in faults(page) if "404" not in problem]
+
+
+def test_it_plays_through_the_checkpoints_and_stops_at_the_end(page):
+    test = page()
+    fine(test.button(key="training-play").click().run())
+    seen = []
+    end = time.monotonic() + 60
+    while test.button(key="training-play").label == "Pause":
+        assert time.monotonic() < end, "it plays for ever"
+        seen.append(test.select_slider(key="step").value)
+        time.sleep(0.3)
+        fine(test.run())
+    assert list(dict.fromkeys(seen)) == ["0", "4", "end of training"]  # from the end it begins anew
+    fine(test.button(key="training-play").click().run())
+    fine(test.button(key="training-play").click().run())
+    value = test.select_slider(key="step").value
+    time.sleep(1.5)
+    fine(test.run())
+    assert test.button(key="training-play").label == "Play" and test.select_slider(key="step").value == value
+
+
+def test_checkpoints_are_asked_in_the_background(page, run):
+    test = page()
+    test.number_input(key="training-prompts").set_value(10)
+    fine(test.number_input(key="training-length").set_value(96).run())
+    fine(test.button(key="training-ask").click().run())
+    while test.get("progress"):
+        time.sleep(0.1)
+        fine(test.run())
+    names = checkpoints_of(str(run)).names
+    expected = answers_along(names, 10, 96)
+    assert expected.attrs["sentence"] in shown(test.markdown) and "10 prompts" in expected.attrs["sentence"]
+    assert charts(test)["log_odds"]["data"][0]["x"] == ["0", "4", "10"]
+    assert test.button(key="training-ask").disabled
+
+
+def test_what_cannot_be_asked_is_one_line(page):
+    test = page()
+    fine(test.number_input(key="training-length").set_value(4096).run())
+    fine(test.button(key="training-ask").click().run())
+    while test.get("progress"):
+        time.sleep(0.1)
+        fine(test.run())
+    assert "positions for 2048" in shown(test.warning)
+
+
+def test_the_step_is_the_same_on_other_pages(app, run, monkeypatch):
+    import diffscope.models
+
+    card = {"name": str(run), "path": str(run), "attention": "v1", "checkpoints": [0, 4]}
+    test = app()
+    monkeypatch.setattr(diffscope.models, "bundled", lambda: [card])
+    import streamlit as st
+
+    st.cache_resource.clear()
+    fine(test.run())
+    fine(test.switch_page("app_pages/training.py").run())
+    fine(test.select_slider(key="step").set_value("4").run())
+    fine(test.switch_page("app_pages/explore.py").run())
+    assert test.select_slider(key="step").value == "4"
+    assert any("seed-0@4" in element.value.replace("\\", "") for element in test.markdown)
+
+
+@pytest.mark.parametrize("path, words", [("/nowhere", "no model '/nowhere'"), ("kept.dscope", "has no training")])
+def test_what_has_no_training_is_one_line(page, path, words):
+    test = page(path=path)
+    assert words in shown(test.warning) and not test.get("bidi_component")
+
+
+def test_a_model_without_checkpoints_says_which_have_them(page, folders):
+    test = page(path=str(folders["small-standard"]))
+    assert "No checkpoints of small-standard were kept" in shown(test.info) and "diffscope train" in shown(test.info)
+
+
+def test_a_cohorts_curves_are_drawn(page, tmp_path):
+    from diffscope.store import save_statistics
+
+    test = page()
+    fine(test.text_input(key="training-cohort").set_value(str(tmp_path)).run())
+    assert "holds no cohort.nc" in shown(test.warning)
+    save_statistics(cohort(), tmp_path / "cohort.nc")
+    fine(test.run())
+    assert any("diff (50, 75)" in str(trace.get("y")) for trace in charts(test)["arms"]["data"]) and not test.warning
