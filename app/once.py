@@ -14,15 +14,15 @@ from words import plain
 from diffscope.readings import effort
 
 AT_ONCE = 3.0  # seconds
-MOST = 64  # results that are kept
+MOST = 32  # results of a kind that are kept
 Tell = Callable[[float, float], object]
-state = st.session_state
 
 
 class Results:
-    """The last results, by what they are of."""
+    """The last results of a kind, by what they are of."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        self._most = most
         self._results: OrderedDict[Hashable, Any] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -35,18 +35,18 @@ class Results:
         """Keep a result, and no longer the oldest where there are too many."""
         with self._lock:
             self._results[key] = result
-            while len(self._results) > MOST:
+            while len(self._results) > self._most:
                 self._results.popitem(last=False)
         return result
 
 
 @st.cache_resource(show_spinner=False)
-def results() -> Results:
-    """The results of all sessions."""
-    return Results()
+def results(what: str, most: int) -> Results:
+    """The results of all sessions, of one kind."""
+    return Results(most)
 
 
-def once(key: tuple, what: str, seconds: float, compute: Callable[[Tell], Any]) -> Any:
+def once(key: tuple, what: str, seconds: float, compute: Callable[[Tell], Any], most: int = MOST) -> Any:
     """What a computation gives, or None while it is not there.
 
     Parameters
@@ -59,16 +59,19 @@ def once(key: tuple, what: str, seconds: float, compute: Callable[[Tell], Any]) 
         How long it will take, roughly. What takes longer than ``AT_ONCE`` has a button, and runs in the background.
     compute : callable
         Called with `tell(done, total)`, which it calls as often as it can. It touches nothing of Streamlit.
+    most : int
+        How many results of this kind are kept.
     """
-    result = results().get((what, key))
+    kept = results(what, most)
+    result = kept.get(key)
     if result is not None:
         return result
     if seconds <= AT_ONCE:
         with st.spinner(f"Measuring {what}"):
-            return results().keep((what, key), compute(lambda done, total: None))
+            return kept.keep(key, compute(lambda done, total: None))
     job = jobs().get((what, key))
     if job is not None and job.result is not None:
-        return results().keep((what, key), job.result)
+        return kept.keep(key, job.result)
     if job is not None and job.running:
         watch(job, f"once-{what}")
         return None

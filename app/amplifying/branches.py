@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 from once import once
-from words import in_words
+from words import in_words, plain
 
 from amplifying.question import ask, in_python
 from amplifying.section import heading, python, show
@@ -27,13 +27,16 @@ def show_branches(subject, cap, distractors: tuple[str, ...]) -> None:
         scope = subject.scope()
 
         def compute(tell):
-            return branches(scope, question, _others(scope, len(question.ids)))
+            others, why = _others(scope, len(question.ids))
+            return branches(scope, question, others), why
 
         runs = effort.of_runs(scope, cap.n_tokens, 1 + 2 * OTHERS)
-        key = (*subject.key, *question.distractors)
-        reading = once(key, "what each branch adds", runs, compute)
-        if reading is None:
+        result = once((subject.key, question.key), "what each branch adds", runs, compute)
+        if result is None:
             return
+        reading, why = result
+        if why:
+            st.caption(plain(f"There is no control: {why}."))
         estimates = reading.estimates
         lines = (
             f"asked = {in_python(subject, cap, question)}",
@@ -59,9 +62,9 @@ def show_branches(subject, cap, distractors: tuple[str, ...]) -> None:
         )
 
 
-def _others(scope, length: int) -> list[list[int]]:
-    """Other prompts of as many tokens; none where none can be made."""
+def _others(scope, length: int) -> tuple[list[list[int]], str]:
+    """Other prompts of as many tokens; where none can be made, none, and why."""
     try:
-        return made_up(scope, length, OTHERS)
-    except PromptError:
-        return []
+        return made_up(scope, length, OTHERS), ""
+    except PromptError as error:
+        return [], str(error)

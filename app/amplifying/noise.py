@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import blocks
 import streamlit as st
 from kept import kept, kept_option
 from once import once
+from place import move
 from words import in_words, plain
 
 from amplifying.question import ask, in_python
@@ -23,7 +25,9 @@ from diffscope.readings.words import percent
 SIGMAS = (0.1, 0.2, 0.5, 1.0, 2.0)
 FIRST_SIGMA = "0.5"
 MODES = {"common": "the same on both maps (common)", "differential": "opposite on the two (differential)"}
+CAPTURES = 4  # with noise, that are kept: they are large
 PLACES = ("all layers", "this layer", "this head")
+state = st.session_state
 
 
 class Noise(NamedTuple):
@@ -40,6 +44,8 @@ class Noise(NamedTuple):
 @st.fragment
 def show_noise(subject, cap, layer: int, head: int, query: int, distractors: tuple[str, ...]) -> None:
     """Rejection by head, the maps with noise beside without, and what it costs the answer."""
+    if (state["layer"], state["head"]) not in ((layer, head), (None, None)):
+        st.rerun()  # an arrow key chose another head: what lies above names it
     heading("noise", "Does what is put into both maps cancel, as in an amplifier that is measured?")
     with in_words():
         noise = choose_noise(cap, layer, head)
@@ -62,7 +68,9 @@ def choose_noise(cap, layer: int, head: int) -> Noise:
         sigma = st.select_slider(
             "σ of the noise, nats", strengths, **kept_option("amplifier-sigma", strengths, FIRST_SIGMA), width=220
         )
-        mode = st.selectbox("Noise is", list(MODES), **kept_option("amplifier-mode", list(MODES)), format_func=MODES.get, width=270)
+        mode = st.selectbox(
+            "Noise is", list(MODES), **kept_option("amplifier-mode", list(MODES)), format_func=MODES.get, width=270
+        )
         place = st.selectbox("Noise in", PLACES, **kept_option("amplifier-in", PLACES), width=130)
         draw = st.number_input("Draw", 0, 10_000, **kept("amplifier-draw"), width=110)
     layers = None if place == PLACES[0] else layer
@@ -118,19 +126,24 @@ def show_watch(subject, cap, layer: int, head: int, noise: Noise) -> None:
     scope = subject.scope()
     edit = inject_noise(noise.sigma, noise.mode, cap.spans[noise.span], noise.draw, noise.layers, noise.heads)
 
+    spans = {name: list(keys) for name, keys in cap.prompts[0].spans.items()}  # two numbers in a tuple would be a range
+
     def compute(tell):
         with scope.edit(edit):
-            return scope.capture(cap.ids, {name: keys for name, keys in cap.prompts[0].spans.items()})
+            return scope.capture(cap.ids, spans)
 
-    noisy = once((*subject.key, noise), "the maps with noise", effort.of_runs(scope, cap.n_tokens, 1), compute)
+    seconds = effort.of_runs(scope, cap.n_tokens, 1)
+    noisy = once((*subject.key, noise), "the maps with noise", seconds, compute, most=CAPTURES)
     if noisy is None:
         return
-    with blocks.beside("amplifier-without", "amplifier-with", least=480) as (left, right):
-        for place, shown, words in ((left, cap, "Without noise"), (right, noisy, f"With {edit}")):
+    sides = {"without": (cap, "Without noise"), "with": (noisy, f"With {edit}")}
+    on_move = partial(move, cap, layer, head)
+    with blocks.beside(*(f"amplifier-{side}" for side in sides), least=480) as places:
+        for place, (side, (shown, words)) in zip(places, sides.items(), strict=True):
             with place:
                 token, probability = shown.next[0]
                 st.markdown(f"**{plain(words)}** next is “{plain(visible(str(token)))}” with {plain(percent(probability))}.")
-                blocks.show_view(shown, layer, head, key=f"amplifier-{words.partition(' ')[0]}", group="amplifier")
+                blocks.show_view(shown, layer, head, on_move=on_move, key=f"amplifier-view-{side}", group="amplifier")
 
 
 def show_answer(subject, cap, noise: Noise, distractors: tuple[str, ...]) -> None:
@@ -138,7 +151,7 @@ def show_answer(subject, cap, noise: Noise, distractors: tuple[str, ...]) -> Non
     question = ask(subject, cap, distractors)
     scope = subject.scope()
     common = {"span": noise.span, "layers": noise.layers, "heads": noise.heads}
-    key = (*subject.key, *question.distractors, *common.values())
+    key = (subject.key, question.key, *common.values())
     single = once(
         (*key, noise.sigma, noise.draw),
         "what this draw costs the answer",

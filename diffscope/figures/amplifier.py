@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import xarray as xr
 
-from diffscope.figures.api import curves
+from diffscope.figures.of_values import curves
 from diffscope.figures.base import Figure
 from diffscope.figures.heads import by_head
 from diffscope.readings.branches import FIRST, OTHER, SECOND

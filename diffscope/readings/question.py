@@ -47,6 +47,11 @@ class Question:
     distractors: dict[str, int]
     left_out: list[str]
 
+    @property
+    def key(self) -> tuple[int, ...]:
+        """What distinguishes it from other questions about one prompt."""
+        return self.answer, *self.distractors.values()
+
 
 def question(scope: Scope, cap: Capture, answer: str, distractors: Sequence[str] = ()) -> Question:
     """What a prompt asks for, as the tokens that may come next.

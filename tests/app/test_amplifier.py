@@ -2,6 +2,7 @@
 
 import base64
 import json
+import struct
 import time
 
 import numpy as np
@@ -130,7 +131,12 @@ def test_of_standard_attention_it_says_what_cannot_be_asked_and_shows_what_can(a
 
 def maps(test, key):
     """What the canvas of this key is given."""
-    return next(view.proto.bytes for view in test.get("bidi_component") if view.proto.id.endswith(key))
+    return next(view.proto.bytes for view in test.get("bidi_component") if view.proto.id.endswith(f"view-{key}"))
+
+
+def spans(buffer):
+    (length,) = struct.unpack("<Q", buffer[:8])
+    return json.loads(json.loads(buffer[8 : 8 + length])["__metadata__"]["view"])["spans"]
 
 
 def test_noise_is_what_the_reader_chooses_and_the_address_says(amplifier, cap, scope):
@@ -143,13 +149,14 @@ def test_noise_is_what_the_reader_chooses_and_the_address_says(amplifier, cap, s
     expected = diffscope.cmrr_by_injection(cap, spans=["answer"], sigmas=SIGMAS)["cmrr_injected"].sel(sigma=2.0)
     np.testing.assert_allclose(drawn, by_head(expected))
     assert "With differential noise of σ = 2" in words(test)
-    without, strong = maps(test, "Without"), maps(test, "With")
+    without, strong = maps(test, "without"), maps(test, "with")
+    assert spans(without) == spans(strong) and {span["name"] for span in spans(strong)} >= {"answer", "needles"}
     fine(test.select_slider(key="amplifier-sigma").set_value("0.1").run())
-    assert maps(test, "Without") == without and maps(test, "With") not in (without, strong)
+    assert maps(test, "without") == without and maps(test, "with") not in (without, strong)
     fine(test.number_input(key="amplifier-draw").set_value(4).run())
-    again = maps(test, "With")
+    again = maps(test, "with")
     fine(test.selectbox(key="amplifier-in").set_value("this head").run())
-    assert maps(test, "With") != again and "heads" in words(test)
+    assert maps(test, "with") != again and "heads" in words(test)
     assert test.query_params["amplifier-sigma"] == "0.1"
 
 
