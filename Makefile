@@ -6,7 +6,7 @@ MINUTES ?= 30
 BIN := .venv/bin
 export PYTHON TORCH
 
-.PHONY: app test lint dev suites constraints grid gpu notebooks wheel clean
+.PHONY: app test lint dev suites constraints grid gpu notebooks screenshots drive wheel clean
 .NOTPARALLEL: # two at once would make the same environment
 
 app:
@@ -43,6 +43,13 @@ gpu:
 
 notebooks: dev
 	$(BIN)/jupyter-execute --inplace analyses/*.ipynb
+
+# The pictures of the dashboard that README and docs show, taken anew; and every control of every page used once. Both need Chromium.
+screenshots: dev
+	$(BIN)/python -m tools.screenshots --docs
+
+drive: dev
+	$(BIN)/python -m tools.drive_dashboard
 
 wheel: dev
 	$(BIN)/python -m build --wheel
