@@ -10,6 +10,9 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
+
+from playwright.sync_api import TimeoutError
 
 from tools.browser import PAGES, chromium, dashboard, faults, settle
 
@@ -62,18 +65,25 @@ class Driver:
             if box.count():
                 yield label, box
 
+    def unfold(self, box) -> None:
+        """Open a select box; what is drawn late may move it away and so close it again."""
+        for _ in range(3):
+            box.locator("input, [role=combobox]").first.click()
+            with suppress(TimeoutError):
+                self.page.wait_for_selector("[role=option]", timeout=5000)
+                return
+        raise RuntimeError("a select box does not stay open")
+
     def selects(self) -> None:
         for label, box in self.boxes("stSelectbox"):
-            box.locator("input, [role=combobox]").first.click()
-            self.page.wait_for_selector("[role=option]")
+            self.unfold(box)
             names = self.page.locator("[role=option]").all_inner_texts()[:OPTIONS]
             self.page.keyboard.press("Escape")
             for name in [*names[1:], *names[:1]]:
                 again = self.page.locator("[data-testid=stSelectbox]:visible").filter(has_text=label).first
                 if not again.count():
                     break
-                again.locator("input, [role=combobox]").first.click()
-                self.page.wait_for_selector("[role=option]")
+                self.unfold(again)
                 option = self.page.get_by_role("option", name=name, exact=True).first
                 if not option.count():
                     self.page.keyboard.press("Escape")

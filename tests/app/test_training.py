@@ -16,7 +16,7 @@ from diffscope.lab.along import answers_along
 from diffscope.lab.training.checkpoints import checkpoints_of
 from diffscope.lab.training.run_folder import METRICS, save_checkpoint, write_metrics
 from tests.figures.test_figures import trained as cohort
-from tools.browser import dashboard, faults
+from tools.browser import dashboard, faults, settle
 
 FOLDER = "a folder or a saved capture"
 SPANS = {"answer": "7421"}
@@ -94,13 +94,13 @@ def test_the_slider_shows_the_maps_of_each_checkpoint_and_keeps_the_head(page, r
 def test_a_click_on_a_picture_chooses_its_step_and_play_goes_on_from_there(new_page, run):
     with dashboard() as (address, _):
         page = new_page(1440, 1000)
-        page.set_default_timeout(30_000)
+        page.set_default_timeout(120_000)
         query = urlencode(
             {"model": FOLDER, "path": run, "example": "own text", "prompt": PROMPT, "answer": "7421", "tour": "off"}
         )
-        page.goto(f"{address}/?{query}")
-        page.get_by_role("link", name="Training").click()
+        page.goto(f"{address}/training?{query}")
         page.locator(".st-key-training-view canvas[data-map]").first.wait_for()
+        settle(page)
         picture = page.locator(".st-key-training-pictures .nsewdrag").nth(1)
         picture.hover()
         page.wait_for_timeout(500)  # the chart notices the pointer

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import xarray as xr
 from scipy import stats
 from statsmodels.duration.survfunc import survdiff
 
+from benchmarks.power import for_boards
 from diffscope.hypotheses import TESTS, arms, power, report, run, summary
 from diffscope.hypotheses.censored import failures_at_worst, first_to_form
 from diffscope.hypotheses.correction import PRIMARIES
@@ -237,3 +239,17 @@ def test_the_board_says_what_it_supports_together():
     page = report.markdown(shown["NC"][::-1], "title")
     primaries, others = ([page.index(f"\n## {id}: ") for id in ids if (id in PRIMARIES) is first] for first in (True, False))
     assert max(primaries) < min(others) and max(others) < page.index("## Together")
+
+
+def test_boards_say_the_power_that_was_kept():
+    """The smallest effect that is found in four of five cohorts, with how often it is where runs fail."""
+    root = Path(__file__).parents[2]
+    assert for_boards(json.loads((root / "benchmarks/results/power.json").read_text())) == power.kept()
+    rows = {(row["test"], row["effect"], row["failed"]): row["found"] for row in power.kept()["rows"]}
+    effects = {"formation": "0.8 octaves", "distractors": "1.5 nats", "common-noise": "4.5 dB"}
+    for id, effect in effects.items():
+        size = float(effect.partition(" ")[0])
+        words = power.in_words(id)
+        assert f"an effect of {effect} is found in {rows[id, size, power.NO_RUN]:.0%}" in words
+        assert words.endswith(f"in {rows[id, size, power.EACH]:.0%}")
+        assert all(found < 0.8 for (test, smaller, failed), found in rows.items() if test == id and smaller < size)

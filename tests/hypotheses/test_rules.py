@@ -1,12 +1,14 @@
 """Verdicts follow from estimates by the rules that were declared, and what predicts nothing is measured."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from diffscope.errors import DiffscopeError
 from diffscope.figures import figure
 from diffscope.hypotheses import TESTS, Measurement, Test, board, report, run, summary
+from diffscope.hypotheses.declared.sources import linked
 from diffscope.hypotheses.inference import Estimate
 from diffscope.hypotheses.rules import ABOVE, ALIKE, BELOW, BETWEEN, FAR, NONE, OPEN, Quantity, declare, state
 
@@ -115,3 +117,13 @@ def test_the_page_escapes_what_it_shows():
     first, second = run(["gated", "top-k"])
     page = report.page([replace(first, verdict="needs <b>bold</b>"), replace(second, sentence="a <i>claim</i>")], "<script>")
     assert "<b>bold" not in page and "&lt;b&gt;bold" in page and "<i>" not in page and "<script>" not in page
+
+
+def test_every_source_is_linked_as_the_docs_have_it():
+    docs = (Path(__file__).parents[2] / "docs" / "sources.md").read_text(encoding="utf-8")
+    for test in TESTS.values():
+        parts = list(linked(test.source))
+        addresses = [address for _, address in parts if address]
+        assert "".join(part for part, _ in parts) == test.source and addresses
+        assert all(address in docs or address.startswith("https://github.com/microsoft/unilm/issues/1") for address in addresses)
+    assert [part for part, address in linked("unilm issues 1637 and 1663; DIFF (2024)") if address] == ["1637", "1663"]
