@@ -110,8 +110,9 @@ def test_every_page_opens_and_the_reader_keeps_the_place(page, address):
         links.nth(number).click()
         settle(page, 120)
         assert faults(page) == []
-        assert "layer=2" in page.evaluate("location.search") and "prompt=" in page.evaluate("location.search")
     links.first.click()
+    settle(page)
+    assert "layer=2" in page.evaluate("location.search") and "prompt=" in page.evaluate("location.search")
     page.wait_for_selector(f"{VIEW} strong:text('layer 2 · head 0')")
 
 
