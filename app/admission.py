@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qs
@@ -11,7 +12,11 @@ from rules import rules
 
 REFUSAL = "This dashboard is opened by an address with its token; ask whoever started it for the whole address."
 HEALTH = "/_stcore/health"  # says only that the server is up
-COOKIE = "diffscope-token"
+
+
+def cookie() -> str:
+    """The name of this start's cookie: another dashboard of the same machine has its own."""
+    return f"diffscope-{hashlib.sha256(rules().token.encode()).hexdigest()[:8]}"
 
 
 def is_right(token: str) -> bool:
@@ -25,7 +30,7 @@ def admitted() -> bool:
         return True
     state = st.session_state
     if not state.get("_admitted"):
-        state["_admitted"] = is_right(st.query_params.get("token", "")) or is_right(str(st.context.cookies.get(COOKIE, "")))
+        state["_admitted"] = is_right(st.query_params.get("token", "")) or is_right(str(st.context.cookies.get(cookie(), "")))
     if not state["_admitted"]:
         st.info(REFUSAL)
         return False
@@ -60,19 +65,19 @@ class Door:
 
 def _cookie(header: str) -> str:
     try:
-        cookie = SimpleCookie(header).get(COOKIE)
+        kept = SimpleCookie(header).get(cookie())
     except CookieError:
         return ""
-    return "" if cookie is None else cookie.value
+    return "" if kept is None else kept.value
 
 
 def _with_cookie(send, token: str):
     """What sends an answer, with the cookie that lets the browser ask for the rest."""
-    cookie = f"{COOKIE}={token}; Path=/; HttpOnly; SameSite=Lax".encode()
+    line = f"{cookie()}={token}; Path=/; HttpOnly; SameSite=Lax".encode()
 
     async def sent(message) -> None:
         if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message["headers"], (b"set-cookie", cookie)]}
+            message = {**message, "headers": [*message["headers"], (b"set-cookie", line)]}
         await send(message)
 
     return sent

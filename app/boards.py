@@ -6,7 +6,7 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
 from jobs import Job, Watched
-from offered import called
+from offered import called, located
 from sources import own_prompts, written
 
 from diffscope.hypotheses import TESTS, Settings, Verdict, gather, run
@@ -118,8 +118,8 @@ def run_tests(
     """
     asked = [id for id in choices.asked if id not in finished]
     subjects = gather(
-        [choices.model] if choices.model else [],
-        [choices.beside] if choices.beside else [],
+        [located(choices.model)] if choices.model else [],
+        [located(choices.beside)] if choices.beside else [],
         choices.cohort or None,
         needs={TESTS[id].needs for id in asked},
         settings=settings,

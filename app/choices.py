@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import streamlit as st
 from kept import fits_address, kept, kept_option
@@ -14,7 +16,7 @@ from sources import age, capture, examples, own_prompts, saved, scope
 from uploads import is_upload
 from words import plain
 
-from diffscope.errors import DiffscopeError, PromptError, SpanError
+from diffscope.errors import DiffscopeError, ModelNotFound, PromptError, SpanError
 
 OTHER = "a folder or a saved capture"
 OWN = "own text"
@@ -120,7 +122,7 @@ def choose_model(key: str = "model", label: str = "Model", saved_too: bool = Tru
     """
     offered = cards()
     asked = st.query_params.get(key, "")
-    if rules().paths and "/" in asked and asked not in offered:  # an address may name any folder
+    if rules().paths and asked not in offered and Path(asked).is_dir():  # an address may name a folder, and nothing to fetch
         remember(asked, own().get(asked, Own(asked)))
     options = [*offered, *own(), *([OTHER] if rules().paths else [])]
     if state.get(key) not in options:  # of an upload that was replaced
@@ -145,6 +147,8 @@ def choose_model(key: str = "model", label: str = "Model", saved_too: bool = Tru
     if not path:
         st.info("Give the folder of a model, or the file of a saved capture." if saved_too else "Give the folder of a model.")
         return None
+    if not os.path.exists(os.path.expanduser(path)):
+        raise ModelNotFound(f"there is no folder or file {path!r}; models of the hub are opened on the page Your model")
     return path
 
 
@@ -201,10 +205,17 @@ def _text(chosen: str, example) -> Given:
 
 def _of_file() -> Given:
     """One prompt of a file that the reader gave."""
-    kinds = ["txt", "jsonl", "ndjson", "json", "parquet"]
+    kinds = ["txt", "jsonl", "ndjson", "json", *(["parquet"] if rules().paths else [])]
     file = st.file_uploader("File of prompts", kinds, key="prompts-file", max_upload_size=PROMPTS_MB)
     if file is None:
         return "", {}, "", ()
+    text, spans, answer, distractors = _in_file(file)
+    if len(text) > rules().characters:
+        raise PromptError(f"the prompt has {len(text):,} characters, and {rules().characters:,} are taken here; shorten it")
+    return text, spans, answer, distractors
+
+
+def _in_file(file) -> Given:
     if file.name.lower().endswith(".txt"):
         try:
             return file.getvalue().decode("utf-8"), {}, "", ()
@@ -247,6 +258,10 @@ def as_messages(text: str) -> list[dict[str, str]]:
 
 def marked(model: str, prompt: object) -> dict:
     """Spans that were marked token by token, each as the positions it holds."""
+    of = json.dumps([model.partition("@")[0], prompt])
+    if state.setdefault("_marked", of) != of:  # positions of another prompt, or of another tokenizer
+        state["spans"] = []
+    state["_marked"] = of
     with st.sidebar:
         marks = st.multiselect(
             "Spans by token",

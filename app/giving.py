@@ -56,12 +56,11 @@ def _uploaded() -> tuple[str, Own] | None:
         help=f"At most {rules().upload_bytes / 2**20:,.0f} MiB in all. Nothing is unpacked and no code is run. The files are "
         "removed when this session ends.",
     )
-    which = (name, *(file.file_id for file in files))
-    if state.get("_files") != which:
+    which = tuple(file.file_id for file in files)
+    if files and state.get("_files") != which:  # a page that is left and opened again has no files, and the upload stays
         discard()
         state["_files"] = which
-        if files:
-            _keep(name, [File(file.name, file.getvalue()) for file in files])
+        _keep(name, [File(file.name, file.getvalue()) for file in files])
     if state.get("_refusal"):
         st.warning(plain(state["_refusal"]))
     upload = state.get("_upload")

@@ -63,7 +63,7 @@ def looked_at(name: str) -> dict:
     """
     try:
         look = dict(json.loads(st.query_params[name])) if name in st.query_params else state.get(f"_{name}-look", {})
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         return {}
     keep_look(name, look)
     return look

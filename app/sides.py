@@ -12,6 +12,7 @@ from edit_choice import choose_edits
 from edit_table import Written
 from edited import captured, texts
 from kept import kept, kept_option, kept_value
+from offered import cards
 from sources import bundled, examples, rules
 
 from diffscope.errors import DiffscopeError
@@ -158,8 +159,18 @@ def _another_model(subject: Subject, cap):
         prompt, spans = _as_text(cap)
         second = Subject(name, prompt=prompt, spans=spans)
     else:
-        second = replace(subject, model=name)
+        second = replace(subject, model=name, spans=_for_any_model(subject, cap))
     return second, (short_name(subject.model), short_name(name))
+
+
+def _for_any_model(subject: Subject, cap) -> dict:
+    """Spans by characters where they were marked token by token, since another model may have other tokens."""
+    if not isinstance(subject.prompt, str) or cap.text is None:
+        return subject.spans
+    by_token = {
+        name for name, span in subject.spans.items() if isinstance(span, list) and all(isinstance(at, int) for at in span)
+    }
+    return subject.spans | {name: span for name, span in _as_text(cap)[1].items() if name in by_token}
 
 
 def _as_text(cap) -> tuple[str, dict]:
@@ -210,8 +221,8 @@ def _another_step(subject: Subject, cap):
 
 def kept_steps(base: str) -> list[int]:
     """The steps of a training at which the model is kept."""
-    cards = {card["name"]: card for card in bundled()}
-    return list(cards[base].get("checkpoints") or []) if base in cards else sorted(checkpoints(Path(base).expanduser()))
+    offered = cards()
+    return list(offered[base].get("checkpoints") or []) if base in offered else sorted(checkpoints(Path(base).expanduser()))
 
 
 def _with_edit(subject: Subject, cap):

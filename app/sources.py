@@ -48,7 +48,10 @@ def age(path: str) -> float:
 
 def written(path: str) -> float:
     """When anything that can be tested was last written below a folder: weights, checkpoints, a cohort's scores."""
-    folder = Path(path).expanduser()
+    try:
+        folder = Path(located(path) if path else "").expanduser()
+    except (RuntimeError, DiffscopeError):  # whoever opens it says so
+        return 0.0
     files = (file for kind in ("*.safetensors", "*.nc") for file in folder.rglob(kind)) if path and folder.is_dir() else ()
     return max((file.stat().st_mtime for file in files), default=0.0)
 
@@ -82,7 +85,11 @@ def _loaded(name: str, trust: bool) -> Scope:
 @st.cache_resource(show_spinner="Capturing", max_entries=16)
 def capture(name: str, written: float, prompt, spans: dict):
     """What every layer of a model attended with on a prompt."""
-    model = scope(name, written)
+    return _captured(scope(name, written), prompt, spans)
+
+
+def _captured(model: Scope, prompt, spans: dict):
+    """A capture of a prompt that is not longer than readers may give."""
     count = len(model.tokenize(prompt))
     if count > rules().tokens:
         raise PromptError(f"the prompt has {count:,} tokens, and {rules().tokens:,} are taken here; shorten it")
@@ -92,7 +99,7 @@ def capture(name: str, written: float, prompt, spans: dict):
 @st.cache_resource(show_spinner=False, max_entries=32)
 def capture_once(name: str, written: float, prompt, spans: dict):
     """The same of a model that is opened for this alone, as the many checkpoints of a training are."""
-    return _loaded(name, trusted(name)).capture(prompt, spans=spans)
+    return _captured(_loaded(name, trusted(name)), prompt, spans)
 
 
 @st.cache_resource(show_spinner="Reading the training", max_entries=16)

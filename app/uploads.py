@@ -195,6 +195,8 @@ def _settings(file: File, names: Sequence[str]) -> bytes:
     if CODE in fields:
         code = ", ".join(named_code(fields)) or "its own"
         raise UnsupportedModel(f"{file.name} asks for code that comes with the model ({code}), and no code is run from uploads")
+    if beyond := sorted({"architecture", "model_args", "quantization_config"} & fields.keys()):
+        raise UnsupportedModel(f"{file.name} has {beyond[0]}: such a model's memory cannot be told before it is opened")
     if file.name == "config.json" and not isinstance(fields.get("model_type"), str):
         raise UnsupportedModel("config.json names no model_type, so it is not known what the model is; save it with transformers")
     if file.name == INDEX:

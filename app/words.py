@@ -10,7 +10,7 @@ import streamlit as st
 from diffscope.cli.output import OUT_OF_MEMORY, ran_out_of_memory
 from diffscope.errors import DiffscopeError, first_line
 
-MARKS = "\\`*_{}[]()#+-!|~<>$:"
+MARKS = "&\\`*_{}[]()#+-!|~<>$:"
 
 
 @contextlib.contextmanager

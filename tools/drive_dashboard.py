@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 
-from playwright.sync_api import TimeoutError
+from playwright.sync_api import TimeoutError as TookTooLong
 
 from tools.browser import PAGES, chromium, dashboard, faults, settle
 
@@ -69,7 +69,7 @@ class Driver:
         """Open a select box; what is drawn late may move it away and so close it again."""
         for _ in range(3):
             box.locator("input, [role=combobox]").first.click()
-            with suppress(TimeoutError):
+            with suppress(TookTooLong):
                 self.page.wait_for_selector("[role=option]", timeout=5000)
                 return
         raise RuntimeError("a select box does not stay open")

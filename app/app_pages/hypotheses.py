@@ -8,9 +8,10 @@ from functools import partial
 import blocks
 import streamlit as st
 from boards import Board, Choices, provisional, run_tests
-from choices import choose_model
+from choices import PROMPTS_MB, choose_model
 from jobs import jobs, watch
 from kept import kept, kept_option, kept_value
+from offered import located
 from sources import age, bundled, rules, scope, study
 from words import in_words, plain
 
@@ -65,7 +66,13 @@ def choose_subject(of: str) -> Choices | None:
         if not cohort:
             st.info("Give the folder of a trained cohort, as diffscope train leaves it.")
     with st.sidebar, st.expander("Prompts and tests"):
-        own = st.file_uploader("Prompts of your own", ["jsonl", "ndjson", "json", "parquet"], key="hypotheses-own", help=OWN)
+        own = st.file_uploader(
+            "Prompts of your own",
+            ["jsonl", "ndjson", "json", "parquet"],
+            key="hypotheses-own",
+            help=OWN,
+            max_upload_size=PROMPTS_MB,
+        )
         prompts = st.number_input("Prompts", 10, 200, step=5, **kept_value("hypotheses-prompts", 40))
         length = st.number_input("Tokens a prompt", 64, 4096, **kept_value("hypotheses-length", 160))
         untrained = st.number_input(
@@ -113,7 +120,7 @@ def tested(choices: Choices) -> Board:
                 begun = st.button(f"Run the tests on {plain(choices.title)}", key="hypotheses-run", type="primary")
                 st.caption(f"{counted()}. They run in the background; each is shown when it is done.")
             if begun:
-                opened = {name: scope(name, age(name)) for name in choices.names}
+                opened = {located(name): scope(name, age(name)) for name in choices.names}
                 given = {"choices": choices, "settings": choices.settings(), "opened": opened}
                 jobs().start(key, partial(run_tests, **given, finished=finished, statements=statements))
                 st.rerun()
@@ -171,7 +178,7 @@ def show_by_itself(choices: Choices, board: Board) -> None:
             "primary tests."
         )
     elif choices.model and not ran:
-        able = {"model", *(["pair"] if choices.beside else []), *(["checkpoints"] if steps_of(choices.model) else [])}
+        able = {"model", *(["pair"] if choices.beside else []), *(["checkpoints"] if steps_of(located(choices.model)) else [])}
         count = sum(test.needs in able for test in TESTS.values())
         st.markdown(
             f"**{plain(choices.title)} by itself** can show how its own heads work: {count} of the {len(TESTS)} tests below ask "

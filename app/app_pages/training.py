@@ -12,6 +12,7 @@ import streamlit as st
 from choices import LAST_STEP, Subject, as_code, choose_subject
 from jobs import Job, Watched, jobs, watch
 from kept import keep_look, kept, kept_option, kept_value, looked_at
+from offered import located
 from place import choose_head, choose_query, follow, move
 from sources import along_training, bundled, capture_once, rules, written
 from words import in_words, plain
@@ -296,7 +297,7 @@ with in_words():
     if subject is not None:
         if subject.saved:
             raise DiffscopeError("a saved capture has no training; choose a model, or give the folder of a run")
-        kept_steps = checkpoints_of(subject.model)
+        kept_steps = checkpoints_of(located(subject.model))
         if kept_steps.names:
             show_training(subject, kept_steps)
             show_answers(subject, kept_steps)

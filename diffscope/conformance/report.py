@@ -74,16 +74,22 @@ class Report:
     @property
     def sentence(self) -> str:
         """What came out, in a sentence or two."""
-        failed = [row["layer"] for row in self.layers if self.verdict_of(row["layer"]) == "fail"]
-        undecided = sum(finding.verdict == "undecided" for finding in self.findings)
-        worst = max(self.errors.values(), default=math.nan)
-        allowed = min(self.tolerances.values(), default=math.nan)
+        count = len(self.layers)
+        failed = {layer for finding in self.findings if finding.verdict == "fail" for layer in finding.layers}
+        of_model = [finding for finding in self.findings if finding.verdict == "fail" and not finding.layers]
+        left = {verdict: sum(finding.verdict == verdict for finding in self.findings) for verdict in ("warn", "undecided")}
+        parts = []
         if failed:
-            says = f"{len(failed)} of {len(self.layers)} layers are not what they are meant to be, or are not read rightly."
-        else:
-            off = f"rebuilt, their outputs are off by {worst:.0e} at most ({allowed:.0e} is allowed)"
-            says = f"All {len(self.layers)} layers are read rightly: {off}."
-        return says + (f" {undecided} points are left undecided." if undecided else "")
+            parts.append(f"{len(failed)} of {count} layers are not what they are meant to be, or are not read rightly.")
+        if of_model:
+            parts.append(f"The model fails {' and '.join(finding.check for finding in of_model)}.")
+        if not parts and self.errors:
+            worst = max(self.errors, key=lambda layer: (math.isnan(self.errors[layer]), self.errors[layer]))
+            off = f"off by {self.errors[worst]:.0e} at most ({self.tolerances[worst]:.0e} is allowed there)"
+            parts.append(f"The outputs of all {count} layers that were looked at are rebuilt, {off}.")
+        parts += [f"{left['warn']} warnings are below."] if left["warn"] else []
+        parts += [f"{left['undecided']} points are left undecided."] if left["undecided"] else []
+        return " ".join(parts)
 
     def reading_of(self, row: dict) -> str:
         """What the family reads of one of :attr:`layers`, in words."""

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import xarray as xr
 
-from diffscope.figures.of_values import curves
 from diffscope.figures.base import Figure
 from diffscope.figures.heads import by_head
+from diffscope.figures.of_values import curves
 from diffscope.readings.branches import FIRST, OTHER, SECOND
 from diffscope.readings.branches import LARGEST as LARGEST_OTHER
 from diffscope.readings.branches import LEAST as LEAST_OTHER

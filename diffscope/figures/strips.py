@@ -66,7 +66,7 @@ def on_screen(dataset: xr.Dataset, title: str | None = None, height: int = 280):
         strip = dataset.isel(series=number).stack(cell=("x", "point")).dropna("cell")
         marker = {"color": colour, "size": 7, "opacity": 0.85, "symbol": "circle" if number % 2 == 0 else "diamond"}
         words = f"{for_html(name)}<br>{place} %{{customdata[0]}}, {point} %{{customdata[1]}}<br><b>%{{y:.4g}}</b><extra></extra>"
-        labels = np.array([[str(label) for label in cell] for cell in strip["cell"].values.tolist()]).reshape(-1, 2)
+        labels = np.array([[for_html(str(label)) for label in cell] for cell in strip["cell"].values.tolist()]).reshape(-1, 2)
         look = {"marker": marker, "customdata": labels, "hovertemplate": words}
         figure.add_trace(go.Scatter(x=strip["at"].values, y=strip["value"].values, mode="markers", name=for_html(name), **look))
     ticks = {"tickmode": "array", "tickvals": list(range(dataset.sizes["x"]))}

@@ -10,7 +10,6 @@ from diffscope.figures import curves, theme
 from diffscope.figures.base import register
 from diffscope.figures.canvas import canvas, finish_print
 from diffscope.figures.escaping import for_print
-from diffscope.readings.pairing import MIDDLE, OWN
 
 CONTROL = "control: A₂ of other heads"
 UNIFORM = "uniform attention"
@@ -20,6 +19,8 @@ TITLE = "step of training (evenly spaced)"
 
 def data(estimates: xr.Dataset, statistic: str, layer: int | None = None, head: int = 0) -> xr.Dataset:
     """Values (panel, series, x) of all heads; of a statistic that is the same for all heads of a layer, of all layers."""
+    from diffscope.readings.pairing import MIDDLE, OWN  # with which models' code would be loaded for every figure
+
     if not (isinstance(estimates, xr.Dataset) and "step" in estimates.dims):
         raise DiffscopeError("this figure is of the estimates of diffscope.readings.along_training(captures)")
     if statistic not in estimates or not {"step", "layer", "head"} <= set(estimates[statistic].dims):
@@ -41,7 +42,8 @@ def data(estimates: xr.Dataset, statistic: str, layer: int | None = None, head: 
     rows = {name: row for name, row in rows.items() if name not in apart} | {name: rows[name] for name in apart}
     steps = xr.Variable("step", [str(step) for step in values["step"].values], {"long_name": TITLE})
     table = xr.DataArray(list(rows.values()), {"series": list(rows), "step": steps}, ("series", "step"), attrs=values.attrs)
-    references = {UNIFORM: float(estimates["uniform"].sel(layer=layer)[-1])} if statistic == "answer" else {}
+    uniform = float(estimates["uniform"].sel(layer=layer)[-1])
+    references = {UNIFORM: uniform} if statistic == "answer" and np.isfinite(uniform) else {}
     dataset = curves.data(table, "step", "series", references=references)
     return dataset.assign_attrs(figure="training", apart=apart)
 

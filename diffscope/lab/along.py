@@ -104,8 +104,7 @@ def _sentence(dataset: xr.Dataset, about: Mapping[str, float]) -> str:
         f"{100 * float(end['exact_high']):.0f})"
         for end in ends
     ]
-    largest = 100 * float(dataset["standard_error"].max())
     return (
-        f"Of the same {about['prompts']} prompts at every step, exact answers are {' and '.join(shares)}; the standard error is "
-        f"{largest:.1f} points at most, and copying any number of the text would give {100 * about['chance']:.0f} %."
+        f"Of the same {about['prompts']} prompts at every step, exact answers are {' and '.join(shares)}; "
+        f"copying any number of the text would give {100 * about['chance']:.0f} %."
     )

@@ -97,7 +97,10 @@ def _of_prompt(cap: Capture, queries: Queries) -> xr.Dataset:
     mass = measured["span_mass"].sel(span=list(PARTS)).rename(span="part")
     seen = [_seen(layer.prompt(0).visible(rows).cpu().numpy(), sets) for layer in cap.layers]
     keys = xr.DataArray(seen, {"layer": cap.layer_numbers, "query": rows, "part": list(PARTS)}, ("layer", "query", "part"))
-    uniform = keys / keys.sum("part").where(lambda total: total > 0)
+    total = keys.sum("part")
+    uniform = (keys / total).where(
+        (keys > 0) & (keys < total)
+    )  # undefined where the mass is, so that means are over the same rows
     variables = {
         "allocation": mass.assign_attrs(long_name="attention on each part of the prompt"),
         "keys": described(keys, "visible keys of each part", "#{visible keys of the part}", "keys"),

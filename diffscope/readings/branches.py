@@ -60,7 +60,7 @@ def branches(scope: Scope, question: Question, others: Sequence[Sequence[int]] =
         "unexplained": _targets(table["unexplained"]),
     }
     if controls:
-        variables["others"] = xr.concat(controls, "other").sum(["layer", "head"])
+        variables["others"] = xr.concat(controls, "other").sum(["layer", "head"], min_count=1)
     estimates = xr.Dataset(variables, attrs=table.attrs)
     estimates["contribution"].attrs["reads"] = READS
     return Reading(_sentence(estimates, len(candidates)), estimates)

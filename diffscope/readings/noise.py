@@ -108,6 +108,8 @@ def rejection_sentence(estimates: xr.Dataset, sigma: float) -> str:
     above = int((own - largest > CLEARLY * error).where(compared, False).sum())
     controls = float(least.where(compared).min()), float(largest.where(compared).max())
     counts = sorted({int(count) for count in values[COUNT].values.ravel() if count})
+    if bool((error.where(compared).isnull() & compared).any()):
+        return f"{start}. With other heads' A2 they reject {between(controls, decibels)} dB; one draw has no standard error."
     many = counted(counts[0], "control") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} controls"
     return (
         f"{start}. With other heads' A2 they reject {between(controls, decibels)} dB ({many} a head): {above} of "

@@ -78,7 +78,7 @@ def _of_step(cap: Capture, query: int) -> xr.Dataset:
     pair = beside_controls(with_fewest_spans(cap), lambda capture: _of_maps(capture, query))
     keys = cap.spans.get("answer", [])
     visible = [layer.prompt(0).visible([query])[0].cpu().numpy() for layer in cap.layers]
-    shares = [seen[keys].sum() / max(seen.sum(), 1) for seen in visible]
+    shares = [seen[keys].sum() / seen.sum() if 0 < seen[keys].sum() < seen.sum() else np.nan for seen in visible]
     uniform = xr.DataArray(shares, {"layer": cap.layer_numbers}, ("layer",))
     formula = "sum_X |D| / sum |D|"
     return pair.assign(

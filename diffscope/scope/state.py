@@ -26,13 +26,15 @@ class State:
 
 
 _STATES: WeakKeyDictionary[nn.Module, State] = WeakKeyDictionary()
+_NEW = threading.Lock()  # two threads may open models at once
 
 
 def state_of(model: nn.Module) -> State:
     """What holds for a model. Models that share a configuration share a lock, since being observed is written into it."""
-    if model not in _STATES:
-        config = getattr(model, "config", None)
-        sharing = (state for other, state in _STATES.items() if config is not None and getattr(other, "config", None) is config)
-        beside = next(sharing, None)
-        _STATES[model] = State() if beside is None else State(lock=beside.lock)
-    return _STATES[model]
+    with _NEW:
+        if model not in _STATES:
+            config = getattr(model, "config", None)
+            sharing = (s for other, s in _STATES.items() if config is not None and getattr(other, "config", None) is config)
+            beside = next(sharing, None)
+            _STATES[model] = State() if beside is None else State(lock=beside.lock)
+        return _STATES[model]

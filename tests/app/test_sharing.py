@@ -1,6 +1,7 @@
 """Where others come in: nothing without the token, no path and no hub, and nothing from elsewhere on any page."""
 
 import asyncio
+import hashlib
 import shutil
 import socket
 import subprocess
@@ -16,6 +17,7 @@ from small_models import PROMPT
 from tools.browser import PAGES, ROOT, dashboard, faults, settle
 
 TOKEN = "a-token-of-this-start"
+COOKIE = f"diffscope-{hashlib.sha256(TOKEN.encode()).hexdigest()[:8]}"
 OTHER, OWN = "a folder or a saved capture", "own text"
 HOSTILE = "<script>window.hit = 1</script><img src=x onerror='window.hit = 1'>[a](javascript:window.hit=1) **b** $x$"
 
@@ -162,14 +164,14 @@ def at_the_door(path="/", query="", cookie="", kind="http"):
 
 
 def test_the_door_lets_nothing_through_without_the_token(shared):
-    for refused in ({}, {"query": "token=wrong"}, {"cookie": "diffscope-token=wrong"}, {"cookie": "diffscope-token=\xff; ;;="}):
+    for refused in ({}, {"query": "token=wrong"}, {"cookie": f"{COOKIE}=wrong"}, {"cookie": f"{COOKIE}=\xff; ;;="}):
         through, sent = at_the_door("/_stcore/upload_file/a/b", **refused)
         assert not through and sent[0]["status"] == 403 and b"token" in sent[1]["body"]
     through, sent = at_the_door("/_stcore/stream", kind="websocket")
     assert not through and sent == [{"type": "websocket.close", "code": 1008}]
     through, sent = at_the_door(query=f"a=b&token={TOKEN}")
     assert through and any(b"HttpOnly" in value for name, value in sent[0]["headers"] if name == b"set-cookie")
-    assert at_the_door("/_stcore/stream", cookie=f"a=b; diffscope-token={TOKEN}", kind="websocket")[0]
+    assert at_the_door("/_stcore/stream", cookie=f"a=b; {COOKIE}={TOKEN}", kind="websocket")[0]
     assert at_the_door("/_stcore/health")[0]
 
 
