@@ -259,9 +259,9 @@ def as_messages(text: str) -> list[dict[str, str]]:
 def marked(model: str, prompt: object) -> dict:
     """Spans that were marked token by token, each as the positions it holds."""
     of = json.dumps([model.partition("@")[0], prompt])
-    if state.setdefault("_marked", of) != of:  # positions of another prompt, or of another tokenizer
+    if state.setdefault("_spans-of", of) != of:  # positions of another prompt, or of another tokenizer
         state["spans"] = []
-    state["_marked"] = of
+    state["_spans-of"] = of
     with st.sidebar:
         marks = st.multiselect(
             "Spans by token",
