@@ -67,7 +67,7 @@ def test_a_folder_is_opened_checked_listed_and_looked_at(app, folders):
     fine(test.text_input(key="your_model-folder").set_value(folder).run())
     assert f"{outline(folder).parameters:,} parameters" in lines(test)
     press(test, "open")
-    assert "All 3 layers are read rightly" in lines(test)
+    assert "outputs of all 3 layers that were looked at are rebuilt" in lines(test)
     layers = table(test, "verdict")
     assert layers["layer"].tolist() == [0, 1, 2] and (layers["error"] <= layers["allowed"]).all()
     assert all("read rightly" in words for words in layers["verdict"]) and "two maps each" in layers["what is read"][0]
