@@ -109,7 +109,7 @@ def test_a_long_check_waits_for_a_yes(app, folders, monkeypatch):
     test = press(page(app, source="the list", listed=str(folders["small-diff"])), "open")
     assert "about 2.0 h" in lines(test) and not [frame for frame in test.dataframe if "verdict" in frame.value]
     assert test.button(key="your_model-open").label == "Check it"
-    assert "All 3 layers" in lines(press(test, "open"))
+    assert "all 3 layers" in lines(press(test, "open"))
 
 
 @pytest.mark.parametrize("folder", ["/nowhere", "/etc", "~nobody/x", "a\0b", "<script>alert(1)</script>", "x" * 5000])
@@ -147,8 +147,8 @@ class Model(DiffForCausalLM): config_class = Config
     assert not can_open(test) and not ran.exists()
     fine(test.text_input(key="your_model-trust").set_value(str(tmp_path)).run())
     assert not ran.exists()
-    assert "All 3 layers" in lines(press(test, "open")) and ran.exists()
-    assert "All 3 layers" not in lines(page(app, source="a folder", folder=str(tmp_path)))  # another session
+    assert "all 3 layers" in lines(press(test, "open")) and ran.exists()
+    assert "all 3 layers" not in lines(page(app, source="a folder", folder=str(tmp_path)))  # another session
 
 
 def test_an_upload_is_checked_and_looked_at_and_its_place_is_not_shown(app, folders, tmp_path, monkeypatch):
@@ -156,7 +156,7 @@ def test_an_upload_is_checked_and_looked_at_and_its_place_is_not_shown(app, fold
     test = page(app, source="an upload")
     fine(test.file_uploader(key=FILES).set_value(files_of(folders["small-diff"])).run())
     press(test, "open")
-    assert "All 3 layers" in lines(test) and str(tmp_path) not in lines(test)
+    assert "all 3 layers" in lines(test) and str(tmp_path) not in lines(test)
     press(test, "look")
     assert test.selectbox(key="model").value == "my-model (uploaded)"
     assert not any(str(tmp_path) in code.value for code in test.code) and any("'my-model'" in code.value for code in test.code)
