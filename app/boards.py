@@ -6,9 +6,10 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
 from jobs import Job, Watched
-from offered import called, located
+from offered import called
 from sources import own_prompts, written
 
+from diffscope.errors import DiffscopeError
 from diffscope.hypotheses import TESTS, Settings, Verdict, gather, run
 from diffscope.hypotheses.api import with_own
 from diffscope.scope import Scope, load
@@ -98,6 +99,7 @@ def run_tests(
     choices: Choices,
     settings: Settings,
     opened: Mapping[str, Scope],
+    places: Mapping[str, str],
     finished: MutableMapping,
     statements: list[str],
 ) -> None:
@@ -110,21 +112,36 @@ def run_tests(
     settings : Settings
         Those of the choices.
     opened : mapping of str to Scope
-        Models that are open already; others are opened for this job alone.
+        The models that are named; their checkpoints, and the models of a cohort, are opened for this job alone.
+    places : mapping of str to str
+        Where each of them lies, which pages do not say.
     finished : mutable mapping
         Gets each result by its test's id.
     statements : list of str
         Gets how the models answer, as soon as that is known.
     """
+    at = {places[name]: opened[name] for name in choices.names}
+
+    def shown(words: str) -> str:
+        for name, place in places.items():
+            words = words.replace(place, called(name))
+        return words
+
+    def open_watched(place: str) -> Scope:
+        return Watched(at[place] if place in at else load(place), job.go_on, shown(place))
+
     asked = [id for id in choices.asked if id not in finished]
-    subjects = gather(
-        [located(choices.model)] if choices.model else [],
-        [located(choices.beside)] if choices.beside else [],
-        choices.cohort or None,
-        needs={TESTS[id].needs for id in asked},
-        settings=settings,
-        progress=job.tell,
-        opener=lambda name: Watched(opened[name] if name in opened else load(name), job.go_on),
-    )
-    statements[:] = subjects.statements
-    subjects.run(asked, finished=finished)
+    try:
+        subjects = gather(
+            [places[choices.model]] if choices.model else [],
+            [places[choices.beside]] if choices.beside else [],
+            choices.cohort or None,
+            needs={TESTS[id].needs for id in asked},
+            settings=settings,
+            progress=lambda done, total, words: job.tell(done, total, shown(words)),
+            opener=open_watched,
+        )
+        statements[:] = subjects.statements
+        subjects.run(asked, finished=finished)
+    except DiffscopeError as error:
+        raise type(error)(shown(str(error))) from None

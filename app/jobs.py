@@ -95,10 +95,10 @@ class Job:
 
 
 class Watched(Scope):
-    """A model that asks whether it may go on before it is run."""
+    """A model that asks whether it may go on before it is run, perhaps under another name."""
 
-    def __init__(self, opened: Scope, go_on: Callable[[], None]):
-        super().__init__(opened.model, opened.tokenizer, opened.name, opened.family)
+    def __init__(self, opened: Scope, go_on: Callable[[], None], name: str = ""):
+        super().__init__(opened.model, opened.tokenizer, name or opened.name, opened.family)
         self._go_on = go_on
 
     @contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from rules import rules as rules
 from diffscope import readings
 from diffscope.capture import open_capture
 from diffscope.errors import DiffscopeError, PromptError
+from diffscope.lab.training.checkpoints import Checkpoints, checkpoints_of
 from diffscope.models import load_model
 from diffscope.models.loading import tokenizer_folder
 from diffscope.models.outline import outline
@@ -56,6 +58,14 @@ def written(path: str) -> float:
     return max((file.stat().st_mtime for file in files), default=0.0)
 
 
+def checkpoints(name: str) -> Checkpoints:
+    """What was kept of the training of a model that readers may open, by names that they may open."""
+    path = located(name)
+    with without_places(name, path):
+        kept = checkpoints_of(path)
+    return replace(kept, names={step: f"{name}{by.removeprefix(path)}" for step, by in kept.names.items()})
+
+
 @st.cache_resource(show_spinner="Reading what its files say", max_entries=64)
 def outlined(name: str, written: float):
     """What a model's files say of it before it is loaded."""
@@ -76,10 +86,19 @@ def opened(name: str, written: float, trust: bool):
 
 
 def _loaded(name: str, trust: bool) -> Scope:
-    path = located(name)
+    return _at(name, located(name), trust)
+
+
+def _at(name: str, path: str, trust: bool) -> Scope:
     with without_places(name, path):
         model, tokenizer = load_model(path, trust_remote_code=trust)
         return Scope(model, tokenizer, called(name))
+
+
+def opener(names: Iterable[str]) -> Callable[[str], Scope]:
+    """A function that opens these models, by name, for one use; a thread that knows nothing of the session may call it."""
+    places = {name: (located(name), trusted(name.partition("@")[0])) for name in names}
+    return lambda name: _at(name, *places[name])
 
 
 @st.cache_resource(show_spinner="Capturing", max_entries=16)
@@ -88,18 +107,18 @@ def capture(name: str, written: float, prompt, spans: dict):
     return _captured(scope(name, written), prompt, spans)
 
 
+@st.cache_resource(show_spinner=False, max_entries=32)
+def capture_once(name: str, written: float, prompt, spans: dict):
+    """The same of a model that is opened for this alone, as the many checkpoints of a training are."""
+    return _captured(opener([name])(name), prompt, spans)
+
+
 def _captured(model: Scope, prompt, spans: dict):
     """A capture of a prompt that is not longer than readers may give."""
     count = len(model.tokenize(prompt))
     if count > rules().tokens:
         raise PromptError(f"the prompt has {count:,} tokens, and {rules().tokens:,} are taken here; shorten it")
     return model.capture(prompt, spans=spans)
-
-
-@st.cache_resource(show_spinner=False, max_entries=32)
-def capture_once(name: str, written: float, prompt, spans: dict):
-    """The same of a model that is opened for this alone, as the many checkpoints of a training are."""
-    return _captured(_loaded(name, trusted(name)), prompt, spans)
 
 
 @st.cache_resource(show_spinner="Reading the training", max_entries=16)

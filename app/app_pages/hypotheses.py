@@ -12,12 +12,11 @@ from choices import PROMPTS_MB, choose_model
 from jobs import jobs, watch
 from kept import kept, kept_option, kept_value
 from offered import located
-from sources import age, bundled, rules, scope, study
+from sources import age, bundled, checkpoints, rules, scope, study
 from words import in_words, plain
 
 from diffscope import figures
 from diffscope.hypotheses import TESTS, lacking, report, summary
-from diffscope.hypotheses.api import steps_of
 from diffscope.hypotheses.conclusion import COUNTED, of_kind, together
 from diffscope.hypotheses.declared import KINDS
 
@@ -120,8 +119,9 @@ def tested(choices: Choices) -> Board:
                 begun = st.button(f"Run the tests on {plain(choices.title)}", key="hypotheses-run", type="primary")
                 st.caption(f"{counted()}. They run in the background; each is shown when it is done.")
             if begun:
-                opened = {located(name): scope(name, age(name)) for name in choices.names}
-                given = {"choices": choices, "settings": choices.settings(), "opened": opened}
+                opened = {name: scope(name, age(name)) for name in choices.names}
+                places = {name: located(name) for name in choices.names}
+                given = {"choices": choices, "settings": choices.settings(), "opened": opened, "places": places}
                 jobs().start(key, partial(run_tests, **given, finished=finished, statements=statements))
                 st.rerun()
         if job is not None and job.trouble:
@@ -178,7 +178,7 @@ def show_by_itself(choices: Choices, board: Board) -> None:
             "primary tests."
         )
     elif choices.model and not ran:
-        able = {"model", *(["pair"] if choices.beside else []), *(["checkpoints"] if steps_of(located(choices.model)) else [])}
+        able = {"model", *(["pair"] if choices.beside else []), *(["checkpoints"] if checkpoints(choices.model).names else [])}
         count = sum(test.needs in able for test in TESTS.values())
         st.markdown(
             f"**{plain(choices.title)} by itself** can show how its own heads work: {count} of the {len(TESTS)} tests below ask "

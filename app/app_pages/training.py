@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -12,9 +12,9 @@ import streamlit as st
 from choices import LAST_STEP, Subject, as_code, choose_subject
 from jobs import Job, Watched, jobs, watch
 from kept import keep_look, kept, kept_option, kept_value, looked_at
-from offered import located
+from offered import called
 from place import choose_head, choose_query, follow, move
-from sources import along_training, bundled, capture_once, rules, written
+from sources import along_training, bundled, capture_once, checkpoints, opener, rules, written
 from words import in_words, plain
 
 from diffscope import figures
@@ -23,9 +23,9 @@ from diffscope.capture import Capture
 from diffscope.errors import DiffscopeError, SpanError
 from diffscope.figures.panels import short_name
 from diffscope.lab.along import answers_along
-from diffscope.lab.training.checkpoints import Checkpoints, checkpoints_of
+from diffscope.lab.training.checkpoints import Checkpoints
 from diffscope.lab.training.cohort import open_dataset
-from diffscope.scope import load
+from diffscope.scope import Scope
 
 EVENLY = "step of training (evenly spaced)"
 PACE = 1.2  # seconds a checkpoint is shown for while they play
@@ -80,9 +80,10 @@ def _captures(subject: Subject, kept_steps: Checkpoints, spans: dict) -> dict[in
 
 def python(subject: Subject, kept_steps: Checkpoints) -> str:
     """Python that gives the captures and what is read of them."""
+    names = {step: called(name) for step, name in kept_steps.names.items()}
     return (
         "import diffscope\nfrom diffscope import readings\n\n"
-        f"names = {kept_steps.names!r}\n"
+        f"names = {names!r}\n"
         f"prompt = {subject.prompt!r}\n"
         f"spans = {as_code(subject.spans)}\n"
         "captures = {step: diffscope.load(name).capture(prompt, spans=spans) for step, name in names.items()}\n"
@@ -125,7 +126,7 @@ def show_steps(captures: Mapping[int, Capture], layer: int, head: int, code: str
     options = [option_of(step, steps) for step in steps]
     words = {option: f"{step} (the end)" if option == LAST_STEP else option for option, step in zip(options, steps)}
 
-    @st.fragment(run_every=PACE / 2 if state.get("_playing") else None)
+    @st.fragment(run_every=PACE if state.get("_playing") else None)
     def look() -> None:
         if (state["layer"], state["head"]) not in ((layer, head), (None, None)):
             st.rerun()  # an arrow key chose another head: what lies above marks it
@@ -169,11 +170,11 @@ def begin_or_pause(options: list[str]) -> None:
 
 
 def play_on(options: list[str]) -> None:
-    """The next step, when the one before was shown for long enough; at the end it pauses."""
+    """The next step, unless the one before came but now, by the reader's hand; at the end it pauses."""
     if "_next" in state:
         state["step"] = state.pop("_next")
         return
-    if time.monotonic() - state["_turned"] < PACE:
+    if time.monotonic() - state["_turned"] < PACE / 2:
         return
     at = options.index(state["step"]) if state.get("step") in options else 0
     state["_turned"] = time.monotonic()
@@ -220,7 +221,7 @@ def show_answers(subject: Subject, kept_steps: Checkpoints) -> None:
         if st.button(
             "Ask every checkpoint", key="training-ask", disabled=job is not None and (job.running or job.result is not None)
         ):
-            jobs().start(key, partial(_ask, names=kept_steps.names, asked=asked))
+            jobs().start(key, partial(_ask, names=kept_steps.names, asked=asked, open_one=opener(kept_steps.names.values())))
             st.rerun()
     if job is None:
         st.caption("The same retrieval prompts are put to every checkpoint; how surely the answer is known is shown with it.")
@@ -232,9 +233,9 @@ def show_answers(subject: Subject, kept_steps: Checkpoints) -> None:
         _show_answers(job.result, kept_steps, asked)
 
 
-def _ask(job: Job, names: Mapping[int, str], asked: Mapping) -> object:
+def _ask(job: Job, names: Mapping[int, str], asked: Mapping, open_one: Callable[[str], Scope]) -> object:
     """The work of a job: every checkpoint is opened, asked and let go."""
-    return answers_along(names, **asked, opener=lambda name: Watched(load(name), job.go_on), progress=job.tell)
+    return answers_along(names, **asked, opener=lambda name: Watched(open_one(name), job.go_on), progress=job.tell)
 
 
 def _show_answers(answers, kept_steps: Checkpoints, asked: Mapping) -> None:
@@ -297,7 +298,7 @@ with in_words():
     if subject is not None:
         if subject.saved:
             raise DiffscopeError("a saved capture has no training; choose a model, or give the folder of a run")
-        kept_steps = checkpoints_of(located(subject.model))
+        kept_steps = checkpoints(subject.model)
         if kept_steps.names:
             show_training(subject, kept_steps)
             show_answers(subject, kept_steps)

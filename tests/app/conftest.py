@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from small_models import APP, example, save_model
+from small_models import APP, example, save_model, save_run
 
 
 @pytest.fixture(scope="session")
@@ -13,6 +13,12 @@ def folders(tmp_path_factory):
         "small-diff": save_model(root / "small-diff", "v1", 3),
         "small-standard": save_model(root / "small-standard", "standard", 2),
     }
+
+
+@pytest.fixture(scope="session")
+def small_run(tmp_path_factory):
+    """The folder of a small model with checkpoints, as a training leaves it."""
+    return save_run(tmp_path_factory.mktemp("runs") / "seed-0")
 
 
 @pytest.fixture

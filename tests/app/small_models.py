@@ -44,3 +44,18 @@ def save_model(folder, attention, layers):
     )
     DiffForCausalLM(config).save_pretrained(folder)
     return folder
+
+
+def save_run(folder):
+    """A differential model after 10 steps, with checkpoints of other weights at the steps 0 and 4."""
+    from diffscope.lab.training.run_folder import METRICS, save_checkpoint, write_metrics
+    from diffscope.models import DiffForCausalLM
+
+    save_model(folder, "v1", 3)
+    model = DiffForCausalLM.from_pretrained(folder)
+    for step in (0, 4):
+        other = DiffForCausalLM(model.config)
+        other.load_state_dict({name: tensor * (1.5 + step) for name, tensor in model.state_dict().items()})
+        save_checkpoint(other, folder / "checkpoints" / f"step-{step:06d}")
+    write_metrics(folder / METRICS, [{"step": 10, "text_loss": 3.0}])
+    return folder

@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from urllib.error import HTTPError
 from urllib.parse import quote
@@ -110,6 +111,37 @@ def test_a_page_that_asks_for_another_model_is_refused(shared, name):
     test = AppTest.from_function(ask, args=(name,), default_timeout=60).run()
     assert not test.exception and len(test.warning) == 2
     assert all("opens the models that it lists" in warning.value for warning in test.warning)
+
+
+def test_trainings_below_the_folder_are_followed_and_tested_by_name(shared, models, small_run):
+    shutil.copytree(small_run, models / "team" / "runs" / "seed-0")
+    named = "shelf/team/runs/seed-0"
+    test = shared(token=TOKEN, model=named)
+    test.switch_page("app_pages/training.py").run()
+    assert not test.exception and test.select_slider(key="step").options == ["0", "4", "10 (the end)"]
+    test.number_input(key="training-prompts").set_value(10)
+    test.number_input(key="training-length").set_value(96).run()
+    rest(test.button(key="training-ask").click().run())
+    assert "Of the same 10 prompts" in words(test) and not test.text_input
+    test.switch_page("app_pages/hypotheses.py").run()
+    test.number_input(key="hypotheses-prompts").set_value(10)
+    test.number_input(key="hypotheses-untrained").set_value(3)
+    test.multiselect(key="hypotheses-tests").set_value(["sparsity", "sinks-training"]).run()
+    assert test.selectbox(key="hypotheses-board").options == ["the model"]
+    rest(test.button(key="hypotheses-run").click().run())
+    assert all("measured" in next(row.label for row in test.expander if claim in row.label) for claim in ("D is sparser", "sink"))
+    texts = [*test.markdown, *test.caption, *test.warning, *test.code]
+    assert any(named in text.value.replace("\\", "") for text in texts) and not any(str(models) in text.value for text in texts)
+
+
+def rest(test):
+    """Wait until nothing runs in the background."""
+    end = time.monotonic() + 120
+    while test.get("progress"):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+        test.run()
+    assert not test.exception, test.exception
 
 
 def test_prompts_have_a_length(shared, monkeypatch):

@@ -7,14 +7,13 @@ from urllib.parse import urlencode
 import numpy as np
 import pytest
 from safetensors.numpy import load
-from small_models import PROMPT, save_model
+from small_models import PROMPT
 
 import diffscope
 from diffscope import readings
 from diffscope.figures import attention_view
 from diffscope.lab.along import answers_along
 from diffscope.lab.training.checkpoints import checkpoints_of
-from diffscope.lab.training.run_folder import METRICS, save_checkpoint, write_metrics
 from tests.figures.test_figures import trained as cohort
 from tools.browser import dashboard, faults, settle
 
@@ -22,20 +21,9 @@ FOLDER = "a folder or a saved capture"
 SPANS = {"answer": "7421"}
 
 
-@pytest.fixture(scope="session")
-def run(tmp_path_factory):
-    """The folder of a small model with checkpoints, as a training leaves it: other weights at each step."""
-    from diffscope.models import DiffForCausalLM
-
-    folder = save_model(tmp_path_factory.mktemp("runs") / "seed-0", "v1", 3)
-    model = DiffForCausalLM.from_pretrained(folder)
-    for step in (0, 4):
-        with_other = {name: tensor * (1.5 + step) for name, tensor in model.state_dict().items()}
-        changed = DiffForCausalLM(model.config)
-        changed.load_state_dict(with_other)
-        save_checkpoint(changed, folder / "checkpoints" / f"step-{step:06d}")
-    write_metrics(folder / METRICS, [{"step": 10, "text_loss": 3.0}])
-    return folder
+@pytest.fixture
+def run(small_run):
+    return small_run
 
 
 @pytest.fixture
