@@ -131,7 +131,9 @@ def _sentence(estimates: xr.Dataset) -> str:
         sentences.append(f"Of the first, {counted(again, 'head')} attended to another input as well.")
     other = estimates["other_head"].sel(quantity="D")
     if bool(other.notnull().any()):
-        sentences.append(f"For comparison, two heads of a layer differ by {figures(float(other.median()))} in D (median).")
+        sentences.append(
+            f"For comparison, neighbouring heads of a layer differ by {figures(float(other.median()))} of the size of D (median)."
+        )
     return " ".join(sentences)
 
 
