@@ -47,38 +47,36 @@ def choose() -> tuple[str, Own] | None:
 
 
 def _uploaded() -> tuple[str, Own] | None:
-    """A model from files; those before are removed as soon as there are others."""
+    """A model from files; those before are removed as soon as there are others, and not when another page was looked at."""
     name = st.text_input("Call it", CALLED, **kept("your_model-name"), max_chars=40).strip() or CALLED
     files = st.file_uploader(
         "Its files: .safetensors, config.json, and those of its tokenizer",
         accept_multiple_files=True,
         key="your_model-files",
+        on_change=lambda: state.update(_given=True),
         help=f"At most {rules().upload_bytes / 2**20:,.0f} MiB in all. Nothing is unpacked and no code is run. The files are "
         "removed when this session ends.",
     )
-    which = tuple(file.file_id for file in files)
-    if files and state.get("_files") != which:  # a page that is left and opened again has no files, and the upload stays
+    label = f"{name} (uploaded)"
+    if state.pop("_given", False) or (files and label != state.get("_label")):
         discard()
-        state["_files"] = which
-        _keep(name, [File(file.name, file.getvalue()) for file in files])
+        if files:
+            _keep(label, [File(file.name, file.getvalue()) for file in files])
     if state.get("_refusal"):
         st.warning(plain(state["_refusal"]))
     upload = state.get("_upload")
-    if upload is None:
+    if upload is None or not upload.there:
         return None
-    label = f"{name} (uploaded)"
+    label = state["_label"]
     return label, own().get(label, Own(str(upload.folder), upload))
 
 
 def discard() -> None:
     """Remove the upload before, and what was said of it."""
-    before = state.pop("_upload", None)
     state.pop("_refusal", None)
-    if before is None:
-        return
-    for label in [label for label, model in own().items() if model.upload is before]:
-        del own()[label]
-    before.remove()
+    before = state.pop("_upload", None)
+    if before is not None:
+        before.remove()
 
 
 def this_session() -> Callable[[], bool]:
@@ -89,9 +87,10 @@ def this_session() -> Callable[[], bool]:
     return partial(runtime.get_instance().is_active_session, context.session_id)
 
 
-def _keep(name: str, files: list[File]) -> None:
+def _keep(label: str, files: list[File]) -> None:
     """Keep an upload, or why it was refused."""
+    state["_label"] = label
     try:
-        state["_upload"] = accept(files, name, rules().upload_bytes, this_session())
+        state["_upload"] = accept(files, label.removesuffix(" (uploaded)"), rules().upload_bytes, this_session())
     except DiffscopeError as error:
         state["_refusal"] = str(error)

@@ -39,8 +39,11 @@ class Own:
 
 
 def own() -> dict[str, Own]:
-    """The models that were checked in this session, by what they are called."""
-    return state.setdefault("_own", {})
+    """The models that were checked in this session, by what they are called; uploads as long as they are there."""
+    models = state.setdefault("_own", {})
+    for label in [label for label, model in models.items() if model.upload is not None and not model.upload.there]:
+        del models[label]
+    return models
 
 
 def remember(label: str, model: Own) -> None:
@@ -65,8 +68,8 @@ def bundled() -> list[dict]:
 
 
 @st.cache_resource(show_spinner=False, ttl=20)
-def below(folder: Path) -> dict[str, Path]:
-    """The models below a folder, by names that begin with its own; those with a link that leads out of it are left out."""
+def below(folder: Path) -> dict[str, dict]:
+    """Cards of the models below a folder, whose names begin with its own; none with a link that leads out of it."""
     models = {}
     for place, inner, files in os.walk(folder):
         home = Path(place)
@@ -75,7 +78,7 @@ def below(folder: Path) -> dict[str, Path]:
         name = (Path(folder.name) / home.relative_to(folder)).as_posix()
         model = "config.json" in files and any(file.endswith(".safetensors") for file in files)
         if model and name.isprintable() and _stays_inside(home, folder):
-            models[name] = home
+            models[name] = {"name": name, "path": str(home), "checkpoints": sorted(checkpoints(home))}
     return models
 
 
@@ -87,9 +90,7 @@ def _stays_inside(home: Path, folder: Path) -> bool:
 def cards() -> dict[str, dict]:
     """The models that are offered to everybody by name: what is known about each."""
     folder = rules().models
-    others = {} if folder is None else below(folder)
-    listed = {name: {"name": name, "path": str(path), "checkpoints": sorted(checkpoints(path))} for name, path in others.items()}
-    return {card["name"]: card for card in bundled()} | listed
+    return {card["name"]: card for card in bundled()} | ({} if folder is None else below(folder))
 
 
 def located(name: str) -> str:

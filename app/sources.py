@@ -115,6 +115,8 @@ def capture_once(name: str, written: float, prompt, spans: dict):
 
 def _captured(model: Scope, prompt, spans: dict):
     """A capture of a prompt that is not longer than readers may give."""
+    if isinstance(prompt, str) and len(prompt) > rules().characters:
+        raise PromptError(f"the prompt has {len(prompt):,} characters, and {rules().characters:,} are taken here; shorten it")
     count = len(model.tokenize(prompt))
     if count > rules().tokens:
         raise PromptError(f"the prompt has {count:,} tokens, and {rules().tokens:,} are taken here; shorten it")

@@ -61,6 +61,11 @@ class Upload:
         self.remove = weakref.finalize(self, _remove, folder.parent)
         threading.Thread(target=_watch, args=(folder.parent, used, every), daemon=True).start()
 
+    @property
+    def there(self) -> bool:
+        """Whether it was not removed yet."""
+        return self.folder.is_dir()
+
 
 def _watch(home: Path, used: Callable[[], bool], every: float) -> None:
     """Remove a folder when it was not used twice in a row: a page that is loaded again is gone for a moment."""
@@ -150,12 +155,17 @@ def _check_name(file: File) -> None:
     """Refuse a name that is none of a model's files: paths, and whatever could be anything."""
     if (file.name in (*SETTINGS, *WORDS, *PIECES, WHOLE)) or PART.fullmatch(file.name):
         return
-    for begins, kind in REFUSED.items():
-        if file.content.startswith(begins):
-            raise CorruptFile(f"{_shown(file.name)} is {kind}; {REMEDY}")
+    _check_kind(file)
     if set(file.name) & {"/", "\\", "\0"} or ".." in file.name:
         raise DiffscopeError(f"{_shown(file.name)} names a place, and not a file alone; rename it, and upload it again")
     raise DiffscopeError(f"{_shown(file.name)} is none of the files that a model is opened from; {REMEDY}")
+
+
+def _check_kind(file: File) -> None:
+    """Refuse what could run code, or hide more than it shows, by how it begins."""
+    for begins, kind in REFUSED.items():
+        if file.content.startswith(begins):
+            raise CorruptFile(f"{_shown(file.name)} is {kind}; {REMEDY}")
 
 
 def _shown(name: str) -> str:
@@ -164,12 +174,14 @@ def _shown(name: str) -> str:
 
 def _check_content(file: File) -> None:
     """Refuse what is not what its name says."""
-    for begins, kind in REFUSED.items():
-        if file.content.startswith(begins) and not file.name.endswith(".safetensors"):
-            raise CorruptFile(f"{file.name} is {kind}; {REMEDY}")
+    if file.name.endswith(".safetensors"):
+        return  # its header is read where it lies
+    _check_kind(file)
     largest = SETTING_BYTES if file.name in SETTINGS else WORD_BYTES
-    if not file.name.endswith(".safetensors") and len(file.content) > largest:
-        raise CorruptFile(f"{file.name} has {len(file.content) / 2**20:,.0f} MiB, and {largest / 2**20:.0f} MiB are taken")
+    if len(file.content) > largest:
+        raise CorruptFile(
+            f"{_shown(file.name)} has {len(file.content) / 2**20:,.0f} MiB, and {largest / 2**20:.0f} MiB are taken"
+        )
     if file.name.endswith(".txt"):
         _text(file)
     elif file.name.endswith(".json") and not file.content.lstrip().startswith(b"{"):
