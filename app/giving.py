@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 import streamlit as st
-from kept import kept
+from kept import kept, kept_value
 from offered import Own, cards, own
 from rules import rules
 from streamlit import runtime
@@ -48,7 +48,7 @@ def choose() -> tuple[str, Own] | None:
 
 def _uploaded() -> tuple[str, Own] | None:
     """A model from files; those before are removed as soon as there are others, and not when another page was looked at."""
-    name = st.text_input("Call it", CALLED, **kept("your_model-name"), max_chars=40).strip() or CALLED
+    name = st.text_input("Call it", **kept_value("your_model-name", CALLED), max_chars=40).strip() or CALLED
     files = st.file_uploader(
         "Its files: .safetensors, config.json, and those of its tokenizer",
         accept_multiple_files=True,

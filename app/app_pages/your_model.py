@@ -11,7 +11,7 @@ import pandas as pd
 import streamlit as st
 from giving import choose
 from jobs import Job, jobs, watch
-from kept import kept
+from kept import kept_value
 from offered import Own, cards, located, remember
 from readiness import readiness
 from rules import rules
@@ -29,6 +29,7 @@ from diffscope.stats.forecast import size_in_words, time_in_words
 from diffscope.tasks.own import own_prompts as in_tokens
 from diffscope.tasks.own import with_answers
 
+USUAL = 1000  # tokens of a prompt
 LONG = 60.0  # seconds: a check that takes longer is asked for
 PROMPTS_MB = 10
 CODE = (
@@ -155,7 +156,12 @@ def show_forecast(loaded, speed: forecast.Speed) -> None:
     """Time and memory of what can be done, before it is."""
     st.markdown("#### What it takes")
     most = min(rules().tokens, loaded.positions or rules().tokens)
-    tokens = st.number_input("Tokens of a prompt", 1, most, min(1000, most), step=100, **kept("your_model-tokens"), width=160)
+    key = "your_model-tokens"
+    if (state.get(key) or 0) > most:  # of a model with more positions
+        state[key] = most
+    tokens = (
+        st.number_input("Tokens of a prompt", 1, most, None, step=100, **kept_value(key, min(USUAL, most)), width=160) or most
+    )
     settings = Settings()
     standard = "a model as large as this one beside it"
     ahead = {

@@ -161,7 +161,7 @@ def test_an_upload_is_checked_and_looked_at_and_its_place_is_not_shown(app, fold
     assert test.selectbox(key="model").value == "my-model (uploaded)"
     assert not any(str(tmp_path) in code.value for code in test.code) and any("'my-model'" in code.value for code in test.code)
     fine(test.switch_page("app_pages/your_model.py").run())
-    assert "All 3 layers" in lines(test) and list(tmp_path.iterdir())  # another page takes nothing away
+    assert "all 3 layers" in lines(test) and list(tmp_path.iterdir())  # another page takes nothing away
     fine(test.file_uploader(key=FILES).set_value([("evil.pkl", b"\x80\x04.", "")]).run())
     assert "is a pickle" in test.warning[0].value.replace("\\", "")
     assert not list(tmp_path.iterdir())  # the one before was replaced
