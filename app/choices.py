@@ -147,7 +147,8 @@ def choose_model(key: str = "model", label: str = "Model", saved_too: bool = Tru
     if not path:
         st.info("Give the folder of a model, or the file of a saved capture." if saved_too else "Give the folder of a model.")
         return None
-    if not os.path.exists(os.path.expanduser(path)):
+    place = os.path.expanduser(path)
+    if not (os.path.exists(place) or os.path.exists(place.rpartition("@")[0])):  # FOLDER@STEP is a checkpoint
         raise ModelNotFound(f"there is no folder or file {path!r}; models of the hub are opened on the page Your model")
     return path
 

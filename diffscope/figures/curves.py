@@ -20,6 +20,7 @@ ROLES = ("panel", "series", "x")
 STYLES = ("lines", "points", "bars", "stacked")
 LABELS = 18  # of categories that fit below a printed figure
 TALLEST = 2.2  # inches of a printed figure
+GAP = 0.03  # between panels on the screen, of its width
 SYMBOLS = {0: "circle", -1: "triangle-down-open", 1: "triangle-up-open"}  # of points within, below and above what is drawn
 DASHES = ("dash", "dot", "dashdot", "longdash")
 
@@ -110,78 +111,95 @@ def _places(dataset: xr.Dataset) -> tuple[list, bool]:
 
 
 def on_screen(dataset: xr.Dataset, style: str = "lines", title: str | None = None, log: str = "", height: int = 260):
-    """The drawing for the screen."""
-    from plotly.subplots import make_subplots
+    """The drawing for the screen; put together as one dictionary, since plotly takes long to change a figure."""
+    import plotly.graph_objects as go
 
     panels = [str(name) for name in dataset["panel"].values]
-    titles = [for_html(name) for name in panels] if any(panels) else None
     places, numbers = _places(dataset)
     places = places if numbers else [for_html(place) for place in places]
     numbers = numbers or "at" in dataset
-    figure = make_subplots(cols=len(panels), shared_yaxes=True, subplot_titles=titles, horizontal_spacing=0.03)
     colours = _colours(dataset)
-    for column in range(1, len(panels) + 1):
-        for number, name in enumerate(colours):
-            part = dataset.isel(panel=column - 1, series=number)
-            for trace in _traces(part, places, name, colours[name], style):
-                trace.showlegend = bool(trace.name) and column == 1
-                figure.add_trace(trace, row=1, col=column)
-        _references(figure, dataset, column)
-    legend = any(colours)
-    ticks = {"tickmode": "array", "tickvals": places} if numbers and len(places) <= 16 and "at" not in dataset else {}
-    figure.update_xaxes(**theme.screen_axis(title_text=for_html(dataset.attrs["x"]), type=_scale("x" in log, numbers), **ticks))
-    figure.update_yaxes(**theme.screen_axis(showgrid=True, gridcolor=theme.UNSEEN, type="log" if "y" in log else "linear"))
-    if "y" in log:
-        figure.update_yaxes(tickformat="~g", nticks=3)  # by itself every digit has a tick, without its power
-    figure.update_yaxes(title_text=for_html(dataset.attrs["y"]), col=1)
-    if within := dataset.attrs["within"]:
-        margin = 0.04 * (within[1] - within[0])
-        figure.update_yaxes(range=[within[0] - margin, within[1] + margin])
-    top = (24 if legend else 8) + (22 if title else 0) + (20 if titles else 0)
+    titled = any(panels)
+    top = (24 if any(colours) else 8) + (22 if title else 0) + (20 if titled else 0)
     layout = theme.screen_layout(height=height, margin={"l": 8, "r": 8, "t": top, "b": 8}, hovermode="closest", bargap=0.15)
     layout["barmode"] = "relative" if style == "stacked" else "group"
     if style == "points" and not numbers:
         layout |= {"scattermode": "group", "scattergap": 0.6}  # beside each other, like bars
     layout["plot_bgcolor"] = "rgba(0,0,0,0)"
-    layout["legend"] = {"orientation": "h", "x": 0, "y": 1.02 + (0.1 if titles else 0), "yanchor": "bottom", "font": {"size": 11}}
+    layout["legend"] = {"orientation": "h", "x": 0, "y": 1.02 + (0.1 if titled else 0), "yanchor": "bottom", "font": {"size": 11}}
     if title:
         layout["title"] = {"text": for_html(title), "x": 0, "y": 0.98, "yanchor": "top", "font": {"size": 13}}
-    figure.update_layout(**layout)
-    figure.update_annotations(font={"size": 11, "color": theme.MUTED})
+    layout |= {"annotations": [], "shapes": []}
+    data = []
+    for column, panel in enumerate(panels):
+        axis = "" if column == 0 else str(column + 1)
+        wide = (1 - GAP * (len(panels) - 1)) / len(panels)
+        domain = [column * (wide + GAP), column * (wide + GAP) + wide]
+        layout[f"xaxis{axis}"] = _across(dataset, places, numbers, log) | {"domain": domain, "anchor": f"y{axis}"}
+        layout[f"yaxis{axis}"] = _up(dataset, column, log) | {"anchor": f"x{axis}"}
+        layout["shapes"] += _references(dataset, axis)
+        if titled:
+            middle = {"x": sum(domain) / 2, "y": 1, "xref": "paper", "yref": "paper", "xanchor": "center", "yanchor": "bottom"}
+            font = {"size": 11, "color": theme.MUTED}
+            layout["annotations"].append({"text": for_html(panel), "showarrow": False, "font": font} | middle)
+        for number, name in enumerate(colours):
+            part = dataset.isel(panel=column, series=number)
+            for trace in _traces(part, places, name, colours[name], style):
+                shown = {"xaxis": f"x{axis}", "yaxis": f"y{axis}", "showlegend": bool(trace["name"]) and column == 0}
+                data.append(trace | shown)
+    figure = go.Figure({"data": data, "layout": layout})
+    figure.layout.template = None  # of a dictionary it would be the usual one
     return figure
 
 
-def _references(figure, dataset: xr.Dataset, column: int) -> None:
+def _across(dataset: xr.Dataset, places: list, numbers: bool, log: str) -> dict:
+    """The horizontal axis of a panel."""
+    kind = "log" if "x" in log else "linear"
+    axis = theme.screen_axis(type=kind if numbers else "category")
+    axis["title"] = axis["title"] | {"text": for_html(dataset.attrs["x"])}
+    if numbers and len(places) <= 16 and "at" not in dataset:
+        axis |= {"tickmode": "array", "tickvals": places}
+    return axis
+
+
+def _up(dataset: xr.Dataset, column: int, log: str) -> dict:
+    """The vertical axis of a panel: all have one scale, and the first has its labels."""
+    axis = theme.screen_axis(showgrid=True, gridcolor=theme.UNSEEN, type="log" if "y" in log else "linear")
+    if "y" in log:
+        axis |= {"tickformat": "~g", "nticks": 3}  # by itself every digit has a tick, without its power
+    if within := dataset.attrs["within"]:
+        margin = 0.04 * (within[1] - within[0])
+        axis["range"] = [within[0] - margin, within[1] + margin]
+    if column:
+        return axis | {"matches": "y", "showticklabels": False}
+    axis["title"] = axis["title"] | {"text": for_html(dataset.attrs["y"])}
+    return axis
+
+
+def _references(dataset: xr.Dataset, axis: str) -> list[dict]:
     """The lines of one panel that are no data."""
     words = {"textposition": "end", "font": {"size": 10, "color": theme.MUTED}}
     line = {"color": theme.MUTED, "width": 1}
-    place = {"row": 1, "col": column}
+    lines = []
     for (name, value), dash in zip(dataset.attrs["references"].items(), cycle(DASHES)):
-        figure.add_hline(y=value, line=line | {"dash": dash}, label=words | {"text": for_html(name)}, **place)
+        ends = {"xref": f"x{axis} domain", "yref": f"y{axis}", "x0": 0, "x1": 1, "y0": value, "y1": value}
+        lines.append({"type": "line", "line": line | {"dash": dash}, "label": words | {"text": for_html(name)}} | ends)
     if name := dataset.attrs["diagonal"]:
         least, most = _ends(dataset)
-        ends = {"x0": least, "y0": least, "x1": most, "y1": most}
-        figure.add_shape(type="line", **ends, line=line | {"dash": "dash"}, label=words | {"text": for_html(name)}, **place)
+        ends = {"xref": f"x{axis}", "yref": f"y{axis}", "x0": least, "x1": most, "y0": least, "y1": most}
+        lines.append({"type": "line", "line": line | {"dash": "dash"}, "label": words | {"text": for_html(name)}} | ends)
+    return lines
 
 
-def _scale(log: bool, numbers: bool) -> str:
-    if not numbers:
-        return "category"
-    return "log" if log else "linear"
-
-
-def _traces(part: xr.Dataset, places: list, name: str, colour: str, style: str) -> list:
+def _traces(part: xr.Dataset, places: list, name: str, colour: str, style: str) -> list[dict]:
     """One series of one panel, (x,): its values, and its range where there is one."""
-    import plotly.graph_objects as go
-
     values = _shown(part, "value")
     label = for_html(name)
-    at = part["at"].values if "at" in part else places
     of_point = np.stack([np.asarray(places, object), part["value"].values.astype(object)], -1)
     words = f"{label}<br>" if name else ""
     along = ", %{x:.4g}" if "at" in part else ""
     common = {
-        "x": at,
+        "x": part["at"].values if "at" in part else places,
         "y": values,
         "name": label,
         "customdata": of_point,
@@ -189,32 +207,27 @@ def _traces(part: xr.Dataset, places: list, name: str, colour: str, style: str) 
     }
     if "low" in part:
         down, up = _range(part)
-        common["error_y"] = {"type": "data", "array": up, "arrayminus": down, "thickness": 1, "width": 3}
+        bars = {"color": theme.MUTED} if style in ("bars", "stacked") else {}
+        common["error_y"] = {"type": "data", "array": up, "arrayminus": down, "thickness": 1, "width": 3} | bars
     if style in ("bars", "stacked"):
-        if "error_y" in common:
-            common["error_y"]["color"] = theme.MUTED
-        return [go.Bar(marker={"color": colour}, **common)]
+        return [common | {"type": "bar", "marker": {"color": colour}}]
+    common["type"] = "scatter"
     if style == "lines":
         look = {"line": {"color": colour, "width": 2}, "marker": {"size": 6, "color": colour}, "mode": "lines+markers"}
-        return [go.Scatter(**look, **common)]
+        return [common | look]
     return _marks(part, common, colour)
 
 
-def _marks(part: xr.Dataset, common: Mapping, colour: str) -> list:
+def _marks(part: xr.Dataset, common: dict, colour: str) -> list[dict]:
     """One series of one panel, (x,), as points; those beyond what is drawn as triangles at its end."""
-    import plotly.graph_objects as go
-
     side = np.nan_to_num(_beyond(part))
     traces = []
     for number, symbol in SYMBOLS.items():
         if number and not (side == number).any():
             continue
-        shown = {
-            "y": np.where(side == number, common["y"], np.nan),
-            "name": "" if number else common["name"],
-            "offsetgroup": common["name"],
-        }
-        traces.append(go.Scatter(**{**common, **shown}, mode="markers", marker={"size": 7, "color": colour, "symbol": symbol}))
+        shown = {"y": np.where(side == number, common["y"], np.nan), "name": "" if number else common["name"]}
+        look = {"mode": "markers", "marker": {"size": 7, "color": colour, "symbol": symbol}, "offsetgroup": common["name"]}
+        traces.append(common | shown | look)
     return traces
 
 

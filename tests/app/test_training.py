@@ -162,10 +162,13 @@ def test_the_step_is_the_same_on_other_pages(app, run, monkeypatch):
     assert any("seed-0@4" in element.value.replace("\\", "") for element in test.markdown)
 
 
-@pytest.mark.parametrize("path, words", [("/nowhere", "no model '/nowhere'"), ("kept.dscope", "has no training")])
-def test_what_has_no_training_is_one_line(page, path, words):
-    test = page(path=path)
-    assert words in shown(test.warning) and not test.get("bidi_component")
+def test_what_has_no_training_is_one_line(page, tmp_path):
+    test = page(path="/nowhere")
+    assert "no folder or file '/nowhere'" in shown(test.warning) and not test.get("bidi_component")
+    capture = tmp_path / "kept.dscope"
+    capture.touch()
+    test = page(path=str(capture))
+    assert "has no training" in shown(test.warning) and not test.get("bidi_component")
 
 
 def test_a_model_without_checkpoints_says_which_have_them(page, folders):
