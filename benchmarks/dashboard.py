@@ -15,7 +15,8 @@ import time
 from pathlib import Path
 from urllib.parse import quote
 
-from tools.browser import ROOT, chromium, dashboard, faults, settle
+from tools.browser import chromium, dashboard, faults, settle
+from tools.readers import readers_at_once
 
 VIEW = ".st-key-view"
 MAPS = f"{VIEW} canvas[data-map]"
@@ -30,7 +31,10 @@ LIMITS = {
     "16,384 tokens: payload": 2_000_000,
     "300 interactions: memory of the server": 0.05,
     "300 interactions: memory of the page": 0.05,
+    "ten readers, three editing: see other than alone": 0,
 }
+#: what ten readers say of edits in their addresses
+STACKS = ("none", "zero_a2", "none", "none", "set_lambda:0.9:layers=1", "none", "ablate_heads:layers=0", "none", "none", "none")
 
 POINTER = """
 async ([selector, count]) => {
@@ -161,6 +165,20 @@ def interactions(page, server, count: int) -> dict[str, float]:
     }
 
 
+def ten_readers(new_page, address: str) -> dict[str, float]:
+    """Ten who open the page Intervene at once, three with edits: how many see other than they would alone."""
+    with dashboard() as (other, _):
+        start = time.perf_counter()
+        seen, alone = readers_at_once(new_page, address, other, "intervene?tour=off", STACKS)
+        taken = time.perf_counter() - start
+    if len({text for text, _ in alone}) != len(set(STACKS)):
+        raise RuntimeError("edits change nothing that the page says, so that readers could not be told apart")
+    return {
+        "ten readers, three editing: see other than alone": sum(one != other for one, other in zip(seen, alone)),
+        "ten readers, three editing: all pages of both": 1000 * taken,
+    }
+
+
 def measure(count: int, steps: int) -> dict[str, float]:
     """Everything, by what it is called in ``LIMITS``."""
     results: dict[str, float] = {}
@@ -176,10 +194,10 @@ def measure(count: int, steps: int) -> dict[str, float]:
         results |= interactions(page, server, steps)
         problems = faults(page)
         page.close()
-        if (ROOT / "app" / "app_pages" / "intervene.py").is_file():
-            results["λ slider to next tokens"] = statistics.median(slider_to_tokens(new_page, address, count))
+        results["λ slider to next tokens"] = statistics.median(slider_to_tokens(new_page, address, count))
         results["16,384 tokens: payload"] = save_long(Path(name))
         results |= long_prompt(new_page, address, Path(name))
+        results |= ten_readers(new_page, address)
     if problems:
         raise RuntimeError("; ".join(problems))
     return results
@@ -199,6 +217,8 @@ def table(results: dict[str, float]) -> str:
 def _units(name: str):
     if "payload" in name:
         return lambda value: f"{value / 1e6:.2f} MB"
+    if "see other" in name:
+        return str
     if "memory" in name:
         return lambda value: f"{100 * value:+.1f} %"
     return lambda value: f"{value:.0f} ms"

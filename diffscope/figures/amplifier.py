@@ -9,6 +9,7 @@ import xarray as xr
 from diffscope.figures.base import Figure
 from diffscope.figures.heads import by_head
 from diffscope.figures.of_values import curves
+from diffscope.readings.amplifier import per_unit
 from diffscope.readings.branches import FIRST, OTHER, SECOND
 from diffscope.readings.branches import LARGEST as LARGEST_OTHER
 from diffscope.readings.branches import LEAST as LEAST_OTHER
@@ -39,16 +40,17 @@ def rejection_by_lambda(estimates: xr.Dataset) -> Figure:
 
 
 def best_lambda(estimates: xr.Dataset) -> Figure:
-    """λ* of every head against its λ, on irrelevant keys and on the answer, beside the pairing control."""
+    """λ* of every head against its λ per unit of A1, on irrelevant keys and on the answer, beside the pairing control."""
     values, _, _ = _beside_controls(_titled(estimates["lambda_star"], "λ*"))
+    name = per_unit(estimates)
     return curves(
         values,
         x="head",
         series="control",
         panels="span",
         style="points",
-        at=by_head(_titled(estimates["lambda"], "λ")),
-        diagonal="λ* = λ",
+        at=by_head(_titled(estimates["lambda"] / estimates["gain"], name)),
+        diagonal=f"λ* = {name}",
         controls=[CONTROLS[MIDDLE]],
         within=STAR,
         wide=True,

@@ -21,7 +21,8 @@ NEAR = 1.1  # times the least that any coefficient leaves: nearly the least
 READS = {
     "lambda": "How much of A2 is subtracted: at λ = 1 all that both maps share is gone, at 0 none of it.",
     "cmrr": "How well equal maps would be rejected, by λ alone; whether they are equal it cannot tell.",
-    "lambda_star": "The coefficient that would leave least of A1 there. A larger λ takes too much, a smaller one too little.",
+    "lambda_star": "The coefficient that would leave least of A1 there. A larger λ takes too much, a smaller one too little. "
+    "Where A1 has a gain g, λ / g is compared.",
     "residual_over_floor": "At 1 the learned λ leaves as little of A1 there as any coefficient could: the floor.",
     "residual_floor": "What the best coefficient leaves of A1 there: 0 where A2 is a copy of A1, 1 where they share nothing.",
     "noise_gain": "Absolute weight that comes out over weight that went in: below 1 irrelevant tokens get less, above 1 more.",
@@ -130,7 +131,8 @@ def _of_lambda_star(estimates: xr.Dataset) -> str:
     if not len(star):
         return ""
     above = _heads(int((lam > star).sum()), len(star))
-    return f"On {estimates.attrs['irrelevant']} the coefficient that leaves least is {between(star)}; λ is above it {above}."
+    start = f"On {estimates.attrs['irrelevant']} the coefficient that leaves least is {between(star)}"
+    return f"{start}; {per_unit(estimates)} is above it {above}."
 
 
 def _of_residual(estimates: xr.Dataset) -> str:
@@ -191,6 +193,12 @@ SAYS: dict[str, Callable[[xr.Dataset], str]] = {
     "signal_gain": _of_signal,
     "effective_rank": _of_ranks,
 }
+
+
+def per_unit(estimates: xr.Dataset) -> str:
+    """What the coefficient of A2 is called when that of A1 is 1: λ, or λ over the gain g of A1."""
+    gains = estimates["gain"]
+    return "λ" if bool(((gains == 1) | gains.isnull()).all()) else "λ / g"
 
 
 def _on(estimates: xr.Dataset, name: str, control: str = OWN, span: str = "irrelevant") -> xr.DataArray:

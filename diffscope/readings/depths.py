@@ -139,14 +139,24 @@ def _digest(prompts: Sequence[Prompt]) -> str:
 def _looks(scope: Scope, prompts: Sequence[Prompt], edits: Sequence[Edit], progress: Progress) -> Iterator[xr.Dataset]:
     """Each prompt as soon as it was run."""
     progress(0, len(prompts))
+    seen: dict[int, np.ndarray] = {}  # by length of the prompt
     for number, prompt in enumerate(prompts, 1):
         with scope.edit(*edits):
-            look = _look(scope, prompt)
+            n = len(prompt.ids)
+            if n not in seen:
+                seen[n] = _seen(scope, prompt.ids)
+            look = _look(scope, prompt, seen[n])
         progress(number, len(prompts))
         yield look
 
 
-def _look(scope: Scope, prompt: Prompt) -> xr.Dataset:
+def _seen(scope: Scope, ids: Sequence[int]) -> np.ndarray:
+    """Which keys the last query of a prompt sees in each layer, (layer, key)."""
+    last = [len(ids) - 1]
+    return np.stack([layer.prompt(0).visible(last)[0].cpu().numpy() for layer in scope.capture(ids).layers])
+
+
+def _look(scope: Scope, prompt: Prompt, seen: np.ndarray) -> xr.Dataset:
     """Where the last query of a prompt looks, by layer and head, and how the prompt is answered."""
     n = len(prompt.ids)
     spans = {name: prompt.spans[name] for name in SPANS}
@@ -154,10 +164,10 @@ def _look(scope: Scope, prompt: Prompt) -> xr.Dataset:
     answered = answers(logits_of(scope), [prompt], scope.runner.device)
     encoded = scope.encode(prompt.ids, spans).positions()
     mass = measured["span_mass"].isel(query=0, drop=True)
-    uniform = [len(encoded[name]) / n for name in mass["span"].values.tolist()]
+    share = np.stack([seen[:, list(encoded[name])].sum(1) for name in mass["span"].values], 1) / seen.sum(1, keepdims=True)
     variables = {
         "mass": mass,
-        "uniform": ("span", uniform),
+        "uniform": (("layer", "span"), np.where((share > 0) & (share < 1), share, np.nan)),  # undefined where the mass is
         "exact": float(answered.right[0]),
         "log_odds": float(answered.log_odds[0]),
     }
@@ -172,7 +182,8 @@ def _cell(looks: Iterator[xr.Dataset]) -> xr.Dataset:
         {
             "mass_of_prompt": over_heads,
             "by_head": prompts["mass"].mean("prompt"),
-            "uniform": prompts["uniform"].mean("prompt"),
+            "undefined": prompts["mass"].sel(map="D").isnull().sum(),
+            "uniform": averaged(prompts["uniform"], ["layer"], "mean").values.mean("prompt"),
             "exact_of_prompt": prompts["exact"],
             "log_odds_of_prompt": prompts["log_odds"],
         },
@@ -189,7 +200,7 @@ def _estimates(table: xr.Dataset) -> xr.Dataset:
     alike = "mean over heads, then layers, of the last query"
     answers_so = "answers whose tokens are all the first choice / answers"
     against = "log p(answer) − log Σ p(distractor)"
-    undefined = int(table["by_head"].sel(map="D").isnull().sum())
+    undefined = int(table["undefined"].sum())
     variables = {
         "mass": described(mass.mean("prompt"), "attention on each span", f"{alike}, then prompts", undefined_left_out=undefined),
         "mass_se": described(
@@ -197,7 +208,11 @@ def _estimates(table: xr.Dataset) -> xr.Dataset:
         ),
         "mass_of_prompt": described(mass, "attention on each span, by prompt", alike),
         "by_head": described(table["by_head"], "attention on each span, by head", "mean over prompts, of the last query"),
-        "uniform": described(table["uniform"], "what uniform attention gives", "tokens of the span / tokens of the prompt"),
+        "uniform": described(
+            table["uniform"],
+            "what uniform attention gives",
+            "keys of the span / keys that the last query sees, mean over layers that see it and others",
+        ),
         "exact": described(right.mean("prompt"), "share of exact answers", answers_so),
         "exact_low": described(low, "least share of exact answers", "lower end of the 95 % interval (Wilson)"),
         "exact_high": described(high, "largest share of exact answers", "upper end of the 95 % interval (Wilson)"),
@@ -342,5 +357,10 @@ def _by_normalisation(differences: xr.DataArray) -> str:
     defined = {name: value for name, value in values.items() if np.isfinite(value)}
     signs = {np.sign(value) for value in defined.values()}
     words = [f"{'+' if value > 0 else ''}{decimal(value)} {name}" for name, value in defined.items()]
-    start = "The sign is the same in all normalisations" if len(signs) == 1 else "The sign depends on the normalisation"
-    return f"{start}: {listed(words)}"
+    missing = [f"undefined {name}" for name in values if name not in defined]
+    start = "The sign depends on the normalisation"
+    if signs == {0.0}:
+        start = "There is no difference in any normalisation"
+    elif len(signs) == 1:
+        start = "The sign is the same in all normalisations" + (" that are defined" if missing else "")
+    return f"{start}: {listed([*words, *missing])}"

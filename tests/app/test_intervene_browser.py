@@ -1,21 +1,27 @@
-"""The Intervene page in a real browser: a slider, heads ablated in the grid, and ten readers at once."""
+"""The Intervene page in a real browser: a slider, heads ablated in the grid, and readers at once."""
 
-import re
 from urllib.parse import quote
 
 import pytest
 from small_models import PROMPT
 
 from tools.browser import dashboard, faults, settle
+from tools.readers import readers_at_once
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 EDITS, NEXT, GRID = ".st-key-intervene-edits", ".st-key-intervene-next", ".st-key-intervene-grid"
 
 
 @pytest.fixture(scope="module")
-def address(folders):
-    """The address of the page in a running dashboard, with a small model and a prompt of one's own."""
-    where = {
+def home():
+    with dashboard() as (address, _):
+        yield address
+
+
+@pytest.fixture(scope="module")
+def where(folders):
+    """The page and its query, with a small model and a prompt of one's own."""
+    query = {
         "tour": "off",
         "model": "a folder or a saved capture",
         "path": str(folders["small-diff"]),
@@ -23,8 +29,12 @@ def address(folders):
         "prompt": PROMPT,
         "answer": "7421",
     }
-    with dashboard() as (home, _):
-        yield f"{home}/intervene?" + "&".join(f"{key}={quote(value, safe='')}" for key, value in where.items())
+    return "intervene?" + "&".join(f"{key}={quote(value, safe='')}" for key, value in query.items())
+
+
+@pytest.fixture(scope="module")
+def address(home, where):
+    return f"{home}/{where}"
 
 
 FIRST = {"x": 62, "y": 24}  # of the grid's canvas: layer 0, head 0
@@ -82,42 +92,9 @@ def test_heads_are_ablated_in_the_grid(new_page, address):
     fine(page)
 
 
-def test_ten_readers_at_once_see_their_own_edits(new_page, address):
-    """Three edit the same model at the same time as seven look at it; each sees what it would see alone."""
-    stacks = [
-        "none",
-        "zero_a2",
-        "none",
-        "none",
-        "set_lambda:0.9:layers=1",
-        "none",
-        "ablate_heads:layers=0",
-        "none",
-        "none",
-        "none",
-    ]
-    alone = {}
-    for stack in dict.fromkeys(stacks):
-        page = opened(new_page, f"{address}&edit={quote(stack)}")
-        alone[stack] = page.locator(NEXT).inner_text()
-        page.close()
-    assert len(set(alone.values())) == len(alone)
-    prompt = quote(f"Again. {PROMPT}", safe="")  # of nobody's cache
-    elsewhere = re.sub("prompt=[^&]*", f"prompt={prompt}", address)
-    pages = [new_page(1200, 900) for _ in stacks]
-    for page, stack in zip(pages, stacks):
-        page.goto(f"{elsewhere}&edit={quote(stack)}", wait_until="commit")
-    seen = {}
-    for page, stack in zip(pages, stacks):
-        page.wait_for_selector(f"{GRID} canvas", timeout=240_000)
-        settle(page, 240)
-        seen.setdefault(stack, set()).add((page.locator(NEXT).inner_text(), tuple(edits(page))))
-        fine(page)
-        page.close()
-    assert all(len(views) == 1 for views in seen.values())
-    assert len({view for views in seen.values() for view in views}) == len(alone)
-    after = {stack: next(iter(views))[0] for stack, views in seen.items()}
-    for stack, text in after.items():
-        page = opened(new_page, f"{elsewhere}&edit={quote(stack)}")
-        assert page.locator(NEXT).inner_text() == text
-        page.close()
+def test_readers_at_once_see_their_own_edits(new_page, home, where):
+    """Two edit the same model at the same time as two look at it; ``benchmarks.dashboard`` does the same with ten."""
+    where = where.replace("prompt=", "prompt=Again.%20")  # of nobody's cache
+    with dashboard() as (other, _):
+        seen, alone = readers_at_once(new_page, home, other, where, ["none", "zero_a2", "none", "set_lambda:0.9:layers=1"])
+    assert seen == alone and len({text for text, _ in seen}) == 3

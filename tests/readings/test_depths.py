@@ -49,6 +49,20 @@ def test_a_model_that_looks_at_all_alike_gives_each_span_its_share_of_the_tokens
     assert "nothing to compare" in contrast(nothing.estimates, nothing.estimates, ("one", "other")).sentence
 
 
+def test_uniform_attention_is_over_what_layers_see():
+    """A model that looks at all alike gives what uniform attention gives, also where a layer sees only its last 20 keys."""
+    blind = tiny.gemma2()
+    blind.config.sliding_window = 20
+    with torch.no_grad():
+        for layer in blind.model.layers:
+            layer.self_attn.q_proj.weight.zero_()
+    estimates = depths(diffscope.load(blind, tiny.tokenizer()), (160,), prompts=1).estimates.isel(length=0)
+    share = estimates["mass"].sel(normalisation="share", map="A1")
+    np.testing.assert_allclose(estimates["uniform"], share, atol=1e-6)
+    assert (estimates["uniform"].sel(span="sink") == 1 / 160).all()  # of the layer that sees it
+    assert (estimates["uniform"].sel(span="query") > 0.1).all()
+
+
 def test_each_value_is_that_of_its_own_prompts(awake, estimates):
     task = Retrieval(awake.tokenizer)
     prompts = [task.controlled(200, 3, [20_000, number], slots=3, depth=0.75) for number in range(2)]
