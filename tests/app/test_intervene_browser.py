@@ -19,9 +19,9 @@ def home():
 
 
 @pytest.fixture(scope="module")
-def where(folders):
-    """The page and its query, with a small model and a prompt of one's own."""
-    query = {
+def address(home, folders):
+    """The address of the page, with a small model and a prompt of one's own."""
+    where = {
         "tour": "off",
         "model": "a folder or a saved capture",
         "path": str(folders["small-diff"]),
@@ -29,12 +29,7 @@ def where(folders):
         "prompt": PROMPT,
         "answer": "7421",
     }
-    return "intervene?" + "&".join(f"{key}={quote(value, safe='')}" for key, value in query.items())
-
-
-@pytest.fixture(scope="module")
-def address(home, where):
-    return f"{home}/{where}"
+    return f"{home}/intervene?" + "&".join(f"{key}={quote(value, safe='')}" for key, value in where.items())
 
 
 FIRST = {"x": 62, "y": 24}  # of the grid's canvas: layer 0, head 0
@@ -92,9 +87,9 @@ def test_heads_are_ablated_in_the_grid(new_page, address):
     fine(page)
 
 
-def test_readers_at_once_see_their_own_edits(new_page, home, where):
+def test_readers_at_once_see_their_own_edits(new_page, home):
     """Two edit the same model at the same time as two look at it; ``benchmarks.dashboard`` does the same with ten."""
-    where = where.replace("prompt=", "prompt=Again.%20")  # of nobody's cache
     with dashboard() as (other, _):
-        seen, alone = readers_at_once(new_page, home, other, where, ["none", "zero_a2", "none", "set_lambda:0.9:layers=1"])
+        stacks = ["none", "zero_a2", "none", "set_lambda:0.9:layers=1"]
+        seen, alone = readers_at_once(new_page, home, other, "intervene?tour=off", stacks)
     assert seen == alone and len({text for text, _ in seen}) == 3
