@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
+from given_files import GivenFile
 from jobs import Job, Watched
 from offered import called
 from sources import own_prompts, written
@@ -25,8 +26,8 @@ class Choices:
         A model and the standard one that it is compared with, or the folder of a cohort.
     prompts, length, untrained : int
         As of :class:`diffscope.hypotheses.Settings`.
-    own : (str, bytes), optional
-        Name and content of a file with prompts.
+    own : GivenFile, optional
+        A file with prompts.
     tests : tuple of str
         Ids of tests, all without any.
     """
@@ -37,14 +38,14 @@ class Choices:
     prompts: int
     length: int
     untrained: int
-    own: tuple[str, bytes] | None
+    own: GivenFile | None
     tests: tuple[str, ...]
 
     @property
     def key(self) -> tuple:
         """What results depend on; a model or cohort that was written again is another one."""
         named = (self.model, self.beside, self.cohort)
-        return (*named, *map(written, named), self.prompts, self.length, self.untrained, self.own)
+        return (*named, *map(written, named), self.prompts, self.length, self.untrained, self.own and self.own.key)
 
     @property
     def names(self) -> list[str]:
@@ -64,11 +65,11 @@ class Choices:
     def settings(self) -> Settings:
         """The prompts, and how much is spent on them."""
         settings = Settings(prompts=self.prompts, length=self.length, untrained=self.untrained)
-        return with_own(settings, own_prompts(*self.own)) if self.own else settings
+        return with_own(settings, own_prompts(self.own.name, self.own.content)) if self.own else settings
 
     def code(self) -> str:
         """Python that gives the board."""
-        named = {"model": called(self.model), "baseline": self.beside, "cohort": self.cohort, "own": self.own and self.own[0]}
+        named = {"model": called(self.model), "baseline": self.beside, "cohort": self.cohort, "own": self.own and self.own.name}
         amount = {"prompts": self.prompts, "length": self.length, "untrained": self.untrained}
         options = {name: value for name, value in named.items() if value} | amount
         words = ", ".join(f"{name}={value!r}" for name, value in options.items())

@@ -9,13 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import streamlit as st
-from kept import fits_address, kept, kept_option
+from given_files import choose_file
+from kept import fits_address, kept, kept_option, kept_value
 from offered import Own, called, cards, own, remember, trusted
 from rules import rules
 from sources import age, capture, examples, own_prompts, saved, scope
 from uploads import is_upload
 from words import plain
 
+from diffscope import Chars
 from diffscope.errors import DiffscopeError, ModelNotFound, PromptError, SpanError
 
 OTHER = "a folder or a saved capture"
@@ -23,7 +25,7 @@ OWN = "own text"
 FILE = "a file"
 CHAT = "a chat"
 LAST_STEP = "end of training"
-PROMPTS_MB = 10
+TOO_LONG = "This text is too long for the page's address, which does not bring it back."
 MARK = re.compile(r"(.+):\s*(\d{1,7})\s*(?:-\s*(\d{1,7})\s*)?", re.ASCII | re.DOTALL)
 Given = tuple[object, dict, str, tuple[str, ...]]  # prompt, spans, answer, distractors
 state = st.session_state
@@ -97,8 +99,14 @@ def as_loaded(model: str) -> str:
 
 def as_code(spans: dict) -> str:
     """Spans as Python writes them."""
-    words = repr(spans)
-    return words.replace("Chars(", "diffscope.Chars(")
+    return f"{{{', '.join(f'{name!r}: {_written(value)}' for name, value in spans.items())}}}"
+
+
+def _written(span) -> str:
+    """A span, of which one or several may be ranges of characters."""
+    if isinstance(span, Chars):
+        return f"diffscope.{span!r}"
+    return f"[{', '.join(map(_written, span))}]" if isinstance(span, (list, tuple)) else repr(span)
 
 
 def choose_subject(saved_too: bool = True, at_step: bool = True) -> Subject | None:
@@ -198,7 +206,7 @@ def _text(chosen: str, example) -> Given:
     if not text.strip():
         return "", {}, "", ()
     if not fits_address(text):
-        st.caption("This text is too long for the page's address, which does not bring it back.")
+        st.caption(TOO_LONG)
     if example:
         return text, dict(example.spans), answer, example.distractors
     return text, {"answer": answer} if answer.strip() else {}, answer, ()
@@ -206,25 +214,15 @@ def _text(chosen: str, example) -> Given:
 
 def _of_file() -> Given:
     """One prompt of a file that the reader gave."""
-    kinds = ["txt", "jsonl", "ndjson", "json", *(["parquet"] if rules().paths else [])]
-    file = st.file_uploader("File of prompts", kinds, key="prompts-file", max_upload_size=PROMPTS_MB)
+    file = choose_file("File of prompts", "prompts-file", "txt")
     if file is None:
         return "", {}, "", ()
-    text, spans, answer, distractors = _in_file(file)
-    if len(text) > rules().characters:
-        raise PromptError(f"the prompt has {len(text):,} characters, and {rules().characters:,} are taken here; shorten it")
-    return text, spans, answer, distractors
-
-
-def _in_file(file) -> Given:
-    if file.name.lower().endswith(".txt"):
-        try:
-            return file.getvalue().decode("utf-8"), {}, "", ()
-        except UnicodeDecodeError:
-            raise PromptError(f"{file.name} is not UTF-8 text; save it as UTF-8") from None
-    prompts = own_prompts(file.name, file.getvalue())
-    number = st.number_input("Prompt of the file", 0, len(prompts) - 1, 0, key="prompt-number")
-    prompt = prompts[number]
+    prompts = own_prompts(file.name, file.content)
+    last = len(prompts) - 1
+    if (state.get("prompt-number") or 0) > last:  # of a file with more prompts
+        state["prompt-number"] = last
+    number = st.number_input("Prompt of the file", 0, last, **kept_value("prompt-number", 0))
+    prompt = prompts[number or 0]
     return prompt.text, dict(prompt.spans), prompt.answer or "", prompt.distractors
 
 
@@ -239,6 +237,8 @@ def _chat() -> Given:
         max_chars=rules().characters,
     )
     answer = st.text_input("Answer", **kept("chat-answer"), placeholder="the answer as it stands in the chat")
+    if not fits_address(text):
+        st.caption(TOO_LONG)
     messages = as_messages(text)
     return messages, {"answer": answer} if answer.strip() else {}, answer, ()
 

@@ -7,6 +7,7 @@ from functools import partial
 import streamlit as st
 from edit_table import ALL, KINDS, LAST, STAGES, Choice, Number, Tokens, Written, first, read
 from kept import kept
+from place import heads_of
 from words import plain
 
 from diffscope.errors import DiffscopeError
@@ -163,7 +164,7 @@ def ablated(edits: list[Written], cap) -> set[tuple[int, int]]:
         for edit in edits
         if edit.kind.name == "ablate_heads"
         for layer in edit.layers or cap.layer_numbers
-        for head in edit.heads or range(cap.n_heads)
+        for head in edit.heads or range(heads_of(cap, layer))
     }
 
 

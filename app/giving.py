@@ -38,11 +38,15 @@ def choose() -> tuple[str, Own] | None:
         name = st.selectbox("Model", [*cards(), *own()], **kept("your_model-listed"))
     else:
         label, example, words = WORDS[source]
-        name = st.text_input(
-            label, **kept("your_model-folder" if source == FOLDER else "your_model-id"), placeholder=example
-        ).strip()
+        key = "your_model-folder" if source == FOLDER else "your_model-id"
+        name = st.text_input(label, **kept(key), placeholder=example, on_change=lambda: state.update(_typed=state[key])).strip()
         if not name:
             st.caption(words)
+        elif source == HUB and name not in (state.get("_typed", "").strip(), *own()):  # an address alone fetches nothing
+            st.caption(f"The address of this page names {plain(name)}.")
+            if not st.button("Look at it on the hub", key="your_model-fetch"):
+                return None
+            state["_typed"] = name
     return (name, own().get(name, Own(name))) if name else None
 
 
@@ -68,6 +72,10 @@ def _uploaded() -> tuple[str, Own] | None:
     if upload is None or not upload.there:
         return None
     label = state["_label"]
+    if not files:  # given before another page was looked at
+        with st.container(horizontal=True, vertical_alignment="center"):
+            st.caption(plain(label))
+            st.button("Remove", key="your_model-remove", on_click=discard)
     return label, own().get(label, Own(str(upload.folder), upload))
 
 

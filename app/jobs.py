@@ -18,6 +18,8 @@ from words import in_a_line, plain
 from diffscope.scope import Scope
 
 LOOK_EVERY = 0.5  # seconds
+MOST = 4  # jobs that are worked on at a time, whoever began them
+TURNS = threading.BoundedSemaphore(MOST)
 
 
 class Halted(BaseException):
@@ -85,9 +87,21 @@ class Job:
         if self._halt.is_set():
             raise Halted
 
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Wait until fewer than ``MOST`` jobs of all sessions are worked on."""
+        while not TURNS.acquire(timeout=LOOK_EVERY):
+            self.words = "waiting for other work to end"
+            self.go_on()
+        try:
+            yield
+        finally:
+            TURNS.release()
+
     def _run(self, work: Callable[[Job], Any]) -> None:
         try:
-            self.result = work(self)
+            with self._turn():
+                self.result = work(self)
         except Halted:
             pass
         except Exception as error:  # a thread has nobody to raise it to
@@ -125,6 +139,10 @@ class Jobs:
         if job is None or not job.running:
             job = self._jobs[key] = Job(work)
         return job
+
+    def forget(self, key: Hashable) -> None:
+        """Keep an ended job and its result no longer."""
+        self._jobs.pop(key, None)
 
     def stop(self) -> None:
         """Stop all of them."""

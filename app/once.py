@@ -71,6 +71,7 @@ def once(key: tuple, what: str, seconds: float, compute: Callable[[Tell], Any], 
             return kept.keep(key, compute(lambda done, total: None))
     job = jobs().get((what, key))
     if job is not None and job.result is not None:
+        jobs().forget((what, key))
         return kept.keep(key, job.result)
     if job is not None and job.running:
         watch(job, f"once-{what}")

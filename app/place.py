@@ -64,7 +64,10 @@ def choose_head(cap, of: str = "") -> tuple[int, int]:
     step = math.gcd(*(number - numbers[0] for number in numbers)) or 1  # over layers without attention
     words = ("Second layer", "Second head") if of else ("Layer", "Head")
     layer = st.number_input(words[0], numbers[0], numbers[-1], None, step=step, **kept(f"{of}layer"), width=110)
-    head = st.number_input(words[1], 0, cap.n_heads - 1, None, step=1, **kept(f"{of}head"), width=110)
+    last = heads_of(cap, numbers[-1] if layer is None else layer) - 1
+    if state.get(f"{of}head") is not None and state[f"{of}head"] > last:  # of a layer with more heads
+        state[f"{of}head"] = last
+    head = st.number_input(words[1], 0, last, None, step=1, **kept(f"{of}head"), width=110)
     if layer is None or head is None:
         layer, head = state[f"_{of}best"]
     return layer, head
@@ -86,5 +89,10 @@ def select(layer: int, head: int, of: str = "") -> None:
 def move(cap, layer: int, head: int, layers: int, heads: int, of: str = "") -> None:
     """An arrow key chooses the head beside this one, as far as there is one."""
     numbers = cap.layer_numbers
-    at = numbers.index(layer) + layers
-    select(numbers[min(max(at, 0), len(numbers) - 1)], min(max(head + heads, 0), cap.n_heads - 1), of)
+    at = numbers[min(max(numbers.index(layer) + layers, 0), len(numbers) - 1)]
+    select(at, min(max(head + heads, 0), heads_of(cap, at) - 1), of)
+
+
+def heads_of(cap, layer: int) -> int:
+    """How many heads a layer has, or the layer with most where there is no such layer."""
+    return cap.layers[cap.layer_numbers.index(layer)].n_heads if layer in cap.layer_numbers else cap.n_heads

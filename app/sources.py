@@ -157,7 +157,29 @@ def study(name: str):
 
 @st.cache_resource(show_spinner=False, max_entries=16)
 def own_prompts(name: str, content: bytes) -> tuple:
-    """The prompts of a file that a person gave, by its name and what is in it; its errors name the file as the person does."""
+    """The prompts of a file that a person gave, by its name and what is in it; its errors name the file as the person does.
+
+    A text is one prompt.
+    """
+    from diffscope.tasks import TextPrompt
+
+    prompts = (TextPrompt("", _text(name, content), {}, None),) if name.lower().endswith(".txt") else _listed(name, content)
+    most = rules().characters
+    for prompt in prompts:
+        if len(prompt.text) > most:
+            of = f"the prompt {prompt.name!r}" if prompt.name else "the prompt"
+            raise PromptError(f"{of} has {len(prompt.text):,} characters, and {most:,} are taken here; shorten it")
+    return prompts
+
+
+def _text(name: str, content: bytes) -> str:
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError:
+        raise PromptError(f"{name} is not UTF-8 text; save it as UTF-8") from None
+
+
+def _listed(name: str, content: bytes) -> tuple:
     from diffscope.tasks import read_prompts
 
     with tempfile.TemporaryDirectory() as folder:

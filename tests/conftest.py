@@ -39,11 +39,25 @@ def _skip(items, marker, reason):
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
+@pytest.fixture(scope="module")
+def open_page():
+    """What opens pages of a browser; no longer than a module has it, since meanwhile nothing else can run an event loop."""
+    with chromium() as opened:
+        yield opened
+
+
 @pytest.fixture
-def new_page():
-    """What opens a page of a browser of its own: width, height; ``page.problems`` are what its console complains of."""
-    with chromium() as open_page:
-        yield open_page
+def new_page(open_page):
+    """What opens a page: width, height; ``page.problems`` are what its console complains of. It is closed after the test."""
+    pages = []
+
+    def opened(*size, **options):
+        pages.append(open_page(*size, **options))
+        return pages[-1]
+
+    yield opened
+    for page in pages:
+        page.close()
 
 
 @pytest.fixture(scope="session")

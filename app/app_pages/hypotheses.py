@@ -8,7 +8,8 @@ from functools import partial
 import blocks
 import streamlit as st
 from boards import Board, Choices, provisional, run_tests
-from choices import PROMPTS_MB, choose_model
+from choices import choose_model
+from given_files import choose_file
 from jobs import jobs, watch
 from kept import kept, kept_option, kept_value
 from offered import located
@@ -65,13 +66,7 @@ def choose_subject(of: str) -> Choices | None:
         if not cohort:
             st.info("Give the folder of a trained cohort, as diffscope train leaves it.")
     with st.sidebar, st.expander("Prompts and tests"):
-        own = st.file_uploader(
-            "Prompts of your own",
-            ["jsonl", "ndjson", "json", "parquet"],
-            key="hypotheses-own",
-            help=OWN,
-            max_upload_size=PROMPTS_MB,
-        )
+        own = choose_file("Prompts of your own", "hypotheses-own", words=OWN)
         prompts = st.number_input("Prompts", 10, 200, step=5, **kept_value("hypotheses-prompts", 40))
         length = st.number_input("Tokens a prompt", 64, 4096, **kept_value("hypotheses-length", 160))
         untrained = st.number_input(
@@ -84,8 +79,7 @@ def choose_subject(of: str) -> Choices | None:
         tests = st.multiselect("Tests", list(TESTS), **kept("hypotheses-tests"), placeholder="all of them")
     if not model and not cohort:
         return None
-    uploaded = None if own is None else (own.name, own.getvalue())
-    return Choices(model, beside, cohort, int(prompts), int(length), int(untrained), uploaded, tuple(tests))
+    return Choices(model, beside, cohort, int(prompts), int(length), int(untrained), own, tuple(tests))
 
 
 def choose_beside(model: str) -> str:

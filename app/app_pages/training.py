@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -271,7 +272,7 @@ def show_cohort() -> None:
     if not folder:
         st.caption("With the folder that diffscope train left, the curves of all its arms and seeds are shown here.")
         return
-    cohort = open_dataset(Path(folder).expanduser())
+    cohort = open_dataset(Path(os.path.expanduser(folder)))
     figure = figures.cohort(cohort)
     blocks.show_chart(
         figure, "Exact answers of every arm in training, and in the end by length and distractors", key="training-arms"

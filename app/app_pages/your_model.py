@@ -9,6 +9,7 @@ from functools import partial
 import blocks
 import pandas as pd
 import streamlit as st
+from given_files import choose_file
 from giving import choose
 from jobs import Job, jobs, watch
 from kept import kept_value
@@ -31,7 +32,6 @@ from diffscope.tasks.own import with_answers
 
 USUAL = 1000  # tokens of a prompt
 LONG = 60.0  # seconds: a check that takes longer is asked for
-PROMPTS_MB = 10
 CODE = (
     "This model needs code that comes with it ({code}). Such code can do on this machine whatever you can: read your files, send "
     "them away, delete them. It is not run unless you type the model's name again. Do so only if you trust who wrote it."
@@ -204,12 +204,11 @@ def show_own_prompts(loaded) -> None:
     st.download_button(
         "Example file", example, "my-prompts.jsonl", "application/jsonl", key="your_model-example", on_click="ignore"
     )
-    kinds = ["jsonl", "ndjson", "json", "parquet"]
-    file = st.file_uploader("Try a file on this model", kinds, key="your_model-prompts", max_upload_size=PROMPTS_MB)
+    file = choose_file("Try a file on this model", "your_model-prompts")
     if file is None:
         return
     with in_words():
-        prompts = in_tokens(loaded.tokenizer, own_prompts(file.name, file.getvalue()))
+        prompts = in_tokens(loaded.tokenizer, own_prompts(file.name, file.content))
         rows = [
             {
                 "prompt": visible(prompt.city),

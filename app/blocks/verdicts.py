@@ -167,7 +167,7 @@ def show_numbers(verdict, code: str = "") -> None:
         if estimate.layers
     ]
     if layers:
-        st.caption("by layer, mean over prompts, heads and seeds (not judged)")
+        st.caption("by attention layer, counted from 0 at the input; mean over prompts, heads and seeds (not judged)")
         st.dataframe(pd.DataFrame(layers), hide_index=True, height=36 + 28 * len(layers), row_height=28)
     id = verdict.test.id
     figure = partial(figures.board, [verdict])

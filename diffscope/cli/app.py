@@ -8,6 +8,8 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 from urllib.error import URLError
@@ -23,6 +25,7 @@ EXAMPLE = ("diffscope app --port 8600", "diffscope app --share --models ~/models
 
 # The libraries are loaded before the server is up, so that nobody's first page waits for them.
 SERVE = "import diffscope, plotly.graph_objects; diffscope.load; from streamlit.web.cli import main; main(prog_name='streamlit')"
+PATIENCE = 5  # seconds that the server has to stop
 EVERYWHERE = "0.0.0.0"
 UPLOAD_MB = 1000  # all files of a model together
 SHARED_UPLOAD_MB = 100
@@ -54,11 +57,21 @@ def command(port: Port = 8501, host: Host = None, share: Share = False, models: 
             say(f"diffscope is at {address_of(shown(host), port)}{f'/?token={token}' if share else ''}  (Ctrl-C stops it)")
         status = server.wait()
     except KeyboardInterrupt:
-        server.send_signal(signal.SIGINT if sys.platform != "win32" else signal.SIGTERM)
-        server.wait()
+        stop(server)
         raise
-    if status > 0:
-        raise DiffscopeError(f"the dashboard stopped with status {status}; what it printed above says why")
+    if status not in (0, -signal.SIGTERM, -signal.SIGINT):
+        how = f"was ended by signal {-status}" if status < 0 else f"stopped with status {status}"
+        raise DiffscopeError(f"the dashboard {how}; what it printed above says why")
+
+
+def stop(server):
+    """Ask the server to stop, then tell it to: one that is just starting may not hear the first."""
+    ask = server.terminate if sys.platform == "win32" else partial(server.send_signal, signal.SIGINT)
+    for way in (ask, server.terminate, server.kill):
+        way()
+        with suppress(subprocess.TimeoutExpired):
+            server.wait(PATIENCE)
+            return
 
 
 def server_options(host, port, share):

@@ -171,7 +171,7 @@ def _of_signal(estimates: xr.Dataset) -> str:
     controls = _defined(_on(estimates, "signal_gain", MIDDLE, "answer"), _on(estimates, "noise_gain", MIDDLE))
     if not len(controls[0]):
         return f"{above}."
-    return f"{above}, with other heads' A2 {_heads(int((controls[0] > controls[1]).sum()), len(controls[0]))}."
+    return f"{above}; by the medians over other heads' A2 {_heads(int((controls[0] > controls[1]).sum()), len(controls[0]))}."
 
 
 def _of_ranks(estimates: xr.Dataset) -> str:

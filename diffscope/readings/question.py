@@ -84,7 +84,8 @@ def question(scope: Scope, cap: Capture, answer: str, distractors: Sequence[str]
             told[text] = tokens[0]
     if not told:
         raise PromptError("every other answer begins with the same token as the answer; give others")
-    spans = {name: keys for name, keys in cap.spans.items() if name not in DERIVED_SETS}
+    last = len(prompt.ids)  # white space at the end of the prompt may belong to the answer
+    spans = {name: [at for at in keys if at < last] for name, keys in cap.spans.items() if name not in DERIVED_SETS}
     return Question(prompt.ids, spans, prompt.answer[0], told, [text for text in others if text not in told])
 
 

@@ -5,6 +5,8 @@ import sys
 import pytest
 from small_models import APP, example, save_model, save_run
 
+from tools.browser import dashboard
+
 
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory):
@@ -19,6 +21,13 @@ def folders(tmp_path_factory):
 def small_run(tmp_path_factory):
     """The folder of a small model with checkpoints, as a training leaves it."""
     return save_run(tmp_path_factory.mktemp("runs") / "seed-0")
+
+
+@pytest.fixture(scope="session")
+def home():
+    """The address of a dashboard that runs, as it is, for all tests with a browser."""
+    with dashboard() as (address, _):
+        yield address
 
 
 @pytest.fixture

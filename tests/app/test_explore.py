@@ -9,6 +9,8 @@ import pytest
 from safetensors.numpy import load
 from small_models import APP, PROMPT
 
+from tests import tiny
+
 OTHER, OWN = "a folder or a saved capture", "own text"
 
 
@@ -308,3 +310,22 @@ def test_the_blocks_work_in_another_app(folders, monkeypatch):
     test = AppTest.from_function(page, args=(str(folders["small-diff"]), PROMPT), default_timeout=120).run()
     assert not test.exception
     assert [warning.value for warning in test.warning] == ["there is no layer 77; choose from 0 to 2"]
+
+
+def test_heads_are_those_of_the_layer(app, folders, tmp_path):
+    import diffscope
+
+    cap = diffscope.load(str(folders["small-diff"])).capture(PROMPT, spans={"answer": "7421"})
+    wide = diffscope.load(tiny.own(heads=4)).capture(tiny.ids(cap.n_tokens))
+    layers = (wide.layers[0], *cap.layers[1:])
+    assert [layer.n_heads for layer in layers] == [4, 2, 2]
+    replace(cap, layers=layers).save(tmp_path / "mixed.dscope")
+    test = fine(app(model=OTHER, path=str(tmp_path / "mixed.dscope"), layer="0", head="0"))
+    for layer, drawn in zip((0, 1), layers):
+        test.number_input(key="layer").set_value(layer)
+        test.number_input(key="head").set_value(3)
+        fine(test.run())
+        assert test.number_input(key="head").max == drawn.n_heads - 1 and f"layer {layer} · head" in heading(test)
+        assert not test.warning
+        test.number_input(key="head").set_value(0)
+        fine(test.run())

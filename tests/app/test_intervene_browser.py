@@ -12,13 +12,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 EDITS, NEXT, GRID = ".st-key-intervene-edits", ".st-key-intervene-next", ".st-key-intervene-grid"
 
 
-@pytest.fixture(scope="module")
-def home():
-    with dashboard() as (address, _):
-        yield address
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture
 def address(home, folders):
     """The address of the page, with a small model and a prompt of one's own."""
     where = {

@@ -15,7 +15,7 @@ from urllib.request import urlopen
 import pytest
 from small_models import PROMPT
 
-from tools.browser import PAGES, ROOT, dashboard, faults, settle
+from tools.browser import PAGES, ROOT, faults, settle
 
 TOKEN = "a-token-of-this-start"
 COOKIE = f"diffscope-{hashlib.sha256(TOKEN.encode()).hexdigest()[:8]}"
@@ -266,23 +266,22 @@ def test_the_shared_dashboard_in_a_browser(new_page, models):
 
 @pytest.mark.browser
 @pytest.mark.slow
-def test_markup_is_text_and_a_long_paste_stays_out_of_the_address(new_page):
-    with dashboard() as (home, _):
-        page = new_page(1300, 1000)
-        asked = outside(page, home)
-        page.goto(f"{home}/?tour=off&example={quote(OWN)}&prompt={quote(HOSTILE)}&spans={quote('<b onclick=x>:1-2')}")
-        settle(page)
-        page.wait_for_selector(".st-key-view canvas[data-map]")
-        assert "<script>" in page.get_by_label("Text", exact=True).input_value()
-        assert page.evaluate("window.hit") is None and faults(page) == [] and asked == []
-        box = page.get_by_label("Text", exact=True)
-        box.focus()
-        page.evaluate(
-            "text => { document.execCommand('selectAll'); document.execCommand('insertText', false, text) }", "word " * 200_000
-        )
-        box.press("Control+Enter")
-        page.wait_for_selector("[data-testid=stAlert] >> text=shorten it")
-        assert len(page.url) < 9000 and faults(page) == []
-        page.reload()
-        settle(page)
-        assert faults(page) == []
+def test_markup_is_text_and_a_long_paste_stays_out_of_the_address(new_page, home):
+    page = new_page(1300, 1000)
+    asked = outside(page, home)
+    page.goto(f"{home}/?tour=off&example={quote(OWN)}&prompt={quote(HOSTILE)}&spans={quote('<b onclick=x>:1-2')}")
+    settle(page)
+    page.wait_for_selector(".st-key-view canvas[data-map]")
+    assert "<script>" in page.get_by_label("Text", exact=True).input_value()
+    assert page.evaluate("window.hit") is None and faults(page) == [] and asked == []
+    box = page.get_by_label("Text", exact=True)
+    box.focus()
+    page.evaluate(
+        "text => { document.execCommand('selectAll'); document.execCommand('insertText', false, text) }", "word " * 200_000
+    )
+    box.press("Control+Enter")
+    page.wait_for_selector("[data-testid=stAlert] >> text=shorten it")
+    assert len(page.url) < 9000 and faults(page) == []
+    page.reload()
+    settle(page)
+    assert faults(page) == []
