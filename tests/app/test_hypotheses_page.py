@@ -129,7 +129,7 @@ def test_a_shipped_study_is_shown_whole(app, name, tmp_path, monkeypatch):
         assert metric.value == value and f"{low} to {high}" in metric.delta
         assert f"{null_low} to {null_high}" in metric.delta and "Holm" in metric.delta
     assert "Not decided yet" not in shown(test.info)
-    for chosen in rows(test):
+    for chosen in list(rows(test))[:: 8 if name == "planted" else 1]:
         opened(test, chosen)
 
 

@@ -82,8 +82,8 @@ def test_heads_are_ablated_in_the_grid(new_page, address):
 
 
 def test_readers_at_once_see_their_own_edits(new_page, home):
-    """Two edit the same model at the same time as two look at it; ``benchmarks.dashboard`` does the same with ten."""
+    """Two edit the same model at the same time in their own ways; ``benchmarks.dashboard`` does the same with ten readers."""
     with dashboard() as (other, _):
-        stacks = ["none", "zero_a2", "none", "set_lambda:0.9:layers=1"]
+        stacks = ["zero_a2", "set_lambda:0.9:layers=1"]
         seen, alone = readers_at_once(new_page, home, other, "intervene?tour=off", stacks)
-    assert seen == alone and len({text for text, _ in seen}) == 3
+    assert seen == alone and len({text for text, _ in seen}) == 2

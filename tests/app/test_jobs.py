@@ -109,7 +109,7 @@ def test_sessions_have_jobs_of_their_own_which_outlast_their_page_and_not_their_
 
         def goes_on(name):
             before = (tmp_path / name).read_text()
-            time.sleep(2)
+            time.sleep(0.7)
             return (tmp_path / name).read_text() != before
 
         one, two = session("one"), session("two")
