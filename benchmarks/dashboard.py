@@ -46,7 +46,7 @@ async ([selector, count]) => {
   const times = [];
   for (let i = 0; i < count; i++) {
     const before = readout.textContent;
-    const place = { clientX: box.left + box.width * (0.1 + 0.002 * i), clientY: box.top + box.height * (0.95 - 0.001 * i) };
+    const place = { clientX: box.left + box.width * (i % 2 ? 0.4 : 0.1), clientY: box.top + box.height * (0.95 - 0.002 * i) };
     const start = performance.now();
     over.dispatchEvent(new PointerEvent("pointermove", { ...place, bubbles: true }));
     while (readout.textContent === before && performance.now() - start < 1000) await new Promise(requestAnimationFrame);
@@ -116,6 +116,7 @@ def long_prompt(new_page, address: str, folder: Path) -> dict[str, float]:
     settle(page, 120)
     overviews = next_head(page, 4)
     zooms = []
+    page.locator(MAPS).first.scroll_into_view_if_needed()
     box = page.locator(MAPS).first.bounding_box()
     page.mouse.move(box["x"] + box["width"] * 0.3, box["y"] + box["height"] * 0.8)
     canvas = page.locator(MAPS).first
@@ -137,7 +138,7 @@ def save_long(folder: Path, tokens: int = 16384) -> int:
     from benchmarks.pictures import capture_of
     from diffscope.figures import attention_view
 
-    capture = capture_of(tokens)
+    capture = capture_of(tokens, heads=4, layers=2)
     capture.save(folder / "long.dscope")
     return len(attention_view.buffer(capture, 0, 0))
 

@@ -65,7 +65,7 @@ def capture_of(tokens: int, heads: int = 1, layers: int = 1) -> Capture:
         for number in range(layers)
     ]
     texts = tuple(f"t{i}" for i in range(tokens))
-    prompt = Encoded(None, tuple(range(tokens)), texts, tuple((0, 0) for _ in texts), {})
+    prompt = Encoded(None, tuple(range(tokens)), texts, tuple((0, 0) for _ in texts), {"sink": (0,)})
     proofs = [Fidelity(error=0.0, tolerance=1e-5, rows=tokens, decided=True, reason="") for _ in held]
     return Capture([prompt], held, proofs, [[]], np.zeros((layers, 1, 2)), {"model": "random", "family": "random"})
 

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.request import urlopen
 
+from diffscope.cli.app import SERVE
+
 ROOT = Path(__file__).parents[1]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 OFFLINE = [
@@ -37,7 +39,7 @@ def dashboard(
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     flags = {"server.port": port, "server.address": "127.0.0.1", "server.headless": "true", "server.fileWatcherType": "none"}
-    command = [sys.executable, "-m", "streamlit", "run", str(script), *(f"--{k}={v}" for k, v in flags.items())]
+    command = [sys.executable, "-c", SERVE, "run", str(script), *(f"--{k}={v}" for k, v in flags.items())]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     variables = os.environ | {"PYTHONPATH": str(ROOT)} | (environment or {})
     server = subprocess.Popen([*command, *options], cwd=ROOT, env=variables, **quiet)

@@ -1,7 +1,8 @@
 """Every control of every page, used in a headless Chromium: ``python -m tools.drive_dashboard [--pages compare …]``.
 
 After each step the page must show no red box, and its console no error. Controls are found on the page, so that new ones are
-driven without being named here. What changes the model or the prompt for all that follows is set back.
+driven without being named here. What changes the model or the prompt for all that follows is set back. At last every choice is
+made another one, and the address of the page is opened in a browser that has never been there: its controls must say the same.
 """
 
 from __future__ import annotations
@@ -17,6 +18,23 @@ from playwright.sync_api import TimeoutError as TookTooLong
 from tools.browser import PAGES, chromium, dashboard, faults, settle
 
 OPTIONS = 8  # of a select box that are tried
+CONTROLS = """
+() => {
+  const kinds = "Selectbox MultiSelect NumberInput Slider Checkbox Radio ButtonGroup TextInput TextArea".split(" ");
+  const said = {};
+  for (const kind of kinds)
+    for (const box of document.querySelectorAll(`[data-testid=st${kind}]`)) {
+      if (!box.checkVisibility()) continue;
+      const label = `${kind} ${box.querySelector("label")?.innerText || box.getAttribute("aria-label") || ""}`.trim();
+      const inputs = [...box.querySelectorAll("input, textarea")];
+      const chosen = [...box.querySelectorAll("[aria-checked=true], [aria-selected=true]")].map((node) => node.innerText);
+      const values = inputs.map((input) => (["checkbox", "radio"].includes(input.type) ? input.checked : input.value));
+      const text = ["Selectbox", "MultiSelect", "Slider"].includes(kind) ? box.innerText : "";
+      (said[label] ||= []).push(JSON.stringify([text, values, chosen]));
+    }
+  return said;
+}
+"""
 SHARED = ("Model", "Prompt", "Training step")  # driven on the first page only, and set back by going there again
 
 
@@ -28,6 +46,7 @@ class Driver:
         self.address = f"{address}/{where}?tour=off"
         self.where = where or "explore"
         self.steps = 0
+        self.restored = 0
         self.wrong: list[str] = []
 
     def open(self) -> None:
@@ -176,7 +195,40 @@ class Driver:
                 self.page.wait_for_timeout(1000)
                 self.after(f"button {words!r}")
 
-    def drive(self) -> None:
+    def alter(self) -> None:
+        """Make every choice another one, as far as the page offers one."""
+        for label, box in self.boxes("stSelectbox"):
+            self.unfold(box)
+            options = self.page.locator("[role=option]")
+            options.nth(1 if options.count() > 1 else 0).click()
+            self.after(f"{label}: another")
+        for label, box in self.boxes("stNumberInput"):
+            button = box.locator("[data-testid=stNumberInputStepUp]")
+            other = box.locator("[data-testid=stNumberInputStepDown]")
+            (button if button.is_enabled() else other).click()
+            self.after(f"{label}: another")
+        for label, box in self.boxes("stSlider"):
+            box.locator("input[type=range]").first.press("ArrowLeft")
+            self.after(f"{label}: another")
+
+    def permalink(self, new_page) -> None:
+        """Open the address of the page, with other choices than at first, in another browser, and compare all controls."""
+        self.open()
+        self.alter()
+        here = self.page.evaluate(CONTROLS)
+        fresh = new_page(self.page.viewport_size["width"], self.page.viewport_size["height"])
+        fresh.goto(self.page.url)
+        settle(fresh, 180)
+        there = fresh.evaluate(CONTROLS)
+        fresh.close()
+        self.restored = sum(len(values) for label, values in here.items() if there.get(label) == values)
+        self.wrong += [
+            f"{self.where}: the address does not bring back {label}: {there.get(label)} instead of {values}"
+            for label, values in here.items()
+            if there.get(label) != values
+        ]
+
+    def drive(self, new_page) -> None:
         self.open()
         for use in (
             self.expanders,
@@ -195,6 +247,7 @@ class Driver:
             except Exception as error:
                 self.wrong.append(f"{self.where}: {use.__name__}: {str(error).splitlines()[0]}")
                 self.open()
+        self.permalink(new_page)
 
 
 def main() -> int:
@@ -210,11 +263,13 @@ def main() -> int:
             page = new_page(chosen.width, 1100)
             page.set_default_timeout(20_000)
             driver = Driver(page, address, "" if where == "explore" else where)
-            driver.drive()
+            driver.drive(new_page)
             page.close()
             wrong += driver.wrong
             print(
-                f"{driver.where}: {driver.steps} steps, {len(driver.wrong)} faults, {time.monotonic() - start:.0f} s", flush=True
+                f"{driver.where}: {driver.steps} steps, {driver.restored} controls restored by the address, "
+                f"{len(driver.wrong)} faults, {time.monotonic() - start:.0f} s",
+                flush=True,
             )
             for words in driver.wrong:
                 print(f"  {words}", flush=True)

@@ -36,7 +36,9 @@ def show_capture(subject, cap) -> None:
             statistic = choose_statistic(cap, subject.key)
     check_index("layer", layer, cap.layer_numbers)
     check_index("head", head, range(cap.n_heads))
-    with blocks.beside("heads", "lambda", "next") as (left, middle, right):
+    above = st.container()
+    show_head(subject, cap, layer, head)  # first, since charts take a browser longer than the maps
+    with above, blocks.beside("heads", "lambda", "next") as (left, middle, right):
         with left:
             if statistic is not None:
                 pictures = st.toggle("Pictures of D", **kept("pictures"))
@@ -47,7 +49,6 @@ def show_capture(subject, cap) -> None:
             blocks.show_lambda(cap, layer)
         with right:
             blocks.show_next(cap)
-    show_head(subject, cap, layer, head)
     offer(subject, cap, layer, head, statistic)
 
 

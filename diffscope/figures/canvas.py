@@ -21,7 +21,7 @@ def finish_screen(
     yaxis: dict,
     **layout,
 ) -> None:
-    """Give a plotly figure of one pair of axes its size, margins, title and legend; the legend stands above the axes."""
+    """Give a plotly figure of one pair of axes its size, margins, title and legend above the axes, in place of any layout."""
     top = (26 if legend else 8) + (22 if title else 0)
     layout |= {"hovermode": "closest", "margin": {"l": 8, "r": 8, "t": top, "b": 8}}
     if legend:
@@ -30,7 +30,9 @@ def finish_screen(
         layout["legend"] = {"orientation": "h", "x": x, "xanchor": legend, "y": 1.02, "yanchor": "bottom", "font": font}
     if title:
         layout["title"] = {"text": for_html(title), "x": 0, "y": 0.98, "yanchor": "top", "font": {"size": 13}}
-    figure.update_layout(**theme.screen_layout(height=height, shapes=list(shapes), xaxis=xaxis, yaxis=yaxis, **layout))
+    # At once: plotly takes ten times as long to change a layout, and readers wait for it from click to click.
+    figure.layout = theme.screen_layout(height=height, shapes=list(shapes), xaxis=xaxis, yaxis=yaxis, **layout)
+    figure.layout.template = None
 
 
 def finish_print(figure, title: str | None) -> None:

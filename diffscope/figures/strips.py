@@ -73,8 +73,8 @@ def on_screen(dataset: xr.Dataset, title: str | None = None, height: int = 280):
     names = [for_html(str(label)) for label in dataset["x"].values]
     xaxis = theme.screen_axis(title_text=place, ticktext=names, range=[-0.6, dataset.sizes["x"] - 0.4], **ticks)
     yaxis = theme.screen_axis(title_text=for_html(dataset.attrs["y"]), showgrid=True, gridcolor=theme.UNSEEN)
-    finish_screen(figure, title or "", height=height, legend="left", xaxis=xaxis, yaxis=yaxis)
-    figure.update_layout(plot_bgcolor="rgba(0,0,0,0)")
+    clear = "rgba(0,0,0,0)"
+    finish_screen(figure, title or "", height=height, legend="left", xaxis=xaxis, yaxis=yaxis, plot_bgcolor=clear)
     return figure
 
 
