@@ -73,9 +73,9 @@ def define(statistic) -> None:
 @st.fragment
 def show_head(subject, cap, layer: int, head: int) -> None:
     """The maps of one head and one token's row; a click here draws only these again."""
-    moved = (state["layer"], state["head"]) not in ((layer, head), (None, None))
-    if moved or state.pop("_marked", False):
-        st.rerun()  # what lies above shows the head and the spans too
+    before = (layer, head)
+    if None not in (state["layer"], state["head"]):
+        layer, head = state["layer"], state["head"]
     blocks.show_view(
         cap,
         layer,
@@ -85,6 +85,8 @@ def show_head(subject, cap, layer: int, head: int) -> None:
         state=looked_at("view"),
         on_state=partial(keep_look, "view"),
     )
+    if (layer, head) != before or state.pop("_marked", False):
+        st.rerun()  # what lies above shows the head and the spans too, and need not be waited for
     query = choose_query(cap)
     with in_words():
         st.markdown(plain(readings.of_head(cap, layer, head, query).sentence))
