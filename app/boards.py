@@ -10,10 +10,12 @@ from jobs import Job, Watched
 from offered import called
 from sources import own_prompts, written
 
-from diffscope.errors import DiffscopeError
+from diffscope.errors import DiffscopeError, PromptError
 from diffscope.hypotheses import TESTS, Settings, Verdict, gather, run
 from diffscope.hypotheses.api import with_own
 from diffscope.scope import Scope, load
+
+MOST_PROMPTS = 200
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,8 @@ class Choices:
     @property
     def title(self) -> str:
         """What the board is about."""
-        return " beside ".join(map(called, self.names)) or self.cohort
+        models = " beside ".join(map(called, self.names)) or self.cohort
+        return f"{models}, prompts of {self.own.name}" if self.own else models
 
     @property
     def asked(self) -> tuple[str, ...]:
@@ -65,7 +68,12 @@ class Choices:
     def settings(self) -> Settings:
         """The prompts, and how much is spent on them."""
         settings = Settings(prompts=self.prompts, length=self.length, untrained=self.untrained)
-        return with_own(settings, own_prompts(self.own.name, self.own.content)) if self.own else settings
+        if self.own is None:
+            return settings
+        own = own_prompts(self.own.name, self.own.content)
+        if len(own) > MOST_PROMPTS:
+            raise PromptError(f"{self.own.name} has {len(own):,} prompts, and {MOST_PROMPTS} are taken here; leave some out")
+        return with_own(settings, own)
 
     def code(self) -> str:
         """Python that gives the board."""
@@ -101,6 +109,7 @@ def run_tests(
     settings: Settings,
     opened: Mapping[str, Scope],
     places: Mapping[str, str],
+    trust: bool,
     finished: MutableMapping,
     statements: list[str],
 ) -> None:
@@ -116,6 +125,8 @@ def run_tests(
         The models that are named; their checkpoints, and the models of a cohort, are opened for this job alone.
     places : mapping of str to str
         Where each of them lies, which pages do not say.
+    trust : bool
+        Whether code that comes with checkpoints is run.
     finished : mutable mapping
         Gets each result by its test's id.
     statements : list of str
@@ -129,7 +140,7 @@ def run_tests(
         return words
 
     def open_watched(place: str) -> Scope:
-        return Watched(at[place] if place in at else load(place), job.go_on, shown(place))
+        return Watched(at[place] if place in at else load(place, trust_remote_code=trust), job.go_on, shown(place))
 
     asked = [id for id in choices.asked if id not in finished]
     try:

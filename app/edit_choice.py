@@ -5,7 +5,7 @@ from __future__ import annotations
 import streamlit as st
 from edit_table import KINDS, Written
 from kept import kept_option, kept_options, kept_value
-from place import strongest
+from place import heads_of, strongest
 
 ABLATED = "heads ablated"
 VALUE = "λ = …"
@@ -36,7 +36,7 @@ def choose_edits(cap, key: tuple) -> tuple[Written, ...]:
 
 def _choose_heads(cap, key: tuple) -> tuple[Written, ...]:
     """Heads to ablate; to begin with, the one that gives the answer most."""
-    places = {f"L{layer}H{head}": (layer, head) for layer in cap.layer_numbers for head in range(cap.n_heads)}
+    places = {f"L{layer}H{head}": (layer, head) for layer in cap.layer_numbers for head in range(heads_of(cap, layer))}
     layer, head = strongest(cap, key)
     options = kept_options("compare-ablated", list(places), [f"L{layer}H{head}"])
     heads = st.multiselect("Heads to ablate", list(places), **options, placeholder="choose heads")

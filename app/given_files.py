@@ -32,6 +32,11 @@ class GivenFile:
         return self.name, hashlib.sha256(self.content).hexdigest()
 
 
+def is_given(key: str) -> bool:
+    """Whether :func:`choose_file` with this key has a file."""
+    return state.get(f"_{key}-given") is not None
+
+
 def choose_file(label: str, key: str, *others: str, words: str | None = None) -> GivenFile | None:
     """A file of prompts, or None; `others` are further endings that it may have."""
     place = f"_{key}-given"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
 
@@ -14,7 +15,7 @@ from streamlit.runtime.scriptrunner import get_script_run_ctx
 from uploads import File, accept
 from words import plain
 
-from diffscope.errors import DiffscopeError
+from diffscope.errors import DiffscopeError, ModelNotFound
 
 FOLDER = "a folder"
 HUB = "the hub"
@@ -42,6 +43,8 @@ def choose() -> tuple[str, Own] | None:
         name = st.text_input(label, **kept(key), placeholder=example, on_change=lambda: state.update(_typed=state[key])).strip()
         if not name:
             st.caption(words)
+        elif source == FOLDER and not os.path.isdir(os.path.expanduser(name)):
+            raise ModelNotFound(f"there is no folder {name!r}; give an id of the hub as one")
         elif source == HUB and name not in (state.get("_typed", "").strip(), *own()):  # an address alone fetches nothing
             st.caption(f"The address of this page names {plain(name)}.")
             if not st.button("Look at it on the hub", key="your_model-fetch"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import streamlit as st
@@ -18,7 +18,7 @@ from words import in_a_line, plain
 from diffscope.scope import Scope
 
 LOOK_EVERY = 0.5  # seconds
-MOST = 4  # jobs that are worked on at a time, whoever began them
+MOST, MOST_OF_SESSION = 4, 2  # jobs that are worked on at a time, so that no reader keeps all others waiting
 TURNS = threading.BoundedSemaphore(MOST)
 
 
@@ -34,6 +34,8 @@ class Job:
     work : callable
         Called with the job, whose `tell` or `go_on` it calls as often as it can: where the job is to stop, they raise. What it
         returns is the job's result.
+    turns : threading.Semaphore, optional
+        What it waits for first, beside the turn that all jobs wait for.
 
     Attributes
     ----------
@@ -47,7 +49,8 @@ class Job:
         Why it failed, in a line; empty where it did not.
     """
 
-    def __init__(self, work: Callable[[Job], Any]):
+    def __init__(self, work: Callable[[Job], Any], turns: threading.Semaphore | None = None):
+        self._turns = [turns, TURNS] if turns else [TURNS]
         self.share = 0.0
         self.words = "beginning"
         self.result: Any = None
@@ -89,14 +92,16 @@ class Job:
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """Wait until fewer than ``MOST`` jobs of all sessions are worked on."""
-        while not TURNS.acquire(timeout=LOOK_EVERY):
-            self.words = "waiting for other work to end"
-            self.go_on()
-        try:
+        """Wait until fewer jobs are worked on than may be at a time, of this session and of all."""
+        before = self.words
+        with ExitStack() as held:
+            for turns in self._turns:
+                while not turns.acquire(timeout=LOOK_EVERY):
+                    self.words = "waiting for other work to end"
+                    self.go_on()
+                held.callback(turns.release)
+            self.words = before
             yield
-        finally:
-            TURNS.release()
 
     def _run(self, work: Callable[[Job], Any]) -> None:
         try:
@@ -128,6 +133,7 @@ class Jobs:
 
     def __init__(self) -> None:
         self._jobs: dict[Hashable, Job] = {}
+        self._turns = threading.BoundedSemaphore(MOST_OF_SESSION)
 
     def get(self, key: Hashable) -> Job | None:
         """The job of this key, running or ended; None where none was begun."""
@@ -137,12 +143,14 @@ class Jobs:
         """The job of this key if it is running, else a new one."""
         job = self._jobs.get(key)
         if job is None or not job.running:
-            job = self._jobs[key] = Job(work)
+            job = self._jobs[key] = Job(work, self._turns)
         return job
 
-    def forget(self, key: Hashable) -> None:
-        """Keep an ended job and its result no longer."""
-        self._jobs.pop(key, None)
+    def keep_last(self, what: str, key: Hashable) -> None:
+        """Of the ended jobs ``(what, …)`` keep that of this key alone, with its result."""
+        for name, job in list(self._jobs.items()):
+            if isinstance(name, tuple) and name[0] == what and name != (what, key) and not job.running:
+                del self._jobs[name]
 
     def stop(self) -> None:
         """Stop all of them."""

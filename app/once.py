@@ -19,7 +19,7 @@ Tell = Callable[[float, float], object]
 
 
 class Results:
-    """The last results of a kind, by what they are of."""
+    """The results of a kind that were asked for last, by what they are of."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -29,10 +29,12 @@ class Results:
     def get(self, key: Hashable) -> Any:
         """The result of this key; None where there is none."""
         with self._lock:
+            if key in self._results:
+                self._results.move_to_end(key)
             return self._results.get(key)
 
     def keep(self, key: Hashable, result: Any) -> Any:
-        """Keep a result, and no longer the oldest where there are too many."""
+        """Keep a result, and no longer that which nobody has asked for longest where there are too many."""
         with self._lock:
             self._results[key] = result
             while len(self._results) > self._most:
@@ -71,7 +73,7 @@ def once(key: tuple, what: str, seconds: float, compute: Callable[[Tell], Any], 
             return kept.keep(key, compute(lambda done, total: None))
     job = jobs().get((what, key))
     if job is not None and job.result is not None:
-        jobs().forget((what, key))
+        jobs().keep_last(what, key)
         return kept.keep(key, job.result)
     if job is not None and job.running:
         watch(job, f"once-{what}")

@@ -97,7 +97,7 @@ def _at(name: str, path: str, trust: bool) -> Scope:
 
 def opener(names: Iterable[str]) -> Callable[[str], Scope]:
     """A function that opens these models, by name, for one use; a thread that knows nothing of the session may call it."""
-    places = {name: (located(name), trusted(name.partition("@")[0])) for name in names}
+    places = {name: (located(name), trusted(name) or trusted(name.rpartition("@")[0])) for name in names}
     return lambda name: _at(name, *places[name])
 
 
@@ -117,10 +117,19 @@ def _captured(model: Scope, prompt, spans: dict):
     """A capture of a prompt that is not longer than readers may give."""
     if isinstance(prompt, str) and len(prompt) > rules().characters:
         raise PromptError(f"the prompt has {len(prompt):,} characters, and {rules().characters:,} are taken here; shorten it")
-    count = len(model.tokenize(prompt))
-    if count > rules().tokens:
-        raise PromptError(f"the prompt has {count:,} tokens, and {rules().tokens:,} are taken here; shorten it")
+    _check_length("the prompt", len(model.tokenize(prompt)))
     return model.capture(prompt, spans=spans)
+
+
+def check_lengths(model: Scope, prompts: Iterable) -> None:
+    """Refuse prompts, as :func:`own_prompts` gives them, of which one is longer than readers may give."""
+    for prompt in prompts:
+        _check_length(f"the prompt {prompt.name!r}", len(model.tokenize(prompt.text)))
+
+
+def _check_length(what: str, count: int) -> None:
+    if count > rules().tokens:
+        raise PromptError(f"{what} has {count:,} tokens, and {rules().tokens:,} are taken here; shorten it")
 
 
 @st.cache_resource(show_spinner="Reading the training", max_entries=16)

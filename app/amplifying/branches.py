@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import streamlit as st
+from jobs import Watched
 from once import once
 from words import in_words, plain
 
@@ -27,8 +30,9 @@ def show_branches(subject, cap, distractors: tuple[str, ...]) -> None:
         scope = subject.scope()
 
         def compute(tell):
-            others, why = _others(scope, len(question.ids))
-            return branches(scope, question, others), why
+            watched = Watched(scope, partial(tell, 0, 1))
+            others, why = _others(watched, len(question.ids))
+            return branches(watched, question, others), why
 
         runs = effort.of_runs(scope, cap.n_tokens, 1 + 2 * OTHERS)
         result = once((subject.key, question.key), "what each branch adds", runs, compute)

@@ -13,6 +13,7 @@ from diffscope import readings
 from diffscope.figures import Figure
 from diffscope.figures import amplifier as charts
 from diffscope.readings import effort
+from diffscope.readings.amplifier import per_unit
 
 
 @st.fragment
@@ -35,7 +36,12 @@ def show_gains(subject, cap, query: int) -> None:
             with right:
                 figure = charts.rejection_by_lambda(estimates)
                 shown("cmrr", "rejection_by_lambda", figure, "What λ alone could reject, by head")
-        shown("lambda_star", "best_lambda", charts.best_lambda(estimates), "λ* against λ of every head, and the diagonal")
+        shown(
+            "lambda_star",
+            "best_lambda",
+            charts.best_lambda(estimates),
+            f"λ* against {per_unit(estimates)} of every head, and the diagonal",
+        )
         heading("gains", "What does the subtraction leave of irrelevant tokens, and what of the answer?")
         with blocks.beside("amplifier-residual", "amplifier-floor") as places:
             for place, name in zip(places, ("residual_over_floor", "residual_floor"), strict=True):

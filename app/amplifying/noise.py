@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import blocks
 import streamlit as st
+from jobs import Watched
 from kept import kept, kept_option
 from once import once
 from place import move
@@ -83,7 +84,10 @@ def show_rejection(subject, cap, layer: int, head: int, query: int, noise: Noise
     seconds = effort.of_rejection(cap, len(SIGMAS), DRAWS)
     key = (*subject.key, query, noise.span)
     reading = once(
-        key, "rejection by injection", seconds, lambda tell: rejection(cap, query, span=noise.span, sigmas=SIGMAS, draws=DRAWS)
+        key,
+        "rejection by injection",
+        seconds,
+        lambda tell: rejection(cap, query, span=noise.span, sigmas=SIGMAS, draws=DRAWS, progress=tell),
     )
     if reading is None:
         return
@@ -129,8 +133,9 @@ def show_watch(subject, cap, layer: int, head: int, noise: Noise) -> None:
     spans = {name: list(keys) for name, keys in cap.prompts[0].spans.items()}  # two numbers in a tuple would be a range
 
     def compute(tell):
-        with scope.edit(edit):
-            return scope.capture(cap.ids, spans)
+        watched = Watched(scope, partial(tell, 0, 1))
+        with watched.edit(edit):
+            return watched.capture(cap.ids, spans)
 
     seconds = effort.of_runs(scope, cap.n_tokens, 1)
     noisy = once((*subject.key, noise), "the maps with noise", seconds, compute, most=CAPTURES)

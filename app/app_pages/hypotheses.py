@@ -7,17 +7,18 @@ from functools import partial
 
 import blocks
 import streamlit as st
-from boards import Board, Choices, provisional, run_tests
+from boards import MOST_PROMPTS, Board, Choices, provisional, run_tests
 from choices import choose_model
-from given_files import choose_file
+from given_files import choose_file, is_given
 from jobs import jobs, watch
 from kept import kept, kept_option, kept_value
-from offered import located
-from sources import age, bundled, checkpoints, rules, scope, study
+from offered import located, trusted
+from sources import age, bundled, check_lengths, rules, scope, study
 from words import in_words, plain
 
 from diffscope import figures
 from diffscope.hypotheses import TESTS, lacking, report, summary
+from diffscope.hypotheses.api import steps_of
 from diffscope.hypotheses.conclusion import COUNTED, of_kind, together
 from diffscope.hypotheses.declared import KINDS
 
@@ -65,9 +66,9 @@ def choose_subject(of: str) -> Choices | None:
             cohort = st.text_input("Folder of a trained cohort", **kept("hypotheses-cohort"), placeholder="runs/laptop").strip()
         if not cohort:
             st.info("Give the folder of a trained cohort, as diffscope train leaves it.")
-    with st.sidebar, st.expander("Prompts and tests"):
+    with st.sidebar, st.expander("Prompts and tests", expanded=is_given("hypotheses-own")):
         own = choose_file("Prompts of your own", "hypotheses-own", words=OWN)
-        prompts = st.number_input("Prompts", 10, 200, step=5, **kept_value("hypotheses-prompts", 40))
+        prompts = st.number_input("Prompts", 10, MOST_PROMPTS, step=5, **kept_value("hypotheses-prompts", 40))
         length = st.number_input("Tokens a prompt", 64, 4096, **kept_value("hypotheses-length", 160))
         untrained = st.number_input(
             "Untrained models",
@@ -115,7 +116,11 @@ def tested(choices: Choices) -> Board:
             if begun:
                 opened = {name: scope(name, age(name)) for name in choices.names}
                 places = {name: located(name) for name in choices.names}
-                given = {"choices": choices, "settings": choices.settings(), "opened": opened, "places": places}
+                settings = choices.settings()
+                for model in opened.values():
+                    check_lengths(model, settings.own or ())
+                trust = trusted(choices.model)
+                given = {"choices": choices, "settings": settings, "opened": opened, "places": places, "trust": trust}
                 jobs().start(key, partial(run_tests, **given, finished=finished, statements=statements))
                 st.rerun()
         if job is not None and job.trouble:
@@ -172,7 +177,7 @@ def show_by_itself(choices: Choices, board: Board) -> None:
             "primary tests."
         )
     elif choices.model and not ran:
-        able = {"model", *(["pair"] if choices.beside else []), *(["checkpoints"] if checkpoints(choices.model).names else [])}
+        able = {"model", *(["pair"] if choices.beside else []), *(["checkpoints"] if steps_of(located(choices.model)) else [])}
         count = sum(test.needs in able for test in TESTS.values())
         st.markdown(
             f"**{plain(choices.title)} by itself** can show how its own heads work: {count} of the {len(TESTS)} tests below ask "

@@ -168,19 +168,24 @@ def begin_or_pause(options: list[str]) -> None:
     state["_turned"] = time.monotonic()
     if state["_playing"] and state.get("step") == options[-1]:
         state["_next"] = options[0]
+    state["_played"] = state.get("_next", state.get("step"))
 
 
 def play_on(options: list[str]) -> None:
-    """The next step, unless the one before came but now, by the reader's hand; at the end it pauses."""
+    """The next step, when the one before was shown long enough; at the end it pauses."""
     if "_next" in state:
         state["step"] = state.pop("_next")
         return
-    if time.monotonic() - state["_turned"] < PACE / 2:
+    now = time.monotonic()
+    if state.get("step") != state.get("_played"):  # chosen by hand: it is shown as long as any other
+        state["_played"] = state.get("step")
+        state["_turned"] = now
+    if now - state["_turned"] < 0.9 * PACE:
         return
     at = options.index(state["step"]) if state.get("step") in options else 0
-    state["_turned"] = time.monotonic()
+    state["_turned"] = now
     if at + 1 < len(options):
-        state["step"] = options[at + 1]
+        state["step"] = state["_played"] = options[at + 1]
     else:
         state["_playing"] = False
         st.rerun()

@@ -19,7 +19,7 @@ NEAR = 1.1  # times the least that any coefficient leaves: nearly the least
 
 #: how each estimate is to be read
 READS = {
-    "lambda": "How much of A2 is subtracted: at λ = 1 all that both maps share is gone, at 0 none of it.",
+    "lambda": "How much of A2 is subtracted: at λ = 1 (at λ = g where A1 has a gain g) all that both share is gone, at 0 none.",
     "cmrr": "How well equal maps would be rejected, by λ alone; whether they are equal it cannot tell.",
     "lambda_star": "The coefficient that would leave least of A1 there. A larger λ takes too much, a smaller one too little. "
     "Where A1 has a gain g, λ / g is compared.",

@@ -14,7 +14,7 @@ import xarray as xr
 from scipy.stats import binomtest
 
 from diffscope.edits import Edit
-from diffscope.errors import DiffscopeError, PromptError, UnsupportedModel
+from diffscope.errors import DiffscopeError, OutOfMemoryAhead, PromptError, UnsupportedModel
 from diffscope.lab.scoring import DEPTHS, answers
 from diffscope.lab.standing import logits_of
 from diffscope.readings.reading import Reading, described
@@ -78,9 +78,10 @@ def depths(
     Reading
         ``estimates``: ``mass`` (length, depth, map, span, normalisation), the mean over heads, then layers, then prompts, its
         standard error over prompts ``mass_se``, and ``mass_of_prompt``; ``by_head``, the mean over prompts alone; ``uniform``
-        (length, depth, span), what uniform attention gives; ``exact`` (length, depth), the share of exact answers, with the ends
-        of its 95 % interval (Wilson), ``exact_low`` and ``exact_high``; ``log_odds`` and ``log_odds_se``, of the answer against
-        all distractors in nats, and ``log_odds_of_prompt``. NaN for what standard attention lacks, and for errors of one prompt.
+        (length, depth, span), what uniform attention gives, undefined where a capture of the prompt does not fit into memory;
+        ``exact`` (length, depth), the share of exact answers, with the ends of its 95 % interval (Wilson), ``exact_low`` and
+        ``exact_high``; ``log_odds`` and ``log_odds_se``, of the answer against all distractors in nats, and
+        ``log_odds_of_prompt``. NaN for what standard attention lacks, and for errors of one prompt.
 
     Raises
     ------
@@ -151,9 +152,13 @@ def _looks(scope: Scope, prompts: Sequence[Prompt], edits: Sequence[Edit], progr
 
 
 def _seen(scope: Scope, ids: Sequence[int]) -> np.ndarray:
-    """Which keys the last query of a prompt sees in each layer, (layer, key)."""
+    """Which keys the last query of a prompt sees in each layer, (layer, key); none where that takes too much memory to see."""
     last = [len(ids) - 1]
-    return np.stack([layer.prompt(0).visible(last)[0].cpu().numpy() for layer in scope.capture(ids).layers])
+    try:
+        layers = scope.capture(ids).layers
+    except OutOfMemoryAhead:  # what is measured needs one layer at a time
+        return np.zeros((scope.n_layers, len(ids)), dtype=bool)
+    return np.stack([layer.prompt(0).visible(last)[0].cpu().numpy() for layer in layers])
 
 
 def _look(scope: Scope, prompt: Prompt, seen: np.ndarray) -> xr.Dataset:
@@ -164,7 +169,8 @@ def _look(scope: Scope, prompt: Prompt, seen: np.ndarray) -> xr.Dataset:
     answered = answers(logits_of(scope), [prompt], scope.runner.device)
     encoded = scope.encode(prompt.ids, spans).positions()
     mass = measured["span_mass"].isel(query=0, drop=True)
-    share = np.stack([seen[:, list(encoded[name])].sum(1) for name in mass["span"].values], 1) / seen.sum(1, keepdims=True)
+    counts = np.stack([seen[:, list(encoded[name])].sum(1) for name in mass["span"].values], 1)  # (layer, span)
+    share = counts / np.maximum(seen.sum(1, keepdims=True), 1)
     variables = {
         "mass": mass,
         "uniform": (("layer", "span"), np.where((share > 0) & (share < 1), share, np.nan)),  # undefined where the mass is
@@ -271,9 +277,11 @@ def _gets(share: xr.Dataset, span: str) -> str:
         return "no share, since D is zero everywhere"
     differential = bool(mass.sel(map="A2").notnull().any())
     beside = [f"A1 {percent(_over_cells(mass.sel(map='A1'))[0])}"] if differential else []
-    beside.append(f"uniform attention {percent(float(share['uniform'].sel(span=span).mean()))}")
+    uniform = float(share["uniform"].sel(span=span).mean())
+    beside += [f"uniform attention {percent(uniform)}"] if np.isfinite(uniform) else []
     within = f" ± {figures(100 * error)} points" if np.isfinite(error) else ""
-    return f"{percent(mean)}{within} of {'|D|' if differential else 'A'} ({', '.join(beside)})"
+    weights = "|D|" if differential else "A"
+    return f"{percent(mean)}{within} of {weights}" + (f" ({', '.join(beside)})" if beside else "")
 
 
 def _over_cells(values: xr.DataArray) -> tuple[float, float]:

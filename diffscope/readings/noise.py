@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import count
 
 import numpy as np
 import xarray as xr
@@ -37,6 +38,7 @@ def rejection(
     sigmas: Sequence[float] = SIGMAS,
     draws: int = DRAWS,
     seed: int = 0,
+    progress: Callable[[int, int], object] | None = None,
 ) -> Reading:
     """Common-mode rejection by injection of every head at one query, beside the same with other heads' second maps.
 
@@ -49,6 +51,8 @@ def rejection(
         The keys that noise is put on.
     sigmas, draws, seed
         As of :func:`diffscope.instruments.injection.cmrr_by_injection`. The sentence is about the first σ.
+    progress : callable, optional
+        Called with (pairings done, pairings at most) after each; what it raises ends the reading.
 
     Returns
     -------
@@ -65,9 +69,13 @@ def rejection(
     cap = one_prompt(cap)
     (at,) = query_positions(cap, [query])
 
+    done = count(1)
+
     def measure(capture: Capture) -> xr.Dataset:
         injected = cmrr_by_injection(capture, [at], spans=[span], sigmas=sigmas, draws=draws, seed=seed).isel(span=0, drop=True)
         squares = {f"{mode}_squared": injected[f"change_{mode}"] ** 2 for mode in ("common", "differential")}
+        if progress:
+            progress(next(done), cap.n_heads)
         return injected[["cmrr_injected", "cmrr_injected_error"]].assign(squares)
 
     estimates = beside_controls(cap, measure)

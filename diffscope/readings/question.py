@@ -85,7 +85,8 @@ def question(scope: Scope, cap: Capture, answer: str, distractors: Sequence[str]
     if not told:
         raise PromptError("every other answer begins with the same token as the answer; give others")
     last = len(prompt.ids)  # white space at the end of the prompt may belong to the answer
-    spans = {name: [at for at in keys if at < last] for name, keys in cap.spans.items() if name not in DERIVED_SETS}
+    kept = {name: [at for at in keys if at < last] for name, keys in cap.spans.items() if name not in DERIVED_SETS}
+    spans = {name: keys for name, keys in kept.items() if keys}
     return Question(prompt.ids, spans, prompt.answer[0], told, [text for text in others if text not in told])
 
 

@@ -247,6 +247,11 @@ def test_own_prompts_are_tested_and_what_they_lack_is_said(app):
     test.file_uploader(key="hypotheses-own").set_value(("my.jsonl", without.encode(), "text/plain")).run()
     run_it(test)
     assert "'cat' have none" in shown(test.markdown)
+    many = "".join(json.dumps({"prompt": f"{n} is", "answer": " it"}) + "\n" for n in range(201))
+    test.file_uploader(key="hypotheses-own").set_value(("many.jsonl", many.encode(), "text/plain")).run()
+    assert "prompts of many.jsonl" in test.button(key="hypotheses-run").label.replace("\\", "")
+    run_it(test)
+    assert "many.jsonl has 201 prompts, and 200 are taken here" in shown(test.warning)
     test.file_uploader(key="hypotheses-own").set_value(("my.jsonl", b"{", "text/plain")).run()
     fine(test.button(key="hypotheses-run").click().run())
     assert "my.jsonl, line 1" in shown(test.warning) and not test.error

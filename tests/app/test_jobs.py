@@ -94,6 +94,23 @@ def test_a_key_has_one_job_at_a_time(jobs):
     assert held.start("a", lambda job: None) is not first
 
 
+def test_no_session_takes_all_turns(jobs):
+    """Four jobs of one session wait for each other, and those of another do not wait for them; a waiting one can be stopped."""
+    hold = threading.Event()
+    one, other = jobs.Jobs(), jobs.Jobs()
+    long = [one.start(name, lambda job: hold.wait(30)) for name in "abcd"]
+    ended(other.start("a", lambda job: None))
+    end = time.monotonic() + 30
+    while [job.words for job in long].count("waiting for other work to end") != 2:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    waiting = [job for job in long if job.words.startswith("waiting")]
+    waiting[0].stop()
+    ended(waiting[0])
+    hold.set()
+    assert ended(waiting[1]).result is True and waiting[1].words == "beginning"
+
+
 @pytest.mark.browser
 @pytest.mark.slow
 def test_sessions_have_jobs_of_their_own_which_outlast_their_page_and_not_their_session(new_page, tmp_path):

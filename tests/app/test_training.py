@@ -117,6 +117,14 @@ def test_it_plays_through_the_checkpoints_and_stops_at_the_end(page):
     assert test.button(key="training-play").label == "Play" and test.select_slider(key="step").value == value
 
 
+def test_a_step_chosen_by_hand_is_shown_while_it_plays(page):
+    test = page()
+    fine(test.button(key="training-play").click().run())
+    time.sleep(1.3)  # longer than a step is shown
+    fine(test.select_slider(key="step").set_value("4").run())
+    assert test.select_slider(key="step").value == "4" and test.button(key="training-play").label == "Pause"
+
+
 def test_checkpoints_are_asked_in_the_background(page, run):
     test = page()
     test.number_input(key="training-prompts").set_value(10)

@@ -136,3 +136,16 @@ def test_what_cannot_be_read_is_one_line(awake):
     with pytest.raises(DiffscopeError, match="one length"):
         depths(awake, ())
     assert usual_lengths(awake) == (128, 256)
+
+
+def test_without_memory_for_a_capture_there_is_no_uniform_attention(awake, monkeypatch):
+    from diffscope.errors import OutOfMemoryAhead
+    from diffscope.scope import Scope
+
+    def full(*_):
+        raise OutOfMemoryAhead("it does not fit")
+
+    monkeypatch.setattr(Scope, "capture", full)
+    reading = depths(awake, (160,), prompts=1)
+    assert reading.estimates["uniform"].isnull().all() and reading.estimates["mass"].notnull().any()
+    assert "uniform" not in reading.sentence and "nan" not in reading.sentence
