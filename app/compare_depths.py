@@ -156,7 +156,7 @@ def _offer(pair: Pair, settings: dict, sides, cells) -> None:
         calls.append(f"{name} = diffscope.readings.depths({as_loaded(side.subject.model)}, {edits}{arguments}).estimates\n")
     blocks.take_away(
         "compare-depths",
-        label="Take the table away",
+        label="Export the table",
         figure=lambda: cells,
         data=lambda: sides,
         code=CODE.format(calls="".join(calls), names=pair.names),

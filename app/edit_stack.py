@@ -61,7 +61,10 @@ def show_stack(cap, layer: int, head: int) -> list[Written]:
 def _show_edit(edit: Written, number: int, cap) -> None:
     """One edit in words, with an undo, and below it what it is given."""
     with st.container(horizontal=True, vertical_alignment="center"):
-        st.markdown(f"**{plain(edit.words)}**", width="stretch")
+        without = (
+            edit.kind.name in ("scale_lambda", "set_lambda") and edit.values == (0.0,) and not edit.layers and not edit.heads
+        )
+        st.markdown(f"**{plain(edit.words)}**{': without A₂' if without else ''}", width="stretch")
         _undo(number, edit.words)
     names = [takes.name for takes in edit.kind.takes]
     places = ["layers", "heads"] if edit.kind.heads else ["layers"]

@@ -204,7 +204,13 @@ COUNT = Texts("prompts", "Texts", 16, 1, 64, 1, whole=True)
 STAGES: dict[str, tuple[Kind, ...]] = {
     "λ, pairing, norm": (
         Kind("set_lambda", "λ = value", "λ = {value}", (Number("value", "λ", 1.0, -1.0, 2.0, 0.05),), second=True),
-        Kind("scale_lambda", "λ × factor", "λ × {factor}", (Number("factor", "Factor", 0.5, -1.0, 3.0, 0.05),), second=True),
+        Kind(
+            "scale_lambda",
+            "λ × factor",
+            "λ × {factor}",
+            (Number("factor", "Factor", 0.5, -1.0, 3.0, 0.05),),
+            second=True,
+        ),
         Kind("a2_of_head", "A₂ of another head", "A₂ of head {of}", (Number("of", "Of head", 0, 0, 4095, 1, True),), second=True),
         Kind("remove_norm", "norm removed", "no norm", heads=False),
         Kind("scalar_norm", "norm → one number a head", "norm → one number a head", (COUNT,), heads=False),

@@ -150,6 +150,9 @@ def _another_model(subject: Subject, cap):
     others = [name for name in names if name != subject.model.partition("@")[0]]
     if others:
         kept_value("compare-model", others[0])
+        if state.get("_compared", subject.model) != subject.model == state.get("compare-model"):
+            state["compare-model"] = others[0]  # beside itself a model that was chosen just now shows nothing
+    state["_compared"] = subject.model
     name = choose_model(key="compare-model", label="Second model")
     if name is None:
         return None

@@ -218,8 +218,13 @@ class Driver:
         here = self.page.evaluate(CONTROLS)
         fresh = new_page(self.page.viewport_size["width"], self.page.viewport_size["height"])
         fresh.goto(self.page.url)
-        settle(fresh, 180)
-        there = fresh.evaluate(CONTROLS)
+        there: dict = {}
+        for _ in range(60):  # controls come one by one, and nothing says which is the last
+            settle(fresh, 180)
+            there = fresh.evaluate(CONTROLS)
+            if there == here:
+                break
+            fresh.wait_for_timeout(500)
         fresh.close()
         self.restored = sum(len(values) for label, values in here.items() if there.get(label) == values)
         self.wrong += [
@@ -228,7 +233,9 @@ class Driver:
             if there.get(label) != values
         ]
 
-    def drive(self, new_page) -> None:
+    def drive(self, new_page, addresses: bool) -> None:
+        if addresses:
+            return self.permalink(new_page)
         self.open()
         for use in (
             self.expanders,
@@ -255,6 +262,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pages", nargs="+", default=list(PAGES), help="parts of addresses, such as compare")
     parser.add_argument("--width", type=int, default=1440)
+    parser.add_argument("--addresses", action="store_true", help="only compare what addresses bring back")
     chosen = parser.parse_args()
     wrong = []
     with dashboard() as (address, _), chromium() as new_page:
@@ -263,7 +271,7 @@ def main() -> int:
             page = new_page(chosen.width, 1100)
             page.set_default_timeout(20_000)
             driver = Driver(page, address, "" if where == "explore" else where)
-            driver.drive(new_page)
+            driver.drive(new_page, chosen.addresses)
             page.close()
             wrong += driver.wrong
             print(

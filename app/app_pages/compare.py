@@ -16,8 +16,11 @@ from words import as_call, in_words, plain
 
 from diffscope import Comparison, figures, readings
 from diffscope.attention.indexing import check_index
+from diffscope.figures.escaping import visible
+from diffscope.readings.words import percent
 from diffscope.stats import STATISTICS
 from diffscope.stats.formulas.spans import NORMALISATIONS
+from diffscope.stats.questions import LETTERS
 
 Place = tuple[int, int]  # layer and head
 SECOND = "compare-"  # begins the keys of the second side's layer and head
@@ -35,17 +38,26 @@ def show_pair(pair: Pair) -> None:
     """The page below the choice of both sides."""
     follow(pair.first.cap, pair.first.subject.key)
     follow(pair.second.cap, pair.second.subject.key, SECOND)
-    reading = None
     with in_words():
-        reading = _differences((pair.key, pair.names), pair)
-        st.markdown(plain(reading.sentence))
+        show_answers(pair)
     show_heads(pair)
     with in_words():
         show_statistic(pair)
-    if reading is not None:
-        show_differences(pair, reading)
+    with in_words():
+        show_differences(pair, _differences((pair.key, pair.names), pair))
     with in_words():
         show_depths(pair)
+
+
+def show_answers(pair: Pair) -> None:
+    """What each side says next, and which of its heads find the answer."""
+    for side in pair.sides:
+        says = ""
+        if side.cap.next:
+            token, probability = side.cap.next[0]
+            says = f"says next “{visible(str(token))}” with {percent(float(probability))}. "
+        found = _finders(side.subject.key, side.cap).sentence
+        st.markdown(f"**{plain(side.name)}** {plain(says + found)}")
 
 
 @st.fragment
@@ -111,7 +123,7 @@ def offer_maps(pair: Pair, first: Place, second: Place) -> None:
         places = {"layer": (first[0], second[0]), "head": (first[1], second[1])}
         blocks.take_away(
             "compare-maps",
-            label="Take the maps away",
+            label="Export the maps",
             figure=partial(figures.maps, comparison, **places),
             data=partial(comparison.maps, **places),
             code=f"{pair.code()}\n"
@@ -124,7 +136,7 @@ def offer_maps(pair: Pair, first: Place, second: Place) -> None:
             call = as_call("figure = diffscope.figures.maps", "cap", {"layer": layer, "head": head})
             blocks.take_away(
                 f"compare-maps-{number}",
-                label=f"Take the maps of {plain(side.name)} away",
+                label=f"Export the maps of {plain(side.name)}",
                 figure=partial(figures.maps, side.cap, layer=layer, head=head),
                 data=partial(side.cap.maps, layer, [head]),
                 code=f'{side.subject.code()}\n{call}figure.save("maps.pdf")\n',
@@ -156,7 +168,7 @@ def show_bars(pair: Pair, places: tuple[Place, Place]) -> None:
         st.caption(f"**{plain(side.name)}.** {plain(reading.sentence)}")
     blocks.take_away(
         "compare-allocation",
-        label="Take the bars away",
+        label="Export the bars",
         figure=lambda: figure,
         data=lambda: dataset,
         code=pair.code()
@@ -184,13 +196,14 @@ def show_statistic(pair: Pair) -> None:
     blocks.show_chart(figure, f"{sides[0].attrs['long_name']} of every head of both sides", key="compare-strips")
     words = STATISTICS[chosen.name]
     lines = "Lines lead from a head to the same head." if pair.matched else "Head h of one side is not head h of the other."
-    st.caption(f"{plain(words.definition)} · {plain(sides[0].attrs['selection'])}. Each point is a head. {lines}")
+    about = f"{words.description} · {sides[0].attrs['selection']}. Each point is a head. {lines}"
+    st.caption(plain(about), help=plain(f"{words.definition}. {LETTERS}."))
     if lacking := [name for name, side in zip(pair.names, sides) if side[chosen.name].isnull().all()]:
         st.caption(f"No head of {plain(' and '.join(lacking))} has a value. Undefined: {plain(words.words.undefined)}.")
     choices = {"statistic": chosen.name, "query": chosen.query, "where": chosen.where}
     blocks.take_away(
         "compare-statistic",
-        label="Take the statistic away",
+        label="Export the statistic",
         figure=lambda: figure,
         data=lambda: values.to_dataset(name=chosen.name),
         code=pair.code()
@@ -211,6 +224,7 @@ diffscope.figures.strips(values, joined={joined}).save("strips.pdf")
 def show_differences(pair: Pair, reading) -> None:
     """What differs most, listed."""
     title("What differs most")
+    st.markdown(plain(reading.sentence))
     blocks.show_differences(reading.estimates, key="compare-differences")
     where = (
         "Each head is compared with itself"
@@ -220,7 +234,7 @@ def show_differences(pair: Pair, reading) -> None:
     st.caption(f"{where}, at the last token of each side; a spread is the standard deviation over the heads of all layers.")
     blocks.take_away(
         "compare-differences",
-        label="Take the list away",
+        label="Export the list",
         data=lambda: reading.estimates,
         code=pair.code() + DIFFERENCES.format(matched=pair.matched),
     )
@@ -239,6 +253,11 @@ def title(words: str) -> None:
 @st.cache_resource(show_spinner="Measuring", max_entries=16)
 def _allocation(key: tuple, _cap):
     return readings.allocation(_cap)
+
+
+@st.cache_resource(show_spinner="Measuring", max_entries=16)
+def _finders(key: tuple, _cap):
+    return readings.finders(_cap)
 
 
 @st.cache_resource(show_spinner="Comparing", max_entries=16)

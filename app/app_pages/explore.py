@@ -22,6 +22,11 @@ from diffscope.stats import STATISTICS
 from diffscope.stats.questions import LETTERS
 
 BARS = 4096  # keys of a row that are drawn as bars
+HELP = (
+    "Irrelevant tokens: all but the answer, the question and the first token. ρ: how far two maps differ there; 0 is the same, 1 "
+    "nothing in common, and only what they have in common can cancel. Control: the same with the second map of another head of "
+    "the layer. Above 1 times A1's mass, the subtraction adds weight instead of taking it away."
+)
 state = st.session_state
 
 
@@ -67,12 +72,15 @@ def define(statistic) -> None:
     """What is shown, by its formula, and what its letters stand for."""
     words = STATISTICS[statistic.name]
     undefined = f" Undefined: {words.words.undefined}."
-    st.caption(f"{plain(words.definition)}", help=plain(f"{LETTERS}.{undefined} Source: {words.words.source}."))
+    st.caption(
+        plain(f"{words.description}."), help=plain(f"{words.definition}. {LETTERS}.{undefined} Source: {words.words.source}.")
+    )
 
 
 @st.fragment
 def show_head(subject, cap, layer: int, head: int) -> None:
     """The maps of one head and one token's row; a click here draws only these again."""
+    said = st.container()
     before = (layer, head)
     if None not in (state["layer"], state["head"]):
         layer, head = state["layer"], state["head"]
@@ -88,8 +96,8 @@ def show_head(subject, cap, layer: int, head: int) -> None:
     if (layer, head) != before or state.pop("_marked", False):
         st.rerun()  # what lies above shows the head and the spans too, and need not be waited for
     query = choose_query(cap)
-    with in_words():
-        st.markdown(plain(readings.of_head(cap, layer, head, query).sentence))
+    with said, in_words():
+        st.markdown(plain(readings.of_head(cap, layer, head, query).sentence), help=HELP)
     token = plain(shorten(visible(readable(cap.prompts[0])[query])))
     colours = ": A₁ adds (blue), λ·A₂ takes away (orange), D is what is left." if cap.differential else "."
     st.caption(f"What token {query} “{token}” attends to{colours}")
@@ -122,7 +130,7 @@ def offer(subject, cap, layer: int, head: int, statistic) -> None:
     with st.container(horizontal=True):
         blocks.take_away(
             name,
-            label="Take the maps away",
+            label="Export the maps",
             figure=partial(figures.maps, cap, layer=layer, head=head),
             page=partial(attention_view.page, cap, layer, head),
             data=partial(cap.maps, layer, [head]),
@@ -134,7 +142,7 @@ def offer(subject, cap, layer: int, head: int, statistic) -> None:
         choices = {"statistic": asked, "query": statistic.query, "where": statistic.where}
         blocks.take_away(
             asked,
-            label="Take the statistic away",
+            label="Export the statistic",
             figure=partial(figures.heads, cap, measured=statistic.measured, **choices),
             data=lambda: statistic.over_heads,
             code=subject.code() + f"\ndataset = cap.measure([{asked!r}])\n" + as_call("diffscope.figures.heads", "cap", choices),

@@ -227,7 +227,7 @@ def offer(board: Board) -> None:
         figure = partial(figures.board, verdicts)
         blocks.take_away(
             "board",
-            label="Take the board away",
+            label="Export the board",
             figure=figure if measured else None,
             page=partial(report.page, verdicts, board.title, board.statements),
             data=(lambda: figure().data) if measured else None,

@@ -73,7 +73,7 @@ def show_predictions(subject, cap, edits, distractors, layer: int, head: int) ->
     drawn = tokens["probability"].assign_coords(token=names(tokens))
     blocks.take_away(
         "next-tokens",
-        label="Take the predictions away",
+        label="Export the predictions",
         figure=partial(figures.curves, drawn, x="token", series="side", style="bars"),
         data=lambda: tokens.assign(said.estimates.rename(probability="answer_probability")),
         code=script(subject, cap, edits, distractors, layer, head),
@@ -147,14 +147,14 @@ def offer(cap, after, layer: int, head: int, code: str, reading, where) -> None:
     with st.container(horizontal=True):
         blocks.take_away(
             f"{short_name(cap.model_name)}-edited-layer{layer}-head{head}",
-            label="Take the maps away",
+            label="Export the maps",
             figure=partial(figures.maps, comparison, layer=layer, head=head),
             data=partial(comparison.maps, layer, head),
             code=code,
         )
         blocks.take_away(
             f"{short_name(cap.model_name)}-changes",
-            label="Take the changes away",
+            label="Export the changes",
             figure=partial(figures.heads, cap, statistic="change", measured=reading.estimates, where=where),
             data=lambda: reading.estimates,
             code=code,

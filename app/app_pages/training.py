@@ -109,7 +109,7 @@ def show_pictures(captures: Mapping[int, Capture], layer: int, head: int, code: 
         blocks.show_chart(figure, alt, key="training-pictures", on_select=picked, selection_mode="points")
         blocks.take_away(
             f"checkpoints-layer{layer}-head{head}",
-            label="Take the pictures away",
+            label="Export the pictures",
             figure=lambda: figure,
             data=lambda: figure.data,
             code=code + f'diffscope.figures.checkpoints(captures, layer={layer}, head={head}).save("checkpoints.pdf")\n',
@@ -153,7 +153,7 @@ def show_steps(captures: Mapping[int, Capture], layer: int, head: int, code: str
         )
         blocks.take_away(
             f"{short_name(cap.model_name)}-layer{layer}-head{head}",
-            label=f"Take the maps of step {step} away",
+            label=f"Export the maps of step {step}",
             figure=partial(figures.maps, cap, layer=layer, head=head),
             data=partial(cap.maps, layer, [head]),
             code=code + f'diffscope.figures.maps(captures[{step}], layer={layer}, head={head}).save("maps.pdf")\n',
@@ -204,7 +204,7 @@ def show_curves(reading, layer: int, head: int, query: int, code: str) -> None:
                 st.caption(plain(STATISTICS[name]))
                 blocks.take_away(
                     f"training-{name}",
-                    label=plain(f"Take away: {title}"),
+                    label=plain(f"Export: {title}"),
                     figure=partial(figures.training, reading.estimates, statistic=name, layer=layer, head=head),
                     data=lambda: reading.estimates,
                     code=code
@@ -263,7 +263,7 @@ def _show_answers(answers, kept_steps: Checkpoints, asked: Mapping) -> None:
                 blocks.show_chart(figure, f"{title} by step of training, with 95 % intervals", key=f"training-asked-{name}")
                 blocks.take_away(
                     f"training-{name}",
-                    label=plain(f"Take away: {title}"),
+                    label=plain(f"Export: {title}"),
                     figure=partial(figures.curves, even[name], x="step", **ends, references=references),
                     data=lambda: answers,
                     code=code,
@@ -284,7 +284,7 @@ def show_cohort() -> None:
     )
     code = "from pathlib import Path\n\nimport diffscope\nfrom diffscope.lab.training.cohort import open_dataset\n\n"
     code += f'diffscope.figures.cohort(open_dataset(Path({folder!r}))).save("cohort.pdf")\n'
-    blocks.take_away("cohort", label="Take the curves away", figure=lambda: figure, data=lambda: figure.data, code=code)
+    blocks.take_away("cohort", label="Export the curves", figure=lambda: figure, data=lambda: figure.data, code=code)
 
 
 def say_which_have(model: str) -> None:

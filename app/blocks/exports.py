@@ -28,7 +28,7 @@ def take_away(
     page: Callable[[], str] | None = None,
     data: Callable | None = None,
     code: str = "",
-    label: str = "Take away",
+    label: str = "Export",
 ):
     """A menu of downloads, each made when its button is pressed.
 

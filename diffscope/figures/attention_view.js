@@ -4,6 +4,7 @@
 const EXACT = 256; // tokens a side of the windows whose values are asked for token by token
 const LEAST = 8; // tokens a side of the smallest window
 const PAUSE = 250; // milliseconds after the last change of what is remembered
+const HINT = "Point at a cell to read it. Turn the wheel to zoom, click to lock, press arrow keys for other heads.";
 
 const HELP = `Point at a cell to read it, click to lock its query and key, shift-click to lock more; drag to move, turn the wheel to zoom.
 Keys: arrows choose the head beside this one and the layer above or below, + and − zoom, escape unlocks and shows the whole.`;
@@ -193,7 +194,7 @@ class View {
     const parts = [];
     if (this.locked.rows.size) parts.push(`queries ${tokens(this.locked.rows)}`);
     if (this.locked.columns.size) parts.push(`keys ${tokens(this.locked.columns)}`);
-    return parts.length ? `locked: ${parts.join("; ")} (escape unlocks)` : "";
+    return parts.length ? `locked: ${parts.join("; ")} (escape unlocks)` : HINT;
   }
 
   pointAt(at) {

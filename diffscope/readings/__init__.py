@@ -14,6 +14,7 @@ from diffscope.readings.bars import bars
 from diffscope.readings.depths import contrast, depths
 from diffscope.readings.differences import differences
 from diffscope.readings.effects import effects
+from diffscope.readings.finders import finders
 from diffscope.readings.head import of_head
 from diffscope.readings.predictions import answers, asked, next_tokens, predict
 from diffscope.readings.reading import Reading
@@ -31,6 +32,7 @@ __all__ = [
     "depths",
     "differences",
     "effects",
+    "finders",
     "next_tokens",
     "of_head",
     "predict",

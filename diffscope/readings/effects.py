@@ -128,7 +128,7 @@ def _sentence(estimates: xr.Dataset) -> str:
             which = f"{int(heads.sum())} of {counted(count, 'head')} changed {words} ({_named(heads, there)})"
             sentences.append(f"{which}: {_sizes(estimates['change'].sel(cause=cause).where(heads), estimates['rounding'])}.")
     if again := int((directly & downstream).sum()):
-        sentences.append(f"Of the first, {counted(again, 'head')} attended to another input as well.")
+        sentences.append(f"Of those that changed directly, {again} also got another input.")
     other = estimates["other_head"].sel(quantity="D")
     if bool(other.notnull().any()):
         sentences.append(

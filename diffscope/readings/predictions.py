@@ -188,7 +188,7 @@ def _sentence(before: Prediction, after: Prediction, against: str, chance: float
     odds = f"{figures(before.log_odds)} before and {figures(after.log_odds)} after"
     words = f"Log-odds of the answer against {against}: {odds}, in nats"
     if math.isnan(chance):
-        return f"{words}; 0 is as likely as all else together."
+        return f"{words}; at 0 it would be as likely as all else together."
     if not chance:
-        return f"{words}; 0 is as likely as that."
-    return f"{words}; 0 is as likely as all of them together, {figures(chance)} as each."
+        return f"{words}; at 0 both would be as likely."
+    return f"{words}; at 0 it would be as likely as all of them together, at {figures(chance)} as each."

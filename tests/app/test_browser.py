@@ -87,7 +87,7 @@ def test_arrows_move_between_heads_and_a_click_reads_the_row(page, address):
 def test_the_maps_are_taken_away(page, address, tmp_path):
     page.goto(address)
     page.wait_for_selector(MAPS)
-    page.get_by_role("button", name="Take the maps away").click()
+    page.get_by_role("button", name="Export the maps").click()
     for kind, start in {"PDF": b"%PDF", "SVG": b"<?xml", "HTML": b"<!doctype html>", "CSV": b"#", "NetCDF": b"CDF"}.items():
         with page.expect_download() as started:
             page.get_by_role("button", name=kind, exact=True).click()

@@ -42,7 +42,8 @@ def modules(app):
 
 def listed(test):
     """The stacked edits in words."""
-    return [element.value.replace("\\", "")[2:-2] for element in test.markdown if element.value.startswith("**")][1:-2]
+    bold = [element.value.replace("\\", "").split("**")[1] for element in test.markdown if element.value.startswith("**")]
+    return bold[1:-2]
 
 
 def address(test):

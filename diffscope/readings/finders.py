@@ -1,0 +1,77 @@
+"""Which heads of a model find the answer, in one line."""
+
+from __future__ import annotations
+
+import xarray as xr
+
+from diffscope.capture import Capture, CaptureBatch
+from diffscope.readings.captures import one_prompt, place_of, query_positions
+from diffscope.readings.reading import Reading, described
+from diffscope.readings.words import between, counted, listed, percent
+
+MOST = 0.5  # of a row: a head that gives that much to the answer finds it
+NAMED = 4  # heads
+
+
+def finders(cap: Capture | CaptureBatch, query: int = -1) -> Reading:
+    """The heads that give the answer at least half of their weights at one query.
+
+    Parameters
+    ----------
+    cap : Capture
+        Of one prompt, with a span ``answer`` for an answer.
+    query : int
+        Whose row is read; by default the last.
+
+    Returns
+    -------
+    Reading
+        ``estimates``: ``share`` (layer, head), what D gives to the answer of all that it gives, Σ|D| there over Σ|D|, NaN of a
+        head that sees nothing else, or none of it; ``uniform`` (layer), what uniform attention would give. Empty where no answer
+        is marked, which the sentence says.
+
+    Raises
+    ------
+    DiffscopeError
+        There is no such token, or the capture is of several prompts.
+    """
+    cap = one_prompt(cap)
+    (at,) = query_positions(cap, [query])
+    if "answer" not in cap.spans:
+        return Reading("No answer is marked in this prompt.", xr.Dataset())
+    mass = cap.measure("span_mass", queries=[at])["span_mass"].isel(query=0, drop=True)
+    share = mass.sel(map="D", span="answer", normalisation="share", drop=True)
+    uniform = xr.DataArray(
+        [_uniform(cap, number, at) for number in range(cap.n_layers)], {"layer": cap.layer_numbers}, ("layer",)
+    )
+    variables = {
+        "share": described(share, "attention on the answer", "sum_answer |D| / sum |D|"),
+        "uniform": described(uniform, "what uniform attention gives", "visible keys of the answer / all visible keys"),
+    }
+    estimates = xr.Dataset(variables)
+    return Reading(_sentence(estimates, cap, place_of(at, cap.n_tokens)), estimates)
+
+
+def _uniform(cap: Capture, number: int, query: int) -> float:
+    """The answer's share of the keys that a query sees in a layer."""
+    visible = cap.layers[number].prompt(0).visible([query])[0].cpu()
+    return float(visible[list(cap.spans["answer"])].sum() / visible.sum())
+
+
+def _sentence(estimates: xr.Dataset, cap: Capture, place: str) -> str:
+    share = estimates["share"]
+    heads = share.stack(which=("layer", "head")).dropna("which")
+    weights = "A" if all(layer.d_is_a1 for layer in cap.layers) else "|D|"
+    if not heads.size:
+        return f"No head sees the answer and other tokens {place}."
+    uniform = estimates["uniform"].where(share.notnull().any("head"), drop=True).values
+    control = f"uniform attention would give {between(uniform, percent)}"
+    ordered = heads.sortby(heads, ascending=False)
+    named = [f"L{layer}H{head} {percent(float(value))}" for (layer, head), value in zip(ordered["which"].values, ordered.values)]
+    count = int((heads >= MOST).sum())
+    if not count:
+        return f"No head gives the answer half of its {weights} {place}; {named[0]} gives most ({control})."
+    more = count - NAMED
+    which = named[: NAMED if more > 1 else count] + ([f"{counted(more, 'other')}"] if more > 1 else [])
+    start = f"{count} of {counted(heads.size, 'head')} {'gives' if count == 1 else 'give'} the answer half of {weights} or more"
+    return f"{start} {place} ({control}): {listed(which)}."

@@ -1,0 +1,51 @@
+"""Which heads find the answer: planted shares, counted and named."""
+
+import numpy as np
+import pytest
+
+import diffscope
+from diffscope import edits
+from diffscope.errors import DiffscopeError
+from diffscope.readings import finders
+from tests import tiny
+
+PROMPT = "The magic number of a city is found in the text. Return the answer"
+
+
+@pytest.fixture(scope="module")
+def scope():
+    return diffscope.load(tiny.own("v1", 3), tiny.tokenizer())
+
+
+@pytest.fixture(scope="module")
+def cap(scope):
+    return scope.capture(PROMPT, spans={"answer": "number of a city"})
+
+
+def test_heads_with_half_of_their_weights_on_the_answer_are_named(cap):
+    reading = finders(cap)
+    share = reading.estimates["share"]
+    d = np.stack([[cap.map("D", layer, head)[-1] for head in range(cap.n_heads)] for layer in cap.layer_numbers])
+    at = list(cap.spans["answer"])
+    np.testing.assert_allclose(share, np.abs(d[..., at]).sum(-1) / np.abs(d).sum(-1), rtol=1e-5)
+    count = int((share >= 0.5).sum())
+    assert 0 < count < share.size and reading.sentence.startswith(f"{count} of {share.size} heads give")
+    best = share.isel(share.argmax(...))
+    assert reading.sentence.partition("): ")[2].startswith(f"L{int(best['layer'])}H{int(best['head'])} ")
+    np.testing.assert_allclose(reading.estimates["uniform"], len(at) / cap.n_tokens)
+
+
+def test_where_none_finds_it_the_nearest_is_named(scope):
+    cap = scope.capture(PROMPT, spans={"answer": [3]})
+    reading = finders(cap, 5)
+    least = reading.estimates["share"].max() < 0.5
+    assert reading.sentence.startswith("No head gives the answer half of its |D| at token 5; L") == bool(least)
+
+
+def test_what_cannot_be_said_is_said(scope, cap):
+    assert finders(scope.capture(PROMPT)).sentence == "No answer is marked in this prompt."
+    assert finders(cap, 1).sentence == "No head sees the answer and other tokens at token 1."
+    with scope.edit(edits.set_lambda(0.0)):
+        assert "of |D|" in finders(scope.capture(PROMPT, spans={"answer": "number"})).sentence
+    with pytest.raises(DiffscopeError, match="outside the prompt"):
+        finders(cap, 1000)
