@@ -44,7 +44,8 @@ gpu:
 notebooks: dev
 	$(BIN)/jupyter-execute --inplace analyses/*.ipynb
 
-# The pictures of the dashboard that README and docs show, taken anew; and every control of every page used once. Both need Chromium.
+# The pictures of the dashboard that README and docs show, taken anew; and every control of every page used once, with what the
+# address of each brings back. Both need Chromium.
 screenshots: dev
 	$(BIN)/python -m tools.screenshots --docs
 

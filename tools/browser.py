@@ -13,8 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.request import urlopen
 
-from diffscope.cli.app import SERVE
-
 ROOT = Path(__file__).parents[1]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 OFFLINE = [
@@ -35,6 +33,8 @@ def dashboard(
     *options: str, environment: dict[str, str] | None = None, script: Path = ROOT / "app" / "main.py"
 ) -> Iterator[tuple[str, subprocess.Popen]]:
     """Run the dashboard of this checkout, or another script; gives its address, without a slash at the end, and its process."""
+    from diffscope.cli.app import SERVE  # what it needs is not there where tests for a GPU run
+
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -120,15 +120,17 @@ def _sentence(estimates: xr.Dataset) -> str:
     if not bool((directly | downstream).any()):
         return f"None of {counted(count, 'head')} changes beyond what rounding explains."
     sentences = []
-    for heads, cause, words in (
-        (directly, "edit", "directly"),
-        (downstream & ~directly, "input", "only because their input did"),
+    for heads, cause, words, where in (
+        (directly, "edit", "directly", ", on the input that they had"),
+        (downstream & ~directly, "input", "only because their input did", ""),
     ):
         if bool(heads.any()):
             which = f"{int(heads.sum())} of {counted(count, 'head')} changed {words} ({_named(heads, there)})"
-            sentences.append(f"{which}: {_sizes(estimates['change'].sel(cause=cause).where(heads), estimates['rounding'])}.")
+            sentences.append(
+                f"{which}: {_sizes(estimates['change'].sel(cause=cause).where(heads), estimates['rounding'])}{where}."
+            )
     if again := int((directly & downstream).sum()):
-        sentences.append(f"Of those that changed directly, {again} also got another input.")
+        sentences.append(f"Of those that changed directly, {again} also got another input, which changed them further.")
     other = estimates["other_head"].sel(quantity="D")
     if bool(other.notnull().any()):
         sentences.append(

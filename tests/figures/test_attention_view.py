@@ -221,7 +221,7 @@ def test_keys_and_clicks_do_what_they_say(page, capture, tmp_path):
     root.press("Escape")
     assert "(40) → key" in point(page, view, 40, 7, 60)
     page.mouse.move(5, 5)
-    assert read(view) == ""
+    assert read(view).startswith("Point at a cell")
     names = [control.get_attribute("aria-label") for control in view.locator("button, select").all()]
     assert all(names) and {"Zoom in", "Lines", "Scale"} <= set(names)
     assert all(control.get_attribute("title") for control in view.locator("button, select, label").all())
@@ -341,7 +341,7 @@ def test_views_of_a_group_are_looked_at_together(page, capture, tmp_path):
     assert limits[0][0] != limits[1][0]
     point(page, first, 40, 7, 60)
     assert printed(read(second), "D")[0] == pytest.approx(edited.map("D", 1, 2).values[40, 7], abs=1e-4)
-    assert read(third) == "" and read(single) == ""
+    assert all(read(other).startswith("Point at a cell") for other in (third, single))
     page.mouse.click(*place_of(page, second, 30, 30, 60))
     page.mouse.wheel(0, -200)
     first.get_by_label("Scale").select_option("log")
