@@ -12,6 +12,7 @@ import statistics
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
@@ -36,6 +37,10 @@ LIMITS = {
 #: what ten readers say of edits in their addresses
 STACKS = ("none", "zero_a2", "none", "none", "set_lambda:0.9:layers=1", "none", "ablate_heads:layers=0", "none", "none", "none")
 
+REST = 4000  # milliseconds in which a browser has drawn the charts of a long prompt, too
+
+# Frame by frame, since what waits for a selector looks ever less often, and leaves a handle in the page's memory.
+CHANGED = "async (node, before) => { while (node.textContent === before) await new Promise(requestAnimationFrame); }"
 POINTER = """
 async ([selector, count]) => {
   const canvas = document.querySelector(selector) || [...document.querySelectorAll("*")].map((e) => e.shadowRoot).filter(Boolean)
@@ -78,16 +83,17 @@ def first_maps(new_page, address: str) -> float:
     return taken
 
 
-def next_head(page, count: int) -> list[float]:
-    """An arrow key in the view, to the title of the next head's maps."""
+def next_head(page, count: int, rest: int = 0) -> list[float]:
+    """An arrow key in the view, to the title of the next head's maps; `rest` milliseconds later the next one."""
     view = page.locator(f"{VIEW} [role=application]")
+    title = page.locator(f"{VIEW} strong")
     times = []
     for number in range(count):
-        before = page.locator(f"{VIEW} strong").inner_text()
+        before = title.inner_text()
         key = "ArrowRight" if number % 2 == 0 else "ArrowLeft"
-        other = f"{VIEW} strong:not(:text-is({json.dumps(before, ensure_ascii=False)}))"
-        times.append(milliseconds(lambda key=key: view.press(key), lambda other=other: page.wait_for_selector(other)))
+        times.append(milliseconds(partial(view.press, key), partial(title.evaluate, CHANGED, before)))
         settle(page)
+        page.wait_for_timeout(rest)
     return times
 
 
@@ -114,7 +120,8 @@ def long_prompt(new_page, address: str, folder: Path) -> dict[str, float]:
     page.goto(f"{address}/?tour=off&{where}")
     page.wait_for_selector(MAPS, timeout=120_000)
     settle(page, 120)
-    overviews = next_head(page, 4)
+    page.wait_for_timeout(REST)
+    overviews = next_head(page, 6, REST)
     zooms = []
     page.locator(MAPS).first.scroll_into_view_if_needed()
     box = page.locator(MAPS).first.bounding_box()
