@@ -136,7 +136,7 @@ def test_sessions_have_jobs_of_their_own_which_outlast_their_page_and_not_their_
         one.get_by_role("button", name="Count").wait_for()
         assert not goes_on("one") and goes_on("two")
         two.get_by_role("link", name="elsewhere").click()
-        two.get_by_text("Elsewhere").wait_for()
+        two.get_by_text("Elsewhere", exact=True).wait_for()
         assert goes_on("two")
         two.get_by_role("link", name="counting").click()
         two.get_by_text("counted").wait_for()
