@@ -9,16 +9,21 @@ import xarray as xr
 
 from diffscope.capture import Capture, CaptureBatch
 from diffscope.comparison import Comparison
+from diffscope.errors import DiffscopeError
 from diffscope.figures import board as _board  # noqa: F401 (each registers what it draws)
 from diffscope.figures import cohort as _cohort  # noqa: F401
-from diffscope.figures import heads as _heads  # noqa: F401
+from diffscope.figures import heads as _heads
 from diffscope.figures import layers as _layers  # noqa: F401
+from diffscope.figures import map_grid as _grid
 from diffscope.figures import maps as _maps  # noqa: F401
 from diffscope.figures import rows as _rows  # noqa: F401
 from diffscope.figures.base import KINDS, Figure
 from diffscope.figures.maps import LARGEST
+from diffscope.figures.of_values import cells
+from diffscope.figures.selection import one_prompt
 
 Window = slice | tuple[int, int] | int
+Heads = Sequence[int] | Literal["all"]
 Contrast = Literal["sqrt", "linear"]
 
 
@@ -33,10 +38,12 @@ def maps(
     *,
     layer: int | tuple[int, int] | None = None,
     head: int | tuple[int, int] = 0,
+    layers: Heads | None = None,
+    heads: Heads | None = None,
     prompt: int = 0,
     queries: Window | None = None,
     keys: Window | None = None,
-    size: int = LARGEST,
+    size: int | None = None,
     names: Sequence[str] | None = None,
     contrast: Contrast = "sqrt",
     scale: Literal["shared", "own"] = "shared",
@@ -45,7 +52,7 @@ def maps(
     width: float | None = None,
     title: str | None = None,
 ) -> Figure:
-    """The maps of one head side by side: A1, A2, λ·A2 and D; of a comparison D of both models.
+    """The maps of one head side by side: A1, A2, λ·A2 and D; of a comparison D of both models; or one map of many heads.
 
     Parameters
     ----------
@@ -54,15 +61,18 @@ def maps(
         As the model numbers it, by default its first; of a comparison also one for each model.
     head : int
         Of a comparison also one for each model.
+    layers, heads : sequence of int or "all", optional
+        A grid instead: one map of each of these heads, a row a layer and a column a head, all on one scale; of a comparison the
+        grids of both models side by side. Where one of the two is not given it is "all".
     prompt : int
         Which prompt of a batch.
     queries, keys : slice, (start, stop) or int, optional
         The window to draw. Without one, a prompt of more than `size` tokens is drawn in bins of which each shows its value of
         largest magnitude.
     size : int
-        The most tokens a side that are drawn one by one.
+        The most tokens a side that are drawn one by one: 512, of a grid 64.
     names : sequence of str, optional
-        Which of A1, A2, lambda_A2, D and share, of differential attention; not of a comparison.
+        Which of A1, A2, lambda_A2, D and share, of differential attention; not of a comparison. Of a grid one, by default D.
     contrast : {"sqrt", "linear"}
         Whether a colour follows the root of a weight, which shows small weights beside a sink, or the weight.
     scale : {"shared", "own"}
@@ -85,8 +95,26 @@ def maps(
     DiffscopeError
         There is no such layer, head, prompt, window, map or venue.
     """
-    data = KINDS["maps"].data(cap, layer, head, prompt, queries, keys, size, names)
+    if layers is not None or heads is not None:
+        data = _grid.data(_by_model(cap, prompt), layers, heads, _one_name(names), queries, keys, size or _grid.SIZE)
+        return KINDS["grid"].figure(data, venue, wide, width, contrast=contrast, title=title)
+    data = KINDS["maps"].data(cap, layer, head, prompt, queries, keys, size or LARGEST, names)
     return KINDS["maps"].figure(data, venue, wide, width, contrast=contrast, scale=scale, title=title)
+
+
+def _by_model(cap: Capture | CaptureBatch | Comparison, prompt: int) -> dict[str, Capture]:
+    """One prompt of each model, by the models' names."""
+    if isinstance(cap, Comparison):
+        return {name: one_prompt(one, prompt) for name, one in zip(cap.names, cap.captures)}
+    capture = one_prompt(cap, prompt)
+    return {capture.model_name: capture}
+
+
+def _one_name(names: Sequence[str] | None) -> str:
+    chosen = [names] if isinstance(names, str) else list(names or ["D"])
+    if len(chosen) != 1:
+        raise DiffscopeError(f'a grid is of one map, not of {len(chosen)}: names=["D"]')
+    return chosen[0]
 
 
 def row(
@@ -123,7 +151,7 @@ def row(
 
 
 def heads(
-    cap: Capture | CaptureBatch,
+    cap: Capture | CaptureBatch | Comparison,
     *,
     statistic: str = "span_mass",
     query: int | Literal["mean"] | None = -1,
@@ -139,11 +167,11 @@ def heads(
     width: float | None = None,
     title: str | None = None,
 ) -> Figure:
-    """A statistic by layer and head.
+    """A statistic by layer and head; of a comparison of both models side by side, on one scale.
 
     Parameters
     ----------
-    cap : Capture or CaptureBatch
+    cap : Capture, CaptureBatch or Comparison
     statistic : str
         A name from ``diffscope.stats.STATISTICS``.
     query : int or "mean"
@@ -155,7 +183,7 @@ def heads(
     where : mapping of str to str, optional
         The same along other dimensions, by their names.
     measured : xarray.Dataset, optional
-        What ``cap.measure`` returned, where the caller has it.
+        What ``cap.measure`` returned, where the caller has it; of a comparison that has its dimension ``model``.
     contrast, venue, wide, width, title
         As of :func:`maps`.
 
@@ -169,6 +197,9 @@ def heads(
         There is no such statistic, query or label, or the statistic has no meaningful mean.
     """
     labels = {"map": map, "span": span, "normalisation": normalisation, **(where or {})}
+    if isinstance(cap, Comparison):
+        values = _heads.of_two(cap, statistic, query, prompt, measured, labels)
+        return cells(values, panels="model", venue=venue, wide=wide, width=width, title=title)
     data = KINDS["heads"].data(cap, statistic, query, prompt, measured, **labels)
     return KINDS["heads"].figure(data, venue, wide, width, contrast=contrast, title=title)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ from typing import Any
 import xarray as xr
 
 from diffscope.errors import DiffscopeError, MissingExtra
-from diffscope.figures import theme
-from diffscope.files import replacing, to_json
+from diffscope.figures import facts, pgf, theme
+from diffscope.files import check_target, replacing, to_json
 
-PRINTED = (".pdf", ".svg", ".png")
+PRINTED = (".pdf", ".svg", ".png", ".pgf")
+ALSO = {"data": ".data.json", "latex": ".tex", "provenance": ".provenance.json"}
+FINE = 600  # dots an inch of what is no vector, and of a .png half as many
 
 
 @dataclass(frozen=True)
@@ -102,13 +105,21 @@ class Figure:
             drawing.draw_without_rendering()  # whatever reads the style does so now
         return drawing
 
-    def save(self, path: str | os.PathLike) -> Path:
+    @property
+    def caption(self) -> str:
+        """What is seen, of which model, layer, head and prompt, averaged over what: for below the figure in a paper."""
+        return facts.caption(self)
+
+    def save(self, path: str | os.PathLike, also: Sequence[str] | str = ()) -> Path:
         """Write the figure, whole or not at all.
 
         Parameters
         ----------
         path : path-like
-            Ends in .pdf, .svg or .png to print, .html to explore, .json for the data.
+            Ends in .pdf, .svg, .png or .pgf to print, .html to explore, .json for the data. The images of a .pgf lie beside it.
+        also : sequence of str, or "all"
+            What is written beside it, under its name: ``data`` (.data.json), ``latex`` (.tex, the lines of a paper that show it,
+            with its caption), ``provenance`` (.provenance.json: what it was made of, with which versions, by which command).
 
         Returns
         -------
@@ -121,10 +132,18 @@ class Figure:
         """
         path = Path(path)
         check_suffix(path)
-        content = self.to_bytes(path.suffix)
+        words = _beside(also)
+        files = self._pgf(path) if path.suffix.lower() == ".pgf" else {path: self.to_bytes(path.suffix)}
+        contents = {
+            "data": lambda: to_json(self.data.to_dict()),
+            "latex": lambda: facts.latex(self, path),
+            "provenance": lambda: to_json(facts.provenance(self)),
+        }
+        files |= {path.with_name(path.stem + ALSO[word]): contents[word]().encode() for word in words}
         try:
-            with replacing(path) as unfinished:
-                unfinished.write_bytes(content)
+            for name, content in files.items():
+                with replacing(name) as unfinished:
+                    unfinished.write_bytes(content)
         except OSError as error:
             raise DiffscopeError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
         return path
@@ -132,6 +151,8 @@ class Figure:
     def to_bytes(self, suffix: str) -> bytes:
         """What ``save`` would write under a name with this suffix."""
         suffix = suffix.lower()
+        if suffix == ".pgf":
+            raise DiffscopeError("a figure as .pgf is several files: save it under a name")
         if suffix == ".json":
             return to_json(self.data.to_dict()).encode()
         if suffix == ".html":
@@ -139,7 +160,17 @@ class Figure:
             drawing.update_layout(paper_bgcolor=theme.PAPER)
             page = drawing.to_html(include_plotlyjs=True, full_html=True, config={"displaylogo": False, "responsive": True})
             return page.encode()
-        return self._printed(suffix.removeprefix("."), dpi=300 if suffix == ".png" else 600)
+        return self._printed(suffix.removeprefix("."), dpi=FINE // 2 if suffix == ".png" else FINE)
+
+    def _pgf(self, path: Path) -> dict[Path, bytes]:
+        """The files of a figure as PGF, images first: what names them is there last."""
+        check_target(path)
+        drawing = self.matplotlib()
+        with tempfile.TemporaryDirectory() as folder:
+            with theme.styled(self.venue):
+                pgf.write(drawing, Path(folder) / path.name, FINE)
+            written = sorted(Path(folder).iterdir(), key=lambda file: file.name == path.name)
+            return {path.with_name(file.name): file.read_bytes() for file in written}
 
     def _printed(self, kind: str, dpi: int) -> bytes:
         drawing = self.matplotlib()
@@ -165,7 +196,18 @@ def check_suffix(path: Path) -> None:
     """Refuse a name that no figure can be written under."""
     if path.suffix.lower() not in (*PRINTED, ".html", ".json"):
         suffix = path.suffix or "a file without a suffix"
-        raise DiffscopeError(f"cannot write a figure as {suffix!r}: use .pdf, .svg, .png, .html or .json")
+        raise DiffscopeError(f"cannot write a figure as {suffix!r}: use .pdf, .svg, .png, .pgf, .html or .json")
+
+
+def _beside(also: Sequence[str] | str) -> list[str]:
+    """What is written beside a figure, by name."""
+    if also == "all":
+        return list(ALSO)
+    words = [also] if isinstance(also, str) else list(also)
+    for word in words:
+        if word not in ALSO:
+            raise DiffscopeError(f"nothing called {word!r} is written beside a figure: there are {', '.join(ALSO)}, or all")
+    return words
 
 
 def _need(package: str) -> None:

@@ -9,6 +9,8 @@ import numpy as np
 from diffscope.figures import theme
 from diffscope.figures.escaping import for_html, for_print
 
+RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+
 
 def finish_screen(
     figure,
@@ -40,6 +42,27 @@ def finish_print(figure, title: str | None) -> None:
     if title:
         figure.suptitle(for_print(title), x=0.01, ha="left")
     settle(figure)
+
+
+def log_axis(axis) -> None:
+    """Make an axis of a matplotlib drawing logarithmic, all its ticks in one form: numbers, or powers of ten as plain text.
+
+    Matplotlib writes powers as mathematics, which stays what it is in a figure whose texts are no mathematics.
+    """
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
+    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+    axis.set_major_formatter(FuncFormatter(lambda value, _: _power(value, *axis.get_view_interval())))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _power(value: float, low: float, high: float) -> str:
+    """A tick of a logarithmic axis from `low` to `high`."""
+    if low >= 1e-3 and high <= 1e4:
+        return f"{value:g}"
+    exponent = round(np.log10(value))
+    digits = str(abs(exponent)).translate(RAISED)
+    return f"10{'⁻' if exponent < 0 else ''}{digits}"
 
 
 def canvas(width: float, height: float, w_pad: float = 0.02, h_pad: float = 0.02):

@@ -38,6 +38,20 @@ def data(
     return over_heads(measured[statistic], query, prompt, choices, model=cap.model_name)
 
 
+def of_two(comparison, statistic: str, query, prompt: int, measured: xr.Dataset | None, choices: dict) -> xr.DataArray:
+    """One statistic (model, layer, head) of two models; parameters as of :func:`data`."""
+    measured = comparison.measure([statistic]) if measured is None else measured
+    of_models = []
+    for name, cap in zip(comparison.names, comparison.captures):
+        own = measured.sel(model=name, drop=True)
+        of_models.append(data(cap, statistic, query, prompt, own, **choices))
+    arrays = [dataset[statistic] for dataset in of_models]
+    together = xr.concat(arrays, xr.DataArray(list(comparison.names), dims="model", name="model"), join="outer")
+    first = of_models[0].attrs
+    title = " · ".join(word for word in (first["long_name"], first["selection"]) if word)
+    return together.assign_attrs(long_name=title, units=first["units"], model=" and ".join(comparison.names))
+
+
 def _position(query: int, n: int) -> int:
     """A query of a prompt of n tokens, counted from 0: in a batch the last one is not the last of the axis."""
     if not -n <= query < n:

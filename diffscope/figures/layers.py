@@ -8,7 +8,7 @@ import xarray as xr
 from diffscope.errors import DiffscopeError
 from diffscope.figures import theme
 from diffscope.figures.base import register
-from diffscope.figures.canvas import canvas, finish_print, finish_screen
+from diffscope.figures.canvas import canvas, finish_print, finish_screen, log_axis
 from diffscope.figures.selection import one_prompt
 
 
@@ -98,7 +98,7 @@ def in_print(data: xr.Dataset, width: float, title: str | None = None):
             style = "-" if look["dash"] == "solid" else "--"
             ax.plot(layers, data[name].values, color=look["color"], ls=style, marker=look["marker"], ms=2.6, label=words)
     if "error" in data:
-        ax.set_yscale("log")
+        log_axis(ax.yaxis)
     ax.yaxis.grid(True)
     ax.xaxis.set_major_locator(MaxNLocator(12, integer=True))
     ax.set_xlabel("layer")

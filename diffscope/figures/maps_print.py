@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import math
+
 import xarray as xr
 
 from diffscope.figures import theme
 from diffscope.figures.canvas import canvas, trim
 from diffscope.figures.escaping import for_print, shorten
-from diffscope.figures.panels import edges, heading, labels, panels, positions, spans_in_view
+from diffscope.figures.panels import edges, heading, labels, marked_spans, panels, positions, spans_in_view
 
 NARROW = 4.5  # inches below which four maps go two by two
-SMALLEST = 5.0  # points: token labels smaller than this are left out
+READABLE = 5.0  # points a token's label takes at least where not every token has one
+SMALLEST = 4.2  # points at which every token still has its label
+LARGEST = 6.5  # points of a label
+SPARSE = 4  # tokens for each of which one is named, above which positions say more
+MARGIN = 0.45  # inches that labels of queries take, once for all maps of a row
+LONGEST = 9  # characters of a label
 
 
 def draw(data: xr.Dataset, width: float, contrast: str = "sqrt", scale: str = "shared", title: str | None = None):
     """The drawing for print; parameters as of ``diffscope.figures.maps``."""
     shown = panels(data, scale)
-    columns = min(len(shown), 2 if width < NARROW else 4)
+    columns = _columns(data, len(shown), width)
     lines = -(-len(shown) // columns)
-    figure = canvas(width, width / columns * lines + 0.9)
+    figure = canvas(width, width / columns * lines + 0.9, w_pad=0.03)
     axes = figure.subplots(lines, columns, squeeze=False)
-    room = _room_for_tokens(data, width / columns)
+    room = _room(data, width, columns)
     for i, panel in enumerate(shown):
         ax = axes[i // columns][i % columns]
         _image(ax, data, panel, contrast)
@@ -52,7 +59,7 @@ def _image(ax, data, panel, contrast):
     )
     ax.spines[:].set_visible(True)
     ax.spines[:].set_color(theme.RULE)
-    bar = ax.figure.colorbar(image, ax=ax, location="top", fraction=0.04, pad=0.06, aspect=40)
+    bar = ax.figure.colorbar(image, ax=ax, location="top", fraction=0.04, pad=0.06, aspect=36, shrink=0.9)
     low, high = panel.limits
     ticks = {low: "left", 0: "center", high: "right"} if low < 0 else {0: "left", high: "right"}
     bar.set_ticks(list(ticks))
@@ -64,32 +71,56 @@ def _image(ax, data, panel, contrast):
     bar.ax.set_title(for_print(panel.title), pad=3)
 
 
-def _room_for_tokens(data, inches: float) -> float | None:
-    """Points there are for each token's label, or None where a label at every token could not be read."""
-    room = (inches - 0.32) * 72
-    room_each = room / max(data.sizes["query"], data.sizes["key"])
-    return room_each if data.attrs.get("bin", 1) == 1 and room_each >= SMALLEST else None
+def _columns(data: xr.Dataset, count: int, width: float) -> int:
+    """How many maps stand beside each other: fewer where that lets every token keep its name."""
+    usual = min(count, 2 if width < NARROW else 4)
+    fits = [columns for columns in (usual, 2) if columns <= usual and _room(data, width, columns) >= SMALLEST]
+    return fits[0] if fits else usual
 
 
-def _ticks(ax, data, room: float | None, first: bool, last: bool):
+def _room(data: xr.Dataset, width: float, columns: int) -> float:
+    """Points there are for the name of each token; none for bins of tokens."""
+    inches = (width - MARGIN) / columns - 0.08
+    return inches * 72 / max(data.sizes["query"], data.sizes["key"]) if data.attrs.get("bin", 1) == 1 else 0.0
+
+
+def _ticks(ax, data: xr.Dataset, room: float, first: bool, last: bool):
     from matplotlib.ticker import MaxNLocator
 
     ax.tick_params(length=0, pad=4)  # the marks of spans lie where ticks would be
-    if room is not None:
-        size = min(room, 6.5)
-        texts = {dim: [for_print(shorten(text, 9)) for text in labels(data, dim)] for dim in ("query", "key")}
-        ax.set_xticks(positions(data, "key"), texts["key"], rotation=90, fontsize=size)
-        ax.set_yticks(positions(data, "query"), texts["query"], fontsize=size)
-        ax.tick_params(axis="x", pad=2)
+    ax.tick_params(axis="x", pad=2)
+    if room * SPARSE >= READABLE:
+        for dim, axis, turned in (("key", ax.xaxis, 90), ("query", ax.yaxis, 0)):
+            places = _named(data, dim, room)
+            names = labels(data, dim)
+            at = positions(data, dim)[places]
+            axis.set_ticks(at, [for_print(shorten(names[place], LONGEST)) for place in places], rotation=turned)
+            axis.set_tick_params(labelsize=min(max(room, READABLE) if len(places) < len(names) else room, LARGEST))
+            if len(places) < len(names):
+                axis.set_tick_params(length=1.5)  # which token it is
     else:
-        ax.xaxis.set_major_locator(MaxNLocator(4, integer=True, min_n_ticks=2))
-        ax.yaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=2))
-        ax.tick_params(axis="x", pad=2)
+        for axis in (ax.xaxis, ax.yaxis):
+            axis.set_major_locator(MaxNLocator(4, integer=True, min_n_ticks=2))
         if last:
             ax.set_xlabel("key", labelpad=1)
         if first:
             ax.set_ylabel("query", labelpad=1)
-    ax.tick_params(labelleft=first, labelbottom=last or room is not None)
+    ax.tick_params(labelleft=first, labelbottom=last)
+
+
+def _named(data: xr.Dataset, dim: str, room: float) -> list[int]:
+    """Which tokens have their name on an axis: all, or as many as can be read, those of spans and the ends before others."""
+    count = data.sizes[dim]
+    if room >= SMALLEST:
+        return list(range(count))
+    apart = math.ceil(READABLE / room)
+    at = {position: place for place, position in enumerate(positions(data, dim).tolist())}
+    starts = [at[start] for pieces in marked_spans(data).values() for start, _ in pieces if start in at]
+    places: list[int] = []
+    for place in [*starts, count - 1, *range(0, count, apart), *range(count)]:
+        if all(abs(place - other) >= apart for other in places):
+            places.append(place)
+    return sorted(places)
 
 
 def _mark_spans(ax, data: xr.Dataset) -> list[str]:

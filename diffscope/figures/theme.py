@@ -4,8 +4,9 @@ Nothing here touches global state. Matplotlib styles are dictionaries that `styl
 for the time of one drawing; plotly styles are layout dictionaries.
 
 The colours carry the arithmetic: what A1 adds is blue, what λ·A2 takes away is orange, and D
-runs from orange through white (always exactly zero) to blue. Both pairs stay apart under the
-common forms of colour blindness and in grey print.
+runs from orange through white (always exactly zero) to blue. Both stay apart under the common
+forms of colour blindness. In grey print what is darker than the middle grey is above zero: the
+orange side of D ends there, the blue side goes on to nearly black.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ UNSEEN = "#eef0f3"  # keys that a query cannot see: neither positive, negative n
 
 BLUES = ["#ffffff", "#deebf7", "#c6dbef", "#9ecae1", "#6baed6", "#4292c6", "#2171b5", "#08519c", "#08306b"]
 ORANGES = ["#ffffff", "#feedde", "#fdd0a2", "#fdae6b", "#fd8d3c", "#f16913", "#d94801", "#a63603", "#7f2704"]
+
+TAKEN = ORANGES[:6]  # of D below zero
 
 #: the colour of each map where it is a line or a bar
 MAP_COLOURS = {"A": "#2171b5", "A1": "#2171b5", "A2": "#f16913", "lambda_A2": "#f16913", "D": INK, "share": "#2171b5"}
@@ -83,7 +86,7 @@ def colour_scale(kind: str, contrast: str = "sqrt") -> list[tuple[float, str]]:
         return _stops(BLUES, contrast)
     if kind == "orange":
         return _stops(ORANGES, contrast)
-    lower = [(0.5 - p / 2, colour) for p, colour in reversed(_stops(ORANGES, contrast))]
+    lower = [(0.5 - p / 2, colour) for p, colour in reversed(_stops(TAKEN, contrast))]
     upper = [(0.5 + p / 2, colour) for p, colour in _stops(BLUES, contrast)]
     return lower + upper[1:]
 
@@ -175,6 +178,7 @@ def print_style(venue: str | None = None) -> dict:
         "ps.fonttype": 42,
         "svg.fonttype": "none",
         "svg.hashsalt": "diffscope",
+        "pgf.rcfonts": False,  # LaTeX has the paper's own
     }
 
 

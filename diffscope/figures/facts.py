@@ -1,0 +1,109 @@
+"""What is known of a figure besides its values: a caption for a paper, and where its numbers come from."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from diffscope.figures import theme
+from diffscope.figures.panels import short_name
+from diffscope.files import to_json
+from diffscope.latex import escaped
+
+if TYPE_CHECKING:
+    from diffscope.figures.base import Figure
+
+PACKAGES = ("diffscope-attention", "torch", "transformers", "numpy", "scipy", "xarray", "matplotlib")
+PICTURES = (".pdf", ".png", ".svg", ".pgf")
+#: what the data of a figure says of itself, in the order in which a caption tells it
+FACTS = {
+    "layer": "layer {}",
+    "head": "head {}",
+    "query": "query {}",
+    "n_tokens": "a prompt of {} tokens",
+    "selection": "{}",
+    "normalisation": "normalisation: {}",
+    "averaged_over": "mean over {}",
+    "prompts": "n = {} prompts",
+    "bin": "the largest value of each {0} × {0} tokens",
+}
+
+
+def caption(figure: Figure) -> str:
+    """What is seen, and of what: one sentence of what the figure is, one of the facts that its data tells."""
+    attrs = figure.data.attrs
+    facts = [f"model {short_name(str(attrs['model']))}"] if attrs.get("model") else []
+    facts += [words.format(attrs[name]) for name, words in FACTS.items() if _told(name, attrs.get(name))]
+    lam = attrs.get("lam")
+    if lam is not None:
+        facts.append(f"λ {lam}" if isinstance(lam, str) else f"λ = {float(lam):.3f}")
+    about = str(attrs.get("long_name") or attrs.get("value") or attrs.get("y") or figure.kind.about.partition(";")[0])
+    sentences = [about[:1].upper() + about[1:], "; ".join(facts)]
+    if figure.kind.name in ("maps", "checkpoints") and figure.style.get("contrast") == "sqrt":
+        sentences.append("colours follow the root of a weight, and zero is white")
+    return " ".join(f"{sentence[:1].upper()}{sentence[1:]}." for sentence in sentences if sentence)
+
+
+def _told(name: str, value: Any) -> bool:
+    """Whether a fact is there and is worth its words: bins of one token are none."""
+    return value is not None and value != "" and not (name == "bin" and value == 1)
+
+
+def latex(figure: Figure, path: Path) -> str:
+    """The lines of a paper that show the figure at `path`, as wide as it was drawn."""
+    column, page = theme.VENUES.get((figure.venue or "neurips").lower(), (figure.width, figure.width))
+    environment = "figure*" if column < figure.width - 0.005 and column < page else "figure"
+    place = [str(figure.data.attrs[name]) for name in ("layer", "head") if name in figure.data.attrs]
+    label = "-".join(["fig:" + figure.kind.name, *place])
+    show = {
+        ".pgf": f"\\input{{{path.name}}}% needs \\usepackage{{pgf}}",
+        ".svg": f"\\includesvg[width={figure.width:.4g}in]{{{path.name}}}% needs \\usepackage{{svg}}",
+    }
+    picture = f"\\includegraphics[width={figure.width:.4g}in]{{{path.name}}}% needs \\usepackage{{graphicx}}"
+    return "\n".join(
+        [
+            f"\\begin{{{environment}}}",
+            "  \\centering",
+            f"  {show.get(path.suffix.lower(), picture)}",
+            f"  \\caption{{{escaped(caption(figure))}}}",
+            f"  \\label{{{label}}}",
+            f"\\end{{{environment}}}",
+            "",
+        ]
+    )
+
+
+def provenance(figure: Figure) -> dict:
+    """Where the numbers of a figure come from: what its data says of itself, its digest, how it is drawn, versions, command."""
+    plain = {name: value for name, value in figure.data.attrs.items() if isinstance(value, (str, int, float, bool, np.number))}
+    content = to_json(figure.data.to_dict()).encode()
+    return {
+        "figure": figure.kind.name,
+        "caption": caption(figure),
+        "data": plain | {"sha256": hashlib.sha256(content).hexdigest()},
+        "drawn": {"venue": figure.venue, "width_in": figure.width} | figure.style,
+        "versions": {"python": ".".join(map(str, sys.version_info[:3]))} | _versions(),
+        "command": _command(),
+    }
+
+
+def _versions() -> dict[str, str]:
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return versions
+
+
+def _command() -> str:
+    """How the program was called; a notebook's kernel is told a file of the moment, which says nothing."""
+    program = Path(sys.argv[0]).name if sys.argv else ""
+    return "a notebook" if "ipykernel" in program else shlex.join([program, *sys.argv[1:]])
