@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Literal
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from diffscope.figures import theme
 from diffscope.figures.escaping import for_html, for_print
 
+WIDER = 1.1  # than what it stands at a text may be
 RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -84,6 +86,7 @@ def trim(figure, axes, tries: int = 3) -> None:
     that the layout gave and the box that the aspect left.
     """
     axes = np.atleast_2d(axes)
+    wrap_texts(figure)
     for _ in range(tries):
         figure.get_layout_engine().execute(figure)
         for ax in axes.flat:
@@ -106,5 +109,21 @@ def trim(figure, axes, tries: int = 3) -> None:
 
 def settle(figure) -> None:
     """Lay out once more and keep it so: what is drawn later stays where it is."""
+    wrap_texts(figure)
     figure.get_layout_engine().execute(figure)
     figure.set_layout_engine("none")
+
+
+def wrap_texts(figure) -> None:
+    """Put titles and names of axes on several lines where they are longer than what they stand at."""
+    figure.get_layout_engine().execute(figure)
+    places = [(figure._suptitle, figure.bbox.width * 0.99)] if figure._suptitle else []
+    for ax in figure.axes:
+        box = ax.get_window_extent()
+        places += [(ax.title, box.width * WIDER), (ax.xaxis.label, box.width * WIDER), (ax.yaxis.label, box.height)]
+    for text, room in places:
+        extent = text.get_window_extent()
+        length = extent.height if text.get_rotation() == 90 else extent.width
+        if length > room and "\n" not in text.get_text():
+            letters = max(8, int(len(text.get_text()) * room / length))
+            text.set_text("\n".join(textwrap.wrap(text.get_text(), letters)))

@@ -66,9 +66,9 @@ def in_print(data: xr.Dataset, width: float, title: str | None = None):
         curves.tick_params(labelbottom=row == len(arms) - 1)
         if row == 0:
             curves.set_title("in training", loc="left")
-            cells.set_title("in the end, % of exact answers", loc="left")
+            cells.set_title("in the end, % exact", loc="left")
             place = ((1.0, 1.0), (4, 3), "axes fraction", "offset points")
-            cells.annotate("formed at step", *place, size="small", annotation_clip=False)
+            cells.annotate("formed at", *place, size="small", annotation_clip=False)
     _name_cells(cells, data)
     curves.set_xlabel("step")
     finish_print(figure, title)
