@@ -94,6 +94,16 @@ def maps(
     ------
     DiffscopeError
         There is no such layer, head, prompt, window, map or venue.
+
+    Examples
+    --------
+    >>> import diffscope
+    >>> text = "The magic number: Paris 7421. The magic number: Rome 2174. The magic number: Paris"
+    >>> capture = diffscope.load("mini-diff").capture(text, spans={"answer": "7421"})
+    >>> diffscope.figures.maps(capture, layer=2, head=1, venue="icml")
+    <diffscope figure 'maps' of A1, A2, lambda_A2, D (query: 23, key: 23)>
+    >>> diffscope.figures.maps(capture, layers="all", heads="all", venue="icml")
+    <diffscope figure 'grid' of map (model: 1, layer: 4, head: 2, query: 23, key: 23)>
     """
     if layers is not None or heads is not None:
         data = _grid.data(_by_model(cap, prompt), layers, heads, _one_name(names), queries, keys, size or _grid.SIZE)
@@ -145,6 +155,14 @@ def row(
     Returns
     -------
     Figure
+
+    Examples
+    --------
+    >>> import diffscope
+    >>> text = "The magic number: Paris 7421. The magic number: Rome 2174. The magic number: Paris"
+    >>> capture = diffscope.load("mini-diff").capture(text, spans={"answer": "7421"})
+    >>> diffscope.figures.row(capture, layer=1, head=0)
+    <diffscope figure 'row' of A1, lambda_A2, D (key: 23)>
     """
     data = KINDS["row"].data(cap, layer, head, query, prompt, keys)
     return KINDS["row"].figure(data, venue, wide, width, title=title)
@@ -195,6 +213,14 @@ def heads(
     ------
     DiffscopeError
         There is no such statistic, query or label, or the statistic has no meaningful mean.
+
+    Examples
+    --------
+    >>> import diffscope
+    >>> text = "The magic number: Paris 7421. The magic number: Rome 2174. The magic number: Paris"
+    >>> capture = diffscope.load("mini-diff").capture(text, spans={"answer": "7421"})
+    >>> diffscope.figures.heads(capture, statistic="gini")
+    <diffscope figure 'heads' of gini (layer: 4, head: 2)>
     """
     labels = {"map": map, "span": span, "normalisation": normalisation, **(where or {})}
     if isinstance(cap, Comparison):
@@ -231,6 +257,14 @@ def lambdas(
     ------
     DiffscopeError
         Standard attention has no λ.
+
+    Examples
+    --------
+    >>> import diffscope
+    >>> text = "The magic number: Paris 7421. The magic number: Rome 2174. The magic number: Paris"
+    >>> capture = diffscope.load("mini-diff").capture(text, spans={"answer": "7421"})
+    >>> diffscope.figures.lambdas(capture)
+    <diffscope figure 'lambdas' of lam, lowest, highest, lam_init (layer: 4)>
     """
     return KINDS["lambdas"].figure(KINDS["lambdas"].data(cap, prompt), venue, wide, width, title=title)
 
@@ -254,6 +288,14 @@ def fidelity(
     Returns
     -------
     Figure
+
+    Examples
+    --------
+    >>> import diffscope
+    >>> text = "The magic number: Paris 7421. The magic number: Rome 2174. The magic number: Paris"
+    >>> capture = diffscope.load("mini-diff").capture(text, spans={"answer": "7421"})
+    >>> diffscope.figures.fidelity(capture)
+    <diffscope figure 'fidelity' of error, tolerance (layer: 4)>
     """
     return KINDS["fidelity"].figure(KINDS["fidelity"].data(cap), venue, wide, width, title=title)
 

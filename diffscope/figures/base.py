@@ -188,7 +188,8 @@ class Figure:
         return self._printed("png", dpi=150)  # a notebook keeps its pictures: a quarter of the size in print
 
     def __repr__(self) -> str:
-        sizes = ", ".join(f"{name}: {size}" for name, size in self.data.sizes.items())
+        dims = dict.fromkeys(dim for array in self.data.data_vars.values() for dim in array.dims)
+        sizes = ", ".join(f"{dim}: {self.data.sizes[dim]}" for dim in dims)
         return f"<diffscope figure {self.kind.name!r} of {', '.join(map(str, self.data.data_vars))} ({sizes})>"
 
 

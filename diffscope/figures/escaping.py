@@ -71,6 +71,11 @@ def for_print(text: str) -> str:
     return "".join(c if c.isascii() or _drawable(ord(c)) else "□" for c in text)
 
 
+def lacking(text: str) -> str:
+    """The characters of a text that become a box in print, each once."""
+    return "".join(dict.fromkeys(c for c in text if not c.isascii() and not _drawable(ord(c))))
+
+
 @functools.lru_cache(maxsize=4096)
 def _drawable(code: int) -> bool:
     return any(code in charmap for charmap in _charmaps())

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from diffscope.figures import theme
+from diffscope.figures.escaping import lacking, visible
 from diffscope.figures.panels import short_name
 from diffscope.files import to_json
 from diffscope.latex import escaped
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from diffscope.figures.base import Figure
 
 PACKAGES = ("diffscope-attention", "torch", "transformers", "numpy", "scipy", "xarray", "matplotlib")
-PICTURES = (".pdf", ".png", ".svg", ".pgf")
+SHOWN = 12  # characters without a glyph that are named
 #: what the data of a figure says of itself, in the order in which a caption tells it
 FACTS = {
     "layer": "layer {}",
@@ -47,7 +48,15 @@ def caption(figure: Figure) -> str:
     sentences = [about[:1].upper() + about[1:], "; ".join(facts)]
     if figure.kind.name in ("maps", "checkpoints") and figure.style.get("contrast") == "sqrt":
         sentences.append("colours follow the root of a weight, and zero is white")
+    if boxes := lacking("".join(map(visible, _texts(figure)))):
+        sentences.append(f"□ stands for characters that no font of this machine has: {boxes[:SHOWN]}")
     return " ".join(f"{sentence[:1].upper()}{sentence[1:]}." for sentence in sentences if sentence)
+
+
+def _texts(figure: Figure) -> set[str]:
+    """The labels of a figure's data, tokens among them."""
+    labels = (coordinate.values.ravel() for coordinate in figure.data.coords.values() if coordinate.dtype.kind in "UO")
+    return {str(label) for values in labels for label in values}
 
 
 def _told(name: str, value: Any) -> bool:

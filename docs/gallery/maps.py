@@ -1,0 +1,12 @@
+"""A1, A2, λ·A2 and D of one head
+
+Where each query looks, what the second map holds against it, and what is left. All four have one colour scale, which follows the
+root of a weight, so that small weights show beside a sink; zero is white, and what a query cannot see is grey. A map is computed
+from the queries and keys that the capture kept, and the capture proved that they rebuild the model's own output.
+"""
+
+import diffscope
+
+example = diffscope.tasks.examples()[0]
+capture = diffscope.load("mini-diff").capture(example.text, spans=example.spans)
+figure = diffscope.figures.maps(capture, layer=2, head=1, queries=(60, 96), keys=(60, 96), venue="neurips")
