@@ -10,7 +10,7 @@ One function a figure: ``figures.maps(capture, layer=3, head=1)`` returns a `Fig
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from diffscope.errors import DiffscopeError
@@ -64,6 +64,18 @@ def figure(name: str, subject: Any, **choices: Any) -> Figure:
     DiffscopeError
         There is no such figure, it takes no such keyword, or what is chosen is not there.
     """
+    check_choices(name, choices)
+    return FIGURES[name](subject, **choices)
+
+
+def check_choices(name: str, choices: Mapping[str, Any]) -> None:
+    """Refuse a figure that there is not, and keywords that it does not take.
+
+    Raises
+    ------
+    DiffscopeError
+        It says which there are.
+    """
     if name in RENAMED:
         raise DiffscopeError(f"the figure {name!r} is called {RENAMED[name]!r}")
     if name not in FIGURES:
@@ -72,4 +84,3 @@ def figure(name: str, subject: Any, **choices: Any) -> Figure:
     if unknown := [word for word in choices if word not in keywords]:
         known = [word for word, parameter in keywords.items() if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
         raise DiffscopeError(f"the figure {name!r} does not take {unknown[0]!r}; it takes {', '.join(known)}")
-    return FIGURES[name](subject, **choices)

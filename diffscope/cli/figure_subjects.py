@@ -1,0 +1,208 @@
+"""What each figure is of: how the command line gets a capture, a comparison, a reading or a file for it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import diffscope
+from diffscope.cli.options import check_model, read_capture, read_prompt, read_scope, read_spans
+from diffscope.cli.output import counting, working
+from diffscope.errors import DiffscopeError, PromptError
+
+FACTORS = (0, 0.25, 0.5, 0.75, 1, 1.25, 1.5)  # of λ
+OTHERS = 6  # prompts beside the one that is looked at
+
+
+@dataclass
+class Source:
+    """What was said of models and prompts, each as its option takes it."""
+
+    saved: Path | None
+    model: str | None
+    baseline: str | None
+    prompt: str | None
+    prompt_file: Path | None
+    span: list[str] | None
+    answer: str | None
+    distractor: list[str] | None
+    prompts: str
+    length: list[int] | None
+    device: str | None
+    dtype: str | None
+
+    def scopes(self) -> dict:
+        """The models by name, the first and the one beside it."""
+        check_model(self.model)
+        names = [self.model] if self.baseline is None else [self.model, self.baseline]
+        return {name: read_scope(name, self.device, self.dtype) for name in names}
+
+    def of_one(self, kind: str):
+        """The one model, of a figure that is of no more."""
+        if self.baseline is not None:
+            raise DiffscopeError(f"the figure {kind} is of one model; leave --baseline out")
+        return next(iter(self.scopes().values()))
+
+    def given(self) -> tuple:
+        """The prompt and its spans."""
+        return read_prompt(self.prompt, self.prompt_file), read_spans(self.span or [])
+
+    def file(self, kind: str):
+        """What lies in the file or folder that is drawn."""
+        if self.saved is None:
+            raise DiffscopeError(f"the figure {kind} is of a file or folder: diffscope figure PATH --kind {kind} --out FILE")
+        return diffscope.open(self.saved)
+
+
+def capture(source: Source, kind: str):
+    """One capture, saved or taken now; of two models their comparison."""
+    if source.baseline is None:
+        given = (source.saved, source.model, source.prompt, source.prompt_file, source.span, source.device, source.dtype)
+        return read_capture(*given)
+    if source.saved is not None:
+        raise DiffscopeError(f"{source.saved} is of one model; leave --baseline out, or the file")
+    prompt, spans = source.given()
+    with working("capturing"):
+        return diffscope.compare(*source.scopes().values(), prompt, spans=spans)
+
+
+def depths(source: Source, kind: str) -> dict:
+    """Retrieval by length and depth, of each model."""
+    from diffscope.readings import depths as read
+
+    count = _count(source.prompts, 5)
+    readings = {}
+    for name, scope in source.scopes().items():
+        with counting(name) as progress:
+            readings[name] = read(scope, source.length or None, prompts=count, progress=progress)
+    return readings
+
+
+def composition(source: Source, kind: str):
+    """What A2 is made of, fitted to other prompts."""
+    from diffscope import readings
+
+    scope = source.of_one(kind)
+    prompt, spans = source.given()
+    with working("capturing"):
+        cap = scope.capture(prompt, spans=spans)
+        return readings.composition(cap, readings.other_prompts(scope, cap, OTHERS))
+
+
+def branches(source: Source, kind: str):
+    """What each branch of each head adds to the answer's logit."""
+    from diffscope import readings
+
+    if source.answer is None:
+        raise PromptError("what a head adds is asked of an answer; give --answer TEXT, and --distractor TEXT for each rival")
+    scope = source.of_one(kind)
+    prompt, spans = source.given()
+    with working("capturing"):
+        asked = readings.question(scope, scope.capture(prompt, spans=spans), source.answer, source.distractor or ())
+        return readings.branches(scope, asked, readings.made_up(scope, len(asked.ids), OTHERS))
+
+
+def checkpoints(source: Source, kind: str) -> dict:
+    """Captures of one prompt at every checkpoint that was kept, and at the end."""
+    scope = source.of_one(kind)
+    prompt, spans = source.given()
+    steps = scope.checkpoints
+    if not steps:
+        raise DiffscopeError(f"{scope.name} has no checkpoints; those of a training of diffscope train are in its folder")
+    captures = {}
+    with counting("capturing") as progress:
+        for number, step in enumerate(steps):
+            progress(number, len(steps))
+            captures[step] = scope.at(step).capture(prompt, spans=spans)
+    return captures
+
+
+def followed(source: Source, kind: str):
+    """Statistics over these checkpoints."""
+    from diffscope.readings import along_training
+
+    return along_training(checkpoints(source, kind)).estimates
+
+
+def interventions(source: Source, kind: str) -> dict:
+    """Answers and losses of each model where λ is multiplied."""
+    from diffscope import edits, readings
+
+    tried = {factor: edits.scale_lambda(factor) for factor in FACTORS}
+    return _of_prompts(
+        source,
+        lambda scope, prompts, progress: readings.interventions(scope, prompts, tried, along="factor of λ", progress=progress),
+    )
+
+
+def ablations(source: Source, kind: str) -> dict:
+    """What each head of each model is worth."""
+    from diffscope import readings
+
+    return _of_prompts(source, lambda scope, prompts, progress: readings.ablations(scope, prompts, progress=progress))
+
+
+def _of_prompts(source: Source, read: Callable) -> dict:
+    """A reading of each model on the prompts of --prompts."""
+    from diffscope.lab.scoring import controlled
+    from diffscope.tasks import Retrieval, read_prompts
+
+    told = {}
+    for name, scope in source.scopes().items():
+        if source.prompts and not source.prompts.isdecimal():
+            prompts = read_prompts(source.prompts)
+        else:
+            prompts = controlled(Retrieval(scope.tokenizer), _count(source.prompts, 20), (source.length or [128])[0], 3, 20_000)
+        with counting(name) as progress:
+            told[name] = read(scope, prompts, progress)
+    return told
+
+
+def _count(prompts: str, usual: int) -> int:
+    if not prompts:
+        return usual
+    if not prompts.isdecimal() or int(prompts) < 1:
+        raise PromptError(f"--prompts {prompts} is no number of prompts, from 1")
+    return int(prompts)
+
+
+def board(source: Source, kind: str):
+    """The first board of a study."""
+    study = source.file(kind)
+    boards = getattr(study, "boards", None)
+    if not boards:
+        raise DiffscopeError(f"{source.saved} holds no verdicts; the figure board is of a folder of diffscope study run")
+    return next(iter(boards.values()))
+
+
+def of_file(source: Source, kind: str):
+    """What lies in a file."""
+    return source.file(kind)
+
+
+def in_python(source: Source, kind: str):
+    """Figures of any labelled values have no other source than a script."""
+    raise DiffscopeError(f"the figure {kind} is of values that a script has: diffscope.figures.{kind}(values)")
+
+
+#: how the subject of each figure is got, where it is not a capture
+SUBJECTS: dict[str, Callable] = {
+    "ablation": ablations,
+    "anatomy": composition,
+    "attribution": branches,
+    "board": board,
+    "by_depth": depths,
+    "cells": in_python,
+    "checkpoints": checkpoints,
+    "cohort": of_file,
+    "curves": in_python,
+    "depth_by_length": depths,
+    "interventions": interventions,
+    "strips": in_python,
+    "sweep": of_file,
+    "training": followed,
+}
+
+
+def subject(source: Source, kind: str):
+    """What the figure of this name is drawn of."""
+    return SUBJECTS.get(kind, capture)(source, kind)
