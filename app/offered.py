@@ -13,7 +13,7 @@ from rules import rules
 from uploads import Upload, is_upload
 
 from diffscope.errors import DiffscopeError, ModelNotFound
-from diffscope.models.loading import checkpoints
+from diffscope.models.loading import steps_of
 
 DEEPEST = 4  # folders below the one that is offered
 state = st.session_state
@@ -78,7 +78,7 @@ def below(folder: Path) -> dict[str, dict]:
         name = (Path(folder.name) / home.relative_to(folder)).as_posix()
         model = "config.json" in files and any(file.endswith(".safetensors") for file in files)
         if model and name.isprintable() and _stays_inside(home, folder):
-            models[name] = {"name": name, "path": str(home), "checkpoints": sorted(checkpoints(home))}
+            models[name] = {"name": name, "path": str(home), "checkpoints": list(steps_of(str(home)))}
     return models
 
 

@@ -18,7 +18,7 @@ from sources import bundled, examples, rules
 from diffscope.errors import DiffscopeError
 from diffscope.figures.panels import short_name
 from diffscope.figures.selection import runs
-from diffscope.models.loading import checkpoints
+from diffscope.models.loading import steps_of
 from diffscope.prompts import Chars
 
 MODELS = "two models"
@@ -225,7 +225,7 @@ def _another_step(subject: Subject, cap):
 def kept_steps(base: str) -> list[int]:
     """The steps of a training at which the model is kept."""
     offered = cards()
-    return list(offered[base].get("checkpoints") or []) if base in offered else sorted(checkpoints(Path(base).expanduser()))
+    return list(offered[base].get("checkpoints") or []) if base in offered else list(steps_of(base))
 
 
 def _with_edit(subject: Subject, cap):

@@ -23,7 +23,7 @@ from diffscope.hypotheses.verdicts import Verdict
 from diffscope.lab.standing import Standing, standing
 from diffscope.lab.training.cohort import DATASET, open_dataset
 from diffscope.lab.training.run_folder import WEIGHTS
-from diffscope.models.loading import checkpoints, locate
+from diffscope.models import loading
 from diffscope.scope import Scope, load
 from diffscope.tasks.retrieval import TEMPLATE
 from diffscope.tasks.user_files import TextPrompt, read_prompts
@@ -316,5 +316,5 @@ def steps_of(model: Model) -> list[str]:
     """The checkpoints that a training left beside a model, ``NAME@STEP`` in order; none of a hub id, a checkpoint or a Scope."""
     if isinstance(model, Scope):
         return []
-    folder, weights = locate(model)
-    return [f"{model}@{step}" for step in sorted(checkpoints(folder))] if folder is not None and folder == weights else []
+    folder, weights = loading.locate(model)
+    return [f"{model}@{step}" for step in loading.steps_of(model)] if folder == weights else []

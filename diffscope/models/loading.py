@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+import warnings
 from pathlib import Path
 
 import torch
@@ -12,11 +11,20 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PretrainedConfig
-from transformers.utils import cached_file, logging
+from transformers.utils import cached_file
 
 from diffscope.cards import BUNDLED, bundled
 from diffscope.digests import check_sums
-from diffscope.errors import CorruptFile, DiffscopeError, MissingExtra, ModelNotFound, UnsupportedModel, first_line
+from diffscope.errors import (
+    CorruptFile,
+    DiffscopeError,
+    DiffscopeWarning,
+    MissingExtra,
+    ModelNotFound,
+    UnsupportedModel,
+    first_line,
+)
+from diffscope.models.quiet import quietly
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -54,6 +62,27 @@ def checkpoints(folder: Path) -> dict[int, Path]:
     """The checkpoints that a training has left in a model's folder, by step."""
     steps = {path.name.removeprefix("step-"): path for path in sorted((folder / "checkpoints").glob("step-*"))}
     return {int(step): path for step, path in steps.items() if step.isdigit()}
+
+
+def steps_of(name: str) -> tuple[int, ...]:
+    """The steps of the checkpoints beside a model, each of which is opened as NAME@STEP; none where none were kept.
+
+    Parameters
+    ----------
+    name : str
+        A bundled name, a run's folder or a hub id; also that of one of its checkpoints, NAME@STEP.
+    """
+    try:
+        folder, _ = locate(name)
+    except ModelNotFound:
+        return ()
+    return () if folder is None else tuple(sorted(checkpoints(folder)))
+
+
+def without_step(name: str) -> str:
+    """The name of the model that a checkpoint NAME@STEP is of; of any other name that name."""
+    base, _, step = name.rpartition("@")
+    return base if step.isdigit() and int(step) in steps_of(base) else name
 
 
 def _folder(name: str) -> Path:
@@ -137,8 +166,12 @@ def read_config(name: str, home: Path | None, **options) -> PretrainedConfig | N
         raise ModelNotFound(f"no model {name!r}: not a folder, and not to be had from the hub ({first_line(error)})") from None
 
 
+@quietly()
 def load_model(name: str, *, dtype=None, device=None, device_map=None, attn_implementation=None, trust_remote_code=False):
     """A model in evaluation mode, and its tokenizer, None if it comes without one.
+
+    Nothing is printed (:func:`diffscope.models.quiet.quietly`). Weights that the model has no place for are named in a
+    DiffscopeWarning.
 
     Raises
     ------
@@ -160,17 +193,16 @@ def load_model(name: str, *, dtype=None, device=None, device_map=None, attn_impl
         model = load_timm(name, weights or fetched(name), dtype)
         return (model if device is None else move(model, device)).eval(), None
     try:
-        with _no_progress_bar():
-            model, report = AutoModelForCausalLM.from_pretrained(
-                name if weights is None else weights,
-                config=config,
-                dtype=dtype or "auto",
-                device_map=device_map,
-                attn_implementation=attn_implementation,
-                use_safetensors=True,
-                output_loading_info=True,
-                **options,
-            )
+        model, report = AutoModelForCausalLM.from_pretrained(
+            name if weights is None else weights,
+            config=config,
+            dtype=dtype or "auto",
+            device_map=device_map,
+            attn_implementation=attn_implementation,
+            use_safetensors=True,
+            output_loading_info=True,
+            **options,
+        )
     except (OSError, SafetensorError, RuntimeError) as error:
         raise CorruptFile(f"the weights of {name} cannot be loaded ({first_line(error)}); copy them again") from None
     except (ValueError, ImportError) as error:
@@ -181,20 +213,13 @@ def load_model(name: str, *, dtype=None, device=None, device_map=None, attn_impl
     absent = sorted(report["missing_keys"])
     if absent:
         raise CorruptFile(f"the weights of {name} lack {len(absent)} tensors, the first {absent[0]!r}; they would be random")
+    unread = sorted(report["unexpected_keys"])
+    if unread:
+        words = f"{len(unread)} tensors that the model has no place for, the first {unread[0]!r}"
+        warnings.warn(f"the weights of {name} hold {words}; they were left out", DiffscopeWarning, stacklevel=2)
     if device is not None:
         model = move(model, device)
     return model.eval(), load_tokenizer(source, trust_remote_code)
-
-
-@contextmanager
-def _no_progress_bar() -> Iterator[None]:
-    """Switch off the bar that transformers shows while it loads weights; those of downloads stay."""
-    shown = logging._tqdm_active
-    logging._tqdm_active = False
-    try:
-        yield
-    finally:
-        logging._tqdm_active = shown
 
 
 def is_of_timm(fields: dict) -> bool:

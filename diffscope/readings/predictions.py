@@ -9,17 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import xarray as xr
-from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from diffscope.capture import Capture
-from diffscope.errors import PromptError, SpanError
-from diffscope.lab.odds import log_odds
-from diffscope.prompts import Chars, encode
 from diffscope.readings.reading import Reading, described
 from diffscope.readings.words import counted, figures
-from diffscope.scope import Scope
-from diffscope.tasks import Prompt, TextPrompt, own_prompts
+from diffscope.scope import Scope, answering
+from diffscope.tasks import Prompt
 
 SIDES = ("before", "after")
 
@@ -48,47 +44,8 @@ class Prediction:
 
 
 def asked(scope: Scope, cap: Capture, answer: str, distractors: Sequence[str] = ()) -> Prompt:
-    """The prompt of a capture with what is to come next, in the tokens of the model.
-
-    Where the prompt states the answer as its span ``answer``, the white space before the answer is that before the span. All that
-    is said of a person's own prompts holds (:func:`diffscope.tasks.own_prompts`); the answer of a chat begins its reply.
-
-    Raises
-    ------
-    PromptError
-        There is no tokenizer, an answer or distractor is empty or cannot be told from the end of the prompt, or is beyond the
-        model's positions.
-    """
-    if scope.tokenizer is None:
-        raise PromptError(f"{scope.name} came without a tokenizer, so that an answer cannot be read; load it with one")
-    if not answer.strip() or not all(text.strip() for text in distractors):
-        raise PromptError("an answer or distractor is empty; give the text that may come next")
-    if cap.text is None or list(encode(scope.tokenizer, cap.text).ids) != cap.ids:
-        texts = [text.strip() for text in (answer, *distractors)]
-        candidates = [list(scope.tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts]
-        question = Prompt(cap.ids, candidates[0], cap.spans, distractors=candidates[1:])
-    else:
-        spans = {"answer": _characters(cap)} if "answer" in cap.spans else {}
-        question = _own(scope, TextPrompt("", cap.text, spans, answer, tuple(text.strip() for text in distractors)))
-    length = len(question.ids) + max(map(len, (question.answer, *question.distractors))) - 1
-    if scope.positions is not None and length > scope.positions:
-        raise PromptError(f"with its answer the prompt has {length} tokens, and {scope.name} has positions for {scope.positions}")
-    return question
-
-
-def _own(scope: Scope, prompt: TextPrompt) -> Prompt:
-    """A prompt that has no name in the tokens of a model; nor has it one in errors."""
-    try:
-        return own_prompts(scope.tokenizer, [prompt])[0]
-    except (PromptError, SpanError) as error:
-        raise type(error)(str(error).removeprefix(f"prompt {prompt.name!r}: ")) from None
-
-
-def _characters(cap: Capture) -> list[Chars]:
-    """The span ``answer`` as ranges of characters, one for each stretch of neighbouring tokens."""
-    positions = np.array(cap.spans["answer"])
-    stretches = np.split(positions, np.flatnonzero(np.diff(positions) > 1) + 1)
-    return [Chars(cap.offsets[run[0]][0], cap.offsets[run[-1]][1]) for run in stretches]
+    """The prompt of a capture with what is to come next, in tokens: :func:`diffscope.scope.answering.asked`."""
+    return answering.asked(scope, cap.prompts[0], answer, distractors)
 
 
 def predict(scope: Scope, cap: Capture, question: Prompt | None = None) -> Prediction:
@@ -102,29 +59,13 @@ def predict(scope: Scope, cap: Capture, question: Prompt | None = None) -> Predi
     question : Prompt, optional
         What :func:`asked` gives, for the answer.
     """
-
-    def logits(ids: Tensor, width: int) -> Tensor:  # (prompt, token) → (prompt, width, vocabulary)
-        with scope.running((ids.shape[1],) * len(ids)):
-            return scope.runner.logits(ids, torch.ones_like(ids), columns=range(ids.shape[1] - width, ids.shape[1]))
-
     device = scope.runner.device
-    following = logits(torch.tensor([cap.ids], device=device), 1)[0, 0].double().log_softmax(-1)
+    following = answering.logits_of(scope, torch.tensor([cap.ids], device=device), 1)[0, 0].double().log_softmax(-1)
     if question is None:
         return Prediction(following.cpu().numpy())
-    answer = torch.tensor(question.answer, device=device)
-    whole = torch.tensor([[*question.ids, *question.answer[:-1]]], device=device)
-    log_p = logits(whole, len(answer))[0].double().log_softmax(-1).gather(1, answer[:, None]).sum().item()
-    if question.distractors:
-        odds = float(log_odds(logits, [question], device)[0])
-    else:
-        odds = against_all_else(log_p)
+    answer = answering.answered(scope, [question])
+    log_p, odds = float(answer["log_p"][0]), float(answer["log_odds"][0])
     return Prediction(following.cpu().numpy(), log_p, odds, len(question.distractors))
-
-
-def against_all_else(log_p: float) -> float:
-    """Log-odds of what has this log probability, in nats."""
-    rest = -math.expm1(log_p)  # 1 − p, exact also where p is nearly 1
-    return log_p - math.log(rest) if rest > 0 else math.inf
 
 
 def next_tokens(before: Prediction, after: Prediction, tokenizer: PreTrainedTokenizerBase | None, count: int = 5) -> xr.Dataset:

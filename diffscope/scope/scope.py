@@ -19,13 +19,14 @@ from diffscope.attention.layer import LayerAttention
 from diffscope.attention.parts import Mask
 from diffscope.capture import Capture, CaptureBatch
 from diffscope.edits import Edit, apply
-from diffscope.errors import DiffscopeError, DiffscopeWarning, PromptError, Stopped, UnsupportedModel
+from diffscope.errors import DiffscopeError, DiffscopeWarning, ModelNotFound, PromptError, Stopped, UnsupportedModel
 from diffscope.families import Family, Passage
 from diffscope.families.beside import unread_layers
 from diffscope.families.hooks import Again, Take, passages
-from diffscope.models.loading import load_model, move, named_dtype
+from diffscope.models.loading import load_model, move, named_dtype, steps_of, without_step
 from diffscope.prompts import Encoded
 from diffscope.proof.prove import OFFLOADED, Unproved, prove_all, read_passage
+from diffscope.scope import answering
 from diffscope.scope.holding import as_written, unwrapped
 from diffscope.scope.layer_outputs import layer_outputs
 from diffscope.scope.prompt_forms import OnePrompt, PromptBatch, Spans, one_each
@@ -163,6 +164,29 @@ class Scope:
         """The longest prompt, in tokens, that the model has positions for; None where nothing limits it."""
         return self.runner.positions
 
+    @property
+    def checkpoints(self) -> tuple[int, ...]:
+        """The steps at which the training of this model was kept, by the folder that it was loaded from; empty where none were.
+
+        Each is opened by :meth:`at`, or as ``diffscope.load(f"mini-diff@{step}")``.
+        """
+        return steps_of(self.name)
+
+    def at(self, step: int) -> Scope:
+        """The same model as it was after `step` steps of its training, one of :attr:`checkpoints`, on the same device.
+
+        Raises
+        ------
+        ModelNotFound
+            It was not kept at this step.
+        """
+        model = without_step(self.name)
+        if step not in self.checkpoints:
+            kept = ", ".join(map(str, self.checkpoints)) or "none"
+            raise ModelNotFound(f"{model} has no checkpoint {step!r}; kept are the steps {kept}")
+        placed = {"device": self.runner.device, "dtype": self.runner.dtype}
+        return load(f"{model}@{step}", self.tokenizer, **placed, family=self.family)
+
     def encode(self, prompt: Any, spans: Mapping | None = None) -> Encoded:
         """One prompt, in any form that :meth:`capture` takes, as tokens with its spans; errors are the same."""
         prompts, _, batch = self._prompts(prompt, spans)
@@ -225,6 +249,48 @@ class Scope:
             raise UnsupportedModel(f"{self.name} predicts no next tokens, so there is no loss over a text")
         losses = [as_losses(row[:n], torch.tensor(text.ids, device=row.device)) for row, n, text in zip(logits, lengths, prompts)]
         return float(torch.cat(losses).mean())
+
+    def answer(
+        self,
+        prompt: Any,
+        answer: str | Sequence[str],
+        distractors: Sequence[str] | Sequence[Sequence[str]] = (),
+        *,
+        spans: Spans = None,
+    ) -> xr.Dataset:
+        """How likely the model is to continue a prompt, or each prompt of a batch, with an answer; under the edits that are on.
+
+        Parameters
+        ----------
+        prompt : as for :meth:`capture`
+        answer : str, or one a prompt
+            Judged token by token, each after the right ones before it. White space before it may be left out where the prompt ends
+            with some, or states the answer as its span ``answer``.
+        distractors : sequence of str, or one such sequence a prompt
+            Other answers that one might give.
+        spans : as for :meth:`capture`
+            Only ``answer`` counts.
+
+        Returns
+        -------
+        xarray.Dataset
+            Of a batch by ``prompt``: ``log_odds`` of the answer against all distractors together (without any, against all else),
+            in nats; ``loss``, in nats a token; ``log_p``, in nats; ``rank`` of its first token, from 1; ``exact``, whether greedy
+            decoding gives it; ``tokens``, how many it has. Each with units and definition.
+
+        Raises
+        ------
+        PromptError
+            The prompt cannot be run, an answer is empty or cannot be told from the prompt's end, or is a distractor too.
+        UnsupportedModel
+            The model predicts no next tokens.
+        """
+        prompts, _, batch = self._prompts(prompt, spans)
+        texts = answering.one_each("answers", answer, len(prompts))
+        rivals = answering.rivals_of(distractors, len(prompts))
+        questions = [answering.asked(self, *each) for each in zip(prompts, texts, rivals)]
+        said = answering.answered(self, questions).assign_attrs(model=self.name, edits="; ".join(map(str, self._state.edits)))
+        return said if batch else said.isel(prompt=0)
 
     @contextmanager
     def edit(self, *edits: Edit) -> Iterator[Scope]:

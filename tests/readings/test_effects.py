@@ -9,7 +9,7 @@ import torch
 import diffscope
 from diffscope import DiffscopeError, PromptError, edits
 from diffscope.readings import answers, asked, effects, next_tokens, predict
-from diffscope.readings.predictions import against_all_else
+from diffscope.scope.answering import against_all_else
 from diffscope.tasks import examples
 from tests import tiny
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from diffscope.cards import CARD_FILE
 from diffscope.errors import CorruptFile, first_line
 from diffscope.lab.training.run_folder import METRICS, RUN, read_metrics, read_run
-from diffscope.models.loading import checkpoints, locate
+from diffscope.models.loading import locate, steps_of
 from diffscope.tasks.retrieval import TEMPLATE
 
 
@@ -47,10 +47,10 @@ def checkpoints_of(model: str) -> Checkpoints:
         What was written down of its training cannot be read.
     """
     folder, weights = locate(model)
-    kept = checkpoints(folder) if folder is not None and folder == weights else {}
+    kept = steps_of(model) if folder == weights else ()
     if folder is None or not kept:
         return Checkpoints({})
-    names = {step: f"{model}@{step}" for step in sorted(kept)}
+    names = {step: f"{model}@{step}" for step in kept}
     last, recipe = _written_down(folder)
     if last is not None:
         names[last] = model

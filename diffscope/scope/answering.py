@@ -1,0 +1,153 @@
+"""How a model answers: log-odds and loss of an answer as it continues a prompt."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import Tensor
+
+from diffscope.errors import PromptError, SpanError, UnsupportedModel
+from diffscope.lab.odds import log_odds
+from diffscope.prompts import Chars, Encoded, encode
+from diffscope.tasks import Prompt, TextPrompt, own_prompts
+
+if TYPE_CHECKING:
+    from diffscope.scope.scope import Scope
+
+TOKENS = 8192  # that run together
+LOGITS = 2**25  # of them that are held in float64 at once
+#: What is said of an answer: what it is, by which formula, in which units.
+DEFINITIONS = {
+    "log_p": ("log probability of the answer", "sum over its tokens of log p(token | the prompt and the tokens before)", "nats"),
+    "loss": ("loss of the answer", "-log_p / tokens of the answer", "nats a token"),
+    "log_odds": ("log-odds of the answer", "log p(answer) - log sum p(distractor); without distractors log p - log(1 - p)", "nats"),
+    "rank": ("rank of the answer's first token", "1 + #{tokens with a larger logit}", "1"),
+    "exact": ("whether greedy decoding gives the answer", "every token of it has the largest logit", "1"),
+    "tokens": ("tokens of the answer", "#{tokens}", "tokens"),
+}
+
+
+def asked(scope: Scope, encoded: Encoded, answer: str, distractors: Sequence[str] = ()) -> Prompt:
+    """A prompt with what is to come next, in the tokens of the model.
+
+    Where the prompt states the answer as its span ``answer``, the white space before the answer is that before the span. All that
+    is said of a person's own prompts holds (:func:`diffscope.tasks.own_prompts`); the answer of a chat begins its reply.
+
+    Raises
+    ------
+    PromptError
+        There is no tokenizer, an answer or distractor is empty or cannot be told from the end of the prompt, or is beyond the
+        model's positions.
+    """
+    if scope.tokenizer is None:
+        raise PromptError(f"{scope.name} came without a tokenizer, so that an answer cannot be read; load it with one")
+    if not answer.strip() or not all(text.strip() for text in distractors):
+        raise PromptError("an answer or distractor is empty; give the text that may come next")
+    positions = encoded.positions()
+    if encoded.text is None or encode(scope.tokenizer, encoded.text).ids != encoded.ids:
+        texts = [text.strip() for text in (answer, *distractors)]
+        candidates = [list(scope.tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts]
+        question = Prompt(list(encoded.ids), candidates[0], positions, distractors=candidates[1:])
+    else:
+        spans = {"answer": _characters(encoded)} if "answer" in encoded.spans else {}
+        question = _own(scope, TextPrompt("", encoded.text, spans, answer, tuple(text.strip() for text in distractors)))
+    length = len(question.ids) + max(map(len, (question.answer, *question.distractors))) - 1
+    if scope.positions is not None and length > scope.positions:
+        raise PromptError(f"with its answer the prompt has {length} tokens, and {scope.name} has positions for {scope.positions}")
+    return question
+
+
+def _own(scope: Scope, prompt: TextPrompt) -> Prompt:
+    """A prompt that has no name in the tokens of a model; nor has it one in errors."""
+    try:
+        return own_prompts(scope.tokenizer, [prompt])[0]
+    except (PromptError, SpanError) as error:
+        raise type(error)(str(error).removeprefix(f"prompt {prompt.name!r}: ")) from None
+
+
+def _characters(encoded: Encoded) -> list[Chars]:
+    """The span ``answer`` as ranges of characters, one for each stretch of neighbouring tokens."""
+    positions = np.array(encoded.spans["answer"])
+    stretches = np.split(positions, np.flatnonzero(np.diff(positions) > 1) + 1)
+    return [Chars(encoded.offsets[run[0]][0], encoded.offsets[run[-1]][1]) for run in stretches]
+
+
+def logits_of(scope: Scope, ids: Tensor, width: int) -> Tensor:
+    """Logits of the last tokens of prompts of one length: ids (prompt, token) → (prompt, width, vocabulary)."""
+    length = ids.shape[1]
+    with scope.running((length,) * len(ids)):
+        return scope.runner.logits(ids, torch.ones_like(ids), columns=range(length - width, length))
+
+
+def against_all_else(log_p: float) -> float:
+    """Log-odds of what has this log probability, in nats."""
+    rest = -math.expm1(log_p)  # 1 − p, exact also where p is nearly 1
+    return log_p - math.log(rest) if rest > 0 else math.inf
+
+
+def answered(scope: Scope, questions: Sequence[Prompt]) -> xr.Dataset:
+    """What :meth:`diffscope.Scope.answer` says, of prompts with their answers in tokens.
+
+    Prompts with equally many tokens, and equally many in their answers, run together.
+    """
+    if not scope.runner.predicts:
+        raise UnsupportedModel(f"{scope.name} predicts no next tokens, so that it gives no answer")
+    device = scope.runner.device
+    log_p = np.full(len(questions), np.nan)
+    rank = np.zeros(len(questions), dtype=np.int64)
+    exact = np.zeros(len(questions), dtype=bool)
+    shapes: dict[tuple[int, int], list[int]] = {}
+    for index, question in enumerate(questions):
+        shapes.setdefault((len(question.ids), len(question.answer)), []).append(index)
+    for (length, width), members in shapes.items():
+        size = max(1, min(TOKENS // (length + width), LOGITS // (width * (scope.runner.vocabulary or LOGITS))))
+        for first in range(0, len(members), size):
+            batch = members[first : first + size]
+            ids = torch.tensor([[*questions[i].ids, *questions[i].answer[:-1]] for i in batch], device=device)
+            wanted = torch.tensor([questions[i].answer for i in batch], device=device)[..., None]  # (prompt, width, 1)
+            logits = logits_of(scope, ids, width).double()  # (prompt, width, vocabulary)
+            log_p[batch] = logits.log_softmax(-1).gather(-1, wanted).sum((1, 2)).cpu().numpy()
+            rank[batch] = 1 + (logits[:, 0] > logits[:, 0].gather(-1, wanted[:, 0])).sum(-1).cpu().numpy()
+            exact[batch] = (logits.argmax(-1) == wanted[..., 0]).all(-1).cpu().numpy()
+    odds = np.array([against_all_else(value) for value in log_p])
+    rivalled = [index for index, question in enumerate(questions) if question.distractors]
+    if rivalled:
+        rivals = [questions[index] for index in rivalled]
+        odds[rivalled] = log_odds(lambda ids, width: logits_of(scope, ids, width), rivals, device, TOKENS)
+    tokens = np.array([len(question.answer) for question in questions])
+    values = {"log_odds": odds, "loss": -log_p / tokens, "log_p": log_p, "rank": rank, "exact": exact, "tokens": tokens}
+    return xr.Dataset({name: ("prompt", array, _described(name)) for name, array in values.items()})
+
+
+def _described(name: str) -> dict[str, str]:
+    long_name, definition, units = DEFINITIONS[name]
+    return {"long_name": long_name, "definition": definition, "units": units}
+
+
+def one_each(what: str, given: Any, count: int) -> list[Any]:
+    """What is given for every prompt, or one by one.
+
+    Raises
+    ------
+    PromptError
+        There are not as many as prompts.
+    """
+    several = isinstance(given, (list, tuple))
+    each = list(given) if several else [given] * count
+    if len(each) != count:
+        raise PromptError(f"{count} prompts but {len(each)} {what}; give one for all or one each")
+    return each
+
+
+def rivals_of(distractors: Any, count: int) -> list[Sequence[str]]:
+    """The distractors of each prompt: texts, which are those of every prompt, or a list of texts for each."""
+    if isinstance(distractors, str) or not isinstance(distractors, Sequence):
+        raise PromptError(f"distractors are a list of texts, or one a prompt, and not {distractors!r}")
+    if all(isinstance(each, str) for each in distractors):
+        return [distractors] * count
+    return one_each("lists of distractors", list(distractors), count)
