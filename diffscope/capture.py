@@ -226,9 +226,9 @@ class Attended(Pictures):
         statistics : str or sequence of str, optional
             Names or groups from ``diffscope.stats.STATISTICS``; by default the row statistics.
         queries : str, slice, sequence of int or Sample, optional
-            Which query rows to measure: a span's name, token positions (negative ones count from a prompt's end), or a
-            :class:`diffscope.Sample` of them; by default all. In a batch the query axis holds the positions of all prompts, with
-            NaN where a prompt has no such row. ``diffscope.average`` turns a sample into means with standard errors.
+            Which query rows to measure: a span's name, "last", token positions (negative ones count from a prompt's end), or
+            a :class:`diffscope.Sample` of them; by default all. In a batch the query axis holds the positions of all prompts,
+            with NaN where a prompt has no such row. ``diffscope.average`` turns a sample into means with standard errors.
         progress : callable, optional
             Called with (done, total), counted in layers of a prompt; within long ones `done` is a fraction.
         backend : {"blocks", "compiled", "triton"}, optional

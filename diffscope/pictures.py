@@ -16,7 +16,7 @@ from diffscope.attention.maps import MAPS, check_map, present
 from diffscope.errors import DiffscopeError
 from diffscope.prompts import Encoded
 from diffscope.proof.fidelity import Fidelity
-from diffscope.stats.measuring import positions
+from diffscope.stats.measuring import chosen_positions
 from diffscope.stats.pooling import Pooled, Reduce, Superseded, pooled
 from diffscope.stats.strongest import strongest
 from diffscope.stats.threads import Workers
@@ -26,7 +26,7 @@ NAMES = ("A1", "A2", "lambda_A2", "D")
 SIZE = 512
 COARSE = 2**24  # values of one map above which a coarse picture is given before the exact one
 
-Positions = slice | Sequence[int] | None
+Positions = str | slice | Sequence[int] | None
 
 
 class Latest:
@@ -82,8 +82,8 @@ class Pictures:
         head : int
         prompt : int
             Which prompt of a batch.
-        queries, keys : slice or sequence of int, optional
-            Token positions, by default all. Over the whole of a long prompt use :meth:`pooled_map`.
+        queries, keys : str, slice or sequence of int, optional
+            A span's name, "last", or token positions; by default all. Over the whole of a long prompt use :meth:`pooled_map`.
 
         Returns
         -------
@@ -128,7 +128,9 @@ class Pictures:
         """
         attention, heads, names = self._chosen(layer, heads, prompt, names)
         device = attention.q.device
-        rows, columns = positions(queries, attention.n_queries), positions(keys, attention.n_keys)
+        spans = self.prompts[prompt].positions()
+        rows = chosen_positions(queries, spans, attention.n_queries)
+        columns = chosen_positions(keys, spans, attention.n_keys, "keys")
         with Workers() as workers:
             values = windows(attention, names, heads, rows.to(device), columns.to(device), workers)
         return self._labelled(values, attention, heads, prompt, rows, columns)
@@ -280,7 +282,7 @@ class Pictures:
         if count < 1:
             raise DiffscopeError(f"of a query at least one key is asked for, not {count}")
         attention, heads, (name,) = self._chosen(layer, heads, prompt, [name])
-        rows = positions(queries, attention.n_queries)
+        rows = chosen_positions(queries, self.prompts[prompt].positions(), attention.n_queries)
         with Workers() as workers:
             keys, weights, mass = strongest(attention, name, heads, rows.to(attention.q.device), count, workers)
         dims = ("head", "query", "rank")

@@ -39,7 +39,10 @@ EXAMPLE = (
 
 Query = Annotated[int | None, typer.Option(help="One query, a token counted from 0, or from the end: -1 is the last.")]
 Queries = Annotated[
-    str | None, typer.Option(metavar="SPAN|START:STOP|sample:N", help="Some queries: a span's, a range, or N drawn at random.")
+    str | None,
+    typer.Option(
+        metavar="SPAN|last|START:STOP|sample:N", help="Some queries: a span's, the last, a range, or N drawn at random."
+    ),
 ]
 Backend = Annotated[
     Literal["blocks", "compiled", "triton"] | None,

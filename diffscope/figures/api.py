@@ -132,7 +132,7 @@ def row(
     *,
     layer: int | None = None,
     head: int = 0,
-    query: int = -1,
+    query: int | str = -1,
     prompt: int = 0,
     keys: Window | None = None,
     venue: str | None = None,
@@ -147,7 +147,7 @@ def row(
     cap : Capture or CaptureBatch
     layer, head, prompt, keys
         As of :func:`maps`; at most 4,096 keys.
-    query : int
+    query : int or "last"
         A token; negative ones count from the end.
     venue, wide, width, title
         As of :func:`maps`.
@@ -172,7 +172,7 @@ def heads(
     cap: Capture | CaptureBatch | Comparison,
     *,
     statistic: str = "span_mass",
-    query: int | Literal["mean"] | None = -1,
+    query: int | str | None = -1,
     prompt: int = 0,
     map: str | None = None,
     span: str | None = None,
@@ -192,7 +192,7 @@ def heads(
     cap : Capture, CaptureBatch or Comparison
     statistic : str
         A name from ``diffscope.stats.STATISTICS``.
-    query : int or "mean"
+    query : int, "last" or "mean"
         At which query; negative ones count from the prompt's end. "mean" is over all queries.
     prompt : int
         Which prompt of a batch.

@@ -12,7 +12,7 @@ from diffscope.figures import theme
 from diffscope.figures.base import register
 from diffscope.figures.canvas import canvas, finish_print, finish_screen
 from diffscope.figures.escaping import for_html, for_print
-from diffscope.figures.selection import one_prompt
+from diffscope.figures.selection import one_prompt, position_of
 from diffscope.stats.averaging import averaged
 
 USUAL = {"map": ("D", "A1"), "span": ("answer", "sink"), "normalisation": ("share",)}
@@ -31,8 +31,8 @@ def data(
         cap = one_prompt(cap, prompt)
         prompt = 0
         measured = cap.measure([statistic])
-    if query != "mean":
-        query = _position(-1 if query is None else query, len(cap.prompts[prompt].ids))
+    if query != "mean":  # in a batch the last token of a prompt is not the last of the axis
+        query = position_of(-1 if query is None else query, len(cap.prompts[prompt].ids))
     if statistic not in measured:
         raise DiffscopeError(f"no statistic {statistic!r} was measured: there are {', '.join(map(str, measured.data_vars))}")
     return over_heads(measured[statistic], query, prompt, choices, model=cap.model_name)
@@ -50,13 +50,6 @@ def of_two(comparison, statistic: str, query, prompt: int, measured: xr.Dataset 
     first = of_models[0].attrs
     title = " · ".join(word for word in (first["long_name"], first["selection"]) if word)
     return together.assign_attrs(long_name=title, units=first["units"], model=" and ".join(comparison.names))
-
-
-def _position(query: int, n: int) -> int:
-    """A query of a prompt of n tokens, counted from 0: in a batch the last one is not the last of the axis."""
-    if not -n <= query < n:
-        raise DiffscopeError(f"there is no token {query}: the prompt has {n}")
-    return query % n
 
 
 def over_heads(array: xr.DataArray, query=-1, prompt: int = 0, choices: dict | None = None, model: str = "") -> xr.Dataset:

@@ -12,20 +12,18 @@ from diffscope.figures.base import register
 from diffscope.figures.canvas import canvas, finish_print, finish_screen
 from diffscope.figures.escaping import for_html, for_print, readable, shorten, visible
 from diffscope.figures.panels import heading, labels, marked_spans, positions
-from diffscope.figures.selection import described, layer_at, one_prompt, window, with_readable_tokens
+from diffscope.figures.selection import described, layer_at, one_prompt, position_of, window, with_readable_tokens
 
 LARGEST = 4096  # keys drawn one by one
 
 
-def data(cap, layer: int | None = None, head: int = 0, query: int = -1, prompt: int = 0, keys=None) -> xr.Dataset:
+def data(cap, layer: int | None = None, head: int = 0, query: int | str = -1, prompt: int = 0, keys=None) -> xr.Dataset:
     """A1, λ·A2 and D of one query over the keys, exactly as the capture gives them; as of ``diffscope.figures.row``."""
     cap = one_prompt(cap, prompt)
     attention = layer_at(cap, layer, head)
     tokens = readable(cap.prompts[0])
     n = len(tokens)
-    if not -n <= query < n:
-        raise DiffscopeError(f"there is no token {query}: the prompt has {n}")
-    query %= n
+    query = position_of(query, n)
     columns = window(keys, n, "keys")
     if columns.stop - columns.start > LARGEST:
         raise DiffscopeError(

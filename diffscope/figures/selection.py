@@ -10,6 +10,7 @@ from diffscope.attention.layer import LayerAttention
 from diffscope.capture import Capture, CaptureBatch
 from diffscope.errors import DiffscopeError
 from diffscope.figures.escaping import readable
+from diffscope.stats.measuring import is_last
 
 
 def one_prompt(cap: Capture | CaptureBatch, prompt: int) -> Capture:
@@ -42,9 +43,10 @@ def visible_cells(layer: LayerAttention, queries, keys) -> np.ndarray:
 
 
 def window(choice, n: int, name: str) -> slice:
-    """A slice, a (start, stop) pair, one position or None as a slice of at least one position."""
+    """A slice, a (start, stop) pair, one position, "last" or None as a slice of at least one position."""
     if choice is None:
         return slice(0, n)
+    choice = -1 if is_last(choice) else choice
     if isinstance(choice, (int, np.integer)):
         start = int(choice) % n if -n <= choice < n else n
         choice = slice(start, start + 1)
@@ -56,6 +58,20 @@ def window(choice, n: int, name: str) -> slice:
     if step != 1 or stop <= start:
         raise DiffscopeError(f"{name} {choice.start}:{choice.stop} holds no position of the prompt's {n} tokens")
     return slice(start, stop)
+
+
+def position_of(query: int | str, n: int) -> int:
+    """A query of a prompt of n tokens, counted from 0: "last", or a position, from the end if it is negative.
+
+    Raises
+    ------
+    DiffscopeError
+        There is no such token.
+    """
+    query = -1 if is_last(query) else query
+    if isinstance(query, str) or not -n <= query < n:
+        raise DiffscopeError(f"there is no token {query}: the prompt has {n}")
+    return query % n
 
 
 def runs(positions) -> list[tuple[int, int]]:

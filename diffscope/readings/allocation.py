@@ -13,6 +13,7 @@ from diffscope.readings.captures import Queries, any_capture, query_positions, r
 from diffscope.readings.reading import Reading, described
 from diffscope.readings.words import counted, listed, percent
 from diffscope.stats.averaging import averaged
+from diffscope.stats.measuring import is_last
 
 PARTS = ("first token", "before", "answer", "after", "question")
 ROUNDING = 0.005
@@ -37,7 +38,8 @@ def allocation(cap: Capture | CaptureBatch, queries: Queries = -1) -> Reading:
     cap : Capture or CaptureBatch
         Of prompts with a span ``answer``.
     queries : int, str, slice or sequence of int
-        One position, by default the last of each prompt; or several, or a span's name, along a dimension ``query``.
+        One position, by default the last of each prompt, which "last" is too; or several, or a span's name, along a dimension
+        ``query``.
 
     Returns
     -------
@@ -55,6 +57,7 @@ def allocation(cap: Capture | CaptureBatch, queries: Queries = -1) -> Reading:
         There is no such query.
     """
     cap = any_capture(cap)
+    queries = -1 if is_last(queries, *(prompt.spans for prompt in cap.prompts)) else queries
     tables = [_of_prompt(one, queries) for one in cap]
     batch = isinstance(cap, CaptureBatch)
     shares = xr.concat(tables, "prompt", join="outer", combine_attrs="override") if batch else tables[0]

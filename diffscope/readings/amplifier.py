@@ -8,7 +8,7 @@ import numpy as np
 import xarray as xr
 
 from diffscope.capture import Capture, CaptureBatch
-from diffscope.readings.captures import irrelevant_in_words, one_prompt, place_of, query_positions, with_fewest_spans
+from diffscope.readings.captures import irrelevant_in_words, one_prompt, place_of, query_position, with_fewest_spans
 from diffscope.readings.pairing import COUNT, HEADS, LEAST, MIDDLE, OWN, beside_controls
 from diffscope.readings.reading import Reading, described
 from diffscope.readings.words import between, capital, counted, decimal, figures
@@ -31,14 +31,14 @@ READS = {
 }
 
 
-def amplifier(cap: Capture | CaptureBatch, query: int = -1, *, ranks: bool = True) -> Reading:
+def amplifier(cap: Capture | CaptureBatch, query: int | str = -1, *, ranks: bool = True) -> Reading:
     """λ, common-mode rejection, the best coefficient, residuals and gains of every head, beside their controls.
 
     Parameters
     ----------
     cap : Capture
         Of one prompt, with a span ``answer`` for what is of the answer.
-    query : int
+    query : int or "last"
         Whose row is read; by default the last. Effective ranks are of whole maps.
     ranks : bool
         Whether to compute effective ranks, which take most of the time.
@@ -59,7 +59,7 @@ def amplifier(cap: Capture | CaptureBatch, query: int = -1, *, ranks: bool = Tru
         There is no such token, or the capture is of several prompts.
     """
     cap = one_prompt(cap)
-    (at,) = query_positions(cap, [query])
+    at = query_position(cap, query)
     estimates = beside_controls(with_fewest_spans(cap), lambda capture: _on_keys(capture, at)).assign(_of_layers(cap, at))
     estimates.attrs["irrelevant"] = irrelevant_in_words(cap.spans)
     if ranks:

@@ -9,7 +9,7 @@ from typing import Any
 from diffscope.attention.indexing import check_index
 from diffscope.capture import Capture, CaptureBatch
 from diffscope.errors import DiffscopeError
-from diffscope.stats.measuring import positions
+from diffscope.stats.measuring import chosen_positions
 
 Queries = int | str | slice | Sequence[int]
 RELEVANT = ("answer", "query", "sink")  # what the key set irrelevant is without
@@ -37,20 +37,31 @@ def one_prompt(cap: Any) -> Capture:
 
 
 def query_positions(cap: Capture, queries: Queries) -> list[int]:
-    """Positions of some queries of a prompt, counted from 0.
+    """Positions of some queries of a prompt, counted from 0: by position, by a span's name, or "last".
 
     Raises
     ------
     DiffscopeError
         There is no such token or span.
     """
-    if isinstance(queries, str) and queries not in cap.spans:
-        raise DiffscopeError(f"there is no span {queries!r} to take queries from; spans are {', '.join(cap.spans)}")
-    chosen = cap.spans[queries] if isinstance(queries, str) else queries
-    rows = positions(chosen, cap.n_tokens).tolist()
+    rows = chosen_positions(queries, cap.spans, cap.n_tokens).tolist()
     if not rows:
         raise DiffscopeError("no query was chosen; give at least one position")
     return rows
+
+
+def query_position(cap: Capture, query: int | str) -> int:
+    """The position of one query of a prompt, counted from 0: by position, "last", or the name of a span of one token.
+
+    Raises
+    ------
+    DiffscopeError
+        There is no such token or span, or the span has several.
+    """
+    rows = query_positions(cap, query)
+    if len(rows) > 1:
+        raise DiffscopeError(f"one query is asked for here, and {query!r} has {len(rows)} tokens; give one position")
+    return rows[0]
 
 
 def only_layer(cap: Capture, layer: int) -> Capture:

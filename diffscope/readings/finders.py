@@ -5,7 +5,7 @@ from __future__ import annotations
 import xarray as xr
 
 from diffscope.capture import Capture, CaptureBatch
-from diffscope.readings.captures import one_prompt, place_of, query_positions
+from diffscope.readings.captures import one_prompt, place_of, query_position
 from diffscope.readings.reading import Reading, described
 from diffscope.readings.words import between, counted, listed, percent
 
@@ -13,14 +13,14 @@ MOST = 0.5  # of a row: a head that gives that much to the answer finds it
 NAMED = 4  # heads
 
 
-def finders(cap: Capture | CaptureBatch, query: int = -1) -> Reading:
+def finders(cap: Capture | CaptureBatch, query: int | str = -1) -> Reading:
     """The heads that give the answer at least half of their weights at one query.
 
     Parameters
     ----------
     cap : Capture
         Of one prompt, with a span ``answer`` for an answer.
-    query : int
+    query : int or "last"
         Whose row is read; by default the last.
 
     Returns
@@ -36,7 +36,7 @@ def finders(cap: Capture | CaptureBatch, query: int = -1) -> Reading:
         There is no such token, or the capture is of several prompts.
     """
     cap = one_prompt(cap)
-    (at,) = query_positions(cap, [query])
+    at = query_position(cap, query)
     if "answer" not in cap.spans:
         return Reading("No answer is marked in this prompt.", xr.Dataset())
     mass = cap.measure("span_mass", queries=[at])["span_mass"].isel(query=0, drop=True)

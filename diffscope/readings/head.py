@@ -11,7 +11,7 @@ from diffscope.attention.layer import LayerAttention
 from diffscope.attention.precision import exactly
 from diffscope.capture import Capture, CaptureBatch
 from diffscope.prompts import DERIVED_SETS
-from diffscope.readings.captures import one_prompt, only_layer, place_of, query_positions, relabelled
+from diffscope.readings.captures import one_prompt, only_layer, place_of, query_position, relabelled
 from diffscope.readings.head_sentence import BEFORE, ITSELF, sentence
 from diffscope.readings.pairing import beside_controls
 from diffscope.readings.reading import Reading, described
@@ -29,7 +29,7 @@ TAKEN = {
 }
 
 
-def of_head(cap: Capture | CaptureBatch, layer: int, head: int, query: int = -1) -> Reading:
+def of_head(cap: Capture | CaptureBatch, layer: int, head: int, query: int | str = -1) -> Reading:
     """Where a head looks from one query, and what its two maps share on irrelevant tokens, beside the pairing control.
 
     Where it looks is read off W = |D| / Σ|D| (the normalisation "share"; of standard attention off the row itself), beside what
@@ -43,7 +43,7 @@ def of_head(cap: Capture | CaptureBatch, layer: int, head: int, query: int = -1)
         Of one prompt. The span ``answer`` is where the answer stands; without one the sentence says where the weights are.
     layer, head : int
         As the model numbers them.
-    query : int
+    query : int or "last"
         A token position; negative ones count from the end. By default the last token.
 
     Returns
@@ -61,7 +61,7 @@ def of_head(cap: Capture | CaptureBatch, layer: int, head: int, query: int = -1)
         There is no such layer, head or token, or the capture is of several prompts.
     """
     cap = one_prompt(cap)
-    (at,) = query_positions(cap, [query])
+    at = query_position(cap, query)
     of_layer = only_layer(cap, layer)
     attention = of_layer.layers[0].prompt(0)
     check_index("head", head, range(attention.n_heads), f"layer {layer}")

@@ -13,7 +13,7 @@ from diffscope.capture import Capture, CaptureBatch
 from diffscope.edits.base import Places
 from diffscope.errors import DiffscopeError
 from diffscope.instruments.injection import DRAWS, MODES, SIGMAS, cmrr_by_injection, log_odds_under_noise
-from diffscope.readings.captures import one_prompt, query_positions
+from diffscope.readings.captures import one_prompt, query_position
 from diffscope.readings.pairing import COUNT, LARGEST, LEAST, MIDDLE, OWN, beside_controls
 from diffscope.readings.question import Question
 from diffscope.readings.reading import Reading, described
@@ -32,7 +32,7 @@ READS = {
 
 def rejection(
     cap: Capture | CaptureBatch,
-    query: int = -1,
+    query: int | str = -1,
     *,
     span: str = "irrelevant",
     sigmas: Sequence[float] = SIGMAS,
@@ -46,7 +46,7 @@ def rejection(
     ----------
     cap : Capture
         Of one prompt.
-    query : int
+    query : int or "last"
     span : str
         The keys that noise is put on.
     sigmas, draws, seed
@@ -67,7 +67,7 @@ def rejection(
         There is no such token or span, or the capture is of several prompts.
     """
     cap = one_prompt(cap)
-    (at,) = query_positions(cap, [query])
+    at = query_position(cap, query)
 
     done = count(1)
 

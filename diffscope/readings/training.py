@@ -10,7 +10,7 @@ import xarray as xr
 
 from diffscope.capture import Capture, CaptureBatch
 from diffscope.errors import DiffscopeError
-from diffscope.readings.captures import irrelevant_in_words, one_prompt, place_of, query_positions, with_fewest_spans
+from diffscope.readings.captures import irrelevant_in_words, one_prompt, place_of, query_position, with_fewest_spans
 from diffscope.readings.pairing import MIDDLE, OWN, beside_controls
 from diffscope.readings.reading import Reading, described
 from diffscope.readings.words import between, decimal, percent
@@ -21,7 +21,7 @@ OF_D = ("span_mass", "entropy", "gini")
 PAIR = ("rho", "cosine")
 
 
-def along_training(opened: Captures, query: int = -1, *, level: float = 0.5) -> Reading:
+def along_training(opened: Captures, query: int | str = -1, *, level: float = 0.5) -> Reading:
     """λ, the share of the answer and of sinks, what the maps share, entropy and Gini index of one query, over checkpoints.
 
     Parameters
@@ -29,7 +29,7 @@ def along_training(opened: Captures, query: int = -1, *, level: float = 0.5) -> 
     opened : mapping of int to Capture, or iterable of (int, Capture)
         Captures of one prompt by step of training, of one model's checkpoints. An iterable is read one after the other, so that
         no two captures need to be in memory.
-    query : int
+    query : int or "last"
         Whose row is read; by default the last.
     level : float
         Of the answer's share: the sentence says at which checkpoint it is first exceeded, and which is the one before.
@@ -57,7 +57,7 @@ def along_training(opened: Captures, query: int = -1, *, level: float = 0.5) -> 
             raise DiffscopeError(f"the capture of step {step} is of another prompt or other heads than those before it")
         if int(step) in tables:
             raise DiffscopeError(f"step {step} comes twice; give each checkpoint once")
-        (at,) = query_positions(cap, [query])
+        at = query_position(cap, query)
         tables[int(step)] = _of_step(cap, at)
         place = place_of(at, cap.n_tokens)
     if not tables:

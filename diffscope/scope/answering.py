@@ -25,7 +25,11 @@ LOGITS = 2**25  # of them that are held in float64 at once
 DEFINITIONS = {
     "log_p": ("log probability of the answer", "sum over its tokens of log p(token | the prompt and the tokens before)", "nats"),
     "loss": ("loss of the answer", "-log_p / tokens of the answer", "nats a token"),
-    "log_odds": ("log-odds of the answer", "log p(answer) - log sum p(distractor); without distractors log p - log(1 - p)", "nats"),
+    "log_odds": (
+        "log-odds of the answer",
+        "log p(answer) - log sum p(distractor); without distractors log p - log(1 - p)",
+        "nats",
+    ),
     "rank": ("rank of the answer's first token", "1 + #{tokens with a larger logit}", "1"),
     "exact": ("whether greedy decoding gives the answer", "every token of it has the largest logit", "1"),
     "tokens": ("tokens of the answer", "#{tokens}", "tokens"),

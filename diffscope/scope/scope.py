@@ -264,8 +264,8 @@ class Scope:
         ----------
         prompt : as for :meth:`capture`
         answer : str, or one a prompt
-            Judged token by token, each after the right ones before it. White space before it may be left out where the prompt ends
-            with some, or states the answer as its span ``answer``.
+            Judged token by token, each after the right ones before it. White space before it may be left out where the prompt
+            ends with some, or states the answer as its span ``answer``.
         distractors : sequence of str, or one such sequence a prompt
             Other answers that one might give.
         spans : as for :meth:`capture`

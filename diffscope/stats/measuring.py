@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from diffscope.stats.threads import Workers
 
 WORTH_SAYING = 10.0  # seconds
 AT_ONCE = 2**25  # bytes of queries, keys and values: layers are measured together up to that
+LAST = "last"  # the last token of each prompt, where no span has this name
 
 Queries = str | slice | Sequence[int] | Tensor | Sample | None
 
@@ -60,7 +62,8 @@ class Measuring:
         backend: Backend | None = None,
     ):
         self.prompts = prompts
-        self.queries = queries
+        # The same of every prompt, whatever its spans, so that prompts can be measured together.
+        self.queries = [-1] if is_last(queries, *(prompt.spans for prompt in prompts)) else queries
         self.backend = backend
         self.progress = progress
         self.announce = announce
@@ -170,9 +173,7 @@ class Measuring:
             return (None if drawn is None else drawn.queries), drawn
         if self.queries is None:
             return None, None
-        if isinstance(self.queries, str) and self.queries not in key_sets:
-            raise DiffscopeError(f"there is no span {self.queries!r} to take queries from; spans are {', '.join(key_sets)}")
-        rows = positions(key_sets[self.queries] if isinstance(self.queries, str) else self.queries, layer.n_queries)
+        rows = chosen_positions(self.queries, key_sets, layer.n_queries)
         if len(self.prompts) > 1 and len(rows.unique()) < len(rows):
             raise DiffscopeError("some queries are the same token of a prompt; in a batch, name each once")
         return rows, None
@@ -210,6 +211,37 @@ def _with_outliers(dataset: xr.Dataset, values: np.ndarray) -> xr.Dataset:
     attrs = {"long_name": "largest magnitudes and median of the decoder layer's output", "units": "activation"}
     dims = ("prompt", "layer", "outlier")[-values.ndim :]
     return dataset.assign(layer_output_outliers=(dims, values, attrs)).assign_coords(outlier=list(LABELS))
+
+
+def is_last(choice: Any, *spans: Mapping[str, Any]) -> bool:
+    """Whether a choice of queries is the word "last", and no span of these has that name."""
+    return isinstance(choice, str) and choice == LAST and not any(LAST in named for named in spans)
+
+
+def chosen_positions(choice: Any, spans: Mapping[str, Any], n: int, what: str = "queries") -> Tensor:
+    """Token positions of a prompt of n tokens, int64 (position,), however queries or keys are chosen.
+
+    Parameters
+    ----------
+    choice : str, slice, int, sequence of int, Tensor or None
+        A span's name; "last", the last token, where no span has this name; or as of :func:`positions`.
+    spans : mapping of str to positions
+    n : int
+    what : str
+        What is chosen, for messages.
+
+    Raises
+    ------
+    DiffscopeError
+        There is no such span, or as of :func:`positions`.
+    """
+    if not isinstance(choice, str):
+        return positions(choice, n)
+    if is_last(choice, spans):
+        return torch.tensor([n - 1])
+    if choice not in spans:
+        raise DiffscopeError(f"there is no span {choice!r} to take {what} from; spans are {', '.join(spans)}, or say {LAST!r}")
+    return positions(spans[choice], n)
 
 
 def positions(choice: slice | int | Sequence[int] | Tensor | np.ndarray | None, n: int) -> Tensor:
