@@ -24,6 +24,7 @@ _NAMES = {
     "CaptureBatch": "capture",
     "Chars": "prompts",
     "Comparison": "comparison",
+    "OfSpans": "span_algebra",
     "Sample": "stats.sampling",
     "Scope": "scope",
     "anatomy": "instruments.anatomy",
@@ -93,5 +94,6 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
     from diffscope.scope import Scope as Scope
     from diffscope.scope import load as load
     from diffscope.scope.comparing import compare as compare
+    from diffscope.span_algebra import OfSpans as OfSpans
     from diffscope.stats.averaging import average as average
     from diffscope.stats.sampling import Sample as Sample

@@ -249,23 +249,38 @@ class Attended(Pictures):
             There is no such statistic, span or position.
         OutOfMemoryAhead
             The results would fill the memory that is free.
+        Stopped
+            As of :meth:`diffscope.Scope.measure`.
         """
         measuring = Measuring(self.prompts, statistics, queries, self.n_layers, progress, backend=backend)
-        with Workers() as workers:
-            for layer in self.layers:
-                measuring.add(layer, workers)
-            measuring.finish(workers)
         facts = {**self.facts, "fidelity_worst": max(proof.error for proof in self._proofs)}
-        return measuring.dataset(self.layer_output_outliers, facts, self._batch)
+
+        def result(**more: str) -> xr.Dataset:
+            return measuring.dataset(self.layer_output_outliers, {**facts, **more}, self._batch)
+
+        try:
+            with Workers() as workers:
+                for layer in self.layers:
+                    measuring.add(layer, workers)
+                measuring.finish(workers)
+            return result()
+        except KeyboardInterrupt as interrupt:
+            raise measuring.stopped(interrupt, result) from None
 
     def save(self, path: str | os.PathLike) -> None:
         """Write the capture as one safetensors file, which appears only when it is complete; ``diffscope.open`` reads it.
 
+        Parameters
+        ----------
+        path : path-like
+            Ends in .dscope.
+
         Raises
         ------
         DiffscopeError
-            There is no such folder, or the path is itself a folder.
+            The name ends in something else, there is no such folder, or the path is itself a folder.
         """
+        store.check_capture_suffix(path)
         tensors = {}
         records = []
         for number, layer in enumerate(self.layers):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import xarray as xr
 
 from diffscope.capture import Capture, CaptureBatch
+from diffscope.errors import Stopped
 from diffscope.stats.averaging import average
 from diffscope.stats.sampling import Sample
 
@@ -46,8 +47,19 @@ class Comparison:
         -------
         xarray.Dataset
             What ``Capture.measure`` gives of each, along ``model``; NaN where a model lacks the layer, head, map or statistic.
+
+        Raises
+        ------
+        Stopped
+            Interrupted after the first layer; ``error.measured`` has what was finished.
         """
-        return self._along_model([capture.measure(statistics, queries=queries) for capture in self.captures])
+        measured: list[xr.Dataset] = []
+        try:
+            for capture in self.captures:
+                measured.append(capture.measure(statistics, queries=queries))
+        except Stopped as interrupt:
+            raise Stopped(self._along_model([*measured, interrupt.measured])) from None
+        return self._along_model(measured)
 
     def difference(self, statistics: Names = None, *, queries: Queries = None) -> xr.Dataset:
         """First model − second model, of averages over heads: head h of one model is not head h of another.
@@ -92,7 +104,7 @@ class Comparison:
         return self._along_model([_maps(*place, prompt) for place in zip(self.captures, layers, heads)])
 
     def _along_model(self, datasets: Sequence[xr.Dataset]) -> xr.Dataset:
-        dimension = xr.DataArray(list(self.names), dims="model", name="model")
+        dimension = xr.DataArray(list(self.names[: len(datasets)]), dims="model", name="model")
         return xr.concat(
             datasets,
             dimension,

@@ -64,7 +64,10 @@ class OutOfMemoryAhead(DiffscopeError):
 
 
 class Stopped(KeyboardInterrupt):
-    """Measuring was interrupted; ``measured`` is the Dataset of the layers that were finished."""
+    """Measuring was interrupted; ``measured`` is the Dataset of the layers that were finished.
+
+    It is a KeyboardInterrupt: a script that does not catch it ends, as it does anywhere else.
+    """
 
     def __init__(self, measured):
         super().__init__(f"stopped after layers {', '.join(map(str, measured['layer'].values))}")

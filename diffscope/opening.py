@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 STUDY = "study.json"
 COHORT = "cohort.nc"
 KINDS = "a capture, statistics, a study or a trained cohort"
+SUFFIXES = ".dscope, .zarr, .nc, .parquet, .csv or study.json"
 
 
 def open(path: str | os.PathLike) -> Capture | CaptureBatch | xr.Dataset | Study:
@@ -57,12 +58,12 @@ def _open_file(path: Path) -> Capture | CaptureBatch | xr.Dataset | Study:
         return open_statistics(path)
     try:
         return open_capture(path)
-    except CorruptFile as error:
+    except CorruptFile:
         if path.suffix.lower() == ".dscope" or carries_digest(path):
             raise
         if (path.parent / "config.json").is_file():
             raise DiffscopeError(f"{path} is part of a model; open it with diffscope.load({str(path.parent)!r})") from None
-        raise DiffscopeError(f"{path} is not {KINDS} ({error}); check the name") from None
+        raise DiffscopeError(f"{path} is not {KINDS}; the files of these are {SUFFIXES}") from None
 
 
 def _open_folder(folder: Path) -> xr.Dataset | Study:

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from diffscope.errors import PromptError, SpanError
+from diffscope.span_algebra import OfSpans, resolved
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Span = Any  # str, Chars, list of Chars, slice, (start, stop) or a sequence of positions
+Span = Any  # str, Chars, list of Chars, slice, (start, stop), a sequence of positions, or OfSpans
 Parts = tuple[str | None, list[int], list[str], list[tuple[int, int]]]  # text, ids, tokens, offsets
 
 # The key sets of docs/definitions.md: R, N, U and S are given or found, C and I follow from them.
@@ -94,7 +95,7 @@ def encode(
         Whatever else ``Scope.capture`` takes goes through :meth:`diffscope.scope.Scope.encode`.
     spans : mapping of str to span, optional
         A span is a text, a token range ``(start, stop)`` or ``slice``, a list of token positions, ``Chars(start, stop)``
-        or a list of ``Chars``.
+        or a list of ``Chars``; or made of others, ``OfSpans("before(answer)")``.
     vocabulary : int, optional
         How many tokens the model knows; by default any id is taken.
 
@@ -120,8 +121,13 @@ def with_spans(encoded: Encoded, spans: Mapping[str, Span] | None) -> Encoded:
     """A prompt with its spans found, and the sink, which is its first token unless given."""
     if not isinstance({} if spans is None else spans, Mapping):
         raise SpanError(f"spans are given by name, such as spans={{'answer': '7421'}}, and not as {shown(spans)}")
-    positions = {name: find_span(encoded, name, span) for name, span in (spans or {}).items()}
-    return replace(encoded, spans={"sink": (0,), **positions})
+    given = dict(spans or {})
+    of_others = {name: span for name, span in given.items() if isinstance(span, OfSpans)}
+    for name in of_others:
+        _refuse_derived(name)
+    found = {"sink": (0,)} | {name: find_span(encoded, name, span) for name, span in given.items() if name not in of_others}
+    found |= resolved(of_others, {name: at for name, at in found.items() if name not in of_others}, len(encoded.ids))
+    return replace(encoded, spans={name: found[name] for name in ("sink", *given)})
 
 
 def listed(values: Any, bools: bool = False) -> Any:
@@ -254,8 +260,7 @@ def find_span(prompt: Encoded, name: str, span: Span) -> tuple[int, ...]:
         It is not in the prompt; a text stands there twice; a text or character range begins or ends inside a token. The
         message shows both readings.
     """
-    if name in DERIVED_SETS:
-        raise SpanError(f"{name!r} follows from the other spans and cannot be given; choose another name")
+    _refuse_derived(name)
     if isinstance(span, str):
         return _by_text(prompt, name, span)
     if isinstance(span, Chars):
@@ -271,6 +276,11 @@ def find_span(prompt: Encoded, name: str, span: Span) -> tuple[int, ...]:
     if not positions or positions[0] < 0 or positions[-1] >= len(prompt.ids):
         raise SpanError(f"span {name!r} asks for token positions {span}, but the prompt has tokens 0 to {len(prompt.ids) - 1}")
     return tuple(positions)
+
+
+def _refuse_derived(name: str) -> None:
+    if name in DERIVED_SETS:
+        raise SpanError(f"{name!r} follows from the other spans and cannot be given; choose another name")
 
 
 def _positions(span: Span, n: int) -> Sequence[int]:

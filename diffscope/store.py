@@ -27,6 +27,7 @@ from diffscope.files import replacing
 
 FORMATS = (".zarr", ".nc", ".parquet", ".csv")
 CAPTURE_FORMAT = "diffscope-capture-1"
+CAPTURE_SUFFIX = ".dscope"
 
 
 def save_statistics(dataset, path, dated=True):
@@ -193,6 +194,19 @@ def statistics_format(path):
     if suffix not in FORMATS:
         raise DiffscopeError(f"statistics cannot be kept as {Path(path).name!r}; end the name in {', '.join(FORMATS)}")
     return suffix
+
+
+def check_capture_suffix(path):
+    """Refuse to write a capture under a name that another program would take for its own.
+
+    Raises
+    ------
+    DiffscopeError
+        The name does not end in .dscope.
+    """
+    path = Path(path)
+    if path.suffix.lower() != CAPTURE_SUFFIX:
+        raise DiffscopeError(f"a capture cannot be kept as {path.name!r}; name it {path.stem + CAPTURE_SUFFIX!r}")
 
 
 def provenance(dated=True):

@@ -228,7 +228,7 @@ def test_an_interrupted_measure_shows_and_keeps_what_was_finished(run, tiny_diff
     monkeypatch.setattr(Measuring, "add", stop)
     requested = ("measure", "--model", tiny_diff_folder, "--prompt", PROMPT, "--stats", "entropy", "--out", copy, "--json")
     status, out, err = run(*requested)
-    assert status == 130 and "stopped after 1 of" in err
+    assert status == 130 and f"stopped after 1 of 2 layers; these are kept in {copy}" in err
     assert json.loads(out)["stopped"].startswith("after 1 of")
     assert open_statistics(copy)["layer"].values.tolist() == [0]
 
@@ -526,7 +526,7 @@ def test_an_interrupt_is_130(run, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(diffscope, "load", interrupt)
-    assert run("capture", "--model", "mini-diff", "--prompt", PROMPT) == (130, "", "")
+    assert run("capture", "--model", "mini-diff", "--prompt", PROMPT) == (130, "", "stopped; nothing was kept\n")
 
 
 def test_a_reader_that_has_enough():

@@ -16,9 +16,13 @@ def capture():
 
 
 @pytest.mark.parametrize("name", ["a.dscope", "a.safetensors", "a", "a.bin"])
-def test_a_capture_by_any_name(capture, tmp_path, name):
-    capture.save(tmp_path / name)
+def test_a_capture_opens_under_any_name_and_is_kept_under_its_own(capture, tmp_path, name):
+    capture.save(tmp_path / "kept.DSCOPE")
+    (tmp_path / "kept.DSCOPE").rename(tmp_path / name)
     assert diffscope.open(tmp_path / name).tokens == capture.tokens
+    if name != "a.dscope":
+        with pytest.raises(diffscope.DiffscopeError, match=r"name it 'a\.dscope'"):
+            capture.save(tmp_path / name)
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
@@ -47,7 +51,7 @@ def test_anything_else_is_one_line_that_says_what_to_do(tiny_diff_folder, tmp_pa
     (tmp_path / "empty").mkdir()
     for path, words in {
         tmp_path / "nowhere.nc": "there is no",
-        tmp_path / "notes.txt": "is not a capture, statistics",
+        tmp_path / "notes.txt": r"is not a capture, statistics.*; the files of these are \.dscope",
         tmp_path / "broken.dscope": "damaged",
         tmp_path: "it holds broken.dscope, empty, notes.txt; name one of the files",
         tmp_path / "empty": "it is empty",

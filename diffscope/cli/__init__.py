@@ -11,7 +11,7 @@ from importlib import import_module
 import typer
 
 from diffscope import __version__
-from diffscope.cli.output import OUT_OF_MEMORY, note, ran_out_of_memory
+from diffscope.cli.output import OUT_OF_MEMORY, STOPPED, note, ran_out_of_memory
 from diffscope.errors import DiffscopeError, DiffscopeWarning, NoDigest
 
 RENAMED = {"--family": "--cohort"}
@@ -76,7 +76,8 @@ def main(arguments=None):
         where = f"{error.filename}: " if error.filename else ""
         return _fail(f"{where}{error.strerror or error}; check the path, its permissions and the space left")
     except (KeyboardInterrupt, typer.Abort):
-        return 130
+        note("stopped; nothing was kept")  # whatever keeps something says so itself
+        return STOPPED
     except (MemoryError, RuntimeError) as error:
         if not ran_out_of_memory(error):
             raise

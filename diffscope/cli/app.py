@@ -18,7 +18,7 @@ from urllib.request import urlopen
 import typer
 
 import diffscope
-from diffscope.cli.output import say
+from diffscope.cli.output import STOPPED, say
 from diffscope.errors import DiffscopeError
 
 EXAMPLE = ("diffscope app --port 8600", "diffscope app --share --models ~/models")
@@ -63,7 +63,7 @@ def command(port: Port = 8501, host: Host = None, share: Share = False, models: 
         status = server.wait()
     except KeyboardInterrupt:
         stop(server)
-        raise
+        raise typer.Exit(STOPPED) from None
     if status not in (0, -signal.SIGTERM, -signal.SIGINT):
         how = f"was ended by signal {-status}" if status < 0 else f"stopped with status {status}"
         raise DiffscopeError(f"the dashboard {how}; what it printed above says why")

@@ -28,7 +28,11 @@ def command(
     dtype: Dtype = None,
 ):
     """Capture a prompt: how faithful the capture is, the λ of each layer, and what the model says next."""
+    from diffscope.store import check_capture_suffix
+
     check_out(out)
+    if out is not None:
+        check_capture_suffix(out)
     capture = read_capture(None, model, prompt, prompt_file, span, device, dtype)
     if out is not None:
         with working(f"saving {out}"):

@@ -28,7 +28,7 @@ from diffscope.cli.options import (
     read_spans,
     read_stats,
 )
-from diffscope.cli.output import counting, note, say, show_json, show_table, working
+from diffscope.cli.output import STOPPED, counting, note, say, show_json, show_table, working
 from diffscope.errors import DiffscopeError, Stopped
 
 EXAMPLE = (
@@ -94,8 +94,9 @@ def command(
     measured = measured.sel(place)
     _report(measured, source, out, as_json, over_heads=not per_head and head is None)
     if interrupt:
-        note(f"stopped {measured.attrs['stopped']}")
-        raise interrupt
+        kept = f"these are kept in {out}" if out is not None else "nothing is kept; --out FILE keeps what is finished"
+        note(f"stopped {measured.attrs['stopped']}; {kept}")
+        raise typer.Exit(STOPPED)
 
 
 class _Source(NamedTuple):

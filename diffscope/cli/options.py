@@ -19,7 +19,10 @@ PromptFile = Annotated[
 ]
 Span = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAME=TEXT|START:STOP", help="A named part of the prompt: its text, or a range of tokens. Repeatable."),
+    typer.Option(
+        metavar="NAME=TEXT|START:STOP",
+        help="A named part of the prompt: its text, or a range of tokens; NAME:=… of other spans: rest:=~answer. Repeatable.",
+    ),
 ]
 Stats = Annotated[str, typer.Option(metavar="A,B", help="Which statistics, separated by commas.")]
 Layer = Annotated[int | None, typer.Option(min=0, help="One layer, counted from 0 as the model does.")]
@@ -103,16 +106,23 @@ def read_prompt(prompt, prompt_file):
 
 
 def read_spans(options):
-    """What --span says, as a dict: a text, or a (start, stop) range of tokens."""
+    """What --span says, as a dict: a text, a (start, stop) range of tokens, or what is made of other spans."""
     spans = {}
     for option in options:
         name, equals, value = option.partition("=")
+        of_spans = name.endswith(":")
+        name = name.removesuffix(":")
         if not (name and equals and value):
-            raise SpanError(f"--span {option!r} is not NAME=TEXT or NAME=START:STOP; for example --span answer=7421")
+            raise SpanError(f"--span {option!r} is not NAME=TEXT, NAME=START:STOP or NAME:=SPANS; for example --span answer=7421")
         if name in spans:
             raise SpanError(f"--span {name!r} is given twice; give each span its own name")
         tokens = re.fullmatch(r"(\d+):(\d+)", value)
-        spans[name] = (int(tokens[1]), int(tokens[2])) if tokens else value
+        if of_spans:
+            spans[name] = diffscope.OfSpans(value)
+        elif tokens:
+            spans[name] = (int(tokens[1]), int(tokens[2]))
+        else:
+            spans[name] = value
     return spans
 
 

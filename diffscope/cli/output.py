@@ -6,6 +6,8 @@ import sys
 import time
 from contextlib import contextmanager
 
+import typer
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -13,6 +15,7 @@ from rich.text import Text
 
 from diffscope.files import to_json
 
+GAP = 2  # between columns
 PIPED_WIDTH = 1000  # what is read by a program is never cut to a screen's width
 
 
@@ -21,13 +24,27 @@ def _console():
 
 
 def say(line=""):
-    """Print one line of a result."""
-    _console().print(Text(line), soft_wrap=True)
+    """Print one line of a result, on a terminal broken between words."""
+    console = _console()
+    console.print(Text(line), soft_wrap=not console.is_terminal)
 
 
 def note(line):
     """Tell the person, not the program that reads stdout."""
     Console(stderr=True, highlight=False).print(Text(line), soft_wrap=True)
+
+
+STOPPED = 130  # the exit status of an interrupt
+
+
+@contextmanager
+def kept_when_stopped(words):
+    """Say what an interrupt leaves, by a context or a decorator, and end the command."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        note(f"stopped; {words}")
+        raise typer.Exit(STOPPED) from None
 
 
 OUT_OF_MEMORY = "out of memory; use a shorter prompt, bfloat16 or fewer statistics"
@@ -43,15 +60,33 @@ def ran_out_of_memory(error):
 
 
 def show_table(headers, rows):
-    """Print rows under headers; numbers are aligned to the right."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    """Print rows under headers; numbers are aligned to the right. Where a screen would cut words, each row is a list."""
     rows = [list(row) for row in rows]
-    for column, header in enumerate(headers):
+    shown = [[show_value(value) for value in row] for row in rows]
+    console = _console()
+    widths = [max(cell_len(word) for cell in column for word in cell.split() or [""]) for column in zip(headers, *shown)]
+    if sum(widths) + GAP * (len(widths) - 1) > console.width:
+        for row in shown:
+            console.print(_row_by_lines(headers, row))
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
+    for column, (header, width) in enumerate(zip(headers, widths)):
         numeric = all(isinstance(row[column], int | float | None) for row in rows)
-        table.add_column(Text(header), justify="right" if numeric else "left")
-    for row in rows:
-        table.add_row(*(Text(show_value(value)) for value in row))
-    _console().print(table)
+        table.add_column(Text(header), justify="right" if numeric else "left", min_width=width)
+    for row in shown:
+        table.add_row(*map(Text, row))
+    console.print(table)
+
+
+def _row_by_lines(headers, row):
+    """One row of a table as lines, each a header and its value, and a blank one."""
+    lines = Table(box=None, pad_edge=False, show_header=False)
+    lines.add_column(style="bold", no_wrap=True)
+    lines.add_column(overflow="fold")
+    for header, value in zip(headers, row):
+        lines.add_row(Text(header), Text(value))
+    lines.add_row()
+    return lines
 
 
 def show_value(value):

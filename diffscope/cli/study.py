@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from diffscope.cli.options import Device, Json
-from diffscope.cli.output import counting, note, say, show_json, show_table
+from diffscope.cli.output import counting, kept_when_stopped, note, say, show_json, show_table
 from diffscope.cli.test import Family, keep, show_board
 from diffscope.errors import DiffscopeError
 
@@ -68,7 +68,7 @@ def _run(preset, cohort, fresh, out, device, processes, as_json, prompts, length
     if preset:
         train.command(preset=preset, out=cohort, processes=processes, device=device)
     out = out or cohort.parent / f"{cohort.name}-study"
-    with counting("testing") as progress:
+    with kept_when_stopped(f"what is finished is kept in {out}, and the same command goes on"), counting("testing") as progress:
         study = run_study(
             cohort,
             out,

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from diffscope.cli.options import Device, Dtype, Json, read_stats
-from diffscope.cli.output import counting, note, say, show_json, show_table
+from diffscope.cli.output import counting, kept_when_stopped, note, say, show_json, show_table
 from diffscope.errors import DiffscopeError
 
 EXAMPLE = (
@@ -100,15 +100,12 @@ def command(
     )
 
 
+@kept_when_stopped("what is complete is kept, and the same command goes on")
 def _sweep(plan, out, where, rank, as_json, **how):
     from diffscope.lab.sweeps.sweep import sweep
 
     with counting("sweeping") as progress:
-        try:
-            swept = sweep(plan, out, where, rank=rank, progress=progress, **how)
-        except KeyboardInterrupt:
-            note("stopped; what is complete is kept, and the same command goes on")
-            raise
+        swept = sweep(plan, out, where, rank=rank, progress=progress, **how)
     outcome = swept.outcome
     if as_json:
         counts = {"done": len(outcome.done), "waiting": len(outcome.waiting)}

@@ -153,5 +153,7 @@ def _show_declared(tests, as_json):
         names = ("id", "kind", "claim", "source", "statistic", "controls", "rule", "needs", "limits")
         show_json([{name: getattr(test, name) for name in names} for test in tests])
         return
-    rows = [(test.kind, test.id, test.needs, test.claim, test.rule) for test in tests]
-    show_table(("kind", "test", "needs", "claim", "rule"), rows)
+    show_table(("kind", "test", "needs", "claim"), [(test.kind, test.id, test.needs, test.claim) for test in tests])
+    for test in tests:
+        say()
+        say(f"{test.id}: {test.rule}")

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from diffscope.cli.options import Device, Json, check_out
-from diffscope.cli.output import counting, note, show_json, show_table, working
+from diffscope.cli.output import counting, kept_when_stopped, note, show_json, show_table, working
 from diffscope.cli.sweep import Count, Ranks, Ray, where_of
 from diffscope.cli.training_report import collected, show_progress, show_report, tell_failures, tell_outdated
 from diffscope.errors import DiffscopeError
@@ -16,6 +16,8 @@ EXAMPLE = (
     "diffscope train laptop --arm diff --arm standard --seed 0 --out runs/laptop",
     "diffscope train laptop --table",
 )
+
+SAVED = "what was saved is kept, and the same command goes on"
 
 Recipe = Annotated[str | None, typer.Argument(metavar="RECIPE", help="A TOML file, or a bundled recipe by name.")]
 Preset = Annotated[str | None, typer.Option(metavar="laptop|gpu", help="The same as the name of a bundled recipe.")]
@@ -107,6 +109,7 @@ def _chosen(recipe, preset, learning_rate):
     return chosen if learning_rate is None else replace(chosen, learning_rate=learning_rate, tuning=None)
 
 
+@kept_when_stopped(SAVED)
 def _train_cohort(wanted, where, processes, how):
     """Train what is left of a cohort, and say what came of it but for its scores; the number of runs that failed."""
     from diffscope.hypotheses.cohort_evidence import take_evidence
@@ -115,11 +118,7 @@ def _train_cohort(wanted, where, processes, how):
 
     note(f"{wanted.recipe.name}: {forecast(wanted.recipe, wanted.out, wanted.planned()).words(processes)}")
     with counting(f"training {wanted.recipe.name}") as progress:
-        try:
-            outcome = train_cohort(wanted, where, **how, evidence=take_evidence, progress=progress)
-        except KeyboardInterrupt:
-            note("stopped; what was saved is kept, and the same command goes on")
-            raise
+        outcome = train_cohort(wanted, where, **how, evidence=take_evidence, progress=progress)
     tell_failures(wanted, outcome)
     if not any("tuning" not in run.spec for run in outcome.done):
         note("no run is finished yet" + (", and this rank has nothing left to do" if how["rank"] else ""))
@@ -130,6 +129,7 @@ def _train_cohort(wanted, where, processes, how):
     return len(outcome.failed)
 
 
+@kept_when_stopped(SAVED)
 def _take_anew(wanted):
     """Take the evidence of finished runs that have none, or that was taken by other code."""
     from diffscope.hypotheses.cohort_evidence import take_evidence
@@ -143,6 +143,7 @@ def _take_anew(wanted):
     note(f"took the evidence of {len(names)} runs")
 
 
+@kept_when_stopped(SAVED)
 def _train_alone(recipe, arms, seeds, out, threads, device, tensorboard):
     """A recipe without a grid: models are trained one by one, and scored with ``diffscope evaluate``."""
     from diffscope.lab.jobs.shards import telling_full_disk

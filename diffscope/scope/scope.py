@@ -19,7 +19,7 @@ from diffscope.attention.layer import LayerAttention
 from diffscope.attention.parts import Mask
 from diffscope.capture import Capture, CaptureBatch
 from diffscope.edits import Edit, apply
-from diffscope.errors import DiffscopeError, DiffscopeWarning, ModelNotFound, PromptError, Stopped, UnsupportedModel
+from diffscope.errors import DiffscopeError, DiffscopeWarning, ModelNotFound, PromptError, UnsupportedModel
 from diffscope.families import Family, Passage
 from diffscope.families.beside import unread_layers
 from diffscope.families.hooks import Again, Take, passages
@@ -434,7 +434,8 @@ class Scope:
         PromptError, SpanError, FidelityError, OutOfMemoryAhead
             As :meth:`capture`; OutOfMemoryAhead also where the results themselves would fill the memory.
         Stopped
-            Interrupted (Ctrl-C) after the first layer; ``error.measured`` is the Dataset of the layers that were finished.
+            Interrupted (Ctrl-C) at any moment after the first layer; ``error.measured`` is the Dataset of the layers that were
+            finished.
         """
         prompts, inputs, batch = self._prompts(prompt, spans)
         measuring = Measuring(prompts, statistics, queries, self.n_layers, progress, announce, backend)
@@ -448,11 +449,9 @@ class Scope:
             with self.running(tuple(len(encoded.ids) for encoded in prompts)), Workers() as workers:
                 self._run(prompts, inputs, lambda layer: measuring.add(layer, workers), 1, record, measuring.outliers)
                 measuring.finish(workers)
+            return result()
         except KeyboardInterrupt as interrupt:
-            if not measuring.layers:
-                raise
-            raise Stopped(result(stopped=f"after {len(measuring.layers)} of {self.n_layers} layers")) from interrupt
-        return result()
+            raise measuring.stopped(interrupt, result) from None
 
     def _prompts(self, prompt: Any, spans: Spans) -> tuple[list[Encoded], list, bool]:
         """Prompts as tokens, the same as texts, token ids or images, and whether they are a batch."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.memory import free_memory
-from diffscope.errors import DiffscopeError, OutOfMemoryAhead
+from diffscope.errors import DiffscopeError, OutOfMemoryAhead, Stopped
 from diffscope.prompts import Encoded
 from diffscope.stats import engine, forecast
 from diffscope.stats.backends import Backend
@@ -71,7 +71,9 @@ class Measuring:
         self.measured: list[list[Measured]] = [[] for _ in prompts]
         self.layers: list[int] = []
         self._waiting: list[LayerAttention] = []
+        self._slow = any(statistic.kind == "map" for statistic in self.chosen)
         self._reached = 0.0  # layers of a prompt that are done
+        self._told = 0.0  # of them, as far as anybody was told
         self.total = n_layers * len(prompts)
         if isinstance(queries, Sample) and len({len(prompt.ids) for prompt in prompts}) > 1:
             raise DiffscopeError("a sample of queries needs prompts of one length; measure them one by one")
@@ -88,15 +90,46 @@ class Measuring:
     def add(self, layer: LayerAttention, workers: Workers) -> None:
         """Measure one layer of every prompt; small ones wait for a few more, and :meth:`finish`."""
         self._waiting.append(layer)
-        if sum(x.nbytes for each in self._waiting for x in (each.q, each.k, each.v)) >= AT_ONCE:
+        # What is taken of whole maps is taken layer by layer anyhow, and takes long.
+        if self._slow or sum(x.nbytes for each in self._waiting for x in (each.q, each.k, each.v)) >= AT_ONCE:
             self.finish(workers)
 
     def finish(self, workers: Workers) -> None:
-        """Measure the layers that wait."""
+        """Measure the layers that wait.
+
+        An interrupt leaves whole layers: as many as were said to be done, which are measured again, in a fraction of a second.
+        """
         waiting = self._waiting
         self._waiting = []
         if not waiting:
             return
+        try:
+            self._measure_all(waiting, workers)
+        except KeyboardInterrupt:
+            done = int(self._told / len(self.prompts)) - len(self.layers)
+            self.progress = None
+            if done > 0:
+                self._measure_all(waiting[:done], workers)
+            raise
+
+    def stopped(self, interrupt: KeyboardInterrupt, result: Callable[..., xr.Dataset]) -> KeyboardInterrupt:
+        """What an interrupt is to be raised as: with the layers that were finished, or, where none was, as it came.
+
+        Parameters
+        ----------
+        interrupt : KeyboardInterrupt
+        result : callable
+            Makes a dataset of what is measured, with attributes given by name.
+        """
+        self.progress = None
+        with Workers() as workers:
+            self.finish(workers)  # what had been read already
+        if not self.layers:
+            return interrupt
+        return Stopped(result(stopped=f"after {len(self.layers)} of {self.total // len(self.prompts)} layers"))
+
+    def _measure_all(self, waiting: list[LayerAttention], workers: Workers) -> None:
+        """Measure some layers of every prompt; they count when all of it is done."""
         names = [statistic.name for statistic in self.chosen]
         by_row = [statistic.name for statistic in self.chosen if statistic.kind == "row"] if self._together(waiting) else []
         rest = [name for name in names if name not in by_row]
@@ -104,11 +137,14 @@ class Measuring:
             self._look_ahead(waiting[0].prompt(0), names, workers)
         every = [layer.prompt(index) for index in range(len(self.prompts)) for layer in waiting]
         rows = self._measure(every, by_row, self.prompts[0], workers, len(by_row) / len(names)) if by_row else []
-        for index, of_prompt in enumerate(self.measured):
+        taken: list[list[Measured]] = []
+        for index, prompt in enumerate(self.prompts):
             of_layers = slice(index * len(waiting), (index + 1) * len(waiting))
-            measured = self._measure(every[of_layers], rest, self.prompts[index], workers, len(rest) / len(names)) if rest else []
-            for parts in itertools.zip_longest(rows[of_layers], measured):
-                of_prompt.append(united([part for part in parts if part], names))
+            measured = self._measure(every[of_layers], rest, prompt, workers, len(rest) / len(names)) if rest else []
+            parts = itertools.zip_longest(rows[of_layers], measured)
+            taken.append([united([part for part in of_layer if part], names) for of_layer in parts])
+        for of_prompt, more in zip(self.measured, taken):
+            of_prompt += more
         self.layers += [layer.layer for layer in waiting]
 
     def _together(self, waiting: Sequence[LayerAttention]) -> bool:
@@ -140,6 +176,7 @@ class Measuring:
 
     def _tell(self, reached: float) -> None:
         """Say how many layers are done, which may be a fraction."""
+        self._told = reached
         if self.progress:
             self.progress(
                 round(reached, 6), max(self.total, round(reached))
@@ -190,9 +227,8 @@ class Measuring:
         batch : bool
             Whether there is a leading ``prompt`` dimension.
         """
-        complete = len(self.layers)  # a layer may have been measured on some prompts of a batch only
-        of_prompts = [of_layers[:complete] for of_layers in self.measured]
-        joined = batch_dataset(of_prompts, self.layers) if batch else dataset(of_prompts[0], self.layers)
+        complete = len(self.layers)
+        joined = batch_dataset(self.measured, self.layers) if batch else dataset(self.measured[0], self.layers)
         if outliers is not None:
             joined = _with_outliers(joined, np.moveaxis(outliers[:complete], 1, 0) if batch else outliers[:complete, 0])
         n = len(self.prompts[0].ids)
