@@ -40,7 +40,7 @@ _NAMES = {
     **dict.fromkeys(
         ("attention", "conformance", "edits", "errors", "families", "figures", "hypotheses", "instruments", "lab", "lens"), None
     ),
-    **dict.fromkeys(("models", "prompts", "readings", "stats", "store", "tasks"), None),
+    **dict.fromkeys(("models", "prompts", "readings", "stats", "store", "tables", "tasks"), None),
 }
 _MOVED = {"test": "diffscope.hypotheses.test"}
 
@@ -79,6 +79,7 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
     from diffscope import readings as readings
     from diffscope import stats as stats
     from diffscope import store as store
+    from diffscope import tables as tables
     from diffscope import tasks as tasks
     from diffscope.attribution import branch_attribution as branch_attribution
     from diffscope.capture import Capture as Capture

@@ -1,11 +1,12 @@
 """``diffscope check``: the conformance report of a model."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from diffscope.cli.options import Device, Dtype, Json, Model, check_model
-from diffscope.cli.output import say, show_json, show_table, working
+from diffscope.cli.options import Device, Dtype, Json, Model, check_model, check_out
+from diffscope.cli.output import note, say, show_json, show_table, working
 from diffscope.errors import DiffscopeError
 
 EXAMPLE = ("diffscope check --model mini-diff",)
@@ -17,6 +18,8 @@ Length = Annotated[
 ]
 Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the random prompts.")]
 
+Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Keep the layers as a table: .tex, .md, .parquet or .csv.")]
+
 COLUMNS = ("layer", "heads", "pairing", "keys", "λ", "λ in float32", "λ_init", "norm", "post-scale", "mask")
 
 
@@ -27,16 +30,25 @@ def command(
     seed: Seed = 0,
     device: Device = None,
     dtype: Dtype = None,
+    out: Out = None,
     as_json: Json = False,
 ):
     """Is the attention of a model what it claims to be? Each layer is proved on prompts that can fail it; exit 1 if not."""
     from diffscope.conformance import check
+    from diffscope.tables import conformance
+    from diffscope.tables.table import check_suffix
 
     if name is not None:
         raise DiffscopeError(f"the model is named with --model: diffscope check --model {name}")
     check_model(model)
+    if out is not None:
+        check_suffix(out)
+        check_out(out)
     with working(f"checking {model}"):
         report = check(model, length=length, seed=seed, device=device, dtype=dtype)
+    if out is not None:
+        conformance(report).save(out)
+        note(f"saved {out}")
     if as_json:
         show_json(report.as_dict())
     else:

@@ -37,6 +37,8 @@ EXAMPLE = (
     "  --span answer=7421 --stats entropy,gini --json",
 )
 
+PRINTED = (".tex", ".md")
+
 Query = Annotated[int | None, typer.Option(help="One query, a token counted from 0, or from the end: -1 is the last.")]
 Queries = Annotated[
     str | None,
@@ -51,7 +53,12 @@ Backend = Annotated[
     ),
 ]
 PerHead = Annotated[bool, typer.Option("--per-head", help="One row a head instead of the mean over heads.")]
-Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Keep every value, unaveraged: .zarr, .nc, .parquet or .csv.")]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="Keep every value, unaveraged: .zarr, .nc, .parquet, .csv; averages as a table: .tex, .md."
+    ),
+]
 
 
 def command(
@@ -73,11 +80,9 @@ def command(
     dtype: Dtype = None,
 ):
     """Measure statistics of A1, A2 and D, averaged over queries. Ctrl-C leaves the layers that were finished."""
-    from diffscope.store import statistics_format
-
     check_out(out)
     if out is not None:
-        statistics_format(out)
+        _check_format(out)
     names = read_stats(stats)
     rows = _queries(query, queries)
     if saved is not None:
@@ -137,17 +142,34 @@ def _measure(source, names, queries):
 
 def _report(measured, source, out, as_json, over_heads):
     """Save every value where that is asked for, and show the averages."""
-    from diffscope.store import save_statistics
-
     if out is not None:
         with working(f"saving {out}"):
-            save_statistics(measured, out)
+            _keep(measured, out)
     if as_json:
         show_json(_summary(measured, source, out))
     else:
         _show_tables(measured, source, over_heads)
     if out is not None:
         note(f"saved {out}")
+
+
+def _check_format(out):
+    """Refuse a name that tells no format."""
+    from diffscope.store import FORMATS
+
+    if out.suffix.lower() not in (*FORMATS, *PRINTED):
+        raise DiffscopeError(f"statistics cannot be kept as {out.name!r}; end the name in {', '.join((*FORMATS, *PRINTED))}")
+
+
+def _keep(measured, out):
+    """Write every value, or averages as a paper prints them."""
+    from diffscope.store import save_statistics
+    from diffscope.tables import statistics
+
+    if out.suffix.lower() in PRINTED:
+        statistics(measured).save(out)
+    else:
+        save_statistics(measured, out)
 
 
 def _summary(measured, source, out):

@@ -7,7 +7,7 @@ import typer
 
 from diffscope.cli.options import Device, Json
 from diffscope.cli.output import counting, kept_when_stopped, note, say, show_json, show_table
-from diffscope.cli.test import Family, keep, show_board
+from diffscope.cli.test import FORMATS, Family, keep, show_board
 from diffscope.errors import DiffscopeError
 
 EXAMPLE = (
@@ -16,7 +16,6 @@ EXAMPLE = (
     "diffscope study run --cohort runs/laptop --fresh 3 --fresh 4 --out runs/study",
     "diffscope study run --preset gpu --device cuda",
 )
-BOARD_FILES = (".md", ".html", ".json")
 
 Action = Annotated[str, typer.Argument(metavar="show|run", help="Show a study that was kept, or run one.")]
 Folder = Annotated[str | None, typer.Argument(metavar="[FOLDER]", help="What to show: a folder, or a shipped study by name.")]
@@ -24,7 +23,10 @@ Preset = Annotated[str | None, typer.Option(metavar="laptop|gpu", help="Train th
 Cohort = Annotated[Path | None, typer.Option(metavar="FOLDER", help="The trained cohort, with its models.")]
 Fresh = Annotated[list[int] | None, typer.Option(min=0, help="A seed with a board of its own besides. Repeatable.")]
 Out = Annotated[
-    Path | None, typer.Option(metavar="FOLDER|FILE", help="run: where it is kept; show: the board as .md, .html, .json.")
+    Path | None,
+    typer.Option(
+        metavar="FOLDER|FILE", help="run: where it is kept; show: the board as .md, .html, .json, .tex, .parquet, .csv."
+    ),
 ]
 Board = Annotated[str, typer.Option(metavar="NAME", help="Which board to show: all seeds, fresh seeds.")]
 Prompts = Annotated[int, typer.Option(min=10, help="Retrieval prompts, spread over five depths.")]
@@ -102,8 +104,8 @@ def _show_anew(folder, board, out, as_json):
     study = open_study(folder)
     _check_board(study, board)
     if out is not None:
-        if out.suffix not in BOARD_FILES:
-            raise DiffscopeError(f"cannot write a board as {out.suffix!r}; use {', '.join(BOARD_FILES)}")
+        if out.suffix not in FORMATS:
+            raise DiffscopeError(f"cannot write a board as {out.suffix!r}; use {', '.join(FORMATS)}")
         keep(study.boards[board], out, f"the {study.facts['recipe']} cohort, {board}")
     if as_json:
         _show_json(study)

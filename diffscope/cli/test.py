@@ -17,7 +17,8 @@ EXAMPLE = (
     "diffscope test --model FOLDER --prompts my.jsonl",
     "diffscope test --list",
 )
-FORMATS = (".md", ".html", ".json")
+TABLES = (".tex", ".parquet", ".csv")
+FORMATS = (".md", ".html", ".json", *TABLES)
 
 Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Tests; all without.", show_default=False)]
 Models = Annotated[
@@ -41,7 +42,9 @@ Length = Annotated[int, typer.Option(min=64, help="Tokens a prompt.")]
 Untrained = Annotated[int, typer.Option(min=3, help="Models of random weights that a trained one is compared with.")]
 Template = Annotated[str | None, typer.Option(metavar="TEXT", help="The needle sentence; of a cohort what it was trained on.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of prompts and untrained models.")]
-Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Keep the board: .md, .html or .json.")]
+Out = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Keep the board: .md, .html, .json; as a table .tex, .parquet, .csv.")
+]
 
 
 def refuse_family(value: str | None) -> None:
@@ -140,6 +143,11 @@ def keep(verdicts, out, subjects, statements=()):
     from diffscope.files import to_json, write_text
     from diffscope.hypotheses import report
 
+    if out.suffix in TABLES:
+        from diffscope.tables import board
+
+        board(verdicts).save(out)
+        return
     title = f"Noise cancellation or sparsification: {subjects}"
     if out.suffix == ".json":
         text = to_json(_dicts(verdicts), indent=1) + "\n"

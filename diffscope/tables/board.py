@@ -1,0 +1,87 @@
+"""A board of verdicts, with what they are decided by."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from diffscope.errors import DiffscopeError
+from diffscope.hypotheses.report import in_order
+from diffscope.hypotheses.verdicts import Verdict
+from diffscope.tables import numbers
+from diffscope.tables.table import Table
+
+HEADER = ("test", "verdict", "quantity", "estimate [95 %]", "p corrected", "seeds", "prompts")
+
+
+def board(verdicts: Sequence[Verdict]) -> Table:
+    """Every test with its verdict and the quantities that it was judged by: primary tests, mechanisms, then measurements.
+
+    Parameters
+    ----------
+    verdicts : sequence of Verdict
+        What ``diffscope.hypotheses.test`` gave, or one board of a study.
+
+    Returns
+    -------
+    Table
+        ``data`` has a row a quantity, with the interval, what would be without an effect, p and corrected p; a test that could
+        not run has one row without a value.
+
+    Raises
+    ------
+    DiffscopeError
+        They are no verdicts, or there are none.
+    """
+    import pandas as pd
+
+    listed = list(verdicts) if isinstance(verdicts, (list, tuple)) else []
+    if not listed or not all(isinstance(verdict, Verdict) for verdict in listed):
+        raise DiffscopeError("a board is a list of verdicts, as diffscope.hypotheses.test gives it; hand that over")
+    records = [record for verdict in in_order(listed) for record in _records(verdict)]
+    rows = []
+    for before, record in zip([None, *records], records):
+        again = before is not None and before["test"] == record["test"]
+        test = ("", "") if again else (record["test"], record["verdict"])
+        rows.append((*test, *_cells(record)))
+    caption = (
+        "Noise cancellation (NC) or sparsification (SP): verdicts of declared tests. Brackets: 95 % interval, over what the data "
+        "says; p corrected within the tests of a kind, – where a quantity is not in the rule; [–]: no interval, since the test "
+        "could not run or the estimate is undefined."
+    )
+    reasons = dict.fromkeys(record["why"] for record in records if record["why"])
+    notes = (f"Undefined. {'; '.join(reasons)}.",) if reasons else ()
+    return Table("board", HEADER, tuple(rows), caption, pd.DataFrame(records), notes)
+
+
+def _records(verdict: Verdict) -> list[dict]:
+    test = {"kind": verdict.test.kind, "test": verdict.test.id, "verdict": verdict.shown}
+    if not verdict.estimates:
+        names = ("value", "low", "high", "null_low", "null_high", "p", "p_corrected")
+        empty = {name: math.nan for name in names}
+        return [{**test, "quantity": "", **empty, "interval": "", "seeds": 0, "prompts": 0, "state": "", "why": ""}]
+    return [
+        {
+            **test,
+            "quantity": verdict.test.quantities[name].label,
+            "value": estimate.value,
+            "low": estimate.low,
+            "high": estimate.high,
+            "null_low": estimate.null_low,
+            "null_high": estimate.null_high,
+            "p": estimate.p,
+            "p_corrected": verdict.corrected.get(name, math.nan),
+            "interval": estimate.interval or estimate.method,
+            "seeds": estimate.seeds,
+            "prompts": estimate.prompts,
+            "state": verdict.states[name],
+            "why": estimate.why,
+        }
+        for name, estimate in verdict.estimates.items()
+    ]
+
+
+def _cells(record: dict) -> tuple[str, ...]:
+    counts = [str(record[name]) if record[name] else numbers.ABSENT for name in ("seeds", "prompts")]
+    value = numbers.with_interval(record["value"], record["low"], record["high"])
+    return (record["quantity"] or numbers.ABSENT, value, numbers.plain(record["p_corrected"], 2), *counts)

@@ -1,0 +1,117 @@
+"""Retrieval by depth of the answer: the third table of "Differential Transformer" (Ye et al., 2024)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import xarray as xr
+from scipy.stats import t as students_t
+
+from diffscope.errors import DiffscopeError
+from diffscope.readings.reading import Reading
+from diffscope.tables import numbers
+from diffscope.tables.table import Table
+
+Estimates = Reading | xr.Dataset
+ROWS = {"answer": "answer", "irrelevant": "all else", "exact": "exact answers"}
+
+
+def depths(
+    reading: Estimates | Mapping[str, Estimates],
+    *,
+    normalisation: str = "share",
+    map: str = "D",
+    length: int | Sequence[int] | None = None,
+) -> Table:
+    """What the last query gives to the answer and to all else, and how often the answer is exact, by depth.
+
+    Parameters
+    ----------
+    reading : Reading or Dataset, or mapping of str to these
+        What ``diffscope.readings.depths`` gave, or its ``estimates``; of several models by name.
+    normalisation : {"share", "raw", "signed", "positive"}
+    map : {"D", "A1", "A2"}
+    length : int or sequence of int, optional
+        Which lengths of prompts; by default all.
+
+    Returns
+    -------
+    Table
+        Masses are means over heads, then layers, then prompts, with the 95 % interval over prompts (Student's t); exact answers
+        with Wilson's.
+
+    Raises
+    ------
+    DiffscopeError
+        It is no such reading, or has no such normalisation, map or length.
+    """
+    import pandas as pd
+
+    given = reading if isinstance(reading, Mapping) and not isinstance(reading, xr.Dataset) else {"": reading}
+    tables = {name: _estimates(one) for name, one in given.items()}
+    first = next(iter(tables.values()))
+    named = {name or str(table.attrs.get("model", "")): table for name, table in tables.items()}
+    for dim, label in (("normalisation", normalisation), ("map", map)):
+        if label not in first[dim].values:
+            raise DiffscopeError(f"there is no {dim} {label!r}: there are {', '.join(first[dim].values)}")
+    there = [int(one) for one in first["length"].values]
+    lengths = there if length is None else [length] if isinstance(length, int) else list(length)
+    if missing := sorted(set(lengths) - set(there)):
+        raise DiffscopeError(f"no prompts of {missing[0]} tokens were run: there are {', '.join(str(one) for one in there)}")
+    records = [
+        {"model": name, **record}
+        for name, table in named.items()
+        for record in _records(table.sel(normalisation=normalisation, map=map), lengths)
+    ]
+    columns = [float(depth) for depth in first["depth"].values]
+    cells: dict[tuple, dict[float, str]] = {}
+    for record in records:
+        place = (record["model"], str(record["length"]), ROWS[record["quantity"]])
+        cells.setdefault(place, {})[record["depth"]] = numbers.with_interval(record["value"], record["low"], record["high"])
+    several = len(named) > 1
+    rows = tuple((*place[0 if several else 1 :], *(row[depth] for depth in columns)) for place, row in cells.items())
+    header = (*(["model"] if several else []), "tokens", "", *(f"{round(100 * depth)} %" for depth in columns))
+    prompts = int(first.attrs["prompts"])
+    caption = (
+        f"Attention of the last query of retrieval prompts by depth of the answer, {' and '.join(named)}: {normalisation} of "
+        f"{map}, mean over heads, then layers, then {prompts} prompts of each length and depth, which state "
+        f"{int(first.attrs['distractors']) + 1} numbers. "
+    )
+    caption += (
+        "Brackets: 95 % interval over prompts (Student's t; of exact answers Wilson's)."
+        if prompts > 1
+        else "[–]: of one prompt there is no interval; of exact answers Wilson's."
+    )
+    definitions = [f"{ROWS[span]}: {first['mass'].attrs['definition']}, span {span}" for span in ("answer", "irrelevant")]
+    note = "Definitions. " + "; ".join([*definitions, f"exact answers: {first['exact'].attrs['definition']}"]) + "."
+    return Table("depths", header, rows, caption, pd.DataFrame(records), (note,))
+
+
+def _estimates(reading: Estimates) -> xr.Dataset:
+    table = reading.estimates if isinstance(reading, Reading) else reading
+    if not isinstance(table, xr.Dataset) or not {"mass", "mass_se", "exact"} <= set(table.data_vars):
+        raise DiffscopeError("this table is of what diffscope.readings.depths gives; hand that over")
+    return table
+
+
+def _records(table: xr.Dataset, lengths: Sequence[int]) -> list[dict]:
+    """One row a number, of one model."""
+    prompts = int(table.attrs["prompts"])
+    factor = float(students_t.ppf(0.975, prompts - 1)) if prompts > 1 else math.nan
+    records = []
+    for length in lengths:
+        for quantity in ROWS:
+            for depth in table["depth"].values.tolist():
+                cell = table.sel(length=length, depth=depth)
+                if quantity == "exact":
+                    value, low, high = (float(cell[name]) for name in ("exact", "exact_low", "exact_high"))
+                    interval = "95 % (Wilson)"
+                else:
+                    value = float(cell["mass"].sel(span=quantity))
+                    half = factor * float(cell["mass_se"].sel(span=quantity))
+                    low, high = value - half, value + half
+                    interval = "95 % over prompts" if math.isfinite(half) else "none"
+                labels = {"length": length, "depth": depth, "quantity": quantity}
+                records.append({**labels, "value": value, "low": low, "high": high, "interval": interval, "n": prompts})
+    return records

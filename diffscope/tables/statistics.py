@@ -1,0 +1,261 @@
+"""Statistics of one model or several, side by side."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import xarray as xr
+from scipy.stats import t as students_t
+
+from diffscope.capture import Capture, CaptureBatch
+from diffscope.comparison import Comparison
+from diffscope.errors import DiffscopeError
+from diffscope.stats.averaging import ORDER, averaged, rule
+from diffscope.stats.sampling import Sample
+from diffscope.tables import numbers
+from diffscope.tables.table import Table
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Subject = Comparison | Capture | CaptureBatch | xr.Dataset | Mapping[str, Any]
+USUAL = {"normalisation": ["share"], "lambda_value": ["used"], "definition": ["erank"], "control": ["map", "uniform", "permuted"]}
+LEVEL = 0.95
+
+
+def statistics(
+    subject: Subject,
+    names: Sequence[str] | str | None = None,
+    *,
+    queries: str | slice | Sequence[int] | Sample | None = None,
+    by_layer: bool = False,
+    **labels: str | Sequence[str],
+) -> Table:
+    """Statistics of a comparison, of a capture, or of several: a row a statistic, a column a model.
+
+    A value is the average over queries, then heads, then layers, as :func:`diffscope.average` takes it. Of several prompts it is
+    the mean over prompts, with its 95 % interval (Student's t); of one prompt it stands beside the standard deviation over heads,
+    a median beside the quartiles of heads. What it is, the caption says.
+
+    Parameters
+    ----------
+    subject : Comparison, Capture, CaptureBatch, Dataset, or mapping of str to captures or Datasets
+        Datasets as ``measure`` returns them.
+    names : str or sequence of str, optional
+        As of ``measure``; of a Dataset by default all that was measured.
+    queries
+        As of ``measure``: "last", a span's name, positions.
+    by_layer : bool
+        A row a layer, in place of the average over layers.
+    **labels : str or sequence of str
+        Which labels along other dimensions: ``map="D"``, ``span=["answer", "irrelevant"]``, ``normalisation="raw"``. By default
+        all; but of normalisations the share, of λ the one that was used, of ranks ``erank`` and its controls.
+
+    Returns
+    -------
+    Table
+
+    Raises
+    ------
+    DiffscopeError
+        There is no such statistic, dimension or label, or nothing that is averaged.
+    """
+    measured = _measured(subject, names, queries)
+    dims = [dim for dim in ORDER if not (by_layer and dim == "layer")]
+    entries: list[_Entry] = []
+    left_out = []
+    used: set[str] = set()
+    for name, values in measured.data_vars.items():
+        kept = rule(values) != "not" and "other_head" not in values.dims and not str(name).endswith("_se")
+        if kept:
+            entries += _entries(_chosen(values, labels, used), dims)
+        elif not str(name).endswith("_se"):
+            left_out.append(str(name))
+    if unknown := set(labels) - used:
+        raise DiffscopeError(f"nothing that was measured has a {min(unknown)}; leave it out")
+    if not entries:
+        raise DiffscopeError("nothing is left to show: positions, decibels and pairs of heads have no average; choose others")
+    return _table(subject, measured, entries, left_out, by_layer)
+
+
+class _Entry(NamedTuple):
+    """One value: of which statistic and labels, of which model, with what interval."""
+
+    statistic: str
+    units: str
+    of: dict[str, Any]
+    model: str
+    value: float
+    low: float
+    high: float
+    interval: str
+    n: int
+
+
+def _measured(subject: Subject, names: Any, queries: Any) -> xr.Dataset:
+    """What was measured of each model, along ``model``."""
+    if isinstance(subject, Comparison):
+        return subject.measure(names, queries=queries)
+    if isinstance(subject, Mapping) and not isinstance(subject, xr.Dataset):
+        each = {name: _of_one(one, names, queries) for name, one in subject.items()}
+        dimension = xr.DataArray(list(each), dims="model", name="model")
+        options = dict(data_vars="all", coords="minimal", join="outer", combine_attrs="drop_conflicts", compat="override")
+        return xr.concat(list(each.values()), dimension, **options)
+    one = _of_one(subject, names, queries)
+    return one if "model" in one.dims else one.expand_dims(model=[str(one.attrs.get("model", "value"))])
+
+
+def _of_one(subject: Any, names: Any, queries: Any) -> xr.Dataset:
+    if isinstance(subject, (Capture, CaptureBatch)):
+        return subject.measure(names, queries=queries)
+    if not isinstance(subject, xr.Dataset):
+        kind = type(subject).__name__
+        raise DiffscopeError(f"a table of statistics is of captures, a comparison or what was measured, not of a {kind}")
+    if queries is not None:
+        raise DiffscopeError("queries are chosen where it is measured; give captures, or leave queries out")
+    wanted = [names] if isinstance(names, str) else list(subject.data_vars if names is None else names)
+    if missing := [name for name in wanted if name not in subject]:
+        raise DiffscopeError(f"{missing[0]!r} was not measured: there are {', '.join(map(str, subject.data_vars))}")
+    return subject[wanted]
+
+
+def _chosen(values: xr.DataArray, labels: Mapping[str, str | Sequence[str]], used: set[str]) -> xr.DataArray:
+    """Values at the labels that were chosen, or the usual ones."""
+    for dim in [dim for dim in values.dims if dim in labels or dim in USUAL]:
+        used.add(str(dim))
+        wanted = labels.get(str(dim), USUAL.get(str(dim), ()))
+        wanted = [wanted] if isinstance(wanted, str) else list(wanted)
+        there = [str(label) for label in values[dim].values]
+        if missing := [label for label in wanted if label not in there]:
+            raise DiffscopeError(f"{values.name} has no {dim} {missing[0]!r}: there are {', '.join(there)}")
+        values = values.sel({dim: wanted})
+    return values
+
+
+def _entries(values: xr.DataArray, dims: Sequence[str]) -> list[_Entry]:
+    """A statistic of every model and label, with its interval; what no model has is left out."""
+    prompts = values.sizes.get("prompt", 1)
+    by_prompt = values if "prompt" in values.dims else values.expand_dims("prompt")
+    means = averaged(by_prompt, dims).values  # (prompt, model, labels)
+    units = averaged(by_prompt, ["query"]).values  # and by head and layer
+    over = [dim for dim in ("layer", "head") if dim in dims and dim in units.dims]
+    rest = [str(dim) for dim in means.dims if dim not in ("prompt", "model")]
+    entries = []
+    for place in itertools.product(*(range(means.sizes[dim]) for dim in rest)):
+        at = dict(zip(rest, place))
+        of = {dim: means[dim].values[index].item() for dim, index in at.items()}
+        models = [str(model) for model in values["model"].values]
+        row = []
+        for number, model in enumerate(models):
+            of_prompts = means.isel({**at, "model": number}).values
+            of_heads = units.isel({**at, "model": number}).values.ravel()
+            value = _mean(of_prompts)
+            spread = _over_prompts(of_prompts) if prompts > 1 else _over_heads(value, of_heads, over, rule(values))
+            row.append(_Entry(str(values.name), str(values.attrs.get("units", "1")), of, model, value, *spread))
+        if any(math.isfinite(entry.value) for entry in row):
+            entries += row
+    return entries
+
+
+def _mean(values: np.ndarray) -> float:
+    finite = values[np.isfinite(values)]
+    return float(finite.mean()) if finite.size else math.nan
+
+
+def _over_prompts(values: np.ndarray) -> tuple[float, float, str, int]:
+    """Ends of the 95 % interval of a mean over prompts, what it is, and of how many."""
+    finite = values[np.isfinite(values)]
+    n = len(finite)
+    if n < 2:
+        return math.nan, math.nan, "none", n
+    half = float(students_t.ppf((1 + LEVEL) / 2, n - 1) * finite.std(ddof=1) / math.sqrt(n))
+    return float(finite.mean()) - half, float(finite.mean()) + half, "95 % over prompts", n
+
+
+def _over_heads(value: float, values: np.ndarray, over: Sequence[str], by: str) -> tuple[float, float, str, int]:
+    """What lies one standard deviation over heads, or layers, to either side; of medians the quartiles."""
+    finite = values[np.isfinite(values)]
+    n = len(finite)
+    if n < 2 or not over:
+        return math.nan, math.nan, "none", n
+    unit = "heads" if "head" in over else "layers"
+    if by == "median":
+        low, high = np.quantile(finite, [0.25, 0.75])
+        return float(low), float(high), f"quartiles of {unit}", n
+    spread = float(finite.std(ddof=1))
+    return value - spread, value + spread, f"SD over {unit}", n
+
+
+def _cell(entry: _Entry) -> str:
+    if entry.interval.startswith("SD"):
+        return numbers.with_spread(entry.value, (entry.high - entry.low) / 2)
+    if entry.interval == "none":
+        return numbers.plain(entry.value) + (f" ± {numbers.ABSENT}" if math.isfinite(entry.value) else "")
+    return numbers.with_interval(entry.value, entry.low, entry.high)
+
+
+def _table(subject: Subject, measured: xr.Dataset, entries: list[_Entry], left_out: list[str], by_layer: bool) -> Table:
+    models = list(dict.fromkeys(entry.model for entry in entries))
+    rows: dict[tuple, dict[str, str]] = {}
+    for entry in entries:
+        units = "" if entry.units == "1" else f" [{entry.units}]"
+        of = ", ".join(f"layer {label}" if dim == "layer" else str(label) for dim, label in entry.of.items())
+        rows.setdefault((f"{entry.statistic.replace('_', ' ')}{units}", of), {})[entry.model] = _cell(entry)
+    labelled = any(of for _, of in rows)
+    cells = tuple((name, *([of] if labelled else []), *(row[model] for model in models)) for (name, of), row in rows.items())
+    header = ("statistic", *(["of"] if labelled else []), *models)
+    names = dict.fromkeys(entry.statistic for entry in entries)
+    definitions = [f"{name.replace('_', ' ')}: {measured[name].attrs.get('definition', '–')}" for name in names]
+    caption = " ".join([_of_what(subject, measured, models), _behind(measured, entries, by_layer), *_absent(left_out)])
+    return Table("statistics", header, cells, caption, _frame(entries), ("Definitions. " + "; ".join(definitions) + ".",))
+
+
+def _frame(entries: list[_Entry]) -> pd.DataFrame:
+    import pandas as pd
+
+    last = ("units", "model", "value", "low", "high", "interval", "n")
+    rows = [{"statistic": entry.statistic, **entry.of, **{name: getattr(entry, name) for name in last}} for entry in entries]
+    frame = pd.DataFrame(rows)
+    return frame[[column for column in frame.columns if column not in last] + list(last)]
+
+
+def _of_what(subject: Subject, measured: xr.Dataset, models: Sequence[str]) -> str:
+    """Of which models, on what."""
+    capture = subject.captures[0] if isinstance(subject, Comparison) else subject
+    if isinstance(subject, Mapping) and not isinstance(subject, xr.Dataset):
+        capture = next(iter(subject.values()))
+    where = f" on {measured.sizes['prompt']} prompts" if measured.sizes.get("prompt", 1) > 1 else " on one prompt"
+    if isinstance(capture, (Capture, CaptureBatch)):
+        lengths = sorted({len(prompt.ids) for prompt in capture.prompts})
+        span = str(lengths[0]) if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]}"
+        where += f" of {span} tokens"
+    edits = f", under {measured.attrs['edits']}" if measured.attrs.get("edits") else ""
+    return f"Statistics of attention of {' and '.join(models)}{where}{edits}."
+
+
+def _behind(measured: xr.Dataset, entries: list[_Entry], by_layer: bool) -> str:
+    """What a value is an average of, and what stands beside it."""
+    sampled = f" ({measured.attrs['sampled']})" if measured.attrs.get("sampled") else ""
+    rows = measured.sizes.get("query", 1)
+    queries = f"{rows} queries{sampled}, then heads" if rows > 1 else "heads of one query"
+    steps = queries if by_layer else f"{queries}, then layers"
+    kinds = {entry.interval for entry in entries if math.isfinite(entry.value)}
+    count = max(entry.n for entry in entries)
+    words = {
+        "95 % over prompts": f"brackets: 95 % interval over {count} prompts (Student's t)",
+        "SD over heads": "±: standard deviation over heads; of one prompt there is no interval",
+        "SD over layers": "±: standard deviation over layers",
+        "quartiles of heads": "brackets: quartiles of heads, beside a median",
+        "quartiles of layers": "brackets: quartiles of layers, beside a median",
+        "none": "– after ±: there is one value alone, and so no spread",
+    }
+    beside = "; ".join(text for kind, text in words.items() if kind in kinds)
+    return f"Means over {steps} (ratios without a bound: medians); {beside}. –: what a model does not have."
+
+
+def _absent(left_out: list[str]) -> list[str]:
+    return [f"Left out, since an average would say nothing: {', '.join(left_out)}."] if left_out else []

@@ -1,0 +1,167 @@
+"""A table: numbers with their labels, and the same as a paper prints them."""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from diffscope.errors import DiffscopeError
+from diffscope.files import replacing, write_text
+from diffscope.latex import escaped
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SUFFIXES = (".tex", ".md", ".parquet", ".csv")
+STYLE = "border-collapse:collapse;font-size:90%"
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """A table of a paper.
+
+    Attributes
+    ----------
+    name : str
+        What it is of: ``statistics``, ``depths``, ``conformance`` or ``board``.
+    header : tuple of str
+    rows : tuple of tuple of str
+        As printed; a dash stands for what is not there.
+    caption : str
+        What is shown, of what, and what stands behind a value.
+    data : pandas.DataFrame
+        The numbers behind it, unrounded, one row a value: labels, ``value``, ``low``, ``high`` and what the interval is.
+    notes : tuple of str
+        What stands below: definitions.
+    """
+
+    name: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    caption: str
+    data: pd.DataFrame
+    notes: tuple[str, ...] = field(default=())
+
+    def __repr__(self) -> str:
+        return f"<Table {self.name}: {len(self.rows)} × {len(self.header)}>"
+
+    def __str__(self) -> str:
+        return self.to_markdown()
+
+    def to_latex(self) -> str:
+        """A ``table`` environment with booktabs' rules, for pdfLaTeX and LuaLaTeX.
+
+        Text is escaped, symbols are in math mode. The preamble needs ``\\usepackage{booktabs}``; that is all.
+        """
+        columns = "".join("r" if self._is_of_numbers(column) else "l" for column in range(len(self.header)))
+        lines = [
+            r"\begin{table}% needs \usepackage{booktabs}",
+            r"  \centering",
+            f"  \\caption{{{escaped(self.caption)}}}",
+            f"  \\label{{tab:{self.name}}}",
+            f"  \\begin{{tabular}}{{{columns}}}",
+            r"    \toprule",
+            f"    {_latex_row(self.header)}",
+            r"    \midrule",
+            *(f"    {_latex_row(row)}" for row in self.rows),
+            r"    \bottomrule",
+            r"  \end{tabular}",
+            *(f"  \\par\\smallskip{{\\footnotesize {escaped(note)}\\par}}" for note in self.notes),
+            r"\end{table}",
+        ]
+        return "\n".join(lines) + "\n"
+
+    def to_markdown(self) -> str:
+        """A pipe table, with its caption above and its notes below."""
+        rule = ["---:" if self._is_of_numbers(column) else "---" for column in range(len(self.header))]
+        lines = [_markdown_row(self.header), _markdown_row(rule, raw=True), *map(_markdown_row, self.rows)]
+        notes = [part for note in self.notes for part in ("", _one_line(note))]
+        return "\n".join([_one_line(self.caption), "", *lines, *notes]) + "\n"
+
+    def to_parquet(self, path: str | os.PathLike) -> Path:
+        """Write the numbers, unrounded, one row a value; caption and notes stand in the file's metadata. Returns the path."""
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        table = pa.Table.from_pandas(self.data, preserve_index=False)
+        about = {"caption": self.caption, "notes": list(self.notes), "table": self.name}
+        table = table.replace_schema_metadata({**(table.schema.metadata or {}), "diffscope": json.dumps(about)})
+        with replacing(path) as unfinished:
+            parquet.write_table(table, unfinished)
+        return Path(path)
+
+    def save(self, path: str | os.PathLike) -> Path:
+        """Write the table, whole or not at all, as the name's end says.
+
+        Parameters
+        ----------
+        path : path-like
+            Ends in .tex or .md, as printed; in .parquet or .csv, the unrounded numbers.
+
+        Raises
+        ------
+        DiffscopeError
+            The name ends in something else, or there is no such folder.
+        """
+        path = Path(path)
+        check_suffix(path)
+        writers: dict[str, Callable[[], object]] = {
+            ".tex": lambda: write_text(path, self.to_latex()),
+            ".md": lambda: write_text(path, self.to_markdown()),
+            ".parquet": lambda: self.to_parquet(path),
+            ".csv": lambda: write_text(path, self.data.to_csv(index=False)),
+        }
+        writers[path.suffix.lower()]()
+        return path
+
+    def _is_of_numbers(self, column: int) -> bool:
+        """Whether the cells of a column, as far as there are any, begin as numbers do."""
+        cells = [row[column] for row in self.rows if row[column] != "–"]
+        return bool(cells) and all(cell.lstrip("−")[:1].isdigit() for cell in cells)
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{html.escape(cell)}</th>" for cell in self.header)
+        body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in self.rows)
+        notes = "".join(f"<p><small>{html.escape(note)}</small></p>" for note in self.notes)
+        caption = f"<caption>{html.escape(self.caption)}</caption>"
+        return f'<table style="{STYLE}">{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{notes}'
+
+
+def check_suffix(path: str | os.PathLike) -> None:
+    """Refuse a name that no form of a table is kept under.
+
+    Raises
+    ------
+    DiffscopeError
+    """
+    if Path(path).suffix.lower() not in SUFFIXES:
+        raise DiffscopeError(f"a table cannot be kept as {Path(path).name!r}; end the name in {', '.join(SUFFIXES)}")
+
+
+def _latex_row(cells: Sequence[str]) -> str:
+    texts = [escaped(_one_line(cell)) for cell in cells]
+    # An empty cell in front keeps LaTeX from reading a bracket as an option of the line before.
+    first = f"{{}}{texts[0]}" if texts[0].startswith(("[", "*")) else texts[0]
+    return " & ".join([first, *texts[1:]]) + r" \\"
+
+
+def _markdown_row(cells: Sequence[str], raw: bool = False) -> str:
+    texts = [cell if raw else _markdown_cell(cell) for cell in cells]
+    return f"| {' | '.join(texts)} |"
+
+
+def _markdown_cell(text: str) -> str:
+    """One cell: what Markdown would read as a rule, emphasis or a tag stands as it is."""
+    text = _one_line(text)
+    for sign in "\\`*_|<>[]":
+        text = text.replace(sign, f"\\{sign}")
+    return text
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
