@@ -642,6 +642,52 @@ def test_measuring_as_the_model_runs_keeps_nothing(monkeypatch):
     assert all(other() is None for other in seen)
 
 
+@pytest.mark.parametrize("asked", ["scope", "capture", "batch", "slow"])
+def test_an_interrupt_at_any_moment_after_the_first_layer_leaves_what_was_said_to_be_done(asked):
+    scope = diffscope.load(tiny.own("v1", num_hidden_layers=4))
+    prompt = [tiny.ids(20), tiny.ids(12)] if asked == "batch" else tiny.ids(20)
+    names = ["entropy", "span_mass", *(["effective_rank"] if asked == "slow" else [])]
+    capture = scope.capture(prompt)
+    of_prompts = 2 if asked == "batch" else 1
+    whole = capture.measure(names)
+
+    def stop(done, total):
+        if done >= 2.5 * of_prompts:
+            raise KeyboardInterrupt
+
+    measure = capture.measure if asked == "capture" else partial(scope.measure, prompt)
+    with pytest.raises(diffscope.Stopped) as stopped:
+        measure(statistics=names, progress=stop)
+    measured = stopped.value.measured
+    finished = measured.sizes["layer"]
+    assert 2 <= finished <= 4 and measured.attrs["stopped"] == f"after {finished} of 4 layers"
+    for name in names:
+        xr.testing.assert_allclose(measured[name], whole[name].isel(layer=slice(finished)), rtol=1e-5)
+    assert scope.measure(prompt, names).equals(whole), "nothing is left behind"
+
+
+def test_a_comparison_that_is_interrupted_keeps_the_first_model(monkeypatch):
+    scopes = [diffscope.load(tiny.own("v1", seed=seed)) for seed in (0, 1)]
+    comparison = diffscope.compare(*scopes, tiny.ids(9))
+    second = comparison.captures[1]
+    monkeypatch.setattr(type(second), "measure", stopping_at(second, type(second).measure))
+    with pytest.raises(diffscope.Stopped) as stopped:
+        comparison.measure("gini")
+    measured = stopped.value.measured
+    assert measured["model"].values.tolist() == list(comparison.names)
+    assert measured["gini"].isel(model=0).notnull().any("query").all() and measured["gini"].isel(model=1, layer=1).isnull().all()
+
+
+def stopping_at(capture, measure):
+    def stopped(self, *arguments, **how):
+        measured = measure(self, *arguments, **how)
+        if self is capture:
+            raise diffscope.Stopped(measured.isel(layer=[0]))
+        return measured
+
+    return stopped
+
+
 def test_an_interrupt_leaves_the_layers_that_were_finished(monkeypatch):
     from diffscope.stats.measuring import Measuring
 
@@ -739,3 +785,38 @@ def test_a_map_of_changed_rows_is_as_precise_under_autocast():
     with torch.autocast("cpu", torch.bfloat16):
         inside = capture.map("D", 0, 0)
     assert abs(inside - capture.map("D", 0, 0)).max() == 0
+
+
+def test_the_last_query_has_one_name_everywhere():
+    scope = diffscope.load(tiny.own("v1"))
+    prompts = [tiny.ids(9), tiny.ids(14)]
+    capture, batch = scope.capture(prompts[0], spans={"answer": (2, 4)}), scope.capture(prompts)
+    last = capture.measure("span_mass", queries=[-1])
+    assert capture.measure("span_mass", queries="last").identical(last)
+    assert scope.measure(prompts[0], "span_mass", spans={"answer": (2, 4)}, queries="last")["span_mass"].equals(last["span_mass"])
+    assert batch.measure("gini", queries="last").identical(batch.measure("gini", queries=[-1]))
+    assert capture.map("D", 0, 1, queries="last", keys="answer").identical(capture.map("D", 0, 1, queries=[8], keys=[2, 3]))
+    assert capture.strongest(0, queries="last").identical(capture.strongest(0, queries=[-1]))
+    assert diffscope.readings.of_head(capture, 0, 0, query="last").estimates.identical(
+        diffscope.readings.of_head(capture, 0, 0).estimates
+    )
+    assert str(diffscope.readings.allocation(capture, "last")) == str(diffscope.readings.allocation(capture))
+    assert diffscope.figures.row(capture, query="last").data.identical(diffscope.figures.row(capture).data)
+    assert diffscope.figures.heads(capture, statistic="gini", query="last").data.identical(
+        diffscope.figures.heads(capture, statistic="gini", query=-1).data
+    )
+    named = scope.capture(prompts[0], spans={"last": (1, 3)})
+    assert named.measure("gini", queries="last")["query"].values.tolist() == [1, 2], "a span of that name is what is meant"
+    with pytest.raises(diffscope.DiffscopeError, match="no span 'lats' to take queries from; spans are .*, or say 'last'"):
+        capture.measure("gini", queries="lats")
+    with pytest.raises(diffscope.DiffscopeError, match="'answer' has 2 tokens; give one position"):
+        diffscope.readings.of_head(capture, 0, 0, query="answer")
+
+
+def test_a_capture_keeps_spans_that_are_made_of_others(tmp_path):
+    scope = diffscope.load(tiny.own("v1"))
+    capture = scope.capture(tiny.ids(9), spans={"answer": (3, 5), "ahead": diffscope.OfSpans("before(answer) - sink")})
+    capture.save(tmp_path / "a.dscope")
+    again = diffscope.open(tmp_path / "a.dscope")
+    assert again.spans == capture.spans and again.spans["ahead"] == [1, 2]
+    assert again.measure("span_mass")["span"].values.tolist() == ["sink", "answer", "ahead", "context", "irrelevant"]

@@ -7,17 +7,22 @@ import socket
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
+from io import StringIO
 from types import SimpleNamespace
 from urllib.request import urlopen
 
 import numpy as np
 import pytest
 import torch
+from rich.cells import cell_len
+from rich.console import Console
 
 import diffscope
 from diffscope.cli import COMMANDS, app, main, output
 from diffscope.cli.app import find_app
 from diffscope.cli.output import time_left
+from diffscope.hypotheses import TESTS
 from diffscope.store import open_statistics
 
 PROMPT = "The magic number of Paris is 7421. The magic number of Rome is 1234."
@@ -385,6 +390,10 @@ def test_models_lists_what_is_bundled(run):
         (["measure", "--model", "mini-diff", "--prompt", "a", "--span", "=a"], "NAME=TEXT"),
         (["measure", "--model", "mini-diff", "--prompt", "a", "--span", "x=a", "--span", "x=a"], "twice"),
         (["measure", "--model", "mini-diff", "--prompt", "a", "--out", "statistics.txt"], ".parquet"),
+        (["measure", "--model", "mini-diff", "--prompt", "a", "--span", "x:=~y"], "made of 'y'"),
+        (["measure", "--model", "mini-diff", "--prompt", "a", "--span", "x:=not y"], "before(…)"),
+        (["capture", "--model", "mini-diff", "--prompt", "a", "--out", "paris.pdf"], "name it 'paris.dscope'"),
+        (["check", "--model", "mini-diff", "--out", "report.html"], "end the name in .tex, .md"),
         (["measure", "--model", "mini-diff", "--prompt", "a", "--out", "no/such/statistics.csv"], "no/such"),
         (["measure", "nowhere.dscope"], "nowhere.dscope"),
         (["measure", "nowhere.dscope", "--model", "mini-diff"], "--model"),
@@ -622,3 +631,39 @@ def test_evaluate_answers_several_questions_and_prompts_of_ones_own(run, tmp_pat
     assert status == 1 and '"answer": "…"' in out and '"spans": {"answer": "…"}' in out
     status, _, err = run("evaluate", "--model", "mini-diff", "--prompts", file, "--near")
     assert status == 2 and "taken as they are" in err
+
+
+# What fits a screen
+
+
+@pytest.mark.parametrize("width", [60, 80, 132])
+def test_no_word_is_cut_on_a_screen(monkeypatch, width):
+    printed = StringIO()
+    console = partial(Console, file=printed, width=width, force_terminal=True, color_system=None, highlight=False)
+    monkeypatch.setattr(output, "_console", console)
+    assert main(["test", "--list"]) == 0 and main(["models"]) == 0
+    output.show_table(["token", "weight"], [["word " * 30, 0.5], ["Wörter" * 9, None]])
+    lines = printed.getvalue().splitlines()
+    assert max(cell_len(line) for line in lines) <= width and "…" not in printed.getvalue()
+    words = printed.getvalue().split()
+    for test in TESTS.values():
+        assert test.id in words or f"{test.id}:" in words
+        assert set(test.rule.split()) <= set(words)
+    assert {"mini-standard", "990976", "checkpoints", "parameters"} <= set(words)
+
+
+def test_tables_are_kept_by_the_name_of_the_file(run, saved, tmp_path):
+    assert run("measure", saved, "--stats", "gini,span_mass", "--queries", "last", "--out", tmp_path / "s.tex")[0] == 0
+    assert run("measure", saved, "--stats", "gini", "--out", tmp_path / "s.md")[0] == 0
+    latex, markdown = ((tmp_path / name).read_text(encoding="utf-8") for name in ("s.tex", "s.md"))
+    assert r"\toprule" in latex and "answer, share" in latex and "| gini | D |" in markdown
+    status, _, err = run("check", "--model", "mini-diff", "--out", tmp_path / "c.tex")
+    assert status == 0 and "saved" in err and r"$\lambda$" in (tmp_path / "c.tex").read_text(encoding="utf-8")
+
+
+def test_spans_of_spans_on_the_command_line(run, tiny_diff_folder):
+    asked = ("capture", "--model", tiny_diff_folder, "--prompt", PROMPT, "--span", "answer=7421", "--json")
+    _, out, _ = run(*asked, "--span", "ahead:=before(answer) - sink", "--span", "rest:=~(answer | sink | ahead)")
+    spans = json.loads(out)["spans"]
+    assert spans["ahead"] == list(range(1, spans["answer"][0]))
+    assert spans["rest"] == list(range(spans["answer"][-1] + 1, len(json.loads(out)["tokens"])))

@@ -4,6 +4,7 @@ import pytest
 
 from diffscope.errors import PromptError, SpanError
 from diffscope.prompts import Chars, encode
+from diffscope.span_algebra import OfSpans
 from tests import tiny
 
 TEXT = "The magic number of Paris is 7421. The magic number of Rome is 2174."
@@ -73,6 +74,50 @@ def test_a_span_that_is_not_there_is_refused(tokenizer, span, words):
 def test_derived_sets_cannot_be_given(tokenizer):
     with pytest.raises(SpanError, match="follows from"):
         encode(tokenizer, TEXT, {"context": (1, 3)})
+
+
+def test_spans_are_made_of_other_spans(tokenizer):
+    given = {
+        "rest": OfSpans("~(answer | sink)"),
+        "answer": "7421",
+        "ahead": OfSpans("before(answer) - sink"),
+        "behind": OfSpans("after(answer)"),
+        "both": OfSpans("ahead | 'the rest'"),
+        "the rest": OfSpans("rest & ~ahead"),
+    }
+    encoded = encode(tokenizer, TEXT, given)
+    everything = range(len(encoded.ids))
+    (first, *_, last) = [*encoded.spans["answer"], encoded.spans["answer"][-1]]
+    assert encoded.spans["ahead"] == tuple(range(1, first)) and encoded.spans["behind"] == tuple(everything[last + 1 :])
+    outside = tuple(at for at in everything if at not in encoded.spans["answer"] and at)
+    assert encoded.spans["rest"] == encoded.spans["both"] == outside
+    assert encoded.spans["the rest"] == encoded.spans["behind"]
+    assert list(encoded.spans) == ["sink", *given]
+    assert encode(tokenizer, TEXT, {"answer": "7421", "sink": OfSpans("answer")}).spans["sink"] == encoded.spans["answer"]
+
+
+@pytest.mark.parametrize(
+    "spans, words",
+    [
+        ({"x": "before(answer)"}, "made of 'answer', which is no span of this prompt; there are sink"),
+        ({"x": "after(y)", "y": "~x"}, "span 'x' is made of itself"),
+        ({"x": "before(sink)"}, "holds no token"),
+        ({"x": "sink & ~sink"}, "holds no token"),
+        ({"context": "~sink"}, "follows from"),
+        ({"x": "irrelevant"}, "no span of this prompt"),
+    ],
+)
+def test_spans_that_others_do_not_make_are_refused(tokenizer, spans, words):
+    with pytest.raises(SpanError, match=words):
+        encode(tokenizer, TEXT, {name: OfSpans(text) for name, text in spans.items()})
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a b", "before()", "before(a, b)", "beside(a)", "not a", "a + b", "1", "a.b", "before(a", "a" * 9 + "("]
+)
+def test_what_makes_no_span_is_refused(text):
+    with pytest.raises(SpanError, match="it takes names of spans, before"):
+        OfSpans(text)
 
 
 def test_ids_and_text_are_the_same_prompt(tokenizer):

@@ -11,7 +11,7 @@ from importlib import import_module
 import typer
 
 from diffscope import __version__
-from diffscope.cli.output import OUT_OF_MEMORY, STOPPED, note, ran_out_of_memory
+from diffscope.cli.output import OUT_OF_MEMORY, STOPPED, kept_when_stopped, note, ran_out_of_memory
 from diffscope.errors import DiffscopeError, DiffscopeWarning, NoDigest
 
 RENAMED = {"--family": "--cohort"}
@@ -27,7 +27,8 @@ cli = typer.Typer(
 
 for _name in COMMANDS:
     _module = import_module(f"diffscope.cli.{_name}")
-    cli.command(_name, epilog="\n".join(("Example:", *_module.EXAMPLE)))(_module.command)
+    _command = kept_when_stopped("nothing was kept")(_module.command)  # what keeps something says so itself
+    cli.command(_name, epilog="\n".join(("Example:", *_module.EXAMPLE)))(_command)
 
 
 def _print_version(wanted: bool):
@@ -76,7 +77,6 @@ def main(arguments=None):
         where = f"{error.filename}: " if error.filename else ""
         return _fail(f"{where}{error.strerror or error}; check the path, its permissions and the space left")
     except (KeyboardInterrupt, typer.Abort):
-        note("stopped; nothing was kept")  # whatever keeps something says so itself
         return STOPPED
     except (MemoryError, RuntimeError) as error:
         if not ran_out_of_memory(error):

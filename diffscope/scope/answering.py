@@ -66,6 +66,18 @@ def asked(scope: Scope, encoded: Encoded, answer: str, distractors: Sequence[str
     return question
 
 
+def asked_of_each(scope: Scope, prompts: Sequence[Encoded], answer: Any, distractors: Any, batch: bool) -> list[Prompt]:
+    """:func:`asked` of every prompt, whose answers and distractors are given for all or one by one; errors say of which."""
+    each = zip(prompts, one_each("answers", answer, len(prompts)), rivals_of(distractors, len(prompts)))
+    questions = []
+    for number, (encoded, text, rivals) in enumerate(each):
+        try:
+            questions.append(asked(scope, encoded, text, rivals))
+        except (PromptError, SpanError) as error:
+            raise type(error)(f"prompt {number} of the batch: {error}" if batch else str(error)) from None
+    return questions
+
+
 def _own(scope: Scope, prompt: TextPrompt) -> Prompt:
     """A prompt that has no name in the tokens of a model; nor has it one in errors."""
     try:

@@ -286,9 +286,7 @@ class Scope:
             The model predicts no next tokens.
         """
         prompts, _, batch = self._prompts(prompt, spans)
-        texts = answering.one_each("answers", answer, len(prompts))
-        rivals = answering.rivals_of(distractors, len(prompts))
-        questions = [answering.asked(self, *each) for each in zip(prompts, texts, rivals)]
+        questions = answering.asked_of_each(self, prompts, answer, distractors, batch)
         said = answering.answered(self, questions).assign_attrs(model=self.name, edits="; ".join(map(str, self._state.edits)))
         return said if batch else said.isel(prompt=0)
 

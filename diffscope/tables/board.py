@@ -11,7 +11,7 @@ from diffscope.hypotheses.verdicts import Verdict
 from diffscope.tables import numbers
 from diffscope.tables.table import Table
 
-HEADER = ("test", "verdict", "quantity", "estimate [95 %]", "p corrected", "seeds", "prompts")
+HEADER = ("test", "verdict", "quantity", "estimate [95 %]", "p corrected", "n")
 
 
 def board(verdicts: Sequence[Verdict]) -> Table:
@@ -45,9 +45,9 @@ def board(verdicts: Sequence[Verdict]) -> Table:
         test = ("", "") if again else (record["test"], record["verdict"])
         rows.append((*test, *_cells(record)))
     caption = (
-        "Noise cancellation (NC) or sparsification (SP): verdicts of declared tests. Brackets: 95 % interval, over what the data "
-        "says; p corrected within the tests of a kind, – where a quantity is not in the rule; [–]: no interval, since the test "
-        "could not run or the estimate is undefined."
+        "Noise cancellation (NC) or sparsification (SP): verdicts of declared tests. Brackets: 95 % interval, over seeds and "
+        "prompts where there are several models, else over prompts. p is corrected within the tests of a kind, – where a "
+        "quantity is not in the rule. n: models × prompts. A test without an estimate could not run."
     )
     reasons = dict.fromkeys(record["why"] for record in records if record["why"])
     notes = (f"Undefined. {'; '.join(reasons)}.",) if reasons else ()
@@ -82,6 +82,6 @@ def _records(verdict: Verdict) -> list[dict]:
 
 
 def _cells(record: dict) -> tuple[str, ...]:
-    counts = [str(record[name]) if record[name] else numbers.ABSENT for name in ("seeds", "prompts")]
+    count = f"{record['seeds']} × {record['prompts']}" if record["seeds"] else numbers.ABSENT
     value = numbers.with_interval(record["value"], record["low"], record["high"])
-    return (record["quantity"] or numbers.ABSENT, value, numbers.plain(record["p_corrected"], 2), *counts)
+    return (record["quantity"] or numbers.ABSENT, value, numbers.plain(record["p_corrected"], 2), count)

@@ -14,7 +14,8 @@ from diffscope.tables import numbers
 from diffscope.tables.table import Table
 
 Estimates = Reading | xr.Dataset
-ROWS = {"answer": "answer", "irrelevant": "all else", "exact": "exact answers"}
+ROWS = {"answer": "answer", "irrelevant": "all else", "exact": "exact"}
+INTERVAL = "95 %"  # the row below exact answers: their interval, which is no ± of them
 
 
 def depths(
@@ -67,8 +68,9 @@ def depths(
     columns = [float(depth) for depth in first["depth"].values]
     cells: dict[tuple, dict[float, str]] = {}
     for record in records:
-        place = (record["model"], str(record["length"]), ROWS[record["quantity"]])
-        cells.setdefault(place, {})[record["depth"]] = numbers.with_interval(record["value"], record["low"], record["high"])
+        place = (record["model"], str(record["length"]))
+        for name, text in _printed(record):
+            cells.setdefault((*place, name), {})[record["depth"]] = text
     several = len(named) > 1
     rows = tuple((*place[0 if several else 1 :], *(row[depth] for depth in columns)) for place, row in cells.items())
     header = (*(["model"] if several else []), "tokens", "", *(f"{round(100 * depth)} %" for depth in columns))
@@ -79,13 +81,20 @@ def depths(
         f"{int(first.attrs['distractors']) + 1} numbers. "
     )
     caption += (
-        "Brackets: 95 % interval over prompts (Student's t; of exact answers Wilson's)."
+        "±: half of the 95 % interval over prompts (Student's t); below exact answers theirs (Wilson)."
         if prompts > 1
-        else "[–]: of one prompt there is no interval; of exact answers Wilson's."
+        else "± –: of one prompt there is no interval; below exact answers theirs (Wilson)."
     )
     definitions = [f"{ROWS[span]}: {first['mass'].attrs['definition']}, span {span}" for span in ("answer", "irrelevant")]
     note = "Definitions. " + "; ".join([*definitions, f"exact answers: {first['exact'].attrs['definition']}"]) + "."
     return Table("depths", header, rows, caption, pd.DataFrame(records), (note,))
+
+
+def _printed(record: dict) -> list[tuple[str, str]]:
+    """One number as the rows that it is printed in."""
+    if record["quantity"] != "exact":
+        return [(ROWS[record["quantity"]], numbers.with_spread(record["value"], (record["high"] - record["low"]) / 2))]
+    return [(ROWS["exact"], f"{record['value']:.2f}"), (INTERVAL, f"{record['low']:.2f}–{record['high']:.2f}")]
 
 
 def _estimates(reading: Estimates) -> xr.Dataset:

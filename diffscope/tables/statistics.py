@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 Subject = Comparison | Capture | CaptureBatch | xr.Dataset | Mapping[str, Any]
 USUAL = {"normalisation": ["share"], "lambda_value": ["used"], "definition": ["erank"], "control": ["map", "uniform", "permuted"]}
+SHOWN = {"lambda_A2": "λ·A2"}
 LEVEL = 0.95
 
 
@@ -203,7 +204,7 @@ def _table(subject: Subject, measured: xr.Dataset, entries: list[_Entry], left_o
     rows: dict[tuple, dict[str, str]] = {}
     for entry in entries:
         units = "" if entry.units == "1" else f" [{entry.units}]"
-        of = ", ".join(f"layer {label}" if dim == "layer" else str(label) for dim, label in entry.of.items())
+        of = ", ".join(_label(dim, label) for dim, label in entry.of.items())
         rows.setdefault((f"{entry.statistic.replace('_', ' ')}{units}", of), {})[entry.model] = _cell(entry)
     labelled = any(of for _, of in rows)
     cells = tuple((name, *([of] if labelled else []), *(row[model] for model in models)) for (name, of), row in rows.items())
@@ -212,6 +213,10 @@ def _table(subject: Subject, measured: xr.Dataset, entries: list[_Entry], left_o
     definitions = [f"{name.replace('_', ' ')}: {measured[name].attrs.get('definition', '–')}" for name in names]
     caption = " ".join([_of_what(subject, measured, models), _behind(measured, entries, by_layer), *_absent(left_out)])
     return Table("statistics", header, cells, caption, _frame(entries), ("Definitions. " + "; ".join(definitions) + ".",))
+
+
+def _label(dim: str, label: Any) -> str:
+    return f"layer {label}" if dim == "layer" else SHOWN.get(label, str(label).replace("_", " "))
 
 
 def _frame(entries: list[_Entry]) -> pd.DataFrame:
@@ -240,8 +245,8 @@ def _of_what(subject: Subject, measured: xr.Dataset, models: Sequence[str]) -> s
 def _behind(measured: xr.Dataset, entries: list[_Entry], by_layer: bool) -> str:
     """What a value is an average of, and what stands beside it."""
     sampled = f" ({measured.attrs['sampled']})" if measured.attrs.get("sampled") else ""
-    rows = measured.sizes.get("query", 1)
-    queries = f"{rows} queries{sampled}, then heads" if rows > 1 else "heads of one query"
+    rows = _queries(measured)
+    queries = "heads of one query" if rows == "1" else f"{rows} queries that have a value{sampled}, then heads"
     steps = queries if by_layer else f"{queries}, then layers"
     kinds = {entry.interval for entry in entries if math.isfinite(entry.value)}
     count = max(entry.n for entry in entries)
@@ -254,7 +259,18 @@ def _behind(measured: xr.Dataset, entries: list[_Entry], by_layer: bool) -> str:
         "none": "– after ±: there is one value alone, and so no spread",
     }
     beside = "; ".join(text for kind, text in words.items() if kind in kinds)
-    return f"Means over {steps} (ratios without a bound: medians); {beside}. –: what a model does not have."
+    lacking = " –: what a model does not have." if any(not math.isfinite(entry.value) for entry in entries) else ""
+    return f"Means over {steps} (ratios without a bound: medians); {beside}.{lacking}"
+
+
+def _queries(measured: xr.Dataset) -> str:
+    """How many queries of a prompt have a value: in a batch the axis holds those of all prompts, with NaN."""
+    there = [values.notnull() for values in measured.data_vars.values() if "query" in values.dims]
+    if not there:
+        return str(measured.sizes.get("query", 1))
+    seen = [each.any([dim for dim in each.dims if dim not in ("prompt", "query")]).values for each in there]
+    counts = np.atleast_1d(np.logical_or.reduce(seen).sum(-1))  # (prompt,)
+    return str(counts.max()) if counts.min() == counts.max() else f"{counts.min()} to {counts.max()}"
 
 
 def _absent(left_out: list[str]) -> list[str]:

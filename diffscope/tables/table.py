@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import html
 import json
+import math
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +19,11 @@ from diffscope.latex import escaped
 if TYPE_CHECKING:
     import pandas as pd
 
+NUMBER = re.compile(r"−?\d[\d.]*(·10[⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+)?([ –].*)?")  # with whatever stands behind it as its interval
+LONG = 36  # letters of a cell that is set in several lines
+# Sizes of type by how many letters the widest row has, so that it fits a page of 5.5 inches and more.
+SIZES = ((72, r"\small"), (84, r"\footnotesize"), (math.inf, r"\scriptsize"))
+COLUMN = 44  # letters that fit one column of two
 SUFFIXES = (".tex", ".md", ".parquet", ".csv")
 STYLE = "border-collapse:collapse;font-size:90%"
 
@@ -54,25 +61,29 @@ class Table:
         return self.to_markdown()
 
     def to_latex(self) -> str:
-        """A ``table`` environment with booktabs' rules, for pdfLaTeX and LuaLaTeX.
+        r"""A ``table`` environment with booktabs' rules, for pdfLaTeX and LuaLaTeX.
 
-        Text is escaped, symbols are in math mode. The preamble needs ``\\usepackage{booktabs}``; that is all.
+        Text is escaped, symbols are in math mode. The preamble needs ``\usepackage{booktabs}``; that is all. A wide table spans
+        both columns of a page, in smaller type.
         """
-        columns = "".join("r" if self._is_of_numbers(column) else "l" for column in range(len(self.header)))
+        widths = [max(map(len, column)) for column in zip(self.header, *self.rows)]
+        letters = sum(min(width, LONG) + 2 for width in widths)
+        environment = "table*" if letters > COLUMN else "table"
         lines = [
-            r"\begin{table}% needs \usepackage{booktabs}",
+            f"\\begin{{{environment}}}% needs \\usepackage{{booktabs}}",
             r"  \centering",
             f"  \\caption{{{escaped(self.caption)}}}",
             f"  \\label{{tab:{self.name}}}",
-            f"  \\begin{{tabular}}{{{columns}}}",
+            f"  {{{next(size for most, size in SIZES if letters <= most)}\\setlength{{\\tabcolsep}}{{3pt}}",
+            f"  \\begin{{tabular}}{{{''.join(map(self._latex_column, range(len(widths)), widths))}}}",
             r"    \toprule",
             f"    {_latex_row(self.header)}",
             r"    \midrule",
             *(f"    {_latex_row(row)}" for row in self.rows),
             r"    \bottomrule",
-            r"  \end{tabular}",
+            r"  \end{tabular}\par}",
             *(f"  \\par\\smallskip{{\\footnotesize {escaped(note)}\\par}}" for note in self.notes),
-            r"\end{table}",
+            f"\\end{{{environment}}}",
         ]
         return "\n".join(lines) + "\n"
 
@@ -120,9 +131,14 @@ class Table:
         return path
 
     def _is_of_numbers(self, column: int) -> bool:
-        """Whether the cells of a column, as far as there are any, begin as numbers do."""
+        """Whether the cells of a column, as far as there are any, are numbers."""
         cells = [row[column] for row in self.rows if row[column] != "–"]
-        return bool(cells) and all(cell.lstrip("−")[:1].isdigit() for cell in cells)
+        return bool(cells) and all(NUMBER.fullmatch(cell) for cell in cells)
+
+    def _latex_column(self, column: int, width: int) -> str:
+        if width > LONG:
+            return r"p{0.28\linewidth}"
+        return "r" if self._is_of_numbers(column) else "l"
 
     def _repr_html_(self) -> str:
         head = "".join(f"<th>{html.escape(cell)}</th>" for cell in self.header)

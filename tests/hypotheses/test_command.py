@@ -30,7 +30,8 @@ def test_the_command_shows_and_keeps(folder, capsys):
     assert shown["settings"]["template"] == " {city} {number}." and "No primary test was run" in shown["summary"]
     assert "| signed-mask | SP |" in (folder / "board.md").read_text()
     assert shown["wanting"] == {"a cohort with the arm 'top-8'": ["top-k"]}
-    assert main(["test", "signed-mask", "--cohort", str(folder)]) == 0
+    assert main(["test", "signed-mask", "--cohort", str(folder), "--out", str(folder / "board.tex")]) == 0
+    assert r"signed-mask & SP &" in (folder / "board.tex").read_text(encoding="utf-8")
     capsys.readouterr()
     assert main([*command, "--out", str(folder / "board.html")]) == 1
     text = capsys.readouterr().out

@@ -1,11 +1,13 @@
 """Models are found by name, folder or id; what cannot be opened safely is refused in one line."""
 
 import json
+import logging as stdlib_logging
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub.utils import are_progress_bars_disabled
 from safetensors.torch import load_file, save_file
 from transformers.utils import logging
 
@@ -13,6 +15,7 @@ import diffscope
 from diffscope import CorruptFile, ModelNotFound, UnsupportedModel
 from diffscope.cards import BUNDLED
 from diffscope.models import bundled
+from diffscope.models.quiet import quietly
 from tools.publish_models import MOST, card_text
 
 
@@ -23,6 +26,36 @@ def folder(tiny_diff_folder, tmp_path):
 
 def one_line(error):
     return "\n" not in str(error.value) and len(str(error.value)) < 320
+
+
+def test_loading_prints_nothing_and_leaves_the_process_as_it_was(tiny_diff_folder, capfd):
+    heard = []
+    handler = stdlib_logging.Handler()
+    handler.emit = heard.append
+    logger = stdlib_logging.getLogger("transformers")
+    logger.addHandler(handler)
+    before = logging._tqdm_active, logging.get_verbosity(), are_progress_bars_disabled()
+    try:
+        logging.set_verbosity_info()
+        with quietly():  # another thread is loading, and ends later
+            diffscope.load(tiny_diff_folder)
+            assert not logging._tqdm_active and logging.get_verbosity() == logging.ERROR
+        assert not heard and capfd.readouterr() == ("", "")
+        assert (logging._tqdm_active, logging.get_verbosity()) == (before[0], logging.INFO)
+        with pytest.raises(ModelNotFound):
+            diffscope.load("nowhere-at-all")
+        assert logging.get_verbosity() == logging.INFO and are_progress_bars_disabled() == before[2]
+    finally:
+        logging.set_verbosity(before[1])
+        logger.removeHandler(handler)
+
+
+def test_weights_that_the_model_has_no_place_for_are_named_in_one_warning(folder, capfd):
+    path = folder / "model.safetensors"
+    save_file({**load_file(path), "beside.weight": torch.zeros(2)}, path, metadata={"format": "pt"})
+    with pytest.warns(diffscope.DiffscopeWarning, match="1 tensors that the model has no place for, the first 'beside.weight'"):
+        diffscope.load(folder)
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("name", ["no-such-model", "./nowhere", "/no/such/folder", "a/b/c"])

@@ -1,0 +1,106 @@
+"""What stands in the tables is what was measured, with the interval that the caption names."""
+
+import numpy as np
+import pytest
+from scipy import stats as scipy_stats
+
+import diffscope
+from diffscope import DiffscopeError, tables
+from diffscope.tables.numbers import with_interval, with_spread
+from tests import tiny
+from tests.studies import study as planted_study
+
+PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12], [20, 21, 22, 23, 24, 25], [30, 31, 5, 6, 7, 8, 9]]
+
+
+@pytest.fixture(scope="module")
+def scopes():
+    return diffscope.load(tiny.own("v1")), diffscope.load(tiny.own("standard"))
+
+
+def cell(table, row, column):
+    found = [line for line in table.rows if line[: len(row)] == row]
+    assert len(found) == 1
+    return found[0][table.header.index(column)]
+
+
+def test_of_one_prompt_a_value_stands_beside_the_spread_over_heads(scopes):
+    comparison = diffscope.compare(*scopes, PROMPTS[0])
+    table = tables.statistics(comparison, ["entropy", "cmrr", "lambda_star"], queries="last")
+    first, second = comparison.names
+    entropy = scopes[0].capture(PROMPTS[0]).measure("entropy")["entropy"].sel(map="D").values[..., -1]  # (layer, head)
+    assert cell(table, ("entropy [nats]", "D"), first) == with_spread(entropy.mean(), entropy.std(ddof=1))
+    assert cell(table, ("entropy [nats]", "A2"), second) == "–"
+    assert "standard deviation over heads" in table.caption and "Left out" in table.caption and "cmrr" in table.caption
+    row = table.data.query(f"statistic == 'entropy' and map == 'D' and model == {first!r}").iloc[0]
+    assert row["value"] == pytest.approx(entropy.mean()) and row["n"] == entropy.size
+    ratio = table.data[table.data["statistic"] == "lambda_star"].iloc[0]
+    assert ratio["interval"] == "quartiles of heads" and "medians" in table.caption
+
+
+def test_of_several_prompts_it_has_the_interval_over_prompts(scopes):
+    batch = scopes[0].capture(PROMPTS)
+    table = tables.statistics({"ours": batch}, "gini", by_layer=True, map="A1")
+    values = [one.measure("gini")["gini"].sel(map="A1", layer=1).mean("query").mean("head").item() for one in batch]
+    low, high = scipy_stats.t.interval(0.95, 2, np.mean(values), scipy_stats.sem(values))
+    assert cell(table, ("gini", "layer 1, A1"), "ours") == with_interval(np.mean(values), low, high)
+    assert "95 % interval over 3 prompts" in table.caption and "5 to 7 queries that have a value" in table.caption
+    assert tables.statistics(batch.measure("gini"), by_layer=True, map="A1").rows == table.rows
+
+
+def test_one_value_alone_has_a_dash_that_is_explained(scopes):
+    lone = diffscope.load(tiny.own("v1", heads=1, num_hidden_layers=1)).capture(PROMPTS[0])
+    table = tables.statistics(lone, "gini", queries="last", map="D")
+    assert table.rows[0][-1].endswith("± –") and "– after ±" in table.caption
+
+
+def test_what_cannot_be_tabled_is_refused(scopes):
+    capture = scopes[0].capture(PROMPTS[0])
+    for words, ask in {
+        "has no map 'A3'": lambda: tables.statistics(capture, "gini", map="A3"),
+        "has a span": lambda: tables.statistics(capture, "gini", span="answer"),
+        "was not measured": lambda: tables.statistics(capture.measure("gini"), "entropy"),
+        "choose others": lambda: tables.statistics(capture, "cmrr"),
+        "not of a Scope": lambda: tables.statistics(scopes[0], "gini"),
+        "readings.depths gives": lambda: tables.depths(capture.measure("gini")),
+        "diffscope.check gives": lambda: tables.conformance("mini-diff"),
+        "list of verdicts": lambda: tables.board([]),
+    }.items():
+        with pytest.raises(DiffscopeError, match=words):
+            ask()
+
+
+def test_depths_are_those_of_the_reading():
+    scope = diffscope.load("mini-diff")
+    estimates = diffscope.readings.depths(scope, [72], prompts=2, distractors=1).estimates
+    table = tables.depths({"ours": estimates, "again": estimates}, normalisation="raw")
+    given = estimates["mass_of_prompt"].sel(length=72, depth=0.5, map="D", span="answer", normalisation="raw").values
+    half = scipy_stats.t.ppf(0.975, 1) * scipy_stats.sem(given)
+    assert cell(table, ("ours", "72", "answer"), "50 %") == with_spread(given.mean(), half)
+    low, high = (float(estimates[name].sel(length=72, depth=0.5)) for name in ("exact_low", "exact_high"))
+    assert cell(table, ("again", "72", "95 %"), "50 %") == f"{low:.2f}–{high:.2f}"
+    assert "raw of D" in table.caption and "then 2 prompts" in table.caption
+    alone = estimates.assign(mass_se=estimates["mass_se"] * np.nan).assign_attrs(prompts=1)
+    assert cell(tables.depths(alone), ("72", "answer"), "0 %").endswith("± –") and "of one prompt" in tables.depths(alone).caption
+    with pytest.raises(DiffscopeError, match="no prompts of 99 tokens"):
+        tables.depths(estimates, length=99)
+
+
+def test_conformance_has_a_row_a_layer():
+    report = diffscope.check(tiny.own("v1"))
+    table = tables.conformance(report)
+    assert [row[0] for row in table.rows] == ["0", "1"] and {row[-1] for row in table.rows} == {"pass"}
+    assert table.data["error"].tolist() == [report.errors[0], report.errors[1]]
+    assert "passed" in table.caption
+    standard = tables.conformance(diffscope.check(tiny.standard("llama")))
+    assert standard.rows[0][3:5] == ("–", "–"), "it has no λ"
+
+
+def test_a_board_has_every_quantity_of_every_test():
+    verdicts = planted_study().boards["all seeds"]
+    table = tables.board(verdicts)
+    assert len(table.rows) == sum(max(1, len(verdict.estimates)) for verdict in verdicts)
+    first = next(verdict for verdict in verdicts if verdict.test.kind == "primary")
+    label = next(iter(first.test.quantities.values())).label
+    assert table.rows[0][:4] == (first.test.id, first.shown, label, "1.00 [0.50, 1.50]")
+    assert set(table.data["test"]) == {verdict.test.id for verdict in verdicts}
