@@ -14,7 +14,7 @@ from diffscope.stats.definitions import Definition
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
-RUN = ("attribution.md", "concepts.md", "instruments.md", "prompts.md", "readings.md")
+RUN = ("attribution.md", "concepts.md", "instruments.md", "prompts.md", "readings.md", "tables.md")
 PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
