@@ -43,6 +43,7 @@ LIBRARIES = {
     "lens": CORE | {"transformer_lens"},
     "figures": {"numpy", "xarray", "plotly", "matplotlib", "safetensors", "anywidget", "traitlets"},
     "hypotheses": CORE | {"statsmodels"},
+    "tables": {"numpy", "pandas", "pyarrow", "scipy", "xarray"},
     "cli": {"typer", "rich"},
     "__init__": set(),
     "__main__": set(),

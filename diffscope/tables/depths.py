@@ -86,7 +86,7 @@ def depths(
         else "± –: of one prompt there is no interval; below exact answers theirs (Wilson)."
     )
     definitions = [f"{ROWS[span]}: {first['mass'].attrs['definition']}, span {span}" for span in ("answer", "irrelevant")]
-    note = "Definitions. " + "; ".join([*definitions, f"exact answers: {first['exact'].attrs['definition']}"]) + "."
+    note = "Definitions. " + "; ".join([*definitions, f"exact: {first['exact'].attrs['definition']}"]) + "."
     return Table("depths", header, rows, caption, pd.DataFrame(records), (note,))
 
 

@@ -1,6 +1,9 @@
 """A table of statistics, for LaTeX and for other programs
 
-Entropy, Gini index and attention on the answer of two models at the last token, as LaTeX sets it with booktabs, and unrounded as Parquet. A value is the mean over heads, then layers, rounded to two digits of what stands beside it: of one prompt the standard deviation over heads, of several the 95 % interval over prompts. The first says how heads differ, and nothing of other prompts.
+Entropy, Gini index and attention on the answer of two models at the last token, as LaTeX sets it with booktabs, and
+unrounded as Parquet. A value is the mean over heads, then layers, rounded to two digits of what stands beside it: of
+one prompt the standard deviation over heads, of several the 95 % interval over prompts. The first says how heads
+differ, and nothing of other prompts.
 """
 
 import tempfile
