@@ -41,7 +41,7 @@ LIBRARIES = {
     "lab": CORE | {"huggingface_hub", "ray", "tensorboardX"},
     "store": CORE | {"pandas", "pyarrow", "zarr"},
     "lens": CORE | {"transformer_lens"},
-    "figures": {"numpy", "xarray", "plotly", "matplotlib", "safetensors", "anywidget", "traitlets"},
+    "figures": {"numpy", "xarray", "plotly", "matplotlib", "PIL", "safetensors", "anywidget", "traitlets"},
     "hypotheses": CORE | {"statsmodels"},
     "tables": {"numpy", "pandas", "pyarrow", "scipy", "xarray"},
     "cli": {"typer", "rich"},
