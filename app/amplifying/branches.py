@@ -12,7 +12,7 @@ from words import in_words, plain
 from amplifying.question import ask, in_python
 from amplifying.section import heading, python, show
 from diffscope.errors import PromptError
-from diffscope.figures import amplifier as charts
+from diffscope.figures import amplifier_charts as charts
 from diffscope.readings import effort
 from diffscope.readings.branches import branches
 from diffscope.readings.question import made_up

@@ -11,7 +11,7 @@ from words import in_words
 from amplifying.section import heading, python, show
 from diffscope import readings
 from diffscope.figures import Figure
-from diffscope.figures import amplifier as charts
+from diffscope.figures import amplifier_charts as charts
 from diffscope.readings import effort
 from diffscope.readings.amplifier import per_unit
 

@@ -16,7 +16,7 @@ from words import in_words, plain
 from amplifying.question import ask, in_python
 from amplifying.section import heading, python, show
 from diffscope.edits import inject_noise
-from diffscope.figures import amplifier as charts
+from diffscope.figures import amplifier_charts as charts
 from diffscope.figures.escaping import visible
 from diffscope.instruments.injection import DRAWS
 from diffscope.readings import effort

@@ -8,7 +8,7 @@ from once import once
 from words import in_words, plain
 
 from amplifying.section import heading, python, show
-from diffscope.figures import amplifier as charts
+from diffscope.figures import amplifier_charts as charts
 from diffscope.readings import effort
 from diffscope.readings.ranks import DEFINED, ranks, ranks_sentence
 

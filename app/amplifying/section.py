@@ -13,7 +13,7 @@ from diffscope.figures.panels import short_name
 
 def python(subject, imports: str, *lines: str) -> str:
     """Python that reads the subject, as a section's chart does."""
-    return "\n".join([subject.code(), f"from diffscope.figures import amplifier as charts\n{imports}\n", *lines, ""])
+    return "\n".join([subject.code(), f"from diffscope.figures import amplifier_charts as charts\n{imports}\n", *lines, ""])
 
 
 #: what the page asks, by the anchor of its section

@@ -2,7 +2,9 @@
 
 >>> from diffscope import figures
 >>> sorted(figures.FIGURES)
-['board', 'cells', 'checkpoints', 'cohort', 'curves', 'fidelity', 'heads', 'lambdas', 'maps', 'row', 'strips', 'training']
+['ablation', 'allocation', 'amplifier', 'anatomy', 'attribution', 'board', 'by_depth', 'cells', 'checkpoints', 'cohort',
+ 'curves', 'depth_by_length', 'fidelity', 'heads', 'interventions', 'lambdas', 'maps', 'rejection', 'row', 'similarity',
+ 'statistic_by_layer', 'strips', 'sweep', 'training']
 
 One function a figure: ``figures.maps(capture, layer=3, head=1)`` returns a `Figure`. Its ``.data`` is what is drawn (xarray),
 ``.plotly()`` draws it to explore, ``.matplotlib()`` to print, and ``.save(path)`` writes it by its suffix.
@@ -17,24 +19,41 @@ from diffscope.errors import DiffscopeError
 from diffscope.figures.api import board, cohort, fidelity, heads, lambdas, maps, row
 from diffscope.figures.base import Figure
 from diffscope.figures.notebook import view
+from diffscope.figures.of_captures import allocation, similarity, statistic_by_layer
+from diffscope.figures.of_depths import by_depth, depth_by_length
+from diffscope.figures.of_edits import ablation, interventions
+from diffscope.figures.of_readings import amplifier, anatomy, attribution, rejection
+from diffscope.figures.of_sweeps import sweep
 from diffscope.figures.of_training import checkpoints, training
 from diffscope.figures.of_values import cells, curves, strips
 
 __all__ = [
     "FIGURES",
     "Figure",
+    "ablation",
+    "allocation",
+    "amplifier",
+    "anatomy",
+    "attribution",
     "board",
+    "by_depth",
     "cells",
     "checkpoints",
     "cohort",
     "curves",
+    "depth_by_length",
     "fidelity",
     "figure",
     "heads",
+    "interventions",
     "lambdas",
     "maps",
+    "rejection",
     "row",
+    "similarity",
+    "statistic_by_layer",
     "strips",
+    "sweep",
     "training",
     "view",
 ]
@@ -42,7 +61,32 @@ __all__ = [
 #: the function of every figure, by its name
 FIGURES: dict[str, Callable[..., Figure]] = {
     function.__name__: function
-    for function in (board, cells, checkpoints, cohort, curves, fidelity, heads, lambdas, maps, row, strips, training)
+    for function in (
+        ablation,
+        allocation,
+        amplifier,
+        anatomy,
+        attribution,
+        board,
+        by_depth,
+        cells,
+        checkpoints,
+        cohort,
+        curves,
+        depth_by_length,
+        fidelity,
+        heads,
+        interventions,
+        lambdas,
+        maps,
+        rejection,
+        row,
+        similarity,
+        statistic_by_layer,
+        strips,
+        sweep,
+        training,
+    )
 }
 RENAMED = {"overview": "heads", "lambda": "lambdas", "family": "cohort"}
 

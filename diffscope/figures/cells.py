@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import xarray as xr
 
@@ -13,11 +15,12 @@ from diffscope.figures.labelled import along_title, by_role, in_roles, values_ti
 
 ROLES = ("panel", "y", "x")
 DARK = 0.55  # of the largest value: from there on numbers are light
+NARROWEST = 0.26  # inches of a printed cell with a number
 NUMBERED = 400  # cells: of more the numbers would not be read
 
 
-def data(values: xr.DataArray, x: str, y: str, panels: str | None = None) -> xr.Dataset:
-    """Values (panel, y, x); parameters as of ``diffscope.figures.cells``."""
+def data(values: xr.DataArray, x: str, y: str, panels: str | None = None, error: xr.DataArray | None = None) -> xr.Dataset:
+    """Values (panel, y, x) and their errors; parameters as of ``diffscope.figures.cells``."""
     chosen = by_role(values, {"x": x, "y": y, "panel": panels})
     about = {
         "figure": "cells",
@@ -26,7 +29,9 @@ def data(values: xr.DataArray, x: str, y: str, panels: str | None = None) -> xr.
         "y": along_title(values, y),
         "value": values_title(values),
     }
-    return xr.Dataset({"value": in_roles(values, chosen, ROLES)}).drop_attrs().assign_attrs(about)
+    arrays = {"value": values} if error is None else {"value": values, "error": error}
+    drawn = {name: in_roles(array, chosen, ROLES) for name, array in arrays.items()}
+    return xr.Dataset(drawn).drop_attrs().assign_attrs(about)
 
 
 def _colours(dataset: xr.Dataset) -> tuple[str, tuple[float, float]]:
@@ -48,9 +53,16 @@ def _number(value: float) -> str:
     return (f"{value:.2f}" if abs(value) < 10 else f"{value:.3g}").replace("-", "−")
 
 
-def _numbers(values: np.ndarray) -> list[list[str]]:
-    """What stands in the cells of a panel (y, x)."""
-    return [[_number(value) for value in row] for row in values]
+def _numbers(panel: xr.Dataset, between: str) -> list[list[str]]:
+    """What stands in the cells of a panel (y, x): its number, and below it the error."""
+    errors = panel["error"].values if "error" in panel else np.full(panel["value"].shape, np.nan)
+    return [
+        [
+            _number(value) + (f"{between}± {_number(error)}" if np.isfinite([value, error]).all() else "")
+            for value, error in zip(*row)
+        ]
+        for row in zip(panel["value"].values, errors)
+    ]
 
 
 def on_screen(dataset: xr.Dataset, title: str | None = None, height: int | None = None):
@@ -79,7 +91,7 @@ def on_screen(dataset: xr.Dataset, title: str | None = None, height: int | None 
             colorscale=[list(stop) for stop in theme.colour_scale(kind, "linear")],
             showscale=column == 0,
             colorbar=bar,
-            text=_numbers(values),
+            text=_numbers(dataset.isel(panel=column), "<br>"),
             texttemplate="%{text}" if dataset["value"].size <= NUMBERED else "",
             hovertemplate=f"{place}<br><b>%{{z:.4g}}</b><extra></extra>",
         )
@@ -88,7 +100,7 @@ def on_screen(dataset: xr.Dataset, title: str | None = None, height: int | None 
     figure.update_yaxes(**theme.screen_axis(type="category", autorange="reversed", showline=False, ticks=""))
     figure.update_yaxes(title_text=for_html(dataset.attrs["y"]), col=1)
     top = 8 + (22 if title else 0) + (20 if titles else 0)
-    tall = height or 34 * len(rows) + top + 50
+    tall = height or (44 if "error" in dataset else 34) * len(rows) + top + 50
     figure.update_layout(**theme.screen_layout(height=tall, margin={"l": 8, "r": 8, "t": top, "b": 8}))
     figure.update_layout(plot_bgcolor="rgba(0,0,0,0)")
     if title:
@@ -100,19 +112,22 @@ def on_screen(dataset: xr.Dataset, title: str | None = None, height: int | None 
 def in_print(dataset: xr.Dataset, width: float, title: str | None = None):
     """The drawing for print."""
     panels = [str(name) for name in dataset["panel"].values]
-    figure = canvas(width, 0.8 + 0.25 * dataset.sizes["y"])
+    figure = canvas(width, 0.8 + (0.36 if "error" in dataset else 0.25) * dataset.sizes["y"])
     axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     kind, (low, high) = _colours(dataset)
     columns, rows = ([for_print(label) for label in _labels(dataset, dim)] for dim in ("x", "y"))
-    for ax, name, values in zip(axes, panels, dataset["value"].values):
+    room = width / (len(panels) * len(columns) + 1)
+    step = math.ceil(NARROWEST / 2 / room)
+    for column, (ax, name, values) in enumerate(zip(axes, panels, dataset["value"].values)):
         image = ax.imshow(
             values, cmap=theme.colour_map(kind, "linear"), vmin=low, vmax=high, aspect="auto", interpolation="nearest"
         )
-        if dataset["value"].size <= NUMBERED:
-            for (row, column), value in np.ndenumerate(values):
+        if dataset["value"].size <= NUMBERED and room >= NARROWEST:
+            texts = _numbers(dataset.isel(panel=column), "\n")
+            for (y, x), value in np.ndenumerate(values):
                 colour = theme.PAPER if abs(value) > DARK * high else theme.INK
-                ax.text(column, row, _number(value), ha="center", va="center", size="x-small", color=colour)
-        ax.set_xticks(range(len(columns)), columns)
+                ax.text(x, y, texts[y][x], ha="center", va="center", size="x-small", color=colour)
+        ax.set_xticks(range(0, len(columns), step), columns[::step])
         ax.set_yticks(range(len(rows)), rows)
         ax.tick_params(length=0)
         ax.spines[:].set_visible(False)

@@ -10,6 +10,7 @@ import xarray as xr
 from diffscope.errors import DiffscopeError
 from diffscope.figures import cells as _cells  # noqa: F401 (each registers what it draws)
 from diffscope.figures import curves as _curves
+from diffscope.figures import curves_print as _curves_print  # noqa: F401
 from diffscope.figures import strips as _strips  # noqa: F401
 from diffscope.figures.base import KINDS, Figure
 
@@ -27,8 +28,11 @@ def curves(
     diagonal: str = "",
     controls: Sequence[str] = (),
     within: tuple[float, float] | None = None,
+    points: xr.DataArray | None = None,
+    looks: Mapping[str, tuple[str, str]] | None = None,
     style: Literal["lines", "points", "bars", "stacked"] = "lines",
     log: Literal["", "x", "y", "xy"] = "",
+    scale: Literal["shared", "own"] = "shared",
     venue: str | None = None,
     wide: bool | None = None,
     width: float | None = None,
@@ -56,9 +60,16 @@ def curves(
     within : (float, float), optional
         The ends of the vertical axis. A point beyond stands at the end as a triangle, so that one ratio with next to nothing
         below the line does not make all others look alike.
+    points : xarray.DataArray, optional
+        Single values that each value stands for, such as heads behind their mean: its dimensions and more. They are drawn small
+        and behind it. Of lines and points.
+    looks : mapping of str to (str, str), optional
+        Colour of a series, and "solid", "dash" or "dot", by its label; by default every series has a colour of its own.
     style : {"lines", "points", "bars", "stacked"}
     log : {"", "x", "y", "xy"}
         Which axes are logarithmic.
+    scale : {"shared", "own"}
+        One vertical scale of all panels, or one each.
     venue, wide, width, title
         As of :func:`diffscope.figures.maps`.
 
@@ -73,8 +84,12 @@ def curves(
     """
     if style not in _curves.STYLES:
         raise DiffscopeError(f"no style {style!r}: there are {', '.join(_curves.STYLES)}")
-    data = KINDS["curves"].data(values, x, series, panels, low, high, references, at, diagonal, controls, within)
-    return KINDS["curves"].figure(data, venue, wide, width, style=style, log=log, title=title)
+    if points is not None and (style not in ("lines", "points") or at is not None):
+        raise DiffscopeError("single values are drawn behind lines and points along x; leave points out")
+    ranges = {"low": low, "high": high, "at": at, "within": within, "points": points}
+    marks = {"references": references, "diagonal": diagonal, "controls": controls, "looks": looks}
+    data = KINDS["curves"].data(values, x, series, panels, **ranges, **marks)
+    return KINDS["curves"].figure(data, venue, wide, width, style=style, log=log, scale=scale, title=title)
 
 
 def strips(
@@ -120,6 +135,7 @@ def cells(
     x: str = "head",
     y: str = "layer",
     panels: str | None = None,
+    error: xr.DataArray | None = None,
     venue: str | None = None,
     wide: bool | None = None,
     width: float | None = None,
@@ -133,6 +149,8 @@ def cells(
         Its ``long_name`` and ``units`` name the colours.
     x, y, panels : str
         Its dimensions; it has no others.
+    error : xarray.DataArray, optional
+        What stands below each number with a ±, such as its standard error; with dimensions of `values`.
     venue, wide, width, title
         As of :func:`diffscope.figures.maps`.
 
@@ -145,4 +163,4 @@ def cells(
     DiffscopeError
         There is no such dimension, or one that nothing says how to draw.
     """
-    return KINDS["cells"].figure(KINDS["cells"].data(values, x, y, panels), venue, wide, width, title=title)
+    return KINDS["cells"].figure(KINDS["cells"].data(values, x, y, panels, error), venue, wide, width, title=title)

@@ -8,32 +8,46 @@
 At the last token L1H0 finds the answer: 78 % of |D|, where uniform attention would give 9 %
 """
 
+from diffscope.readings.ablations import ablations
 from diffscope.readings.allocation import allocation
 from diffscope.readings.amplifier import amplifier
 from diffscope.readings.bars import bars
+from diffscope.readings.branches import branches
+from diffscope.readings.composition import composition
 from diffscope.readings.depths import contrast, depths
 from diffscope.readings.differences import differences
 from diffscope.readings.effects import effects
 from diffscope.readings.finders import finders
 from diffscope.readings.head import of_head
+from diffscope.readings.interventions import interventions
+from diffscope.readings.noise import rejection
 from diffscope.readings.predictions import answers, asked, next_tokens, predict
+from diffscope.readings.question import made_up, other_prompts, question
 from diffscope.readings.reading import Reading
 from diffscope.readings.training import along_training
 
 __all__ = [
     "Reading",
+    "ablations",
     "allocation",
     "along_training",
     "amplifier",
     "answers",
     "asked",
     "bars",
+    "branches",
+    "composition",
     "contrast",
     "depths",
     "differences",
     "effects",
     "finders",
+    "interventions",
+    "made_up",
     "next_tokens",
     "of_head",
+    "other_prompts",
     "predict",
+    "question",
+    "rejection",
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import xarray as xr
 
@@ -38,14 +40,26 @@ def bars(
         ``value``; of means also the least and the largest head of all layers, ``low`` and ``high``. The last sides are uniform
         attention: one where it is the same for both, else one each.
     """
+    chosen = dict(zip(names, heads)) if heads else None
+    return bars_of_all(dict(zip(names, (first, second), strict=True)), map=map, normalisation=normalisation, heads=chosen)
+
+
+def bars_of_all(
+    estimates: Mapping[str, xr.Dataset],
+    *,
+    map: str = "D",
+    normalisation: str = "share",
+    heads: Mapping[str, Head] | None = None,
+) -> xr.Dataset:
+    """The bars of any number of captures by name, as of :func:`bars`; `heads` by the same names."""
     sides = [
-        _of_side(estimates.sel(map=map, normalisation=normalisation), head)
-        for estimates, head in zip((first, second), heads or (None, None))
+        _of_side(one.sel(map=map, normalisation=normalisation), heads[name] if heads else None) for name, one in estimates.items()
     ]
     controls = [side["uniform"].rename("value").to_dataset() for side in sides]
-    one, other = (side["uniform"].values for side in sides)
-    alike = np.allclose(one, other, equal_nan=True)  # means over other numbers of layers are rounded otherwise
-    labels = [*names, *([UNIFORM] if alike else [f"{UNIFORM}, {name}" for name in names])]
+    one, *others = (side["uniform"].values for side in sides)
+    # means over other numbers of layers are rounded otherwise
+    alike = all(np.allclose(one, other, equal_nan=True) for other in others)
+    labels = [*estimates, *([UNIFORM] if alike else [f"{UNIFORM}, {name}" for name in estimates])]
     together = [*(side.drop_vars("uniform") for side in sides), *(controls[:1] if alike else controls)]
     dataset = xr.concat(together, xr.DataArray(labels, dims="side", name="side"), data_vars="all", combine_attrs="override")
     over = "one head" if heads else "mean over heads, then layers"

@@ -50,14 +50,14 @@ def branches(scope: Scope, question: Question, others: Sequence[Sequence[int]] =
     table = branch_attribution(scope, question.ids, question.answer, candidates).isel(prompt=0)
     table = table.assign_coords(head=range(table.sizes["head"]))
     controls = [_with_a2_of(scope, question, candidates, ids) for ids in others]
-    own = _targets(table["contribution"]).assign_coords(branch=[FIRST, SECOND])
+    own = targets(table["contribution"]).assign_coords(branch=[FIRST, SECOND])
     every = [own, *_of_controls(controls, own)]
     contribution = xr.concat(every, "branch").transpose("layer", "head", "branch", "target")
     variables = {
         "contribution": described(contribution, "added to the logit", "as of branch_attribution", "nats"),
         "account": described(_account(table), "added to the logit", "all parts of the model", "nats"),
-        "logit": _targets(table["logit"]),
-        "unexplained": _targets(table["unexplained"]),
+        "logit": targets(table["logit"]),
+        "unexplained": targets(table["unexplained"]),
     }
     if controls:
         variables["others"] = xr.concat(controls, "other").sum(["layer", "head"], min_count=1)
@@ -66,7 +66,7 @@ def branches(scope: Scope, question: Question, others: Sequence[Sequence[int]] =
     return Reading(_sentence(estimates, len(candidates)), estimates)
 
 
-def _targets(values: xr.DataArray) -> xr.DataArray:
+def targets(values: xr.DataArray) -> xr.DataArray:
     """Of the answer, the mean of the distractors, and the difference, along ``target``; values (..., candidate)."""
     answer = values.isel(candidate=0, drop=True)
     distractors = values.isel(candidate=slice(1, None)).mean("candidate")
@@ -77,7 +77,7 @@ def _with_a2_of(scope: Scope, question: Question, candidates: Sequence[int], ids
     """What −λ·A2 would add with the row of A2 of another prompt, (layer, head, target)."""
     prompts = [question.ids, list(ids)]
     pair = branch_attribution(scope, prompts, [question.answer] * 2, [list(candidates)] * 2, control=True).isel(prompt=0)
-    return _targets(pair["other_a2"].assign_coords(head=range(pair.sizes["head"])))
+    return targets(pair["other_a2"].assign_coords(head=range(pair.sizes["head"])))
 
 
 def _of_controls(controls: Sequence[xr.DataArray], own: xr.DataArray) -> list[xr.DataArray]:
@@ -104,7 +104,7 @@ def _account(table: xr.Dataset) -> xr.DataArray:
     ends = [table[name].expand_dims(part=["rest"], place=[name]) for name in ("embedding", "constant")]
     places = {"place": ["embedding", *layers, "constant"], "part": [*parts, "rest"]}
     spread = [part.reindex(places, fill_value=0.0) for part in (by_layer, *ends)]
-    return _targets(sum(spread[1:], spread[0]))
+    return targets(sum(spread[1:], spread[0]))
 
 
 def _sentence(estimates: xr.Dataset, count: int) -> str:

@@ -152,7 +152,7 @@ def test_other_prompts_are_as_long_and_not_the_prompt_itself(scope, cap):
 
 
 def test_charts_of_estimates_are_drawn_on_screen_and_in_print(scope, cap):
-    from diffscope.figures import amplifier as charts
+    from diffscope.figures import amplifier_charts as charts
 
     gains = readings.amplifier(cap, ranks=False).estimates
     drawn = [charts.lambdas(gains), charts.rejection_by_lambda(gains), charts.best_lambda(gains), charts.residual(gains)]

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import xarray as xr
 
 from diffscope.figures.base import Figure
 from diffscope.figures.heads import by_head
 from diffscope.figures.of_values import curves
 from diffscope.readings.amplifier import per_unit
-from diffscope.readings.branches import FIRST, OTHER, SECOND
+from diffscope.readings.branches import FIRST, OTHER, SECOND, targets
 from diffscope.readings.branches import LARGEST as LARGEST_OTHER
 from diffscope.readings.branches import LEAST as LEAST_OTHER
+from diffscope.readings.composition import NEXT
 from diffscope.readings.composition import OWN as AS_IT_IS
 from diffscope.readings.pairing import LARGEST, LEAST, MIDDLE, OWN
+from diffscope.readings.scores import error_of_mean
 
 CONTROLS = {OWN: "own A₂", MIDDLE: "A₂ of other heads"}
 MAPS = {"lambda_A2": "λ·A₂", "A1": "A₁", "D": "D", "A2": "A₂"}
 RANKS = {"map": "the map", "permuted": "its rows permuted", "uniform": "uniform map"}
 MODES = {"common": "common noise", "differential": "opposite noise"}
+PANELS_OF_PARTS = {"A₂": ("A2", AS_IT_IS), "A₂ of the next head": ("A2", NEXT), "A₁": ("A1", AS_IT_IS)}
 PARTS = {"other": "the other map"}
 TARGETS = {"answer": "answer", "distractors": "mean of distractors", "margin": "answer − distractors"}
 STAR = (0.0, 2.0)  # a λ* beyond says only that there is next to nothing to subtract
@@ -64,6 +68,13 @@ def residual(estimates: xr.Dataset, name: str = "residual_over_floor") -> Figure
     grey = [CONTROLS[MIDDLE]]
     log = "y" if name == "residual_over_floor" else ""
     return curves(values, x="head", series="control", low=low, high=high, style="points", log=log, controls=grey, wide=True)
+
+
+def beside_other_heads(values: xr.DataArray, **options) -> Figure:
+    """Values of every head (layer, head, control) as points, beside the range of those with the A2 of other heads."""
+    middle, low, high = _beside_controls(values)
+    grey = [CONTROLS[MIDDLE]]
+    return curves(middle, x="head", series="control", low=low, high=high, style="points", controls=grey, **options)
 
 
 def gain(estimates: xr.Dataset, name: str = "noise_gain") -> Figure:
@@ -144,6 +155,21 @@ def rejected_by_sigma(estimates: xr.Dataset, layer: int, head: int) -> Figure:
     )
 
 
+def rejected_by_all(estimates: xr.Dataset) -> Figure:
+    """What heads reject over the strength of the noise: their median and each of them, beside the pairing control."""
+    values = _worded(_titled(estimates["cmrr_injected"].sel(control=list(CONTROLS)), "CMRR by injection, dB"), control=CONTROLS)
+    heads = _with_sigma(values.where(np.isfinite(values)))
+    return curves(
+        heads.median(["layer", "head"], keep_attrs=True),
+        x="sigma",
+        series="control",
+        points=heads,
+        references={"nothing cancels": 0.0},
+        log="x",
+        controls=[CONTROLS[MIDDLE]],
+    )
+
+
 def lost(estimates: xr.Dataset) -> Figure:
     """Log-odds of the answer lost to common and to opposite noise, with standard errors, over the strength of the noise."""
     values = _worded(_titled(estimates["log_odds_lost"], "log-odds lost"), mode=MODES)
@@ -162,6 +188,17 @@ def made_of(estimates: xr.Dataset, way: str = "shapley") -> Figure:
     else:  # one map, and no other to be a copy of
         values = _worded(values.sel(map=["A1"]).drop_sel(part="other"), map={"A1": "A"})
     values = by_head(values)
+    return curves(_titled(values, "share of the map"), x="head", series="part", panels="map", style="stacked", wide=True)
+
+
+def made_of_beside_next(estimates: xr.Dataset, way: str = "shapley") -> Figure:
+    """What A2 and A1 of every head are made of, and A2 of the next head in its place, as stacked bars."""
+    values = estimates[way]
+    if not values.sel(map="A2").notnull().any():
+        return made_of(estimates, way)
+    chosen = [values.sel(map=name, control=control, drop=True) for name, control in PANELS_OF_PARTS.values()]
+    panels = xr.concat(chosen, xr.DataArray(list(PANELS_OF_PARTS), dims="map", name="map"))
+    values = by_head(_worded(panels, part=PARTS))
     return curves(_titled(values, "share of the map"), x="head", series="part", panels="map", style="stacked", wide=True)
 
 
@@ -186,6 +223,24 @@ def added(estimates: xr.Dataset) -> Figure:
         controls=[OTHER],
         wide=True,
     )
+
+
+def added_by_prompts(table: xr.Dataset) -> Figure:
+    """The same of what :func:`diffscope.branch_attribution` gives: means over prompts with their standard errors."""
+    parts = [targets(table["contribution"].sel(branch=name, drop=True)) for name in ("A1", "A2")]
+    if "other_a2" in table:
+        parts.append(targets(table["other_a2"]))
+    values = xr.concat(parts, xr.DataArray([FIRST, SECOND, OTHER][: len(parts)], dims="branch", name="branch"))
+    values = values.sel(branch=values.notnull().any([dim for dim in values.dims if dim != "branch"]))
+    names = {} if SECOND in values["branch"] else {FIRST: "A"}
+    values = _worded(values, target=TARGETS, branch=names)
+    if "layer" not in values.coords or "head" not in values.coords:
+        values = values.assign_coords(head=range(values.sizes["head"]))
+    error = error_of_mean(values).fillna(0)
+    middle = by_head(values.mean("prompt"))
+    ends = {"low": middle - by_head(error), "high": middle + by_head(error)}
+    titled = _titled(middle, "added, directly")
+    return curves(titled, x="head", series="branch", panels="target", **ends, style="bars", controls=[OTHER], wide=True)
 
 
 def account(estimates: xr.Dataset) -> Figure:

@@ -1,0 +1,36 @@
+"""A printed legend below the axes, in as many columns as the figure is wide enough for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+CHARACTER = 0.052  # inches of a letter at the size of a legend
+HANDLE = 0.32  # inches of what stands before an entry and behind it
+LINE = 2.0  # times the size of its letters a line is long, so that a broken one is seen to be
+COLUMNS = 4
+ROW = 0.15  # inches
+
+
+def legend_below(figure, ax, width: float) -> None:
+    """The legend of one pair of axes, below all axes of a figure so many inches wide; none where nothing has a name."""
+    handles, labels = ax.get_legend_handles_labels()
+    if any(labels):
+        figure.legend(
+            handles, labels, loc="outside lower left", ncols=columns(labels, width), columnspacing=1.2, handlelength=LINE
+        )
+
+
+def columns(labels: Sequence[str], width: float) -> int:
+    """How many columns of entries fit; matplotlib fills one after the other."""
+    for count in range(min(COLUMNS, len(labels)), 1, -1):
+        rows = math.ceil(len(labels) / count)
+        longest = [max(map(len, labels[first : first + rows])) for first in range(0, len(labels), rows)]
+        if sum(CHARACTER * letters + HANDLE for letters in longest) <= width:
+            return count
+    return 1
+
+
+def legend_height(labels: Sequence[str], width: float) -> float:
+    """How many inches a legend of more than one row takes beyond that one."""
+    return ROW * (math.ceil(len(labels) / columns(labels, width)) - 1) if labels else 0.0

@@ -1,0 +1,271 @@
+"""Figures of captures, of one model or of several: where attention goes, statistics by layer, what two maps share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import xarray as xr
+
+from diffscope.errors import DiffscopeError
+from diffscope.figures import by_layer as _by_layer
+from diffscope.figures.base import Figure
+from diffscope.figures.of_values import curves
+from diffscope.figures.subjects import Captures, captures_of, drawn, panels_beside, undefined_said
+
+Normalisation = Literal["share", "raw", "signed", "positive"]
+
+
+def allocation(
+    subject: Captures,
+    *,
+    map: str | None = None,
+    normalisation: Normalisation = "share",
+    layer: int | None = None,
+    head: int | None = None,
+    query: int = -1,
+    venue: str | None = None,
+    wide: bool | None = None,
+    width: float | None = None,
+    title: str | None = None,
+) -> Figure:
+    """Five bars: what a query gives to the first token, before the answer, to the answer, after it, and to the question.
+
+    The form of the first figure of "Differential Transformer" (Ye et al., 2024), of any number of models. Bars are means over
+    heads, then layers (of a batch, over its prompts first), and whiskers lead from the least head to the largest; or all is of
+    one layer or head. Beside them stands what uniform attention would give: the share of keys that the query sees.
+
+    Parameters
+    ----------
+    subject : Capture, CaptureBatch, Comparison, mapping of str to captures, or sequence of captures
+        Of prompts with a span ``answer``.
+    map : {"D", "A1", "A2"}, optional
+        By default D, which of standard attention is A.
+    normalisation : {"share", "raw", "signed", "positive"}
+        "share" is Σ|D| on a part over Σ|D|; the others as in docs/definitions.md.
+    layer, head : int, optional
+        As the model numbers them; a head is of a layer. By default the mean over all.
+    query : int
+        A token; negative ones count from a prompt's end.
+    venue, wide, width, title
+        As of :func:`diffscope.figures.maps`.
+
+    Returns
+    -------
+    Figure
+        ``value``, ``low`` and ``high`` (panel, series, x), a series a model and one for uniform attention.
+
+    Raises
+    ------
+    SpanError
+        A prompt has no span ``answer``.
+    DiffscopeError
+        There is no such map, normalisation, layer, head or token, or all is undefined.
+
+    Examples
+    --------
+    >>> import diffscope
+    >>> from diffscope import figures, tasks
+    >>> example = tasks.examples()[0]
+    >>> cap = diffscope.load("mini-diff").capture(example.text, spans=example.spans)
+    >>> figures.allocation(cap)
+    <diffscope figure 'allocation' of value, low, high (panel: 1, series: 2, x: 5)>
+    """
+    from diffscope.readings.allocation import allocation as divided
+    from diffscope.readings.bars import bars_of_all
+
+    map = map or "D"
+    if head is not None and layer is None:
+        raise DiffscopeError(f"head {head} is of a layer; give layer= too")
+    estimates = {name: divided(cap, query).estimates for name, cap in captures_of(subject).items()}
+    for name, one in estimates.items():
+        for dim, label in {"map": map, "normalisation": normalisation, "layer": layer, "head": head}.items():
+            _check_label(one["allocation"], dim, label)
+        estimates[name] = _of_one_layer(one.mean("prompt") if "prompt" in one.dims else one, layer)
+    heads = None if head is None else dict.fromkeys(estimates, (layer, head))
+    bars = bars_of_all(estimates, map=map, normalisation=normalisation, heads=heads)
+    sides = list(estimates)
+    if not bars["value"].sel(side=sides).notnull().any():
+        raise DiffscopeError(f"there is nothing to draw: {map} is undefined in every capture")
+    uniform = [str(side) for side in bars["side"].values if side not in sides]
+    values = undefined_said(bars["value"], "side").assign_attrs(bars["value"].attrs)
+    ends = {end: bars[end].assign_coords(side=values["side"]) for end in ("low", "high") if end in bars}
+    over = "all heads, then layers" if layer is None else f"the heads of layer {layer}"
+    over = f"layer {layer}, head {head}" if head is not None else f"mean over {over}; whiskers from the least head to the largest"
+    caption = f"Attention of the query at {query} to five parts of the prompt ({normalisation} of {map}), {over}."
+    figure = curves(
+        values, x="part", series="side", style="bars", controls=uniform, **ends, venue=venue, wide=wide, width=width, title=title
+    )
+    facts = {"map": map, "normalisation": normalisation, "layer": layer, "head": head, "query": query}
+    return drawn("allocation", figure, caption, model=", ".join(estimates), **facts)
+
+
+def statistic_by_layer(
+    subject: Captures,
+    *,
+    statistic: str | Sequence[str] = "entropy",
+    map: str | None = None,
+    span: str | None = None,
+    normalisation: str | None = None,
+    where: Mapping[str, str] | None = None,
+    query: int | Literal["mean"] = -1,
+    venue: str | None = None,
+    wide: bool | None = None,
+    width: float | None = None,
+    title: str | None = None,
+) -> Figure:
+    """A statistic by layer: its mean over heads as a line, every head as a point behind it, and its controls.
+
+    The mean is a median where the registry averages the statistic so (ratios without a bound, ranks). Of a batch every point is
+    that of a head over its prompts. Controls are broken lines, in the colour of the model, or grey where they are the same for
+    all: of effective ranks the map with its rows permuted and the uniform map; of what compares A1 and A2 the same with the A2 of
+    other heads; of λ its initial value; of all else that is of a map, uniform attention over the keys that the query sees.
+
+    Parameters
+    ----------
+    subject : Capture, CaptureBatch, Comparison, mapping of str to captures, or sequence of captures
+    statistic : str, or sequence of str
+        Names from ``diffscope.stats.STATISTICS``; several are panels with scales of their own.
+    map : str, optional
+        Which of A1, A2 and D; of effective ranks A1, lambda_A2 and D. By default D, of ranks lambda_A2; of standard attention A.
+    span, normalisation : str, optional
+        By default the span "answer" (else the sink), of what compares A1 and A2 "irrelevant"; and "share".
+    where : mapping of str to str, optional
+        The same along other dimensions, such as ``{"definition": "r90"}`` of effective ranks.
+    query : int or "mean"
+        At which query; negative ones count from a prompt's end. "mean" is over all queries. Ranks are of whole maps.
+    venue, wide, width, title
+        As of :func:`diffscope.figures.maps`.
+
+    Returns
+    -------
+    Figure
+        ``value`` (panel, series, x) and ``points`` (panel, series, x, point), a point a head.
+
+    Raises
+    ------
+    DiffscopeError
+        There is no such statistic, label or query; the statistic is not by head or has no mean (positions, decibels; see
+        :func:`diffscope.figures.heads`); or it is undefined everywhere.
+
+    Examples
+    --------
+    >>> import diffscope
+    >>> from diffscope import figures
+    >>> cap = diffscope.load("mini-diff").capture("The magic number: Paris 7421. The magic number: Paris")
+    >>> figures.statistic_by_layer(cap, statistic=["entropy", "gini"])
+    <diffscope figure 'statistic_by_layer' of value, points (panel: 2, series: 2, x: 4, point: 2)>
+    """
+    captures = captures_of(subject)
+    names = [statistic] if isinstance(statistic, str) else list(statistic)
+    if not names:
+        raise DiffscopeError("no statistic was chosen; give one, such as 'entropy'")
+    choices = {"map": map, "span": span, "normalisation": normalisation, **(where or {})}
+    tables = {name: _by_layer.of_statistic(captures, name, choices, query) for name in names}
+    heads = xr.concat(list(tables.values()), xr.DataArray(list(tables), dims="statistic", name="statistic"), join="outer")
+    series = list(dict.fromkeys(str(label) for table in tables.values() for label in table["series"].values))
+    heads = heads.sel(series=series)
+    middle = xr.concat([_by_layer.middle(table) for table in tables.values()], heads["statistic"], join="outer").sel(
+        series=series
+    )
+    titles = [_by_layer.titled(table) for table in tables.values()]
+    single = len(names) == 1
+    figure = curves(
+        (middle.isel(statistic=0, drop=True) if single else middle.assign_coords(statistic=titles)).assign_attrs(
+            long_name=titles[0] if single else "", units="1"
+        ),
+        x="layer",
+        series="series",
+        panels=None if single else "statistic",
+        points=heads.isel(statistic=0, drop=True) if single else heads.assign_coords(statistic=titles),
+        looks=_by_layer.looks(series, list(captures)),
+        scale="own",
+        venue=venue,
+        wide=wide,
+        width=width,
+        title=title,
+    )
+    facts = {
+        "statistic": ", ".join(names),
+        "query": str(query),
+        "selection": "; ".join(t.attrs["selection"] for t in tables.values()),
+    }
+    chosen = "; ".join(f"{words} of {table.attrs['selection']}" for words, table in zip(titles, tables.values()))
+    caption = f"{chosen}. Lines are the {_by_layer.averages(tables)} over heads, points single heads."
+    return drawn("statistic_by_layer", figure, caption, model=", ".join(captures), **facts)
+
+
+def similarity(
+    subject: Captures,
+    *,
+    statistic: str = "rho",
+    span: str = "irrelevant",
+    query: int = -1,
+    venue: str | None = None,
+    wide: bool | None = None,
+    width: float | None = None,
+    title: str | None = None,
+) -> Figure:
+    """What A1 and A2 of every head share, beside the null: the same of A1 and the A2 of the other heads of its layer.
+
+    Two softmax maps of one model share position and sinks anyhow; only what is beyond every such pair is a head's own. The null
+    is drawn as the mean over the other heads (a median where the statistic is averaged so), with a range from the least to the
+    largest of them. A head whose layer has no other A2 has none.
+
+    Parameters
+    ----------
+    subject : Capture, Comparison, mapping of str to Capture, or sequence of Capture
+        Each of one prompt and of differential attention; several are panels.
+    statistic : str
+        Of both maps on a span: rho, cosine, overlap, js, kl_12, kl_21, lambda_star, residual_noise, residual_floor, noise_gain,
+        signal_gain, selectivity.
+    span : str
+        The keys that they are compared on.
+    query : int
+        A token; negative ones count from the prompt's end.
+    venue, wide, width, title
+        As of :func:`diffscope.figures.maps`.
+
+    Returns
+    -------
+    Figure
+        ``value``, ``low`` and ``high`` (panel, series, x), x being heads such as L1H0.
+
+    Raises
+    ------
+    DiffscopeError
+        There is no such statistic, span or token; a capture is of several prompts; or all is undefined, as of standard attention.
+
+    Examples
+    --------
+    >>> import diffscope
+    >>> from diffscope import figures
+    >>> cap = diffscope.load("mini-diff").capture("The magic number: Paris 7421. The magic number: Paris")
+    >>> figures.similarity(cap, statistic="cosine")
+    <diffscope figure 'similarity' of value, low, high (panel: 1, series: 2, x: 8)>
+    """
+    from diffscope.figures.amplifier_charts import beside_other_heads
+
+    values = {name: _by_layer.beside_null(cap, statistic, span, query) for name, cap in captures_of(subject).items()}
+    if all(not one.notnull().any() for one in values.values()):
+        raise DiffscopeError(f"there is nothing to draw: {statistic} compares A1 and A2 on {span}, and is undefined everywhere")
+    lacking = [name for name, one in values.items() if not one.notnull().any()]
+    parts = {name: beside_other_heads(one) for name, one in values.items() if name not in lacking}
+    figure = panels_beside(parts, venue, wide, width, title)
+    about = next(iter(values.values())).attrs
+    caption = f"{about['long_name']} on {span} keys, {about['definition']}, beside the same with the A2 of other heads (range)."
+    caption += f" Undefined: {', '.join(lacking)}." if lacking else ""
+    return drawn("similarity", figure, caption, model=", ".join(values), statistic=statistic, span=span, query=query)
+
+
+def _of_one_layer(estimates: xr.Dataset, layer: int | None) -> xr.Dataset:
+    """Estimates of an allocation, of one layer where one is chosen."""
+    if layer is None:
+        return estimates
+    return estimates.sel(layer=[layer]).assign(over_layers=estimates["over_heads"].sel(layer=layer, drop=True))
+
+
+def _check_label(values: xr.DataArray, dim: str, label: Any) -> None:
+    labels = values[dim].values.tolist()
+    if label is not None and label not in labels:
+        raise DiffscopeError(f"there is no {dim} {label!r}; choose from {', '.join([str(each) for each in labels])}")

@@ -1,0 +1,172 @@
+"""Figures of what edits cost an answer: along an edit's value, and head by head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import xarray as xr
+
+from diffscope.errors import DiffscopeError
+from diffscope.figures import theme
+from diffscope.figures.base import Figure
+from diffscope.figures.of_values import cells, curves
+from diffscope.figures.subjects import drawn, estimates_of, together
+
+if TYPE_CHECKING:
+    from diffscope.readings.reading import Reading
+
+    Readings = Reading | xr.Dataset | Mapping[str, Reading | xr.Dataset]
+
+SCORES = {"log_odds": "log-odds of the answer", "loss": "loss of the text", "exact": "share of exact answers"}
+UNEDITED = ", unedited"  # behind the name of a model
+
+
+def interventions(
+    subject: Readings,
+    *,
+    quantity: str | Sequence[str] = ("log_odds", "loss"),
+    venue: str | None = None,
+    wide: bool | None = None,
+    width: float | None = None,
+    title: str | None = None,
+) -> Figure:
+    """What edits cost: log-odds of the answer and loss of the text along an edit's value, or by its label.
+
+    Lines or points are means over prompts with one standard error, each prompt is a point behind them, and broken lines are the
+    unedited models.
+
+    Parameters
+    ----------
+    subject : Reading, its estimates, or mapping of str to either
+        Of :func:`diffscope.readings.interventions`, by model or whatever else differs.
+    quantity : str, or sequence of str
+        Of log_odds and loss, in nats, and exact, the share of exact answers; each is a panel with its own scale.
+    venue, wide, width, title
+        As of :func:`diffscope.figures.maps`.
+
+    Returns
+    -------
+    Figure
+        ``value``, ``low``, ``high`` (panel, series, x) and ``points`` (panel, series, x, point), x the edit's value or label.
+
+    Raises
+    ------
+    DiffscopeError
+        It is of something else, there is no such quantity, or all is undefined.
+
+    Examples
+    --------
+    >>> import diffscope
+    >>> from diffscope import edits, figures, readings, tasks
+    >>> tried = {factor: edits.scale_lambda(factor) for factor in (0, 0.5, 1)}
+    >>> reading = readings.interventions(diffscope.load("mini-diff"), tasks.examples()[0], tried, along="factor of λ")
+    >>> figures.interventions(reading)
+    <diffscope figure 'interventions' of value, low, high, points (panel: 2, series: 2, x: 3, point: 1)>
+    """
+    estimates = estimates_of(subject, "log_odds_change", "diffscope.readings.interventions(scope, prompts, edits)")
+    names = [quantity] if isinstance(quantity, str) else list(quantity)
+    for name in names:
+        if name not in SCORES:
+            raise DiffscopeError(f"there is no quantity {name!r}; choose from {', '.join(SCORES)}")
+    first = next(iter(estimates.values()))
+    titles = [SCORES[name] + ("" if name == "exact" else ", nats") for name in names]
+    tables = {title: _of_score(estimates, name) for name, title in zip(names, titles)}
+    panels = xr.DataArray(titles, dims="panel", name="panel")
+    table = xr.concat(list(tables.values()), panels, join="outer", combine_attrs="override")
+    if not table["value"].notnull().any():
+        raise DiffscopeError(f"there is nothing to draw: {' and '.join(names)} are undefined under all edits")
+    colours = dict(zip(estimates, theme.SERIES * len(estimates)))
+    looks = {f"{name}{end}": (colours[name], dash) for name in estimates for end, dash in (("", "solid"), (UNEDITED, "dash"))}
+    numbers = table["edit"].dtype.kind in "if"
+    figure = curves(
+        table["value"].assign_attrs(long_name="", units="1"),
+        x="edit",
+        series="series",
+        panels="panel",
+        low=table["value"] - table["error"],
+        high=table["value"] + table["error"],
+        points=table["points"],
+        looks=looks,
+        style="lines" if numbers else "points",
+        scale="own",
+        venue=venue,
+        wide=True if wide is None else wide,
+        width=width,
+        title=title,
+    )
+    prompts = ", ".join(dict.fromkeys(str(one.attrs["prompts"]) for one in estimates.values()))
+    caption = (
+        f"Mean over {prompts} prompts ± standard error by {first['edit'].attrs.get('long_name', 'edit')}; points are prompts."
+    )
+    return drawn("interventions", figure, caption, model=", ".join(estimates), prompts=prompts)
+
+
+def ablation(
+    subject: Readings,
+    *,
+    venue: str | None = None,
+    wide: bool | None = None,
+    width: float | None = None,
+    title: str | None = None,
+) -> Figure:
+    """What each head is worth: how the answer's log-odds change when it alone is taken away, as cells by layer and head.
+
+    Every cell is a mean over prompts, in nats, with one standard error below it. Panels are named by the model, with the change
+    that taking all heads away makes. Heads that stand in for each other cost little one by one.
+
+    Parameters
+    ----------
+    subject : Reading, its estimates, or mapping of str to either
+        Of :func:`diffscope.readings.ablations`, by model or by what is taken away; each is a panel.
+    venue, wide, width, title
+        As of :func:`diffscope.figures.maps`.
+
+    Returns
+    -------
+    Figure
+        ``value`` and ``error`` (panel, y, x): y layers, x heads.
+
+    Raises
+    ------
+    DiffscopeError
+        It is of something else, or all is undefined.
+
+    Examples
+    --------
+    >>> import diffscope
+    >>> from diffscope import figures, readings, tasks
+    >>> reading = readings.ablations(diffscope.load("mini-diff"), tasks.examples()[:2], layers=[0, 1])
+    >>> figures.ablation(reading)
+    <diffscope figure 'ablation' of value, error (panel: 1, y: 2, x: 2)>
+    """
+    estimates = estimates_of(subject, "everything", "diffscope.readings.ablations(scope, prompts)")
+    named = {f"{name} (all heads: {_signed(float(one['everything']))})": one for name, one in estimates.items()}
+    values = together({name: one["change"] for name, one in named.items()})
+    errors = [one["change_se"] for one in named.values()]
+    error = xr.concat(errors, values["model"], coords="minimal", compat="override", join="outer")
+    values = values.assign_attrs(long_name="change of log-odds", units="nats")
+    figure = cells(values, panels="model", error=error, venue=venue, wide=wide, width=width, title=title)
+    whats = ", ".join(dict.fromkeys(str(one.attrs["what"]) for one in estimates.values()))
+    prompts = ", ".join(dict.fromkeys(str(one.attrs["prompts"]) for one in estimates.values()))
+    caption = (
+        f"Change of the answer's log-odds against its distractors without one head ({whats}), mean over {prompts} prompts ± "
+        "standard error."
+    )
+    return drawn("ablation", figure, caption, model=", ".join(estimates), what=whats, prompts=prompts)
+
+
+def _of_score(estimates: Mapping[str, xr.Dataset], name: str) -> xr.Dataset:
+    """One score of all readings and of the unedited models, (series, edit): its mean, its error and its prompts."""
+    parts: dict[str, xr.Dataset] = {}
+    for label, one in estimates.items():
+        edited = {"value": one[name], "error": one[f"{name}_se"].fillna(0), "points": one[f"{name}_of_prompt"]}
+        parts[label] = xr.Dataset(edited)
+        flat = one[f"unedited_{name}"].broadcast_like(one[name])
+        parts[f"{label}{UNEDITED}"] = xr.Dataset({"value": flat, "error": 0 * flat, "points": edited["points"].where(False)})
+    series = xr.DataArray(list(parts), dims="series", name="series")
+    return xr.concat(list(parts.values()), series, join="outer", combine_attrs="override")
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.1f}".replace("-", "−")

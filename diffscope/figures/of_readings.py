@@ -1,0 +1,288 @@
+"""Figures of a model as an amplifier: its gains, what noise it rejects, what its maps are made of, what they add to logits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xarray as xr
+
+from diffscope.capture import Capture, CaptureBatch
+from diffscope.comparison import Comparison
+from diffscope.errors import DiffscopeError
+from diffscope.figures.base import Figure
+from diffscope.figures.subjects import captures_of, drawn, estimates_of, panels_beside
+
+if TYPE_CHECKING:
+    from diffscope.readings.reading import Reading
+
+    Readings = Reading | xr.Dataset | Mapping[str, Reading | xr.Dataset]
+    Subject = Capture | Comparison | Mapping[str, Capture] | Readings
+
+
+def amplifier(
+    subject: Subject,
+    *,
+    quantity: str = "best_lambda",
+    venue: str | None = None,
+    wide: bool | None = None,
+    width: float | None = None,
+    title: str | None = None,
+) -> Figure:
+    """One quantity of every head as a differential amplifier, beside its controls.
+
+    "best_lambda" is λ* against λ, on irrelevant keys and on the answer; "lambda" λ beside its initial value; "cmrr" what equal
+    maps would be rejected by; "residual" what the subtraction leaves on irrelevant keys over its floor, "floor" that floor;
+    "noise_gain" and "signal_gain" the weight that comes out over what went in; "ranks" effective ranks beside those of permuted
+    rows and of the uniform map. The control of all but λ, cmrr and ranks is the same with the A2 of other heads: their median
+    with a range from the least to the largest.
+
+    Parameters
+    ----------
+    subject : Capture, Comparison, Reading, its estimates, or mapping of str to one of these
+        Of one prompt, or of :func:`diffscope.readings.amplifier`; several models are panels.
+    quantity : {"best_lambda", "lambda", "cmrr", "residual", "floor", "noise_gain", "signal_gain", "ranks"}
+    venue, wide, width, title
+        As of :func:`diffscope.figures.maps`.
+
+    Returns
+    -------
+    Figure
+        ``value`` (panel, series, x), x being heads such as L1H0, and ``low`` and ``high`` where there is a range.
+
+    Raises
+    ------
+    DiffscopeError
+        It is of something else, there is no such quantity, or it is undefined everywhere, as of standard attention.
+
+    Examples
+    --------
+    >>> import diffscope
+    >>> from diffscope import figures
+    >>> cap = diffscope.load("mini-diff").capture("The magic number: Paris 7421. The magic number: Paris")
+    >>> figures.amplifier(cap, quantity="noise_gain")
+    <diffscope figure 'amplifier' of value, low, high (panel: 1, series: 2, x: 8)>
+    """
+    from diffscope.figures import amplifier_charts as charts
+    from diffscope.readings.amplifier import amplifier as read
+
+    known = {
+        "best_lambda": ("lambda_star", charts.best_lambda),
+        "lambda": ("lambda", charts.lambdas),
+        "cmrr": ("cmrr", charts.rejection_by_lambda),
+        "residual": ("residual_over_floor", charts.residual),
+        "floor": ("residual_floor", partial(charts.residual, name="residual_floor")),
+        "noise_gain": ("noise_gain", charts.gain),
+        "signal_gain": ("signal_gain", partial(charts.gain, name="signal_gain")),
+        "ranks": ("effective_rank", charts.ranks),
+    }
+    if quantity not in known:
+        raise DiffscopeError(f"there is no quantity {quantity!r}; choose from {', '.join(known)}")
+    variable, chart = known[quantity]
+    estimates = _read(subject, partial(read, ranks=quantity == "ranks"), variable, "diffscope.readings.amplifier(cap)")
+    drawn_of, lacking = _where_defined(estimates, variable)
+    figure = panels_beside({name: chart(one) for name, one in drawn_of.items()}, venue, wide, width, title)
+    about = next(iter(drawn_of.values()))[variable].attrs
+    caption = f"{about.get('long_name', quantity)} of every head: {about.get('definition', '')}.{_undefined(lacking)}"
+    return drawn("amplifier", figure, caption, model=", ".join(estimates), quantity=quantity)
+
+
+def rejection(
+    subject: Subject,
+    *,
+    layer: int | None = None,
+    head: int | None = None,
+    sigma: float | None = None,
+    venue: str | None = None,
+    wide: bool | None = None,
+    width: float | None = None,
+    title: str | None = None,
+) -> Figure:
+    """Common-mode rejection by injection, in dB: along the strength of the noise, or of every head at one strength.
+
+    Along σ it is the median over heads with every head as a point behind it, or one head with its standard error over draws. The
+    control is the same with the A2 of other heads of the layer. 0 dB: what both maps get passes as opposite noise does.
+
+    Parameters
+    ----------
+    subject : Capture, Comparison, Reading, its estimates, or mapping of str to one of these
+        Of one prompt, or of :func:`diffscope.readings.rejection`; several models are panels.
+    layer, head : int, optional
+        One head along σ; both, or none for all heads.
+    sigma : float, optional
+        In nats: all heads at this strength, instead of along it.
+    venue, wide, width, title
+        As of :func:`diffscope.figures.maps`.
+
+    Returns
+    -------
+    Figure
+        ``value`` (panel, series, x) and its range or ``points``; x is σ in nats, or heads such as L1H0.
+
+    Raises
+    ------
+    DiffscopeError
+        It is of something else, there is no such layer, head or strength, or all is undefined, as of standard attention.
+
+    Examples
+    --------
+    >>> import diffscope
+    >>> from diffscope import figures, readings
+    >>> cap = diffscope.load("mini-diff").capture("The magic number: Paris 7421. The magic number: Paris")
+    >>> figures.rejection(readings.rejection(cap, sigmas=(0.5, 1.0), draws=2))
+    <diffscope figure 'rejection' of value, points (panel: 1, series: 2, x: 2, point: 8)>
+    """
+    from diffscope.figures import amplifier_charts as charts
+    from diffscope.readings.noise import rejection as read
+
+    if (layer is None) != (head is None) or (layer is not None and sigma is not None):
+        raise DiffscopeError("choose one head along σ (layer= and head=), all heads at one strength (sigma=), or neither")
+    estimates = _read(subject, read, "cmrr_injected", "diffscope.readings.rejection(cap)")
+    drawn_of, lacking = _where_defined(estimates, "cmrr_injected")
+    for one in drawn_of.values():
+        for dim, label in {"layer": layer, "head": head, "sigma": sigma}.items():
+            known = one[dim].values.tolist()
+            if label is not None and label not in known:
+                raise DiffscopeError(f"there is no {dim} {label!r} in these estimates; choose from {', '.join(map(str, known))}")
+    if sigma is not None:
+        parts = {name: charts.rejected(one, sigma) for name, one in drawn_of.items()}
+        what = f"every head at σ = {sigma:g} nats, ± standard error over draws"
+    elif layer is not None and head is not None:
+        parts = {name: charts.rejected_by_sigma(one, layer, head) for name, one in drawn_of.items()}
+        what = f"layer {layer}, head {head}, ± standard error over draws"
+    else:
+        parts = {name: charts.rejected_by_all(one) for name, one in drawn_of.items()}
+        what = "median over heads, points single heads"
+    figure = panels_beside(parts, venue, wide, width, title)
+    caption = f"Common-mode rejection by injection, {what}, beside the same with the A2 of other heads.{_undefined(lacking)}"
+    return drawn("rejection", figure, caption, model=", ".join(estimates), layer=layer, head=head, sigma=sigma)
+
+
+def anatomy(
+    subject: Readings,
+    *,
+    way: str = "shapley",
+    venue: str | None = None,
+    wide: bool | None = None,
+    width: float | None = None,
+    title: str | None = None,
+) -> Figure:
+    """What A2 of every head is made of, beside A1 and, the control, the A2 of the next head in its place: stacked bars.
+
+    The parts are a pedestal (uniform), a comb of positions (distance), sinks and keys that all look at (key), a copy of the other
+    map, and what none of these explains (rest). Where the A2 of the next head is as much of a copy, being one says nothing.
+
+    Parameters
+    ----------
+    subject : Reading, its estimates, or mapping of str to either
+        Of :func:`diffscope.readings.composition`, by model.
+    way : {"shapley", "added", "alone"}
+        What a part adds, mean over all orders; in the order of the legend; or what it explains by itself (need not sum to 1).
+    venue, wide, width, title
+        As of :func:`diffscope.figures.maps`.
+
+    Returns
+    -------
+    Figure
+        ``value`` (panel, series, x): series are the parts, x heads such as L1H0.
+
+    Raises
+    ------
+    DiffscopeError
+        It is of something else, there is no such way, or all is undefined.
+
+    Examples
+    --------
+    >>> import diffscope
+    >>> from diffscope import figures, readings
+    >>> scope = diffscope.load("mini-diff")
+    >>> cap = scope.capture("The magic number: Paris 7421. The magic number: Paris")
+    >>> figures.anatomy(readings.composition(cap, readings.other_prompts(scope, cap, 2)))
+    <diffscope figure 'anatomy' of value (panel: 3, series: 5, x: 8)>
+    """
+    from diffscope.figures import amplifier_charts as charts
+
+    estimates = estimates_of(subject, "shapley", "diffscope.readings.composition(cap, others)")
+    if way not in ("shapley", "added", "alone"):
+        raise DiffscopeError(f"there is no way {way!r} to share a map among its parts; choose shapley, added or alone")
+    parts = {name: charts.made_of_beside_next(one, way) for name, one in estimates.items()}
+    figure = panels_beside(parts, venue, wide, width, title)
+    first = next(iter(estimates.values()))
+    others = first.attrs["others"]
+    caption = f"What each map is made of ({way} shares), beside A2 of the next head; profiles are of {others} other prompts."
+    return drawn("anatomy", figure, caption, model=", ".join(estimates), way=way)
+
+
+def attribution(
+    subject: Readings,
+    *,
+    venue: str | None = None,
+    wide: bool | None = None,
+    width: float | None = None,
+    title: str | None = None,
+) -> Figure:
+    """What A1 and −λ·A2 of every head add to the logits of the answer and of its distractors, directly, in nats.
+
+    Panels are the answer, the mean of the distractors and their difference. The control is −λ·A2 with the A2 of other prompts,
+    their mean with a range from the least to the largest; what ``diffscope.branch_attribution`` gives has the A2 of one other
+    prompt, or no control at all. Contributions of several prompts are means with their standard errors.
+
+    Parameters
+    ----------
+    subject : Reading, its estimates, table of branch_attribution, or mapping of str to one of these
+        Of :func:`diffscope.readings.branches` or :func:`diffscope.branch_attribution`, by model.
+    venue, wide, width, title
+        As of :func:`diffscope.figures.maps`.
+
+    Returns
+    -------
+    Figure
+        ``value``, ``low`` and ``high`` (panel, series, x): series are the branches, x heads such as L1H0.
+
+    Raises
+    ------
+    DiffscopeError
+        It is of something else.
+
+    Examples
+    --------
+    >>> import diffscope
+    >>> from diffscope import figures
+    >>> scope = diffscope.load("mini-diff")
+    >>> text = "The magic number: Paris 7421. The magic number: Rome 2174. The magic number: Paris"
+    >>> figures.attribution(diffscope.branch_attribution(scope, text, " 7421", [" 2174"]))
+    <diffscope figure 'attribution' of value, low, high (panel: 3, series: 2, x: 8)>
+    """
+    from diffscope.figures import amplifier_charts as charts
+
+    estimates = estimates_of(subject, "contribution", "diffscope.readings.branches(scope, question)")
+    parts = {}
+    for name, one in estimates.items():
+        parts[name] = charts.added_by_prompts(one) if "prompt" in one["contribution"].dims else charts.added(one)
+    figure = panels_beside(parts, venue, wide, width, title)
+    caption = "What each branch of each head adds to logits, directly; the control, where there is one, has A2 of other prompts."
+    return drawn("attribution", figure, caption, model=", ".join(estimates))
+
+
+def _read(subject: Any, read: Any, variable: str, reading: str) -> dict[str, xr.Dataset]:
+    """Estimates by name, of captures that are read first or of readings."""
+    some = next(iter(subject.values()), None) if isinstance(subject, Mapping) and not isinstance(subject, xr.Dataset) else subject
+    if isinstance(some, (list, tuple)):
+        some = next(iter(some), None)
+    if isinstance(some, (Capture, CaptureBatch, Comparison)):
+        return {name: read(cap).estimates for name, cap in captures_of(subject).items()}
+    return estimates_of(subject, variable, reading)
+
+
+def _where_defined(estimates: Mapping[str, xr.Dataset], variable: str) -> tuple[dict[str, xr.Dataset], list[str]]:
+    """Those in which a variable is defined, and the names of the others."""
+    defined = {name: one for name, one in estimates.items() if bool(np.isfinite(one[variable]).any())}
+    if not defined:
+        raise DiffscopeError(f"there is nothing to draw: {variable} is undefined everywhere, as it is of standard attention")
+    return defined, [name for name in estimates if name not in defined]
+
+
+def _undefined(names: list[str]) -> str:
+    return f" Undefined: {', '.join(names)}." if names else ""

@@ -1,0 +1,143 @@
+"""What a figure is of: captures or readings, of one model or of several by name; and drawings under a name of their own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import xarray as xr
+
+from diffscope.capture import Capture, CaptureBatch
+from diffscope.comparison import Comparison
+from diffscope.errors import DiffscopeError
+from diffscope.figures.base import KINDS, Figure
+from diffscope.figures.panels import short_name
+
+Captures = Capture | CaptureBatch | Comparison | Mapping[str, Capture | CaptureBatch] | Sequence[Capture | CaptureBatch]
+UNDEFINED = " (undefined)"  # behind the name of a series
+
+
+def captures_of(subject: Any) -> dict[str, Capture | CaptureBatch]:
+    """Captures by name, of anything that a figure of captures takes.
+
+    Raises
+    ------
+    DiffscopeError
+        It holds something else, or nothing.
+    """
+    named = _captures(subject)
+    for name, cap in named.items():
+        if not isinstance(cap, (Capture, CaptureBatch)):
+            raise DiffscopeError(f"this figure is of captures, and {name} is a {type(cap).__name__}; make one with scope.capture")
+    if not named:
+        raise DiffscopeError("there is no capture to draw; give one, or several by name")
+    return named
+
+
+def _captures(subject: Any) -> dict[str, Any]:
+    if isinstance(subject, (Capture, CaptureBatch)):
+        return {short_name(subject.model_name): subject}
+    if isinstance(subject, Comparison):
+        return dict(zip(subject.names, subject.captures))
+    if isinstance(subject, Mapping) and not isinstance(subject, xr.Dataset):
+        return {str(name): cap for name, cap in subject.items()}
+    if isinstance(subject, (list, tuple)):
+        return dict(zip(_numbered([short_name(getattr(cap, "model_name", "?")) for cap in subject]), subject))
+    raise DiffscopeError(f"this figure is of captures, not of a {type(subject).__name__}; make one with scope.capture(prompt)")
+
+
+def _numbered(names: list[str]) -> list[str]:
+    """Names of which none comes twice."""
+    times = Counter(names)
+    seen: Counter = Counter()
+    told = []
+    for name in names:
+        seen[name] += 1
+        told.append(name if times[name] == 1 else f"{name} ({seen[name]})")
+    return told
+
+
+def estimates_of(subject: Any, needed: str, reading: str) -> dict[str, xr.Dataset]:
+    """The estimates of readings by name, of anything that a figure of readings takes.
+
+    Parameters
+    ----------
+    subject
+        A Reading, its estimates, or a mapping of either.
+    needed : str
+        A variable that they have.
+    reading : str
+        How to make such a reading, for the error.
+
+    Raises
+    ------
+    DiffscopeError
+        It is something else.
+    """
+    several = isinstance(subject, Mapping) and not isinstance(subject, xr.Dataset)
+    named = dict(subject) if several else {"": subject}
+    datasets = {str(name): getattr(each, "estimates", each) for name, each in named.items()}
+    for dataset in datasets.values():
+        if not isinstance(dataset, xr.Dataset) or needed not in dataset:
+            raise DiffscopeError(f"this figure is of {reading}, or of several by name: there is no {needed!r} in what was given")
+    if not datasets:
+        raise DiffscopeError(f"there is no reading to draw; give {reading}")
+    if several:
+        return datasets
+    (dataset,) = datasets.values()
+    return {short_name(str(dataset.attrs.get("model", ""))): dataset}
+
+
+def together(parts: Mapping[str, xr.DataArray], dim: str = "model") -> xr.DataArray:
+    """Arrays by name along a new dimension, with labels of all; NaN where one lacks a label of another.
+
+    Raises
+    ------
+    DiffscopeError
+        Every value is undefined.
+    """
+    names = xr.DataArray(list(parts), dims=dim, name=dim)
+    values = xr.concat(list(parts.values()), names, join="outer", combine_attrs="override", coords="minimal", compat="override")
+    if not values.notnull().any():
+        raise DiffscopeError(f"there is nothing to draw: {values.attrs.get('long_name', values.name)} is undefined everywhere")
+    return values
+
+
+def undefined_said(values: xr.DataArray, dim: str) -> xr.DataArray:
+    """Values with labels of a dimension that say where every value is undefined."""
+    others = [other for other in values.dims if other != dim]
+    known = values.notnull().any(others).values
+    labels = [str(label) if defined else f"{label}{UNDEFINED}" for label, defined in zip(values[dim].values, known)]
+    return values.assign_coords({dim: labels})
+
+
+def drawn(name: str, figure: Figure, caption: str, **facts: Any) -> Figure:
+    """A figure under a name of its own, with a caption and facts in its attributes."""
+    about = {"figure": name, "caption": caption, **{key: value for key, value in facts.items() if value is not None}}
+    return replace(figure, kind=replace(figure.kind, name=name), data=figure.data.assign_attrs(about))
+
+
+def panels_beside(
+    parts: Mapping[str, Figure], venue: str | None, wide: bool | None, width: float | None, title: str | None
+) -> Figure:
+    """Figures of curves that are drawn alike as one, printed as told: panels of each beside those of the next, with its name."""
+    figures = list(parts.values())
+    data = figures[0].data if len(figures) == 1 else _beside({name: figure.data for name, figure in parts.items()})
+    page = True if wide is None else wide
+    return KINDS["curves"].figure(data, venue, page, width, **{**figures[0].style, "title": title})
+
+
+def _beside(parts: Mapping[str, xr.Dataset]) -> xr.Dataset:
+    """Data (panel, series, x) of several along ``panel``, with all series and places in the order in which they come."""
+    renamed = []
+    for name, data in parts.items():
+        panels = [f"{name}: {panel}" if panel else name for panel in map(str, data["panel"].values)]
+        renamed.append(data.assign_coords(panel=panels))
+    series = dict.fromkeys(str(label) for data in renamed for label in data["series"].values)
+    places = dict.fromkeys(label for data in renamed for label in data["x"].values.tolist())
+    order = {"series": list(series), "x": list(places)}
+    references = {words: value for data in renamed for words, value in data.attrs["references"].items()}
+    together = xr.concat(renamed, "panel", join="outer", combine_attrs="override")
+    return together.sel(order).assign_attrs(references=references)

@@ -1,0 +1,159 @@
+"""What each head is worth to an answer: the change of its log-odds when the head's output, or its second map, is taken away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
+import numpy as np
+import xarray as xr
+
+from diffscope.attention.indexing import check_index
+from diffscope.edits import Edit, ablate_heads, set_lambda
+from diffscope.errors import DiffscopeError, UnsupportedModel
+from diffscope.readings.reading import Reading, described
+from diffscope.readings.scores import LOG_ODDS, against_distractors, error_of_mean, of_prompts, questions
+from diffscope.readings.words import counted, figures
+from diffscope.scope import Scope
+
+WHAT = ("head", "A2")
+WORDS = {"head": "the output of a head", "A2": "the second map of a head (λ = 0)"}
+ENOUGH = 8  # tokens, to see what heads there are
+CLEARLY = 2.0  # standard errors
+
+
+def ablations(
+    scope: Scope,
+    prompts: Any,
+    *,
+    what: Literal["head", "A2"] = "head",
+    layers: Iterable[int] | None = None,
+    progress: Callable[[int, int], object] | None = None,
+) -> Reading:
+    """What each head is worth: the change of the answer's log-odds when it is taken away, one head at a time.
+
+    Prompts of equal length run together, once for each head. The change is paired, prompt by prompt. Taking one head away says
+    what the rest makes of its absence; heads that stand in for each other cost little one by one.
+
+    Parameters
+    ----------
+    scope : Scope
+        Of a model that predicts tokens.
+    prompts : TextPrompt, Prompt, or sequence of these
+        Of ``diffscope.tasks``, with answers and distractors.
+    what : {"head", "A2"}
+        What is taken away: what the head gives to the output projection becomes zero, or its λ does, so that its D is A1 with
+        its gain.
+    layers : iterable of int, optional
+        As the model numbers them; by default all.
+    progress : callable, optional
+        Called with (runs done, runs in all) before the first and after each; what it raises ends the reading.
+
+    Returns
+    -------
+    Reading
+        ``estimates``, in nats: ``change`` (layer, head) of the log-odds of the answer against all distractors, mean over
+        prompts, its standard error ``change_se``, and ``change_of_prompt`` (layer, head, prompt); ``everything``, the change
+        where all heads of these layers lose it at once, with ``everything_se`` and ``everything_of_prompt``; ``log_odds`` of the
+        model as it is, with ``log_odds_se`` and ``log_odds_of_prompt``. NaN where a layer has no such head or no second map, and
+        for errors of one prompt.
+
+    Raises
+    ------
+    PromptError
+        There is no prompt, one has no answer or does not fit the model, or none has distractors.
+    UnsupportedModel
+        The model predicts no tokens, or with ``what="A2"`` has no second map.
+    DiffscopeError
+        There is no such layer or choice of `what`.
+
+    Examples
+    --------
+    >>> import diffscope
+    >>> from diffscope import readings, tasks
+    >>> reading = readings.ablations(diffscope.load("mini-diff"), tasks.examples()[0])
+    >>> reading.estimates["change"].dims
+    ('layer', 'head')
+    """
+    if what not in WHAT:
+        raise DiffscopeError(f"there is nothing called {what!r} to take away; choose {' or '.join(map(repr, WHAT))}")
+    asked = questions(scope, prompts)
+    against_distractors(asked)
+    heads = _heads(scope, asked[0].ids, what)
+    chosen = list(heads) if layers is None else list(layers)
+    for layer in chosen:
+        check_index("layer", layer, scope.layers)
+    places = [(layer, head) for layer in chosen for head in range(heads.get(layer, 0))]
+    if not places:
+        raise UnsupportedModel(f"{scope.name} has no second map in these layers; standard attention has heads to take away")
+    tell = progress or (lambda done, total: None)
+    runs = len(places) + 2
+    tell(0, runs)
+    unedited = of_prompts(scope, asked, text=False)["log_odds"]
+    tell(1, runs)
+    everything = of_prompts(scope, asked, [_without(what, layer) for layer in chosen if layer in heads], text=False)["log_odds"]
+    tell(2, runs)
+    shape = (len(chosen), max(heads.values()), len(asked))
+    coords = {"layer": chosen, "head": range(shape[1])}
+    without = xr.DataArray(np.full(shape, np.nan), coords, ("layer", "head", "prompt"))
+    for done, (layer, head) in enumerate(places, 3):
+        edited = of_prompts(scope, asked, [_without(what, layer, head)], text=False)["log_odds"]
+        without.loc[{"layer": layer, "head": head}] = edited.values
+        tell(done, runs)
+    estimates = _estimates(without - unedited, everything - unedited, unedited, what)
+    estimates = estimates.assign_attrs(
+        model=scope.name, what=what, prompts=len(asked), averaged_over=counted(len(asked), "prompt")
+    )
+    return Reading(_sentence(estimates), estimates)
+
+
+def _heads(scope: Scope, ids: list[int], what: str) -> dict[int, int]:
+    """How many heads each layer has that can lose it, by the layer's number."""
+    layers = scope.capture(ids[:ENOUGH]).layers
+    return {layer.layer: layer.n_heads for layer in layers if what == "head" or layer.differential}
+
+
+def _without(what: str, layer: int, head: int | None = None) -> Edit:
+    return ablate_heads(layer, head) if what == "head" else set_lambda(0.0, layer, head)
+
+
+def _estimates(change: xr.DataArray, everything: xr.DataArray, unedited: xr.DataArray, what: str) -> xr.Dataset:
+    """Means over prompts, with their errors and what they are of."""
+    formula = f"{LOG_ODDS}, without {WORDS[what]} − as it is, prompt by prompt"
+    rows = {
+        "change": (change, "change of the answer’s log-odds", formula),
+        "everything": (everything, "change of the answer’s log-odds without all of them", formula.replace("a head", "all heads")),
+        "log_odds": (unedited, "log-odds of the answer", LOG_ODDS),
+    }
+    variables = {}
+    for name, (values, words, definition) in rows.items():
+        variables[name] = described(values.mean("prompt"), words, f"{definition}; mean over prompts", "nats")
+        variables[f"{name}_se"] = described(
+            error_of_mean(values), f"standard error of the {words}", "standard deviation over prompts / √prompts", "nats"
+        )
+        variables[f"{name}_of_prompt"] = described(values, f"{words}, by prompt", definition, "nats")
+    return xr.Dataset(variables)
+
+
+def _sentence(estimates: xr.Dataset) -> str:
+    """The head whose absence costs most, how many cost anything, and what the absence of all costs."""
+    change, error = estimates["change"], estimates["change_se"]
+    what = {"head": "output", "A2": "second map"}[estimates.attrs["what"]]
+    prompts = counted(int(estimates.attrs["prompts"]), "prompt")
+    start = f"Of {figures(float(estimates['log_odds']))} nats of the answer's log-odds over {prompts}"
+    heads = change.stack(which=("layer", "head")).dropna("which")
+    worst = heads.isel(which=int(heads.values.argmin()))
+    place = f"L{int(worst['layer'])}H{int(worst['head'])}"
+    size = _with_error(float(worst), float(error.sel(layer=worst["layer"], head=worst["head"])))
+    known = bool(np.isfinite(error).any())
+    clear = int((abs(change) > CLEARLY * error).sum())
+    many = f"; {clear} of {counted(heads.size, 'head')} change it by more than two standard errors" if known else ""
+    whole = _with_error(float(estimates["everything"]), float(estimates["everything_se"]))
+    return (
+        f"{start}, the loss of one head's {what} takes most in {place}: {size}{many}. Without any of them the change is {whole}."
+    )
+
+
+def _with_error(value: float, error: float) -> str:
+    sign = "+" if value > 0 else ""
+    return f"{sign}{figures(value)}" + (f" ± {figures(error)}" if np.isfinite(error) else "") + " nats"

@@ -1,0 +1,165 @@
+"""What edits cost: log-odds of the answer and the loss of the text under each, paired with the unedited model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from diffscope.edits import Edit
+from diffscope.errors import DiffscopeError
+from diffscope.readings.reading import Reading, described
+from diffscope.readings.scores import LOG_ODDS, error_of_mean, of_prompts, questions
+from diffscope.readings.words import counted, figures
+from diffscope.scope import Scope
+
+UNITS = {"log_odds": "nats", "loss": "nats", "exact": "1"}
+NAMES = {"log_odds": "log-odds of the answer", "loss": "loss of the text", "exact": "exact answers"}
+DEFINED = {
+    "log_odds": LOG_ODDS,
+    "loss": "mean over the tokens of the prompt of −log p(token)",
+    "exact": "1: every token of the answer is the first choice",
+}
+
+Edits = Mapping[float, Edit | Sequence[Edit]] | Mapping[str, Edit | Sequence[Edit]]
+
+
+def interventions(
+    scope: Scope,
+    prompts: Any,
+    edits: Edits,
+    *,
+    along: str = "edit",
+    progress: Callable[[int, int], object] | None = None,
+) -> Reading:
+    """How prompts are answered under each of several edits, beside the unedited model.
+
+    Prompts of equal length run together. The change is paired: of each prompt the value under the edit less that without.
+
+    Parameters
+    ----------
+    scope : Scope
+        Of a model that predicts tokens.
+    prompts : TextPrompt, Prompt, or sequence of these
+        Of ``diffscope.tasks``, with answers; log-odds are of those that name distractors.
+    edits : mapping of float or str to Edit or sequence of Edit
+        By value, such as the factor of λ, or by label; each is tried by itself.
+    along : str
+        What the values are, as the axis is called.
+    progress : callable, optional
+        Called with (runs done, runs in all) before the first and after each; what it raises ends the reading.
+
+    Returns
+    -------
+    Reading
+        ``estimates`` along ``edit``: ``log_odds`` of the answer against all distractors in nats, ``loss`` of the text in nats a
+        token and the share of ``exact`` answers. Of each, mean over prompts: NAME, its standard error NAME_se, NAME_of_prompt
+        (edit, prompt); the paired NAME_change, NAME_change_se and NAME_change_of_prompt; and unedited_NAME, unedited_NAME_se and
+        unedited_NAME_of_prompt. ``indifferent`` is the mean of −log n, n distractors: the log-odds where each is as likely as the
+        answer. NaN where no prompt names distractors, and for errors of one prompt.
+
+    Raises
+    ------
+    PromptError
+        There is no prompt, or one has no answer or does not fit the model.
+    UnsupportedModel
+        The model predicts no tokens, or lacks what an edit changes.
+    DiffscopeError
+        There is no edit, or one is none.
+
+    Examples
+    --------
+    >>> import diffscope
+    >>> from diffscope import edits, readings, tasks
+    >>> scope = diffscope.load("mini-diff")
+    >>> tried = {factor: edits.scale_lambda(factor) for factor in (0, 1)}
+    >>> reading = readings.interventions(scope, tasks.examples()[:2], tried, along="factor of λ")
+    >>> abs(reading.estimates["log_odds_change"].sel(edit=1).item()) < 1e-3  # λ times 1 changes nothing but the rounding
+    True
+    """
+    tried = _checked(edits)
+    asked = questions(scope, prompts)
+    tell = progress or (lambda done, total: None)
+    runs = len(tried) + 1
+    tell(0, runs)
+    unedited = of_prompts(scope, asked)
+    tell(1, runs)
+    tables = []
+    for done, chosen in enumerate(tried.values(), 2):
+        tables.append(of_prompts(scope, asked, chosen))
+        tell(done, runs)
+    index = xr.DataArray(list(tried), dims="edit", name="edit", attrs={"long_name": along})
+    edited = xr.concat(tables, index)
+    estimates = _estimates(edited, unedited)
+    counts = [len(prompt.distractors) for prompt in asked if prompt.distractors]
+    indifferent = xr.DataArray(-float(np.mean(np.log(counts))) if counts else math.nan)
+    estimates["indifferent"] = described(indifferent, "log-odds where all are as likely", "mean of −log n, n distractors", "nats")
+    estimates = estimates.assign_coords(edit=index).assign_attrs(
+        model=scope.name, prompts=len(asked), averaged_over=counted(len(asked), "prompt")
+    )
+    return Reading(_sentence(estimates), estimates)
+
+
+def _checked(edits: Edits) -> dict[Any, tuple[Edit, ...]]:
+    """The edits of each value, as tuples."""
+    if not isinstance(edits, Mapping) or not edits:
+        raise DiffscopeError("edits are given by value or label, such as {0.5: edits.scale_lambda(0.5)}; give one at least")
+    tried = {value: (one,) if isinstance(one, Edit) else tuple(one) for value, one in edits.items()}
+    labels = [isinstance(value, str) for value in tried]
+    if any(labels) and not all(labels):
+        raise DiffscopeError("edits are given by numbers or by labels, not by both; two readings can be drawn together")
+    return tried
+
+
+def _estimates(edited: xr.Dataset, unedited: xr.Dataset) -> xr.Dataset:
+    """Means over prompts, their errors and the changes of each score."""
+    variables: dict[str, xr.DataArray] = {}
+    for name, units in UNITS.items():
+        change = edited[name] - unedited[name]
+        parts = {"": edited[name], "_change": change}
+        words = {"": NAMES[name], "_change": f"change of the {NAMES[name]}"}
+        definitions = {"": DEFINED[name], "_change": f"{DEFINED[name]}; edited − unedited, prompt by prompt"}
+        for end, values in parts.items():
+            variables |= _means(name + end, values, words[end], definitions[end], units)
+        variables |= _means(f"unedited_{name}", unedited[name], f"{NAMES[name]}, unedited", DEFINED[name], units)
+    return xr.Dataset(variables)
+
+
+def _means(name: str, values: xr.DataArray, words: str, definition: str, units: str) -> dict[str, xr.DataArray]:
+    """A score of each prompt, its mean over prompts and the standard error of that."""
+    error = "standard deviation over prompts / √prompts"
+    return {
+        name: described(values.mean("prompt"), words, f"{definition}; mean over prompts", units),
+        f"{name}_se": described(error_of_mean(values), f"standard error of the {words}", error, units),
+        f"{name}_of_prompt": described(values, f"{words}, by prompt", definition, units),
+    }
+
+
+def _sentence(estimates: xr.Dataset) -> str:
+    """The edits that cost the answer least and most."""
+    prompts = counted(int(estimates.attrs["prompts"]), "prompt")
+    name = "log_odds" if bool(estimates["log_odds_change"].notnull().any()) else "loss"
+    change, error = estimates[f"{name}_change"], estimates[f"{name}_change_se"]
+    whole = f"{figures(float(estimates[f'unedited_{name}']))} nats of {NAMES[name]}"
+    start = f"Unedited, {prompts} have {whole}"
+    if not change.notnull().any():
+        return f"{start}; under the edits these are undefined."
+    sign = 1 if name == "log_odds" else -1
+    better = sign * change.values
+    worst, best = int(np.nanargmin(better)), int(np.nanargmax(better))
+    named = [_one(estimates, change, error, at) for at in dict.fromkeys((worst, best))]
+    if len(named) == 1:
+        return f"{start}; {named[0]}."
+    return f"{start}; most is lost where {named[0]}, least where {named[1]}."
+
+
+def _one(estimates: xr.Dataset, change: xr.DataArray, error: xr.DataArray, at: int) -> str:
+    """One edit and what it changes."""
+    label = estimates["edit"].values[at]
+    words = str(label) if isinstance(label, str) else f"{estimates['edit'].attrs['long_name']} is {label:g}"
+    value = float(change[at])
+    within = f" ± {figures(float(error[at]))}" if np.isfinite(error[at]) else ""
+    return f"{words} ({'+' if value > 0 else ''}{figures(value)}{within} nats)"

@@ -1,0 +1,113 @@
+"""How a model answers prompts under edits: log-odds of the answer, the loss of the text, exact answers, prompt by prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+
+from diffscope.edits import Edit
+from diffscope.errors import PromptError, UnsupportedModel
+from diffscope.lab.scoring import answers
+from diffscope.lab.standing import TOKENS, logits_of
+from diffscope.scope import Scope
+from diffscope.scope.runners import as_losses
+from diffscope.tasks import Prompt, TextPrompt, own_prompts
+
+LOG_ODDS = "log p(answer) − log Σ p(distractor)"
+
+
+def questions(scope: Scope, prompts: Any) -> list[Prompt]:
+    """Prompts that have an answer, in the tokens of a model.
+
+    Parameters
+    ----------
+    scope : Scope
+        Of a model that predicts tokens.
+    prompts : TextPrompt, Prompt, or sequence of these
+        Of ``diffscope.tasks``: with spans, an answer and distractors.
+
+    Raises
+    ------
+    UnsupportedModel
+        The model predicts no tokens.
+    PromptError
+        There is no prompt, one is none of ``diffscope.tasks``, or one has no answer.
+    """
+    if not scope.runner.predicts:
+        raise UnsupportedModel(f"{scope.name} predicts no next tokens, so nothing of it answers")
+    given = [prompts] if isinstance(prompts, (Prompt, TextPrompt)) else list(prompts)
+    if not given:
+        raise PromptError("there is no prompt; give one at least, such as diffscope.tasks.examples()")
+    asked = []
+    for number, prompt in enumerate(given):
+        if not isinstance(prompt, (Prompt, TextPrompt)):
+            kind = type(prompt).__name__
+            raise PromptError(f"prompt {number} is a {kind}; give prompts of diffscope.tasks, which have an answer to be scored")
+        own = own_prompts(scope.tokenizer, [prompt])[0] if isinstance(prompt, TextPrompt) else prompt
+        if not own.answer:
+            raise PromptError(f"prompt {number} has no answer, so that nothing of it can be scored; give it one")
+        asked.append(own)
+    return asked
+
+
+def against_distractors(prompts: Sequence[Prompt]) -> None:
+    """Raise PromptError where no prompt has a distractor, so that no log-odds are defined."""
+    if not any(prompt.distractors for prompt in prompts):
+        raise PromptError("log-odds are of the answer against distractors, and no prompt has one; give distractors")
+
+
+def of_prompts(scope: Scope, prompts: Sequence[Prompt], edits: Sequence[Edit] = (), *, text: bool = True) -> xr.Dataset:
+    """Scores of each prompt under edits, (prompt,).
+
+    Prompts of equal length run together, at most ``TOKENS`` tokens at once.
+
+    Parameters
+    ----------
+    scope : Scope
+    prompts : sequence of Prompt
+        Of :func:`questions`.
+    edits : sequence of Edit
+    text : bool
+        Whether to score the text too, for which the model runs once more.
+
+    Returns
+    -------
+    xarray.Dataset
+        ``log_odds`` in nats, NaN without distractors; ``exact``, 1 or 0; and ``loss`` of the text, mean over its tokens, in nats.
+    """
+    with scope.edit(*edits):
+        answered = answers(logits_of(scope), prompts, scope.runner.device, TOKENS)
+        losses = _losses(scope, prompts) if text else None
+    values = {"log_odds": answered.log_odds, "exact": answered.right.astype(float)}
+    if losses is not None:
+        values["loss"] = losses
+    return xr.Dataset({name: ("prompt", scores) for name, scores in values.items()})
+
+
+def _losses(scope: Scope, prompts: Sequence[Prompt]) -> np.ndarray:
+    """Mean loss of the tokens of each prompt, (prompt,)."""
+    losses = np.full(len(prompts), np.nan)
+    lengths: dict[int, list[int]] = {}
+    for index, prompt in enumerate(prompts):
+        lengths.setdefault(len(prompt.ids), []).append(index)
+    for length, members in lengths.items():
+        size = max(1, TOKENS // length)
+        for first in range(0, len(members), size):
+            batch = members[first : first + size]
+            ids = torch.tensor([prompts[index].ids for index in batch], device=scope.runner.device)  # (prompt, token)
+            with scope.running((length,) * len(batch)):
+                logits = scope.runner.logits(ids, torch.ones_like(ids))  # (prompt, token, vocabulary)
+            losses[batch] = [float(as_losses(row, one).mean()) for row, one in zip(logits, ids)]
+    return losses
+
+
+def error_of_mean(values: xr.DataArray) -> xr.DataArray:
+    """Standard error of the mean over prompts, of those that are defined; NaN of fewer than two."""
+    count = values.notnull().sum("prompt")
+    if values.sizes["prompt"] < 2:
+        return values.isel(prompt=0, drop=True).where(False)
+    return (values.var("prompt", ddof=1) / count.where(count > 1)) ** 0.5
