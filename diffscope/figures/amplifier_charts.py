@@ -157,7 +157,7 @@ def rejected_by_sigma(estimates: xr.Dataset, layer: int, head: int) -> Figure:
 
 def rejected_by_all(estimates: xr.Dataset) -> Figure:
     """What heads reject over the strength of the noise: their median and each of them, beside the pairing control."""
-    values = _worded(_titled(estimates["cmrr_injected"].sel(control=list(CONTROLS)), "CMRR by injection, dB"), control=CONTROLS)
+    values = _worded(_titled(estimates["cmrr_injected"].sel(control=list(CONTROLS)), "CMRR by injection"), control=CONTROLS)
     heads = _with_sigma(values.where(np.isfinite(values)))
     return curves(
         heads.median(["layer", "head"], keep_attrs=True),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from textwrap import fill
 
 import numpy as np
 import xarray as xr
@@ -15,7 +16,10 @@ from diffscope.figures.labelled import along_title, by_role, in_roles, values_ti
 
 ROLES = ("panel", "y", "x")
 DARK = 0.55  # of the largest value: from there on numbers are light
-NARROWEST = 0.26  # inches of a printed cell with a number
+NARROWEST = 0.24  # inches of a printed cell with a number
+WITH_ERROR = 0.34  # and of one with its error
+TITLED = 1.5  # inches of a panel that has a title of its own below
+CHARACTER = 0.055  # inches of a label
 NUMBERED = 400  # cells: of more the numbers would not be read
 
 
@@ -116,14 +120,15 @@ def in_print(dataset: xr.Dataset, width: float, title: str | None = None):
     axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     kind, (low, high) = _colours(dataset)
     columns, rows = ([for_print(label) for label in _labels(dataset, dim)] for dim in ("x", "y"))
-    room = width / (len(panels) * len(columns) + 1)
-    step = math.ceil(NARROWEST / 2 / room)
+    room = 0.85 * width / (len(panels) * len(columns))
+    step = math.ceil(CHARACTER * (max(map(len, columns)) + 1) / room)
+    whole = dataset if room >= WITH_ERROR else dataset.drop_vars("error", errors="ignore")
     for column, (ax, name, values) in enumerate(zip(axes, panels, dataset["value"].values)):
         image = ax.imshow(
             values, cmap=theme.colour_map(kind, "linear"), vmin=low, vmax=high, aspect="auto", interpolation="nearest"
         )
         if dataset["value"].size <= NUMBERED and room >= NARROWEST:
-            texts = _numbers(dataset.isel(panel=column), "\n")
+            texts = _numbers(whole.isel(panel=column), "\n")
             for (y, x), value in np.ndenumerate(values):
                 colour = theme.PAPER if abs(value) > DARK * high else theme.INK
                 ax.text(x, y, texts[y][x], ha="center", va="center", size="x-small", color=colour)
@@ -131,12 +136,13 @@ def in_print(dataset: xr.Dataset, width: float, title: str | None = None):
         ax.set_yticks(range(len(rows)), rows)
         ax.tick_params(length=0)
         ax.spines[:].set_visible(False)
-        ax.set_title(for_print(name))
-        ax.set_xlabel(for_print(dataset.attrs["x"]))
+        ax.set_title(fill(for_print(name), int(0.85 * width / len(panels) / CHARACTER)))
+        if width / len(panels) >= TITLED or column == len(panels) // 2:
+            ax.set_xlabel(for_print(dataset.attrs["x"]))
     axes[0].set_ylabel(for_print(dataset.attrs["y"]))
     bar = figure.colorbar(image, ax=list(axes), fraction=0.05, pad=0.02, aspect=20)
     bar.outline.set_visible(False)
-    bar.set_label(for_print(dataset.attrs["value"]))
+    bar.set_label(fill(for_print(dataset.attrs["value"]), int(0.65 * figure.get_figheight() / CHARACTER)))
     finish_print(figure, title)
     return figure
 

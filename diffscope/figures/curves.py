@@ -256,8 +256,9 @@ def _traces(part: xr.Dataset, places: list, name: str, colour: str, style: str) 
 def _marks(part: xr.Dataset, common: dict, colour: str) -> list[dict]:
     """One series of one panel, (x,), as points; those beyond what is drawn as triangles at its end."""
     side = np.nan_to_num(beyond(part))
+    solid = dash_of(part, str(part["series"].item())) == "solid"
     traces = []
-    for number, symbol in SYMBOLS.items():
+    for number, symbol in (SYMBOLS if solid else {**SYMBOLS, 0: "circle-open"}).items():
         if number and not (side == number).any():
             continue
         seen = {"y": np.where(side == number, common["y"], np.nan), "name": "" if number else common["name"]}

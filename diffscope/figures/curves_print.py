@@ -66,11 +66,13 @@ def in_print(
         _print_references(ax, dataset)
         ax.set_title(fill(for_print(panels[number]), int(wide / CHARACTER)))
         if number >= len(panels) - columns:
-            ax.set_xlabel(for_print(dataset.attrs["x"]))
+            ax.set_xlabel(fill(for_print(dataset.attrs["x"]), int(0.85 * wide / CHARACTER)))
         if not numbers and "at" not in dataset:
             _name_places(ax, places, wide)
         elif "at" not in dataset and "x" not in log and _apart(ticks, wide):
             ax.set_xticks(ticks, [f"{place:g}" for place in ticks])
+        elif "at" not in dataset:
+            ax.xaxis.set_major_formatter("{x:g}")
         ax.yaxis.grid(True)
         for letter in log:
             ax.set(**{f"{letter}scale": "log"})
@@ -169,7 +171,8 @@ def _points(ax, part: xr.Dataset, places: np.ndarray, colour: str, label: str | 
     places = part["at"].values if "at" in part else places
     side = np.nan_to_num(beyond(part))
     within = np.where(side == 0, values, np.nan)
-    ax.errorbar(places, within, color=colour, ls="", marker="o", ms=2.6, elinewidth=0.6, label=label, **ends)
+    look = {} if dash_of(part, str(part["series"].item())) == "solid" else {"mfc": "none", "mew": 0.7}
+    ax.errorbar(places, within, color=colour, ls="", marker="o", ms=2.6, elinewidth=0.6, label=label, **look, **ends)
     for marker, outside in (("v", side < 0), ("^", side > 0)):
         ax.plot(places[outside], values[outside], color=colour, ls="", marker=marker, ms=3.2, mfc="none", mew=0.7)
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-CHARACTER = 0.052  # inches of a letter at the size of a legend
-HANDLE = 0.32  # inches of what stands before an entry and behind it
+import numpy as np
+
+CHARACTER = 0.055  # inches of a letter at the size of a legend
+HANDLE = 0.42  # inches of what stands before an entry and behind it
 LINE = 2.0  # times the size of its letters a line is long, so that a broken one is seen to be
 COLUMNS = 4
 ROW = 0.15  # inches
@@ -22,10 +24,9 @@ def legend_below(figure, ax, width: float) -> None:
 
 
 def columns(labels: Sequence[str], width: float) -> int:
-    """How many columns of entries fit; matplotlib fills one after the other."""
+    """How many columns of entries fit; matplotlib fills one after the other, the first ones with one more."""
     for count in range(min(COLUMNS, len(labels)), 1, -1):
-        rows = math.ceil(len(labels) / count)
-        longest = [max(map(len, labels[first : first + rows])) for first in range(0, len(labels), rows)]
+        longest = [max(map(len, part)) for part in np.array_split(np.array(labels, dtype=object), count)]
         if sum(CHARACTER * letters + HANDLE for letters in longest) <= width:
             return count
     return 1

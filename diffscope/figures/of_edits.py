@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     Readings = Reading | xr.Dataset | Mapping[str, Reading | xr.Dataset]
 
 SCORES = {"log_odds": "log-odds of the answer", "loss": "loss of the text", "exact": "share of exact answers"}
+TAKEN = {"head": "the output of one head", "A2": "the second map of one head (λ = 0)"}
 UNEDITED = ", unedited"  # behind the name of a model
 
 
@@ -96,9 +97,8 @@ def interventions(
         title=title,
     )
     prompts = ", ".join(dict.fromkeys(str(one.attrs["prompts"]) for one in estimates.values()))
-    caption = (
-        f"Mean over {prompts} prompts ± standard error by {first['edit'].attrs.get('long_name', 'edit')}; points are prompts."
-    )
+    along = first["edit"].attrs.get("long_name", "edit")
+    caption = f"Mean over prompts (n = {prompts}) ± standard error by {along}; points are prompts."
     return drawn("interventions", figure, caption, model=", ".join(estimates), prompts=prompts)
 
 
@@ -147,12 +147,9 @@ def ablation(
     error = xr.concat(errors, values["model"], coords="minimal", compat="override", join="outer")
     values = values.assign_attrs(long_name="change of log-odds", units="nats")
     figure = cells(values, panels="model", error=error, venue=venue, wide=wide, width=width, title=title)
-    whats = ", ".join(dict.fromkeys(str(one.attrs["what"]) for one in estimates.values()))
+    whats = " or ".join(dict.fromkeys(TAKEN[one.attrs["what"]] for one in estimates.values()))
     prompts = ", ".join(dict.fromkeys(str(one.attrs["prompts"]) for one in estimates.values()))
-    caption = (
-        f"Change of the answer's log-odds against its distractors without one head ({whats}), mean over {prompts} prompts ± "
-        "standard error."
-    )
+    caption = f"Change of the answer's log-odds against its distractors without {whats}, mean over prompts (n = {prompts}) ± SE."
     return drawn("ablation", figure, caption, model=", ".join(estimates), what=whats, prompts=prompts)
 
 

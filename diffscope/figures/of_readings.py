@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     Readings = Reading | xr.Dataset | Mapping[str, Reading | xr.Dataset]
     Subject = Capture | Comparison | Mapping[str, Capture] | Readings
 
+BESIDE = {"lambda": "beside its initial value", "cmrr": ""}  # what else is drawn
+
 
 def amplifier(
     subject: Subject,
@@ -35,15 +37,14 @@ def amplifier(
 
     "best_lambda" is λ* against λ, on irrelevant keys and on the answer; "lambda" λ beside its initial value; "cmrr" what equal
     maps would be rejected by; "residual" what the subtraction leaves on irrelevant keys over its floor, "floor" that floor;
-    "noise_gain" and "signal_gain" the weight that comes out over what went in; "ranks" effective ranks beside those of permuted
-    rows and of the uniform map. The control of all but λ, cmrr and ranks is the same with the A2 of other heads: their median
-    with a range from the least to the largest.
+    "noise_gain" and "signal_gain" the weight that comes out over what went in, on irrelevant keys and on the answer. The control
+    of all but λ and cmrr is the same with the A2 of other heads: their median with a range from the least to the largest.
 
     Parameters
     ----------
     subject : Capture, Comparison, Reading, its estimates, or mapping of str to one of these
         Of one prompt, or of :func:`diffscope.readings.amplifier`; several models are panels.
-    quantity : {"best_lambda", "lambda", "cmrr", "residual", "floor", "noise_gain", "signal_gain", "ranks"}
+    quantity : {"best_lambda", "lambda", "cmrr", "residual", "floor", "noise_gain", "signal_gain"}
     venue, wide, width, title
         As of :func:`diffscope.figures.maps`.
 
@@ -76,16 +77,16 @@ def amplifier(
         "floor": ("residual_floor", partial(charts.residual, name="residual_floor")),
         "noise_gain": ("noise_gain", charts.gain),
         "signal_gain": ("signal_gain", partial(charts.gain, name="signal_gain")),
-        "ranks": ("effective_rank", charts.ranks),
     }
     if quantity not in known:
         raise DiffscopeError(f"there is no quantity {quantity!r}; choose from {', '.join(known)}")
     variable, chart = known[quantity]
-    estimates = _read(subject, partial(read, ranks=quantity == "ranks"), variable, "diffscope.readings.amplifier(cap)")
+    estimates = _read(subject, partial(read, ranks=False), variable, "diffscope.readings.amplifier(cap)")
     drawn_of, lacking = _where_defined(estimates, variable)
     figure = panels_beside({name: chart(one) for name, one in drawn_of.items()}, venue, wide, width, title)
     about = next(iter(drawn_of.values()))[variable].attrs
-    caption = f"{about.get('long_name', quantity)} of every head: {about.get('definition', '')}.{_undefined(lacking)}"
+    beside = BESIDE.get(quantity, "beside the same with the A2 of other heads (median and range)")
+    caption = f"{about['long_name']} of every head{beside and ', '}{beside}.{_undefined(lacking)}"
     return drawn("amplifier", figure, caption, model=", ".join(estimates), quantity=quantity)
 
 

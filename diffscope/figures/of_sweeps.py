@@ -69,9 +69,9 @@ def sweep(
     >>> import diffscope
     >>> from diffscope import figures, tasks
     >>> texts = [example.text for example in tasks.examples()]
-    >>> dataset = diffscope.load("mini-diff").measure(texts, ["gini"], queries=[-1]).max("query")
-    >>> fields = dataset.assign_coords(length=("prompt", [len(text) // 100 for text in texts]))
-    >>> figures.sweep(fields, statistic="gini", x="length", series="map")
+    >>> dataset = diffscope.load("mini-diff").measure(texts, ["gini"], queries=[20]).isel(query=0)
+    >>> swept = dataset.assign_coords(distractors=("prompt", [len(example.distractors) for example in tasks.examples()]))
+    >>> figures.sweep(swept, statistic="gini", series="map")
     <diffscope figure 'sweep' of value, low, high, points (panel: 1, series: 3, x: 3, point: 8)>
     """
     if not isinstance(dataset, xr.Dataset) or "prompt" not in dataset.dims:
@@ -96,15 +96,17 @@ def sweep(
     error = _by_field(over_heads, fields, roles, _error).fillna(0)
     if not mean.notnull().any():
         raise DiffscopeError(f"there is nothing to draw: {statistic} is undefined everywhere")
-    about = {"long_name": values.attrs.get("long_name", statistic), "units": values.attrs.get("units", "1")}
+    words = values.attrs.get("long_name", statistic) + (f": {selection}" if selection else "")
+    mean, error = (_named(each, [series, panels]) for each in (mean, error))
+    points = _named(_by_field(values, fields, roles, _mean), [series, panels]) if left else None
     figure = curves(
-        mean.assign_attrs(about),
+        mean.assign_attrs(long_name=words, units=values.attrs.get("units", "1")),
         x=x,
         series=series,
         panels=panels,
         low=mean - error,
         high=mean + error,
-        points=_by_field(values, fields, roles, _mean) if left else None,
+        points=points,
         style="lines" if mean[x].dtype.kind in "if" else "points",
         venue=venue,
         wide=wide,
@@ -112,9 +114,7 @@ def sweep(
         title=title,
     )
     over = ", then ".join([*(f"{dim}s" for dim in reversed(left)), f"{values.sizes['prompt']} prompts"])
-    caption = (
-        f"{about['long_name']}{f' of {selection}' if selection else ''} by {x}: mean over {over}, ± standard error over prompts."
-    )
+    caption = f"{words}, by {x}: mean over {over}, ± standard error over prompts."
     models = ", ".join(map(str, np.atleast_1d(dataset["model"].values))) if "model" in dataset.coords else ""
     facts = {"statistic": statistic, "selection": selection, "prompts": values.sizes["prompt"]}
     return drawn("sweep", figure, caption, model=models or dataset.attrs.get("model", ""), **facts)
@@ -166,6 +166,12 @@ def _by_field(values: xr.DataArray, fields: Mapping[str, np.ndarray], roles: lis
         some = values.isel(prompt=np.flatnonzero(there) if chosen else slice(None)).reset_coords(drop=True)
         cells.append(middle(some).expand_dims({name: [label] for name, label in zip(chosen, combination)}))
     return xr.combine_by_coords([cell.rename("value") for cell in cells])["value"] if chosen else cells[0]
+
+
+def _named(values: xr.DataArray, roles: list[str | None]) -> xr.DataArray:
+    """With labels of fields that are numbers as they are printed: length 96."""
+    numbers = [role for role in roles if role and values[role].dtype.kind in "if"]
+    return values.assign_coords({role: [f"{role} {label:g}" for label in values[role].values] for role in numbers})
 
 
 def _mean(values: xr.DataArray) -> xr.DataArray:

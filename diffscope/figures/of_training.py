@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import xarray as xr
 
 from diffscope.capture import Capture
+from diffscope.errors import DiffscopeError
 from diffscope.figures import checkpoints as _checkpoints
 from diffscope.figures import training as _training  # noqa: F401 (registers what it draws)
 from diffscope.figures.base import KINDS, Figure
@@ -15,8 +16,12 @@ from diffscope.figures.base import KINDS, Figure
 Contrast = Literal["sqrt", "linear"]
 
 
+if TYPE_CHECKING:
+    from diffscope.readings.reading import Reading
+
+
 def training(
-    estimates: xr.Dataset,
+    subject: Reading | xr.Dataset | Mapping[int, Capture],
     *,
     statistic: str = "answer",
     layer: int | None = None,
@@ -30,8 +35,8 @@ def training(
 
     Parameters
     ----------
-    estimates : xarray.Dataset
-        Of ``diffscope.readings.along_training(captures)``.
+    subject : Reading, its estimates, or mapping of int to Capture
+        Of :func:`diffscope.readings.along_training`, or captures of one prompt by step, which are read so at the last token.
     statistic : str
         One of its variables: ``lambda``, ``answer``, ``sink``, ``rho``, ``cosine``, ``entropy``, ``gini``.
     layer, head : int
@@ -46,8 +51,24 @@ def training(
     Raises
     ------
     DiffscopeError
-        There is no such statistic or head, or it is undefined at every step.
+        There is no such statistic or head, it is undefined at every step, or the captures are of different prompts.
+
+    Examples
+    --------
+    >>> import diffscope
+    >>> from diffscope import figures
+    >>> text = "The magic number: Paris 7421. The magic number: Paris"
+    >>> captures = {step: diffscope.load(f"mini-diff@{step}").capture(text) for step in (0, 1036)}
+    >>> figures.training(captures, statistic="lambda")
+    <diffscope figure 'training' of value (panel: 1, series: 4, x: 2)>
     """
+    estimates = getattr(subject, "estimates", subject)
+    if isinstance(subject, Mapping) and not isinstance(subject, xr.Dataset):
+        from diffscope.readings.training import along_training
+
+        if not all(isinstance(cap, Capture) for cap in subject.values()):
+            raise DiffscopeError("this figure is of captures of one prompt by step of training, such as {0: …, 400: …}")
+        estimates = along_training(subject).estimates
     return KINDS["training"].figure(KINDS["training"].data(estimates, statistic, layer, head), venue, wide, width, title=title)
 
 

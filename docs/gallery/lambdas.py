@@ -1,0 +1,10 @@
+"""λ by layer
+
+The coefficient of A2 by layer: its mean and range over heads and tokens, beside its initial value. Most mechanisms have one λ a layer; then there is no range.
+"""
+
+import diffscope
+from diffscope import figures
+
+cap = diffscope.load("mini-diff").capture("The magic number: Paris 7421. The magic number: Paris")
+figure = figures.lambdas(cap)

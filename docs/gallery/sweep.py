@@ -1,0 +1,16 @@
+"""A swept dataset
+
+The share of D on the answer by the number of distractors, of two models, from a sweep over prompts: means over heads, then layers, then prompts, with standard errors over prompts, and every head as a point. Any variable of a sweep can be drawn along any of its dimensions or fields of its prompts.
+"""
+
+import tempfile
+
+import diffscope
+from diffscope import figures
+from diffscope.lab.sweeps.plan import Plan
+from diffscope.lab.sweeps.sweep import sweep
+
+prompts = [{"task": "controlled", "count": 3, "length": 128, "slots": 4, "distractors": [1, 2, 4]}]
+plan = Plan.of({"models": ["mini-diff", "mini-standard"], "statistics": ["span_mass"], "prompts": prompts})
+swept = sweep(plan, tempfile.mkdtemp())
+figure = figures.sweep(diffscope.open(swept.dataset), statistic="span_mass", x="distractors")
