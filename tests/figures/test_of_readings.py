@@ -1,0 +1,246 @@
+"""Figures of readings draw their numbers, beside their controls, on screen and in print."""
+
+import numpy as np
+import pytest
+import xarray as xr
+
+import diffscope
+from diffscope import edits, figures, readings
+from diffscope.errors import DiffscopeError
+from diffscope.figures import theme
+from diffscope.readings.branches import OTHER
+from diffscope.readings.composition import NEXT
+from diffscope.tasks import examples
+
+
+@pytest.fixture(scope="module")
+def scope():
+    return diffscope.load("mini-diff")
+
+
+@pytest.fixture(scope="module")
+def standard():
+    return diffscope.load("mini-standard")
+
+
+@pytest.fixture(scope="module")
+def cap(scope):
+    return scope.capture(examples()[0].text, spans=examples()[0].spans)
+
+
+@pytest.fixture(scope="module")
+def retrieval(scope, standard):
+    """Both models on the same prompts of two lengths."""
+    return {one.name: readings.depths(one, [64, 96], prompts=2, distractors=1) for one in (scope, standard)}
+
+
+def drawn_on_both(figure):
+    assert figure.plotly().data and figure.matplotlib().axes
+    return figure
+
+
+def test_attention_by_depth_is_the_mean_over_prompts_in_all_normalisations(retrieval):
+    figure = drawn_on_both(figures.by_depth(retrieval, length=64))
+    assert figure.data["panel"].values.tolist() == ["raw", "share", "signed", "positive"]
+    for name, reading in retrieval.items():
+        for span, words in {"answer": "answer", "irrelevant": "irrelevant tokens"}.items():
+            prompts = (
+                reading.estimates["mass_of_prompt"]
+                .sel(map="D", length=64, span=span)
+                .transpose("normalisation", "depth", "prompt")
+            )
+            shown = figure.data.sel(series=f"{name}: {words}")
+            np.testing.assert_allclose(shown["value"], prompts.values.mean(-1), rtol=1e-6)
+            error = prompts.values.std(-1, ddof=1) / 2**0.5
+            np.testing.assert_allclose(shown["high"] - shown["value"], error, rtol=1e-4, atol=1e-9)
+    uniform = figure.data["value"].sel(series="uniform attention: answer")
+    np.testing.assert_allclose(uniform, np.tile(reading.estimates["uniform"].sel(length=64, span="answer"), (4, 1)), rtol=1e-6)
+    first, second = (figure.data.attrs["looks"][f"{name}: answer"] for name in retrieval)
+    assert first[0] != second[0] and figure.data.attrs["looks"]["mini-diff: irrelevant tokens"] == [first[0], "dash"]
+    assert figures.by_depth(retrieval).data.attrs["length"] == 96  # the longest
+
+
+def test_panels_that_would_be_too_narrow_stand_in_rows(retrieval):
+    narrow, wide = (figures.by_depth(retrieval, width=width).matplotlib() for width in (3.25, 5.5))
+    rows = [len({round(ax.get_position().y0, 2) for ax in drawing.axes}) for drawing in (narrow, wide)]
+    assert rows == [2, 1]
+    for drawing in (narrow, wide):
+        (box,) = (legend.get_window_extent() for legend in drawing.legends)
+        assert box.x0 >= 0 and box.x1 <= drawing.bbox.width  # all of it is seen
+
+
+@pytest.mark.parametrize("quantity", ["exact", "log_odds", "answer"])
+def test_cells_by_depth_and_length_have_their_errors(retrieval, quantity):
+    figure = drawn_on_both(figures.depth_by_length(retrieval, quantity=quantity))
+    estimates = retrieval["mini-standard"].estimates
+    shown = figure.data.sel(panel="mini-standard")
+    expected = {
+        "exact": estimates["exact_of_prompt"].mean("prompt"),
+        "log_odds": estimates["log_odds_of_prompt"].mean("prompt"),
+        "answer": estimates["by_head"].sel(map="D", span="answer", normalisation="share").mean(["head", "layer"]),
+    }[quantity]
+    np.testing.assert_allclose(shown["value"], expected, rtol=1e-5)
+    if quantity == "log_odds":
+        error = estimates["log_odds_of_prompt"].std("prompt", ddof=1) / 2**0.5
+        np.testing.assert_allclose(shown["error"], error, rtol=1e-5)
+        assert f"± {float(error[0, 0]):.2f}" in figure.plotly().data[1].text[0][0]
+    assert ("uniform attention" in figure.data["panel"]) == (quantity == "answer")
+
+
+def test_edits_stand_beside_the_unedited_model_and_every_prompt_behind_its_mean(scope, standard):
+    tried = {k: edits.top_k_a1(k) for k in (1, 8)}
+    found = {one.name: readings.interventions(one, examples()[:2], tried, along="keys") for one in (scope, standard)}
+    figure = drawn_on_both(figures.interventions(found, quantity=["log_odds", "loss", "exact"]))
+    for name, reading in found.items():
+        for panel, score in enumerate(("log_odds", "loss", "exact")):
+            shown = figure.data.isel(panel=panel)
+            np.testing.assert_array_equal(shown["points"].sel(series=name), reading.estimates[f"{score}_of_prompt"])
+            np.testing.assert_allclose(shown["value"].sel(series=name), reading.estimates[f"{score}_of_prompt"].mean("prompt"))
+            unedited = float(reading.estimates[f"unedited_{score}"])
+            assert shown["value"].sel(series=f"{name}, unedited").values.tolist() == [unedited] * 2
+    assert figure.data.attrs["x"] == "keys" and figure.style["style"] == "lines"
+    words = readings.interventions(scope, examples()[0], {"no norm": edits.remove_norm()})
+    drawing = figures.interventions(words, quantity="loss").plotly()
+    symbols = {trace.name: trace.marker.symbol for trace in drawing.data if trace.name}
+    assert symbols == {"mini-diff": "circle", "mini-diff, unedited": "circle-open"}
+
+
+def test_heads_are_worth_what_the_reading_says(scope, standard):
+    found = {one.name: readings.ablations(one, examples()[:2], layers=[0, 1]) for one in (scope, standard)}
+    figure = drawn_on_both(figures.ablation(found))
+    for panel, reading in zip(range(2), found.values()):
+        np.testing.assert_array_equal(figure.data["value"][panel], reading.estimates["change"])
+        np.testing.assert_array_equal(figure.data["error"][panel], reading.estimates["change_se"])
+        whole = f"{float(reading.estimates['everything']):+.1f}".replace("-", "−")
+        assert f"(all heads: {whole})" in str(figure.data["panel"].values[panel])
+
+
+def test_the_amplifier_is_drawn_of_captures_and_of_readings_alike(cap, standard):
+    reading = readings.amplifier(cap, ranks=False)
+    for quantity, variable in {"floor": "residual_floor", "lambda": "lambda", "cmrr": "cmrr"}.items():
+        figure = drawn_on_both(figures.amplifier(cap, quantity=quantity))
+        xr.testing.assert_equal(figure.data, figures.amplifier(reading, quantity=quantity).data)
+        values = reading.estimates[variable]
+        values = values.sel(span="irrelevant", control="as it is") if "span" in values.dims else values
+        np.testing.assert_array_equal(figure.data["value"].isel(panel=0, series=0), values.values.ravel())
+    best = drawn_on_both(figures.amplifier({"one": cap, "two": cap}))
+    assert best.data["panel"].values.tolist() == ["one: irrelevant", "one: answer", "two: irrelevant", "two: answer"]
+    np.testing.assert_array_equal(best.data["value"][0], best.data["value"][2])
+    with pytest.raises(DiffscopeError, match="undefined everywhere, as it is of standard attention"):
+        figures.amplifier(standard.capture("The code is 7421."), quantity="cmrr")
+
+
+def test_rejection_is_drawn_along_sigma_of_all_heads_or_of_one(cap):
+    reading = readings.rejection(cap, sigmas=(0.5, 1.0), draws=2)
+    estimates = reading.estimates["cmrr_injected"]
+    figure = drawn_on_both(figures.rejection(reading))
+    for series, control in {"own A₂": "as it is", "A₂ of other heads": "other heads"}.items():
+        heads = estimates.sel(control=control).transpose("sigma", "layer", "head").values.reshape(2, -1)
+        shown = figure.data.sel(series=series).isel(panel=0)
+        np.testing.assert_array_equal(shown["points"], heads)
+        np.testing.assert_allclose(shown["value"], np.nanmedian(heads, -1))
+    one = drawn_on_both(figures.rejection(reading, layer=2, head=1)).data["value"].sel(series="own A₂")
+    np.testing.assert_array_equal(one[0], estimates.sel(layer=2, head=1, control="as it is"))
+    at = figures.rejection(reading, sigma=1.0).data["value"].sel(series="own A₂")
+    np.testing.assert_array_equal(at[0], estimates.sel(sigma=1.0, control="as it is").values.ravel())
+
+
+def test_what_a2_is_made_of_stands_beside_the_next_heads(scope, cap):
+    reading = readings.composition(cap, readings.other_prompts(scope, cap, 2))
+    figure = drawn_on_both(figures.anatomy(reading))
+    shares = reading.estimates["shapley"]
+    for panel, (name, control) in enumerate((("A2", "as it is"), ("A2", NEXT), ("A1", "as it is"))):
+        expected = shares.sel(map=name, control=control).transpose("part", "layer", "head").values.reshape(5, -1)
+        np.testing.assert_array_equal(figure.data["value"][panel], expected)
+
+
+def test_what_branches_add_is_a_mean_over_prompts_with_its_error(scope):
+    text = "The magic number: Paris 7421. The magic number: Rome 2174. The magic number:"
+    table = diffscope.branch_attribution(
+        scope, [f"{text} Paris", f"{text} Rome"], [" 7421", " 2174"], [[" 2174"], [" 7421"]], control=True
+    )
+    figure = drawn_on_both(figures.attribution(table))
+    margin = table["margin"].sel(branch="A2").values.reshape(2, -1)  # (prompt, head)
+    shown = figure.data.sel(series="−λ·A₂", panel="answer − distractors")
+    np.testing.assert_allclose(shown["value"], margin.mean(0))
+    np.testing.assert_allclose(shown["high"] - shown["value"], abs(margin[0] - margin[1]) / 2, atol=1e-12)
+    control = table["other_a2"].sel(candidate=0).mean("prompt").values.ravel()
+    np.testing.assert_allclose(figure.data["value"].sel(series=OTHER, panel="answer"), control)
+    looks = {trace.name: trace.marker.color for trace in figure.plotly().data}
+    assert looks[OTHER] == theme.MUTED
+    cap = scope.capture(examples()[0].text, spans=examples()[0].spans)
+    asked = readings.question(scope, cap, examples()[0].answer, examples()[0].distractors)
+    reading = readings.branches(scope, asked)
+    np.testing.assert_array_equal(
+        figures.attribution(reading).data["value"].sel(series="A₁", panel="answer"),
+        reading.estimates["contribution"].sel(branch="A₁", target="answer").values.ravel(),
+    )
+
+
+def test_a_training_is_drawn_of_captures_by_step(cap):
+    opened = {0: diffscope.load("mini-diff@0").capture(examples()[0].text, spans=examples()[0].spans), 1900: cap}
+    straight, read = figures.training(opened, statistic="rho"), figures.training(readings.along_training(opened), statistic="rho")
+    xr.testing.assert_identical(straight.data, read.data)
+    with pytest.raises(DiffscopeError, match="captures of one prompt by step"):
+        figures.training({0: "capture"})
+
+
+@pytest.mark.parametrize(
+    "draw, words",
+    [
+        (lambda cap, found: figures.by_depth(cap), "of diffscope.readings.depths"),
+        (lambda cap, found: figures.by_depth(found, length=7), "no length 7 in these estimates; choose from 64, 96"),
+        (lambda cap, found: figures.depth_by_length(found, quantity="loss"), "no quantity 'loss'; choose from exact"),
+        (lambda cap, found: figures.interventions(found), r"of diffscope.readings.interventions\(scope"),
+        (lambda cap, found: figures.ablation({}), "there is no reading to draw"),
+        (lambda cap, found: figures.amplifier(cap, quantity="gain"), "no quantity 'gain'; choose from best_lambda"),
+        (lambda cap, found: figures.amplifier(found), r"of diffscope.readings.amplifier\(cap\)"),
+        (lambda cap, found: figures.rejection(cap, layer=1), "choose one head along σ"),
+        (lambda cap, found: figures.rejection(cap, layer=1, head=8), "no head 8 in these estimates; choose from 0, 1"),
+        (lambda cap, found: figures.anatomy(cap), r"of diffscope.readings.composition\(cap"),
+        (lambda cap, found: figures.attribution(cap), "of diffscope.readings.branches"),
+    ],
+)
+def test_what_cannot_be_drawn_is_one_line(cap, retrieval, draw, words):
+    with pytest.raises(DiffscopeError, match=words):
+        draw(cap, retrieval)
+
+
+@pytest.fixture(scope="module")
+def swept():
+    """A swept dataset: two models, six prompts of two lengths, in which each value says where it stands."""
+    shape = {"model": 2, "prompt": 6, "layer": 2, "head": 2, "map": 3}
+    values = np.random.default_rng(0).random(tuple(shape.values()))
+    values[1, :, 1, 1] = np.nan
+    coords = {"model": ["a", "b"], "map": ["A1", "A2", "D"], "layer": [0, 3], "length": ("prompt", [64.0, 128.0] * 3)}
+    array = xr.DataArray(values, coords, tuple(shape), attrs={"long_name": "Gini index"})
+    return xr.Dataset({"gini": array, "tokens": (("model", "prompt"), np.ones((2, 6)))})
+
+
+def test_a_sweep_is_averaged_over_heads_then_layers_then_prompts(swept):
+    figure = drawn_on_both(figures.sweep(swept, statistic="gini"))
+    values = swept["gini"].sel(map="D").values  # (model, prompt, layer, head)
+    of_prompt = np.nanmean(np.nanmean(values, -1), -1).reshape(2, 3, 2)  # (model, prompt, length)
+    shown = figure.data.isel(panel=0)
+    assert shown["x"].values.tolist() == [64, 128] and shown["series"].values.tolist() == ["a", "b"]
+    np.testing.assert_allclose(shown["value"], of_prompt.mean(1))
+    np.testing.assert_allclose(shown["high"] - shown["value"], of_prompt.std(1, ddof=1) / 3**0.5)
+    heads = values.reshape(2, 3, 2, 4).mean(1)  # (model, length, head)
+    np.testing.assert_allclose(shown["points"], heads)
+
+
+def test_a_sweep_is_drawn_along_any_dimension_or_field(swept):
+    figure = figures.sweep(swept, statistic="gini", x="layer", series="map", panels="length", where={"model": "b"})
+    assert figure.data["panel"].values.tolist() == ["length 64", "length 128"]
+    expected = np.nanmean(swept["gini"].sel(model="b", map="A2").values[::2], axis=(0, 2))
+    np.testing.assert_allclose(figure.data["value"].sel(series="A2", panel="length 64"), expected)
+    for wrong, words in (
+        ({"statistic": "rho"}, "no 'rho' was swept: there are gini, tokens"),
+        ({"statistic": "gini", "x": "depth"}, "no 'depth' to be drawn along; choose from model"),
+        ({"statistic": "gini", "x": "length", "series": "map"}, "several of model"),
+        ({"statistic": "gini", "where": {"map": "A3"}}, "no map 'A3'; choose from A1, A2, D"),
+    ):
+        with pytest.raises(DiffscopeError, match=words):
+            figures.sweep(swept, **wrong)
+    with pytest.raises(DiffscopeError, match="of a swept dataset"):
+        figures.sweep(swept.isel(prompt=0), statistic="gini")

@@ -1,0 +1,132 @@
+"""What edits and ablated heads cost is what single runs under the same edits say."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import diffscope
+from diffscope import edits, readings
+from diffscope.errors import DiffscopeError, PromptError, UnsupportedModel
+from diffscope.tasks import TextPrompt, examples, own_prompts
+
+
+@pytest.fixture(scope="module")
+def scope():
+    return diffscope.load("mini-diff")
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    """Two of one length, which run together, and a longer one."""
+    text = "The magic number: Paris 7421. The magic number: Rome 2174. The magic number:"
+    short = [TextPrompt("a", f"{text} Paris", {}, " 7421", (" 2174",)), TextPrompt("b", f"{text} Rome", {}, " 2174", (" 7421",))]
+    return [*short, examples()[2]]
+
+
+def one_by_one(scope, prompts, *active):
+    """Log-odds of each prompt and the loss of its text, each in a run of its own."""
+    odds, losses = [], []
+    for prompt in prompts:
+        cap = scope.capture(prompt.text, prompt.spans)
+        with scope.edit(*active):
+            asked = readings.asked(scope, cap, prompt.answer, prompt.distractors)
+            odds.append(readings.predict(scope, cap, asked).log_odds)
+            losses.append(scope.loss(prompt.text))
+    return np.array(odds), np.array(losses)
+
+
+def test_scores_are_those_of_single_runs_and_changes_are_paired(scope, prompts):
+    half = edits.scale_lambda(0.5)
+    both = (edits.top_k_a1(4), edits.set_lambda(0.0))
+    told = []
+    reading = readings.interventions(scope, prompts, {"half": half, "both": both}, progress=lambda *done: told.append(done))
+    estimates = reading.estimates
+    plain, plain_loss = one_by_one(scope, prompts)
+    for label, active in {"half": (half,), "both": both}.items():
+        odds, losses = one_by_one(scope, prompts, *active)
+        one = estimates.sel(edit=label)
+        np.testing.assert_allclose(one["log_odds_of_prompt"], odds, rtol=1e-4)
+        np.testing.assert_allclose(one["loss_of_prompt"], losses, rtol=1e-4)
+        change = odds - plain
+        np.testing.assert_allclose(one["log_odds_change"], change.mean(), rtol=1e-4)
+        np.testing.assert_allclose(one["log_odds_change_se"], change.std(ddof=1) / 3**0.5, rtol=1e-3)
+        np.testing.assert_allclose(one["loss_change"], (losses - plain_loss).mean(), rtol=1e-3)
+    np.testing.assert_allclose(estimates["unedited_log_odds"], plain.mean(), rtol=1e-4)
+    assert float(estimates["unedited_exact"]) == 1.0 and float(estimates["exact"].sel(edit="both")) < 1
+    assert float(estimates["indifferent"]) == pytest.approx(-np.mean([np.log(len(prompt.distractors)) for prompt in prompts]))
+    assert told == [(0, 3), (1, 3), (2, 3), (3, 3)]
+    assert "most is lost where both (" in reading.sentence and "least where half (" in reading.sentence
+
+
+def test_numbers_stay_numbers_and_one_prompt_has_no_error(scope, prompts):
+    asked = own_prompts(scope.tokenizer, prompts[:1])[0]
+    estimates = readings.interventions(
+        scope, asked, {2: edits.scale_lambda(2), 0.5: edits.scale_lambda(0.5)}, along="λ"
+    ).estimates
+    assert estimates["edit"].values.tolist() == [2.0, 0.5] and estimates["edit"].attrs["long_name"] == "λ"
+    assert estimates["log_odds_se"].isnull().all() and estimates["loss_change"].notnull().all()
+
+
+def test_without_distractors_there_are_losses_and_no_log_odds(scope, prompts):
+    alone = replace(prompts[0], distractors=())
+    reading = readings.interventions(scope, alone, {"A2 = 0": edits.zero_a2()})
+    assert reading.estimates["log_odds_change"].isnull().all() and np.isnan(reading.estimates["indifferent"])
+    assert "of loss of the text" in reading.sentence
+    with pytest.raises(PromptError, match="no prompt has one; give distractors"):
+        readings.ablations(scope, alone)
+
+
+def test_ablating_a_head_changes_what_its_own_edit_does(scope, prompts):
+    some = prompts[:2]
+    plain, _ = one_by_one(scope, some)
+    head = readings.ablations(scope, some, layers=[1]).estimates
+    second = readings.ablations(scope, some, what="A2", layers=[1]).estimates
+    assert head["change"].dims == ("layer", "head") and head["layer"].values.tolist() == [1]
+    for estimates, edit in (
+        (head, lambda heads: edits.ablate_heads(1, heads)),
+        (second, lambda heads: edits.zero_a2(1, heads)),
+    ):
+        for number in (0, 1):
+            change = one_by_one(scope, some, edit(number))[0] - plain
+            np.testing.assert_allclose(estimates["change_of_prompt"].sel(layer=1, head=number), change, rtol=1e-3, atol=1e-4)
+            error = abs(change[0] - change[1]) / 2
+            np.testing.assert_allclose(estimates["change_se"].sel(layer=1, head=number), error, rtol=1e-2, atol=1e-4)
+        everything = one_by_one(scope, some, edit(None))[0] - plain
+        np.testing.assert_allclose(estimates["everything"], everything.mean(), rtol=1e-3)
+
+
+def test_the_sentence_names_the_head_that_costs_most(scope, prompts):
+    reading = readings.ablations(scope, prompts[:2], layers=[0, 1])
+    change = reading.estimates["change"]
+    worst = change.isel(change.argmin(...))
+    assert (
+        f"takes most in L{int(worst['layer'])}H{int(worst['head'])}: " in reading.sentence
+        and "Without any of them" in reading.sentence
+    )
+
+
+ZERO = edits.zero_a2()
+
+
+@pytest.mark.parametrize(
+    "ask, error, words",
+    [
+        (lambda scope, some: readings.interventions(scope, some, {}), DiffscopeError, "give one at least"),
+        (lambda scope, some: readings.interventions(scope, some, {1: ZERO, "a": ZERO}), DiffscopeError, "not by both"),
+        (lambda scope, some: readings.interventions(scope, some, {"a": "b"}), DiffscopeError, "is not an edit"),
+        (lambda scope, some: readings.interventions(scope, [], {"a": ZERO}), PromptError, "there is no prompt"),
+        (lambda scope, some: readings.interventions(scope, ["Oslo"], {"a": ZERO}), PromptError, "prompt 0 is a str"),
+        (lambda scope, some: readings.ablations(scope, TextPrompt("", "Oslo is", {}, None)), PromptError, "has no answer"),
+        (lambda scope, some: readings.ablations(scope, some, what="mlp"), DiffscopeError, "choose 'head' or 'A2'"),
+        (lambda scope, some: readings.ablations(scope, some, layers=[9]), DiffscopeError, "no layer 9"),
+    ],
+)
+def test_what_cannot_be_asked_is_one_line(scope, prompts, ask, error, words):
+    with pytest.raises(error, match=words):
+        ask(scope, prompts[:1])
+
+
+def test_standard_attention_has_heads_to_take_away_and_no_second_map(prompts):
+    with pytest.raises(UnsupportedModel, match="no second map"):
+        readings.ablations(diffscope.load("mini-standard"), prompts[:1], what="A2")
