@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from textwrap import fill
 
 import numpy as np
 import xarray as xr
@@ -136,13 +135,13 @@ def in_print(dataset: xr.Dataset, width: float, title: str | None = None):
         ax.set_yticks(range(len(rows)), rows)
         ax.tick_params(length=0)
         ax.spines[:].set_visible(False)
-        ax.set_title(fill(for_print(name), int(0.85 * width / len(panels) / CHARACTER)))
+        ax.set_title(for_print(name))
         if width / len(panels) >= TITLED or column == len(panels) // 2:
             ax.set_xlabel(for_print(dataset.attrs["x"]))
     axes[0].set_ylabel(for_print(dataset.attrs["y"]))
     bar = figure.colorbar(image, ax=list(axes), fraction=0.05, pad=0.02, aspect=20)
     bar.outline.set_visible(False)
-    bar.set_label(fill(for_print(dataset.attrs["value"]), int(0.65 * figure.get_figheight() / CHARACTER)))
+    bar.set_label(for_print(dataset.attrs["value"]))
     finish_print(figure, title)
     return figure
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from itertools import cycle
-from textwrap import fill
 
 import numpy as np
 import xarray as xr
@@ -64,9 +63,9 @@ def in_print(
             continue
         _bars_or_lines(ax, dataset.isel(panel=number), ticks, colours, style)
         _print_references(ax, dataset)
-        ax.set_title(fill(for_print(panels[number]), int(wide / CHARACTER)))
+        ax.set_title(for_print(panels[number]))
         if number >= len(panels) - columns:
-            ax.set_xlabel(fill(for_print(dataset.attrs["x"]), int(0.85 * wide / CHARACTER)))
+            ax.set_xlabel(for_print(dataset.attrs["x"]))
         if not numbers and "at" not in dataset:
             _name_places(ax, places, wide)
         elif "at" not in dataset and "x" not in log and _apart(ticks, wide):
@@ -82,7 +81,7 @@ def in_print(
         if "x" in log and numbers:
             ax.set_xticks(ticks, [f"{place:g}" for place in ticks], minor=False)
     for row in grid:
-        row[0].set_ylabel(fill(for_print(dataset.attrs["y"]), int(0.65 * tall / CHARACTER)))
+        row[0].set_ylabel(for_print(dataset.attrs["y"]))
     legend_below(figure, grid[0, 0], width)
     finish_print(figure, title)
     return figure

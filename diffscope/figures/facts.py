@@ -40,11 +40,14 @@ def caption(figure: Figure) -> str:
     """What is seen, and of what: one sentence of what the figure is, one of the facts that its data tells."""
     attrs = figure.data.attrs
     facts = [f"model {short_name(str(attrs['model']))}"] if attrs.get("model") else []
-    facts += [words.format(attrs[name]) for name, words in FACTS.items() if _told(name, attrs.get(name))]
+    if not attrs.get("caption"):  # which tells them itself
+        facts += [words.format(attrs[name]) for name, words in FACTS.items() if _told(name, attrs.get(name))]
     lam = attrs.get("lam")
     if lam is not None:
         facts.append(f"λ {lam}" if isinstance(lam, str) else f"λ = {float(lam):.3f}")
-    about = str(attrs.get("long_name") or attrs.get("value") or attrs.get("y") or figure.kind.about.partition(";")[0])
+    about = str(attrs.get("caption", "")).rstrip(".") or str(
+        attrs.get("long_name") or attrs.get("value") or attrs.get("y") or figure.kind.about.partition(";")[0]
+    )
     sentences = [about[:1].upper() + about[1:], "; ".join(facts)]
     if figure.kind.name in ("maps", "checkpoints") and figure.style.get("contrast") == "sqrt":
         sentences.append("colours follow the root of a weight, and zero is white")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from textwrap import fill
-
 import numpy as np
 import xarray as xr
 
@@ -16,7 +14,6 @@ from diffscope.figures.escaping import for_print
 CONTROL = "control: A₂ of other heads"
 UNIFORM = "uniform attention"
 INKS = (theme.SERIES[0], theme.SERIES[1])  # of the head that is set apart, and of its control
-LETTERS = 22  # of a line along the vertical axis in print
 TITLE = "step of training (evenly spaced)"
 
 
@@ -104,7 +101,7 @@ def in_print(data: xr.Dataset, width: float, title: str | None = None):
         ax.axhline(value, color=theme.MUTED, lw=0.6, ls=":", label=for_print(words))
     ax.set_xticks(at, [for_print(str(step)) for step in data["x"].values])
     ax.set_xlabel(for_print(data.attrs["x"]))
-    ax.set_ylabel(fill(for_print(data.attrs["y"]), LETTERS))
+    ax.set_ylabel(for_print(data.attrs["y"]))
     ax.yaxis.grid(True)
     figure.legend(loc="outside lower left", ncols=3, columnspacing=1.2)
     finish_print(figure, title)
