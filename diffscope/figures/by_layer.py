@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import numpy as np
-import torch
 import xarray as xr
 
 from diffscope.capture import Capture, CaptureBatch
@@ -80,6 +78,8 @@ def _with_controls(
         tables = {words: _heads(cap, statistic, {**own, "lambda_value": label}, query) for words, label in values.items()}
         return {words: one.assign_attrs(long_name="λ") for words, one in tables.items()}
     if "map" in dims:
+        from diffscope.readings.captures import uniform_attention
+
         uniform = _heads(uniform_attention(cap), statistic, {**own, "map": "A1"}, query)
         return {"": _heads(cap, statistic, own, query), UNIFORM: uniform}
     if "span" in dims and "query" in dims and isinstance(query, int):
@@ -114,12 +114,6 @@ def _over_prompts(tables: list[xr.DataArray]) -> xr.DataArray:
         return tables[0]
     prompts = xr.concat(tables, "prompt", join="outer", combine_attrs="override")
     return (prompts.median("prompt") if rule(prompts) == "median" else prompts.mean("prompt")).assign_attrs(tables[0].attrs)
-
-
-def uniform_attention(cap: Capture | CaptureBatch) -> Capture | CaptureBatch:
-    """The same with scores of zero everywhere: every query gives the same to each key that it sees."""
-    layers = [replace(layer, q=torch.zeros_like(layer.q), sink_logit=None, changes=()) for layer in cap.layers]
-    return replace(cap, layers=layers)
 
 
 def beside_null(cap: Capture | CaptureBatch, statistic: str, span: str, query: int) -> xr.DataArray:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from diffscope.attention.indexing import check_index
 from diffscope.capture import Capture, CaptureBatch
 from diffscope.errors import DiffscopeError
@@ -87,6 +89,12 @@ def relabelled(cap: Capture, spans: Mapping[str, Sequence[int]]) -> Capture:
 def with_fewest_spans(cap: Capture) -> Capture:
     """A capture with no more spans than the answer and irrelevant tokens follow from, since each costs time."""
     return relabelled(cap, {name: at for name, at in cap.spans.items() if name in RELEVANT})
+
+
+def uniform_attention(cap: Capture | CaptureBatch) -> Capture | CaptureBatch:
+    """The same with scores of zero everywhere: every query gives the same to each key that it sees."""
+    layers = [replace(layer, q=torch.zeros_like(layer.q), sink_logit=None, changes=()) for layer in cap.layers]
+    return replace(cap, layers=layers)
 
 
 def place_of(query: int, n: int) -> str:

@@ -1,6 +1,8 @@
 """What each head is worth
 
-How the log-odds of the answer change when the second map of one head is taken away (λ = 0), mean over prompts with standard errors, in nats. The title has what taking all of them away does. Heads that stand in for each other cost little one by one.
+How the log-odds of the answer change when the second map of one head is taken away (λ = 0), mean over prompts with
+standard errors, in nats. The title has what taking all of them away does. Heads that stand in for each other cost
+little one by one.
 """
 
 import diffscope

@@ -1,6 +1,8 @@
 """The best coefficient
 
-λ* of every head, the coefficient that would leave least of A1, against the learned λ, on irrelevant tokens and on the answer. Below the broken line the learned λ takes more than that. In grey the same with the A2 of other heads: where these lie as high, A2 shares with A1 what any other map does.
+λ* of every head, the coefficient that would leave least of A1, against the learned λ, on irrelevant tokens and on the
+answer. Below the broken line the learned λ takes more than that. In grey the same with the A2 of other heads: where
+these lie as high, A2 shares with A1 what any other map does.
 """
 
 import diffscope

@@ -1,6 +1,7 @@
 """What each branch adds to the logits
 
-What A1 and −λ·A2 of every head add to the logit of the answer, to the mean of the distractors', and to the difference, in nats. In grey −λ·A2 with the A2 of other prompts. It is direct: what later layers make of a head is left out.
+What A1 and −λ·A2 of every head add to the logit of the answer, to the mean of the distractors', and to the difference,
+in nats. In grey −λ·A2 with the A2 of other prompts. It is direct: what later layers make of a head is left out.
 """
 
 import diffscope

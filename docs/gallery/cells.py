@@ -1,6 +1,7 @@
 """Any labelled values as cells
 
-The share of D on the answer at the last token by layer and head, of two models on one scale. Negative values would turn the scale into one with zero in its middle.
+The share of D on the answer at the last token by layer and head, of two models on one scale. Negative values would turn
+the scale into one with zero in its middle.
 """
 
 import diffscope

@@ -1,6 +1,7 @@
 """A map along training
 
-D of one head at every checkpoint of a training, on one scale: what is added is blue, what is taken away orange. A long prompt is drawn in bins, each of which shows its value of largest magnitude.
+D of one head at every checkpoint of a training, on one scale: what is added is blue, what is taken away orange. A long
+prompt is drawn in bins, each of which shows its value of largest magnitude.
 """
 
 import diffscope

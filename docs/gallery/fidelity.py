@@ -1,6 +1,7 @@
 """What a capture proves
 
-The relative error of each layer's output as it is rebuilt from the capture, beside the tolerance that it has to stay below. A capture whose error is above is refused.
+The relative error of each layer's output as it is rebuilt from the capture, beside the tolerance that it has to stay
+below. A capture whose error is above is refused.
 """
 
 import diffscope

@@ -1,6 +1,8 @@
 """Edits and what they cost
 
-Log-odds of the answer and loss of the text where λ of every head is multiplied by a factor. Lines are means over prompts with standard errors, points are prompts, and broken lines are the model as it is. Six prompts are few: standard errors are over these prompts, not over trainings.
+Log-odds of the answer and loss of the text where λ of every head is multiplied by a factor. Lines are means over
+prompts with standard errors, points are prompts, and broken lines are the model as it is. Six prompts are few: standard
+errors are over these prompts, not over trainings.
 """
 
 import diffscope

@@ -1,6 +1,7 @@
 """λ by layer
 
-The coefficient of A2 by layer: its mean and range over heads and tokens, beside its initial value. Most mechanisms have one λ a layer; then there is no range.
+The coefficient of A2 by layer: its mean and range over heads and tokens, beside its initial value. Most mechanisms have
+one λ a layer; then there is no range.
 """
 
 import diffscope

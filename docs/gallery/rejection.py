@@ -1,6 +1,8 @@
 """Rejection of injected noise
 
-How much more noise of opposite sign on the two maps changes D than the same noise on both does, in dB, over the strength of the noise: the median over heads, and every head as a point. In grey the same with the A2 of other heads. At 0 dB nothing cancels. A head that hardly attends to the noisy keys has a ratio of two small numbers.
+How much more noise of opposite sign on the two maps changes D than the same noise on both does, in dB, over the
+strength of the noise: the median over heads, and every head as a point. In grey the same with the A2 of other heads. At
+0 dB nothing cancels. A head that hardly attends to the noisy keys has a ratio of two small numbers.
 """
 
 import diffscope

@@ -1,6 +1,8 @@
 """What two maps share
 
-ρ of A1 and A2 on irrelevant tokens, head by head, at the last token: 0 where they are equal, 1 where they share nothing. In grey the same of A1 and the A2 of the other heads of its layer, the null. With two heads in a layer the null is one number; do not read much into a single one.
+ρ of A1 and A2 on irrelevant tokens, head by head, at the last token: 0 where they are equal, 1 where they share
+nothing. In grey the same of A1 and the A2 of the other heads of its layer, the null. With two heads in a layer the null
+is one number; do not read much into a single one.
 """
 
 import diffscope

@@ -1,6 +1,7 @@
 """Any labelled values as strips
 
-Every head as a point, two models beside each other in each layer: the Gini index of D at the last token. Head 0 of one model is not head 0 of the other, so that nothing joins them.
+Every head as a point, two models beside each other in each layer: the Gini index of D at the last token. Head 0 of one
+model is not head 0 of the other, so that nothing joins them.
 """
 
 import diffscope

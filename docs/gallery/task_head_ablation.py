@@ -1,6 +1,8 @@
 """Head ablation
 
-How the log-odds of the answer change when the output of one head is removed, by layer and head, for two models: means over prompts with standard errors, in nats. Titles have what removing all heads does. Heads that stand in for each other cost little one by one.
+How the log-odds of the answer change when the output of one head is removed, by layer and head, for two models: means
+over prompts with standard errors, in nats. Titles have what removing all heads does. Heads that stand in for each other
+cost little one by one.
 """
 
 import diffscope

@@ -1,6 +1,8 @@
 """Effective ranks with their controls
 
-Effective rank of λ·A2, and of A in standard attention, by layer: lines are medians over heads, points are heads. A low rank says something of where a map attends only if it is below both controls, the map with its rows permuted and the uniform map, which attends to nothing and has a rank too.
+Effective rank of λ·A2, and of A in standard attention, by layer: lines are medians over heads, points are heads. A low
+rank says something of where a map attends only if it is below both controls, the map with its rows permuted and the
+uniform map, which attends to nothing and has a rank too.
 """
 
 import diffscope

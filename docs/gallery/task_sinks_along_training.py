@@ -1,6 +1,7 @@
 """Sinks along training
 
-The share of |D| that the last token gives to the first token, by head, at each checkpoint. One head is set apart. A small model on short texts may have no sink at all.
+The share of |D| that the last token gives to the first token, by head, at each checkpoint. One head is set apart. A
+small model on short texts may have no sink at all.
 """
 
 import diffscope

@@ -1,6 +1,8 @@
 """Table 3 of the paper
 
-Attention of the last query to the answer and to irrelevant tokens by depth of the answer, for two models in all four normalisations. The form is that of Table 3 of "Differential Transformer"; which normalisation it used was not published. Three prompts a depth are enough to see the form; report twenty or more.
+Attention of the last query to the answer and to irrelevant tokens by depth of the answer, for two models in all four
+normalisations. The form is that of Table 3 of "Differential Transformer"; which normalisation it used was not
+published. Three prompts a depth are enough to see the form; report twenty or more.
 """
 
 import diffscope

@@ -1,6 +1,7 @@
 """A head along training
 
-The share of |D| that every head gives the answer at each checkpoint, one head set apart, beside uniform attention. Steps are evenly spaced. What happened between two checkpoints is not known.
+The share of |D| that every head gives the answer at each checkpoint, one head set apart, beside uniform attention.
+Steps are evenly spaced. What happened between two checkpoints is not known.
 """
 
 import diffscope
