@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import json
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -59,14 +59,7 @@ class Filler:
 
     @classmethod
     def of(cls, texts, tokenizer: PreTrainedTokenizerBase) -> Filler:
-        encoded = after_word(tokenizer, [" " + text for text in texts])
-        ids = np.array([token for text in encoded for token in text], dtype=np.int64)
-        pieces = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-        # A lone space would join the white space before it.
-        begins = np.array([piece.startswith(("Ġ", "▁", " ")) and len(piece) > 1 for piece in pieces])
-        if not begins[ids].any():
-            raise PromptError(f"nowhere in this text a token begins a word, so it cannot be cut; use another text, or {OWN}")
-        return cls(ids, begins[ids])
+        return _filler(tuple(texts), tokenizer, len(tokenizer))
 
     def take(self, length: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """`length` consecutive tokens that begin and end at a word border, and where in them a word begins."""
@@ -80,3 +73,19 @@ class Filler:
                 return self.ids[start : start + length], self.cuts[start : start + length]
             if tries == MANY and not (self.cuts[: len(self.cuts) - length] & self.cuts[length:]).any():
                 raise PromptError(f"nowhere in the text {length} tokens begin and end between words; give a longer text")
+
+
+@lru_cache(maxsize=4)  # a training and its scores ask for the same text again and again
+def _filler(texts: tuple[str, ...], tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> Filler:
+    """The filler of texts; `vocabulary` tells a tokenizer from what it was before tokens were added to it."""
+    encoded = after_word(tokenizer, [" " + text for text in texts])
+    ids = np.array([token for text in encoded for token in text], dtype=np.int64)
+    pieces = tokenizer.convert_ids_to_tokens(list(range(vocabulary)))
+    # A lone space would join the white space before it.
+    begins = np.array([piece.startswith(("Ġ", "▁", " ")) and len(piece) > 1 for piece in pieces])
+    if not begins[ids].any():
+        raise PromptError(f"nowhere in this text a token begins a word, so it cannot be cut; use another text, or {OWN}")
+    cuts = begins[ids]
+    for array in (ids, cuts):
+        array.setflags(write=False)
+    return Filler(ids, cuts)

@@ -11,9 +11,10 @@ from diffscope.errors import PromptError
 from diffscope.models import bundled
 from diffscope.prompts import encode
 from diffscope.tasks import Recall, Retrieval, examples
-from diffscope.tasks.corpus import fingerprint, standard_library_text
+from diffscope.tasks.corpus import Filler, fingerprint, standard_library_text
 from diffscope.tasks.recall import earlier
 from diffscope.tasks.tokenizer import CITIES, QUALIFIERS, train_tokenizer
+from tests import tiny
 
 
 @pytest.fixture(scope="module")
@@ -251,3 +252,13 @@ def test_plain_text_has_its_length_and_its_hits(task):
         pairs = list(pairwise(row))
         assert marked.tolist() == [False] + [pair in pairs[:i] for i, pair in enumerate(pairs)]
     assert 0.02 < hits.mean() < 0.6
+
+
+def test_text_is_encoded_once_for_a_tokenizer_and_anew_when_it_got_tokens():
+    tokenizer = tiny.tokenizer()
+    texts = ["The answer to the question is found in the text."] * 2
+    before = Filler.of(texts, tokenizer)
+    assert Filler.of(list(texts), tokenizer) is before
+    tokenizer.add_tokens([" question"])
+    (added,) = tokenizer.convert_tokens_to_ids([" question"])
+    assert added not in before.ids and (Filler.of(texts, tokenizer).ids == added).sum() == 2
