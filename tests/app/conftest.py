@@ -32,7 +32,7 @@ def home():
 
 @pytest.fixture
 def app(folders, monkeypatch):
-    """The app as a function of a query string's values; its models and examples are the small ones."""
+    """The app as a function of a page and a query string's values; its models and examples are the small ones."""
     import streamlit as st
     from streamlit.testing.v1 import AppTest
 
@@ -48,8 +48,9 @@ def app(folders, monkeypatch):
     monkeypatch.syspath_prepend(str(APP))
     st.cache_resource.clear()
 
-    def start(**query):
+    def start(page="explore", /, **query):
         test = AppTest.from_file(str(APP / "main.py"), default_timeout=120)
+        test.switch_page(f"app_pages/{page}.py")
         for key, value in query.items():
             test.query_params[key] = value
         return test.run()

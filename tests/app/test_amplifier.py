@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from small_models import PROMPT
 
-PAGE = "app_pages/amplifier.py"
 OTHER, OWN = "a folder or a saved capture", "own text"
 SIGMAS = (0.1, 0.2, 0.5, 1.0, 2.0)
 
@@ -22,7 +21,7 @@ def fine(test):
 @pytest.fixture
 def amplifier(app):
     """The page as a function of a query string's values."""
-    return lambda **query: fine(app(**query).switch_page(PAGE).run())
+    return lambda **query: fine(app("amplifier", **query))
 
 
 @pytest.fixture

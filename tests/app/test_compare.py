@@ -29,9 +29,7 @@ def compare(app):
 
     def start(**query):
         query = {name.replace("_", "-"): value for name, value in query.items()}
-        test = app(**query)
-        test.switch_page("app_pages/compare.py")
-        return fine(test.run())
+        return fine(app("compare", **query))
 
     return start
 

@@ -36,8 +36,7 @@ def quick(monkeypatch):
 
 
 def page(app, board="the model", **query):
-    test = app(**query)
-    test.switch_page("app_pages/hypotheses.py").run()
+    test = app("hypotheses", **query)
     return fine(test.selectbox(key="hypotheses-board").set_value(board).run())
 
 

@@ -14,7 +14,6 @@ from diffscope.readings.words import figures
 
 OWN = "own text"
 SPANS = {"answer": "7421"}
-PAGE = "app_pages/intervene.py"
 
 
 @pytest.fixture
@@ -22,8 +21,7 @@ def page(app):
     """The page as a function of an address's values."""
 
     def start(**query):
-        test = app(**query)
-        test.switch_page(PAGE).run()
+        test = app("intervene", **query)
         assert not test.exception, test.exception
         return test
 
@@ -232,7 +230,7 @@ def test_the_stack_survives_other_pages_and_a_fresh_session(page, app):
     assert listed(test) == both
     test.switch_page("app_pages/explore.py").run()
     test.query_params.pop("edit")  # as a browser does
-    test.switch_page(PAGE).run()
+    test.switch_page("app_pages/intervene.py").run()
     assert listed(test) == both and address(test) == ["zero_a2:layers=2", "ablate_heads:layers=1:heads=0"]
     assert listed(page(**test.query_params)) == both
     assert listed(page(edit="none")) == []
@@ -273,7 +271,7 @@ def test_without_a_second_map_its_edits_are_refused_in_a_line(page, folders):
 def test_a_saved_capture_has_no_model_to_edit(app, folders, tmp_path):
     path = tmp_path / "kept.dscope"
     diffscope.load(str(folders["small-diff"])).capture(PROMPT).save(path)
-    test = app(model="a folder or a saved capture", path=str(path)).switch_page(PAGE).run()
+    test = app("intervene", model="a folder or a saved capture", path=str(path))
     assert not test.exception and lines(test) == ["a saved capture has maps but no model to run; choose a model for this"]
 
 

@@ -116,8 +116,7 @@ def test_a_page_that_asks_for_another_model_is_refused(shared, name):
 def test_trainings_below_the_folder_are_followed_and_tested_by_name(shared, models, small_run):
     shutil.copytree(small_run, models / "team" / "runs" / "seed-0")
     named = "shelf/team/runs/seed-0"
-    test = shared(token=TOKEN, model=named)
-    test.switch_page("app_pages/training.py").run()
+    test = shared("training", token=TOKEN, model=named)
     assert not test.exception and test.select_slider(key="step").options == ["0", "4", "10 (the end)"]
     test.number_input(key="training-prompts").set_value(10)
     test.number_input(key="training-length").set_value(96).run()

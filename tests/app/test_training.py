@@ -29,8 +29,8 @@ def run(small_run):
 @pytest.fixture
 def page(app, run):
     def opened(**query):
-        test = app(**{"model": FOLDER, "path": str(run), "example": "own text", "prompt": PROMPT, "answer": "7421"} | query)
-        return fine(test.switch_page("app_pages/training.py").run())
+        own = {"model": FOLDER, "path": str(run), "example": "own text", "prompt": PROMPT, "answer": "7421"}
+        return fine(app("training", **own | query))
 
     return opened
 

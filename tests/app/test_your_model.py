@@ -21,9 +21,7 @@ def fine(test):
 
 
 def page(app, **query):
-    test = app(**{f"your_model-{name}": value for name, value in query.items()})
-    test.switch_page("app_pages/your_model.py")
-    return fine(test.run())
+    return fine(app("your_model", **{f"your_model-{name}": value for name, value in query.items()}))
 
 
 def press(test, key):
