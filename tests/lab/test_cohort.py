@@ -14,6 +14,7 @@ import diffscope
 from diffscope.cli import main
 from diffscope.digests import SUMS
 from diffscope.errors import DiffscopeError
+from diffscope.hypotheses import cohort_evidence
 from diffscope.hypotheses.evidence import of_run
 from diffscope.lab import scoring
 from diffscope.lab.jobs.shards import result
@@ -135,7 +136,9 @@ def test_seeds_of_earlier_commands_stay_in_the_dataset(cohort_run, tmp_path):
     assert json.loads(dataset.attrs["made_by"])["standard/seed-1"][0]["torch"] == torch.__version__
 
 
-def test_a_rank_with_nothing_to_do_is_no_failure(tmp_path, capsys):
+def test_a_rank_with_nothing_to_do_is_no_failure(tmp_path, capsys, monkeypatch):
+    taken = []  # tests/hypotheses/test_of_run.py takes evidence; here it matters of which run
+    monkeypatch.setattr(cohort_evidence, "keep_evidence", lambda *run: taken.append(run))
     (tmp_path / "small.toml").write_text(PIECE)
     command = ["train", str(tmp_path / "small.toml"), "--arm", "diff", "--seed", "0", "--out", str(tmp_path / "out")]
     assert main([*command, "--rank", "1/2"]) == 0
@@ -145,6 +148,7 @@ def test_a_rank_with_nothing_to_do_is_no_failure(tmp_path, capsys):
     assert main([*command, "--rank", "0/2"]) == 2
     assert "failed: diff, seed 0: " in capsys.readouterr().err
     assert main([*command[:-4], "--seed", "1", "--out", str(tmp_path / "out")]) == 0  # that one did not fail
+    assert taken == [(tmp_path / "out/diff/seed-1", " {city} {number}.", 1)]
 
 
 def test_a_missing_device_is_one_line_before_anything_runs(tmp_path):

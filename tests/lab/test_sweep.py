@@ -210,7 +210,7 @@ def test_killed_and_resumed_gives_the_same_bytes(few, tmp_path):
     """benchmarks/sweep_kills.py does it at twenty points."""
     plan, out = few
     options = ["--model=mini-diff", "--model=mini-standard", "--stats=gini", "--prompts=retrieval:count=4,length=96"]
-    command = [sys.executable, "-m", "diffscope", "sweep", *options, "--per-shard=1", "--out=out", "--processes=2"]
+    command = [sys.executable, "-m", "diffscope", "sweep", *options, "--per-shard=1", "--out=out"]
     process = subprocess.Popen(command, cwd=tmp_path, env=environment(), stderr=subprocess.DEVNULL)
     while process.poll() is None and not list(tmp_path.glob("out/shards/[!.]*")):
         time.sleep(0.01)
