@@ -7,6 +7,7 @@ Needs pdftotext (poppler-utils) to read the text of a PDF back; without it that 
 """
 
 import dataclasses
+import io
 import re
 import runpy
 import shutil
@@ -18,6 +19,7 @@ from pathlib import Path
 from PIL import Image
 
 from diffscope.figures import theme
+from tools import printed_texts
 
 GALLERY = Path(__file__).parents[1] / "docs" / "gallery"
 LARGEST = 300_000  # bytes of a PDF
@@ -40,26 +42,27 @@ def main(out: Path, names: list[str]) -> int:
         for venue, wide in PLACES:
             placed = dataclasses.replace(figure, venue=venue, width=theme.width(venue, wide))
             place = f"{venue}-{'page' if wide else 'column'}"
-            faults += [f"{script.stem}, {place}: {fault}" for fault in checked(placed, out)]
-            picture = placed.save(out / "figure.png")
-            with Image.open(picture) as image:
-                inches = image.width / 300
-                pictures.setdefault(place, []).append(image.convert("RGB").resize(_scaled(image, inches)))
+            for fault in checked(placed, out, twice=(venue, wide) == PLACES[0]):
+                faults.append(f"{script.stem}, {place}: {fault}")
+                print(faults[-1], flush=True)
+            with Image.open(io.BytesIO(placed.picture(DOTS))) as image:
+                pictures.setdefault(place, []).append(image.convert("RGB"))
         print(script.stem, flush=True)
     for place, images in pictures.items():
         sheet = together(images)
         sheet.save(out / f"{place}.png")
         sheet.convert("L").save(out / f"{place}-grey.png")
-    print(*faults, sep="\n")
     print(f"{len(PLACES)} widths, {len(next(iter(pictures.values()), []))} figures, {len(faults)} faults")
     return min(len(faults), 100)
 
 
-def checked(figure, out: Path) -> list[str]:
-    """What is wrong with a figure as a PDF."""
+def checked(figure, out: Path, twice: bool) -> list[str]:
+    """What is wrong with a figure as a PDF; `twice`: whether another run of it is compared."""
     path = figure.save(out / "figure.pdf")
     content = path.read_bytes()
-    faults = [] if figure.to_bytes(".pdf") == content else ["two runs differ"]
+    faults = printed_texts.faults(figure.matplotlib())
+    if twice and figure.to_bytes(".pdf") != content:
+        faults.append("two runs differ")
     left, _, right, _ = map(float, re.search(rb"/MediaBox \[([^]]+)\]", content)[1].split())
     if abs((right - left) / 72 - figure.width) > 0.01:
         faults.append(f"{(right - left) / 72:.3f} in wide instead of {figure.width}")
@@ -75,11 +78,6 @@ def checked(figure, out: Path) -> list[str]:
         if "mathdefault" in text:
             faults.append("raw mathematics")
     return faults
-
-
-def _scaled(image: Image.Image, inches: float) -> tuple[int, int]:
-    wide = round(inches * DOTS)
-    return wide, round(image.height * wide / image.width)
 
 
 def together(images: list[Image.Image]) -> Image.Image:

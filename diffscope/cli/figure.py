@@ -64,9 +64,14 @@ def command(
     normalisation: options.Normalisation = None,
     where: options.Where = None,
     quantity: options.Quantity = None,
+    way: options.Way = None,
     x: options.Along = None,
+    y: options.Down = None,
     series: options.Series = None,
     panels: options.Panels = None,
+    points: options.Points = None,
+    style: options.Style = None,
+    log: options.Log = None,
     sigma: options.Sigma = None,
     size: options.Size = None,
     contrast: options.Contrast = None,
@@ -94,15 +99,18 @@ def command(
     choices = dict(
         layer=layer, head=head, layers=layers, heads=heads, queries=queries, keys=keys, query=query, names=names,
         statistic=statistic, map=map, span=key_set, normalisation=normalisation, where=options.labels(where or []) or None,
-        quantity=quantity, x=x, series=series, panels=panels, sigma=sigma, size=size, contrast=contrast, scale=scale,
-        venue=venue, wide=wide, width=width, title=title,
+        quantity=quantity, way=way, x=x, y=y, series=series, panels=panels, points=points, style=style, log=log, sigma=sigma,
+        size=size, contrast=contrast, scale=scale, venue=venue, wide=wide, width=width, title=title,
     )  # fmt: skip
     choices = {word: choice for word, choice in choices.items() if choice is not None}
-    from diffscope.cli.figure_subjects import Source, subject
+    from diffscope.cli.figure_subjects import OF_VALUES, Source, subject
     from diffscope.figures import check_choices
 
+    of_values = {word: choices.pop(word, None) for word in ("statistic", "where")} if kind in OF_VALUES else {}
     check_choices(kind, choices)
-    source = Source(saved, model, baseline, prompt, prompt_file, span, answer, distractor, prompts, length, device, dtype)
+    source = Source(
+        saved, model, baseline, prompt, prompt_file, span, answer, distractor, prompts, length, device, dtype, **of_values
+    )
     drawn = subject(source, kind)
     with working("drawing"):
         figure = diffscope.figure(kind, drawn, **choices)

@@ -29,6 +29,8 @@ class Source:
     length: list[int] | None
     device: str | None
     dtype: str | None
+    statistic: str | None = None
+    where: dict[str, str] | None = None
 
     def scopes(self) -> dict:
         """The models by name, the first and the one beside it."""
@@ -179,11 +181,22 @@ def of_file(source: Source, kind: str):
     return source.file(kind)
 
 
-def in_python(source: Source, kind: str):
-    """Figures of any labelled values have no other source than a script."""
-    raise DiffscopeError(f"the figure {kind} is of values that a script has: diffscope.figures.{kind}(values)")
+def values(source: Source, kind: str):
+    """One variable of measured statistics, one label along each dimension of --where."""
+    dataset = source.file(kind)
+    names = [str(name) for name in getattr(dataset, "data_vars", ())]
+    if source.statistic not in names:
+        raise DiffscopeError(f"{source.saved} has no {source.statistic!r}; give --statistic, one of {', '.join(names) or 'none'}")
+    array = dataset[source.statistic]
+    for dim, label in (source.where or {}).items():
+        labels = list(map(str, array[dim].values)) if dim in array.dims else []
+        if label not in labels:
+            raise DiffscopeError(f"--where {dim}={label}: there is no such label; {dim} has {', '.join(labels) or 'none'}")
+        array = array.isel({dim: labels.index(label)})
+    return array
 
 
+OF_VALUES = ("cells", "curves", "strips")
 #: how the subject of each figure is got, where it is not a capture
 SUBJECTS: dict[str, Callable] = {
     "ablation": ablations,
@@ -191,13 +204,13 @@ SUBJECTS: dict[str, Callable] = {
     "attribution": branches,
     "board": board,
     "by_depth": depths,
-    "cells": in_python,
+    "cells": values,
     "checkpoints": checkpoints,
     "cohort": of_file,
-    "curves": in_python,
+    "curves": values,
     "depth_by_length": depths,
     "interventions": interventions,
-    "strips": in_python,
+    "strips": values,
     "sweep": of_file,
     "training": followed,
 }

@@ -21,6 +21,7 @@ from diffscope.figures.base import KINDS, Figure
 from diffscope.figures.maps import LARGEST
 from diffscope.figures.of_values import cells
 from diffscope.figures.selection import one_prompt
+from diffscope.figures.subjects import Captures, captures_of
 
 Window = slice | tuple[int, int] | int
 Heads = Sequence[int] | Literal["all"]
@@ -34,7 +35,7 @@ class Verdict(Protocol):
 
 
 def maps(
-    cap: Capture | CaptureBatch | Comparison,
+    cap: Captures,
     *,
     layer: int | tuple[int, int] | None = None,
     head: int | tuple[int, int] = 0,
@@ -57,6 +58,7 @@ def maps(
     Parameters
     ----------
     cap : Capture, CaptureBatch or Comparison
+        For a grid also several captures of one prompt, in a sequence or by name.
     layer : int, optional
         As the model numbers it, by default its first; of a comparison also one for each model.
     head : int
@@ -106,18 +108,11 @@ def maps(
     <diffscope figure 'grid' of map (model: 1, layer: 4, head: 2, query: 23, key: 23)>
     """
     if layers is not None or heads is not None:
-        data = _grid.data(_by_model(cap, prompt), layers, heads, _one_name(names), queries, keys, size or _grid.SIZE)
+        captures = {name: one_prompt(one, prompt) for name, one in captures_of(cap).items()}
+        data = _grid.data(captures, layers, heads, _one_name(names), queries, keys, size or _grid.SIZE)
         return KINDS["grid"].figure(data, venue, wide, width, contrast=contrast, title=title)
     data = KINDS["maps"].data(cap, layer, head, prompt, queries, keys, size or LARGEST, names)
     return KINDS["maps"].figure(data, venue, wide, width, contrast=contrast, scale=scale, title=title)
-
-
-def _by_model(cap: Capture | CaptureBatch | Comparison, prompt: int) -> dict[str, Capture]:
-    """One prompt of each model, by the models' names."""
-    if isinstance(cap, Comparison):
-        return {name: one_prompt(one, prompt) for name, one in zip(cap.names, cap.captures)}
-    capture = one_prompt(cap, prompt)
-    return {capture.model_name: capture}
 
 
 def _one_name(names: Sequence[str] | None) -> str:

@@ -184,8 +184,12 @@ class Figure:
             drawing.savefig(buffer, format=kind, metadata=about, dpi=dpi)
         return buffer.getvalue()
 
+    def picture(self, dpi: int = 150) -> bytes:
+        """The drawing for print as a PNG of so many dots an inch."""
+        return self._printed("png", dpi=dpi)
+
     def _repr_png_(self) -> bytes:
-        return self._printed("png", dpi=150)  # a notebook keeps its pictures: a quarter of the size in print
+        return self.picture()  # a notebook keeps its pictures: a quarter of the size in print
 
     def __repr__(self) -> str:
         dims = dict.fromkeys(dim for array in self.data.data_vars.values() for dim in array.dims)

@@ -77,7 +77,7 @@ def checkpoints(
     *,
     layer: int | None = None,
     head: int = 0,
-    name: str = "D",
+    map: str = "D",
     size: int = _checkpoints.SIZE,
     contrast: Contrast = "sqrt",
     venue: str | None = None,
@@ -93,7 +93,7 @@ def checkpoints(
         Of one prompt, by step.
     layer, head : int
         By default of the first layer.
-    name : str
+    map : str
         Which map; of standard attention it is A.
     size : int
         The largest number of bins a side; of longer prompts a bin shows its value of largest magnitude.
@@ -109,5 +109,5 @@ def checkpoints(
     DiffscopeError
         There is no such layer, head or map, or the captures are of different prompts.
     """
-    data = KINDS["checkpoints"].data(captures, layer, head, name, size)
+    data = KINDS["checkpoints"].data(captures, layer, head, map, size)
     return KINDS["checkpoints"].figure(data, venue, wide, width, contrast=contrast, title=title)

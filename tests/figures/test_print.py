@@ -15,6 +15,7 @@ from diffscope.figures import theme
 from diffscope.latex import escaped
 from tests import tiny
 from tests.figures.test_figures import ALL, TOKENS, capture, source
+from tools.printed_texts import faults, texts
 
 NARROWEST = ("acl", False)
 WIDE = ("neurips", True)
@@ -29,45 +30,10 @@ def drawn(name, cap, venue, wide):
     return figures.figure(name, source(name, cap), venue=venue, wide=wide)
 
 
-def texts(drawing):
-    """Every text that is really drawn, with its box in points: not ticks beyond the ends of an axis."""
-    from matplotlib.backends.backend_agg import RendererAgg
-
-    class Recording(RendererAgg):
-        seen: dict
-        lines: list
-
-        def draw_text(self, gc, x, y, s, prop, angle, ismath=False, mtext=None):
-            if mtext is not None:
-                self.seen[id(mtext)] = mtext
-                return
-            width, height, _ = self.get_text_width_height_descent(s, prop, ismath)  # a line of several, from its lower left
-            self.lines.append((s, (x, self.height - y, x + width, self.height - y + height)))
-
-    renderer = Recording(*drawing.bbox.size, drawing.dpi)
-    renderer.seen, renderer.lines = {}, []
-    drawing.draw(renderer)
-    scale = 72 / drawing.dpi
-    alone = [(text.get_text(), text.get_window_extent(renderer).extents) for text in renderer.seen.values()]
-    return [(words, np.array(box) * scale) for words, box in alone + renderer.lines]
-
-
 @pytest.mark.parametrize("venue, wide", [NARROWEST, WIDE])
 @pytest.mark.parametrize("name", ALL)
 def test_texts_are_within_the_figure_apart_and_no_mathematics(cap, name, venue, wide):
-    drawing = drawn(name, cap, venue, wide).matplotlib()
-    width, height = drawing.get_size_inches() * 72
-    seen = texts(drawing)
-    assert seen and not [text for text, _ in seen if "mathdefault" in text or "\\" in text.replace("\\x", "")]
-    outside = [text for text, box in seen if box[0] < -0.5 or box[1] < -0.5 or box[2] > width + 0.5 or box[3] > height + 0.5]
-    assert not outside
-    touching = [
-        (one, other)
-        for number, (one, a) in enumerate(seen)
-        for other, b in seen[number + 1 :]
-        if min(a[2], b[2]) - max(a[0], b[0]) > 0.5 and min(a[3], b[3]) - max(a[1], b[1]) > 1.5
-    ]
-    assert not touching
+    assert not faults(drawn(name, cap, venue, wide).matplotlib())
 
 
 def test_a_long_title_and_long_names_stand_on_several_lines():
