@@ -6,7 +6,7 @@ MINUTES ?= 30
 BIN := .venv/bin
 export PYTHON TORCH
 
-.PHONY: app test lint dev suites constraints grid gpu notebooks screenshots drive wheel clean
+.PHONY: app test lint dev docs docs-links suites constraints grid gpu notebooks screenshots drive wheel clean
 .NOTPARALLEL: # two at once would make the same environment
 
 app:
@@ -52,9 +52,20 @@ screenshots: dev
 drive: dev
 	$(BIN)/python -m tools.drive_dashboard
 
+# The site, into docs/_build/html: figures drawn, every warning an error, every link within it followed, nothing fetched.
+docs:
+	@tools/environment.sh docs
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+	@echo "open docs/_build/html/index.html"
+
+# Whether pages elsewhere that the site links to are there; needs a network.
+docs-links:
+	@tools/environment.sh docs
+	$(BIN)/python -m sphinx -q -b linkcheck docs docs/_build/links
+
 wheel: dev
 	$(BIN)/python -m build --wheel
 
 clean:
-	rm -rf .venv .venvs build dist .pytest_cache .hypothesis .ruff_cache .import_linter_cache .mypy_cache
+	rm -rf .venv .venvs build dist docs/_build docs/api docs/project docs/tutorials docs/statistics.md docs/gallery/*.md .pytest_cache .hypothesis .ruff_cache .import_linter_cache .mypy_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

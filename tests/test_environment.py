@@ -130,6 +130,14 @@ def test_it_does_nothing_when_nothing_has_changed(checkout):
     assert checkout.prepare("app")[2] == [INSTALLED.format("--editable .")]
 
 
+def test_what_makes_the_site_comes_with_the_test_tools(checkout):
+    checkout.put("python3", PYTHON)
+    checkout.put("uv", UV)
+    assert checkout.prepare("dev")[0] == 0
+    assert INSTALLED.format("--editable .[dev,docs]") in checkout.prepare("docs")[2]
+    assert [checkout.prepare(extras) for extras in ("docs", "dev", "app")] == [(0, [], [])] * 3
+
+
 def test_what_broke_off_is_taken_up_in_the_same_environment(checkout):
     checkout.put("python3", PYTHON)
     checkout.put("uv", UV)

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Make or mend the environment of this checkout: environment.sh app | dev [FOLDER, by default .venv]
+# Make or mend the environment of this checkout: environment.sh app | dev | docs [FOLDER, by default .venv]
 #
 # Takes the best Python at hand, and uv if it is there, else pip. Called again, it goes on where it was stopped, and does
 # nothing if nothing has changed. Settable, and kept until set otherwise:
@@ -82,7 +82,12 @@ if [ "$(cat "$VENV/made-of" 2>/dev/null)" != "$wanted" ] || ! "$VENV/bin/python"
 fi
 
 holds=$(cksum <pyproject.toml)
-for more in "$extras" dev; do
+case $extras in # each holds what the one before it does
+app) enough="app dev docs" ;;
+dev) enough="dev docs" ;;
+*) enough=$extras ;;
+esac
+for more in $enough; do
     [ "$(cat "$VENV/holds-$more" 2>/dev/null)" != "$holds" ] || exit 0
 done
 rm -f "$VENV"/holds-*
@@ -110,7 +115,10 @@ fi
 if [ "$extras" = app ]; then
     install --editable .
 else
-    install --editable ".[$extras]"
+    case $extras in
+    docs) install --editable ".[dev,docs]" ;;
+    *) install --editable ".[$extras]" ;;
+    esac
     # timm needs a torchvision of the same build as torch. Where the two do not fit, importing it fails, and so does transformers
     # wherever it finds it: then they lie apart, where the tests alone look for them.
     install timm torchvision

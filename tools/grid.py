@@ -3,7 +3,7 @@
 ``python tools/grid.py`` asks the package index for each cell and takes wheels alone, so that no compiler is needed. It tries, one
 after the other,
 
-- the checkout with its test tools, held to ``constraints.txt``, as ``make test`` installs it,
+- the checkout with its tools for tests and pages, held to ``constraints.txt``, as ``make test`` and ``make docs`` install it,
 - the same where torch asks for what a CPU build asks for, no triton and no CUDA library (PyTorch's own index, where such builds
   for Linux are, is not asked),
 - the package alone without constraints, as whoever installs the wheel gets it, and with its extras.
@@ -31,7 +31,7 @@ PLATFORMS = {
     "Windows x86-64": "x86_64-pc-windows-msvc",
 }
 EXTRAS = tuple(f"--extra={name}" for name in ("vision", "kernels", "cluster", "data", "fast", "lab"))
-TESTED = ("--extra=dev", "--extra=vision", "--constraint", "constraints.txt")
+TESTED = ("--extra=dev", "--extra=docs", "--extra=vision", "--constraint", "constraints.txt")
 WAYS = {
     "checkout with test tools, constraints.txt": TESTED,
     "the same with a CPU build of torch": (*TESTED, "--config-file", "{cpu}"),

@@ -1,0 +1,218 @@
+"""A page for every public name, written when the site is built, and the index of them by module.
+
+What is public: the names of ``diffscope``, what its public modules list in ``__all__``, and what the guides call by a longer
+name.
+"""
+
+import ast
+import inspect
+import re
+from collections.abc import Sequence
+from functools import cache
+from importlib import import_module
+from types import ModuleType
+
+from outside import DOCS, ROOT, write
+
+FOLDER = DOCS / "api"
+
+FORMULAS = """argmax cmrr cosine effective_tokens entropy entropy_normalised gini head_cka hoyer js kl lambda_star
+near_zero negative_count negative_share noise_gain overlap participation pseudo_norm quantiles
+rank_residual ranks residual_floor residual_noise rho row_sum selectivity signal_gain singular_values span_mass top_k_mass
+uniform_map""".split()
+
+#: public modules in the order of the index, and of those without ``__all__`` the names that the guides tell of
+MODULES: dict[str, Sequence[str] | None] = {
+    "diffscope": None,
+    "diffscope.figures": None,
+    "diffscope.edits": None,
+    "diffscope.readings": None,
+    "diffscope.readings.branches": ("branches",),
+    "diffscope.readings.composition": ("composition",),
+    "diffscope.readings.noise": ("lost", "rejection"),
+    "diffscope.readings.question": ("made_up", "other_prompts", "question"),
+    "diffscope.readings.ranks": ("ranks",),
+    "diffscope.stats": None,
+    "diffscope.stats.formulas": FORMULAS,
+    "diffscope.instruments": (),
+    "diffscope.instruments.injection": ("with_a2_moved",),
+    "diffscope.hypotheses": None,
+    "diffscope.tasks": None,
+    "diffscope.prompts": (),
+    "diffscope.families": None,
+    "diffscope.conformance": None,
+    "diffscope.attention": None,
+    "diffscope.models": None,
+    "diffscope.lab": (),
+    "diffscope.lab.jobs.shards": ("Outcome", "Rank", "Shard", "run"),
+    "diffscope.store": ("open_statistics", "save_statistics"),
+    "diffscope.lens": None,
+    "diffscope.errors": None,
+}
+#: what is no function and no class
+DATA = {
+    "diffscope.families.FAMILIES": "Every family, the most particular first: the first that recognises a model opens it.",
+    "diffscope.figures.FIGURES": "The function of every figure, by its name.",
+    "diffscope.hypotheses.TESTS": "Every declared test, by its name.",
+    "diffscope.models.ATTENTIONS": "What ``DiffConfig(attention=…)`` may be.",
+    "diffscope.stats.GROUPS": "Names that stand for several statistics, and the kinds they stand for.",
+    "diffscope.stats.STATISTICS": "Every statistic, by its name: units, definition, range, where it is undefined.",
+}
+HEAD = """# API
+
+Every public name, by module. What most people need stands in the first table: {py:func}`diffscope.load` opens a model,
+{py:class}`diffscope.Scope` runs it, {py:class}`diffscope.Capture` is what its attention did on a prompt. A public name is
+imported when it is first used, so `import diffscope` costs nothing.
+"""
+
+
+def names() -> dict[str, list[str]]:
+    """The public names of each module, without modules."""
+    found = {}
+    for name, told in MODULES.items():
+        module = import_module(name)
+        every = sorted(module._NAMES) if name == "diffscope" else list(module.__all__ if told is None else told)
+        found[name] = [each for each in every if not isinstance(getattr(module, each), ModuleType)]
+    return found
+
+
+def pages() -> dict[str, str]:
+    """Where each public name is described: the full name, and that under which its object has its page, the first one."""
+    described: dict[int, str] = {}
+    found = {}
+    for module, listed in names().items():
+        for name in listed:
+            value = getattr(import_module(module), name)
+            full = f"{module}.{name}"
+            found[full] = described.setdefault(id(value), full) if callable(value) else full
+    return found
+
+
+def files() -> dict[str, str]:
+    """The file of each page, of names and of modules; names that differ by case alone get different files everywhere."""
+    taken: set[str] = set()
+    found = {}
+    for full in [*MODULES, *dict.fromkeys(pages().values())]:
+        file = full if full.lower() not in taken else f"{full}-function"
+        taken.add(file.lower())
+        found[full] = file
+    return found
+
+
+def described(full: str) -> str:
+    """The page of one name."""
+    module, _, name = full.rpartition(".")
+    value = getattr(import_module(module), name)
+    head = f"{full}\n{'=' * len(full)}\n\n.. currentmodule:: {module}\n\n"
+    if inspect.isclass(value):
+        options = "" if not issubclass(value, BaseException) else "   :no-members:\n   :show-inheritance:\n"
+        return f"{head}.. autoclass:: {full}\n{options}"
+    if callable(value):
+        return f"{head}.. autofunction:: {full}\n"
+    return f"{head}.. py:data:: {full}\n\n   {DATA[full]}\n"
+
+
+def summary(full: str) -> str:
+    """The first sentence of what is said of a name."""
+    if full in DATA:
+        return DATA[full]
+    module, _, name = full.rpartition(".")
+    paragraph = (inspect.getdoc(getattr(import_module(module), name)) or "").partition("\n\n")[0].replace("\n", " ")
+    return re.split(r"(?<=[.?])\s", paragraph)[0]
+
+
+def of_module(module: str, listed: list[str], where: dict[str, str]) -> str:
+    """The page of one module: what it is, and a table of its names."""
+    file = files()
+    head = f"{module}\n{'=' * len(module)}\n\n.. automodule:: {module}\n   :no-members:\n\n"
+    if not listed:
+        return head
+    rows = [(where[f"{module}.{name}"], name) for name in listed]
+    table = "\n".join(f"   * - :py:obj:`{name} <{full}>`\n     - {escaped(summary(full))}" for full, name in rows)
+    own = "\n".join(
+        f"   {file[full]}"
+        for full in dict.fromkeys(where[f"{module}.{name}"] for name in listed)
+        if full.startswith(f"{module}.")
+    )
+    tree = f".. toctree::\n   :hidden:\n\n{own}\n" if own else ""
+    return f"{head}.. list-table::\n   :widths: 30 70\n\n{table}\n\n{tree}"
+
+
+def prepare(app, config) -> None:
+    """Write all pages."""
+    where, listed, file = pages(), names(), files()
+    made = {f"{file[full]}.rst": described(full) for full in dict.fromkeys(where.values())}
+    made |= {f"{file[module]}.rst": of_module(module, listed[module], where) for module in MODULES}
+    tree = "\n".join(file[module] for module in MODULES)
+    made["index.md"] = f"{HEAD}\n```{{toctree}}\n:maxdepth: 1\n\n{tree}\n```\n"
+    for name, text in made.items():
+        write(FOLDER / name, text)
+    for path in FOLDER.iterdir():
+        if path.name not in made:
+            path.unlink()
+
+
+def escape(app, what, name, value, options, lines: list[str]) -> None:
+    """Docstrings are written to be read as they are: bars and asterisks are no markup, and tables stay as they stand."""
+    table = [bool(re.match(r"\s*\|.*\|\s*$", line)) for line in lines]
+    written = []
+    for number, line in enumerate(lines):
+        if table[number]:
+            if not number or not table[number - 1]:
+                written += ["::", ""]
+            written.append(f"    {line}")
+            continue
+        written.append(escaped(line))
+    lines[:] = written
+
+
+def escaped(line: str) -> str:
+    """A line whose bars and asterisks are no markup, but in what is set as code."""
+    pieces = re.split(r"(``.*?``|:\w+:`[^`]*`|`[^`]*`)", line)
+    return "".join(piece if piece.startswith(("`", ":")) else re.sub(r"([|*])", r"\\\1", piece) for piece in pieces)
+
+
+def resolve(app, env, node, contnode):
+    """A link to a name that docstrings call shortly, or by the module that it is written in: to its page, if it has one.
+
+    What has none is named without a link.
+    """
+    if node.get("refdomain") != "py":
+        return None
+    target = node["reftarget"]
+    objects = env.domains["py"].objects
+    last = target.rpartition(".")[2]
+    method = ".".join(target.split(".")[-2:])
+    for candidate in (
+        f"diffscope.{method}",
+        *(full for full in objects if full.endswith(f".{last}") and full in set(pages().values())),
+    ):
+        if candidate in objects:
+            from sphinx.util.nodes import make_refnode
+
+            found = objects[candidate]
+            return make_refnode(app.builder, node["refdoc"], found.docname, found.node_id, contnode, candidate)
+    return contnode if last in written() else None
+
+
+@cache
+def written() -> frozenset[str]:
+    """Every name that the package defines, public or not."""
+    found = set()
+    for path in (ROOT / "diffscope").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                found.add(node.name)
+            elif isinstance(node, ast.Assign | ast.AnnAssign):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                found |= {target.id for target in targets if isinstance(target, ast.Name)}
+        found |= set(path.relative_to(ROOT).with_suffix("").parts)
+    return frozenset(found)
+
+
+def setup(app):
+    """Write before anything is read."""
+    app.connect("config-inited", prepare)
+    app.connect("autodoc-process-docstring", escape, priority=400)  # before napoleon
+    app.connect("missing-reference", resolve)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

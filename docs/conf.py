@@ -1,0 +1,78 @@
+"""How the site is built: ``make docs``. Nothing is fetched, neither here nor by who reads the pages."""
+
+import sys
+from pathlib import Path
+
+DOCS = Path(__file__).parent
+sys.path[:0] = [str(DOCS / "_ext"), str(DOCS.parent)]
+
+import diffscope  # noqa: E402
+
+project = "diffscope"
+author = "The diffscope authors"
+copyright = author  # noqa: A001
+version = release = diffscope.__version__
+
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "sphinx_design",
+    "api",
+    "gallery",
+    "links",
+    "mathml",
+    "outside",
+    "statistics_page",
+]
+exclude_patterns = ["_build", "_ext", "jupyter_execute"]
+default_role = "literal"  # `x` in docstrings is x as it is written
+nitpicky = True
+# Types of other libraries and words such as "path-like" in docstrings: nothing is fetched that could tell where they are.
+nitpick_ignore_regex = [(r"py:(class|obj)", r"(?!diffscope\.).*")]
+
+myst_enable_extensions = ["attrs_block", "attrs_inline", "colon_fence", "deflist", "dollarmath"]
+myst_heading_anchors = 4
+myst_links_external_new_tab = False
+nb_execution_mode = "off"  # notebooks are kept executed
+nb_ipywidgets_js = {}  # widgets need a kernel; what they leave in a notebook is a page
+suppress_warnings = [
+    "mystnb.unknown_mime_type",  # of widgets, beside whose page
+    "ref.python",  # a word that is an attribute of several classes
+]
+
+autodoc_default_options = {"members": True, "member-order": "bysource"}
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+napoleon_google_docstring = False
+napoleon_use_ivar = True
+napoleon_use_rtype = False
+napoleon_preprocess_types = False
+python_maximum_signature_line_length = 90
+python_use_unqualified_type_names = True
+add_module_names = False
+
+html_theme = "sphinx_book_theme"
+html_title = "diffscope"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_show_copyright = False
+html_show_sourcelink = False
+html_copy_source = False
+html_theme_options = {
+    "show_navbar_depth": 1,
+    "collapse_navigation": True,
+    "navigation_depth": 2,
+    "show_toc_level": 2,
+    "home_page_in_toc": False,
+    "use_download_button": False,
+    "use_fullscreen_button": False,
+    "show_prev_next": True,
+    "pygments_light_style": "default",
+    "pygments_dark_style": "github-dark",
+}
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+linkcheck_ignore = [r"http://localhost.*"]
