@@ -105,11 +105,27 @@ def described(full: str) -> str:
     value = getattr(import_module(module), name)
     head = f"{full}\n{'=' * len(full)}\n\n.. currentmodule:: {module}\n\n"
     if inspect.isclass(value):
-        options = "" if not issubclass(value, BaseException) else "   :no-members:\n   :show-inheritance:\n"
-        return f"{head}.. autoclass:: {full}\n{options}"
+        return f"{head}.. autoclass:: {full}{signature(value)}\n{options(value)}"
     if callable(value):
         return f"{head}.. autofunction:: {full}\n"
     return f"{head}.. py:data:: {full}\n\n   {DATA[full]}\n"
+
+
+def signature(value: type) -> str:
+    """Empty for what is not made by hand, such as a capture: what it keeps to itself is among what makes it."""
+    try:
+        return "()" if any(name.startswith("_") for name in inspect.signature(value).parameters) else ""
+    except ValueError:  # of exceptions
+        return ""
+
+
+def options(value: type) -> str:
+    """What is shown of a class: what it has of another of the package too."""
+    if issubclass(value, BaseException):
+        return "   :no-members:\n   :show-inheritance:\n"
+    bases = value.__mro__[1:-1]
+    of_ours = all(base.__module__.startswith("diffscope") for base in bases)
+    return "   :inherited-members:\n" if bases and of_ours else ""
 
 
 def summary(full: str) -> str:

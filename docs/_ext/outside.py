@@ -20,6 +20,7 @@ PAGES = {
     "benchmarks/RESULTS.md": "project/results.md",
     "benchmarks/GPU_QUEUE.md": "project/gpu_queue.md",
     "analyses": "tutorials.md",
+    "docs/gallery": "gallery/index.md",
 }
 LINK = re.compile(r"(\]\()([^)#\s]+)((?:#[^)\s]*)?\))")
 
