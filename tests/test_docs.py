@@ -196,6 +196,6 @@ def test_a_script_of_the_gallery_is_short_and_says_what_one_sees(path):
     title, blank, about = (ast.get_docstring(tree) + "\n\n").split("\n", 2)
     code = [node for node in tree.body[1:] if not isinstance(node, ast.Import | ast.ImportFrom)]
     assert title and not blank and len(about.split()) > 10
-    assert len(code) <= 6 and isinstance(code[-1], ast.Assign) and code[-1].targets[0].id == "figure"
+    assert len(code) <= 6 and isinstance(code[-1], ast.Assign) and code[-1].targets[0].id in ("figure", "table")
     private = [node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr.startswith("_")]
     assert not private

@@ -25,6 +25,7 @@ uniform_map""".split()
 MODULES: dict[str, Sequence[str] | None] = {
     "diffscope": None,
     "diffscope.figures": None,
+    "diffscope.tables": None,
     "diffscope.edits": None,
     "diffscope.readings": None,
     "diffscope.readings.branches": ("branches",),

@@ -1,6 +1,6 @@
 """The gallery: every figure with its code. Each script of docs/gallery is run when the site is built, and gets a page.
 
-A script has a docstring, whose first line is the title, and assigns ``figure``. What was drawn is kept beside the page and drawn
+A script has a docstring, whose first line is the title, and assigns ``figure``, or ``table``. What was drawn is kept beside the page and drawn
 again when the script or the package has changed.
 """
 
@@ -77,10 +77,12 @@ def digest(paths: list[Path]) -> str:
 def run(script: Script) -> tuple[str, bytes]:
     """What a script draws: the suffix of the file that holds it, and what that holds.
 
-    A figure is an SVG. What a notebook would show, such as the linked view, is HTML.
+    A figure is an SVG, a table Markdown. What a notebook would show, such as the linked view, is HTML.
     """
     names = {"__name__": script.name}
     exec(compile(script.path.read_text(encoding="utf-8"), str(script.path), "exec"), names)
+    if "table" in names:
+        return ".txt", names["table"].to_markdown().encode()
     figure = names["figure"]
     if hasattr(figure, "to_bytes"):
         return ".svg", figure.to_bytes(".svg")
@@ -108,15 +110,20 @@ def picture(path: Path, alt: str) -> str:
     return f"![{alt}](../{path.relative_to(DOCS)}){{.paper width={inches * 150:.0f}px}}"
 
 
+def embedded(script: Script, drawing: Path) -> str:
+    """What was drawn, as it stands on the page."""
+    if drawing.suffix == ".svg":
+        return picture(drawing, script.title)
+    if drawing.suffix == ".txt":
+        return drawing.read_text(encoding="utf-8")
+    return f"```{{raw}} html\n:file: ../{drawing.relative_to(DOCS)}\n```"
+
+
 def page(script: Script, drawing: Path) -> str:
     """The page of one script."""
-    functions = dict.fromkeys(re.findall(r"figures\.(\w+)\(", script.code))
-    also = ", ".join(f"{{py:func}}`diffscope.figures.{name}`" for name in functions)
-    shown = (
-        picture(drawing, script.title)
-        if drawing.suffix == ".svg"
-        else f"```{{raw}} html\n:file: ../{drawing.relative_to(DOCS)}\n```"
-    )
+    functions = dict.fromkeys(re.findall(r"\b((?:figures|tables)\.\w+)\(", script.code))
+    also = ", ".join(f"{{py:func}}`diffscope.{name}`" for name in functions)
+    shown = embedded(script, drawing)
     source = f"{{download}}`{script.path.name}`"
     parts = [
         f"# {script.title}",
@@ -134,7 +141,8 @@ def card(script: Script, drawing: Path) -> str:
     if drawing.suffix == ".svg":
         lines += [f":img-top: ../{drawing.relative_to(DOCS)}", f":img-alt: {script.title}"]
         return "\n".join([*lines, ":::"])
-    return "\n".join([*lines, "", "To move in: zoom, crosshair, locked tokens.", ":::"])
+    what = "As a table." if drawing.suffix == ".txt" else "To move in: zoom, crosshair, locked tokens."
+    return "\n".join([*lines, "", what, ":::"])
 
 
 def index(made: list[tuple[Script, Path]]) -> str:
