@@ -1,7 +1,7 @@
 """The gallery: every figure with its code. Each script of docs/gallery is run when the site is built, and gets a page.
 
-A script has a docstring, whose first line is the title, and assigns ``figure``, or ``table``. What was drawn is kept beside the page and drawn
-again when the script or the package has changed.
+A script has a docstring, whose first line is the title, and assigns ``figure``, or ``table``. What was drawn is
+kept beside the page and drawn again when the script or the package has changed.
 """
 
 import ast
