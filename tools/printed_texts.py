@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from diffscope.figures import theme
+
 SLACK = 0.5  # points that a text may be outside, or over another across
 OVER = 1.5  # points that the boxes of two lines may overlap up and down: they are higher than their letters
 
@@ -25,7 +27,8 @@ def texts(drawing) -> list[tuple[str, np.ndarray]]:
 
     renderer = Recording(*drawing.bbox.size, drawing.dpi)
     renderer.seen, renderer.lines = {}, []
-    drawing.draw(renderer)
+    with theme.styled():  # as it is when the figure is saved
+        drawing.draw(renderer)
     alone = [(text.get_text(), _box(text, renderer)) for text in renderer.seen.values()]
     return [(words, np.array(box) * 72 / drawing.dpi) for words, box in alone + renderer.lines]
 

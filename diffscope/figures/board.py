@@ -18,6 +18,9 @@ from diffscope.figures.canvas import canvas, settle
 from diffscope.figures.escaping import for_html, for_print
 
 ROW = 0.27  # inches a quantity takes in print
+ANOTHER = 0.09  # inches of each further line of its label
+LETTER = 0.037  # inches of a letter of these labels
+ACROSS = 0.62  # of the figure's width that they have
 LINE = 76  # characters of a label on the screen, which stands above its row in a line or two
 UNITS = "estimate, in units of the smallest effect that matters"
 TICKS = np.array([-100, -10, -3, -1, 0, 1, 3, 10, 100])
@@ -101,7 +104,9 @@ def _ink(state: str) -> str:
 
 def in_print(data: xr.Dataset, width: float, title: str | None = None, **_):
     count = data.sizes["row"]
-    figure = canvas(width, ROW * count + 0.7)
+    labels = [wrap(for_print(str(label)), max(16, int(width * ACROSS / LETTER))) for label in data["label"].values]
+    lines = max(map(len, labels))
+    figure = canvas(width, (ROW + ANOTHER * (lines - 1)) * count + 0.7)
     ax = figure.subplots()
     x = {name: np.arcsinh(data[name].values) for name in NUMBERS}
     _bars(ax, x, data["state"].values)
@@ -110,9 +115,9 @@ def in_print(data: xr.Dataset, width: float, title: str | None = None, **_):
         ax.axhline(edge + 0.5, color=theme.RULE, lw=0.4, zorder=0)
     ax.set_ylim(count - 0.5, -0.5)
     ax.set_yticks(range(count), [for_print(name) for name in _names(data)])
-    small = {"transform": ax.get_yaxis_transform(), "size": "xx-small", "color": theme.MUTED, "va": "center"}
-    for row, label in enumerate(data["label"].values):
-        ax.text(0.01, row - 0.24, for_print(label), **small)
+    small = {"transform": ax.get_yaxis_transform(), "size": "xx-small", "color": theme.MUTED, "va": "top"}
+    for row, label in enumerate(labels):
+        ax.text(0.01, row - 0.45, "\n".join(label), **small)
     ax.tick_params(axis="y", length=0)
     reach = _reach(x)
     ax.set_xlim(-1.1 * reach, 1.05 * reach)
@@ -133,7 +138,7 @@ def _reach(x: Mapping[str, np.ndarray]) -> float:
 def _bars(ax, x: Mapping[str, np.ndarray], states: Sequence[str]) -> None:
     """Of every row the range without an effect, the interval and the estimate."""
     for row, state in enumerate(states):
-        y = [row + 0.15] * 2
+        y = [row + 0.28] * 2
         ax.plot([x["null_low"][row], x["null_high"][row]], y, color=theme.RULE, lw=4, solid_capstyle="butt", zorder=1)
         ax.plot([x["low"][row], x["high"][row]], y, color=_ink(state), lw=1.2, zorder=2)
         ax.plot(x["value"][row], y[0], "o", ms=3, color=_ink(state), zorder=3)

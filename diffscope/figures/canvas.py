@@ -112,8 +112,7 @@ def trim(figure, axes, tries: int = 3) -> None:
 def settle(figure) -> None:
     """Lay out once more and keep it so: what is drawn later stays where it is."""
     wrap_texts(figure)
-    if part_ticks(figure):
-        figure.get_layout_engine().execute(figure)
+    part_ticks(figure)
     figure.get_layout_engine().execute(figure)
     figure.set_layout_engine("none")
 
@@ -133,9 +132,8 @@ def wrap_texts(figure) -> None:
             text.set_text("\n".join(textwrap.wrap(text.get_text(), letters)))
 
 
-def part_ticks(figure) -> bool:
-    """Turn the names below axes upright where they touch, and name fewer places where they still do; whether any did."""
-    changed = False
+def part_ticks(figure) -> None:
+    """Turn the names below axes upright where they touch, and name fewer places where they still do."""
     for ax in figure.axes:
         labels = [label for label in ax.get_xticklabels() if label.get_text() and label.get_visible()]
         boxes = sorted((label.get_window_extent() for label in labels), key=lambda box: box.x0)
@@ -143,9 +141,7 @@ def part_ticks(figure) -> bool:
             continue
         if min(right.x0 - left.x1 for left, right in itertools.pairwise(boxes)) > 0:
             continue
-        changed = True
         apart = (boxes[-1].x0 + boxes[-1].x1 - boxes[0].x0 - boxes[0].x1) / 2 / (len(boxes) - 1)
         every = math.ceil(1.1 * max(box.height for box in boxes) / apart)
         names = [label.get_text() for label in ax.get_xticklabels()]
         ax.set_xticks(ax.get_xticks()[::every], names[::every], rotation=90)
-    return changed

@@ -10,7 +10,7 @@ import numpy as np
 CHARACTER = 0.055  # inches of a letter at the size of a legend
 HANDLE = 0.42  # inches of what stands before an entry and behind it
 LINE = 2.0  # times the size of its letters a line is long, so that a broken one is seen to be
-COLUMNS = 4
+COLUMNS = 6
 ROW = 0.15  # inches
 
 

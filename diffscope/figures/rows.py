@@ -11,6 +11,7 @@ from diffscope.figures import theme
 from diffscope.figures.base import register
 from diffscope.figures.canvas import canvas, finish_print, finish_screen
 from diffscope.figures.escaping import for_html, for_print, readable, shorten, visible
+from diffscope.figures.legend import columns
 from diffscope.figures.panels import heading, labels, marked_spans, positions
 from diffscope.figures.selection import described, layer_at, one_prompt, position_of, window, with_readable_tokens
 
@@ -149,7 +150,7 @@ def in_print(data: xr.Dataset, width: float, title: str | None = None):
     ax.set_ylabel("weight")
     handles = dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
     shown = [label for label in (theme.TITLES[first], "−λ·A₂", "D", *names) if label in handles]
-    look = {"loc": "outside lower left", "ncols": len(shown), "columnspacing": 1.2, "handletextpad": 0.5}
+    look = {"loc": "outside lower left", "ncols": columns(shown, width), "columnspacing": 1.2, "handletextpad": 0.5}
     figure.legend([handles[label] for label in shown], shown, **look)
     finish_print(figure, _heading(data) if title is None else title)
     return figure
