@@ -16,6 +16,7 @@ from torch import Tensor
 from diffscope import store
 from diffscope.attention.layer import LayerAttention
 from diffscope.pictures import Pictures
+from diffscope.portrait import Portrait
 from diffscope.prompts import Encoded
 from diffscope.proof.fidelity import UNDECIDED, Fidelity
 from diffscope.stats.backends import Backend
@@ -69,7 +70,7 @@ def _assembled(tensors: dict[str, Tensor], record: dict[str, Any]) -> Capture | 
 
 
 @dataclass(repr=False)
-class Attended(Pictures):
+class Attended(Portrait, Pictures):
     """What a capture of one prompt and a capture of a batch have in common.
 
     Attributes
@@ -90,12 +91,6 @@ class Attended(Pictures):
     facts: dict[str, Any]
 
     _batch: ClassVar[bool]  # whether results have a dimension `prompt`
-
-    def __repr__(self) -> str:
-        error = max(proof.error for proof in self._proofs)
-        sizes = " + ".join(str(len(prompt.ids)) for prompt in self.prompts)
-        shape = f"{self.n_layers} × {self.n_heads} heads"
-        return f"<{type(self).__name__} of {self.model_name}: {sizes} tokens, {shape}, fidelity {error:.1e}>"
 
     if not TYPE_CHECKING:  # a type checker is to find misspelt names itself
 

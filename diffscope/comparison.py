@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 import xarray as xr
 
+from diffscope import display
 from diffscope.capture import Capture, CaptureBatch
 from diffscope.errors import Stopped
+from diffscope.portrait import lengths, spans_marked
 from diffscope.stats.averaging import average
 from diffscope.stats.sampling import Sample
 
@@ -32,8 +34,13 @@ class Comparison:
     captures: tuple[Capture | CaptureBatch, Capture | CaptureBatch]
 
     def __repr__(self) -> str:
-        sizes = " + ".join(str(len(prompt.ids)) for prompt in self.captures[0].prompts)
-        return f"<Comparison of {' and '.join(self.names)}: {sizes} tokens>"
+        return f"<Comparison of {' and '.join(self.names)}: {lengths(self.captures[0].prompts)}>"
+
+    def _repr_html_(self) -> str:
+        sides = [capture.portrait() for capture in self.captures]
+        rows = [(name, *(side[name] for side in sides)) for name in sides[0] if any(side.get(name) for side in sides)]
+        text = spans_marked(self.captures[0].prompts[0])
+        return display.card(f"Comparison of {' and '.join(self.names)}", display.table(("", *self.names), rows), text)
 
     def measure(self, statistics: Names = None, *, queries: Queries = None) -> xr.Dataset:
         """The same statistics of both models.

@@ -78,6 +78,23 @@ class Encoded:
         """The same sets as sorted lists."""
         return {name: at.tolist() for name, at in self.key_sets().items()}
 
+    def pieces(self) -> list[str]:
+        """What each token adds to the text: together they are the text, with the tokens that are not in it where they stand.
+
+        Without a text they are the tokens, each with a space after it.
+        """
+        if self.text is None:
+            return [f"{token} " for token in self.tokens]
+        pieces = []
+        done = 0  # characters of the text
+        for token, (start, stop) in zip(self.tokens, self.offsets):
+            if start == stop and token.strip():
+                pieces.append(token)
+            else:  # some tokenizers give white space no place: it comes with the next token
+                pieces.append(self.text[done:stop])
+                done = max(done, stop)
+        return [*pieces[:-1], pieces[-1] + self.text[done:]]
+
 
 def encode(
     tokenizer: PreTrainedTokenizerBase | None,

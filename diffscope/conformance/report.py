@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 import torch
 from torch import Tensor
 
+from diffscope import display
 from diffscope.attention.layer import LayerAttention
 from diffscope.families.base import HALVES, STRIPES, Convention
 from diffscope.models import lambda_init_schedule
@@ -33,7 +34,7 @@ class Finding:
     layers: tuple[int, ...] = ()
 
 
-@dataclass
+@dataclass(repr=False)
 class Report:
     """What :func:`check` found.
 
@@ -63,6 +64,25 @@ class Report:
     layers: list[dict] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     differences: list[str] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        return f"<Report on {self.model}: {'passed' if self.passed else 'failed'}>\n{display.lines(self.sentence)}"
+
+    def _repr_html_(self) -> str:
+        words = {"family": f"{self.family}: {self.why}", "attention": self.attention, "dtype": self.dtype}
+        words["unlike V1"] = "; ".join(self.differences)
+        layers = [(str(row["layer"]), self.verdict_of(row["layer"]), self.reading_of(row)) for row in self.layers]
+        findings = [
+            (finding.verdict, finding.check, ", ".join(map(str, finding.layers)) or "the model", finding.says)
+            for finding in sorted(self.findings, key=lambda finding: VERDICTS.index(finding.verdict))
+        ]
+        return display.card(
+            f"Report on {self.model}: {'passed' if self.passed else 'failed'}",
+            display.paragraph(self.sentence),
+            display.facts(words),
+            display.table(("layer", "", "as the family reads it"), layers),
+            display.folded(f"{len(findings)} checks", display.table(("", "check", "layers", "what was found"), findings)),
+        )
 
     @property
     def passed(self) -> bool:

@@ -19,7 +19,7 @@ from diffscope.hypotheses.declared import NEEDED, chosen
 from diffscope.hypotheses.kept import KeptModels
 from diffscope.hypotheses.progress import Job
 from diffscope.hypotheses.subjects import UNTRAINED, Models, Pair, Progress, Settings
-from diffscope.hypotheses.verdicts import Verdict
+from diffscope.hypotheses.verdicts import Board, Verdict
 from diffscope.lab.standing import Standing, standing
 from diffscope.lab.training.cohort import DATASET, open_dataset
 from diffscope.lab.training.run_folder import WEIGHTS
@@ -52,7 +52,7 @@ def test(
     untrained: int = UNTRAINED,
     own: str | Path | Sequence[TextPrompt] | None = None,
     progress: Progress | None = None,
-) -> list[Verdict]:
+) -> Board:
     """Test hypotheses of how differential attention works, and judge them by the rules they declared.
 
     Parameters
@@ -83,8 +83,8 @@ def test(
 
     Returns
     -------
-    list of Verdict
-        One a test; what cannot be tested says what it needs.
+    Board
+        A list of Verdict, one a test; what cannot be tested says what it needs.
 
     Raises
     ------
@@ -136,7 +136,7 @@ class Subjects:
     checkpoints: Sequence[Models | KeptModels] = field(default_factory=list)
     job: Job = field(default_factory=lambda: Job(None), repr=False)
 
-    def run(self, tests: str | Sequence[str] | None = None, finished: MutableMapping[str, Result] | None = None) -> list[Verdict]:
+    def run(self, tests: str | Sequence[str] | None = None, finished: MutableMapping[str, Result] | None = None) -> Board:
         """The verdicts; see :func:`diffscope.hypotheses.board.run`."""
         models = self.model or (self.checkpoints[0] if self.checkpoints else None)
         self.job.plan(chosen(tests), len(models.scopes) + models.settings.untrained if models and models.scopes else 1)

@@ -14,7 +14,7 @@ from diffscope.hypotheses.declared import NEEDED, chosen
 from diffscope.hypotheses.inference import Estimate, Observed, as_estimate
 from diffscope.hypotheses.rules import MEASURED, Declared, Missing, Observer, Test, state
 from diffscope.hypotheses.subjects import Models, Pair, Progress
-from diffscope.hypotheses.verdicts import Verdict, sentence
+from diffscope.hypotheses.verdicts import Board, Verdict, sentence
 
 Result = dict[str, Estimate] | str  # estimates by quantity, or what is needed
 
@@ -28,7 +28,7 @@ def run(
     cohort: xr.Dataset | None = None,
     progress: Progress | None = None,
     finished: MutableMapping[str, Result] | None = None,
-) -> list[Verdict]:
+) -> Board:
     """Run tests and judge them by the rules they declared.
 
     Parameters
@@ -49,8 +49,8 @@ def run(
 
     Returns
     -------
-    list of Verdict
-        In the order of `tests`; a test that cannot be run says what it needs.
+    Board
+        A list of Verdict, in the order of `tests`; a test that cannot be run says what it needs.
     """
     subjects = {"model": model, "pair": pair, "checkpoints": list(checkpoints) or None, "cohort": cohort}
     declared = chosen(tests)
@@ -62,7 +62,7 @@ def run(
         results[test.id] = finished[test.id] if test.id in finished else result_of(test, subjects[test.needs])
         finished[test.id] = results[test.id]
     p = corrected({id: estimates for id, estimates in results.items() if not isinstance(estimates, str)})
-    return [_verdict(test, results[test.id], p) for test in declared]
+    return Board(_verdict(test, results[test.id], p) for test in declared)
 
 
 def result_of(test: Declared, subject: Models | Pair | Sequence[Models] | xr.Dataset | None) -> Result:

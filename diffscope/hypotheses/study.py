@@ -25,7 +25,7 @@ from diffscope.hypotheses.declared import TESTS
 from diffscope.hypotheses.inference import Estimate
 from diffscope.hypotheses.kept_study import FILE, REMEDY, WORDS, StudyWords, find, rules_digest
 from diffscope.hypotheses.subjects import Progress, Settings
-from diffscope.hypotheses.verdicts import Verdict
+from diffscope.hypotheses.verdicts import Board, Verdict
 from diffscope.scope import Scope, load
 from diffscope.store import provenance
 
@@ -100,7 +100,7 @@ def open_study(folder: str | Path | None = None) -> Study:
     try:
         if {"family", "asked"} & set(record["facts"]):
             raise DiffscopeError(f'{path} was written under old names (a "family" is called a "cohort" now); run the study anew')
-        boards = {name: [Verdict.from_dict(row) for row in board] for name, board in record["boards"].items()}
+        boards = {name: Board(Verdict.from_dict(row) for row in board) for name, board in record["boards"].items()}
         return Study(record["facts"], boards, record["survival"])
     except DiffscopeError:
         raise

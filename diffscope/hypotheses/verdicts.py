@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 
+from diffscope import display
 from diffscope.errors import DiffscopeError
 from diffscope.hypotheses.correction import CORRECTIONS, by_signs, uncorrected
 from diffscope.hypotheses.declared import SUBJECTS, TESTS
@@ -15,7 +16,7 @@ from diffscope.hypotheses.rules import MEASURED, Declared, Quantity, Test, decid
 DECLARED = ("id", "kind", "claim", "source", "statistic", "controls", "rule", "needs", "limits")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Verdict:
     """What came of one test or measurement.
 
@@ -40,6 +41,25 @@ class Verdict:
     corrected: Mapping[str, float]
     states: Mapping[str, str]
     sentence: str
+
+    def __repr__(self) -> str:
+        return f"<Verdict of {self.test.id}: {self.shown}>\n{display.lines(self.sentence)}"
+
+    def _repr_html_(self) -> str:
+        rows = (
+            (
+                self.test.quantities[name].label,
+                number(estimate.value),
+                f"{number(estimate.low)} to {number(estimate.high)}",
+                number(self.corrected.get(name, math.nan)),
+                self.states[name],
+            )
+            for name, estimate in self.estimates.items()
+        )
+        table = display.table(("quantity", "estimate", "95 % interval", "p, corrected", "state"), rows)
+        declared = {"claim": self.test.claim, "statistic": self.test.statistic, "controls": "; ".join(self.test.controls)}
+        parts = (display.facts(declared), table if self.estimates else "", display.paragraph(self.sentence))
+        return display.card(f"{self.test.id}: {self.shown}", *parts)
 
     @property
     def shown(self) -> str:
@@ -87,6 +107,20 @@ class Verdict:
         states = {name: row["state"] for name, row in rows.items()}
         text = sentence(test, estimates, corrected, states) if rows else record["sentence"]
         return cls(test, record["verdict"], estimates, corrected, states, text)
+
+
+class Board(list[Verdict]):
+    """Verdicts side by side: a list that shows itself as a table."""
+
+    def __repr__(self) -> str:
+        wide = max((len(verdict.test.id) for verdict in self), default=0)
+        rows = (f"  {verdict.test.id:{wide}}  {verdict.shown}" for verdict in self)
+        return "\n".join((f"<Board of {len(self)} verdicts>", *rows))
+
+    def _repr_html_(self) -> str:
+        rows = ((verdict.test.kind, verdict.test.id, verdict.shown, verdict.test.claim) for verdict in self)
+        sentences = "".join(display.folded(f"{verdict.test.id}: {verdict.shown}", verdict._repr_html_()) for verdict in self)
+        return display.table(("kind", "test", "verdict", "claim"), rows) + sentences
 
 
 def _same_rule(test: Declared, record: Mapping) -> bool:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import xarray as xr
 
+from diffscope import display
+
 
 @dataclass(frozen=True, eq=False)
 class Reading:
@@ -24,6 +26,23 @@ class Reading:
 
     def __str__(self) -> str:
         return self.sentence
+
+    def __repr__(self) -> str:
+        variables = ", ".join(f"{name} ({', '.join(map(str, values.dims))})" for name, values in self.estimates.items())
+        return f"<Reading>\n{display.lines(self.sentence)}\n{display.lines(f'estimates: {variables}')}"
+
+    def _repr_html_(self) -> str:
+        rows = (
+            (
+                str(name),
+                ", ".join(f"{dim} {size}" for dim, size in values.sizes.items()),
+                str(values.attrs.get("long_name", "")),
+                str(values.attrs.get("definition", "")),
+            )
+            for name, values in self.estimates.items()
+        )
+        columns = ("estimates", "dimensions", "what it is", "definition")
+        return display.paragraph(self.sentence) + display.folded("the numbers", display.table(columns, rows))
 
 
 def described(values: xr.DataArray, long_name: str, definition: str, units: str = "1", **more: str | int) -> xr.DataArray:

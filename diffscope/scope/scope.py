@@ -14,7 +14,7 @@ import torch
 import xarray as xr
 from torch import Tensor, nn
 
-from diffscope import families
+from diffscope import display, families
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.parts import Mask
 from diffscope.capture import Capture, CaptureBatch
@@ -138,7 +138,20 @@ class Scope:
         self._state = state_of(self.model)
 
     def __repr__(self) -> str:
-        return f"<Scope {self.name}: family {self.family.name}, {self.n_layers} layers>"
+        edits = f", under {'; '.join(map(str, self._state.edits))}" if self._state.edits else ""
+        return f"<Scope {self.name}: family {self.family.name}, {self.n_layers} layers{edits}>"
+
+    def _repr_html_(self) -> str:
+        parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        words = {
+            "model": f"{type(self.model).__name__}, {parameters:,} parameters, {self.runner.dtype}, on {self.runner.device}",
+            "family": self.family.name,
+            "layers": f"{self.n_layers} with attention",
+            "positions": "any number" if self.positions is None else f"{self.positions:,} tokens",
+            "tokenizer": "none: prompts are token ids" if self.tokenizer is None else f"{len(self.tokenizer):,} tokens",
+            "edits": "; ".join(map(str, self._state.edits)),
+        }
+        return display.card(f"Scope of {self.name}", display.facts(words))
 
     @property
     def lock(self) -> threading.RLock:
