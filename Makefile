@@ -41,8 +41,9 @@ grid: dev
 gpu:
 	$(or $(PYTHON),python3) -m benchmarks.gpu --minutes $(MINUTES) $(if $(OUT),--copy $(OUT))
 
+# Every notebook of analyses/ executed in place; with MODEL=FOLDER OUT=FOLDER copies of them, of that model.
 notebooks: dev
-	$(BIN)/jupyter-execute --inplace analyses/*.ipynb
+	$(BIN)/python -m tools.notebooks $(if $(MODEL),--model $(MODEL) --out $(OUT))
 
 # The pictures of the dashboard that README and docs show, taken anew; and every control of every page used once, with what the
 # address of each brings back. Both need Chromium.
