@@ -45,15 +45,27 @@ def caption(figure: Figure) -> str:
     lam = attrs.get("lam")
     if lam is not None:
         facts.append(f"λ {lam}" if isinstance(lam, str) else f"λ = {float(lam):.3f}")
-    about = str(attrs.get("caption", "")).rstrip(".") or str(
-        attrs.get("long_name") or attrs.get("value") or attrs.get("y") or figure.kind.about.partition(";")[0]
-    )
+    about = _about(figure)
     sentences = [about[:1].upper() + about[1:], "; ".join(facts)]
-    if figure.kind.name in ("maps", "checkpoints") and figure.style.get("contrast") == "sqrt":
+    if figure.kind.name in ("maps", "grid", "checkpoints") and figure.style.get("contrast") == "sqrt":
         sentences.append("colours follow the root of a weight, and zero is white")
     if boxes := lacking("".join(map(visible, _texts(figure)))):
         sentences.append(f"□ stands for characters that no font of this machine has: {boxes[:SHOWN]}")
     return " ".join(f"{sentence[:1].upper()}{sentence[1:]}." for sentence in sentences if sentence)
+
+
+def _about(figure: Figure) -> str:
+    """What is seen, without its place: what the figure says of itself, else which maps there are, else what is measured."""
+    attrs = figure.data.attrs
+    if attrs.get("caption"):
+        return str(attrs["caption"]).rstrip(".")
+    if figure.kind.name in ("maps", "row"):
+        names = [str(array.attrs.get("title") or theme.TITLES[str(name)]) for name, array in figure.data.data_vars.items()]
+        listed = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+        return listed if "models" in attrs else f"{listed} of one {'head' if figure.kind.name == 'maps' else 'query'}"
+    if figure.kind.name in ("grid", "checkpoints"):
+        return f"{theme.TITLES[attrs['map']]}: {figure.kind.about}"
+    return str(attrs.get("long_name") or attrs.get("value") or attrs.get("y") or figure.kind.about.partition(";")[0])
 
 
 def _texts(figure: Figure) -> set[str]:

@@ -78,8 +78,10 @@ def interventions(
     if not table["value"].notnull().any():
         raise DiffscopeError(f"there is nothing to draw: {' and '.join(names)} are undefined under all edits")
     colours = dict(zip(estimates, theme.SERIES * len(estimates)))
-    looks = {f"{name}{end}": (colours[name], dash) for name in estimates for end, dash in (("", "solid"), (UNEDITED, "dash"))}
     numbers = table["edit"].dtype.kind in "if"
+    looks = {name: (colours[name], "solid") for name in estimates}
+    for name in estimates:  # points have no dashes, so that of these the unedited are grey
+        looks[f"{name}{UNEDITED}"] = (colours[name] if numbers else theme.MUTED, "dash")
     figure = curves(
         table["value"].assign_attrs(long_name="", units="1"),
         x="edit",

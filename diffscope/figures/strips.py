@@ -35,6 +35,8 @@ def data(values: xr.DataArray, x: str, series: str, points: str, joined: bool = 
         "y": values_title(values),
         "joined": int(joined),
     }
+    if drawn["series"].dtype.kind in "if":  # a number alone says nothing in a legend
+        drawn = drawn.assign_coords(series=[f"{along_title(values, series)} {label:g}" for label in drawn["series"].values])
     return xr.Dataset({"value": drawn, "at": (ROLES, at)}).drop_attrs().assign_attrs(about)
 
 

@@ -192,11 +192,12 @@ def test_latex_reads_no_command_in_a_text():
 
 def test_a_caption_says_what_is_known(cap):
     assert figures.maps(cap, layer=2, head=1).caption == (
-        "A1, A2, λ·A2 and D of one head side by side. "
+        "A₁, A₂, λ·A₂ and D = A₁ − λ·A₂ of one head. "
         f"Model {cap.model_name}; layer 2; head 1; a prompt of 16 tokens; λ = {float(cap.map('D', 2, 1).attrs['lam']):.3f}. "
         "Colours follow the root of a weight, and zero is white."
     )
     assert "D, answer, share, query 15" in figures.heads(cap).caption
+    assert figures.maps(capture("standard")).caption.startswith("A of one head. ")
     assert "attention on each key set" in figures.heads(cap).caption.lower()
 
 
