@@ -39,19 +39,25 @@ FACTS = {
 def caption(figure: Figure) -> str:
     """What is seen, and of what: one sentence of what the figure is, one of the facts that its data tells."""
     attrs = figure.data.attrs
-    facts = [f"model {short_name(str(attrs['model']))}"] if attrs.get("model") else []
+    models = str(attrs.get("model") or "")
+    facts = [f"{'models' if ' and ' in models else 'model'} {short_name(models)}"] if models else []
     if not attrs.get("caption"):  # which tells them itself
         facts += [words.format(attrs[name]) for name, words in FACTS.items() if _told(name, attrs.get(name))]
     lam = attrs.get("lam")
     if lam is not None:
         facts.append(f"λ {lam}" if isinstance(lam, str) else f"λ = {float(lam):.3f}")
     about = _about(figure)
-    sentences = [about[:1].upper() + about[1:], "; ".join(facts)]
+    sentences = [about, "; ".join(facts)]
     if figure.kind.name in ("maps", "grid", "checkpoints") and figure.style.get("contrast") == "sqrt":
         sentences.append("colours follow the root of a weight, and zero is white")
     if boxes := lacking("".join(map(visible, _texts(figure)))):
         sentences.append(f"□ stands for characters that no font of this machine has: {boxes[:SHOWN]}")
-    return " ".join(f"{sentence[:1].upper()}{sentence[1:]}." for sentence in sentences if sentence)
+    return " ".join(f"{_begun(sentence)}." for sentence in sentences if sentence)
+
+
+def _begun(sentence: str) -> str:
+    """With a capital, but for letters that mean something else as capitals, such as λ."""
+    return sentence[:1].upper() + sentence[1:] if sentence[0].isascii() else sentence
 
 
 def _about(figure: Figure) -> str:

@@ -92,7 +92,10 @@ def allocation(
     ends = {end: bars[end].assign_coords(side=values["side"]) for end in ("low", "high") if end in bars}
     over = "all heads, then layers" if layer is None else f"the heads of layer {layer}"
     over = f"layer {layer}, head {head}" if head is not None else f"mean over {over}; whiskers from the least head to the largest"
-    caption = f"Attention of the query at {query} to five parts of the prompt ({normalisation} of {map}), {over}."
+    counts = {len(cap.prompts) for cap in captures_of(subject).values()}
+    prompts = f", mean over {counts.pop()} prompts" if len(counts) == 1 and max(counts) > 1 else ""
+    at = "last query" if query in (-1, "last") else f"query at {query}"
+    caption = f"Attention of the {at} to five parts of the prompt ({normalisation} of {map}){prompts}, {over}."
     figure = curves(
         values, x="part", series="side", style="bars", controls=uniform, **ends, venue=venue, wide=wide, width=width, title=title
     )

@@ -63,13 +63,17 @@ def training(
     <diffscope figure 'training' of value (panel: 1, series: 4, x: 2)>
     """
     estimates = getattr(subject, "estimates", subject)
+    model = ""
     if isinstance(subject, Mapping) and not isinstance(subject, xr.Dataset):
         from diffscope.readings.training import along_training
 
         if not all(isinstance(cap, Capture) for cap in subject.values()):
             raise DiffscopeError("this figure is of captures of one prompt by step of training, such as {0: …, 400: …}")
         estimates = along_training(subject).estimates
-    return KINDS["training"].figure(KINDS["training"].data(estimates, statistic, layer, head), venue, wide, width, title=title)
+        model = next(iter(subject.values())).model_name.partition("@")[0]
+    data = KINDS["training"].data(estimates, statistic, layer, head)
+    data.attrs |= {"model": model, "caption": f"{data.attrs['y']} by step of training; {data.attrs['apart'][0]} is set apart"}
+    return KINDS["training"].figure(data, venue, wide, width, title=title)
 
 
 def checkpoints(

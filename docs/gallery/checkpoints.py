@@ -8,6 +8,6 @@ import diffscope
 from diffscope import figures, tasks
 
 example = tasks.examples()[0]
-scopes = {step: diffscope.load(f"mini-diff@{step}") for step in (0, 308, 1036)}
-captures = {step: scope.capture(example.text, spans=example.spans) for step, scope in scopes.items()}
+scope = diffscope.load("mini-diff")
+captures = {step: scope.at(step).capture(example.text, spans=example.spans) for step in scope.checkpoints}
 figure = figures.checkpoints(captures, layer=1, head=0)

@@ -1,0 +1,36 @@
+"""The scripts of the gallery run, every figure has one, and what they draw can be read in the narrowest column."""
+
+import dataclasses
+import runpy
+from pathlib import Path
+
+import pytest
+
+from diffscope.figures import FIGURES, theme
+from tools.printed_texts import faults
+
+SCRIPTS = sorted((Path(__file__).parents[2] / "docs" / "gallery").glob("*.py"))
+OF_A_TRAINING = {"cohort"}  # needs a cohort, whose training takes hours
+
+
+@pytest.fixture(scope="module", autouse=True)
+def bundled_models():
+    from diffscope import models
+
+    if not models.bundled():
+        pytest.skip("no model is bundled with this checkout")
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_a_script_draws_what_can_be_read_in_a_column(script):
+    names = runpy.run_path(str(script))
+    if "figure" in names and script.stem != "view":  # which is no printed figure
+        narrow = dataclasses.replace(names["figure"], venue="acl", width=theme.width("acl", False))
+        assert not faults(narrow.matplotlib())
+        assert narrow.caption and "None" not in narrow.caption
+    else:
+        assert len(names["table"].to_latex()) > 100 if "table" in names else names["figure"]
+
+
+def test_every_figure_has_a_script():
+    assert set(FIGURES) - {script.stem for script in SCRIPTS} == OF_A_TRAINING
