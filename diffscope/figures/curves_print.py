@@ -32,6 +32,7 @@ TALLEST = 2.2  # inches of a row of printed panels
 NARROWEST = 1.3  # inches of a printed panel: of narrower ones there are several rows
 CHARACTER = 0.055  # inches of a label below a printed figure
 SLANTED = 0.3  # inches that turned labels take below a panel
+MARKERS = ("o", "s", "^", "D", "v", "P")  # of one series after the other, so that they are told apart in grey print too
 IN_PRINT = {"solid": "-", "dash": "--", "dot": ":"}
 
 
@@ -125,11 +126,13 @@ def _name_places(ax, places: list, width: float) -> None:
 def _bars_or_lines(ax, part: xr.Dataset, places: np.ndarray, colours: Mapping[str, str], style: str) -> None:
     """All series of one panel, (series, x)."""
     count = len(colours)
+    inks = list(dict.fromkeys(colours.values()))
     above = np.zeros(len(places))
     below = np.zeros(len(places))
     for number, (name, colour) in enumerate(colours.items()):
         one = part.isel(series=number)
         values = shown(one, "value")
+        marker = MARKERS[inks.index(colour) % len(MARKERS)]
         aside = (number - (count - 1) / 2) / count
         ends = {}
         if "low" in one:
@@ -159,21 +162,21 @@ def _bars_or_lines(ax, part: xr.Dataset, places: np.ndarray, colours: Mapping[st
         elif style == "lines":
             line = IN_PRINT[dash_of(one, name)]
             size = 2.6 if line == "-" else 1.6
-            ax.errorbar(places, values, color=colour, ls=line, marker="o", ms=size, elinewidth=0.6, label=label, **ends)
+            ax.errorbar(places, values, color=colour, ls=line, marker=marker, ms=size, elinewidth=0.6, label=label, **ends)
         else:
-            _points(ax, one, places + beside, colour, label, ends)
+            _points(ax, one, places + beside, colour, marker, label, ends)
 
 
-def _points(ax, part: xr.Dataset, places: np.ndarray, colour: str, label: str | None, ends: dict) -> None:
+def _points(ax, part: xr.Dataset, places: np.ndarray, colour: str, marker: str, label: str | None, ends: dict) -> None:
     """One series of one panel, (x,), as points; those beyond what is drawn as triangles at its end."""
     values = shown(part, "value")
     places = part["at"].values if "at" in part else places
     side = np.nan_to_num(beyond(part))
     within = np.where(side == 0, values, np.nan)
     look = {} if dash_of(part, str(part["series"].item())) == "solid" else {"mfc": "none", "mew": 0.7}
-    ax.errorbar(places, within, color=colour, ls="", marker="o", ms=2.6, elinewidth=0.6, label=label, **look, **ends)
-    for marker, outside in (("v", side < 0), ("^", side > 0)):
-        ax.plot(places[outside], values[outside], color=colour, ls="", marker=marker, ms=3.2, mfc="none", mew=0.7)
+    ax.errorbar(places, within, color=colour, ls="", marker=marker, ms=2.6, elinewidth=0.6, label=label, **look, **ends)
+    for arrow, outside in (("v", side < 0), ("^", side > 0)):
+        ax.plot(places[outside], values[outside], color=colour, ls="", marker=arrow, ms=3.2, mfc="none", mew=0.7)
 
 
 register("curves", "labelled values as lines, points or bars", data=data, plotly=on_screen, matplotlib=in_print, wide=False)

@@ -1,0 +1,117 @@
+"""``diffscope figure`` draws every figure, with every option of it."""
+
+import inspect
+import json
+
+import numpy as np
+import pytest
+
+import diffscope
+from diffscope.cli import figure, main
+from diffscope.figures import FIGURES
+
+PROMPT = "The magic number: Paris 7421. The magic number: Rome 2174. The magic number: Paris"
+GIVEN = ["--model", "mini-diff", "--prompt", PROMPT, "--span", "answer=7421"]
+#: what only a script has: arrays that belong to the values, what is measured already, how many legends are written
+OF_SCRIPTS = set("prompt measured low high references at diagonal controls within looks error joined".split())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def bundled_models():
+    from diffscope import models
+
+    if not models.bundled():
+        pytest.skip("no model is bundled with this checkout")
+
+
+@pytest.fixture
+def run(capsys):
+    def run(*arguments):
+        status = main(["figure", *map(str, arguments)])
+        printed = capsys.readouterr()
+        return status, printed.out, printed.err
+
+    return run
+
+
+def test_every_keyword_of_every_figure_is_an_option(run):
+    options = set(inspect.signature(figure.command).parameters)
+    for name, function in FIGURES.items():
+        keywords = {word for word, parameter in inspect.signature(function).parameters.items() if parameter.kind == 3}
+        assert {"key_set" if word == "span" else word for word in keywords - OF_SCRIPTS} <= options, name
+    status, out, _ = run("--list")
+    assert status == 0 and [line.split()[0] for line in out.splitlines()] == list(FIGURES)
+
+
+def test_what_a_figure_takes_is_said_in_its_functions_words(run):
+    _, out, _ = run("--kind", "heads", "--list")
+    assert "--key-set" in out and "negative ones count from the prompt's end" in out
+    assert "Whose widths and font sizes" in out and "As of" not in out and "--measured" not in out
+
+
+def drawn(run, tmp_path, *arguments):
+    status, _, err = run(*GIVEN, *arguments, "--out", tmp_path / "figure.json")
+    assert status == 0, err
+    return json.loads((tmp_path / "figure.json").read_text())
+
+
+def test_options_say_what_is_drawn(run, tmp_path):
+    cap = diffscope.load("mini-diff").capture(PROMPT, spans={"answer": "7421"})
+    data = drawn(run, tmp_path, "--layer", 2, "--head", 1, "--queries", "5:12", "--keys", ":9", "--names", "A1,D")
+    assert list(data["data_vars"]) == ["A1", "D"]
+    np.testing.assert_allclose(data["data_vars"]["D"]["data"], cap.map("D", 2, 1).values[5:12, :9])
+    grid = drawn(run, tmp_path, "--layers", "0,3", "--heads", "all", "--names", "lambda_A2")
+    assert grid["coords"]["layer"]["data"] == [0, 3] and grid["coords"]["head"]["data"] == [0, 1]
+    heads = ["--kind", "heads", "--statistic", "span_mass", "--map", "A2", "--key-set", "sink", "--normalisation", "raw"]
+    values = drawn(run, tmp_path, *heads, "--query", 7)["data_vars"]["span_mass"]["data"]
+    expected = cap.measure(["span_mass"])["span_mass"].sel(map="A2", span="sink", normalisation="raw", query=7)
+    np.testing.assert_allclose(values, expected.transpose("layer", "head"))
+    assert drawn(run, tmp_path, *heads, "--query", "mean")["attrs"]["selection"].startswith("A2, sink, raw, mean over")
+    two = drawn(run, tmp_path, "--baseline", "mini-standard", "--layer", "2,1", "--head", "1,0")
+    assert two["attrs"]["models"] == ["mini-diff", "mini-standard"]
+
+
+def test_width_title_and_what_lies_beside_it(run, tmp_path):
+    out = tmp_path / "row.pdf"
+    status, _, err = run(*GIVEN, "--kind", "row", "--width", 4, "--title", "mine", "--out", out, "--also", "latex,provenance")
+    assert status == 0, err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["row.pdf", "row.provenance.json", "row.tex"]
+    record = json.loads((tmp_path / "row.provenance.json").read_text())
+    assert record["drawn"] == {"venue": None, "width_in": 4.0, "title": "mine"}
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["--kind", "heads", "--layers", "all"], "does not take 'layers'"),
+        (["--kind", "curves"], "of a file or folder"),
+        (["--kind", "sweep", "--statistic", "gini"], "of a file or folder"),
+        (["--kind", "attribution"], "--answer TEXT"),
+        (["--kind", "anatomy", "--baseline", "mini-standard"], "of one model"),
+        (["--layer", "two"], "two is no number"),
+        (["--kind", "sweep", "--where", "map"], "not DIMENSION=LABEL"),
+        (["--also", "pictures"], "there are data, latex, provenance"),
+    ],
+)
+def test_what_cannot_be_drawn_is_one_line(run, tmp_path, arguments, words):
+    status, _, err = run(*GIVEN, *arguments, "--out", tmp_path / "figure.json")
+    assert status == 2 and words in err and err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_a_place_to_draw_it_says_so(run):
+    assert run(*GIVEN)[2] == "error: nothing says where to draw; give --out FILE, or see what there is with --list\n"
+
+
+def test_values_of_a_file_are_drawn_along_their_dimensions(run, tmp_path):
+    measured = diffscope.load("mini-diff").capture(PROMPT).measure(["gini"], queries="last").isel(query=0, drop=True)
+    diffscope.store.save_statistics(measured, tmp_path / "gini.nc")
+    arguments = ["--kind", "curves", "--statistic", "gini", "--where", "map=D", "--x", "layer", "--series", "head"]
+    status, _, err = run(tmp_path / "gini.nc", *arguments, "--style", "points", "--out", tmp_path / "figure.json")
+    assert status == 0, err
+    data = json.loads((tmp_path / "figure.json").read_text())
+    np.testing.assert_allclose(data["data_vars"]["value"]["data"][0], measured["gini"].sel(map="D").transpose("head", "layer"))
+    assert (
+        "there is no such label; map has A1, A2, D"
+        in run(tmp_path / "gini.nc", *arguments[:4], "--where", "map=E", "--out", "x.pdf")[2]
+    )
