@@ -20,6 +20,15 @@ COMMANDS = {
     "|": r"\textbar{}",
     '"': r"\symbol{34}",
 }
+GREEK = {
+    **dict(
+        zip(
+            "αβγδζηθκλμνξπρστφχψω",
+            "alpha beta gamma delta zeta eta theta kappa lambda mu nu xi pi rho sigma tau phi chi psi omega".split(),
+        )
+    ),
+    **dict(zip("ΓΔΘΛΞΠΣΦΨΩ", "Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega".split())),
+}
 SYMBOLS = {
     "−": "$-$",
     "×": r"$\times$",
@@ -36,13 +45,7 @@ SYMBOLS = {
     "‖": r"$\|$",
     "√": r"$\surd$",
     "∞": r"$\infty$",
-    "λ": r"$\lambda$",
-    "ρ": r"$\rho$",
-    "σ": r"$\sigma$",
-    "Σ": r"$\Sigma$",
-    "Δ": r"$\Delta$",
-    "α": r"$\alpha$",
-    "β": r"$\beta$",
+    **{letter: f"$\\{name}$" for letter, name in GREEK.items()},
     "ε": r"$\varepsilon$",
     "′": r"$'$",
     "–": "--",

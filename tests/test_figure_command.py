@@ -75,7 +75,7 @@ def test_width_title_and_what_lies_beside_it(run, tmp_path):
     out = tmp_path / "row.pdf"
     status, _, err = run(*GIVEN, "--kind", "row", "--width", 4, "--title", "mine", "--out", out, "--also", "latex,provenance")
     assert status == 0, err
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["row.pdf", "row.provenance.json", "row.tex"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["row.figure.tex", "row.pdf", "row.provenance.json"]
     record = json.loads((tmp_path / "row.provenance.json").read_text())
     assert record["drawn"] == {"venue": None, "width_in": 4.0, "title": "mine"}
 
@@ -84,10 +84,16 @@ def test_width_title_and_what_lies_beside_it(run, tmp_path):
     "arguments, words",
     [
         (["--kind", "heads", "--layers", "all"], "does not take 'layers'"),
-        (["--kind", "curves"], "of a file or folder"),
-        (["--kind", "sweep", "--statistic", "gini"], "of a file or folder"),
+        (["--kind", "curves"], "does not read --model"),
+        (["--kind", "by_depth"], "does not read --prompt"),
+        (["--length", "64"], "the figure maps does not read --length"),
+        (["--answer", "7421"], "the figure maps does not read --answer"),
+        (["--baseline", "mini-diff"], "--baseline is --model"),
+        (["--kind", "heads", "--statistic", "gini", "--key-set", "answer"], "gini is not measured by span"),
+        (["--layer", "2", "--heads", "all"], "leave layer, head and scale out"),
+        (["--layers", "all", "--names", "A2", "--baseline", "mini-standard"], "has one map, and no A2"),
         (["--kind", "attribution"], "--answer TEXT"),
-        (["--kind", "anatomy", "--baseline", "mini-standard"], "of one model"),
+        (["--kind", "anatomy", "--baseline", "mini-standard"], "does not read --baseline"),
         (["--layer", "two"], "two is no number"),
         (["--kind", "sweep", "--where", "map"], "not DIMENSION=LABEL"),
         (["--also", "pictures"], "there are data, latex, provenance"),

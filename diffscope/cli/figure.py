@@ -92,8 +92,8 @@ def command(
         raise DiffscopeError("nothing says where to draw; give --out FILE, or see what there is with --list")
     check_out(out)
     if cohort is not None:
-        if kind not in (None, "cohort"):
-            raise DiffscopeError(f"a cohort is drawn as the figure cohort, not as {kind!r}; leave --kind out")
+        if kind not in (None, "cohort") or saved is not None:
+            raise DiffscopeError("a cohort is drawn as the figure cohort, and of its folder alone; leave --kind and PATH out")
         saved, kind = cohort, "cohort"
     kind = kind or "maps"
     choices = dict(

@@ -1,7 +1,7 @@
 """What each figure is of: how the command line gets a capture, a comparison, a reading or a file for it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import diffscope
@@ -32,16 +32,24 @@ class Source:
     statistic: str | None = None
     where: dict[str, str] | None = None
 
+    def check(self, kind: str, read: str) -> None:
+        """Refuse what was given and would not be read; `read` names the fields that are."""
+        known = {*read.split(), "statistic", "where"}
+        for field in fields(self):
+            if field.name not in known and getattr(self, field.name):
+                option = "PATH" if field.name == "saved" else f"--{field.name.replace('_', '-')}"
+                raise DiffscopeError(f"the figure {kind} does not read {option}; leave it out")
+
     def scopes(self) -> dict:
         """The models by name, the first and the one beside it."""
         check_model(self.model)
+        if self.baseline == self.model:
+            raise DiffscopeError(f"--baseline is --model, {self.model}; give another one, or leave it out")
         names = [self.model] if self.baseline is None else [self.model, self.baseline]
         return {name: read_scope(name, self.device, self.dtype) for name in names}
 
-    def of_one(self, kind: str):
+    def of_one(self):
         """The one model, of a figure that is of no more."""
-        if self.baseline is not None:
-            raise DiffscopeError(f"the figure {kind} is of one model; leave --baseline out")
         return next(iter(self.scopes().values()))
 
     def given(self) -> tuple:
@@ -63,8 +71,9 @@ def capture(source: Source, kind: str):
     if source.saved is not None:
         raise DiffscopeError(f"{source.saved} is of one model; leave --baseline out, or the file")
     prompt, spans = source.given()
+    scopes = source.scopes()
     with working("capturing"):
-        return diffscope.compare(*source.scopes().values(), prompt, spans=spans)
+        return diffscope.compare(*scopes.values(), prompt, spans=spans)
 
 
 def depths(source: Source, kind: str) -> dict:
@@ -83,7 +92,7 @@ def composition(source: Source, kind: str):
     """What A2 is made of, fitted to other prompts."""
     from diffscope import readings
 
-    scope = source.of_one(kind)
+    scope = source.of_one()
     prompt, spans = source.given()
     with working("capturing"):
         cap = scope.capture(prompt, spans=spans)
@@ -96,7 +105,7 @@ def branches(source: Source, kind: str):
 
     if source.answer is None:
         raise PromptError("what a head adds is asked of an answer; give --answer TEXT, and --distractor TEXT for each rival")
-    scope = source.of_one(kind)
+    scope = source.of_one()
     prompt, spans = source.given()
     with working("capturing"):
         asked = readings.question(scope, scope.capture(prompt, spans=spans), source.answer, source.distractor or ())
@@ -105,24 +114,19 @@ def branches(source: Source, kind: str):
 
 def checkpoints(source: Source, kind: str) -> dict:
     """Captures of one prompt at every checkpoint that was kept, and at the end."""
-    scope = source.of_one(kind)
+    from diffscope.lab.training.checkpoints import checkpoints_of
+
+    scope = source.of_one()
     prompt, spans = source.given()
-    steps = scope.checkpoints
-    if not steps:
+    names = checkpoints_of(source.model).names
+    if not names:
         raise DiffscopeError(f"{scope.name} has no checkpoints; those of a training of diffscope train are in its folder")
     captures = {}
     with counting("capturing") as progress:
-        for number, step in enumerate(steps):
-            progress(number, len(steps))
-            captures[step] = scope.at(step).capture(prompt, spans=spans)
+        for number, (step, name) in enumerate(names.items()):
+            progress(number, len(names))
+            captures[step] = read_scope(name, source.device, source.dtype).capture(prompt, spans=spans)
     return captures
-
-
-def followed(source: Source, kind: str):
-    """Statistics over these checkpoints."""
-    from diffscope.readings import along_training
-
-    return along_training(checkpoints(source, kind)).estimates
 
 
 def interventions(source: Source, kind: str) -> dict:
@@ -151,9 +155,14 @@ def _of_prompts(source: Source, read: Callable) -> dict:
     told = {}
     for name, scope in source.scopes().items():
         if source.prompts and not source.prompts.isdecimal():
+            if source.length:
+                raise PromptError(f"{source.prompts} has prompts of its own lengths; leave --length out")
             prompts = read_prompts(source.prompts)
         else:
-            prompts = controlled(Retrieval(scope.tokenizer), _count(source.prompts, 20), (source.length or [128])[0], 3, 20_000)
+            lengths = source.length or [128]
+            if len(lengths) > 1:
+                raise PromptError("these prompts are of one length; give --length once")
+            prompts = controlled(Retrieval(scope.tokenizer), _count(source.prompts, 20), lengths[0], 3, 20_000)
         with counting(name) as progress:
             told[name] = read(scope, prompts, progress)
     return told
@@ -197,25 +206,36 @@ def values(source: Source, kind: str):
 
 
 OF_VALUES = ("cells", "curves", "strips")
-#: how the subject of each figure is got, where it is not a capture
-SUBJECTS: dict[str, Callable] = {
-    "ablation": ablations,
-    "anatomy": composition,
-    "attribution": branches,
-    "board": board,
-    "by_depth": depths,
-    "cells": values,
-    "checkpoints": checkpoints,
-    "cohort": of_file,
-    "curves": values,
-    "depth_by_length": depths,
-    "interventions": interventions,
-    "strips": values,
-    "sweep": of_file,
-    "training": followed,
+ONE_PROMPT = "model prompt prompt_file span device dtype"
+FILE = "saved"
+#: how the subject of each figure is got, where it is not a capture, and what it is got from
+SUBJECTS: dict[str, tuple[Callable, str]] = {
+    "ablation": (ablations, "model baseline prompts length device dtype"),
+    "anatomy": (composition, ONE_PROMPT),
+    "attribution": (branches, f"{ONE_PROMPT} answer distractor"),
+    "board": (board, FILE),
+    "by_depth": (depths, "model baseline prompts length device dtype"),
+    "cells": (values, FILE),
+    "checkpoints": (checkpoints, ONE_PROMPT),
+    "cohort": (of_file, FILE),
+    "curves": (values, FILE),
+    "depth_by_length": (depths, "model baseline prompts length device dtype"),
+    "interventions": (interventions, "model baseline prompts length device dtype"),
+    "strips": (values, FILE),
+    "sweep": (of_file, FILE),
+    "training": (checkpoints, ONE_PROMPT),
 }
+OF_A_CAPTURE = (capture, f"saved {ONE_PROMPT} baseline")
 
 
 def subject(source: Source, kind: str):
-    """What the figure of this name is drawn of."""
-    return SUBJECTS.get(kind, capture)(source, kind)
+    """What the figure of this name is drawn of.
+
+    Raises
+    ------
+    DiffscopeError
+        Something was given that it is not got from.
+    """
+    get, read = SUBJECTS.get(kind, OF_A_CAPTURE)
+    source.check(kind, read)
+    return get(source, kind)

@@ -38,7 +38,7 @@ def maps(
     cap: Captures,
     *,
     layer: int | tuple[int, int] | None = None,
-    head: int | tuple[int, int] = 0,
+    head: int | tuple[int, int] | None = None,
     layers: Heads | None = None,
     heads: Heads | None = None,
     prompt: int = 0,
@@ -61,8 +61,8 @@ def maps(
         For a grid also several captures of one prompt, in a sequence or by name.
     layer : int, optional
         As the model numbers it, by default its first; of a comparison also one for each model.
-    head : int
-        Of a comparison also one for each model.
+    head : int, optional
+        By default the first; of a comparison also one for each model.
     layers, heads : sequence of int or "all", optional
         A grid instead: one map of each of these heads, a row a layer and a column a head, all on one scale; of a comparison the
         grids of both models side by side. Where one of the two is not given it is "all".
@@ -108,10 +108,14 @@ def maps(
     <diffscope figure 'grid' of map (model: 1, layer: 4, head: 2, query: 23, key: 23)>
     """
     if layers is not None or heads is not None:
+        if layer is not None or head is not None or scale != "shared":
+            raise DiffscopeError("a grid is chosen by layers= and heads=, and has one scale; leave layer, head and scale out")
         captures = {name: one_prompt(one, prompt) for name, one in captures_of(cap).items()}
         data = _grid.data(captures, layers, heads, _one_name(names), queries, keys, size or _grid.SIZE)
         return KINDS["grid"].figure(data, venue, wide, width, contrast=contrast, title=title)
-    data = KINDS["maps"].data(cap, layer, head, prompt, queries, keys, size or LARGEST, names)
+    if isinstance(cap, Comparison) and names is not None:
+        raise DiffscopeError("of a comparison D of both models is drawn; leave names out, or draw each capture")
+    data = KINDS["maps"].data(cap, layer, head or 0, prompt, queries, keys, size or LARGEST, names)
     return KINDS["maps"].figure(data, venue, wide, width, contrast=contrast, scale=scale, title=title)
 
 

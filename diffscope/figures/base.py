@@ -17,7 +17,7 @@ from diffscope.figures import facts, pgf, theme
 from diffscope.files import check_target, replacing, to_json
 
 PRINTED = (".pdf", ".svg", ".png", ".pgf")
-ALSO = {"data": ".data.json", "latex": ".tex", "provenance": ".provenance.json"}
+ALSO = {"data": ".data.json", "latex": ".figure.tex", "provenance": ".provenance.json"}
 FINE = 600  # dots an inch of what is no vector, and of a .png half as many
 
 
@@ -118,8 +118,8 @@ class Figure:
         path : path-like
             Ends in .pdf, .svg, .png or .pgf to print, .html to explore, .json for the data. The images of a .pgf lie beside it.
         also : sequence of str, or "all"
-            What is written beside it, under its name: ``data`` (.data.json), ``latex`` (.tex, the lines of a paper that show it,
-            with its caption), ``provenance`` (.provenance.json: what it was made of, with which versions, by which command).
+            What is written beside it, under its name: ``data`` (.data.json), ``latex`` (.figure.tex: the lines that show it in a
+            paper, with its caption), ``provenance`` (.provenance.json: what it was made of, the versions, the command).
 
         Returns
         -------
@@ -170,7 +170,13 @@ class Figure:
             with theme.styled(self.venue):
                 pgf.write(drawing, Path(folder) / path.name, FINE)
             written = sorted(Path(folder).iterdir(), key=lambda file: file.name == path.name)
-            return {path.with_name(file.name): file.read_bytes() for file in written}
+            files = {path.with_name(file.name): file.read_bytes() for file in written}
+        foreign = [file.name for file in files if file.exists() and not path.exists()]
+        if foreign:
+            raise DiffscopeError(
+                f"{foreign[0]} would be replaced, and {path.name} is not there that it could be of; choose another name"
+            )
+        return files
 
     def _printed(self, kind: str, dpi: int) -> bytes:
         drawing = self.matplotlib()

@@ -37,7 +37,13 @@ def data(
     index = xr.Variable("step", steps, {"long_name": "step of training", "units": "steps"})
     together = xr.concat(seen, xr.DataArray(index, name="step", dims="step"), combine_attrs="drop")
     shown = drawn if attention.differential else "A"
-    about = {"model": captures[steps[-1]].model_name, "layer": attention.layer, "head": head, "bin": maps[0].attrs["bin"]}
+    about = {
+        "model": captures[steps[-1]].model_name.partition("@")[0],
+        "n_tokens": captures[steps[-1]].n_tokens,
+        "layer": attention.layer,
+        "head": head,
+        "bin": maps[0].attrs["bin"],
+    }
     return together.rename("map").to_dataset().assign_attrs(figure="checkpoints", map=shown, **about)
 
 
@@ -52,7 +58,7 @@ def heading(data: xr.Dataset) -> str:
     attrs = data.attrs
     title = theme.TITLES[attrs["map"]].partition(" = ")[0]
     parts = [title, short_name(attrs["model"].partition("@")[0]), f"layer {attrs['layer']}", f"head {attrs['head']}"]
-    return " · ".join([*parts, *([f"largest of each {attrs['bin']} × {attrs['bin']}"] if attrs["bin"] > 1 else [])])
+    return " · ".join([*parts, *([f"largest |value| of each {attrs['bin']} × {attrs['bin']}"] if attrs["bin"] > 1 else [])])
 
 
 def on_screen(data: xr.Dataset, title: str | None = None, contrast: str = "sqrt"):

@@ -32,7 +32,8 @@ FACTS = {
     "normalisation": "normalisation: {}",
     "averaged_over": "mean over {}",
     "prompts": "n = {} prompts",
-    "bin": "the largest value of each {0} × {0} tokens",
+    "bin": "the value of largest magnitude of each {0} × {0} tokens",
+    "edits": "under {}",
 }
 
 
@@ -70,7 +71,8 @@ def _about(figure: Figure) -> str:
         listed = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
         return listed if "models" in attrs else f"{listed} of one {'head' if figure.kind.name == 'maps' else 'query'}"
     if figure.kind.name in ("grid", "checkpoints"):
-        return f"{theme.TITLES[attrs['map']]}: {figure.kind.about}"
+        title = theme.TITLES[attrs["map"]] + (", or A of standard attention" if attrs.get("mixed") else "")
+        return f"{title}: {figure.kind.about}"
     return str(attrs.get("long_name") or attrs.get("value") or attrs.get("y") or figure.kind.about.partition(";")[0])
 
 

@@ -12,7 +12,7 @@ from diffscope.figures import theme
 from diffscope.figures.base import register
 from diffscope.figures.canvas import canvas, finish_print, finish_screen
 from diffscope.figures.escaping import for_html, for_print
-from diffscope.figures.selection import one_prompt, position_of
+from diffscope.figures.selection import edited, one_prompt, position_of
 from diffscope.stats.averaging import averaged
 
 USUAL = {"map": ("D", "A1"), "span": ("answer", "sink"), "normalisation": ("share",)}
@@ -35,7 +35,11 @@ def data(
         query = position_of(-1 if query is None else query, len(cap.prompts[prompt].ids))
     if statistic not in measured:
         raise DiffscopeError(f"no statistic {statistic!r} was measured: there are {', '.join(map(str, measured.data_vars))}")
-    return over_heads(measured[statistic], query, prompt, choices, model=cap.model_name)
+    array = measured[statistic]
+    for dim, label in choices.items():
+        if label is not None and dim not in array.dims:
+            raise DiffscopeError(f"{statistic} is not measured by {dim}, so that {label!r} cannot be chosen; leave {dim} out")
+    return over_heads(array, query, prompt, choices, model=cap.model_name).assign_attrs(edits=edited(cap))
 
 
 def of_two(comparison, statistic: str, query, prompt: int, measured: xr.Dataset | None, choices: dict) -> xr.DataArray:
@@ -44,12 +48,16 @@ def of_two(comparison, statistic: str, query, prompt: int, measured: xr.Dataset 
     of_models = []
     for name, cap in zip(comparison.names, comparison.captures):
         own = measured.sel(model=name, drop=True)
+        if cap.differential and statistic in own:
+            own[statistic].attrs.pop("why", None)  # which is said of the other model
         of_models.append(data(cap, statistic, query, prompt, own, **choices))
     arrays = [dataset[statistic] for dataset in of_models]
     together = xr.concat(arrays, xr.DataArray(list(comparison.names), dims="model", name="model"), join="outer")
     first = of_models[0].attrs
-    title = " · ".join(word for word in (first["long_name"], first["selection"]) if word)
-    return together.assign_attrs(long_name=title, units=first["units"], model=" and ".join(comparison.names))
+    selections = " or ".join(dict.fromkeys(dataset.attrs["selection"] for dataset in of_models))
+    title = " · ".join(word for word in (first["long_name"], selections) if word)
+    edits = "; ".join(f"{name}: {one.facts['edits']}" for name, one in zip(comparison.names, comparison.captures) if edited(one))
+    return together.assign_attrs(long_name=title, units=first["units"], model=" and ".join(comparison.names), edits=edits)
 
 
 def over_heads(array: xr.DataArray, query=-1, prompt: int = 0, choices: dict | None = None, model: str = "") -> xr.Dataset:

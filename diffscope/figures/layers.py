@@ -9,7 +9,7 @@ from diffscope.errors import DiffscopeError
 from diffscope.figures import theme
 from diffscope.figures.base import register
 from diffscope.figures.canvas import canvas, finish_print, finish_screen, log_axis
-from diffscope.figures.selection import one_prompt
+from diffscope.figures.selection import edited, one_prompt
 
 
 def lambdas_data(cap, prompt: int = 0) -> xr.Dataset:
@@ -22,14 +22,14 @@ def lambdas_data(cap, prompt: int = 0) -> xr.Dataset:
     dataset = xr.Dataset({"lam": lam.mean(others), "lowest": lam.min(others), "highest": lam.max(others)})
     if np.isfinite(cap.lam_init.values).any():
         dataset["lam_init"] = cap.lam_init
-    return dataset.drop_attrs(deep=False).assign_attrs(figure="lambdas", model=cap.model_name)
+    return dataset.drop_attrs(deep=False).assign_attrs(figure="lambdas", model=cap.model_name, edits=edited(cap))
 
 
 def fidelity_data(cap) -> xr.Dataset:
     """Error of the rebuilt attention output and its tolerance, by layer."""
     one_prompt(cap, 0)
     dataset = cap.fidelity[["error", "tolerance"]]
-    return dataset.drop_attrs(deep=False).assign_attrs(figure="fidelity", model=cap.model_name)
+    return dataset.drop_attrs(deep=False).assign_attrs(figure="fidelity", model=cap.model_name, edits=edited(cap))
 
 
 LINES = {

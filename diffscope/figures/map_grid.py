@@ -9,6 +9,8 @@ import numpy as np
 import xarray as xr
 
 from diffscope.attention.indexing import check_index
+from diffscope.attention.layer import LayerAttention
+from diffscope.attention.maps import present
 from diffscope.capture import Capture
 from diffscope.errors import DiffscopeError
 from diffscope.figures import theme
@@ -16,7 +18,7 @@ from diffscope.figures.base import register
 from diffscope.figures.canvas import canvas
 from diffscope.figures.escaping import for_html, for_print
 from diffscope.figures.panels import short_name
-from diffscope.figures.selection import visible_cells, window
+from diffscope.figures.selection import edited, visible_cells, window
 
 Choice = Sequence[int] | Literal["all"] | None
 SIZE = 64  # bins a side
@@ -46,8 +48,18 @@ def data(
     of_models = [_of_model(cap, layers, heads, name, queries, keys, size) for cap in captures.values()]
     models = xr.DataArray(list(captures), dims="model", name="model")
     maps = xr.concat(of_models, models, join="outer", combine_attrs="drop")
-    drawn = name if any(cap.differential for cap in captures.values()) else "A"
-    about = {"n_tokens": lengths.pop(), "bin": of_models[0].attrs["bin"], "model": " and ".join(map(short_name, captures))}
+    one_map = [not cap.differential for cap in captures.values()]
+    drawn = "A" if all(one_map) else name
+    edits = "; ".join(
+        f"{model}: {edited(cap)}" if len(captures) > 1 else edited(cap) for model, cap in captures.items() if edited(cap)
+    )
+    about = {
+        "mixed": int(any(one_map) and not all(one_map)),
+        "edits": edits,
+        "n_tokens": lengths.pop(),
+        "bin": of_models[0].attrs["bin"],
+        "model": " and ".join(map(short_name, captures)),
+    }
     return maps.rename("map").to_dataset().assign_attrs(figure="grid", map=drawn, models=list(captures), **about)
 
 
@@ -62,16 +74,32 @@ def _of_model(cap: Capture, layers: Choice, heads: Choice, name: str, queries, k
     by_layer = []
     for number in numbers:
         attention = cap.layers[cap.layer_numbers.index(number)]
-        drawn = name if attention.differential else "A1"
+        drawn = drawn_of(attention, name)
         if longest > size:
             maps = cap.pooled_maps(number, places, size=size, names=[drawn])
             seen = maps["visible"]
         else:
             maps = cap.maps(number, places, queries=rows, keys=columns, names=[drawn])
             seen = xr.DataArray(visible_cells(attention, maps["query"].values, maps["key"].values), dims=("query", "key"))
-        by_layer.append(maps[drawn].reset_coords(drop=True).where(seen.reset_coords(drop=True)).assign_coords(head=places))
+        of_heads = maps[drawn].reset_coords(drop=True).where(seen.reset_coords(drop=True)).assign_coords(head=places)
+        by_layer.append(of_heads)
     together = xr.concat(by_layer, xr.DataArray(numbers, dims="layer", name="layer"), combine_attrs="drop")
     return together.assign_attrs(bin=maps.attrs.get("bin", 1))
+
+
+def drawn_of(attention: LayerAttention, name: str) -> str:
+    """Which map of a layer is drawn: where D is A1 that is read.
+
+    Raises
+    ------
+    DiffscopeError
+        The layer has no second map.
+    """
+    if present(attention, (name,)):
+        return name
+    if name == "D":
+        return "A1"
+    raise DiffscopeError(f"layer {attention.layer} has one map, and no {name}; choose D or A1, or other layers")
 
 
 def _chosen(what: str, choice: Choice, there: Sequence[int]) -> list[int]:
@@ -124,12 +152,18 @@ def _scale(dataset: xr.Dataset) -> tuple[str, float, float]:
     return kind, *theme.colour_limits(kind, float(np.nanmax(np.abs(dataset["map"].values), initial=0.0)))
 
 
+def title_of(dataset: xr.Dataset) -> str:
+    """What the map is called; of models with one map beside models with two, both."""
+    title = theme.TITLES[dataset.attrs["map"]]
+    return f"{title}, or A of standard attention" if dataset.attrs["mixed"] else title
+
+
 def heading(dataset: xr.Dataset) -> str:
     """One line that says what is seen."""
     attrs = dataset.attrs
     models = [short_name(attrs["models"][0])] if len(attrs["models"]) == 1 else []
-    pooled = [f"largest of each {attrs['bin']} × {attrs['bin']}"] if attrs["bin"] > 1 else []
-    return " · ".join([theme.TITLES[attrs["map"]], *models, f"{attrs['n_tokens']} tokens", *pooled])
+    pooled = [f"largest |value| of each {attrs['bin']} × {attrs['bin']}"] if attrs["bin"] > 1 else []
+    return " · ".join([title_of(dataset), *models, f"{attrs['n_tokens']} tokens", *pooled])
 
 
 def on_screen(dataset: xr.Dataset, title: str | None = None, contrast: str = "sqrt"):

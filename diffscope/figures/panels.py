@@ -98,5 +98,5 @@ def heading(data: xr.Dataset) -> str:
     elif lam is not None:
         parts.append(f"λ = {float(lam):.3f}")
     if attrs.get("bin", 1) > 1:
-        parts.append(f"largest of each {attrs['bin']} × {attrs['bin']}")
+        parts.append(f"largest |value| of each {attrs['bin']} × {attrs['bin']}")
     return " · ".join(parts)

@@ -90,6 +90,11 @@ def with_readable_tokens(data: xr.Dataset, cap: Capture) -> xr.Dataset:
     return data.assign_coords(names)
 
 
+def edited(cap: Capture | CaptureBatch) -> str:
+    """The edits that were on, in words; nothing where there were none."""
+    return str(cap.facts.get("edits", ""))
+
+
 def described(cap: Capture, layer: LayerAttention, head: int) -> dict:
     """What the data of a figure says about where it comes from."""
     return {
@@ -100,4 +105,5 @@ def described(cap: Capture, layer: LayerAttention, head: int) -> dict:
         "n_tokens": cap.n_tokens,
         "mask": str(layer.mask.kind),
         "spans": {name: runs(positions) for name, positions in cap.spans.items()},
+        "edits": edited(cap),
     }

@@ -177,7 +177,7 @@ def test_too_long_a_prompt_is_one_line_in_words(app):
 def test_a_long_prompt_is_shown_in_bins(app):
     text = PROMPT + " is" * 600
     test = fine(app(example=OWN, prompt=text))
-    assert "largest of each" in heading(test)
+    assert "largest |value| of each" in heading(test)
     assert maps(test)["bin"] == 2 and "detail" not in maps(test)
 
 

@@ -119,6 +119,7 @@ def test_a_grid_shows_each_head_of_each_model_on_one_scale():
         ({"heads": []}, 'or "all"'),
         ({"layers": "all", "names": ["A1", "D"]}, "a grid is of one map, not of 2"),
         ({"layers": "all", "queries": (0, 12), "size": 4}, "window of more than 4"),
+        ({"layer": 1, "heads": "all"}, "leave layer, head and scale out"),
     ],
 )
 def test_a_grid_that_cannot_be_drawn(cap, choices, words):
@@ -152,11 +153,11 @@ def test_beside_a_figure_lie_its_data_its_lines_of_a_paper_and_where_it_comes_fr
     for run in ("1", "2"):
         (tmp_path / run).mkdir()
         drawn.save(tmp_path / run / "row.pdf", also="all")
-    names = ["row.data.json", "row.pdf", "row.provenance.json", "row.tex"]
+    names = ["row.data.json", "row.figure.tex", "row.pdf", "row.provenance.json"]
     first, second = (sorted((tmp_path / run).iterdir()) for run in ("1", "2"))
     assert [path.name for path in first] == names
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
-    lines = (tmp_path / "1" / "row.tex").read_text()
+    lines = (tmp_path / "1" / "row.figure.tex").read_text()
     assert "\\begin{figure*}" in lines and "{row.pdf}" in lines and "layer 1; head 1; query 15; a prompt of 16 tokens" in lines
     record = json.loads((tmp_path / "1" / "row.provenance.json").read_text())
     assert record["data"]["layer"] == 1 and record["versions"]["torch"] and len(record["data"]["sha256"]) == 64
@@ -164,7 +165,7 @@ def test_beside_a_figure_lie_its_data_its_lines_of_a_paper_and_where_it_comes_fr
         drawn.save(tmp_path / "row.pdf", also=["csv"])
     assert not (tmp_path / "row.pdf").exists()
     one_column = figures.row(cap, venue="icml", wide=False)
-    assert "{figure*}" not in one_column.save(tmp_path / "b.pdf", also="latex").with_suffix(".tex").read_text()
+    assert "{figure*}" not in one_column.save(tmp_path / "b.pdf", also="latex").with_suffix(".figure.tex").read_text()
 
 
 def test_pgf_is_written_without_latex_and_what_latex_would_read_is_text(cap, tmp_path, monkeypatch):
@@ -231,3 +232,36 @@ def test_tokens_of_every_kind_are_drawn(tmp_path):
     assert width == 5.5 * 72 and all(box[0] > -1 and box[2] < width + 1 for _, box in texts(drawing))
     if boxes := [name for name in names[4:6] if "□" in name]:
         assert "no font of this machine has" in drawn.caption and len(boxes) <= 2
+
+
+# ---------------------------------------------------------------- what labels say
+
+
+def test_in_a_comparison_each_model_has_the_name_of_its_own_map():
+    first, second = (diffscope.load(tiny.own(kind, 2, num_hidden_layers=2)) for kind in ("v1", "standard"))
+    pair = diffscope.compare(first, second, tiny.ids(12))
+    drawn = figures.heads(pair, statistic="gini")
+    assert "D, query 11 or A, query 11" in drawn.caption
+    diff, standard = (cap.measure(["gini"])["gini"].sel(map="D").isel(query=-1) for cap in pair.captures)
+    np.testing.assert_array_equal(drawn.data["value"].values, np.stack([diff, standard]))
+    assert "or A of standard attention" in figures.maps(pair, layers="all").caption
+    with pytest.raises(DiffscopeError, match="has one map, and no lambda_A2"):
+        figures.maps(pair, layers="all", names=["lambda_A2"])
+
+
+def test_a_changed_model_is_said_to_be_changed(cap):
+    scope = diffscope.load(tiny.own("v1", 2, num_hidden_layers=1))
+    with scope.edit(diffscope.edits.set_lambda(0.0)):
+        changed = scope.capture(tiny.ids(12))
+    for drawn in (figures.maps(changed), figures.row(changed), figures.heads(changed), figures.lambdas(changed)):
+        assert "under λ = 0" in drawn.caption
+    assert "under" not in figures.maps(cap).caption
+
+
+def test_a_file_of_somebody_elses_is_not_replaced(cap, tmp_path):
+    (tmp_path / "paper.tex").write_text("mine")
+    (tmp_path / "paper-img0.png").write_text("mine")
+    figures.lambdas(cap).save(tmp_path / "paper.pdf", also="all")
+    with pytest.raises(DiffscopeError, match="paper-img0.png would be replaced"):
+        figures.maps(cap).save(tmp_path / "paper.pgf")
+    assert {path.read_text() for path in (tmp_path / "paper.tex", tmp_path / "paper-img0.png")} == {"mine"}
