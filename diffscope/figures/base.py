@@ -158,7 +158,8 @@ class Figure:
         if suffix == ".html":
             drawing = self.plotly()
             drawing.update_layout(paper_bgcolor=theme.PAPER)
-            page = drawing.to_html(include_plotlyjs=True, full_html=True, config={"displaylogo": False, "responsive": True})
+            look = {"displaylogo": False, "responsive": True}
+            page = drawing.to_html(include_plotlyjs=True, full_html=True, config=look, div_id=self.kind.name)
             return page.encode()
         return self._printed(suffix.removeprefix("."), dpi=FINE // 2 if suffix == ".png" else FINE)
 

@@ -49,19 +49,27 @@ def _labels(dataset: xr.Dataset, dim: str) -> list[str]:
     return [f"{label:g}" if isinstance(label, float) else str(label) for label in dataset[dim].values.tolist()]
 
 
-def _number(value: float) -> str:
-    """Two decimals, or three digits of what is larger."""
+def _number(value: float, decimals: int) -> str:
+    """So many decimals, or three digits of what is larger."""
     if not np.isfinite(value):
         return ""
-    return (f"{value:.2f}" if abs(value) < 10 else f"{value:.3g}").replace("-", "−")
+    return (f"{value:.{decimals}f}" if abs(value) < 10 else f"{value:.3g}").replace("-", "−")
+
+
+def _decimals(values: np.ndarray) -> int:
+    """Two, or as many as leave the largest value two digits: the same for all cells."""
+    finite = values[np.isfinite(values)]
+    largest = float(np.abs(finite).max(initial=0.0))
+    return 2 if largest == 0 else max(2, 1 - math.floor(math.log10(largest)))
 
 
 def _numbers(panel: xr.Dataset, between: str) -> list[list[str]]:
     """What stands in the cells of a panel (y, x): its number, and below it the error."""
+    decimals = _decimals(panel["value"].values)
     errors = panel["error"].values if "error" in panel else np.full(panel["value"].shape, np.nan)
     return [
         [
-            _number(value) + (f"{between}± {_number(error)}" if np.isfinite([value, error]).all() else "")
+            _number(value, decimals) + (f"{between}± {_number(error, decimals)}" if np.isfinite([value, error]).all() else "")
             for value, error in zip(*row)
         ]
         for row in zip(panel["value"].values, errors)

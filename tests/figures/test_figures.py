@@ -262,6 +262,7 @@ def test_cells_show_every_value_on_one_scale():
     drawn = figures.cells(values, panels="side").plotly()
     np.testing.assert_array_equal([trace.z for trace in drawn.data], values.values)
     assert {(trace.zmin, trace.zmax) for trace in drawn.data} == {(-4.0, 4.0)}
+    assert figures.cells(values / 1000, panels="side").plotly().data[0].text[0][0] == "−0.0030"  # and not −0.00
     assert drawn.data[0].text[0][0] == "−3.00" and drawn.data[1].text[1][0] == ""
     assert drawn.layout.annotations[0].text == "&lt;one&gt;"
     printed = figures.cells(values, panels="side").matplotlib()
@@ -507,8 +508,9 @@ def _inflated(stream):
 
 
 def test_the_same_figure_is_the_same_file(cap, tmp_path):
-    first, second = (figures.lambdas(cap).save(tmp_path / name).read_bytes() for name in ("a.pdf", "b.pdf"))
-    assert first == second
+    for suffix in ("pdf", "svg", "png", "html", "json"):
+        first, second = (figures.lambdas(cap).save(tmp_path / f"{name}.{suffix}").read_bytes() for name in "ab")
+        assert first == second, suffix
 
 
 def test_a_failed_write_leaves_the_old_file(cap, tmp_path, monkeypatch):
