@@ -90,7 +90,7 @@ def test_width_title_and_what_lies_beside_it(run, tmp_path):
         (["--answer", "7421"], "the figure maps does not read --answer"),
         (["--baseline", "mini-diff"], "--baseline is --model"),
         (["--kind", "heads", "--statistic", "gini", "--key-set", "answer"], "gini is not measured by span"),
-        (["--layer", "2", "--heads", "all"], "leave layer, head and scale out"),
+        (["--layer", "2", "--heads", "all"], "leave layer, head, scale and limit out"),
         (["--layers", "all", "--names", "A2", "--baseline", "mini-standard"], "has one map, and no A2"),
         (["--kind", "attribution"], "--answer TEXT"),
         (["--kind", "anatomy", "--baseline", "mini-standard"], "does not read --baseline"),

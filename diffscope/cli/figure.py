@@ -76,6 +76,7 @@ def command(
     size: options.Size = None,
     contrast: options.Contrast = None,
     scale: options.Scale = None,
+    limit: options.Limit = None,
     venue: options.Venue = None,
     wide: options.Wide = None,
     width: options.Width = None,
@@ -100,7 +101,7 @@ def command(
         layer=layer, head=head, layers=layers, heads=heads, queries=queries, keys=keys, query=query, names=names,
         statistic=statistic, map=map, span=key_set, normalisation=normalisation, where=options.labels(where or []) or None,
         quantity=quantity, way=way, x=x, y=y, series=series, panels=panels, points=points, style=style, log=log, sigma=sigma,
-        size=size, contrast=contrast, scale=scale, venue=venue, wide=wide, width=width, title=title,
+        size=size, contrast=contrast, scale=scale, limit=limit, venue=venue, wide=wide, width=width, title=title,
     )  # fmt: skip
     choices = {word: choice for word, choice in choices.items() if choice is not None}
     from diffscope.cli.figure_subjects import OF_VALUES, Source, subject

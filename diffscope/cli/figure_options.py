@@ -40,6 +40,14 @@ def query(text):
     return text if text in ("last", "mean") else numbers(text)
 
 
+def limit(text):
+    """``0.1`` as a number; ``robust`` as it is."""
+    try:
+        return text if text == "robust" else float(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text} is no number, nor robust") from None
+
+
 def words(text):
     """``A1,D`` as a list of names."""
     return [word.strip() for word in text.split(",") if word.strip()]
@@ -84,6 +92,7 @@ Length = Annotated[list[int] | None, typer.Option(min=1, metavar="TOKENS", help=
 Size = Annotated[int | None, typer.Option(min=1, help="maps: tokens a side above which bins are drawn.")]
 Contrast = Annotated[str | None, typer.Option(metavar="sqrt|linear", help="Colours follow the root of a value, or the value.")]
 Scale = Annotated[str | None, typer.Option(metavar="shared|own", help="maps: one colour scale for all maps, or one each.")]
+Limit = _option("--limit", limit, "VALUE|robust", "maps: the value at the end of the colour scale.")
 Venue = Annotated[str | None, typer.Option(help="Widths and font sizes of a venue, for example neurips, icml, acl.")]
 Wide = Annotated[bool | None, typer.Option("--wide/--column", help="As wide as the page, or as a column.")]
 Width = Annotated[float | None, typer.Option(min=0.5, metavar="INCHES", help="Another width.")]

@@ -48,6 +48,7 @@ def maps(
     names: Sequence[str] | None = None,
     contrast: Contrast = "sqrt",
     scale: Literal["shared", "own"] = "shared",
+    limit: float | Literal["robust"] | None = None,
     venue: str | None = None,
     wide: bool | None = None,
     width: float | None = None,
@@ -79,6 +80,10 @@ def maps(
         Whether a colour follows the root of a weight, which shows small weights beside a sink, or the weight.
     scale : {"shared", "own"}
         One colour scale for all maps, or one each.
+    limit : float or "robust", optional
+        The value at the end of the colour scale; "robust" is the 99.9th percentile of the weights that are drawn. Larger ones are
+        drawn like it, and the scale says so. By default the largest; where that is ten times as large in a picture of bins, of
+        which it would leave nothing to see, "robust".
     venue : {"icml", "neurips", "iclr", "acl", "cvpr", "aaai", "tmlr"}, optional
         Whose widths and font sizes to print with.
     wide : bool, optional
@@ -108,15 +113,17 @@ def maps(
     <diffscope figure 'grid' of map (model: 1, layer: 4, head: 2, query: 23, key: 23)>
     """
     if layers is not None or heads is not None:
-        if layer is not None or head is not None or scale != "shared":
-            raise DiffscopeError("a grid is chosen by layers= and heads=, and has one scale; leave layer, head and scale out")
+        if layer is not None or head is not None or scale != "shared" or limit is not None:
+            raise DiffscopeError(
+                "a grid is chosen by layers= and heads=, and has one scale; leave layer, head, scale and limit out"
+            )
         captures = {name: one_prompt(one, prompt) for name, one in captures_of(cap).items()}
         data = _grid.data(captures, layers, heads, _one_name(names), queries, keys, size or _grid.SIZE)
         return KINDS["grid"].figure(data, venue, wide, width, contrast=contrast, title=title)
     if isinstance(cap, Comparison) and names is not None:
         raise DiffscopeError("of a comparison D of both models is drawn; leave names out, or draw each capture")
     data = KINDS["maps"].data(cap, layer, head or 0, prompt, queries, keys, size or LARGEST, names)
-    return KINDS["maps"].figure(data, venue, wide, width, contrast=contrast, scale=scale, title=title)
+    return KINDS["maps"].figure(data, venue, wide, width, contrast=contrast, scale=scale, limit=limit, title=title)
 
 
 def _one_name(names: Sequence[str] | None) -> str:

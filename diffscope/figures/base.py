@@ -48,6 +48,9 @@ class Kind:
             raise DiffscopeError(f"no contrast {style['contrast']!r}: there are sqrt and linear")
         if style.get("scale", "shared") not in ("shared", "own"):
             raise DiffscopeError(f"no scale {style['scale']!r}: there are shared (one for all maps) and own")
+        limit = style.get("limit")
+        if limit is not None and limit != "robust" and not (isinstance(limit, (int, float)) and limit > 0):
+            raise DiffscopeError(f'the end of a scale is a number above 0, or "robust", not {limit!r}')
         return Figure(self, data, float(inches), venue, style)
 
 

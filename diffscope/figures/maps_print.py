@@ -9,7 +9,7 @@ import xarray as xr
 from diffscope.figures import theme
 from diffscope.figures.canvas import canvas, trim
 from diffscope.figures.escaping import for_print, shorten
-from diffscope.figures.panels import edges, heading, labels, marked_spans, panels, positions, spans_in_view
+from diffscope.figures.panels import edges, end_label, heading, labels, marked_spans, panels, positions, spans_in_view
 
 NARROW = 4.5  # inches below which four maps go two by two
 READABLE = 5.0  # points a token's label takes at least where not every token has one
@@ -20,9 +20,16 @@ MARGIN = 0.45  # inches that labels of queries take, once for all maps of a row
 LONGEST = 9  # characters of a label
 
 
-def draw(data: xr.Dataset, width: float, contrast: str = "sqrt", scale: str = "shared", title: str | None = None):
+def draw(
+    data: xr.Dataset,
+    width: float,
+    contrast: str = "sqrt",
+    scale: str = "shared",
+    limit: float | str | None = None,
+    title: str | None = None,
+):
     """The drawing for print; parameters as of ``diffscope.figures.maps``."""
-    shown = panels(data, scale)
+    shown = panels(data, scale, limit)
     columns = _columns(data, len(shown), width)
     lines = -(-len(shown) // columns)
     figure = canvas(width, width / columns * lines + 0.9, w_pad=0.03)
@@ -63,7 +70,7 @@ def _image(ax, data, panel, contrast):
     low, high = panel.limits
     ticks = {low: "left", 0: "center", high: "right"} if low < 0 else {0: "left", high: "right"}
     bar.set_ticks(list(ticks))
-    bar.set_ticklabels([_number(tick) for tick in ticks])
+    bar.set_ticklabels([end_label(tick, panel) for tick in ticks])
     for label, side in zip(bar.ax.get_xticklabels(), ticks.values(), strict=True):
         label.set_ha(side)
     bar.ax.tick_params(length=1.5, pad=1)
@@ -150,7 +157,3 @@ def _legend(figure, names: list[str]):
         handletextpad=0.5,
         borderaxespad=0.2,
     )
-
-
-def _number(value: float) -> str:
-    return "0" if value == 0 else f"{value:.2g}".replace("-", "−")

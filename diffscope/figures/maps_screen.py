@@ -7,18 +7,25 @@ import xarray as xr
 
 from diffscope.figures import theme
 from diffscope.figures.escaping import for_html, shorten
-from diffscope.figures.panels import edges, heading, labels, panels, positions, spans_in_view
+from diffscope.figures.panels import edges, end_label, heading, labels, panels, positions, spans_in_view
 
 EVERY_TOKEN = 26  # a label at each token up to here; above, the browser thins them out
 ALL_VALUES = 100 * 100  # cells up to which the pointer shows the values of all maps at once
 GAP = 0.022
 
 
-def draw(data: xr.Dataset, contrast: str = "sqrt", scale: str = "shared", title: str | None = None, height: int = 430):
+def draw(
+    data: xr.Dataset,
+    contrast: str = "sqrt",
+    scale: str = "shared",
+    limit: float | str | None = None,
+    title: str | None = None,
+    height: int = 430,
+):
     """The drawing for the screen; parameters as of ``diffscope.figures.maps``."""
     import plotly.graph_objects as go
 
-    shown = panels(data, scale)
+    shown = panels(data, scale, limit)
     columns = len(shown)
     span = (1.0 - GAP * (columns - 1)) / columns if columns > 1 else 0.36
     figure = go.Figure()
@@ -104,7 +111,7 @@ def _heatmap(data, shown, i, x, y, left, span, contrast, values):
         "ticklen": 2,
         "tickcolor": theme.RULE,
         "tickvals": ticks,
-        "ticktext": [_number(tick) for tick in ticks],
+        "ticktext": [end_label(tick, panel) for tick in ticks],
         "tickfont": {"size": 9, "color": theme.MUTED},
     }
     return go.Heatmap(
@@ -194,7 +201,3 @@ def _span_marks(data: xr.Dataset, columns: int) -> tuple[list[dict], list[str]]:
                 place |= {"xsizemode": "pixel", "xanchor": 0, "x0": -6, "x1": -2}
             marks.append(look | place)
     return marks, list(dict.fromkeys(names))
-
-
-def _number(value: float) -> str:
-    return "0" if value == 0 else f"{value:.2g}".replace("-", "−")

@@ -11,6 +11,10 @@ import xarray as xr
 from diffscope.figures import theme
 from diffscope.figures.escaping import visible
 
+ROBUST = 0.999  # of the weights that are drawn: those above it do not decide the scale
+FAINT = (
+    10  # times the rest the largest weight may be before a picture of bins is faint: the first queries have few keys to share it
+)
 CHANGED = "D: A₁ as the layer changes it"  # where there is no second map
 
 
@@ -24,22 +28,50 @@ class Panel:
     values: np.ndarray
     kind: str  # blue, orange or diverging
     limits: tuple[float, float]
+    beyond: bool  # whether values go beyond the limits, and are drawn like these
 
 
-def panels(data: xr.Dataset, scale: str = "shared") -> list[Panel]:
-    tops = {name: float(np.nanmax(np.abs(array.values), initial=0.0)) for name, array in data.data_vars.items()}
-    shared = max(tops.values())
+def panels(data: xr.Dataset, scale: str = "shared", limit: float | str | None = None) -> list[Panel]:
+    """The maps of a dataset, ready to be drawn; parameters as of ``diffscope.figures.maps``."""
+    seen = {
+        str(name): np.where(data["visible"].values, np.asarray(array.values, dtype=np.float32), np.nan)
+        for name, array in data.data_vars.items()
+    }
+    pooled = data.attrs.get("bin", 1) > 1
+    shared = _end(list(seen.values()), limit, pooled)
     shown = []
     for name, array in data.data_vars.items():
         drawn = array.attrs.get("map", name)
         kind = theme.SCALES[drawn]
-        values = np.where(data["visible"].values, np.asarray(array.values, dtype=np.float32), np.nan)
-        limits = theme.colour_limits(kind, shared if scale == "shared" else tops[name])
+        values = seen[str(name)]
+        end = shared if scale == "shared" else _end([values], limit, pooled)
         changed = name == "D" and data.attrs.get("lam") is None
         title = array.attrs.get("title", CHANGED if changed else theme.TITLES[drawn])
         short = array.attrs.get("short", title.split(" ")[0].rstrip(":"))
-        shown.append(Panel(str(name), title, short, values, kind, limits))
+        limits = theme.colour_limits(kind, end)
+        beyond = bool(np.nanmax(np.abs(values), initial=0.0) > limits[1] * (1 + 1e-6))
+        shown.append(Panel(str(name), title, short, values, kind, limits, beyond))
     return shown
+
+
+def _end(maps: list[np.ndarray], limit: float | str | None, pooled: bool) -> float:
+    """The value at the end of a scale of several maps."""
+    if limit is not None and limit != "robust":
+        return float(limit)
+    sizes = np.abs(np.concatenate([values[np.isfinite(values)] for values in maps]))
+    largest = float(sizes.max(initial=0.0))
+    if (limit is None and not pooled) or not sizes.any():
+        return largest
+    robust = float(np.quantile(sizes[sizes > 0], ROBUST))
+    return robust if limit == "robust" or largest > FAINT * robust else largest
+
+
+def end_label(value: float, panel: Panel) -> str:
+    """What stands at a tick of a scale; at an end that values go beyond, that they do."""
+    number = "0" if value == 0 else f"{value:.2g}".replace("-", "−")
+    if not panel.beyond or value == 0:
+        return number
+    return f"{'≥' if value > 0 else '≤'} {number}"
 
 
 def positions(data: xr.Dataset, dim: str) -> np.ndarray:

@@ -119,7 +119,7 @@ def test_a_grid_shows_each_head_of_each_model_on_one_scale():
         ({"heads": []}, 'or "all"'),
         ({"layers": "all", "names": ["A1", "D"]}, "a grid is of one map, not of 2"),
         ({"layers": "all", "queries": (0, 12), "size": 4}, "window of more than 4"),
-        ({"layer": 1, "heads": "all"}, "leave layer, head and scale out"),
+        ({"layer": 1, "heads": "all"}, "leave layer, head, scale and limit out"),
     ],
 )
 def test_a_grid_that_cannot_be_drawn(cap, choices, words):
@@ -265,3 +265,21 @@ def test_a_file_of_somebody_elses_is_not_replaced(cap, tmp_path):
     with pytest.raises(DiffscopeError, match="paper-img0.png would be replaced"):
         figures.maps(cap).save(tmp_path / "paper.pgf")
     assert {path.read_text() for path in (tmp_path / "paper.tex", tmp_path / "paper-img0.png")} == {"mine"}
+
+
+def test_a_scale_that_values_go_beyond_says_so():
+    cap = capture(n=90, layers=1)
+    data = figures.maps(cap).data
+    exact = [image.get_clim() for ax in figures.maps(cap).matplotlib().axes for image in ax.images[:1]]
+    largest = max(float(np.abs(array.where(data["visible"])).max()) for array in data.data_vars.values())
+    assert max(high for _, high in exact) == pytest.approx(largest)
+    short = figures.maps(cap, limit=0.25 * largest, names=["A1", "D"]).matplotlib()
+    labels = [text for text, _ in texts(short) if text[:1] in "≤≥"]
+    assert labels == [f"≥ {0.25 * largest:.2g}", f"≤ −{0.25 * largest:.2g}", f"≥ {0.25 * largest:.2g}"]
+    robust = figures.maps(cap, limit="robust", names=["A1"])
+    weights = np.abs(robust.data["A1"].where(robust.data["visible"]).values)
+    expected = np.quantile(weights[np.isfinite(weights) & (weights > 0)], 0.999)
+    (high,) = [ax.images[0].get_clim()[1] for ax in robust.matplotlib().axes if ax.images][:1]
+    assert high == pytest.approx(expected, rel=1e-5) and robust.plotly().data[0].zmax == pytest.approx(high)
+    with pytest.raises(DiffscopeError, match="a number above 0"):
+        figures.maps(cap, limit=-1)
