@@ -73,7 +73,7 @@ def maps(
         The window to draw. Without one, a prompt of more than `size` tokens is drawn in bins of which each shows its value of
         largest magnitude.
     size : int
-        The most tokens a side that are drawn one by one: 512, of a grid 64.
+        The most tokens a side that are drawn one by one: 512, of a grid 64. Longer prompts are drawn in at most 256 bins.
     names : sequence of str, optional
         Which of A1, A2, lambda_A2, D and share, of differential attention; not of a comparison. Of a grid one, by default D.
     contrast : {"sqrt", "linear"}

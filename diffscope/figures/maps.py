@@ -16,6 +16,7 @@ from diffscope.figures.panels import short_name
 from diffscope.figures.selection import described, layer_at, one_prompt, visible_cells, window, with_readable_tokens
 
 LARGEST = 512  # positions a side that are drawn one by one; above, bins that keep the largest weight
+BINS = 256  # a side: more are finer than print, and large files
 NAMES = ("A1", "A2", "lambda_A2", "D")
 
 
@@ -46,7 +47,7 @@ def data(
         )
     names = (names or NAMES) if attention.differential else present(attention, NAMES)
     if pooled:
-        maps = cap.pooled_maps(attention.layer, [head], size=size, names=names)
+        maps = cap.pooled_maps(attention.layer, [head], size=min(size, BINS), names=names)
     else:
         maps = cap.maps(attention.layer, [head], queries=rows, keys=columns, names=names)
         seen = visible_cells(attention, maps["query"].values, maps["key"].values)

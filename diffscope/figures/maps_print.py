@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import xarray as xr
 
 from diffscope.figures import theme
 from diffscope.figures.canvas import canvas, trim
 from diffscope.figures.escaping import for_print, shorten
 from diffscope.figures.panels import edges, end_label, heading, labels, marked_spans, panels, positions, spans_in_view
+from diffscope.figures.pixels import pixels
 
 NARROW = 4.5  # inches below which four maps go two by two
 READABLE = 5.0  # points a token's label takes at least where not every token has one
@@ -54,8 +56,9 @@ def _image(ax, data, panel, contrast):
     left, right = edges(data, "key")
     top, bottom = edges(data, "query")
     aspect = "equal" if 0.4 < (right - left) / (bottom - top) < 2.5 else "auto"
+    levels = pixels(panel.values, panel.limits[1], contrast).values()  # as many as a file's palette has, which halves it
     image = ax.imshow(
-        panel.values,
+        np.where(np.isnan(panel.values), np.nan, levels),
         cmap=theme.colour_map(panel.kind, contrast),
         vmin=panel.limits[0],
         vmax=panel.limits[1],
