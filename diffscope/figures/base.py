@@ -18,7 +18,8 @@ from diffscope.files import check_target, replacing, to_json
 
 PRINTED = (".pdf", ".svg", ".png", ".pgf")
 ALSO = {"data": ".data.json", "latex": ".figure.tex", "provenance": ".provenance.json"}
-FINE = 600  # dots an inch of what is no vector, and of a .png half as many
+FINE = 600  # dots an inch of what is no vector
+COARSER = {".png": 300, ".svg": 400}  # whose images have no palette
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,7 @@ class Figure:
             look = {"displaylogo": False, "responsive": True}
             page = drawing.to_html(include_plotlyjs=True, full_html=True, config=look, div_id=self.kind.name)
             return page.encode()
-        return self._printed(suffix.removeprefix("."), dpi=FINE // 2 if suffix == ".png" else FINE)
+        return self._printed(suffix.removeprefix("."), dpi=COARSER.get(suffix, FINE))
 
     def _pgf(self, path: Path) -> dict[Path, bytes]:
         """The files of a figure as PGF, images first: what names them is there last."""
