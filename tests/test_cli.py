@@ -319,6 +319,15 @@ def test_measure_keeps_every_value(run, saved, tmp_path):
     assert open_statistics(tmp_path / "s.parquet")["entropy"].sizes["query"] == diffscope.open(saved).n_tokens
 
 
+def test_a_table_says_of_what_part_it_is_and_has_no_single_heads(run, saved, tmp_path):
+    part = ("--layer", 1, "--head", 0, "--query", -1)
+    assert run("measure", saved, "--stats", "entropy", *part, "--out", tmp_path / "s.md")[0] == 0
+    last = diffscope.open(saved).n_tokens - 1
+    assert f", layer 1, head 0, query {last}." in (tmp_path / "s.md").read_text(encoding="utf-8")
+    status, _, err = run("measure", saved, "--stats", "entropy", "--per-head", "--out", tmp_path / "t.tex")
+    assert status != 0 and "leave --per-head out, or keep every value" in err and not (tmp_path / "t.tex").exists()
+
+
 def test_prompt_from_a_file(run, tiny_diff_folder, tmp_path):
     (tmp_path / "prompt.txt").write_text(PROMPT, encoding="utf-8")
     _, from_file, _ = run("capture", "--model", tiny_diff_folder, "--prompt-file", tmp_path / "prompt.txt", "--json")

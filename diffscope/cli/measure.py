@@ -82,7 +82,7 @@ def command(
     """Measure statistics of A1, A2 and D, averaged over queries. Ctrl-C leaves the layers that were finished."""
     check_out(out)
     if out is not None:
-        _check_format(out)
+        _check_format(out, per_head)
     names = read_stats(stats)
     rows = _queries(query, queries)
     if saved is not None:
@@ -153,12 +153,17 @@ def _report(measured, source, out, as_json, over_heads):
         note(f"saved {out}")
 
 
-def _check_format(out):
-    """Refuse a name that tells no format."""
+def _check_format(out, per_head):
+    """Refuse a name that tells no format, and heads one by one where averages are kept."""
     from diffscope.store import FORMATS
 
     if out.suffix.lower() not in (*FORMATS, *PRINTED):
         raise DiffscopeError(f"statistics cannot be kept as {out.name!r}; end the name in {', '.join((*FORMATS, *PRINTED))}")
+    if per_head and out.suffix.lower() in PRINTED:
+        others = ", ".join(FORMATS)
+        raise DiffscopeError(
+            f"a table as {out.suffix} has averages over heads; leave --per-head out, or keep every value ({others})"
+        )
 
 
 def _keep(measured, out):

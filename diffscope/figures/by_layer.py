@@ -30,6 +30,9 @@ def of_statistic(
     if statistic not in STATISTICS:
         raise DiffscopeError(f"there is no statistic {statistic!r}; diffscope.stats.STATISTICS has those that there are")
     tables = {name: _with_controls(cap, statistic, choices, query) for name, cap in captures.items()}
+    for name, cap in captures.items():
+        own = tables[name][""]
+        own.attrs["selection"] = ", ".join([*filter(None, [own.attrs["selection"]]), *_places(cap, statistic, query)])
     first = next(iter(tables.values()))[""]
     if rule(first) == "not":
         units = first.attrs["units"]
@@ -82,12 +85,34 @@ def _with_controls(
 
         uniform = _heads(uniform_attention(cap), statistic, {**own, "map": "A1"}, query)
         return {"": _heads(cap, statistic, own, query), UNIFORM: uniform}
-    if "span" in dims and "query" in dims and isinstance(query, int):
+    if has_pairing_control(statistic):
         span = choices.get("span") or "irrelevant"
+        if query == "mean":
+            return {"": _heads(cap, statistic, {**own, "span": span}, query)}
         beside = [beside_null(one, statistic, span, query) for one in cap]
         names = {"": "as it is", OTHERS: "other heads"}
         return {words: _over_prompts([one.sel(control=name, drop=True) for one in beside]) for words, name in names.items()}
     return {"": _heads(cap, statistic, own, query)}
+
+
+def has_pairing_control(statistic: str) -> bool:
+    """Whether a statistic compares A1 and A2 at a query on a span, so that it may be compared with the A2 of other heads."""
+    return {"head", "query", "span"} == set(STATISTICS[statistic].dims)
+
+
+def _places(cap: Capture | CaptureBatch, statistic: str, query: int | str) -> list[str]:
+    """At which queries of which prompts a statistic is, in words."""
+    of_prompts = f" of {len(cap)} prompts" if len(cap) > 1 else ""
+    if "query" not in STATISTICS[statistic].dims:
+        return [of_prompts.removeprefix(" of ")] if of_prompts else []
+    if query == "mean":
+        counts = sorted({len(prompt.ids) for prompt in cap.prompts})
+        count = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+        average = STATISTICS[statistic].averaged
+        return [f"{average} over {count} queries" + (f", then{of_prompts.removeprefix(' of')}" if of_prompts else "")]
+    if not of_prompts:
+        return [f"query {int(query) % cap.n_tokens}"]
+    return [f"the last query{of_prompts}" if query == -1 else f"query {query}{of_prompts}".replace("-", "−")]
 
 
 def _given(choices: Mapping[str, str | None]) -> dict[str, str]:
@@ -101,10 +126,11 @@ def _heads(cap: Capture | CaptureBatch, statistic: str, choices: Mapping[str, st
     tables = []
     for one in cap:
         rows = None if query == "mean" or "query" not in STATISTICS[statistic].dims else query_positions(one, [int(query)])
-        measured = one.measure([statistic], queries=rows)
-        chosen = over_heads(measured[statistic], "mean" if query == "mean" else -1, choices=_given(choices))
+        values = one.measure([statistic], queries=rows)[statistic]
+        at_query = averaged(values, ["query"]).values if rows is None else values.isel(query=0, drop=True)
+        chosen = over_heads(at_query, choices=_given(choices))
         own = ("units", "long_name", "definition", "selection")
-        tables.append(chosen[statistic].assign_attrs({**measured[statistic].attrs, **{key: chosen.attrs[key] for key in own}}))
+        tables.append(chosen[statistic].assign_attrs({**values.attrs, **{key: chosen.attrs[key] for key in own}}))
     return _over_prompts(tables)
 
 
@@ -112,8 +138,8 @@ def _over_prompts(tables: list[xr.DataArray]) -> xr.DataArray:
     """The middle over prompts of every head, by the statistic's own rule."""
     if len(tables) == 1:
         return tables[0]
-    prompts = xr.concat(tables, "prompt", join="outer", combine_attrs="override")
-    return (prompts.median("prompt") if rule(prompts) == "median" else prompts.mean("prompt")).assign_attrs(tables[0].attrs)
+    prompts = xr.concat(tables, "query", join="outer", combine_attrs="override")
+    return averaged(prompts, ["query"]).values.assign_attrs(tables[0].attrs)
 
 
 def beside_null(cap: Capture | CaptureBatch, statistic: str, span: str, query: int) -> xr.DataArray:
@@ -121,7 +147,7 @@ def beside_null(cap: Capture | CaptureBatch, statistic: str, span: str, query: i
     from diffscope.readings.captures import one_prompt, query_positions
     from diffscope.readings.pairing import beside_controls
 
-    pairs = [name for name, each in STATISTICS.items() if {"head", "query", "span"} == set(each.dims)]
+    pairs = [name for name in STATISTICS if has_pairing_control(name)]
     if statistic not in pairs:
         raise DiffscopeError(f"{statistic!r} is none of the statistics that compare A1 and A2 on a span: {', '.join(pairs)}")
     cap = one_prompt(cap)
@@ -133,7 +159,7 @@ def beside_null(cap: Capture | CaptureBatch, statistic: str, span: str, query: i
         return one.measure([statistic], queries=rows).isel(query=0, drop=True).sel(span=span, drop=True)
 
     values = beside_controls(cap, measure)[statistic]
-    return values.assign_attrs(selection=f"{span}, query {rows[0]}")
+    return values.assign_attrs(selection=span)
 
 
 def middle(values: xr.DataArray) -> xr.DataArray:

@@ -11,7 +11,16 @@ from diffscope.errors import DiffscopeError
 from diffscope.figures import by_layer as _by_layer
 from diffscope.figures.base import Figure
 from diffscope.figures.of_values import curves
-from diffscope.figures.subjects import Captures, captures_of, drawn, panels_beside, undefined_said
+from diffscope.figures.subjects import (
+    Captures,
+    captures_of,
+    checked_query,
+    drawn,
+    edits_of,
+    panels_beside,
+    prompts_said,
+    undefined_said,
+)
 
 Normalisation = Literal["share", "raw", "signed", "positive"]
 
@@ -23,7 +32,7 @@ def allocation(
     normalisation: Normalisation = "share",
     layer: int | None = None,
     head: int | None = None,
-    query: int = -1,
+    query: int | Literal["last"] = -1,
     venue: str | None = None,
     wide: bool | None = None,
     width: float | None = None,
@@ -45,7 +54,7 @@ def allocation(
         "share" is Σ|D| on a part over Σ|D|; the others as in docs/definitions.md.
     layer, head : int, optional
         As the model numbers them; a head is of a layer. By default the mean over all.
-    query : int
+    query : int or "last"
         A token; negative ones count from a prompt's end.
     venue, wide, width, title
         As of :func:`diffscope.figures.maps`.
@@ -75,9 +84,11 @@ def allocation(
     from diffscope.readings.bars import bars_of_all
 
     map = map or "D"
+    query = checked_query(query)
+    captures = captures_of(subject)
     if head is not None and layer is None:
         raise DiffscopeError(f"head {head} is of a layer; give layer= too")
-    estimates = {name: divided(cap, query).estimates for name, cap in captures_of(subject).items()}
+    estimates = {name: divided(cap, query).estimates for name, cap in captures.items()}
     for name, one in estimates.items():
         for dim, label in {"map": map, "normalisation": normalisation, "layer": layer, "head": head}.items():
             _check_label(one["allocation"], dim, label)
@@ -92,15 +103,15 @@ def allocation(
     ends = {end: bars[end].assign_coords(side=values["side"]) for end in ("low", "high") if end in bars}
     over = "all heads, then layers" if layer is None else f"the heads of layer {layer}"
     over = f"layer {layer}, head {head}" if head is not None else f"mean over {over}; whiskers from the least head to the largest"
-    counts = {len(cap.prompts) for cap in captures_of(subject).values()}
-    prompts = f", mean over {counts.pop()} prompts" if len(counts) == 1 and max(counts) > 1 else ""
-    at = "last query" if query in (-1, "last") else f"query at {query}"
+    counts = [len(cap.prompts) for cap in captures.values()]
+    prompts = f", mean over {prompts_said(counts)}" if max(counts) > 1 else ""
+    at = "last query" if query == -1 else f"query at {query}"
     caption = f"Attention of the {at} to five parts of the prompt ({normalisation} of {map}){prompts}, {over}."
     figure = curves(
         values, x="part", series="side", style="bars", controls=uniform, **ends, venue=venue, wide=wide, width=width, title=title
     )
     facts = {"map": map, "normalisation": normalisation, "layer": layer, "head": head, "query": query}
-    return drawn("allocation", figure, caption, model=", ".join(estimates), **facts)
+    return drawn("allocation", figure, caption, edits=edits_of(captures), model=", ".join(estimates), **facts)
 
 
 def statistic_by_layer(
@@ -111,7 +122,7 @@ def statistic_by_layer(
     span: str | None = None,
     normalisation: str | None = None,
     where: Mapping[str, str] | None = None,
-    query: int | Literal["mean"] = -1,
+    query: int | Literal["last", "mean"] = -1,
     venue: str | None = None,
     wide: bool | None = None,
     width: float | None = None,
@@ -135,8 +146,9 @@ def statistic_by_layer(
         By default the span "answer" (else the sink), of what compares A1 and A2 "irrelevant"; and "share".
     where : mapping of str to str, optional
         The same along other dimensions, such as ``{"definition": "r90"}`` of effective ranks.
-    query : int or "mean"
-        At which query; negative ones count from a prompt's end. "mean" is over all queries. Ranks are of whole maps.
+    query : int, "last" or "mean"
+        At which query; negative ones count from a prompt's end. "mean" is over all queries, where what compares A1 and A2 has no
+        control. Ranks are of whole maps.
     venue, wide, width, title
         As of :func:`diffscope.figures.maps`.
 
@@ -160,6 +172,7 @@ def statistic_by_layer(
     <diffscope figure 'statistic_by_layer' of value, points (panel: 2, series: 2, x: 4, point: 2)>
     """
     captures = captures_of(subject)
+    query = checked_query(query, "mean")
     names = [statistic] if isinstance(statistic, str) else list(statistic)
     if not names:
         raise DiffscopeError("no statistic was chosen; give one, such as 'entropy'")
@@ -195,7 +208,9 @@ def statistic_by_layer(
     }
     chosen = "; ".join(f"{words} of {table.attrs['selection']}" for words, table in zip(titles, tables.values()))
     caption = f"{chosen}. Lines are the {_by_layer.averages(tables)} over heads, points single heads."
-    return drawn("statistic_by_layer", figure, caption, model=", ".join(captures), **facts)
+    if query == "mean" and (lone := [name for name in names if _by_layer.has_pairing_control(name)]):
+        caption += f" Over all queries {' and '.join(lone)} {'has' if len(lone) == 1 else 'have'} no control."
+    return drawn("statistic_by_layer", figure, caption, edits=edits_of(captures), model=", ".join(captures), **facts)
 
 
 def similarity(
@@ -203,7 +218,7 @@ def similarity(
     *,
     statistic: str = "rho",
     span: str = "irrelevant",
-    query: int = -1,
+    query: int | Literal["last"] = -1,
     venue: str | None = None,
     wide: bool | None = None,
     width: float | None = None,
@@ -224,7 +239,7 @@ def similarity(
         signal_gain, selectivity.
     span : str
         The keys that they are compared on.
-    query : int
+    query : int or "last"
         A token; negative ones count from the prompt's end.
     venue, wide, width, title
         As of :func:`diffscope.figures.maps`.
@@ -249,7 +264,9 @@ def similarity(
     """
     from diffscope.figures.amplifier_charts import beside_other_heads
 
-    values = {name: _by_layer.beside_null(cap, statistic, span, query) for name, cap in captures_of(subject).items()}
+    captures = captures_of(subject)
+    at = int(checked_query(query))
+    values = {name: _by_layer.beside_null(cap, statistic, span, at) for name, cap in captures.items()}
     if all(not one.notnull().any() for one in values.values()):
         raise DiffscopeError(f"there is nothing to draw: {statistic} compares A1 and A2 on {span}, and is undefined everywhere")
     lacking = [name for name, one in values.items() if not one.notnull().any()]
@@ -258,7 +275,8 @@ def similarity(
     about = next(iter(values.values())).attrs
     caption = f"{about['long_name']} on {span} keys, {about['definition']}, beside the same with the A2 of other heads (range)."
     caption += f" Undefined: {', '.join(lacking)}." if lacking else ""
-    return drawn("similarity", figure, caption, model=", ".join(values), statistic=statistic, span=span, query=query)
+    facts = {"statistic": statistic, "span": span, "query": at}
+    return drawn("similarity", figure, caption, edits=edits_of(captures), model=", ".join(values), **facts)
 
 
 def _of_one_layer(estimates: xr.Dataset, layer: int | None) -> xr.Dataset:

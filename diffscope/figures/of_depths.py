@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import xarray as xr
 
@@ -11,7 +11,8 @@ from diffscope.errors import DiffscopeError
 from diffscope.figures import theme
 from diffscope.figures.base import Figure
 from diffscope.figures.of_values import cells, curves
-from diffscope.figures.subjects import drawn, estimates_of, together
+from diffscope.figures.subjects import drawn, edits_of, estimates_of, prompts_said, together
+from diffscope.readings.depths import common_lengths
 
 if TYPE_CHECKING:
     from diffscope.readings.reading import Reading
@@ -45,7 +46,7 @@ def by_depth(
     subject : Reading, its estimates, or mapping of str to either
         Of :func:`diffscope.readings.depths`, by model.
     length : int, optional
-        Of the prompts in tokens; by default the longest that was measured.
+        Of the prompts in tokens; by default the longest that all were measured on.
     map : {"D", "A1", "A2"}
     venue, wide, width, title
         As of :func:`diffscope.figures.maps`.
@@ -58,7 +59,7 @@ def by_depth(
     Raises
     ------
     DiffscopeError
-        It is of something else, there is no such length or map, or all is undefined.
+        It is of something else, there is no such length or map, models were measured on other prompts, or all is undefined.
 
     Examples
     --------
@@ -69,7 +70,9 @@ def by_depth(
     <diffscope figure 'by_depth' of value, low, high (panel: 4, series: 4, x: 5)>
     """
     estimates = estimates_of(subject, "mass_of_prompt", READING)
-    chosen = {name: _of_length(one, length, map) for name, one in estimates.items()}
+    common = common_lengths(estimates)
+    tokens = common[-1] if length is None else length
+    chosen = {name: _chosen(one, length=tokens, map=map) for name, one in estimates.items()}
     colours = dict(zip(chosen, theme.SERIES * len(chosen)))
     rows: dict[str, xr.DataArray] = {}
     errors: dict[str, xr.DataArray] = {}
@@ -87,7 +90,7 @@ def by_depth(
         errors[label] = rows[label].where(False)
         looks[label] = (theme.MUTED, dash)
     values = together({label: row for label, row in rows.items()}, "series").assign_attrs(long_name="attention", units="1")
-    error = xr.concat(list(errors.values()), values["series"], coords="minimal", compat="override").fillna(0)
+    error = xr.concat(list(errors.values()), values["series"], coords="minimal", compat="override")
     figure = curves(
         values,
         x="depth",
@@ -102,13 +105,13 @@ def by_depth(
         title=title,
     )
     first = next(iter(chosen.values()))
-    tokens = int(first["length"])
+    within = ", ± standard error over prompts" if any(one["mass_se"].notnull().any() for one in chosen.values()) else ""
     caption = (
         f"{map} of the last query on the answer and on irrelevant tokens by depth of the answer, prompts of {tokens} tokens; "
-        f"mean over {first.attrs['averaged_over']}, ± standard error over prompts."
+        f"mean over {first.attrs['averaged_over']}{within}."
     )
-    facts = {"length": tokens, "map": map, "prompts": int(first.attrs["prompts"])}
-    return drawn("by_depth", figure, caption, model=", ".join(chosen), **facts)
+    facts = {"length": int(tokens), "map": map, "prompts": int(first.attrs["prompts"])}
+    return drawn("by_depth", figure, caption, edits=edits_of(chosen), model=", ".join(chosen), **facts)
 
 
 def depth_by_length(
@@ -125,7 +128,8 @@ def depth_by_length(
     """Whether a model answers, or looks at the answer, by depth of the answer and length of the prompt, as cells.
 
     Every cell is a mean over prompts; below it stands one standard error over prompts, or for exact answers half the width of
-    their 95 % interval (Wilson). Of attention, a panel has what uniform attention would give.
+    their 95 % interval (Wilson). Of attention, a panel has what uniform attention would give. Of several models these are the
+    lengths that all were measured on.
 
     Parameters
     ----------
@@ -147,7 +151,8 @@ def depth_by_length(
     Raises
     ------
     DiffscopeError
-        It is of something else, there is no such quantity, map or normalisation, or all is undefined.
+        It is of something else, there is no such quantity, map or normalisation, models were measured on other prompts, or all
+        is undefined.
 
     Examples
     --------
@@ -160,17 +165,24 @@ def depth_by_length(
     estimates = estimates_of(subject, "mass_of_prompt", READING)
     if quantity not in QUANTITIES:
         raise DiffscopeError(f"there is no quantity {quantity!r}; choose from {', '.join(QUANTITIES)}")
+    lengths = common_lengths(estimates)
+    estimates = {name: one.sel(length=lengths) for name, one in estimates.items()}
     values: dict[str, xr.DataArray] = {}
     errors: dict[str, xr.DataArray] = {}
+    counts: list[int] = []
     for name, one in estimates.items():
         if quantity == "exact":
             values[name], errors[name] = one["exact"], (one["exact_high"] - one["exact_low"]) / 2
+            of_prompt = one["exact_of_prompt"]
         elif quantity == "log_odds":
             values[name], errors[name] = one["log_odds"], one["log_odds_se"]
+            of_prompt = one["log_odds_of_prompt"]
         else:
             mass = _chosen(one, map=map, normalisation=normalisation).sel(span="answer", drop=True)
             values[name], errors[name] = mass["mass"], mass["mass_se"]
-    facts = {}
+            of_prompt = mass["mass_of_prompt"]
+        counts += of_prompt.notnull().sum("prompt").values.ravel().tolist()
+    facts: dict[str, Any] = {}
     words = QUANTITIES[quantity]
     if quantity == "answer":
         uniform = next(iter(estimates.values()))["uniform"].sel(span="answer", drop=True)
@@ -182,14 +194,10 @@ def depth_by_length(
     figure = cells(table, x="depth", y="length", panels="model", error=error, venue=venue, wide=wide, width=width, title=title)
     first = next(iter(estimates.values()))
     below = "half their 95 % interval (Wilson)" if quantity == "exact" else "its standard error over prompts"
-    caption = f"{words}: mean over {first.attrs['prompts']} prompts a cell, ± {below}."
-    return drawn("depth_by_length", figure, caption, model=", ".join(estimates), prompts=int(first.attrs["prompts"]), **facts)
-
-
-def _of_length(estimates: xr.Dataset, length: int | None, map: str) -> xr.Dataset:
-    """Estimates of prompts of one length and of one map."""
-    lengths = estimates["length"].values.tolist()
-    return _chosen(estimates, length=lengths[-1] if length is None else length, map=map)
+    within = f", ± {below}" if error.notnull().any() else ""
+    caption = f"{words}: mean over {prompts_said(counts)} a cell{within}."
+    facts |= {"edits": edits_of(estimates), "prompts": int(first.attrs["prompts"])}
+    return drawn("depth_by_length", figure, caption, model=", ".join(estimates), **facts)
 
 
 def _chosen(estimates: xr.Dataset, **labels: int | str) -> xr.Dataset:

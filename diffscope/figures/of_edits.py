@@ -35,7 +35,7 @@ def interventions(
     """What edits cost: log-odds of the answer and loss of the text along an edit's value, or by its label.
 
     Lines or points are means over prompts with one standard error, each prompt is a point behind them, and broken lines are the
-    unedited models.
+    unedited models. Values of an edit that are numbers stand in ascending order.
 
     Parameters
     ----------
@@ -79,6 +79,7 @@ def interventions(
         raise DiffscopeError(f"there is nothing to draw: {' and '.join(names)} are undefined under all edits")
     colours = dict(zip(estimates, theme.SERIES * len(estimates)))
     numbers = table["edit"].dtype.kind in "if"
+    table = table.sortby("edit") if numbers else table
     looks = {name: (colours[name], "solid") for name in estimates}
     for name in estimates:  # points have no dashes, so that of these the unedited are grey
         looks[f"{name}{UNEDITED}"] = (colours[name] if numbers else theme.MUTED, "dash")
@@ -98,9 +99,12 @@ def interventions(
         width=width,
         title=title,
     )
-    prompts = ", ".join(dict.fromkeys(str(one.attrs["prompts"]) for one in estimates.values()))
+    counts = {SCORES[name]: _scored(estimates, f"unedited_{name}_of_prompt") for name in names}
+    same = len(set(counts.values())) == 1
+    prompts = next(iter(counts.values())) if same else "; ".join(f"{words}: {count}" for words, count in counts.items())
     along = first["edit"].attrs.get("long_name", "edit")
-    caption = f"Mean over prompts (n = {prompts}) ± standard error by {along}; points are prompts."
+    within = " ± standard error" if _has_errors(estimates, [f"{name}_se" for name in names]) else ""
+    caption = f"Mean over prompts (n = {prompts}){within} by {along}; points are prompts."
     return drawn("interventions", figure, caption, model=", ".join(estimates), prompts=prompts)
 
 
@@ -115,7 +119,7 @@ def ablation(
     """What each head is worth: how the answer's log-odds change when it alone is taken away, as cells by layer and head.
 
     Every cell is a mean over prompts, in nats, with one standard error below it. Panels are named by the model, with the change
-    that taking all heads away makes. Heads that stand in for each other cost little one by one.
+    that taking all heads of these layers away makes. Heads that stand in for each other cost little one by one.
 
     Parameters
     ----------
@@ -143,15 +147,18 @@ def ablation(
     <diffscope figure 'ablation' of value, error (panel: 1, y: 2, x: 2)>
     """
     estimates = estimates_of(subject, "everything", "diffscope.readings.ablations(scope, prompts)")
-    named = {f"{name} (all heads: {_signed(float(one['everything']))})": one for name, one in estimates.items()}
+    named = {f"{name} ({_everything(one)})": one for name, one in estimates.items()}
     values = together({name: one["change"] for name, one in named.items()})
     errors = [one["change_se"] for one in named.values()]
     error = xr.concat(errors, values["model"], coords="minimal", compat="override", join="outer")
     values = values.assign_attrs(long_name="change of log-odds", units="nats")
     figure = cells(values, panels="model", error=error, venue=venue, wide=wide, width=width, title=title)
     whats = " or ".join(dict.fromkeys(TAKEN[one.attrs["what"]] for one in estimates.values()))
-    prompts = ", ".join(dict.fromkeys(str(one.attrs["prompts"]) for one in estimates.values()))
-    caption = f"Change of the answer's log-odds against its distractors without {whats}, mean over prompts (n = {prompts}) ± SE."
+    prompts = _scored(estimates, "log_odds_of_prompt")
+    within = " ± standard error" if _has_errors(estimates, ["change_se"]) else ""
+    caption = (
+        f"Change of the answer's log-odds against its distractors without {whats}, mean over prompts (n = {prompts}){within}."
+    )
     return drawn("ablation", figure, caption, model=", ".join(estimates), what=whats, prompts=prompts)
 
 
@@ -159,12 +166,29 @@ def _of_score(estimates: Mapping[str, xr.Dataset], name: str) -> xr.Dataset:
     """One score of all readings and of the unedited models, (series, edit): its mean, its error and its prompts."""
     parts: dict[str, xr.Dataset] = {}
     for label, one in estimates.items():
-        edited = {"value": one[name], "error": one[f"{name}_se"].fillna(0), "points": one[f"{name}_of_prompt"]}
+        edited = {"value": one[name], "error": one[f"{name}_se"], "points": one[f"{name}_of_prompt"]}
         parts[label] = xr.Dataset(edited)
         flat = one[f"unedited_{name}"].broadcast_like(one[name])
-        parts[f"{label}{UNEDITED}"] = xr.Dataset({"value": flat, "error": 0 * flat, "points": edited["points"].where(False)})
+        parts[f"{label}{UNEDITED}"] = xr.Dataset(
+            {"value": flat, "error": flat.where(False), "points": edited["points"].where(False)}
+        )
     series = xr.DataArray(list(parts), dims="series", name="series")
     return xr.concat(list(parts.values()), series, join="outer", combine_attrs="override")
+
+
+def _scored(estimates: Mapping[str, xr.Dataset], name: str) -> str:
+    """Of how many prompts a score is defined: without distractors a prompt has no log-odds."""
+    return ", ".join(dict.fromkeys(str(int(one[name].notnull().sum())) for one in estimates.values()))
+
+
+def _has_errors(estimates: Mapping[str, xr.Dataset], names: Sequence[str]) -> bool:
+    """Whether any of some standard errors is defined."""
+    return any(bool(one[name].notnull().any()) for one in estimates.values() for name in names)
+
+
+def _everything(estimates: xr.Dataset) -> str:
+    """What taking all heads away at once changes, and of which layers these are."""
+    return f"{estimates.attrs['everything_of']}: {_signed(float(estimates['everything']))}"
 
 
 def _signed(value: float) -> str:

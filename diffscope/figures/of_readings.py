@@ -13,7 +13,8 @@ from diffscope.capture import Capture, CaptureBatch
 from diffscope.comparison import Comparison
 from diffscope.errors import DiffscopeError
 from diffscope.figures.base import Figure
-from diffscope.figures.subjects import captures_of, drawn, estimates_of, panels_beside
+from diffscope.figures.subjects import captures_of, drawn, edits_of, estimates_of, panels_beside
+from diffscope.stats.averaging import rule
 
 if TYPE_CHECKING:
     from diffscope.readings.reading import Reading
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     Readings = Reading | xr.Dataset | Mapping[str, Reading | xr.Dataset]
     Subject = Capture | Comparison | Mapping[str, Capture] | Readings
 
-BESIDE = {"lambda": "beside its initial value", "cmrr": ""}  # what else is drawn
+BESIDE = {"lambda": "beside its initial value", "cmrr": ""}  # what else is drawn, where it is not the A2 of other heads
 
 
 def amplifier(
@@ -38,7 +39,8 @@ def amplifier(
     "best_lambda" is λ* against λ, on irrelevant keys and on the answer; "lambda" λ beside its initial value; "cmrr" what equal
     maps would be rejected by; "residual" what the subtraction leaves on irrelevant keys over its floor, "floor" that floor;
     "noise_gain" and "signal_gain" the weight that comes out over what went in, on irrelevant keys and on the answer. The control
-    of all but λ and cmrr is the same with the A2 of other heads: their median with a range from the least to the largest.
+    of all but λ and cmrr is the same with the A2 of other heads: their median, of "floor" their mean, and but for "best_lambda",
+    whose points stand against λ, a range from the least to the largest.
 
     Parameters
     ----------
@@ -84,10 +86,12 @@ def amplifier(
     estimates = _read(subject, partial(read, ranks=False), variable, "diffscope.readings.amplifier(cap)")
     drawn_of, lacking = _where_defined(estimates, variable)
     figure = panels_beside({name: chart(one) for name, one in drawn_of.items()}, venue, wide, width, title)
-    about = next(iter(drawn_of.values()))[variable].attrs
-    beside = BESIDE.get(quantity, "beside the same with the A2 of other heads (median and range)")
-    caption = f"{about['long_name']} of every head{beside and ', '}{beside}.{_undefined(lacking)}"
-    return drawn("amplifier", figure, caption, model=", ".join(estimates), quantity=quantity)
+    first = next(iter(drawn_of.values()))
+    ends = " and range" if "low" in figure.data else ""
+    beside = BESIDE.get(quantity, f"beside the same with the A2 of other heads ({rule(first[variable])}{ends})")
+    words = first[variable].attrs["long_name"]
+    caption = f"{words} of every head{beside and ', '}{beside}.{_undefined(lacking)}"
+    return drawn("amplifier", figure, caption, edits=edits_of(estimates), model=", ".join(estimates), quantity=quantity)
 
 
 def rejection(
@@ -158,7 +162,8 @@ def rejection(
         what = "median over heads, points single heads"
     figure = panels_beside(parts, venue, wide, width, title)
     caption = f"Common-mode rejection by injection, {what}, beside the same with the A2 of other heads.{_undefined(lacking)}"
-    return drawn("rejection", figure, caption, model=", ".join(estimates), layer=layer, head=head, sigma=sigma)
+    facts = {"layer": layer, "head": head, "sigma": sigma}
+    return drawn("rejection", figure, caption, edits=edits_of(estimates), model=", ".join(estimates), **facts)
 
 
 def anatomy(
@@ -204,6 +209,7 @@ def anatomy(
     <diffscope figure 'anatomy' of value (panel: 3, series: 5, x: 8)>
     """
     from diffscope.figures import amplifier_charts as charts
+    from diffscope.readings.composition import NEXT
 
     estimates = estimates_of(subject, "shapley", "diffscope.readings.composition(cap, others)")
     if way not in ("shapley", "added", "alone"):
@@ -212,8 +218,11 @@ def anatomy(
     figure = panels_beside(parts, venue, wide, width, title)
     first = next(iter(estimates.values()))
     others = first.attrs["others"]
-    caption = f"What each map is made of ({way} shares), beside A2 of the next head; profiles are of {others} other prompts."
-    return drawn("anatomy", figure, caption, model=", ".join(estimates), way=way)
+    having = [name for name, one in estimates.items() if one[way].sel(map="A2", control=NEXT).notnull().any()]
+    of_those = "" if len(having) == len(estimates) else f" of {' and '.join(having)}"
+    beside = f", beside A2 of the next head{of_those}" if having else ""
+    caption = f"What each map is made of ({way} shares){beside}; profiles are of {others} other prompts."
+    return drawn("anatomy", figure, caption, edits=edits_of(estimates), model=", ".join(estimates), way=way)
 
 
 def attribution(
@@ -264,7 +273,7 @@ def attribution(
         parts[name] = charts.added_by_prompts(one) if "prompt" in one["contribution"].dims else charts.added(one)
     figure = panels_beside(parts, venue, wide, width, title)
     caption = "What each branch of each head adds to logits, directly; the control, where there is one, has A2 of other prompts."
-    return drawn("attribution", figure, caption, model=", ".join(estimates))
+    return drawn("attribution", figure, caption, edits=edits_of(estimates), model=", ".join(estimates))
 
 
 def _read(subject: Any, read: Any, variable: str, reading: str) -> dict[str, xr.Dataset]:

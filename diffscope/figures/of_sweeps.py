@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -12,11 +13,23 @@ from diffscope.errors import DiffscopeError
 from diffscope.figures.base import Figure
 from diffscope.figures.heads import USUAL
 from diffscope.figures.of_values import curves
-from diffscope.figures.subjects import drawn
-from diffscope.stats.averaging import averaged
+from diffscope.figures.subjects import drawn, prompts_said
+from diffscope.readings.scores import error_of_mean
+from diffscope.stats.averaging import averaged, rule
+from diffscope.stats.definitions import Averaged
 
 FIRST = ("length", "distractors", "needles", "n")  # fields of prompts that are drawn along, before others
 HEADS = ("layer", "head")
+NAMELESS = (
+    "model",
+    "map",
+    "span",
+    "normalisation",
+    "lambda_value",
+    "definition",
+    "control",
+    "ranked_map",
+)  # labels tell what they are
 
 
 def sweep(
@@ -26,7 +39,7 @@ def sweep(
     x: str | None = None,
     series: str | None = None,
     panels: str | None = None,
-    where: Mapping[str, str] | None = None,
+    where: Mapping[str, str | float] | None = None,
     venue: str | None = None,
     wide: bool | None = None,
     width: float | None = None,
@@ -34,9 +47,9 @@ def sweep(
 ) -> Figure:
     """A variable of a sweep along any of its dimensions, or along a field of its prompts such as their length.
 
-    What plays no role is averaged: over heads, then layers (by the statistic's own rule, which for ratios without a bound is the
-    median), then the prompts. Lines have one standard error over prompts, and every head, mean over the prompts, is a point
-    behind them. What is undefined is left out of averages.
+    What plays no role is averaged: over heads, then layers, then the prompts, by the statistic's own rule, which for ratios
+    without a bound is the median. Means have one standard error over prompts, medians the quartiles of prompts, and a place with
+    one prompt neither. Every head, averaged over the prompts, is a point behind them. What is undefined is left out of averages.
 
     Parameters
     ----------
@@ -48,8 +61,9 @@ def sweep(
         Dimensions, or fields of the prompts that are coordinates (length, distractors, …). By default x is the step where there
         are several, else the first field that differs between prompts, else the layer; and series the model where there are
         several.
-    where : mapping of str to str, optional
-        Which label along any other dimension: by default D, the span "answer" (else the sink), "share", or the first.
+    where : mapping of str to str or number, optional
+        Which label along any other dimension: by default D, the span "answer" (else the sink), "share", or the first. Also one
+        layer or head, or the prompts whose field has this value, such as ``{"length": 96}``; by default all.
     venue, wide, width, title
         As of :func:`diffscope.figures.maps`.
 
@@ -61,8 +75,8 @@ def sweep(
     Raises
     ------
     DiffscopeError
-        It is no swept dataset; there is no such variable, dimension, field or label; the statistic has no mean (positions,
-        decibels); a model or step has no role; or all is undefined.
+        It is no swept dataset; there is no such variable, dimension, field or label; one of `where` is drawn along; the statistic
+        has no mean (positions, decibels); a model or step has no role; or all is undefined.
 
     Examples
     --------
@@ -80,6 +94,10 @@ def sweep(
         known = [str(name) for name, values in dataset.items() if "prompt" in values.dims]
         raise DiffscopeError(f"no {statistic!r} was swept: there are {', '.join(known)}")
     values = dataset[statistic]
+    if rule(values) == "not":
+        units = values.attrs.get("units", "1")
+        raise DiffscopeError(f"{statistic} [{units}] has no mean that would say anything; choose another statistic")
+    values, words = _where(values, where or {}, [role for role in (x, series, panels) if role])
     fields = _fields(values)
     x = x or _along(values, fields)
     if series is None and values.sizes.get("model", 1) > 1 and "model" not in (x, panels):
@@ -89,23 +107,26 @@ def sweep(
         if (role not in values.dims and role not in fields) or role == "prompt":
             known = [str(dim) for dim in values.dims if dim != "prompt"] + list(fields)
             raise DiffscopeError(f"{statistic} has no {role!r} to be drawn along; choose from {', '.join(known)}")
-    values, selection = _selected(values, roles, where or {})
+    values, usual = _usual(values, roles)
+    selection = ", ".join([*usual, *words])
     left = [dim for dim in HEADS if dim in values.dims and dim not in roles]
     over_heads = averaged(values, left).values if left else values
-    mean = _by_field(over_heads, fields, roles, _mean)
-    error = _by_field(over_heads, fields, roles, _error).fillna(0)
+    by = rule(values)
+    mean = _by_field(over_heads, fields, roles, partial(_middle, by=by))
+    low, high = (_by_field(over_heads, fields, roles, partial(_end, by=by, side=side)) for side in (-1, 1))
     if not mean.notnull().any():
         raise DiffscopeError(f"there is nothing to draw: {statistic} is undefined everywhere")
     words = values.attrs.get("long_name", statistic) + (f": {selection}" if selection else "")
-    mean, error = (_named(each, [series, panels]) for each in (mean, error))
-    points = _named(_by_field(values, fields, roles, _mean), [series, panels]) if left else None
+    counts = _by_field(over_heads.notnull(), fields, roles, lambda defined: defined.sum("prompt"))
+    mean, low, high = (_named(each, [series, panels]) for each in (mean, low, high))
+    points = _named(_by_field(values, fields, roles, partial(_middle, by=by)), [series, panels]) if left else None
     figure = curves(
         mean.assign_attrs(long_name=words, units=values.attrs.get("units", "1")),
         x=x,
         series=series,
         panels=panels,
-        low=mean - error,
-        high=mean + error,
+        low=low,
+        high=high,
         points=points,
         style="lines" if mean[x].dtype.kind in "if" else "points",
         venue=venue,
@@ -113,11 +134,13 @@ def sweep(
         width=width,
         title=title,
     )
-    over = ", then ".join([*(f"{dim}s" for dim in reversed(left)), f"{values.sizes['prompt']} prompts"])
-    caption = f"{words}, by {x}: mean over {over}, ± standard error over prompts."
-    models = ", ".join(map(str, np.atleast_1d(dataset["model"].values))) if "model" in dataset.coords else ""
+    over = ", then ".join([*(f"{dim}s" for dim in reversed(left)), f"{prompts_said(counts.values.ravel())} a place"])
+    beside = {"mean": ", ± standard error over prompts", "median": ", with the quartiles of prompts"}[by]
+    caption = f"{words}, by {x}: {by} over {over}{beside if low.notnull().any() else ''}."
+    models = ", ".join(map(str, np.atleast_1d(values["model"].values))) if "model" in values.coords else ""
+    edits = str(dataset.attrs.get("edits") or "")
     facts = {"statistic": statistic, "selection": selection, "prompts": values.sizes["prompt"]}
-    return drawn("sweep", figure, caption, model=models or dataset.attrs.get("model", ""), **facts)
+    return drawn("sweep", figure, caption, edits=edits, model=models or dataset.attrs.get("model", ""), **facts)
 
 
 def _fields(values: xr.DataArray) -> dict[str, np.ndarray]:
@@ -138,22 +161,46 @@ def _along(values: xr.DataArray, fields: Mapping[str, np.ndarray]) -> str:
     return named[0] if named else "layer"
 
 
-def _selected(values: xr.DataArray, roles: list[str], where: Mapping[str, str]) -> tuple[xr.DataArray, str]:
-    """One label along every dimension that has no role and is not averaged over, and the labels in words."""
+def _where(values: xr.DataArray, where: Mapping[str, str | float], roles: list[str]) -> tuple[xr.DataArray, list[str]]:
+    """Values at the labels that were chosen, of dimensions and of fields of prompts, and what has to be said of these."""
+    words = []
+    for name, wanted in where.items():
+        fields = _fields(values)
+        if (name not in values.dims and name not in fields) or name == "prompt":
+            known = [str(dim) for dim in values.dims if dim != "prompt"] + list(fields)
+            raise DiffscopeError(f"{values.name} has no {name!r} to choose one label of; choose from {', '.join(known)}")
+        if name in roles:
+            raise DiffscopeError(f"{name} is drawn along, so that no label of it can be chosen; leave it out of where")
+        labels = [_told(label) for label in values[name].values.tolist()]
+        at = [number for number, label in enumerate(labels) if label == _told(wanted)]
+        if not at:
+            raise DiffscopeError(f"there is no {name} {_told(wanted)!r}; choose from {', '.join(dict.fromkeys(labels))}")
+        if name in fields:
+            values = values.isel(prompt=at)
+        else:
+            values = values.isel({name: at[0]})
+        words += [_told(wanted) if name in NAMELESS else f"{name} {_told(wanted)}"]
+    return values, words
+
+
+def _told(label: str | float) -> str:
+    """A label as it is printed: 96 of 96.0."""
+    return str(int(label)) if isinstance(label, float) and label.is_integer() else str(label)
+
+
+def _usual(values: xr.DataArray, roles: list[str]) -> tuple[xr.DataArray, list[str]]:
+    """The usual label along every dimension that has no role and is not averaged over, and these labels."""
     words = []
     for dim in [str(dim) for dim in values.dims]:
         if dim in roles or dim in ("prompt", *HEADS):
             continue
         labels = [str(label) for label in values[dim].values.tolist()]
-        if dim in ("model", "step") and len(labels) > 1 and dim not in where:
+        if dim in ("model", "step") and len(labels) > 1:
             raise DiffscopeError(f"there are several of {dim}; draw it along x, series or panels, or choose one with where=")
-        usual = next((name for name in USUAL.get(dim, ()) if name in labels), labels[0])
-        label = str(where.get(dim, usual))
-        if label not in labels:
-            raise DiffscopeError(f"there is no {dim} {label!r}; choose from {', '.join(labels)}")
-        values = values.isel({dim: labels.index(label)}, drop=True)
+        label = next((name for name in USUAL.get(dim, ()) if name in labels), labels[0])
+        values = values.isel({dim: labels.index(label)}, drop=dim != "model")
         words += [label] if dim not in ("model", "step") else []
-    return values, ", ".join(words)
+    return values, words
 
 
 def _by_field(values: xr.DataArray, fields: Mapping[str, np.ndarray], roles: list[str], middle) -> xr.DataArray:
@@ -174,13 +221,15 @@ def _named(values: xr.DataArray, roles: list[str | None]) -> xr.DataArray:
     return values.assign_coords({role: [f"{role} {label:g}" for label in values[role].values] for role in numbers})
 
 
-def _mean(values: xr.DataArray) -> xr.DataArray:
-    return values.mean("prompt")
+def _middle(values: xr.DataArray, by: Averaged) -> xr.DataArray:
+    """Mean or median over prompts of what is finite."""
+    return averaged(values.rename(prompt="query"), ["query"], by).values.drop_attrs()
 
 
-def _error(values: xr.DataArray) -> xr.DataArray:
-    """Standard error of the mean over prompts; NaN of fewer than two."""
-    count = values.notnull().sum("prompt")
-    if values.sizes["prompt"] < 2:
-        return values.mean("prompt").where(False)
-    return (values.var("prompt", ddof=1) / count.where(count > 1)) ** 0.5
+def _end(values: xr.DataArray, by: Averaged, side: int) -> xr.DataArray:
+    """The mean and its standard error over prompts, or the quartile below (-1) or above a median; NaN of fewer than two."""
+    finite = values.where(np.isfinite(values))
+    if by == "median":
+        quartile = finite.quantile(0.5 + side / 4, "prompt").drop_vars("quantile")
+        return quartile.where(finite.notnull().sum("prompt") > 1)
+    return _middle(values, by) + side * error_of_mean(finite)

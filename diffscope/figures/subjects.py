@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import xarray as xr
 
 from diffscope.capture import Capture, CaptureBatch
@@ -14,6 +15,8 @@ from diffscope.comparison import Comparison
 from diffscope.errors import DiffscopeError
 from diffscope.figures.base import KINDS, Figure
 from diffscope.figures.panels import short_name
+from diffscope.readings.words import counted
+from diffscope.stats.measuring import is_last
 
 Captures = Capture | CaptureBatch | Comparison | Mapping[str, Capture | CaptureBatch] | Sequence[Capture | CaptureBatch]
 UNDEFINED = " (undefined)"  # behind the name of a series
@@ -113,9 +116,43 @@ def undefined_said(values: xr.DataArray, dim: str) -> xr.DataArray:
     return values.assign_coords({dim: labels})
 
 
-def drawn(name: str, figure: Figure, caption: str, **facts: Any) -> Figure:
-    """A figure under a name of its own, with a caption and facts in its attributes."""
-    about = {"figure": name, "caption": caption, **{key: value for key, value in facts.items() if value is not None}}
+def edits_of(parts: Mapping[str, Capture | CaptureBatch | xr.Dataset]) -> str:
+    """The edits that captures were made or readings taken under: of all, or with the names of those that had them."""
+    abouts = {name: part.attrs if isinstance(part, xr.Dataset) else part.facts for name, part in parts.items()}
+    told = {name: str(about.get("edits") or "") for name, about in abouts.items()}
+    if len(set(told.values())) == 1:
+        return next(iter(told.values()))
+    return ", ".join(f"{edits} ({name})" for name, edits in told.items() if edits)
+
+
+def prompts_said(counts: Iterable[int]) -> str:
+    """How many prompts, where places may have different numbers of them: 4 to 6 prompts; places with none are left out."""
+    there = [int(count) for count in counts if count] or [0]
+    least, most = min(there), max(there)
+    return counted(most, "prompt") if least == most else f"{least} to {most} prompts"
+
+
+def checked_query(query: Any, *words: str) -> int | str:
+    """A position, which "last" is too (-1), or one of some words.
+
+    Raises
+    ------
+    DiffscopeError
+        It is something else.
+    """
+    if is_last(query):
+        return -1
+    if query in words or (isinstance(query, (int, np.integer)) and not isinstance(query, bool)):
+        return query
+    others = "".join(f", or {word!r}" for word in words)
+    raise DiffscopeError(f"there is no query {query!r}; give a position, 'last'{others}")
+
+
+def drawn(name: str, figure: Figure, caption: str, *, edits: str = "", **facts: Any) -> Figure:
+    """A figure under a name of its own, with a caption and facts in its attributes; the caption tells edits."""
+    told = f"{caption} Under {edits}." if edits else caption
+    facts = {"edits": edits or None, **facts}
+    about = {"figure": name, "caption": told, **{key: value for key, value in facts.items() if value is not None}}
     return replace(figure, kind=replace(figure.kind, name=name), data=figure.data.assign_attrs(about))
 
 

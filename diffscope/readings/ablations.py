@@ -12,8 +12,8 @@ from diffscope.attention.indexing import check_index
 from diffscope.edits import Edit, ablate_heads, set_lambda
 from diffscope.errors import DiffscopeError, UnsupportedModel
 from diffscope.readings.reading import Reading, described
-from diffscope.readings.scores import LOG_ODDS, against_distractors, error_of_mean, of_prompts, questions
-from diffscope.readings.words import counted, figures
+from diffscope.readings.scores import LOG_ODDS, against_distractors, check_unedited, error_of_mean, of_prompts, questions
+from diffscope.readings.words import counted, figures, numbered
 from diffscope.scope import Scope
 
 WHAT = ("head", "A2")
@@ -55,8 +55,8 @@ def ablations(
         ``estimates``, in nats: ``change`` (layer, head) of the log-odds of the answer against all distractors, mean over
         prompts, its standard error ``change_se``, and ``change_of_prompt`` (layer, head, prompt); ``everything``, the change
         where all heads of these layers lose it at once, with ``everything_se`` and ``everything_of_prompt``; ``log_odds`` of the
-        model as it is, with ``log_odds_se`` and ``log_odds_of_prompt``. NaN where a layer has no such head or no second map, and
-        for errors of one prompt.
+        model as it is, with ``log_odds_se`` and ``log_odds_of_prompt``. The attribute ``everything_of`` says which heads
+        these are. NaN where a layer has no such head or no second map, and for errors of one prompt.
 
     Raises
     ------
@@ -65,7 +65,7 @@ def ablations(
     UnsupportedModel
         The model predicts no tokens, or with ``what="A2"`` has no second map.
     DiffscopeError
-        There is no such layer or choice of `what`.
+        There is no such layer or choice of `what`; or edits are on already, inside a block of ``scope.edit``.
 
     Examples
     --------
@@ -77,6 +77,7 @@ def ablations(
     """
     if what not in WHAT:
         raise DiffscopeError(f"there is nothing called {what!r} to take away; choose {' or '.join(map(repr, WHAT))}")
+    check_unedited(scope)
     asked = questions(scope, prompts)
     against_distractors(asked)
     heads = _heads(scope, asked[0].ids, what)
@@ -102,7 +103,11 @@ def ablations(
         tell(done, runs)
     estimates = _estimates(without - unedited, everything - unedited, unedited, what)
     estimates = estimates.assign_attrs(
-        model=scope.name, what=what, prompts=len(asked), averaged_over=counted(len(asked), "prompt")
+        model=scope.name,
+        what=what,
+        everything_of=f"all heads{_of_layers(chosen, list(heads))}",
+        prompts=len(asked),
+        averaged_over=counted(len(asked), "prompt"),
     )
     return Reading(_sentence(estimates), estimates)
 
@@ -111,6 +116,13 @@ def _heads(scope: Scope, ids: list[int], what: str) -> dict[int, int]:
     """How many heads each layer has that can lose it, by the layer's number."""
     layers = scope.capture(ids[:ENOUGH]).layers
     return {layer.layer: layer.n_heads for layer in layers if what == "head" or layer.differential}
+
+
+def _of_layers(chosen: list[int], there: list[int]) -> str:
+    """Which layers heads are of, in words; nothing where these are all that have such heads."""
+    if set(chosen) >= set(there):
+        return ""
+    return f" of {numbered('layer', chosen)}"
 
 
 def _without(what: str, layer: int, head: int | None = None) -> Edit:
@@ -139,7 +151,7 @@ def _sentence(estimates: xr.Dataset) -> str:
     """The head whose absence costs most, how many cost anything, and what the absence of all costs."""
     change, error = estimates["change"], estimates["change_se"]
     what = {"head": "output", "A2": "second map"}[estimates.attrs["what"]]
-    prompts = counted(int(estimates.attrs["prompts"]), "prompt")
+    prompts = counted(int(estimates["log_odds_of_prompt"].notnull().sum()), "prompt")  # of those with distractors
     start = f"Of {figures(float(estimates['log_odds']))} nats of the answer's log-odds over {prompts}"
     heads = change.stack(which=("layer", "head")).dropna("which")
     worst = heads.isel(which=int(heads.values.argmin()))

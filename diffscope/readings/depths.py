@@ -6,7 +6,7 @@ It is Table 3 of "Differential Transformer" (Ye et al., 2024), of any model with
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 
 import numpy as np
@@ -27,6 +27,7 @@ LENGTHS = (128, 256, 512)
 ROOM = 64  # positions for what is answered after the question
 SPANS = ("answer", "needles", "query")
 CELL = ("length", "depth")
+ALIKE = ("prompts", "distractors", "seed")  # of readings that are compared
 
 Progress = Callable[[int, int], object]
 
@@ -50,7 +51,7 @@ def depths(
     edits: Sequence[Edit] = (),
     progress: Progress | None = None,
 ) -> Reading:
-    """What the last query of retrieval prompts gives to the answer and to all else, and whether the model answers.
+    """What the last query of retrieval prompts gives to the answer and to irrelevant tokens, and whether the model answers.
 
     The prompts ask for the number of one city among others, in real text. Prompt i has the same cities and numbers at every
     length and depth. One prompt runs at a time, and nobody else waits longer for the model than that.
@@ -293,6 +294,32 @@ def _over_cells(values: xr.DataArray) -> tuple[float, float]:
     return float(of_prompt.mean()), float(_error(of_prompt))
 
 
+def common_lengths(estimates: Mapping[str, xr.Dataset]) -> list[int]:
+    """The lengths of prompts that several were measured on, in ascending order.
+
+    Parameters
+    ----------
+    estimates : mapping of str to xarray.Dataset
+        Of :func:`depths`, by name.
+
+    Raises
+    ------
+    DiffscopeError
+        They are of other numbers of prompts or distractors, of another seed, or have no length in common.
+    """
+    name, first = next(iter(estimates.items()))
+    lengths = set(first["length"].values.tolist())
+    for other, one in estimates.items():
+        for what in ALIKE:
+            if first.attrs[what] != one.attrs[what]:
+                values = f"{first.attrs[what]} and {one.attrs[what]}"
+                raise DiffscopeError(f"{name} and {other} were measured on other prompts ({what}: {values}); give all the same")
+        lengths &= set(one["length"].values.tolist())
+    if not lengths:
+        raise DiffscopeError(f"{' and '.join(estimates)} have no length of prompts in common; measure one length of all")
+    return sorted(lengths)
+
+
 def contrast(first: xr.Dataset, second: xr.Dataset, names: tuple[str, str]) -> Reading:
     """Two models, or one with and without an edit, on retrieval prompts by length and depth.
 
@@ -316,11 +343,9 @@ def contrast(first: xr.Dataset, second: xr.Dataset, names: tuple[str, str]) -> R
     DiffscopeError
         They were taken with other lengths or numbers of prompts.
     """
-    alike = ("prompts", "distractors", "seed")
-    if first["length"].values.tolist() != second["length"].values.tolist() or any(
-        first.attrs[name] != second.attrs[name] for name in alike
-    ):
+    if first["length"].values.tolist() != second["length"].values.tolist():
         raise DiffscopeError("the two were measured on other prompts; give both the same lengths, numbers and seed")
+    common_lengths(dict(zip(names, (first, second))))
     paired = first.attrs["digest"] == second.attrs["digest"]
     kept = [str(name) for name, values in first.data_vars.items() if not {"layer", "prompt"} & set(values.dims)]
     sides = xr.concat(

@@ -12,7 +12,7 @@ import xarray as xr
 from diffscope.edits import Edit
 from diffscope.errors import DiffscopeError
 from diffscope.readings.reading import Reading, described
-from diffscope.readings.scores import LOG_ODDS, error_of_mean, of_prompts, questions
+from diffscope.readings.scores import LOG_ODDS, check_unedited, error_of_mean, of_prompts, questions
 from diffscope.readings.words import counted, figures
 from diffscope.scope import Scope
 
@@ -68,7 +68,7 @@ def interventions(
     UnsupportedModel
         The model predicts no tokens, or lacks what an edit changes.
     DiffscopeError
-        There is no edit, or one is none.
+        There is no edit, or one is none; or edits are on already, inside a block of ``scope.edit``.
 
     Examples
     --------
@@ -81,6 +81,7 @@ def interventions(
     True
     """
     tried = _checked(edits)
+    check_unedited(scope)
     asked = questions(scope, prompts)
     tell = progress or (lambda done, total: None)
     runs = len(tried) + 1
@@ -140,11 +141,12 @@ def _means(name: str, values: xr.DataArray, words: str, definition: str, units: 
 
 def _sentence(estimates: xr.Dataset) -> str:
     """The edits that cost the answer least and most."""
-    prompts = counted(int(estimates.attrs["prompts"]), "prompt")
     name = "log_odds" if bool(estimates["log_odds_change"].notnull().any()) else "loss"
+    scored = int(estimates[f"unedited_{name}_of_prompt"].notnull().sum())  # log-odds are of those with distractors
+    prompts = counted(scored, "prompt")
     change, error = estimates[f"{name}_change"], estimates[f"{name}_change_se"]
     whole = f"{figures(float(estimates[f'unedited_{name}']))} nats of {NAMES[name]}"
-    start = f"Unedited, {prompts} have {whole}"
+    start = f"Unedited, {prompts} {'has' if scored == 1 else 'have'} {whole}"
     if not change.notnull().any():
         return f"{start}; under the edits these are undefined."
     sign = 1 if name == "log_odds" else -1

@@ -10,11 +10,12 @@ import torch
 import xarray as xr
 
 from diffscope.edits import Edit
-from diffscope.errors import PromptError, UnsupportedModel
+from diffscope.errors import DiffscopeError, PromptError, UnsupportedModel
 from diffscope.lab.scoring import answers
 from diffscope.lab.standing import TOKENS, logits_of
 from diffscope.scope import Scope
 from diffscope.scope.runners import as_losses
+from diffscope.scope.state import state_of
 from diffscope.tasks import Prompt, TextPrompt, own_prompts
 
 LOG_ODDS = "log p(answer) − log Σ p(distractor)"
@@ -58,6 +59,17 @@ def against_distractors(prompts: Sequence[Prompt]) -> None:
     """Raise PromptError where no prompt has a distractor, so that no log-odds are defined."""
     if not any(prompt.distractors for prompt in prompts):
         raise PromptError("log-odds are of the answer against distractors, and no prompt has one; give distractors")
+
+
+def check_unedited(scope: Scope) -> None:
+    """Raise DiffscopeError where edits are on already, so that what is read without further ones is not the unedited model."""
+    with scope.lock:
+        active = state_of(scope.model).edits
+    if active:
+        raise DiffscopeError(
+            f"edits are on already ({'; '.join(map(str, active))}), and changes are against the unedited model; "
+            "leave the block of scope.edit first"
+        )
 
 
 def of_prompts(scope: Scope, prompts: Sequence[Prompt], edits: Sequence[Edit] = (), *, text: bool = True) -> xr.Dataset:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -53,6 +53,23 @@ def between(values: Sequence[float] | np.ndarray, printed: Callable[[float], str
 def listed(words: Sequence[str]) -> str:
     """a, b and c."""
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def runs(numbers: Iterable[int]) -> str:
+    """Numbers in ascending order, three and more that follow each other by their ends: 0 to 3, 5 and 6."""
+    there = set(numbers)
+    starts = sorted(number for number in there if number - 1 not in there)
+    ends = sorted(number for number in there if number + 1 not in there)
+    words = []
+    for start, end in zip(starts, ends):
+        words += [f"{start} to {end}"] if end > start + 1 else [str(number) for number in range(start, end + 1)]
+    return listed(words)
+
+
+def numbered(what: str, numbers: Iterable[int]) -> str:
+    """Layer 3; layers 0 to 3 and 5."""
+    there = set(numbers)
+    return f"{what}{'s' if len(there) > 1 else ''} {runs(there)}"
 
 
 def capital(text: str) -> str:

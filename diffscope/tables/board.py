@@ -45,13 +45,25 @@ def board(verdicts: Sequence[Verdict]) -> Table:
         test = ("", "") if again else (record["test"], record["verdict"])
         rows.append((*test, *_cells(record)))
     caption = (
-        "Noise cancellation (NC) or sparsification (SP): verdicts of declared tests. Brackets: 95 % interval, over seeds and "
-        "prompts where there are several models, else over prompts. p is corrected within the tests of a kind, – where a "
-        "quantity is not in the rule. n: models × prompts. A test without an estimate could not run."
+        f"Noise cancellation (NC) or sparsification (SP): verdicts of declared tests. {_brackets(records)}p is corrected within "
+        "the tests of a kind, – where a quantity is not in the rule. n: models × prompts. A test without an estimate could not "
+        "run."
     )
     reasons = dict.fromkeys(record["why"] for record in records if record["why"])
     notes = (f"Undefined. {'; '.join(reasons)}.",) if reasons else ()
     return Table("board", HEADER, tuple(rows), caption, pd.DataFrame(records), notes)
+
+
+def _brackets(records: Sequence[dict]) -> str:
+    """What the intervals are over; where they are over several things, of which tests each is."""
+    tests: dict[str, list[str]] = {}
+    for record in records:
+        if math.isfinite(record["low"]) and math.isfinite(record["high"]):
+            tests.setdefault(record["interval"], []).append(record["test"])
+    if not tests:
+        return ""
+    words = [f"{over} ({', '.join(dict.fromkeys(of))})" for over, of in tests.items()] if len(tests) > 1 else list(tests)
+    return f"Brackets: 95 % interval, {'; '.join(words)}. "
 
 
 def _records(verdict: Verdict) -> list[dict]:

@@ -9,12 +9,14 @@ import xarray as xr
 from scipy.stats import t as students_t
 
 from diffscope.errors import DiffscopeError
+from diffscope.figures.subjects import edits_of
+from diffscope.readings.depths import common_lengths
 from diffscope.readings.reading import Reading
 from diffscope.tables import numbers
 from diffscope.tables.table import Table
 
 Estimates = Reading | xr.Dataset
-ROWS = {"answer": "answer", "irrelevant": "all else", "exact": "exact"}
+ROWS = {"answer": "answer", "irrelevant": "irrelevant tokens", "exact": "exact"}
 INTERVAL = "95 %"  # the row below exact answers: their interval, which is no ± of them
 
 
@@ -25,7 +27,7 @@ def depths(
     map: str = "D",
     length: int | Sequence[int] | None = None,
 ) -> Table:
-    """What the last query gives to the answer and to all else, and how often the answer is exact, by depth.
+    """What the last query gives to the answer and to irrelevant tokens, and how often the answer is exact, by depth.
 
     Parameters
     ----------
@@ -34,7 +36,7 @@ def depths(
     normalisation : {"share", "raw", "signed", "positive"}
     map : {"D", "A1", "A2"}
     length : int or sequence of int, optional
-        Which lengths of prompts; by default all.
+        Which lengths of prompts; by default all that every model was measured on.
 
     Returns
     -------
@@ -45,7 +47,7 @@ def depths(
     Raises
     ------
     DiffscopeError
-        It is no such reading, or has no such normalisation, map or length.
+        It is no such reading, or has no such normalisation, map or length; or models were measured on other prompts.
     """
     import pandas as pd
 
@@ -56,7 +58,7 @@ def depths(
     for dim, label in (("normalisation", normalisation), ("map", map)):
         if label not in first[dim].values:
             raise DiffscopeError(f"there is no {dim} {label!r}: there are {', '.join(first[dim].values)}")
-    there = [int(one) for one in first["length"].values]
+    there = common_lengths(named)
     lengths = there if length is None else [length] if isinstance(length, int) else list(length)
     if missing := sorted(set(lengths) - set(there)):
         raise DiffscopeError(f"no prompts of {missing[0]} tokens were run: there are {', '.join(str(one) for one in there)}")
@@ -85,6 +87,8 @@ def depths(
         if prompts > 1
         else "± –: of one prompt there is no interval; below exact answers theirs (Wilson)."
     )
+    if edits := edits_of(named):
+        caption += f" Under {edits}."
     definitions = [f"{ROWS[span]}: {first['mass'].attrs['definition']}, span {span}" for span in ("answer", "irrelevant")]
     note = "Definitions. " + "; ".join([*definitions, f"exact: {first['exact'].attrs['definition']}"]) + "."
     return Table("depths", header, rows, caption, pd.DataFrame(records), (note,))

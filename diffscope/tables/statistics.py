@@ -14,7 +14,9 @@ from scipy.stats import t as students_t
 from diffscope.capture import Capture, CaptureBatch
 from diffscope.comparison import Comparison
 from diffscope.errors import DiffscopeError
-from diffscope.stats.averaging import ORDER, averaged, rule
+from diffscope.figures.subjects import edits_of, prompts_said
+from diffscope.readings.words import runs
+from diffscope.stats.averaging import ORDER, PLURALS, averaged, rule
 from diffscope.stats.sampling import Sample
 from diffscope.tables import numbers
 from diffscope.tables.table import Table
@@ -26,6 +28,7 @@ Subject = Comparison | Capture | CaptureBatch | xr.Dataset | Mapping[str, Any]
 USUAL = {"normalisation": ["share"], "lambda_value": ["used"], "definition": ["erank"], "control": ["map", "uniform", "permuted"]}
 SHOWN = {"lambda_A2": "λ·A2"}
 LEVEL = 0.95
+FEW = 8  # numbers that are listed one by one where they do not follow each other
 
 
 def statistics(
@@ -39,8 +42,9 @@ def statistics(
     """Statistics of a comparison, of a capture, or of several: a row a statistic, a column a model.
 
     A value is the average over queries, then heads, then layers, as :func:`diffscope.average` takes it. Of several prompts it is
-    the mean over prompts, with its 95 % interval (Student's t); of one prompt it stands beside the standard deviation over heads,
-    a median beside the quartiles of heads. What it is, the caption says.
+    the mean over prompts, with its 95 % interval (Student's t), or of ratios without a bound the median, with the quartiles of
+    prompts; of one prompt it stands beside the standard deviation over heads, a median beside the quartiles of heads. What it
+    is, the caption says, and of which layers, heads and queries where these may be a part.
 
     Parameters
     ----------
@@ -80,7 +84,7 @@ def statistics(
         raise DiffscopeError(f"nothing that was measured has a {min(unknown)}; leave it out")
     if not entries:
         raise DiffscopeError("nothing is left to show: positions, decibels and pairs of heads have no average; choose others")
-    return _table(subject, measured, entries, left_out, by_layer)
+    return _table(subject, measured, entries, left_out, by_layer, chosen=queries is not None)
 
 
 class _Entry(NamedTuple):
@@ -154,25 +158,29 @@ def _entries(values: xr.DataArray, dims: Sequence[str]) -> list[_Entry]:
         for number, model in enumerate(models):
             of_prompts = means.isel({**at, "model": number}).values
             of_heads = units.isel({**at, "model": number}).values.ravel()
-            value = _mean(of_prompts)
-            spread = _over_prompts(of_prompts) if prompts > 1 else _over_heads(value, of_heads, over, rule(values))
+            value = _middle(of_prompts, rule(values))
+            spread = _over_prompts(of_prompts, rule(values)) if prompts > 1 else _over_heads(value, of_heads, over, rule(values))
             row.append(_Entry(str(values.name), str(values.attrs.get("units", "1")), of, model, value, *spread))
         if any(math.isfinite(entry.value) for entry in row):
             entries += row
     return entries
 
 
-def _mean(values: np.ndarray) -> float:
+def _middle(values: np.ndarray, by: str) -> float:
     finite = values[np.isfinite(values)]
-    return float(finite.mean()) if finite.size else math.nan
+    middle = np.median if by == "median" else np.mean
+    return float(middle(finite)) if finite.size else math.nan
 
 
-def _over_prompts(values: np.ndarray) -> tuple[float, float, str, int]:
-    """Ends of the 95 % interval of a mean over prompts, what it is, and of how many."""
+def _over_prompts(values: np.ndarray, by: str) -> tuple[float, float, str, int]:
+    """Ends of the 95 % interval of a mean over prompts, or the quartiles beside a median, what it is, and of how many."""
     finite = values[np.isfinite(values)]
     n = len(finite)
     if n < 2:
         return math.nan, math.nan, "none", n
+    if by == "median":
+        low, high = np.quantile(finite, [0.25, 0.75])
+        return float(low), float(high), "quartiles of prompts", n
     half = float(students_t.ppf((1 + LEVEL) / 2, n - 1) * finite.std(ddof=1) / math.sqrt(n))
     return float(finite.mean()) - half, float(finite.mean()) + half, "95 % over prompts", n
 
@@ -199,7 +207,9 @@ def _cell(entry: _Entry) -> str:
     return numbers.with_interval(entry.value, entry.low, entry.high)
 
 
-def _table(subject: Subject, measured: xr.Dataset, entries: list[_Entry], left_out: list[str], by_layer: bool) -> Table:
+def _table(
+    subject: Subject, measured: xr.Dataset, entries: list[_Entry], left_out: list[str], by_layer: bool, chosen: bool
+) -> Table:
     models = list(dict.fromkeys(entry.model for entry in entries))
     rows: dict[tuple, dict[str, str]] = {}
     for entry in entries:
@@ -211,7 +221,7 @@ def _table(subject: Subject, measured: xr.Dataset, entries: list[_Entry], left_o
     header = ("statistic", *(["of"] if labelled else []), *models)
     names = dict.fromkeys(entry.statistic for entry in entries)
     definitions = [f"{name.replace('_', ' ')}: {measured[name].attrs.get('definition', '–')}" for name in names]
-    caption = " ".join([_of_what(subject, measured, models), _behind(measured, entries, by_layer), *_absent(left_out)])
+    caption = " ".join([_of_what(subject, measured, models, chosen), _behind(measured, entries, by_layer), *_absent(left_out)])
     return Table("statistics", header, cells, caption, _frame(entries), ("Definitions. " + "; ".join(definitions) + ".",))
 
 
@@ -228,8 +238,8 @@ def _frame(entries: list[_Entry]) -> pd.DataFrame:
     return frame[[column for column in frame.columns if column not in last] + list(last)]
 
 
-def _of_what(subject: Subject, measured: xr.Dataset, models: Sequence[str]) -> str:
-    """Of which models, on what."""
+def _of_what(subject: Subject, measured: xr.Dataset, models: Sequence[str], chosen: bool) -> str:
+    """Of which models, on what; of which layers, heads and queries, where these may be a part of what there is."""
     capture = subject.captures[0] if isinstance(subject, Comparison) else subject
     if isinstance(subject, Mapping) and not isinstance(subject, xr.Dataset):
         capture = next(iter(subject.values()))
@@ -238,8 +248,30 @@ def _of_what(subject: Subject, measured: xr.Dataset, models: Sequence[str]) -> s
         lengths = sorted({len(prompt.ids) for prompt in capture.prompts})
         span = str(lengths[0]) if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]}"
         where += f" of {span} tokens"
-    edits = f", under {measured.attrs['edits']}" if measured.attrs.get("edits") else ""
-    return f"Statistics of attention of {' and '.join(models)}{where}{edits}."
+    edits = _edits(subject, measured)
+    under = f", under {edits}" if edits else ""
+    whole = isinstance(capture, (Capture, CaptureBatch))
+    dims = (["query"] if chosen else []) if whole else ["layer", "head", "query"]
+    parts = [_numbered(dim, measured) for dim in dims if dim in measured.coords]
+    return f"Statistics of attention of {' and '.join(models)}{where}{under}{''.join(f', {part}' for part in parts)}."
+
+
+def _numbered(dim: str, measured: xr.DataArray | xr.Dataset) -> str:
+    """Which layers, heads or queries there are; of many that are scattered the first and the last."""
+    numbers = sorted(np.atleast_1d(measured[dim].values).tolist())
+    if len(numbers) > FEW and numbers[-1] - numbers[0] >= len(numbers):
+        return f"{len(numbers)} {PLURALS[dim]} from {numbers[0]} to {numbers[-1]}"
+    return f"{PLURALS[dim] if len(numbers) > 1 else dim} {runs(numbers)}"
+
+
+def _edits(subject: Subject, measured: xr.Dataset) -> str:
+    """The edits that maps were measured under: of all, or with the names of those that had them."""
+    parts: dict[str, Any] = {"": measured}
+    if isinstance(subject, Comparison):
+        parts = dict(zip(subject.names, subject.captures))
+    elif isinstance(subject, Mapping) and not isinstance(subject, xr.Dataset):
+        parts = dict(subject)
+    return edits_of(parts)
 
 
 def _behind(measured: xr.Dataset, entries: list[_Entry], by_layer: bool) -> str:
@@ -249,9 +281,11 @@ def _behind(measured: xr.Dataset, entries: list[_Entry], by_layer: bool) -> str:
     queries = "heads of one query" if rows == "1" else f"{rows} queries that have a value{sampled}, then heads"
     steps = queries if by_layer else f"{queries}, then layers"
     kinds = {entry.interval for entry in entries if math.isfinite(entry.value)}
-    count = max(entry.n for entry in entries)
+    count = prompts_said(entry.n for entry in entries if entry.interval == "95 % over prompts")
+    of_medians = prompts_said(entry.n for entry in entries if entry.interval == "quartiles of prompts")
     words = {
-        "95 % over prompts": f"brackets: 95 % interval over {count} prompts (Student's t)",
+        "95 % over prompts": f"brackets: 95 % interval over {count} (Student's t)",
+        "quartiles of prompts": f"brackets: quartiles of {of_medians}, beside a median",
         "SD over heads": "±: standard deviation over heads; of one prompt there is no interval",
         "SD over layers": "±: standard deviation over layers",
         "quartiles of heads": "brackets: quartiles of heads, beside a median",

@@ -91,8 +91,8 @@ class Table:
         """A pipe table, with its caption above and its notes below."""
         rule = ["---:" if self._is_of_numbers(column) else "---" for column in range(len(self.header))]
         lines = [_markdown_row(self.header), _markdown_row(rule, raw=True), *map(_markdown_row, self.rows)]
-        notes = [part for note in self.notes for part in ("", _one_line(note))]
-        return "\n".join([_one_line(self.caption), "", *lines, *notes]) + "\n"
+        notes = [part for note in self.notes for part in ("", _markdown_text(note))]
+        return "\n".join([_markdown_text(self.caption), "", *lines, *notes]) + "\n"
 
     def to_parquet(self, path: str | os.PathLike) -> Path:
         """Write the numbers, unrounded, one row a value; caption and notes stand in the file's metadata. Returns the path."""
@@ -167,12 +167,12 @@ def _latex_row(cells: Sequence[str]) -> str:
 
 
 def _markdown_row(cells: Sequence[str], raw: bool = False) -> str:
-    texts = [cell if raw else _markdown_cell(cell) for cell in cells]
+    texts = [cell if raw else _markdown_text(cell) for cell in cells]
     return f"| {' | '.join(texts)} |"
 
 
-def _markdown_cell(text: str) -> str:
-    """One cell: what Markdown would read as a rule, emphasis or a tag stands as it is."""
+def _markdown_text(text: str) -> str:
+    """One cell, a caption or a note: what Markdown would read as a rule, emphasis or a tag stands as it is."""
     text = _one_line(text)
     for sign in "\\`*_|<>[]":
         text = text.replace(sign, f"\\{sign}")

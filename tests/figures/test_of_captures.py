@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import diffscope
-from diffscope import figures
+from diffscope import edits, figures
 from diffscope.errors import DiffscopeError, SpanError
 from diffscope.figures.by_layer import UNIFORM
 from diffscope.instruments.injection import with_a2_moved
@@ -15,9 +15,13 @@ from tests import tiny
 SPANS = {"answer": (5, 7), "query": [14, 15]}
 
 
+def own(kind="v1", heads=3):
+    return diffscope.load(tiny.own(kind, heads, num_hidden_layers=2, hidden_size=48))
+
+
 @functools.cache
 def capture(kind="v1", n=16, heads=3):
-    return diffscope.load(tiny.own(kind, heads, num_hidden_layers=2, hidden_size=48)).capture(tiny.ids(n), spans=SPANS)
+    return own(kind, heads).capture(tiny.ids(n), spans=SPANS)
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +66,7 @@ def test_the_five_bars_are_sums_of_the_maps_rows(two):
 
 
 def test_bars_of_a_batch_are_means_over_its_prompts(cap):
-    batch = diffscope.load(tiny.own("v1", 3, num_hidden_layers=2, hidden_size=48)).capture(
-        [tiny.ids(16), tiny.ids(12)], spans={"answer": (5, 7)}
-    )
+    batch = own().capture([tiny.ids(16), tiny.ids(12)], spans={"answer": (5, 7)})
     each = [figures.allocation(one).data["value"].isel(series=0).values for one in batch]
     np.testing.assert_allclose(figures.allocation(batch).data["value"].isel(series=0), np.mean(each, 0), rtol=1e-5)
 
@@ -161,3 +163,39 @@ def test_what_cannot_be_drawn_is_one_line(cap, draw, words):
 def test_bars_need_an_answer():
     with pytest.raises(SpanError, match="none is marked"):
         figures.allocation(diffscope.load(tiny.own("v1", 3, num_hidden_layers=2, hidden_size=48)).capture(tiny.ids(8)))
+
+
+def test_captions_of_batches_name_no_query_of_the_first_prompt():
+    batch = own().capture([tiny.ids(16), tiny.ids(12)], spans={"answer": (5, 7)})
+    for choice, words in ({-1: "D, the last query of 2 prompts", 3: "D, query 3 of 2 prompts"}).items():
+        assert words in figures.statistic_by_layer(batch, query=choice).caption
+    assert "D, mean over 12 to 16 queries, then 2 prompts" in figures.statistic_by_layer(batch, query="mean").caption
+    ranks = figures.statistic_by_layer(batch, statistic="effective_rank", where={"definition": "r90"}).caption
+    assert "λ·A2, 2 prompts" in ranks or "λ·A₂, 2 prompts" in ranks
+    assert "D, query 15." in figures.statistic_by_layer(batch[0]).caption
+
+
+def test_the_mean_over_queries_is_of_the_same_keys_and_says_that_it_has_no_control(cap):
+    figure = figures.statistic_by_layer(cap, statistic="rho", query="mean")
+    assert figure.data.attrs["selection"].startswith("irrelevant") and "rho has no control" in figure.caption
+    measured = cap.measure("rho")["rho"].sel(span="irrelevant").mean("query")
+    np.testing.assert_allclose(figure.data["points"].isel(series=0, panel=0), measured, rtol=1e-6)
+    assert "no control" not in figures.statistic_by_layer(cap, query="mean").caption
+
+
+@pytest.mark.parametrize("draw", [figures.allocation, figures.statistic_by_layer, figures.similarity])
+def test_the_last_query_is_a_word_too(cap, draw):
+    assert draw(cap, query="last").data.identical(draw(cap, query=-1).data)
+    with pytest.raises(DiffscopeError, match="there is no query 'first'; give a position, 'last'"):
+        draw(cap, query="first")
+
+
+def test_what_was_captured_under_edits_says_so(cap):
+    model = own()
+    with model.edit(edits.set_lambda(0.0)):
+        edited = model.capture(tiny.ids(16), spans=SPANS)
+    for draw in (figures.allocation, figures.statistic_by_layer, figures.amplifier):
+        figure = draw(edited)
+        assert figure.data.attrs["edits"] == "λ = 0" and "Under λ = 0. " in figure.caption
+        assert "λ = 0 (cut)" in draw({"cut": edited, "whole": cap}).caption
+        assert "edits" not in draw(cap).data.attrs

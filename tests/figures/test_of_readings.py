@@ -1,5 +1,7 @@
 """Figures of readings draw their numbers, beside their controls, on screen and in print."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import xarray as xr
@@ -87,6 +89,43 @@ def test_cells_by_depth_and_length_have_their_errors(retrieval, quantity):
     assert ("uniform attention" in figure.data["panel"]) == (quantity == "answer")
 
 
+def test_models_by_depth_are_of_the_same_prompts_and_of_lengths_that_all_have(retrieval):
+    ours, theirs = (reading.estimates for reading in retrieval.values())
+    shorter = {"ours": ours.isel(length=[1, 0]), "theirs": theirs.isel(length=[0])}
+    figure = figures.by_depth(shorter)
+    assert figure.data.attrs["length"] == 64 and "prompts of 64 tokens" in figure.caption
+    xr.testing.assert_equal(figure.data, figures.by_depth({"ours": ours, "theirs": theirs}, length=64).data)
+    assert figures.by_depth(ours.isel(length=[1, 0])).data.attrs["length"] == 96  # the longest, wherever it stands
+    cells = figures.depth_by_length(shorter, quantity="log_odds").data
+    assert cells["y"].values.tolist() == [64] and cells["value"].notnull().all()
+    for draw in (figures.by_depth, figures.depth_by_length):
+        with pytest.raises(DiffscopeError, match=r"ours and theirs were measured on other prompts \(seed: 20000 and 7\)"):
+            draw({"ours": ours, "theirs": theirs.assign_attrs(seed=7)})
+        with pytest.raises(DiffscopeError, match="no length of prompts in common"):
+            draw({"ours": ours.isel(length=[1]), "theirs": theirs.isel(length=[0])})
+
+
+def test_captions_tell_edits_and_no_error_of_one_prompt(scope):
+    reading = readings.depths(scope, [64], prompts=1, distractors=1, edits=[edits.set_lambda(0.0)])
+    figure = figures.by_depth({"cut": reading, "whole": reading.estimates.assign_attrs(edits="")})
+    assert figure.data.attrs["edits"] == "λ = 0 (cut)" and "Under λ = 0 (cut)." in figure.caption
+    assert "±" not in figure.caption and figure.data["low"].isnull().all()
+    cells = figures.depth_by_length(reading, quantity="log_odds")
+    assert "mean over 1 prompt a cell. Under λ = 0." in cells.caption
+
+
+def test_values_of_an_edit_ascend_and_prompts_are_counted_by_score(scope):
+    alone = replace(examples()[1], distractors=())
+    reading = readings.interventions(scope, [examples()[0], alone], {k: edits.top_k_a1(k) for k in (8, 1)})
+    figure = figures.interventions(reading)
+    assert figure.data["x"].values.tolist() == [1, 8]
+    shown = figure.data["value"].isel(panel=1).sel(series="mini-diff")
+    np.testing.assert_array_equal(shown, reading.estimates["loss"].sel(edit=[1, 8]))
+    assert "(n = log-odds of the answer: 1; loss of the text: 2) ± standard error" in figure.caption
+    one = figures.interventions(reading, quantity="log_odds")
+    assert "(n = 1) by" in one.caption and "±" not in one.caption and one.data["low"].isnull().all()
+
+
 def test_edits_stand_beside_the_unedited_model_and_every_prompt_behind_its_mean(scope, standard):
     tried = {k: edits.top_k_a1(k) for k in (1, 8)}
     found = {one.name: readings.interventions(one, examples()[:2], tried, along="keys") for one in (scope, standard)}
@@ -112,7 +151,7 @@ def test_heads_are_worth_what_the_reading_says(scope, standard):
         np.testing.assert_array_equal(figure.data["value"][panel], reading.estimates["change"])
         np.testing.assert_array_equal(figure.data["error"][panel], reading.estimates["change_se"])
         whole = f"{float(reading.estimates['everything']):+.1f}".replace("-", "−")
-        assert f"(all heads: {whole})" in str(figure.data["panel"].values[panel])
+        assert f"(all heads of layers 0 and 1: {whole})" in str(figure.data["panel"].values[panel])
 
 
 def test_the_amplifier_is_drawn_of_captures_and_of_readings_alike(cap, standard):
@@ -123,7 +162,9 @@ def test_the_amplifier_is_drawn_of_captures_and_of_readings_alike(cap, standard)
         values = reading.estimates[variable]
         values = values.sel(span="irrelevant", control="as it is") if "span" in values.dims else values
         np.testing.assert_array_equal(figure.data["value"].isel(panel=0, series=0), values.values.ravel())
+    assert figures.amplifier(cap, quantity="floor").caption.count("other heads (mean and range)") == 1
     best = drawn_on_both(figures.amplifier({"one": cap, "two": cap}))
+    assert "low" not in best.data and "other heads (median)" in best.caption
     assert best.data["panel"].values.tolist() == ["one: irrelevant", "one: answer", "two: irrelevant", "two: answer"]
     np.testing.assert_array_equal(best.data["value"][0], best.data["value"][2])
     with pytest.raises(DiffscopeError, match="undefined everywhere, as it is of standard attention"):
@@ -145,13 +186,17 @@ def test_rejection_is_drawn_along_sigma_of_all_heads_or_of_one(cap):
     np.testing.assert_array_equal(at[0], estimates.sel(sigma=1.0, control="as it is").values.ravel())
 
 
-def test_what_a2_is_made_of_stands_beside_the_next_heads(scope, cap):
+def test_what_a2_is_made_of_stands_beside_the_next_heads(scope, standard, cap):
     reading = readings.composition(cap, readings.other_prompts(scope, cap, 2))
     figure = drawn_on_both(figures.anatomy(reading))
     shares = reading.estimates["shapley"]
     for panel, (name, control) in enumerate((("A2", "as it is"), ("A2", NEXT), ("A1", "as it is"))):
         expected = shares.sel(map=name, control=control).transpose("part", "layer", "head").values.reshape(5, -1)
         np.testing.assert_array_equal(figure.data["value"][panel], expected)
+    lone = standard.capture(examples()[0].text)
+    without = readings.composition(lone, readings.other_prompts(standard, lone, 2))
+    assert "next head" not in figures.anatomy(without).caption  # it has no second map
+    assert "beside A2 of the next head of ours;" in figures.anatomy({"ours": reading, "theirs": without}).caption
 
 
 def test_what_branches_add_is_a_mean_over_prompts_with_its_error(scope):
@@ -245,3 +290,45 @@ def test_a_sweep_is_drawn_along_any_dimension_or_field(swept):
             figures.sweep(swept, **wrong)
     with pytest.raises(DiffscopeError, match="of a swept dataset"):
         figures.sweep(swept.isel(prompt=0), statistic="gini")
+
+
+def test_what_is_chosen_of_a_sweep_is_selected_and_nothing_unknown_is(swept):
+    values = swept["gini"].sel(map="D", model="a").values  # (prompt, layer, head)
+    chosen = figures.sweep(swept, statistic="gini", where={"model": "a", "layer": 3, "head": 0})
+    np.testing.assert_allclose(chosen.data["value"].values.ravel(), values[:, 1, 0].reshape(3, 2).mean(0))
+    assert "points" not in chosen.data and "D, a, layer 3, head 0" in chosen.caption and chosen.data.attrs["model"] == "a"
+    of_prompts = figures.sweep(swept, statistic="gini", x="layer", where={"model": "a", "length": 64})
+    np.testing.assert_allclose(of_prompts.data["value"].values.ravel(), values[::2].mean((0, 2)))
+    assert "length 64" in of_prompts.caption and "3 prompts a place" in of_prompts.caption
+    for where, words in (
+        ({"length": 65}, "no length '65'; choose from 64, 128"),
+        ({"lenght": 64}, "no 'lenght' to choose one label of; choose from layer, head, map, length"),
+        ({"layer": 1}, "no layer '1'; choose from 0, 3"),
+        ({"prompt": 0}, "no 'prompt' to choose"),
+    ):
+        with pytest.raises(DiffscopeError, match=words):
+            figures.sweep(swept, statistic="gini", where={"model": "a", **where})
+    with pytest.raises(DiffscopeError, match="layer is drawn along"):
+        figures.sweep(swept, statistic="gini", x="layer", where={"layer": 3})
+
+
+def test_a_sweep_of_ratios_is_of_medians_and_one_of_positions_is_refused(swept):
+    ratio = swept.assign(ratio=swept["gini"].assign_attrs(averaged="median"))
+    uneven = ratio.assign_coords(length=("prompt", [64.0, 64, 64, 64, 64, 128]))
+    figure = drawn_on_both(figures.sweep(uneven, statistic="ratio", where={"model": "a", "layer": 0, "head": 1}))
+    prompts = swept["gini"].sel(model="a", map="D", layer=0, head=1).values
+    shown = figure.data.isel(panel=0, series=0)
+    np.testing.assert_allclose(shown["value"], [np.median(prompts[:5]), prompts[5]])
+    np.testing.assert_allclose(shown["low"][0], np.quantile(prompts[:5], 0.25))
+    np.testing.assert_allclose(shown["high"][0], np.quantile(prompts[:5], 0.75))
+    assert np.isnan(shown["low"][1]) and np.isnan(shown["high"][1])  # of one prompt
+    assert "median over 1 to 5 prompts a place, with the quartiles of prompts" in figure.caption
+    whole = figures.sweep(ratio, statistic="ratio", where={"model": "a"})
+    heads = swept["gini"].sel(model="a", map="D").values
+    by_prompt = np.median(np.median(heads, -1), -1).reshape(3, 2)
+    np.testing.assert_allclose(whole.data["value"].values.ravel(), np.median(by_prompt, 0))
+    lone = uneven.assign(gini=swept["gini"])
+    assert np.isnan(figures.sweep(lone, statistic="gini").data["low"].sel(x=128)).all()
+    with pytest.raises(DiffscopeError, match="has no mean that would say anything"):
+        place = swept["gini"].isel(layer=0, head=0, drop=True).assign_attrs(averaged="not")
+        figures.sweep(swept.assign(place=place), statistic="place", where={"model": "a"})

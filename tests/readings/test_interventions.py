@@ -77,6 +77,28 @@ def test_without_distractors_there_are_losses_and_no_log_odds(scope, prompts):
         readings.ablations(scope, alone)
 
 
+def test_scores_are_counted_of_the_prompts_that_have_them(scope, prompts):
+    mixed = [*prompts[:2], replace(prompts[0], distractors=())]
+    reading = readings.interventions(scope, mixed, {"A2 = 0": edits.zero_a2()})
+    assert reading.sentence.startswith("Unedited, 2 prompts have")
+    ablated = readings.ablations(scope, mixed, layers=[1, 3])
+    assert (
+        "log-odds over 2 prompts" in ablated.sentence
+        and ablated.estimates.attrs["everything_of"] == "all heads of layers 1 and 3"
+    )
+    assert readings.ablations(scope, prompts[:1], what="A2").estimates.attrs["everything_of"] == "all heads"
+
+
+def test_what_is_under_edits_already_is_not_called_unedited(scope, prompts):
+    with scope.edit(edits.set_lambda(0.0)):
+        for read in (
+            lambda: readings.interventions(scope, prompts[:1], {"a": ZERO}),
+            lambda: readings.ablations(scope, prompts[:1]),
+        ):
+            with pytest.raises(DiffscopeError, match=r"edits are on already \(λ = 0\).*leave the block of scope.edit first"):
+                read()
+
+
 def test_ablating_a_head_changes_what_its_own_edit_does(scope, prompts):
     some = prompts[:2]
     plain, _ = one_by_one(scope, some)

@@ -1,11 +1,14 @@
 """What stands in the tables is what was measured, with the interval that the caption names."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+import xarray as xr
 from scipy import stats as scipy_stats
 
 import diffscope
-from diffscope import DiffscopeError, tables
+from diffscope import DiffscopeError, edits, tables
 from diffscope.tables.numbers import with_interval, with_spread
 from tests import tiny
 from tests.studies import study as planted_study
@@ -48,6 +51,35 @@ def test_of_several_prompts_it_has_the_interval_over_prompts(scopes):
     assert tables.statistics(batch.measure("gini"), by_layer=True, map="A1").rows == table.rows
 
 
+def test_of_several_prompts_a_ratio_is_a_median_beside_the_quartiles_of_prompts(scopes):
+    batch = scopes[0].capture(PROMPTS)
+    table = tables.statistics(batch, "noise_gain", queries="last", span="irrelevant")
+    measured = [one.measure("noise_gain", queries=[-1])["noise_gain"].sel(span="irrelevant").isel(query=0) for one in batch]
+    values = [float(one.median("head").median("layer")) for one in measured]
+    row = table.data.iloc[0]
+    np.testing.assert_allclose(row[["value", "low", "high"]].tolist(), np.quantile(values, [0.5, 0.25, 0.75]))
+    assert row["interval"] == "quartiles of prompts" and "quartiles of 3 prompts, beside a median" in table.caption
+    assert "Student" not in table.caption
+
+
+def test_a_caption_names_layers_heads_and_queries_that_may_be_a_part(scopes):
+    capture = scopes[0].capture(PROMPTS[0], spans={"answer": (2, 4)})
+    assert ", query 7." in tables.statistics(capture, "gini", queries="last").caption
+    assert ", queries 2 and 3." in tables.statistics(capture, "gini", queries="answer").caption
+    assert "quer" not in tables.statistics(capture, "gini").caption.partition(".")[0]
+    part = capture.measure("gini", queries=slice(0, 4)).sel(layer=[1], head=[0, 2])
+    assert ", layer 1, heads 0 and 2, queries 0 to 3." in tables.statistics(part).caption
+
+
+def test_edits_of_one_side_are_told_of_that_side(scopes):
+    with scopes[0].edit(edits.set_lambda(0.0)):
+        cut = scopes[0].capture(PROMPTS[0])
+    whole = scopes[0].capture(PROMPTS[0])
+    for subject in ({"cut": cut, "whole": whole}, diffscope.Comparison(("cut", "whole"), (cut, whole))):
+        assert "under λ = 0 (cut)." in tables.statistics(subject, "gini").caption
+    assert "under λ = 0." in tables.statistics(cut, "gini").caption
+
+
 def test_one_value_alone_has_a_dash_that_is_explained(scopes):
     lone = diffscope.load(tiny.own("v1", heads=1, num_hidden_layers=1)).capture(PROMPTS[0])
     table = tables.statistics(lone, "gini", queries="last", map="D")
@@ -82,6 +114,17 @@ def test_depths_are_those_of_the_reading():
     assert "raw of D" in table.caption and "then 2 prompts" in table.caption
     alone = estimates.assign(mass_se=estimates["mass_se"] * np.nan).assign_attrs(prompts=1)
     assert cell(tables.depths(alone), ("72", "answer"), "0 %").endswith("± –") and "of one prompt" in tables.depths(alone).caption
+    irrelevant = [row[1] for row in tables.depths(alone).rows]
+    assert irrelevant == ["answer", "irrelevant tokens", "exact", "95 %"]
+    cut = tables.depths({"ours": estimates, "cut": estimates.assign_attrs(edits="λ = 0")})
+    assert cut.caption.endswith("Under λ = 0 (cut).")
+    longer = xr.concat([estimates, estimates.assign_coords(length=[96])], "length")
+    both = tables.depths({"ours": longer, "again": estimates})
+    assert {row[1] for row in both.rows} == {"72"}  # the length that both have
+    with pytest.raises(DiffscopeError, match="no prompts of 96 tokens were run"):
+        tables.depths({"ours": longer, "again": estimates}, length=96)
+    with pytest.raises(DiffscopeError, match=r"other prompts \(distractors: 1 and 3\)"):
+        tables.depths({"ours": estimates, "again": estimates.assign_attrs(distractors=3)})
     with pytest.raises(DiffscopeError, match="no prompts of 99 tokens"):
         tables.depths(estimates, length=99)
 
@@ -104,3 +147,9 @@ def test_a_board_has_every_quantity_of_every_test():
     label = next(iter(first.test.quantities.values())).label
     assert table.rows[0][:4] == (first.test.id, first.shown, label, "1.00 [0.50, 1.50]")
     assert set(table.data["test"]) == {verdict.test.id for verdict in verdicts}
+    assert "95 % interval, as planted. p is" in table.caption
+    quantity = next(iter(first.estimates))
+    crossed = replace(first.estimates[quantity], interval="seeds and prompts, crossed")
+    changed = [replace(first, estimates={**first.estimates, quantity: crossed}), *(one for one in verdicts if one is not first)]
+    caption = tables.board(changed).caption
+    assert f"seeds and prompts, crossed ({first.test.id})" in caption and "as planted (" in caption

@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -54,8 +55,14 @@ def test_cells_stay_cells_in_markdown(table):
     lines = table.to_markdown().splitlines()
     rows = [line for line in lines if line.startswith("|")]
     assert [len(re.findall(r"(?<!\\)\|", row)) for row in rows] == [4] * (2 + len(CELLS))
-    assert "<b>" not in "".join(rows).replace(r"\<b\>", "") and lines[0] == "A & B: 95 %" and lines[-1] == "p < 1"
+    assert "<b>" not in "".join(rows).replace(r"\<b\>", "") and lines[0] == "A & B: 95 %" and lines[-1] == r"p \< 1"
     assert "<b>" not in table._repr_html_()
+
+
+def test_captions_and_notes_are_text_in_markdown(table):
+    hostile = "<img src=x onerror=alert(1)>"
+    lines = replace(table, caption=f"of {hostile}", notes=(hostile,)).to_markdown().splitlines()
+    assert lines[0] == rf"of \{hostile[:-1]}\>" and lines[-1] == rf"\{hostile[:-1]}\>"
 
 
 def test_it_is_kept_as_the_name_says(table, tmp_path):
