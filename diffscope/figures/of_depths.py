@@ -12,7 +12,6 @@ from diffscope.figures import theme
 from diffscope.figures.base import Figure
 from diffscope.figures.of_values import cells, curves
 from diffscope.figures.subjects import drawn, edits_of, estimates_of, prompts_said, together
-from diffscope.readings.depths import common_lengths
 
 if TYPE_CHECKING:
     from diffscope.readings.reading import Reading
@@ -69,6 +68,8 @@ def by_depth(
     >>> figures.by_depth(reading)
     <diffscope figure 'by_depth' of value, low, high (panel: 4, series: 4, x: 5)>
     """
+    from diffscope.readings.depths import common_lengths  # which loads code of models
+
     estimates = estimates_of(subject, "mass_of_prompt", READING)
     common = common_lengths(estimates)
     tokens = common[-1] if length is None else length
@@ -162,6 +163,8 @@ def depth_by_length(
     >>> figures.depth_by_length(reading, quantity="log_odds")
     <diffscope figure 'depth_by_length' of value, error (panel: 1, y: 2, x: 5)>
     """
+    from diffscope.readings.depths import common_lengths  # which loads code of models
+
     estimates = estimates_of(subject, "mass_of_prompt", READING)
     if quantity not in QUANTITIES:
         raise DiffscopeError(f"there is no quantity {quantity!r}; choose from {', '.join(QUANTITIES)}")

@@ -14,7 +14,6 @@ from diffscope.figures.base import Figure
 from diffscope.figures.heads import USUAL
 from diffscope.figures.of_values import curves
 from diffscope.figures.subjects import drawn, prompts_said
-from diffscope.readings.scores import error_of_mean
 from diffscope.stats.averaging import averaged, rule
 from diffscope.stats.definitions import Averaged
 
@@ -228,6 +227,8 @@ def _middle(values: xr.DataArray, by: Averaged) -> xr.DataArray:
 
 def _end(values: xr.DataArray, by: Averaged, side: int) -> xr.DataArray:
     """The mean and its standard error over prompts, or the quartile below (-1) or above a median; NaN of fewer than two."""
+    from diffscope.readings.scores import error_of_mean  # which loads code of models
+
     finite = values.where(np.isfinite(values))
     if by == "median":
         quartile = finite.quantile(0.5 + side / 4, "prompt").drop_vars("quantile")

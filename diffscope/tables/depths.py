@@ -10,7 +10,6 @@ from scipy.stats import t as students_t
 
 from diffscope.errors import DiffscopeError
 from diffscope.figures.subjects import edits_of
-from diffscope.readings.depths import common_lengths
 from diffscope.readings.reading import Reading
 from diffscope.tables import numbers
 from diffscope.tables.table import Table
@@ -50,6 +49,8 @@ def depths(
         It is no such reading, or has no such normalisation, map or length; or models were measured on other prompts.
     """
     import pandas as pd
+
+    from diffscope.readings.depths import common_lengths  # which loads code of models
 
     given = reading if isinstance(reading, Mapping) and not isinstance(reading, xr.Dataset) else {"": reading}
     tables = {name: _estimates(one) for name, one in given.items()}
