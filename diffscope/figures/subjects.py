@@ -15,7 +15,6 @@ from diffscope.comparison import Comparison
 from diffscope.errors import DiffscopeError
 from diffscope.figures.base import KINDS, Figure
 from diffscope.figures.panels import short_name
-from diffscope.readings.words import counted
 from diffscope.stats.measuring import is_last
 
 Captures = Capture | CaptureBatch | Comparison | Mapping[str, Capture | CaptureBatch] | Sequence[Capture | CaptureBatch]
@@ -129,7 +128,8 @@ def prompts_said(counts: Iterable[int]) -> str:
     """How many prompts, where places may have different numbers of them: 4 to 6 prompts; places with none are left out."""
     there = [int(count) for count in counts if count] or [0]
     least, most = min(there), max(there)
-    return counted(most, "prompt") if least == most else f"{least} to {most} prompts"
+    many = f"{most} prompt{'' if most == 1 else 's'}"
+    return many if least == most else f"{least} to {many}"
 
 
 def checked_query(query: Any, *words: str) -> int | str:
