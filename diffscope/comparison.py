@@ -112,7 +112,7 @@ class Comparison:
 
     def _along_model(self, datasets: Sequence[xr.Dataset]) -> xr.Dataset:
         dimension = xr.DataArray(list(self.names[: len(datasets)]), dims="model", name="model")
-        return xr.concat(
+        together = xr.concat(
             datasets,
             dimension,
             data_vars="all",
@@ -121,6 +121,8 @@ class Comparison:
             combine_attrs="drop_conflicts",
             compat="override",
         )
+        edits = [f"{name}: {one.facts['edits']}" for name, one in zip(self.names, self.captures) if "edits" in one.facts]
+        return together.assign_attrs(edits="; ".join(edits)) if edits else together  # which need not be on in both
 
 
 def _maps(capture: Capture | CaptureBatch, layer: int, head: int, prompt: int) -> xr.Dataset:

@@ -41,7 +41,8 @@ def caption(figure: Figure) -> str:
     """What is seen, and of what: one sentence of what the figure is, one of the facts that its data tells."""
     attrs = figure.data.attrs
     models = str(attrs.get("model") or "")
-    facts = [f"{'models' if ' and ' in models else 'model'} {short_name(models)}"] if models else []
+    several = " and " in models or ", " in models
+    facts = [f"models {models}" if several else f"model {short_name(models)}"] if models else []
     if not attrs.get("caption"):  # which tells them itself
         facts += [words.format(attrs[name]) for name, words in FACTS.items() if _told(name, attrs.get(name))]
     lam = attrs.get("lam")

@@ -62,3 +62,10 @@ def test_models_of_other_tokenizers_are_refused(scopes):
     other = diffscope.load(scopes[1].model, tokenizer)
     with pytest.raises(diffscope.DiffscopeError, match="different tokenizers"):
         diffscope.compare(scopes[0], other, "The code")
+
+
+def test_edits_of_one_model_are_not_said_of_both(scopes):
+    with scopes[0].edit(diffscope.edits.set_lambda(0.0)):
+        measured = diffscope.compare(*scopes, PROMPTS[0]).measure("gini")
+    assert measured.attrs["edits"] == "mini-diff: λ = 0"
+    assert "edits" not in diffscope.compare(*scopes, PROMPTS[0]).measure("gini").attrs
