@@ -37,10 +37,11 @@ def along_training(opened: Captures, query: int | str = -1, *, level: float = 0.
     Returns
     -------
     Reading
-        ``estimates`` by step, layer and head: ``lambda``; of D ``answer`` and ``sink``, the shares of |D| on them, ``entropy``
-        and ``gini``; on irrelevant tokens ``rho`` and ``cosine`` (control), and ``controls``
-        (:func:`diffscope.readings.pairing.beside_controls`); and ``uniform`` (step, layer), what uniform attention gives the
-        answer. The sentence follows the head that has most of the answer at the last step.
+        ``estimates`` by step, layer and head: ``lambda``; of D ``answer`` and ``sink``, the shares of |D| on them,
+        ``answer_net``, what D sums to on the answer, ``entropy`` and ``gini``; on irrelevant tokens ``rho`` and ``cosine``
+        (control), and ``controls`` (:func:`diffscope.readings.pairing.beside_controls`); and ``uniform`` (step,
+        layer), what uniform attention gives the answer. The sentence follows the head that has most of |D| on the answer at the
+        last step, and says where it takes weight from the answer instead of giving it.
 
     Raises
     ------
@@ -73,8 +74,11 @@ def _of_step(cap: Capture, query: int) -> xr.Dataset:
     """All of one checkpoint, by layer and head."""
     measured = cap.measure([*OF_D, "lambda"], queries=[query]).isel(query=0, drop=True)
     row = measured[list(OF_D)].sel(map="D", drop=True)
-    share = row["span_mass"].sel(normalisation="share", drop=True)
-    answer = share.sel(span="answer", drop=True) if "answer" in cap.spans else share.isel(span=0, drop=True).where(False)
+    share, raw = (row["span_mass"].sel(normalisation=kind, drop=True) for kind in ("share", "raw"))
+    marked = "answer" in cap.spans
+    answer, net = (
+        mass.sel(span="answer", drop=True) if marked else mass.isel(span=0, drop=True).where(False) for mass in (share, raw)
+    )
     pair = beside_controls(with_fewest_spans(cap), lambda capture: _of_maps(capture, query))
     keys = cap.spans.get("answer", [])
     visible = [layer.prompt(0).visible([query])[0].cpu().numpy() for layer in cap.layers]
@@ -85,6 +89,7 @@ def _of_step(cap: Capture, query: int) -> xr.Dataset:
         {
             "lambda": measured["lambda"].sel(lambda_value="used", drop=True),
             "answer": described(answer, "share of |D| on the answer", formula, averaged="mean"),
+            "answer_net": described(net, "what D sums to on the answer", "sum_X D", averaged="mean"),
             "sink": described(share.sel(span="sink", drop=True), "share of |D| on the sink", formula, averaged="mean"),
             "entropy": row["entropy"],
             "gini": row["gini"],
@@ -110,8 +115,10 @@ def _answer(estimates: xr.Dataset, place: str, level: float) -> str:
     course = share.sel(layer=layer, head=head).values.tolist()
     weights = "A" if estimates["lambda"].isnull().all() else "|D|"
     uniform = percent(float(estimates["uniform"].isel(step=-1).sel(layer=layer)))
+    net = float(estimates["answer_net"].isel(step=-1).sel(layer=layer, head=head))
+    does = f"takes weight from the answer, where D sums to {decimal(net)}" if net < 0 else "gives the answer most"
     most = f"{percent(course[-1])} of {weights} {place}"
-    start = f"{_checkpoints(steps)}: at step {steps[-1]} L{layer}H{head} gives the answer most, {most}"
+    start = f"{_checkpoints(steps)}: at step {steps[-1]} L{layer}H{head} {does}, {most}"
     if len(steps) == 1 or np.isnan(course[0]):
         return f"{start}, where uniform attention would give {uniform}."
     start = f"{start}, and {percent(course[0])} at step {steps[0]}; uniform attention would give {uniform}"

@@ -53,6 +53,16 @@ def test_without_an_answer_or_a_second_map_that_is_said():
     assert "50 % of A at the last token" in standard and "λ" not in standard and "ρ" not in standard
 
 
+def test_a_head_whose_weights_there_are_below_zero_is_not_said_to_give():
+    scores = torch.zeros(4, N, N, dtype=torch.float64)
+    scores[2, :, 4] = 9.0  # the second map of head 0 has next to all of its weight there
+    cap = capture_of(layer_of(scores, lam=0.9), spans=SPANS)
+    reading = readings.along_training({7: cap})
+    np.testing.assert_allclose(reading.estimates["answer_net"].sel(layer=0, head=0), 1 / N - 0.9, atol=0.01)
+    assert "L0H0 takes weight from the answer, where D sums to −.84, " in reading.sentence
+    assert "gives" not in reading.sentence
+
+
 def test_checkpoints_that_do_not_belong_together_are_refused():
     for opened, words in (
         ({}, "there is no checkpoint"),

@@ -2,12 +2,14 @@
 
 import numpy as np
 import pytest
+import torch
 
 import diffscope
 from diffscope import edits
 from diffscope.errors import DiffscopeError
 from diffscope.readings import finders
 from tests import tiny
+from tests.instruments.planted import capture_of, layer_of
 
 PROMPT = "The magic number of a city is found in the text. Return the answer"
 
@@ -49,3 +51,16 @@ def test_what_cannot_be_said_is_said(scope, cap):
         assert "of |D|" in finders(scope.capture(PROMPT, spans={"answer": "number"})).sentence
     with pytest.raises(DiffscopeError, match="outside the prompt"):
         finders(cap, 1000)
+
+
+def test_a_head_whose_weights_there_are_below_zero_takes_from_the_answer():
+    scores = torch.zeros(4, 16, 16, dtype=torch.float64)
+    scores[[0, 3], :, 4] = 9.0  # A1 of head 0 and A2 of head 1 have next to all of their weight on the answer
+    reading = finders(capture_of(layer_of(scores, lam=[0.2, 1.5]), spans={"answer": [4]}))
+    assert reading.sentence.startswith("1 of 2 heads gives the answer half of |D| or more at the last token")
+    assert reading.sentence.partition("): ")[2].startswith("L0H0 ")
+    share, net = (float(reading.estimates[name].sel(layer=0, head=1)) for name in ("share", "net"))
+    assert share > 0.5 and net < -1
+    assert reading.sentence.endswith(
+        f"1 head takes weight from the answer: L0H1 {100 * share:.0f} % of |D|, D sums to −1.43 there."
+    )
