@@ -116,7 +116,7 @@ def _answer(estimates: xr.Dataset, place: str, level: float) -> str:
     weights = "A" if estimates["lambda"].isnull().all() else "|D|"
     uniform = percent(float(estimates["uniform"].isel(step=-1).sel(layer=layer)))
     net = float(estimates["answer_net"].isel(step=-1).sel(layer=layer, head=head))
-    does = f"takes weight from the answer, where D sums to {decimal(net)}" if net < 0 else "gives the answer most"
+    does = f"takes weight from the answer (D sums to {decimal(net)} there)" if net < 0 else "gives the answer most"
     most = f"{percent(course[-1])} of {weights} {place}"
     start = f"{_checkpoints(steps)}: at step {steps[-1]} L{layer}H{head} {does}, {most}"
     if len(steps) == 1 or np.isnan(course[0]):

@@ -59,7 +59,7 @@ def test_a_head_whose_weights_there_are_below_zero_is_not_said_to_give():
     cap = capture_of(layer_of(scores, lam=0.9), spans=SPANS)
     reading = readings.along_training({7: cap})
     np.testing.assert_allclose(reading.estimates["answer_net"].sel(layer=0, head=0), 1 / N - 0.9, atol=0.01)
-    assert "L0H0 takes weight from the answer, where D sums to −.84, " in reading.sentence
+    assert "L0H0 takes weight from the answer (D sums to −.84 there), " in reading.sentence
     assert "gives" not in reading.sentence
 
 
