@@ -12,7 +12,7 @@ import numpy as np
 from diffscope.figures import theme
 from diffscope.figures.escaping import for_html, for_print
 
-WIDER = 1.1  # than what it stands at a text may be
+WIDER = 1.1  # than its axes a title may be
 RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -123,7 +123,7 @@ def wrap_texts(figure) -> None:
     places = [(figure._suptitle, figure.bbox.width * 0.99)] if figure._suptitle else []
     for ax in figure.axes:
         box = ax.get_window_extent()
-        places += [(ax.title, box.width * WIDER), (ax.xaxis.label, box.width * WIDER), (ax.yaxis.label, box.height)]
+        places += [(ax.title, box.width * WIDER), (ax.xaxis.label, box.width), (ax.yaxis.label, box.height)]
     for text, room in places:
         extent = text.get_window_extent()
         length = extent.height if text.get_rotation() == 90 else extent.width
