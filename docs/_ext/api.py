@@ -10,8 +10,10 @@ import re
 from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 
+from gallery import drawn, scripts
 from outside import DOCS, ROOT, write
 
 FOLDER = DOCS / "api"
@@ -40,6 +42,7 @@ MODULES: dict[str, Sequence[str] | None] = {
     "diffscope.hypotheses": None,
     "diffscope.tasks": None,
     "diffscope.prompts": (),
+    "diffscope.proof.fidelity": ("Fidelity",),
     "diffscope.families": None,
     "diffscope.conformance": None,
     "diffscope.attention": None,
@@ -63,8 +66,41 @@ HEAD = """# API
 
 Every public name, by module. What most people need stands in the first table: {py:func}`diffscope.load` opens a model,
 {py:class}`diffscope.Scope` runs it, {py:class}`diffscope.Capture` is what its attention did on a prompt. A public name is
-imported when it is first used, so `import diffscope` costs nothing.
+imported when it is first used, so `import diffscope` costs nothing. By the alphabet: {ref}`every name <genindex>`,
+{ref}`every module <modindex>`.
 """
+#: how to come by what is not made by hand
+COMES_FROM = {
+    "diffscope.Scope": """
+scope = diffscope.load("mini-diff")  # bundled name, folder, hub id, or a model that you hold
+scope.capture("The magic number: Paris 7421. The magic number: Paris")
+""",
+    "diffscope.Capture": """
+scope = diffscope.load("mini-diff")
+cap = scope.capture("The magic number: Paris 7421. The magic number: Paris", spans={"answer": "7421"})
+cap.map("D", layer=2, head=1)
+cap.measure(["entropy", "span_mass"])
+cap.save("paris.dscope")
+cap = diffscope.open("paris.dscope")  # without the model
+""",
+    "diffscope.CaptureBatch": """
+scope = diffscope.load("mini-diff")
+batch = scope.capture(["The magic number: Paris 7421.", "The magic number: Rome 2174."])
+batch[0]  # the capture of the first prompt
+""",
+    "diffscope.Comparison": """
+models = diffscope.load("mini-diff"), diffscope.load("mini-standard")
+pair = diffscope.compare(*models, "The magic number: Paris 7421. The magic number: Paris", spans={"answer": "7421"})
+pair.measure(["entropy", "span_mass"])
+""",
+    "diffscope.conformance.Report": """
+report = diffscope.check("mini-diff")
+""",
+    "diffscope.proof.fidelity.Fidelity": """
+cap = diffscope.load("mini-diff").capture("The magic number: Paris 7421. The magic number: Paris")
+cap.fidelity[0]  # of layer 0
+""",
+}
 
 
 def names() -> dict[str, list[str]]:
@@ -106,10 +142,35 @@ def described(full: str) -> str:
     value = getattr(import_module(module), name)
     head = f"{full}\n{'=' * len(full)}\n\n.. currentmodule:: {module}\n\n"
     if inspect.isclass(value):
-        return f"{head}.. autoclass:: {full}{signature(value)}\n{options(value)}"
+        return f"{head}{how_to_come_by(full)}.. autoclass:: {full}{signature(value)}\n{options(value)}"
     if callable(value):
-        return f"{head}.. autofunction:: {full}\n"
+        return f"{head}.. autofunction:: {full}\n\n{in_gallery(full)}"
     return f"{head}.. py:data:: {full}\n\n   {DATA[full]}\n"
+
+
+def how_to_come_by(full: str) -> str:
+    """The lines of code that give one, of what is not made by hand."""
+    if full not in COMES_FROM:
+        return ""
+    code = f"import diffscope\n\n{COMES_FROM[full].strip()}"
+    return ".. code-block:: python\n\n" + "".join(f"   {line}".rstrip() + "\n" for line in code.splitlines()) + "\n"
+
+
+def in_gallery(full: str) -> str:
+    """The pages of the gallery that call a function, and what that draws which is called as the function is."""
+    pages = [script for script in scripts() if full.removeprefix("diffscope.") in script.calls]
+    if not pages:
+        return ""
+    listed = ", ".join(f":doc:`{script.title} </gallery/{script.name}>`" for script in pages)
+    own = [drawn(script) for script in pages if full == f"diffscope.figures.{script.name}"]
+    pictures = [picture(path, full) for path in own if path.suffix == ".svg"]
+    return "\n".join([f"In the gallery: {listed}.\n", *pictures])
+
+
+def picture(path: Path, full: str) -> str:
+    """What the gallery draws of a figure, leading to its page there."""
+    options = f"   :class: paper\n   :alt: {full}\n   :target: ../gallery/{path.stem}.html\n"
+    return f".. image:: ../{path.relative_to(DOCS)}\n{options}"
 
 
 def signature(value: type) -> str:
@@ -138,6 +199,11 @@ def summary(full: str) -> str:
     return re.split(r"(?<=[.?])\s", paragraph)[0]
 
 
+def said_of(module: str) -> str:
+    """The first paragraph of what is said of a module, as it stands in a table."""
+    return (inspect.getdoc(import_module(module)) or "").partition("\n\n")[0].replace("\n", " ").replace("|", "\\|")
+
+
 def of_module(module: str, listed: list[str], where: dict[str, str]) -> str:
     """The page of one module: what it is, and a table of its names."""
     file = files()
@@ -161,7 +227,9 @@ def prepare(app, config) -> None:
     made = {f"{file[full]}.rst": described(full) for full in dict.fromkeys(where.values())}
     made |= {f"{file[module]}.rst": of_module(module, listed[module], where) for module in MODULES}
     tree = "\n".join(file[module] for module in MODULES)
-    made["index.md"] = f"{HEAD}\n```{{toctree}}\n:maxdepth: 1\n\n{tree}\n```\n"
+    rows = "\n".join(f"| {{py:mod}}`{module}` | {said_of(module)} |" for module in MODULES)
+    table = f"| module | what it is |\n|---|---|\n{rows}"
+    made["index.md"] = f"{HEAD}\n{table}\n\n```{{toctree}}\n:hidden:\n:maxdepth: 1\n\n{tree}\n```\n"
     for name, text in made.items():
         write(FOLDER / name, text)
     for path in FOLDER.iterdir():
@@ -171,6 +239,8 @@ def prepare(app, config) -> None:
 
 def escape(app, what, name, value, options, lines: list[str]) -> None:
     """Docstrings are written to be read as they are: bars and asterisks are no markup, and tables stay as they stand."""
+    if what in ("attribute", "property"):
+        lines.insert(0, "")  # else napoleon takes what stands before a colon in the first line for a type
     table = [bool(re.match(r"\s*\|.*\|\s*$", line)) for line in lines]
     written = []
     for number, line in enumerate(lines):

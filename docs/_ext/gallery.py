@@ -10,12 +10,13 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from IPython.core.formatters import DisplayFormatter
 from outside import DOCS, ROOT, write
 
 FOLDER = DOCS / "gallery"
 DRAWN = DOCS / "_build" / "drawn"
 FIRST = ("maps", "row", "heads", "view")  # the others by name
+#: a page of one section needs no list of them, and its code the width
+WITHOUT_CONTENTS = "---\nhtml_theme.sidebar_secondary.remove: true\n---"
 HEAD = """# Gallery
 
 Every figure with the code that draws it, on the models on board; what is drawn is what the code gave when this site was built.
@@ -37,6 +38,11 @@ class Script:
     def name(self) -> str:
         """The name of its page."""
         return self.path.stem
+
+    @property
+    def calls(self) -> list[str]:
+        """The figures, tables and readings that it makes, by their names in the package."""
+        return list(dict.fromkeys(re.findall(r"\b((?:figures|tables|readings)\.\w+)\(", self.code)))
 
 
 def scripts() -> list[Script]:
@@ -79,6 +85,8 @@ def run(script: Script) -> tuple[str, bytes]:
 
     A figure is an SVG, a table Markdown. What a notebook would show, such as the linked view, is HTML.
     """
+    from IPython.core.formatters import DisplayFormatter
+
     names = {"__name__": script.name}
     exec(compile(script.path.read_text(encoding="utf-8"), str(script.path), "exec"), names)
     if "table" in names:
@@ -121,11 +129,11 @@ def embedded(script: Script, drawing: Path) -> str:
 
 def page(script: Script, drawing: Path) -> str:
     """The page of one script."""
-    functions = dict.fromkeys(re.findall(r"\b((?:figures|tables)\.\w+)\(", script.code))
-    also = ", ".join(f"{{py:func}}`diffscope.{name}`" for name in functions)
+    also = ", ".join(f"{{py:func}}`diffscope.{name}`" for name in script.calls)
     shown = embedded(script, drawing)
     source = f"{{download}}`{script.path.name}`"
     parts = [
+        WITHOUT_CONTENTS,
         f"# {script.title}",
         script.about,
         shown,

@@ -1,7 +1,8 @@
 """Pages that lie outside of docs/: notebooks, the changelog, measurements. They are copied to where the site has them.
 
 Links between files of the checkout, which lead somewhere in an editor and on a page of the repository, are turned into links
-between pages of the site. What the site has no page for is a file to download.
+between pages of the site, and one that is called by the name of its file is called by the title of its page. What the site has
+no page for is a file to download.
 """
 
 import json
@@ -22,7 +23,7 @@ PAGES = {
     "analyses": "tutorials.md",
     "docs/gallery": "gallery/index.md",
 }
-LINK = re.compile(r"(\]\()([^)#\s]+)((?:#[^)\s]*)?\))")
+LINK = re.compile(r"(?:(?<=\[)([^\[\]]*))?(\]\()([^)#\s]+)((?:#[^)\s]*)?\))")
 
 
 def notebooks() -> list[Path]:
@@ -49,12 +50,14 @@ def linked(text: str, source: str, page: str) -> str:
     known = pages()
 
     def replace(match: re.Match) -> str:
-        link = match[2]
+        words, between, link, place = match.groups(default="")
         if "://" in link or link.startswith("mailto:"):
             return match[0]
         target = os.path.normpath(os.path.join(os.path.dirname(source), link))
         in_docs = known.get(target) or os.path.relpath(ROOT / target, DOCS)
-        return match[1] + os.path.relpath(in_docs, os.path.dirname(page) or ".") + match[3]
+        if not in_docs.startswith("..") and words.strip("`").endswith((".md", ".ipynb")):
+            words = ""  # for which the title of the page is written
+        return words + between + os.path.relpath(in_docs, os.path.dirname(page) or ".") + place
 
     return LINK.sub(replace, text)
 
