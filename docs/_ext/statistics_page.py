@@ -19,7 +19,8 @@ A1, A2 or D, p its shares |x|/Σ|x|, n the number of keys that it sees, X a [key
 
 Each picture shows one number for each head of `mini-diff` (layers down, heads across) at the last token of an example prompt,
 which asks for a number that stands in it, as {py:func}`figures.heads(cap, statistic=NAME) <diffscope.figures.heads>` draws it.
-They show what a statistic looks like, and nothing of whether it is large: for that compare it with
+The words beside a scale say which number it is: "D" the map, "answer" and "share" the key set and the normalisation, "1" the first
+of several (of a rank its definition, of two key sets the first). They show what a statistic looks like, and nothing of whether it is large: for that compare it with
 [its control](against_what.md).
 """
 

@@ -11,4 +11,5 @@ example = tasks.examples()[0]
 models = [diffscope.load(name) for name in ("mini-diff", "mini-standard")]
 comparison = diffscope.compare(*models, example.text, spans=example.spans)
 mass = comparison.measure("span_mass", queries=[-1])["span_mass"].isel(query=0, drop=True)
-figure = figures.cells(mass.sel(map="D", span="answer", normalisation="share", drop=True), panels="model")
+shares = mass.sel(map="D", span="answer", normalisation="share", drop=True)
+figure = figures.cells(shares, panels="model")

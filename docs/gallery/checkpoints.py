@@ -9,5 +9,6 @@ from diffscope import figures, tasks
 
 example = tasks.examples()[0]
 scope = diffscope.load("mini-diff")
-captures = {step: scope.at(step).capture(example.text, spans=example.spans) for step in scope.checkpoints}
+at = {step: scope.at(step) for step in scope.checkpoints}
+captures = {step: each.capture(example.text, spans=example.spans) for step, each in at.items()}
 figure = figures.checkpoints(captures, layer=1, head=0)

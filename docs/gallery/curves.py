@@ -11,5 +11,6 @@ from diffscope import figures, tasks
 example = tasks.examples()[0]
 cap = diffscope.load("mini-diff").capture(example.text, spans=example.spans)
 mass = cap.measure("span_mass", queries=[-1])["span_mass"].isel(query=0, drop=True)
-shares = mass.sel(map="D", normalisation="share", span=["answer", "needles", "query", "sink"], drop=True)
+spans = ["answer", "needles", "query", "sink"]
+shares = mass.sel(map="D", normalisation="share", span=spans, drop=True)
 figure = figures.curves(shares.mean("head", keep_attrs=True), x="layer", series="span")

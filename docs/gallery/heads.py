@@ -7,5 +7,6 @@ heads that find the answer, not cell with cell.
 import diffscope
 
 example = diffscope.tasks.examples()[0]
-pair = diffscope.compare(diffscope.load("mini-diff"), diffscope.load("mini-standard"), example.text, spans=example.spans)
+models = diffscope.load("mini-diff"), diffscope.load("mini-standard")
+pair = diffscope.compare(*models, example.text, spans=example.spans)
 figure = diffscope.figures.heads(pair, statistic="span_mass", span="answer", venue="neurips")

@@ -9,5 +9,6 @@ import diffscope
 from diffscope import edits, figures, readings, tasks
 
 tried = {factor: edits.scale_lambda(factor) for factor in (0, 0.5, 1, 1.5, 2)}
-reading = readings.interventions(diffscope.load("mini-diff"), tasks.examples(), tried, along="factor of λ")
+scope = diffscope.load("mini-diff")
+reading = readings.interventions(scope, tasks.examples(), tried, along="factor of λ")
 figure = figures.interventions(reading)

@@ -12,7 +12,8 @@ from diffscope import figures
 from diffscope.lab.sweeps.plan import Plan
 from diffscope.lab.sweeps.sweep import sweep
 
-prompts = [{"task": "controlled", "count": 3, "length": 128, "slots": 4, "distractors": [1, 2, 4]}]
-plan = Plan.of({"models": ["mini-diff", "mini-standard"], "statistics": ["span_mass"], "prompts": prompts})
+prompts = {"task": "controlled", "count": 3, "length": 128, "slots": 4, "distractors": [1, 2, 4]}
+models = ["mini-diff", "mini-standard"]
+plan = Plan.of({"models": models, "statistics": ["span_mass"], "prompts": [prompts]})
 swept = sweep(plan, tempfile.mkdtemp())
 figure = figures.sweep(diffscope.open(swept.dataset), statistic="span_mass", x="distractors")

@@ -7,5 +7,6 @@ A row a layer, a column a head, one scale for all; of standard attention it is t
 import diffscope
 
 example = diffscope.tasks.examples()[0]
-pair = diffscope.compare(diffscope.load("mini-diff"), diffscope.load("mini-standard"), example.text)
+models = diffscope.load("mini-diff"), diffscope.load("mini-standard")
+pair = diffscope.compare(*models, example.text)
 figure = diffscope.figures.maps(pair, layers="all", heads="all", venue="neurips")

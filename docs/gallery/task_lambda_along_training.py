@@ -8,5 +8,6 @@ from diffscope import figures, tasks
 
 example = tasks.examples()[0]
 scope = diffscope.load("mini-diff")
-captures = {step: scope.at(step).capture(example.text, spans=example.spans) for step in scope.checkpoints}
+at = {step: scope.at(step) for step in scope.checkpoints}
+captures = {step: each.capture(example.text, spans=example.spans) for step, each in at.items()}
 figure = figures.training(captures, statistic="lambda", layer=0)

@@ -1,8 +1,9 @@
-"""Table 3 of the paper
+"""Table 3 of the paper as a figure
 
 Attention of the last query to the answer and to irrelevant tokens by depth of the answer, for two models in all four
 normalisations. The form is that of Table 3 of "Differential Transformer"; which normalisation it used was not
-published. Three prompts a depth are enough to see the form; report twenty or more.
+published. Three prompts a depth are enough to see the form; report twenty or more. The numbers, with intervals:
+[the same as a table](task_table_of_depths.md).
 """
 
 import diffscope

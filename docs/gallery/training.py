@@ -8,7 +8,7 @@ import diffscope
 from diffscope import figures, tasks
 
 example = tasks.examples()[0]
-steps = ("@0", "@308", "@1036", "")
-scopes = {int(step[1:] or 1900): diffscope.load(f"mini-diff{step}") for step in steps}
-captures = {step: scope.capture(example.text, spans=example.spans) for step, scope in scopes.items()}
+scope = diffscope.load("mini-diff")
+at = {step: scope.at(step) for step in scope.checkpoints}
+captures = {step: each.capture(example.text, spans=example.spans) for step, each in at.items()}
 figure = figures.training(captures, statistic="answer", layer=1, head=0)

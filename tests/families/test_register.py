@@ -15,24 +15,10 @@ from diffscope.families.standard import Standard
 from tests import tiny
 
 PAGE = Path(__file__).parents[2] / "docs" / "families.md"
-
-
-class MyAttention(nn.Module):
-    def __init__(self, width, heads):
-        super().__init__()
-        self.heads = heads
-        self.q, self.k, self.v, self.out = (nn.Linear(width, width) for _ in range(4))
-        self.norm = nn.RMSNorm(width // heads, eps=1e-5)
-        self.lam = nn.Parameter(torch.tensor([0.4, 0.1, 0.7, 0.3]))
-
-    def forward(self, x):
-        q, k = (part(x).unflatten(-1, (2 * self.heads, -1)).transpose(1, 2) for part in (self.q, self.k))
-        v = self.v(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-        a1, a2 = self.masked(q @ k.mT / q.shape[-1] ** 0.5).softmax(-1).chunk(2, dim=1)
-        return self.out(self.norm((a1 - self.lam[:, None, None] * a2) @ v).transpose(1, 2).flatten(2))
-
-    def masked(self, scores):
-        return scores.masked_fill(torch.ones(scores.shape[-2:]).triu(1).bool(), -torch.inf)
+MODULE, *BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
+NAMES = {"__name__": __name__}
+exec(MODULE, NAMES)
+MyAttention = NAMES["MyAttention"]
 
 
 class Model(nn.Module):
@@ -53,21 +39,22 @@ def model():
         for parameter in model.parameters():
             if parameter.dim() == 2:
                 parameter.mul_(4)
+        model.attention.lam.copy_(torch.tensor([0.4, 0.1, 0.7, 0.3]))
     return model
 
 
 @pytest.fixture
 def page():
-    """The page's blocks of Python; afterwards its family is forgotten."""
+    """The page's blocks of Python behind that of the module; afterwards its family is forgotten."""
     before = list(families.FAMILIES)
-    yield re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
+    yield BLOCKS
     families.FAMILIES[:] = before
 
 
 def test_the_example_opens_its_model(model, page):
     with pytest.raises(DiffscopeError, match="no attention that diffscope reads .*families.register .docs/families.md"):
         diffscope.load(model)
-    names = {"model": model}
+    names = {**NAMES, "model": model}
     assert len(page[0].splitlines()) < 40
     exec("\n".join(page), names)
     assert names["capture"].fidelity.decided.all() and float(names["capture"].fidelity.error.max()) < 1e-5
@@ -86,7 +73,7 @@ def test_the_example_opens_its_model(model, page):
 
 
 def test_a_family_can_be_used_without_being_known(model, page):
-    names = {}
+    names = {**NAMES}
     exec(page[0].partition("\n\n\nregister(")[0], names)
     assert diffscope.load(model, family=names["MyFamily"]()).family.name == "mine"
     assert all(family.name != "mine" for family in families.FAMILIES)
@@ -98,7 +85,7 @@ class SeesAll(MyAttention):
 
 
 def test_a_batch_whose_padding_would_be_attended_to_is_refused(model, page):
-    names = {}
+    names = {**NAMES}
     exec(page[0].partition("\n\n\nregister(")[0], names)
 
     class Bidirectional(names["MyFamily"]):
