@@ -142,7 +142,9 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--first", type=int, help="only so many models and mistakes")
     options = parser.parse_args()
-    print("# What was opened of each family\n\nMade by `python -m benchmarks.families`, on tiny random models in float32 (64 wide, a few layers).\n")
+    print(
+        "# What was opened of each family\n\nMade by `python -m benchmarks.families`, on tiny random models in float32 (64 wide, a few layers).\n"
+    )
     print(
         "*Opened*: `diffscope check` passes on a prompt longer than any window, on two prompts of different length and on steps "
         "from the cache. *Edits*: λ set, A2 uniform, |D| and a head ablated, each held against a slow recomputation from the "

@@ -240,7 +240,7 @@ def prepare(app, config) -> None:
 def escape(app, what, name, value, options, lines: list[str]) -> None:
     """Docstrings are written to be read as they are: bars and asterisks are no markup, and tables stay as they stand."""
     if what in ("attribute", "property"):
-        lines.insert(0, "")  # else napoleon takes what stands before a colon in the first line for a type
+        lines[:0] = ["..", ""]  # else napoleon takes what stands before a colon in the first line for a type
     table = [bool(re.match(r"\s*\|.*\|\s*$", line)) for line in lines]
     written = []
     for number, line in enumerate(lines):
