@@ -143,7 +143,8 @@ def main() -> None:
     parser.add_argument("--first", type=int, help="only so many models and mistakes")
     options = parser.parse_args()
     print(
-        "# What was opened of each family\n\nMade by `python -m benchmarks.families`, on tiny random models in float32 (64 wide, a few layers).\n"
+        "# What was opened of each family\n\n"
+        "Made by `python -m benchmarks.families`, on tiny random models in float32 (64 wide, a few layers).\n"
     )
     print(
         "*Opened*: `diffscope check` passes on a prompt longer than any window, on two prompts of different length and on steps "

@@ -174,6 +174,9 @@ def test_links_of_a_file_become_links_of_a_page(extensions):
     turned = "[a](../edits.md#order) [b](results.md) [c](https://x.org/y) [d](#here) [e](../../LICENSE)"
     assert linked(text, "CONTRIBUTING.md", "project/contributing.md") == turned
     assert linked("[n](../analyses)", "docs/hypotheses.md", "hypotheses.md") == "[n](tutorials.md)"
+    named = "[edits.md](edits.md#order) [`benchmarks/RESULTS.md`](../benchmarks/RESULTS.md) [LICENSE](../LICENSE)"
+    titled = "[](edits.md#order) [](project/results.md) [LICENSE](../LICENSE)"  # for which Sphinx writes the titles
+    assert linked(named, "docs/study.md", "study.md") == titled
 
 
 def test_a_dead_link_of_a_built_page_is_found(extensions, tmp_path):

@@ -10,5 +10,8 @@ from diffscope import figures, tasks
 
 example = tasks.examples()[0]
 models = {name: diffscope.load(name) for name in ("mini-diff", "mini-standard")}
-captures = {name: scope.capture(example.text, spans=example.spans) for name, scope in models.items()}
+captures = {
+    name: scope.capture(example.text, spans=example.spans)  # of one prompt
+    for name, scope in models.items()
+}
 figure = figures.allocation(captures)
