@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
@@ -26,6 +27,7 @@ LEAST = 0.14  # inches a picture is wide at least
 GAP = 0.08  # between pictures, of their width
 BETWEEN = 0.5  # between models, of a picture's width
 SIDE = 120  # pixels a picture is wide at most on the screen
+LETTER = 0.056  # inches of a letter of the line above
 NAMED = 0.42  # inches from which a picture has "head" above it beside the number
 
 
@@ -228,8 +230,8 @@ def in_print(dataset: xr.Dataset, width: float, title: str | None = None, contra
         count = dataset.sizes["model"] * dataset.sizes["head"]
         raise DiffscopeError(f"{count} heads in a row do not fit {width:g} inches: choose heads=[…], or wide=True")
     several = dataset.sizes["model"] > 1
-    line = heading(dataset) if title is None else title
-    top = 0.2 + 0.17 * several + 0.2 * bool(line)
+    lines = textwrap.wrap(for_print(heading(dataset) if title is None else title), int(width / LETTER))
+    top = 0.2 + 0.17 * several + (0.06 + 0.14 * len(lines) if lines else 0.0)
     height = side * down + top + bottom
     figure = canvas(width, height)
     figure.set_layout_engine("none")
@@ -248,8 +250,8 @@ def in_print(dataset: xr.Dataset, width: float, title: str | None = None, contra
     bar.set_ticks(ticks, labels=["0" if tick == 0 else f"{tick:.2g}".replace("-", "−") for tick in ticks])
     bar.outline.set_visible(False)
     bar.ax.tick_params(length=1.5, pad=1)
-    if line:
-        figure.suptitle(for_print(line), x=0.01, y=1 - 0.03 / height, ha="left", va="top")
+    if lines:
+        figure.suptitle("\n".join(lines), x=0.01, y=1 - 0.03 / height, ha="left", va="top")
     return figure
 
 

@@ -528,9 +528,9 @@ def test_a_failed_write_leaves_the_old_file(cap, tmp_path, monkeypatch):
 
 def test_saving_where_there_is_no_folder_or_no_such_kind(cap, tmp_path):
     with pytest.raises(DiffscopeError, match="no folder"):
-        figure("maps", cap).save(tmp_path / "nowhere" / "figure.pdf")
+        figure("lambdas", cap).save(tmp_path / "nowhere" / "figure.pdf")
     with pytest.raises(DiffscopeError, match="use .pdf, .svg"):
-        figure("maps", cap).save(tmp_path / "figure.docx")
+        figure("lambdas", cap).save(tmp_path / "figure.docx")
 
 
 def test_json_is_the_labelled_data(cap, tmp_path):
@@ -649,5 +649,5 @@ def test_a_figure_does_not_replace_a_folder(cap, tmp_path):
     folder.mkdir()
     (folder / "kept").touch()
     with pytest.raises(DiffscopeError, match="is a folder"):
-        figure("maps", cap).save(folder)
+        figure("lambdas", cap).save(folder)
     assert (folder / "kept").exists()
