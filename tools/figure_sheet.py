@@ -18,7 +18,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from diffscope.figures import theme
+from diffscope.figures import Figure, theme
 from tools import printed_texts
 
 GALLERY = Path(__file__).parents[1] / "docs" / "gallery"
@@ -37,7 +37,7 @@ def main(out: Path, names: list[str]) -> int:
     pictures: dict[str, list[Image.Image]] = {}
     for script in sorted(GALLERY.glob("*.py")):
         figure = runpy.run_path(str(script)).get("figure") if not names or script.stem in names else None
-        if figure is None:
+        if not isinstance(figure, Figure):  # a table, or the view of a notebook
             continue
         for venue, wide in PLACES:
             placed = dataclasses.replace(figure, venue=venue, width=theme.width(venue, wide))
