@@ -135,7 +135,9 @@ def wrap_texts(figure) -> None:
 def part_ticks(figure) -> None:
     """Turn the names below axes upright where they touch, and name fewer places where they still do."""
     for ax in figure.axes:
-        labels = [label for label in ax.get_xticklabels() if label.get_text() and label.get_visible()]
+        low, high = sorted(ax.get_xlim())
+        ticks = zip(ax.get_xticks(), ax.get_xticklabels())
+        labels = [label for at, label in ticks if low <= at <= high and label.get_text() and label.get_visible()]
         boxes = sorted((label.get_window_extent() for label in labels), key=lambda box: box.x0)
         if len(boxes) < 2 or ax.xaxis.get_scale() == "log" or labels[0].get_rotation():
             continue
@@ -143,5 +145,6 @@ def part_ticks(figure) -> None:
             continue
         apart = (boxes[-1].x0 + boxes[-1].x1 - boxes[0].x0 - boxes[0].x1) / 2 / (len(boxes) - 1)
         every = math.ceil(1.1 * max(box.height for box in boxes) / apart)
-        names = [label.get_text() for label in ax.get_xticklabels()]
-        ax.set_xticks(ax.get_xticks()[::every], names[::every], rotation=90)
+        named = [(at, label.get_text()) for at, label in zip(ax.get_xticks(), ax.get_xticklabels()) if low <= at <= high]
+        places, names = zip(*named[::every])  # those beyond the ends would widen the axis
+        ax.set_xticks(places, names, rotation=90)

@@ -28,7 +28,7 @@ class Panel:
     values: np.ndarray
     kind: str  # blue, orange or diverging
     limits: tuple[float, float]
-    beyond: bool  # whether values go beyond the limits, and are drawn like these
+    beyond: tuple[bool, bool]  # whether values go below the limits and above them, and are drawn like these
 
 
 def panels(data: xr.Dataset, scale: str = "shared", limit: float | str | None = None) -> list[Panel]:
@@ -49,7 +49,8 @@ def panels(data: xr.Dataset, scale: str = "shared", limit: float | str | None = 
         title = array.attrs.get("title", CHANGED if changed else theme.TITLES[drawn])
         short = array.attrs.get("short", title.split(" ")[0].rstrip(":"))
         limits = theme.colour_limits(kind, end)
-        beyond = bool(np.nanmax(np.abs(values), initial=0.0) > limits[1] * (1 + 1e-6))
+        least, most = float(np.nanmin(values, initial=0.0)), float(np.nanmax(values, initial=0.0))
+        beyond = (least < limits[0] * (1 + 1e-6), most > limits[1] * (1 + 1e-6))
         shown.append(Panel(str(name), title, short, values, kind, limits, beyond))
     return shown
 
@@ -69,9 +70,10 @@ def _end(maps: list[np.ndarray], limit: float | str | None, pooled: bool) -> flo
 def end_label(value: float, panel: Panel) -> str:
     """What stands at a tick of a scale; at an end that values go beyond, that they do."""
     number = "0" if value == 0 else f"{value:.2g}".replace("-", "−")
-    if not panel.beyond or value == 0:
-        return number
-    return f"{'≥' if value > 0 else '≤'} {number}"
+    below, above = panel.beyond
+    if value > 0 and above:
+        return f"≥ {number}"
+    return f"≤ {number}" if value < 0 and below else number
 
 
 def positions(data: xr.Dataset, dim: str) -> np.ndarray:

@@ -273,9 +273,14 @@ def test_a_scale_that_values_go_beyond_says_so():
     exact = [image.get_clim() for ax in figures.maps(cap).matplotlib().axes for image in ax.images[:1]]
     largest = max(float(np.abs(array.where(data["visible"])).max()) for array in data.data_vars.values())
     assert max(high for _, high in exact) == pytest.approx(largest)
-    short = figures.maps(cap, limit=0.25 * largest, names=["A1", "D"]).matplotlib()
-    labels = [text for text, _ in texts(short) if text[:1] in "≤≥"]
-    assert labels == [f"≥ {0.25 * largest:.2g}", f"≤ −{0.25 * largest:.2g}", f"≥ {0.25 * largest:.2g}"]
+    lowest = -float(data["D"].where(data["visible"]).min())
+    for limit, below in (
+        (0.5 * lowest, ["≤"]),
+        (1.5 * lowest, []),
+    ):  # at each end by itself: nothing of D is below −1.5 times that
+        short = figures.maps(cap, limit=limit, names=["A1", "D"]).matplotlib()
+        labels = [text for text, _ in texts(short) if text[:1] in "≤≥"]
+        assert labels == [f"≥ {limit:.2g}", *(f"{sign} −{limit:.2g}" for sign in below), f"≥ {limit:.2g}"]
     robust = figures.maps(cap, limit="robust", names=["A1"])
     weights = np.abs(robust.data["A1"].where(robust.data["visible"]).values)
     expected = np.quantile(weights[np.isfinite(weights) & (weights > 0)], 0.999)
