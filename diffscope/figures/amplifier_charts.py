@@ -16,8 +16,8 @@ from diffscope.readings.branches import LARGEST as LARGEST_OTHER
 from diffscope.readings.branches import LEAST as LEAST_OTHER
 from diffscope.readings.composition import NEXT
 from diffscope.readings.composition import OWN as AS_IT_IS
+from diffscope.readings.over_prompts import error_of_mean
 from diffscope.readings.pairing import LARGEST, LEAST, MIDDLE, OWN
-from diffscope.readings.scores import error_of_mean
 
 CONTROLS = {OWN: "own A₂", MIDDLE: "A₂ of other heads"}
 MAPS = {"lambda_A2": "λ·A₂", "A1": "A₁", "D": "D", "A2": "A₂"}
@@ -236,7 +236,7 @@ def added_by_prompts(table: xr.Dataset) -> Figure:
     values = _worded(values, target=TARGETS, branch=names)
     if "layer" not in values.coords or "head" not in values.coords:
         values = values.assign_coords(head=range(values.sizes["head"]))
-    error = error_of_mean(values).fillna(0)
+    error = error_of_mean(values)
     middle = by_head(values.mean("prompt"))
     ends = {"low": middle - by_head(error), "high": middle + by_head(error)}
     titled = _titled(middle, "added, directly")

@@ -15,7 +15,6 @@ from diffscope.figures.heads import USUAL
 from diffscope.figures.of_values import curves
 from diffscope.figures.subjects import drawn, prompts_said
 from diffscope.stats.averaging import averaged, rule
-from diffscope.stats.definitions import Averaged
 
 FIRST = ("length", "distractors", "needles", "n")  # fields of prompts that are drawn along, before others
 HEADS = ("layer", "head")
@@ -87,6 +86,8 @@ def sweep(
     >>> figures.sweep(swept, statistic="gini", series="map")
     <diffscope figure 'sweep' of value, low, high, points (panel: 1, series: 3, x: 3, point: 8)>
     """
+    from diffscope.readings.over_prompts import end, middle  # which loads code of models
+
     if not isinstance(dataset, xr.Dataset) or "prompt" not in dataset.dims:
         raise DiffscopeError("this figure is of a swept dataset, which has a dimension prompt; diffscope.open opens one")
     if statistic not in dataset or "prompt" not in dataset[statistic].dims:
@@ -111,14 +112,14 @@ def sweep(
     left = [dim for dim in HEADS if dim in values.dims and dim not in roles]
     over_heads = averaged(values, left).values if left else values
     by = rule(values)
-    mean = _by_field(over_heads, fields, roles, partial(_middle, by=by))
-    low, high = (_by_field(over_heads, fields, roles, partial(_end, by=by, side=side)) for side in (-1, 1))
+    mean = _by_field(over_heads, fields, roles, partial(middle, by=by))
+    low, high = (_by_field(over_heads, fields, roles, partial(end, by=by, side=side)) for side in (-1, 1))
     if not mean.notnull().any():
         raise DiffscopeError(f"there is nothing to draw: {statistic} is undefined everywhere")
     words = values.attrs.get("long_name", statistic) + (f": {selection}" if selection else "")
     counts = _by_field(over_heads.notnull(), fields, roles, lambda defined: defined.sum("prompt"))
     mean, low, high = (_named(each, [series, panels]) for each in (mean, low, high))
-    points = _named(_by_field(values, fields, roles, partial(_middle, by=by)), [series, panels]) if left else None
+    points = _named(_by_field(values, fields, roles, partial(middle, by=by)), [series, panels]) if left else None
     figure = curves(
         mean.assign_attrs(long_name=words, units=values.attrs.get("units", "1")),
         x=x,
@@ -202,15 +203,17 @@ def _usual(values: xr.DataArray, roles: list[str]) -> tuple[xr.DataArray, list[s
     return values, words
 
 
-def _by_field(values: xr.DataArray, fields: Mapping[str, np.ndarray], roles: list[str], middle) -> xr.DataArray:
-    """What `middle` makes of the prompts, for every combination of those fields that are drawn along."""
+def _by_field(values: xr.DataArray, fields: Mapping[str, np.ndarray], roles: list[str], summary) -> xr.DataArray:
+    """What `summary` makes of the prompts, for every combination of those fields that are drawn along."""
     chosen = [role for role in roles if role in fields]
     labels = [sorted(set(fields[name].tolist())) for name in chosen]
     cells = []
     for combination in product(*labels):
-        there = np.all([fields[name] == label for name, label in zip(chosen, combination)], axis=0) if chosen else slice(None)
-        some = values.isel(prompt=np.flatnonzero(there) if chosen else slice(None)).reset_coords(drop=True)
-        cells.append(middle(some).expand_dims({name: [label] for name, label in zip(chosen, combination)}))
+        chosen_prompts = (
+            np.all([fields[name] == label for name, label in zip(chosen, combination)], axis=0) if chosen else slice(None)
+        )
+        some = values.isel(prompt=np.flatnonzero(chosen_prompts) if chosen else slice(None)).reset_coords(drop=True)
+        cells.append(summary(some).expand_dims({name: [label] for name, label in zip(chosen, combination)}))
     return xr.combine_by_coords([cell.rename("value") for cell in cells])["value"] if chosen else cells[0]
 
 
@@ -218,19 +221,3 @@ def _named(values: xr.DataArray, roles: list[str | None]) -> xr.DataArray:
     """With labels of fields that are numbers as they are printed: length 96."""
     numbers = [role for role in roles if role and values[role].dtype.kind in "if"]
     return values.assign_coords({role: [f"{role} {label:g}" for label in values[role].values] for role in numbers})
-
-
-def _middle(values: xr.DataArray, by: Averaged) -> xr.DataArray:
-    """Mean or median over prompts of what is finite."""
-    return averaged(values.rename(prompt="query"), ["query"], by).values.drop_attrs()
-
-
-def _end(values: xr.DataArray, by: Averaged, side: int) -> xr.DataArray:
-    """The mean and its standard error over prompts, or the quartile below (-1) or above a median; NaN of fewer than two."""
-    from diffscope.readings.scores import error_of_mean  # which loads code of models
-
-    finite = values.where(np.isfinite(values))
-    if by == "median":
-        quartile = finite.quantile(0.5 + side / 4, "prompt").drop_vars("quantile")
-        return quartile.where(finite.notnull().sum("prompt") > 1)
-    return _middle(values, by) + side * error_of_mean(finite)

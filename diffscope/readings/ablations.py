@@ -11,8 +11,9 @@ import xarray as xr
 from diffscope.attention.indexing import check_index
 from diffscope.edits import Edit, ablate_heads, set_lambda
 from diffscope.errors import DiffscopeError, UnsupportedModel
+from diffscope.readings.over_prompts import error_of_mean
 from diffscope.readings.reading import Reading, described
-from diffscope.readings.scores import LOG_ODDS, against_distractors, check_unedited, error_of_mean, of_prompts, questions
+from diffscope.readings.scores import LOG_ODDS, against_distractors, check_unedited, of_prompts, questions
 from diffscope.readings.words import counted, figures, numbered
 from diffscope.scope import Scope
 

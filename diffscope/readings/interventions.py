@@ -11,8 +11,9 @@ import xarray as xr
 
 from diffscope.edits import Edit
 from diffscope.errors import DiffscopeError
+from diffscope.readings.over_prompts import error_of_mean
 from diffscope.readings.reading import Reading, described
-from diffscope.readings.scores import LOG_ODDS, check_unedited, error_of_mean, of_prompts, questions
+from diffscope.readings.scores import LOG_ODDS, check_unedited, of_prompts, questions
 from diffscope.readings.words import counted, figures
 from diffscope.scope import Scope
 

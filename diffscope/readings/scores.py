@@ -115,11 +115,3 @@ def _losses(scope: Scope, prompts: Sequence[Prompt]) -> np.ndarray:
                 logits = scope.runner.logits(ids, torch.ones_like(ids))  # (prompt, token, vocabulary)
             losses[batch] = [float(as_losses(row, one).mean()) for row, one in zip(logits, ids)]
     return losses
-
-
-def error_of_mean(values: xr.DataArray) -> xr.DataArray:
-    """Standard error of the mean over prompts, of those that are defined; NaN of fewer than two."""
-    count = values.notnull().sum("prompt")
-    if values.sizes["prompt"] < 2:
-        return values.isel(prompt=0, drop=True).where(False)
-    return (values.var("prompt", ddof=1) / count.where(count > 1)) ** 0.5
