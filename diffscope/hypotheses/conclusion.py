@@ -116,7 +116,7 @@ def _missing(verdicts: Sequence[Verdict]) -> str:
     sentences = [f"Missing: {'; '.join(parts)}."] if parts else []
     fragile = [f"{verdict.test.id} ({', '.join(words)})" for verdict in verdicts if (words := verdict.decided_by())]
     if fragile:
-        sentences.append(f"One seed or one head decides what is shown in: {'; '.join(fragile)}.")
+        sentences.append(f"One seed or one head decides what is shown, or leaves it open, in: {'; '.join(fragile)}.")
     return " ".join(sentences)
 
 

@@ -280,9 +280,9 @@ def _without(observed: Observed, whole: Estimate) -> tuple[LeftOut, ...]:
         for (layer, head), change in np.ndenumerate(changes[0]):
             if np.isfinite(change):
                 moved = (float(x + change) for x in (whole.value, whole.low, whole.high))
-                without.append(LeftOut("head", f"head {layer}.{head}", *moved, math.nan))
+                without.append(LeftOut("head", f"head {head} of layer {layer}", *moved, math.nan))
         return tuple(without)
-    flat = changes.reshape(len(changes), -1)  # head 0.1 of one seed is not that of another: the one that does most, in each
+    flat = changes.reshape(len(changes), -1)  # a head of one seed is not that of another: the one that does most, in each
     for words, most in (("raises", np.nanmin), ("lowers", np.nanmax)):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # a seed in which no head takes part

@@ -253,16 +253,17 @@ def deciding(estimate: Estimate, quantity: Quantity) -> list[LeftOut]:
 
     Of what is left of fewer than five seeds nothing is said: their interval is wide whichever is left out.
     """
-    whole = _by_interval(estimate, quantity)
+    whole = by_interval(estimate, quantity)
     few = estimate.seeds < FEWEST
     return [
         left
         for left in estimate.without
-        if not (few and left.unit == "seed") and _by_interval(replace(estimate, **_numbers(left)), quantity) != whole
+        if not (few and left.unit == "seed") and by_interval(replace(estimate, **_numbers(left)), quantity) != whole
     ]
 
 
-def _by_interval(estimate: Estimate, quantity: Quantity) -> str:
+def by_interval(estimate: Estimate, quantity: Quantity) -> str:
+    """What an estimate shows by its interval and size alone, as :func:`state` says, whatever its p."""
     return state(estimate, 0.0, quantity.margin, quantity.no_effect)
 
 

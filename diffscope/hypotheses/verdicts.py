@@ -11,7 +11,7 @@ from diffscope.errors import DiffscopeError
 from diffscope.hypotheses.correction import CORRECTIONS, by_signs, uncorrected
 from diffscope.hypotheses.declared import SUBJECTS, TESTS
 from diffscope.hypotheses.inference import Estimate
-from diffscope.hypotheses.rules import MEASURED, Declared, Quantity, Test, deciding
+from diffscope.hypotheses.rules import MEASURED, OPEN, Declared, Quantity, Test, by_interval, deciding
 
 DECLARED = ("id", "kind", "claim", "source", "statistic", "controls", "rule", "needs", "limits")
 
@@ -160,14 +160,16 @@ def _in_words(test: Declared, name: str, estimate: Estimate, corrected: Mapping[
 
 
 def decided(estimate: Estimate, quantity: Quantity) -> str:
-    """That one seed or head decides what an estimate shows, in words; empty where none does."""
+    """That one seed or head decides what an estimate shows, or that it shows nothing yet, in words; empty where none does."""
     rest = deciding(estimate, quantity)
     if not rest:
         return ""
+    shown = by_interval(estimate, quantity)
+    by = "left open by" if shown == OPEN else "decided by"
     if len(rest) > 3:
-        return f"decided by any one of {len(rest)} ({', '.join(left.what for left in rest)})"
+        return f"{by} any one of {len(rest)} ({', '.join(left.what for left in rest)})"
     each = (f"{left.what} (without it {number(left.value)}, {number(left.low)} to {number(left.high)})" for left in rest)
-    return f"decided by {', '.join(each)}"
+    return f"{by} {', '.join(each)}"
 
 
 def number(value: float) -> str:

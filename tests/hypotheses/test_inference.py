@@ -15,6 +15,7 @@ from diffscope.hypotheses.evidence.tables import Table
 from diffscope.hypotheses.inference import Estimate, Observed, estimate, head_changes
 from diffscope.hypotheses.intervals import benjamini_hochberg, crossed, flipped_signs, holm, students_t
 from diffscope.hypotheses.rules import OPEN, Quantity, deciding, state
+from diffscope.hypotheses.verdicts import decided
 
 
 def test_a_spread_that_is_rounding_is_none():
@@ -126,7 +127,7 @@ def test_ratios_without_a_bound_are_not_averaged_arithmetically():
     assert geometric.value == pytest.approx((4 / 3 + 1.5) / 2) and geometric.undefined == pytest.approx(1 / 6)
     heads = np.array([[[2.0, 8.0]]])  # in octaves as the prompts are
     one = estimate(Observed(np.full((1, 8), 4.0) * 2 ** np.linspace(-0.1, 0.1, 8), heads=heads, average="geometric"))
-    assert {left.what: round(left.value, 6) for left in one.without} == {"head 0.0": 3.0, "head 0.1": 1.0}
+    assert {left.what: round(left.value, 6) for left in one.without} == {"head 0 of layer 0": 3.0, "head 1 of layer 0": 1.0}
     median = estimate(Observed(ratios[:2], average="median"))
     assert median.value == 3 and median.interval == "seeds and prompts, crossed"
 
@@ -136,6 +137,7 @@ def test_what_one_seed_decides_is_said():
     values = np.array([1.0, 1.2, 0.9, 1.1, 1.0, -2.5])[:, None]
     result = estimate(Observed(values, prompts="nested", seeds=(0, 1, 2, 3, 4, 9)))
     assert [left.what for left in deciding(result, quantity)] == ["seed 9"]
+    assert decided(result, quantity).startswith("left open by seed 9 (without it 1.04, ")
     without = next(left for left in result.without if left.what == "seed 9")
     assert without.value == pytest.approx(1.04) and without.p == 2 / 32
     steady = estimate(Observed(values[:5], prompts="nested"))
@@ -152,7 +154,8 @@ def test_what_one_head_decides_is_said():
     values = np.full((1, 8), heads.mean()) + np.linspace(-0.05, 0.05, 8)
     result = estimate(Observed(values, heads=heads))
     assert result.low > 0.2
-    assert [left.what for left in deciding(result, quantity)] == ["head 0.1"]
+    assert [left.what for left in deciding(result, quantity)] == ["head 1 of layer 0"]
+    assert decided(result, quantity).startswith("decided by head 1 of layer 0 (without it 0, ")
     several = estimate(Observed(np.full((6, 1), 0.3) + np.linspace(-0.05, 0.05, 6)[:, None], heads=np.repeat(heads, 6, 0)))
     raises = next(left for left in several.without if "raises" in left.what)
     assert raises.value == pytest.approx(0.0, abs=1e-12) and deciding(several, quantity) == [raises]
