@@ -13,6 +13,7 @@ from diffscope.errors import DiffscopeError
 EXAMPLE = (
     "diffscope study show runs/study",
     "diffscope study show runs/study --board 'fresh seeds'",
+    "diffscope study show runs/study --claims --out claims.md",
     "diffscope study run --cohort runs/laptop --fresh 3 --fresh 4 --out runs/study",
     "diffscope study run --preset gpu --device cuda",
 )
@@ -25,9 +26,11 @@ Fresh = Annotated[list[int] | None, typer.Option(min=0, help="A seed with a boar
 Out = Annotated[
     Path | None,
     typer.Option(
-        metavar="FOLDER|FILE", help="run: where it is kept; show: the board as .md, .html, .json, .tex, .parquet, .csv."
+        metavar="FOLDER|FILE",
+        help="run: where it is kept; show: the board as .md, .html, .json, .tex, .parquet, .csv; claims: no .html, no .json.",
     ),
 ]
+Claims = Annotated[bool, typer.Option("--claims", help="Published claims beside what the study measured, in place of a board.")]
 Board = Annotated[str, typer.Option(metavar="NAME", help="Which board to show: all seeds, fresh seeds.")]
 Prompts = Annotated[int, typer.Option(min=10, help="Retrieval prompts, spread over five depths.")]
 Length = Annotated[int, typer.Option(min=64, help="Tokens a prompt.")]
@@ -42,6 +45,7 @@ def command(
     fresh: Fresh = None,
     out: Out = None,
     board: Board = "all seeds",
+    claims: Claims = False,
     prompts: Prompts = 40,
     length: Length = 160,
     processes: Processes = None,
@@ -50,7 +54,9 @@ def command(
     family: Family = None,
 ):
     """Noise cancellation or sparsification: the tests on a whole cohort, side by side, with a summary."""
-    if action == "show":
+    if action == "show" and claims:
+        _show_claims(folder, out, as_json)
+    elif action == "show":
         _show(folder, board, out, as_json)
     elif action == "run":
         _run(preset, cohort, fresh or [], out, device, processes, as_json, prompts, length)
@@ -115,6 +121,24 @@ def _show_anew(folder, board, out, as_json):
         note(f"saved {out}")
 
 
+def _show_claims(folder, out, as_json):
+    """Show published claims beside what a study measured."""
+    from diffscope.hypotheses.study import open_study
+    from diffscope.tables import claims
+
+    table = claims(open_study(folder))
+    if out is not None:
+        table.save(out)
+    if as_json:
+        show_json(table.data.to_dict("records"))
+    else:
+        say(table.caption)
+        show_table(table.header, table.rows)
+        say(*table.notes)
+    if out is not None:
+        note(f"saved {out}")
+
+
 def _check_board(study, board):
     if board not in study.boards:
         raise DiffscopeError(f"this study has no board {board!r}; it has {', '.join(study.boards)}")
@@ -129,7 +153,7 @@ def _tell(words, board):
     """Show a study in words, one of its boards whole."""
     _check_board(words, board)
     verdicts = {name: {test: verdict for _, test, verdict, _ in each.rows} for name, each in words.boards.items()}
-    rows = [(test, *(of_board[test] for of_board in verdicts.values())) for test in verdicts[board]]
+    rows = [(test, *(of_board.get(test, "–") for of_board in verdicts.values())) for test in verdicts[board]]
     facts = words.facts
     seeds = sorted({seed for trained in facts["arms"].values() for seed in trained})
     say(f"cohort {facts['recipe']}, seeds {', '.join(map(str, seeds))}; fresh: {', '.join(map(str, facts['fresh'])) or 'none'}")

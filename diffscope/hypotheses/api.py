@@ -13,6 +13,7 @@ from pathlib import Path
 import xarray as xr
 
 from diffscope.errors import DiffscopeError, PromptError
+from diffscope.hypotheses.arms import formed
 from diffscope.hypotheses.board import Result, run
 from diffscope.hypotheses.cohort_evidence import kept_models, with_evidence
 from diffscope.hypotheses.declared import NEEDED, chosen
@@ -310,6 +311,14 @@ def models_of(folder: Path, cohort: xr.Dataset, *arms: str) -> list[list[str]]:
     seeds = [int(seed) for seed in cohort["seed"].values[finished]]
     complete = [seed for seed in seeds if all((folder / arm / f"seed-{seed}" / WEIGHTS).is_file() for arm in arms)]
     return [[str(folder / arm / f"seed-{seed}") for seed in complete] for arm in arms]
+
+
+def formed_models_of(folder: Path, cohort: xr.Dataset, *arms: str) -> list[list[str]]:
+    """The same, of the seeds alone in which the lookup circuit formed in all of the arms."""
+    if set(arms) - set(cohort["arm"].values):
+        return [[] for _ in arms]
+    seeds = cohort["seed"].values[formed(cohort).sel(arm=list(arms)).all("arm").values]
+    return models_of(folder, cohort.sel(seed=seeds), *arms)
 
 
 def steps_of(model: Model) -> list[str]:

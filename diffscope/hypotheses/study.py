@@ -19,7 +19,7 @@ from diffscope.digests import carries_digest, read_proven_json, write_proven_jso
 from diffscope.errors import CorruptFile, DiffscopeError, first_line
 from diffscope.files import plain
 from diffscope.hypotheses import report
-from diffscope.hypotheses.api import Subjects, gather, open_cohort
+from diffscope.hypotheses.api import NEEDS, Subjects, formed_models_of, gather, open_cohort
 from diffscope.hypotheses.board import Result
 from diffscope.hypotheses.declared import TESTS
 from diffscope.hypotheses.inference import Estimate
@@ -31,12 +31,15 @@ from diffscope.store import provenance
 
 ALL = "all seeds"
 FRESH = "fresh seeds"
+WEIGHTS = "seeds with weights"
 NO_EVIDENCE = (
     "cli",
     "figures",
     "opening.py",
     "hypotheses/report.py",
     "hypotheses/kept_study.py",
+    "hypotheses/claims.py",
+    "hypotheses/published.py",
 )  # estimates do not depend on it
 TAKEN_BACK = (
     "The first study, of arms of 0.2 M parameters, is taken back. A statistician's re-analysis of it found the measuring "
@@ -62,7 +65,8 @@ class Study:
     facts : dict
         The cohort, its arms with their seeds, the settings, and the versions it was made with.
     boards : dict of str to list of Verdict
-        ``all seeds``, and ``fresh seeds``: those that were trained after the rules had been fixed.
+        ``all seeds``; ``fresh seeds``, those that were trained after the rules had been fixed; ``seeds with weights``, what the
+        kept evidence of runs does not hold, of the models that are at hand.
     survival : list of dict
         One row an arm; see :func:`survival`.
     """
@@ -143,8 +147,10 @@ def run_study(
     boards = {}
     for name, seeds in seeds_of.items():
         subjects = gather(cohort=cohort, seeds=seeds, settings=settings, progress=progress, opener=opener)
-        conditions = [subjects.names, asdict(subjects.settings), _digest(subjects), sources]
-        boards[name] = subjects.run(tests, finished=FinishedTests(out / "parts", conditions))
+        boards[name] = _run(subjects, tests, out, sources)
+    live = _with_weights(boards[ALL], cohort, settings, progress, opener)
+    if live is not None:
+        boards[WEIGHTS] = _run(*live, out, sources)
     facts = {
         "cohort": cohort.name,
         "arms": {str(arm): _finished(dataset, arm) for arm in dataset["arm"].values},
@@ -156,6 +162,26 @@ def run_study(
     study = Study(facts, boards, survival(dataset))
     study.save(out)
     return study
+
+
+def _run(subjects: Subjects, tests: str | Sequence[str] | None, out: Path, sources: str) -> Board:
+    conditions = [subjects.names, asdict(subjects.settings), _digest(subjects), sources]
+    return subjects.run(tests, finished=FinishedTests(out / "parts", conditions))
+
+
+def _with_weights(
+    board: Board, cohort: Path, settings: Settings | None, progress: Progress | None, opener: Callable[[str], Scope]
+) -> tuple[Subjects, list[str]] | None:
+    """What the tests of pairs are made on that no kept evidence answers, and their ids: the models at hand that formed.
+
+    None where all are answered, or there are not two such pairs.
+    """
+    left = [verdict.test.id for verdict in board if verdict.test.needs == "pair" and verdict.shown.startswith(NEEDS)]
+    dataset = open_cohort(cohort)
+    pairs = formed_models_of(cohort, dataset, "diff", "standard")
+    if not left or len(pairs[0]) < 2:
+        return None
+    return gather(*pairs, cohort, needs={"pair"}, settings=settings, progress=progress, opener=opener), left
 
 
 def _finished(cohort: xr.Dataset, arm: str) -> list[int]:

@@ -190,7 +190,7 @@ def _counted(test: Declared, estimates: Mapping[str, Estimate], names: Iterable[
         return list(groups)
     if not test.judged:
         fewest, most = (of(estimates[name].seeds for name in names) for of in (min, max))
-        return [f"{fewest} to {most} {plural}, as the table says"]
+        return [f"{fewest} {plural}" if fewest == most else f"{fewest} to {most} {plural}, as the table says"]
     return [f"{words} ({', '.join(labels)})" for words, labels in groups.items()]
 
 

@@ -1,4 +1,4 @@
-"""Tables for papers: statistics, retrieval by depth, conformance, verdicts; as LaTeX, Markdown, Parquet and CSV.
+"""Tables for papers: statistics, retrieval by depth, conformance, verdicts, published claims; as LaTeX, Markdown, Parquet, CSV.
 
 >>> import diffscope
 >>> report = diffscope.check("mini-diff")
@@ -6,9 +6,10 @@
 """
 
 from diffscope.tables.board import board
+from diffscope.tables.claims import claims
 from diffscope.tables.conformance import conformance
 from diffscope.tables.depths import depths
 from diffscope.tables.statistics import statistics
 from diffscope.tables.table import Table
 
-__all__ = ["Table", "board", "conformance", "depths", "statistics"]
+__all__ = ["Table", "board", "claims", "conformance", "depths", "statistics"]

@@ -35,7 +35,7 @@ class Table:
     Attributes
     ----------
     name : str
-        What it is of: ``statistics``, ``depths``, ``conformance`` or ``board``.
+        What it is of: ``statistics``, ``depths``, ``conformance``, ``board`` or ``claims``.
     header : tuple of str
     rows : tuple of tuple of str
         As printed; a dash stands for what is not there.

@@ -1,6 +1,7 @@
 """The evidence of a run is what its model says, and tests read it in place of the model."""
 
 import ast
+import json
 import shutil
 
 import numpy as np
@@ -8,8 +9,9 @@ import pytest
 import xarray as xr
 
 import diffscope
+from diffscope import tables
 from diffscope.errors import DiffscopeError
-from diffscope.hypotheses import run
+from diffscope.hypotheses import Settings, run
 from diffscope.hypotheses.cohort_evidence import kept_models, with_evidence
 from diffscope.hypotheses.evidence import code, of_run
 from diffscope.hypotheses.evidence.last_query import last_query_of
@@ -22,11 +24,14 @@ from diffscope.hypotheses.evidence.quantities import (
     shared_noise,
 )
 from diffscope.hypotheses.kept import for_cohort, kept_of, open_kept
+from diffscope.hypotheses.planted_cohort import planted_cohort
+from diffscope.hypotheses.study import ALL, WEIGHTS, run_study
 from diffscope.hypotheses.subjects import Pair
 from diffscope.lab.scoring import controlled
 from diffscope.lab.training.run_folder import save_checkpoint
 from diffscope.store import save_statistics
 from diffscope.tasks import Retrieval
+from diffscope.tasks.retrieval import TEMPLATE
 from tests import tiny
 
 
@@ -86,6 +91,27 @@ def test_tests_read_what_was_kept(cohort):
     assert np.isnan(for_cohort(standard.evidence[0])["cmrr_over_paired"])
     with pytest.raises(DiffscopeError, match="one run"):
         open_kept(kept_of(cohort, "diff")[0], series=True)
+
+
+def test_what_no_evidence_holds_is_asked_of_the_models_at_hand(cohort, tmp_path):
+    folder = tmp_path / "cohort"
+    shutil.copytree(cohort, folder)
+    dataset = planted_cohort("NC", 3).sel(arm=["diff", "standard"]).drop_vars("cmrr_over_paired")
+    dataset.attrs["recipe"] = json.dumps({"name": "planted", "grid": {"template": TEMPLATE}})
+    save_statistics(dataset, folder / "cohort.nc", dated=False)
+    few = Settings(prompts=10, length=128, untrained=3)
+    ids = ["sparsity-pair", "redundancy-importance"]
+    study = run_study(folder, tmp_path / "study", tests=ids, settings=few)
+    kept, lacking = study.boards[ALL]
+    assert kept.estimates and lacking.shown.startswith("needs evidence")
+    (live,) = study.boards[WEIGHTS]  # the third seed has no models
+    assert live.test.id == ids[1] and {each.seeds for each in live.estimates.values()} == {2}
+    answers = tables.claims(study).data.set_index(["claim", "quantity"])["answer"]
+    assert (answers["redundancy"] != "not measured").all() and (answers["quantisation"] == "not measured").all()
+    dataset["formation"][0, 0] = np.nan  # one of the two formed: no pairs are left to be compared
+    dataset["log_odds"][0, 0] = np.nan
+    save_statistics(dataset, folder / "cohort.nc", dated=False)
+    assert list(run_study(folder, tmp_path / "study", tests=ids, settings=few).boards) == [ALL]
 
 
 def test_untrained_models_are_made_like_each_step(cohort):
