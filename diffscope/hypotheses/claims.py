@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -109,7 +109,7 @@ class Compared:
 
 
 def compare(claims: Sequence[Claim], boards: Sequence[Sequence[Verdict]]) -> list[Compared]:
-    """Set claims beside the estimates of boards; what the first board could not run is taken from a later one.
+    """Set claims beside the estimates of boards; what the first board lacks is taken from a later one.
 
     An answer is of a 95 % interval, not corrected for how many claims there are: it has the claimed sign where all of it is on
     the claimed side of 0, the other sign where all of it is on the other side. Of a claim that there is nothing, the interval
@@ -121,21 +121,18 @@ def compare(claims: Sequence[Claim], boards: Sequence[Sequence[Verdict]]) -> lis
     boards : sequence of boards
         Each a sequence of Verdict.
     """
-    verdicts: dict[str, Verdict] = {}
-    for board in boards:
-        for verdict in board:
-            if verdict.test.id not in verdicts or not verdicts[verdict.test.id].estimates:
-                verdicts[verdict.test.id] = verdict
+    verdicts = [verdict for board in boards for verdict in board]
     return [Compared(claim, tuple(_measured(bearing, verdicts) for bearing in claim.bearings)) for claim in claims]
 
 
-def _measured(bearing: Bearing, verdicts: Mapping[str, Verdict]) -> Measured:
+def _measured(bearing: Bearing, verdicts: Sequence[Verdict]) -> Measured:
     quantity = TESTS[bearing.test].quantities[bearing.quantity]
-    verdict = verdicts.get(bearing.test)
-    estimate = None if verdict is None else verdict.estimates.get(bearing.quantity)
-    if estimate is None:
-        why = f"{bearing.test} was not run" if verdict is None or verdict.estimates else verdict.shown
-        return Measured(bearing, quantity, None, NOT_MEASURED, why)
+    of_test = [verdict for verdict in verdicts if verdict.test.id == bearing.test]
+    estimates = [verdict.estimates[bearing.quantity] for verdict in of_test if bearing.quantity in verdict.estimates]
+    if not estimates:
+        lacking = [verdict.shown for verdict in of_test if not verdict.estimates]
+        return Measured(bearing, quantity, None, NOT_MEASURED, lacking[0] if lacking else f"{bearing.test} was not run")
+    estimate = estimates[0]
     if not (math.isfinite(estimate.low) and math.isfinite(estimate.high)):
         return Measured(bearing, quantity, estimate, NOT_MEASURED, estimate.why or "it has no interval")
     return Measured(bearing, quantity, estimate, answered(bearing.says, estimate, quantity.no_effect))

@@ -14,6 +14,7 @@ import xarray as xr
 from diffscope.errors import DiffscopeError
 from diffscope.hypotheses.evidence.of_run import EVIDENCE, open_evidence
 from diffscope.hypotheses.evidence.tables import HEADS, Table, weighted
+from diffscope.hypotheses.inference import Observed
 from diffscope.hypotheses.rules import Missing
 from diffscope.hypotheses.subjects import Read, Take
 
@@ -24,8 +25,7 @@ REJECTION = "rejected_noise.over_paired"
 class KeptModels:
     """The evidence of runs that differ in their seed alone, or of the checkpoints of one run.
 
-    Every table has one prompt, the mean over all of them. What was not kept cannot be asked: tests that edit a model leave out
-    those quantities.
+    Every table has one prompt, the mean over all of them. What was not kept cannot be asked: tests leave out those quantities.
 
     Attributes
     ----------
@@ -74,6 +74,13 @@ class KeptModels:
         """λ, λ_init and λ* by layer, of each model or step."""
         names = ["lam", "lam_init", "lambda_star"]
         return [dataset[names].isel(step=step).mean("distractors") for dataset, step in self._places]
+
+    def outcomes(self, *names: str) -> dict[str, Observed]:
+        """What whole models came to, mean over prompts, by name: those of these measures that were taken of all of them."""
+        ends = [dataset["outcome"].isel(step=-1).mean("distractors") for dataset in self.evidence]
+        taken = [name for name in names if all(name in end["measure"] and end.sel(measure=name).notnull() for end in ends)]
+        values = {name: np.array([[float(end.sel(measure=name))] for end in ends]) for name in taken}  # (seed, prompt)
+        return {name: Observed(array, prompts="nested", seeds=self.seeds) for name, array in values.items()}
 
     @property
     def _places(self) -> list[tuple[xr.Dataset, int]]:

@@ -19,7 +19,7 @@ from diffscope.digests import carries_digest, read_proven_json, write_proven_jso
 from diffscope.errors import CorruptFile, DiffscopeError, first_line
 from diffscope.files import plain
 from diffscope.hypotheses import report
-from diffscope.hypotheses.api import NEEDS, Subjects, formed_models_of, gather, open_cohort
+from diffscope.hypotheses.api import Subjects, formed_models_of, gather, open_cohort
 from diffscope.hypotheses.board import Result
 from diffscope.hypotheses.declared import TESTS
 from diffscope.hypotheses.inference import Estimate
@@ -172,16 +172,17 @@ def _run(subjects: Subjects, tests: str | Sequence[str] | None, out: Path, sourc
 def _with_weights(
     board: Board, cohort: Path, settings: Settings | None, progress: Progress | None, opener: Callable[[str], Scope]
 ) -> tuple[Subjects, list[str]] | None:
-    """What the tests of pairs are made on that no kept evidence answers, and their ids: the models at hand that formed.
+    """What the tests of models are made on that no kept evidence answers whole, and their ids: the pairs at hand that formed.
 
     None where all are answered, or there are not two such pairs.
     """
-    left = [verdict.test.id for verdict in board if verdict.test.needs == "pair" and verdict.shown.startswith(NEEDS)]
+    of_models = [verdict for verdict in board if verdict.test.needs in ("model", "pair")]
+    left = [verdict.test.id for verdict in of_models if set(verdict.test.quantities) - set(verdict.estimates)]
     dataset = open_cohort(cohort)
     pairs = formed_models_of(cohort, dataset, "diff", "standard")
     if not left or len(pairs[0]) < 2:
         return None
-    return gather(*pairs, cohort, needs={"pair"}, settings=settings, progress=progress, opener=opener), left
+    return gather(*pairs, cohort, needs={"model", "pair"}, settings=settings, progress=progress, opener=opener), left
 
 
 def _finished(cohort: xr.Dataset, arm: str) -> list[int]:
@@ -253,9 +254,9 @@ def survival(cohort: xr.Dataset) -> list[dict]:
     Returns
     -------
     list of dict
-        By arm: ``runs``, ``formed``, ``median`` step (Kaplan–Meier; None where fewer than half form), ``restricted_mean``
-        step up to the most that a run was given to form in, and ``p`` of the log-rank test against DIFF (asymptotic, not
-        corrected; None for DIFF itself).
+        By arm of which a run is finished: ``runs``, ``formed``, ``median`` step (Kaplan–Meier; None where fewer than half
+        form), ``restricted_mean`` step up to the most that a run was given to form in, and ``p`` of the log-rank test against
+        DIFF (asymptotic, not corrected; None for DIFF itself).
     """
     last = float(cohort["formation_limit"] if "formation_limit" in cohort else cohort["step"].max())
     runs = {}
@@ -265,6 +266,8 @@ def survival(cohort: xr.Dataset) -> list[dict]:
         runs[str(arm)] = np.where(formed, steps, last), formed
     rows = []
     for arm, (steps, formed) in runs.items():
+        if not len(steps):
+            continue
         rows.append(
             {
                 "arm": arm,

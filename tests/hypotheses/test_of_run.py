@@ -85,6 +85,9 @@ def test_tests_read_what_was_kept(cohort):
     for id in ("noise-symmetry", "amplifier", "common-mode-injection", "sparsity-pair", "noise-symmetry-training"):
         assert estimates[id], [verdict.sentence for verdict in verdicts if verdict.test.id == id]
     assert estimates["noise-symmetry"]["sharing"].seeds == 2
+    ends = [dataset["outcome"][:, -1].mean("distractors") for dataset in diff.evidence]
+    lost = [float(end.sel(measure="lost_common") - end.sel(measure="lost_differential")) for end in ends]
+    assert estimates["common-mode-injection"]["lost"].value == pytest.approx(np.mean(lost), rel=1e-5)
     primary = for_cohort(diff.evidence[0])
     expected = np.average(primary["cmrr_over_paired_by_head"], weights=primary["answer_mass"])
     assert float(primary["cmrr_over_paired"]) == pytest.approx(expected, rel=1e-5)
@@ -100,12 +103,17 @@ def test_what_no_evidence_holds_is_asked_of_the_models_at_hand(cohort, tmp_path)
     dataset.attrs["recipe"] = json.dumps({"name": "planted", "grid": {"template": TEMPLATE}})
     save_statistics(dataset, folder / "cohort.nc", dated=False)
     few = Settings(prompts=10, length=128, untrained=3)
-    ids = ["sparsity-pair", "redundancy-importance"]
+    ids = ["low-rank-noise", "information-flow", "sparsity-pair", "redundancy-importance"]
     study = run_study(folder, tmp_path / "study", tests=ids, settings=few)
-    kept, lacking = study.boards[ALL]
-    assert kept.estimates and lacking.shown.startswith("needs evidence")
-    (live,) = study.boards[WEIGHTS]  # the third seed has no models
-    assert live.test.id == ids[1] and {each.seeds for each in live.estimates.values()} == {2}
+    ranks, flow, _, redundancy = study.boards[ALL]
+    assert set(ranks.estimates) == set(ranks.test.quantities)  # what edits came to was kept
+    ends = [of_run.open_evidence(folder / f"diff/seed-{seed}" / of_run.EVIDENCE)["outcome"][:, -1] for seed in (0, 1)]
+    assert ranks.estimates["low_5"].value == pytest.approx(np.mean([end.sel(measure="low_5") for end in ends]), rel=1e-5)
+    assert redundancy.shown.startswith("needs evidence") and "knock_out" not in flow.estimates
+    live = study.boards[WEIGHTS]  # the third seed has no models
+    assert [verdict.test.id for verdict in live] == [ids[1], ids[3]]
+    assert all({each.seeds for each in verdict.estimates.values()} == {2} for verdict in live)
+    assert "knock_out" in live[0].estimates
     answers = tables.claims(study).data.set_index(["claim", "quantity"])["answer"]
     assert (answers["redundancy"] != "not measured").all() and (answers["quantisation"] == "not measured").all()
     dataset["formation"][0, 0] = np.nan  # one of the two formed: no pairs are left to be compared

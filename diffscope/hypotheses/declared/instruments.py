@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from diffscope.hypotheses.contrast import contrast, noted, require_differential
@@ -11,6 +13,7 @@ from diffscope.hypotheses.evidence.attribution import attributed
 from diffscope.hypotheses.evidence.injection import SIGMA, injected, log_odds_lost
 from diffscope.hypotheses.evidence.quantities import rejected_noise, taken_back
 from diffscope.hypotheses.inference import Observed
+from diffscope.hypotheses.kept import KeptModels
 from diffscope.hypotheses.rules import ABOVE, Quantity, declare
 from diffscope.hypotheses.subjects import Models
 
@@ -41,13 +44,24 @@ NATS = 0.1
     "which is "
     "not judged.",
 )
-def common_mode_injection(models: Models) -> dict[str, Observed]:
+def common_mode_injection(models: Models | KeptModels) -> dict[str, Observed]:
     require_differential(models)
     observed = contrast(models, rejected_noise, injected)
+    if isinstance(models, KeptModels):
+        return noted(observed | _lost_of_kept(models), {"over_paired": "rejection above its control"})
     lost = [log_odds_lost(scope, models.few, (SIGMA,))["log_odds_lost"].isel(sigma=0) for scope in models.scopes]
     if lost:
         observed["lost"] = Observed(np.stack([(of.sel(mode="common") - of.sel(mode="differential")).values for of in lost]))
     return noted(observed, {"over_paired": "rejection above its control"})
+
+
+def _lost_of_kept(models: KeptModels) -> dict[str, Observed]:
+    """Log-odds lost to common noise minus those lost to opposite noise, as they were kept; none where they were not."""
+    lost = models.outcomes("lost_common", "lost_differential")
+    if len(lost) < 2:
+        return {}
+    common, differential = lost.values()
+    return {"lost": replace(common, values=common.values - differential.values)}
 
 
 @declare(

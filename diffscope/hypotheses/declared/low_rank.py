@@ -14,6 +14,7 @@ from diffscope.hypotheses.evidence.quantities import rank_ratios
 from diffscope.hypotheses.evidence.ranks import second_map_ranks
 from diffscope.hypotheses.evidence.stand_ins import LOW_RANKS, rises
 from diffscope.hypotheses.inference import Observed
+from diffscope.hypotheses.kept import KeptModels
 from diffscope.hypotheses.rules import BELOW, NONE, Quantity, declare
 from diffscope.hypotheses.subjects import Models
 from diffscope.scope import Scope
@@ -53,10 +54,12 @@ LOSS = 0.1  # nats
     "made from all rows, those that hold the answer's first token included.",
     unable="any fixed second map, such as a flat one with a sink, is of few patterns too",
 )
-def low_rank(models: Models) -> dict[str, Observed]:
+def low_rank(models: Models | KeptModels) -> dict[str, Observed]:
     require_differential(models)
     observed = contrast(models, rank_ratios, second_map_ranks)
-    if not models.scopes:  # of kept evidence there is no model to be edited
+    if isinstance(models, KeptModels):  # there is no model to be edited: what edits came to was kept
+        return observed | models.outcomes(*(f"low_{rank}" for rank in LOW_RANKS), "mean", "uniform", "zero")
+    if not models.scopes:
         return observed
     each = [rises(scope, models.few, _others(scope, models)) for scope in models.scopes]
     return observed | {name: Observed(np.stack([rise[name] for rise in each])) for name in each[0]}
