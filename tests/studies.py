@@ -37,9 +37,24 @@ def study() -> Study:
         "fresh": NEW,
         "settings": {"prompts": 10, "length": 160},
         "made_with": {"diffscope": "0"},
+        "training": {
+            "rate": {"standard": 0.002, "diff": 0.004},
+            "parameters": {"standard": 701_000.0, "diff": 702_000.0},
+            "rates_tried": [0.002, 0.004],
+            "tuning_area": {"standard": [[1.5, 1.25], [None, 2.0]], "diff": [[1.0, 1.0], [0.5, 0.75]]},
+            "tuning_formation": {"standard": [[700.0, 725.0], [None, None]], "diff": [[400.0, 425.0], [350.0, None]]},
+            "failed": "standard, seed 2: killed",
+        },
     }
     survival = [
         {"arm": arm, "runs": len(SEEDS), "formed": 4, "median": 300.0 + 50 * i, "restricted_mean": 412.5, "p": 0.25 * i or None}
         for i, arm in enumerate(ARMS)
     ]
-    return Study(facts, boards, survival)
+    row = {"arm": "diff", "value": 0.5, "low": 0.25, "high": 0.75, "seeds": 5}
+    described = [
+        {**row, "quantity": "exact answers, one question", "step": "end", "layer": None},
+        {**row, "arm": "standard", "quantity": "exact answers, one question", "step": "end", "layer": None, "value": 0.125},
+        *({**row, "quantity": "λ", "step": step, "layer": layer} for step in (0, 25, "formed", "end") for layer in (0, 1)),
+        {**row, "quantity": "noise gain", "step": "end", "layer": 1, "low": None, "high": None, "seeds": 2},
+    ]
+    return Study(facts, boards, survival, described)

@@ -105,14 +105,19 @@ def _show(folder, board, out, as_json):
 
 def _show_anew(folder, board, out, as_json):
     """Show a study as today's rules judge it."""
+    from diffscope.files import write_text
     from diffscope.hypotheses.study import open_study
+    from diffscope.hypotheses.study_report import markdown
 
     study = open_study(folder)
     _check_board(study, board)
     if out is not None:
         if out.suffix not in FORMATS:
             raise DiffscopeError(f"cannot write a board as {out.suffix!r}; use {', '.join(FORMATS)}")
-        keep(study.boards[board], out, f"the {study.facts['recipe']} cohort, {board}")
+        if out.suffix == ".md":
+            write_text(out, markdown(study, board))
+        else:
+            keep(study.boards[board], out, f"the {study.facts['recipe']} cohort, {board}")
     if as_json:
         _show_json(study)
     else:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from diffscope.hypotheses import report
 from diffscope.hypotheses.api import Subjects, formed_models_of, gather, open_cohort
 from diffscope.hypotheses.board import Result
 from diffscope.hypotheses.declared import TESTS
+from diffscope.hypotheses.described import described
 from diffscope.hypotheses.inference import Estimate
 from diffscope.hypotheses.kept_study import FILE, REMEDY, WORDS, StudyWords, find, rules_digest
 from diffscope.hypotheses.subjects import Progress, Settings
@@ -40,6 +41,7 @@ NO_EVIDENCE = (
     "hypotheses/kept_study.py",
     "hypotheses/claims.py",
     "hypotheses/published.py",
+    "hypotheses/study_report.py",
 )  # estimates do not depend on it
 TAKEN_BACK = (
     "The first study, of arms of 0.2 M parameters, is taken back. A statistician's re-analysis of it found the measuring "
@@ -69,11 +71,14 @@ class Study:
         kept evidence of runs does not hold, of the models that are at hand.
     survival : list of dict
         One row an arm; see :func:`survival`.
+    described : list of dict
+        What the evidence of runs holds besides; see :func:`diffscope.hypotheses.described.described`.
     """
 
     facts: dict
     boards: dict[str, list[Verdict]]
     survival: list[dict]
+    described: list[dict] = field(default_factory=list)
 
     def words(self) -> StudyWords:
         """What it says."""
@@ -83,7 +88,8 @@ class Study:
         """Write it to a folder; the file appears when it is complete."""
         boards = {name: [verdict.as_dict() for verdict in board] for name, board in self.boards.items()}
         words = {"rules": rules_digest(), "boards": {name: asdict(board) for name, board in self.words().boards.items()}}
-        record = {"facts": self.facts, "boards": boards, "survival": self.survival, WORDS: words}
+        numbers = {"survival": self.survival, "described": self.described}
+        record = {"facts": self.facts, "boards": boards, **numbers, WORDS: words}
         folder.mkdir(parents=True, exist_ok=True)
         write_proven_json(folder / FILE, record, indent=1)
         return folder / FILE
@@ -105,7 +111,7 @@ def open_study(folder: str | Path | None = None) -> Study:
         if {"family", "asked"} & set(record["facts"]):
             raise DiffscopeError(f'{path} was written under old names (a "family" is called a "cohort" now); run the study anew')
         boards = {name: Board(Verdict.from_dict(row) for row in board) for name, board in record["boards"].items()}
-        return Study(record["facts"], boards, record["survival"])
+        return Study(record["facts"], boards, record["survival"], record.get("described", []))
     except DiffscopeError:
         raise
     except Exception as error:  # what a damaged record without a digest may hold
@@ -158,8 +164,9 @@ def run_study(
         "settings": asdict(subjects.settings),
         "made_with": provenance(False),
         "recipe": json.loads(dataset.attrs["recipe"])["name"],
+        "training": _training(dataset),
     }
-    study = Study(facts, boards, survival(dataset))
+    study = Study(facts, boards, survival(dataset), described(cohort, dataset))
     study.save(out)
     return study
 
@@ -183,6 +190,17 @@ def _with_weights(
     if not left or len(pairs[0]) < 2:
         return None
     return gather(*pairs, cohort, needs={"model", "pair"}, settings=settings, progress=progress, opener=opener), left
+
+
+def _training(cohort: xr.Dataset) -> dict:
+    """How the arms were trained: learning rates, what choosing them came to, parameters, and runs that failed."""
+    arms = [str(arm) for arm in cohort["arm"].values]
+    facts = {name: dict(zip(arms, cohort[name].values.tolist())) for name in ("rate", "parameters") if name in cohort}
+    if "tuning_area" in cohort:
+        facts["rates_tried"] = cohort["rate_tried"].values.tolist()
+        for name in ("tuning_area", "tuning_formation"):
+            facts[name] = dict(zip(arms, cohort[name].transpose("arm", "rate_tried", "tuning_seed").values.tolist()))
+    return plain({**facts, "failed": cohort.attrs.get("failed", "")})
 
 
 def _finished(cohort: xr.Dataset, arm: str) -> list[int]:

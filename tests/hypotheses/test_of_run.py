@@ -13,6 +13,7 @@ from diffscope import tables
 from diffscope.errors import DiffscopeError
 from diffscope.hypotheses import Settings, run
 from diffscope.hypotheses.cohort_evidence import kept_models, with_evidence
+from diffscope.hypotheses.described import described
 from diffscope.hypotheses.evidence import code, of_run
 from diffscope.hypotheses.evidence.last_query import last_query_of
 from diffscope.hypotheses.evidence.quantities import (
@@ -33,6 +34,8 @@ from diffscope.store import save_statistics
 from diffscope.tasks import Retrieval
 from diffscope.tasks.retrieval import TEMPLATE
 from tests import tiny
+
+EXPLAINED = ("a uniform row explains", "the distance explains", "the key explains", "A1 explains", "nothing of these explains")
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +123,27 @@ def test_what_no_evidence_holds_is_asked_of_the_models_at_hand(cohort, tmp_path)
     dataset["log_odds"][0, 0] = np.nan
     save_statistics(dataset, folder / "cohort.nc", dated=False)
     assert list(run_study(folder, tmp_path / "study", tests=ids, settings=few).boards) == [ALL]
+
+
+def test_what_else_the_evidence_holds_is_described_of_formed_seeds(cohort):
+    dataset = planted_cohort("NC", 2).sel(arm=["diff", "standard"])
+    dataset.attrs["recipe"] = json.dumps({"checkpoints": [10], "evaluate_every": 4})
+    dataset["formation"][:] = 6.0  # so the second of two evaluations was at step 10
+    both = [of_run.open_evidence(cohort / f"diff/seed-{seed}" / of_run.EVIDENCE) for seed in (0, 1)]
+    rows = {(row["arm"], row["quantity"], row["step"], row["layer"]): row for row in described(cohort, dataset)}
+    lam = [float(evidence["lam"][1].mean("distractors")[0]) for evidence in both]
+    assert rows["diff", "λ", 10, 0]["value"] == rows["diff", "λ", "formed", 0]["value"] == pytest.approx(np.mean(lam))
+    assert {step for _, quantity, step, _ in rows if quantity == "λ"} == {0, 10, "formed", "end"}
+    right = [float(evidence["outcome"].sel(measure="two_questions_right")[-1].mean()) for evidence in both]
+    two = rows["diff", "exact answers, two questions", "end", None]
+    assert two["value"] == pytest.approx(np.mean(right)) and two["seeds"] == 2 and two["low"] is None
+    parts = [rows["diff", f"share of A2 that {words}", "end", 0]["value"] for words in EXPLAINED]
+    assert sum(parts) == pytest.approx(1, abs=1e-4)
+    assert ("standard", "share of the first token in A1", "end", 0) in rows and ("standard", "noise gain", "end", 0) not in rows
+    dataset["formation"][0, 0] = np.nan
+    dataset["log_odds"][0, 0] = np.nan
+    alone = {(row["arm"], row["quantity"], row["step"]): row for row in described(cohort, dataset)}
+    assert alone["diff", "λ", "formed"]["value"] == pytest.approx(lam[1]) and alone["diff", "λ", "formed"]["seeds"] == 1
 
 
 def test_untrained_models_are_made_like_each_step(cohort):

@@ -25,6 +25,7 @@ from diffscope.hypotheses.study import (
     source_digest,
     survival,
 )
+from diffscope.hypotheses.study_report import markdown
 from diffscope.store import save_statistics
 from tests.studies import study as planted_study
 
@@ -150,6 +151,7 @@ def test_the_command_runs_shows_and_refuses(folder, tmp_path, capsys):
     assert "distractors-or-length" in shown and "fresh: 4" in shown and "Corrections, at 0.05" in shown
     assert main(["study", "show", str(out), "--board", "fresh seeds", "--out", str(tmp_path / "b.md")]) == 0
     assert "distractors-or-length" in (tmp_path / "b.md").read_text() and "log-rank" in capsys.readouterr().out
+    assert "## Runs" in (tmp_path / "b.md").read_text()
     for arguments, words in (
         (["study", "draw"], "choose show or run"),
         (["study", "run"], "needs a cohort"),
@@ -160,6 +162,17 @@ def test_the_command_runs_shows_and_refuses(folder, tmp_path, capsys):
     ):
         assert main(arguments) == 2
         assert words in capsys.readouterr().err
+
+
+def test_a_study_as_markdown_says_how_arms_were_trained_and_what_evidence_holds(tmp_path):
+    study = open_study(planted_study().save(tmp_path).parent)
+    lines = markdown(study, "all seeds").splitlines()
+    assert "| diff | 0, 1, 2, 3, 4 | 0.004 | 702,000 | 5 | 4 | 350 | 412 | 0.25 |" in lines
+    assert "| standard | 0.002 | 1.5 (700), 1.25 (725) | – (never), 2 (never) |" in lines
+    assert "Runs that broke off: standard, seed 2: killed." in lines
+    assert "| exact answers, one question | 0.5 (0.25 to 0.75); 5 | 0.125 (0.25 to 0.75); 5 |" in lines
+    assert "| noise gain | – | 0.5; 2 |" in lines and "| formed | 0.5 (0.25 to 0.75); 5 | 0.5 (0.25 to 0.75); 5 |" in lines
+    assert not any(line.startswith("### standard") for line in lines)
 
 
 def test_what_is_shown_of_a_kept_study_needs_no_model_and_no_statistics(tmp_path):

@@ -1,0 +1,154 @@
+"""What the evidence of a cohort's runs holds besides what tests read: by arm, layer and step, described and not tested."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from diffscope.files import plain
+from diffscope.hypotheses.arms import formed
+from diffscope.hypotheses.evidence.of_run import EVIDENCE, open_evidence
+from diffscope.hypotheses.evidence.tables import HEADS, weighted
+from diffscope.hypotheses.intervals import students_t
+
+END = "end"
+FORMED = "formed"  # the checkpoint at which the lookup circuit had
+Place = tuple[str, int | str | None, int | None]  # a quantity, its step, its layer
+
+#: quantities by layer at the end of a run, as the evidence names them; heads weighted by A1's mass on the answer
+BY_LAYER = {
+    "shared_noise.sharing": "sharing on irrelevant tokens above the pairing control (ρ)",
+    "shared_noise.kind": "difference on the answer above the other sentences' numbers (ρ)",
+    "amplifier.floor_itself": "least that any coefficient leaves of A1 on irrelevant tokens",
+    "amplifier.noise_gain": "noise gain",
+    "amplifier.signal_gain": "signal gain",
+    "rejected_noise.irrelevant": "common-mode rejection by injection on irrelevant tokens (dB)",
+    "rejected_noise.over_paired": "the same above that with another head's A2 (dB)",
+}
+OF_ANY_ARM = {"sink_shares.d": "share of the first token in |D|", "sink_shares.a1": "share of the first token in A1"}
+PARTS = ("uniform", "distance", "key", "other", "rest")
+SIGMAS = ("0.1", "0.5", "1", "2")
+OUTCOMES = {
+    "right": "exact answers, one question",
+    "log_odds": "log-odds of the answer (nats)",
+    "two_questions_right": "exact answers, two questions",
+    "lost_common": "log-odds lost to common noise in all layers (nats)",
+    "lost_differential": "log-odds lost to opposite noise in all layers (nats)",
+}
+WHEN = {"share_when.right": "answer's share in |D|, answered right", "share_when.wrong": "the same, answered wrong"}
+HEAD = {"mean": "rise of the answer's loss without a head, mean (nats)", "max": "the same, the head that does most (nats)"}
+
+
+def described(folder: Path, cohort: xr.Dataset) -> list[dict[str, Any]]:
+    """Means over the seeds in which the lookup circuit formed, with 95 % intervals (Student's t), not corrected.
+
+    Parameters
+    ----------
+    folder : Path
+        Of a trained cohort; runs without evidence are left out.
+    cohort : Dataset
+        What was measured of it.
+
+    Returns
+    -------
+    list of dict
+        ``arm``, ``quantity`` in words, ``step`` (a number, "formed" or "end"), ``layer`` (None of a whole model), ``value``,
+        ``low``, ``high`` (None of fewer than three seeds), and ``seeds``.
+    """
+    recipe = json.loads(cohort.attrs["recipe"])
+    # A run goes on to longer prompts, with a checkpoint, at the second of the two evaluations by which it has formed.
+    turned = cohort["formation"] + recipe.get("evaluate_every", 0)
+    rows = []
+    for arm in map(str, cohort["arm"].values):
+        runs = []
+        for seed in cohort["seed"].values[formed(cohort).sel(arm=arm).values]:
+            path = folder / arm / f"seed-{seed}" / EVIDENCE
+            if path.is_file():
+                own = float(turned.sel(arm=arm, seed=seed))
+                runs.append(of_run(open_evidence(path), recipe.get("checkpoints", []), own))
+        rows += [{"arm": arm, **row} for row in _rows(runs)]
+    return plain(rows)
+
+
+def of_run(evidence: xr.Dataset, checkpoints: Sequence[int], turned: float) -> dict[Place, float]:
+    """What one run came to, mean over its prompts and numbers of distractors; what it lacks is left out.
+
+    Parameters
+    ----------
+    evidence : Dataset
+    checkpoints : sequence of int
+        Steps that all runs have a checkpoint of.
+    turned : float
+        The step of the checkpoint at which the lookup circuit had formed.
+    """
+    end = evidence.isel(step=-1).mean("distractors")
+    values = {
+        (words, END, None): float(end["outcome"].sel(measure=name)) for name, words in OUTCOMES.items() if name in end["measure"]
+    }
+    values |= {(words, END, None): _whole(end, name) for name, words in WHEN.items() if name in end["quantity"]}
+    without = end["end_value"].sel(end_quantity="knock_out.loss")  # (layer, head)
+    values |= {(words, END, None): float(getattr(without, how)()) for how, words in HEAD.items()}
+    differential = bool(evidence.attrs["differential"])
+    for name, words in ((BY_LAYER if differential else {}) | OF_ANY_ARM).items():
+        if name in end["quantity"]:
+            layers = weighted(end["value"].sel(quantity=name), end["weight"], ["head"])
+            values |= {(words, END, layer): float(value) for layer, value in enumerate(layers.values)}
+    if differential:
+        values |= _of_second_map(end)
+        values |= _lambda_along(evidence, checkpoints, turned)
+    return {place: value for place, value in values.items() if np.isfinite(value)}
+
+
+def _lambda_along(evidence: xr.Dataset, checkpoints: Sequence[int], turned: float) -> dict[Place, float]:
+    """λ by layer at the steps that all runs have, when the circuit had formed, and at the end."""
+    lam = evidence["lam"].mean("distractors").transpose("step", "layer")
+    values: dict[Place, float] = {}
+    for step, by_layer in zip(lam["step"].values, lam.values):
+        places = [int(step)] if step in (0, *checkpoints) else []
+        places += [FORMED] if step == turned else []
+        places += [END] if step == lam["step"].values[-1] else []
+        values |= {("λ", place, layer): float(value) for place in places for layer, value in enumerate(by_layer)}
+    return values
+
+
+def _of_second_map(end: xr.Dataset) -> dict[Place, float]:
+    """What A1 and A2 are made of by layer, and rejection by strength of the noise."""
+    values: dict[Place, float] = {}
+    for name in ("A1", "A2"):
+        for part in PARTS:
+            shares = end["end_value"].sel(end_quantity=f"parts_of_maps.{name}_{part}").mean("head")
+            words = f"share of {name} that {_explains(name, part)}"
+            values |= {(words, END, layer): float(value) for layer, value in enumerate(shares.values)}
+    for sigma in SIGMAS:
+        for over, words in (("", ""), ("_over_paired", ", above that with another head's A2")):
+            rejection = end["end_value"].sel(end_quantity=f"noise_sweep.irrelevant_{sigma}{over}")
+            key = f"common-mode rejection on irrelevant tokens, σ = {sigma}{words} (dB)"
+            values[key, END, None] = float(weighted(rejection, end["weight"], HEADS))
+    return values
+
+
+def _explains(name: str, part: str) -> str:
+    other = "A2" if name == "A1" else "A1"
+    whole = {"uniform": "a uniform row explains", "other": f"{other} explains", "rest": "nothing of these explains"}
+    return whole.get(part, f"the {part} explains")
+
+
+def _whole(end: xr.Dataset, name: str) -> float:
+    return float(weighted(end["value"].sel(quantity=name), end["weight"], HEADS))
+
+
+def _rows(runs: Sequence[Mapping[Place, float]]) -> list[dict[str, Any]]:
+    """Means over runs, of every place that any run has."""
+    rows = []
+    for place in dict.fromkeys(place for run in runs for place in run):
+        values = np.array([run[place] for run in runs if place in run])
+        low, high = students_t(values)[0] if len(values) > 2 else (np.nan, np.nan)
+        quantity, step, layer = place
+        row = {"quantity": quantity, "step": step, "layer": layer}
+        rows.append({**row, "value": float(values.mean()), "low": low, "high": high, "seeds": len(values)})
+    return rows
