@@ -78,8 +78,8 @@ def _described(study: Study) -> str:
         return ""
     parts = [
         "## Described\n\nMeans over the seeds in which the lookup circuit formed, with 95 % intervals (Student's t over seeds), "
-        "and the number of seeds; not corrected and not judged. Heads are weighted by A1's mass on the answer; parts of maps are a "
-        "plain mean over heads.\n"
+        "and the number of seeds; not corrected and not judged. Heads are weighted by A1's mass on the answer; parts of maps are "
+        "a plain mean over heads.\n"
     ]
     wholes = [row for row in study.described if row["layer"] is None]
     parts.append(_pivot(wholes, "quantity", "arm"))
