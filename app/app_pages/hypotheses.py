@@ -16,7 +16,7 @@ from offered import located, trusted
 from sources import age, bundled, check_lengths, rules, scope, study
 from words import in_words, plain
 
-from diffscope import figures
+from diffscope import figures, tables
 from diffscope.hypotheses import TESTS, lacking, report, summary
 from diffscope.hypotheses.api import steps_of
 from diffscope.hypotheses.conclusion import COUNTED, of_kind, together
@@ -131,12 +131,24 @@ def tested(choices: Choices) -> Board:
 def of_study(name: str, board: str) -> Board:
     """A board of a shipped study."""
     facts = study(name).facts
-    seeds = sorted({seed for trained in facts["arms"].values() for seed in trained})
-    which = facts["fresh"] if board == "fresh seeds" else seeds
+    seeds = ", ".join(map(str, sorted({seed for trained in facts["arms"].values() for seed in trained})))
+    which = {"fresh seeds": f"seeds {', '.join(map(str, facts['fresh']))}", "all seeds": f"seeds {seeds}"}.get(board, board)
     code = "import diffscope\nfrom diffscope.hypotheses.study import open_study\n\n"
     code += f"board = open_study({name!r}).boards[{board!r}]\n"
     verdicts = {verdict.test.id: verdict for verdict in study(name).boards[board]}
-    return Board(f"The {name} cohort, seeds {', '.join(map(str, which))}", verdicts, code)
+    return Board(f"The {name} cohort, {which}", verdicts, code)
+
+
+def show_claims(name: str) -> None:
+    """What others have published, beside a study."""
+    with st.expander("What others have published, beside this study", key="hypotheses-claims"):
+        table = tables.claims(study(name))
+        st.caption(plain(table.caption))
+        st.dataframe([dict(zip(table.header, row)) for row in table.rows], hide_index=True, height=480)
+        st.caption(plain(" ".join(table.notes)))
+        st.download_button(
+            "Claims as Markdown", table.to_markdown, "claims.md", "text/markdown", key="claims.md", on_click="ignore"
+        )
 
 
 def show_answer(board: Board | None) -> None:
@@ -257,3 +269,5 @@ with in_words():
     show_tests(board, tuple(TESTS) if choices is None else choices.asked)
     if board is not None and board.verdicts:
         offer(board)
+    if chosen is not None:
+        show_claims(of)

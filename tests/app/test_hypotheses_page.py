@@ -7,6 +7,7 @@ import time
 import pytest
 from small_models import PROMPT
 
+from diffscope import tables
 from diffscope.cards import BUNDLED
 from diffscope.hypotheses import TESTS, kept_study, study
 from diffscope.hypotheses.kept_study import shipped
@@ -113,10 +114,12 @@ def test_a_shipped_study_is_shown_whole(app, name, tmp_path, monkeypatch):
     if name == "planted":
         planted_study().save(tmp_path / name)
         monkeypatch.setattr(kept_study, "SHIPPED", tmp_path)
-    test = page(app, f"{name} cohort, fresh seeds")
     kept = open_study(name)
-    assert any(", ".join(map(str, kept.facts["fresh"])) in element.value for element in test.markdown)
-    formation = next(verdict for verdict in kept.boards["fresh seeds"] if verdict.test.id == "formation")
+    which = list(kept.boards)[-1 if name == "planted" else 0]
+    test = page(app, f"{name} cohort, {which}")
+    seeds = kept.facts["fresh"] if which == study.FRESH else max(kept.facts["arms"].values(), key=len)
+    assert any(", ".join(map(str, seeds)) in element.value for element in test.markdown)
+    formation = next(verdict for verdict in kept.boards[which] if verdict.test.id == "formation")
     metrics = {metric.label.replace("\\", ""): metric for metric in test.metric}
     for quantity in formation.corrected:
         metric = metrics[TESTS["formation"].quantities[quantity].label]
@@ -128,6 +131,8 @@ def test_a_shipped_study_is_shown_whole(app, name, tmp_path, monkeypatch):
         assert metric.value == value and f"{low} to {high}" in metric.delta
         assert f"{null_low} to {null_high}" in metric.delta and "Holm" in metric.delta
     assert "Not decided yet" not in shown(test.info)
+    (claims,) = (table.value for table in test.dataframe if "published" in table.value.columns)
+    assert claims.values.tolist() == [list(row) for row in tables.claims(kept).rows]
     for chosen in list(rows(test))[:: 8 if name == "planted" else 1]:
         opened(test, chosen)
 
