@@ -119,7 +119,10 @@ def settle(figure) -> None:
 
 
 def wrap_texts(figure) -> bool:
-    """Lay out, and put titles and names of axes on several lines where they are longer than what they stand at; whether any is."""
+    """Lay out, and put titles and names of axes on several lines where they are longer than what they stand at.
+
+    Returns whether any was.
+    """
     wrapped = False
     figure.get_layout_engine().execute(figure)
     places = [(figure._suptitle, figure.bbox.width * 0.99)] if figure._suptitle else []
@@ -137,7 +140,7 @@ def wrap_texts(figure) -> bool:
 
 
 def part_ticks(figure) -> bool:
-    """Turn the names below axes upright where they touch, and name fewer places where they still do; whether any were turned."""
+    """Turn the names below axes upright where they touch, and name fewer places where they still do; whether any did."""
     parted = False
     for ax in figure.axes:
         low, high = sorted(ax.get_xlim())
