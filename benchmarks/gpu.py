@@ -81,7 +81,7 @@ ITEMS = (
         f"--device cuda --lengths 2048 --dtypes float32 bfloat16 --implementations {IMPLEMENTATIONS}",
         "--lengths 32 --dtypes float32 bfloat16 --implementations sdpa --no-layouts",
     ),
-    Item("kernels", "benchmarks.kernels", "--lengths 2048 8192 65536", "--device cpu --lengths 20 --repeats 1"),
+    Item("kernels", "benchmarks.kernels", "--lengths 2048 8192 65536", "--device cpu --lengths 20 --heads 2 --repeats 1"),
     Item(
         "a 3B shape at 8K",
         "benchmarks.large",

@@ -33,7 +33,7 @@ WORKS = {
 }
 
 
-def layer_of(tokens: int, device: str) -> LayerAttention:
+def layer_of(tokens: int, heads: int, device: str) -> LayerAttention:
     """Random attention of that length, causal, bf16, λ = 0.8."""
     generator = torch.Generator(device).manual_seed(0)
 
@@ -43,11 +43,11 @@ def layer_of(tokens: int, device: str) -> LayerAttention:
     return LayerAttention(
         layer=0,
         family="benchmark",
-        q=random(2 * HEADS),
-        k=random(2 * HEADS),
-        v=random(HEADS),
+        q=random(2 * heads),
+        k=random(2 * heads),
+        v=random(heads),
         scale=D**-0.5,
-        pairing=Pairing.stripes(HEADS, device=device),
+        pairing=Pairing.stripes(heads, device=device),
         lengths=(tokens,),
         lam=torch.full((1, 1, 1), 0.8, device=device),
     )
@@ -91,8 +91,8 @@ def worst_error(layer: LayerAttention, wanted: set[str]) -> float:
     return float(torch.stack(errors).max())
 
 
-def compare(tokens: int, repeats: int, device: str) -> None:
-    layer = layer_of(tokens, device)
+def compare(tokens: int, heads: int, repeats: int, device: str) -> None:
+    layer = layer_of(tokens, heads, device)
     queries = torch.arange(tokens, device=device)
     v = layer.v.repeat_interleave(2, 1)
 
@@ -109,7 +109,7 @@ def compare(tokens: int, repeats: int, device: str) -> None:
     for _ in range(repeats):
         for name, work in works.items():
             times[name].append(milliseconds(work, device))
-    scores = 2 * HEADS * tokens * (tokens + 1) / 2  # of both maps of all heads, once
+    scores = 2 * heads * tokens * (tokens + 1) / 2  # of both maps of all heads, once
     products, exponentials = (2e3 * x for x in (scores * 2 * D / FLOPS, scores / EXPONENTIALS))
     print(f"{tokens} tokens; floor of two passes: products {products:.2f} ms, exponentials {exponentials:.2f} ms")
     forward = statistics.median(times["two flash forwards"])
@@ -125,15 +125,16 @@ def compare(tokens: int, repeats: int, device: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lengths", type=int, nargs="+", default=[2**n for n in range(10, 17)])
+    parser.add_argument("--heads", type=int, default=HEADS)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: through Triton's interpreter")
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
         sys.exit("this benchmark needs a CUDA device")
     name = torch.cuda.get_device_name() if options.device == "cuda" else "interpreted"
-    print(f"{HEADS} heads of two maps, d = {D}, bf16, causal; {name}, torch {torch.__version__}")
+    print(f"{options.heads} heads of two maps, d = {D}, bf16, causal; {name}, torch {torch.__version__}")
     for tokens in options.lengths:
-        compare(tokens, options.repeats, options.device)
+        compare(tokens, options.heads, options.repeats, options.device)
 
 
 if __name__ == "__main__":

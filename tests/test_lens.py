@@ -1,6 +1,7 @@
 """TransformerLens' bridge is the model: its logits, what its hook points show, and what an edit there does."""
 
 import math
+import os
 import re
 import runpy
 import subprocess
@@ -459,31 +460,29 @@ def diffllama_folder(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("which", ["tiny_diff_folder", "diffllama_folder"])
-def test_a_folder_opens_in_a_fresh_interpreter(which, request):
-    """With the one call, and nothing loaded before it."""
-    folder = request.getfixturevalue(which)
+def test_in_a_fresh_interpreter_folders_open_and_the_names_are_registered_on_request(tiny_diff_folder, diffllama_folder):
+    """The import changes nothing; each folder opens with the one call, and nothing loaded before it."""
     script = (
-        "import diffscope.lens; diffscope.lens.register()\n"
-        "from transformer_lens.model_bridge import TransformerBridge\n"
-        f"bridge = TransformerBridge.boot_transformers({str(folder)!r}, device='cpu')\n"
-        "print(type(bridge.adapter).__name__, bridge.cfg.n_heads, 'blocks.1.attn.hook_lambda' in bridge.hook_dict)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
-    assert done.stdout.split() == ["DifferentialAdapter", "4", "True"], done.stderr
-
-
-def test_the_import_changes_nothing_and_the_names_are_registered_on_request():
-    script = (
+        "import os\n"
         "from transformer_lens.factories.architecture_adapter_factory import SUPPORTED_ARCHITECTURES as table\n"
+        "from transformer_lens.model_bridge import TransformerBridge\n"
         "before = dict(table)\n"
         "import diffscope.lens\n"
         "assert table == before\n"
         "diffscope.lens.register()\n"
-        "print(*sorted(table.keys() - before.keys()))"
+        "print(*sorted(table.keys() - before.keys()), flush=True)\n"
+        f"for folder in {[str(tiny_diff_folder), str(diffllama_folder)]}:\n"
+        "    if os.fork() == 0:\n"
+        "        bridge = TransformerBridge.boot_transformers(folder, device='cpu')\n"
+        "        adapter = type(bridge.adapter).__name__\n"
+        "        print(adapter, bridge.cfg.n_heads, 'blocks.1.attn.hook_lambda' in bridge.hook_dict, flush=True)\n"
+        "        os._exit(0)\n"
+        "    os.wait()\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
-    assert done.stdout.split() == ["DiffForCausalLM", "DiffLlamaForCausalLM"], done.stderr
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, env=environment)
+    opened = "DifferentialAdapter 4 True"
+    assert done.stdout.splitlines() == ["DiffForCausalLM DiffLlamaForCausalLM", opened, opened], done.stderr
 
 
 def test_boot_transformers_and_boot_open_the_same(diffllama_folder, ids, monkeypatch):

@@ -111,14 +111,19 @@ def trim(figure, axes, tries: int = 3) -> None:
 
 def settle(figure) -> None:
     """Lay out once more and keep it so: what is drawn later stays where it is."""
-    wrap_texts(figure)
-    part_ticks(figure)
-    figure.get_layout_engine().execute(figure)
+    wrapped = wrap_texts(figure)
+    parted = part_ticks(figure)
+    if wrapped or parted:  # laying out takes most of the time that a drawing takes
+        figure.get_layout_engine().execute(figure)
     figure.set_layout_engine("none")
 
 
-def wrap_texts(figure) -> None:
-    """Put titles and names of axes on several lines where they are longer than what they stand at."""
+def wrap_texts(figure) -> bool:
+    """Lay out, and put titles and names of axes on several lines where they are longer than what they stand at.
+
+    Returns whether any was.
+    """
+    wrapped = False
     figure.get_layout_engine().execute(figure)
     places = [(figure._suptitle, figure.bbox.width * 0.99)] if figure._suptitle else []
     for ax in figure.axes:
@@ -130,10 +135,13 @@ def wrap_texts(figure) -> None:
         if length > room and "\n" not in text.get_text():
             letters = max(8, int(len(text.get_text()) * room / length))
             text.set_text("\n".join(textwrap.wrap(text.get_text(), letters)))
+            wrapped = True
+    return wrapped
 
 
-def part_ticks(figure) -> None:
-    """Turn the names below axes upright where they touch, and name fewer places where they still do."""
+def part_ticks(figure) -> bool:
+    """Turn the names below axes upright where they touch, and name fewer places where they still do; whether any did."""
+    parted = False
     for ax in figure.axes:
         low, high = sorted(ax.get_xlim())
         ticks = zip(ax.get_xticks(), ax.get_xticklabels())
@@ -148,3 +156,5 @@ def part_ticks(figure) -> None:
         named = [(at, label.get_text()) for at, label in zip(ax.get_xticks(), ax.get_xticklabels()) if low <= at <= high]
         places, names = zip(*named[::every])  # those beyond the ends would widen the axis
         ax.set_xticks(places, names, rotation=90)
+        parted = True
+    return parted

@@ -42,6 +42,7 @@ def standard_library_text(held_out: bool) -> tuple[str, ...]:
     return tuple(texts["held_out" if held_out else "training"])
 
 
+@lru_cache(maxsize=2)  # every run of a cohort is named by that of all training texts
 def fingerprint(texts: tuple[str, ...]) -> str:
     """SHA-256 of texts, by which a model card names the exact text of a training."""
     digest = hashlib.sha256()

@@ -1,11 +1,23 @@
 """Two small models, one differential and one standard, and the app on them."""
 
+import functools
 import sys
 
 import pytest
 from small_models import APP, example, save_model, save_run
 
 from tools.browser import dashboard
+
+
+@pytest.fixture(scope="session", autouse=True)
+def packages_looked_through_once():
+    """Streamlit looks through all installed packages for parts of pages whenever an AppTest starts, which takes a second."""
+    from streamlit.components.v2 import manifest_scanner
+
+    with pytest.MonkeyPatch.context() as patch:
+        scan = functools.cache(manifest_scanner.scan_component_manifests)
+        patch.setattr(manifest_scanner, "scan_component_manifests", scan)
+        yield
 
 
 @pytest.fixture(scope="session")

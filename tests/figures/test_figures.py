@@ -461,7 +461,7 @@ def test_tokens_are_escaped_wherever_plotly_would_read_html(cap):
 
 
 def test_tokens_are_text_in_print_even_if_they_look_like_mathematics(cap, tmp_path):
-    result = figure("maps", cap, width=12.0).matplotlib()
+    result = figure("maps", cap, width=4.0, names=["A1"]).matplotlib()
     labels = [tick.get_text() for tick in result.axes[0].get_xticklabels()]
     assert labels[2] == "·<b>&$" and labels[6] == "·$x_1$"
     figure("row", cap, query=6).save(tmp_path / "row.svg")
@@ -471,7 +471,7 @@ def test_tokens_are_text_in_print_even_if_they_look_like_mathematics(cap, tmp_pa
 def test_characters_that_no_font_has_become_boxes(tmp_path):
     cap = capture()
     cap.prompts[0] = replace(cap.prompts[0], tokens=(*TOKENS[:3], "\U0001f9ff\U000e0041", " ", "\x07", *TOKENS[6:]))
-    result = figure("maps", cap, width=12.0).matplotlib()  # a missing glyph would warn, and warnings are errors
+    result = figure("maps", cap, width=4.0, names=["A1"]).matplotlib()  # a missing glyph would warn, and warnings are errors
     labels = [tick.get_text() for tick in result.axes[0].get_xticklabels()]
     assert labels[5] == "\\x07"
 
@@ -479,25 +479,33 @@ def test_characters_that_no_font_has_become_boxes(tmp_path):
 # ---------------------------------------------------------------- files
 
 
+START = {".pdf": b"%PDF", ".svg": b"<?xml", ".png": b"\x89PNG", ".json": b"{", ".html": b"<!doctype html>"}
+
+
 @pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("suffix", [".pdf", ".svg", ".png", ".json", ".html"])
-def test_every_figure_saves_as_every_kind(cap, tmp_path, name, suffix):
-    path = figure(name, source(name, cap)).save(tmp_path / f"figure{suffix}")
-    start = {".pdf": b"%PDF", ".svg": b"<?xml", ".png": b"\x89PNG", ".json": b"{", ".html": b"<!doctype html>"}[suffix]
-    content = path.read_bytes()
-    assert content.startswith(start)
-    if suffix == ".pdf":
-        content += b"".join(_inflated(m) for m in re.findall(rb"stream\r?\n(.*?)endstream", content, re.S))
-        assert b"/Type3" not in content and (b"/CIDFontType2" in content or b"/TrueType" in content)
-    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+def test_every_figure_saves_as_every_kind_and_drawing_changes_no_setting(cap, tmp_path, monkeypatch, name):
+    import matplotlib.pyplot as plt
+    import plotly.io
+
+    before, template = dict(matplotlib.rcParams), plotly.io.templates.default
+    result = figure(name, source(name, cap), venue="icml")
+    drawing = result.matplotlib()
+    monkeypatch.setattr(type(result), "matplotlib", lambda self: drawing)  # once for three files
+    for suffix, start in START.items():
+        content = result.save(tmp_path / f"figure{suffix}").read_bytes()
+        assert content.startswith(start), suffix
+        if suffix == ".pdf":
+            content += b"".join(_inflated(m) for m in re.findall(rb"stream\r?\n(.*?)endstream", content, re.S))
+            assert b"/Type3" not in content and (b"/CIDFontType2" in content or b"/TrueType" in content)
+    assert {path.name for path in tmp_path.iterdir()} == {f"figure{suffix}" for suffix in START}
+    assert dict(matplotlib.rcParams) == before and plotly.io.templates.default == template and plt.get_fignums() == []
 
 
-@pytest.mark.parametrize("venue, wide, inches", [("icml", False, 3.25), ("neurips", True, 5.5)])
-def test_a_pdf_is_as_wide_as_the_venue_says(cap, tmp_path, venue, wide, inches):
-    path = figures.maps(cap, venue=venue, wide=wide).save(tmp_path / "figure.pdf")
+def test_a_pdf_is_as_wide_as_the_venue_says(cap, tmp_path):
+    path = figures.maps(cap, venue="icml", wide=False).save(tmp_path / "figure.pdf")
     left, _, right, top = map(float, re.search(rb"/MediaBox \[([^]]+)\]", path.read_bytes())[1].split())
-    assert (right - left) / 72 == pytest.approx(inches, abs=1e-3) == theme.VENUES[venue][wide]
-    assert top / 72 < 1.5 * inches
+    assert (right - left) / 72 == pytest.approx(3.25, abs=1e-3) == theme.VENUES["icml"][False]
+    assert top / 72 < 1.5 * 3.25
 
 
 def _inflated(stream):
@@ -541,20 +549,6 @@ def test_json_is_the_labelled_data(cap, tmp_path):
 
 
 # ---------------------------------------------------------------- manners
-
-
-def test_drawing_changes_no_setting_and_opens_no_window(cap, tmp_path):
-    import matplotlib.pyplot as plt
-    import plotly.io
-
-    before, template = dict(matplotlib.rcParams), plotly.io.templates.default
-    for name in ALL:
-        drawn = figure(name, source(name, cap), venue="icml")
-        drawn.matplotlib()
-        drawn.plotly()
-    assert dict(matplotlib.rcParams) == before
-    assert plotly.io.templates.default == template
-    assert plt.get_fignums() == []
 
 
 def test_styles_are_plain_dictionaries():
@@ -635,7 +629,7 @@ def test_keys_behind_a_window_are_not_drawn_as_zero():
     result = figure("maps", cap)
     seen = np.tri(16, dtype=bool) & ~np.tri(16, k=-3, dtype=bool)
     np.testing.assert_array_equal(np.isnan(result.plotly().data[0].z), ~seen)
-    image = next(ax.images[0] for ax in result.matplotlib().axes if ax.images)
+    image = next(ax.images[0] for ax in figure("maps", cap, names=["A1"]).matplotlib().axes if ax.images)
     np.testing.assert_array_equal(np.ma.getmaskarray(image.get_array()), ~seen)
     part = figure("maps", cap, queries=(10, 14), keys=(6, 15)).plotly().data[0].z
     np.testing.assert_array_equal(np.isnan(part), ~seen[10:14, 6:15])

@@ -8,12 +8,27 @@ from huggingface_hub.errors import StrictDataclassError
 from diffscope.errors import DiffscopeError
 from diffscope.models import DiffConfig, DiffForCausalLM
 
+# By what _in_words says of the fields: a cohort asks for the configuration of an arm again and again, and models take their time.
+_COUNTS: dict[str, int] = {}
+_POSSIBLE: set[str] = set()  # of which a model was made
+
+
+def _in_words(fields: dict) -> str:
+    return repr(sorted(fields.items()))
+
 
 def parameters(fields: dict) -> int:
     """The number of parameters that a model of these fields uses, counted without allocating them.
 
     Where λ is fixed at 0, the queries and keys of the second map exist and learn nothing: they are not counted.
     """
+    words = _in_words(fields)
+    if words not in _COUNTS:
+        _COUNTS[words] = _count(fields)
+    return _COUNTS[words]
+
+
+def _count(fields: dict) -> int:
     config = DiffConfig(**fields)
     with torch.device("meta"):
         count = DiffForCausalLM(config).num_parameters()
@@ -36,8 +51,10 @@ def make_config(arm: str, fields: dict) -> DiffConfig:
         raise DiffscopeError(f"arm {arm!r}: with attention_dropout no run could be repeated; leave it out")
     try:
         config = DiffConfig(**fields)
-        with torch.device("meta"):
-            DiffForCausalLM(config)
+        if _in_words(fields) not in _POSSIBLE:
+            with torch.device("meta"):
+                DiffForCausalLM(config)
+            _POSSIBLE.add(_in_words(fields))
     except (
         ValueError,
         TypeError,
