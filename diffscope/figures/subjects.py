@@ -102,9 +102,14 @@ def together(parts: Mapping[str, xr.DataArray], dim: str = "model") -> xr.DataAr
     """
     names = xr.DataArray(list(parts), dims=dim, name=dim)
     values = xr.concat(list(parts.values()), names, join="outer", combine_attrs="override", coords="minimal", compat="override")
+    check_defined(values)
+    return values
+
+
+def check_defined(values: xr.DataArray) -> None:
+    """Raise DiffscopeError where every value is undefined."""
     if not values.notnull().any():
         raise DiffscopeError(f"there is nothing to draw: {values.attrs.get('long_name', values.name)} is undefined everywhere")
-    return values
 
 
 def undefined_said(values: xr.DataArray, dim: str) -> xr.DataArray:
