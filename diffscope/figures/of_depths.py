@@ -37,8 +37,9 @@ def by_depth(
     """What the last query gives to the answer and to irrelevant tokens by depth of the answer, in all four normalisations.
 
     The form of Table 3 of "Differential Transformer" (Ye et al., 2024), of any number of models. Lines are means over heads, then
-    layers, then prompts, with one standard error over prompts; which normalisation the paper used was not published. In grey, the
-    share of keys that the query sees: what uniform attention would give.
+    layers, then prompts, with one standard error over prompts; which normalisation the paper used was not published. Beside them,
+    the share of keys that the query sees: what uniform attention would give, in grey where that is the same for all models, else
+    dotted, in the colour of each. Nothing is averaged over models.
 
     Parameters
     ----------
@@ -68,7 +69,8 @@ def by_depth(
     >>> figures.by_depth(reading)
     <diffscope figure 'by_depth' of value, low, high (panel: 4, series: 4, x: 5)>
     """
-    from diffscope.readings.depths import common_lengths  # which loads code of models
+    from diffscope.readings.controls import once_or_each  # which loads code of models
+    from diffscope.readings.depths import common_lengths
 
     estimates = estimates_of(subject, "mass_of_prompt", READING)
     common = common_lengths(estimates)
@@ -84,12 +86,13 @@ def by_depth(
             rows[label] = one["mass"].sel(span=span, drop=True)
             errors[label] = one["mass_se"].sel(span=span, drop=True)
             looks[label] = (colours[name], dash)
-    for span, (words, dash) in SPANS.items():  # the same of all models on the same prompts, and nearly so of others
-        uniform = together({name: one["uniform"].sel(span=span, drop=True) for name, one in chosen.items()}).mean("model")
-        label = f"{UNIFORM}: {words}"
-        rows[label] = uniform.broadcast_like(next(iter(rows.values())))
-        errors[label] = rows[label].where(False)
-        looks[label] = (theme.MUTED, dash)
+    shape = next(iter(rows.values()))
+    for name, uniform in once_or_each({name: one["uniform"].sel(span=list(SPANS)) for name, one in chosen.items()}).items():
+        for span, (words, dash) in SPANS.items():
+            label = f"{_uniform(name)}: {words}"
+            rows[label] = uniform.sel(span=span, drop=True).broadcast_like(shape)
+            errors[label] = rows[label].where(False)
+            looks[label] = (colours[name], "dot") if name else (theme.MUTED, dash)
     values = together({label: row for label, row in rows.items()}, "series").assign_attrs(long_name="attention", units="1")
     error = xr.concat(list(errors.values()), values["series"], coords="minimal", compat="override")
     figure = curves(
@@ -129,8 +132,8 @@ def depth_by_length(
     """Whether a model answers, or looks at the answer, by depth of the answer and length of the prompt, as cells.
 
     Every cell is a mean over prompts; below it stands one standard error over prompts, or for exact answers half the width of
-    their 95 % interval (Wilson). Of attention, a panel has what uniform attention would give. Of several models these are the
-    lengths that all were measured on.
+    their 95 % interval (Wilson). Of attention, a panel has what uniform attention would give: one where that is the same for all
+    models, else one each; nothing is averaged over models. Of several models these are the lengths that all were measured on.
 
     Parameters
     ----------
@@ -163,7 +166,8 @@ def depth_by_length(
     >>> figures.depth_by_length(reading, quantity="log_odds")
     <diffscope figure 'depth_by_length' of value, error (panel: 1, y: 2, x: 5)>
     """
-    from diffscope.readings.depths import common_lengths  # which loads code of models
+    from diffscope.readings.controls import once_or_each  # which loads code of models
+    from diffscope.readings.depths import common_lengths
 
     estimates = estimates_of(subject, "mass_of_prompt", READING)
     if quantity not in QUANTITIES:
@@ -188,8 +192,9 @@ def depth_by_length(
     facts: dict[str, Any] = {}
     words = QUANTITIES[quantity]
     if quantity == "answer":
-        uniform = next(iter(estimates.values()))["uniform"].sel(span="answer", drop=True)
-        values[UNIFORM], errors[UNIFORM] = uniform, uniform.where(False)
+        for name, uniform in once_or_each({name: one["uniform"].sel(span="answer") for name, one in estimates.items()}).items():
+            values[_uniform(name)] = uniform.drop_vars("span")
+            errors[_uniform(name)] = uniform.drop_vars("span").where(False)
         facts = {"map": map, "normalisation": normalisation}
         words = f"{words} ({normalisation} of {map})"
     table = together(values).assign_attrs(long_name=words, units="nats" if quantity == "log_odds" else "1")
@@ -201,6 +206,11 @@ def depth_by_length(
     caption = f"{words}: mean over {prompts_said(counts)} a cell{within}."
     facts |= {"edits": edits_of(estimates), "prompts": int(first.attrs["prompts"])}
     return drawn("depth_by_length", figure, caption, model=", ".join(estimates), **facts)
+
+
+def _uniform(model: str) -> str:
+    """What uniform attention over a model's keys is called; of all models without a name."""
+    return f"{UNIFORM} ({model})" if model else UNIFORM
 
 
 def _chosen(estimates: xr.Dataset, **labels: int | str) -> xr.Dataset:

@@ -14,6 +14,7 @@ from diffscope.errors import DiffscopeError
 from diffscope.readings import over_prompts
 from diffscope.readings.bars import UNIFORM
 from diffscope.readings.captures import any_capture, query_positions, uniform_attention
+from diffscope.readings.controls import once_or_each
 from diffscope.readings.pairing import MIDDLE, OWN, compares_maps, of_pair
 from diffscope.readings.reading import Reading
 from diffscope.readings.words import between, figures
@@ -89,7 +90,8 @@ def by_layer(captures: Captures, statistic: str = "entropy", *, choices: Labels 
     tables = {name: _with_controls(cap, statistic, choices or {}, at) for name, cap in named.items()}
     series = [_Series(name, "", table[""]) for name, table in tables.items()]
     for control in [name for name in next(iter(tables.values())) if name]:
-        series += _of_control(control, {name: table[control] for name, table in tables.items()})
+        own = once_or_each({name: table[control] for name, table in tables.items()})
+        series += [_Series(name, control, values) for name, values in own.items()]
     selections = [
         ", ".join(filter(None, [str(tables[name][""].attrs["selection"]), _places(cap, statistic, at)]))
         for name, cap in named.items()
@@ -116,20 +118,6 @@ def _together(series: list[_Series]) -> xr.DataArray:
     heads = xr.concat(values, labels, join="outer", combine_attrs="override", coords="minimal", compat="override")
     models, controls = ([getattr(each, name) for each in series] for name in ("model", "control"))
     return heads.assign_coords(model=("series", models), control=("series", controls))
-
-
-def _of_control(control: str, tables: Mapping[str, xr.DataArray]) -> list[_Series]:
-    """One control of several models: one of all where it is the same, none where it is undefined."""
-    defined = {name: values for name, values in tables.items() if values.notnull().any()}
-    if len(defined) == 1 == len(tables) or (len(defined) > 1 and _equal(list(defined.values()))):
-        return [_Series("", control, next(iter(defined.values())))]
-    return [_Series(name, control, values) for name, values in defined.items()]
-
-
-def _equal(tables: list[xr.DataArray]) -> bool:
-    """Whether all have the same numbers for the same heads."""
-    first, *others = tables
-    return all(table.shape == first.shape and np.allclose(table, first, equal_nan=True) for table in others)
 
 
 def _with_controls(cap: Capture | CaptureBatch, statistic: str, choices: Labels, query: int | str) -> dict[str, xr.DataArray]:

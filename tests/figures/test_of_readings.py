@@ -105,6 +105,25 @@ def test_models_by_depth_are_of_the_same_prompts_and_of_lengths_that_all_have(re
             draw({"ours": ours.isel(length=[1]), "theirs": theirs.isel(length=[0])})
 
 
+def test_uniform_attention_is_never_averaged_over_models(retrieval):
+    """Another tokenizer has other keys on the same prompts, and other layers see others of them."""
+    ours, theirs = (reading.estimates for reading in retrieval.values())
+    other = theirs.assign(uniform=theirs["uniform"] * 0.5)
+    labels = ["uniform attention (ours)", "uniform attention (theirs)"]
+    lines = figures.by_depth({"ours": ours, "theirs": other}).data
+    cells = figures.depth_by_length({"ours": ours, "theirs": other}, quantity="answer").data
+    assert cells["panel"].values.tolist()[2:] == labels
+    for label, estimates in zip(labels, (ours, other)):
+        uniform = estimates["uniform"].sel(span="answer")
+        np.testing.assert_array_equal(cells["value"].sel(panel=label), uniform)
+        np.testing.assert_array_equal(lines["value"].sel(series=f"{label}: answer")[0], uniform.sel(length=96))
+    looks = lines.attrs["looks"]
+    assert looks["uniform attention (theirs): answer"] == [looks["theirs: answer"][0], "dot"]
+    unknown = theirs.assign(uniform=theirs["uniform"].where(False))  # no capture of the prompts fits into memory
+    series = figures.by_depth({"ours": ours, "theirs": unknown}).data["series"].values.tolist()
+    assert series[4:] == ["uniform attention (ours): answer", "uniform attention (ours): irrelevant tokens"]
+
+
 def test_captions_tell_edits_and_no_error_of_one_prompt(scope):
     reading = readings.depths(scope, [64], prompts=1, distractors=1, edits=[edits.set_lambda(0.0)])
     figure = figures.by_depth({"cut": reading, "whole": reading.estimates.assign_attrs(edits="")})
