@@ -21,7 +21,8 @@ from diffscope.readings.depths import ROOM, usual_lengths
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096)
 SPANS = {"answer": "the answer", "irrelevant": "irrelevant tokens", "needles": "distractors", "sink": "the first token"}
-IN_CELLS = {"mass": "attention, share of D", "exact": "exact answers", "log_odds": "log-odds of the answer"}
+MASS = "mass"
+IN_CELLS = {MASS: "attention, share of D", "exact": "exact answers", "log_odds": "log-odds of the answer"}
 state = st.session_state
 
 
@@ -115,9 +116,9 @@ def _show(pair: Pair, settings: dict, of_sides: list) -> None:
         )
         spans = list(SPANS)
         span = st.selectbox("Attention to", spans, **kept_option("compare-span", spans), format_func=SPANS.__getitem__, width=170)
+    named = dict(zip(pair.names, of_sides))
     table = sides.sel(length=length, span=span, map="D")
-    mass = table["mass"].assign_attrs(long_name=f"attention to {SPANS[span]}")
-    lines = figures.curves(mass, x="depth", series="side", panels="normalisation", low=table["mass_low"], high=table["mass_high"])
+    lines = figures.by_depth(named, length=length, span=span)
     blocks.show_chart(lines, f"Attention to {SPANS[span]} by depth, in four normalisations", key="compare-depth-lines")
     st.dataframe(_as_table(table), row_height=28, alt=f"Attention to {SPANS[span]} by depth, ± standard error over prompts")
     st.caption(
@@ -127,11 +128,11 @@ def _show(pair: Pair, settings: dict, of_sides: list) -> None:
     kind = st.selectbox(
         "In the cells", options, **kept_option("compare-cells", options), format_func=IN_CELLS.__getitem__, width=200
     )
-    values = sides["mass"].sel(map="D", span=span, normalisation="share") if kind == "mass" else sides[kind]
-    title = f"{IN_CELLS[kind]}: {SPANS[span]}" if kind == "mass" else IN_CELLS[kind]
-    cells = figures.cells(values, x="depth", y="length", panels="side", title=title)
+    quantity = span if kind == MASS else kind
+    title = f"{IN_CELLS[kind]}: {SPANS[span]}" if kind == MASS else IN_CELLS[kind]
+    cells = figures.depth_by_length(named, quantity=quantity, title=title)
     blocks.show_chart(cells, f"{title}, by depth and length", key="compare-depth-cells")
-    _offer(pair, settings, sides, cells)
+    _offer(pair, settings, sides, cells, quantity)
 
 
 def _as_table(table) -> pd.DataFrame:
@@ -147,7 +148,7 @@ def _as_table(table) -> pd.DataFrame:
     return pd.DataFrame.from_dict(rows, orient="index", columns=[f"at {100 * depth:.0f} %" for depth in table["depth"].values])
 
 
-def _offer(pair: Pair, settings: dict, sides, cells) -> None:
+def _offer(pair: Pair, settings: dict, sides, cells, quantity: str) -> None:
     """What can be taken away of it."""
     calls = []
     for name, side in zip(("first", "second"), pair.sides):
@@ -159,7 +160,7 @@ def _offer(pair: Pair, settings: dict, sides, cells) -> None:
         label="Export the table",
         figure=lambda: cells,
         data=lambda: sides,
-        code=CODE.format(calls="".join(calls), names=pair.names),
+        code=CODE.format(calls="".join(calls), names=pair.names, quantity=quantity),
     )
 
 
@@ -167,6 +168,6 @@ CODE = """import diffscope
 
 {calls}reading = diffscope.readings.contrast(first, second, {names!r})
 print(reading)
-share = reading.estimates["mass"].sel(map="D", span="answer", normalisation="share")
-diffscope.figures.cells(share, x="depth", y="length", panels="side").save("depths.pdf")
+named = dict(zip({names!r}, (first, second)))
+diffscope.figures.depth_by_length(named, quantity={quantity!r}).save("depths.pdf")
 """
