@@ -47,10 +47,10 @@ def show_depths(pair: Pair) -> None:
         return
     asked = [_asked(side, settings) for side in pair.sides]
     done: dict = state.setdefault("_depths", {})
-    if all(one.key in done for one in asked):
-        _show(pair, settings, [done[one.key] for one in asked])
+    if all(side.key in done for side in asked):
+        _show(pair, settings, [done[side.key] for side in asked])
         return
-    key = tuple(one.key for one in asked)
+    key = tuple(side.key for side in asked)
     job = jobs().get(key)
     if job is not None and job.running:
         watch(job, "compare-depths")
@@ -74,13 +74,13 @@ def _asked(side: Side, settings: dict) -> Asked:
 
 def _measure(job: Job, asked: list[Asked], settings: dict, done: dict) -> None:
     """Measure what is not yet known of the sides, and keep it in the session."""
-    for number, one in enumerate(asked):
+    for number, side in enumerate(asked):
 
-        def tell(prompt: int, prompts: int, before: int = number, name: str = one.name) -> None:
+        def tell(prompt: int, prompts: int, before: int = number, name: str = side.name) -> None:
             job.tell(before * prompts + prompt, len(asked) * prompts, f"{name}: prompt {prompt} of {prompts}")
 
-        if one.key not in done:
-            done[one.key] = readings.depths(one.scope, edits=one.edits, progress=tell, **settings)
+        if side.key not in done:
+            done[side.key] = readings.depths(side.scope, edits=side.edits, progress=tell, **settings)
 
 
 def _choose_settings(scopes: list) -> dict:
@@ -104,11 +104,11 @@ def _choose_settings(scopes: list) -> dict:
 
 def _show(pair: Pair, settings: dict, of_sides: list) -> None:
     """What was measured: in words, by depth in all normalisations, and by depth and length."""
-    reading = readings.contrast(*(one.estimates for one in of_sides), pair.names)
+    reading = readings.contrast(*(measured.estimates for measured in of_sides), pair.names)
     sides = reading.estimates
     st.markdown(plain(reading.sentence))
-    for name, one in zip(pair.names, of_sides):
-        st.caption(f"**{plain(name)}.** {plain(one.sentence)}")
+    for name, measured in zip(pair.names, of_sides):
+        st.caption(f"**{plain(name)}.** {plain(measured.sentence)}")
     with st.container(horizontal=True, vertical_alignment="bottom"):
         lengths = list(settings["lengths"])
         length = st.selectbox(
@@ -139,8 +139,8 @@ def _as_table(table) -> pd.DataFrame:
     """A row a side and normalisation, a column a depth: value ± standard error."""
     rows = {
         (str(side), str(how)): [
-            f"{float(one['mass']):.3f} ± {float(one['mass_se']):.3f}"
-            for one in (table.sel(side=side, normalisation=how, depth=depth) for depth in table["depth"].values)
+            f"{float(cell['mass']):.3f} ± {float(cell['mass_se']):.3f}"
+            for cell in (table.sel(side=side, normalisation=how, depth=depth) for depth in table["depth"].values)
         ]
         for how in table["normalisation"].values
         for side in table["side"].values

@@ -55,7 +55,9 @@ def of_two(comparison, statistic: str, query, prompt: int, measured: xr.Dataset 
     first = of_models[0].attrs
     selections = " or ".join(dict.fromkeys(dataset.attrs["selection"] for dataset in of_models))
     title = " · ".join(word for word in (first["long_name"], selections) if word)
-    edits = "; ".join(f"{name}: {one.facts['edits']}" for name, one in zip(comparison.names, comparison.captures) if edited(one))
+    edits = "; ".join(
+        f"{name}: {capture.facts['edits']}" for name, capture in zip(comparison.names, comparison.captures) if edited(capture)
+    )
     return together.assign_attrs(long_name=title, units=first["units"], model=" and ".join(comparison.names), edits=edits)
 
 

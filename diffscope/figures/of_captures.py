@@ -89,10 +89,10 @@ def allocation(
     if head is not None and layer is None:
         raise DiffscopeError(f"head {head} is of a layer; give layer= too")
     estimates = {name: divided(cap, query).estimates for name, cap in captures.items()}
-    for name, one in estimates.items():
+    for name, table in estimates.items():
         for dim, label in {"map": map, "normalisation": normalisation, "layer": layer, "head": head}.items():
-            _check_label(one["allocation"], dim, label)
-        estimates[name] = _of_one_layer(one.mean("prompt") if "prompt" in one.dims else one, layer)
+            _check_label(table["allocation"], dim, label)
+        estimates[name] = _of_one_layer(table.mean("prompt") if "prompt" in table.dims else table, layer)
     heads = None if head is None else dict.fromkeys(estimates, (layer, head))
     bars = bars_of_all(estimates, map=map, normalisation=normalisation, heads=heads)
     sides = list(estimates)
@@ -262,10 +262,10 @@ def similarity(
     captures = captures_of(subject)
     at = int(checked_query(query))
     values = {name: of_pair(cap, statistic, span, at) for name, cap in captures.items()}
-    if all(not one.notnull().any() for one in values.values()):
+    if all(not pair.notnull().any() for pair in values.values()):
         raise DiffscopeError(f"there is nothing to draw: {statistic} compares A1 and A2 on {span}, and is undefined everywhere")
-    lacking = [name for name, one in values.items() if not one.notnull().any()]
-    parts = {name: beside_other_heads(one) for name, one in values.items() if name not in lacking}
+    lacking = [name for name, pair in values.items() if not pair.notnull().any()]
+    parts = {name: beside_other_heads(pair) for name, pair in values.items() if name not in lacking}
     figure = panels_beside(parts, venue, wide, width, title)
     about = next(iter(values.values())).attrs
     caption = f"{about['long_name']} on {span} keys, {about['definition']}, beside the same with the A2 of other heads (range)."

@@ -86,19 +86,19 @@ def by_depth(
     common = common_lengths(estimates)
     tokens = common[-1] if length is None else length
     lines = list(DASHES) if span is None else [span]
-    chosen = {name: _chosen(one, length=tokens, map=map, span=lines) for name, one in estimates.items()}
+    chosen = {name: _chosen(table, length=tokens, map=map, span=lines) for name, table in estimates.items()}
     colours = dict(zip(chosen, theme.SERIES * len(chosen)))
     rows: dict[str, xr.DataArray] = {}
     errors: dict[str, xr.DataArray] = {}
     looks = {}
-    for name, one in chosen.items():
+    for name, table in chosen.items():
         for line in lines:
             label = _line(name, line, lines)
-            rows[label] = one["mass"].sel(span=line, drop=True)
-            errors[label] = one["mass_se"].sel(span=line, drop=True)
+            rows[label] = table["mass"].sel(span=line, drop=True)
+            errors[label] = table["mass_se"].sel(span=line, drop=True)
             looks[label] = (colours[name], DASHES.get(line, "solid"))
     shape = next(iter(rows.values()))
-    for name, uniform in once_or_each({name: one["uniform"] for name, one in chosen.items()}).items():
+    for name, uniform in once_or_each({name: table["uniform"] for name, table in chosen.items()}).items():
         for line in lines:
             label = _line(_uniform(name), line, lines)
             rows[label] = uniform.sel(span=line, drop=True).broadcast_like(shape)
@@ -121,7 +121,7 @@ def by_depth(
         title=title,
     )
     first = next(iter(chosen.values()))
-    within = ", ± standard error over prompts" if any(one["mass_se"].notnull().any() for one in chosen.values()) else ""
+    within = ", ± standard error over prompts" if any(table["mass_se"].notnull().any() for table in chosen.values()) else ""
     keys = " and on ".join(_words(line) for line in lines)
     caption = (
         f"{map} of the last query on {keys} by depth of the answer, prompts of {tokens} tokens; "
@@ -187,33 +187,33 @@ def depth_by_length(
     if quantity not in known:
         raise DiffscopeError(f"there is no quantity {quantity!r}; choose from {', '.join(known)}")
     lengths = common_lengths(estimates)
-    estimates = {name: one.sel(length=lengths) for name, one in estimates.items()}
+    estimates = {name: table.sel(length=lengths) for name, table in estimates.items()}
     values: dict[str, xr.DataArray] = {}
     errors: dict[str, xr.DataArray] = {}
     counts: list[int] = []
-    for name, one in estimates.items():
+    for name, table in estimates.items():
         if quantity == "exact":
-            values[name], errors[name] = one["exact"], (one["exact_high"] - one["exact_low"]) / 2
-            of_prompt = one["exact_of_prompt"]
+            values[name], errors[name] = table["exact"], (table["exact_high"] - table["exact_low"]) / 2
+            of_prompt = table["exact_of_prompt"]
         elif quantity == "log_odds":
-            values[name], errors[name] = one["log_odds"], one["log_odds_se"]
-            of_prompt = one["log_odds_of_prompt"]
+            values[name], errors[name] = table["log_odds"], table["log_odds_se"]
+            of_prompt = table["log_odds_of_prompt"]
         else:
-            mass = _chosen(one, map=map, normalisation=normalisation, span=quantity)
+            mass = _chosen(table, map=map, normalisation=normalisation, span=quantity)
             values[name], errors[name] = mass["mass"], mass["mass_se"]
             of_prompt = mass["mass_of_prompt"]
         counts += of_prompt.notnull().sum("prompt").values.ravel().tolist()
     facts: dict[str, Any] = {}
     words = QUANTITIES.get(quantity, f"attention on {_words(quantity)} ({normalisation} of {map})")
     if quantity not in QUANTITIES:
-        controls = {name: one["uniform"].sel(span=quantity, drop=True) for name, one in estimates.items()}
+        controls = {name: table["uniform"].sel(span=quantity, drop=True) for name, table in estimates.items()}
         for name, uniform in once_or_each(controls).items():
             values[_uniform(name)] = uniform
             errors[_uniform(name)] = uniform.where(False)
         facts = {"map": map, "normalisation": normalisation}
-    table = together(values).assign_attrs(long_name=words, units="nats" if quantity == "log_odds" else "1")
-    error = xr.concat(list(errors.values()), table["model"], coords="minimal", compat="override", join="outer")
-    figure = cells(table, x="depth", y="length", panels="model", error=error, venue=venue, wide=wide, width=width, title=title)
+    panels = together(values).assign_attrs(long_name=words, units="nats" if quantity == "log_odds" else "1")
+    error = xr.concat(list(errors.values()), panels["model"], coords="minimal", compat="override", join="outer")
+    figure = cells(panels, x="depth", y="length", panels="model", error=error, venue=venue, wide=wide, width=width, title=title)
     first = next(iter(estimates.values()))
     below = "half their 95 % interval (Wilson)" if quantity == "exact" else "its standard error over prompts"
     within = f", ± {below}" if error.notnull().any() else ""

@@ -119,9 +119,9 @@ def _heads(scope: Scope, ids: list[int], what: str) -> dict[int, int]:
     return {layer.layer: layer.n_heads for layer in layers if what == "head" or layer.differential}
 
 
-def _of_layers(chosen: list[int], there: list[int]) -> str:
+def _of_layers(chosen: list[int], all_layers: list[int]) -> str:
     """Which layers heads are of, in words; nothing where these are all that have such heads."""
-    if set(chosen) >= set(there):
+    if set(chosen) >= set(all_layers):
         return ""
     return f" of {numbered('layer', chosen)}"
 

@@ -109,7 +109,7 @@ def _checked(edits: Edits) -> dict[Any, tuple[Edit, ...]]:
     """The edits of each value, as tuples."""
     if not isinstance(edits, Mapping) or not edits:
         raise DiffscopeError("edits are given by value or label, such as {0.5: edits.scale_lambda(0.5)}; give one at least")
-    tried = {value: (one,) if isinstance(one, Edit) else tuple(one) for value, one in edits.items()}
+    tried = {value: (chosen,) if isinstance(chosen, Edit) else tuple(chosen) for value, chosen in edits.items()}
     labels = [isinstance(value, str) for value in tried]
     if any(labels) and not all(labels):
         raise DiffscopeError("edits are given by numbers or by labels, not by both; two readings can be drawn together")

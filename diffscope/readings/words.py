@@ -80,9 +80,9 @@ def shortened(words: Sequence[str]) -> str:
 
 def runs(numbers: Iterable[int]) -> str:
     """Numbers in ascending order, three and more that follow each other by their ends: 0 to 3, 5 and 6."""
-    there = set(numbers)
-    starts = sorted(number for number in there if number - 1 not in there)
-    ends = sorted(number for number in there if number + 1 not in there)
+    members = set(numbers)
+    starts = sorted(number for number in members if number - 1 not in members)
+    ends = sorted(number for number in members if number + 1 not in members)
     words = []
     for start, end in zip(starts, ends):
         words += [f"{start} to {end}"] if end > start + 1 else [str(number) for number in range(start, end + 1)]
@@ -91,8 +91,8 @@ def runs(numbers: Iterable[int]) -> str:
 
 def numbered(what: str, numbers: Iterable[int]) -> str:
     """Layer 3; layers 0 to 3 and 5."""
-    there = set(numbers)
-    return f"{what}{'s' if len(there) > 1 else ''} {runs(there)}"
+    members = set(numbers)
+    return f"{what}{'s' if len(members) > 1 else ''} {runs(members)}"
 
 
 def capital(text: str) -> str:
