@@ -259,10 +259,10 @@ def as_messages(text: str) -> list[dict[str, str]]:
 
 def marked(model: str, prompt: object) -> dict:
     """Spans that were marked token by token, each as the positions it holds."""
-    of = json.dumps([model.partition("@")[0], prompt])
-    if state.setdefault("_spans-of", of) != of:  # positions of another prompt, or of another tokenizer
+    subject = json.dumps([model.partition("@")[0], prompt])
+    if state.setdefault("_spans-of", subject) != subject:  # positions of another prompt, or of another tokenizer
         state["spans"] = []
-    state["_spans-of"] = of
+    state["_spans-of"] = subject
     with st.sidebar:
         marks = st.multiselect(
             "Spans by token",

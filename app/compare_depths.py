@@ -21,7 +21,8 @@ from diffscope.readings.depths import ROOM, usual_lengths
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096)
 SPANS = {"answer": "the answer", "irrelevant": "irrelevant tokens", "needles": "distractors", "sink": "the first token"}
-IN_CELLS = {"mass": "attention, share of D", "exact": "exact answers", "log_odds": "log-odds of the answer"}
+MASS = "mass"
+IN_CELLS = {MASS: "attention, share of D", "exact": "exact answers", "log_odds": "log-odds of the answer"}
 state = st.session_state
 
 
@@ -46,10 +47,10 @@ def show_depths(pair: Pair) -> None:
         return
     asked = [_asked(side, settings) for side in pair.sides]
     done: dict = state.setdefault("_depths", {})
-    if all(one.key in done for one in asked):
-        _show(pair, settings, [done[one.key] for one in asked])
+    if all(side.key in done for side in asked):
+        _show(pair, settings, [done[side.key] for side in asked])
         return
-    key = tuple(one.key for one in asked)
+    key = tuple(side.key for side in asked)
     job = jobs().get(key)
     if job is not None and job.running:
         watch(job, "compare-depths")
@@ -73,13 +74,13 @@ def _asked(side: Side, settings: dict) -> Asked:
 
 def _measure(job: Job, asked: list[Asked], settings: dict, done: dict) -> None:
     """Measure what is not yet known of the sides, and keep it in the session."""
-    for number, one in enumerate(asked):
+    for number, side in enumerate(asked):
 
-        def tell(prompt: int, prompts: int, before: int = number, name: str = one.name) -> None:
+        def tell(prompt: int, prompts: int, before: int = number, name: str = side.name) -> None:
             job.tell(before * prompts + prompt, len(asked) * prompts, f"{name}: prompt {prompt} of {prompts}")
 
-        if one.key not in done:
-            done[one.key] = readings.depths(one.scope, edits=one.edits, progress=tell, **settings)
+        if side.key not in done:
+            done[side.key] = readings.depths(side.scope, edits=side.edits, progress=tell, **settings)
 
 
 def _choose_settings(scopes: list) -> dict:
@@ -103,11 +104,11 @@ def _choose_settings(scopes: list) -> dict:
 
 def _show(pair: Pair, settings: dict, of_sides: list) -> None:
     """What was measured: in words, by depth in all normalisations, and by depth and length."""
-    reading = readings.contrast(*(one.estimates for one in of_sides), pair.names)
+    reading = readings.contrast(*(measured.estimates for measured in of_sides), pair.names)
     sides = reading.estimates
     st.markdown(plain(reading.sentence))
-    for name, one in zip(pair.names, of_sides):
-        st.caption(f"**{plain(name)}.** {plain(one.sentence)}")
+    for name, measured in zip(pair.names, of_sides):
+        st.caption(f"**{plain(name)}.** {plain(measured.sentence)}")
     with st.container(horizontal=True, vertical_alignment="bottom"):
         lengths = list(settings["lengths"])
         length = st.selectbox(
@@ -115,9 +116,9 @@ def _show(pair: Pair, settings: dict, of_sides: list) -> None:
         )
         spans = list(SPANS)
         span = st.selectbox("Attention to", spans, **kept_option("compare-span", spans), format_func=SPANS.__getitem__, width=170)
+    named = dict(zip(pair.names, of_sides))
     table = sides.sel(length=length, span=span, map="D")
-    mass = table["mass"].assign_attrs(long_name=f"attention to {SPANS[span]}")
-    lines = figures.curves(mass, x="depth", series="side", panels="normalisation", low=table["mass_low"], high=table["mass_high"])
+    lines = figures.by_depth(named, length=length, span=span)
     blocks.show_chart(lines, f"Attention to {SPANS[span]} by depth, in four normalisations", key="compare-depth-lines")
     st.dataframe(_as_table(table), row_height=28, alt=f"Attention to {SPANS[span]} by depth, ± standard error over prompts")
     st.caption(
@@ -127,19 +128,19 @@ def _show(pair: Pair, settings: dict, of_sides: list) -> None:
     kind = st.selectbox(
         "In the cells", options, **kept_option("compare-cells", options), format_func=IN_CELLS.__getitem__, width=200
     )
-    values = sides["mass"].sel(map="D", span=span, normalisation="share") if kind == "mass" else sides[kind]
-    title = f"{IN_CELLS[kind]}: {SPANS[span]}" if kind == "mass" else IN_CELLS[kind]
-    cells = figures.cells(values, x="depth", y="length", panels="side", title=title)
+    quantity = span if kind == MASS else kind
+    title = f"{IN_CELLS[kind]}: {SPANS[span]}" if kind == MASS else IN_CELLS[kind]
+    cells = figures.depth_by_length(named, quantity=quantity, title=title)
     blocks.show_chart(cells, f"{title}, by depth and length", key="compare-depth-cells")
-    _offer(pair, settings, sides, cells)
+    _offer(pair, settings, sides, cells, quantity)
 
 
 def _as_table(table) -> pd.DataFrame:
     """A row a side and normalisation, a column a depth: value ± standard error."""
     rows = {
         (str(side), str(how)): [
-            f"{float(one['mass']):.3f} ± {float(one['mass_se']):.3f}"
-            for one in (table.sel(side=side, normalisation=how, depth=depth) for depth in table["depth"].values)
+            f"{float(cell['mass']):.3f} ± {float(cell['mass_se']):.3f}"
+            for cell in (table.sel(side=side, normalisation=how, depth=depth) for depth in table["depth"].values)
         ]
         for how in table["normalisation"].values
         for side in table["side"].values
@@ -147,7 +148,7 @@ def _as_table(table) -> pd.DataFrame:
     return pd.DataFrame.from_dict(rows, orient="index", columns=[f"at {100 * depth:.0f} %" for depth in table["depth"].values])
 
 
-def _offer(pair: Pair, settings: dict, sides, cells) -> None:
+def _offer(pair: Pair, settings: dict, sides, cells, quantity: str) -> None:
     """What can be taken away of it."""
     calls = []
     for name, side in zip(("first", "second"), pair.sides):
@@ -159,7 +160,7 @@ def _offer(pair: Pair, settings: dict, sides, cells) -> None:
         label="Export the table",
         figure=lambda: cells,
         data=lambda: sides,
-        code=CODE.format(calls="".join(calls), names=pair.names),
+        code=CODE.format(calls="".join(calls), names=pair.names, quantity=quantity),
     )
 
 
@@ -167,6 +168,6 @@ CODE = """import diffscope
 
 {calls}reading = diffscope.readings.contrast(first, second, {names!r})
 print(reading)
-share = reading.estimates["mass"].sel(map="D", span="answer", normalisation="share")
-diffscope.figures.cells(share, x="depth", y="length", panels="side").save("depths.pdf")
+named = dict(zip({names!r}, (first, second)))
+diffscope.figures.depth_by_length(named, quantity={quantity!r}).save("depths.pdf")
 """

@@ -353,7 +353,7 @@ def read(text: str) -> Written:
     places = dict(part.split("=", 1) for part in parts if "=" in part)
     if unknown := places.keys() - ({"layers", "heads"} if kind.heads else {"layers"}):
         raise DiffscopeError(f"{name} does not take {min(unknown)[:40]!r}; it takes layers{' and heads' if kind.heads else ''}")
-    return Written(kind, tuple(values), *(_numbers(name, places.get(of, "")) for of in ("layers", "heads")))
+    return Written(kind, tuple(values), *(_numbers(name, places.get(dim, "")) for dim in ("layers", "heads")))
 
 
 def _numbers(name: str, text: str) -> tuple[int, ...]:

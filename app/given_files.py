@@ -46,9 +46,9 @@ def choose_file(label: str, key: str, *others: str, words: str | None = None) ->
         state[place] = None if file is None else GivenFile(file.name, file.getvalue())
 
     kinds = [*others, "jsonl", "ndjson", "json", *(["parquet"] if rules().paths else [])]  # a small one can unpack to gigabytes
-    there = st.file_uploader(label, kinds, key=key, help=words, max_upload_size=MB, on_change=keep)
+    uploaded = st.file_uploader(label, kinds, key=key, help=words, max_upload_size=MB, on_change=keep)
     given = state.get(place)
-    if given is not None and there is None:  # given before another page was looked at
+    if given is not None and uploaded is None:  # given before another page was looked at
         with st.container(horizontal=True, vertical_alignment="center"):
             st.caption(plain(given.name))
             st.button("Remove", key=f"{key}-remove", on_click=lambda: state.pop(place))

@@ -183,8 +183,8 @@ def watch(job: Job, key: str, words: Callable[[], str] | None = None, news: Call
     def look() -> None:
         if not job.running or (news and news() != before):
             st.rerun()
-        said = "stopping" if job.stopping else job.words
-        parts = [words() if words else "", said, f"{job.seconds:.0f} s"]
+        progress = "stopping" if job.stopping else job.words
+        parts = [words() if words else "", progress, f"{job.seconds:.0f} s"]
         with st.container(horizontal=True, vertical_alignment="center"):
             st.progress(job.share, plain(" · ".join(filter(None, parts))))
             st.button("Stop", key=f"{key}-stop", on_click=job.stop, disabled=job.stopping)

@@ -21,28 +21,28 @@ def strongest(cap, key: tuple) -> tuple[int, int]:
     return int(best["layer"]), int(best["head"])
 
 
-def follow(cap, key: tuple, of: str = "") -> None:
+def follow(cap, key: tuple, prefix: str = "") -> None:
     """Layer, head and token begin where the answer is attended to most, and stay where the reader puts them.
 
-    `of` begins the keys of a page's second capture, which has a layer and a head of its own.
+    `prefix` begins the keys of a page's second capture, which has a layer and a head of its own.
     """
     model = (cap.model_name.partition("@")[0], tuple(cap.layer_numbers), cap.n_heads)  # of all checkpoints the same
     best = strongest(cap, key)
-    places = [f"{of}layer", f"{of}head"]
+    places = [f"{prefix}layer", f"{prefix}head"]
     now = tuple(state.get(place) for place in places)
     known = now[0] in cap.layer_numbers and now[1] in range(cap.n_heads)
-    before = state.get(f"_{of}model")
+    before = state.get(f"_{prefix}model")
     if before is None:
         begin = not set(places) & set(st.query_params)  # an address that names a head is followed
     elif before != model:
-        begin = now == state[f"_{of}best"] or not known
+        begin = now == state[f"_{prefix}best"] or not known
     else:
         begin = None in now
     if begin or None in now:
-        select(*best, of)
-    state[f"_{of}model"] = model
-    state[f"_{of}best"] = best
-    if not of:
+        select(*best, prefix)
+    state[f"_{prefix}model"] = model
+    state[f"_{prefix}best"] = best
+    if not prefix:
         _follow_token(cap)
 
 
@@ -58,18 +58,18 @@ def _follow_token(cap) -> None:
     state["_last"] = last
 
 
-def choose_head(cap, of: str = "") -> tuple[int, int]:
+def choose_head(cap, prefix: str = "") -> tuple[int, int]:
     """Layer and head of the maps; without default values, so that the address always names the head."""
     numbers = cap.layer_numbers
     step = math.gcd(*(number - numbers[0] for number in numbers)) or 1  # over layers without attention
-    words = ("Second layer", "Second head") if of else ("Layer", "Head")
-    layer = st.number_input(words[0], numbers[0], numbers[-1], None, step=step, **kept(f"{of}layer"), width=110)
+    words = ("Second layer", "Second head") if prefix else ("Layer", "Head")
+    layer = st.number_input(words[0], numbers[0], numbers[-1], None, step=step, **kept(f"{prefix}layer"), width=110)
     last = heads_of(cap, numbers[-1] if layer is None else layer) - 1
-    if state.get(f"{of}head") is not None and state[f"{of}head"] > last:  # of a layer with more heads
-        state[f"{of}head"] = last
-    head = st.number_input(words[1], 0, last, None, step=1, **kept(f"{of}head"), width=110)
+    if state.get(f"{prefix}head") is not None and state[f"{prefix}head"] > last:  # of a layer with more heads
+        state[f"{prefix}head"] = last
+    head = st.number_input(words[1], 0, last, None, step=1, **kept(f"{prefix}head"), width=110)
     if layer is None or head is None:
-        layer, head = state[f"_{of}best"]
+        layer, head = state[f"_{prefix}best"]
     return layer, head
 
 
@@ -80,17 +80,17 @@ def choose_query(cap, label: str = "Read the row of token") -> int:
     return last if query is None else query
 
 
-def select(layer: int, head: int, of: str = "") -> None:
+def select(layer: int, head: int, prefix: str = "") -> None:
     """A click on a head chooses it."""
-    state[f"{of}layer"] = layer
-    state[f"{of}head"] = head
+    state[f"{prefix}layer"] = layer
+    state[f"{prefix}head"] = head
 
 
-def move(cap, layer: int, head: int, layers: int, heads: int, of: str = "") -> None:
+def move(cap, layer: int, head: int, layers: int, heads: int, prefix: str = "") -> None:
     """An arrow key chooses the head beside this one, as far as there is one."""
     numbers = cap.layer_numbers
     at = numbers[min(max(numbers.index(layer) + layers, 0), len(numbers) - 1)]
-    select(at, min(max(head + heads, 0), heads_of(cap, at) - 1), of)
+    select(at, min(max(head + heads, 0), heads_of(cap, at) - 1), prefix)
 
 
 def heads_of(cap, layer: int) -> int:

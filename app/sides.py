@@ -107,17 +107,17 @@ class Pair(NamedTuple):
 
     def code(self) -> str:
         """Python that gives both captures as a Comparison."""
-        one, other = (side.subject for side in (self.first, self.second))
-        if self.kind in (MODELS, STEPS) and self.linked and not (one.saved or other.saved):
+        first, second = (side.subject for side in (self.first, self.second))
+        if self.kind in (MODELS, STEPS) and self.linked and not (first.saved or second.saved):
             return (
-                f"{IMPORT}first = {as_loaded(one.model)}\n"
-                f"second = {as_loaded(other.model)}\n"
-                f"prompt = {one.prompt!r}\n"
-                f"comparison = diffscope.compare(first, second, prompt, spans={as_code(one.spans)})\n"
+                f"{IMPORT}first = {as_loaded(first.model)}\n"
+                f"second = {as_loaded(second.model)}\n"
+                f"prompt = {first.prompt!r}\n"
+                f"comparison = diffscope.compare(first, second, prompt, spans={as_code(first.spans)})\n"
             )
         return (
-            f"{one.code()}first = cap\n\n"
-            f"{other.code().removeprefix(IMPORT)}second = cap\n\n"
+            f"{first.code()}first = cap\n\n"
+            f"{second.code().removeprefix(IMPORT)}second = cap\n\n"
             f"comparison = diffscope.Comparison({self.names!r}, (first, second))\n"
         )
 

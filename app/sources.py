@@ -176,8 +176,8 @@ def own_prompts(name: str, content: bytes) -> tuple:
     most = rules().characters
     for prompt in prompts:
         if len(prompt.text) > most:
-            of = f"the prompt {prompt.name!r}" if prompt.name else "the prompt"
-            raise PromptError(f"{of} has {len(prompt.text):,} characters, and {most:,} are taken here; shorten it")
+            words = f"the prompt {prompt.name!r}" if prompt.name else "the prompt"
+            raise PromptError(f"{words} has {len(prompt.text):,} characters, and {most:,} are taken here; shorten it")
     return prompts
 
 

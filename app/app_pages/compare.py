@@ -56,8 +56,8 @@ def show_answers(pair: Pair) -> None:
         if side.cap.next:
             token, probability = side.cap.next[0]
             says = f"says next “{visible(str(token))}” with {percent(float(probability))}. "
-        found = _finders(side.subject.key, side.cap).sentence
-        st.markdown(f"**{plain(side.name)}** {plain(says + found)}")
+        sentence = _finders(side.subject.key, side.cap).sentence
+        st.markdown(f"**{plain(side.name)}** {plain(says + sentence)}")
 
 
 @st.fragment
@@ -83,12 +83,12 @@ def show_heads(pair: Pair) -> None:
             show_bars(pair, (first, second))
 
 
-def show_side(side: Side, key: str, of: str, place: Place | None) -> Place:
-    """The maps of one side: of `place`, or of a head that is chosen here under keys that begin with `of`."""
+def show_side(side: Side, key: str, prefix: str, place: Place | None) -> Place:
+    """The maps of one side: of `place`, or of a head that is chosen here under keys that begin with `prefix`."""
     show_facts(side)
     if place is None:
         with st.container(horizontal=True):
-            place = choose_head(side.cap, of)
+            place = choose_head(side.cap, prefix)
     layer, head = place
     check_index("layer", layer, side.cap.layer_numbers)
     check_index("head", head, range(side.cap.n_heads))
@@ -96,7 +96,7 @@ def show_side(side: Side, key: str, of: str, place: Place | None) -> Place:
         side.cap,
         layer,
         head,
-        on_move=partial(move, side.cap, layer, head, of=of),
+        on_move=partial(move, side.cap, layer, head, prefix=prefix),
         key=key,
         group="compare",
         state=looked_at(key),

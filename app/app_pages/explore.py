@@ -80,7 +80,7 @@ def define(statistic) -> None:
 @st.fragment
 def show_head(subject, cap, layer: int, head: int) -> None:
     """The maps of one head and one token's row; a click here draws only these again."""
-    said = st.container()
+    row = st.container()
     before = (layer, head)
     if None not in (state["layer"], state["head"]):
         layer, head = state["layer"], state["head"]
@@ -96,7 +96,7 @@ def show_head(subject, cap, layer: int, head: int) -> None:
     if (layer, head) != before or state.pop("_marked", False):
         st.rerun()  # what lies above shows the head and the spans too, and need not be waited for
     query = choose_query(cap)
-    with said, in_words():
+    with row, in_words():
         st.markdown(plain(readings.of_head(cap, layer, head, query).sentence), help=HELP)
     token = plain(shorten(visible(readable(cap.prompts[0])[query])))
     colours = ": A₁ adds (blue), λ·A₂ takes away (orange), D is what is left." if cap.differential else "."

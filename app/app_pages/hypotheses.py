@@ -55,10 +55,10 @@ def choose_board() -> tuple[str, str | None]:
     return name, board
 
 
-def choose_subject(of: str) -> Choices | None:
+def choose_subject(kind: str) -> Choices | None:
     """What to test, with how much, and which tests; None while something is missing, which is said."""
     model, beside, cohort = "", "", ""
-    if of == MODEL:
+    if kind == MODEL:
         model = choose_model(saved_too=False) or ""
         beside = choose_beside(model)
     else:
@@ -250,13 +250,13 @@ def offer(board: Board) -> None:
 
 
 with in_words():
-    of, chosen = choose_board()
+    kind, chosen = choose_board()
     choices = None
     board = None
     if chosen is not None:
-        board = of_study(of, chosen)
+        board = of_study(kind, chosen)
     else:
-        choices = choose_subject(of)
+        choices = choose_subject(kind)
     answer = st.container()
     if choices is not None:
         board = tested(choices)

@@ -61,9 +61,9 @@ def show_predictions(subject, cap, edits, distractors, layer: int, head: int) ->
         question = question_of(subject, cap, distractors)
     before = predicted(subject, cap, (), question)
     after = predicted(subject, cap, edits, question)
-    said = answers(before, after)
+    reading = answers(before, after)
     if question is not None:
-        show_answer(said)
+        show_answer(reading)
     tokens = next_tokens(before, after, subject.scope().tokenizer)
     with st.container(key="intervene-next"):
         blocks.show_both(tokens)
@@ -75,7 +75,7 @@ def show_predictions(subject, cap, edits, distractors, layer: int, head: int) ->
         "next-tokens",
         label="Export the predictions",
         figure=partial(figures.curves, drawn, x="token", series="side", style="bars"),
-        data=lambda: tokens.assign(said.estimates.rename(probability="answer_probability")),
+        data=lambda: tokens.assign(reading.estimates.rename(probability="answer_probability")),
         code=script(subject, cap, edits, distractors, layer, head),
     )
 
@@ -86,9 +86,9 @@ def names(tokens) -> list[str]:
     return [text if texts.count(text) == 1 else f"{text} ({token})" for text, token in zip(texts, tokens["token"].values)]
 
 
-def show_answer(said) -> None:
+def show_answer(reading) -> None:
     """The answer's log-odds and probability with the edits, beside those without."""
-    estimates = said.estimates
+    estimates = reading.estimates
     with st.container(horizontal=True):
         for name, title, words in (("log_odds", "Log-odds", nats), ("probability", "Probability", percent)):
             before, after = (float(estimates[name].sel(side=side)) for side in ("before", "after"))
@@ -100,7 +100,7 @@ def show_answer(said) -> None:
                 delta_color="off",
                 delta_arrow="off" if words(before) == words(after) else arrow,
             )
-    st.caption(plain(said.sentence))
+    st.caption(plain(reading.sentence))
 
 
 def nats(value: float) -> str:
@@ -111,9 +111,9 @@ def nats(value: float) -> str:
 def show_changes(cap, edits, reading, layer: int, head: int) -> dict[str, str]:
     """How much every head changed, as a grid in which heads are ablated; gives which change it is coloured by."""
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        of = st.selectbox("Change of", list(OF), **kept_option("intervene-of", list(OF)), format_func=OF.get, width=170)
+        quantity = st.selectbox("Change of", list(OF), **kept_option("intervene-of", list(OF)), format_func=OF.get, width=170)
         why = st.selectbox("Because of", list(WHY), **kept_option("intervene-why", list(WHY)), format_func=WHY.get, width=145)
-    where = {"quantity": of, "cause": why}
+    where = {"quantity": quantity, "cause": why}
     grid = over_heads(reading.estimates["change"], choices=where, model=cap.model_name)
     switch = partial(switch_head, edits, cap)
     blocks.show_heads(grid, (layer, head), select, "intervene-grid", off=ablated(edits, cap), on_switch=switch)

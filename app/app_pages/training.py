@@ -194,9 +194,9 @@ def play_on(options: list[str]) -> None:
 def show_curves(reading, layer: int, head: int, query: int, code: str) -> None:
     """Statistics of all heads over the steps, the chosen one set apart."""
     st.markdown(f"#### All heads along the training, L{layer}H{head} set apart")
-    there = [name for name in STATISTICS if reading.estimates[name].notnull().any()]
-    with blocks.beside(*(f"training-{name}" for name in there), least=380) as places:
-        for name, place in zip(there, places):
+    names = [name for name in STATISTICS if reading.estimates[name].notnull().any()]
+    with blocks.beside(*(f"training-{name}" for name in names), least=380) as places:
+        for name, place in zip(names, places):
             with place, in_words():
                 figure = figures.training(reading.estimates, statistic=name, layer=layer, head=head)
                 title = reading.estimates[name].attrs["long_name"]

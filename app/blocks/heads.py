@@ -26,7 +26,7 @@ def show_heads(
     switched off or on (a click with shift, or the key x). Heads in `off` are crossed out.
     """
 
-    def told(event: str, act) -> None:
+    def pass_on(event: str, act) -> None:
         place = (st.session_state.get(key) or {}).get(event)
         if place and act is not None:
             act(int(place["layer"]), int(place["head"]))
@@ -36,8 +36,8 @@ def show_heads(
         _grid()(
             data=buffer,
             key=key,
-            on_chosen_change=lambda: told("chosen", on_pick),
-            on_off_change=lambda: told("off", on_switch),
+            on_chosen_change=lambda: pass_on("chosen", on_pick),
+            on_off_change=lambda: pass_on("off", on_switch),
         )
 
 

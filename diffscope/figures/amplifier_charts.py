@@ -100,9 +100,9 @@ def ranks(estimates: xr.Dataset, definition: str = "erank") -> Figure:
     """Effective ranks of λ·A2, A1 and D of every head, beside its rows permuted and the uniform map."""
     chosen = estimates.sel(definition=definition, rank_control=list(RANKS), ranked_map=["lambda_A2", "A1", "D"])
     standard = not chosen["effective_rank"].sel(ranked_map="lambda_A2").notnull().any()
-    there = chosen.sel(ranked_map=["D"]) if standard else chosen
-    there = _worded(there, ranked_map={"D": "A"} if standard else MAPS, rank_control=RANKS)
-    rank, error = (by_head(there[name]) for name in ("effective_rank", "effective_rank_error"))
+    drawn = chosen.sel(ranked_map=["D"]) if standard else chosen
+    drawn = _worded(drawn, ranked_map={"D": "A"} if standard else MAPS, rank_control=RANKS)
+    rank, error = (by_head(drawn[name]) for name in ("effective_rank", "effective_rank_error"))
     return curves(
         _titled(rank, definition),
         x="head",
@@ -208,10 +208,10 @@ def added(estimates: xr.Dataset) -> Figure:
     values = contribution.sel(branch=[FIRST, SECOND, OTHER])
     low = contribution.sel(branch=[FIRST, SECOND, LEAST_OTHER]).assign_coords(branch=values["branch"])
     high = contribution.sel(branch=[FIRST, SECOND, LARGEST_OTHER]).assign_coords(branch=values["branch"])
-    there = values["branch"][values.notnull().any(["layer", "head", "target"]).values]
-    names = {} if SECOND in there else {FIRST: "A"}
+    branches = values["branch"][values.notnull().any(["layer", "head", "target"]).values]
+    names = {} if SECOND in branches else {FIRST: "A"}
     words = {"target": TARGETS, "branch": names}
-    values, low, high = (by_head(_worded(each.sel(branch=there), **words)) for each in (values, low, high))
+    values, low, high = (by_head(_worded(each.sel(branch=branches), **words)) for each in (values, low, high))
     return curves(
         _titled(values, "added, directly"),
         x="head",
@@ -272,8 +272,8 @@ def _with_sigma(values: xr.DataArray) -> xr.DataArray:
 def _beside_controls(values: xr.DataArray) -> tuple[xr.DataArray, xr.DataArray, xr.DataArray]:
     """Values of every head and the middle of its controls, and the range of these."""
     if "span" in values.dims:  # without a marked answer there is none to draw
-        there = [str(name) for name in values["span"].values if name != "answer" or values.sel(span=name).notnull().any()]
-        values = values.sel(span=there)
+        spans = [str(name) for name in values["span"].values if name != "answer" or values.sel(span=name).notnull().any()]
+        values = values.sel(span=spans)
     values, low, high = _ranged(values)
     return by_head(values), by_head(low), by_head(high)
 

@@ -117,7 +117,7 @@ def maps(
             raise DiffscopeError(
                 "a grid is chosen by layers= and heads=, and has one scale; leave layer, head, scale and limit out"
             )
-        captures = {name: one_prompt(one, prompt) for name, one in captures_of(cap).items()}
+        captures = {name: one_prompt(capture, prompt) for name, capture in captures_of(cap).items()}
         data = _grid.data(captures, layers, heads, _one_name(names), queries, keys, size or _grid.SIZE)
         return KINDS["grid"].figure(data, venue, wide, width, contrast=contrast, title=title)
     if isinstance(cap, Comparison) and names is not None:

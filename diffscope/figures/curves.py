@@ -221,9 +221,12 @@ def _single(part: xr.Dataset, places: list, name: str, colour: str) -> list[dict
     labels = [[for_html(str(label)), str(place)] for place in places for label in part["point"].values]
     words = f"{for_html(name)}<br>" if name else ""
     look = {"mode": "markers", "marker": {"size": 4, "color": colour, "opacity": 0.4}, "offsetgroup": for_html(name)}
-    told = {"customdata": labels, "hovertemplate": f"{words}%{{customdata[1]}}, %{{customdata[0]}}: %{{y:.4g}}<extra></extra>"}
+    labelled = {
+        "customdata": labels,
+        "hovertemplate": f"{words}%{{customdata[1]}}, %{{customdata[0]}}: %{{y:.4g}}<extra></extra>",
+    }
     at = [place for place in places for _ in range(values.shape[1])]
-    return [{"type": "scatter", "x": at, "y": values.ravel(), "name": ""} | look | told]
+    return [{"type": "scatter", "x": at, "y": values.ravel(), "name": ""} | look | labelled]
 
 
 def _traces(part: xr.Dataset, places: list, name: str, colour: str, style: str) -> list[dict]:

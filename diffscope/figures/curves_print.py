@@ -130,18 +130,18 @@ def _bars_or_lines(ax, part: xr.Dataset, places: np.ndarray, colours: Mapping[st
     above = np.zeros(len(places))
     below = np.zeros(len(places))
     for number, (name, colour) in enumerate(colours.items()):
-        one = part.isel(series=number)
-        values = shown(one, "value")
+        series = part.isel(series=number)
+        values = shown(series, "value")
         marker = MARKERS[inks.index(colour) % len(MARKERS)]
         aside = (number - (count - 1) / 2) / count
         ends = {}
-        if "low" in one:
-            ends = {"yerr": np.stack(spread(one))}
+        if "low" in series:
+            ends = {"yerr": np.stack(spread(series))}
         label = for_print(name) if name else None
-        numbers = "at" in one or places_of(one)[1]
+        numbers = "at" in series or places_of(series)[1]
         beside = 0.0 if style == "lines" or numbers else 0.4 * aside
-        if "points" in one:
-            single = shown(one, "points")
+        if "points" in series:
+            single = shown(series, "points")
             at = np.repeat(places + beside, single.shape[1])
             ax.plot(at, single.ravel(), color=colour, ls="", marker="o", ms=2.4, mew=0, alpha=0.5)
         if style == "stacked":
@@ -160,11 +160,11 @@ def _bars_or_lines(ax, part: xr.Dataset, places: np.ndarray, colours: Mapping[st
                 **ends,
             )
         elif style == "lines":
-            line = IN_PRINT[dash_of(one, name)]
+            line = IN_PRINT[dash_of(series, name)]
             size = 2.6 if line == "-" else 1.6
             ax.errorbar(places, values, color=colour, ls=line, marker=marker, ms=size, elinewidth=0.6, label=label, **ends)
         else:
-            _points(ax, one, places + beside, colour, marker, label, ends)
+            _points(ax, series, places + beside, colour, marker, label, ends)
 
 
 def _points(ax, part: xr.Dataset, places: np.ndarray, colour: str, marker: str, label: str | None, ends: dict) -> None:

@@ -14,8 +14,7 @@ from diffscope.figures.canvas import canvas, finish_print, finish_screen
 from diffscope.figures.escaping import for_html, for_print
 from diffscope.figures.selection import edited, one_prompt, position_of
 from diffscope.stats.averaging import averaged
-
-USUAL = {"map": ("D", "A1"), "span": ("answer", "sink"), "normalisation": ("share",)}
+from diffscope.stats.labels import at_labels
 
 
 def data(
@@ -56,7 +55,9 @@ def of_two(comparison, statistic: str, query, prompt: int, measured: xr.Dataset 
     first = of_models[0].attrs
     selections = " or ".join(dict.fromkeys(dataset.attrs["selection"] for dataset in of_models))
     title = " · ".join(word for word in (first["long_name"], selections) if word)
-    edits = "; ".join(f"{name}: {one.facts['edits']}" for name, one in zip(comparison.names, comparison.captures) if edited(one))
+    edits = "; ".join(
+        f"{name}: {capture.facts['edits']}" for name, capture in zip(comparison.names, comparison.captures) if edited(capture)
+    )
     return together.assign_attrs(long_name=title, units=first["units"], model=" and ".join(comparison.names), edits=edits)
 
 
@@ -79,7 +80,7 @@ def over_heads(array: xr.DataArray, query=-1, prompt: int = 0, choices: dict | N
     attrs = dict(array.attrs)
     if "prompt" in array.dims:
         array = array.isel(prompt=prompt)
-    array, words = _chosen(array, dict(choices or {}))
+    array, words = at_labels(array, choices or {})
     if "query" in array.dims and query == "mean":
         array, _, over = averaged(array, ["query"])
         words.append(f"{array.attrs['averaged']} over {over[0]}")
@@ -109,25 +110,6 @@ def by_head(values: xr.DataArray) -> xr.DataArray:
     names = [f"L{layer}H{head}" for layer, head in flat["place"].values]
     flat = flat.drop_vars(["place", "layer", "head"]).rename(place="head").assign_coords(head=names)
     return flat.transpose("head", ...)
-
-
-def _chosen(array: xr.DataArray, choices: dict[str, str]) -> tuple[xr.DataArray, list[str]]:
-    """One label along every dimension but layer, head and query, and the labels in words."""
-    why = str(array.attrs.get("why", ""))
-    one_map = "standard attention" in why and "as the layer changes it" not in why  # D is A
-    words = []
-    for dim in [dim for dim in array.dims if dim not in ("layer", "head", "query")]:
-        labels = list(map(str, array[dim].values)) if dim in array.coords else list(map(str, range(array.sizes[dim])))
-        choice = str(choices.get(dim) or _usual(labels, dim))
-        if choice not in labels:
-            raise DiffscopeError(f"no {dim} {choice!r}: there are {', '.join(labels)}")
-        array = array.isel({dim: labels.index(choice)})
-        words.append("A" if one_map and dim == "map" and choice in ("A1", "D") else choice)
-    return array, words
-
-
-def _usual(labels: list[str], dim: str) -> str:
-    return next((name for name in USUAL.get(dim, ()) if name in labels), labels[0])
 
 
 def _at_query(array: xr.DataArray, query: int | None) -> tuple[xr.DataArray, str]:

@@ -104,13 +104,13 @@ def drawn_of(attention: LayerAttention, name: str) -> str:
     raise DiffscopeError(f"layer {attention.layer} has one map, and no {name}; choose D or A1, or other layers")
 
 
-def _chosen(what: str, choice: Choice, there: Sequence[int]) -> list[int]:
+def _chosen(what: str, choice: Choice, numbers: Sequence[int]) -> list[int]:
     if choice is None or (isinstance(choice, str) and choice == "all"):
-        return list(there)
+        return list(numbers)
     if isinstance(choice, str) or not len(list(choice)):
         raise DiffscopeError(f'{what}s are numbers, such as [0, 2], or "all"; not {choice!r}')
     for number in choice:
-        check_index(what, number, list(there))
+        check_index(what, number, list(numbers))
     return list(choice)
 
 

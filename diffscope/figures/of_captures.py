@@ -89,10 +89,10 @@ def allocation(
     if head is not None and layer is None:
         raise DiffscopeError(f"head {head} is of a layer; give layer= too")
     estimates = {name: divided(cap, query).estimates for name, cap in captures.items()}
-    for name, one in estimates.items():
+    for name, table in estimates.items():
         for dim, label in {"map": map, "normalisation": normalisation, "layer": layer, "head": head}.items():
-            _check_label(one["allocation"], dim, label)
-        estimates[name] = _of_one_layer(one.mean("prompt") if "prompt" in one.dims else one, layer)
+            _check_label(table["allocation"], dim, label)
+        estimates[name] = _of_one_layer(table.mean("prompt") if "prompt" in table.dims else table, layer)
     heads = None if head is None else dict.fromkeys(estimates, (layer, head))
     bars = bars_of_all(estimates, map=map, normalisation=normalisation, heads=heads)
     sides = list(estimates)
@@ -171,44 +171,38 @@ def statistic_by_layer(
     >>> figures.statistic_by_layer(cap, statistic=["entropy", "gini"])
     <diffscope figure 'statistic_by_layer' of value, points (panel: 2, series: 2, x: 4, point: 2)>
     """
+    from diffscope.readings.by_layer import by_layer  # which loads code of models
+    from diffscope.readings.pairing import compares_maps
+
     captures = captures_of(subject)
     query = checked_query(query, "mean")
     names = [statistic] if isinstance(statistic, str) else list(statistic)
     if not names:
         raise DiffscopeError("no statistic was chosen; give one, such as 'entropy'")
     choices = {"map": map, "span": span, "normalisation": normalisation, **(where or {})}
-    tables = {name: _by_layer.of_statistic(captures, name, choices, query) for name in names}
-    heads = xr.concat(list(tables.values()), xr.DataArray(list(tables), dims="statistic", name="statistic"), join="outer")
-    series = list(dict.fromkeys(str(label) for table in tables.values() for label in table["series"].values))
-    heads = heads.sel(series=series)
-    middle = xr.concat([_by_layer.middle(table) for table in tables.values()], heads["statistic"], join="outer").sel(
-        series=series
-    )
-    titles = [_by_layer.titled(table) for table in tables.values()]
-    single = len(names) == 1
+    estimates = {name: by_layer(captures, name, choices=choices, query=query).estimates for name in names}
+    tables = {name: _by_layer.shown(table) for name, table in estimates.items()}
+    abouts = [table["heads"].attrs for table in tables.values()]
+    titles = [_by_layer.titled(table["heads"]) for table in tables.values()]
+    heads, middle = (_beside(tables, part, titles) for part in ("heads", "middle"))
     figure = curves(
-        (middle.isel(statistic=0, drop=True) if single else middle.assign_coords(statistic=titles)).assign_attrs(
-            long_name=titles[0] if single else "", units="1"
-        ),
+        middle,
         x="layer",
         series="series",
-        panels=None if single else "statistic",
-        points=heads.isel(statistic=0, drop=True) if single else heads.assign_coords(statistic=titles),
-        looks=_by_layer.looks(series, list(captures)),
+        panels="statistic" if len(names) > 1 else None,
+        points=heads,
+        looks=_by_layer.looks(tables, list(captures)),
         scale="own",
         venue=venue,
         wide=wide,
         width=width,
         title=title,
     )
-    facts = {
-        "statistic": ", ".join(names),
-        "query": str(query),
-        "selection": "; ".join(t.attrs["selection"] for t in tables.values()),
-    }
-    chosen = "; ".join(f"{words} of {table.attrs['selection']}" for words, table in zip(titles, tables.values()))
-    caption = f"{chosen}. Lines are the {_by_layer.averages(tables)} over heads, points single heads."
-    if query == "mean" and (lone := [name for name in names if _by_layer.has_pairing_control(name)]):
+    facts = {"statistic": ", ".join(names), "query": str(query), "selection": "; ".join(about["selection"] for about in abouts)}
+    chosen = "; ".join(f"{words} of {about['selection']}" for words, about in zip(titles, abouts))
+    averages = " or ".join(dict.fromkeys(table["middle"].attrs["averaged"] for table in tables.values()))
+    caption = f"{chosen}. Lines are the {averages} over heads, points single heads."
+    if query == "mean" and (lone := [name for name in names if compares_maps(name)]):
         caption += f" Over all queries {' and '.join(lone)} {'has' if len(lone) == 1 else 'have'} no control."
     return drawn("statistic_by_layer", figure, caption, edits=edits_of(captures), model=", ".join(captures), **facts)
 
@@ -263,20 +257,31 @@ def similarity(
     <diffscope figure 'similarity' of value, low, high (panel: 1, series: 2, x: 8)>
     """
     from diffscope.figures.amplifier_charts import beside_other_heads
+    from diffscope.readings.pairing import of_pair  # which loads code of models
 
     captures = captures_of(subject)
     at = int(checked_query(query))
-    values = {name: _by_layer.beside_null(cap, statistic, span, at) for name, cap in captures.items()}
-    if all(not one.notnull().any() for one in values.values()):
+    values = {name: of_pair(cap, statistic, span, at) for name, cap in captures.items()}
+    if all(not pair.notnull().any() for pair in values.values()):
         raise DiffscopeError(f"there is nothing to draw: {statistic} compares A1 and A2 on {span}, and is undefined everywhere")
-    lacking = [name for name, one in values.items() if not one.notnull().any()]
-    parts = {name: beside_other_heads(one) for name, one in values.items() if name not in lacking}
+    lacking = [name for name, pair in values.items() if not pair.notnull().any()]
+    parts = {name: beside_other_heads(pair) for name, pair in values.items() if name not in lacking}
     figure = panels_beside(parts, venue, wide, width, title)
     about = next(iter(values.values())).attrs
     caption = f"{about['long_name']} on {span} keys, {about['definition']}, beside the same with the A2 of other heads (range)."
     caption += f" Undefined: {', '.join(lacking)}." if lacking else ""
     facts = {"statistic": statistic, "span": span, "query": at}
     return drawn("similarity", figure, caption, edits=edits_of(captures), model=", ".join(values), **facts)
+
+
+def _beside(tables: Mapping[str, xr.Dataset], part: str, titles: Sequence[str]) -> xr.DataArray:
+    """One variable of several statistics along ``statistic``, called by their titles; of one as it is."""
+    arrays = [table[part].drop_vars(["model", "control"]) for table in tables.values()]
+    if len(arrays) == 1:
+        return arrays[0].assign_attrs(long_name=titles[0], units="1")
+    series = list(dict.fromkeys(str(label) for array in arrays for label in array["series"].values))
+    together = xr.concat(arrays, xr.DataArray(list(titles), dims="statistic", name="statistic"), join="outer")
+    return together.sel(series=series).assign_attrs(long_name="", units="1")
 
 
 def _of_one_layer(estimates: xr.Dataset, layer: int | None) -> xr.Dataset:

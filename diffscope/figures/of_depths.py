@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import xarray as xr
 
@@ -19,9 +19,16 @@ if TYPE_CHECKING:
     Readings = Reading | xr.Dataset | Mapping[str, Reading | xr.Dataset]
 
 READING = "diffscope.readings.depths(scope)"
-SPANS = {"answer": ("answer", "solid"), "irrelevant": ("irrelevant tokens", "dash")}
+DASHES = {"answer": "solid", "irrelevant": "dash"}
+WORDS = {
+    "answer": "the answer",
+    "needles": "distractors",
+    "query": "the question",
+    "irrelevant": "irrelevant tokens",
+    "sink": "the first token",
+}
 UNIFORM = "uniform attention"
-QUANTITIES = {"exact": "share of exact answers", "log_odds": "log-odds of the answer", "answer": "attention on the answer"}
+QUANTITIES = {"exact": "share of exact answers", "log_odds": "log-odds of the answer"}
 
 
 def by_depth(
@@ -29,6 +36,7 @@ def by_depth(
     *,
     length: int | None = None,
     map: str = "D",
+    span: str | None = None,
     venue: str | None = None,
     wide: bool | None = None,
     width: float | None = None,
@@ -37,8 +45,9 @@ def by_depth(
     """What the last query gives to the answer and to irrelevant tokens by depth of the answer, in all four normalisations.
 
     The form of Table 3 of "Differential Transformer" (Ye et al., 2024), of any number of models. Lines are means over heads, then
-    layers, then prompts, with one standard error over prompts; which normalisation the paper used was not published. In grey, the
-    share of keys that the query sees: what uniform attention would give.
+    layers, then prompts, with one standard error over prompts; which normalisation the paper used was not published. Beside them,
+    the share of keys that the query sees: what uniform attention would give, in grey where that is the same for all models, else
+    dotted, in the colour of each. Nothing is averaged over models.
 
     Parameters
     ----------
@@ -47,6 +56,8 @@ def by_depth(
     length : int, optional
         Of the prompts in tokens; by default the longest that all were measured on.
     map : {"D", "A1", "A2"}
+    span : str, optional
+        The only one that lines are of; by default both the answer and irrelevant tokens.
     venue, wide, width, title
         As of :func:`diffscope.figures.maps`.
 
@@ -58,7 +69,7 @@ def by_depth(
     Raises
     ------
     DiffscopeError
-        It is of something else, there is no such length or map, models were measured on other prompts, or all is undefined.
+        It is of something else, there is no such length, map or span, models were measured on other prompts, or all is undefined.
 
     Examples
     --------
@@ -68,29 +79,33 @@ def by_depth(
     >>> figures.by_depth(reading)
     <diffscope figure 'by_depth' of value, low, high (panel: 4, series: 4, x: 5)>
     """
-    from diffscope.readings.depths import common_lengths  # which loads code of models
+    from diffscope.readings.controls import once_or_each  # which loads code of models
+    from diffscope.readings.depths import common_lengths
 
     estimates = estimates_of(subject, "mass_of_prompt", READING)
     common = common_lengths(estimates)
     tokens = common[-1] if length is None else length
-    chosen = {name: _chosen(one, length=tokens, map=map) for name, one in estimates.items()}
+    lines = list(DASHES) if span is None else [span]
+    chosen = {name: _chosen(table, length=tokens, map=map, span=lines) for name, table in estimates.items()}
     colours = dict(zip(chosen, theme.SERIES * len(chosen)))
     rows: dict[str, xr.DataArray] = {}
     errors: dict[str, xr.DataArray] = {}
     looks = {}
-    for name, one in chosen.items():
-        for span, (words, dash) in SPANS.items():
-            label = f"{name}: {words}"
-            rows[label] = one["mass"].sel(span=span, drop=True)
-            errors[label] = one["mass_se"].sel(span=span, drop=True)
-            looks[label] = (colours[name], dash)
-    for span, (words, dash) in SPANS.items():  # the same of all models on the same prompts, and nearly so of others
-        uniform = together({name: one["uniform"].sel(span=span, drop=True) for name, one in chosen.items()}).mean("model")
-        label = f"{UNIFORM}: {words}"
-        rows[label] = uniform.broadcast_like(next(iter(rows.values())))
-        errors[label] = rows[label].where(False)
-        looks[label] = (theme.MUTED, dash)
-    values = together({label: row for label, row in rows.items()}, "series").assign_attrs(long_name="attention", units="1")
+    for name, table in chosen.items():
+        for line in lines:
+            label = _line(name, line, lines)
+            rows[label] = table["mass"].sel(span=line, drop=True)
+            errors[label] = table["mass_se"].sel(span=line, drop=True)
+            looks[label] = (colours[name], DASHES.get(line, "solid"))
+    shape = next(iter(rows.values()))
+    for name, uniform in once_or_each({name: table["uniform"] for name, table in chosen.items()}).items():
+        for line in lines:
+            label = _line(_uniform(name), line, lines)
+            rows[label] = uniform.sel(span=line, drop=True).broadcast_like(shape)
+            errors[label] = rows[label].where(False)
+            looks[label] = (colours[name], "dot") if name else (theme.MUTED, DASHES.get(line, "solid"))
+    about = "attention" if span is None else f"attention on {_words(span)}"
+    values = together(rows, "series").assign_attrs(long_name=about, units="1")
     error = xr.concat(list(errors.values()), values["series"], coords="minimal", compat="override")
     figure = curves(
         values,
@@ -106,19 +121,20 @@ def by_depth(
         title=title,
     )
     first = next(iter(chosen.values()))
-    within = ", ± standard error over prompts" if any(one["mass_se"].notnull().any() for one in chosen.values()) else ""
+    within = ", ± standard error over prompts" if any(table["mass_se"].notnull().any() for table in chosen.values()) else ""
+    keys = " and on ".join(_words(line) for line in lines)
     caption = (
-        f"{map} of the last query on the answer and on irrelevant tokens by depth of the answer, prompts of {tokens} tokens; "
+        f"{map} of the last query on {keys} by depth of the answer, prompts of {tokens} tokens; "
         f"mean over {first.attrs['averaged_over']}{within}."
     )
-    facts = {"length": int(tokens), "map": map, "prompts": int(first.attrs["prompts"])}
+    facts = {"length": int(tokens), "map": map, "span": span, "prompts": int(first.attrs["prompts"])}
     return drawn("by_depth", figure, caption, edits=edits_of(chosen), model=", ".join(chosen), **facts)
 
 
 def depth_by_length(
     subject: Readings,
     *,
-    quantity: Literal["exact", "log_odds", "answer"] = "exact",
+    quantity: str = "exact",
     map: str = "D",
     normalisation: str = "share",
     venue: str | None = None,
@@ -126,19 +142,19 @@ def depth_by_length(
     width: float | None = None,
     title: str | None = None,
 ) -> Figure:
-    """Whether a model answers, or looks at the answer, by depth of the answer and length of the prompt, as cells.
+    """Whether a model answers, or where it looks, by depth of the answer and length of the prompt, as cells.
 
     Every cell is a mean over prompts; below it stands one standard error over prompts, or for exact answers half the width of
-    their 95 % interval (Wilson). Of attention, a panel has what uniform attention would give. Of several models these are the
-    lengths that all were measured on.
+    their 95 % interval (Wilson). Of attention, a panel has what uniform attention would give: one where that is the same for all
+    models, else one each; nothing is averaged over models. Of several models these are the lengths that all were measured on.
 
     Parameters
     ----------
     subject : Reading, its estimates, or mapping of str to either
         Of :func:`diffscope.readings.depths`, by model; each is a panel.
-    quantity : {"exact", "log_odds", "answer"}
-        The share of exact answers; log-odds of the answer against all distractors, in nats; or attention on the answer, mean over
-        heads, then layers.
+    quantity : {"exact", "log_odds"} or str
+        The share of exact answers; log-odds of the answer against all distractors, in nats; or the attention on a span such as
+        "answer", mean over heads, then layers.
     map, normalisation : str
         Of the attention.
     venue, wide, width, title
@@ -163,38 +179,41 @@ def depth_by_length(
     >>> figures.depth_by_length(reading, quantity="log_odds")
     <diffscope figure 'depth_by_length' of value, error (panel: 1, y: 2, x: 5)>
     """
-    from diffscope.readings.depths import common_lengths  # which loads code of models
+    from diffscope.readings.controls import once_or_each  # which loads code of models
+    from diffscope.readings.depths import common_lengths
 
     estimates = estimates_of(subject, "mass_of_prompt", READING)
-    if quantity not in QUANTITIES:
-        raise DiffscopeError(f"there is no quantity {quantity!r}; choose from {', '.join(QUANTITIES)}")
+    known = [*QUANTITIES, *next(iter(estimates.values()))["span"].values.tolist()]
+    if quantity not in known:
+        raise DiffscopeError(f"there is no quantity {quantity!r}; choose from {', '.join(known)}")
     lengths = common_lengths(estimates)
-    estimates = {name: one.sel(length=lengths) for name, one in estimates.items()}
+    estimates = {name: table.sel(length=lengths) for name, table in estimates.items()}
     values: dict[str, xr.DataArray] = {}
     errors: dict[str, xr.DataArray] = {}
     counts: list[int] = []
-    for name, one in estimates.items():
+    for name, table in estimates.items():
         if quantity == "exact":
-            values[name], errors[name] = one["exact"], (one["exact_high"] - one["exact_low"]) / 2
-            of_prompt = one["exact_of_prompt"]
+            values[name], errors[name] = table["exact"], (table["exact_high"] - table["exact_low"]) / 2
+            of_prompt = table["exact_of_prompt"]
         elif quantity == "log_odds":
-            values[name], errors[name] = one["log_odds"], one["log_odds_se"]
-            of_prompt = one["log_odds_of_prompt"]
+            values[name], errors[name] = table["log_odds"], table["log_odds_se"]
+            of_prompt = table["log_odds_of_prompt"]
         else:
-            mass = _chosen(one, map=map, normalisation=normalisation).sel(span="answer", drop=True)
+            mass = _chosen(table, map=map, normalisation=normalisation, span=quantity)
             values[name], errors[name] = mass["mass"], mass["mass_se"]
             of_prompt = mass["mass_of_prompt"]
         counts += of_prompt.notnull().sum("prompt").values.ravel().tolist()
     facts: dict[str, Any] = {}
-    words = QUANTITIES[quantity]
-    if quantity == "answer":
-        uniform = next(iter(estimates.values()))["uniform"].sel(span="answer", drop=True)
-        values[UNIFORM], errors[UNIFORM] = uniform, uniform.where(False)
+    words = QUANTITIES.get(quantity, f"attention on {_words(quantity)} ({normalisation} of {map})")
+    if quantity not in QUANTITIES:
+        controls = {name: table["uniform"].sel(span=quantity, drop=True) for name, table in estimates.items()}
+        for name, uniform in once_or_each(controls).items():
+            values[_uniform(name)] = uniform
+            errors[_uniform(name)] = uniform.where(False)
         facts = {"map": map, "normalisation": normalisation}
-        words = f"{words} ({normalisation} of {map})"
-    table = together(values).assign_attrs(long_name=words, units="nats" if quantity == "log_odds" else "1")
-    error = xr.concat(list(errors.values()), table["model"], coords="minimal", compat="override", join="outer")
-    figure = cells(table, x="depth", y="length", panels="model", error=error, venue=venue, wide=wide, width=width, title=title)
+    panels = together(values).assign_attrs(long_name=words, units="nats" if quantity == "log_odds" else "1")
+    error = xr.concat(list(errors.values()), panels["model"], coords="minimal", compat="override", join="outer")
+    figure = cells(panels, x="depth", y="length", panels="model", error=error, venue=venue, wide=wide, width=width, title=title)
     first = next(iter(estimates.values()))
     below = "half their 95 % interval (Wilson)" if quantity == "exact" else "its standard error over prompts"
     within = f", ± {below}" if error.notnull().any() else ""
@@ -203,12 +222,25 @@ def depth_by_length(
     return drawn("depth_by_length", figure, caption, model=", ".join(estimates), **facts)
 
 
-def _chosen(estimates: xr.Dataset, **labels: int | str) -> xr.Dataset:
-    """One label along each of some dimensions."""
+def _uniform(model: str) -> str:
+    """What uniform attention over a model's keys is called; of all models without a name."""
+    return f"{UNIFORM} ({model})" if model else UNIFORM
+
+
+def _line(name: str, span: str, spans: list[str]) -> str:
+    """What a line is called: by its span too where lines are of several."""
+    return name if len(spans) == 1 else f"{name}: {_words(span).removeprefix('the ')}"
+
+
+def _words(span: str) -> str:
+    return WORDS.get(span, span)
+
+
+def _chosen(estimates: xr.Dataset, **labels: int | str | list[str]) -> xr.Dataset:
+    """One label along each of some dimensions, or several."""
     for dim, label in labels.items():
         known = estimates[dim].values.tolist()
-        if label not in known:
-            raise DiffscopeError(
-                f"there is no {dim} {label!r} in these estimates; choose from {', '.join(str(k) for k in known)}"
-            )
-    return estimates.sel(labels)
+        if unknown := [each for each in (label if isinstance(label, list) else [label]) if each not in known]:
+            words = ", ".join(map(str, known))
+            raise DiffscopeError(f"there is no {dim} {unknown[0]!r} in these estimates; choose from {words}")
+    return estimates.sel(labels).drop_vars(dim for dim, label in labels.items() if not isinstance(label, list))

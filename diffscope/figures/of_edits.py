@@ -147,13 +147,13 @@ def ablation(
     <diffscope figure 'ablation' of value, error (panel: 1, y: 2, x: 2)>
     """
     estimates = estimates_of(subject, "everything", "diffscope.readings.ablations(scope, prompts)")
-    named = {f"{name} ({_everything(one)})": one for name, one in estimates.items()}
-    values = together({name: one["change"] for name, one in named.items()})
-    errors = [one["change_se"] for one in named.values()]
+    named = {f"{name} ({_everything(table)})": table for name, table in estimates.items()}
+    values = together({name: table["change"] for name, table in named.items()})
+    errors = [table["change_se"] for table in named.values()]
     error = xr.concat(errors, values["model"], coords="minimal", compat="override", join="outer")
     values = values.assign_attrs(long_name="change of log-odds", units="nats")
     figure = cells(values, panels="model", error=error, venue=venue, wide=wide, width=width, title=title)
-    whats = " or ".join(dict.fromkeys(TAKEN[one.attrs["what"]] for one in estimates.values()))
+    whats = " or ".join(dict.fromkeys(TAKEN[table.attrs["what"]] for table in estimates.values()))
     prompts = _scored(estimates, "log_odds_of_prompt")
     within = " ± standard error" if _has_errors(estimates, ["change_se"]) else ""
     caption = (
@@ -165,10 +165,10 @@ def ablation(
 def _of_score(estimates: Mapping[str, xr.Dataset], name: str) -> xr.Dataset:
     """One score of all readings and of the unedited models, (series, edit): its mean, its error and its prompts."""
     parts: dict[str, xr.Dataset] = {}
-    for label, one in estimates.items():
-        edited = {"value": one[name], "error": one[f"{name}_se"], "points": one[f"{name}_of_prompt"]}
+    for label, table in estimates.items():
+        edited = {"value": table[name], "error": table[f"{name}_se"], "points": table[f"{name}_of_prompt"]}
         parts[label] = xr.Dataset(edited)
-        flat = one[f"unedited_{name}"].broadcast_like(one[name])
+        flat = table[f"unedited_{name}"].broadcast_like(table[name])
         parts[f"{label}{UNEDITED}"] = xr.Dataset(
             {"value": flat, "error": flat.where(False), "points": edited["points"].where(False)}
         )
@@ -178,12 +178,12 @@ def _of_score(estimates: Mapping[str, xr.Dataset], name: str) -> xr.Dataset:
 
 def _scored(estimates: Mapping[str, xr.Dataset], name: str) -> str:
     """Of how many prompts a score is defined: without distractors a prompt has no log-odds."""
-    return ", ".join(dict.fromkeys(str(int(one[name].notnull().sum())) for one in estimates.values()))
+    return ", ".join(dict.fromkeys(str(int(table[name].notnull().sum())) for table in estimates.values()))
 
 
 def _has_errors(estimates: Mapping[str, xr.Dataset], names: Sequence[str]) -> bool:
     """Whether any of some standard errors is defined."""
-    return any(bool(one[name].notnull().any()) for one in estimates.values() for name in names)
+    return any(bool(table[name].notnull().any()) for table in estimates.values() for name in names)
 
 
 def _everything(estimates: xr.Dataset) -> str:

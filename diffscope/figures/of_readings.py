@@ -85,7 +85,7 @@ def amplifier(
     variable, chart = known[quantity]
     estimates = _read(subject, partial(read, ranks=False), variable, "diffscope.readings.amplifier(cap)")
     drawn_of, lacking = _where_defined(estimates, variable)
-    figure = panels_beside({name: chart(one) for name, one in drawn_of.items()}, venue, wide, width, title)
+    figure = panels_beside({name: chart(table) for name, table in drawn_of.items()}, venue, wide, width, title)
     first = next(iter(drawn_of.values()))
     ends = " and range" if "low" in figure.data else ""
     beside = BESIDE.get(quantity, f"beside the same with the A2 of other heads ({rule(first[variable])}{ends})")
@@ -146,19 +146,19 @@ def rejection(
         raise DiffscopeError("choose one head along σ (layer= and head=), all heads at one strength (sigma=), or neither")
     estimates = _read(subject, read, "cmrr_injected", "diffscope.readings.rejection(cap)")
     drawn_of, lacking = _where_defined(estimates, "cmrr_injected")
-    for one in drawn_of.values():
+    for table in drawn_of.values():
         for dim, label in {"layer": layer, "head": head, "sigma": sigma}.items():
-            known = one[dim].values.tolist()
+            known = table[dim].values.tolist()
             if label is not None and label not in known:
                 raise DiffscopeError(f"there is no {dim} {label!r} in these estimates; choose from {', '.join(map(str, known))}")
     if sigma is not None:
-        parts = {name: charts.rejected(one, sigma) for name, one in drawn_of.items()}
+        parts = {name: charts.rejected(table, sigma) for name, table in drawn_of.items()}
         what = f"every head at σ = {sigma:g} nats, ± standard error over draws"
     elif layer is not None and head is not None:
-        parts = {name: charts.rejected_by_sigma(one, layer, head) for name, one in drawn_of.items()}
+        parts = {name: charts.rejected_by_sigma(table, layer, head) for name, table in drawn_of.items()}
         what = f"layer {layer}, head {head}, ± standard error over draws"
     else:
-        parts = {name: charts.rejected_by_all(one) for name, one in drawn_of.items()}
+        parts = {name: charts.rejected_by_all(table) for name, table in drawn_of.items()}
         what = "median over heads, points single heads"
     figure = panels_beside(parts, venue, wide, width, title)
     caption = f"Common-mode rejection by injection, {what}, beside the same with the A2 of other heads.{_undefined(lacking)}"
@@ -214,11 +214,11 @@ def anatomy(
     estimates = estimates_of(subject, "shapley", "diffscope.readings.composition(cap, others)")
     if way not in ("shapley", "added", "alone"):
         raise DiffscopeError(f"there is no way {way!r} to share a map among its parts; choose shapley, added or alone")
-    parts = {name: charts.made_of_beside_next(one, way) for name, one in estimates.items()}
+    parts = {name: charts.made_of_beside_next(table, way) for name, table in estimates.items()}
     figure = panels_beside(parts, venue, wide, width, title)
     first = next(iter(estimates.values()))
     others = first.attrs["others"]
-    having = [name for name, one in estimates.items() if one[way].sel(map="A2", control=NEXT).notnull().any()]
+    having = [name for name, table in estimates.items() if table[way].sel(map="A2", control=NEXT).notnull().any()]
     of_those = "" if len(having) == len(estimates) else f" of {' and '.join(having)}"
     beside = f", beside A2 of the next head{of_those}" if having else ""
     caption = f"What each map is made of ({way} shares){beside}; profiles are of {others} other prompts."
@@ -269,8 +269,8 @@ def attribution(
 
     estimates = estimates_of(subject, "contribution", "diffscope.readings.branches(scope, question)")
     parts = {}
-    for name, one in estimates.items():
-        parts[name] = charts.added_by_prompts(one) if "prompt" in one["contribution"].dims else charts.added(one)
+    for name, table in estimates.items():
+        parts[name] = charts.added_by_prompts(table) if "prompt" in table["contribution"].dims else charts.added(table)
     figure = panels_beside(parts, venue, wide, width, title)
     caption = "What each branch of each head adds to logits, directly; the control, where there is one, has A2 of other prompts."
     return drawn("attribution", figure, caption, edits=edits_of(estimates), model=", ".join(estimates))
@@ -288,7 +288,7 @@ def _read(subject: Any, read: Any, variable: str, reading: str) -> dict[str, xr.
 
 def _where_defined(estimates: Mapping[str, xr.Dataset], variable: str) -> tuple[dict[str, xr.Dataset], list[str]]:
     """Those in which a variable is defined, and the names of the others."""
-    defined = {name: one for name, one in estimates.items() if bool(np.isfinite(one[variable]).any())}
+    defined = {name: table for name, table in estimates.items() if bool(np.isfinite(table[variable]).any())}
     if not defined:
         raise DiffscopeError(f"there is nothing to draw: {variable} is undefined everywhere, as it is of standard attention")
     return defined, [name for name in estimates if name not in defined]

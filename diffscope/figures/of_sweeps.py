@@ -11,10 +11,10 @@ import xarray as xr
 
 from diffscope.errors import DiffscopeError
 from diffscope.figures.base import Figure
-from diffscope.figures.heads import USUAL
 from diffscope.figures.of_values import curves
 from diffscope.figures.subjects import drawn, prompts_said
 from diffscope.stats.averaging import averaged, rule
+from diffscope.stats.labels import usual_label
 
 FIRST = ("length", "distractors", "needles", "n")  # fields of prompts that are drawn along, before others
 HEADS = ("layer", "head")
@@ -197,7 +197,7 @@ def _usual(values: xr.DataArray, roles: list[str]) -> tuple[xr.DataArray, list[s
         labels = [str(label) for label in values[dim].values.tolist()]
         if dim in ("model", "step") and len(labels) > 1:
             raise DiffscopeError(f"there are several of {dim}; draw it along x, series or panels, or choose one with where=")
-        label = next((name for name in USUAL.get(dim, ()) if name in labels), labels[0])
+        label = usual_label(labels, dim)
         values = values.isel({dim: labels.index(label)}, drop=dim != "model")
         words += [label] if dim not in ("model", "step") else []
     return values, words

@@ -54,11 +54,11 @@ def _numbered(names: list[str]) -> list[str]:
     """Names of which none comes twice."""
     times = Counter(names)
     seen: Counter = Counter()
-    told = []
+    labels = []
     for name in names:
         seen[name] += 1
-        told.append(name if times[name] == 1 else f"{name} ({seen[name]})")
-    return told
+        labels.append(name if times[name] == 1 else f"{name} ({seen[name]})")
+    return labels
 
 
 def estimates_of(subject: Any, needed: str, reading: str) -> dict[str, xr.Dataset]:
@@ -102,9 +102,14 @@ def together(parts: Mapping[str, xr.DataArray], dim: str = "model") -> xr.DataAr
     """
     names = xr.DataArray(list(parts), dims=dim, name=dim)
     values = xr.concat(list(parts.values()), names, join="outer", combine_attrs="override", coords="minimal", compat="override")
+    check_defined(values)
+    return values
+
+
+def check_defined(values: xr.DataArray) -> None:
+    """Raise DiffscopeError where every value is undefined."""
     if not values.notnull().any():
         raise DiffscopeError(f"there is nothing to draw: {values.attrs.get('long_name', values.name)} is undefined everywhere")
-    return values
 
 
 def undefined_said(values: xr.DataArray, dim: str) -> xr.DataArray:
@@ -118,16 +123,16 @@ def undefined_said(values: xr.DataArray, dim: str) -> xr.DataArray:
 def edits_of(parts: Mapping[str, Capture | CaptureBatch | xr.Dataset]) -> str:
     """The edits that captures were made or readings taken under: of all, or with the names of those that had them."""
     abouts = {name: part.attrs if isinstance(part, xr.Dataset) else part.facts for name, part in parts.items()}
-    told = {name: str(about.get("edits") or "") for name, about in abouts.items()}
-    if len(set(told.values())) == 1:
-        return next(iter(told.values()))
-    return ", ".join(f"{edits} ({name})" for name, edits in told.items() if edits)
+    edits = {name: str(about.get("edits") or "") for name, about in abouts.items()}
+    if len(set(edits.values())) == 1:
+        return next(iter(edits.values()))
+    return ", ".join(f"{words} ({name})" for name, words in edits.items() if words)
 
 
 def prompts_said(counts: Iterable[int]) -> str:
     """How many prompts, where places may have different numbers of them: 4 to 6 prompts; places with none are left out."""
-    there = [int(count) for count in counts if count] or [0]
-    least, most = min(there), max(there)
+    defined = [int(count) for count in counts if count] or [0]
+    least, most = min(defined), max(defined)
     many = f"{most} prompt{'' if most == 1 else 's'}"
     return many if least == most else f"{least} to {many}"
 
@@ -150,9 +155,9 @@ def checked_query(query: Any, *words: str) -> int | str:
 
 def drawn(name: str, figure: Figure, caption: str, *, edits: str = "", **facts: Any) -> Figure:
     """A figure under a name of its own, with a caption and facts in its attributes; the caption tells edits."""
-    told = f"{caption} Under {edits}." if edits else caption
+    sentence = f"{caption} Under {edits}." if edits else caption
     facts = {"edits": edits or None, **facts}
-    about = {"figure": name, "caption": told, **{key: value for key, value in facts.items() if value is not None}}
+    about = {"figure": name, "caption": sentence, **{key: value for key, value in facts.items() if value is not None}}
     return replace(figure, kind=replace(figure.kind, name=name), data=figure.data.assign_attrs(about))
 
 

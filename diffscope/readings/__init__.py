@@ -13,6 +13,7 @@ from diffscope.readings.allocation import allocation
 from diffscope.readings.amplifier import amplifier
 from diffscope.readings.bars import bars
 from diffscope.readings.branches import branches
+from diffscope.readings.by_layer import by_layer
 from diffscope.readings.composition import composition
 from diffscope.readings.depths import contrast, depths
 from diffscope.readings.differences import differences
@@ -36,6 +37,7 @@ __all__ = [
     "asked",
     "bars",
     "branches",
+    "by_layer",
     "composition",
     "contrast",
     "depths",

@@ -14,7 +14,7 @@ from diffscope.errors import DiffscopeError, UnsupportedModel
 from diffscope.readings.over_prompts import error_of_mean
 from diffscope.readings.reading import Reading, described
 from diffscope.readings.scores import LOG_ODDS, against_distractors, check_unedited, of_prompts, questions
-from diffscope.readings.words import counted, figures, numbered
+from diffscope.readings.words import LEAST, alike, change_in_nats, counted, figures, numbered, shortened
 from diffscope.scope import Scope
 
 WHAT = ("head", "A2")
@@ -119,9 +119,9 @@ def _heads(scope: Scope, ids: list[int], what: str) -> dict[int, int]:
     return {layer.layer: layer.n_heads for layer in layers if what == "head" or layer.differential}
 
 
-def _of_layers(chosen: list[int], there: list[int]) -> str:
+def _of_layers(chosen: list[int], all_layers: list[int]) -> str:
     """Which layers heads are of, in words; nothing where these are all that have such heads."""
-    if set(chosen) >= set(there):
+    if set(chosen) >= set(all_layers):
         return ""
     return f" of {numbered('layer', chosen)}"
 
@@ -149,24 +149,18 @@ def _estimates(change: xr.DataArray, everything: xr.DataArray, unedited: xr.Data
 
 
 def _sentence(estimates: xr.Dataset) -> str:
-    """The head whose absence costs most, how many cost anything, and what the absence of all costs."""
-    change, error = estimates["change"], estimates["change_se"]
+    """The heads whose absence costs most, how many cost anything, and what the absence of all costs."""
     what = {"head": "output", "A2": "second map"}[estimates.attrs["what"]]
     prompts = counted(int(estimates["log_odds_of_prompt"].notnull().sum()), "prompt")  # of those with distractors
     start = f"Of {figures(float(estimates['log_odds']))} nats of the answer's log-odds over {prompts}"
-    heads = change.stack(which=("layer", "head")).dropna("which")
-    worst = heads.isel(which=int(heads.values.argmin()))
-    place = f"L{int(worst['layer'])}H{int(worst['head'])}"
-    size = _with_error(float(worst), float(error.sel(layer=worst["layer"], head=worst["head"])))
-    known = bool(np.isfinite(error).any())
-    clear = int((abs(change) > CLEARLY * error).sum())
-    many = f"; {clear} of {counted(heads.size, 'head')} change it by more than two standard errors" if known else ""
-    whole = _with_error(float(estimates["everything"]), float(estimates["everything_se"]))
-    return (
-        f"{start}, the loss of one head's {what} takes most in {place}: {size}{many}. Without any of them the change is {whole}."
-    )
-
-
-def _with_error(value: float, error: float) -> str:
-    sign = "+" if value > 0 else ""
-    return f"{sign}{figures(value)}" + (f" ± {figures(error)}" if np.isfinite(error) else "") + " nats"
+    heads = estimates[["change", "change_se"]].stack(which=("layer", "head")).dropna("which", subset=["change"])
+    change, error = heads["change"].values, heads["change_se"].values
+    worst = [at for at in change.argsort() if alike(float(change[at]), float(change.min()))]
+    places = [f"L{layer}H{head}" for layer, head in heads["which"].values]
+    named = shortened([f"{places[at]} ({change_in_nats(float(change[at]), float(error[at]))})" for at in worst])
+    takes = "takes most in" if change.min() <= -LEAST else "takes nothing in any; least is gained in"
+    clear = int((abs(change) > np.maximum(CLEARLY * error, LEAST)).sum())
+    many = f"{clear} of {counted(change.size, 'head')} change it by more than two"
+    within = f"; ± is one standard error over {prompts}, and {many}" if np.isfinite(error).any() else ""
+    whole = change_in_nats(float(estimates["everything"]), float(estimates["everything_se"]))
+    return f"{start}, the loss of one head's {what} {takes} {named}{within}. Without any of them the change is {whole}."

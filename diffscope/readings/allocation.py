@@ -58,7 +58,7 @@ def allocation(cap: Capture | CaptureBatch, queries: Queries = -1) -> Reading:
     """
     cap = any_capture(cap)
     queries = -1 if is_last(queries, *(prompt.spans for prompt in cap.prompts)) else queries
-    tables = [_of_prompt(one, queries) for one in cap]
+    tables = [_of_prompt(prompt, queries) for prompt in cap]
     batch = isinstance(cap, CaptureBatch)
     shares = xr.concat(tables, "prompt", join="outer", combine_attrs="override") if batch else tables[0]
     values = shares["allocation"]

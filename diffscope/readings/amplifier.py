@@ -110,8 +110,8 @@ def _defined(*arrays: xr.DataArray) -> list[np.ndarray]:
     return [value[heads] for value in values]
 
 
-def _heads(count: int, of: int) -> str:
-    return f"in {count} of {counted(of, 'head')}"
+def _heads(count: int, heads: int) -> str:
+    return f"in {count} of {counted(heads, 'head')}"
 
 
 def _of_lambda(estimates: xr.Dataset) -> str:

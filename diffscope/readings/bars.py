@@ -53,12 +53,13 @@ def bars_of_all(
 ) -> xr.Dataset:
     """The bars of any number of captures by name, as of :func:`bars`; `heads` by the same names."""
     sides = [
-        _of_side(one.sel(map=map, normalisation=normalisation), heads[name] if heads else None) for name, one in estimates.items()
+        _of_side(table.sel(map=map, normalisation=normalisation), heads[name] if heads else None)
+        for name, table in estimates.items()
     ]
     controls = [side["uniform"].rename("value").to_dataset() for side in sides]
-    one, *others = (side["uniform"].values for side in sides)
+    first, *others = (side["uniform"].values for side in sides)
     # means over other numbers of layers are rounded otherwise
-    alike = all(np.allclose(one, other, equal_nan=True) for other in others)
+    alike = all(np.allclose(first, other, equal_nan=True) for other in others)
     labels = [*estimates, *([UNIFORM] if alike else [f"{UNIFORM}, {name}" for name in estimates])]
     together = [*(side.drop_vars("uniform") for side in sides), *(controls[:1] if alike else controls)]
     dataset = xr.concat(together, xr.DataArray(labels, dims="side", name="side"), data_vars="all", combine_attrs="override")

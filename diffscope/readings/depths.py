@@ -309,12 +309,12 @@ def common_lengths(estimates: Mapping[str, xr.Dataset]) -> list[int]:
     """
     name, first = next(iter(estimates.items()))
     lengths = set(first["length"].values.tolist())
-    for other, one in estimates.items():
+    for other, table in estimates.items():
         for what in ALIKE:
-            if first.attrs[what] != one.attrs[what]:
-                values = f"{first.attrs[what]} and {one.attrs[what]}"
+            if first.attrs[what] != table.attrs[what]:
+                values = f"{first.attrs[what]} and {table.attrs[what]}"
                 raise DiffscopeError(f"{name} and {other} were measured on other prompts ({what}: {values}); give all the same")
-        lengths &= set(one["length"].values.tolist())
+        lengths &= set(table["length"].values.tolist())
     if not lengths:
         raise DiffscopeError(f"{' and '.join(estimates)} have no length of prompts in common; measure one length of all")
     return sorted(lengths)
@@ -351,12 +351,12 @@ def contrast(first: xr.Dataset, second: xr.Dataset, names: tuple[str, str]) -> R
     sides = xr.concat(
         [first[kept], second[kept]], xr.DataArray(list(names), dims="side", name="side"), combine_attrs="drop_conflicts"
     )
-    one, other = (side["mass_of_prompt"].sel(map="D").mean(CELL) for side in (first, second))
-    spread = _error(one - other) if paired else (_error(one) ** 2 + _error(other) ** 2) ** 0.5
+    first_mass, second_mass = (side["mass_of_prompt"].sel(map="D").mean(CELL) for side in (first, second))
+    spread = _error(first_mass - second_mass) if paired else (_error(first_mass) ** 2 + _error(second_mass) ** 2) ** 0.5
     about = "mean over lengths, depths and prompts"
     sides["mass_low"] = described(sides["mass"] - sides["mass_se"], "attention less its standard error", "mass − mass_se")
     sides["mass_high"] = described(sides["mass"] + sides["mass_se"], "attention and its standard error", "mass + mass_se")
-    sides["difference"] = described((one - other).mean("prompt"), "difference of D", f"first − second, {about}")
+    sides["difference"] = described((first_mass - second_mass).mean("prompt"), "difference of D", f"first − second, {about}")
     sides["difference_se"] = described(spread, "standard error of the difference", "over prompts")
     sides.attrs |= {"paired": int(paired)}
     return Reading(_contrast_sentence(sides, first, second), sides)

@@ -145,9 +145,9 @@ def _sides(
 def _one_model(sides: Sequence[xr.Dataset]) -> bool:
     """Whether both sides are of one model, as far as their names tell."""
     names = [str(side.attrs.get("model", "")) for side in sides]
-    one, other = (name.rpartition("@")[0] or name for name in names)
-    of_a_class = names[0] == names[1] and one.isidentifier()
-    return one == other != "" and (not of_a_class or any("edits" in side.attrs for side in sides))
+    first, second = (name.rpartition("@")[0] or name for name in names)
+    of_a_class = names[0] == names[1] and first.isidentifier()
+    return first == second != "" and (not of_a_class or any("edits" in side.attrs for side in sides))
 
 
 def _left_out(measured: xr.Dataset) -> list[str]:
@@ -185,9 +185,11 @@ def _items(averages: xr.Dataset, normalisation: str, left_out: Sequence[str]) ->
 
 def _aligned(sides: Sequence[dict[Item, xr.DataArray]]) -> tuple[list[Item], list[int], list[np.ndarray]]:
     """What both sides have: items, layers, and the values of each side, (item, layer, head), NaN where they are not finite."""
-    one, other = sides
-    items = [item for item in one if item in other]
-    layers = [int(layer) for layer in one[items[0]]["layer"].values if layer in other[items[0]]["layer"].values] if items else []
+    first, second = sides
+    items = [item for item in first if item in second]
+    layers = (
+        [int(layer) for layer in first[items[0]]["layer"].values if layer in second[items[0]]["layer"].values] if items else []
+    )
     if not layers:
         raise DiffscopeError("the two have no statistic of a layer in common; measure the same of both")
     arrays = [np.stack([side[item].sel(layer=layers).values.astype(float) for item in items]) for side in sides]
@@ -219,8 +221,8 @@ def _by_chance(sides: Sequence[np.ndarray], medians: np.ndarray, draws: int, see
     for _ in range(draws):
         order = rng.random(pooled.shape[1:]).argsort(-1)
         exchanged = np.split(np.take_along_axis(pooled, order[None], -1), [sides[0].shape[-1]], -1)
-        one, other = (_centre(values, medians) for values in exchanged)
-        sizes = abs(one - other) / _unit(exchanged)[:, None]
+        first, second = (_centre(values, medians) for values in exchanged)
+        sizes = abs(first - second) / _unit(exchanged)[:, None]
         largest.append(np.nanmax(sizes, initial=0.0))
     return np.quantile(largest, BY_CHANCE) if largest else np.full(len(BY_CHANCE), np.nan)
 
@@ -230,19 +232,19 @@ def _table(
 ) -> xr.Dataset:
     """One entry for each item and layer, and head if matched, that is defined on both sides; the largest first."""
     unit = _unit(sides)
-    one, other = sides if matched else (_centre(values, medians)[..., None] for values in sides)
+    first, second = sides if matched else (_centre(values, medians)[..., None] for values in sides)
     counts = [np.ones_like(values) if matched else np.isfinite(values).sum(-1, keepdims=True) for values in sides]
     with np.errstate(invalid="ignore"):
-        size = (one - other) / unit[:, None, None]
-    defined = np.argwhere(np.isfinite(one - other))
+        size = (first - second) / unit[:, None, None]
+    defined = np.argwhere(np.isfinite(first - second))
     order = np.argsort(-np.nan_to_num(abs(size[tuple(defined.T)]), nan=-1.0), kind="stable")
     at = tuple(defined[order].T)  # items, layers and heads of the entries
     numbers = {
-        "first": (one, "value of the first", "average over heads of the layer, or of one head"),
-        "second": (other, "value of the second", "average over heads of the layer, or of one head"),
-        "difference": (one - other, "difference", "first - second"),
+        "first": (first, "value of the first", "average over heads of the layer, or of one head"),
+        "second": (second, "value of the second", "average over heads of the layer, or of one head"),
+        "difference": (first - second, "difference", "first - second"),
         "spread": (
-            np.broadcast_to(unit[:, None, None], one.shape),
+            np.broadcast_to(unit[:, None, None], first.shape),
             "unit of differences",
             "standard deviation over the heads of all layers, pooled over the sides",
         ),

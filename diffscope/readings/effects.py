@@ -115,8 +115,8 @@ def _outputs(layer: LayerAttention, queries: Tensor) -> Tensor:
 def _sentence(estimates: xr.Dataset) -> str:
     """Which heads changed and why, by how much, and the control."""
     directly, downstream = (estimates[name] for name in ("directly", "downstream"))
-    there = estimates["change"].sel(quantity="output", cause="all", drop=True).notnull()
-    count = int(there.sum())
+    defined = estimates["change"].sel(quantity="output", cause="all", drop=True).notnull()
+    count = int(defined.sum())
     if not bool((directly | downstream).any()):
         return f"None of {counted(count, 'head')} changes beyond what rounding explains."
     sentences = []
@@ -125,7 +125,7 @@ def _sentence(estimates: xr.Dataset) -> str:
         (downstream & ~directly, "input", "only because their input did", ""),
     ):
         if bool(heads.any()):
-            which = f"{int(heads.sum())} of {counted(count, 'head')} changed {words} ({_named(heads, there)})"
+            which = f"{int(heads.sum())} of {counted(count, 'head')} changed {words} ({_named(heads, defined)})"
             sentences.append(
                 f"{which}: {_sizes(estimates['change'].sel(cause=cause).where(heads), estimates['rounding'])}{where}."
             )
@@ -139,9 +139,9 @@ def _sentence(estimates: xr.Dataset) -> str:
     return " ".join(sentences)
 
 
-def _named(heads: xr.DataArray, there: xr.DataArray) -> str:
+def _named(heads: xr.DataArray, defined: xr.DataArray) -> str:
     """Some heads by name, bool (layer, head): layers of which it is all, then single heads, of many the first."""
-    whole = [int(layer) for layer in heads["layer"] if (heads | ~there).sel(layer=layer).all()]
+    whole = [int(layer) for layer in heads["layer"] if (heads | ~defined).sel(layer=layer).all()]
     single = [
         f"L{layer}H{head}"
         for layer in heads["layer"].values
@@ -150,7 +150,7 @@ def _named(heads: xr.DataArray, there: xr.DataArray) -> str:
     ]
     more = len(single) - MOST
     names = [*single[:MOST], f"{counted(more, 'other')}"] if more > 1 else single
-    if bool((heads | ~there).all()):
+    if bool((heads | ~defined).all()):
         return "all"
     layers = f"layer{'' if len(whole) == 1 else 's'} {listed([str(layer) for layer in whole])}"
     return ", ".join([*([layers] if whole else []), *([listed(names)] if names else [])])

@@ -6,15 +6,16 @@ import xarray as xr
 
 from diffscope.capture import Capture, CaptureBatch
 from diffscope.readings.captures import one_prompt, place_of, query_position
+from diffscope.readings.head_sentence import CLEARLY, MOST
 from diffscope.readings.reading import Reading, described
-from diffscope.readings.words import between, counted, decimal, listed, percent
-
-MOST = 0.5  # of a row: a head that gives that much to the answer finds it
-NAMED = 4  # heads
+from diffscope.readings.words import between, counted, decimal, percent, shortened
 
 
 def finders(cap: Capture | CaptureBatch, query: int | str = -1) -> Reading:
-    """The heads that give the answer at least half of their weights at one query.
+    """The heads that give the answer at least half of their weights at one query, and those that take weight from it.
+
+    A head takes weight where D sums to less than 0 on the answer and half of its weights are there, or twice what uniform
+    attention would give.
 
     Parameters
     ----------
@@ -27,9 +28,8 @@ def finders(cap: Capture | CaptureBatch, query: int | str = -1) -> Reading:
     -------
     Reading
         ``estimates``: ``share`` (layer, head), what D gives to the answer of all that it gives, Σ|D| there over Σ|D|, NaN of a
-        head that sees nothing else, or none of it; ``net`` (layer, head), what D sums to there, below 0 in a head that takes
-        weight from the answer, which |D| does not show; ``uniform`` (layer), what uniform attention would give. Empty where no
-        answer is marked, which the sentence says.
+        head that sees nothing else, or none of it; ``net`` (layer, head), what D sums to there, whose sign |D| does not show;
+        ``uniform`` (layer), what uniform attention would give. Empty where no answer is marked, which the sentence says.
 
     Raises
     ------
@@ -61,38 +61,39 @@ def _uniform(cap: Capture, number: int, query: int) -> float:
 
 
 def _sentence(estimates: xr.Dataset, cap: Capture, place: str) -> str:
-    share = estimates["share"]
-    heads = share.stack(which=("layer", "head")).dropna("which")
+    heads = estimates.stack(which=("layer", "head")).dropna("which", subset=["share"])
     weights = "A" if all(layer.d_is_a1 for layer in cap.layers) else "|D|"
-    if not heads.size:
+    if not heads.sizes["which"]:
         return f"No head sees the answer and other tokens {place}."
-    uniform = estimates["uniform"].where(share.notnull().any("head"), drop=True).values
-    control = f"uniform attention would give {between(uniform, percent)}"
-    ordered = heads.sortby(heads, ascending=False)
-    gives = estimates["net"].stack(which=("layer", "head")).sel(which=ordered["which"]).values >= 0
-    finds = ordered.values >= MOST
-    takers = _taken(ordered[finds & ~gives], estimates["net"], weights)
-    named = [f"L{layer}H{head} {percent(float(value))}" for (layer, head), value in zip(ordered["which"].values, ordered.values)]
-    givers = [name for name, giving in zip(named, gives) if giving]
-    count = int((finds & gives).sum())
+    control = f"uniform attention would give {between(heads['uniform'].values, percent)}"
+    heads = heads.sortby("share", ascending=False)
+    gives = heads["net"] >= 0
+    half = heads["share"] >= MOST
+    clear = half | (heads["share"] >= CLEARLY * heads["uniform"])
+    takers = _takers(heads.isel(which=(~gives & clear).values), weights)
+    giving = heads.isel(which=gives.values)
+    givers = [f"{name} {percent(float(share))}" for name, share in zip(_names(giving), giving["share"])]
+    count = int((half & gives).sum())
     if not count:
         most = f"; {givers[0]} gives most" if givers else ""
         return f"No head gives the answer half of its {weights} {place}{most} ({control}).{takers}"
-    more = count - NAMED
-    which = givers[: NAMED if more > 1 else count] + ([f"{counted(more, 'other')}"] if more > 1 else [])
-    start = f"{count} of {counted(heads.size, 'head')} {'gives' if count == 1 else 'give'} the answer half of {weights} or more"
-    return f"{start} {place} ({control}): {listed(which)}.{takers}"
+    many = counted(heads.sizes["which"], "head")
+    start = f"{count} of {many} {'gives' if count == 1 else 'give'} the answer half of {weights} or more"
+    return f"{start} {place} ({control}): {shortened(givers[:count])}.{takers}"
 
 
-def _taken(heads: xr.DataArray, net: xr.DataArray, weights: str) -> str:
-    """The heads that have half of their weights on the answer, below zero; nothing where there is none."""
-    if not heads.size:
+def _takers(heads: xr.Dataset, weights: str) -> str:
+    """The heads that take weight from the answer; nothing where there is none."""
+    count = heads.sizes["which"]
+    if not count:
         return ""
     named = [
-        f"L{layer}H{head} {percent(float(value))} of {weights}, D sums to {decimal(float(net.sel(layer=layer, head=head)))} there"
-        for (layer, head), value in zip(heads["which"].values, heads.values)
+        f"{name} ({percent(float(share))} of {weights}, D sums to {decimal(float(net))} there)"
+        for name, share, net in zip(_names(heads), heads["share"], heads["net"])
     ]
-    more = len(named) - NAMED
-    which = named[: NAMED if more > 1 else None] + ([counted(more, "other")] if more > 1 else [])
-    verb = "takes" if len(named) == 1 else "take"
-    return f" {counted(len(named), 'head')} {verb} weight from the answer: {'; '.join(which)}."
+    verb = "takes" if count == 1 else "take"
+    return f" {counted(count, 'head')} {verb} weight from the answer: {shortened(named)}."
+
+
+def _names(heads: xr.Dataset) -> list[str]:
+    return [f"L{layer}H{head}" for layer, head in heads["which"].values]

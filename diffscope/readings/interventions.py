@@ -14,7 +14,7 @@ from diffscope.errors import DiffscopeError
 from diffscope.readings.over_prompts import error_of_mean
 from diffscope.readings.reading import Reading, described
 from diffscope.readings.scores import LOG_ODDS, check_unedited, of_prompts, questions
-from diffscope.readings.words import counted, figures
+from diffscope.readings.words import LEAST, alike, between, change_in_nats, counted, figures, shortened
 from diffscope.scope import Scope
 
 UNITS = {"log_odds": "nats", "loss": "nats", "exact": "1"}
@@ -109,7 +109,7 @@ def _checked(edits: Edits) -> dict[Any, tuple[Edit, ...]]:
     """The edits of each value, as tuples."""
     if not isinstance(edits, Mapping) or not edits:
         raise DiffscopeError("edits are given by value or label, such as {0.5: edits.scale_lambda(0.5)}; give one at least")
-    tried = {value: (one,) if isinstance(one, Edit) else tuple(one) for value, one in edits.items()}
+    tried = {value: (chosen,) if isinstance(chosen, Edit) else tuple(chosen) for value, chosen in edits.items()}
     labels = [isinstance(value, str) for value in tried]
     if any(labels) and not all(labels):
         raise DiffscopeError("edits are given by numbers or by labels, not by both; two readings can be drawn together")
@@ -141,28 +141,41 @@ def _means(name: str, values: xr.DataArray, words: str, definition: str, units: 
 
 
 def _sentence(estimates: xr.Dataset) -> str:
-    """The edits that cost the answer least and most."""
+    """The edits that cost the answer least and most; those that print alike are named together."""
     name = "log_odds" if bool(estimates["log_odds_change"].notnull().any()) else "loss"
     scored = int(estimates[f"unedited_{name}_of_prompt"].notnull().sum())  # log-odds are of those with distractors
     prompts = counted(scored, "prompt")
-    change, error = estimates[f"{name}_change"], estimates[f"{name}_change_se"]
+    change = estimates[f"{name}_change"].dropna("edit")
     whole = f"{figures(float(estimates[f'unedited_{name}']))} nats of {NAMES[name]}"
     start = f"Unedited, {prompts} {'has' if scored == 1 else 'have'} {whole}"
-    if not change.notnull().any():
+    if not change.size:
         return f"{start}; under the edits these are undefined."
-    sign = 1 if name == "log_odds" else -1
-    better = sign * change.values
-    worst, best = int(np.nanargmin(better)), int(np.nanargmax(better))
-    named = [_one(estimates, change, error, at) for at in dict.fromkeys((worst, best))]
-    if len(named) == 1:
-        return f"{start}; {named[0]}."
-    return f"{start}; most is lost where {named[0]}, least where {named[1]}."
+    extremes = _extremes(estimates, change, change.values if name == "log_odds" else -change.values)
+    counts = estimates[f"{name}_change_of_prompt"].notnull().sum("prompt").values
+    over = between(counts, lambda count: f"{count:g}")
+    within = f"; ± is one standard error over {over} prompts" if "±" in extremes else ""
+    return f"{start}; {extremes}{within}."
 
 
-def _one(estimates: xr.Dataset, change: xr.DataArray, error: xr.DataArray, at: int) -> str:
-    """One edit and what it changes."""
-    label = estimates["edit"].values[at]
-    words = str(label) if isinstance(label, str) else f"{estimates['edit'].attrs['long_name']} is {label:g}"
-    value = float(change[at])
-    within = f" ± {figures(float(error[at]))}" if np.isfinite(error[at]) else ""
-    return f"{words} ({'+' if value > 0 else ''}{figures(value)}{within} nats)"
+def _extremes(estimates: xr.Dataset, change: xr.DataArray, worth: np.ndarray) -> str:
+    """Where most and least is lost, or gained."""
+    worst, best = (_named(estimates, change, float(change[at])) for at in (worth.argmin(), worth.argmax()))
+    if worst == best:
+        return f"changed {'alike ' if change.size > 1 else ''}where {worst}"
+    if worth.min() > -LEAST:
+        return f"most is gained where {best}, least where {worst}"
+    if worth.max() < LEAST:
+        return f"most is lost where {worst}, least where {best}"
+    return f"most is lost where {worst}, most is gained where {best}"
+
+
+def _named(estimates: xr.Dataset, change: xr.DataArray, size: float) -> str:
+    """All edits whose change prints like one size, each with its own."""
+    along = estimates["edit"].attrs["long_name"]
+    words = []
+    for label, value in zip(change["edit"].values, change.values):
+        if alike(float(value), size):
+            edit = str(label) if isinstance(label, str) else f"{along} is {label:g}"
+            error = float(estimates[f"{change.name}_se"].sel(edit=label))
+            words.append(f"{edit} ({change_in_nats(float(value), error)})")
+    return shortened(words)

@@ -10,9 +10,12 @@ from collections.abc import Callable
 import numpy as np
 import xarray as xr
 
-from diffscope.capture import Capture
+from diffscope.capture import Capture, CaptureBatch
+from diffscope.errors import DiffscopeError
 from diffscope.instruments.injection import with_a2_moved
+from diffscope.readings.captures import one_prompt, query_position
 from diffscope.readings.middle import mean, median
+from diffscope.stats import STATISTICS
 from diffscope.stats.averaging import rule
 
 OWN, MIDDLE, LEAST, LARGEST = CONTROLS = ("as it is", "other heads", "other heads, least", "other heads, largest")
@@ -53,6 +56,33 @@ def beside_controls(cap: Capture, measure: Callable[[Capture], xr.Dataset], head
     }
     counts = xr.DataArray(brings.sum(0), {"layer": cap.layer_numbers, "head": range(cap.n_heads)}, HEADS, attrs=about)
     return xr.Dataset({**variables, COUNT: counts}, attrs=own.attrs)
+
+
+def compares_maps(statistic: str) -> bool:
+    """Whether a statistic compares A1 and A2 at a query on a span, so that it may be compared with the A2 of other heads."""
+    return {"head", "query", "span"} == set(STATISTICS[statistic].dims)
+
+
+def of_pair(cap: Capture | CaptureBatch, statistic: str, span: str, query: int | str = -1) -> xr.DataArray:
+    """What compares A1 and A2 at a query on a span, beside the same with the A2 of other heads, (layer, head, control).
+
+    Raises
+    ------
+    DiffscopeError
+        The statistic is none of those, there is no such span or token, or the capture is of several prompts.
+    """
+    pairs = [name for name in STATISTICS if compares_maps(name)]
+    if statistic not in pairs:
+        raise DiffscopeError(f"{statistic!r} is none of the statistics that compare A1 and A2 on a span: {', '.join(pairs)}")
+    cap = one_prompt(cap)
+    if span not in cap.spans:
+        raise DiffscopeError(f"there is no span {span!r}; spans are {', '.join(cap.spans)}")
+    at = query_position(cap, query)
+
+    def measure(moved: Capture) -> xr.Dataset:
+        return moved.measure([statistic], queries=[at]).isel(query=0, drop=True).sel(span=span, drop=True)
+
+    return beside_controls(cap, measure)[statistic].assign_attrs(selection=span)
 
 
 def _others(cap: Capture) -> np.ndarray:

@@ -78,16 +78,16 @@ def question(scope: Scope, cap: Capture, answer: str, distractors: Sequence[str]
     if not others:
         raise PromptError("log-odds are of the answer against others, and there are none; give other answers")
     prompt = asked(scope, cap, answer, others)
-    told: dict[str, int] = {}
+    candidates: dict[str, int] = {}
     for text, tokens in zip(others, prompt.distractors):
-        if tokens[0] != prompt.answer[0] and tokens[0] not in told.values():
-            told[text] = tokens[0]
-    if not told:
+        if tokens[0] != prompt.answer[0] and tokens[0] not in candidates.values():
+            candidates[text] = tokens[0]
+    if not candidates:
         raise PromptError("every other answer begins with the same token as the answer; give others")
     last = len(prompt.ids)  # white space at the end of the prompt may belong to the answer
     kept = {name: [at for at in keys if at < last] for name, keys in cap.spans.items() if name not in DERIVED_SETS}
     spans = {name: keys for name, keys in kept.items() if keys}
-    return Question(prompt.ids, spans, prompt.answer[0], told, [text for text in others if text not in told])
+    return Question(prompt.ids, spans, prompt.answer[0], candidates, [text for text in others if text not in candidates])
 
 
 def made_up(scope: Scope, length: int, count: int) -> list[list[int]]:

@@ -113,5 +113,5 @@ def _losses(scope: Scope, prompts: Sequence[Prompt]) -> np.ndarray:
             ids = torch.tensor([prompts[index].ids for index in batch], device=scope.runner.device)  # (prompt, token)
             with scope.running((length,) * len(batch)):
                 logits = scope.runner.logits(ids, torch.ones_like(ids))  # (prompt, token, vocabulary)
-            losses[batch] = [float(as_losses(row, one).mean()) for row, one in zip(logits, ids)]
+            losses[batch] = [float(as_losses(row, tokens).mean()) for row, tokens in zip(logits, ids)]
     return losses

@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
+NAMED = 4  # of a list; the others are counted
+LEAST = 1e-4  # nats: differences of log-odds below it are rounding
+
 
 def percent(share: float) -> str:
     """76 %; what is not 0 is never printed as 0, and what is not all never as all."""
@@ -39,6 +42,20 @@ def figures(value: float) -> str:
     return f"{rounded:.{max(digits, 0)}f}".replace("-", "−")
 
 
+def change_in_nats(nats: float, error: float) -> str:
+    """+0.39 ± 0.12 nats, with the standard error where it is defined; of what is no more than rounding: under 0.0001 nats."""
+    _check(nats)
+    known = error >= LEAST or (abs(nats) >= LEAST and error >= 0)
+    within = f" ± {_size(error)}" if known else ""
+    sign = "+" if nats >= LEAST else ""
+    return f"{sign}{_size(nats)}{within} nats"
+
+
+def alike(first: float, second: float) -> bool:
+    """Whether two changes in nats cannot be told apart as they are printed."""
+    return figures(first) == figures(second) or max(abs(first), abs(second)) < LEAST
+
+
 def counted(count: int, noun: str) -> str:
     """1 head, 8 heads."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
@@ -55,11 +72,17 @@ def listed(words: Sequence[str]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
+def shortened(words: Sequence[str]) -> str:
+    """a, b, c, d and 3 others; nothing is saved by counting a single one."""
+    more = len(words) - NAMED
+    return listed([*words[:NAMED], counted(more, "other")] if more > 1 else words)
+
+
 def runs(numbers: Iterable[int]) -> str:
     """Numbers in ascending order, three and more that follow each other by their ends: 0 to 3, 5 and 6."""
-    there = set(numbers)
-    starts = sorted(number for number in there if number - 1 not in there)
-    ends = sorted(number for number in there if number + 1 not in there)
+    members = set(numbers)
+    starts = sorted(number for number in members if number - 1 not in members)
+    ends = sorted(number for number in members if number + 1 not in members)
     words = []
     for start, end in zip(starts, ends):
         words += [f"{start} to {end}"] if end > start + 1 else [str(number) for number in range(start, end + 1)]
@@ -68,13 +91,17 @@ def runs(numbers: Iterable[int]) -> str:
 
 def numbered(what: str, numbers: Iterable[int]) -> str:
     """Layer 3; layers 0 to 3 and 5."""
-    there = set(numbers)
-    return f"{what}{'s' if len(there) > 1 else ''} {runs(there)}"
+    members = set(numbers)
+    return f"{what}{'s' if len(members) > 1 else ''} {runs(members)}"
 
 
 def capital(text: str) -> str:
     """The same beginning with a capital."""
     return text[:1].upper() + text[1:]
+
+
+def _size(nats: float) -> str:
+    return f"under {LEAST:.4f}" if 0 < abs(nats) < LEAST else figures(nats)
 
 
 def _check(value: float) -> None:

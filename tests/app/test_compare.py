@@ -247,9 +247,11 @@ def test_retrieval_is_measured_in_the_background_and_kept(compare, folders):
     cells = chart(test, "heatmap")["data"]
     shares = expected["mass"].sel(length=256, map="D", span="answer", normalisation="share").values
     np.testing.assert_allclose(values(cells[0]["z"]), shares.ravel(), rtol=1e-5)
+    uniform = expected["uniform"].sel(length=256, span="answer")
+    np.testing.assert_allclose(values(cells[2]["z"]), uniform.values.ravel(), rtol=1e-5)
     fine(test.selectbox(key="compare-cells").set_value("exact").run())
     code = next(code.value for code in test.code if "readings.contrast" in code.value)
-    assert "lengths=(256,), prompts=2, distractors=1" in code
+    assert "lengths=(256,), prompts=2, distractors=1" in code and "depth_by_length(named, quantity='exact')" in code
 
 
 def test_a_failure_in_the_background_is_one_line(compare):

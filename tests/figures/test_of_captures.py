@@ -8,8 +8,8 @@ import pytest
 import diffscope
 from diffscope import edits, figures
 from diffscope.errors import DiffscopeError, SpanError
-from diffscope.figures.by_layer import UNIFORM
 from diffscope.instruments.injection import with_a2_moved
+from diffscope.readings.bars import UNIFORM
 from tests import tiny
 
 SPANS = {"answer": (5, 7), "query": [14, 15]}

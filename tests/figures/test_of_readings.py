@@ -1,6 +1,7 @@
 """Figures of readings draw their numbers, beside their controls, on screen and in print."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -103,6 +104,40 @@ def test_models_by_depth_are_of_the_same_prompts_and_of_lengths_that_all_have(re
             draw({"ours": ours, "theirs": theirs.assign_attrs(seed=7)})
         with pytest.raises(DiffscopeError, match="no length of prompts in common"):
             draw({"ours": ours.isel(length=[1]), "theirs": theirs.isel(length=[0])})
+
+
+def test_lines_and_cells_may_be_of_any_span(retrieval):
+    lines = drawn_on_both(figures.by_depth(retrieval, length=64, span="needles"))
+    cells = figures.depth_by_length(retrieval, quantity="needles", normalisation="raw")
+    assert lines.data["series"].values.tolist() == ["mini-diff", "mini-standard", "uniform attention"]
+    assert "on distractors by depth" in lines.caption and cells.caption.startswith("Attention on distractors (raw of D)")
+    for name, reading in retrieval.items():
+        prompts = reading.estimates["mass_of_prompt"].sel(map="D", span="needles", normalisation="raw")
+        np.testing.assert_allclose(cells.data["value"].sel(panel=name), prompts.mean("prompt"), rtol=1e-6)
+        shown = lines.data["value"].sel(panel="raw", series=name)
+        np.testing.assert_allclose(shown, prompts.sel(length=64).mean("prompt"), rtol=1e-6)
+    for draw in (partial(figures.by_depth, span="nowhere"), partial(figures.depth_by_length, quantity="nowhere")):
+        with pytest.raises(DiffscopeError, match="'nowhere'.*; choose from .*needles"):
+            draw(retrieval)
+
+
+def test_uniform_attention_is_never_averaged_over_models(retrieval):
+    """Another tokenizer has other keys on the same prompts, and other layers see others of them."""
+    ours, theirs = (reading.estimates for reading in retrieval.values())
+    other = theirs.assign(uniform=theirs["uniform"] * 0.5)
+    labels = ["uniform attention (ours)", "uniform attention (theirs)"]
+    lines = figures.by_depth({"ours": ours, "theirs": other}).data
+    cells = figures.depth_by_length({"ours": ours, "theirs": other}, quantity="answer").data
+    assert cells["panel"].values.tolist()[2:] == labels
+    for label, estimates in zip(labels, (ours, other)):
+        uniform = estimates["uniform"].sel(span="answer")
+        np.testing.assert_array_equal(cells["value"].sel(panel=label), uniform)
+        np.testing.assert_array_equal(lines["value"].sel(series=f"{label}: answer")[0], uniform.sel(length=96))
+    looks = lines.attrs["looks"]
+    assert looks["uniform attention (theirs): answer"] == [looks["theirs: answer"][0], "dot"]
+    unknown = theirs.assign(uniform=theirs["uniform"].where(False))  # no capture of the prompts fits into memory
+    series = figures.by_depth({"ours": ours, "theirs": unknown}).data["series"].values.tolist()
+    assert series[4:] == ["uniform attention (ours): answer", "uniform attention (ours): irrelevant tokens"]
 
 
 def test_captions_tell_edits_and_no_error_of_one_prompt(scope):

@@ -95,6 +95,13 @@ def test_edits_hold_for_the_prompts_and_no_longer(awake, estimates):
     assert "A2 = 0" in edited.attrs["edits"] and "edits" not in again.attrs
 
 
+def test_edits_of_a_reading_join_those_of_the_block_that_it_is_made_in(awake):
+    both = depths(awake, (160,), prompts=1, edits=[edits.zero_a2(), edits.top_k_a1(2)]).estimates
+    with awake.edit(edits.zero_a2()):
+        joined = depths(awake, (160,), prompts=1, edits=[edits.top_k_a1(2)]).estimates
+    assert both["mass"].equals(joined["mass"]) and both.attrs["edits"] == joined.attrs["edits"] == "A2 = 0; A1 top-2"
+
+
 def test_progress_is_told_from_the_first_moment_and_can_stop_it(awake):
     told = []
 

@@ -1,9 +1,11 @@
 """What edits and ablated heads cost is what single runs under the same edits say."""
 
+import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import xarray as xr
 
 import diffscope
 from diffscope import edits, readings
@@ -123,9 +125,76 @@ def test_the_sentence_names_the_head_that_costs_most(scope, prompts):
     change = reading.estimates["change"]
     worst = change.isel(change.argmin(...))
     assert (
-        f"takes most in L{int(worst['layer'])}H{int(worst['head'])}: " in reading.sentence
+        f"takes most in L{int(worst['layer'])}H{int(worst['head'])} (" in reading.sentence
         and "Without any of them" in reading.sentence
     )
+
+
+@pytest.fixture
+def planted(scope, prompts, monkeypatch):
+    """Sentences about three prompts whose log-odds every edit, by its words, changes by what a table says."""
+
+    def read(ask, changes):
+        def scores(scope, asked, active=(), text=True):
+            change = sum((np.array(changes.get(str(edit), 0.0)) for edit in active), np.zeros(3))
+            return xr.Dataset({name: ("prompt", 9 + change) for name in ("log_odds", "loss", "exact")})
+
+        for name in ("interventions", "ablations"):
+            monkeypatch.setattr(sys.modules[f"diffscope.readings.{name}"], "of_prompts", scores)
+        return ask(scope, prompts).sentence
+
+    return read
+
+
+HALF, NEXT, NONE = edits.scale_lambda(0.5), edits.scale_lambda(0.25), edits.scale_lambda(1.0)
+WORSE, BETTER, ROUNDING = (-4.0, -5.0, -6.0), (1.0, 1.0, 4.0), (3e-6, 1e-6, -2e-6)
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        (
+            {HALF: WORSE, NEXT: (-5.0, -5.01, -5.0), NONE: ROUNDING},
+            "most is lost where a (−5.0 ± 0.58 nats) and b (−5.0 ± 0.0033 nats), least where c (under 0.0001 nats); "
+            "± is one standard error over 3 prompts.",
+        ),
+        (
+            {HALF: WORSE, NEXT: BETTER, NONE: ROUNDING},
+            "most is lost where a (−5.0 ± 0.58 nats), most is gained where b (+2.0 ± 1.0 nats); "
+            "± is one standard error over 3 prompts.",
+        ),
+        (
+            {HALF: ROUNDING, NEXT: BETTER},
+            "most is gained where b (+2.0 ± 1.0 nats), least where a (under 0.0001 nats) and c (0 nats); "
+            "± is one standard error over 3 prompts.",
+        ),
+        (
+            {HALF: ROUNDING},
+            "changed alike where a (under 0.0001 nats), b (0 nats) and c (0 nats).",
+        ),
+    ],
+)
+def test_edits_that_cost_the_same_are_named_together(planted, changes, words):
+    tried = {"a": HALF, "b": NEXT, "c": NONE}
+    sentence = planted(
+        lambda scope, prompts: readings.interventions(scope, prompts, tried), {str(edit): row for edit, row in changes.items()}
+    )
+    assert sentence == f"Unedited, 3 prompts have 9.0 nats of log-odds of the answer; {words}"
+
+
+def test_heads_that_cost_the_same_are_named_together_and_what_rounding_changes_is_not_counted(planted):
+    def without(layer, head):
+        return str(edits.ablate_heads(layer, head))
+
+    def ask(scope, prompts):
+        return readings.ablations(scope, prompts, layers=[0, 1])
+
+    changes = {without(0, 1): WORSE, without(1, 0): (-5.0, -5.01, -5.0), without(1, 1): (2e-6, 2e-6, 2e-6)}
+    sentence = planted(ask, changes)
+    assert "takes most in L1H0 (−5.0 ± 0.0033 nats) and L0H1 (−5.0 ± 0.58 nats); " in sentence
+    assert "± is one standard error over 3 prompts, and 2 of 4 heads change it by more than two." in sentence
+    gains = planted(ask, {without(layer, head): BETTER for layer in (0, 1) for head in (0, 1)} | {without(0, 1): (0.1, 0.1, 0.1)})
+    assert "takes nothing in any; least is gained in L0H1 (+0.10 ± 0 nats)" in gains
 
 
 ZERO = edits.zero_a2()

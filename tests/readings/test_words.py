@@ -32,6 +32,31 @@ def test_numbers_are_printed_as_they_are_read(printed, value, text):
     assert printed(value) == text
 
 
+@pytest.mark.parametrize(
+    "nats, error, text",
+    [
+        (0.394, 0.12, "+0.39 ± 0.12 nats"),
+        (-18.0, math.nan, "−18 nats"),
+        (0.0, math.nan, "0 nats"),
+        (-3e-6, 1e-6, "under 0.0001 nats"),
+        (-3e-6, 0.2, "under 0.0001 ± 0.20 nats"),
+        (-0.2, 1e-6, "−0.20 ± under 0.0001 nats"),
+    ],
+)
+def test_changes_have_a_sign_and_rounding_has_none(nats, error, text):
+    assert words.change_in_nats(nats, error) == text
+
+
+def test_changes_are_alike_where_they_print_so():
+    assert words.alike(-18.2, -17.9) and words.alike(3e-6, -7e-5) and words.alike(0.0, 1e-6)
+    assert not words.alike(-18.2, 18.2) and not words.alike(0.11, 0.12) and not words.alike(2e-4, 0.0)
+
+
+def test_long_lists_end_in_a_count():
+    assert words.shortened(list("abcde")) == "a, b, c, d and e"
+    assert words.shortened(list("abcdef")) == "a, b, c, d and 2 others"
+
+
 def test_what_is_undefined_is_never_printed():
     for printed in (words.percent, words.decimal, words.figures):
         with pytest.raises(ValueError, match="undefined"):

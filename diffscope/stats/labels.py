@@ -1,0 +1,45 @@
+"""One label along each dimension of a statistic: the one that is asked for, else the usual one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import xarray as xr
+
+from diffscope.errors import DiffscopeError
+
+USUAL = {"map": ("D", "A1"), "span": ("answer", "sink"), "normalisation": ("share",)}
+KEPT = ("layer", "head", "query")
+
+
+def usual_label(labels: Sequence[str], dim: str) -> str:
+    """The label that is meant along a dimension where none is asked for: the first, unless there is a usual one."""
+    return next((name for name in USUAL.get(dim, ()) if name in labels), labels[0])
+
+
+def at_labels(values: xr.DataArray, choices: Mapping[str, str | None]) -> tuple[xr.DataArray, list[str]]:
+    """A statistic at one label along every dimension but layer, head and query, and these labels in words.
+
+    Parameters
+    ----------
+    values : DataArray
+        As ``measure`` gives it, of one prompt.
+    choices : mapping of str to str or None
+        Labels by dimension; of others the usual one. D of standard attention is called A.
+
+    Raises
+    ------
+    DiffscopeError
+        There is no such label.
+    """
+    why = str(values.attrs.get("why", ""))
+    one_map = "standard attention" in why and "as the layer changes it" not in why  # D is A
+    words = []
+    for dim in [str(dim) for dim in values.dims if dim not in KEPT]:
+        labels = list(map(str, values[dim].values)) if dim in values.coords else list(map(str, range(values.sizes[dim])))
+        choice = str(choices.get(dim) or usual_label(labels, dim))
+        if choice not in labels:
+            raise DiffscopeError(f"no {dim} {choice!r}: there are {', '.join(labels)}")
+        values = values.isel({dim: labels.index(choice)})
+        words.append("A" if one_map and dim == "map" and choice in ("A1", "D") else choice)
+    return values, words
