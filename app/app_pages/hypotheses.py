@@ -270,4 +270,4 @@ with in_words():
     if board is not None and board.verdicts:
         offer(board)
     if chosen is not None:
-        show_claims(of)
+        show_claims(kind)
