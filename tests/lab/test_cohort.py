@@ -16,6 +16,7 @@ from diffscope.digests import SUMS
 from diffscope.errors import DiffscopeError
 from diffscope.hypotheses import cohort_evidence
 from diffscope.hypotheses.evidence import of_run
+from diffscope.hypotheses.kept_study import rules_digest
 from diffscope.lab import scoring
 from diffscope.lab.jobs.shards import result
 from diffscope.lab.training.cohort import Cohort, collect, open_dataset, summary, train_cohort
@@ -28,6 +29,7 @@ from diffscope.lab.training.train import formation, train
 from diffscope.store import open_statistics, save_statistics
 from diffscope.tasks import Retrieval
 from tests.lab.small_recipes import FORMING, PIECE
+from tools import reading
 from tools.keep_cohort import keep
 from tools.keep_runs import keep_runs
 
@@ -328,6 +330,21 @@ def test_what_is_kept_of_a_training_goes_on_as_the_original(forming, tmp_path):
         keep_runs(original, tmp_path / "kept")
     with pytest.raises(DiffscopeError, match="is finished"):
         keep_runs(tmp_path / "nothing", tmp_path / "kept")
+
+
+def test_what_a_study_will_be_made_of_is_written_down_without_scores(forming, tmp_path, monkeypatch):
+    cohort, _, _ = forming
+    copy = shutil.copytree(cohort.out, tmp_path / "copy")
+    with pytest.raises(DiffscopeError, match="diff/seed-0.*or is missing"):  # nothing took its evidence
+        reading.reading(copy, cohort.recipe, "abc")
+    monkeypatch.setattr(reading, "outdated", lambda folder: [])
+    shard = next(run for run in cohort.runs() if run.spec["arm"] == "diff")
+    result(copy, shard, ".nc").unlink()
+    table = reading.reading(copy, cohort.recipe, "abc")
+    seed = shard.spec["seed"]
+    assert table["arms"]["diff"]["missing"] == [seed] and seed not in table["arms"]["diff"]["finished"]
+    assert table["arms"]["standard"]["missing"] == [] and table["rates"] == cohort.rates() and table["revision"] == "abc"
+    assert table["failed"] == [] and table["rules"] == rules_digest()
 
 
 def test_progress_shows_rates_and_formation_and_no_scores(forming, capsys):
