@@ -55,6 +55,7 @@ def losses(scope: Scope, ids: np.ndarray, hits: np.ndarray) -> Values:
     values = {"loss": table.mean(), "loss, given away": table[given].mean(), "loss, others": table[~given].mean()}
     half = table.shape[1] // 2
     values |= {"loss, first half": table[:, :half].mean(), "loss, second half": table[:, half:].mean()}
+    values["perplexity"] = np.exp(values["loss"])
     return {name: float(value) for name, value in values.items()}
 
 
@@ -66,7 +67,8 @@ def maps(scope: Scope, ids: np.ndarray) -> Values:
     values: Values = {}
     for name in ("A1", "A2", "D"):
         for sink in measured["sink_set"].values:
-            for normalisation in measured["normalisation"].values if name == "D" else ("share",):
+            # The sum over 1 − λ has no bound, and no mean over layers that one with λ near 1 would not decide.
+            for normalisation in ("raw", "share", "positive") if name == "D" else ("share",):
                 at = dict(map=name, sink_set=sink, normalisation=normalisation)
                 words = f"{SETS[str(sink)]} in {name}" + (f", {normalisation}" if name == "D" else "")
                 values |= _by_layer(f"mass on the {words}", measured["sink_mass"].sel(at))
@@ -78,33 +80,46 @@ def maps(scope: Scope, ids: np.ndarray) -> Values:
 
 
 def _by_layer(words: str, values: xr.DataArray) -> Values:
-    """The mean over queries and heads, by layer, and over layers."""
+    """The mean over queries and heads, by layer, and over layers; NaN where a layer has none."""
     over = averaged(values, [dim for dim in ("query", "head") if dim in values.dims]).values
     layers = {f"{words}, layer {layer}": float(value) for layer, value in enumerate(over.values)}
-    return {words: float(np.nanmean(over)) if np.isfinite(over).any() else float("nan"), **layers}
+    return {words: float(over.mean(skipna=False)), **layers}
 
 
 def by_depth(scope: Scope, seed: int) -> Values:
-    """What the last query of retrieval prompts gives to the answer and to irrelevant tokens, by depth and normalisation."""
+    """What the last query of retrieval prompts gives to the answer and to irrelevant tokens, by depth and normalisation.
+
+    Means over heads, then layers; of the sum over 1 − λ, which has no bound, the median over all heads. Beside it what uniform
+    attention would give, and how the prompts are answered.
+    """
     estimates = readings.depths(scope, [LENGTH // 2], prompts=PROMPTS, seed=SEED + seed).estimates.isel(length=0)
-    mass = estimates["mass"].sel(map="D")
     values = {}
-    for span in ("answer", "irrelevant"):
-        for normalisation in mass["normalisation"].values:
-            for depth in mass["depth"].values:
-                words = f"{span}, {normalisation}, depth {100 * depth:.0f} %"
-                values[words] = float(mass.sel(span=span, normalisation=normalisation, depth=depth))
+    for depth in estimates["depth"].values:
+        at = estimates.sel(depth=depth)
+        place = f"depth {100 * depth:.0f} %"
+        for span in ("answer", "irrelevant"):
+            for normalisation in at["normalisation"].values:
+                chosen = dict(map="D", span=span, normalisation=normalisation)
+                signed = at["by_head"].sel(chosen).median(["layer", "head"])
+                mass = signed if normalisation == "signed" else at["mass"].sel(chosen)
+                values[f"{span}, {normalisation}, {place}"] = float(mass)
+            values[f"{span}, uniform attention, {place}"] = float(at["uniform"].sel(span=span))
+        values[f"exact answers, {place}"] = float(at["exact"])
+        values[f"log-odds of the answer, {place}"] = float(at["log_odds"])
     return values
 
 
-def along(scope: Scope, ids: np.ndarray) -> dict[str, list[float]]:
-    """λ by layer at each checkpoint and at the end, mean over heads and queries; none of standard attention."""
+def along(scope: Scope, ids: np.ndarray) -> Values:
+    """λ of every layer at each checkpoint and at the end, mean over heads and queries; none of standard attention."""
     prompt = ids[0].tolist()
     if not scope.capture(prompt).differential:
         return {}
-    each = {str(step): scope.at(step) for step in scope.checkpoints} | {"end": scope}
-    lams = {step: at.capture(prompt).lam for step, at in each.items()}
-    return {step: lam.mean([dim for dim in lam.dims if dim != "layer"]).values.tolist() for step, lam in lams.items()}
+    values = {}
+    for step, at in [*((f"step {step}", scope.at(step)) for step in scope.checkpoints), ("the end", scope)]:
+        lam = at.capture(prompt).lam
+        over = lam.mean([dim for dim in lam.dims if dim != "layer"]).values
+        values |= {f"λ of L{layer} at {step}": float(value) for layer, value in enumerate(over)}
+    return values
 
 
 def read(folder: Path, seed: int) -> dict:
@@ -113,8 +128,7 @@ def read(folder: Path, seed: int) -> dict:
     recall = Recall(scope.tokenizer)
     ids, hits = recall.rows(TEXTS, LENGTH, np.random.default_rng([SEED, seed]))
     return {
-        "values": losses(scope, ids, hits) | maps(scope, ids[:FEW]) | by_depth(scope, seed),
-        "lambda": along(scope, ids),
+        "values": losses(scope, ids, hits) | maps(scope, ids[:FEW]) | by_depth(scope, seed) | along(scope, ids),
     }
 
 

@@ -6,7 +6,7 @@ import torch
 
 import diffscope
 from benchmarks import text_cohort
-from diffscope import DiffscopeError
+from diffscope import DiffscopeError, readings
 from diffscope.lab.training.run_folder import save_checkpoint
 from diffscope.tasks.recall import Recall
 from tests import tiny
@@ -44,7 +44,10 @@ def test_it_is_what_the_models_do(cohort, small):
     first = [one.map("D", layer=0, head=head).values[64:, 0] for one in cap for head in (0, 1)]
     assert ours["values"]["mass on the first token in D, raw"] == pytest.approx(np.mean(first), abs=1e-6)
     lam = float(cap[0].lam[0].mean())
-    assert ours["lambda"] == {"4": [pytest.approx(lam, rel=1e-3)], "end": [pytest.approx(lam)]}  # checkpoints are half precision
+    assert ours["values"]["λ of L0 at step 4"] == pytest.approx(lam, rel=1e-3)  # checkpoints are half precision
+    assert (
+        ours["values"]["λ of L0 at the end"] == pytest.approx(lam) and result["arms"]["diff"]["λ of L0 at the end"]["seeds"] == 3
+    )
     by_seed = [result["runs"]["diff"][str(seed)]["values"]["loss"] for seed in (0, 1, 2)]
     other = [result["runs"]["standard"][str(seed)]["values"]["loss"] for seed in (0, 1, 2)]
     mean = result["arms"]["diff"]["loss"]
@@ -52,7 +55,11 @@ def test_it_is_what_the_models_do(cohort, small):
     paired = result["differences"]["diff − standard"]
     assert paired["loss"]["value"] == pytest.approx(np.mean(np.subtract(by_seed, other)))
     assert paired["mass on the first token in A2"]["value"] is None and not result["differences"]["diff − double-width"]
-    assert "answer, signed, depth 50 %" in paired and result["runs"]["standard"]["0"]["lambda"] == {}
+    depths = readings.depths(scope, [96], prompts=1, seed=text_cohort.SEED + 1).estimates.isel(length=0).sel(depth=0.5)
+    signed = depths["by_head"].sel(map="D", span="answer", normalisation="signed")
+    assert ours["values"]["answer, signed, depth 50 %"] == pytest.approx(float(np.median(signed)))
+    assert ours["values"]["answer, uniform attention, depth 50 %"] == pytest.approx(float(depths["uniform"].sel(span="answer")))
+    assert "exact answers, depth 0 %" in paired and not any(name.startswith("λ") for name in paired)
 
 
 def test_a_folder_without_models_is_one_line(tmp_path):

@@ -1,12 +1,13 @@
 """Write down what a study will be made of, before it is read: ``python tools/reading.py runs/laptop benchmarks/results/laptop``.
 
-The file, ``reading.json`` in the second folder, is committed before ``diffscope study run``: the revision, the digests of the
-rules and of the code that takes evidence, which runs are finished, which formed, failed or are missing. It has no scores.
+The file, ``reading.json`` in the second folder, is committed before ``diffscope study run``: the revision, digests of the rules,
+of the code that takes evidence and of the data, and which runs are finished, failed or missing. It has no scores.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import subprocess
 import sys
 from pathlib import Path
@@ -14,15 +15,15 @@ from pathlib import Path
 from diffscope.errors import DiffscopeError
 from diffscope.files import write_json
 from diffscope.hypotheses.evidence.code import code_digest
-from diffscope.hypotheses.evidence.of_run import outdated
+from diffscope.hypotheses.evidence.of_run import EVIDENCE, outdated
 from diffscope.hypotheses.kept_study import rules_digest
 from diffscope.hypotheses.study import source_digest
-from diffscope.lab.jobs.shards import Outcome
+from diffscope.lab.jobs.shards import Outcome, result
 from diffscope.lab.training.cohort import Cohort
 from diffscope.lab.training.recipe import Recipe
-from diffscope.lab.training.runs import name
 
 FILE = "reading.json"
+STATES = ("finished", "failed", "missing")
 ROOT = Path(__file__).parents[1]
 
 
@@ -47,10 +48,11 @@ def reading(run: Path, recipe: Recipe, revision: str) -> dict:
     cohort = Cohort(recipe, run)
     outcome = Outcome.of(cohort.planned(), run, ".nc")
     done = {shard.id for shard in outcome.done}
-    arms: dict[str, dict[str, list[int]]] = {arm: {"finished": [], "missing": []} for arm in recipe.arms}
+    arms: dict[str, dict[str, list[int]]] = {arm: {state: [] for state in STATES} for arm in recipe.arms}
     for shard in cohort.planned():
         if "tuning" not in shard.spec:
-            arms[shard.spec["arm"]]["finished" if shard.id in done else "missing"].append(shard.spec["seed"])
+            state = "finished" if shard.id in done else "failed" if shard.id in outcome.failed else "missing"
+            arms[shard.spec["arm"]][state].append(shard.spec["seed"])
     return {
         "recipe": recipe.name,
         "revision": revision,
@@ -58,9 +60,17 @@ def reading(run: Path, recipe: Recipe, revision: str) -> dict:
         "code": source_digest(),
         "evidence": code_digest(),
         "rates": cohort.rates(),
+        "data": _digest(run, [result(run, shard, ".nc") for shard in outcome.done]),
         "arms": arms,
-        "failed": sorted(name(shard) for shard in cohort.planned() if shard.id in outcome.failed),
     }
+
+
+def _digest(run: Path, results: list[Path]) -> str:
+    """Digest of what finished runs came to, and of their evidence."""
+    digest = hashlib.sha256()
+    for path in sorted([*results, *run.glob(f"*/seed-*/{EVIDENCE}")]):
+        digest.update(path.relative_to(run).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()
 
 
 def revision() -> str:
@@ -90,9 +100,8 @@ def main() -> None:
         write_json(options.target / FILE, table, indent=1)
     except DiffscopeError as error:
         sys.exit(f"error: {error}")
-    finished = sum(len(of_arm["finished"]) for of_arm in table["arms"].values())
-    missing = sum(len(of_arm["missing"]) for of_arm in table["arms"].values())
-    print(f"{finished} finished runs, {missing} missing, {len(table['failed'])} failed: {options.target / FILE}; commit it")
+    counts = (f"{sum(len(of_arm[state]) for of_arm in table['arms'].values())} {state}" for state in STATES)
+    print(f"runs: {', '.join(counts)}; commit {options.target / FILE}")
 
 
 if __name__ == "__main__":

@@ -52,9 +52,13 @@ def steps_to_form(cohort: xr.Dataset) -> xr.DataArray:
     if not np.isfinite(steps.values).any():
         raise Missing("a cohort in which the circuit formed in some run")
     limit = float(measured(cohort, "formation_limit"))
-    continued = [arm in json.loads(cohort.attrs.get("recipe", "{}")).get("continued", {}) for arm in cohort["arm"].values]
-    own = ~xr.DataArray(continued, dims="arm", coords={"arm": cohort["arm"]})
+    own = ~cohort["arm"].isin(went_on(cohort))
     return xr.where(formed(cohort), steps, limit).where(finished(cohort) & own)
+
+
+def went_on(cohort: xr.Dataset) -> list[str]:
+    """The arms that continue another's formed model, so that they have no formation of their own."""
+    return list(json.loads(cohort.attrs.get("recipe", "{}")).get("continued", {}))
 
 
 def log_odds(cohort: xr.Dataset) -> xr.DataArray:

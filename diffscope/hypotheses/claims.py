@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from diffscope.hypotheses.declared import TESTS
 from diffscope.hypotheses.inference import Estimate
 from diffscope.hypotheses.rules import ABOVE, BELOW, NONE, Quantity
-from diffscope.hypotheses.verdicts import Verdict
+from diffscope.hypotheses.verdicts import Verdict, number
 
 SAME = "same sign"
 OTHER = "other sign"
 UNDECIDED = "undecided"
-MIXED = "same and other sign"
 NOT_ASKED = "cannot be asked"
 NOT_MEASURED = "not measured"
 WITHIN = "within"
 OUTSIDE = "outside"
-Says = Literal["above", "below", "none"]
+NOT_ABOVE = "not above"
+NOT_BELOW = "not below"
+Says = Literal["above", "below", "none", "not above", "not below"]
 
 
 @dataclass(frozen=True)
@@ -30,13 +31,39 @@ class Bearing:
     Attributes
     ----------
     test, quantity : str
-    says : {"above", "below", "none"} or (float, float)
-        Above 0, below 0, within ± the smallest effect that matters, or in a range.
+    says : {"above", "below", "none", "not above", "not below"} or (float, float)
+        Above 0, below 0; within ± the smallest effect that matters, not above it, not below minus it; or in a range.
     """
 
     test: str
     quantity: str
     says: Says | tuple[float, float]
+
+    @property
+    def declared(self) -> Quantity:
+        """The quantity as its test declares it."""
+        return TESTS[self.test].quantities[self.quantity]
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """What is claimed, as a range."""
+        margin = self.declared.no_effect
+        ranges = {
+            ABOVE: (0.0, math.inf),
+            BELOW: (-math.inf, 0.0),
+            NONE: (-margin, margin),
+            NOT_ABOVE: (-math.inf, margin),
+            NOT_BELOW: (-margin, math.inf),
+        }
+        return ranges[self.says] if isinstance(self.says, str) else self.says
+
+    @property
+    def claimed(self) -> str:
+        """The same in words."""
+        low, high = self.range
+        if math.isinf(low):
+            return f"below {number(high)}"
+        return f"above {number(low)}" if math.isinf(high) else f"{number(low)} to {number(high)}"
 
 
 @dataclass(frozen=True)
@@ -69,17 +96,18 @@ class Measured:
     Attributes
     ----------
     bearing : Bearing
-    quantity : Quantity
     estimate : Estimate or None
         None where the test could not run; `why` says what it needs.
     answer : str
+    board : str
+        Which board it is of.
     why : str
     """
 
     bearing: Bearing
-    quantity: Quantity
     estimate: Estimate | None
     answer: str
+    board: str = ""
     why: str = ""
 
 
@@ -98,53 +126,50 @@ class Compared:
 
     @property
     def answer(self) -> str:
-        """One word for all of its quantities: where some are undecided, that of the others is said of them alone."""
+        """The answer of all of its quantities where they agree, else how many have which."""
         if not self.claim.bearings:
             return NOT_ASKED
-        signs = list(dict.fromkeys(each.answer for each in self.measured))
-        if len(signs) == 1:
-            return signs[0]
-        counts = [f"{sum(each.answer == sign for each in self.measured)} {sign}" for sign in signs]
+        answers = list(dict.fromkeys(each.answer for each in self.measured))
+        if len(answers) == 1:
+            return answers[0]
+        counts = [f"{sum(each.answer == answer for each in self.measured)} {answer}" for answer in answers]
         return f"of {len(self.measured)}: {', '.join(counts)}"
 
 
-def compare(claims: Sequence[Claim], boards: Sequence[Sequence[Verdict]]) -> list[Compared]:
+def compare(claims: Sequence[Claim], boards: Mapping[str, Sequence[Verdict]]) -> list[Compared]:
     """Set claims beside the estimates of boards; what the first board lacks is taken from a later one.
 
     An answer is of a 95 % interval, not corrected for how many claims there are: it has the claimed sign where all of it is on
-    the claimed side of 0, the other sign where all of it is on the other side. Of a claim that there is nothing, the interval
-    lies within ± the smallest effect that matters, or outside of it; the same of a claimed range.
+    the claimed side of 0, the other sign where all of it is on the other side. Of a claim that there is nothing, or no more than
+    what matters, or of a claimed range, the whole interval is within it or outside of it.
 
     Parameters
     ----------
     claims : sequence of Claim
-    boards : sequence of boards
-        Each a sequence of Verdict.
+    boards : mapping of str to sequence of Verdict
     """
-    verdicts = [verdict for board in boards for verdict in board]
-    return [Compared(claim, tuple(_measured(bearing, verdicts) for bearing in claim.bearings)) for claim in claims]
+    return [Compared(claim, tuple(_measured(bearing, boards) for bearing in claim.bearings)) for claim in claims]
 
 
-def _measured(bearing: Bearing, verdicts: Sequence[Verdict]) -> Measured:
-    quantity = TESTS[bearing.test].quantities[bearing.quantity]
-    of_test = [verdict for verdict in verdicts if verdict.test.id == bearing.test]
-    estimates = [verdict.estimates[bearing.quantity] for verdict in of_test if bearing.quantity in verdict.estimates]
-    if not estimates:
-        lacking = [verdict.shown for verdict in of_test if not verdict.estimates]
-        return Measured(bearing, quantity, None, NOT_MEASURED, lacking[0] if lacking else f"{bearing.test} was not run")
-    estimate = estimates[0]
-    if not (math.isfinite(estimate.low) and math.isfinite(estimate.high)):
-        return Measured(bearing, quantity, estimate, NOT_MEASURED, estimate.why or "it has no interval")
-    return Measured(bearing, quantity, estimate, answered(bearing.says, estimate, quantity.no_effect))
+def _measured(bearing: Bearing, boards: Mapping[str, Sequence[Verdict]]) -> Measured:
+    whys = []
+    for name, board in boards.items():
+        for verdict in board:
+            estimate = verdict.estimates.get(bearing.quantity) if verdict.test.id == bearing.test else None
+            if estimate is not None and math.isfinite(estimate.low) and math.isfinite(estimate.high):
+                return Measured(bearing, estimate, answered(bearing, estimate), name)
+            if verdict.test.id == bearing.test:
+                whys.append(verdict.shown if estimate is None else estimate.why or "it has no interval")
+    return Measured(bearing, None, NOT_MEASURED, why=whys[0] if whys else f"{bearing.test} was not run")
 
 
-def answered(says: Says | tuple[float, float], estimate: Estimate, margin: float) -> str:
-    """What an interval answers to a claim; `margin` is what counts as nothing on either side of 0."""
-    if says in (ABOVE, BELOW):
-        sign = 1 if says == ABOVE else -1
-        low, high = sorted((sign * estimate.low, sign * estimate.high))
-        return SAME if low > 0 else OTHER if high < 0 else UNDECIDED
-    low, high = (-margin, margin) if says == NONE else says  # type: ignore[misc]
-    if low <= estimate.low and estimate.high <= high:
-        return WITHIN
-    return OUTSIDE if estimate.high < low or estimate.low > high else UNDECIDED
+def answered(bearing: Bearing, estimate: Estimate) -> str:
+    """What an interval answers to what a claim says of a quantity."""
+    low, high = bearing.range
+    inside = low <= estimate.low and estimate.high <= high
+    beyond = estimate.high < low or estimate.low > high
+    if bearing.says in (ABOVE, BELOW):
+        return SAME if inside and estimate.low * estimate.high > 0 else OTHER if beyond else UNDECIDED
+    if beyond:
+        return f"{OUTSIDE}, {ABOVE if estimate.low > high else BELOW}"
+    return WITHIN if inside else UNDECIDED

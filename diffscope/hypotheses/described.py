@@ -12,9 +12,11 @@ import xarray as xr
 
 from diffscope.files import plain
 from diffscope.hypotheses.arms import formed
+from diffscope.hypotheses.declared.key_tokens import OF_COHORT
 from diffscope.hypotheses.evidence.of_run import EVIDENCE, open_evidence
 from diffscope.hypotheses.evidence.tables import HEADS, weighted
 from diffscope.hypotheses.intervals import students_t
+from diffscope.hypotheses.kept import alike
 
 END = "end"
 FORMED = "formed"  # the checkpoint at which the lookup circuit had
@@ -30,7 +32,7 @@ BY_LAYER = {
     "rejected_noise.irrelevant": "common-mode rejection by injection on irrelevant tokens (dB)",
     "rejected_noise.over_paired": "the same above that with another head's A2 (dB)",
 }
-OF_ANY_ARM = {"sink_shares.d": "share of the first token in |D|", "sink_shares.a1": "share of the first token in A1"}
+OF_ANY_ARM = {"sink_shares.d": "share of the first token in |D|, heads alike", "sink_shares.a1": "the same in A1"}
 PARTS = ("uniform", "distance", "key", "other", "rest")
 SIGMAS = ("0.1", "0.5", "1", "2")
 OUTCOMES = {
@@ -40,7 +42,7 @@ OUTCOMES = {
     "lost_common": "log-odds lost to common noise in all layers (nats)",
     "lost_differential": "log-odds lost to opposite noise in all layers (nats)",
 }
-WHEN = {"share_when.right": "answer's share in |D|, answered right", "share_when.wrong": "the same, answered wrong"}
+WHEN = "answer's share in |D|, answered right − wrong, where a head has both among as many distractors"
 HEAD = {"mean": "rise of the answer's loss without a head, mean (nats)", "max": "the same, the head that does most (nats)"}
 
 
@@ -90,13 +92,15 @@ def of_run(evidence: xr.Dataset, checkpoints: Sequence[int], turned: float) -> d
     values = {
         (words, END, None): float(end["outcome"].sel(measure=name)) for name, words in OUTCOMES.items() if name in end["measure"]
     }
-    values |= {(words, END, None): _whole(end, name) for name, words in WHEN.items() if name in end["quantity"]}
+    values |= {(f"{OF_COHORT[name]}, heads alike", END, None): float(mass) for name, mass in alike(end).items()}
+    values[WHEN, END, None] = _right_minus_wrong(evidence.isel(step=-1))
     without = end["end_value"].sel(end_quantity="knock_out.loss")  # (layer, head)
     values |= {(words, END, None): float(getattr(without, how)()) for how, words in HEAD.items()}
     differential = bool(evidence.attrs["differential"])
     for name, words in ((BY_LAYER if differential else {}) | OF_ANY_ARM).items():
         if name in end["quantity"]:
-            layers = weighted(end["value"].sel(quantity=name), end["weight"], ["head"])
+            by_head = end["value"].sel(quantity=name)
+            layers = by_head.mean("head") if name in OF_ANY_ARM else weighted(by_head, end["weight"], ["head"])
             values |= {(words, END, layer): float(value) for layer, value in enumerate(layers.values)}
     if differential:
         values |= _of_second_map(end)
@@ -138,8 +142,13 @@ def _explains(name: str, part: str) -> str:
     return whole.get(part, f"the {part} explains")
 
 
-def _whole(end: xr.Dataset, name: str) -> float:
-    return float(weighted(end["value"].sel(quantity=name), end["weight"], HEADS))
+def _right_minus_wrong(last: xr.Dataset) -> float:
+    """What the answer's share differs by between prompts that are answered right and wrong, heads weighted; NaN without both."""
+    names = ["share_when.right", "share_when.wrong"]
+    if not set(names) <= set(last["quantity"].values):
+        return float("nan")
+    right, wrong = (last["value"].sel(quantity=name, drop=True) for name in names)  # (distractors, layer, head)
+    return float(weighted((right - wrong).mean("distractors"), last["weight"].mean("distractors"), HEADS))
 
 
 def _rows(runs: Sequence[Mapping[Place, float]]) -> list[dict[str, Any]]:

@@ -19,6 +19,15 @@ from diffscope.hypotheses.rules import Missing
 from diffscope.hypotheses.subjects import Read, Take
 
 REJECTION = "rejected_noise.over_paired"
+#: masses in D by name, as the evidence calls them; of standard attention in its one map
+ALIKE = {
+    "share": "answer_mass.share",
+    "raw": "answer_mass.raw",
+    "signed": "answer_mass.signed",
+    "positive": "answer_mass.positive",
+    "needles": "answer_mass.needles",
+    "sink": "sink_shares.d",
+}
 
 
 @dataclass
@@ -76,11 +85,14 @@ class KeptModels:
         return [dataset[names].isel(step=step).mean("distractors") for dataset, step in self._places]
 
     def outcomes(self, *names: str) -> dict[str, Observed]:
-        """What whole models came to, mean over prompts, by name: those of these measures that were taken of all of them."""
+        """What whole models came to, mean over prompts, by name: those of these measures that were taken of any of them.
+
+        A model of which one was not taken is NaN.
+        """
         ends = [dataset["outcome"].isel(step=-1).mean("distractors") for dataset in self.evidence]
-        taken = [name for name in names if all(name in end["measure"] and end.sel(measure=name).notnull() for end in ends)]
-        values = {name: np.array([[float(end.sel(measure=name))] for end in ends]) for name in taken}  # (seed, prompt)
-        return {name: Observed(array, prompts="nested", seeds=self.seeds) for name, array in values.items()}
+        table = xr.concat([end.reindex(measure=list(names)) for end in ends], "seed").transpose("measure", "seed").values
+        taken = {name: values[:, None] for name, values in zip(names, table) if np.isfinite(values).any()}  # (seed, prompt)
+        return {name: Observed(values, prompts="nested", seeds=self.seeds) for name, values in taken.items()}
 
     @property
     def _places(self) -> list[tuple[xr.Dataset, int]]:
@@ -128,21 +140,34 @@ def _labels(names: xr.DataArray, function: str) -> list[tuple[str, str]]:
 
 
 def for_cohort(evidence: xr.Dataset) -> xr.Dataset:
-    """What the primary tests of a cohort read of one run's evidence, at its end.
+    """What the tests of a cohort read of one run's evidence, at its end.
 
     Returns
     -------
     Dataset
         ``cmrr_over_paired``, in dB: common-mode rejection by injection on irrelevant tokens above that with another head's A2,
-        heads weighted by A1's mass on the answer; ``cmrr_over_paired_by_head`` and ``answer_mass`` (layer, head). NaN of standard
-        attention.
+        heads weighted by A1's mass on the answer; ``cmrr_over_paired_by_head`` and ``answer_mass`` (layer, head). The first two
+        are NaN of standard attention. And what :func:`alike` gives, as ``alike_NAME``.
     """
     at = evidence.isel(step=-1, drop=True).mean("distractors")
     at = at.assign_coords(layer=range(at.sizes["layer"]), head=range(at.sizes["head"]))  # arms differ in their heads
     nothing = xr.full_like(at["weight"], np.nan)
     of_heads = at["value"].sel(quantity=REJECTION, drop=True) if REJECTION in evidence["quantity"] else nothing
     rejection = weighted(of_heads, at["weight"], HEADS)
-    return xr.Dataset({"cmrr_over_paired": rejection, "cmrr_over_paired_by_head": of_heads, "answer_mass": at["weight"]})
+    read = {"cmrr_over_paired": rejection, "cmrr_over_paired_by_head": of_heads, "answer_mass": at["weight"]}
+    return xr.Dataset(read | {f"alike_{name}": mass for name, mass in alike(at).items()})
+
+
+def alike(at: xr.Dataset) -> dict[str, xr.DataArray]:
+    """What a model at one step gives to the answer, the distractors and the first token, each head alike: (), by name.
+
+    Means over heads, then layers, as a published table may have them; of the sum over 1 − λ, which has no bound, the median over
+    all heads. What a head lacks is left out.
+    """
+    table = at["value"]
+    names = [name for name in ALIKE if ALIKE[name] in table["quantity"]]
+    values = {name: table.sel(quantity=ALIKE[name], drop=True) for name in names}
+    return {name: of.median(HEADS) if name == "signed" else of.mean("head").mean("layer") for name, of in values.items()}
 
 
 def kept_of(folder: str | Path, *arms: str) -> list[list[Path]]:

@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -150,6 +151,7 @@ def planted_cohort(
             "cmrr_over_paired": (("arm", "seed"), np.where(formed, rejection, np.nan)),
         },
         coords,
+        {"recipe": json.dumps({"name": "planted", "continued": {"top-8": {"arm": "standard", "top_keys": 64}}})},
     )
 
 

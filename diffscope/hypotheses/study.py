@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -20,6 +20,8 @@ from diffscope.errors import CorruptFile, DiffscopeError, first_line
 from diffscope.files import plain
 from diffscope.hypotheses import report
 from diffscope.hypotheses.api import Subjects, formed_models_of, gather, open_cohort
+from diffscope.hypotheses.arms import formed as formed_runs
+from diffscope.hypotheses.arms import went_on
 from diffscope.hypotheses.board import Result
 from diffscope.hypotheses.declared import TESTS
 from diffscope.hypotheses.described import described
@@ -179,11 +181,11 @@ def _run(subjects: Subjects, tests: str | Sequence[str] | None, out: Path, sourc
 def _with_weights(
     board: Board, cohort: Path, settings: Settings | None, progress: Progress | None, opener: Callable[[str], Scope]
 ) -> tuple[Subjects, list[str]] | None:
-    """What the tests of models are made on that no kept evidence answers whole, and their ids: the pairs at hand that formed.
+    """What measurements of models are made on that no kept evidence answers whole, and their ids: the pairs at hand that formed.
 
     None where all are answered, or there are not two such pairs.
     """
-    of_models = [verdict for verdict in board if verdict.test.needs in ("model", "pair")]
+    of_models = [verdict for verdict in board if verdict.test.needs in ("model", "pair") and not verdict.test.judged]
     left = [verdict.test.id for verdict in of_models if set(verdict.test.quantities) - set(verdict.estimates)]
     dataset = open_cohort(cohort)
     pairs = formed_models_of(cohort, dataset, "diff", "standard")
@@ -274,29 +276,33 @@ def survival(cohort: xr.Dataset) -> list[dict]:
     list of dict
         By arm of which a run is finished: ``runs``, ``formed``, ``median`` step (Kaplan–Meier; None where fewer than half
         form), ``restricted_mean`` step up to the most that a run was given to form in, and ``p`` of the log-rank test against
-        DIFF (asymptotic, not corrected; None for DIFF itself).
+        DIFF (asymptotic, not corrected; None for DIFF itself); all three None of an arm that continues another's formed model.
     """
     last = float(cohort["formation_limit"] if "formation_limit" in cohort else cohort["step"].max())
     runs = {}
-    for arm in cohort["arm"].values:
-        steps = cohort["formation"].sel(arm=arm).values[cohort["finished"].sel(arm=arm).values == 1]
-        formed = ~np.isnan(steps)
-        runs[str(arm)] = np.where(formed, steps, last), formed
     rows = []
-    for arm, (steps, formed) in runs.items():
-        if not len(steps):
+    for arm in map(str, cohort["arm"].values):
+        ended = cohort["finished"].sel(arm=arm).values == 1
+        formed = formed_runs(cohort).sel(arm=arm).values[ended]
+        if not ended.any():
             continue
-        rows.append(
-            {
-                "arm": arm,
-                "runs": len(steps),
-                "formed": int(formed.sum()),
-                "median": float(SurvfuncRight(steps, formed.astype(int)).quantile(0.5)) if formed.any() else math.nan,
-                "restricted_mean": float(steps.mean()),  # nobody is lost before the last step: the area under the curve
-                "p": math.nan if arm == "diff" or "diff" not in runs else _log_rank(runs["diff"], (steps, formed)),
-            }
-        )
-    return plain(rows)
+        rows.append({"arm": arm, "runs": int(ended.sum()), "formed": int(formed.sum())})
+        steps = cohort["formation"].sel(arm=arm).values[ended]
+        if np.isfinite(steps[formed]).all() and arm not in went_on(cohort):
+            runs[arm] = np.where(formed, steps, last), formed
+    return plain([{**row, **_when(row["arm"], runs)} for row in rows])
+
+
+def _when(arm: str, runs: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, float]:
+    """When the circuit of an arm forms, of runs (steps, formed) by arm; undefined of one that goes on from another's."""
+    if arm not in runs:
+        return dict.fromkeys(("median", "restricted_mean", "p"), math.nan)
+    steps, formed = runs[arm]
+    return {
+        "median": float(SurvfuncRight(steps, formed.astype(int)).quantile(0.5)) if formed.any() else math.nan,
+        "restricted_mean": float(steps.mean()),  # nobody is lost before the last step: the area under the curve
+        "p": math.nan if arm == "diff" or "diff" not in runs else _log_rank(runs["diff"], (steps, formed)),
+    }
 
 
 def _log_rank(*groups: tuple[np.ndarray, np.ndarray]) -> float:

@@ -39,7 +39,8 @@ def _runs(study: Study) -> str:
     failed = training.get("failed")
     note = f"\nRuns that broke off: {failed}.\n" if failed else ""
     return (
-        "## Runs\n\nSteps until the lookup circuit forms; a run in which it never does counts with the steps that it was given. "
+        "## Runs\n\nSteps until the lookup circuit forms; a run in which it never does counts with the steps that it was given, "
+        "and an arm that goes on from another's formed model has none of its own. "
         f"p: against DIFF, not corrected.\n\n{_table(headers, rows)}{note}"
     )
 
@@ -78,8 +79,9 @@ def _described(study: Study) -> str:
         return ""
     parts = [
         "## Described\n\nMeans over the seeds in which the lookup circuit formed, with 95 % intervals (Student's t over seeds), "
-        "and the number of seeds; not corrected and not judged. Heads are weighted by A1's mass on the answer; parts of maps are "
-        "a plain mean over heads.\n"
+        "and the number of seeds; not corrected and not judged. By layer heads are weighted by A1's mass on the answer, but "
+        "alike where it says so, for λ, and for the parts of maps, which are Shapley shares. Losses without a head are of all "
+        "heads of an arm, of which some have twice as many.\n"
     ]
     wholes = [row for row in study.described if row["layer"] is None]
     parts.append(_pivot(wholes, "quantity", "arm"))

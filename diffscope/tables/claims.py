@@ -7,17 +7,18 @@ import math
 from diffscope.errors import DiffscopeError
 from diffscope.hypotheses.claims import Compared, Measured, compare
 from diffscope.hypotheses.published import CLAIMS, SHORT
-from diffscope.hypotheses.study import ALL, Study
+from diffscope.hypotheses.study import ALL, WEIGHTS, Study
 from diffscope.tables import numbers
 from diffscope.tables.table import Table
 
-HEADER = ("source", "claim", "published", "quantity", "here [95 %]", "untrained", "answer", "limits")
+HEADER = ("source", "claim", "published", "quantity", "claimed", "here [95 %]", "untrained", "seeds", "answer", "limits")
 CAPTION = (
     "Published claims beside this study. Brackets: 95 % intervals, not corrected for the number of claims, so that of "
     "twenty intervals of nothing one has a sign. Same sign, other sign: the whole interval is on the claimed side of 0, or "
-    "on the other. Within, outside: of a claim that there is nothing (± the smallest effect that matters), or of a claimed "
-    "range, the whole interval is within it, or outside. Undecided: neither. Untrained: from where to where models of "
-    "random weights come; where they show as much, training has no part in a sign."
+    "on the other. Within, outside: of a claimed range, which is often ± the smallest effect that matters, the whole "
+    "interval is within it, or outside. Undecided: neither. Untrained: where the mean of as many models would lie if they "
+    "had random weights; where that shows as much, training has no part in a sign. Seeds in brackets: of those whose "
+    "weights are at hand, on other prompts."
 )
 
 
@@ -43,8 +44,7 @@ def claims(study: Study) -> Table:
 
     if not isinstance(study, Study):
         raise DiffscopeError(f"this table is of a study, as diffscope.open opens it, not of a {type(study).__name__}")
-    others = [board for name, board in study.boards.items() if name != ALL]
-    compared = compare(CLAIMS, [study.boards[ALL], *others])
+    compared = compare(CLAIMS, {name: study.boards[name] for name in (ALL, WEIGHTS) if name in study.boards})
     rows = tuple(row for each in compared for row in _rows(each))
     records = [record for each in compared for record in _records(each)]
     sources = "; ".join(f"{short}: {source}" for source, short in SHORT.items())
@@ -55,36 +55,35 @@ def _rows(compared: Compared) -> list[tuple[str, ...]]:
     claim = compared.claim
     about = (SHORT[claim.source], claim.says, claim.published)
     if not compared.measured:
-        return [(*about, numbers.ABSENT, numbers.ABSENT, numbers.ABSENT, compared.answer, claim.limits)]
-    first, *rest = (_cells(each) for each in compared.measured)
+        return [(*about, *[numbers.ABSENT] * 5, compared.answer, claim.limits)]
+    first, *rest = (_cells(measured) for measured in compared.measured)
     return [(*about, *first, claim.limits), *(("", "", "", *cells, "") for cells in rest)]
 
 
 def _cells(measured: Measured) -> tuple[str, ...]:
+    """Quantity, what is claimed of it, value, untrained models, seeds, answer."""
     estimate = measured.estimate
-    answer = f"{measured.answer}: {measured.why}" if measured.why else measured.answer
+    about = (measured.bearing.declared.label, measured.bearing.claimed)
     if estimate is None:
-        return (measured.quantity.label, numbers.ABSENT, numbers.ABSENT, answer)
+        return (*about, *[numbers.ABSENT] * 3, f"{measured.answer}: {measured.why}")
     here = numbers.with_interval(estimate.value, estimate.low, estimate.high)
-    untrained = numbers.ABSENT
-    if estimate.untrained:
-        untrained = f"{numbers.plain(estimate.null_low, 2)} to {numbers.plain(estimate.null_high, 2)}"
-    return (measured.quantity.label, here, untrained, answer)
+    untrained = f"{numbers.plain(estimate.null_low, 2)} to {numbers.plain(estimate.null_high, 2)}"
+    seeds = f"({estimate.seeds})" if measured.board == WEIGHTS else str(estimate.seeds)
+    return (*about, here, untrained if estimate.untrained else numbers.ABSENT, seeds, measured.answer)
 
 
 def _records(compared: Compared) -> list[dict]:
     claim = compared.claim
     about = {"claim": claim.id, "source": claim.source, "says": claim.says, "published": claim.published}
     if not compared.measured:
-        return [
-            {**about, "test": "", "quantity": "", "claimed": "", **_numbers(None), "answer": compared.answer, "why": claim.limits}
-        ]
+        nothing = {"test": "", "quantity": "", "claimed": "", **_numbers(None), "answer": compared.answer, "why": claim.limits}
+        return [{**about, **nothing}]
     return [
         {
             **about,
             "test": measured.bearing.test,
-            "quantity": measured.quantity.label,
-            "claimed": _claimed(measured),
+            "quantity": measured.bearing.declared.label,
+            "claimed": measured.bearing.claimed,
             **_numbers(measured),
             "answer": measured.answer,
             "why": measured.why,
@@ -93,12 +92,14 @@ def _records(compared: Compared) -> list[dict]:
     ]
 
 
-def _claimed(measured: Measured) -> str:
-    says = measured.bearing.says
-    return says if isinstance(says, str) else f"{says[0]:g} to {says[1]:g}"
-
-
-def _numbers(measured: Measured | None) -> dict[str, float]:
+def _numbers(measured: Measured | None) -> dict[str, float | int | str]:
+    """The estimate and what it is of; of untrained models where there are any."""
     estimate = None if measured is None else measured.estimate
-    names = ("value", "low", "high")
-    return {name: math.nan if estimate is None else getattr(estimate, name) for name in names}
+    ends = {name: math.nan if estimate is None else getattr(estimate, name) for name in ("value", "low", "high")}
+    nulls = {
+        name: getattr(estimate, name) if estimate is not None and estimate.untrained else math.nan
+        for name in ("null_low", "null_high")
+    }
+    counts = {name: 0 if estimate is None else getattr(estimate, name) for name in ("seeds", "prompts")}
+    over = "" if estimate is None else estimate.interval or estimate.method
+    return {**ends, **nulls, **counts, "interval": over, "board": "" if measured is None else measured.board}

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from diffscope import DiffscopeError, tables
@@ -14,21 +15,25 @@ from diffscope.hypotheses.published import CLAIMS, SHORT
 from diffscope.hypotheses.study import ALL, WEIGHTS, Study
 from tests.studies import estimate, study
 
-INTERVALS = {  # (low, high): above, below, none within ± 0.5, in 2 to 5
-    (0.1, 0.4): ("same sign", "other sign", "within", "outside"),
-    (-0.2, 0.4): ("undecided", "undecided", "within", "outside"),
-    (-0.9, -0.6): ("other sign", "same sign", "outside", "outside"),
-    (0.0, 0.6): ("undecided", "undecided", "undecided", "outside"),
-    (2.5, 4.0): ("same sign", "other sign", "outside", "within"),
-    (4.0, 6.0): ("same sign", "other sign", "outside", "undecided"),
+INTERVALS = {  # (low, high): above, below, none within ± 0.5, not above 0.5, not below −0.5, in 2 to 5
+    (0.1, 0.4): ("same sign", "other sign", "within", "within", "within", "outside, below"),
+    (-0.2, 0.4): ("undecided", "undecided", "within", "within", "within", "outside, below"),
+    (-0.9, -0.6): ("other sign", "same sign", "outside, below", "within", "outside, below", "outside, below"),
+    (0.0, 0.6): ("undecided", "undecided", "undecided", "undecided", "within", "outside, below"),
+    (2.5, 4.0): ("same sign", "other sign", "outside, above", "outside, above", "within", "within"),
+    (4.0, 6.0): ("same sign", "other sign", "outside, above", "outside, above", "within", "undecided"),
 }
 
 
 @pytest.mark.parametrize("interval", INTERVALS)
 def test_an_answer_is_what_the_whole_interval_says(interval):
     low, high = interval
-    found = replace(estimate(0, 5), value=(low + high) / 2, low=low, high=high)
-    assert tuple(answered(says, found, 0.5) for says in ("above", "below", "none", (2.0, 5.0))) == INTERVALS[interval]
+    measured = replace(estimate(0, 5), value=(low + high) / 2, low=low, high=high)
+    every = ("above", "below", "none", "not above", "not below", (2.0, 5.0))
+    bearings = [Bearing("distractors", "standard", says) for says in every]  # 0.5 nats matter
+    assert tuple(answered(bearing, measured) for bearing in bearings) == INTERVALS[interval]
+    claimed = [bearing.claimed for bearing in bearings]
+    assert claimed == ["above 0", "below 0", "-0.5 to 0.5", "below 0.5", "above -0.5", "2 to 5"]
 
 
 def test_every_claim_is_about_quantities_that_are_declared_and_says_its_limits():
@@ -46,14 +51,19 @@ def test_what_one_board_lacks_is_taken_from_the_next_and_what_all_lack_is_said()
         Bearing("head-geometry", "steps", "below"),
     )
     claim = Claim("x", "paper", "says", "", bearings, "")
+    undefined = replace(estimate(0, 8), value=np.nan, low=np.nan, high=np.nan, why="nothing answers")
     first = run(["sinks", "head-geometry"], finished={"head-geometry": {"steps": estimate(-1, 8)}})
+    first += run("sparsity-pair", finished={"sparsity-pair": {"gini": undefined}})
     later = {"sparsity-pair": {"gini": estimate(2, 3)}, "head-geometry": {"steps": estimate(5, 3)}}
     second = run(list(later), finished=later)
-    (compared,) = compare([claim], [first, second])
+    (compared,) = compare([claim], {"first": first, "second": second})
     gini, sinks, geometry = compared.measured
-    assert (gini.estimate.value, geometry.estimate.value) == (2, -1)  # the first board's where it has one
+    assert (gini.estimate.value, geometry.estimate.value) == (2, -1)  # the first board's where it has a value
+    assert (gini.board, geometry.board) == ("second", "first")
     assert sinks.estimate is None and sinks.answer == "not measured" and sinks.why.startswith("needs ")
     assert compared.answer == "of 3: 2 same sign, 1 not measured"
+    (alone,) = compare([claim], {"first": first})
+    assert alone.measured[0].why == "nothing answers"
 
 
 def test_the_table_has_every_claim_with_its_quantities(tmp_path):
@@ -67,6 +77,9 @@ def test_the_table_has_every_claim_with_its_quantities(tmp_path):
     assert rows.loc[("rank", "low-rank-noise"), "claimed"].unique().tolist() == ["2 to 5"]
     assert (table.data.query("claim == 'scaling'")["answer"] == "cannot be asked").all()
     assert sum(bool(row[0]) for row in table.rows) == len(CLAIMS) and "not corrected" in table.caption
+    seeds = {row[3]: row[table.header.index("seeds")] for row in table.rows}
+    assert seeds["CKA between heads' outputs, DIFF − standard"] == "(5)"
+    assert set(table.data.query("claim == 'redundancy'")["board"]) == {WEIGHTS}
     with pytest.raises(DiffscopeError, match="of a study"):
         tables.claims(whole.boards[ALL])
 

@@ -232,7 +232,8 @@ def test_the_board_says_what_it_supports_together():
     assert "the evidence supports noise cancellation and not sparsification" in words["NC"]
     assert "the evidence supports sparsification and not noise cancellation" in words["SP"]
     assert "do not decide between" in words["neither"] and "for no account" in words["neither"]
-    assert "Missing: a cohort whose log_odds_near was measured (for near-duplicates)" in words["NC"]
+    assert "a cohort whose log_odds_near was measured (for near-duplicates)" in words["NC"]
+    assert "Missing: a cohort with the evidence of its runs (for allocation)" in words["NC"]
     (slope,) = (verdict for verdict in shown["NC"] if verdict.test.id == "distractors-or-length")
     apart = summary([slope, *(verdict for verdict in shown["SP"] if verdict.test.id == "common-noise")])
     assert "supports noise cancellation in part, and does not decide" in apart and "common-noise: SP" in apart

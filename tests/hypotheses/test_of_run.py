@@ -95,6 +95,11 @@ def test_tests_read_what_was_kept(cohort):
     expected = np.average(primary["cmrr_over_paired_by_head"], weights=primary["answer_mass"])
     assert float(primary["cmrr_over_paired"]) == pytest.approx(expected, rel=1e-5)
     assert np.isnan(for_cohort(standard.evidence[0])["cmrr_over_paired"])
+    for evidence in (diff.evidence[0], standard.evidence[0]):
+        end = evidence["value"].isel(step=-1).mean("distractors")
+        for name, label, middle in (("share", "answer_mass.share", np.mean), ("signed", "answer_mass.signed", np.median)):
+            plain = for_cohort(evidence)[f"alike_{name}"]
+            assert float(plain) == pytest.approx(float(middle(end.sel(quantity=label).values)), rel=1e-5)
     with pytest.raises(DiffscopeError, match="one run"):
         open_kept(kept_of(cohort, "diff")[0], series=True)
 
@@ -139,7 +144,11 @@ def test_what_else_the_evidence_holds_is_described_of_formed_seeds(cohort):
     assert two["value"] == pytest.approx(np.mean(right)) and two["seeds"] == 2 and two["low"] is None
     parts = [rows["diff", f"share of A2 that {words}", "end", 0]["value"] for words in EXPLAINED]
     assert sum(parts) == pytest.approx(1, abs=1e-4)
-    assert ("standard", "share of the first token in A1", "end", 0) in rows and ("standard", "noise gain", "end", 0) not in rows
+    sink = "share of the first token in |D|, heads alike"
+    assert ("standard", sink, "end", 0) in rows and ("standard", "noise gain", "end", 0) not in rows
+    shares = [of_run.open_evidence(cohort / f"standard/seed-{seed}" / of_run.EVIDENCE)["value"][:, -1] for seed in (0, 1)]
+    plain = np.mean([share.sel(quantity="sink_shares.d").mean(("distractors", "head"))[0] for share in shares])
+    assert rows["standard", sink, "end", 0]["value"] == pytest.approx(plain)
     dataset["formation"][0, 0] = np.nan
     dataset["log_odds"][0, 0] = np.nan
     alone = {(row["arm"], row["quantity"], row["step"]): row for row in described(cohort, dataset)}

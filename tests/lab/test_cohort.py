@@ -344,7 +344,8 @@ def test_what_a_study_will_be_made_of_is_written_down_without_scores(forming, tm
     seed = shard.spec["seed"]
     assert table["arms"]["diff"]["missing"] == [seed] and seed not in table["arms"]["diff"]["finished"]
     assert table["arms"]["standard"]["missing"] == [] and table["rates"] == cohort.rates() and table["revision"] == "abc"
-    assert table["failed"] == [] and table["rules"] == rules_digest()
+    assert table["arms"]["diff"]["failed"] == [] and table["rules"] == rules_digest()
+    assert table["data"] != reading.reading(cohort.out, cohort.recipe, "abc")["data"]
 
 
 def test_progress_shows_rates_and_formation_and_no_scores(forming, capsys):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import xarray as xr
+
+from diffscope.hypotheses.arms import formed, minus
 from diffscope.hypotheses.contrast import contrast, noted, require_differential
 from diffscope.hypotheses.declared.noise_symmetry import UNTRAINED, WEIGHTED
 from diffscope.hypotheses.declared.pairs import CONTROLS, ONE_PAIR
+from diffscope.hypotheses.declared.primary import BASELINES, SAME
 from diffscope.hypotheses.declared.sources import NOTES, PAPER
 from diffscope.hypotheses.evidence.quantities import NORMALISATIONS, answer_mass, key_gain
 from diffscope.hypotheses.inference import Observed
-from diffscope.hypotheses.rules import ABOVE, Quantity, declare
+from diffscope.hypotheses.rules import ABOVE, Missing, Quantity, declare
 from diffscope.hypotheses.subjects import Models, Pair
 
 WORDS = {
@@ -18,6 +22,11 @@ WORDS = {
     "positive": "share of the positive part of D",
 }
 APART = ("share", "positive")
+OF_COHORT = {
+    **{name: f"answer's {words}" for name, words in WORDS.items()},
+    "needles": "the other sentences' share of |D|",
+    "sink": "the first token's share of |D|",
+}
 
 
 @declare(
@@ -64,3 +73,28 @@ def key_token_gain(models: Models) -> dict[str, Observed]:
 )
 def key_token_gain_pair(pair: Pair) -> dict[str, Observed]:
     return contrast(pair, answer_mass, apart=("share",))
+
+
+@declare(
+    id="allocation",
+    claim="DIFF gives more to the answer and less to the rest than standard attention does, each head alike.",
+    source=f"{PAPER}, Figure 1 and Table 3, which are means over heads and layers (unilm 1654)",
+    statistic="of the answering query, mass in DIFF's D minus that in the arm's one map, mean over heads, then layers (of the "
+    "sum over 1 − λ the median over heads); of formed models, paired by seed",
+    controls=("head count at double width", *SAME),
+    quantities={
+        f"{arm}_{name}": Quantity(f"{words}, DIFF − {BASELINES[arm]}, heads alike", 0.02)
+        for arm in BASELINES
+        for name, words in OF_COHORT.items()
+    },
+    predictions={account: {f"{arm}_share": ABOVE for arm in BASELINES} for account in ("NC", "SP")},
+    needs="cohort",
+    limits="Standard attention has twice as many heads as DIFF, and double width as many. Raw, D sums to 1 − λ and is below A1 "
+    "wherever A2 is above 0.",
+    unable="both accounts predict it, and heads that do not answer count as much as those that do",
+)
+def allocation(cohort: xr.Dataset) -> dict[str, Observed]:
+    if not {f"alike_{name}" for name in OF_COHORT} <= set(cohort.data_vars):
+        raise Missing("a cohort with the evidence of its runs")
+    masses = {name: cohort[f"alike_{name}"].where(formed(cohort)) for name in OF_COHORT}
+    return {f"{arm}_{name}": minus(cohort, mass, "diff", arm) for arm in BASELINES for name, mass in masses.items()}
