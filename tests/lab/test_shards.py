@@ -49,6 +49,11 @@ def fail_at_2(spec, target, how):
     write(spec, target)
 
 
+def tell_origin(spec, target):
+    """How many threads the process has that this one is a fork of, and a variable of the environment."""
+    target.write_text(f"{len(os.listdir(f'/proc/{os.getppid()}/task'))} {os.environ['ORIGIN']}")
+
+
 def say():
     raise DiffscopeError("the model\nis not there")
 
@@ -126,6 +131,14 @@ def test_every_way_of_running_gives_the_same_bytes(tmp_path):
     here = contents(tmp_path / "here")
     assert len(here) == 6 and all(b"1 threads" in text for text in here.values())
     assert here == contents(tmp_path / "processes") == contents(tmp_path / "ranks")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="workers are forks of another process on Linux alone")
+def test_workers_are_forks_of_a_process_of_one_thread_and_know_the_environment_as_it_is(tmp_path, monkeypatch):
+    for number in range(2):
+        monkeypatch.setenv("ORIGIN", str(number))
+        run(SHARDS[: number + 1], tell_origin, tmp_path, Processes(1), suffix=".txt")
+    assert sorted(contents(tmp_path).values()) == [b"1 0", b"1 1"]
 
 
 def test_what_is_there_is_not_done_again(tmp_path):
