@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from diffscope.hypotheses.cohort_evidence import take_evidence
-from diffscope.hypotheses.evidence.of_run import EVIDENCE, evidence_of_run
+from diffscope.hypotheses.evidence import of_run
 from diffscope.lab.training.cohort import Cohort, train_cohort
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.stages import Grid, Stage
@@ -53,9 +53,10 @@ def tiny(recipe: Recipe) -> Recipe:
 
 
 def little_evidence(folder: Path, recipe: Recipe, seed: int) -> None:
-    """As :func:`take_evidence`, with one untrained model."""
-    evidence = evidence_of_run(folder, recipe.grid.template, seed, untrained=1)
-    save_statistics(evidence, folder / EVIDENCE, dated=False)
+    """As :func:`take_evidence`, of few short prompts and with one untrained model."""
+    of_run.LENGTH, of_run.DISTRACTORS, of_run.PROMPTS, of_run.TEXTS = 128, (4,), 10, 2
+    evidence = of_run.evidence_of_run(folder, recipe.grid.template, seed, untrained=1)
+    save_statistics(evidence, folder / of_run.EVIDENCE, dated=False)
 
 
 def main() -> int:

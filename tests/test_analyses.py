@@ -22,7 +22,13 @@ from tools import notebooks
 
 NAMES = [path.name for path in notebooks.notebooks()]
 IN_A_KERNEL = "14_transformerlens_nnsight.ipynb"  # nnsight gives a method to every object of the process that imports it
-SHORTER = {"TOKENS = 65_536": "TOKENS = 8_192"}  # attention of all tokens to all takes 64 times as long
+SHORTER = {  # what is kept was made of more
+    "TOKENS = 65_536": "TOKENS = 8_192",  # attention of all tokens to all takes 64 times as long
+    "examples = tasks.examples()\n": "examples = tasks.examples()[:4]\n",
+    "(160,), prompts=4)": "(160,), prompts=2)",
+    "prompts=12, untrained=6)": "prompts=10, untrained=3)",
+    "prompts, count=5)": "prompts, count=3)",
+}
 LARGEST = 500_000  # bytes
 
 # those whose cells depend most on what a model has: one map or two, heads, checkpoints, another tokenizer than the baseline
@@ -86,6 +92,11 @@ def shown(shell, source):
 
 def kept(cell):
     return [sorted(output.data) for output in cell.outputs if output.output_type in ("display_data", "execute_result")]
+
+
+@pytest.mark.parametrize("usual", SHORTER)
+def test_what_is_shortened_is_in_a_notebook(usual):
+    assert [name for name in NAMES if any(usual in f"{cell.source}\n" for cell in code_of(read(name)))]
 
 
 @pytest.mark.slow

@@ -1,8 +1,10 @@
 """The side-by-side benchmark: methods give what float64 gives, and what goes wrong with one is said and harms no other."""
 
 import json
+import multiprocessing
 import operator
 import os
+import pickle
 import time
 from dataclasses import replace
 from functools import partial
@@ -82,11 +84,25 @@ def test_a_count_on_the_edge_may_fall_either_way():
     assert dict(zip(tied["peaks"], tied["shortfalls"]))[2] == 0
 
 
+@pytest.mark.parametrize("named", [jobs.Measured("diffscope", "random", 96, "cpu"), jobs.Reference("random", 96, "cpu")])
+def test_a_job_can_be_sent_to_another_interpreter(named):
+    assert pickle.loads(pickle.dumps(named)) == named
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Children that need not each import torch: forks of one process that has; what they are told is sent to them as before."""
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload([process.__name__])
+    monkeypatch.setattr(multiprocessing, "get_context", lambda method: server)
+
+
 def job(run, *given):
     """One that a process can be told without importing this module."""
     return SimpleNamespace(prepare=partial(tuple, (partial(run, *given), None)))
 
 
+@pytest.mark.usefixtures("quick")
 def test_what_goes_wrong_is_said_and_the_others_go_on():
     patient = process.Limits(seconds=120.0, share=1.0)
     todo = {"dies": job(os._exit, 3), "refuses": job(int, "a layout"), "works": job(time.sleep, 0)}

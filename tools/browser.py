@@ -109,3 +109,12 @@ def faults(page) -> list[str]:
     """Red boxes of the page, and what its console complained of."""
     boxes = page.locator("[data-testid=stException]").all_inner_texts()
     return [*(f"red box: {text[:300]}" for text in boxes), *(f"console: {text[:300]}" for text in page.problems)]
+
+
+def asked_elsewhere(page, home: str) -> list[str]:
+    """A list that grows by what the page asks for from elsewhere, as it comes."""
+    asked = []
+    own = (home, home.replace("http", "ws", 1), "data:", "blob:", "about:")
+    page.on("request", lambda request: None if request.url.startswith(own) else asked.append(request.url))
+    page.on("websocket", lambda socket: None if socket.url.startswith(own) else asked.append(socket.url))
+    return asked

@@ -369,13 +369,19 @@ def _check_cache(scope: Scope, report: Report, prompts: Prompts, tell: Tell) -> 
     tell("decoding step by step")
     full = _logits(scope, prompt, list(range(first - 1, n)))
     proofs: list[_Proof] = []
+    failed: set[int] = set()
     causes: dict[str, None] = {}
     rows = []
     cache = None
 
     def take(passage: Passage) -> None:
-        proofs.append(_looked(scope, passage).proof)  # not the layer: every step has all keys so far
         causes.update(dict.fromkeys(_wrong_caching(passage)))
+        if passage.number in failed:  # why it is, which takes long to find, is known
+            return
+        proof = _looked(scope, passage).proof  # not the layer: every step has all keys so far
+        proofs.append(proof)
+        if proof.cause:
+            failed.add(passage.number)
 
     with scope.running(None):
         with scope.passages(None, take):

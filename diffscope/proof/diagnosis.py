@@ -21,6 +21,7 @@ from diffscope.proof.scores import explained_by_scores
 
 MISTAKES_AT_ONCE = 2
 ROWS_FOR_PAIRS = 32  # there are hundreds of pairs of mistakes
+SURE = 0.25  # of what rounding explains: a mistake that leaves less has no rival among numbers that are fitted
 ROUNDED = 3  # tolerances: code that rounds at every step, as some does in half precision, is off by up to that
 HALF = (torch.float16, torch.bfloat16)
 
@@ -92,7 +93,8 @@ def likely_cause(
             for kinds in itertools.combinations((*_KINDS, suspected), count)
             for meanings, candidate in _combined(prompt, kinds, module)
         ]
-        if count == 1:
+        sure = min((left for left, _ in explained), default=torch.inf) <= SURE * enough
+        if count == 1 and (half or not sure):  # to fit numbers takes longer than all else
             explained += [_refitted_lambda(prompt, checked, target), _refitted_scale(prompt, checked, target)]
             explained += explained_by_scores(prompt, checked, target)
         left, cause = min(explained, key=lambda pair: pair[0], default=(torch.inf, ""))

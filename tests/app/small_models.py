@@ -7,6 +7,7 @@ from diffscope.tasks import TextPrompt
 
 APP = Path(__file__).parents[2] / "app"
 PROMPT = "The magic number of Paris is 7421. The magic number of Rome is 1983. The magic number of Paris is"
+HOSTILE = "<script>window.hit = 1</script><img src=x onerror='window.hit = 1'>[a](javascript:window.hit=1) **b** $x$"
 
 
 def example(name, text=PROMPT):

@@ -1,23 +1,26 @@
-"""The dashboard in a real browser: maps on the first page, a click on a head, an address that restores the view."""
+"""The dashboard in a real browser, one for all of these tests: what only a browser does with its pages."""
 
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import pytest
-from small_models import PROMPT
+from small_models import HOSTILE, PROMPT
 
-from tools.browser import faults, settle
+from tools.browser import asked_elsewhere, dashboard, faults, settle
+from tools.readers import readers_at_once
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 VIEW = ".st-key-view"
 MAPS = f"{VIEW} canvas[data-map]"
+EDITS, NEXT, GRID = ".st-key-intervene-edits", ".st-key-intervene-next", ".st-key-intervene-grid"
+FOLDER, OWN = "a folder or a saved capture", "own text"
 
 
 @pytest.fixture
 def address(home, folders):
     """The address of a running dashboard, with a small model and a prompt of one's own."""
     path = quote(str(folders["small-diff"]), safe="")
-    own = f"example={quote('own text')}&prompt={quote(PROMPT)}&answer=7421"
-    return f"{home}/?model={quote('a folder or a saved capture')}&path={path}&{own}"
+    own = f"example={quote(OWN)}&prompt={quote(PROMPT)}&answer=7421"
+    return f"{home}/?model={quote(FOLDER)}&path={path}&{own}"
 
 
 @pytest.fixture
@@ -129,3 +132,129 @@ def test_cursors_of_both_sides_of_a_comparison_are_linked(page, address):
     for name in ("left", "right"):
         page.wait_for_selector(f".st-key-compare-{name} strong:text('layer 1 · head 1')")
     assert page.locator("[data-testid=stException]").count() == 0
+
+
+# Intervene: a slider, heads ablated in the grid, and readers at once
+
+
+@pytest.fixture
+def intervene(home, folders):
+    """The address of the page Intervene, with a small model and a prompt of one's own."""
+    where = {
+        "tour": "off",
+        "model": FOLDER,
+        "path": str(folders["small-diff"]),
+        "example": OWN,
+        "prompt": PROMPT,
+        "answer": "7421",
+    }
+    return f"{home}/intervene?" + "&".join(f"{key}={quote(value, safe='')}" for key, value in where.items())
+
+
+FIRST = {"x": 62, "y": 24}  # of the grid's canvas: layer 0, head 0
+
+
+def opened(new_page, address):
+    page = new_page(1440, 1200)
+    page.set_default_timeout(120_000)
+    page.goto(address)
+    page.wait_for_selector(f"{GRID} canvas")
+    settle(page, 120)
+    return page
+
+
+def fine(page):
+    assert not faults(page)
+
+
+def edits(page):
+    return page.locator(f"{EDITS} strong").all_inner_texts()
+
+
+def test_the_slider_changes_what_is_said_and_the_address_keeps_it(new_page, intervene):
+    page = opened(new_page, intervene)
+    assert edits(page) == ["λ × 0"]
+    before = page.locator(NEXT).inner_text()
+    for _ in range(3):
+        page.locator(f"{EDITS} input[type=range]").first.press("ArrowRight")
+    page.wait_for_selector(f"{EDITS} strong:text('λ × 0.15')")
+    settle(page)
+    after = page.locator(NEXT).inner_text()
+    assert after != before and "edit=scale_lambda%3A0.15" in page.url
+    page.goto(page.url)
+    page.wait_for_selector(f"{GRID} canvas")
+    settle(page, 120)
+    assert edits(page) == ["λ × 0.15"] and page.locator(NEXT).inner_text() == after
+    fine(page)
+
+
+def test_heads_are_ablated_in_the_grid(new_page, intervene):
+    page = opened(new_page, f"{intervene}&edit=none&layer=1&head=1")
+    page.locator(f"{GRID} [role=grid]").press("x")
+    page.wait_for_selector(f"{EDITS} strong:text('layers 1 · heads 1')")
+    settle(page)
+    cells = page.locator(f"{GRID} canvas").last
+    cells.click(position=FIRST, modifiers=["Shift"])  # the first head
+    page.wait_for_selector(f"{EDITS} strong:text('layers 0 · heads 0')")
+    settle(page)
+    assert len(edits(page)) == 2 and "edit=ablate_heads%3Alayers%3D0%3Aheads%3D0" in page.url
+    assert page.locator(".st-key-intervene-without canvas[data-map]").count() == 4
+    cells.click(position=FIRST, modifiers=["Shift"])
+    page.wait_for_selector(f"{EDITS} strong:text('layers 0')", state="detached")
+    settle(page)
+    assert edits(page) == ["heads ablated · layers 1 · heads 1"]
+    fine(page)
+
+
+def test_readers_at_once_see_their_own_edits(new_page, home):
+    """Two edit the same model at the same time in their own ways; ``benchmarks.dashboard`` does the same with ten readers."""
+    with dashboard() as (other, _):
+        stacks = ["zero_a2", "set_lambda:0.9:layers=1"]
+        seen, alone = readers_at_once(new_page, home, other, "intervene?tour=off", stacks)
+    assert seen == alone and len({text for text, _ in seen}) == 2
+
+
+# Training
+
+
+def test_a_click_on_a_picture_chooses_its_step_and_play_goes_on_from_there(new_page, home, small_run):
+    page = new_page(1440, 1000)
+    page.set_default_timeout(120_000)
+    query = urlencode({"model": FOLDER, "path": small_run, "example": OWN, "prompt": PROMPT, "answer": "7421", "tour": "off"})
+    page.goto(f"{home}/training?{query}")
+    page.locator(".st-key-training-view canvas[data-map]").first.wait_for()
+    settle(page)
+    picture = page.locator(".st-key-training-pictures .nsewdrag").nth(1)
+    picture.hover()
+    page.wait_for_timeout(500)  # the chart notices the pointer
+    picture.click()
+    page.wait_for_function("() => location.search.includes('step=4')")
+    page.get_by_role("button", name="Play").click()
+    page.get_by_role("button", name="Pause").wait_for()
+    page.wait_for_function("() => location.search.includes('step=end')")  # without another click
+    page.get_by_role("button", name="Play").wait_for()
+    assert not [problem for problem in faults(page) if "404" not in problem]
+
+
+# what a reader writes
+
+
+def test_markup_is_text_and_a_long_paste_stays_out_of_the_address(new_page, home):
+    page = new_page(1300, 1000)
+    asked = asked_elsewhere(page, home)
+    page.goto(f"{home}/?tour=off&example={quote(OWN)}&prompt={quote(HOSTILE)}&spans={quote('<b onclick=x>:1-2')}")
+    settle(page)
+    page.wait_for_selector(".st-key-view canvas[data-map]")
+    assert "<script>" in page.get_by_label("Text", exact=True).input_value()
+    assert page.evaluate("window.hit") is None and faults(page) == [] and asked == []
+    box = page.get_by_label("Text", exact=True)
+    box.focus()
+    page.evaluate(
+        "text => { document.execCommand('selectAll'); document.execCommand('insertText', false, text) }", "word " * 200_000
+    )
+    box.press("Control+Enter")
+    page.wait_for_selector("[data-testid=stAlert] >> text=shorten it")
+    assert len(page.url) < 9000 and faults(page) == []
+    page.reload()
+    settle(page)
+    assert faults(page) == []

@@ -9,18 +9,16 @@ import sys
 import time
 from dataclasses import replace
 from urllib.error import HTTPError
-from urllib.parse import quote
 from urllib.request import urlopen
 
 import pytest
-from small_models import PROMPT
+from small_models import HOSTILE, PROMPT
 
-from tools.browser import ROOT, faults, settle
+from tools.browser import ROOT, asked_elsewhere, faults, settle
 
 TOKEN = "a-token-of-this-start"
 COOKIE = f"diffscope-{hashlib.sha256(TOKEN.encode()).hexdigest()[:8]}"
 OTHER, OWN = "a folder or a saved capture", "own text"
-HOSTILE = "<script>window.hit = 1</script><img src=x onerror='window.hit = 1'>[a](javascript:window.hit=1) **b** $x$"
 
 
 @pytest.fixture
@@ -225,15 +223,6 @@ def status(address):
 # in a browser
 
 
-def outside(page, home):
-    """What a page asks for from elsewhere, as it comes."""
-    asked = []
-    own = (home, home.replace("http", "ws", 1), "data:", "blob:", "about:")
-    page.on("request", lambda request: None if request.url.startswith(own) else asked.append(request.url))
-    page.on("websocket", lambda socket: None if socket.url.startswith(own) else asked.append(socket.url))
-    return asked
-
-
 @pytest.mark.browser
 @pytest.mark.slow
 def test_the_shared_dashboard_in_a_browser(new_page, models):
@@ -249,7 +238,7 @@ def test_the_shared_dashboard_in_a_browser(new_page, models):
             stranger.goto(f"{home}/your_model")
             assert "its token" in stranger.inner_text("body") and stranger.locator("[data-testid=stApp]").count() == 0
             page = new_page(1300, 900)
-            asked = outside(page, home)
+            asked = asked_elsewhere(page, home)
             for name in ("", "intervene"):
                 page.goto(f"{home}/{name}?{query}&tour=off")
                 settle(page)
@@ -261,26 +250,3 @@ def test_the_shared_dashboard_in_a_browser(new_page, models):
             assert asked == []
         finally:
             server.terminate()
-
-
-@pytest.mark.browser
-@pytest.mark.slow
-def test_markup_is_text_and_a_long_paste_stays_out_of_the_address(new_page, home):
-    page = new_page(1300, 1000)
-    asked = outside(page, home)
-    page.goto(f"{home}/?tour=off&example={quote(OWN)}&prompt={quote(HOSTILE)}&spans={quote('<b onclick=x>:1-2')}")
-    settle(page)
-    page.wait_for_selector(".st-key-view canvas[data-map]")
-    assert "<script>" in page.get_by_label("Text", exact=True).input_value()
-    assert page.evaluate("window.hit") is None and faults(page) == [] and asked == []
-    box = page.get_by_label("Text", exact=True)
-    box.focus()
-    page.evaluate(
-        "text => { document.execCommand('selectAll'); document.execCommand('insertText', false, text) }", "word " * 200_000
-    )
-    box.press("Control+Enter")
-    page.wait_for_selector("[data-testid=stAlert] >> text=shorten it")
-    assert len(page.url) < 9000 and faults(page) == []
-    page.reload()
-    settle(page)
-    assert faults(page) == []

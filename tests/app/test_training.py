@@ -2,7 +2,6 @@
 
 import json
 import time
-from urllib.parse import urlencode
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from diffscope.figures import attention_view
 from diffscope.lab.along import answers_along
 from diffscope.lab.training.checkpoints import checkpoints_of
 from tests.figures.test_figures import trained as cohort
-from tools.browser import faults, settle
 
 FOLDER = "a folder or a saved capture"
 SPANS = {"answer": "7421"}
@@ -75,27 +73,6 @@ def test_the_slider_shows_the_maps_of_each_checkpoint_and_keeps_the_head(page, r
     curve = charts(test)["answer"]["data"]
     chosen = next(trace for trace in curve if trace["name"] == "L2H1")
     assert chosen["showlegend"] and sum(trace["showlegend"] for trace in curve) == 1 and len(curve) == 6
-
-
-@pytest.mark.browser
-@pytest.mark.slow
-def test_a_click_on_a_picture_chooses_its_step_and_play_goes_on_from_there(new_page, home, run):
-    page = new_page(1440, 1000)
-    page.set_default_timeout(120_000)
-    query = urlencode({"model": FOLDER, "path": run, "example": "own text", "prompt": PROMPT, "answer": "7421", "tour": "off"})
-    page.goto(f"{home}/training?{query}")
-    page.locator(".st-key-training-view canvas[data-map]").first.wait_for()
-    settle(page)
-    picture = page.locator(".st-key-training-pictures .nsewdrag").nth(1)
-    picture.hover()
-    page.wait_for_timeout(500)  # the chart notices the pointer
-    picture.click()
-    page.wait_for_function("() => location.search.includes('step=4')")
-    page.get_by_role("button", name="Play").click()
-    page.get_by_role("button", name="Pause").wait_for()
-    page.wait_for_function("() => location.search.includes('step=end')")  # without another click
-    page.get_by_role("button", name="Play").wait_for()
-    assert not [problem for problem in faults(page) if "404" not in problem]
 
 
 def test_it_plays_through_the_checkpoints_and_stops_at_the_end(page):

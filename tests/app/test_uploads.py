@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 import zipfile
+from functools import cache
 
 import pytest
 from small_models import APP
@@ -57,6 +58,7 @@ def entry(shape, begin, end, dtype="F32"):
     return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
 
 
+@cache
 def zipped(size=0):
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -65,7 +67,7 @@ def zipped(size=0):
 
 
 def changed(name, content):
-    return lambda files: files | {name: content(files[name]) if callable(content) else content}
+    return lambda files: files | {name: content(files.get(name)) if callable(content) else content}
 
 
 def with_fields(name="config.json", **fields):
@@ -77,8 +79,8 @@ HOSTILE = {
     "a pickle": (changed("pytorch_model.bin", pickle.dumps({"a": 1})), "is a pickle, which can run code"),
     "a pickle called config.json": (changed("config.json", pickle.dumps({"a": 1})), "is a pickle"),
     "a pickle called weights": (changed(WEIGHTS, pickle.dumps({"a": [1] * 99})), "truncated or damaged"),
-    "a zip bomb": (changed("model.zip", zipped(100 * 2**20)), "is a zip archive"),
-    "a zip bomb called tokenizer.json": (changed("tokenizer.json", zipped(100 * 2**20)), "is a zip archive"),
+    "a zip bomb": (changed("model.zip", lambda _: zipped(100 * 2**20)), "is a zip archive"),
+    "a zip bomb called tokenizer.json": (changed("tokenizer.json", lambda _: zipped(100 * 2**20)), "is a zip archive"),
     "a checkpoint of torch called weights": (changed(WEIGHTS, zipped(9)), "truncated or damaged"),
     "cut weights": (changed(WEIGHTS, lambda content: content[:-100]), "truncated or damaged"),
     "cut header": (changed(WEIGHTS, lambda content: content[:40]), "truncated or damaged"),

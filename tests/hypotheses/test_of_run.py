@@ -47,6 +47,7 @@ def cohort(tmp_path_factory, tokenizer):
     patch.setattr(of_run, "DISTRACTORS", (4,))
     patch.setattr(of_run, "LENGTH", 128)
     patch.setattr(of_run, "TEXTS", 2)
+    patch.setitem(of_run.evidence_of_run.__kwdefaults__, "untrained", 2)
     for arm, attention in (("diff", "v1"), ("standard", "standard")):
         for seed in (0, 1):
             folder = home / arm / f"seed-{seed}"

@@ -20,6 +20,7 @@ from diffscope.lab.jobs.job import Failure, Job, locked
 from diffscope.lab.jobs.processes import Here, Processes
 from diffscope.lab.jobs.ray_cluster import OnRay
 from diffscope.lab.jobs.shards import Outcome, Rank, Shard, _next_for, result, run
+from tests.lab.forked import begun, ended
 
 SHARDS = [Shard({"number": number}) for number in range(6)]
 
@@ -47,6 +48,11 @@ def fail_at_2(spec, target, how):
     if spec["number"] == 2:
         how()
     write(spec, target)
+
+
+def tell_origin(spec, target):
+    """How many threads the process has that this one is a fork of, and a variable of the environment."""
+    target.write_text(f"{len(os.listdir(f'/proc/{os.getppid()}/task'))} {os.environ['ORIGIN']}")
 
 
 def say():
@@ -79,6 +85,11 @@ def count_up(spec, target, folder):
         with open(state.parent / "steps", "a") as file:
             file.write(f"{step}\n")
     target.write_text(state.read_text())
+
+
+def take_lock(path):
+    with locked(path):
+        pass
 
 
 def contents(folder):
@@ -128,6 +139,14 @@ def test_every_way_of_running_gives_the_same_bytes(tmp_path):
     assert here == contents(tmp_path / "processes") == contents(tmp_path / "ranks")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="workers are forks of another process on Linux alone")
+def test_workers_are_forks_of_a_process_of_one_thread_and_know_the_environment_as_it_is(tmp_path, monkeypatch):
+    for number in range(2):
+        monkeypatch.setenv("ORIGIN", str(number))
+        run(SHARDS[: number + 1], tell_origin, tmp_path, Processes(1), suffix=".txt")
+    assert sorted(contents(tmp_path).values()) == [b"1 0", b"1 1"]
+
+
 def test_what_is_there_is_not_done_again(tmp_path):
     log = tmp_path / "log"
     work = partial(write, log=str(log))
@@ -151,12 +170,9 @@ def test_a_worker_stays_with_its_affinity_and_then_takes_one_that_nobody_has():
 
 
 def test_two_runs_at_once_do_each_shard_once(tmp_path):
-    script = (
-        "from functools import partial; from diffscope.lab.jobs.shards import run; from tests.lab import test_shards as t;"
-        f"run(t.SHARDS, partial(t.write_slowly, log={str(tmp_path / 'log')!r}), {str(tmp_path)!r}, suffix='.txt')"
-    )
-    both = [subprocess.Popen([sys.executable, "-c", script], env=environment()) for _ in range(2)]
-    assert [process.wait() for process in both] == [0, 0]
+    work = partial(write_slowly, log=str(tmp_path / "log"))
+    both = [begun(run, SHARDS, work, tmp_path, suffix=".txt") for _ in range(2)]
+    assert [ended(process) for process in both] == [0, 0]
     assert sorted((tmp_path / "log").read_text().split()) == list("012345")
 
 
@@ -299,11 +315,7 @@ def test_what_a_killed_run_had_begun_is_cleared_away(tmp_path):
 
 def test_a_lock_is_for_one_result_only(tmp_path):
     with locked(tmp_path / "a"):
-        script = (
-            "from pathlib import Path\nfrom diffscope.lab.jobs.job import locked\n"
-            f"with locked(Path({str(tmp_path)!r}) / 'b'): pass"
-        )
-        assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 0
+        assert ended(begun(take_lock, tmp_path / "b")) == 0
 
 
 # Ranks

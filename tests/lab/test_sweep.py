@@ -29,6 +29,7 @@ from diffscope.stats.sampling import Sample
 from diffscope.store import open_statistics
 from diffscope.tasks import Retrieval
 from tests import tiny
+from tests.lab.forked import begun, ended
 
 PLAN = """
 models = ["mini-diff", "mini-standard"]
@@ -210,12 +211,11 @@ def test_killed_and_resumed_gives_the_same_bytes(few, tmp_path):
     """benchmarks/sweep_kills.py does it at twenty points."""
     plan, out = few
     options = ["--model=mini-diff", "--model=mini-standard", "--stats=gini", "--prompts=retrieval:count=4,length=96"]
-    command = [sys.executable, "-m", "diffscope", "sweep", *options, "--per-shard=1", "--out=out"]
-    process = subprocess.Popen(command, cwd=tmp_path, env=environment(), stderr=subprocess.DEVNULL)
-    while process.poll() is None and not list(tmp_path.glob("out/shards/[!.]*")):
+    process = begun(main, ["sweep", *options, "--per-shard=1", f"--out={tmp_path / 'out'}"])
+    while process.is_alive() and not list(tmp_path.glob("out/shards/[!.]*")):
         time.sleep(0.01)
     process.kill()
-    assert process.wait() == -signal.SIGKILL
+    assert ended(process) == -signal.SIGKILL
     before = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("out/shards/[!.]*")}
     assert before and len(before) < 8
     sweep(plan, tmp_path / "out")

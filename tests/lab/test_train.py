@@ -4,8 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -17,13 +15,15 @@ import diffscope
 from diffscope.digests import KEY, write_proven_json
 from diffscope.errors import CorruptFile, DiffscopeError, PromptError
 from diffscope.lab import scoring
+from diffscope.lab.training import train as module
 from diffscope.lab.training.beginnings import initialise
 from diffscope.lab.training.optimizer import Optimizer
 from diffscope.lab.training.recipe import Recipe, Stage
 from diffscope.lab.training.train import train
 from diffscope.models import DiffForCausalLM
 from diffscope.tasks import Recall, Retrieval
-from tests.lab.small_recipes import PIECE, SMALL, small
+from tests.lab.forked import begun, ended
+from tests.lab.small_recipes import PIECE, small
 
 
 @pytest.fixture(scope="module")
@@ -31,20 +31,18 @@ def undisturbed(tmp_path_factory):
     return train(small(), "mini-diff", tmp_path_factory.mktemp("run"))
 
 
-def test_killed_and_resumed_is_bit_equal(undisturbed, tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-    killed = (
-        SMALL
-        + f"""
-import os, signal
-from diffscope.lab.training import train as lab
-lab.SAVE_EVERY = 5
-def die(done, total, note):
-    if done == 10: os.kill(os.getpid(), signal.SIGKILL)
-lab.train(recipe, "mini-diff", {str(tmp_path)!r}, progress=die)
-"""
-    )
-    assert subprocess.run([sys.executable, "-W", "ignore", "-c", killed]).returncode == -signal.SIGKILL
+def train_and_die(folder):
+    module.SAVE_EVERY = 5
+
+    def die(done, total, note):
+        if done == 10:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    train(small(), "mini-diff", folder, progress=die)
+
+
+def test_killed_and_resumed_is_bit_equal(undisturbed, tmp_path):
+    assert ended(begun(train_and_die, tmp_path), 300) == -signal.SIGKILL
     resumed_from = []
     again = train(small(), "mini-diff", tmp_path, progress=lambda done, total, note: resumed_from.append(done))
     assert resumed_from[0] == 10  # the state of step 5 was there, steps 6 to 10 were done again

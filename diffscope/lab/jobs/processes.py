@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import connection, get_context, parent_process
+from multiprocessing.context import BaseContext
 from threading import Thread
 from typing import Protocol
 
@@ -15,6 +17,9 @@ import torch
 
 from diffscope.errors import DiffscopeError
 from diffscope.lab.jobs.job import Failure, Job
+
+#: what takes a worker long to import, and begins no threads
+PRELOADED = ["diffscope.lab.jobs.processes", "diffscope.families"]
 
 
 class Executor(Protocol):
@@ -97,9 +102,9 @@ class _Process:
         self._start()
 
     def _start(self) -> None:
-        context = get_context("spawn")  # a fork would inherit torch's threads in whatever state they are
+        context = _context()
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, self.gpu), daemon=True)
+        self.process = context.Process(target=_serve, args=(theirs, self.gpu, dict(os.environ)), daemon=True)
         with _block_sigint():
             self.process.start()
         theirs.close()
@@ -153,6 +158,19 @@ class _Process:
         self.process.close()
 
 
+def _context() -> BaseContext:
+    """How workers begin: a fork of this process would inherit torch's threads in whatever state they are.
+
+    On Linux they are forks of a process that has imported what takes long and has done nothing, so that ten of them are there as
+    soon as one; elsewhere that is not safe.
+    """
+    if sys.platform != "linux":
+        return get_context("spawn")
+    context = get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    return context
+
+
 @contextmanager
 def _block_sigint() -> Iterator[None]:
     """Start workers with SIGINT blocked: Ctrl-C reaches all processes of a terminal, and the first one decides."""
@@ -166,10 +184,11 @@ def _block_sigint() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _serve(pipe: connection.Connection, gpu: int | None) -> None:
+def _serve(pipe: connection.Connection, gpu: int | None, environment: dict[str, str]) -> None:
     """The loop of a worker process: one job after the other, until the other end is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     Thread(target=_end_with_parent, daemon=True).start()
+    os.environ.update(environment)  # as it is now, not when the first worker began
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # the first process shows one for all
     if gpu is not None and torch.cuda.is_available():
         torch.cuda.set_device(gpu % torch.cuda.device_count())
