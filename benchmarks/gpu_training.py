@@ -12,6 +12,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 from diffscope.hypotheses.cohort_evidence import take_evidence
 from diffscope.hypotheses.evidence import of_run
@@ -54,8 +55,8 @@ def tiny(recipe: Recipe) -> Recipe:
 
 def little_evidence(folder: Path, recipe: Recipe, seed: int) -> None:
     """As :func:`take_evidence`, of few short prompts and with one untrained model."""
-    of_run.LENGTH, of_run.DISTRACTORS, of_run.PROMPTS, of_run.TEXTS = 128, (4,), 10, 2
-    evidence = of_run.evidence_of_run(folder, recipe.grid.template, seed, untrained=1)
+    with patch.multiple(of_run, LENGTH=128, DISTRACTORS=(4,), PROMPTS=10, TEXTS=2):
+        evidence = of_run.evidence_of_run(folder, recipe.grid.template, seed, untrained=1)
     save_statistics(evidence, folder / of_run.EVIDENCE, dated=False)
 
 
