@@ -193,7 +193,7 @@ CLAIMS = (
         "less-sparse",
         DEX,
         "DIFF's maps are usually less sparse than a plain softmax, of higher entropy.",
-        "figures by layer",
+        "no figure at hand",
         _of("sparsity-pair", BELOW, "gini", "entropy", "hoyer", "pseudo_norm"),
         "Heads weighted by A1's mass on the answer. Standard attention has twice as many heads. All four are larger "
         "where DIFF is sparser. The paper and the notes say the opposite.",
@@ -210,7 +210,7 @@ CLAIMS = (
         "importance",
         DEX,
         "The importance of DIFF's heads is flatter.",
-        "figures by head",
+        "no figure at hand",
         _of("redundancy-importance", BELOW, "worst_head"),
         "What the head that does most costs; flat would be that beside the mean over heads, on the same board. DIFF has "
         "half as many heads, so losing one loses more. Of the seeds whose weights are at hand.",
@@ -219,7 +219,7 @@ CLAIMS = (
         "negative",
         DEX,
         "Negative attention weights are what makes it expressive.",
-        "shares of negative weights, by layer",
+        "no figure at hand",
         (),
         "Shares of negative weights were not kept of the runs (of a model at hand: negative_share). The signed mask is "
         "an arm of its own: see the review.",
@@ -228,7 +228,7 @@ CLAIMS = (
         "dynamics",
         DEX,
         "DIFF learns more quickly.",
-        "curves of the loss",
+        "no figure at hand",
         _of("formation", BELOW, *BASELINES),
         "When the lookup circuit forms; each arm at its own learning rate.",
     ),
@@ -304,7 +304,7 @@ CLAIMS = (
         "The benefit is greatest in the final layers; the rank is low in all layers.",
         "no figure",
         (),
-        "Three layers, of which the lookup circuit takes two.",
+        "Three layers are too few; what there is by layer is under Described.",
     ),
     Claim(
         "flow",
