@@ -44,13 +44,12 @@ Values = dict[str, float]
 
 def losses(scope: Scope, ids: np.ndarray, hits: np.ndarray) -> Values:
     """Mean loss in nats on texts (text, token): of all tokens, of those that the text gives away, of the others; by position."""
+    parts = []
     with torch.inference_mode():
-        rows = torch.from_numpy(ids)
-        logits = [scope.model(batch, use_cache=False).logits[:, :-1].float() for batch in rows.split(8)]
-    loss = torch.cat(
-        [F.cross_entropy(part.transpose(1, 2), of[:, 1:], reduction="none") for part, of in zip(logits, rows.split(8))]
-    )
-    table = loss.double().numpy()  # (text, token - 1)
+        for batch in torch.from_numpy(ids).split(8):
+            logits = scope.model(batch, use_cache=False).logits[:, :-1].float()  # (text, token - 1, vocabulary)
+            parts.append(F.cross_entropy(logits.transpose(1, 2), batch[:, 1:], reduction="none"))
+    table = torch.cat(parts).double().numpy()  # (text, token - 1)
     given = hits[:, 1:]
     values = {"loss": table.mean(), "loss, given away": table[given].mean(), "loss, others": table[~given].mean()}
     half = table.shape[1] // 2
@@ -60,7 +59,7 @@ def losses(scope: Scope, ids: np.ndarray, hits: np.ndarray) -> Values:
 
 
 def maps(scope: Scope, ids: np.ndarray) -> Values:
-    """Sinks, sparsity and what the two maps share, over texts (text, token), by layer and as a mean over layers."""
+    """Sinks and sparsity of the maps, mean over texts (text, token), by layer and as a mean over layers."""
     queries = range(min(FIRST_QUERY, ids.shape[1] // 2), ids.shape[1])
     each = [scope.measure(row.tolist(), STATISTICS, queries=queries) for row in ids]
     measured = xr.concat(each, "text", combine_attrs="override").mean("text")

@@ -64,7 +64,8 @@ def _rates(training: dict[str, Any]) -> str:
     headers = ("arm", "chosen", *(f"{rate:g}" for rate in rates))
     return (
         "## Learning rates\n\nOf each tuning seed the mean over steps of the loss that is lowered, in nats (a dash: it "
-        "diverged), and in brackets the step at which the lookup circuit formed. The rate with the least mean loss was taken.\n\n"
+        "diverged, or is missing), and in brackets the step at which the lookup circuit formed. The rate with the least mean "
+        "loss was taken.\n\n"
         f"{_table(headers, rows)}"
     )
 

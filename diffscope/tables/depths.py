@@ -59,10 +59,11 @@ def depths(
     for dim, label in (("normalisation", normalisation), ("map", map)):
         if label not in first[dim].values:
             raise DiffscopeError(f"there is no {dim} {label!r}: there are {', '.join(first[dim].values)}")
-    there = common_lengths(named)
-    lengths = there if length is None else [length] if isinstance(length, int) else list(length)
-    if missing := sorted(set(lengths) - set(there)):
-        raise DiffscopeError(f"no prompts of {missing[0]} tokens were run: there are {', '.join(str(one) for one in there)}")
+    run = common_lengths(named)
+    lengths = run if length is None else [length] if isinstance(length, int) else list(length)
+    if missing := sorted(set(lengths) - set(run)):
+        known = ", ".join(f"{tokens:g}" for tokens in run)
+        raise DiffscopeError(f"no prompts of {missing[0]} tokens were run: there are {known}")
     records = [
         {"model": name, **record}
         for name, table in named.items()

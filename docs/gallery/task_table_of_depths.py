@@ -10,6 +10,6 @@ import diffscope
 from diffscope import readings, tables
 
 scopes = {name: diffscope.load(name) for name in ("mini-diff", "mini-standard")}
-found = {name: readings.depths(scope, [128], prompts=3) for name, scope in scopes.items()}
-estimates = {name: reading.estimates for name, reading in found.items()}
+by_model = {name: readings.depths(scope, [128], prompts=3) for name, scope in scopes.items()}
+estimates = {name: reading.estimates for name, reading in by_model.items()}
 table = tables.depths(estimates, normalisation="share")
