@@ -35,6 +35,8 @@ OF_KIND = {
     "mechanism": "what either account says of how it comes about; a row opens where it stands",
     "measurement": "shown without a verdict: neither account predicts them, or both the same",
 }
+WIDE = {"source": 90, "claim": 390, "published": 170, "quantity": 260, "limits": 600}  # pixels of the columns of claims
+FIRST = ("source", "claim", "answer", "quantity", "here [95 %]")  # columns of claims that are seen without scrolling
 state = st.session_state
 
 
@@ -144,7 +146,10 @@ def show_claims(name: str) -> None:
     with st.expander("What others have published, beside this study", key="hypotheses-claims"):
         table = tables.claims(study(name))
         st.caption(plain(table.caption))
-        st.dataframe([dict(zip(table.header, row)) for row in table.rows], hide_index=True, height=480)
+        columns = {name: st.column_config.TextColumn(width=pixels) for name, pixels in WIDE.items()}
+        rows = [dict(zip(table.header, row)) for row in table.rows]
+        order = [*FIRST, *(name for name in table.header if name not in FIRST)]
+        st.dataframe(rows, hide_index=True, height=480, column_config=columns, column_order=order)
         st.caption(plain(" ".join(table.notes)))
         st.download_button(
             "Claims as Markdown", table.to_markdown, "claims.md", "text/markdown", key="claims.md", on_click="ignore"

@@ -60,10 +60,10 @@ class Bearing:
     @property
     def claimed(self) -> str:
         """The same in words."""
-        low, high = self.range
-        if math.isinf(low):
-            return f"below {number(high)}"
-        return f"above {number(low)}" if math.isinf(high) else f"{number(low)} to {number(high)}"
+        low, high = (number(end).replace("-", "−") for end in self.range)
+        if math.isinf(self.range[0]):
+            return f"below {high}"
+        return f"above {low}" if math.isinf(self.range[1]) else f"{low} to {high}"
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ def test_an_answer_is_what_the_whole_interval_says(interval):
     bearings = [Bearing("distractors", "standard", says) for says in every]  # 0.5 nats matter
     assert tuple(answered(bearing, measured) for bearing in bearings) == INTERVALS[interval]
     claimed = [bearing.claimed for bearing in bearings]
-    assert claimed == ["above 0", "below 0", "-0.5 to 0.5", "below 0.5", "above -0.5", "2 to 5"]
+    assert claimed == ["above 0", "below 0", "−0.5 to 0.5", "below 0.5", "above −0.5", "2 to 5"]
 
 
 def test_every_claim_is_about_quantities_that_are_declared_and_says_its_limits():
