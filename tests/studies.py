@@ -2,6 +2,8 @@
 
 from diffscope.hypotheses import TESTS, run
 from diffscope.hypotheses.inference import Estimate
+from diffscope.hypotheses.outcomes import outcomes
+from diffscope.hypotheses.planted_cohort import planted_cohort
 from diffscope.hypotheses.study import ALL, FRESH, Study
 
 SEEDS = [0, 1, 2, 3, 4]
@@ -57,4 +59,4 @@ def study() -> Study:
         *({**row, "quantity": "λ", "step": step, "layer": layer} for step in (0, 25, "formed", "end") for layer in (0, 1)),
         {**row, "quantity": "noise gain", "step": "end", "layer": 1, "low": None, "high": None, "seeds": 2},
     ]
-    return Study(facts, boards, survival, described)
+    return Study(facts, boards, survival, described, outcomes(planted_cohort("NC", len(SEEDS))))

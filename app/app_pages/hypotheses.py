@@ -17,6 +17,7 @@ from sources import age, bundled, check_lengths, rules, scope, study
 from words import in_words, plain
 
 from diffscope import figures, tables
+from diffscope.figures.of_study import quantities
 from diffscope.hypotheses import TESTS, lacking, report, summary
 from diffscope.hypotheses.api import steps_of
 from diffscope.hypotheses.conclusion import COUNTED, of_kind, together
@@ -34,6 +35,13 @@ OF_KIND = {
     "primary": "what a study of many trainings is decided by; fixed before its data",
     "mechanism": "what either account says of how it comes about; a row opens where it stands",
     "measurement": "shown without a verdict: neither account predicts them, or both the same",
+}
+ARMS = {
+    "answers": "answers",
+    "formation": "formation",
+    "log_odds": "by distractors",
+    "lambda": "λ",
+    "rejection": "rejected noise",
 }
 WIDE = {"source": 90, "claim": 390, "published": 170, "quantity": 260, "limits": 600}  # pixels of the columns of claims
 FIRST = ("source", "claim", "answer", "quantity", "here [95 %]")  # columns of claims that are seen without scrolling
@@ -139,6 +147,29 @@ def of_study(name: str, board: str) -> Board:
     code += f"board = open_study({name!r}).boards[{board!r}]\n"
     verdicts = {verdict.test.id: verdict for verdict in study(name).boards[board]}
     return Board(f"The {name} cohort, {which}", verdicts, code)
+
+
+def show_arms(name: str) -> None:
+    """What the arms of a study came to, every seed of them."""
+    offered = [quantity for quantity in ARMS if quantity in quantities(study(name))]
+    if not offered:
+        return
+    st.markdown("#### The arms, seed by seed")
+    chosen = st.segmented_control(
+        "Shown",
+        offered,
+        **kept_option("hypotheses-arms", offered),
+        format_func=ARMS.get,
+        required=True,
+        label_visibility="collapsed",
+    )
+    figure = partial(figures.study, study(name), quantity=chosen)
+    drawn = figure()
+    blocks.show_chart(drawn, drawn.caption, key="hypotheses-arms-chart")
+    st.caption(plain(drawn.caption))
+    code = f"import diffscope\nfrom diffscope.hypotheses.study import open_study\n\nstudy = open_study({name!r})\n"
+    code += f'diffscope.figures.study(study, quantity={chosen!r}).save("study.pdf")\n'
+    blocks.take_away("study", label="Export the figure", figure=figure, data=lambda: figure().data, code=code)
 
 
 def show_claims(name: str) -> None:
@@ -267,6 +298,8 @@ with in_words():
         board = tested(choices)
     with answer:
         show_answer(board)
+        if chosen is not None:
+            show_arms(kind)
         if choices is not None:
             show_by_itself(choices, board)
     if board is not None:

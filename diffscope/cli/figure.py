@@ -58,6 +58,7 @@ def command(
     keys: options.Keys = None,
     query: options.Query = None,
     names: options.Names = None,
+    arms: options.Arms = None,
     statistic: options.Statistic = None,
     map: options.Map = None,
     key_set: options.KeySet = None,
@@ -98,7 +99,7 @@ def command(
         saved, kind = cohort, "cohort"
     kind = kind or "maps"
     choices = dict(
-        layer=layer, head=head, layers=layers, heads=heads, queries=queries, keys=keys, query=query, names=names,
+        layer=layer, head=head, layers=layers, heads=heads, queries=queries, keys=keys, query=query, names=names, arms=arms,
         statistic=statistic, map=map, span=key_set, normalisation=normalisation, where=options.labels(where or []) or None,
         quantity=quantity, way=way, x=x, y=y, series=series, panels=panels, points=points, style=style, log=log, sigma=sigma,
         size=size, contrast=contrast, scale=scale, limit=limit, venue=venue, wide=wide, width=width, title=title,

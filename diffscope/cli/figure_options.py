@@ -73,6 +73,7 @@ Queries = _option("--queries", window, "FROM:TO", "maps: only these queries.")
 Keys = _option("--keys", window, "FROM:TO", "maps, row: only these keys.")
 Query = _option("--query", query, "N|last|mean", "At which query; negative ones count from the end.")
 Names = _option("--names", words, "A1,D", "maps: which maps.")
+Arms = _option("--arms", words, "diff,standard", "study: which arms.")
 Where = Annotated[list[str] | None, typer.Option(metavar="DIM=LABEL", help="A label along any other dimension. Repeatable.")]
 Statistic = Annotated[str | None, typer.Option("--statistic", "--stats", metavar="NAME", help="Which statistic.")]
 Map = Annotated[str | None, typer.Option(metavar="A1|A2|D|…", help="Of which map.")]

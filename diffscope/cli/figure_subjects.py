@@ -176,13 +176,16 @@ def _count(prompts: str, usual: int) -> int:
     return int(prompts)
 
 
+def study(source: Source, kind: str):
+    """A study: a folder, or a shipped one by its name, which need not be said."""
+    from diffscope.hypotheses.study import open_study
+
+    return open_study(source.saved)
+
+
 def board(source: Source, kind: str):
     """The first board of a study."""
-    study = source.file(kind)
-    boards = getattr(study, "boards", None)
-    if not boards:
-        raise DiffscopeError(f"{source.saved} holds no verdicts; the figure board is of a folder of diffscope study run")
-    return next(iter(boards.values()))
+    return next(iter(study(source, kind).boards.values()))
 
 
 def of_file(source: Source, kind: str):
@@ -222,6 +225,7 @@ SUBJECTS: dict[str, tuple[Callable, str]] = {
     "depth_by_length": (depths, "model baseline prompts length device dtype"),
     "interventions": (interventions, "model baseline prompts length device dtype"),
     "strips": (values, FILE),
+    "study": (study, FILE),
     "sweep": (of_file, FILE),
     "training": (checkpoints, ONE_PROMPT),
 }

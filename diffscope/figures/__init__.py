@@ -4,7 +4,7 @@
 >>> sorted(figures.FIGURES)
 ['ablation', 'allocation', 'amplifier', 'anatomy', 'attribution', 'board', 'by_depth', 'cells', 'checkpoints', 'cohort',
  'curves', 'depth_by_length', 'fidelity', 'heads', 'interventions', 'lambdas', 'maps', 'rejection', 'row', 'similarity',
- 'statistic_by_layer', 'strips', 'sweep', 'training']
+ 'statistic_by_layer', 'strips', 'study', 'sweep', 'training']
 
 One function a figure: ``figures.maps(capture, layer=3, head=1)`` returns a `Figure`. Its ``.data`` is what is drawn (xarray),
 ``.plotly()`` draws it to explore, ``.matplotlib()`` to print, and ``.save(path)`` writes it by its suffix.
@@ -23,6 +23,7 @@ from diffscope.figures.of_captures import allocation, similarity, statistic_by_l
 from diffscope.figures.of_depths import by_depth, depth_by_length
 from diffscope.figures.of_edits import ablation, interventions
 from diffscope.figures.of_readings import amplifier, anatomy, attribution, rejection
+from diffscope.figures.of_study import study
 from diffscope.figures.of_sweeps import sweep
 from diffscope.figures.of_training import checkpoints, training
 from diffscope.figures.of_values import cells, curves, strips
@@ -53,6 +54,7 @@ __all__ = [
     "similarity",
     "statistic_by_layer",
     "strips",
+    "study",
     "sweep",
     "training",
     "view",
@@ -84,6 +86,7 @@ FIGURES: dict[str, Callable[..., Figure]] = {
         similarity,
         statistic_by_layer,
         strips,
+        study,
         sweep,
         training,
     )

@@ -145,7 +145,8 @@ def on_screen(
     top = (24 if any(colours) else 8) + (22 if title else 0) + (20 if titled else 0)
     layout = theme.screen_layout(height=height, margin={"l": 8, "r": 8, "t": top, "b": 8}, hovermode="closest", bargap=0.15)
     layout["barmode"] = "relative" if style == "stacked" else "group"
-    if style == "points" and not numbers:
+    grouped = style == "points" and not numbers
+    if grouped:
         layout |= {"scattermode": "group", "scattergap": 0.6}  # beside each other, like bars
     layout["plot_bgcolor"] = "rgba(0,0,0,0)"
     layout["legend"] = {"orientation": "h", "x": 0, "y": 1.02 + (0.1 if titled else 0), "yanchor": "bottom", "font": {"size": 11}}
@@ -159,6 +160,8 @@ def on_screen(
         domain = [column * (wide + GAPS[scale]), column * (wide + GAPS[scale]) + wide]
         layout[f"xaxis{axis}"] = _across(dataset, places, numbers, log) | {"domain": domain, "anchor": f"y{axis}"}
         layout[f"yaxis{axis}"] = _up(dataset, column, log, scale) | {"anchor": f"x{axis}"}
+        if grouped and "y" not in log and not dataset.attrs["within"]:  # else the axis would begin at 0, as of bars
+            layout[f"yaxis{axis}"]["range"] = _reach(dataset if scale == "shared" else dataset.isel(panel=[column]))
         layout["shapes"] += _references(dataset, axis)
         if titled:
             middle = {"x": sum(domain) / 2, "y": 1, "xref": "paper", "yref": "paper", "xanchor": "center", "yanchor": "bottom"}
@@ -196,6 +199,16 @@ def _up(dataset: xr.Dataset, column: int, log: str, scale: str) -> dict:
         return axis | ({"matches": "y", "showticklabels": False} if scale == "shared" else {})
     axis["title"] = axis["title"] | {"text": for_html(dataset.attrs["y"])}
     return axis
+
+
+def _reach(dataset: xr.Dataset) -> list[float]:
+    """The ends of a vertical axis that holds all that is drawn."""
+    drawn = [array.values.ravel() for name, array in dataset.data_vars.items() if name != "at"]
+    values = np.concatenate([*drawn, [*dataset.attrs["references"].values()]])
+    finite = values[np.isfinite(values)]
+    low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
+    margin = 0.06 * (high - low) or 0.5
+    return [low - margin, high + margin]
 
 
 def _references(dataset: xr.Dataset, axis: str) -> list[dict]:

@@ -27,6 +27,7 @@ from diffscope.hypotheses.declared import TESTS
 from diffscope.hypotheses.described import described
 from diffscope.hypotheses.inference import Estimate
 from diffscope.hypotheses.kept_study import FILE, REMEDY, WORDS, StudyWords, find, rules_digest
+from diffscope.hypotheses.outcomes import outcomes
 from diffscope.hypotheses.subjects import Progress, Settings
 from diffscope.hypotheses.verdicts import Board, Verdict
 from diffscope.scope import Scope, load
@@ -75,12 +76,15 @@ class Study:
         One row an arm; see :func:`survival`.
     described : list of dict
         What the evidence of runs holds besides; see :func:`diffscope.hypotheses.described.described`.
+    outcomes : list of dict
+        What every arm came to, seed by seed; see :func:`diffscope.hypotheses.outcomes.outcomes`.
     """
 
     facts: dict
     boards: dict[str, list[Verdict]]
     survival: list[dict]
     described: list[dict] = field(default_factory=list)
+    outcomes: list[dict] = field(default_factory=list)
 
     def words(self) -> StudyWords:
         """What it says."""
@@ -90,7 +94,7 @@ class Study:
         """Write it to a folder; the file appears when it is complete."""
         boards = {name: [verdict.as_dict() for verdict in board] for name, board in self.boards.items()}
         words = {"rules": rules_digest(), "boards": {name: asdict(board) for name, board in self.words().boards.items()}}
-        numbers = {"survival": self.survival, "described": self.described}
+        numbers = {"survival": self.survival, "described": self.described, "outcomes": self.outcomes}
         record = {"facts": self.facts, "boards": boards, **numbers, WORDS: words}
         folder.mkdir(parents=True, exist_ok=True)
         write_proven_json(folder / FILE, record, indent=1)
@@ -113,7 +117,7 @@ def open_study(folder: str | Path | None = None) -> Study:
         if {"family", "asked"} & set(record["facts"]):
             raise DiffscopeError(f'{path} was written under old names (a "family" is called a "cohort" now); run the study anew')
         boards = {name: Board(Verdict.from_dict(row) for row in board) for name, board in record["boards"].items()}
-        return Study(record["facts"], boards, record["survival"], record.get("described", []))
+        return Study(record["facts"], boards, record["survival"], record.get("described", []), record.get("outcomes", []))
     except DiffscopeError:
         raise
     except Exception as error:  # what a damaged record without a digest may hold
@@ -168,7 +172,7 @@ def run_study(
         "recipe": json.loads(dataset.attrs["recipe"])["name"],
         "training": _training(dataset),
     }
-    study = Study(facts, boards, survival(dataset), described(cohort, dataset))
+    study = Study(facts, boards, survival(dataset), described(cohort, dataset), outcomes(dataset))
     study.save(out)
     return study
 

@@ -64,7 +64,7 @@ def shown(elements):
 def charts(test):
     """The labels of the rows of each chart."""
     specs = [json.loads(element.proto.spec) for element in test.get("plotly_chart")]
-    return [[note["text"] for note in spec["layout"]["annotations"]] for spec in specs]
+    return [[note["text"] for note in spec["layout"].get("annotations", [])] for spec in specs]
 
 
 def rows(test):
@@ -131,6 +131,7 @@ def test_a_shipped_study_is_shown_whole(app, name, tmp_path, monkeypatch):
         assert metric.value == value and f"{low} to {high}" in metric.delta
         assert f"{null_low} to {null_high}" in metric.delta and "Holm" in metric.delta
     assert "Not decided yet" not in shown(test.info)
+    assert any("by arm; small points are seeds" in text.value for text in test.caption)
     (claims,) = (table.value for table in test.dataframe if "published" in table.value.columns)
     assert claims.values.tolist() == [list(row) for row in tables.claims(kept).rows]
     for chosen in list(rows(test))[:: 8 if name == "planted" else 1]:
