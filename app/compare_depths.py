@@ -18,6 +18,8 @@ from words import plain
 from diffscope import figures, readings
 from diffscope.lab.scoring import DEPTHS
 from diffscope.readings.depths import ROOM, usual_lengths
+from diffscope.tasks import Retrieval
+from diffscope.tasks.trained_on import template_of
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096)
 SPANS = {"answer": "the answer", "irrelevant": "irrelevant tokens", "needles": "distractors", "sink": "the first token"}
@@ -33,6 +35,7 @@ class Asked(NamedTuple):
     scope: Any
     edits: tuple
     key: tuple
+    template: str
 
 
 def show_depths(pair: Pair) -> None:
@@ -45,7 +48,8 @@ def show_depths(pair: Pair) -> None:
     if not settings["lengths"]:
         st.caption("Choose a length.")
         return
-    asked = [_asked(side, settings) for side in pair.sides]
+    template = template_of(pair.sides[0].subject.scope().name)  # both sides get the same prompts
+    asked = [_asked(side, settings, template) for side in pair.sides]
     done: dict = state.setdefault("_depths", {})
     if all(side.key in done for side in asked):
         _show(pair, settings, [done[side.key] for side in asked])
@@ -65,11 +69,11 @@ def show_depths(pair: Pair) -> None:
         st.rerun()
 
 
-def _asked(side: Side, settings: dict) -> Asked:
+def _asked(side: Side, settings: dict, template: str) -> Asked:
     subject = side.subject
     edits = edits_of(subject)
-    key = (*subject.key[:2], texts(edits), *settings.values())
-    return Asked(side.name, subject.scope(), made(subject, side.cap, edits), key)
+    key = (*subject.key[:2], texts(edits), *settings.values(), template)
+    return Asked(side.name, subject.scope(), made(subject, side.cap, edits), key, template)
 
 
 def _measure(job: Job, asked: list[Asked], settings: dict, done: dict) -> None:
@@ -80,7 +84,8 @@ def _measure(job: Job, asked: list[Asked], settings: dict, done: dict) -> None:
             job.tell(before * prompts + prompt, len(asked) * prompts, f"{name}: prompt {prompt} of {prompts}")
 
         if side.key not in done:
-            done[side.key] = readings.depths(side.scope, edits=side.edits, progress=tell, **settings)
+            task = Retrieval(side.scope.tokenizer, template=side.template)
+            done[side.key] = readings.depths(side.scope, edits=side.edits, task=task, progress=tell, **settings)
 
 
 def _choose_settings(scopes: list) -> dict:
@@ -151,10 +156,14 @@ def _as_table(table) -> pd.DataFrame:
 def _offer(pair: Pair, settings: dict, sides, cells, quantity: str) -> None:
     """What can be taken away of it."""
     calls = []
+    first, second = (template_of(side.subject.scope().name) for side in pair.sides)
     for name, side in zip(("first", "second"), pair.sides):
         edits = f"edits=[{edits_in_code(side.subject)}], " if edits_of(side.subject) else ""
         arguments = ", ".join(f"{word}={value!r}" for word, value in settings.items())
-        calls.append(f"{name} = diffscope.readings.depths({as_loaded(side.subject.model)}, {edits}{arguments}).estimates\n")
+        loaded = as_loaded(side.subject.model)
+        if first != second:
+            arguments += f", task=diffscope.tasks.Retrieval({loaded}.tokenizer, template={first!r})"
+        calls.append(f"{name} = diffscope.readings.depths({loaded}, {edits}{arguments}).estimates\n")
     blocks.take_away(
         "compare-depths",
         label="Export the table",

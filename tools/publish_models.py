@@ -126,7 +126,8 @@ def publish(
         summaries = [
             write_card(Path(staged) / names[arm], sources[arm], recipe, arm, seed, len(arms), steps[arm]) for arm in arms
         ]
-        task = Retrieval(load(Path(staged) / names[arms[0]]).tokenizer, held_out=True)
+        tokenizer = load(Path(staged) / names[arms[0]]).tokenizer
+        task = Retrieval(tokenizer, held_out=True, template=recipe.stages[-1].template)
         for name in names.values():
             shutil.rmtree(target / name, ignore_errors=True)
             shutil.copytree(Path(staged) / name, target / name)
@@ -186,7 +187,7 @@ def check_size(staged: Path, target: Path) -> None:
 def write_card(folder: Path, source: Path, recipe: Recipe, arm: str, seed: int, count: int, steps: Sequence[int]) -> dict:
     """Score a model as it is kept and write its card and digests; returns the summary of the card."""
     scope = load(folder)
-    task = Retrieval(scope.tokenizer, held_out=True)
+    task = Retrieval(scope.tokenizer, held_out=True, template=recipe.stages[-1].template)
     scores = score(exact_answers(scope.model, draw(task, length=recipe.length, **SCORED)))
     curves = read_metrics(source)
     ran = read_run(source / RUN)

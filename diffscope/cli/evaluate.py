@@ -35,7 +35,7 @@ Unanswerable = Annotated[bool, typer.Option("--unanswerable", help='Ask for what
 Template = Annotated[
     str | None,
     typer.Option(
-        metavar="TEXT", help='The sentence, " The magic number: {city} {number}." without; cohorts learn " {city} {number}."'
+        metavar="TEXT", help='The sentence; without, what the model was trained on, or " The magic number: {city} {number}."'
     ),
 ]
 Text = Annotated[
@@ -94,12 +94,12 @@ def _evaluate_drawn(facts, prompts, looks, field, device, dtype, as_json):
     from diffscope.lab import scoring
     from diffscope.lab.standing import standing
     from diffscope.tasks import Recall, Retrieval, read_texts
-    from diffscope.tasks.retrieval import TEMPLATE
+    from diffscope.tasks.trained_on import template_of
 
     answerable = facts["answerable"]
     scoring.check_spread(min(looks, prompts) if answerable else prompts)
     texts = None if facts["text"] is None else read_texts(facts["text"], field)
-    facts["template"] = facts["template"] or TEMPLATE
+    facts["template"] = facts["template"] or template_of(facts["model"])
     with counting("evaluating", unit="%") as progress:
         progress(0, 100, f"loading {facts['model']}")
         scope = diffscope.load(facts["model"], device=device, dtype=dtype)

@@ -79,12 +79,16 @@ def capture(source: Source, kind: str):
 def depths(source: Source, kind: str) -> dict:
     """Retrieval by length and depth, of each model."""
     from diffscope.readings import depths as read
+    from diffscope.tasks import Retrieval
+    from diffscope.tasks.trained_on import template_of
 
     count = _count(source.prompts, 5)
+    template = template_of(source.model or "")  # the same prompts for both
     readings = {}
     for name, scope in source.scopes().items():
+        task = Retrieval(scope.tokenizer, template=template)
         with counting(name) as progress:
-            readings[name] = read(scope, source.length or None, prompts=count, progress=progress)
+            readings[name] = read(scope, source.length or None, prompts=count, task=task, progress=progress)
     return readings
 
 
@@ -151,8 +155,10 @@ def _of_prompts(source: Source, read: Callable) -> dict:
     """A reading of each model on the prompts of --prompts."""
     from diffscope.lab.scoring import controlled
     from diffscope.tasks import Retrieval, read_prompts
+    from diffscope.tasks.trained_on import template_of
 
     told = {}
+    template = template_of(source.model or "")  # the same prompts for both
     for name, scope in source.scopes().items():
         if source.prompts and not source.prompts.isdecimal():
             if source.length:
@@ -162,7 +168,7 @@ def _of_prompts(source: Source, read: Callable) -> dict:
             lengths = source.length or [128]
             if len(lengths) > 1:
                 raise PromptError("these prompts are of one length; give --length once")
-            prompts = controlled(Retrieval(scope.tokenizer), _count(source.prompts, 20), lengths[0], 3, 20_000)
+            prompts = controlled(Retrieval(scope.tokenizer, template=template), _count(source.prompts, 20), lengths[0], 3, 20_000)
         with counting(name) as progress:
             told[name] = read(scope, prompts, progress)
     return told

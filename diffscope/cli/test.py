@@ -40,7 +40,7 @@ Prompts = Annotated[
 ]
 Length = Annotated[int, typer.Option(min=64, help="Tokens a prompt.")]
 Untrained = Annotated[int, typer.Option(min=3, help="Models of random weights that a trained one is compared with.")]
-Template = Annotated[str | None, typer.Option(metavar="TEXT", help="The needle sentence; of a cohort what it was trained on.")]
+Template = Annotated[str | None, typer.Option(metavar="TEXT", help="The needle sentence; without, what was trained on.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of prompts and untrained models.")]
 Out = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Keep the board: .md, .html, .json; as a table .tex, .parquet, .csv.")

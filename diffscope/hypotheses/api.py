@@ -27,6 +27,7 @@ from diffscope.lab.training.run_folder import WEIGHTS
 from diffscope.models import loading
 from diffscope.scope import Scope, load
 from diffscope.tasks.retrieval import TEMPLATE
+from diffscope.tasks.trained_on import template_of
 from diffscope.tasks.user_files import TextPrompt, read_prompts
 
 ROUNDS = 8  # series of untrained models beside one of checkpoints
@@ -73,7 +74,7 @@ def test(
     seed : int
         Of prompts and untrained models.
     template : str, optional
-        The needle sentence; by default the one that the cohort was trained on, or that of the bundled models.
+        The needle sentence; by default the one that the cohort or the first model was trained on.
     untrained : int
         Models of random weights that a trained one is compared with.
     own : path, or sequence of TextPrompt, optional
@@ -227,7 +228,7 @@ def gather(
         raise DiffscopeError("nothing to test; name a model with --model, or a trained cohort with --cohort FOLDER")
     settings = settings or Settings()
     dataset = None
-    template = TEMPLATE
+    template = template_of(_name(models[0])) if models else TEMPLATE
     if cohort is not None:
         dataset = with_evidence(_only(open_cohort(Path(cohort)), seeds), Path(cohort))
         template = json.loads(dataset.attrs["recipe"])["grid"]["template"]

@@ -20,7 +20,8 @@ from diffscope.hypotheses.rules import Missing
 from diffscope.lab.scoring import draw
 from diffscope.scope import Scope
 from diffscope.tasks.own import own_prompts, with_answers
-from diffscope.tasks.retrieval import TEMPLATE, Prompt, Retrieval
+from diffscope.tasks.retrieval import Prompt, Retrieval
+from diffscope.tasks.trained_on import template_of
 from diffscope.tasks.user_files import TextPrompt
 
 CHANGEABLE = ("dtype", "torch_dtype", "transformers_version")
@@ -47,7 +48,7 @@ class Settings:
     seed : int
         Of prompts and untrained models.
     template : str, optional
-        The needle sentence; by default the one that a cohort was trained on, or that of the bundled models.
+        The needle sentence; by default the one that a cohort or a model was trained on.
     untrained : int
         Models of random weights that a trained one is compared with.
     first : int
@@ -75,7 +76,7 @@ class Settings:
             return with_answers(own_prompts(scope.tokenizer, self.own))[: self.prompts]
         if self.needles < 2:
             raise DiffscopeError("a prompt with one needle has no distractors; give two needles or more")
-        task = Retrieval(scope.tokenizer, held_out=True, template=self.template or TEMPLATE)
+        task = Retrieval(scope.tokenizer, held_out=True, template=self.template or template_of(scope.name))
         return draw(task, self.prompts, self.length, self.needles, self.seed)
 
 

@@ -22,12 +22,13 @@ from diffscope.readings.words import counted, decimal, figures, listed, percent
 from diffscope.scope import Scope
 from diffscope.stats.averaging import averaged
 from diffscope.tasks.retrieval import Prompt, Retrieval
+from diffscope.tasks.trained_on import template_of
 
 LENGTHS = (128, 256, 512)
 ROOM = 64  # positions for what is answered after the question
 SPANS = ("answer", "needles", "query")
 CELL = ("length", "depth")
-ALIKE = ("prompts", "distractors", "seed")  # of readings that are compared
+ALIKE = ("prompts", "distractors", "seed", "template")  # of readings that are compared
 
 Progress = Callable[[int, int], object]
 
@@ -68,7 +69,8 @@ def depths(
         Cities that are not asked for.
     seed : int
     task : Retrieval, optional
-        By default that of the model's tokenizer, on text that the bundled models were not trained on.
+        By default that of the model's tokenizer, in the sentence that it was trained on where its folder says so, on text that
+        the bundled models were not trained on.
     edits : sequence of Edit
         Under which the model runs.
     progress : callable, optional
@@ -101,7 +103,8 @@ def depths(
         raise DiffscopeError("choose one length, one prompt and one distractor at least")
     if scope.positions is not None and max(lengths) > scope.positions:
         raise PromptError(f"{scope.name} has positions for {scope.positions} tokens; choose no length above that")
-    task = task or Retrieval(scope.tokenizer)  # type: ignore[arg-type]  # without a tokenizer it says so
+    if task is None:
+        task = Retrieval(scope.tokenizer, template=template_of(scope.name))  # type: ignore[arg-type]  # without one it says so
     drawn = _draw(task, lengths, prompts, distractors, seed)
     looks = _looks(scope, drawn, edits, progress or (lambda done, total: None))
     cells = [[_cell(islice(looks, prompts)) for _ in DEPTHS] for _ in lengths]
@@ -116,6 +119,7 @@ def depths(
         prompts=prompts,
         distractors=distractors,
         seed=seed,
+        template=task.template,
         digest=_digest(drawn),
         averaged_over=f"heads, then layers, then {counted(prompts, 'prompt')} of each length and depth",
     )
@@ -311,8 +315,8 @@ def common_lengths(estimates: Mapping[str, xr.Dataset]) -> list[int]:
     lengths = set(first["length"].values.tolist())
     for other, table in estimates.items():
         for what in ALIKE:
-            if first.attrs[what] != table.attrs[what]:
-                values = f"{first.attrs[what]} and {table.attrs[what]}"
+            if first.attrs.get(what) != table.attrs.get(what):
+                values = f"{first.attrs.get(what)} and {table.attrs.get(what)}"
                 raise DiffscopeError(f"{name} and {other} were measured on other prompts ({what}: {values}); give all the same")
         lengths &= set(table["length"].values.tolist())
     if not lengths:

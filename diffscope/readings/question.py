@@ -18,6 +18,7 @@ from diffscope.readings.predictions import asked
 from diffscope.scope import Scope
 from diffscope.tasks import Retrieval
 from diffscope.tasks.pieces import opening
+from diffscope.tasks.trained_on import template_of
 
 NUMBER = re.compile(r"\d+")
 NEEDLES = (4, 2, 1)  # sentences of a prompt that is made up, as many as fit
@@ -93,12 +94,14 @@ def question(scope: Scope, cap: Capture, answer: str, distractors: Sequence[str]
 def made_up(scope: Scope, length: int, count: int) -> list[list[int]]:
     """Other prompts of exactly `length` tokens of a model's own, always the same ones: retrieval over real text, or text alone.
 
+    Retrieval is in the sentence that the model was trained on, where its folder says so.
+
     Raises
     ------
     PromptError
         The model has no tokenizer, or none that such prompts can be made for.
     """
-    task = Retrieval(scope.tokenizer)  # type: ignore[arg-type]  # it says what it needs
+    task = Retrieval(scope.tokenizer, template=template_of(scope.name))  # type: ignore[arg-type]  # it says what it needs
     return [_one_made_up(task, length, np.random.default_rng(number)) for number in range(count)]
 
 

@@ -127,7 +127,7 @@ def restored(spec: Mapping, count: int) -> PromptSet:
     return prompts
 
 
-def prompt_sets(table: Mapping) -> list[PromptSet]:
+def prompt_sets(table: Mapping, template: str | None = TEMPLATE) -> list[PromptSet]:
     """The sets of prompts that a table of a plan describes.
 
     Parameters
@@ -135,11 +135,13 @@ def prompt_sets(table: Mapping) -> list[PromptSet]:
     table : mapping
         Either ``file``, the name of a file of prompts, or ``task`` with its fields. Lists of values are a grid: one set for each
         combination.
+    template : str, optional
+        The sentence of tasks that have one, where the table says nothing of it.
 
     Raises
     ------
     PromptError
-        A field is unknown or missing or has a value of the wrong kind, or the file cannot be read.
+        There is no such sentence, a field is unknown or missing or has a value of the wrong kind, or the file cannot be read.
     """
     fields = dict(table)
     if "file" in fields:
@@ -153,7 +155,11 @@ def prompt_sets(table: Mapping) -> list[PromptSet]:
         raise PromptError(f"the field {old.pop()!r} of the task {task!r} is called 'distractors'; rename it in the plan")
     if unknown := [name for name in fields if name not in known]:
         raise PromptError(f"the task {task!r} has no field {unknown[0]!r}; its fields are {', '.join(known)}")
-    choices = {name: value if isinstance(value, list) else [value] for name, value in {**known, **DEFAULTS, **fields}.items()}
+    sentence = {"template": template} if "template" in known else {}
+    values_of = {**known, **DEFAULTS, **sentence, **fields}
+    if values_of.get("template", "") is None:
+        raise PromptError("the models of this plan were trained on different sentences; say which with template = … of prompts")
+    choices = {name: value if isinstance(value, list) else [value] for name, value in values_of.items()}
     for name, values in choices.items():
         _check_values(name, values, known[name])
     cells = [dict(zip(choices, values)) for values in itertools.product(*choices.values())]

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from diffscope.cards import CARD_FILE
 from diffscope.errors import CorruptFile, first_line
-from diffscope.lab.training.run_folder import METRICS, RUN, read_metrics, read_run
+from diffscope.lab.training.run_folder import METRICS, read_metrics
 from diffscope.models.loading import locate, steps_of
 from diffscope.tasks.retrieval import TEMPLATE
+from diffscope.tasks.trained_on import template_of
 
 
 @dataclass(frozen=True)
@@ -51,22 +52,19 @@ def checkpoints_of(model: str) -> Checkpoints:
     if folder is None or not kept:
         return Checkpoints({})
     names = {step: f"{model}@{step}" for step in kept}
-    last, recipe = _written_down(folder)
+    last = _last_step(folder)
     if last is not None:
         names[last] = model
-    stages = recipe.get("stages") or [{}]
-    return Checkpoints(dict(sorted(names.items())), stages[-1].get("template", TEMPLATE))
+    return Checkpoints(dict(sorted(names.items())), template_of(model))
 
 
-def _written_down(folder: Path) -> tuple[int | None, dict]:
-    """The last step of a training and its recipe, by the card of a bundled model or by the files of a run."""
+def _last_step(folder: Path) -> int | None:
+    """The last step of a training, by the card of a bundled model or by the files of a run."""
     card = folder / CARD_FILE
     try:
         if card.is_file():
-            record = json.loads(card.read_text(encoding="utf-8"))
-            return int(record["curves"][-1]["step"]), record["recipe"]
+            return int(json.loads(card.read_text(encoding="utf-8"))["curves"][-1]["step"])
         rows = read_metrics(folder / METRICS) if (folder / METRICS).is_file() else []
-        recipe = json.loads(read_run(folder / RUN)["recipe"]) if (folder / RUN).is_file() else {}
-        return (int(rows[-1]["step"]) if rows else None), recipe
+        return int(rows[-1]["step"]) if rows else None
     except (ValueError, LookupError, TypeError) as error:
         raise CorruptFile(f"what {folder} says of its training cannot be read ({first_line(error)}); copy it again") from None
