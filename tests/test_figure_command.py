@@ -60,8 +60,8 @@ def test_options_say_what_is_drawn(run, tmp_path):
     data = drawn(run, tmp_path, "--layer", 2, "--head", 1, "--queries", "5:12", "--keys", ":9", "--names", "A1,D")
     assert list(data["data_vars"]) == ["A1", "D"]
     np.testing.assert_allclose(data["data_vars"]["D"]["data"], cap.map("D", 2, 1).values[5:12, :9], atol=1e-6)
-    grid = drawn(run, tmp_path, "--layers", "0,3", "--heads", "all", "--names", "lambda_A2")
-    assert grid["coords"]["layer"]["data"] == [0, 3] and grid["coords"]["head"]["data"] == [0, 1]
+    grid = drawn(run, tmp_path, "--layers", "0,2", "--heads", "all", "--names", "lambda_A2")
+    assert grid["coords"]["layer"]["data"] == [0, 2] and grid["coords"]["head"]["data"] == [0, 1]
     heads = ["--kind", "heads", "--statistic", "span_mass", "--map", "A2", "--key-set", "sink", "--normalisation", "raw"]
     values = drawn(run, tmp_path, *heads, "--query", 7)["data_vars"]["span_mass"]["data"]
     expected = cap.measure(["span_mass"])["span_mass"].sel(map="A2", span="sink", normalisation="raw", query=7)

