@@ -6,7 +6,9 @@ import html
 import math
 from collections.abc import Sequence
 
+from diffscope.hypotheses import power
 from diffscope.hypotheses.conclusion import of_kind, summary
+from diffscope.hypotheses.correction import PRIMARIES
 from diffscope.hypotheses.declared import KINDS
 from diffscope.hypotheses.inference import Estimate
 from diffscope.hypotheses.kept_study import BoardWords
@@ -73,12 +75,14 @@ def left_out(estimate: Estimate, quantity: Quantity) -> str:
 def facts(verdict: Verdict) -> list[tuple[str, str]]:
     """What was declared of a test, and what came of it, in words."""
     test = verdict.test
+    planted = [("Power", f"{power.in_words(test.id)}, spread as pilots were")] if test.id in PRIMARIES else []
     return [
         ("Claim", test.claim),
         ("Source", test.source),
         ("Statistic", test.statistic),
         ("Controls", "; ".join(test.controls)),
         ("Rule", test.rule),
+        *planted,
         ("Verdict", verdict.sentence),
     ]
 

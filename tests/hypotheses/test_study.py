@@ -171,6 +171,7 @@ def test_the_command_runs_shows_and_refuses(folder, tmp_path, capsys):
 def test_a_study_as_markdown_says_how_arms_were_trained_and_what_evidence_holds(tmp_path):
     study = open_study(planted_study().save(tmp_path).parent)
     lines = markdown(study, "all seeds").splitlines()
+    assert sum(line.startswith("- Power: with 8 seeds an effect of") for line in lines) == 4
     assert "| diff | 0, 1, 2, 3, 4 | 0.004 | 702,000 | 5 | 4 | 350 | 412 | 0.25 |" in lines
     assert "| standard | 0.002 | 1.5 (700), 1.25 (725) | – (never), 2 (never) |" in lines
     assert "Runs that broke off: standard, seed 2: killed." in lines
