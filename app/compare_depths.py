@@ -19,7 +19,7 @@ from diffscope import figures, readings
 from diffscope.lab.scoring import DEPTHS
 from diffscope.readings.depths import ROOM, usual_lengths
 from diffscope.tasks import Retrieval
-from diffscope.tasks.trained_on import template_of
+from diffscope.tasks.trained_on import asked_otherwise, template_of
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096)
 SPANS = {"answer": "the answer", "irrelevant": "irrelevant tokens", "needles": "distractors", "sink": "the first token"}
@@ -48,7 +48,10 @@ def show_depths(pair: Pair) -> None:
     if not settings["lengths"]:
         st.caption("Choose a length.")
         return
-    template = template_of(pair.sides[0].subject.scope().name)  # both sides get the same prompts
+    models = {side.name: side.subject.scope().model for side in pair.sides}
+    template = template_of(next(iter(models.values())))  # both sides get the same prompts
+    for remark in asked_otherwise(template, models):
+        st.caption(f"{plain(remark)}.")
     asked = [_asked(side, settings, template) for side in pair.sides]
     done: dict = state.setdefault("_depths", {})
     if all(side.key in done for side in asked):
@@ -156,7 +159,7 @@ def _as_table(table) -> pd.DataFrame:
 def _offer(pair: Pair, settings: dict, sides, cells, quantity: str) -> None:
     """What can be taken away of it."""
     calls = []
-    first, second = (template_of(side.subject.scope().name) for side in pair.sides)
+    first, second = (template_of(side.subject.scope().model) for side in pair.sides)
     for name, side in zip(("first", "second"), pair.sides):
         edits = f"edits=[{edits_in_code(side.subject)}], " if edits_of(side.subject) else ""
         arguments = ", ".join(f"{word}={value!r}" for word, value in settings.items())

@@ -20,6 +20,7 @@ import diffscope
 from diffscope import edits
 from diffscope.lab.scoring import draw
 from diffscope.tasks import Retrieval
+from diffscope.tasks.trained_on import template_of
 
 LENGTH, NEEDLES, ROWS = 256, 4, 25
 
@@ -69,7 +70,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=20_000)
     options = parser.parse_args()
     diff, standard = diffscope.load("mini-diff"), diffscope.load("mini-standard")
-    task = Retrieval(diff.tokenizer, held_out=True)
+    task = Retrieval(diff.tokenizer, held_out=True, template=template_of("mini-diff"))
     prompts = draw(task, options.prompts, LENGTH, NEEDLES, options.seed)
     others = [p.ids + p.answer[:-1] for p in draw(task, options.averaged, LENGTH, NEEDLES, options.seed + 1)]
     plain, baseline = scores(diff, prompts), scores(standard, prompts)

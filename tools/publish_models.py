@@ -34,6 +34,7 @@ from diffscope.prompts import Chars
 from diffscope.scope import load
 from diffscope.tasks.examples import FILE
 from diffscope.tasks.retrieval import TEMPLATE, Prompt, Retrieval
+from diffscope.tasks.trained_on import last_sentence
 from diffscope.tasks.user_files import TextPrompt
 
 PREFIX = "mini-"
@@ -127,7 +128,7 @@ def publish(
             write_card(Path(staged) / names[arm], sources[arm], recipe, arm, seed, len(arms), steps[arm]) for arm in arms
         ]
         tokenizer = load(Path(staged) / names[arms[0]]).tokenizer
-        task = Retrieval(tokenizer, held_out=True, template=recipe.stages[-1].template)
+        task = Retrieval(tokenizer, held_out=True, template=_template(recipe))
         for name in names.values():
             shutil.rmtree(target / name, ignore_errors=True)
             shutil.copytree(Path(staged) / name, target / name)
@@ -187,7 +188,7 @@ def check_size(staged: Path, target: Path) -> None:
 def write_card(folder: Path, source: Path, recipe: Recipe, arm: str, seed: int, count: int, steps: Sequence[int]) -> dict:
     """Score a model as it is kept and write its card and digests; returns the summary of the card."""
     scope = load(folder)
-    task = Retrieval(scope.tokenizer, held_out=True, template=recipe.stages[-1].template)
+    task = Retrieval(scope.tokenizer, held_out=True, template=_template(recipe))
     scores = score(exact_answers(scope.model, draw(task, length=recipe.length, **SCORED)))
     curves = read_metrics(source)
     ran = read_run(source / RUN)
@@ -203,7 +204,7 @@ def write_card(folder: Path, source: Path, recipe: Recipe, arm: str, seed: int, 
         "checkpoints": list(steps),
         "matched": PAIR if count == 2 else SEVERAL.format(count=count, rate=json.loads(ran["recipe"])["learning_rate"]),
         "evaluated": recipe.evaluation.prompts,
-        "sentence": sentence(recipe.stages[-1].template),
+        "sentence": sentence(_template(recipe)),
     }
     facts = {
         "command": f"diffscope train {recipe.name} --arm {arm} --seed {seed} --out runs/{recipe.name}",
@@ -240,6 +241,11 @@ def card_text(summary: dict, facts: dict, curves: list[dict]) -> str:
         by_depth=", ".join(f"{float(depth):.0%} {share:.1%}" for depth, share in scores["by_depth"].items()),
         curve="\n".join(CURVE.format(**row) for row in curves if "retrieval" in row),
     )
+
+
+def _template(recipe: Recipe) -> str:
+    """The sentence that models were trained on last."""
+    return last_sentence(recipe.as_dict()) or TEMPLATE
 
 
 def sentence(template: str) -> str:

@@ -149,8 +149,10 @@ def of_study(name: str, board: str) -> Board:
     return Board(f"The {name} cohort, {which}", verdicts, code)
 
 
-def show_arms(name: str) -> None:
-    """What the arms of a study came to, every seed of them."""
+def show_arms(name: str, board: str) -> None:
+    """What the arms of a study came to, all seeds of them whichever board is shown."""
+    from diffscope.hypotheses.study import ALL
+
     offered = [quantity for quantity in ARMS if quantity in quantities(study(name))]
     if not offered:
         return
@@ -166,7 +168,7 @@ def show_arms(name: str) -> None:
     figure = partial(figures.study, study(name), quantity=chosen)
     drawn = figure()
     blocks.show_chart(drawn, drawn.caption, key="hypotheses-arms-chart")
-    st.caption(plain(drawn.caption))
+    st.caption(plain(drawn.caption if board == ALL else f"All seeds, not only those of this board. {drawn.caption}"))
     code = f"import diffscope\nfrom diffscope.hypotheses.study import open_study\n\nstudy = open_study({name!r})\n"
     code += f'diffscope.figures.study(study, quantity={chosen!r}).save("study.pdf")\n'
     blocks.take_away("study", label="Export the figure", figure=figure, data=lambda: figure().data, code=code)
@@ -299,7 +301,7 @@ with in_words():
     with answer:
         show_answer(board)
         if chosen is not None:
-            show_arms(kind)
+            show_arms(kind, chosen)
         if choices is not None:
             show_by_itself(choices, board)
     if board is not None:

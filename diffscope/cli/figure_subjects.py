@@ -6,7 +6,7 @@ from pathlib import Path
 
 import diffscope
 from diffscope.cli.options import check_model, read_capture, read_prompt, read_scope, read_spans
-from diffscope.cli.output import counting, working
+from diffscope.cli.output import counting, note, working
 from diffscope.errors import DiffscopeError, PromptError
 
 FACTORS = (0, 0.25, 0.5, 0.75, 1, 1.25, 1.5)  # of λ
@@ -80,12 +80,12 @@ def depths(source: Source, kind: str) -> dict:
     """Retrieval by length and depth, of each model."""
     from diffscope.readings import depths as read
     from diffscope.tasks import Retrieval
-    from diffscope.tasks.trained_on import template_of
 
     count = _count(source.prompts, 5)
-    template = template_of(source.model or "")  # the same prompts for both
     readings = {}
-    for name, scope in source.scopes().items():
+    scopes = source.scopes()
+    template = _template(scopes)
+    for name, scope in scopes.items():
         task = Retrieval(scope.tokenizer, template=template)
         with counting(name) as progress:
             readings[name] = read(scope, source.length or None, prompts=count, task=task, progress=progress)
@@ -155,11 +155,11 @@ def _of_prompts(source: Source, read: Callable) -> dict:
     """A reading of each model on the prompts of --prompts."""
     from diffscope.lab.scoring import controlled
     from diffscope.tasks import Retrieval, read_prompts
-    from diffscope.tasks.trained_on import template_of
 
     told = {}
-    template = template_of(source.model or "")  # the same prompts for both
-    for name, scope in source.scopes().items():
+    scopes = source.scopes()
+    template = _template(scopes)
+    for name, scope in scopes.items():
         if source.prompts and not source.prompts.isdecimal():
             if source.length:
                 raise PromptError(f"{source.prompts} has prompts of its own lengths; leave --length out")
@@ -174,6 +174,17 @@ def _of_prompts(source: Source, read: Callable) -> dict:
     return told
 
 
+def _template(scopes: dict) -> str:
+    """The sentence of the first model, in which all are asked; what was trained on another is told."""
+    from diffscope.tasks.trained_on import asked_otherwise, template_of
+
+    models = {name: scope.model for name, scope in scopes.items()}
+    template = template_of(next(iter(models.values())))
+    for remark in asked_otherwise(template, models):
+        note(remark)
+    return template
+
+
 def _count(prompts: str, usual: int) -> int:
     if not prompts:
         return usual
@@ -183,15 +194,21 @@ def _count(prompts: str, usual: int) -> int:
 
 
 def study(source: Source, kind: str):
-    """A study: a folder, or a shipped one by its name, which need not be said."""
+    """A study: a folder or its file, or a shipped one by its name, which need not be said."""
     from diffscope.hypotheses.study import open_study
 
-    return open_study(source.saved)
+    kept = diffscope.open(source.saved) if source.saved is not None and source.saved.exists() else open_study(source.saved)
+    if not hasattr(kept, "boards"):
+        raise DiffscopeError(f"{source.saved} is no study; the figure {kind} is of a folder of diffscope study run")
+    return kept
 
 
 def board(source: Source, kind: str):
     """The first board of a study."""
-    return next(iter(study(source, kind).boards.values()))
+    boards = study(source, kind).boards
+    if not boards:
+        raise DiffscopeError("this study has no board; run it anew with: diffscope study run --cohort FOLDER")
+    return next(iter(boards.values()))
 
 
 def of_file(source: Source, kind: str):

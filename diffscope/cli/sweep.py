@@ -147,16 +147,18 @@ def _steps(option):
 
 
 def _prompts(option):
-    """``TASK:FIELD=N,FIELD=N`` or a file, as a table of a plan."""
+    """``TASK:FIELD=N,FIELD=N``, of which ``template`` is text, or a file, as a table of a plan."""
     from diffscope.lab.sweeps.prompt_sets import TASKS
 
     task, _, fields = option.partition(":")
     if task not in TASKS:
         return {"file": option}
     pairs = [field.partition("=") for field in fields.split(",") if field]
-    if not all(value.isdigit() for _, _, value in pairs):
+    texts = {name.strip(): value for name, _, value in pairs if name.strip() == "template"}
+    numbers = {name.strip(): value for name, _, value in pairs if name.strip() not in texts}
+    if not all(value.isdigit() for value in numbers.values()):
         raise DiffscopeError(f"--prompts {option!r} is not TASK:FIELD=NUMBER,…; for example retrieval:count=20,length=256")
-    return {"task": task, **{name.strip(): int(value) for name, _, value in pairs}}
+    return {"task": task, **texts, **{name: int(value) for name, value in numbers.items()}}
 
 
 def _show_plan(plan, device, as_json):

@@ -15,11 +15,17 @@ from diffscope.figures.subjects import drawn
 
 MAIN = ("diff", "standard", "double-width", "signed")
 ENDS = ("value", "low", "high")
+LAMBDA = "λ"
 REJECTION = "common-mode rejection on irrelevant tokens, σ = "
 PAIRED = ", above that with another head's A2"
 SEEDS = "small points are seeds"
 INTERVALS = "Means over seeds with 95 % intervals (Student's t over seeds), not corrected"
-OF_FORMED = "Of runs in which the lookup circuit formed."
+OF_FORMED = (
+    "Of runs in which the lookup circuit formed, all of an arm's, so that arms may have other seeds; tests take differences "
+    "seed by seed, and stand on the board."
+)
+DESCRIBED = "Of runs in which the lookup circuit formed."
+PLACES = ("formed", "end")  # steps that are another one in every run
 Chosen = Sequence[str] | None  # arms
 Drawn = tuple[Figure, str]  # and its caption
 
@@ -54,7 +60,8 @@ def study(
         number of distractors, a panel a length. ``lambda``: along the training, by layer, a panel an arm. ``rejection``:
         common-mode rejection in dB, by the strength of the noise that is put into both maps.
     arms : str or sequence of str, optional
-        By default all; of log_odds and exact diff, standard, double-width and signed; of rejection diff.
+        By default all; of log_odds and exact diff, standard, double-width and signed; of rejection diff, if it has them. Behind
+        the name of an arm stands in how many of its runs the circuit formed, where not in all.
     venue, wide, width, title
         As of :func:`diffscope.figures.maps`.
 
@@ -73,7 +80,8 @@ def study(
     if quantity not in QUANTITIES:
         raise DiffscopeError(f"there is no quantity {quantity!r}; choose from {', '.join(QUANTITIES)}")
     if quantity not in quantities(subject):
-        raise DiffscopeError(f"this study has no {quantity}; run it anew with: diffscope study run --cohort FOLDER")
+        known = ", ".join(quantities(subject)) or "none; run it anew with: diffscope study run --cohort FOLDER"
+        raise DiffscopeError(f"this study has no {quantity}; of these quantities it has {known}")
     chosen = [arms] if isinstance(arms, str) else arms
     look = {"venue": venue, "wide": True if wide is None else wide, "width": width, "title": title}
     figure, caption = QUANTITIES[quantity](subject, chosen, look)
@@ -84,53 +92,72 @@ def study(
 def _answers(subject: Study, arms: Chosen, look: dict[str, Any]) -> Drawn:
     words = {"long_name": "log-odds of the answer, 24 and 48 distractors", "units": "nats"}
     figure = _by_arm(_rows(subject.outcomes, arms, "answers"), words, look)
-    return figure, f"Log-odds of the answer, mean over 24 and 48 distractors, by arm; {SEEDS}. {INTERVALS}. {OF_FORMED}"
+    over = "mean over prompts, then the lengths that hold them, then 24 and 48 distractors"
+    return figure, f"Log-odds of the answer by arm, {over}; {SEEDS}. {INTERVALS}. {OF_FORMED}"
 
 
 def _formation(subject: Study, arms: Chosen, look: dict[str, Any]) -> Drawn:
     rows = _rows(subject.outcomes, arms, "formation")
-    given_up = [row["each"][str(seed)] for row in rows for seed in row["never"]]
+    given_up = [row["each"][str(seed)] for row in rows for seed in row["never"] if str(seed) in row["each"]]
     references = {"given up": max(given_up)} if given_up else None
     words = {"long_name": "steps until the lookup circuit forms", "units": "1"}
     figure = _by_arm(rows, words, {**look, "log": "y", "references": references})
-    never = "A run in which it never forms counts with the steps after which it was given up"
+    never = (
+        "A run in which it never forms stands, and counts, at the steps after which it was given up; such arms have no interval"
+    )
     return figure, f"Steps until the lookup circuit forms, by arm; {SEEDS}. {INTERVALS}, of their logarithm. {never}."
 
 
 def _log_odds(subject: Study, arms: Chosen, look: dict[str, Any]) -> Drawn:
     words = {"long_name": "log-odds of the answer", "units": "nats"}
-    figure = _by_distractors(_rows(subject.outcomes, arms or MAIN, "log_odds"), words, look)
-    return figure, f"Log-odds of the answer by distractors and length of the prompt; {SEEDS}. {INTERVALS}. {OF_FORMED}"
+    figure = _by_distractors(_rows(subject.outcomes, arms, "log_odds", MAIN), words, look)
+    return figure, f"Log-odds of the answer by distractors and length, mean over prompts; {SEEDS}. {INTERVALS}. {OF_FORMED}"
 
 
 def _exact(subject: Study, arms: Chosen, look: dict[str, Any]) -> Drawn:
     words = {"long_name": "share of exact answers", "units": "1"}
-    figure = _by_distractors(_rows(subject.outcomes, arms or MAIN, "exact"), words, look)
-    return figure, f"Share of exact answers by distractors and length of the prompt; {SEEDS}. {INTERVALS}. {OF_FORMED}"
+    figure = _by_distractors(_rows(subject.outcomes, arms, "exact", MAIN), words, look)
+    cut = "cut at 0 and 1"
+    return figure, f"Share of exact answers by distractors and length; {SEEDS}. {INTERVALS}, {cut}. {OF_FORMED}"
 
 
 def _lambda(subject: Study, arms: Chosen, look: dict[str, Any]) -> Drawn:
-    rows = [row for row in _rows(subject.described, arms, "λ") if isinstance(row["step"], int)]
-    values, _ = _labelled([row | {"layer": f"layer {row['layer']}"} for row in rows], ("arm", "layer", "step"))
-    figure = _curves(values, {"long_name": "λ", "units": "1"}, x="step", series="layer", panels="arm", **look)
-    return figure, f"λ by step of the training and layer. {INTERVALS}. {OF_FORMED}"
+    rows = [row | {"layer": f"layer {row['layer']}", "step": str(row["step"])} for row in _rows(subject.described, arms, LAMBDA)]
+    values, _ = _labelled(rows, ("arm", "layer", "step"))
+    steps = sorted(values["step"].values.tolist(), key=_in_order)
+    axes = {"x": "step", "series": "layer", "panels": "arm"}
+    figure = _curves(values.sel(step=steps), {"long_name": "λ", "units": "1"}, **axes, **look)
+    turned = (
+        "Formed: when a run turned to longer prompts, which is another step in each; steps beside it are of runs before and after"
+    )
+    return (
+        figure,
+        f"λ by step of the training and layer, mean over prompts' numbers of distractors. {INTERVALS}. {turned}. {DESCRIBED}",
+    )
+
+
+def _in_order(step: str) -> tuple[int, int]:
+    """Steps as numbers, then those that are another one in every run."""
+    return (1, PLACES.index(step)) if step in PLACES else (0, int(step))
 
 
 def _rejection(subject: Study, arms: Chosen, look: dict[str, Any]) -> Drawn:
-    rows = []
-    for row in subject.described:
-        if row["quantity"].startswith(REJECTION) and row["arm"] in (arms or MAIN[:1]):
-            strength = float(row["quantity"].removeprefix(REJECTION).partition(" ")[0].rstrip(","))
-            of = "above that with another head's A2" if PAIRED in row["quantity"] else "with its own A2"
-            rows.append(row | {"of": of, "σ": strength})
-    if not rows:
-        raise DiffscopeError(f"this study has no rejection of {', '.join(arms or MAIN[:1])}")
-    values, _ = _labelled(rows, ("arm", "of", "σ"))
+    found = [
+        row
+        | {
+            "quantity": "rejection",
+            "of": "above that with another head's A2" if PAIRED in row["quantity"] else "with its own A2",
+            "σ": float(row["quantity"].removeprefix(REJECTION).partition(" ")[0].rstrip(",")),
+        }
+        for row in subject.described
+        if row["quantity"].startswith(REJECTION)
+    ]
+    values, _ = _labelled(_rows(found, arms, "rejection", MAIN[:1]), ("arm", "of", "σ"))
     words = {"long_name": "common-mode rejection", "units": "dB"}
-    axes = {"x": "σ", "series": "of", "panels": "arm", "log": "x", "references": {"no rejection": 0.0}}
-    figure = _curves(values, words, **axes, **look)
-    caption = "Common-mode rejection on irrelevant tokens by the strength σ of the noise in the scores of both maps"
-    return figure, f"{caption}. {INTERVALS}. {OF_FORMED}"
+    axes = {"x": "σ", "series": "of", "panels": "arm", "log": "x", "references": {"none, or none above": 0.0}}
+    figure = _curves(values.sortby("σ"), words, **axes, **look)
+    noise = "by the strength σ of the noise in the scores of both maps, heads weighted by A1's mass on the answer"
+    return figure, f"Common-mode rejection on irrelevant tokens {noise}. {INTERVALS}. {DESCRIBED}"
 
 
 QUANTITIES: dict[str, Callable[[Study, Chosen, dict[str, Any]], Drawn]] = {
@@ -147,32 +174,45 @@ def quantities(subject: Study) -> list[str]:
     """The quantities that a study has."""
     known = {row["quantity"] for row in subject.outcomes}
     described = {row["quantity"] for row in subject.described}
-    known |= {"lambda" for name in described if name == "λ"}
+    known |= {"lambda" for name in described if name == LAMBDA}
     known |= {"rejection" for name in described if name.startswith(REJECTION)}
     return [name for name in QUANTITIES if name in known]
 
 
 def _by_arm(rows: Sequence[dict[str, Any]], words: dict[str, str], look: dict[str, Any]) -> Figure:
     """One number of each arm, its seeds behind it."""
-    values, seeds = _labelled(rows, ("arm",))
+    values, seeds = _labelled([row | {"arm": _of_runs(row)} for row in rows], ("arm",))
     return _curves(values, words, x="arm", style="points", points=seeds, **look)
 
 
 def _by_distractors(rows: Sequence[dict[str, Any]], words: dict[str, str], look: dict[str, Any]) -> Figure:
     """One number by arm, length and number of distractors, its seeds behind it."""
-    values, seeds = _labelled([row | {"length": f"{row['length']} tokens"} for row in rows], ("length", "arm", "distractors"))
-    axes = {"x": "distractors", "series": "arm", "panels": "length", "log": "x"}
-    return _curves(values, words, points=seeds, **axes, **look)
+    labelled = [row | {"arm": _of_runs(row), "length": f"{row['length']} tokens"} for row in rows]
+    values, seeds = _labelled(labelled, ("length", "arm", "distractors"))
+    axes = {"x": "distractors", "series": "arm", "panels": "length", "log": "x" if values["distractors"].min() > 0 else ""}
+    return _curves(values.sortby("distractors"), words, points=seeds.sortby("distractors"), **axes, **look)
 
 
-def _rows(rows: Sequence[dict[str, Any]], arms: Sequence[str] | None, quantity: str) -> list[dict[str, Any]]:
-    """The rows of one quantity and some arms, in the order of the arms."""
+def _of_runs(row: dict[str, Any]) -> str:
+    """An arm, and in how many of its runs the circuit formed, where not in all."""
+    return f"{row['arm']} ({row['runs'] - len(row['never'])} of {row['runs']})" if row["never"] else row["arm"]
+
+
+def _rows(rows: Sequence[dict[str, Any]], arms: Chosen, quantity: str, usual: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """The rows of one quantity and some arms, in the order of the arms; by default the usual ones that there are, or all.
+
+    Raises
+    ------
+    DiffscopeError
+        An arm is asked for that there is not.
+    """
     of = [row for row in rows if row["quantity"] == quantity]
     known = list(dict.fromkeys(row["arm"] for row in of))
-    wanted = known if arms is None else [arm for arm in arms if arm in known]
-    if not wanted:
-        raise DiffscopeError(f"this study has no {quantity} of {', '.join(arms or ())}; it has it of {', '.join(known)}")
-    return [row for arm in wanted for row in of if row["arm"] == arm]
+    if absent := [arm for arm in arms or () if arm not in known]:
+        why = "; an arm that continues another's model has none of its own" if quantity == "formation" else ""
+        raise DiffscopeError(f"this study has no {quantity} of {', '.join(absent)}; it has it of {', '.join(known)}{why}")
+    chosen = arms or [arm for arm in usual if arm in known] or known
+    return [row for arm in chosen for row in of if row["arm"] == arm]
 
 
 def _labelled(rows: Sequence[dict[str, Any]], dims: Sequence[str]) -> tuple[xr.Dataset, xr.DataArray]:

@@ -11,6 +11,7 @@ from itertools import chain
 from pathlib import Path
 
 import xarray as xr
+from torch import nn
 
 from diffscope.errors import DiffscopeError, PromptError
 from diffscope.hypotheses.arms import formed
@@ -27,7 +28,7 @@ from diffscope.lab.training.run_folder import WEIGHTS
 from diffscope.models import loading
 from diffscope.scope import Scope, load
 from diffscope.tasks.retrieval import TEMPLATE
-from diffscope.tasks.trained_on import template_of
+from diffscope.tasks.trained_on import asked_otherwise, template_of
 from diffscope.tasks.user_files import TextPrompt, read_prompts
 
 ROUNDS = 8  # series of untrained models beside one of checkpoints
@@ -128,6 +129,8 @@ class Subjects:
     settings : Settings
     model, cohort, pair, checkpoints
         As :func:`diffscope.hypotheses.board.run` takes them.
+    remarks : list of str
+        Which models were trained on another sentence than the one that they are asked in.
     """
 
     names: list[str]
@@ -137,6 +140,7 @@ class Subjects:
     pair: Pair | None = None
     checkpoints: Sequence[Models | KeptModels] = field(default_factory=list)
     job: Job = field(default_factory=lambda: Job(None), repr=False)
+    remarks: Sequence[str] = ()
 
     def run(self, tests: str | Sequence[str] | None = None, finished: MutableMapping[str, Result] | None = None) -> Board:
         """The verdicts; see :func:`diffscope.hypotheses.board.run`."""
@@ -170,9 +174,13 @@ class Subjects:
     def statements(self) -> list[str]:
         """The same in words; of many models those that answer at chance, and how many others there are."""
         if len(self.standings) <= FEW_MODELS:
-            return [standing.sentence for standing in self.standings]
+            return [*self.remarks, *[standing.sentence for standing in self.standings]]
         weak = [standing.sentence for standing in self.standings if standing.at_chance]
-        return [*weak, f"{len(self.standings) - len(weak)} of {len(self.standings)} models answer better than chance"]
+        return [
+            *self.remarks,
+            *weak,
+            f"{len(self.standings) - len(weak)} of {len(self.standings)} models answer better than chance",
+        ]
 
 
 def lacking(verdicts: Sequence[Verdict]) -> dict[str, list[str]]:
@@ -228,7 +236,7 @@ def gather(
         raise DiffscopeError("nothing to test; name a model with --model, or a trained cohort with --cohort FOLDER")
     settings = settings or Settings()
     dataset = None
-    template = template_of(_name(models[0])) if models else TEMPLATE
+    template = template_of(_model(models[0])) if models else TEMPLATE
     if cohort is not None:
         dataset = with_evidence(_only(open_cohort(Path(cohort)), seeds), Path(cohort))
         template = json.loads(dataset.attrs["recipe"])["grid"]["template"]
@@ -259,12 +267,19 @@ def gather(
         for number, steps in enumerate(trainings)
     ]
     names = [_name(name) for name in (*models, *baselines)]
+    beside = {} if settings.own else {_name(of): _model(of) for of in (*models, *baselines)}
+    remarks = asked_otherwise(settings.template or TEMPLATE, beside)
     names += [] if cohort is None else [str(cohort)]
-    return Subjects(names, settings, model, dataset, Pair(model, standard) if model and standard else None, series, job)
+    pair = Pair(model, standard) if model and standard else None
+    return Subjects(names, settings, model, dataset, pair, series, job, remarks)
 
 
 def _name(model: Model) -> str:
     return model if isinstance(model, str) else model.name
+
+
+def _model(model: Model) -> str | nn.Module:
+    return model if isinstance(model, str) else model.model
 
 
 def _of_series(settings: Settings, steps: int, trainings: int, number: int) -> Settings:

@@ -76,7 +76,7 @@ class Settings:
             return with_answers(own_prompts(scope.tokenizer, self.own))[: self.prompts]
         if self.needles < 2:
             raise DiffscopeError("a prompt with one needle has no distractors; give two needles or more")
-        task = Retrieval(scope.tokenizer, held_out=True, template=self.template or template_of(scope.name))
+        task = Retrieval(scope.tokenizer, held_out=True, template=self.template or template_of(scope.model))
         return draw(task, self.prompts, self.length, self.needles, self.seed)
 
 

@@ -11,7 +11,8 @@ from diffscope.errors import DiffscopeError
 from diffscope.lab.scoring import draw, score
 from diffscope.lab.standing import Standing, standing
 from diffscope.scope import Scope, load
-from diffscope.tasks.retrieval import TEMPLATE, Retrieval
+from diffscope.tasks.retrieval import Retrieval
+from diffscope.tasks.trained_on import template_of
 
 SEED = 60_000  # of the prompts
 NEEDLES = 4
@@ -23,7 +24,7 @@ def answers_along(
     length: int = 160,
     *,
     needles: int = NEEDLES,
-    template: str = TEMPLATE,
+    template: str | None = None,
     seed: int = SEED,
     opener: Callable[[str], Scope] = load,
     progress: Callable[[int, int, str], None] | None = None,
@@ -36,8 +37,8 @@ def answers_along(
         By step what each checkpoint is loaded by, as :func:`diffscope.lab.training.checkpoints.checkpoints_of` gives them.
     prompts, length, needles : int
         How many prompts, tokens of each, and needle sentences in each, that of the question included.
-    template : str
-        The needle sentence.
+    template : str, optional
+        The needle sentence; by default the one that the models were trained on.
     seed : int
         Of the prompts, which are drawn once and are the same for all checkpoints.
     opener : callable
@@ -68,7 +69,8 @@ def answers_along(
         if progress:
             progress(number, len(names), f"asking {name}")
         scope = opener(name)
-        drawn = drawn or draw(Retrieval(scope.tokenizer, held_out=True, template=template), prompts, length, needles, seed)
+        sentence = template or template_of(scope.model)
+        drawn = drawn or draw(Retrieval(scope.tokenizer, held_out=True, template=sentence), prompts, length, needles, seed)
         standings.append(standing(scope, drawn))
     return _dataset(list(names), standings).assign_attrs(length=length, needles=needles)
 

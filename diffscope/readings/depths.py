@@ -104,7 +104,7 @@ def depths(
     if scope.positions is not None and max(lengths) > scope.positions:
         raise PromptError(f"{scope.name} has positions for {scope.positions} tokens; choose no length above that")
     if task is None:
-        task = Retrieval(scope.tokenizer, template=template_of(scope.name))  # type: ignore[arg-type]  # without one it says so
+        task = Retrieval(scope.tokenizer, template=template_of(scope.model))  # type: ignore[arg-type]  # without one it says so
     drawn = _draw(task, lengths, prompts, distractors, seed)
     looks = _looks(scope, drawn, edits, progress or (lambda done, total: None))
     cells = [[_cell(islice(looks, prompts)) for _ in DEPTHS] for _ in lengths]

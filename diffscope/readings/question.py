@@ -101,7 +101,7 @@ def made_up(scope: Scope, length: int, count: int) -> list[list[int]]:
     PromptError
         The model has no tokenizer, or none that such prompts can be made for.
     """
-    task = Retrieval(scope.tokenizer, template=template_of(scope.name))  # type: ignore[arg-type]  # it says what it needs
+    task = Retrieval(scope.tokenizer, template=template_of(scope.model))  # type: ignore[arg-type]  # it says what it needs
     return [_one_made_up(task, length, np.random.default_rng(number)) for number in range(count)]
 
 

@@ -131,7 +131,7 @@ def test_a_shipped_study_is_shown_whole(app, name, tmp_path, monkeypatch):
         assert metric.value == value and f"{low} to {high}" in metric.delta
         assert f"{null_low} to {null_high}" in metric.delta and "Holm" in metric.delta
     assert "Not decided yet" not in shown(test.info)
-    assert any("by arm; small points are seeds" in text.value for text in test.caption)
+    assert any("small points are seeds" in text.value for text in test.caption)
     (claims,) = (table.value for table in test.dataframe if "published" in table.value.columns)
     assert claims.values.tolist() == [list(row) for row in tables.claims(kept).rows]
     for chosen in list(rows(test))[:: 8 if name == "planted" else 1]:

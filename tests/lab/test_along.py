@@ -39,7 +39,8 @@ def test_the_model_itself_stands_at_the_last_step_of_its_training(run):
     write_metrics(run / METRICS, [{"step": 10}, {"step": 50}])
     kept = checkpoints_of(str(run))
     assert kept.names == {0: f"{run}@0", 40: f"{run}@40", 50: str(run)} and kept.last == 50 and kept.template == TEMPLATE
-    recipe = json.dumps({"stages": [{"template": " {city}: {number}."}, {"template": " {city} {number}."}]})
+    stages = [{"needles": [2, 4], "template": f" {{city}}{mark} {{number}}."} for mark in (":", "")]
+    recipe = json.dumps({"stages": stages})
     note_run(run / RUN, 0, {"recipe": recipe}, {"device": "cpu"})
     assert checkpoints_of(str(run)).template == " {city} {number}."
 

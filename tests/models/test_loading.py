@@ -218,4 +218,5 @@ def test_bundled_models_really_retrieve():
         prompts = draw(task, 100, card["positions"], needles=4, seed=99)
         share, said = exact_answers(scope.model, prompts).mean(), card["scores"]["retrieval"]
         assert abs(share - said) < 4 * math.sqrt(said * (1 - said) / 100) + 0.02, card["name"]  # drawn anew
-        assert share > 0.5, card["name"]  # whoever copies any number: 0.25
+        least = 0.92 if card["attention"] == "v1" else 0.5  # whoever copies any number: 0.25
+        assert share >= least, card["name"]

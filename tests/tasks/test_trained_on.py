@@ -10,10 +10,12 @@ from diffscope import readings
 from diffscope.cli import main
 from diffscope.digests import write_proven_json
 from diffscope.errors import CorruptFile, DiffscopeError
-from diffscope.hypotheses.subjects import Settings
+from diffscope.hypotheses import Settings, gather
 from diffscope.lab.sweeps.plan import Plan
+from diffscope.lab.training.run_folder import save_checkpoint
+from diffscope.models.loading import load_model
 from diffscope.tasks.retrieval import TEMPLATE
-from diffscope.tasks.trained_on import template_of
+from diffscope.tasks.trained_on import asked_otherwise, sentence_of, template_of
 from tests import tiny
 
 SHORT = " {city} {number}."
@@ -25,26 +27,42 @@ def run(tmp_path):
     folder = tmp_path / "run"
     tiny.own("v1").save_pretrained(folder)
     tiny.tokenizer().save_pretrained(folder)
-    stages = [{"template": TEMPLATE}, {"template": SHORT}]
+    stages = [{"needles": [2, 4]}, {"needles": [2, 24], "template": SHORT}, {"text_weight": 1.0}]  # in the end plain text
     write_proven_json(folder / "run.json", {"recipe": json.dumps({"stages": stages})})
     return folder
 
 
-def test_the_last_stage_says_it_and_of_other_models_it_is_the_usual_one(run, tmp_path):
-    assert template_of(str(run)) == SHORT
-    shutil.copytree(run, tmp_path / "other")
-    (tmp_path / "other" / "run.json").write_text('{"recipe": "of another program"}')
-    for name in (str(tmp_path / "other"), "someone/model", "never saved", ""):
-        assert template_of(name) == TEMPLATE
-    damaged = (run / "run.json").read_text().replace("city", "town")
-    (run / "run.json").write_text(damaged)
+def test_the_last_stage_with_needles_says_it_and_of_other_models_nothing_does(run, tmp_path):
+    assert sentence_of(str(run)) == template_of(str(run)) == SHORT
+    scope = diffscope.load(run)
+    save_checkpoint(scope.model, run / "checkpoints" / "step-000040")
+    assert sentence_of(f"{run}@40") == sentence_of(diffscope.load(f"{run}@40").model) == sentence_of(scope.model) == SHORT
+    for name in ("someone/model", "never saved", ""):
+        assert sentence_of(name) is None and template_of(name) == TEMPLATE
+    assert sentence_of(tiny.own("v1")) is None
+    for number, content in enumerate(('{"recipe": "of another program"}', "[]", '{"recipe": {"stages": ["a"]}}', "{")):
+        for name in ("run.json", "card.json"):
+            other = shutil.copytree(run, tmp_path / f"{number}-{name}", ignore=shutil.ignore_patterns("run.json"))
+            (other / name).write_text(content)
+            assert sentence_of(str(other)) is None, (name, content)
+    before = json.dumps({"recipe": json.dumps({"stages": [{"needles": [2, 4], "template": SHORT}]})})  # without a digest
+    (other / "run.json").write_text(before)
+    assert sentence_of(str(other)) == SHORT
+    (run / "run.json").write_text((run / "run.json").read_text().replace("city", "town"))
     with pytest.raises(CorruptFile, match="copy .* again"):
         template_of(str(run))
 
 
+def test_bundled_models_say_it():
+    from diffscope.models import bundled
+
+    assert all(sentence_of(card["name"]) for card in bundled())
+
+
 def test_prompts_are_drawn_in_it(run):
-    scope = diffscope.load(run)
-    read = scope.tokenizer.decode
+    model, tokenizer = load_model(str(run))
+    scope = diffscope.Scope(model, tokenizer, "as the app calls it")
+    read = tokenizer.decode
 
     def asks_shortly(ids):
         return "magic" not in read(ids) and len(ids) > 10
@@ -64,7 +82,10 @@ def test_a_sweep_of_models_of_different_sentences_has_to_say_which(run, tmp_path
     table = {"prompts": {"task": "controlled", "length": 48}, "statistics": ["gini"]}
     (prompts,) = Plan.of({**table, "models": str(run)}).sets
     assert prompts.fields["template"] == SHORT
+    write_proven_json(tmp_path / "other" / "run.json", {"recipe": json.dumps({"stages": [{"needles": [2, 4]}]})})
     both = [str(run), str(tmp_path / "other")]
+    (prompts,) = Plan.of({**table, "models": [str(run), "someone/model"]}).sets  # which nothing is known of
+    assert prompts.fields["template"] == SHORT
     with pytest.raises(DiffscopeError, match="different sentences; say which with template"):
         Plan.of({**table, "models": both})
     (prompts,) = Plan.of({**table, "models": both, "prompts": {**table["prompts"], "template": TEMPLATE}}).sets
@@ -72,7 +93,20 @@ def test_a_sweep_of_models_of_different_sentences_has_to_say_which(run, tmp_path
     Plan.of({**table, "models": both, "prompts": {"task": "recall", "length": 48}})
 
 
+def test_two_models_are_asked_the_same_and_it_is_told(run, tmp_path):
+    other = shutil.copytree(run, tmp_path / "other", ignore=shutil.ignore_patterns("run.json"))
+    record = {"recipe": json.dumps({"stages": [{"needles": [2, 4]}]})}
+    write_proven_json(other / "run.json", record)
+    subjects = gather([str(run)], [str(other)], needs={"pair"}, settings=Settings(prompts=2, length=80))
+    assert subjects.settings.template == SHORT
+    diff, standard = subjects.pair.diff.prompts, subjects.pair.standard.prompts
+    assert [prompt.ids for prompt in diff] == [prompt.ids for prompt in standard]
+    assert subjects.statements[0] == f"{other} was trained on “{TEMPLATE.strip()}” and is asked in “{SHORT.strip()}”"
+    assert asked_otherwise(SHORT, {"a": str(run), "b": "someone/model"}) == []
+
+
 def test_evaluate_asks_in_it(run, capsys):
-    given = ["evaluate", "--model", str(run), "--prompts", "10", "--looks", "10", "--length", "48", "--json"]
+    given = ["evaluate", "--model", str(run), "--prompts", "10", "--looks", "10", "--length", "48"]  # in which no longer ones fit
     assert main(given) == 0
-    assert json.loads(capsys.readouterr().out)["template"] == SHORT
+    assert f"“{SHORT.strip()}”" in capsys.readouterr().out
+    assert main([*given, "--template", TEMPLATE]) == 2

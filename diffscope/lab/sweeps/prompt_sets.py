@@ -158,7 +158,7 @@ def prompt_sets(table: Mapping, template: str | None = TEMPLATE) -> list[PromptS
     sentence = {"template": template} if "template" in known else {}
     values_of = {**known, **DEFAULTS, **sentence, **fields}
     if values_of.get("template", "") is None:
-        raise PromptError("the models of this plan were trained on different sentences; say which with template = … of prompts")
+        raise PromptError("the models of this plan were trained on different sentences; say which with template=… of prompts")
     choices = {name: value if isinstance(value, list) else [value] for name, value in values_of.items()}
     for name, values in choices.items():
         _check_values(name, values, known[name])
