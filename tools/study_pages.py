@@ -1,0 +1,153 @@
+"""What the documentation says of a shipped study, from that study: its boards, published claims, figures, and tables.
+
+    python -m tools.study_pages laptop              # into docs/study, and the tables that docs/study.md quotes
+    python -m tools.study_pages laptop --check      # write nothing; say what is no longer of the study that is shipped
+
+``docs/study.md`` quotes a table between ``<!-- NAME -->`` and ``<!-- end -->``; what stands between them is replaced.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+from diffscope import figures, tables
+from diffscope.errors import DiffscopeError
+from diffscope.figures.of_study import quantities
+from diffscope.hypotheses.conclusion import of_kind, together
+from diffscope.hypotheses.report import left_out
+from diffscope.hypotheses.study import ALL, Study, open_study
+from diffscope.hypotheses.study_report import markdown
+from diffscope.tables import numbers
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE = "study.md"
+FOLDER = "study"
+WIDTH = 7.0  # inches of a figure
+MINUS = re.compile(r"(?<!\w)-(?=\d)")
+QUOTED = re.compile(r"(<!-- (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.S)
+
+
+def pages(study: Study) -> dict[str, str]:
+    """Pages by name: each board with its numbers, and published claims beside the study."""
+    written = {f"{board.replace(' ', '_')}.md": markdown(study, board) for board in study.boards}
+    claims = tables.claims(study)
+    return {**written, "claims.md": f"# Published claims beside the {study.facts['recipe']} cohort\n\n{claims.to_markdown()}"}
+
+
+def drawings(study: Study) -> dict[str, figures.Figure]:
+    """Figures by name: what arms came to, and the quantities that primary and mechanism tests are judged by."""
+    drawn = {quantity: figures.study(study, quantity=quantity, width=WIDTH, title="") for quantity in quantities(study)}
+    for kind in ("primary", "mechanism"):
+        judged = [verdict for verdict in of_kind(study.boards[ALL], kind) if verdict.estimates]
+        if judged:
+            drawn[kind] = figures.board(judged, width=WIDTH, title="")
+    return drawn
+
+
+def quotes(study: Study) -> dict[str, str]:
+    """What the page quotes, by name."""
+    board = study.boards[ALL]
+    mechanisms = [verdict for verdict in of_kind(board, "mechanism") if verdict.estimates]
+    measured = [verdict for verdict in of_kind(board, "measurement") if verdict.estimates]
+    return {
+        "conclusion": f"{together(board)}\n",
+        "primaries": _primaries(study),
+        "mechanisms": tables.board(mechanisms).to_markdown() if mechanisms else "None was run.\n",
+        "measurements": tables.board(measured).to_markdown() if measured else "None was run.\n",
+        "answers": _answers(study),
+    }
+
+
+def _primaries(study: Study) -> str:
+    header = (
+        "test",
+        "quantity",
+        "estimate [95 %]",
+        "p (t)",
+        "after Holm",
+        "smallest that matters",
+        "without one seed",
+        "verdict",
+    )
+    rows = [header, ("---",) * len(header)]
+    for verdict in of_kind(study.boards[ALL], "primary"):
+        names = [name for name in verdict.estimates if name in verdict.corrected]
+        for name in names or [""]:
+            first = name == (names or [""])[0]
+            test = (verdict.test.id, verdict.shown) if first else ("", "")
+            if not name:
+                rows.append((test[0], *[numbers.ABSENT] * 6, test[1]))
+                continue
+            estimate, quantity = verdict.estimates[name], verdict.test.quantities[name]
+            value = numbers.with_interval(estimate.value, estimate.low, estimate.high)
+            p, of_t, corrected = (numbers.plain(each, 2) for each in (estimate.p, estimate.p_t, verdict.corrected[name]))
+            left = MINUS.sub("−", left_out(estimate, quantity))
+            rows.append((test[0], quantity.label, value, f"{p} ({of_t})", corrected, f"{quantity.margin:g}", left, test[1]))
+    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |\n" for row in rows)
+
+
+def _answers(study: Study) -> str:
+    """How many published claims have which answer."""
+    counts = Counter(record["answer"] for record in tables.claims(study).data.to_dict("records"))
+    return "".join(f"| {line} |\n" for line in ("answer | quantities", "---|---", *(f"{of} | {n}" for of, n in counts.items())))
+
+
+def quoted(page: str, known: Mapping[str, str]) -> str:
+    """A page with what it quotes anew.
+
+    Raises
+    ------
+    DiffscopeError
+        It quotes something that there is not.
+    """
+
+    def anew(match: re.Match) -> str:
+        if match["name"] not in known:
+            raise DiffscopeError(f"{PAGE} quotes {match['name']!r}; there are {', '.join(known)}")
+        return f"{match[1]}\n{known[match['name']]}\n{match[3]}"
+
+    return QUOTED.sub(anew, page)
+
+
+def outdated(study: Study, docs: Path = DOCS) -> list[str]:
+    """Names of texts that say something else than the study."""
+    texts = {f"{FOLDER}/{name}": text for name, text in pages(study).items()}
+    page = (docs / PAGE).read_text(encoding="utf-8")
+    known = {name: (docs / name).read_text(encoding="utf-8") if (docs / name).is_file() else "" for name in texts}
+    return [*([PAGE] if quoted(page, quotes(study)) != page else []), *(name for name in texts if known[name] != texts[name])]
+
+
+def write(study: Study, docs: Path = DOCS) -> None:
+    """Write pages and figures, and what the page quotes."""
+    (docs / FOLDER).mkdir(exist_ok=True)
+    for name, text in pages(study).items():
+        (docs / FOLDER / name).write_text(text, encoding="utf-8")
+    for name, figure in drawings(study).items():
+        figure.save(docs / FOLDER / f"{name}.svg")
+    page = docs / PAGE
+    page.write_text(quoted(page.read_text(encoding="utf-8"), quotes(study)), encoding="utf-8")
+
+
+def main() -> None:
+    """Do what the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("study", nargs="?", help="a shipped study by its name, or a folder; by default the laptop's")
+    parser.add_argument("--check", action="store_true")
+    options = parser.parse_args()
+    try:
+        study = open_study(options.study)
+        if not options.check:
+            write(study)
+        elif names := outdated(study):
+            sys.exit(f"no longer of the study: {', '.join(names)}; write them anew with python -m tools.study_pages")
+    except DiffscopeError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()
