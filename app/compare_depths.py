@@ -159,13 +159,13 @@ def _as_table(table) -> pd.DataFrame:
 def _offer(pair: Pair, settings: dict, sides, cells, quantity: str) -> None:
     """What can be taken away of it."""
     calls = []
-    first, second = (template_of(side.subject.scope().model) for side in pair.sides)
+    templates = [template_of(side.subject.scope().model) for side in pair.sides]
     for name, side in zip(("first", "second"), pair.sides):
         edits = f"edits=[{edits_in_code(side.subject)}], " if edits_of(side.subject) else ""
         arguments = ", ".join(f"{word}={value!r}" for word, value in settings.items())
         loaded = as_loaded(side.subject.model)
-        if first != second:
-            arguments += f", task=diffscope.tasks.Retrieval({loaded}.tokenizer, template={first!r})"
+        if len(set(templates)) > 1:
+            arguments += f", task=diffscope.tasks.Retrieval({loaded}.tokenizer, template={templates[0]!r})"
         calls.append(f"{name} = diffscope.readings.depths({loaded}, {edits}{arguments}).estimates\n")
     blocks.take_away(
         "compare-depths",

@@ -22,12 +22,15 @@ from diffscope.hypotheses.conclusion import of_kind, together
 from diffscope.hypotheses.report import left_out
 from diffscope.hypotheses.study import ALL, Study, open_study
 from diffscope.hypotheses.study_report import markdown
+from diffscope.hypotheses.verdicts import Verdict
 from diffscope.tables import numbers
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = "study.md"
 FOLDER = "study"
 WIDTH = 7.0  # inches of a figure
+WITHOUT = "without one seed or head"
+ESCAPED = "\\|"
 MINUS = re.compile(r"(?<!\w)-(?=\d)")
 QUOTED = re.compile(r"(<!-- (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.S)
 
@@ -64,31 +67,22 @@ def quotes(study: Study) -> dict[str, str]:
 
 
 def _primaries(study: Study) -> str:
-    header = (
-        "test",
-        "quantity",
-        "estimate [95 %]",
-        "p (t)",
-        "after Holm",
-        "smallest that matters",
-        "without one seed",
-        "verdict",
-    )
+    header = ("test", "quantity", "estimate [95 %]", "p (t)", "after Holm", "smallest that matters", WITHOUT, "verdict")
     rows = [header, ("---",) * len(header)]
     for verdict in of_kind(study.boards[ALL], "primary"):
-        names = [name for name in verdict.estimates if name in verdict.corrected]
-        for name in names or [""]:
-            first = name == (names or [""])[0]
-            test = (verdict.test.id, verdict.shown) if first else ("", "")
-            if not name:
-                rows.append((test[0], *[numbers.ABSENT] * 6, test[1]))
-                continue
-            estimate, quantity = verdict.estimates[name], verdict.test.quantities[name]
-            value = numbers.with_interval(estimate.value, estimate.low, estimate.high)
-            p, of_t, corrected = (numbers.plain(each, 2) for each in (estimate.p, estimate.p_t, verdict.corrected[name]))
-            left = MINUS.sub("−", left_out(estimate, quantity))
-            rows.append((test[0], quantity.label, value, f"{p} ({of_t})", corrected, f"{quantity.margin:g}", left, test[1]))
-    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |\n" for row in rows)
+        judged = [_judged(verdict, name) for name in verdict.estimates if name in verdict.corrected]
+        first, *others = judged or [(numbers.ABSENT,) * len(header[1:-1])]
+        rows += [(verdict.test.id, *first, verdict.shown), *(("", *cells, "") for cells in others)]
+    return "".join(f"| {' | '.join(cell.replace('|', ESCAPED) for cell in row)} |\n" for row in rows)
+
+
+def _judged(verdict: Verdict, name: str) -> tuple[str, ...]:
+    """One quantity that a rule uses: its label, estimate, p, corrected p, what matters, and what leaving out comes to."""
+    estimate, quantity = verdict.estimates[name], verdict.test.quantities[name]
+    value = numbers.with_interval(estimate.value, estimate.low, estimate.high)
+    p, of_t, corrected = (numbers.plain(each, 2) for each in (estimate.p, estimate.p_t, verdict.corrected[name]))
+    left = MINUS.sub("−", left_out(estimate, quantity))
+    return quantity.label, value, f"{p} ({of_t})", corrected, f"{quantity.margin:g}", left
 
 
 def _answers(study: Study) -> str:

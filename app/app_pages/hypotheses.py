@@ -153,7 +153,8 @@ def show_arms(name: str, board: str) -> None:
     """What the arms of a study came to, all seeds of them whichever board is shown."""
     from diffscope.hypotheses.study import ALL
 
-    offered = [quantity for quantity in ARMS if quantity in quantities(study(name))]
+    known = quantities(study(name))
+    offered = [quantity for quantity in ARMS if quantity in known]
     if not offered:
         return
     st.markdown("#### The arms, seed by seed")

@@ -132,7 +132,7 @@ def _lambda(subject: Study, arms: Chosen, look: dict[str, Any]) -> Drawn:
     )
     return (
         figure,
-        f"λ by step of the training and layer, mean over prompts' numbers of distractors. {INTERVALS}. {turned}. {DESCRIBED}",
+        f"λ by step of the training (not to scale) and layer, mean over prompts' numbers of distractors. {INTERVALS}. {turned}. {DESCRIBED}",
     )
 
 
@@ -142,7 +142,7 @@ def _in_order(step: str) -> tuple[int, int]:
 
 
 def _rejection(subject: Study, arms: Chosen, look: dict[str, Any]) -> Drawn:
-    found = [
+    rows = [
         row
         | {
             "quantity": "rejection",
@@ -152,7 +152,7 @@ def _rejection(subject: Study, arms: Chosen, look: dict[str, Any]) -> Drawn:
         for row in subject.described
         if row["quantity"].startswith(REJECTION)
     ]
-    values, _ = _labelled(_rows(found, arms, "rejection", MAIN[:1]), ("arm", "of", "σ"))
+    values, _ = _labelled(_rows(rows, arms, "rejection", MAIN[:1]), ("arm", "of", "σ"))
     words = {"long_name": "common-mode rejection", "units": "dB"}
     axes = {"x": "σ", "series": "of", "panels": "arm", "log": "x", "references": {"none, or none above": 0.0}}
     figure = _curves(values.sortby("σ"), words, **axes, **look)

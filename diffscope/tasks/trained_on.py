@@ -38,7 +38,8 @@ def sentence_of(model: str | nn.Module) -> str | None:
         What a training wrote down of itself is damaged.
     """
     if isinstance(model, nn.Module):
-        folder = _home(Path(str(getattr(model, "name_or_path", ""))))
+        loaded = str(getattr(model, "name_or_path", ""))
+        folder = _home(Path(loaded)) if loaded else None  # an empty name would be the folder that one stands in
     else:
         try:
             folder = locate(model)[0]

@@ -111,8 +111,8 @@ def test_an_arm_that_never_formed_is_there_and_says_so():
     assert float(formation["value"]) == pytest.approx(2000) and np.isnan(formation["low"]) and (formation["points"] == 2000).all()
     for quantity in ("answers", "log_odds", "exact"):
         data = figures.study(study, quantity=quantity).data
-        one = data.sel({"x" if quantity == "answers" else "series": "standard (0 of 6)"})
-        assert one["value"].isnull().all() and data["value"].notnull().any()
+        failed = data.sel({"x" if quantity == "answers" else "series": "standard (0 of 6)"})
+        assert failed["value"].isnull().all() and data["value"].notnull().any()
 
 
 def test_a_share_is_never_said_to_be_more_than_all_and_no_distractors_are_drawn():

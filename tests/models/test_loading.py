@@ -216,7 +216,7 @@ def test_bundled_models_really_retrieve():
         scope = diffscope.load(card["name"])
         task = Retrieval(scope.tokenizer, held_out=True, template=template_of(card["name"]))
         prompts = draw(task, 100, card["positions"], needles=4, seed=99)
-        share, said = exact_answers(scope.model, prompts).mean(), card["scores"]["retrieval"]
-        assert abs(share - said) < 4 * math.sqrt(said * (1 - said) / 100) + 0.02, card["name"]  # drawn anew
+        share, of_card = exact_answers(scope.model, prompts).mean(), card["scores"]["retrieval"]
+        assert abs(share - of_card) < 4 * math.sqrt(of_card * (1 - of_card) / 100) + 0.02, card["name"]  # drawn anew
         least = 0.92 if card["attention"] == "v1" else 0.5  # whoever copies any number: 0.25
         assert share >= least, card["name"]

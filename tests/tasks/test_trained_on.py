@@ -32,14 +32,15 @@ def run(tmp_path):
     return folder
 
 
-def test_the_last_stage_with_needles_says_it_and_of_other_models_nothing_does(run, tmp_path):
+def test_the_last_stage_with_needles_says_it_and_of_other_models_nothing_does(run, tmp_path, monkeypatch):
     assert sentence_of(str(run)) == template_of(str(run)) == SHORT
     scope = diffscope.load(run)
     save_checkpoint(scope.model, run / "checkpoints" / "step-000040")
     assert sentence_of(f"{run}@40") == sentence_of(diffscope.load(f"{run}@40").model) == sentence_of(scope.model) == SHORT
     for name in ("someone/model", "never saved", ""):
         assert sentence_of(name) is None and template_of(name) == TEMPLATE
-    assert sentence_of(tiny.own("v1")) is None
+    monkeypatch.chdir(run)
+    assert sentence_of(tiny.own("v1")) is None  # wherever one stands
     for number, content in enumerate(('{"recipe": "of another program"}', "[]", '{"recipe": {"stages": ["a"]}}', "{")):
         for name in ("run.json", "card.json"):
             other = shutil.copytree(run, tmp_path / f"{number}-{name}", ignore=shutil.ignore_patterns("run.json"))
