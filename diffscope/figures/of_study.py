@@ -127,13 +127,9 @@ def _lambda(subject: Study, arms: Chosen, look: dict[str, Any]) -> Drawn:
     steps = sorted(values["step"].values.tolist(), key=_in_order)
     axes = {"x": "step", "series": "layer", "panels": "arm"}
     figure = _curves(values.sel(step=steps), {"long_name": "λ", "units": "1"}, **axes, **look)
-    turned = (
-        "Formed: when a run turned to longer prompts, which is another step in each; steps beside it are of runs before and after"
-    )
-    return (
-        figure,
-        f"λ by step of the training (not to scale) and layer, mean over prompts' numbers of distractors. {INTERVALS}. {turned}. {DESCRIBED}",
-    )
+    over = "λ by step of the training (not to scale) and layer, mean over prompts' numbers of distractors"
+    turned = "Formed: when a run turned to longer prompts, another step in each; steps beside it are of runs before and after"
+    return figure, f"{over}. {INTERVALS}. {turned}. {DESCRIBED}"
 
 
 def _in_order(step: str) -> tuple[int, int]:
