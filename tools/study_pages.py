@@ -12,7 +12,7 @@ import argparse
 import re
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from diffscope import figures, tables
@@ -21,7 +21,7 @@ from diffscope.figures.of_study import quantities
 from diffscope.hypotheses.conclusion import of_kind, together
 from diffscope.hypotheses.report import left_out
 from diffscope.hypotheses.study import ALL, Study, open_study
-from diffscope.hypotheses.study_report import markdown
+from diffscope.hypotheses.study_report import markdown, rates, runs
 from diffscope.hypotheses.verdicts import Verdict
 from diffscope.tables import numbers
 
@@ -55,28 +55,41 @@ def drawings(study: Study) -> dict[str, figures.Figure]:
 def quotes(study: Study) -> dict[str, str]:
     """What the page quotes, by name."""
     board = study.boards[ALL]
-    mechanisms = [verdict for verdict in of_kind(board, "mechanism") if verdict.estimates]
-    measured = [verdict for verdict in of_kind(board, "measurement") if verdict.estimates]
     return {
         "conclusion": f"{together(board)}\n",
-        "primaries": _primaries(study),
-        "mechanisms": tables.board(mechanisms).to_markdown() if mechanisms else "None was run.\n",
-        "measurements": tables.board(measured).to_markdown() if measured else "None was run.\n",
+        "primaries": _judged(of_kind(board, "primary"), "after Holm"),
+        "mechanisms": _judged(of_kind(board, "mechanism"), "q"),
+        "measurements": _measured(of_kind(board, "measurement")),
         "answers": _answers(study),
+        "decided": _decided(board),
+        "runs": _below(runs(study)),
+        "rates": _below(rates(study.facts.get("training", {}))),
     }
 
 
-def _primaries(study: Study) -> str:
-    header = ("test", "quantity", "estimate [95 %]", "p (t)", "after Holm", "smallest that matters", WITHOUT, "verdict")
-    rows = [header, ("---",) * len(header)]
-    for verdict in of_kind(study.boards[ALL], "primary"):
-        judged = [_judged(verdict, name) for name in verdict.estimates if name in verdict.corrected]
+def _judged(verdicts: Iterable[Verdict], corrected: str) -> str:
+    """What the rules of tests use, with the corrected p under this name."""
+    header = ("test", "quantity", "estimate [95 %]", "p (t)", corrected, "smallest that matters", WITHOUT, "verdict")
+    rows = []
+    for verdict in verdicts:
+        judged = [_of_rule(verdict, name) for name in verdict.estimates if name in verdict.corrected]
         first, *others = judged or [(numbers.ABSENT,) * len(header[1:-1])]
         rows += [(verdict.test.id, *first, verdict.shown), *(("", *cells, "") for cells in others)]
-    return "".join(f"| {' | '.join(cell.replace('|', ESCAPED) for cell in row)} |\n" for row in rows)
+    return _table(header, rows)
 
 
-def _judged(verdict: Verdict, name: str) -> tuple[str, ...]:
+def _measured(verdicts: Iterable[Verdict]) -> str:
+    """The first quantity of every measurement."""
+    rows = []
+    for verdict in verdicts:
+        if verdict.estimates:
+            name, estimate = next(iter(verdict.estimates.items()))
+            value = numbers.with_interval(estimate.value, estimate.low, estimate.high)
+            rows.append((verdict.test.id, verdict.test.quantities[name].label, value, str(estimate.seeds)))
+    return _table(("measurement", "its first quantity", "estimate [95 %]", "seeds"), rows)
+
+
+def _of_rule(verdict: Verdict, name: str) -> tuple[str, ...]:
     """One quantity that a rule uses: its label, estimate, p, corrected p, what matters, and what leaving out comes to."""
     estimate, quantity = verdict.estimates[name], verdict.test.quantities[name]
     value = numbers.with_interval(estimate.value, estimate.low, estimate.high)
@@ -88,7 +101,23 @@ def _judged(verdict: Verdict, name: str) -> tuple[str, ...]:
 def _answers(study: Study) -> str:
     """How many published claims have which answer."""
     counts = Counter(record["answer"] for record in tables.claims(study).data.to_dict("records"))
-    return "".join(f"| {line} |\n" for line in ("answer | quantities", "---|---", *(f"{of} | {n}" for of, n in counts.items())))
+    return _table(("answer", "quantities"), [(answer, str(count)) for answer, count in counts.most_common()])
+
+
+def _decided(board: Iterable[Verdict]) -> str:
+    """Which tests one seed or one head decides, or leaves open."""
+    rows = [(verdict.test.id, verdict.shown, ", ".join(what)) for verdict in board if (what := verdict.decided_by())]
+    return _table(("test", "verdict", "decided, or left open, by"), rows)
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ("---",) * len(header), *rows]
+    return "".join(f"| {' | '.join(cell.replace('|', ESCAPED) for cell in line)} |\n" for line in lines) if rows else "None.\n"
+
+
+def _below(section: str) -> str:
+    """A section without its heading."""
+    return section.partition("\n\n")[2]
 
 
 def quoted(page: str, known: Mapping[str, str]) -> str:

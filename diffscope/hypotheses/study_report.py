@@ -18,14 +18,14 @@ def markdown(study: Study, board: str) -> str:
     title = f"Noise cancellation or sparsification: the {study.facts['recipe']} cohort, {board}"
     parts = [
         report.markdown(study.boards[board], title),
-        _runs(study),
-        _rates(study.facts.get("training", {})),
+        runs(study),
+        rates(study.facts.get("training", {})),
         _described(study),
     ]
     return "\n".join(filter(None, parts))
 
 
-def _runs(study: Study) -> str:
+def runs(study: Study) -> str:
     """Which seeds of every arm are there, how many formed, and when."""
     training = study.facts.get("training", {})
     formation = {row["arm"]: row for row in study.survival}
@@ -49,11 +49,11 @@ def _seeds(seeds: Sequence[int]) -> str:
     return ", ".join(map(str, seeds)) or ABSENT
 
 
-def _rates(training: dict[str, Any]) -> str:
+def rates(training: dict[str, Any]) -> str:
     """What every learning rate came to that was tried."""
     if "tuning_area" not in training:
         return ""
-    rates = training["rates_tried"]
+    tried = training["rates_tried"]
     rows = []
     for arm, areas in training["tuning_area"].items():
         if all(area is None for of_rate in areas for area in of_rate):
@@ -61,7 +61,7 @@ def _rates(training: dict[str, Any]) -> str:
         formed = training["tuning_formation"][arm]
         cells = [", ".join(_outcome(*run) for run in zip(*of_rate)) for of_rate in zip(areas, formed)]
         rows.append((arm, training["rate"].get(arm), *cells))
-    headers = ("arm", "chosen", *(f"{rate:g}" for rate in rates))
+    headers = ("arm", "chosen", *(f"{rate:g}" for rate in tried))
     return (
         "## Learning rates\n\nOf each tuning seed the mean over steps of the loss that is lowered, in nats (a dash: it "
         "diverged, or is missing), and in brackets the step at which the lookup circuit formed. The rate with the least mean "
