@@ -145,9 +145,9 @@ def test_the_notebook_is_kept_with_its_results(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_notebook_asks_one_question_of_one_model_line(name):
+def test_the_notebook_asks_one_question_of_one_model_or_study(name):
     notebook = read(name)
-    assert len(notebooks.model_cells(notebook)) == 1
+    assert len(notebooks.subject_cells(notebook)) == 1
     words = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
     headings = re.findall(r"^(#+) (.+)$", "\n".join(words), re.M)
     assert [mark for mark, _ in headings] == ["#"] + ["##"] * (len(headings) - 1)

@@ -29,6 +29,7 @@ ROOT = Path(__file__).parents[1]
 ANALYSES = ROOT / "analyses"
 TIMEOUT = 600  # seconds a cell
 MODEL_LINE = re.compile(r"^MODEL = .*$", re.M)
+STUDY_LINE = re.compile(r"^STUDY = .*$", re.M)  # of a notebook that is of many models
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 
 
@@ -47,9 +48,18 @@ def read(path: Path, model: str | None = None) -> nbformat.NotebookNode:
     return notebook
 
 
+def subject_cells(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
+    """The cells that say which model, or which study, is looked at."""
+    return [cell for line in (MODEL_LINE, STUDY_LINE) for cell in _with(notebook, line)]
+
+
 def model_cells(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
     """The cells that say which model is looked at."""
-    return [cell for cell in notebook.cells if cell.cell_type == "code" and MODEL_LINE.search(cell.source)]
+    return _with(notebook, MODEL_LINE)
+
+
+def _with(notebook: nbformat.NotebookNode, line: re.Pattern[str]) -> list[nbformat.NotebookNode]:
+    return [cell for cell in notebook.cells if cell.cell_type == "code" and line.search(cell.source)]
 
 
 def execute(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
@@ -98,6 +108,9 @@ def main() -> int:
     failed = False
     total = 0.0
     for path in notebooks(options.begin):
+        if model and not model_cells(nbformat.read(path, as_version=4)):
+            print(f"{path.name:45} is of no one model")
+            continue
         began = time.perf_counter()
         notebook = execute(read(path, model))
         seconds = time.perf_counter() - began
