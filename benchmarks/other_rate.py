@@ -1,0 +1,64 @@
+"""Whether arms form at another learning rate than the one that was chosen for them: exploratory, and no part of the study.
+
+    python -m benchmarks.other_rate no-norm scalar --rate 0.002 --out benchmarks/results/other_rate.json
+
+The first stage alone of the laptop's cohort, with the seeds of its side arms, in as many steps as a tuning run has. Runs are kept
+in ``runs/other-rate`` and go on where they stopped; the file has what is finished: step at which the lookup circuit formed, by
+arm, rate and seed, null where it did not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+from diffscope.errors import DiffscopeError
+from diffscope.files import write_json
+from diffscope.lab.training.recipe import Recipe
+from diffscope.lab.training.scores import read_metrics
+from diffscope.lab.training.train import formation, train
+from diffscope.store import provenance
+
+PROCESSES = 2
+
+
+def formed_at(arm: str, rate: float, seed: int, folder: Path) -> int | None:
+    """The step at which a run forms, None where it does not; trains what is not trained yet."""
+    recipe = Recipe.load("laptop").tuned(rate)
+    run = train(recipe, arm, folder / f"rate-{rate:g}", seed=seed, threads=1)
+    return formation(read_metrics(run), recipe)
+
+
+def main() -> None:
+    """Train what the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("arms", nargs="+")
+    parser.add_argument("--rate", type=float, required=True)
+    parser.add_argument("--folder", type=Path, default=Path("runs/other-rate"))
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    recipe = Recipe.load("laptop")
+    seeds = recipe.minor.seeds if recipe.minor else recipe.seeds
+    planned = [(arm, seed) for seed in seeds for arm in options.arms]
+    record = {
+        "made_with": provenance(False),
+        "rate": options.rate,
+        "steps": recipe.tuning.steps if recipe.tuning else None,
+        "formed_at": {arm: {} for arm in options.arms},
+    }
+    try:
+        with ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn")) as pool:
+            runs = {run: pool.submit(formed_at, run[0], options.rate, run[1], options.folder) for run in planned}
+            for (arm, seed), run in runs.items():
+                record["formed_at"][arm][str(seed)] = run.result()
+                write_json(options.out, record, indent=1)
+                print(f"{arm}, seed {seed}: {record['formed_at'][arm][str(seed)] or 'never'}", flush=True)
+    except DiffscopeError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()
