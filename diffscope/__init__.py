@@ -3,7 +3,7 @@
 >>> import diffscope
 >>> scope = diffscope.load("mini-diff")
 >>> capture = scope.capture("The code is 7421.", spans={"answer": "7421"})
->>> capture.map("D", layer=3, head=1).dims
+>>> capture.map("D", layer=2, head=1).dims
 ('query', 'key')
 
 Importing diffscope costs nothing: a public name is imported when it is first used.

@@ -2,9 +2,9 @@
 
 >>> from diffscope import lens
 >>> bridge = lens.boot("mini-diff")
->>> logits, cache = bridge.run_with_cache("The magic number: Paris")
->>> cache["blocks.3.attn.hook_a2"].shape  # (batch, head, query, key)
-torch.Size([1, 2, 7, 7])
+>>> logits, cache = bridge.run_with_cache("Magic numbers. Paris 7421. Rome 2174. Paris")
+>>> cache["blocks.2.attn.hook_a2"].shape  # (batch, head, query, key)
+torch.Size([1, 2, 15, 15])
 
 Of each attention layer (H heads; a differential head has two maps, M = 2; a standard one has one, M = 1):
 

@@ -47,7 +47,7 @@ SCORED = dict(count=500, needles=4, seed=20_000)
 PAIR = "One of a matched pair: the other arm has the same width, depth, data, order of data, steps and schedule."
 SEVERAL = (
     "One of {count} matched arms, of the same width, depth, data and order of data, their parameters equal within 1 %; the "
-    "learning rate, {rate:g} here, is the best of those tried for each.\n"
+    "learning rate, {rate:g} here, is the best of those tried for each."
 )
 CURVE = "| {step} | {length} | {answer_loss:.3f} | {text_loss:.3f} | {retrieval:.0%} |"
 CARD = """---

@@ -2,7 +2,7 @@
 
 >>> import streamlit as st, diffscope, blocks                    # doctest: +SKIP
 >>> cap = diffscope.load("mini-diff").capture("The code is 7421.")   # doctest: +SKIP
->>> blocks.show_view(cap, layer=3, head=1)                       # doctest: +SKIP
+>>> blocks.show_view(cap, layer=2, head=1)                       # doctest: +SKIP
 """
 
 from blocks.charts import show_chart

@@ -98,7 +98,7 @@ def branch_attribution(
     --------
     >>> import diffscope
     >>> scope = diffscope.load("mini-diff")
-    >>> text = "The magic number: Paris 7421. The magic number: Rome 2174. The magic number: Paris"
+    >>> text = "Magic numbers. Paris 7421. Rome 2174. Paris"
     >>> table = diffscope.branch_attribution(scope, text, " 7421", [" 2174"])
     >>> table["contribution"].dims
     ('prompt', 'layer', 'head', 'branch', 'candidate')

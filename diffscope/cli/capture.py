@@ -10,7 +10,7 @@ from diffscope.cli.output import note, say, show_json, show_table, working
 
 EXAMPLE = (
     "diffscope capture --model mini-diff \\",
-    '  --prompt "The magic number: Paris 7421. The magic number: Paris" \\',
+    '  --prompt "Magic numbers. Paris 7421. Rome 2174. Paris" \\',
     "  --span answer=7421 --out paris.dscope",
 )
 

@@ -14,8 +14,8 @@ from diffscope.errors import DiffscopeError
 
 EXAMPLE = (
     "diffscope figure --model mini-diff \\",
-    '  --prompt "The magic number: Paris 7421. The magic number: Paris" \\',
-    "  --layer 3 --head 1 --venue icml --out maps.pdf --also all",
+    '  --prompt "Magic numbers. Paris 7421. Rome 2174. Paris" \\',
+    "  --layer 2 --head 1 --venue icml --out maps.pdf --also all",
     "diffscope figure --kind by_depth --model mini-diff --baseline mini-standard --out table3.pdf",
     "diffscope figure --kind heads --list",
 )

@@ -33,7 +33,7 @@ from diffscope.errors import DiffscopeError, Stopped
 
 EXAMPLE = (
     "diffscope measure --model mini-diff \\",
-    '  --prompt "The magic number: Paris 7421. The magic number: Paris" \\',
+    '  --prompt "Magic numbers. Paris 7421. Rome 2174. Paris" \\',
     "  --span answer=7421 --stats entropy,gini --json",
 )
 

@@ -2,7 +2,7 @@
 
 >>> import diffscope
 >>> scope = diffscope.load("mini-diff")
->>> with scope.edit(diffscope.edits.set_lambda(1.0), diffscope.edits.uniform_a2(layers=[3])):
+>>> with scope.edit(diffscope.edits.set_lambda(1.0), diffscope.edits.uniform_a2(layers=[2])):
 ...     capture = scope.capture("The code is 7421.")
 >>> float(capture.lam.max())
 1.0

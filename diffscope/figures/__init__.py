@@ -6,7 +6,7 @@
  'curves', 'depth_by_length', 'fidelity', 'heads', 'interventions', 'lambdas', 'maps', 'rejection', 'row', 'similarity',
  'statistic_by_layer', 'strips', 'study', 'sweep', 'training']
 
-One function a figure: ``figures.maps(capture, layer=3, head=1)`` returns a `Figure`. Its ``.data`` is what is drawn (xarray),
+One function a figure: ``figures.maps(capture, layer=2, head=1)`` returns a `Figure`. Its ``.data`` is what is drawn (xarray),
 ``.plotly()`` draws it to explore, ``.matplotlib()`` to print, and ``.save(path)`` writes it by its suffix.
 ``figures.view(capture)`` is none of them: it shows the maps of one head in a notebook, to move in.
 """

@@ -105,12 +105,12 @@ def maps(
     Examples
     --------
     >>> import diffscope
-    >>> text = "The magic number: Paris 7421. The magic number: Rome 2174. The magic number: Paris"
+    >>> text = "Magic numbers. Paris 7421. Rome 2174. Paris"
     >>> capture = diffscope.load("mini-diff").capture(text, spans={"answer": "7421"})
     >>> diffscope.figures.maps(capture, layer=2, head=1, venue="icml")
-    <diffscope figure 'maps' of A1, A2, lambda_A2, D (query: 23, key: 23)>
+    <diffscope figure 'maps' of A1, A2, lambda_A2, D (query: 15, key: 15)>
     >>> diffscope.figures.maps(capture, layers="all", heads="all", venue="icml")
-    <diffscope figure 'grid' of map (model: 1, layer: 4, head: 2, query: 23, key: 23)>
+    <diffscope figure 'grid' of map (model: 1, layer: 3, head: 2, query: 15, key: 15)>
     """
     if layers is not None or heads is not None:
         if layer is not None or head is not None or scale != "shared" or limit is not None:
@@ -165,10 +165,10 @@ def row(
     Examples
     --------
     >>> import diffscope
-    >>> text = "The magic number: Paris 7421. The magic number: Rome 2174. The magic number: Paris"
+    >>> text = "Magic numbers. Paris 7421. Rome 2174. Paris"
     >>> capture = diffscope.load("mini-diff").capture(text, spans={"answer": "7421"})
     >>> diffscope.figures.row(capture, layer=1, head=0)
-    <diffscope figure 'row' of A1, lambda_A2, D (key: 23)>
+    <diffscope figure 'row' of A1, lambda_A2, D (key: 15)>
     """
     data = KINDS["row"].data(cap, layer, head, query, prompt, keys)
     return KINDS["row"].figure(data, venue, wide, width, title=title)
@@ -223,10 +223,10 @@ def heads(
     Examples
     --------
     >>> import diffscope
-    >>> text = "The magic number: Paris 7421. The magic number: Rome 2174. The magic number: Paris"
+    >>> text = "Magic numbers. Paris 7421. Rome 2174. Paris"
     >>> capture = diffscope.load("mini-diff").capture(text, spans={"answer": "7421"})
     >>> diffscope.figures.heads(capture, statistic="gini")
-    <diffscope figure 'heads' of gini (layer: 4, head: 2)>
+    <diffscope figure 'heads' of gini (layer: 3, head: 2)>
     """
     labels = {"map": map, "span": span, "normalisation": normalisation, **(where or {})}
     if isinstance(cap, Comparison):
@@ -267,10 +267,10 @@ def lambdas(
     Examples
     --------
     >>> import diffscope
-    >>> text = "The magic number: Paris 7421. The magic number: Rome 2174. The magic number: Paris"
+    >>> text = "Magic numbers. Paris 7421. Rome 2174. Paris"
     >>> capture = diffscope.load("mini-diff").capture(text, spans={"answer": "7421"})
     >>> diffscope.figures.lambdas(capture)
-    <diffscope figure 'lambdas' of lam, lowest, highest, lam_init (layer: 4)>
+    <diffscope figure 'lambdas' of lam, lowest, highest, lam_init (layer: 3)>
     """
     return KINDS["lambdas"].figure(KINDS["lambdas"].data(cap, prompt), venue, wide, width, title=title)
 
@@ -298,10 +298,10 @@ def fidelity(
     Examples
     --------
     >>> import diffscope
-    >>> text = "The magic number: Paris 7421. The magic number: Rome 2174. The magic number: Paris"
+    >>> text = "Magic numbers. Paris 7421. Rome 2174. Paris"
     >>> capture = diffscope.load("mini-diff").capture(text, spans={"answer": "7421"})
     >>> diffscope.figures.fidelity(capture)
-    <diffscope figure 'fidelity' of error, tolerance (layer: 4)>
+    <diffscope figure 'fidelity' of error, tolerance (layer: 3)>
     """
     return KINDS["fidelity"].figure(KINDS["fidelity"].data(cap), venue, wide, width, title=title)
 

@@ -167,9 +167,9 @@ def statistic_by_layer(
     --------
     >>> import diffscope
     >>> from diffscope import figures
-    >>> cap = diffscope.load("mini-diff").capture("The magic number: Paris 7421. The magic number: Paris")
+    >>> cap = diffscope.load("mini-diff").capture("Magic numbers. Paris 7421. Rome 2174. Paris")
     >>> figures.statistic_by_layer(cap, statistic=["entropy", "gini"])
-    <diffscope figure 'statistic_by_layer' of value, points (panel: 2, series: 2, x: 4, point: 2)>
+    <diffscope figure 'statistic_by_layer' of value, points (panel: 2, series: 2, x: 3, point: 2)>
     """
     from diffscope.readings.by_layer import by_layer  # which loads code of models
     from diffscope.readings.pairing import compares_maps
@@ -252,9 +252,9 @@ def similarity(
     --------
     >>> import diffscope
     >>> from diffscope import figures
-    >>> cap = diffscope.load("mini-diff").capture("The magic number: Paris 7421. The magic number: Paris")
+    >>> cap = diffscope.load("mini-diff").capture("Magic numbers. Paris 7421. Rome 2174. Paris")
     >>> figures.similarity(cap, statistic="cosine")
-    <diffscope figure 'similarity' of value, low, high (panel: 1, series: 2, x: 8)>
+    <diffscope figure 'similarity' of value, low, high (panel: 1, series: 2, x: 6)>
     """
     from diffscope.figures.amplifier_charts import beside_other_heads
     from diffscope.readings.pairing import of_pair  # which loads code of models

@@ -64,9 +64,9 @@ def amplifier(
     --------
     >>> import diffscope
     >>> from diffscope import figures
-    >>> cap = diffscope.load("mini-diff").capture("The magic number: Paris 7421. The magic number: Paris")
+    >>> cap = diffscope.load("mini-diff").capture("Magic numbers. Paris 7421. Rome 2174. Paris")
     >>> figures.amplifier(cap, quantity="noise_gain")
-    <diffscope figure 'amplifier' of value, low, high (panel: 1, series: 2, x: 8)>
+    <diffscope figure 'amplifier' of value, low, high (panel: 1, series: 2, x: 6)>
     """
     from diffscope.figures import amplifier_charts as charts
     from diffscope.readings.amplifier import amplifier as read
@@ -135,9 +135,9 @@ def rejection(
     --------
     >>> import diffscope
     >>> from diffscope import figures, readings
-    >>> cap = diffscope.load("mini-diff").capture("The magic number: Paris 7421. The magic number: Paris")
+    >>> cap = diffscope.load("mini-diff").capture("Magic numbers. Paris 7421. Rome 2174. Paris")
     >>> figures.rejection(readings.rejection(cap, sigmas=(0.5, 1.0), draws=2))
-    <diffscope figure 'rejection' of value, points (panel: 1, series: 2, x: 2, point: 8)>
+    <diffscope figure 'rejection' of value, points (panel: 1, series: 2, x: 2, point: 6)>
     """
     from diffscope.figures import amplifier_charts as charts
     from diffscope.readings.noise import rejection as read
@@ -204,9 +204,9 @@ def anatomy(
     >>> import diffscope
     >>> from diffscope import figures, readings
     >>> scope = diffscope.load("mini-diff")
-    >>> cap = scope.capture("The magic number: Paris 7421. The magic number: Paris")
+    >>> cap = scope.capture("Magic numbers. Paris 7421. Rome 2174. Paris")
     >>> figures.anatomy(readings.composition(cap, readings.other_prompts(scope, cap, 2)))
-    <diffscope figure 'anatomy' of value (panel: 3, series: 5, x: 8)>
+    <diffscope figure 'anatomy' of value (panel: 3, series: 5, x: 6)>
     """
     from diffscope.figures import amplifier_charts as charts
     from diffscope.readings.composition import NEXT
@@ -261,9 +261,9 @@ def attribution(
     >>> import diffscope
     >>> from diffscope import figures
     >>> scope = diffscope.load("mini-diff")
-    >>> text = "The magic number: Paris 7421. The magic number: Rome 2174. The magic number: Paris"
+    >>> text = "Magic numbers. Paris 7421. Rome 2174. Paris"
     >>> figures.attribution(diffscope.branch_attribution(scope, text, " 7421", [" 2174"]))
-    <diffscope figure 'attribution' of value, low, high (panel: 3, series: 2, x: 8)>
+    <diffscope figure 'attribution' of value, low, high (panel: 3, series: 2, x: 6)>
     """
     from diffscope.figures import amplifier_charts as charts
 

@@ -84,7 +84,7 @@ def sweep(
     >>> dataset = diffscope.load("mini-diff").measure(texts, ["gini"], queries=[20]).isel(query=0)
     >>> swept = dataset.assign_coords(distractors=("prompt", [len(example.distractors) for example in tasks.examples()]))
     >>> figures.sweep(swept, statistic="gini", series="map")
-    <diffscope figure 'sweep' of value, low, high, points (panel: 1, series: 3, x: 3, point: 8)>
+    <diffscope figure 'sweep' of value, low, high, points (panel: 1, series: 3, x: 3, point: 6)>
     """
     from diffscope.readings.over_prompts import end, middle  # which loads code of models
 

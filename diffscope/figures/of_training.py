@@ -57,10 +57,10 @@ def training(
     --------
     >>> import diffscope
     >>> from diffscope import figures
-    >>> text = "The magic number: Paris 7421. The magic number: Paris"
-    >>> captures = {step: diffscope.load(f"mini-diff@{step}").capture(text) for step in (0, 1036)}
+    >>> text = "Magic numbers. Paris 7421. Rome 2174. Paris"
+    >>> captures = {step: diffscope.load(f"mini-diff@{step}").capture(text) for step in (0, 400)}
     >>> figures.training(captures, statistic="lambda")
-    <diffscope figure 'training' of value (panel: 1, series: 4, x: 2)>
+    <diffscope figure 'training' of value (panel: 1, series: 3, x: 2)>
     """
     estimates = getattr(subject, "estimates", subject)
     model = ""

@@ -80,7 +80,7 @@ def by_layer(captures: Captures, statistic: str = "entropy", *, choices: Labels 
     --------
     >>> import diffscope
     >>> from diffscope import readings
-    >>> cap = diffscope.load("mini-diff").capture("The magic number: Paris 7421. The magic number: Paris")
+    >>> cap = diffscope.load("mini-diff").capture("Magic numbers. Paris 7421. Rome 2174. Paris")
     >>> readings.by_layer(cap, "gini").estimates["series"].values.tolist()
     ['mini-diff', 'uniform attention']
     """

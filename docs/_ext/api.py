@@ -73,11 +73,11 @@ imported when it is first used, so `import diffscope` costs nothing. By the alph
 COMES_FROM = {
     "diffscope.Scope": """
 scope = diffscope.load("mini-diff")  # bundled name, folder, hub id, or a model that you hold
-scope.capture("The magic number: Paris 7421. The magic number: Paris")
+scope.capture("Magic numbers. Paris 7421. Rome 2174. Paris")
 """,
     "diffscope.Capture": """
 scope = diffscope.load("mini-diff")
-cap = scope.capture("The magic number: Paris 7421. The magic number: Paris", spans={"answer": "7421"})
+cap = scope.capture("Magic numbers. Paris 7421. Rome 2174. Paris", spans={"answer": "7421"})
 cap.map("D", layer=2, head=1)
 cap.measure(["entropy", "span_mass"])
 cap.save("paris.dscope")
@@ -85,19 +85,19 @@ cap = diffscope.open("paris.dscope")  # without the model
 """,
     "diffscope.CaptureBatch": """
 scope = diffscope.load("mini-diff")
-batch = scope.capture(["The magic number: Paris 7421.", "The magic number: Rome 2174."])
+batch = scope.capture(["Magic numbers. Paris 7421.", "Magic numbers. Rome 2174."])
 batch[0]  # the capture of the first prompt
 """,
     "diffscope.Comparison": """
 models = diffscope.load("mini-diff"), diffscope.load("mini-standard")
-pair = diffscope.compare(*models, "The magic number: Paris 7421. The magic number: Paris", spans={"answer": "7421"})
+pair = diffscope.compare(*models, "Magic numbers. Paris 7421. Rome 2174. Paris", spans={"answer": "7421"})
 pair.measure(["entropy", "span_mass"])
 """,
     "diffscope.conformance.Report": """
 report = diffscope.check("mini-diff")
 """,
     "diffscope.proof.fidelity.Fidelity": """
-cap = diffscope.load("mini-diff").capture("The magic number: Paris 7421. The magic number: Paris")
+cap = diffscope.load("mini-diff").capture("Magic numbers. Paris 7421. Rome 2174. Paris")
 cap.fidelity[0]  # of layer 0
 """,
 }

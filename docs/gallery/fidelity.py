@@ -7,5 +7,5 @@ below. A capture whose error is above is refused.
 import diffscope
 from diffscope import figures
 
-cap = diffscope.load("mini-diff").capture("The magic number: Paris 7421. The magic number: Paris")
+cap = diffscope.load("mini-diff").capture("Magic numbers. Paris 7421. Rome 2174. Paris")
 figure = figures.fidelity(cap)

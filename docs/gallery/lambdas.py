@@ -7,5 +7,5 @@ one λ a layer; then there is no range.
 import diffscope
 from diffscope import figures
 
-cap = diffscope.load("mini-diff").capture("The magic number: Paris 7421. The magic number: Paris")
+cap = diffscope.load("mini-diff").capture("Magic numbers. Paris 7421. Rome 2174. Paris")
 figure = figures.lambdas(cap)

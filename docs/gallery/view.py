@@ -8,6 +8,6 @@ lead to the next head. Of long prompts it shows bins, each by its value of large
 import diffscope
 
 scope = diffscope.load("mini-diff")
-prompt = "The magic number: Paris 7421. The magic number: Rome 2174. The magic number: Paris"
+prompt = "Magic numbers. Paris 7421. Rome 2174. Paris"
 cap = scope.capture(prompt, spans={"answer": "7421"})
 figure = diffscope.figures.view(cap, layer=2, head=1)

@@ -21,7 +21,7 @@ class Checkpoints:
     Attributes
     ----------
     names : dict of int to str
-        By step, in order, what each is loaded by (``mini-diff@308``); none of a model of which no checkpoints were kept.
+        By step, in order, what each is loaded by (``mini-diff@100``); none of a model of which no checkpoints were kept.
     template : str
         The needle sentence that it was trained on last.
     """
