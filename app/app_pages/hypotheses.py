@@ -192,7 +192,7 @@ def show_claims(name: str) -> None:
 
 def show_answer(board: Board | None) -> None:
     """What can be said today: by a study, else that there is none yet and why."""
-    from diffscope.hypotheses.kept_study import IN_PREPARATION, shipped
+    from diffscope.hypotheses.kept_study import NONE_SHIPPED, shipped
     from diffscope.hypotheses.study import TAKEN_BACK
 
     st.markdown(f"### {QUESTION}")
@@ -204,7 +204,7 @@ def show_answer(board: Board | None) -> None:
             boards = study(name).boards
             st.markdown(f"**The {plain(name)} study.** {plain(together(next(iter(boards.values()))))}")
     if not shipped():
-        st.info(f"**Not decided yet.** {plain(IN_PREPARATION[0].upper() + IN_PREPARATION[1:])}.")
+        st.info(f"**Not decided yet.** {plain(NONE_SHIPPED[0].upper() + NONE_SHIPPED[1:])}.")
         with st.expander("What became of a first study?", key="hypotheses-first"):
             st.markdown(plain(TAKEN_BACK))
 

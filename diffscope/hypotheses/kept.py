@@ -123,7 +123,7 @@ def _table(dataset: xr.Dataset, step: int, function: str) -> Table:
         for label, name in _labels(dataset[dim], function)
     }
     if not values:
-        raise Missing(f"evidence with the quantities of {function}, which was kept of none")
+        raise Missing("the models themselves, since the evidence that was kept of runs does not hold it")
     return Table(values, at["weight"])
 
 

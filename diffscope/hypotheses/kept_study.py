@@ -15,8 +15,8 @@ SHIPPED = Path(__file__).parent / "studies"
 FILE = "study.json"
 WORDS = "words"
 REMEDY = "run the study anew"
-IN_PREPARATION = (
-    "the study is in preparation and none is shipped (docs/study.md); make one of your own with: diffscope train laptop "
+NONE_SHIPPED = (
+    "no study is shipped with this package; make one of your own with: diffscope train laptop "
     "--out runs/laptop, then: diffscope study run --cohort runs/laptop"
 )
 RULES = ("hypotheses/**/*.py", "stats/formulas/*.py")  # whose texts and numbers the words are made of
@@ -66,7 +66,7 @@ def find(folder: str | Path | None = None) -> Path:
     named = SHIPPED / "laptop" if folder is None else Path(folder)
     path = next((place / FILE for place in (named, SHIPPED / named) if (place / FILE).is_file()), None)
     if path is None:
-        known = f"shipped: {', '.join(shipped())}" if shipped() else IN_PREPARATION
+        known = f"shipped: {', '.join(shipped())}" if shipped() else NONE_SHIPPED
         raise DiffscopeError(known if folder is None else f"there is no study in {folder}; {known}")
     return path
 

@@ -141,7 +141,7 @@ def test_a_shipped_study_is_shown_whole(app, name, tmp_path, monkeypatch):
 def test_without_a_shipped_study_the_page_says_what_is_known_of_it(app, monkeypatch, tmp_path):
     monkeypatch.setattr(kept_study, "SHIPPED", tmp_path)
     test = page(app)
-    assert kept_study.IN_PREPARATION[1:] in shown(test.info) and study.TAKEN_BACK in shown(test.markdown)
+    assert kept_study.NONE_SHIPPED[1:] in shown(test.info) and study.TAKEN_BACK in shown(test.markdown)
     assert test.selectbox(key="hypotheses-board").options == ["the model", "a trained cohort"]
     able = sum(declared.needs in ("model", "pair") for declared in TESTS.values())
     assert f"{able} of the {len(TESTS)} tests below ask no more" in shown(test.markdown)
