@@ -1,0 +1,137 @@
+"""What the study's cohort came to cell by cell: DIFF minus each standard arm by length and number of distractors, and the rest of
+what was looked at after the study was read, so that nothing here has a corrected p.
+
+    python -m benchmarks.study_cells runs/laptop > benchmarks/results/study_cells.md
+
+Means over seeds, 95 % intervals (Student's t over seeds, paired), p of every way to turn the seeds' signs; of formed models.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import xarray as xr
+
+from diffscope.hypotheses.api import open_cohort
+from diffscope.hypotheses.declared.primary import slopes_of
+from diffscope.hypotheses.intervals import flipped_signs, students_t
+
+BASELINES = ("standard", "double-width")
+FEWEST = 5  # seeds of a p by turned signs
+NEAR = [2, 4, 6]
+RETRIEVAL_FROM = 0.9  # share of prompts along the training
+TITLE = "# The study's cohort, cell by cell\n\nLooked at after the study was read; nothing here is corrected.\n"
+
+
+def in_words(values: np.ndarray) -> str:
+    """Mean, interval and p of one number a seed."""
+    there = values[np.isfinite(values)]
+    (low, high), _, _ = students_t(there)
+    p = f", p {flipped_signs(there):.2g}" if len(there) >= FEWEST else ""
+    return f"{there.mean():.2f} ({low:.2f} to {high:.2f}{p}; {len(there)} seeds)"
+
+
+def leads(scores: xr.DataArray, arm: str) -> xr.DataArray:
+    """DIFF minus an arm, by seed, length and distractors."""
+    return scores.sel(arm="diff", drop=True) - scores.sel(arm=arm, drop=True)
+
+
+def by_cell(scores: xr.DataArray) -> list[str]:
+    """The lead of DIFF in every cell, and from one length to the next."""
+    lines = ["## Log-odds, DIFF − arm (nats)\n", "| arm | tokens | distractors | lead |", "|---|---|---|---|"]
+    for arm in BASELINES:
+        lead = leads(scores, arm)  # (seed, length, distractors)
+        cells = [
+            (int(length), int(distractors), lead.sel(length=length, distractors=distractors).values)
+            for length in lead["length"].values
+            for distractors in lead["distractors"].values
+        ]
+        lines += [f"| {arm} | {at} | {among} | {in_words(each)} |" for at, among, each in cells if np.isfinite(each).any()]
+        growth = (lead.sel(length=512) - lead.sel(length=256)).mean("distractors").values
+        lines.append(f"| {arm} | 512 − 256 | all | {in_words(growth)} |")
+        longer = lead.sel(length=[256, 512]).mean("length")
+        lines.append(f"| {arm} | 256, 512 | 24, 48 | {in_words(longer.sel(distractors=[24, 48]).mean('distractors').values)} |")
+        lines.append(
+            f"| {arm} | 256, 512 | 48 − 24 | {in_words((longer.sel(distractors=48) - longer.sel(distractors=24)).values)} |"
+        )
+    return lines
+
+
+def slopes(scores: xr.DataArray) -> list[str]:
+    """The third primary with and without the lengths that models were trained on."""
+    lines = ["\n## Slope on distractors − slope on length (nats per doubling)\n", "| arm | lengths | slope |", "|---|---|---|"]
+    for arm in BASELINES:
+        for lengths in ([128, 256, 512], [256, 512]):
+            of = slopes_of(leads(scores, arm).sel(length=lengths))
+            words = in_words((of["distractors"] - of["length"]).values)
+            lines.append(f"| {arm} | {', '.join(map(str, lengths))} | {words} |")
+    return lines
+
+
+def steps_to_form(cohort: xr.Dataset) -> list[str]:
+    """DIFF against double width in octaves of steps, with runs that never formed at their last step, left out, or when at 90 %."""
+    runs = cohort.sel(arm="double-width")
+    along = runs["retrieval"].dropna("step", how="all")  # (seed, step)
+    reached = (along >= RETRIEVAL_FROM).idxmax("step").where((along >= RETRIEVAL_FROM).any("step"))
+    formed = runs["formation"]
+    of_diff = cohort["formation"].sel(arm="diff")
+    counted = {
+        "with the steps after which it was given up": formed.fillna(float(cohort["formation_limit"])),
+        "left out": formed,
+        "when it first reached 90 %": formed.fillna(reached),
+    }
+    lines = [
+        "\n## Steps to form, DIFF − double-width (octaves)\n",
+        "| a run that never formed counts | DIFF − arm |",
+        "|---|---|",
+    ]
+    return lines + [f"| {words} | {in_words(np.log2(of_diff / steps).values)} |" for words, steps in counted.items()]
+
+
+def near_duplicates(cohort: xr.Dataset) -> list[str]:
+    """How many models tell cities of nearly the same name apart, and how often each answers exactly."""
+    odds = cohort["log_odds_near"].mean("prompt").sel(near=NEAR).mean("near")  # (arm, seed)
+    exact = cohort["exact_match_near"].mean("prompt").sel(near=NEAR).mean("near")
+    lines = [
+        "\n## Among two to six near-duplicates\n",
+        "| arm | rate | right one favoured | exact answers by seed |",
+        "|---|---|---|---|",
+    ]
+    for arm in cohort["arm"].values:
+        there = np.isfinite(odds.sel(arm=arm).values)
+        if there.any():
+            favoured = int((odds.sel(arm=arm).values[there] > 0).sum())
+            shares = ", ".join(f"{share:.2f}" for share in exact.sel(arm=arm).values[there])
+            lines.append(f"| {arm} | {float(cohort['rate'].sel(arm=arm)):g} | {favoured} of {there.sum()} | {shares} |")
+    return lines
+
+
+def unstable(cohort: xr.Dataset) -> list[str]:
+    """Runs that count as not formed, and how well they answered along the way."""
+    lines = ["\n## Runs that never formed\n", "| run | most | first at 90 % | last |", "|---|---|---|---|"]
+    for arm in cohort["arm"].values:
+        for seed in cohort["seed"].values:
+            run = cohort.sel(arm=arm, seed=seed)
+            along = run["retrieval"].dropna("step")
+            if along.size and int(run["finished"]) == 1 and not np.isfinite(run["formation"]) and arm != "top-8":
+                reached = along["step"].values[along.values >= RETRIEVAL_FROM]
+                first = f"step {reached[0]}" if reached.size else "never"
+                lines.append(f"| {arm}, seed {seed} | {float(along.max()):.2f} | {first} | {float(along[-1]):.2f} |")
+    return lines
+
+
+def main() -> None:
+    """Print what the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cohort", type=Path)
+    cohort = open_cohort(parser.parse_args().cohort)
+    scores = cohort["log_odds"].mean("prompt")  # (arm, seed, length, distractors)
+    print(
+        "\n".join([TITLE, *by_cell(scores), *slopes(scores), *steps_to_form(cohort), *near_duplicates(cohort), *unstable(cohort)])
+    )
+
+
+if __name__ == "__main__":
+    main()
