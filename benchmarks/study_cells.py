@@ -71,7 +71,7 @@ def slopes(scores: xr.DataArray) -> list[str]:
 
 
 def steps_to_form(cohort: xr.Dataset) -> list[str]:
-    """DIFF against double width in octaves of steps, with runs that never formed at their last step, left out, or when at 90 %."""
+    """DIFF against double width in octaves of steps, by what a run that never formed counts as."""
     runs = cohort.sel(arm="double-width")
     along = runs["retrieval"].dropna("step", how="all")  # (seed, step)
     reached = (along >= RETRIEVAL_FROM).idxmax("step").where((along >= RETRIEVAL_FROM).any("step"))
