@@ -140,15 +140,15 @@ def test_the_page_on_the_bundled_model(page):
     def expected(ids=ids, **changes):
         return by_the_formula(diffscope.load("mini-diff").model, "v1", ids, **changes)
 
-    def third(change):
-        return lambda lam, depth: change(lam) if depth == 3 else lam
+    def of_last(change):
+        return lambda lam, depth: change(lam) if depth == 2 else lam
 
     assert (page["halved"] - expected(change_lam=lambda lam, _: lam * 0.5)).abs().max() < BOUND
-    assert (page["per_head"] - expected(change_lam=third(lambda _: torch.tensor([0.0, 1.0])))).abs().max() < BOUND
+    assert (page["per_head"] - expected(change_lam=of_last(lambda _: torch.tensor([0.0, 1.0])))).abs().max() < BOUND
     assert (page["smoothed"] - expected(change_a2=page["uniform"])).abs().max() < BOUND
 
     step = torch.zeros((), dtype=torch.float64, requires_grad=True)
-    expected(change_lam=third(lambda lam: lam + step))[0, -1].max().backward()
+    expected(change_lam=of_last(lambda lam: lam + step))[0, -1].max().backward()
     assert abs(page["slope"] - step.grad) < BOUND < abs(step.grad)
 
     for _ in range(3):

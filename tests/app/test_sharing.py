@@ -122,10 +122,11 @@ def test_trainings_below_the_folder_are_followed_and_tested_by_name(shared, mode
     assert "copying any number of the text" in words(test)
     assert not any(field.key == "training-cohort" for field in test.text_input)
     test.switch_page("app_pages/hypotheses.py").run()
+    assert test.selectbox(key="hypotheses-board").options[-1] == "the model"  # shipped studies, and no cohort of the server's
+    test.selectbox(key="hypotheses-board").set_value("the model").run()
     test.number_input(key="hypotheses-prompts").set_value(10)
     test.number_input(key="hypotheses-untrained").set_value(3)
     test.multiselect(key="hypotheses-tests").set_value(["sparsity", "sinks-training"]).run()
-    assert test.selectbox(key="hypotheses-board").options == ["the model"]
     rest(test.button(key="hypotheses-run").click().run())
     assert "measured" in next(row.label for row in test.expander if "D is sparser" in row.label)
     assert "three checkpoints of a training at least" in words(test)  # its two were found
