@@ -1,7 +1,7 @@
 """What the study's cohort came to cell by cell: DIFF minus each standard arm by length and number of distractors, and the rest of
 what was looked at after the study was read, so that nothing here has a corrected p.
 
-    python -m benchmarks.study_cells runs/laptop > benchmarks/results/study_cells.md
+    python -m benchmarks.study_cells runs/laptop > docs/study/cells.md
 
 Means over seeds, 95 % intervals (Student's t over seeds, paired), p of every way to turn the seeds' signs; of formed models.
 """
