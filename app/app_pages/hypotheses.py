@@ -27,6 +27,7 @@ MODEL = "the model"
 COHORT = "a trained cohort"
 NONE = "none"
 QUESTION = "Does it cancel noise, or is it sparse and signed?"
+REPORT = "What this rests on, which runs and lengths decide it, and what would change it is told in the report: docs/study.md."
 OWN = (
     'A line a prompt: {"prompt": "…", "answer": "…", "distractors": ["…"], "spans": {"answer": "…", "needles": "…", '
     '"query": "…"}}. Answer and its span are needed; a span is a text of the prompt.'
@@ -302,6 +303,7 @@ with in_words():
     with answer:
         show_answer(board)
         if chosen is not None:
+            st.caption(REPORT)
             show_arms(kind, chosen)
         if choices is not None:
             show_by_itself(choices, board)
