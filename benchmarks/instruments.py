@@ -35,13 +35,13 @@ def rejection(captures: list[diffscope.Capture]) -> np.ndarray:
 
 def lost(scope: diffscope.Scope, prompts: list) -> xr.Dataset:
     """Nats of log-odds that noise in all layers costs, by prompt."""
-    asked = [
+    by_prompt = [
         diffscope.log_odds_under_noise(
             scope, p.ids, p.answer[0], [ids[0] for ids in p.distractors], spans=p.spans, sigmas=(STRONG,)
         )
         for p in prompts
     ]
-    return xr.concat(asked, "prompt")
+    return xr.concat(by_prompt, "prompt")
 
 
 def main() -> None:

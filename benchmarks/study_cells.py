@@ -9,12 +9,15 @@ Means over seeds, 95 % intervals (Student's t over seeds, paired), p of every wa
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 import numpy as np
 import xarray as xr
 
+from diffscope.errors import DiffscopeError
 from diffscope.hypotheses.api import open_cohort
+from diffscope.hypotheses.arms import went_on
 from diffscope.hypotheses.declared.primary import slopes_of
 from diffscope.hypotheses.intervals import flipped_signs, students_t
 
@@ -27,10 +30,10 @@ TITLE = "# The study's cohort, cell by cell\n\nLooked at after the study was rea
 
 def in_words(values: np.ndarray) -> str:
     """Mean, interval and p of one number a seed."""
-    there = values[np.isfinite(values)]
-    (low, high), _, _ = students_t(there)
-    p = f", p {flipped_signs(there):.2g}" if len(there) >= FEWEST else ""
-    return f"{there.mean():.2f} ({low:.2f} to {high:.2f}{p}; {len(there)} seeds)"
+    finite = values[np.isfinite(values)]
+    (low, high), _, _ = students_t(finite)
+    p = f", p {flipped_signs(finite):.2g}" if len(finite) >= FEWEST else ""
+    return f"{finite.mean():.2f} ({low:.2f} to {high:.2f}{p}; {len(finite)} seeds)".replace("-", "−")
 
 
 def leads(scores: xr.DataArray, arm: str) -> xr.DataArray:
@@ -64,8 +67,8 @@ def slopes(scores: xr.DataArray) -> list[str]:
     lines = ["\n## Slope on distractors − slope on length (nats per doubling)\n", "| arm | lengths | slope |", "|---|---|---|"]
     for arm in BASELINES:
         for lengths in ([128, 256, 512], [256, 512]):
-            of = slopes_of(leads(scores, arm).sel(length=lengths))
-            words = in_words((of["distractors"] - of["length"]).values)
+            slope = slopes_of(leads(scores, arm).sel(length=lengths))
+            words = in_words((slope["distractors"] - slope["length"]).values)
             lines.append(f"| {arm} | {', '.join(map(str, lengths))} | {words} |")
     return lines
 
@@ -91,31 +94,34 @@ def steps_to_form(cohort: xr.Dataset) -> list[str]:
 
 
 def near_duplicates(cohort: xr.Dataset) -> list[str]:
-    """How many models tell cities of nearly the same name apart, and how often each answers exactly."""
+    """How many models tell cities of nearly the same name apart; how often each answers exactly, or "unknown" where it is not."""
     odds = cohort["log_odds_near"].mean("prompt").sel(near=NEAR).mean("near")  # (arm, seed)
     exact = cohort["exact_match_near"].mean("prompt").sel(near=NEAR).mean("near")
+    unknown = cohort["says_unknown"].sel(question="answerable").mean(["distractors", "prompt"])
     lines = [
         "\n## Among two to six near-duplicates\n",
-        "| arm | rate | right one favoured | exact answers by seed |",
-        "|---|---|---|---|",
+        "| arm | rate | right one favoured | exact answers by seed | \u201cunknown\u201d, questions with an answer, by seed |",
+        "|---|---|---|---|---|",
     ]
     for arm in cohort["arm"].values:
-        there = np.isfinite(odds.sel(arm=arm).values)
-        if there.any():
-            favoured = int((odds.sel(arm=arm).values[there] > 0).sum())
-            shares = ", ".join(f"{share:.2f}" for share in exact.sel(arm=arm).values[there])
-            lines.append(f"| {arm} | {float(cohort['rate'].sel(arm=arm)):g} | {favoured} of {there.sum()} | {shares} |")
+        formed = np.isfinite(odds.sel(arm=arm).values)
+        if formed.any():
+            favoured = int((odds.sel(arm=arm).values[formed] > 0).sum())
+            shares = (", ".join(f"{share:.2f}" for share in values.sel(arm=arm).values[formed]) for values in (exact, unknown))
+            rate = float(cohort["rate"].sel(arm=arm))
+            lines.append(f"| {arm} | {rate:g} | {favoured} of {formed.sum()} | {' | '.join(shares)} |")
     return lines
 
 
 def unstable(cohort: xr.Dataset) -> list[str]:
     """Runs that count as not formed, and how well they answered along the way."""
     lines = ["\n## Runs that never formed\n", "| run | most | first at 90 % | last |", "|---|---|---|---|"]
-    for arm in cohort["arm"].values:
+    of_their_own = [arm for arm in cohort["arm"].values if arm not in went_on(cohort)]
+    for arm in of_their_own:
         for seed in cohort["seed"].values:
             run = cohort.sel(arm=arm, seed=seed)
             along = run["retrieval"].dropna("step")
-            if along.size and int(run["finished"]) == 1 and not np.isfinite(run["formation"]) and arm != "top-8":
+            if along.size and int(run["finished"]) == 1 and not np.isfinite(run["formation"]):
                 reached = along["step"].values[along.values >= RETRIEVAL_FROM]
                 first = f"step {reached[0]}" if reached.size else "never"
                 lines.append(f"| {arm}, seed {seed} | {float(along.max()):.2f} | {first} | {float(along[-1]):.2f} |")
@@ -126,7 +132,10 @@ def main() -> None:
     """Print what the command line names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cohort", type=Path)
-    cohort = open_cohort(parser.parse_args().cohort)
+    try:
+        cohort = open_cohort(parser.parse_args().cohort)
+    except DiffscopeError as error:
+        sys.exit(f"error: {error}")
     scores = cohort["log_odds"].mean("prompt")  # (arm, seed, length, distractors)
     print(
         "\n".join([TITLE, *by_cell(scores), *slopes(scores), *steps_to_form(cohort), *near_duplicates(cohort), *unstable(cohort)])

@@ -27,7 +27,9 @@ MODEL = "the model"
 COHORT = "a trained cohort"
 NONE = "none"
 QUESTION = "Does it cancel noise, or is it sparse and signed?"
-REPORT = "What this rests on, which runs and lengths decide it, and what would change it is told in the report: docs/study.md."
+REPORT = (
+    "Which runs and lengths decide this, and what would change it, is told in the report, The study, on the documentation's site."
+)
 OWN = (
     'A line a prompt: {"prompt": "…", "answer": "…", "distractors": ["…"], "spans": {"answer": "…", "needles": "…", '
     '"query": "…"}}. Answer and its span are needed; a span is a text of the prompt.'
