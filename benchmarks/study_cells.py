@@ -128,6 +128,13 @@ def unstable(cohort: xr.Dataset) -> list[str]:
     return lines
 
 
+def page(cohort: xr.Dataset) -> str:
+    """All of it, as Markdown."""
+    scores = cohort["log_odds"].mean("prompt")  # (arm, seed, length, distractors)
+    parts = [by_cell(scores), slopes(scores), steps_to_form(cohort), near_duplicates(cohort), unstable(cohort)]
+    return "\n".join([TITLE, *(line for part in parts for line in part)])
+
+
 def main() -> None:
     """Print what the command line names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -136,10 +143,7 @@ def main() -> None:
         cohort = open_cohort(parser.parse_args().cohort)
     except DiffscopeError as error:
         sys.exit(f"error: {error}")
-    scores = cohort["log_odds"].mean("prompt")  # (arm, seed, length, distractors)
-    print(
-        "\n".join([TITLE, *by_cell(scores), *slopes(scores), *steps_to_form(cohort), *near_duplicates(cohort), *unstable(cohort)])
-    )
+    print(page(cohort))
 
 
 if __name__ == "__main__":

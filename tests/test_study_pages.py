@@ -1,13 +1,19 @@
 """The pages of a study are of that study, and where they no longer are it is said."""
 
+from pathlib import Path
+
 import pytest
 
+from benchmarks import study_cells
 from diffscope.errors import DiffscopeError
 from diffscope.hypotheses.kept_study import shipped
 from diffscope.hypotheses.study import open_study
+from diffscope.lab.training.cohort import Cohort, collect
+from diffscope.lab.training.recipe import Recipe
 from tests.studies import study as planted_study
 from tools import study_pages
 
+ROOT = Path(__file__).parents[1]
 PAGE = "# Study\n\n<!-- conclusion -->\n<!-- end -->\n\ntext\n\n<!-- primaries -->\nof before\n<!-- end -->\n"
 
 
@@ -36,6 +42,11 @@ def test_a_page_quotes_the_study_and_says_when_it_no_longer_does(study, tmp_path
 def test_what_is_not_there_cannot_be_quoted(study):
     with pytest.raises(DiffscopeError, match="quotes 'mine'; there are conclusion, primaries"):
         study_pages.quoted("<!-- mine -->\n<!-- end -->\n", study_pages.quotes(study))
+
+
+def test_the_cells_of_the_study_are_of_the_runs_that_were_kept():
+    cohort = collect(Cohort(Recipe.load("laptop"), ROOT / "benchmarks" / "results" / "laptop"))
+    assert (ROOT / "docs" / "study" / "cells.md").read_text(encoding="utf-8") == study_cells.page(cohort) + "\n"
 
 
 @pytest.mark.parametrize("name", shipped())
