@@ -17,6 +17,7 @@ EXAMPLE = (
     "diffscope study run --cohort runs/laptop --fresh 3 --fresh 4 --out runs/study",
     "diffscope study run --preset gpu --device cuda",
 )
+REPORT = "which runs and lengths decide this, and what would change it: the report, The study, in the documentation"
 
 Action = Annotated[str, typer.Argument(metavar="show|run", help="Show a study that was kept, or run one.")]
 Folder = Annotated[str | None, typer.Argument(metavar="[FOLDER]", help="What to show: a folder, or a shipped study by name.")]
@@ -93,7 +94,7 @@ def _run(preset, cohort, fresh, out, device, processes, as_json, prompts, length
 
 
 def _show(folder, board, out, as_json):
-    from diffscope.hypotheses.kept_study import find, read_words
+    from diffscope.hypotheses.kept_study import find, read_words, shipped
 
     if as_json or out is not None:
         return _show_anew(folder, board, out, as_json)
@@ -101,6 +102,8 @@ def _show(folder, board, out, as_json):
     if words is None:
         return _show_anew(folder, board, out, as_json)
     _tell(words, board)
+    if folder is None or folder in shipped():
+        note(REPORT)
 
 
 def _show_anew(folder, board, out, as_json):
