@@ -31,10 +31,10 @@ LONGEST_NAME = 100  # of a file that is kept for a moment
 
 @st.cache_resource(show_spinner=False)
 def examples() -> list:
-    """The prompts that come with diffscope."""
+    """The prompts that come with diffscope: questions, then plain text."""
     from diffscope import tasks
 
-    return list(tasks.examples())
+    return [*tasks.examples(), *tasks.examples("text")]
 
 
 def age(path: str) -> float:

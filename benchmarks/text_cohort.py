@@ -1,6 +1,7 @@
 """What a cohort of plain text shows: perplexity, attention sinks, attention by depth in four normalisations, λ along training.
 
     python -m benchmarks.text_cohort runs/laptop/laptop-text --out benchmarks/results/text_cohort.json
+    python -m benchmarks.text_cohort --page benchmarks/results/text_cohort.json > docs/study/text.md
 
 Means over seeds, with 95 % intervals (Student's t) where there are three or more; DIFF minus each standard arm is paired by seed.
 Texts are of modules that no model was trained on, other texts for each seed, the same for its arms. Sinks are read at all queries
@@ -11,8 +12,10 @@ Nothing here is judged: it is a description of models that write text, beside a 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +41,41 @@ SEED = 80_000  # texts of no other purpose have these seeds
 PROMPTS = 10  # at each of five depths
 STATISTICS = ("sink_mass", "sink_rate", "column_sink", "entropy_normalised", "gini")
 BASELINES = ("standard", "double-width")
+INTRODUCTION = (
+    "What `python -m benchmarks.text_cohort` read of models that write text: {texts} held-out texts of {length} tokens, other "
+    "texts for each seed, the same for its arms. Means over {seeds} seeds with 95 % intervals (Student's t), differences paired "
+    "by seed; no interval is corrected, and with so few seeds none is narrow. *Given away* are tokens that complete three tokens "
+    "which stood in the same text before."
+)
+SECTIONS = (
+    ("Loss", "Nats a token, and the perplexity that is its exponential.", ("loss", "perplexity")),
+    (
+        "Sinks",
+        f"Mean over heads, then layers, of {FEW} texts and all queries from the {FIRST_QUERY}th on; standard attention's one map "
+        "stands as A1 and as D.",
+        ("mass on", "share of heads"),
+    ),
+    ("Most attended key", "The largest share that one key gets of all queries' attention.", ("most attended",)),
+    ("Sparsity", "Of the same maps.", ("entropy", "gini")),
+    (
+        "The query's own token, and the one before it",
+        "Weights, with their signs, mean over the heads of a layer; and of the head that gives most, another one in each model.",
+        ("given to",),
+    ),
+    (
+        "What the maps share",
+        "‖A1 − c·A2‖ / ‖A1‖ at the c that makes it least, over all keys but the first; mean over queries, heads, layers and "
+        "texts. 1 is nothing shared; untrained: at step 0.",
+        ("left of A1",),
+    ),
+    (
+        "Attention by depth",
+        "Of the last query of retrieval prompts, which these models were not trained on, of half the trained length; mean over "
+        "heads, then layers; of the sum over 1 − λ (`signed`) the median over all heads.",
+        ("answer,", "irrelevant,", "exact answers", "log-odds"),
+    ),
+    ("λ along training", "Mean over heads.", ("λ",)),
+)
 SETS = {"S": "first token", "first_four": "first four tokens"}
 Values = dict[str, float]
 
@@ -58,6 +96,17 @@ def losses(scope: Scope, ids: np.ndarray, hits: np.ndarray) -> Values:
     return {name: float(value) for name, value in values.items()}
 
 
+def losses_along(scope: Scope, seed: int) -> Values:
+    """Mean loss at each checkpoint, on held-out text and on text of the training: whether what is learned is learned by heart."""
+    values = {}
+    for words, held_out in (("held-out text", True), ("text of the training", False)):
+        ids, hits = Recall(scope.tokenizer, held_out=held_out).rows(TEXTS, LENGTH, np.random.default_rng([SEED, seed]))
+        values |= {
+            f"loss on {words}, step {step}": losses(scope.at(step), ids, hits)["loss"] for step in sorted(scope.checkpoints)
+        }
+    return values
+
+
 def maps(scope: Scope, ids: np.ndarray) -> Values:
     """Sinks and sparsity of the maps, mean over texts (text, token), by layer and as a mean over layers."""
     queries = range(min(FIRST_QUERY, ids.shape[1] // 2), ids.shape[1])
@@ -75,7 +124,49 @@ def maps(scope: Scope, ids: np.ndarray) -> Values:
         for statistic in ("entropy_normalised", "gini"):
             values |= _by_layer(f"{statistic} of {name}", measured[statistic].sel(map=name))
         values |= _by_layer(f"most attended key of {name}", measured["column_sink"].sel(map=name, normalisation="share"))
+    taken = {words: value for words, value in values.items() if f"{SETS['S']} in D, share" in words}
+    for words in [*taken, *(words for words in values if words.startswith(("entropy", "gini")) and " of D" in words)]:
+        before = words.replace(" in D, share", " in A1").replace(" of D", " of A1")
+        values[words.replace("D", "D − A1", 1)] = values[words] - values[before]
     return values
+
+
+def nearest(scope: Scope, ids: np.ndarray) -> Values:
+    """What maps give to the query's own token and to the one before it: mean over texts and queries, by layer; most of a head."""
+    found: dict[tuple[str, str, int], list[np.ndarray]] = {}
+    for row in ids:
+        cap = scope.capture(row.tolist())
+        queries = np.arange(FIRST_QUERY, len(row))
+        for layer, name in product(cap.layer_numbers, ("A1", "A2", "D") if cap.differential else ("A1", "D")):
+            heads = [cap.map(name, layer=layer, head=head).values for head in range(cap.n_heads)]
+            for place, back in (("its own token", 0), ("the token before", 1)):
+                each = np.array([weights[queries, queries - back].mean() for weights in heads])  # (head,)
+                found.setdefault((place, name, layer), []).append(each)
+    values = {}
+    for (place, name, layer), each in found.items():
+        over_texts = np.mean(each, axis=0)  # (head,)
+        values[f"given to {place} by {name}, layer {layer}"] = float(over_texts.mean())
+        most = f"given to {place} by {name}, head that gives most"
+        values[most] = max(values.get(most, -np.inf), float(over_texts.max()))
+    return values
+
+
+def shared(scope: Scope, ids: np.ndarray) -> Values:
+    """What the best coefficient leaves of A1, with A2 of its head and with those of the layer's other heads; none of standard."""
+    found: dict[str, list[float]] = {}
+    for row in ids:
+        cap = scope.capture(row.tolist())
+        if not cap.differential:
+            return {}
+        for layer, head, other in product(cap.layer_numbers, range(cap.n_heads), range(cap.n_heads)):
+            whose = "its own A2" if head == other else "another head's A2"
+            a1 = cap.map("A1", layer=layer, head=head).values[FIRST_QUERY:, 1:]  # (query, key), without <bos>
+            a2 = cap.map("A2", layer=layer, head=other).values[FIRST_QUERY:, 1:]
+            cosine = (a1 * a2).sum(-1) / (np.linalg.norm(a1, axis=-1) * np.linalg.norm(a2, axis=-1))
+            found.setdefault(whose, []).append(float(np.sqrt(np.clip(1 - cosine**2, 0, 1)).mean()))
+    values = {f"left of A1 by the best coefficient of {whose}": float(np.mean(values)) for whose, values in found.items()}
+    own, other = values.values()
+    return {**values, "left of A1, its own A2 − another head's": own - other}
 
 
 def _by_layer(words: str, values: xr.DataArray) -> Values:
@@ -127,7 +218,14 @@ def read(folder: Path, seed: int) -> dict:
     recall = Recall(scope.tokenizer)
     ids, hits = recall.rows(TEXTS, LENGTH, np.random.default_rng([SEED, seed]))
     return {
-        "values": losses(scope, ids, hits) | maps(scope, ids[:FEW]) | by_depth(scope, seed) | along(scope, ids),
+        "values": losses(scope, ids, hits)
+        | losses_along(scope, seed)
+        | maps(scope, ids[:FEW])
+        | nearest(scope, ids[:FEW])
+        | shared(scope, ids[:FEW])
+        | {f"{words}, untrained": value for words, value in shared(scope.at(min(scope.checkpoints)), ids[:FEW]).items()}
+        | by_depth(scope, seed)
+        | along(scope, ids),
     }
 
 
@@ -173,13 +271,35 @@ def run(cohort: Path, arms: Sequence[str] = (), tell: Callable[[str], object] = 
     return plain({"made_with": provenance(False), "length": LENGTH, "texts": TEXTS, **summary(runs), "runs": runs})
 
 
+def page(result: Mapping) -> str:
+    """All means and paired differences of what was read, as Markdown."""
+    columns = {**result["arms"], **result["differences"]}
+    names = list(dict.fromkeys(name for table in columns.values() for name in table))
+    seeds = sorted({len(runs) for runs in result["runs"].values()})
+    head = "# The cohort of plain text\n\n" + INTRODUCTION.format(seeds=" to ".join(map(str, seeds)), **result) + "\n"
+    lines = [head]
+    for title, words, begins in SECTIONS:
+        rows = [name for name in names if name.startswith(begins)]
+        used = {arm: table for arm, table in columns.items() if any(name in table for name in rows)}
+        lines += [f"## {title}\n", f"{words}\n", f"| | {' | '.join(used)} |", "|---" * (len(used) + 1) + "|"]
+        lines += [f"| {name} | {' | '.join(_cell(table.get(name)) for table in used.values())} |" for name in rows]
+        lines.append("")
+    return "\n".join(lines)
+
+
 def main() -> int:
     """Read, print the means of whole models, and keep everything."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cohort", type=Path)
+    parser.add_argument("cohort", type=Path, nargs="?")
     parser.add_argument("--arm", action="append", default=[], help="only this one; repeatable")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--page", type=Path, help="print what a file that --out wrote says, as Markdown, and read nothing anew")
     options = parser.parse_args()
+    if options.page:
+        print(page(json.loads(options.page.read_text(encoding="utf-8"))), end="")
+        return 0
+    if not options.cohort:
+        parser.error("which cohort? such as runs/laptop/laptop-text; or a page of results with --page FILE")
     try:
         result = run(options.cohort, options.arm, lambda words: print(words, file=sys.stderr))
     except DiffscopeError as error:
@@ -198,7 +318,7 @@ def _cell(row: dict | None) -> str:
     if row is None or row["value"] is None:
         return "–"
     ends = "" if row["low"] is None else f" ({row['low']:.3g} to {row['high']:.3g})"
-    return f"{row['value']:.3g}{ends}"
+    return f"{row['value']:.3g}{ends}".replace("-", "−")
 
 
 if __name__ == "__main__":

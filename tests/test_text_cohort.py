@@ -1,5 +1,8 @@
 """What is read of a cohort of plain text is what its models do, by arm and seed."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +13,8 @@ from diffscope import DiffscopeError, readings
 from diffscope.lab.training.run_folder import save_checkpoint
 from diffscope.tasks.recall import Recall
 from tests import tiny
+
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +45,24 @@ def test_it_is_what_the_models_do(cohort, small):
         loss = scope.model(rows, labels=rows).loss
     ours = result["runs"]["diff"]["1"]
     assert ours["values"]["loss"] == pytest.approx(float(loss), rel=1e-5)
+    early = ours["values"]["loss on held-out text, step 4"]
+    assert early == pytest.approx(float(loss), rel=1e-3)  # the same weights, in half precision
+    assert abs(ours["values"]["loss on text of the training, step 4"] - early) > 1e-4  # other texts
     cap = [scope.capture(row.tolist()) for row in ids[:2]]
     first = [one.map("D", layer=0, head=head).values[64:, 0] for one in cap for head in (0, 1)]
     assert ours["values"]["mass on the first token in D, raw"] == pytest.approx(np.mean(first), abs=1e-6)
+    floor = np.mean(
+        [one.measure("residual_floor", queries=range(64, 192))["residual_floor"].sel(span="irrelevant") for one in cap]
+    )
+    assert ours["values"]["left of A1 by the best coefficient of its own A2"] == pytest.approx(floor, rel=1e-4)
+    own = [np.mean([one.map("D", layer=0, head=0).values[at, at - 1] for at in range(64, 192)]) for one in cap]
+    other = [np.mean([one.map("D", layer=0, head=1).values[at, at - 1] for at in range(64, 192)]) for one in cap]
+    before = "given to the token before by D, "
+    assert ours["values"][before + "layer 0"] == pytest.approx((np.mean(own) + np.mean(other)) / 2, abs=1e-7)
+    assert ours["values"][before + "head that gives most"] == pytest.approx(max(np.mean(own), np.mean(other)), abs=1e-7)
+    gini = [one.measure("gini", queries=range(64, 192))["gini"] for one in cap]
+    taken = np.mean([float((one.sel(map="D") - one.sel(map="A1")).mean()) for one in gini])
+    assert ours["values"]["gini of D − A1"] == pytest.approx(taken, rel=1e-4)
     lam = float(cap[0].lam[0].mean())
     assert ours["values"]["λ of L0 at step 4"] == pytest.approx(lam, rel=1e-3)  # checkpoints are half precision
     assert (
@@ -59,7 +79,18 @@ def test_it_is_what_the_models_do(cohort, small):
     signed = depths["by_head"].sel(map="D", span="answer", normalisation="signed")
     assert ours["values"]["answer, signed, depth 50 %"] == pytest.approx(float(np.median(signed)))
     assert ours["values"]["answer, uniform attention, depth 50 %"] == pytest.approx(float(depths["uniform"].sel(span="answer")))
+    shown = text_cohort.page(result)
+    row = next(line for line in shown.splitlines() if line.startswith("| loss |"))
+    assert row.startswith(f"| loss | {mean['value']:.3g} ({mean['low']:.3g} to {mean['high']:.3g}) |")
+    assert "Means over 3 seeds" in shown
+    named = [line.split(" | ")[0].removeprefix("| ") for line in shown.splitlines()]
+    assert all(named.count(name) == 1 for name in result["arms"]["diff"])  # everything that was read is shown, once
     assert "exact answers, depth 0 %" in paired and not any(name.startswith("λ") for name in paired)
+
+
+def test_the_page_is_of_what_was_read():
+    kept = json.loads((ROOT / "benchmarks" / "results" / "text_cohort.json").read_text(encoding="utf-8"))
+    assert (ROOT / "docs" / "study" / "text.md").read_text(encoding="utf-8") == text_cohort.page(kept)
 
 
 def test_a_folder_without_models_is_one_line(tmp_path):

@@ -1,11 +1,13 @@
 """Turn arms of a trained cohort, with one seed, into the bundled models with their cards.
 
-``python tools/publish_models.py runs/laptop --seed 0`` publishes DIFF, standard attention with maps as wide as DIFF's, and
+``python -m tools.publish_models runs/laptop --seed 0`` publishes DIFF, standard attention with maps as wide as DIFF's, and
 standard attention with as few heads as DIFF has, as ``mini-diff``, ``mini-standard`` and ``mini-double-width``; of a cohort
-without these arms, as ``runs/mini`` is, all arms. Weights are kept in half precision, and scored as they are kept.
+without these arms, as ``runs/mini`` is, all arms; of one of plain text DIFF, as ``mini-text``. Weights are kept in half
+precision, and scored as they are kept.
 
 Of DIFF its checkpoints along training are kept, or those that ``--checkpoint ARM@STEP`` names; the model itself is the last
-step. The wheel has to stay below 15 MB: what would make it larger is refused before anything is replaced.
+step. Of plain text there is room for none. The wheel has to stay below 15 MB: what would make it larger is refused before
+anything is replaced.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 from safetensors.torch import load_file, save_file
 
 from diffscope.cards import BUNDLED, CARD_FILE
@@ -30,32 +33,34 @@ from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.run_folder import RUN, WEIGHTS, read_run
 from diffscope.lab.training.scores import read_metrics
 from diffscope.models.loading import checkpoints
-from diffscope.prompts import Chars
-from diffscope.scope import load
-from diffscope.tasks.examples import FILE
-from diffscope.tasks.retrieval import TEMPLATE, Prompt, Retrieval
+from diffscope.scope import Scope, load
+from diffscope.tasks.examples import FILES as EXAMPLES
+from diffscope.tasks.recall import Recall
+from diffscope.tasks.retrieval import TEMPLATE, Retrieval
 from diffscope.tasks.trained_on import last_sentence
 from diffscope.tasks.user_files import TextPrompt
+from tools.model_examples import questions, texts, write_prompts
 
 PREFIX = "mini-"
 ARMS = ("diff", "standard", "double-width")
 MOST = 14_000_000  # bytes of weights, so that the wheel stays below 15 MB
 FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
-# (tokens for the bundled tokenizer, needles, depth of the queried one)
-KINDS = ((96, 2, 0.5), (128, 4, 0.0), (128, 4, 0.5), (256, 4, 0.25), (256, 4, 1.0), (256, 6, 0.5))
 SCORED = dict(count=500, needles=4, seed=20_000)
+TEXTS = dict(texts=64, length=512, seed=20_000)
 PAIR = "One of a matched pair: the other arm has the same width, depth, data, order of data, steps and schedule."
 SEVERAL = (
     "One of {count} matched arms, of the same width, depth, data and order of data, their parameters equal within 1 %; the "
     "learning rate, {rate:g} here, is the best of those tried for each."
 )
 CURVE = "| {step} | {length} | {answer_loss:.3f} | {text_loss:.3f} | {retrieval:.0%} |"
-CARD = """---
+TEXT_CURVE = "| {step} | {length} | {text_loss:.3f} |"
+HEADER = """---
 license: apache-2.0
 library_name: transformers
 ---
 # {name}
-
+"""
+CARD = """
 {kind} of {parameters:,} parameters ({layers} layers, {heads} heads), trained by diffscope to look up numbers in real text.
 {matched} It exists to be looked
 into: small enough for a laptop, and it really retrieves. It knows little English and is of no other use.
@@ -75,6 +80,26 @@ into: small enough for a laptop, and it really retrieves. It knows little Englis
 
 All logged points are in `card.json` under `curves`.
 """
+TEXT_CARD = """
+{kind} of {parameters:,} parameters ({layers} layers, {heads} heads), trained by diffscope as a plain language model.
+{matched} It exists to be looked
+into: small enough for a laptop, with maps of text and of no task. It knows nothing but the tone of documentation, and was not
+taught to look up what retrieval prompts ask.
+
+- **Command**: `{command}`, with the code of revision {revision}
+- **Data**: documentation strings of the Python 3.11.7 standard library (SHA-256 of the training text
+  `{fingerprint}`), 8 % of modules held out by a hash of their path.
+- **Trained length**: {length} tokens. Torch {torch}, {threads} thread(s), float32, {minutes:.0f} minutes.
+- **Loss on held-out text**: {loss:.3f} nats a token, a perplexity of **{perplexity:.1f}** ({texts} texts of
+  {scored_length} tokens); on text that it was trained on {trained_loss:.3f}.
+- **Checkpoints** along training{steps}.
+
+| step | text length | text loss (one batch of training) |
+|---|---|---|
+{curve}
+
+All logged points are in `card.json` under `curves`.
+"""
 
 
 def publish(
@@ -84,7 +109,7 @@ def publish(
     seed: int | None = None,
     keep: Sequence[str] = (),
     target: Path = BUNDLED,
-    examples: Path = FILE,
+    examples: Path | None = None,
 ) -> list[dict]:
     """Put arms of a cohort, with one seed, among the bundled models, and draw the example prompts with their tokenizer.
 
@@ -95,13 +120,14 @@ def publish(
     recipe : Recipe
         What it was trained by.
     arms : sequence of str, optional
-        By default DIFF and the two standard ones, or all of a cohort without these.
+        By default DIFF and the two standard ones, or all of a cohort without these; of plain text DIFF alone.
     seed : int, optional
         By default the first of the recipe.
     keep : sequence of str, optional
-        Checkpoints, ``ARM@STEP``; by default all of the differential arms but their last step.
+        Checkpoints, ``ARM@STEP``; by default all of the differential arms but their last step, and none of plain text.
     target, examples : Path
-        Where the models and the examples go, in place of those of the same names.
+        Where the models and the examples go, in place of those of the same names; by default the package's examples of
+        retrieval, or of text.
 
     Returns
     -------
@@ -111,29 +137,48 @@ def publish(
     Raises
     ------
     DiffscopeError
-        A run is missing or never formed, it has no such checkpoint, or the wheel would be too large. Nothing was replaced then.
+        A run is missing or never formed, it has no such checkpoint, the wheel would be too large, or a model of text tells
+        nothing that makes an example. Nothing was replaced then.
     """
-    arms = arms or (ARMS if set(ARMS) <= set(recipe.arms) else tuple(recipe.arms))
+    usual = ARMS[:1] if of_text(recipe) else ARMS
+    arms = arms or (usual if set(usual) <= set(recipe.arms) else tuple(recipe.arms))
     seed = recipe.seeds[0] if seed is None else seed
     sources = {arm: run / arm / f"seed-{seed}" for arm in arms}
     for arm, source in sources.items():
         check_run(arm, source, recipe)
     steps = chosen_steps(sources, recipe, keep)
     with tempfile.TemporaryDirectory() as staged:
-        names = {arm: arm if arm.startswith(PREFIX) else PREFIX + arm for arm in arms}
+        names = {arm: name_of(arm, recipe) for arm in arms}
         for arm, source in sources.items():
             copy_weights(source, Path(staged) / names[arm], steps[arm])
         check_size(Path(staged), target)
-        summaries = [
-            write_card(Path(staged) / names[arm], sources[arm], recipe, arm, seed, len(arms), steps[arm]) for arm in arms
-        ]
-        tokenizer = load(Path(staged) / names[arms[0]]).tokenizer
-        task = Retrieval(tokenizer, held_out=True, template=_template(recipe))
+        compared = len(recipe.arms) if of_text(recipe) else len(arms)
+        summaries = [write_card(Path(staged) / names[arm], sources[arm], recipe, arm, seed, compared, steps[arm]) for arm in arms]
+        prompts = examples_of(load(Path(staged) / names[arms[0]]), recipe)
         for name in names.values():
             shutil.rmtree(target / name, ignore_errors=True)
             shutil.copytree(Path(staged) / name, target / name)
-    write_examples(task, examples)
+    write_prompts(prompts, examples or EXAMPLES["text" if of_text(recipe) else "retrieval"])
     return summaries
+
+
+def examples_of(scope: Scope, recipe: Recipe) -> list[TextPrompt]:
+    """The prompts to look at a cohort with."""
+    if of_text(recipe):
+        return texts(scope)
+    return questions(Retrieval(scope.tokenizer, held_out=True, template=_template(recipe)))
+
+
+def of_text(recipe: Recipe) -> bool:
+    """Whether a cohort learns plain text alone."""
+    return all(stage.plain_text for stage in recipe.stages)
+
+
+def name_of(arm: str, recipe: Recipe) -> str:
+    """What an arm is called among the bundled models: of plain text it says so, and DIFF is the usual one."""
+    if of_text(recipe):
+        return f"{PREFIX}text" if arm == ARMS[0] else f"{PREFIX}text-{arm}"
+    return arm if arm.startswith(PREFIX) else PREFIX + arm
 
 
 def check_run(arm: str, source: Path, recipe: Recipe) -> None:
@@ -158,7 +203,7 @@ def chosen_steps(sources: Mapping[str, Path], recipe: Recipe, keep: Collection[s
     usual = [name for name, (arm, step) in known.items() if arm in differential and step < last[arm]]
     if absent := [name for name in keep if name not in known]:
         raise DiffscopeError(f"there is no checkpoint {absent[0]}; there are {', '.join(known)}")
-    chosen = [known[name] for name in keep or usual]
+    chosen = [known[name] for name in keep or ([] if of_text(recipe) else usual)]
     return {arm: sorted(step for of, step in chosen if of == arm) for arm in sources}
 
 
@@ -188,8 +233,8 @@ def check_size(staged: Path, target: Path) -> None:
 def write_card(folder: Path, source: Path, recipe: Recipe, arm: str, seed: int, count: int, steps: Sequence[int]) -> dict:
     """Score a model as it is kept and write its card and digests; returns the summary of the card."""
     scope = load(folder)
-    task = Retrieval(scope.tokenizer, held_out=True, template=_template(recipe))
-    scores = score(exact_answers(scope.model, draw(task, length=recipe.length, **SCORED)))
+    scored_on = TEXTS if of_text(recipe) else {**SCORED, "length": recipe.length}
+    scores = text_scores(scope) if of_text(recipe) else answer_scores(scope, recipe)
     curves = read_metrics(source)
     ran = read_run(source / RUN)
     config = scope.model.config
@@ -203,8 +248,7 @@ def write_card(folder: Path, source: Path, recipe: Recipe, arm: str, seed: int, 
         "scores": scores,
         "checkpoints": list(steps),
         "matched": PAIR if count == 2 else SEVERAL.format(count=count, rate=json.loads(ran["recipe"])["learning_rate"]),
-        "evaluated": recipe.evaluation.prompts,
-        "sentence": sentence(_template(recipe)),
+        **({} if of_text(recipe) else {"evaluated": recipe.evaluation.prompts, "sentence": sentence(_template(recipe))}),
     }
     facts = {
         "command": f"diffscope train {recipe.name} --arm {arm} --seed {seed} --out runs/{recipe.name}",
@@ -212,7 +256,6 @@ def write_card(folder: Path, source: Path, recipe: Recipe, arm: str, seed: int, 
         "minutes": curves[-1]["seconds"] / 60,
         **{name: fact for name, fact in ran.items() if name != "recipe"},  # the card has it by itself
     }
-    scored_on = {**SCORED, "length": recipe.length}
     card = {"summary": summary, "facts": facts, "scored_on": scored_on, "recipe": recipe.as_dict(), "curves": curves}
     write_json(folder / CARD_FILE, card, indent=1)
     (folder / "README.md").write_text(card_text(summary, facts, curves), encoding="utf-8")
@@ -220,19 +263,48 @@ def write_card(folder: Path, source: Path, recipe: Recipe, arm: str, seed: int, 
     return summary
 
 
+def answer_scores(scope: Scope, recipe: Recipe) -> dict:
+    """How a model answers unseen prompts in the sentence of its training."""
+    task = Retrieval(scope.tokenizer, held_out=True, template=_template(recipe))
+    return score(exact_answers(scope.model, draw(task, length=recipe.length, **SCORED)))
+
+
+@torch.inference_mode()
+def text_scores(scope: Scope) -> dict:
+    """Mean loss of a model in nats a token, on unseen texts, with its exponential, and on those that it was trained on."""
+    means = {}
+    for name, held_out in (("loss", True), ("trained_loss", False)):
+        rng = np.random.default_rng(TEXTS["seed"])
+        ids, _ = Recall(scope.tokenizer, held_out=held_out).rows(TEXTS["texts"], TEXTS["length"], rng)
+        batches = torch.from_numpy(ids).split(8)  # (text, token)
+        losses = [float(scope.model(batch, labels=batch).loss) * len(batch) for batch in batches]
+        means[name] = sum(losses) / len(ids)
+    return {**means, "perplexity": float(np.exp(means["loss"]))}
+
+
 def card_text(summary: dict, facts: dict, curves: list[dict]) -> str:
     """The card for people, as Markdown."""
     kinds = {"v1": "A DIFF Transformer (V1)", "v2": "A DIFF Transformer (V2)", "standard": "A standard Transformer"}
     scores = summary["scores"]
+    text = "perplexity" in scores
     steps = f": none are kept; `{' '.join(facts['command'].split()[:3])}` trains it again with all of them"
     if summary["checkpoints"]:
         steps = f", half precision, opened as `{summary['name']}@STEP`: {summary['checkpoints']}"
     usual = {"matched": PAIR, "evaluated": 60, "sentence": sentence(TEMPLATE)}
-    return CARD.format(
-        **{**usual, **summary, **facts},
-        kind=kinds.get(summary["attention"], f"A Transformer with {summary['attention']} attention,"),
-        steps=steps,
-        length=summary["positions"],
+    known = {
+        **usual,
+        **summary,
+        **facts,
+        "kind": kinds.get(summary["attention"], f"A Transformer with {summary['attention']} attention,"),
+        "steps": steps,
+        "length": summary["positions"],
+    }
+    if text:
+        curve = "\n".join(TEXT_CURVE.format(**row) for row in curves if row["step"] % 100 == 0)
+        scored = dict(texts=TEXTS["texts"], scored_length=TEXTS["length"], **scores)
+        return (HEADER + TEXT_CARD).format(**known, **scored, curve=curve)
+    return (HEADER + CARD).format(
+        **known,
         needles=SCORED["needles"],
         prompts=scores["prompts"],
         retrieval=scores["retrieval"],
@@ -253,32 +325,6 @@ def sentence(template: str) -> str:
     return template.strip().format(city="CITY", number="N")
 
 
-def as_text(task: Retrieval, prompt: Prompt, name: str) -> TextPrompt:
-    """A generated prompt as text with character ranges, one a run of neighbouring tokens."""
-    pieces = [task.tokenizer.decode([token]) for token in prompt.ids[1:]]  # without <bos>
-    ends = np.concatenate([[0, 0], np.cumsum([len(piece) for piece in pieces])])  # of each token, <bos> included
-    ranges = {}
-    for span in ("answer", "needles", "query"):
-        at = np.array(prompt.spans[span], dtype=int)
-        runs = np.split(at, np.flatnonzero(np.diff(at) != 1) + 1) if len(at) else []
-        ranges[span] = [Chars(int(ends[run[0]]), int(ends[run[-1] + 1])) for run in runs]
-    answer, *distractors = (task.tokenizer.decode(ids).strip() for ids in (prompt.answer, *prompt.distractors))
-    return TextPrompt(name, "".join(pieces), ranges, answer, tuple(distractors))
-
-
-def write_examples(task: Retrieval, file: Path = FILE, seed: int = 7) -> None:
-    """Draw the examples anew."""
-    rng = np.random.default_rng(seed)
-    drawn = []
-    for length, needles, depth in KINDS:
-        prompt = task.prompt(length, needles, rng, depth)
-        name = f"{length} tokens, {needles} needles, answer at {round(100 * depth)} %"
-        example = as_text(task, prompt, name)
-        known = {"spans": example.spans, "answer": example.answer, "distractors": example.distractors}
-        drawn.append({"name": name, "prompt": example.text, **known})
-    write_json(file, drawn, indent=1)
-
-
 def main() -> None:
     """Publish what the command line names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -294,7 +340,9 @@ def main() -> None:
     except DiffscopeError as error:
         sys.exit(f"error: {error}")
     for summary in summaries:
-        sys.stdout.write(f"{summary['name']}: {summary['scores']['retrieval']:.1%} exact answers\n")
+        scores = summary["scores"]
+        said = f"perplexity {scores['perplexity']:.1f}" if "perplexity" in scores else f"{scores['retrieval']:.1%} exact answers"
+        sys.stdout.write(f"{summary['name']}: {said}\n")
 
 
 if __name__ == "__main__":

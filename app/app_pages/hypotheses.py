@@ -96,13 +96,18 @@ def choose_subject(kind: str) -> Choices | None:
     return Choices(model, beside, cohort, int(prompts), int(length), int(untrained), own, tuple(tests))
 
 
+def _alike(card: dict, of: dict) -> bool:
+    """Whether a card is of standard attention that learned to look up the same as another model."""
+    return card["attention"] == "standard" and card.get("sentence") == of.get("sentence")
+
+
 def choose_beside(model: str) -> str:
-    """A standard model to compare with, by default the bundled one for a bundled model; empty for none."""
+    """A standard model to compare with, by default a bundled one that learned what a bundled model did; empty for none."""
     cards = {card["name"]: card for card in bundled()}
     base = model.partition("@")[0]
     others = [name for name in cards if name != base]
-    standard = [name for name in others if cards[name].get("attention") == "standard"]
-    first = standard[0] if standard and base in cards else NONE
+    standard = [name for name in others if base in cards and _alike(cards[name], cards[base])]
+    first = standard[0] if standard else NONE
     options = [*others, NONE]
     with st.sidebar:
         chosen = st.selectbox("Standard model beside it", options, **kept_option("hypotheses-beside", options, first))

@@ -56,7 +56,8 @@ def app(folders, monkeypatch):
         {"name": str(folders[name]), "path": str(folders[name]), "attention": kinds[name], "checkpoints": []} for name in kinds
     ]
     monkeypatch.setattr(diffscope.models, "bundled", lambda: cards, raising=False)
-    monkeypatch.setattr(diffscope.tasks, "examples", lambda: [example("Two cities"), example("Again")], raising=False)
+    known = {"retrieval": [example("Two cities"), example("Again")], "text": []}
+    monkeypatch.setattr(diffscope.tasks, "examples", lambda kind="retrieval": known[kind])
     monkeypatch.syspath_prepend(str(APP))
     st.cache_resource.clear()
 

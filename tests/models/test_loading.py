@@ -213,6 +213,8 @@ def test_bundled_models_really_retrieve():
     from diffscope.tasks.trained_on import template_of
 
     for card in bundled():
+        if card["name"] == "mini-text":
+            continue  # which was not taught to
         scope = diffscope.load(card["name"])
         task = Retrieval(scope.tokenizer, held_out=True, template=template_of(card["name"]))
         prompts = draw(task, 100, card["positions"], needles=4, seed=99)

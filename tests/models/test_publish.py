@@ -1,8 +1,10 @@
 """Arms of a trained cohort become bundled models: scored as they are kept, with cards, never more than the wheel takes."""
 
 import json
+import math
 import shutil
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,9 +16,11 @@ from diffscope.lab.scoring import draw, exact_answers
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.train import train
 from diffscope.models import loading
-from diffscope.tasks import Retrieval
+from diffscope.tasks import Retrieval, trained_on
+from diffscope.tasks.recall import Recall
+from diffscope.tasks.user_files import read_prompts
 from tests.lab.small_recipes import PIECE
-from tools import publish_models
+from tools import model_examples, publish_models
 from tools.publish_models import card_text, publish
 
 DOUBLE_WIDTH = '\ndouble-width = { attention = "standard", num_attention_heads = 2, num_key_value_heads = 2 }\n'
@@ -41,6 +45,9 @@ def run(recipe, tmp_path_factory):
 def places(tmp_path, monkeypatch):
     """Where models and examples go; what lies among the models."""
     monkeypatch.setitem(publish_models.SCORED, "count", 10)
+    monkeypatch.setitem(publish_models.TEXTS, "length", 64)
+    monkeypatch.setattr(model_examples, "TEXT_EXAMPLES", (48,))
+    monkeypatch.setattr(model_examples, "DRAWS", 9)
     for module in (cards, loading):
         monkeypatch.setattr(module, "BUNDLED", tmp_path / "bundled")
     (tmp_path / "bundled" / "mini-diff").mkdir(parents=True)
@@ -78,6 +85,38 @@ def test_three_arms_of_a_cohort_become_bundled_models(run, recipe, places):
     assert diffscope.load(f"{places['target'] / 'mini-diff'}@5").n_layers == 2
     for example in json.loads(places["examples"].read_text()):
         scope.capture(example["prompt"])
+
+
+def test_a_model_of_plain_text_has_its_perplexity_on_its_card_and_examples_of_text(tmp_path, places, monkeypatch):
+    file = tmp_path / "text.toml"
+    head = PIECE.partition("\n[[stages]]")[0]
+    stage = "\n[[stages]]\nsteps = 100\nwarmup = 1\nshapes = [[2, 64]]\ntext_weight = 1.0\n"
+    file.write_text(head.replace('"small"', '"text"') + stage + "\n[plain_text]\nlength = 64\ntexts = 2\n")
+    recipe = Recipe.load(str(file))
+    train(recipe, "diff", tmp_path / "run", seed=0)
+    with pytest.raises(DiffscopeError, match="tells no next word of 9 texts of 48 tokens"):
+        publish(tmp_path / "run", recipe, **places)
+    assert not (places["target"] / "mini-text").exists()
+    monkeypatch.setattr(model_examples, "is_told", lambda scope, prompt: True)
+    (summary,) = publish(tmp_path / "run", recipe, **places)
+    assert (summary["name"], summary["positions"], summary["checkpoints"]) == ("mini-text", 64, [])
+    assert (places["target"] / "mini-diff" / "of-before.txt").exists()
+    kept = places["target"] / "mini-text"
+    scope = diffscope.load(kept)
+    (example,) = read_prompts(places["examples"])
+    cap = scope.capture(example.text, spans=example.spans)
+    assert cap.n_tokens == 48 and example.answer in "".join(cap.tokens[at] for at in cap.spans["answer"])
+    ids, _ = Recall(scope.tokenizer).rows(64, 64, np.random.default_rng(20_000))
+    with torch.inference_mode():
+        log_p = scope.model(torch.from_numpy(ids)).logits[:, :-1].double().log_softmax(-1)  # (text, token - 1, vocabulary)
+    loss = -log_p.gather(-1, torch.from_numpy(ids)[:, 1:, None]).mean()
+    trained = summary["scores"].pop("trained_loss")
+    assert summary["scores"] == pytest.approx({"loss": float(loss), "perplexity": math.exp(loss)}, rel=1e-5)
+    assert trained < loss and f"trained on {trained:.3f}" in (kept / "README.md").read_text(encoding="utf-8")
+    text = (kept / "README.md").read_text(encoding="utf-8")
+    assert "One of a matched pair" in text and f"**{math.exp(loss):.1f}**" in text and "\n| 100 | 64 | " in text
+    assert "exact answers" not in text and trained_on.sentence_of(str(kept)) is None
+    check_sums(kept)
 
 
 def test_checkpoints_and_arms_that_are_named_are_kept(run, recipe, places):

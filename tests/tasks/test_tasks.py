@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import diffscope
 from diffscope.errors import PromptError
 from diffscope.models import bundled
 from diffscope.prompts import encode
@@ -109,6 +110,18 @@ def test_examples_have_their_answers_where_they_say(task):
         encoded = encode(task.tokenizer, example.text, example.spans)
         assert "".join(encoded.tokens[at] for at in encoded.spans["answer"]).strip() == example.answer
         assert example.text.endswith("".join(encoded.tokens[at] for at in encoded.spans["query"]))
+
+
+def test_texts_end_before_a_word_that_the_model_of_text_tells():
+    scope = diffscope.load("mini-text")
+    for example in examples("text"):
+        cap = scope.capture(example.text, spans=example.spans)
+        assert "".join(cap.tokens[at] for at in cap.spans["answer"]).strip() == example.answer == cap.next[0][0].strip()
+        repeated = [cap.tokens[at] for at in cap.spans["query"]]
+        before = min(cap.spans["answer"])
+        assert cap.tokens[before - len(repeated) : before] == repeated == cap.tokens[-len(repeated) :]
+    with pytest.raises(PromptError, match="no examples of 'code'; there are retrieval, text"):
+        examples("code")
 
 
 def sentences_of(task, prompt):
