@@ -48,7 +48,7 @@ def show_progress(cohort, dataset):
 
     table = cohort.tuning()
     if table is not None:
-        show_tuning(table, cohort.rates())
+        show_tuning(table, cohort.rates(), cohort.recipe)
     _show_formation(summary(dataset), cohort.recipe)
     note(f"{int(dataset['finished'].sum())} runs are finished; --report shows their scores")
 
@@ -60,30 +60,40 @@ def _show_formation(rows, recipe):
     )
 
 
-def show_tuning(table, rates):
+def show_tuning(table, rates, recipe):
     """The grid of learning rates: the mean loss over steps by arm, rate and seed, and where each formed."""
     seeds = [int(seed) for seed in table["tuning_seed"].values]
-    headers = ["arm", "rate", *(f"seed {seed}: loss, formed at" for seed in seeds), "chosen"]
+    shown = "loss" if _of_text(recipe) else "loss, formed at"
+    headers = ["arm", "rate", *(f"seed {seed}: {shown}" for seed in seeds), "chosen"]
     rows = []
     for arm in table["arm"].values:
         for rate in table["rate"].values:
             runs = table.sel(arm=arm, rate=rate)
-            cells = [_tuned(runs.sel(tuning_seed=seed)) for seed in seeds]
+            cells = [_tuned(runs.sel(tuning_seed=seed), recipe) for seed in seeds]
             rows.append([str(arm), f"{rate:g}", *cells, "yes" if rates.get(str(arm)) == rate else ""])
     say("learning rates: mean over steps of the loss that is lowered, in nats")
     show_table(headers, rows)
 
 
-def _tuned(run):
+def _of_text(recipe):
+    """Whether all of it is plain text, which forms no lookup circuit."""
+    return all(stage.plain_text for stage in recipe.stages)
+
+
+def _tuned(run, recipe):
     area, formed = (float(run[name]) for name in ("tuning_area", "tuning_formation"))
     if area != area:
         return "not yet"
+    if _of_text(recipe):
+        return f"{area:.3f}"
     return f"{area:.3f}, {'never' if formed != formed else int(formed)}"
 
 
 def _formed(row, recipe):
     if row["arm"] in recipe.continued:
         return f"as {recipe.continued[row['arm']].arm}, which it continues"
+    if _of_text(recipe):
+        return ", ".join(["plain text", *(f"(seed {seed} missing)" for seed in row["missing"])])
     steps = ["never" if step is None else str(step) for seed, step in row["formation"].items()]
     return ", ".join([*steps, *(f"(seed {seed} missing)" for seed in row["missing"])])
 
