@@ -4,7 +4,8 @@
     python -m benchmarks.text_cohort --page benchmarks/results/text_cohort.json > docs/study/text.md
 
 Means over seeds, with 95 % intervals (Student's t) where there are three or more; DIFF minus each standard arm is paired by seed.
-Texts are of modules that no model was trained on, other texts for each seed, the same for its arms. Sinks are read at all queries
+Losses are of all text of modules that no model was trained on; maps of a few texts drawn from it, others for each seed, the same
+for its arms. Sinks are read at all queries
 from the 64th on, where a first token has 1/64 of uniform attention at most; standard attention's one map stands as A1 and as D.
 Nothing here is judged: it is a description of models that write text, beside a study of models that retrieve.
 """
@@ -31,10 +32,11 @@ from diffscope.hypotheses.intervals import students_t
 from diffscope.scope import Scope
 from diffscope.stats.averaging import averaged
 from diffscope.store import provenance
-from diffscope.tasks.recall import Recall
+from diffscope.tasks.pieces import opening
+from diffscope.tasks.recall import Recall, earlier
 
 LENGTH = 512
-TEXTS = 64  # of the perplexity
+TEXTS = 64  # of those that models were trained on
 FEW = 8  # of the maps
 FIRST_QUERY = 64
 SEED = 80_000  # texts of no other purpose have these seeds
@@ -42,10 +44,11 @@ PROMPTS = 10  # at each of five depths
 STATISTICS = ("sink_mass", "sink_rate", "column_sink", "entropy_normalised", "gini")
 BASELINES = ("standard", "double-width")
 INTRODUCTION = (
-    "What `python -m benchmarks.text_cohort` read of models that write text: {texts} held-out texts of {length} tokens, other "
-    "texts for each seed, the same for its arms. Means over {seeds} seeds with 95 % intervals (Student's t), differences paired "
-    "by seed; no interval is corrected, and with so few seeds none is narrow. *Given away* are tokens that complete three tokens "
-    "which stood in the same text before."
+    "What `python -m benchmarks.text_cohort` read of models that write text. Losses: all held-out text, {windows} windows of "
+    "{length} tokens of documentation strings one after another, and {texts} texts of the training. Maps: {few} held-out texts "
+    "for each seed, the same for its arms. Means over {seeds} seeds with 95 % intervals (Student's t), "
+    "differences paired by seed; no interval is corrected, and they are of the seeds of models, not of what text there might be. "
+    "*Given away* are tokens that complete three tokens which stood in the same window before."
 )
 SECTIONS = (
     ("Loss", "Nats a token, and the perplexity that is its exponential.", ("loss", "perplexity")),
@@ -58,7 +61,7 @@ SECTIONS = (
     ("Most attended key", "The largest share that one key gets of all queries' attention.", ("most attended",)),
     ("Sparsity", "Of the same maps.", ("entropy", "gini")),
     (
-        "The query's own token, and the one before it",
+        "The query's own token, the one before it, and the first",
         "Weights, with their signs, mean over the heads of a layer; and of the head that gives most, another one in each model.",
         ("given to",),
     ),
@@ -71,13 +74,23 @@ SECTIONS = (
     (
         "Attention by depth",
         "Of the last query of retrieval prompts, which these models were not trained on, of half the trained length; mean over "
-        "heads, then layers; of the sum over 1 − λ (`signed`) the median over all heads.",
+        "heads, then layers; of the sum over 1 − λ (`signed`), which has no bound, the median over all heads too.",
         ("answer,", "irrelevant,", "exact answers", "log-odds"),
     ),
-    ("λ along training", "Mean over heads.", ("λ",)),
+    ("λ along training", "One number a layer.", ("λ",)),
 )
 SETS = {"S": "first token", "first_four": "first four tokens"}
 Values = dict[str, float]
+
+
+def windows(scope: Scope) -> tuple[np.ndarray, np.ndarray]:
+    """All held-out text in windows (window, token) that each begin as texts do, and which of their tokens are given away."""
+    recall = Recall(scope.tokenizer)
+    first = opening(scope.tokenizer)
+    inside = LENGTH - len(first)
+    parts = [recall.filler.ids[at : at + inside] for at in range(0, len(recall.filler.ids) - inside + 1, inside)]
+    ids = np.array([[*first, *part] for part in parts])
+    return ids, np.array([earlier(row.tolist(), recall.n) >= 0 for row in ids])
 
 
 def losses(scope: Scope, ids: np.ndarray, hits: np.ndarray) -> Values:
@@ -98,9 +111,9 @@ def losses(scope: Scope, ids: np.ndarray, hits: np.ndarray) -> Values:
 
 def losses_along(scope: Scope, seed: int) -> Values:
     """Mean loss at each checkpoint, on held-out text and on text of the training: whether what is learned is learned by heart."""
+    trained_on = Recall(scope.tokenizer, held_out=False).rows(TEXTS, LENGTH, np.random.default_rng([SEED, seed]))
     values = {}
-    for words, held_out in (("held-out text", True), ("text of the training", False)):
-        ids, hits = Recall(scope.tokenizer, held_out=held_out).rows(TEXTS, LENGTH, np.random.default_rng([SEED, seed]))
+    for words, (ids, hits) in {"held-out text": windows(scope), "text of the training": trained_on}.items():
         values |= {
             f"loss on {words}, step {step}": losses(scope.at(step), ids, hits)["loss"] for step in sorted(scope.checkpoints)
         }
@@ -132,15 +145,19 @@ def maps(scope: Scope, ids: np.ndarray) -> Values:
 
 
 def nearest(scope: Scope, ids: np.ndarray) -> Values:
-    """What maps give to the query's own token and to the one before it: mean over texts and queries, by layer; most of a head."""
+    """What maps give to a query's own token, the one before, the first: mean over texts and queries, by layer; most of a head."""
     found: dict[tuple[str, str, int], list[np.ndarray]] = {}
     for row in ids:
         cap = scope.capture(row.tolist())
         queries = np.arange(FIRST_QUERY, len(row))
         for layer, name in product(cap.layer_numbers, ("A1", "A2", "D") if cap.differential else ("A1", "D")):
             heads = [cap.map(name, layer=layer, head=head).values for head in range(cap.n_heads)]
-            for place, back in (("its own token", 0), ("the token before", 1)):
-                each = np.array([weights[queries, queries - back].mean() for weights in heads])  # (head,)
+            for place, keys in {
+                "its own token": queries,
+                "the token before": queries - 1,
+                "the first token": 0 * queries,
+            }.items():
+                each = np.array([weights[queries, keys].mean() for weights in heads])  # (head,)
                 found.setdefault((place, name, layer), []).append(each)
     values = {}
     for (place, name, layer), each in found.items():
@@ -179,8 +196,8 @@ def _by_layer(words: str, values: xr.DataArray) -> Values:
 def by_depth(scope: Scope, seed: int) -> Values:
     """What the last query of retrieval prompts gives to the answer and to irrelevant tokens, by depth and normalisation.
 
-    Means over heads, then layers; of the sum over 1 − λ, which has no bound, the median over all heads. Beside it what uniform
-    attention would give, and how the prompts are answered.
+    Means over heads, then layers; of the sum over 1 − λ, which has no bound, the median over all heads too. Beside it what
+    uniform attention would give, and how the prompts are answered.
     """
     estimates = readings.depths(scope, [LENGTH // 2], prompts=PROMPTS, seed=SEED + seed).estimates.isel(length=0)
     values = {}
@@ -190,9 +207,9 @@ def by_depth(scope: Scope, seed: int) -> Values:
         for span in ("answer", "irrelevant"):
             for normalisation in at["normalisation"].values:
                 chosen = dict(map="D", span=span, normalisation=normalisation)
-                signed = at["by_head"].sel(chosen).median(["layer", "head"])
-                mass = signed if normalisation == "signed" else at["mass"].sel(chosen)
-                values[f"{span}, {normalisation}, {place}"] = float(mass)
+                values[f"{span}, {normalisation}, {place}"] = float(at["mass"].sel(chosen))
+            median = at["by_head"].sel({**chosen, "normalisation": "signed"}).median(["layer", "head"])
+            values[f"{span}, signed, median of heads, {place}"] = float(median)
             values[f"{span}, uniform attention, {place}"] = float(at["uniform"].sel(span=span))
         values[f"exact answers, {place}"] = float(at["exact"])
         values[f"log-odds of the answer, {place}"] = float(at["log_odds"])
@@ -216,14 +233,14 @@ def read(folder: Path, seed: int) -> dict:
     """Everything of one run."""
     scope = diffscope.load(folder)
     recall = Recall(scope.tokenizer)
-    ids, hits = recall.rows(TEXTS, LENGTH, np.random.default_rng([SEED, seed]))
+    ids, _ = recall.rows(FEW, LENGTH, np.random.default_rng([SEED, seed]))
     return {
-        "values": losses(scope, ids, hits)
+        "values": losses(scope, *windows(scope))
         | losses_along(scope, seed)
-        | maps(scope, ids[:FEW])
-        | nearest(scope, ids[:FEW])
-        | shared(scope, ids[:FEW])
-        | {f"{words}, untrained": value for words, value in shared(scope.at(min(scope.checkpoints)), ids[:FEW]).items()}
+        | maps(scope, ids)
+        | nearest(scope, ids)
+        | shared(scope, ids)
+        | {f"{words}, untrained": value for words, value in shared(scope.at(min(scope.checkpoints)), ids).items()}
         | by_depth(scope, seed)
         | along(scope, ids),
     }
@@ -268,7 +285,8 @@ def run(cohort: Path, arms: Sequence[str] = (), tell: Callable[[str], object] = 
         tell(f"{folder.parent.name}, {folder.name}")
         seed = int(folder.name.removeprefix("seed-"))
         runs.setdefault(folder.parent.name, {})[seed] = read(folder, seed)
-    return plain({"made_with": provenance(False), "length": LENGTH, "texts": TEXTS, **summary(runs), "runs": runs})
+    made_of = {"length": LENGTH, "windows": len(windows(diffscope.load(folders[0]))[0]), "texts": TEXTS, "few": FEW}
+    return plain({"made_with": provenance(False), **made_of, **summary(runs), "runs": runs})
 
 
 def page(result: Mapping) -> str:
@@ -276,6 +294,8 @@ def page(result: Mapping) -> str:
     columns = {**result["arms"], **result["differences"]}
     names = list(dict.fromkeys(name for table in columns.values() for name in table))
     seeds = sorted({len(runs) for runs in result["runs"].values()})
+    if {row["seeds"] for table in columns.values() for row in table.values()} - {0, *seeds}:  # 0: standard attention has no A2
+        raise DiffscopeError("some of what was read has no value for some seeds, which the page would hide; look at the file")
     head = "# The cohort of plain text\n\n" + INTRODUCTION.format(seeds=" to ".join(map(str, seeds)), **result) + "\n"
     lines = [head]
     for title, words, begins in SECTIONS:

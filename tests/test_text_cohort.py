@@ -39,8 +39,10 @@ def small(monkeypatch):
 def test_it_is_what_the_models_do(cohort, small):
     result = text_cohort.run(cohort)
     scope = diffscope.load(cohort / "diff" / "seed-1")
-    ids, _ = Recall(scope.tokenizer).rows(3, 192, np.random.default_rng([text_cohort.SEED, 1]))
-    rows = torch.from_numpy(ids)
+    recall = Recall(scope.tokenizer)
+    ids, _ = recall.rows(2, 192, np.random.default_rng([text_cohort.SEED, 1]))
+    rows = torch.from_numpy(recall.filler.ids[: len(recall.filler.ids) // 191 * 191].reshape(-1, 191).copy())
+    rows = torch.cat([torch.full((len(rows), 1), scope.tokenizer.bos_token_id), rows], dim=1)  # (window, token)
     with torch.inference_mode():
         loss = scope.model(rows, labels=rows).loss
     ours = result["runs"]["diff"]["1"]
@@ -77,12 +79,13 @@ def test_it_is_what_the_models_do(cohort, small):
     assert paired["mass on the first token in A2"]["value"] is None and not result["differences"]["diff − double-width"]
     depths = readings.depths(scope, [96], prompts=1, seed=text_cohort.SEED + 1).estimates.isel(length=0).sel(depth=0.5)
     signed = depths["by_head"].sel(map="D", span="answer", normalisation="signed")
-    assert ours["values"]["answer, signed, depth 50 %"] == pytest.approx(float(np.median(signed)))
+    assert ours["values"]["answer, signed, median of heads, depth 50 %"] == pytest.approx(float(np.median(signed)))
+    assert ours["values"]["answer, signed, depth 50 %"] == pytest.approx(float(np.mean(signed)))  # one layer
     assert ours["values"]["answer, uniform attention, depth 50 %"] == pytest.approx(float(depths["uniform"].sel(span="answer")))
     shown = text_cohort.page(result)
     row = next(line for line in shown.splitlines() if line.startswith("| loss |"))
     assert row.startswith(f"| loss | {mean['value']:.3g} ({mean['low']:.3g} to {mean['high']:.3g}) |")
-    assert "Means over 3 seeds" in shown
+    assert "Means over 3 seeds" in shown and f"{len(rows)} windows of 192 tokens" in shown
     named = [line.split(" | ")[0].removeprefix("| ") for line in shown.splitlines()]
     assert all(named.count(name) == 1 for name in result["arms"]["diff"])  # everything that was read is shown, once
     assert "exact answers, depth 0 %" in paired and not any(name.startswith("λ") for name in paired)

@@ -20,7 +20,7 @@ from diffscope.tasks.user_files import TextPrompt
 # (tokens for the bundled tokenizer, needles, depth of the queried one)
 KINDS = ((96, 2, 0.5), (128, 4, 0.0), (128, 4, 0.5), (256, 4, 0.25), (256, 4, 1.0), (256, 6, 0.5))
 TEXT_EXAMPLES = (128, 256)  # tokens
-DRAWS = 500  # texts of which one makes an example
+DRAWS = 5000  # texts of which one makes an example
 
 
 def as_text(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, name: str) -> TextPrompt:
@@ -50,7 +50,7 @@ def questions(task: Retrieval, seed: int = 7) -> list[TextPrompt]:
 
 
 def texts(scope: Scope, seed: int = 7) -> list[TextPrompt]:
-    """Draw the examples of text anew: the first that end before a word which the model tells because it stands in them.
+    """Draw the examples of text anew: the first that end before a word which the model tells, and not with others in its place.
 
     Raises
     ------
@@ -71,18 +71,24 @@ def texts(scope: Scope, seed: int = 7) -> list[TextPrompt]:
 
 @torch.inference_mode()
 def is_told(scope: Scope, prompt: Prompt) -> bool:
-    """Whether a model's likeliest next token is the answer, a whole word, and is not once the text begins behind its place.
+    """Whether a model tells the next word because it stands in the text.
 
-    A text that is other tokens when it is read again is none.
+    It is the likeliest, twice as likely as the second; and never the likeliest where another of the text's words stands at all
+    of its places, for each of the others. A text that is other tokens when it is read again is none.
     """
-    word = scope.tokenizer.decode(prompt.answer)
-    text = scope.tokenizer.decode(prompt.ids[1:])
-    if not (word.startswith(" ") and word.strip().isalpha() and scope.tokenize(text) == prompt.ids):
+    (answer,) = prompt.answer
+    words = {token for token in prompt.ids[1:] if _is_word(scope.tokenizer.decode([token]))}
+    if answer not in words or scope.tokenize(scope.tokenizer.decode(prompt.ids[1:])) != prompt.ids:
         return False
-    (place,) = prompt.spans["answer"]
-    whole, without = prompt.ids, [prompt.ids[0], *prompt.ids[place + 1 :]]
-    told = [[int(scope.model(torch.tensor([ids])).logits[0, -1].argmax())] == prompt.answer for ids in (whole, without)]
-    return told == [True, False]
+    likely = scope.model(torch.tensor([prompt.ids])).logits[0, -1].softmax(-1).topk(2)
+    if int(likely.indices[0]) != answer or likely.values[0] < 2 * likely.values[1]:
+        return False
+    others = [[other if token == answer else token for token in prompt.ids] for other in sorted(words - {answer})]
+    return not (scope.model(torch.tensor(others)).logits[:, -1].argmax(-1) == answer).any()
+
+
+def _is_word(text: str) -> bool:
+    return text.startswith(" ") and text.strip().isalpha()
 
 
 def write_prompts(drawn: Sequence[TextPrompt], file: Path) -> None:

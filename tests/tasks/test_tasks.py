@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import diffscope
 from diffscope.errors import PromptError
@@ -120,6 +121,13 @@ def test_texts_end_before_a_word_that_the_model_of_text_tells():
         repeated = [cap.tokens[at] for at in cap.spans["query"]]
         before = min(cap.spans["answer"])
         assert cap.tokens[before - len(repeated) : before] == repeated == cap.tokens[-len(repeated) :]
+        ids = scope.tokenize(example.text)
+        answer = ids[before]
+        others = sorted({token for token in ids[1:] if token != answer and scope.tokenizer.decode([token])[1:].isalpha()})[::9]
+        with torch.inference_mode():
+            replaced = torch.tensor([[other if token == answer else token for token in ids] for other in others])
+            told = scope.model(replaced).logits[:, -1].argmax(-1)
+        assert len(others) > 2 and not (told == answer).any(), example.name  # it is told because it stands there
     with pytest.raises(PromptError, match="no examples of 'code'; there are retrieval, text"):
         examples("code")
 
