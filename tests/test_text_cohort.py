@@ -15,6 +15,8 @@ from diffscope.tasks.recall import Recall
 from tests import tiny
 
 ROOT = Path(__file__).parents[1]
+MANY = 9  # windows of text
+windows = text_cohort.windows
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +36,7 @@ def cohort(tmp_path_factory):
 def small(monkeypatch):
     for name, value in {"LENGTH": 192, "TEXTS": 3, "FEW": 2, "PROMPTS": 1}.items():
         monkeypatch.setattr(text_cohort, name, value)
+    monkeypatch.setattr(text_cohort, "windows", lambda scope: tuple(part[:MANY] for part in windows(scope)))
 
 
 def test_it_is_what_the_models_do(cohort, small):
@@ -43,6 +46,8 @@ def test_it_is_what_the_models_do(cohort, small):
     ids, _ = recall.rows(2, 192, np.random.default_rng([text_cohort.SEED, 1]))
     rows = torch.from_numpy(recall.filler.ids[: len(recall.filler.ids) // 191 * 191].reshape(-1, 191).copy())
     rows = torch.cat([torch.full((len(rows), 1), scope.tokenizer.bos_token_id), rows], dim=1)  # (window, token)
+    assert np.array_equal(windows(scope)[0], rows)
+    rows = rows[:MANY]
     with torch.inference_mode():
         loss = scope.model(rows, labels=rows).loss
     ours = result["runs"]["diff"]["1"]
