@@ -62,7 +62,7 @@ SECTIONS = (
     ("Sparsity", "Of the same maps.", ("entropy", "gini")),
     (
         "The query's own token, the one before it, and the first",
-        "Weights, with their signs, mean over the heads of a layer; and of the head that gives most, another one in each model.",
+        "Weights, with their signs, mean over the heads of a layer; and of the heads with most and least, others in each model.",
         ("given to",),
     ),
     (
@@ -79,6 +79,7 @@ SECTIONS = (
     ),
     ("λ along training", "One number a layer.", ("λ",)),
 )
+WHOSE = ("its own A2", "another head's A2")
 SETS = {"S": "first token", "first_four": "first four tokens"}
 Values = dict[str, float]
 
@@ -162,7 +163,9 @@ def nearest(scope: Scope, ids: np.ndarray) -> Values:
     values = {}
     for (place, name, layer), each in found.items():
         over_texts = np.mean(each, axis=0)  # (head,)
-        values[f"given to {place} by {name}, layer {layer}"] = float(over_texts.mean())
+        words = f"given to {place} by {name}, layer {layer}"
+        values |= {words: float(over_texts.mean())}
+        values |= {f"{words}, head with least": float(over_texts.min()), f"{words}, head with most": float(over_texts.max())}
         most = f"given to {place} by {name}, head that gives most"
         values[most] = max(values.get(most, -np.inf), float(over_texts.max()))
     return values
@@ -170,20 +173,26 @@ def nearest(scope: Scope, ids: np.ndarray) -> Values:
 
 def shared(scope: Scope, ids: np.ndarray) -> Values:
     """What the best coefficient leaves of A1, with A2 of its head and with those of the layer's other heads; none of standard."""
-    found: dict[str, list[float]] = {}
+    found: dict[tuple[str, int], list[float]] = {}
     for row in ids:
         cap = scope.capture(row.tolist())
         if not cap.differential:
             return {}
         for layer, head, other in product(cap.layer_numbers, range(cap.n_heads), range(cap.n_heads)):
-            whose = "its own A2" if head == other else "another head's A2"
+            whose = WHOSE[head != other]
             a1 = cap.map("A1", layer=layer, head=head).values[FIRST_QUERY:, 1:]  # (query, key), without <bos>
             a2 = cap.map("A2", layer=layer, head=other).values[FIRST_QUERY:, 1:]
             cosine = (a1 * a2).sum(-1) / (np.linalg.norm(a1, axis=-1) * np.linalg.norm(a2, axis=-1))
-            found.setdefault(whose, []).append(float(np.sqrt(np.clip(1 - cosine**2, 0, 1)).mean()))
-    values = {f"left of A1 by the best coefficient of {whose}": float(np.mean(values)) for whose, values in found.items()}
-    own, other = values.values()
-    return {**values, "left of A1, its own A2 − another head's": own - other}
+            found.setdefault((whose, layer), []).append(float(np.sqrt(np.clip(1 - cosine**2, 0, 1)).mean()))
+    left = xr.DataArray(
+        [[np.mean(found[whose, layer]) for layer in cap.layer_numbers] for whose in WHOSE],
+        {"whose": list(WHOSE), "layer": cap.layer_numbers},
+    )
+    values: Values = {}
+    for whose in WHOSE:
+        values |= _by_layer(f"left of A1 by the best coefficient of {whose}", left.sel(whose=whose))
+    own, other = (left.sel(whose=whose, drop=True) for whose in WHOSE)
+    return values | _by_layer("left of A1, its own A2 − another head's", own - other)
 
 
 def _by_layer(words: str, values: xr.DataArray) -> Values:
