@@ -88,6 +88,8 @@ def trim(figure, axes, tries: int = 3) -> None:
     that the layout gave and the box that the aspect left.
     """
     axes = np.atleast_2d(axes)
+    for ax in axes.flat:
+        ax.set_anchor("SW")  # where its labels are, for which the layout leaves room as if the axes took all of theirs
     wrap_texts(figure)
     for _ in range(tries):
         figure.get_layout_engine().execute(figure)

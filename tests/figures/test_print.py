@@ -68,6 +68,12 @@ def test_every_token_keeps_its_name_up_to_forty_at_the_width_of_a_page(count, co
     assert len(lefts) == columns and named == [number % columns == 0 for number in range(4)]
 
 
+def test_the_names_below_maps_two_by_two_stand_above_the_legend():
+    text = "If the name of the file is empty, an error is raised. " * 2 + "Return the name of the"
+    cap = diffscope.load("mini-text").capture(text)
+    assert not faults(figures.maps(cap, layer=1, width=6.5).matplotlib())
+
+
 def test_of_more_tokens_those_of_spans_have_names_and_of_many_positions_stand_there():
     narrow = {"width": 1.75, "names": ["A1"]}  # one map, as wide as each of four on a page
     ax = figures.maps(capture(n=60), venue="neurips", **narrow).matplotlib().axes[0]
