@@ -97,6 +97,14 @@ def test_the_board_of_the_model_at_hand(app, folders, quick):
     assert len(quick) == count  # what is done is not done again
 
 
+def test_a_standard_model_that_learned_something_else_is_not_put_beside_it(app, monkeypatch):
+    import diffscope.models
+
+    cards = [{**card, "sentence": "CITY N." if card["attention"] == "standard" else None} for card in diffscope.models.bundled()]
+    monkeypatch.setattr(diffscope.models, "bundled", lambda: cards)
+    assert page(app).selectbox(key="hypotheses-beside").value == "none"
+
+
 def test_a_row_opens_where_it_stands(app, quick):
     test = run_it(page(app))
     assert TESTS["sparsity"].statistic not in shown(test.markdown)
