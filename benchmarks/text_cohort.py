@@ -68,7 +68,7 @@ SECTIONS = (
     (
         "What the maps share",
         "‖A1 − c·A2‖ / ‖A1‖ at the c that makes it least, over all keys but the first; mean over queries, heads, layers and "
-        "texts. 1 is nothing shared; untrained: at step 0.",
+        "texts. 1 is nothing shared. At step 0 nothing is trained.",
         ("left of A1",),
     ),
     (
@@ -94,6 +94,11 @@ def windows(scope: Scope) -> tuple[np.ndarray, np.ndarray]:
     return ids, np.array([earlier(row.tolist(), recall.n) >= 0 for row in ids])
 
 
+def of_training(scope: Scope, seed: int | Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Texts that models were trained on (text, token), and which of their tokens are given away."""
+    return Recall(scope.tokenizer, held_out=False).rows(TEXTS, LENGTH, np.random.default_rng(seed))
+
+
 def losses(scope: Scope, ids: np.ndarray, hits: np.ndarray) -> Values:
     """Mean loss in nats on texts (text, token): of all tokens, of those that the text gives away, of the others; by position."""
     parts = []
@@ -112,9 +117,8 @@ def losses(scope: Scope, ids: np.ndarray, hits: np.ndarray) -> Values:
 
 def losses_along(scope: Scope, seed: int) -> Values:
     """Mean loss at each checkpoint, on held-out text and on text of the training: whether what is learned is learned by heart."""
-    trained_on = Recall(scope.tokenizer, held_out=False).rows(TEXTS, LENGTH, np.random.default_rng([SEED, seed]))
     values = {}
-    for words, (ids, hits) in {"held-out text": windows(scope), "text of the training": trained_on}.items():
+    for words, (ids, hits) in {"held-out text": windows(scope), "text of the training": of_training(scope, [SEED, seed])}.items():
         values |= {
             f"loss on {words}, step {step}": losses(scope.at(step), ids, hits)["loss"] for step in sorted(scope.checkpoints)
         }
@@ -160,7 +164,7 @@ def nearest(scope: Scope, ids: np.ndarray) -> Values:
             }.items():
                 each = np.array([weights[queries, keys].mean() for weights in heads])  # (head,)
                 found.setdefault((place, name, layer), []).append(each)
-    values = {}
+    values = {"given to the first token by uniform attention": float((1 / (1 + queries)).mean())}
     for (place, name, layer), each in found.items():
         over_texts = np.mean(each, axis=0)  # (head,)
         words = f"given to {place} by {name}, layer {layer}"
@@ -243,13 +247,14 @@ def read(folder: Path, seed: int) -> dict:
     scope = diffscope.load(folder)
     recall = Recall(scope.tokenizer)
     ids, _ = recall.rows(FEW, LENGTH, np.random.default_rng([SEED, seed]))
+    first = min(scope.checkpoints)
     return {
         "values": losses(scope, *windows(scope))
         | losses_along(scope, seed)
         | maps(scope, ids)
         | nearest(scope, ids)
         | shared(scope, ids)
-        | {f"{words}, untrained": value for words, value in shared(scope.at(min(scope.checkpoints)), ids).items()}
+        | {f"{words}, step {first}": value for words, value in shared(scope.at(first), ids).items()}
         | by_depth(scope, seed)
         | along(scope, ids),
     }
@@ -325,8 +330,7 @@ def main() -> int:
     parser.add_argument("--page", type=Path, help="print what a file that --out wrote says, as Markdown, and read nothing anew")
     options = parser.parse_args()
     if options.page:
-        print(page(json.loads(options.page.read_text(encoding="utf-8"))), end="")
-        return 0
+        return _print_page(options.page)
     if not options.cohort:
         parser.error("which cohort? such as runs/laptop/laptop-text; or a page of results with --page FILE")
     try:
@@ -340,6 +344,16 @@ def main() -> int:
         for name in dict.fromkeys(name for table in tables.values() for name in table if "layer" not in name):
             cells = (table.get(name) for table in tables.values())
             print(f"{name:60}", "  ".join(map(_cell, cells)))
+    return 0
+
+
+def _print_page(file: Path) -> int:
+    try:
+        print(page(json.loads(file.read_text(encoding="utf-8"))), end="")
+    except (OSError, ValueError, LookupError) as error:
+        sys.exit(f"error: {file} is no file that --out wrote ({type(error).__name__}); give one that is")
+    except DiffscopeError as error:
+        sys.exit(f"error: {error}")
     return 0
 
 

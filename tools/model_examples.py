@@ -78,7 +78,8 @@ def is_told(scope: Scope, prompt: Prompt) -> bool:
     """
     (answer,) = prompt.answer
     words = {token for token in prompt.ids[1:] if _is_word(scope.tokenizer.decode([token]))}
-    if answer not in words or scope.tokenize(scope.tokenizer.decode(prompt.ids[1:])) != prompt.ids:
+    repeated = {prompt.ids[at] for at in prompt.spans["query"]}  # where the answer's own word stands, others would change it
+    if answer not in words - repeated or scope.tokenize(scope.tokenizer.decode(prompt.ids[1:])) != prompt.ids:
         return False
     likely = scope.model(torch.tensor([prompt.ids])).logits[0, -1].softmax(-1).topk(2)
     if int(likely.indices[0]) != answer or likely.values[0] < 2 * likely.values[1]:

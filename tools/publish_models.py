@@ -20,10 +20,9 @@ import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
-import torch
 from safetensors.torch import load_file, save_file
 
+from benchmarks import text_cohort
 from diffscope.cards import BUNDLED, CARD_FILE
 from diffscope.digests import write_sums
 from diffscope.errors import DiffscopeError
@@ -35,7 +34,6 @@ from diffscope.lab.training.scores import read_metrics
 from diffscope.models.loading import checkpoints
 from diffscope.scope import Scope, load
 from diffscope.tasks.examples import FILES as EXAMPLES
-from diffscope.tasks.recall import Recall
 from diffscope.tasks.retrieval import TEMPLATE, Retrieval
 from diffscope.tasks.trained_on import last_sentence
 from diffscope.tasks.user_files import TextPrompt
@@ -46,7 +44,7 @@ ARMS = ("diff", "standard", "double-width")
 MOST = 14_000_000  # bytes of weights, so that the wheel stays below 15 MB
 FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 SCORED = dict(count=500, needles=4, seed=20_000)
-TEXTS = dict(texts=64, length=512, seed=20_000)
+TEXT_SEED = 20_000  # of the texts of its training that a model of text is scored on
 PAIR = "One of a matched pair: the other arm has the same width, depth, data, order of data, steps and schedule."
 SEVERAL = (
     "One of {count} matched arms, of the same width, depth, data and order of data, their parameters equal within 1 %; the "
@@ -90,8 +88,8 @@ taught to look up what retrieval prompts ask.
 - **Data**: documentation strings of the Python 3.11.7 standard library (SHA-256 of the training text
   `{fingerprint}`), 8 % of modules held out by a hash of their path.
 - **Trained length**: {length} tokens. Torch {torch}, {threads} thread(s), float32, {minutes:.0f} minutes.
-- **Loss on held-out text**: {loss:.3f} nats a token, a perplexity of **{perplexity:.1f}** ({texts} texts of
-  {scored_length} tokens); on text that it was trained on {trained_loss:.3f}.
+- **Loss on held-out text**: {loss:.3f} nats a token, a perplexity of **{perplexity:.1f}** (all of it,
+  {windows} windows of {scored_length} tokens); on text that it was trained on {trained_loss:.3f}.
 - **Checkpoints** along training{steps}.
 
 | step | text length | text loss (one batch of training) |
@@ -140,7 +138,7 @@ def publish(
         A run is missing or never formed, it has no such checkpoint, the wheel would be too large, or a model of text tells
         nothing that makes an example. Nothing was replaced then.
     """
-    usual = ARMS[:1] if of_text(recipe) else ARMS
+    usual = ARMS[:1] if recipe.of_text else ARMS
     arms = arms or (usual if set(usual) <= set(recipe.arms) else tuple(recipe.arms))
     seed = recipe.seeds[0] if seed is None else seed
     sources = {arm: run / arm / f"seed-{seed}" for arm in arms}
@@ -152,31 +150,26 @@ def publish(
         for arm, source in sources.items():
             copy_weights(source, Path(staged) / names[arm], steps[arm])
         check_size(Path(staged), target)
-        compared = len(recipe.arms) if of_text(recipe) else len(arms)
+        compared = len(recipe.arms) if recipe.of_text else len(arms)
         summaries = [write_card(Path(staged) / names[arm], sources[arm], recipe, arm, seed, compared, steps[arm]) for arm in arms]
         prompts = examples_of(load(Path(staged) / names[arms[0]]), recipe)
         for name in names.values():
             shutil.rmtree(target / name, ignore_errors=True)
             shutil.copytree(Path(staged) / name, target / name)
-    write_prompts(prompts, examples or EXAMPLES["text" if of_text(recipe) else "retrieval"])
+    write_prompts(prompts, examples or EXAMPLES["text" if recipe.of_text else "retrieval"])
     return summaries
 
 
 def examples_of(scope: Scope, recipe: Recipe) -> list[TextPrompt]:
     """The prompts to look at a cohort with."""
-    if of_text(recipe):
+    if recipe.of_text:
         return texts(scope)
     return questions(Retrieval(scope.tokenizer, held_out=True, template=_template(recipe)))
 
 
-def of_text(recipe: Recipe) -> bool:
-    """Whether a cohort learns plain text alone."""
-    return all(stage.plain_text for stage in recipe.stages)
-
-
 def name_of(arm: str, recipe: Recipe) -> str:
     """What an arm is called among the bundled models: of plain text it says so, and DIFF is the usual one."""
-    if of_text(recipe):
+    if recipe.of_text:
         return f"{PREFIX}text" if arm == ARMS[0] else f"{PREFIX}text-{arm}"
     return arm if arm.startswith(PREFIX) else PREFIX + arm
 
@@ -203,7 +196,7 @@ def chosen_steps(sources: Mapping[str, Path], recipe: Recipe, keep: Collection[s
     usual = [name for name, (arm, step) in known.items() if arm in differential and step < last[arm]]
     if absent := [name for name in keep if name not in known]:
         raise DiffscopeError(f"there is no checkpoint {absent[0]}; there are {', '.join(known)}")
-    chosen = [known[name] for name in keep or ([] if of_text(recipe) else usual)]
+    chosen = [known[name] for name in keep or ([] if recipe.of_text else usual)]
     return {arm: sorted(step for of, step in chosen if of == arm) for arm in sources}
 
 
@@ -233,8 +226,8 @@ def check_size(staged: Path, target: Path) -> None:
 def write_card(folder: Path, source: Path, recipe: Recipe, arm: str, seed: int, count: int, steps: Sequence[int]) -> dict:
     """Score a model as it is kept and write its card and digests; returns the summary of the card."""
     scope = load(folder)
-    scored_on = TEXTS if of_text(recipe) else {**SCORED, "length": recipe.length}
-    scores = text_scores(scope) if of_text(recipe) else answer_scores(scope, recipe)
+    scored_on = {"length": text_cohort.LENGTH, "seed": TEXT_SEED} if recipe.of_text else {**SCORED, "length": recipe.length}
+    scores = text_scores(scope) if recipe.of_text else answer_scores(scope, recipe)
     curves = read_metrics(source)
     ran = read_run(source / RUN)
     config = scope.model.config
@@ -248,7 +241,7 @@ def write_card(folder: Path, source: Path, recipe: Recipe, arm: str, seed: int, 
         "scores": scores,
         "checkpoints": list(steps),
         "matched": PAIR if count == 2 else SEVERAL.format(count=count, rate=json.loads(ran["recipe"])["learning_rate"]),
-        **({} if of_text(recipe) else {"evaluated": recipe.evaluation.prompts, "sentence": sentence(_template(recipe))}),
+        **({} if recipe.of_text else {"evaluated": recipe.evaluation.prompts, "sentence": sentence(_template(recipe))}),
     }
     facts = {
         "command": f"diffscope train {recipe.name} --arm {arm} --seed {seed} --out runs/{recipe.name}",
@@ -269,17 +262,17 @@ def answer_scores(scope: Scope, recipe: Recipe) -> dict:
     return score(exact_answers(scope.model, draw(task, length=recipe.length, **SCORED)))
 
 
-@torch.inference_mode()
 def text_scores(scope: Scope) -> dict:
-    """Mean loss of a model in nats a token, on unseen texts, with its exponential, and on those that it was trained on."""
-    means = {}
-    for name, held_out in (("loss", True), ("trained_loss", False)):
-        rng = np.random.default_rng(TEXTS["seed"])
-        ids, _ = Recall(scope.tokenizer, held_out=held_out).rows(TEXTS["texts"], TEXTS["length"], rng)
-        batches = torch.from_numpy(ids).split(8)  # (text, token)
-        losses = [float(scope.model(batch, labels=batch).loss) * len(batch) for batch in batches]
-        means[name] = sum(losses) / len(ids)
-    return {**means, "perplexity": float(np.exp(means["loss"]))}
+    """Mean loss of a model in nats a token, on all held-out text, with its exponential, and on texts that it was trained on."""
+    ids, hits = text_cohort.windows(scope)  # (window, token)
+    held_out = text_cohort.losses(scope, ids, hits)
+    trained_on = text_cohort.of_training(scope, TEXT_SEED)
+    return {
+        "loss": held_out["loss"],
+        "perplexity": held_out["perplexity"],
+        "trained_loss": text_cohort.losses(scope, *trained_on)["loss"],
+        "windows": len(ids),
+    }
 
 
 def card_text(summary: dict, facts: dict, curves: list[dict]) -> str:
@@ -301,8 +294,7 @@ def card_text(summary: dict, facts: dict, curves: list[dict]) -> str:
     }
     if text:
         curve = "\n".join(TEXT_CURVE.format(**row) for row in curves if row["step"] % 100 == 0)
-        scored = dict(texts=TEXTS["texts"], scored_length=TEXTS["length"], **scores)
-        return (HEADER + TEXT_CARD).format(**known, **scored, curve=curve)
+        return (HEADER + TEXT_CARD).format(**known, **scores, scored_length=text_cohort.LENGTH, curve=curve)
     return (HEADER + CARD).format(
         **known,
         needles=SCORED["needles"],
@@ -341,8 +333,8 @@ def main() -> None:
         sys.exit(f"error: {error}")
     for summary in summaries:
         scores = summary["scores"]
-        said = f"perplexity {scores['perplexity']:.1f}" if "perplexity" in scores else f"{scores['retrieval']:.1%} exact answers"
-        sys.stdout.write(f"{summary['name']}: {said}\n")
+        words = f"perplexity {scores['perplexity']:.1f}" if "perplexity" in scores else f"{scores['retrieval']:.1%} exact answers"
+        sys.stdout.write(f"{summary['name']}: {words}\n")
 
 
 if __name__ == "__main__":

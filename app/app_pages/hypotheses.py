@@ -17,6 +17,7 @@ from sources import age, bundled, check_lengths, rules, scope, study
 from words import in_words, plain
 
 from diffscope import figures, tables
+from diffscope.cli.study import REPORT
 from diffscope.figures.of_study import quantities
 from diffscope.hypotheses import TESTS, lacking, report, summary
 from diffscope.hypotheses.api import steps_of
@@ -27,9 +28,6 @@ MODEL = "the model"
 COHORT = "a trained cohort"
 NONE = "none"
 QUESTION = "Does it cancel noise, or is it sparse and signed?"
-REPORT = (
-    "Which runs and lengths decide this, and what would change it, is told in the report, The study, on the documentation's site."
-)
 OWN = (
     'A line a prompt: {"prompt": "…", "answer": "…", "distractors": ["…"], "spans": {"answer": "…", "needles": "…", '
     '"query": "…"}}. Answer and its span are needed; a span is a text of the prompt.'
@@ -96,7 +94,7 @@ def choose_subject(kind: str) -> Choices | None:
     return Choices(model, beside, cohort, int(prompts), int(length), int(untrained), own, tuple(tests))
 
 
-def _alike(card: dict, of: dict) -> bool:
+def _comparable(card: dict, of: dict) -> bool:
     """Whether a card is of standard attention that learned to look up the same as another model."""
     return card["attention"] == "standard" and card.get("sentence") == of.get("sentence")
 
@@ -106,7 +104,7 @@ def choose_beside(model: str) -> str:
     cards = {card["name"]: card for card in bundled()}
     base = model.partition("@")[0]
     others = [name for name in cards if name != base]
-    standard = [name for name in others if base in cards and _alike(cards[name], cards[base])]
+    standard = [name for name in others if base in cards and _comparable(cards[name], cards[base])]
     first = standard[0] if standard else NONE
     options = [*others, NONE]
     with st.sidebar:
@@ -310,7 +308,7 @@ with in_words():
     with answer:
         show_answer(board)
         if chosen is not None:
-            st.caption(REPORT)
+            st.caption(f"{REPORT[0].upper()}{REPORT[1:]}.")
             show_arms(kind, chosen)
         if choices is not None:
             show_by_itself(choices, board)

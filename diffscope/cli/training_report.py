@@ -63,7 +63,7 @@ def _show_formation(rows, recipe):
 def show_tuning(table, rates, recipe):
     """The grid of learning rates: the mean loss over steps by arm, rate and seed, and where each formed."""
     seeds = [int(seed) for seed in table["tuning_seed"].values]
-    shown = "loss" if _of_text(recipe) else "loss, formed at"
+    shown = "loss" if recipe.of_text else "loss, formed at"
     headers = ["arm", "rate", *(f"seed {seed}: {shown}" for seed in seeds), "chosen"]
     rows = []
     for arm in table["arm"].values:
@@ -75,16 +75,11 @@ def show_tuning(table, rates, recipe):
     show_table(headers, rows)
 
 
-def _of_text(recipe):
-    """Whether all of it is plain text, which forms no lookup circuit."""
-    return all(stage.plain_text for stage in recipe.stages)
-
-
 def _tuned(run, recipe):
     area, formed = (float(run[name]) for name in ("tuning_area", "tuning_formation"))
     if area != area:
         return "not yet"
-    if _of_text(recipe):
+    if recipe.of_text:
         return f"{area:.3f}"
     return f"{area:.3f}, {'never' if formed != formed else int(formed)}"
 
@@ -92,7 +87,7 @@ def _tuned(run, recipe):
 def _formed(row, recipe):
     if row["arm"] in recipe.continued:
         return f"as {recipe.continued[row['arm']].arm}, which it continues"
-    if _of_text(recipe):
+    if recipe.of_text:
         return ", ".join(["plain text", *(f"(seed {seed} missing)" for seed in row["missing"])])
     steps = ["never" if step is None else str(step) for seed, step in row["formation"].items()]
     return ", ".join([*steps, *(f"(seed {seed} missing)" for seed in row["missing"])])

@@ -4,11 +4,11 @@ import json
 import math
 import shutil
 
-import numpy as np
 import pytest
 import torch
 
 import diffscope
+from benchmarks import text_cohort
 from diffscope import cards
 from diffscope.digests import check_sums
 from diffscope.errors import DiffscopeError
@@ -17,7 +17,6 @@ from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.train import train
 from diffscope.models import loading
 from diffscope.tasks import Retrieval, trained_on
-from diffscope.tasks.recall import Recall
 from diffscope.tasks.user_files import read_prompts
 from tests.lab.small_recipes import PIECE
 from tools import model_examples, publish_models
@@ -45,7 +44,8 @@ def run(recipe, tmp_path_factory):
 def places(tmp_path, monkeypatch):
     """Where models and examples go; what lies among the models."""
     monkeypatch.setitem(publish_models.SCORED, "count", 10)
-    monkeypatch.setitem(publish_models.TEXTS, "length", 64)
+    monkeypatch.setattr(text_cohort, "LENGTH", 64)
+    monkeypatch.setattr(text_cohort, "TEXTS", 9)
     monkeypatch.setattr(model_examples, "TEXT_EXAMPLES", (48,))
     monkeypatch.setattr(model_examples, "DRAWS", 9)
     for module in (cards, loading):
@@ -106,11 +106,12 @@ def test_a_model_of_plain_text_has_its_perplexity_on_its_card_and_examples_of_te
     (example,) = read_prompts(places["examples"])
     cap = scope.capture(example.text, spans=example.spans)
     assert cap.n_tokens == 48 and example.answer in "".join(cap.tokens[at] for at in cap.spans["answer"])
-    ids, _ = Recall(scope.tokenizer).rows(64, 64, np.random.default_rng(20_000))
+    ids, _ = text_cohort.windows(scope)
     with torch.inference_mode():
         log_p = scope.model(torch.from_numpy(ids)).logits[:, :-1].double().log_softmax(-1)  # (text, token - 1, vocabulary)
     loss = -log_p.gather(-1, torch.from_numpy(ids)[:, 1:, None]).mean()
     trained = summary["scores"].pop("trained_loss")
+    assert summary["scores"].pop("windows") == len(ids)
     assert summary["scores"] == pytest.approx({"loss": float(loss), "perplexity": math.exp(loss)}, rel=1e-5)
     assert trained < loss and f"trained on {trained:.3f}" in (kept / "README.md").read_text(encoding="utf-8")
     text = (kept / "README.md").read_text(encoding="utf-8")

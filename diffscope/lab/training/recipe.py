@@ -166,6 +166,11 @@ class Recipe:
         return groups if self.minor is None else [*groups, (self.minor.arms, self.minor.seeds)]
 
     @property
+    def of_text(self) -> bool:
+        """Whether all of it is plain text, which forms no lookup circuit."""
+        return all(stage.plain_text for stage in self.stages)
+
+    @property
     def length(self) -> int:
         """The longest prompt trained on, in tokens."""
         return max(length for stage in self.stages for _, length in stage.shapes)
