@@ -13,7 +13,7 @@ from typing import Any
 import xarray as xr
 
 from diffscope.errors import DiffscopeError, MissingExtra
-from diffscope.figures import facts, pgf, theme
+from diffscope.figures import facts, pgf, theme, typeface
 from diffscope.files import check_target, replacing, to_json
 
 PRINTED = (".pdf", ".svg", ".png", ".pgf")
@@ -193,7 +193,7 @@ class Figure:
             about |= {"Creator": "diffscope", "Date": None}
         with theme.styled(self.venue):
             drawing.savefig(buffer, format=kind, metadata=about, dpi=dpi)
-        return buffer.getvalue()
+        return typeface.for_the_web(buffer.getvalue()) if kind == "svg" else buffer.getvalue()
 
     def picture(self, dpi: int = 150) -> bytes:
         """The drawing for print as a PNG of so many dots an inch."""

@@ -13,6 +13,7 @@ from diffscope.figures import theme
 from diffscope.figures.escaping import for_html, for_print
 
 WIDER = 1.1  # than its axes a title may be
+NARROWEST = 8  # letters of a line, however little room there is
 RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -132,13 +133,27 @@ def wrap_texts(figure) -> bool:
         box = ax.get_window_extent()
         places += [(ax.title, box.width * WIDER), (ax.xaxis.label, box.width), (ax.yaxis.label, box.height)]
     for text, room in places:
-        extent = text.get_window_extent()
-        length = extent.height if text.get_rotation() == 90 else extent.width
-        if length > room and "\n" not in text.get_text():
-            letters = max(8, int(len(text.get_text()) * room / length))
-            text.set_text("\n".join(textwrap.wrap(text.get_text(), letters)))
+        if _length(text) > room and "\n" not in text.get_text():
+            _wrap(text, room)
             wrapped = True
     return wrapped
+
+
+def _length(text) -> float:
+    """Pixels that a text takes in the direction of its lines."""
+    extent = text.get_window_extent()
+    return extent.height if text.get_rotation() == 90 else extent.width
+
+
+def _wrap(text, room: float) -> None:
+    """Put a text on lines of as many letters as fit the room, in pixels, but no fewer than NARROWEST."""
+    words = text.get_text()
+    letters = max(NARROWEST, int(len(words) * room / _length(text)))
+    while True:
+        text.set_text("\n".join(textwrap.wrap(words, letters)))
+        if letters <= NARROWEST or _length(text) <= room:
+            return
+        letters -= 1
 
 
 def part_ticks(figure) -> bool:

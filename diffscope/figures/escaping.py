@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import html
 import unicodedata
 
+from diffscope.figures.typeface import drawable
 from diffscope.prompts import Encoded
 
 LOST = "\N{REPLACEMENT CHARACTER}"  # what a tokenizer makes of bytes that are no character by themselves
@@ -68,24 +68,9 @@ def for_html(text: str) -> str:
 
 def for_print(text: str) -> str:
     """Characters that none of the fonts can draw become a box."""
-    return "".join(c if c.isascii() or _drawable(ord(c)) else "□" for c in text)
+    return "".join(c if c.isascii() or drawable(ord(c)) else "□" for c in text)
 
 
 def lacking(text: str) -> str:
     """The characters of a text that become a box in print, each once."""
-    return "".join(dict.fromkeys(c for c in text if not c.isascii() and not _drawable(ord(c))))
-
-
-@functools.lru_cache(maxsize=4096)
-def _drawable(code: int) -> bool:
-    return any(code in charmap for charmap in _charmaps())
-
-
-@functools.lru_cache(maxsize=1)
-def _charmaps() -> tuple[frozenset[int], ...]:
-    from matplotlib import font_manager
-
-    from diffscope.figures.theme import font_families
-
-    paths = [font_manager.findfont(name) for name in font_families()]
-    return tuple(frozenset(font_manager.get_font(path).get_charmap()) for path in paths)
+    return "".join(dict.fromkeys(c for c in text if not c.isascii() and not drawable(ord(c))))

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Iterator
 
 from diffscope.attention.maps import MAPS
+from diffscope.figures import typeface
 
 INK = "#1f2430"
 MUTED = "#667085"
@@ -63,7 +64,6 @@ VENUES = {
 #: caption size of each venue in points; figure text is one point smaller
 CAPTIONS = {"icml": 9, "neurips": 9, "iclr": 9, "acl": 9, "cvpr": 9, "aaai": 9, "tmlr": 9}
 
-FONTS = ["Arial", "Helvetica", "Liberation Sans", "DejaVu Sans", "Noto Sans CJK JP", "Noto Sans Arabic"]
 WEB_FONT = "'Source Sans', 'Source Sans 3', 'Source Sans Pro', Inter, -apple-system, 'Segoe UI', Roboto, sans-serif"
 
 # ---------------------------------------------------------------- colour scales
@@ -122,19 +122,11 @@ def width(venue: str | None = None, wide: bool = True) -> float:
     return VENUES[name][1 if wide else 0]
 
 
-def font_families() -> list[str]:
-    """The preferred families that this machine has; DejaVu Sans comes with matplotlib."""
-    from matplotlib import font_manager
-
-    installed = set(font_manager.fontManager.get_font_names())
-    return [name for name in FONTS if name in installed] or ["DejaVu Sans"]
-
-
 def print_style(venue: str | None = None) -> dict:
     """rcParams of a printed figure, as a plain dictionary."""
     size = CAPTIONS.get((venue or "neurips").lower(), 9) - 1
     return {
-        "font.family": font_families(),
+        "font.family": typeface.families(),
         "font.size": size,
         "axes.titlesize": size,
         "axes.labelsize": size - 1,

@@ -11,7 +11,7 @@ import pytest
 import diffscope
 from diffscope import figures
 from diffscope.errors import DiffscopeError
-from diffscope.figures import theme
+from diffscope.figures import theme, typeface
 from diffscope.latex import escaped
 from tests import tiny
 from tests.figures.test_figures import ALL, TOKENS, capture, source
@@ -36,6 +36,14 @@ def test_texts_are_within_the_figure_apart_and_no_mathematics(cap, name, venue, 
     assert not faults(drawn(name, cap, venue, wide).matplotlib())
 
 
+@pytest.fixture(params=["narrow letters", "wide letters"])
+def letters(request, monkeypatch):
+    """A layout holds with the typeface of the package, and with one whose letters are a tenth wider."""
+    if request.param == "wide letters":
+        monkeypatch.setattr(typeface, "families", lambda: ["DejaVu Sans"])
+
+
+@pytest.mark.usefixtures("letters")
 def test_a_long_title_and_long_names_stand_on_several_lines():
     values = figures.curves(by_words()).data["value"]
     name = "the share of what a head takes away from everything that is not the answer, in octaves"
@@ -68,6 +76,7 @@ def test_every_token_keeps_its_name_up_to_forty_at_the_width_of_a_page(count, co
     assert len(lefts) == columns and named == [number % columns == 0 for number in range(4)]
 
 
+@pytest.mark.usefixtures("letters")
 def test_the_names_below_maps_two_by_two_stand_above_the_legend():
     text = "If the name of the file is empty, an error is raised. " * 2 + "Return the name of the"
     cap = diffscope.load("mini-text").capture(text)
@@ -154,6 +163,20 @@ def test_a_long_prompts_maps_are_small_files_whose_text_is_text(tmp_path):
     assert first == second and len(first) < 150_000
     assert b"/ToUnicode" in _pdf(first) and b"/Type3" not in _pdf(first)
     assert len(drawn.save(tmp_path / "a.svg").read_bytes()) < 150_000
+
+
+@pytest.mark.parametrize("suffix", [".pdf", ".svg", ".png"])
+def test_a_figure_is_the_same_bytes_whatever_fonts_a_machine_has(cap, monkeypatch, suffix):
+    from matplotlib import font_manager
+
+    drawn = figures.maps(cap, venue="icml", title="λ·A₂ → D")
+    expected = drawn.to_bytes(suffix)
+    wide = next(entry for entry in font_manager.fontManager.ttflist if entry.name == "DejaVu Sans")
+    impostors = [replace(wide, name=name) for name in ("Arimo", "Arial", "Helvetica", "Liberation Sans", "Noto Sans CJK JP")]
+    for fonts in ([wide], [wide, *impostors]):
+        monkeypatch.setattr(font_manager.fontManager, "ttflist", fonts)
+        font_manager.fontManager._findfont_cached.cache_clear()
+        assert drawn.to_bytes(suffix) == expected
 
 
 def test_beside_a_figure_lie_its_data_its_lines_of_a_paper_and_where_it_comes_from(cap, tmp_path):
