@@ -5,9 +5,9 @@
     python -m benchmarks.gpu --tiny --device cpu                           # the same on a CPU, small: does every item run?
 
 Needs torch, transformers, triton, xarray, safetensors, numpy, scipy and pytest, and downloads nothing. Items are ordered by
-worth: tests marked gpu, the fidelity table, kernels against float64 with the layer of 64K tokens, a model of a 3B shape; then the
-costs of proofs, ranks, the families and the comparison with other tools; and training, with all the minutes that are left. Each
-runs in a process of its own with a limit of its own. What is done is kept after each, and not done again by the same command; an
+worth: captures of models on flash-attn, the other tests marked gpu, the fidelity table, kernels against float64 with the layer of
+64K tokens, a model of a 3B shape; then the costs of proofs, ranks, the families and the comparison with other tools; and
+training, with all the minutes that are left. Each runs in a process of its own with a limit of its own. What is done is kept after each, and not done again by the same command; an
 item that failed or ran over its limit is tried again. What came of them are gpu.json, gpu.txt with all that they printed, gpu.md
 with the table, engine.json, and cohort.tar, the finished runs of the training; `--earlier` takes up those of another machine.
 """
@@ -35,6 +35,7 @@ MOST_BYTES = 16 * 2**20  # of a file that comes back
 SHOWN = 12  # last lines of what an item printed, in the table
 LEAST = 20.0  # seconds with which an item is still begun
 MARGIN = 30.0  # seconds before its end at which training stops by itself: it looks at the clock from step to step
+FLASH = "tests/families/test_flash.py"
 MARKED = (
     "tests/kernels",
     "tests/stats/test_implicit_map.py",
@@ -71,10 +72,11 @@ class Item:
     seconds: float = 120.0
 
 
-PYTEST = "-m gpu -q -p benchmarks.bare -p no:cacheprovider -o minversion=7 -o filterwarnings=default " + " ".join(MARKED)
+PYTEST = "-m gpu -q -p benchmarks.bare -p no:cacheprovider -o minversion=7 -o filterwarnings=default "
 IMPLEMENTATIONS = "eager sdpa flex_attention flash_attention_2"
 ITEMS = (
-    Item("tests", "pytest", PYTEST, PYTEST, 240.0),
+    Item("flash-attn", "pytest", PYTEST + FLASH, PYTEST + FLASH),
+    Item("tests", "pytest", PYTEST + " ".join(MARKED), PYTEST + " ".join(MARKED), 240.0),
     Item(
         "fidelity at 2K",
         "benchmarks.fidelity",

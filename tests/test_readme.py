@@ -21,6 +21,19 @@ PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *SITE]
 MADE = ("gallery/index.md", "statistics.md", "api/index.md", "tutorials", "project")  # when the site is built
 
 
+def test_the_first_commands_of_the_readme_start_the_app_and_run_the_tests_as_ci_does():
+    block = re.search(r"```sh\n(.*?)```", README.read_text(encoding="utf-8"), re.S)
+    commands = [line.partition("#")[0].strip() for line in block[1].splitlines()]
+    assert commands == ["make app", "make test"]
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
+    assert {"app", "test"} <= set(targets)
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert [line for line in script.splitlines() if re.search(r"\bmake\b", line)] == [
+        f"tools/without_fonts.sh {commands[1]}",
+        "make lint",
+    ]
+
+
 def test_the_code_of_the_readme_runs(tmp_path, monkeypatch):
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.S)
     monkeypatch.chdir(tmp_path)  # it writes files
