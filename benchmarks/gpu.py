@@ -5,11 +5,12 @@
     python -m benchmarks.gpu --tiny --device cpu                           # the same on a CPU, small: does every item run?
 
 Needs torch, transformers, triton, xarray, safetensors, numpy, scipy and pytest, and downloads nothing. Items are ordered by
-worth: captures of models on flash-attn, the other tests marked gpu, the fidelity table, kernels against float64 with the layer of
-64K tokens, a model of a 3B shape; then the costs of proofs, ranks, the families and the comparison with other tools; and
-training, with all the minutes that are left. Each runs in a process of its own with a limit of its own. What is done is kept after each, and not done again by the same command; an
-item that failed or ran over its limit is tried again. What came of them are gpu.json, gpu.txt with all that they printed, gpu.md
-with the table, engine.json, and cohort.tar, the finished runs of the training; `--earlier` takes up those of another machine.
+worth: captures of models on flash-attn, the other tests marked gpu, the fidelity table, kernels against float64 with the layer
+of 64K tokens, a model of a 3B shape; then the costs of proofs, ranks, the families and the comparison with other tools; and
+training, with all the minutes that are left. Each runs in a process of its own with a limit of its own. What is done is kept
+after each, and not done again by the same command; an item that failed or ran over its limit is tried again. What came of them
+are gpu.json, gpu.txt with all that they printed, gpu.md with the table, engine.json, and cohort.tar, the finished runs of the
+training; `--earlier` takes up those of another machine.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import functools
 from dataclasses import replace
 from pathlib import Path
 
-ARIMO = Path(__file__).parent / "typeface" / "Arimo-Regular.ttf"  # as wide, letter by letter, as Arial and Helvetica
+ARIMO = Path(__file__).parent / "fonts" / "Arimo-Regular.ttf"  # as wide, letter by letter, as Arial and Helvetica
 #: What only some machines have, for characters that neither Arimo nor DejaVu Sans has.
 OTHER_SCRIPTS = ("Noto Sans CJK JP", "Noto Sans Arabic")
 #: What an SVG asks its viewer for: Arimo, or what is as wide.
