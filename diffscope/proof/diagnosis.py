@@ -49,8 +49,8 @@ def mismatch(
     suspects : sequence of (str, LayerAttention)
         Other queries, keys and values that the family thinks possible, and what they would mean.
     """
-    if cause := not_finite(layer, observed, module):
-        return FidelityError(f"layer {layer.layer}: {cause}; no map of it means anything, so check the model's weights")
+    if broken := not_finite(layer, observed, module):
+        return FidelityError(f"layer {layer.layer}: {broken}; no map of it means anything, so check the model's weights")
     cause = likely_cause(layer, observed, module, suspects)
     where = "" if math.isnan(result.error_float32) else "in a float32 run of the layer: "
     return FidelityError(
@@ -92,8 +92,8 @@ def likely_cause(
 
     Parameters as of :func:`mismatch`.
     """
-    if cause := not_finite(layer, observed, module):
-        return cause
+    if broken := not_finite(layer, observed, module):
+        return broken
     if observed.is_cuda and observed.dtype == torch.float32 and tf32_allowed():
         return "torch rounds products to TF32; torch.set_float32_matmul_precision('highest')"
     half = observed.dtype in HALF

@@ -216,8 +216,12 @@ def test_curves_draw_every_value_once_and_nothing_else(style):
     if ends:
         assert set(traces[0].error_y.array) == {2.0} and set(traces[0].error_y.arrayminus) == {1.0}
     assert result.matplotlib().axes
-    with pytest.raises(DiffscopeError, match="nothing says how layer is drawn"):
+    with pytest.raises(DiffscopeError, match=r"a dimension 'layer' that this .* draw it \(panels='layer'\), choose one label"):
         figures.curves(values, x="part", series="map")
+    with pytest.raises(
+        DiffscopeError, match=r"dimensions 'map', 'layer' .* \(series='map' or panels='map'\), .*values\.sel\(map="
+    ):
+        figures.curves(values, x="part")
     with pytest.raises(DiffscopeError, match="there is no dimension 'step'"):
         figures.curves(values, x="step")
 
