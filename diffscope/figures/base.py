@@ -19,7 +19,7 @@ from diffscope.files import check_target, replacing, to_json
 
 PRINTED = (".pdf", ".svg", ".png", ".pgf")
 ALSO = {"data": ".data.json", "latex": ".figure.tex", "provenance": ".provenance.json"}
-LEAST_WIDTH, MOST_WIDTH = 0.5, 48.0  # inches of a printed figure: from a thumbnail to a poster
+LEAST_WIDTH, MOST_WIDTH = 1.0, 48.0  # inches of a printed figure: from a thumbnail to a poster
 MOST_PIXELS = 200_000_000  # of a picture, which takes some bytes a pixel several times
 FINE = 600  # dots an inch of what is no vector
 COARSER = {".png": 300, ".svg": 400}  # whose images have no palette
