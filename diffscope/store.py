@@ -183,7 +183,7 @@ def _later_format(path):
     """The number of a capture's format where it is later than what is known here, else 0."""
     with safe_open(path, framework="pt") as file:
         record = json.loads(file.metadata()["diffscope"])
-    number = str(record["format"]).removeprefix(CAPTURE_FORMAT)
+    number = str(record.get("format")).removeprefix(CAPTURE_FORMAT) if isinstance(record, dict) else ""
     return int(number) if number.isdecimal() and int(number) > NEWEST else 0
 
 

@@ -8,6 +8,7 @@ import xarray as xr
 
 import diffscope
 from diffscope import store
+from diffscope.capture import open_capture
 from diffscope.files import UNFINISHED
 from diffscope.hypotheses.study import Study
 from diffscope.store import FORMATS, save_statistics
@@ -74,7 +75,7 @@ def test_a_later_format_is_called_later_and_its_damage_damage(capture, tmp_path,
 def test_what_is_no_path_is_one_line(capture, path):
     for act in (
         diffscope.open,
-        diffscope.open_capture,
+        open_capture,
         capture.save,
         lambda path: save_statistics(capture.measure("gini"), path),
     ):

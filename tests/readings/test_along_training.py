@@ -44,7 +44,7 @@ def test_the_answer_is_followed_in_the_head_that_ends_with_most_of_it():
         (
             (30,),
             0.5,
-            "One checkpoint, step 30: at step 30 L0H0 gives the answer most, 90 % of |D|, all of it positive, at the last token, where",
+            "One checkpoint, step 30: at step 30 L0H0 gives the answer most, 90 % of |D|, all of it positive, at the last",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""What is negative of |D| is said: a planted answer of both signs is told so in every view that sums sizes, a positive one too."""
+"""What is negative of |D| is said: of a planted answer of both signs in every view that sums sizes, and of a positive one too."""
 
 import re
 from dataclasses import replace
