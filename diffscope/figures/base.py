@@ -234,7 +234,7 @@ def _check_pixels(width: float, height: float, dpi: int) -> None:
     if across * down > MOST_PIXELS:
         raise DiffscopeError(
             f"a picture of {width:.3g} × {height:.3g} inches at {dpi} dots an inch has {across:,} × {down:,} pixels, and "
-            f"{MOST_PIXELS / 1e6:,.0f} million are drawn; give a smaller width, or save it as .pdf or .svg"
+            f"{MOST_PIXELS:,} are drawn at most; give a smaller width, or save it as .pdf or .svg"
         )
 
 

@@ -43,9 +43,12 @@ def at_labels(values: xr.DataArray, choices: Mapping[str, str | None]) -> tuple[
             raise DiffscopeError(f"no {dim} {choice!r}: there are {', '.join(labels)}")
         values = values.isel({dim: labels.index(choice)})
         words.append("A" if one_map and dim == "map" and choice in ("A1", "D") else choice)
-    if {"D", "share"} <= set(words):
-        words[words.index("share")] = UNSIGNED
-    return values, words
+    return values, told_unsigned(words)
+
+
+def told_unsigned(words: Sequence[str]) -> list[str]:
+    """Labels in words, of which a share of D is called one of |D|: of its weights' sizes."""
+    return [UNSIGNED if word == "share" and "D" in words else word for word in words]
 
 
 def is_unsigned(selection: str) -> bool:
