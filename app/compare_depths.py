@@ -17,6 +17,7 @@ from words import plain
 
 from diffscope import figures, readings
 from diffscope.lab.scoring import DEPTHS
+from diffscope.readings import signs
 from diffscope.readings.depths import ROOM, usual_lengths
 from diffscope.tasks import Retrieval
 from diffscope.tasks.trained_on import asked_otherwise, template_of
@@ -24,7 +25,7 @@ from diffscope.tasks.trained_on import asked_otherwise, template_of
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096)
 SPANS = {"answer": "the answer", "irrelevant": "irrelevant tokens", "needles": "distractors", "sink": "the first token"}
 MASS = "mass"
-IN_CELLS = {MASS: "attention, share of D", "exact": "exact answers", "log_odds": "log-odds of the answer"}
+IN_CELLS = {MASS: "attention, share of |D|", "exact": "exact answers", "log_odds": "log-odds of the answer"}
 state = st.session_state
 
 
@@ -129,6 +130,7 @@ def _show(pair: Pair, settings: dict, of_sides: list) -> None:
     lines = figures.by_depth(named, length=length, span=span)
     blocks.show_chart(lines, f"Attention to {SPANS[span]} by depth, in four normalisations", key="compare-depth-lines")
     st.dataframe(_as_table(table), row_height=28, alt=f"Attention to {SPANS[span]} by depth, ± standard error over prompts")
+    st.caption(plain(signs.of_depths({name: measured.estimates for name, measured in named.items()}, [span])))
     st.caption(
         f"D at the last token of prompts of {length} tokens, mean over heads, layers and prompts, ± standard error over prompts."
     )

@@ -10,7 +10,9 @@ from kept import kept, kept_option
 from sources import measured
 
 from diffscope.figures.heads import over_heads
+from diffscope.readings.signs import of_span
 from diffscope.stats import STATISTICS
+from diffscope.stats.labels import is_unsigned
 from diffscope.stats.questions import QUESTIONS, question_of
 from diffscope.stats.registry import LABELS
 
@@ -66,6 +68,18 @@ def same_statistic(chosen: Chosen, cap, key: tuple) -> Chosen:
     dataset = measured(cap, key, chosen.name, (cap.n_tokens - 1,) if chosen.query == -1 else None)
     data = over_heads(dataset[chosen.name], chosen.query, 0, chosen.where, model=cap.model_name)
     return chosen._replace(measured=dataset, over_heads=data)
+
+
+def signs_of(chosen: Chosen, cap, key: tuple) -> str:
+    """In which heads the weights that a share of |D| sums are negative; nothing of what has a sign of its own."""
+    if chosen.name != "span_mass" or not is_unsigned(chosen.over_heads.attrs["selection"]):
+        return ""
+    return _signs(key, cap, chosen.where["span"], chosen.query)
+
+
+@st.cache_data(show_spinner=False, max_entries=64)
+def _signs(key: tuple, _cap, span: str, query: int | str) -> str:
+    return of_span(_cap, span, query)
 
 
 def _of_model(cap, names: tuple[str, ...]) -> list[str]:

@@ -6,15 +6,20 @@ CAPTIONS = (
     "**Heads.** Each cell is a head. Its colour says how much of what is asked above it does at the last token. Click one.",
     "**Maps.** A₁ is what the head looks at, λ·A₂ what is taken away, D what is left. Point to read, scroll to zoom, click to "
     "lock a token.",
-    "**The sentence** below the maps says what the head does there, and what the same number is where nothing is expected.",
+    "**The sentence** above the maps says what the head does there, and what the same number is where nothing is expected.",
     "**Other pages.** Compare two models, change one and see what it says then, and read what tests say of the question: does it "
     "cancel noise, or is it sparse and signed?",
 )
 
 
 def offer_tour() -> None:
-    """Four captions in the sidebar's place, until they are dismissed; an address with ``tour=off`` begins without them."""
+    """Show four captions above the page until they are dismissed.
+
+    That they are is kept in the address, on every page, as ``tour=off``: a page that is loaded again begins without them.
+    """
     if st.session_state.get("_toured") or st.query_params.get("tour") == "off":
+        st.session_state["_toured"] = True
+        st.query_params["tour"] = "off"
         return
     with st.container(border=True, key="tour"):
         for column, words in zip(st.columns(len(CAPTIONS)), CAPTIONS):

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from diffscope.errors import CorruptFile, NoDigest, first_line
-from diffscope.files import replacing, to_json, write_text
+from diffscope.files import is_pickle, replacing, to_json, write_text
 
 T = TypeVar("T")
 
@@ -78,6 +78,8 @@ def read_proven(path: Path, read: Callable[[Path], T], remedy: str) -> T:
     try:
         content = read(path)
     except Exception as error:  # on damage, the readers of formats raise anything
+        if path.is_file() and is_pickle(path):
+            raise CorruptFile(f"{path} is a pickle (as torch.save writes), not a file of diffscope; {remedy}") from None
         reason = first_line(error) or type(error).__name__
         raise CorruptFile(f"{path} is damaged or was not written by diffscope ({reason}); {remedy}") from error
     if not carried:

@@ -7,11 +7,59 @@ import math
 import os
 import shutil
 import tempfile
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from diffscope.errors import DiffscopeError
+
+LONGEST_NAME = 255  # bytes of a file's name that file systems take
+LONGEST_PATH = 4095  # bytes of a path that Linux takes
+UNFINISHED = 16  # bytes by which a name is longer as long as its file is not complete
+
+
+def is_pickle(path: str | os.PathLike) -> bool:
+    """Return whether a file is a pickle, as ``torch.save`` writes: an archive with a data.pkl, or a bare stream."""
+    with open(path, "rb") as file:
+        begins = file.read(8)
+    if begins.startswith(b"PK"):
+        try:
+            with zipfile.ZipFile(path) as archive:
+                return any(name.rpartition("/")[2] == "data.pkl" for name in archive.namelist())
+        except zipfile.BadZipFile:
+            return False
+    # A safetensors file begins with the length of its header, whose last bytes are zeros.
+    return len(begins) == 8 and begins[0] == 0x80 and 2 <= begins[1] <= 5 and any(begins[3:])
+
+
+def checked_path(path: object, longest: int = LONGEST_NAME) -> Path:
+    """Return what was given for a file as a path.
+
+    Parameters
+    ----------
+    path : object
+    longest : int
+        Bytes of each name in it.
+
+    Raises
+    ------
+    DiffscopeError
+        It is none, or none that a file system takes.
+    """
+    if not isinstance(path, (str, os.PathLike)):
+        raise DiffscopeError(f"a file is named by a path, not by {path!r}; give a string or a pathlib.Path")
+    name = os.fspath(path)
+    if not isinstance(name, str) or "\0" in name:
+        raise DiffscopeError(f"{name!r} is no path, which is text without null characters; give another name")
+    if not name.strip():
+        raise DiffscopeError("an empty name is no path; give the name of a file")
+    size = max((len(os.fsencode(part)) for part in Path(name).parts), default=0)
+    if size > longest:
+        raise DiffscopeError(f"the name {Path(name).name[:60]!r}… has {size:,} bytes, and {longest} are taken; shorten it")
+    if len(os.fsencode(name)) > LONGEST_PATH:
+        raise DiffscopeError(f"the path {name[:60]!r}… has {len(os.fsencode(name)):,} bytes, and {LONGEST_PATH:,} are taken")
+    return Path(name)
 
 
 def check_target(path: str | os.PathLike) -> None:
@@ -22,7 +70,7 @@ def check_target(path: str | os.PathLike) -> None:
     DiffscopeError
         There is no such folder, or the path is itself a folder that is not a zarr store.
     """
-    path = Path(path)
+    path = checked_path(path, LONGEST_NAME - UNFINISHED)
     if not path.parent.is_dir():
         raise DiffscopeError(f"there is no folder {path.parent} to write {path.name} into; make it first")
     if path.is_dir() and not (path.suffix.lower() == ".zarr" and (path / "zarr.json").is_file()):
@@ -46,7 +94,7 @@ def replacing(path: str | os.PathLike, *, alone: bool = False) -> Iterator[Path]
     DiffscopeError
         As of :func:`check_target`.
     """
-    path = Path(path)
+    path = checked_path(path)
     check_target(path)
     if alone:
         workspace = unfinished_folder(path)

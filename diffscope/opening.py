@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from diffscope.errors import CorruptFile, DiffscopeError
+from diffscope.files import checked_path, is_pickle
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -41,7 +42,7 @@ def open(path: str | os.PathLike) -> Capture | CaptureBatch | xr.Dataset | Study
     DiffscopeError
         There is nothing there, or it is something else.
     """
-    path = Path(path)
+    path = checked_path(path)
     if not path.exists():
         raise DiffscopeError(f"there is no {path}; check the name")
     return _open_folder(path) if path.is_dir() else _open_file(path)
@@ -59,7 +60,7 @@ def _open_file(path: Path) -> Capture | CaptureBatch | xr.Dataset | Study:
     try:
         return open_capture(path)
     except CorruptFile:
-        if path.suffix.lower() == ".dscope" or carries_digest(path):
+        if path.suffix.lower() == ".dscope" or carries_digest(path) or is_pickle(path):
             raise
         if (path.parent / "config.json").is_file():
             raise DiffscopeError(f"{path} is part of a model; open it with diffscope.load({str(path.parent)!r})") from None

@@ -23,10 +23,11 @@ from safetensors.torch import save_file
 from diffscope import __version__
 from diffscope.digests import BLANK, KEY, read_proven, seal
 from diffscope.errors import CorruptFile, DiffscopeError
-from diffscope.files import replacing
+from diffscope.files import checked_path, replacing
 
 FORMATS = (".zarr", ".nc", ".parquet", ".csv")
-CAPTURE_FORMAT = "diffscope-capture-1"
+CAPTURE_FORMAT = "diffscope-capture-"
+NEWEST = 1  # format of captures
 CAPTURE_SUFFIX = ".dscope"
 
 
@@ -139,7 +140,7 @@ def save_tensors(path, tensors, record):
     record : dict
         Of what JSON can hold, and arrays. It is written into the file's header, with the versions that the file was made with.
     """
-    described = {KEY: BLANK, **record, "format": CAPTURE_FORMAT, "made_with": provenance()}
+    described = {KEY: BLANK, **record, "format": f"{CAPTURE_FORMAT}{NEWEST}", "made_with": provenance()}
     # Not files.to_json: numbers that are not finite have to come back as they are.
     header = json.dumps(described, default=methodcaller("tolist"))
     with replacing(path) as unfinished:
@@ -165,18 +166,32 @@ def open_tensors(path, assemble=lambda tensors, record: (tensors, record)):
     ------
     CorruptFile
         The file is damaged or was written by something else.
+    DiffscopeError
+        It was written by a later diffscope, or there is no such file.
     """
     path = _existing(path)
     if path.is_dir():
         raise CorruptFile(f"{path} is a folder, not a saved capture; a model's folder is opened with load, or --model")
-    return read_proven(path, lambda path: assemble(*_read_tensors(path)), "capture again")
+    content = read_proven(path, lambda path: _later_format(path) or assemble(*_read_tensors(path)), "capture again")
+    if isinstance(content, int):
+        reads = f"format {content}; this one reads up to {NEWEST}"
+        raise DiffscopeError(f"{path} was written by a later diffscope ({reads}); update diffscope")
+    return content
+
+
+def _later_format(path):
+    """The number of a capture's format where it is later than what is known here, else 0."""
+    with safe_open(path, framework="pt") as file:
+        record = json.loads(file.metadata()["diffscope"])
+    number = str(record.get("format")).removeprefix(CAPTURE_FORMAT) if isinstance(record, dict) else ""
+    return int(number) if number.isdecimal() and int(number) > NEWEST else 0
 
 
 def _read_tensors(path):
     with safe_open(path, framework="pt") as file:
         record = json.loads(file.metadata()["diffscope"])
-        if not isinstance(record, dict) or record.get("format") != CAPTURE_FORMAT:
-            raise ValueError(f"it is not of the format {CAPTURE_FORMAT}")
+        if not isinstance(record, dict) or record.get("format") != f"{CAPTURE_FORMAT}{NEWEST}":
+            raise ValueError(f"it is not of the format {CAPTURE_FORMAT}{NEWEST}")
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (safetensors has no iterator)
     record.pop(KEY, None)
     return tensors, record
@@ -190,7 +205,7 @@ def statistics_format(path):
     DiffscopeError
         It names no format of statistics.
     """
-    suffix = Path(path).suffix.lower()
+    suffix = checked_path(path).suffix.lower()
     if suffix not in FORMATS:
         raise DiffscopeError(f"statistics cannot be kept as {Path(path).name!r}; end the name in {', '.join(FORMATS)}")
     return suffix
@@ -204,7 +219,7 @@ def check_capture_suffix(path):
     DiffscopeError
         The name does not end in .dscope.
     """
-    path = Path(path)
+    path = checked_path(path)
     if path.suffix.lower() != CAPTURE_SUFFIX:
         raise DiffscopeError(f"a capture cannot be kept as {path.name!r}; name it {path.stem + CAPTURE_SUFFIX!r}")
 
@@ -228,7 +243,7 @@ def provenance(dated=True):
 
 
 def _existing(path):
-    path = Path(path)
+    path = checked_path(path)
     if not path.exists():
         raise DiffscopeError(f"there is no {path}; check the name")
     return path

@@ -11,7 +11,7 @@ from compare_depths import show_depths
 from kept import keep_look, kept_option, looked_at
 from place import choose_head, follow, move
 from sides import Pair, Side, choose_sides
-from statistic import WORDS, choose_statistic, same_statistic
+from statistic import WORDS, choose_statistic, same_statistic, signs_of
 from words import as_call, in_words, plain
 
 from diffscope import Comparison, figures, readings
@@ -198,6 +198,9 @@ def show_statistic(pair: Pair) -> None:
     lines = "Lines lead from a head to the same head." if pair.matched else "Head h of one side is not head h of the other."
     about = f"{words.description} · {sides[0].attrs['selection']}. Each point is a head. {lines}"
     st.caption(plain(about), help=plain(f"{words.definition}. {LETTERS}."))
+    for side in pair.sides:
+        if signs := signs_of(chosen, side.cap, side.subject.key):
+            st.caption(f"**{plain(side.name)}.** {plain(signs)}")
     if lacking := [name for name, side in zip(pair.names, sides) if side[chosen.name].isnull().all()]:
         st.caption(f"No head of {plain(' and '.join(lacking))} has a value. Undefined: {plain(words.words.undefined)}.")
     choices = {"statistic": chosen.name, "query": chosen.query, "where": chosen.where}

@@ -10,7 +10,7 @@ from choices import choose_subject
 from kept import keep_look, kept, looked_at
 from place import choose_head, choose_query, follow, move, select
 from sources import thumbnails
-from statistic import choose_statistic
+from statistic import choose_statistic, signs_of
 from words import as_call, in_words, plain
 
 from diffscope import figures, readings
@@ -50,6 +50,8 @@ def show_capture(subject, cap) -> None:
                 small = thumbnails(cap, subject.key, "D") if pictures else None
                 blocks.show_heads(statistic.over_heads, (layer, head), on_pick=select, thumbnails=small)
                 define(statistic)
+                if signs := signs_of(statistic, cap, subject.key):
+                    st.caption(plain(signs))
         with middle:
             blocks.show_lambda(cap, layer)
         with right:

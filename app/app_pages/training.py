@@ -31,11 +31,11 @@ from diffscope.scope import Scope
 EVENLY = "step of training (evenly spaced)"
 PACE = 1.2  # seconds a checkpoint is shown for while they play
 STATISTICS = {
-    "answer": "How much of what is left, |D|, goes to the answer.",
+    "answer": "How much of what is left, |D|, goes to the answer, whatever the sign of a weight.",
     "lambda": "λ, by how much A₂ is taken off.",
     "rho": "How far the two maps differ on irrelevant tokens: 0 is the same, 1 nothing in common. What they share can cancel.",
     "cosine": "How alike the two maps are on irrelevant tokens, whatever their size.",
-    "sink": "How much of |D| goes to the first token.",
+    "sink": "How much of |D| goes to the first token, whatever the sign of a weight.",
     "entropy": "How widely |D| is spread.",
 }
 state = st.session_state
@@ -201,7 +201,7 @@ def show_curves(reading, layer: int, head: int, query: int, code: str) -> None:
                 figure = figures.training(reading.estimates, statistic=name, layer=layer, head=head)
                 title = reading.estimates[name].attrs["long_name"]
                 blocks.show_chart(figure, f"{title} of every head by step of training", key=f"training-{name}")
-                st.caption(plain(STATISTICS[name]))
+                st.caption(plain(" ".join(filter(None, [STATISTICS[name], figure.data.attrs["signs"]]))))
                 blocks.take_away(
                     f"training-{name}",
                     label=plain(f"Export: {title}"),

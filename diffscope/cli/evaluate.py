@@ -169,12 +169,19 @@ def _evaluate_own(model, scope, texts, as_json):
             say(f"{stands.sentence}.")
         columns = list(dict.fromkeys(column for row in rows for column in row))
         table = [[_shown(row.get(column)) for column in columns] for row in rows]
-        show_table([f"share of D on {name[3:]}" if name.startswith("on ") else name for name in columns], table)
-        say("shares are of the last query, mean over heads, then layers")
+        show_table([_titled(name) for name in columns], table)
+        say("shares are of the last query, mean over heads, then layers; of |D| they count weights by size, whatever their sign")
         for what, names in wanting.items():
             say(f"not measured of {', '.join(names)}: {what}")
     if any(what in wanting for what in NECESSARY):
         raise typer.Exit(1)
+
+
+def _titled(column):
+    """A column's title: of the weights' sizes, and of those what is negative."""
+    if column.startswith("negative on "):
+        return f"negative part on {column.removeprefix('negative on ')}"
+    return f"share of |D| on {column.removeprefix('on ')}" if column.startswith("on ") else column
 
 
 def _shown(value):
@@ -204,4 +211,4 @@ def _show(mean, error, kind, normalisation, spans):
     for depth in mean["depth"].values:
         cells = [[float(x.sel(depth=depth, span=span, **chosen)) for x in (mean, error)] for span in spans]
         rows.append([f"{depth:.0%}", *(f"{value:.3f} ± {spread:.3f}" for value, spread in cells)])
-    show_table([f"{kind}, {normalisation}: depth", *spans], rows)
+    show_table([f"{kind}, {'share of |D|' if normalisation == 'share' else normalisation}: depth", *spans], rows)

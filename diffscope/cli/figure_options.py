@@ -96,7 +96,7 @@ Scale = Annotated[str | None, typer.Option(metavar="shared|own", help="maps: one
 Limit = _option("--limit", limit, "VALUE|robust", "maps: the value at the end of the colour scale.")
 Venue = Annotated[str | None, typer.Option(help="Widths and font sizes of a venue, for example neurips, icml, acl.")]
 Wide = Annotated[bool | None, typer.Option("--wide/--column", help="As wide as the page, or as a column.")]
-Width = Annotated[float | None, typer.Option(min=0.5, metavar="INCHES", help="Another width.")]
+Width = Annotated[float | None, typer.Option(metavar="INCHES", help="Another width, between 1 and 48.")]
 Title = Annotated[str | None, typer.Option(help='Instead of the line that says what is seen; "" for none.')]
 
 

@@ -84,6 +84,7 @@ def command(
     if out is not None:
         _check_format(out, per_head)
     names = read_stats(stats)
+    asked = _names(names)
     rows = _queries(query, queries)
     if saved is not None:
         capture = read_capture(saved, model, prompt, prompt_file, span, device, dtype)
@@ -91,13 +92,16 @@ def command(
     else:
         scope = read_scope(model, device, dtype)
         source = _of_model(scope, read_prompt(prompt, prompt_file), read_spans(span or []), layer, head, backend)
-    measured, interrupt = _measure(source, names, rows)
+    signed = [*asked, *{"negative_share"} - set(asked)] if "span_mass" in asked else names
+    measured, interrupt = _measure(source, signed, rows)
     if layer is not None and layer not in measured["layer"]:
         raise interrupt
     print_warnings(measured.attrs)
     place = {dim: [number] for dim, number in (("layer", layer), ("head", head)) if number is not None and dim in measured.dims}
     measured = measured.sel(place)
-    _report(measured, source, out, as_json, over_heads=not per_head and head is None)
+    words = _signs(measured)
+    shown = measured.drop_vars(set(measured) - set(asked))
+    _report(shown, source, out, as_json, over_heads=not per_head and head is None, signs=words)
     if interrupt:
         kept = f"these are kept in {out}" if out is not None else "nothing is kept; --out FILE keeps what is finished"
         note(f"stopped {measured.attrs['stopped']}; {kept}")
@@ -131,6 +135,22 @@ def _of_model(scope, content, spans, layer, head, backend):
     return _Source(measure, len(encoded.ids), encoded.positions())
 
 
+def _names(names):
+    """The statistics that names and groups stand for."""
+    from diffscope.stats.registry import select
+
+    return [statistic.name for statistic in select(names)]
+
+
+def _signs(measured):
+    """How much of |D| is negative on each key set, where shares of it are shown."""
+    if "span_mass" not in measured:
+        return ""
+    from diffscope.readings.signs import of_spans
+
+    return of_spans(measured, measured["span"].values.tolist())
+
+
 def _measure(source, names, queries):
     """What was measured, and the interrupt that stopped it or None."""
     with counting("measuring") as progress:
@@ -140,15 +160,15 @@ def _measure(source, names, queries):
             return interrupt.measured, interrupt
 
 
-def _report(measured, source, out, as_json, over_heads):
+def _report(measured, source, out, as_json, over_heads, signs):
     """Save every value where that is asked for, and show the averages."""
     if out is not None:
         with working(f"saving {out}"):
             _keep(measured, out)
     if as_json:
-        show_json(_summary(measured, source, out))
+        show_json(_summary(measured, source, out) | ({"signs": signs} if signs else {}))
     else:
-        _show_tables(measured, source, over_heads)
+        _show_tables(measured, source, over_heads, signs)
     if out is not None:
         note(f"saved {out}")
 
@@ -193,7 +213,7 @@ def _summary(measured, source, out):
     }
 
 
-def _show_tables(measured, source, over_heads):
+def _show_tables(measured, source, over_heads, signs):
     """One table a statistic."""
     attrs = measured.attrs
     sampled = f"; measured on {attrs['sampled']}" if attrs.get("sampled") else ""
@@ -204,6 +224,8 @@ def _show_tables(measured, source, over_heads):
             say(f"{name} [{values.attrs['units']}] is not averaged, its mean would say nothing; choose one --query, or --json")
             continue
         _show(name, *_average(values, ["query", "head"] if over_heads else ["query"]))
+        if name == "span_mass" and signs:
+            say(signs)
 
 
 def _heads(scope):

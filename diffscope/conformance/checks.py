@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from diffscope import edits
 from diffscope.attention.layer import LayerAttention
-from diffscope.conformance.prompts import SHORT, Prompts, declared_window, long_enough
+from diffscope.conformance.prompts import LENGTH, SHORT, Prompts, check_length, declared_window, long_enough
 from diffscope.conformance.report import VERDICTS, Finding, Report, differences, facts, in_words, schedule_offset, shares_keys
 from diffscope.errors import DiffscopeError, FidelityError
 from diffscope.families import Convention, Family, Passage
@@ -59,7 +59,7 @@ def check(
     model: Scope | str | os.PathLike | nn.Module,
     tokenizer: Any = None,
     *,
-    length: int = 48,
+    length: int = LENGTH,
     seed: int = 0,
     family: Family | None = None,
     device: Any = None,
@@ -76,7 +76,8 @@ def check(
     model : Scope, str, path or torch.nn.Module
         An opened model, or one to open.
     length : int
-        Tokens of the long prompt; it is made longer where that is needed to exceed a window.
+        Tokens of the long prompt, at most 4,096 and what the model has positions for; it is made longer where that is needed to
+        exceed a window. The default is shortened to what the model takes.
     seed : int
         Of the random prompts.
     tokenizer, family, device, dtype, device_map, attn_implementation, trust_remote_code
@@ -91,7 +92,7 @@ def check(
     Raises
     ------
     DiffscopeError
-        The model could not be run on any prompt, or as for :func:`diffscope.load`.
+        The model could not be run on any prompt, or takes none of that length; or as for :func:`diffscope.load`.
     """
     if isinstance(model, Scope):
         scope = model
@@ -106,6 +107,7 @@ def check(
             trust_remote_code=trust_remote_code,
             family=family,
         )
+    check_length(scope, length)
     modules = scope.family.modules(scope.model)
     kinds = sorted({type(module).__name__ for module in modules})
     report = Report(
@@ -134,7 +136,7 @@ def check(
     return report
 
 
-def planned_runs(scope: Scope, length: int = 48) -> list[int]:
+def planned_runs(scope: Scope, length: int = LENGTH) -> list[int]:
     """The tokens of every run of a model that :func:`check` makes, if all of its layers are differential."""
     long = long_enough(scope, length, declared_window(scope))
     fidelity = [long, long + max(2, long * 2 // 3)]

@@ -11,6 +11,7 @@ from diffscope.scope import Scope
 from diffscope.scope.runners import ImageModel
 
 LONGEST = 4096
+LENGTH = 48  # tokens of the long prompt, where no other length is asked for
 SHORT = 24  # tokens of prompts that are run many times
 
 
@@ -39,6 +40,24 @@ def declared_window(scope: Scope) -> int | None:
     declared = [getattr(holder, name, None) for holder in holders for name in names]
     widths = [max(width) if isinstance(width, tuple | list) else width for width in declared]
     return max((int(width) for width in widths if isinstance(width, int) and width > 0), default=None)
+
+
+def check_length(scope: Scope, length: int) -> None:
+    """Refuse a length of prompts that was asked for and that the model, or the check, does not take.
+
+    Raises
+    ------
+    DiffscopeError
+    """
+    if length == LENGTH or isinstance(scope.runner, ImageModel):
+        return
+    if scope.positions is not None and length > scope.positions:
+        raise DiffscopeError(
+            f"{scope.name} has positions for {scope.positions:,} tokens, and prompts of {length:,} were asked for; "
+            f"give a length of at most {min(scope.positions, LONGEST):,}"
+        )
+    if length > LONGEST:
+        raise DiffscopeError(f"prompts of {length:,} tokens were asked for, and at most {LONGEST:,} are checked; give less")
 
 
 def long_enough(scope: Scope, length: int, window: int | None) -> int:

@@ -231,7 +231,9 @@ def heads(
     labels = {"map": map, "span": span, "normalisation": normalisation, **(where or {})}
     if isinstance(cap, Comparison):
         values = _heads.of_two(cap, statistic, query, prompt, measured, labels)
-        return cells(values, panels="model", venue=venue, wide=wide, width=width, title=title)
+        figure = cells(values, panels="model", venue=venue, wide=wide, width=width, title=title)
+        figure.data.attrs["signs"] = values.attrs["signs"]
+        return figure
     data = KINDS["heads"].data(cap, statistic, query, prompt, measured, **labels)
     return KINDS["heads"].figure(data, venue, wide, width, contrast=contrast, title=title)
 

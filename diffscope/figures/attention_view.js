@@ -4,10 +4,13 @@
 const EXACT = 256; // tokens a side of the windows whose values are asked for token by token
 const LEAST = 8; // tokens a side of the smallest window
 const PAUSE = 250; // milliseconds after the last change of what is remembered
-const HINT = "Point at a cell to read it. Turn the wheel to zoom, click to lock, press arrow keys for other heads.";
-
+const HINT = "Point at a cell to read it. Turn the wheel to zoom, click to lock, press arrow keys";
 const HELP = `Point at a cell to read it, click to lock its query and key, shift-click to lock more; drag to move, turn the wheel to zoom.
-Keys: arrows choose the head beside this one and the layer above or below, + and − zoom, escape unlocks and shows the whole.`;
+Keys:`;
+const MORE_KEYS = "+ and − zoom, escape unlocks and shows the whole.";
+// What arrow keys do: a host has other heads; a page of its own has this one, whose cells they read.
+const HEADS = { hint: "for other heads", help: "arrows choose the head beside this one and the layer above or below" };
+const CELLS = { hint: "to read its neighbours", help: "arrows read the queries above and below, and the keys on either side" };
 const SCALE_HELP = `How a weight becomes a colour. root: by its square root, so that small weights show; raw: in proportion; log: four
 decades; row share: by the root of its share of the row, |x| / Σ|x|. What is read below are weights in any case.`;
 const ROBUST_HELP = "End the colours where one value in two hundred goes on; those have the colour of the arrow";
@@ -17,6 +20,7 @@ class View {
   constructor(host, buffer, emit) {
     this.host = host;
     this.emit = emit || (() => {});
+    this.arrows = emit ? HEADS : CELLS;
     this.options = { scale: "root", robust: true, sink: true };
     this.mode = "maps";
     this.heads = null; // whose lines are drawn; null for that of the maps
@@ -42,7 +46,7 @@ class View {
   build() {
     this.root = element("div", TURNING, { tabindex: "0", role: "application", class: "diffscope-view" });
     const bar = element("div", {}, { class: "bar" });
-    this.heading = element("strong", {}, { title: HELP });
+    this.heading = element("strong", {}, { title: `${HELP} ${this.arrows.help}, ${MORE_KEYS}` });
     this.range = element("span", {}, { class: "faint" });
     const scales = Object.entries(SCALES).map(([name, { label }]) => [name, label]);
     const modes = [
@@ -85,7 +89,6 @@ class View {
     this.data = parse(buffer);
     const { title, panels, prompt } = this.data;
     if (!before || before.prompt !== prompt) this.begin(before ? null : this.data.state);
-    this.heading.textContent = title;
     this.root.setAttribute("aria-label", `${title}: ${panels.map((panel) => panel.title).join(", ")}`);
     Object.values(this.drawings).forEach((drawing) => drawing.rebuild());
     this.show();
@@ -174,8 +177,27 @@ class View {
     this.range.textContent = `colours end at ${end}${most}${window}${group}`;
     const spans = this.data.spans.filter(({ ranges }) => ranges.length);
     this.legend.replaceChildren(...spans.map((span) => this.named(span)));
+    this.name();
     this.drawing.paint();
     this.read();
+  }
+
+  // The heading: which head, and whether every value of the window is drawn, or of bins the largest.
+  name() {
+    const { title, bin } = this.data;
+    const bins = bin === 1 || this.mode === "lines" || this.part ? "" : ` · largest |value| of each ${bin} × ${bin}`;
+    const exact = bin > 1 && this.part && this.mode === "maps" ? " · every value of this window" : "";
+    const both = bins && this.overlaps() ? ", every value where it is loaded" : "";
+    this.heading.textContent = `${title}${bins}${both}${exact}`;
+  }
+
+  // Whether exact values are drawn over a part of the window.
+  overlaps() {
+    const { detail } = this.data;
+    if (!detail) return false;
+    const { top, left, size } = this.window;
+    const [rows, columns] = detail.shape;
+    return top < detail.top + rows && detail.top < top + size && left < detail.left + columns && detail.left < left + size;
   }
 
   // What is pointed at and what is locked, as far as the view has been drawn.
@@ -194,7 +216,7 @@ class View {
     const parts = [];
     if (this.locked.rows.size) parts.push(`queries ${tokens(this.locked.rows)}`);
     if (this.locked.columns.size) parts.push(`keys ${tokens(this.locked.columns)}`);
-    return parts.length ? `locked: ${parts.join("; ")} (escape unlocks)` : HINT;
+    return parts.length ? `locked: ${parts.join("; ")} (escape unlocks)` : `${HINT} ${this.arrows.hint}.`;
   }
 
   pointAt(at) {
@@ -245,6 +267,7 @@ class View {
     this.settle();
     for (const view of views) {
       if (view.ramps) view.drawing.draw();
+      view.name();
       view.ask();
       view.remember();
     }
@@ -309,10 +332,25 @@ class View {
     }, PAUSE);
   }
 
+  // The cell beside the one that is read, within the window; first the window's last query and first key.
+  step(down, right) {
+    const { queries, keys } = this.data;
+    const { top, left, size } = this.window;
+    const bin = this.part || this.mode === "lines" ? 1 : this.data.bin;
+    const next = (at, by, from, count) =>
+      Math.max(Math.ceil(from), Math.min(at + by * bin, Math.min(count, Math.floor(from + size)) - 1));
+    const from = this.pointer ?? { row: queries, column: Math.ceil(left) };
+    const row = next(from.row ?? queries, this.pointer ? down : 0, top, queries);
+    const column = next(from.column ?? Math.ceil(left), this.pointer ? right : 0, left, keys);
+    this.pointAt({ row, column: this.mode === "lines" ? null : column });
+  }
+
   key(event) {
     const heads = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
-    if (heads && event.target === this.root) this.emit("head", { layer: heads[0], head: heads[1] });
-    else if (event.key === "+" || event.key === "=") this.zoom(1 / 1.5);
+    if (heads && event.target === this.root) {
+      if (this.arrows === HEADS) this.emit("head", { layer: heads[0], head: heads[1] });
+      else this.step(...heads);
+    } else if (event.key === "+" || event.key === "=") this.zoom(1 / 1.5);
     else if (event.key === "-") this.zoom(1.5);
     else if (event.key === "Escape") {
       this.hold([], []);

@@ -217,7 +217,7 @@ def _about(
     encoded = capture.prompts[prompt]
     lam = maps.attrs["lam"] if isinstance(maps.attrs["lam"], str) else maps.attrs["lam"][0]
     return {
-        "title": heading(maps.assign_attrs(head=head, lam=lam if attention.differential else None)),
+        "title": heading(maps.assign_attrs(head=head, lam=lam if attention.differential else None, bin=1)),  # the view tells bins
         "prompt": f"{maps.attrs['model']} {prompt} {hash(encoded.ids)}",
         "head": head,
         "heads": attention.n_heads,

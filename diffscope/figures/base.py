@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import xarray as xr
 
 from diffscope.errors import DiffscopeError, MissingExtra
@@ -18,6 +19,8 @@ from diffscope.files import check_target, replacing, to_json
 
 PRINTED = (".pdf", ".svg", ".png", ".pgf")
 ALSO = {"data": ".data.json", "latex": ".figure.tex", "provenance": ".provenance.json"}
+LEAST_WIDTH, MOST_WIDTH = 1.0, 48.0  # inches of a printed figure: from a thumbnail to a poster
+MOST_PIXELS = 200_000_000  # of a picture, which takes some bytes a pixel several times
 FINE = 600  # dots an inch of what is no vector
 COARSER = {".png": 300, ".svg": 400}  # whose images have no palette
 
@@ -44,7 +47,7 @@ class Kind:
         **style
             What the drawings take: ``title``, ``contrast``, ``scale``.
         """
-        inches = width or theme.width(venue, self.wide if wide is None else wide)
+        inches = theme.width(venue, self.wide if wide is None else wide) if width is None else checked_width(width)
         if style.get("contrast", "sqrt") not in ("sqrt", "linear"):
             raise DiffscopeError(f"no contrast {style['contrast']!r}: there are sqrt and linear")
         if style.get("scale", "shared") not in ("shared", "own"):
@@ -185,6 +188,8 @@ class Figure:
 
     def _printed(self, kind: str, dpi: int) -> bytes:
         drawing = self.matplotlib()
+        if kind == "png":
+            _check_pixels(*drawing.get_size_inches(), dpi)
         buffer = io.BytesIO()
         about: dict[str, str | None] = {"Title": f"{self.kind.name}: {self.data.attrs.get('model', '')}".rstrip(": ")}
         if kind == "pdf":
@@ -206,6 +211,31 @@ class Figure:
         dims = dict.fromkeys(dim for array in self.data.data_vars.values() for dim in array.dims)
         sizes = ", ".join(f"{dim}: {self.data.sizes[dim]}" for dim in dims)
         return f"<diffscope figure {self.kind.name!r} of {', '.join(map(str, self.data.data_vars))} ({sizes})>"
+
+
+def checked_width(width: Any) -> float:
+    """Return a width of a printed figure in inches.
+
+    Raises
+    ------
+    DiffscopeError
+        It is no number, or not between ``LEAST_WIDTH`` and ``MOST_WIDTH``.
+    """
+    if isinstance(width, bool) or not isinstance(width, (int, float, np.number)) or not LEAST_WIDTH <= width <= MOST_WIDTH:
+        raise DiffscopeError(
+            f"a figure is between {LEAST_WIDTH:g} and {MOST_WIDTH:g} inches wide, not {width!r}; give width in inches, or a venue"
+        )
+    return float(width)
+
+
+def _check_pixels(width: float, height: float, dpi: int) -> None:
+    """Refuse a picture that would take gigabytes of memory."""
+    across, down = round(width * dpi), round(height * dpi)
+    if across * down > MOST_PIXELS:
+        raise DiffscopeError(
+            f"a picture of {width:.3g} × {height:.3g} inches at {dpi} dots an inch has {across:,} × {down:,} pixels, and "
+            f"{MOST_PIXELS:,} are drawn at most; give a smaller width, or save it as .pdf or .svg"
+        )
 
 
 def check_suffix(path: Path) -> None:

@@ -9,9 +9,11 @@ from typing import Literal
 
 import numpy as np
 
+from diffscope.errors import DiffscopeError
 from diffscope.figures import theme
 from diffscope.figures.escaping import for_html, for_print
 
+MOST_HEIGHT = 200.0  # inches of a printed figure; matplotlib's pictures end at six times as much on a screen
 WIDER = 1.1  # than its axes a title may be
 NARROWEST = 8  # letters of a line, however little room there is
 RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -75,6 +77,10 @@ def canvas(width: float, height: float, w_pad: float = 0.02, h_pad: float = 0.02
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    if height > MOST_HEIGHT:
+        raise DiffscopeError(
+            f"the figure would be {height:,.0f} inches high, and {MOST_HEIGHT:g} are drawn; draw fewer panels, or less width"
+        )
     figure = Figure(figsize=(width, height), layout="constrained")
     figure.get_layout_engine().set(w_pad=w_pad, h_pad=h_pad, wspace=0.02, hspace=0.02)
     FigureCanvasAgg(figure)

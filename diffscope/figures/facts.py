@@ -50,6 +50,8 @@ def caption(figure: Figure) -> str:
         facts.append(f"λ {lam}" if isinstance(lam, str) else f"λ = {float(lam):.3f}")
     about = _about(figure)
     sentences = [about, "; ".join(facts)]
+    if attrs.get("signs"):  # of weights that are summed by size
+        sentences.append(str(attrs["signs"]).rstrip("."))
     if figure.kind.name in ("maps", "grid", "checkpoints") and figure.style.get("contrast") == "sqrt":
         sentences.append("colours follow the root of a weight, and zero is white")
     if boxes := lacking("".join(map(visible, _texts(figure)))):

@@ -14,7 +14,7 @@ from diffscope.figures.canvas import canvas, finish_print, finish_screen
 from diffscope.figures.escaping import for_html, for_print
 from diffscope.figures.selection import edited, one_prompt, position_of
 from diffscope.stats.averaging import averaged
-from diffscope.stats.labels import at_labels
+from diffscope.stats.labels import at_labels, is_unsigned, usual_label
 
 
 def data(
@@ -38,7 +38,17 @@ def data(
     for dim, label in choices.items():
         if label is not None and dim not in array.dims:
             raise DiffscopeError(f"{statistic} is not measured by {dim}, so that {label!r} cannot be chosen; leave {dim} out")
-    return over_heads(array, query, prompt, choices, model=cap.model_name).assign_attrs(edits=edited(cap))
+    dataset = over_heads(array, query, prompt, choices, model=cap.model_name).assign_attrs(edits=edited(cap))
+    return dataset.assign_attrs(signs=_signs(cap, dataset, array, query, prompt, choices))
+
+
+def _signs(cap, dataset: xr.Dataset, array: xr.DataArray, query: int | str, prompt: int, choices: dict) -> str:
+    """In which heads the weights that a share of |D| sums are negative; nothing of what has a sign of its own."""
+    if array.name != "span_mass" or not is_unsigned(dataset.attrs["selection"]):
+        return ""
+    from diffscope.readings.signs import of_span  # which loads code of models
+
+    return of_span(one_prompt(cap, prompt), str(choices.get("span") or usual_label(list(array["span"].values), "span")), query)
 
 
 def of_two(comparison, statistic: str, query, prompt: int, measured: xr.Dataset | None, choices: dict) -> xr.DataArray:
@@ -58,7 +68,12 @@ def of_two(comparison, statistic: str, query, prompt: int, measured: xr.Dataset 
     edits = "; ".join(
         f"{name}: {capture.facts['edits']}" for name, capture in zip(comparison.names, comparison.captures) if edited(capture)
     )
-    return together.assign_attrs(long_name=title, units=first["units"], model=" and ".join(comparison.names), edits=edits)
+    from diffscope.readings.signs import within  # which loads code of models
+
+    signs = " ".join(within(f"In {name}", each.attrs["signs"]) for name, each in zip(comparison.names, of_models)).strip()
+    return together.assign_attrs(
+        long_name=title, units=first["units"], model=" and ".join(comparison.names), edits=edits, signs=signs
+    )
 
 
 def over_heads(array: xr.DataArray, query=-1, prompt: int = 0, choices: dict | None = None, model: str = "") -> xr.Dataset:

@@ -24,8 +24,23 @@ def by_role(values: xr.DataArray, named: Mapping[str, str | None]) -> dict[str, 
         if dim not in values.dims:
             raise DiffscopeError(f"there is no dimension {dim!r}: there are {', '.join(map(str, values.dims))}")
     if left := [str(dim) for dim in values.dims if dim not in chosen]:
-        raise DiffscopeError(f"nothing says how {' and '.join(left)} is drawn; select one label of it, or average")
+        raise DiffscopeError(f"{_without_role(left)}{_remedy(left[0], [role for role, dim in named.items() if dim is None])}")
     return chosen
+
+
+def _without_role(dims: list[str]) -> str:
+    """Which dimensions are neither along an axis nor told apart, in words."""
+    names = ", ".join(map(repr, dims))
+    many = len(dims) > 1
+    return f"the values have {'dimensions' if many else 'a dimension'} {names} that this figure was not told how to draw; "
+
+
+def _remedy(dim: str, free: list[str]) -> str:
+    """What to do about a dimension without a role, as Python."""
+    keywords = {"panel": "panels"}
+    roles = [f"{keywords.get(role, role)}={dim!r}" for role in free]
+    draw = f"draw it ({' or '.join(roles)}), " if roles else ""
+    return f"{draw}choose one label (values.sel({dim}=…)) or average over it (values.mean({dim!r}))"
 
 
 def in_roles(values: xr.DataArray, chosen: Mapping[str, str], roles: tuple[str, ...]) -> xr.DataArray:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import xarray as xr
 
+from diffscope.capture import Capture, CaptureBatch
 from diffscope.errors import DiffscopeError
 from diffscope.figures import by_layer as _by_layer
 from diffscope.figures.base import Figure
@@ -21,6 +22,7 @@ from diffscope.figures.subjects import (
     prompts_said,
     undefined_said,
 )
+from diffscope.stats.labels import is_unsigned, usual_label
 
 Normalisation = Literal["share", "raw", "signed", "positive"]
 
@@ -82,6 +84,7 @@ def allocation(
     """
     from diffscope.readings.allocation import allocation as divided
     from diffscope.readings.bars import bars_of_all
+    from diffscope.readings.signs import amount
 
     map = map or "D"
     query = checked_query(query)
@@ -106,7 +109,9 @@ def allocation(
     counts = [len(cap.prompts) for cap in captures.values()]
     prompts = f", mean over {prompts_said(counts)}" if max(counts) > 1 else ""
     at = "last query" if query == -1 else f"query at {query}"
-    caption = f"Attention of the {at} to five parts of the prompt ({normalisation} of {map}){prompts}, {over}."
+    caption = f"Attention of the {at} to five parts of the prompt ({amount(map, normalisation)}){prompts}, {over}."
+    if (map, normalisation) == ("D", "share"):
+        caption += _of_bars({name: table for name, table in estimates.items() if captures[name].differential}, head)
     figure = curves(
         values, x="part", series="side", style="bars", controls=uniform, **ends, venue=venue, wide=wide, width=width, title=title
     )
@@ -204,6 +209,8 @@ def statistic_by_layer(
     caption = f"{chosen}. Lines are the {averages} over heads, points single heads."
     if query == "mean" and (lone := [name for name in names if compares_maps(name)]):
         caption += f" Over all queries {' and '.join(lone)} {'has' if len(lone) == 1 else 'have'} no control."
+    if "span_mass" in names and is_unsigned(estimates["span_mass"]["heads"].attrs["selection"].partition(" or ")[0]):
+        caption += _of_captures(captures, span, query)
     return drawn("statistic_by_layer", figure, caption, edits=edits_of(captures), model=", ".join(captures), **facts)
 
 
@@ -282,6 +289,32 @@ def _beside(tables: Mapping[str, xr.Dataset], part: str, titles: Sequence[str]) 
     series = list(dict.fromkeys(str(label) for array in arrays for label in array["series"].values))
     together = xr.concat(arrays, xr.DataArray(list(titles), dims="statistic", name="statistic"), join="outer")
     return together.sel(series=series).assign_attrs(long_name="", units="1")
+
+
+def _of_captures(captures: Mapping[str, Capture | CaptureBatch], span: str | None, query: int | str) -> str:
+    """In which heads of each model |D| on a span is negative."""
+    from diffscope.readings.signs import of_span
+
+    return _of_models({name: of_span(cap, span or usual_label([*cap[0].spans], "span"), query) for name, cap in captures.items()})
+
+
+def _of_bars(estimates: Mapping[str, xr.Dataset], head: int | None) -> str:
+    """In which of the heads that are drawn of each model |D| on the answer is negative."""
+    from diffscope.readings.signs import by_head
+
+    said = {}
+    for name, table in estimates.items():
+        heads = table if head is None else table.sel(head=[head])
+        share = heads["allocation"].sel(map="D", part="answer", normalisation="share", drop=True)
+        said[name] = by_head(share, heads["negative"].sel(map="D", part="answer", drop=True))
+    return _of_models(said)
+
+
+def _of_models(said: Mapping[str, str]) -> str:
+    """Sentences by model, each with its name where there are several models."""
+    from diffscope.readings.signs import within
+
+    return "".join(f" {within(f'In {name}', words) if len(said) > 1 else words}" for name, words in said.items() if words)
 
 
 def _of_one_layer(estimates: xr.Dataset, layer: int | None) -> xr.Dataset:

@@ -79,7 +79,8 @@ def by_depth(
     >>> figures.by_depth(reading)
     <diffscope figure 'by_depth' of value, low, high (panel: 4, series: 4, x: 5)>
     """
-    from diffscope.readings.controls import once_or_each  # which loads code of models
+    from diffscope.readings import signs  # which loads code of models
+    from diffscope.readings.controls import once_or_each
     from diffscope.readings.depths import common_lengths
 
     estimates = estimates_of(subject, "mass_of_prompt", READING)
@@ -127,6 +128,9 @@ def by_depth(
         f"{map} of the last query on {keys} by depth of the answer, prompts of {tokens} tokens; "
         f"mean over {first.attrs['averaged_over']}{within}."
     )
+    if map == "D":
+        tables = {name: table.sel(length=[tokens]) for name, table in estimates.items()}
+        caption = f"{caption} {signs.of_depths(tables, lines)}".rstrip()
     facts = {"length": int(tokens), "map": map, "span": span, "prompts": int(first.attrs["prompts"])}
     return drawn("by_depth", figure, caption, edits=edits_of(chosen), model=", ".join(chosen), **facts)
 
@@ -179,7 +183,8 @@ def depth_by_length(
     >>> figures.depth_by_length(reading, quantity="log_odds")
     <diffscope figure 'depth_by_length' of value, error (panel: 1, y: 2, x: 5)>
     """
-    from diffscope.readings.controls import once_or_each  # which loads code of models
+    from diffscope.readings import signs  # which loads code of models
+    from diffscope.readings.controls import once_or_each
     from diffscope.readings.depths import common_lengths
 
     estimates = estimates_of(subject, "mass_of_prompt", READING)
@@ -204,7 +209,7 @@ def depth_by_length(
             of_prompt = mass["mass_of_prompt"]
         counts += of_prompt.notnull().sum("prompt").values.ravel().tolist()
     facts: dict[str, Any] = {}
-    words = QUANTITIES.get(quantity, f"attention on {_words(quantity)} ({normalisation} of {map})")
+    words = QUANTITIES.get(quantity, f"attention on {_words(quantity)} ({signs.amount(map, normalisation)})")
     if quantity not in QUANTITIES:
         controls = {name: table["uniform"].sel(span=quantity, drop=True) for name, table in estimates.items()}
         for name, uniform in once_or_each(controls).items():
@@ -218,6 +223,8 @@ def depth_by_length(
     below = "half their 95 % interval (Wilson)" if quantity == "exact" else "its standard error over prompts"
     within = f", ± {below}" if error.notnull().any() else ""
     caption = f"{words}: mean over {prompts_said(counts)} a cell{within}."
+    if quantity not in QUANTITIES and (map, normalisation) == ("D", "share"):
+        caption = f"{caption} {signs.of_depths(estimates, [quantity])}".rstrip()
     facts |= {"edits": edits_of(estimates), "prompts": int(first.attrs["prompts"])}
     return drawn("depth_by_length", figure, caption, model=", ".join(estimates), **facts)
 

@@ -14,7 +14,7 @@ from diffscope.figures.base import Figure
 from diffscope.figures.of_values import curves
 from diffscope.figures.subjects import drawn, prompts_said
 from diffscope.stats.averaging import averaged, rule
-from diffscope.stats.labels import usual_label
+from diffscope.stats.labels import is_unsigned, told_unsigned, usual_label
 
 FIRST = ("length", "distractors", "needles", "n")  # fields of prompts that are drawn along, before others
 HEADS = ("layer", "head")
@@ -108,7 +108,7 @@ def sweep(
             known = [str(dim) for dim in values.dims if dim != "prompt"] + list(fields)
             raise DiffscopeError(f"{statistic} has no {role!r} to be drawn along; choose from {', '.join(known)}")
     values, usual = _usual(values, roles)
-    selection = ", ".join([*usual, *words])
+    selection = ", ".join(told_unsigned([*usual, *words]))
     left = [dim for dim in HEADS if dim in values.dims and dim not in roles]
     over_heads = averaged(values, left).values if left else values
     by = rule(values)
@@ -137,6 +137,10 @@ def sweep(
     over = ", then ".join([*(f"{dim}s" for dim in reversed(left)), f"{prompts_said(counts.values.ravel())} a place"])
     beside = {"mean": ", ± standard error over prompts", "median": ", with the quartiles of prompts"}[by]
     caption = f"{words}, by {x}: {by} over {over}{beside if low.notnull().any() else ''}."
+    if is_unsigned(selection):
+        from diffscope.readings.signs import WHATEVER  # which loads code of models
+
+        caption = f"{caption} {WHATEVER}."
     models = ", ".join(map(str, np.atleast_1d(values["model"].values))) if "model" in values.coords else ""
     edits = str(dataset.attrs.get("edits") or "")
     facts = {"statistic": statistic, "selection": selection, "prompts": values.sizes["prompt"]}

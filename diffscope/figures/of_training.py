@@ -72,8 +72,20 @@ def training(
         estimates = along_training(subject).estimates
         model = next(iter(subject.values())).model_name.partition("@")[0]
     data = KINDS["training"].data(estimates, statistic, layer, head)
+    data.attrs["signs"] = _signs(estimates, statistic)
     data.attrs |= {"model": model, "caption": f"{data.attrs['y']} by step of training; {data.attrs['apart'][0]} is set apart"}
     return KINDS["training"].figure(data, venue, wide, width, title=title)
+
+
+def _signs(estimates: xr.Dataset, statistic: str) -> str:
+    """In which heads a share of |D| is negative at the last step; nothing of other statistics."""
+    from diffscope.readings import signs  # with which models' code would be loaded for every figure
+
+    if f"{statistic}_negative" not in estimates or estimates["lambda"].isnull().all():
+        return ""
+    last = estimates.isel(step=-1)
+    said = signs.by_head(last[statistic], last[f"{statistic}_negative"], signs.called(statistic))
+    return signs.within(f"At step {int(last['step'])}", said)
 
 
 def checkpoints(

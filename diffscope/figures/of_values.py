@@ -80,7 +80,7 @@ def curves(
     Raises
     ------
     DiffscopeError
-        There is no such dimension, or one that nothing says how to draw.
+        There is no such dimension, or one without a role.
     """
     if style not in _curves.STYLES:
         raise DiffscopeError(f"no style {style!r}: there are {', '.join(_curves.STYLES)}")
@@ -124,7 +124,7 @@ def strips(
     Raises
     ------
     DiffscopeError
-        There is no such dimension, one that nothing says how to draw, or no value at all.
+        There is no such dimension, one without a role, or no value at all.
     """
     return KINDS["strips"].figure(KINDS["strips"].data(values, x, series, points, joined), venue, wide, width, title=title)
 
@@ -161,6 +161,6 @@ def cells(
     Raises
     ------
     DiffscopeError
-        There is no such dimension, or one that nothing says how to draw.
+        There is no such dimension, or one without a role.
     """
     return KINDS["cells"].figure(KINDS["cells"].data(values, x, y, panels, error), venue, wide, width, title=title)

@@ -14,6 +14,7 @@ from diffscope.errors import PromptError
 from diffscope.lab.odds import Logits
 from diffscope.lab.scoring import answers
 from diffscope.scope import Scope
+from diffscope.stats.negative_mass import NEEDED, negative_mass
 from diffscope.tasks.retrieval import Prompt
 
 LEVEL = 0.05
@@ -137,7 +138,8 @@ def of_each(scope: Scope, prompts: Sequence[Prompt], progress: Callable[[int, in
     -------
     list of dict
         ``prompt`` its name, ``exact``, ``loss`` and ``log_odds`` of the answer; ``on answer``, ``on needles`` and so on: the
-        share of D that the last query gives to a span, mean over heads, then layers.
+        share of |D| that the last query gives to a span, mean over heads, then layers; ``negative on answer`` and so on: the part
+        of |D| that negative weights there have, of differential attention.
     """
     logits = logits_of(scope)
     rows = []
@@ -148,9 +150,14 @@ def of_each(scope: Scope, prompts: Sequence[Prompt], progress: Callable[[int, in
             row |= {"exact": bool(answered.right[0]), "loss": float(answered.loss[0])}
             row["log_odds"] = float(answered.log_odds[0]) if prompt.distractors else None
         spans = {name: positions for name, positions in prompt.spans.items() if positions}
-        masses = scope.capture(prompt.ids, spans=spans).measure(["span_mass"], queries=[-1])["span_mass"]
-        shares = masses.sel(map="D", normalisation="share").isel(query=0, drop=True).mean("head").mean("layer")
-        row |= {f"on {name}": float(shares.sel(span=name)) if prompt.spans[name] else None for name in prompt.spans}
+        capture = scope.capture(prompt.ids, spans=spans)
+        measured = capture.measure(NEEDED, queries=[-1]).isel(query=0, drop=True)
+        masses = {"on": measured["span_mass"].sel(normalisation="share")}
+        if capture.differential:
+            masses["negative on"] = negative_mass(measured)
+        means = {what: mass.sel(map="D").mean("head").mean("layer") for what, mass in masses.items()}
+        for name in prompt.spans:
+            row |= {f"{what} {name}": float(mean.sel(span=name)) if prompt.spans[name] else None for what, mean in means.items()}
         rows.append(row)
         if progress:
             progress(index + 1, len(prompts))

@@ -24,6 +24,7 @@ from diffscope.errors import (
     UnsupportedModel,
     first_line,
 )
+from diffscope.files import is_pickle
 from diffscope.models.quiet import quietly
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
@@ -116,7 +117,17 @@ def check_weights(folder: Path) -> None:
             with safe_open(file, framework="pt"):
                 pass
         except (SafetensorError, OSError) as error:
-            raise CorruptFile(f"{file} is truncated or damaged ({error}); copy it again") from None
+            raise unreadable(file, error) from None
+
+
+def unreadable(file: Path, error: Exception) -> CorruptFile:
+    """The error to raise of a file of weights that is no safetensors: a pickle under its name, or a damaged one."""
+    if file.is_file() and is_pickle(file):
+        return CorruptFile(
+            f"{file} is a pickle (as torch.save writes), not safetensors, and can run code when opened; "
+            "convert it with save_pretrained(..., safe_serialization=True)"
+        )
+    return CorruptFile(f"{file} is truncated or damaged ({first_line(error)}); copy it again")
 
 
 def check_folders(home: Path, weights: Path) -> None:

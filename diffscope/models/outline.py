@@ -19,7 +19,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from diffscope.attention.memory import free_memory
 from diffscope.errors import CorruptFile, ModelNotFound, OutOfMemoryAhead, UnsupportedModel, first_line
-from diffscope.models.loading import check_weights, locate
+from diffscope.models.loading import check_weights, locate, unreadable
 
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -143,7 +143,7 @@ def read_header(file: Path) -> dict[str, Stored]:
             parts = {name: weights.get_slice(name) for name in weights.keys()}  # noqa: SIM118 (it is no dict)
             return {name: Stored(part.get_dtype(), tuple(part.get_shape())) for name, part in parts.items()}
     except (SafetensorError, OSError) as error:
-        raise CorruptFile(f"{file} is truncated or damaged ({first_line(error)}); copy it again") from None
+        raise unreadable(file, error) from None
 
 
 def _files(folder: Path) -> list[Path]:

@@ -49,12 +49,39 @@ def mismatch(
     suspects : sequence of (str, LayerAttention)
         Other queries, keys and values that the family thinks possible, and what they would mean.
     """
+    if broken := not_finite(layer, observed, module):
+        return FidelityError(f"layer {layer.layer}: {broken}; no map of it means anything, so check the model's weights")
     cause = likely_cause(layer, observed, module, suspects)
     where = "" if math.isnan(result.error_float32) else "in a float32 run of the layer: "
     return FidelityError(
         f"layer {layer.layer}: the maps that family {layer.family!r} reads do not rebuild the model's attention output "
         f"({where}error {result.error:.2g}, tolerance {result.tolerance:.0e}); likely cause: {cause}"
     )
+
+
+def not_finite(layer: LayerAttention, observed: Tensor, module: nn.Module | None = None) -> str:
+    """Say what of a layer holds NaN or infinite values: its weights, what it reads, or what it produced; nothing if none does.
+
+    Parameters as of :func:`mismatch`.
+    """
+    weights = {} if module is None else {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    own = [name for name, weight in weights.items() if not weight.is_meta and bool(weight.isnan().any())]
+    if own:
+        return f"{', '.join(own)} of this layer {'holds' if len(own) == 1 else 'hold'} NaN"
+    past = layer.n_keys - layer.n_queries
+    read = {"queries": (layer.q, 0), "keys": (layer.k, past), "values": (layer.v, past)}
+    broken = [
+        name
+        for name, (tensor, before) in read.items()
+        if not all(tensor[i, :, : before + n].isfinite().all() for i, n in enumerate(layer.lengths))
+    ]
+    if broken:
+        words = "hold values that are not finite"
+        whence = "what enters the layer does" if module is None else "its own weights hold no NaN, so what enters it does"
+        return f"the {', '.join(broken)} of this layer {words}: {whence}"
+    if not all(observed[i, :n].isfinite().all() for i, n in enumerate(layer.lengths)):
+        return "the model itself produced values that are not finite"
+    return ""
 
 
 @exactly
@@ -65,8 +92,8 @@ def likely_cause(
 
     Parameters as of :func:`mismatch`.
     """
-    if not all(observed[i, :n].isfinite().all() for i, n in enumerate(layer.lengths)):
-        return "the model itself produced values that are not finite"
+    if broken := not_finite(layer, observed, module):
+        return broken
     if observed.is_cuda and observed.dtype == torch.float32 and tf32_allowed():
         return "torch rounds products to TF32; torch.set_float32_matmul_precision('highest')"
     half = observed.dtype in HALF

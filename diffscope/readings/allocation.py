@@ -9,11 +9,13 @@ import xarray as xr
 
 from diffscope.capture import Capture, CaptureBatch
 from diffscope.errors import SpanError
+from diffscope.readings import signs
 from diffscope.readings.captures import Queries, any_capture, query_positions, relabelled
 from diffscope.readings.reading import Reading, described
 from diffscope.readings.words import counted, listed, percent
 from diffscope.stats.averaging import averaged
 from diffscope.stats.measuring import is_last
+from diffscope.stats.negative_mass import NEEDED, negative_mass
 
 PARTS = ("first token", "before", "answer", "after", "question")
 ROUNDING = 0.005
@@ -46,8 +48,9 @@ def allocation(cap: Capture | CaptureBatch, queries: Queries = -1) -> Reading:
     Reading
         ``estimates``: ``allocation`` (prompt of a batch, layer, head, map, query if several, part, normalisation); its mean over
         heads, ``over_heads``, and over heads and then layers, ``over_layers``; ``spread``, the standard deviation over all heads;
-        ``keys`` (layer, part), how many keys of a part a query sees, and ``uniform``, their share of all that it sees. NaN where
-        a query sees none of a part, or nothing else, so that a bar is missing rather than 0; averages are over what is defined.
+        ``negative``, without ``normalisation``, the part of the row's Σ|x| that negative weights on a part have; ``keys`` (layer,
+        part), how many keys of a part a query sees, and ``uniform``, their share of all that it sees. NaN where a query sees none
+        of a part, or nothing else, so that a bar is missing rather than 0; averages are over what is defined.
 
     Raises
     ------
@@ -96,8 +99,10 @@ def _of_prompt(cap: Capture, queries: Queries) -> xr.Dataset:
     """What each head of a prompt gives to each part."""
     sets = parts(cap.spans, cap.n_tokens)
     rows = query_positions(cap, queries)
-    measured = relabelled(cap, sets).measure("span_mass", queries=rows)
-    mass = measured["span_mass"].sel(span=list(PARTS)).rename(span="part")
+    measured = relabelled(cap, sets).measure(NEEDED, queries=rows)
+    mass, negative = (
+        values.sel(span=list(PARTS)).rename(span="part") for values in (measured["span_mass"], negative_mass(measured))
+    )
     seen = [_seen(layer.prompt(0).visible(rows).cpu().numpy(), sets) for layer in cap.layers]
     keys = xr.DataArray(seen, {"layer": cap.layer_numbers, "query": rows, "part": list(PARTS)}, ("layer", "query", "part"))
     total = keys.sum("part")
@@ -106,6 +111,7 @@ def _of_prompt(cap: Capture, queries: Queries) -> xr.Dataset:
     )  # undefined where the mass is, so that means are over the same rows
     variables = {
         "allocation": mass.assign_attrs(long_name="attention on each part of the prompt"),
+        "negative": negative.assign_attrs(long_name="negative weights on each part of the prompt"),
         "keys": described(keys, "visible keys of each part", "#{visible keys of the part}", "keys"),
         "uniform": described(uniform, "what uniform attention gives", "visible keys of the part / all visible keys"),
     }
@@ -120,7 +126,8 @@ def _seen(visible: np.ndarray, sets: Mapping[str, Sequence[int]]) -> list[list[i
 
 def _sentence(cap: Capture | CaptureBatch, estimates: xr.Dataset, queries: Queries) -> str:
     """The bars of D in words, mean over heads and layers, beside those of A1 and of uniform attention."""
-    share = estimates[["allocation", "over_layers"]].sel(normalisation="share")
+    share = estimates[["allocation", "over_layers", "negative"]].sel(normalisation="share")
+    share["negative"] = averaged(estimates["negative"].sel(map="D"), ["head", "layer"]).values
     share["uniform"] = estimates["uniform"].mean("layer")
     share = share.mean([dim for dim in ("prompt", "query") if dim in share.dims])
     weights = "A" if all(layer.d_is_a1 for layer in cap.layers) else "|D|"
@@ -131,6 +138,8 @@ def _sentence(cap: Capture | CaptureBatch, estimates: xr.Dataset, queries: Queri
         if np.isnan(d):
             continue
         beside = [f"A1 {percent(a1)}"] if cap.differential else []
+        if weights != "A":
+            beside.insert(0, signs.of_it(d, float(bar["negative"])))
         beside.append(f"uniform {percent(float(bar['uniform']))}")
         if part == "answer":
             heads = bar["allocation"].sel(map="D")

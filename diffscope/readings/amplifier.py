@@ -11,6 +11,7 @@ from diffscope.capture import Capture, CaptureBatch
 from diffscope.readings.captures import irrelevant_in_words, one_prompt, place_of, query_position, with_fewest_spans
 from diffscope.readings.pairing import COUNT, HEADS, LEAST, MIDDLE, OWN, beside_controls
 from diffscope.readings.reading import Reading, described
+from diffscope.readings.signs import by_head, negative_of_gains
 from diffscope.readings.words import between, capital, counted, decimal, figures
 
 ON_KEYS = ("lambda_star", "residual_noise", "residual_floor", "noise_gain", "signal_gain", "rho", "cosine")
@@ -25,7 +26,8 @@ READS = {
     "Where A1 has a gain g, λ / g is compared.",
     "residual_over_floor": "At 1 the learned λ leaves as little of A1 there as any coefficient could: the floor.",
     "residual_floor": "What the best coefficient leaves of A1 there: 0 where A2 is a copy of A1, 1 where they share nothing.",
-    "noise_gain": "Absolute weight that comes out over weight that went in: below 1 irrelevant tokens get less, above 1 more.",
+    "noise_gain": "Absolute weight that comes out, whatever its sign, over weight that went in: below 1 irrelevant tokens get "
+    "less, above 1 more.",
     "signal_gain": "Net weight that comes out over weight that went in: near 1 the answer is spared, below 0 it turns negative.",
     "effective_rank": "Compare with the uniform map, which attends to nothing and still has a rank, and with each row permuted.",
 }
@@ -157,10 +159,18 @@ def _of_noise(estimates: xr.Dataset) -> str:
         return ""
     own, least = _defined(_on(estimates, "noise_gain"), _on(estimates, "noise_gain", LEAST))
     below = f"Noise gain on {estimates.attrs['irrelevant']} is below 1 {_heads(int((noise < 1).sum()), len(noise))}"
+    signed = _signs(estimates, "irrelevant", estimates.attrs["irrelevant"])
     if not len(own):
-        return f"{below}; there is no other A2 in a layer to compare with."
+        return f"{below}; there is no other A2 in a layer to compare with.{signed}"
     both = _heads(int(((own < 1) & (own < least)).sum()), len(own))
-    return f"{below}; below 1 and every control {both} ({_controls(estimates)})."
+    return f"{below}; below 1 and every control {both} ({_controls(estimates)}).{signed}"
+
+
+def _signs(estimates: xr.Dataset, span: str, where: str) -> str:
+    """In which heads a part of what comes out on a span is negative, and how much of it."""
+    noise, signal = (_on(estimates, name, span=span).drop_vars(["span", "control"]) for name in ("noise_gain", "signal_gain"))
+    said = by_head(noise, negative_of_gains(noise, signal) * noise, where)
+    return f" {said}" if said else ""
 
 
 def _of_signal(estimates: xr.Dataset) -> str:
@@ -169,9 +179,11 @@ def _of_signal(estimates: xr.Dataset) -> str:
         return ""
     above = f"Signal gain on the answer is above noise gain {_heads(int((signal > noise).sum()), len(signal))}"
     controls = _defined(_on(estimates, "signal_gain", MIDDLE, "answer"), _on(estimates, "noise_gain", MIDDLE))
+    signed = _signs(estimates, "answer", "the answer")
     if not len(controls[0]):
-        return f"{above}."
-    return f"{above}; by the medians over other heads' A2 {_heads(int((controls[0] > controls[1]).sum()), len(controls[0]))}."
+        return f"{above}.{signed}"
+    count = _heads(int((controls[0] > controls[1]).sum()), len(controls[0]))
+    return f"{above}; by the medians over other heads' A2 {count}.{signed}"
 
 
 def _of_ranks(estimates: xr.Dataset) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import xarray as xr
 
+from diffscope.readings import signs
 from diffscope.readings.reading import described
 
 UNIFORM = "uniform attention"
@@ -65,7 +66,7 @@ def bars_of_all(
     dataset = xr.concat(together, xr.DataArray(labels, dims="side", name="side"), data_vars="all", combine_attrs="override")
     over = "one head" if heads else "mean over heads, then layers"
     words = {"value": over, "low": "least head of all layers", "high": "largest head of all layers"}
-    name = f"attention, {normalisation} of {map}"
+    name = f"attention, {signs.amount(map, normalisation)}"
     return xr.Dataset({key: described(values, name, words[str(key)]) for key, values in dataset.data_vars.items()})
 
 

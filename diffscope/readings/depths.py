@@ -17,10 +17,12 @@ from diffscope.edits import Edit
 from diffscope.errors import DiffscopeError, OutOfMemoryAhead, PromptError, UnsupportedModel
 from diffscope.lab.scoring import DEPTHS, answers
 from diffscope.lab.standing import logits_of
+from diffscope.readings import signs
 from diffscope.readings.reading import Reading, described
 from diffscope.readings.words import counted, decimal, figures, listed, percent
 from diffscope.scope import Scope
 from diffscope.stats.averaging import averaged
+from diffscope.stats.negative_mass import FORMULA, NEEDED, negative_mass
 from diffscope.tasks.retrieval import Prompt, Retrieval
 from diffscope.tasks.trained_on import template_of
 
@@ -80,11 +82,12 @@ def depths(
     -------
     Reading
         ``estimates``: ``mass`` (length, depth, map, span, normalisation), the mean over heads, then layers, then prompts, its
-        standard error over prompts ``mass_se``, and ``mass_of_prompt``; ``by_head``, the mean over prompts alone; ``uniform``
-        (length, depth, span), what uniform attention gives, undefined where a capture of the prompt does not fit into memory;
-        ``exact`` (length, depth), the share of exact answers, with the ends of its 95 % interval (Wilson), ``exact_low`` and
-        ``exact_high``; ``log_odds`` and ``log_odds_se``, of the answer against all distractors in nats, and
-        ``log_odds_of_prompt``. NaN for what standard attention lacks, and for errors of one prompt.
+        standard error over prompts ``mass_se``, and ``mass_of_prompt``; ``by_head``, the mean over prompts alone; ``negative``,
+        the part of a row's Σ|x| that negative weights on a span have, and ``negative_by_head``; ``uniform`` (length, depth,
+        span), what uniform attention gives, undefined where a capture of the prompt does not fit into memory; ``exact`` (length,
+        depth), the share of exact answers, with the ends of its 95 % interval (Wilson), ``exact_low`` and ``exact_high``;
+        ``log_odds`` and ``log_odds_se``, of the answer against all distractors in nats, and ``log_odds_of_prompt``. NaN for what
+        standard attention lacks, and for errors of one prompt.
 
     Raises
     ------
@@ -170,7 +173,7 @@ def _look(scope: Scope, prompt: Prompt, seen: np.ndarray) -> xr.Dataset:
     """Where the last query of a prompt looks, by layer and head, and how the prompt is answered."""
     n = len(prompt.ids)
     spans = {name: prompt.spans[name] for name in SPANS}
-    measured = scope.measure(prompt.ids, ["span_mass"], spans=spans, queries=[n - 1])
+    measured = scope.measure(prompt.ids, NEEDED, spans=spans, queries=[n - 1])
     answered = answers(logits_of(scope), [prompt], scope.runner.device)
     encoded = scope.encode(prompt.ids, spans).positions()
     mass = measured["span_mass"].isel(query=0, drop=True)
@@ -178,6 +181,7 @@ def _look(scope: Scope, prompt: Prompt, seen: np.ndarray) -> xr.Dataset:
     share = counts / np.maximum(seen.sum(1, keepdims=True), 1)
     variables = {
         "mass": mass,
+        "negative": negative_mass(measured).isel(query=0, drop=True),
         "uniform": (("layer", "span"), np.where((share > 0) & (share < 1), share, np.nan)),  # undefined where the mass is
         "exact": float(answered.right[0]),
         "log_odds": float(answered.log_odds[0]),
@@ -193,6 +197,8 @@ def _cell(looks: Iterator[xr.Dataset]) -> xr.Dataset:
         {
             "mass_of_prompt": over_heads,
             "by_head": prompts["mass"].mean("prompt"),
+            "negative": averaged(prompts["negative"], ["head", "layer"]).values.mean("prompt"),
+            "negative_by_head": prompts["negative"].mean("prompt"),
             "undefined": prompts["mass"].sel(map="D").isnull().sum(),
             "uniform": averaged(prompts["uniform"], ["layer"], "mean").values.mean("prompt"),
             "exact_of_prompt": prompts["exact"],
@@ -218,6 +224,10 @@ def _estimates(table: xr.Dataset) -> xr.Dataset:
             _error(mass), "standard error of attention on each span", "standard deviation over prompts / √prompts"
         ),
         "mass_of_prompt": described(mass, "attention on each span, by prompt", alike),
+        "negative": described(table["negative"], "negative weights on each span", f"{FORMULA}, {alike}, then prompts"),
+        "negative_by_head": described(
+            table["negative_by_head"], "negative weights on each span, by head", f"{FORMULA}, mean over prompts"
+        ),
         "by_head": described(table["by_head"], "attention on each span, by head", "mean over prompts, of the last query"),
         "uniform": described(
             table["uniform"],
@@ -261,17 +271,20 @@ def _sentence(estimates: xr.Dataset) -> str:
     return (
         f"{int(right.sum())} of {counted(right.size, 'answer')} are exact, on prompts of {lengths} tokens that state "
         f"{estimates.attrs['distractors'] + 1} numbers. At the last token, mean over heads, layers and prompts, the answer gets "
-        f"{_gets(share, 'answer')}, irrelevant tokens {_gets(share, 'irrelevant')}.{_strongest(share['by_head'])}"
+        f"{_gets(share, 'answer')}, irrelevant tokens {_gets(share, 'irrelevant')}.{_strongest(share)}"
     )
 
 
-def _strongest(shares: xr.DataArray) -> str:
+def _strongest(estimates: xr.Dataset) -> str:
     """The head that gives the answer most, mean over prompts, lengths and depths."""
-    heads = shares.sel(map="D", span="answer").mean(CELL)
+    of_heads = estimates[["by_head", "negative_by_head"]].sel(map="D", span="answer").mean(CELL)
+    heads = of_heads["by_head"]
     if not heads.notnull().any():
         return ""
-    best = heads.isel(heads.argmax(...))
-    return f" The head with most of the answer is L{int(best['layer'])}H{int(best['head'])}: {percent(float(best))}."
+    best = of_heads.isel(heads.argmax(...))
+    share, negative = float(best["by_head"]), float(best["negative_by_head"])
+    signed = f", {signs.of_it(share, negative)}" if _differential(estimates["mass_of_prompt"]) else ""
+    return f" The head with most of the answer is L{int(best['layer'])}H{int(best['head'])}: {percent(share)}{signed}."
 
 
 def _gets(share: xr.Dataset, span: str) -> str:
@@ -280,13 +293,20 @@ def _gets(share: xr.Dataset, span: str) -> str:
     mean, error = _over_cells(mass.sel(map="D"))
     if not np.isfinite(mean):
         return "no share, since D is zero everywhere"
-    differential = bool(mass.sel(map="A2").notnull().any())
+    differential = _differential(mass)
     beside = [f"A1 {percent(_over_cells(mass.sel(map='A1'))[0])}"] if differential else []
     uniform = float(share["uniform"].sel(span=span).mean())
     beside += [f"uniform attention {percent(uniform)}"] if np.isfinite(uniform) else []
     within = f" ± {figures(100 * error)} points" if np.isfinite(error) else ""
     weights = "|D|" if differential else "A"
+    if differential:
+        beside.insert(0, signs.of_it(mean, float(share["negative"].sel(map="D", span=span).mean(CELL))))
     return f"{percent(mean)}{within} of {weights}" + (f" ({', '.join(beside)})" if beside else "")
+
+
+def _differential(mass: xr.DataArray) -> bool:
+    """Whether there is a second map."""
+    return bool(mass.sel(map="A2").notnull().any())
 
 
 def _over_cells(values: xr.DataArray) -> tuple[float, float]:
@@ -381,11 +401,19 @@ def _contrast_sentence(sides: xr.Dataset, first: xr.Dataset, second: xr.Dataset)
     within = f" (standard error {figures(error)})" if np.isfinite(error) else ""
     how = "The prompts are the same" if sides.attrs["paired"] else "The prompts are not of the same tokens"
     right = listed([str(int(side["exact_of_prompt"].sum())) for side in (first, second)])
+    given = [f"{percent(value)}{_signed(side, value)}" for value, side in zip(answer, (first, second))]
     return (
-        f"{names[0]} gives the answer {percent(answer[0])}, {names[1]} {percent(answer[1])}: {size}{within}. "
+        f"{names[0]} gives the answer {given[0]}, {names[1]} {given[1]}: {size}{within}. "
         f"{_by_normalisation(change['difference'])}. Irrelevant tokens get {percent(rest[0])} and {percent(rest[1])}. "
         f"{right} of {counted(first['exact_of_prompt'].size, 'answer')} are exact. {how}."
     )
+
+
+def _signed(estimates: xr.Dataset, share: float) -> str:
+    """How much of what the answer gets of |D| is negative; nothing of standard attention."""
+    if not _differential(estimates["mass_of_prompt"]):
+        return ""
+    return f" of |D| ({signs.of_it(share, float(estimates['negative'].sel(map='D', span='answer').mean(CELL)))})"
 
 
 def _by_normalisation(differences: xr.DataArray) -> str:

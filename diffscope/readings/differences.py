@@ -18,6 +18,7 @@ from diffscope.readings.reading import Reading
 from diffscope.readings.words import figures
 from diffscope.stats.averaging import average, rule
 from diffscope.stats.formulas.spans import NORMALISATIONS
+from diffscope.stats.labels import UNSIGNED
 
 Side = Capture | CaptureBatch | xr.Dataset
 
@@ -172,12 +173,14 @@ def _items(averages: xr.Dataset, normalisation: str, left_out: Sequence[str]) ->
         error = str(name).endswith("_se") and str(name).removesuffix("_se") in averages
         if name in left_out or error:
             continue
+        unsigned = normalisation == "share" and "normalisation" in values.dims
         for dim, label in (("normalisation", normalisation), ("lambda_value", "used")):
             if dim in values.dims:
                 values = values.sel({dim: label}, drop=True)
         others = [dim for dim in values.dims if dim not in ("layer", "head")]
         for labels in itertools.product(*(values[dim].values.tolist() for dim in others)):
-            words = ": ".join([str(values.attrs.get("long_name", name)), *([", ".join(map(str, labels))] if labels else [])])
+            told = [*map(str, labels), *([UNSIGNED] if unsigned and "D" in labels else [])]
+            words = ": ".join([str(values.attrs.get("long_name", name)), *([", ".join(told)] if told else [])])
             item = Item(str(name), words, str(values.attrs.get("units", "1")), rule(values))
             items[item] = values.sel(dict(zip(others, labels)), drop=True).transpose("layer", "head")
     return items

@@ -5,10 +5,12 @@ from __future__ import annotations
 import xarray as xr
 
 from diffscope.capture import Capture, CaptureBatch
+from diffscope.readings import signs
 from diffscope.readings.captures import one_prompt, place_of, query_position
 from diffscope.readings.head_sentence import CLEARLY, MOST
 from diffscope.readings.reading import Reading, described
 from diffscope.readings.words import between, counted, decimal, percent, shortened
+from diffscope.stats.negative_mass import NEEDED, negative_mass
 
 
 def finders(cap: Capture | CaptureBatch, query: int | str = -1) -> Reading:
@@ -28,8 +30,9 @@ def finders(cap: Capture | CaptureBatch, query: int | str = -1) -> Reading:
     -------
     Reading
         ``estimates``: ``share`` (layer, head), what D gives to the answer of all that it gives, Σ|D| there over Σ|D|, NaN of a
-        head that sees nothing else, or none of it; ``net`` (layer, head), what D sums to there, whose sign |D| does not show;
-        ``uniform`` (layer), what uniform attention would give. Empty where no answer is marked, which the sentence says.
+        head that sees nothing else, or none of it; ``negative`` (layer, head), the part of Σ|D| that negative weights there have;
+        ``net`` (layer, head), what D sums to there; ``uniform`` (layer), what uniform attention would give. Empty where no answer
+        is marked, which the sentence says.
 
     Raises
     ------
@@ -40,13 +43,15 @@ def finders(cap: Capture | CaptureBatch, query: int | str = -1) -> Reading:
     at = query_position(cap, query)
     if "answer" not in cap.spans:
         return Reading("No answer is marked in this prompt.", xr.Dataset())
-    mass = cap.measure("span_mass", queries=[at])["span_mass"].isel(query=0, drop=True)
+    measured = cap.measure(NEEDED, queries=[at]).isel(query=0, drop=True)
+    mass = measured["span_mass"]
     share, net = (mass.sel(map="D", span="answer", normalisation=kind, drop=True) for kind in ("share", "raw"))
     uniform = xr.DataArray(
         [_uniform(cap, number, at) for number in range(cap.n_layers)], {"layer": cap.layer_numbers}, ("layer",)
     )
     variables = {
         "share": described(share, "attention on the answer", "sum_answer |D| / sum |D|"),
+        "negative": negative_mass(measured).sel(map="D", span="answer", drop=True),
         "net": described(net, "what D sums to on the answer", "sum_answer D"),
         "uniform": described(uniform, "what uniform attention gives", "visible keys of the answer / all visible keys"),
     }
@@ -73,6 +78,8 @@ def _sentence(estimates: xr.Dataset, cap: Capture, place: str) -> str:
     takers = _takers(heads.isel(which=(~gives & clear).values), weights)
     giving = heads.isel(which=gives.values)
     givers = [f"{name} {percent(float(share))}" for name, share in zip(_names(giving), giving["share"])]
+    if weights != "A":
+        givers = [f"{words} ({sign})" for words, sign in zip(givers, _signs(giving))]
     count = int((half & gives).sum())
     if not count:
         most = f"; {givers[0]} gives most" if givers else ""
@@ -88,11 +95,15 @@ def _takers(heads: xr.Dataset, weights: str) -> str:
     if not count:
         return ""
     named = [
-        f"{name} ({percent(float(share))} of {weights}, D sums to {decimal(float(net))} there)"
-        for name, share, net in zip(_names(heads), heads["share"], heads["net"])
+        f"{name} ({percent(float(share))} of {weights}, {sign}, D sums to {decimal(float(net))} there)"
+        for name, share, sign, net in zip(_names(heads), heads["share"], _signs(heads), heads["net"])
     ]
     verb = "takes" if count == 1 else "take"
     return f" {counted(count, 'head')} {verb} weight from the answer: {shortened(named)}."
+
+
+def _signs(heads: xr.Dataset) -> list[str]:
+    return [signs.of_it(float(share), float(negative)) for share, negative in zip(heads["share"], heads["negative"])]
 
 
 def _names(heads: xr.Dataset) -> list[str]:

@@ -17,10 +17,17 @@ from diffscope.readings.pairing import beside_controls
 from diffscope.readings.reading import Reading, described
 from diffscope.stats.datasets import attributes
 from diffscope.stats.formulas import branches
+from diffscope.stats.negative_mass import negative_mass
 from diffscope.stats.registry import STATISTICS
 
-ROW = ("span_mass", "entropy_normalised", "top_k_mass", "argmax", "row_sum", "lambda", "signal_gain")
+ROW = ("span_mass", "negative_share", "entropy_normalised", "top_k_mass", "argmax", "row_sum", "lambda", "signal_gain")
 PAIR = ("rho", "cosine", "noise_gain")
+NEGATIVE = {
+    "long_name": "part of |D| that is negative",
+    "units": "1",
+    "definition": "sum_X max(-D, 0) / sum_X |D|",
+    "undefined": "standard attention; rows with one visible key; where D is zero on X",
+}
 TAKEN = {
     "long_name": "share of A1's mass that lambda·A2 takes away",
     "units": "1",
@@ -49,11 +56,13 @@ def of_head(cap: Capture | CaptureBatch, layer: int, head: int, query: int | str
     Returns
     -------
     Reading
-        ``estimates`` holds ``mass`` (map, place, normalisation), ``keys`` and ``uniform`` (place); ``entropy_normalised``,
-        ``top_key``, ``top_share`` and ``row_sum`` (map); ``lambda``; ``signal_gain`` of the answer, where one is marked; on
-        irrelevant tokens ``rho``, ``cosine``, ``noise_gain`` and ``taken`` (control); and ``controls``, their number. A place is
-        a span, the query itself or the token before it. NaN where a row sees none of the keys that a value is about, or only
-        them, and for what standard attention lacks.
+        ``estimates`` holds ``mass`` (map, place, normalisation), the part of the row's Σ|x| that is ``negative`` (map, place),
+        ``keys`` and ``uniform`` (place); ``entropy_normalised``, ``negative_share``, ``top_key``, ``top_share`` and ``row_sum``
+        (map), and D at its own top key, ``top_weight``; ``lambda``; of the answer, where one is marked, ``signal_gain`` and
+        what D is on each of its tokens, ``weight`` (token); on irrelevant tokens ``rho``, ``cosine``, ``noise_gain``, ``taken``
+        and the part of |D| that is negative, ``negative_noise`` (control); and ``controls``, their number. A place is a span,
+        the query itself or the token before it. NaN where a row sees none of the keys that a value is about, or only them, and
+        for what standard attention lacks.
 
     Raises
     ------
@@ -81,17 +90,23 @@ def _estimates(cap: Capture, layer: LayerAttention, head: int, query: int) -> xr
     pair = beside_controls(cap, lambda capture: _of_maps(capture, query, keys), head)
     variables = {
         "mass": row["span_mass"].rename(span="place"),
+        "negative": negative_mass(row).rename(span="place"),
         "keys": counts,
         "uniform": _uniform(counts),
         "entropy_normalised": row["entropy_normalised"],
+        "negative_share": row["negative_share"],
         "top_key": row["argmax"],
         "top_share": row["top_k_mass"].sel(k=1),
         "row_sum": row["row_sum"],
         "lambda": row["lambda"].sel(lambda_value="used"),
         **dict(pair.isel(layer=0, head=head).data_vars),
     }
+    weights = described(_weights(layer, head, query), "what D is on each token", "D")
+    top = row["argmax"].sel(map="D", drop=True)
+    variables["top_weight"] = weights.sel(token=int(top), drop=True) if top.notnull() else top
     if "answer" in sets:
         variables["signal_gain"] = row["signal_gain"].sel(span="answer")
+        variables["weight"] = weights.sel(token=list(sets["answer"]))
     where = {"layer": layer.layer, "head": head, "query": query}
     alone = {str(name): values.reset_coords(drop=True) for name, values in variables.items()}
     return xr.Dataset(alone, attrs=row.attrs).assign_coords(where)
@@ -105,7 +120,8 @@ def _of_maps(cap: Capture, query: int, keys: Tensor) -> xr.Dataset:
     layer = cap.layers[0].prompt(0)
     values = _on_keys(layer, query, keys)
     coords = {"layer": cap.layer_numbers, "head": range(layer.n_heads)}
-    about = {name: attributes(STATISTICS[name], layer) for name in values if name in STATISTICS} | {"taken": TAKEN}
+    about = {name: attributes(STATISTICS[name], layer) for name in values if name in STATISTICS}
+    about |= {"taken": TAKEN, "negative_noise": NEGATIVE}
     return xr.Dataset(
         {name: (("layer", "head"), value[None].cpu().numpy(), about[name]) for name, value in values.items()}, coords
     )
@@ -118,7 +134,7 @@ def _on_keys(layer: LayerAttention, query: int, keys: Tensor) -> dict[str, Tenso
     rows = layer.rows([query])
     nothing = torch.full((layer.n_heads,), torch.nan)
     if rows.a2 is None or int(rows.n) < 2:
-        return dict.fromkeys((*PAIR, "taken"), nothing)
+        return dict.fromkeys((*PAIR, "taken", "negative_noise"), nothing)
     a1, a2, d = (a[:, 0, keys] for a in (rows.a1, rows.a2, rows.d))  # (head, X)
     seen = layer.visible([query])[0, keys].sum()
     first = rows.gain * a1
@@ -128,7 +144,16 @@ def _on_keys(layer: LayerAttention, query: int, keys: Tensor) -> dict[str, Tenso
         "cosine": branches.cosine(a1, a2, seen),
         "noise_gain": branches.noise_gain(a1, d),
         "taken": taken,
+        "negative_noise": d.clamp_max(0).abs().sum(-1) / d.abs().sum(-1),  # NaN where D is zero
     }
+
+
+@torch.no_grad()
+@exactly
+def _weights(layer: LayerAttention, head: int, query: int) -> xr.DataArray:
+    """What D is on every token at one query, (token,)."""
+    values = layer.rows([query]).d[head, 0].double().cpu().numpy()
+    return xr.DataArray(values, {"token": range(len(values))}, ("token",))
 
 
 def _counts(layer: LayerAttention, query: int, sets: dict[str, list[int]]) -> xr.DataArray:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import xarray as xr
 
 from diffscope.attention.layer import LayerAttention
+from diffscope.readings import signs
 from diffscope.readings.captures import irrelevant_in_words
 from diffscope.readings.pairing import COUNT, LARGEST, LEAST, MIDDLE, OWN
 from diffscope.readings.words import capital, decimal, figures, percent
@@ -72,9 +73,12 @@ def _looks(estimates: xr.Dataset, spans: Spans, weights: str) -> str:
     if uniform == 1:
         return f"sees nothing but the answer and {largest}"
     share, net = (_at(estimates, "mass", map="D", place="answer", normalisation=kind) for kind in ("share", "raw"))
-    amount = f"{percent(share)} of {weights}, where uniform attention would give {percent(uniform)}"
+    signed = _signed(estimates, "answer", weights)
+    control = f"where uniform attention would give {percent(uniform)}"
+    amount = f"{percent(share)} of {weights}{signed}, {control}"
     if share < CLEARLY * uniform:
         return f"does not single out the answer ({amount}) and {largest}"
+    amount = f"{percent(share)} of {weights}{signed}{_on_tokens(estimates, weights)}, {control}"
     if net < 0:
         return f"takes weight from the answer: {amount}, and D sums to {decimal(net)} there"
     if share < MOST:
@@ -87,15 +91,34 @@ def _largest(estimates: xr.Dataset, spans: Spans, weights: str) -> str:
     sink = _at(estimates, "mass", map="D", place="sink", normalisation="share")
     if sink >= MOST and sink >= CLEARLY * _at(estimates, "uniform", place="sink"):
         where = "the first token" if list(spans["sink"]) == [0] else "the span marked as sink"
-        return f"rests on a sink: {percent(sink)} of {weights} is on {where}"
+        return f"rests on a sink: {percent(sink)} of {weights}{_signed(estimates, 'sink', weights, ',')} is on {where}"
     entropy = _at(estimates, "entropy_normalised", map="D")
     if entropy >= EVEN:
-        return f"spreads {weights} nearly evenly, with {percent(entropy)} of a uniform row's entropy"
+        of_row = "" if weights == "A" else f", {signs.of_it(1, _at(estimates, 'negative_share', map='D'))},"
+        return f"spreads {weights}{of_row} nearly evenly, with {percent(entropy)} of a uniform row's entropy"
     share = _at(estimates, "top_share", map="D")
     key = int(_at(estimates, "top_key", map="D"))
     query = int(estimates["query"])
     names = {0: "the first token", query - 1: BEFORE, query: ITSELF}
-    return f"has its largest weight, {percent(share)} of {weights}, on {names.get(key, f'token {key}')}"
+    negative = " and negative" if float(estimates["top_weight"]) < 0 else ""
+    return f"has its largest weight, {percent(share)} of {weights}{negative}, on {names.get(key, f'token {key}')}"
+
+
+def _signed(estimates: xr.Dataset, place: str, weights: str, end: str = "") -> str:
+    """How much of what a place gets is negative; nothing of standard attention."""
+    if weights == "A":
+        return ""
+    share = _at(estimates, "mass", map="D", place=place, normalisation="share")
+    return f", {signs.of_it(share, _at(estimates, 'negative', map='D', place=place))}{end}"
+
+
+def _on_tokens(estimates: xr.Dataset, weights: str) -> str:
+    """The weights of D on the answer's tokens, where they differ in sign."""
+    share = _at(estimates, "mass", map="D", place="answer", normalisation="share")
+    if weights == "A" or not signs.both(share, _at(estimates, "negative", map="D", place="answer")):
+        return ""
+    d = estimates["weight"]
+    return f" ({signs.on_tokens(list(zip(d['token'].values.tolist(), d.values.tolist())))})"
 
 
 def _shared(estimates: xr.Dataset, spans: Spans) -> str:
@@ -110,7 +133,8 @@ def _shared(estimates: xr.Dataset, spans: Spans) -> str:
     share = "" if math.isnan(mass) else f", which get {percent(mass)} of A1,"  # NaN where it sees nothing else
     start = f"On {where}{share}"
     taken = f"λ·A2 takes away {percent(float(own['taken']))} of A1's mass there"
-    size = f"|D| there is {figures(float(own['noise_gain']))} times A1's mass"
+    negative = signs.of_it(1, float(own["negative_noise"])) if own["negative_noise"].notnull() else "zero everywhere"
+    size = f"|D| there, {negative}, is {figures(float(own['noise_gain']))} times A1's mass"
     if not int(estimates[COUNT]):
         rho = decimal(float(own["rho"]))
         return f"{start} {taken} (ρ {rho}), and {size}; its layer has no other A2 to compare with, so there is no control"

@@ -10,14 +10,16 @@ import xarray as xr
 
 from diffscope.capture import Capture, CaptureBatch
 from diffscope.errors import DiffscopeError
+from diffscope.readings import signs
 from diffscope.readings.captures import irrelevant_in_words, one_prompt, place_of, query_position, with_fewest_spans
 from diffscope.readings.pairing import MIDDLE, OWN, beside_controls
 from diffscope.readings.reading import Reading, described
 from diffscope.readings.words import between, decimal, percent
+from diffscope.stats.negative_mass import FORMULA, NEEDED, negative_mass
 
 Captures = Mapping[int, Capture | CaptureBatch] | Iterable[tuple[int, Capture | CaptureBatch]]
 
-OF_D = ("span_mass", "entropy", "gini")
+OF_D = (*NEEDED, "entropy", "gini")
 PAIR = ("rho", "cosine")
 
 
@@ -37,11 +39,12 @@ def along_training(opened: Captures, query: int | str = -1, *, level: float = 0.
     Returns
     -------
     Reading
-        ``estimates`` by step, layer and head: ``lambda``; of D ``answer`` and ``sink``, the shares of |D| on them,
-        ``answer_net``, what D sums to on the answer, ``entropy`` and ``gini``; on irrelevant tokens ``rho`` and ``cosine``
-        (control), and ``controls`` (:func:`diffscope.readings.pairing.beside_controls`); and ``uniform`` (step,
-        layer), what uniform attention gives the answer. The sentence follows the head that has most of |D| on the answer at the
-        last step, and says where it takes weight from the answer instead of giving it.
+        ``estimates`` by step, layer and head: ``lambda``; of D ``answer`` and ``sink``, the shares of |D| on them, the parts of
+        |D| that negative weights there have, ``answer_negative`` and ``sink_negative``, ``answer_net``, what D sums to on the
+        answer, ``entropy`` and ``gini``; on irrelevant tokens ``rho`` and ``cosine`` (control), and ``controls``
+        (:func:`diffscope.readings.pairing.beside_controls`); and ``uniform`` (step, layer), what uniform attention gives the
+        answer. The sentence follows the head that has most of |D| on the answer at the last step, and says where it takes weight
+        from the answer instead of giving it.
 
     Raises
     ------
@@ -75,9 +78,11 @@ def _of_step(cap: Capture, query: int) -> xr.Dataset:
     measured = cap.measure([*OF_D, "lambda"], queries=[query]).isel(query=0, drop=True)
     row = measured[list(OF_D)].sel(map="D", drop=True)
     share, raw = (row["span_mass"].sel(normalisation=kind, drop=True) for kind in ("share", "raw"))
+    negative = negative_mass(row)
     marked = "answer" in cap.spans
-    answer, net = (
-        mass.sel(span="answer", drop=True) if marked else mass.isel(span=0, drop=True).where(False) for mass in (share, raw)
+    answer, net, negative_answer = (
+        mass.sel(span="answer", drop=True) if marked else mass.isel(span=0, drop=True).where(False)
+        for mass in (share, raw, negative)
     )
     pair = beside_controls(with_fewest_spans(cap), lambda capture: _of_maps(capture, query))
     keys = cap.spans.get("answer", [])
@@ -90,6 +95,8 @@ def _of_step(cap: Capture, query: int) -> xr.Dataset:
             "lambda": measured["lambda"].sel(lambda_value="used", drop=True),
             "answer": described(answer, "share of |D| on the answer", formula, averaged="mean"),
             "answer_net": described(net, "what D sums to on the answer", "sum_X D", averaged="mean"),
+            "answer_negative": described(negative_answer, "negative part of |D| on the answer", FORMULA, averaged="mean"),
+            "sink_negative": negative.sel(span="sink", drop=True).assign_attrs(long_name="negative part of |D| on the sink"),
             "sink": described(share.sel(span="sink", drop=True), "share of |D| on the sink", formula, averaged="mean"),
             "entropy": row["entropy"],
             "gini": row["gini"],
@@ -117,7 +124,9 @@ def _answer(estimates: xr.Dataset, place: str, level: float) -> str:
     uniform = percent(float(estimates["uniform"].isel(step=-1).sel(layer=layer)))
     net = float(estimates["answer_net"].isel(step=-1).sel(layer=layer, head=head))
     does = f"takes weight from the answer (D sums to {decimal(net)} there)" if net < 0 else "gives the answer most"
-    most = f"{percent(course[-1])} of {weights} {place}"
+    negative = float(estimates["answer_negative"].isel(step=-1).sel(layer=layer, head=head))
+    signed = "" if weights == "A" else f", {signs.of_it(course[-1], negative)},"
+    most = f"{percent(course[-1])} of {weights}{signed} {place}"
     start = f"{_checkpoints(steps)}: at step {steps[-1]} L{layer}H{head} {does}, {most}"
     if len(steps) == 1 or np.isnan(course[0]):
         return f"{start}, where uniform attention would give {uniform}."

@@ -205,16 +205,18 @@ OTHERS = {
     "cmrr": Definition(
         "dB",
         "common-mode rejection ratio",
-        "20 log10(((g + lambda)/2) / |g - lambda|)",
+        "20 log10((|g + lambda|/2) / |g - lambda|), of the sizes of both gains; inf at lambda = g, -inf at lambda = -g, where "
+        "nothing of the differential mode comes through",
         ("-inf", "inf"),
-        NO_SECOND,
+        f"{NO_SECOND}; where g and lambda are 0",
         f"{DIFF}: its analogy with differential amplifiers",
         "not",
     ),
     "logit_outliers": Definition(
         "1",
         "largest and median magnitude of the attention logits",
-        "of |scale q.k|, capped where the model caps it, over all maps of the layer and the keys each query sees, exact",
+        "of |scale q.k|, capped where the model caps it, over all maps of the layer and the keys each query sees, exact; keys "
+        "beyond a sliding window are not seen, and a sink logit is no key; of edited scores over both maps of each head",
         ("0", "inf"),
         "the k-th largest of fewer than k",
         DIFF,

@@ -10,6 +10,7 @@ from diffscope.errors import DiffscopeError
 
 USUAL = {"map": ("D", "A1"), "span": ("answer", "sink"), "normalisation": ("share",)}
 KEPT = ("layer", "head", "query")
+UNSIGNED = "share of |D|"
 
 
 def usual_label(labels: Sequence[str], dim: str) -> str:
@@ -25,7 +26,7 @@ def at_labels(values: xr.DataArray, choices: Mapping[str, str | None]) -> tuple[
     values : DataArray
         As ``measure`` gives it, of one prompt.
     choices : mapping of str to str or None
-        Labels by dimension; of others the usual one. D of standard attention is called A.
+        Labels by dimension; of others the usual one. D of standard attention is called A; shares of D are called those of |D|.
 
     Raises
     ------
@@ -42,4 +43,14 @@ def at_labels(values: xr.DataArray, choices: Mapping[str, str | None]) -> tuple[
             raise DiffscopeError(f"no {dim} {choice!r}: there are {', '.join(labels)}")
         values = values.isel({dim: labels.index(choice)})
         words.append("A" if one_map and dim == "map" and choice in ("A1", "D") else choice)
-    return values, words
+    return values, told_unsigned(words)
+
+
+def told_unsigned(words: Sequence[str]) -> list[str]:
+    """Labels in words, of which a share of D is called one of |D|: of its weights' sizes."""
+    return [UNSIGNED if word == "share" and "D" in words else word for word in words]
+
+
+def is_unsigned(selection: str) -> bool:
+    """Return whether labels in words are of a share of D: of its weights' sizes, which does not tell their signs."""
+    return UNSIGNED in selection.split(", ")

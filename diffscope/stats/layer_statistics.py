@@ -40,7 +40,8 @@ def cmrr(request: Request) -> Tensor:
 def logit_outliers(request: Request) -> Tensor:
     """Largest and median |scale q.k| over all maps of the layer and the keys each query sees: (outlier,).
 
-    Under an edit the scores are the edited ones, a map that heads share counted once a head.
+    Keys beyond a sliding window are not seen, and a sink logit is no key. Under an edit the scores are the edited ones, over both
+    maps of each head, so that a map that heads share counts once a head.
     """
     layer = request.layer
     size = max(1, LOGITS // (layer.q.shape[1] * layer.n_keys))

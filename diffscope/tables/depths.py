@@ -50,7 +50,8 @@ def depths(
     """
     import pandas as pd
 
-    from diffscope.readings.depths import common_lengths  # which loads code of models
+    from diffscope.readings import signs  # which loads code of models
+    from diffscope.readings.depths import common_lengths
 
     given = reading if isinstance(reading, Mapping) and not isinstance(reading, xr.Dataset) else {"": reading}
     tables = {name: _estimates(one) for name, one in given.items()}
@@ -80,15 +81,18 @@ def depths(
     header = (*(["model"] if several else []), "tokens", "", *(f"{round(100 * depth)} %" for depth in columns))
     prompts = int(first.attrs["prompts"])
     caption = (
-        f"Attention of the last query of retrieval prompts by depth of the answer, {' and '.join(named)}: {normalisation} of "
-        f"{map}, mean over heads, then layers, then {prompts} prompts of each length and depth, which state "
-        f"{int(first.attrs['distractors']) + 1} numbers. "
+        f"Attention of the last query of retrieval prompts by depth of the answer, {' and '.join(named)}: "
+        f"{signs.amount(map, normalisation)}, mean over heads, then layers, then {prompts} prompts of each length and depth, "
+        f"which state {int(first.attrs['distractors']) + 1} numbers. "
     )
     caption += (
         "±: half of the 95 % interval over prompts (Student's t); below exact answers theirs (Wilson)."
         if prompts > 1
         else "± –: of one prompt there is no interval; below exact answers theirs (Wilson)."
     )
+    if (map, normalisation) == ("D", "share"):
+        tables = {name: table.sel(length=lengths) for name, table in named.items()}
+        caption = f"{caption} {signs.of_depths(tables, ('answer', 'irrelevant'))}".rstrip()
     if edits := edits_of(named):
         caption += f" Under {edits}."
     definitions = [f"{ROWS[span]}: {first['mass'].attrs['definition']}, span {span}" for span in ("answer", "irrelevant")]

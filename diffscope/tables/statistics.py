@@ -15,8 +15,10 @@ from diffscope.capture import Capture, CaptureBatch
 from diffscope.comparison import Comparison
 from diffscope.errors import DiffscopeError
 from diffscope.figures.subjects import edits_of, prompts_said
+from diffscope.readings import signs
 from diffscope.readings.words import runs
 from diffscope.stats.averaging import ORDER, PLURALS, averaged, rule
+from diffscope.stats.registry import select
 from diffscope.stats.sampling import Sample
 from diffscope.tables import numbers
 from diffscope.tables.table import Table
@@ -69,22 +71,32 @@ def statistics(
     DiffscopeError
         There is no such statistic, dimension or label, or nothing that is averaged.
     """
-    measured = _measured(subject, names, queries)
+    asked, needed = _with_signs(subject, names)
+    measured = _measured(subject, needed, queries)
     dims = [dim for dim in ORDER if not (by_layer and dim == "layer")]
     entries: list[_Entry] = []
     left_out = []
     used: set[str] = set()
     for name, values in measured.data_vars.items():
         kept = rule(values) != "not" and "other_head" not in values.dims and not str(name).endswith("_se")
-        if kept:
+        if kept and (asked is None or name in asked):
             entries += _entries(_chosen(values, labels, used), dims)
-        elif not str(name).endswith("_se"):
+        elif not kept and not str(name).endswith("_se"):
             left_out.append(str(name))
     if unknown := set(labels) - used:
         raise DiffscopeError(f"nothing that was measured has a {min(unknown)}; leave it out")
     if not entries:
         raise DiffscopeError("nothing is left to show: positions, decibels and pairs of heads have no average; choose others")
     return _table(subject, measured, entries, left_out, by_layer, chosen=queries is not None)
+
+
+def _with_signs(subject: Subject, names: Sequence[str] | str | None) -> tuple[set[str] | None, Any]:
+    """Which statistics are shown (None: all), and which are measured: of masses also how much of them is negative."""
+    if names is None or (isinstance(subject, xr.Dataset) and "negative_share" not in subject):
+        return None, names
+    wanted = [names] if isinstance(names, str) else list(names)
+    asked = set(wanted) if isinstance(subject, xr.Dataset) else {statistic.name for statistic in select(wanted)}
+    return asked, [*wanted, "negative_share"] if "span_mass" in asked - {"negative_share"} else wanted
 
 
 class _Entry(NamedTuple):
@@ -221,7 +233,8 @@ def _table(
     header = ("statistic", *(["of"] if labelled else []), *models)
     names = dict.fromkeys(entry.statistic for entry in entries)
     definitions = [f"{name.replace('_', ' ')}: {measured[name].attrs.get('definition', '–')}" for name in names]
-    caption = " ".join([_of_what(subject, measured, models, chosen), _behind(measured, entries, by_layer), *_absent(left_out)])
+    about = [_of_what(subject, measured, models, chosen), _behind(measured, entries, by_layer), _signs(measured, entries)]
+    caption = " ".join(filter(None, [*about, *_absent(left_out)]))
     return Table("statistics", header, cells, caption, _frame(entries), ("Definitions. " + "; ".join(definitions) + ".",))
 
 
@@ -305,6 +318,18 @@ def _queries(measured: xr.Dataset) -> str:
     seen = [each.any([dim for dim in each.dims if dim not in ("prompt", "query")]).values for each in there]
     counts = np.atleast_1d(np.logical_or.reduce(seen).sum(-1))  # (prompt,)
     return str(counts.max()) if counts.min() == counts.max() else f"{counts.min()} to {counts.max()}"
+
+
+def _signs(measured: xr.Dataset, entries: list[_Entry]) -> str:
+    """What is said of shares of D, which are of its weights' sizes; of several models how much is negative in each."""
+    unsigned = [entry for entry in entries if (entry.of.get("map"), entry.of.get("normalisation")) == ("D", "share")]
+    spans = list(dict.fromkeys(str(entry.of["span"]) for entry in unsigned if "span" in entry.of))
+    if not spans:
+        return ""
+    said = {str(model): signs.of_spans(measured.sel(model=model), spans) for model in measured["model"].values}
+    said = {model: words.removeprefix(signs.WHATEVER).lstrip(":; ") for model, words in said.items() if words}
+    each = [f"{model}: {words}" if len(said) > 1 else words for model, words in said.items()]
+    return f"{signs.WHATEVER}: {' '.join(each)}" if each else ""
 
 
 def _absent(left_out: list[str]) -> list[str]:

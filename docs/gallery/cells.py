@@ -1,7 +1,8 @@
 """Any labelled values as cells
 
-The share of D on the answer at the last token by layer and head, of two models on one scale. Negative values would turn
-the scale into one with zero in its middle.
+The share of |D| on the answer at the last token by layer and head, of two models on one scale: weights are counted by
+size, and the caption of `figures.heads` says how much of it is negative. Values below zero, as of `normalisation="raw"`,
+turn the scale into one with zero in its middle.
 """
 
 import diffscope

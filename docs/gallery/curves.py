@@ -1,6 +1,6 @@
 """Any labelled values as curves
 
-Values along one dimension, a colour for each label of another: here the share of D that the last token gives to four
+Values along one dimension, a colour for each label of another: here the share of |D| that the last token gives to four
 spans, by layer, mean over heads. Whatever `measure` gives can be drawn so once one label is selected, or an average
 taken, along every other dimension.
 """

@@ -1,6 +1,6 @@
 """A swept dataset
 
-The share of D on the answer by the number of distractors, of two models, from a sweep over prompts: means over heads,
+The share of |D| on the answer by the number of distractors, of two models, from a sweep over prompts: means over heads,
 then layers, then prompts, with standard errors over prompts, and every head as a point. Any variable of a sweep can be
 drawn along any of its dimensions or fields of its prompts.
 """

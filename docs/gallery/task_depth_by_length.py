@@ -1,6 +1,6 @@
 """Depth × length
 
-The share of D on the answer by depth of the answer and length of the prompt, for two models and for uniform attention,
+The share of |D| on the answer by depth of the answer and length of the prompt, for two models and for uniform attention,
 on one scale. Each cell is a mean over heads, then layers, then prompts, with its standard error over prompts.
 """
 

@@ -63,6 +63,29 @@ def test_the_first_page_shows_the_maps_of_the_strongest_head(app, folders):
     assert len(fidelity) == 3 and (fidelity["error"] <= fidelity["tolerance"]).all()
 
 
+def test_a_tour_that_was_dismissed_stays_so_when_the_page_is_loaded_again(app):
+    test = fine(app())
+    words = " ".join(caption.value for caption in test.caption)
+    assert "**The sentence** above the maps" in words and "tour" not in test.query_params
+    fine(test.button(key="toured").click().run())
+    assert "**The sentence**" not in " ".join(caption.value for caption in test.caption)
+    fine(test.switch_page("app_pages/training.py").run())
+    assert test.query_params["tour"] == "off"
+    again = fine(app(tour=test.query_params["tour"]))  # a new session at that address
+    assert "**The sentence**" not in " ".join(caption.value for caption in again.caption)
+
+
+def test_signs_of_the_answer_are_told_beside_the_grid_and_in_the_sentence(app, folders):
+    import diffscope
+    from diffscope.readings import signs
+
+    test = fine(app())
+    cap = diffscope.load(str(folders["small-diff"])).capture(PROMPT, spans={"answer": "7421"})
+    said = [text.value.replace("\\", "") for text in [*test.caption, *test.markdown]]
+    assert signs.of_span(cap, "answer") in said
+    assert any(" of it negative" in text or " of it positive" in text for text in said if text.startswith("At the last token"))
+
+
 def test_another_model_shows_its_own_maps(app, folders):
     test = fine(app())
     test.selectbox(key="model").set_value(str(folders["small-standard"])).run()
@@ -177,7 +200,7 @@ def test_too_long_a_prompt_is_one_line_in_words(app):
 def test_a_long_prompt_is_shown_in_bins(app):
     text = PROMPT + " is" * 600
     test = fine(app(example=OWN, prompt=text))
-    assert "largest |value| of each" in heading(test)
+    assert "largest |value| of each" not in heading(test)  # which the view says itself, by how far one zooms
     assert maps(test)["bin"] == 2 and "detail" not in maps(test)
 
 

@@ -143,6 +143,15 @@ def test_a_model_of_few_positions_is_checked_on_short_prompts():
     assert report.passed and "a prompt of 16 tokens" in " ".join(said(report, "pass"))
 
 
+def test_a_length_beyond_what_is_checked_is_refused():
+    scope = diffscope.load(tiny.own("v1", max_position_embeddings=64))
+    for length in (65, 4097):
+        with pytest.raises(diffscope.DiffscopeError, match=f"positions for 64 tokens, and prompts of {length:,} .* at most 64"):
+            diffscope.check(scope, length=length)
+    with pytest.raises(diffscope.DiffscopeError, match="of 4,097 tokens were asked for, and at most 4,096 are checked"):
+        diffscope.check(tiny.own("v1", max_position_embeddings=10_000), length=4097)
+
+
 def test_long_prompts_are_checked_without_all_their_logits(monkeypatch):
     """Of 4,096 tokens and 150,000 words they would take 2.5 GB."""
     requested, plain = [], LanguageModel.logits

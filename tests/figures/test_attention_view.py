@@ -231,6 +231,53 @@ def test_keys_and_clicks_do_what_they_say(page, capture, tmp_path):
 
 
 @pytest.mark.browser
+def test_the_heading_says_what_is_drawn_at_every_zoom(page, tmp_path):
+    long = capture_of(2000, heads=3)
+    window = (slice(1000, 1200), slice(1000, 1200))
+    data = attention_view.buffer(long, 0, 1, maps=attention_view.whole_maps(long, 0, 1, size=100), window=window, lines=True)
+    (view,) = shown(page, tmp_path, data)
+    heading = lambda: view.locator("strong").first.text_content().partition("head 1 · ")[2]  # noqa: E731
+    bins = "largest |value| of each 20 × 20"
+    assert heading().endswith(f"{bins}, every value where it is loaded")
+    look = "([top, left, size]) => views[0].look(top, left, size)"
+    page.evaluate(look, [1010, 1010, 150])
+    assert heading().endswith("every value of this window") and "largest" not in heading()
+    page.evaluate(look, [0, 0, 150])
+    assert heading().endswith(bins)
+    page.evaluate(look, [1010, 1010, 150])
+    view.get_by_role("button", name="Lines").click()
+    assert "largest" not in heading() and "every value" not in heading()
+    assert page.problems == []
+
+
+@pytest.mark.browser
+def test_arrow_keys_of_a_page_of_its_own_read_one_cell_after_the_other(page, capture, tmp_path):
+    path = tmp_path / "page.html"
+    path.write_text(attention_view.page(capture, 1, 2), encoding="utf-8")
+    page.goto(path.as_uri())
+    page.wait_for_selector("canvas[data-map=D]")
+    view, root = page.locator("main"), page.locator("[role=application]")
+    assert read(view).endswith("press arrow keys to read its neighbours.")
+    title = view.locator("strong").first.get_attribute("title")
+    assert "other heads" not in read(view) and "head beside" not in title and "arrows read the queries above and below" in title
+    place = lambda: re.search(r"\((\d+)\) → key .*?\((\d+)\)", read(view)).groups()  # noqa: E731
+    for key, row, column in [
+        ("ArrowDown", "59", "0"),  # the last query and the first key
+        ("ArrowUp", "58", "0"),
+        ("ArrowRight", "58", "1"),
+        ("ArrowLeft", "58", "0"),
+        ("ArrowLeft", "58", "0"),
+        ("ArrowDown", "59", "0"),
+        ("ArrowDown", "59", "0"),
+    ]:
+        root.press(key)
+        assert place() == (row, column)
+    exact = float(capture.map("D", 1, 2).values[59, 0])
+    assert printed(read(view), "D")[0] == pytest.approx(exact, rel=0.06, abs=6e-5)
+    assert page.problems == []
+
+
+@pytest.mark.browser
 def test_scales_change_colours_and_never_values(page, capture, tmp_path):
     (view,) = shown(page, tmp_path, attention_view.buffer(capture, 1, 2))
     canvas = view.locator("canvas[data-map=A1]")

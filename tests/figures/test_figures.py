@@ -216,10 +216,33 @@ def test_curves_draw_every_value_once_and_nothing_else(style):
     if ends:
         assert set(traces[0].error_y.array) == {2.0} and set(traces[0].error_y.arrayminus) == {1.0}
     assert result.matplotlib().axes
-    with pytest.raises(DiffscopeError, match="nothing says how layer is drawn"):
+    with pytest.raises(DiffscopeError, match=r"a dimension 'layer' that this .* draw it \(panels='layer'\), choose one label"):
         figures.curves(values, x="part", series="map")
+    with pytest.raises(
+        DiffscopeError, match=r"dimensions 'map', 'layer' .* \(series='map' or panels='map'\), .*values\.sel\(map="
+    ):
+        figures.curves(values, x="part")
     with pytest.raises(DiffscopeError, match="there is no dimension 'step'"):
         figures.curves(values, x="step")
+
+
+@pytest.mark.parametrize("width", [0, -1, 0.9, 48.1, 1e3, 1e5, float("nan"), float("inf"), "wide", True])
+def test_a_width_that_no_page_has_is_refused_before_anything_is_drawn(cap, width):
+    for draw in (figures.maps, figures.heads, figures.lambdas):
+        options = {"layer": 0, "head": 0} if draw is figures.maps else {}
+        with pytest.raises(DiffscopeError, match="a figure is between 1 and 48 inches wide, not .*; give width in inches"):
+            draw(cap, width=width, **options)
+
+
+def test_a_figure_that_takes_gigabytes_is_refused(cap, monkeypatch):
+    figure = figures.lambdas(cap, width=3)
+    monkeypatch.setattr("diffscope.figures.base.MOST_PIXELS", 100_000)
+    with pytest.raises(DiffscopeError, match="dots an inch has .* × .* pixels, and 100,000 are drawn at most; give a smaller"):
+        figure.to_bytes(".png")
+    assert figure.to_bytes(".svg")
+    many = xr.DataArray(np.zeros((900, 2)), {"panel": range(900), "x": [0, 1]}, ("panel", "x"))
+    with pytest.raises(DiffscopeError, match="inches high, and 200 are drawn; draw fewer panels"):
+        figures.curves(many, x="x", panels="panel", width=2).to_bytes(".pdf")
 
 
 @pytest.mark.parametrize("log", ["", "y"])

@@ -16,6 +16,7 @@ import diffscope
 from diffscope import CorruptFile, ModelNotFound, UnsupportedModel
 from diffscope.cards import BUNDLED
 from diffscope.models import bundled
+from diffscope.models.outline import outline
 from diffscope.models.quiet import quietly
 from tools.publish_models import MOST, card_text
 
@@ -91,6 +92,14 @@ def test_pickled_weights_are_never_opened(folder):
     with pytest.raises(CorruptFile, match="pickle.*run code") as error:
         diffscope.load(folder)
     assert one_line(error)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_pickle_under_the_name_of_safetensors_is_called_a_pickle(folder, zipped):
+    torch.save({"weight": torch.ones(3)}, folder / "model.safetensors", _use_new_zipfile_serialization=zipped)
+    for act in (diffscope.load, outline):
+        with pytest.raises(CorruptFile, match="model.safetensors is a pickle .* not safetensors, and can run code when opened"):
+            act(str(folder))
 
 
 def test_missing_weights_are_not_made_up(folder):

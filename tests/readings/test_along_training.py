@@ -26,7 +26,10 @@ def test_the_answer_is_followed_in_the_head_that_ends_with_most_of_it():
     assert reading.estimates["step"].values.tolist() == [0, 10, 20, 30]
     np.testing.assert_allclose(reading.estimates["answer"].sel(layer=0, head=0), [0.1, 0.3, 0.7, 0.9])
     np.testing.assert_allclose(reading.estimates["answer"].sel(layer=0, head=1), 1 / N)
-    assert "at step 30 L0H0 gives the answer most, 90 % of |D| at the last token, and 10 % at step 0" in reading.sentence
+    assert (
+        "at step 30 L0H0 gives the answer most, 90 % of |D|, all of it positive, at the last token, and 10 % at step 0"
+        in reading.sentence
+    )
     assert "uniform attention would give 6 %" in reading.sentence
     assert "It is first above 50 % at step 20; the checkpoint before is step 10." in reading.sentence
     assert "λ is .00 at step 0 and .00 at step 30, over heads." in reading.sentence
@@ -38,7 +41,11 @@ def test_the_answer_is_followed_in_the_head_that_ends_with_most_of_it():
     [
         ((0, 30), 0.95, "It is above 95 % at none of them."),
         ((20, 30), 0.5, "It is above 50 % at the first of them already."),
-        ((30,), 0.5, "One checkpoint, step 30: at step 30 L0H0 gives the answer most, 90 % of |D| at the last token, where"),
+        (
+            (30,),
+            0.5,
+            "One checkpoint, step 30: at step 30 L0H0 gives the answer most, 90 % of |D|, all of it positive, at the last",
+        ),
     ],
 )
 def test_a_crossing_is_told_only_where_it_lies_between_checkpoints(steps, level, words):

@@ -40,7 +40,7 @@ def test_heads_are_those_of_the_maps_and_what_models_have_alike_is_there_once():
         np.testing.assert_allclose(estimates["heads"].sel(series=name), expected, rtol=1e-5)
         np.testing.assert_allclose(estimates["middle"].sel(series=name), expected.mean(1), rtol=1e-5)
     np.testing.assert_allclose(estimates["heads"].sel(series="uniform attention"), 2 / 16)
-    assert "(D, answer, share, query 15 or A, answer, share, query 15): ours 0." in reading.sentence
+    assert "(D, answer, share of |D|, query 15 or A, answer, share, query 15): ours 0." in reading.sentence
     assert reading.sentence.endswith("; uniform attention 0.12.")  # 0.125
 
 

@@ -94,7 +94,7 @@ def test_a_standard_model_lacks_what_is_of_two_maps():
     assert reading.estimates.attrs["on_one_side"] == "rho, lambda" and reading.estimates.attrs["left_out"] == "map_distance"
     assert not any("A2" in what for what in reading.estimates["what"].values)
     difference = comparison.difference("span_mass", queries=[-1])["span_mass"].sel(normalisation="share", map="D", span="answer")
-    mine = entries(reading, what="attention on each key set: D, answer").sortby("layer")
+    mine = entries(reading, what="attention on each key set: D, answer, share of |D|").sortby("layer")
     np.testing.assert_allclose(mine["difference"], difference.squeeze(), rtol=1e-5)
 
 

@@ -62,7 +62,7 @@ def test_a_head_whose_weights_there_are_below_zero_takes_from_the_answer():
     share, net = (float(reading.estimates[name].sel(layer=0, head=1)) for name in ("share", "net"))
     assert share > 0.5 and net < -1
     assert reading.sentence.endswith(
-        f"1 head takes weight from the answer: L0H1 ({100 * share:.0f} % of |D|, D sums to −1.43 there)."
+        f"1 head takes weight from the answer: L0H1 ({100 * share:.0f} % of |D|, all of it negative, D sums to −1.43 there)."
     )
 
 
@@ -75,9 +75,9 @@ def test_a_head_takes_weight_with_less_than_half_there_too():
     share, net = (reading.estimates[name].sel(layer=0).values for name in ("share", "net"))
     assert 2 / 16 < share[0] < 0.5 and 2 / 16 < share[1] < 0.5 and share[2] < 2 / 16 and net[0] > 0 > max(net[1:])
     assert reading.sentence == (
-        f"No head gives the answer half of its |D| at the last token; L0H0 {100 * share[0]:.0f} % gives most (uniform attention "
-        f"would give 6 %). 1 head takes weight from the answer: L0H1 ({100 * share[1]:.0f} % of |D|, "
-        f"D sums to −.{-100 * net[1]:.0f} there)."
+        f"No head gives the answer half of its |D| at the last token; L0H0 {100 * share[0]:.0f} % (all of it positive) "
+        "gives most (uniform attention would give 6 %). 1 head takes weight from the answer: L0H1 "
+        f"({100 * share[1]:.0f} % of |D|, all of it negative, D sums to −.{-100 * net[1]:.0f} there)."
     )
     words = [of_head(cap, layer=0, head=head).sentence for head in range(3)]
     assert [" takes weight from the answer" in each for each in words] == [False, True, False]

@@ -12,6 +12,7 @@ import xarray as xr
 from hypothesis import given
 from hypothesis import strategies as st
 
+from diffscope.attention.changes import DropKeys
 from diffscope.attention.layer import LayerAttention, Mask
 from diffscope.errors import DiffscopeError, SpanError
 from diffscope.stats import STATISTICS, engine, measure
@@ -122,6 +123,27 @@ def test_standard_attention_says_why_it_has_no_second_map(make_layer):
             assert values.isnull().all() and values.attrs["why"]
     assert measured["effective_rank"].sel(ranked_map="lambda_A2").isnull().all()
     assert not any("why" in measured[name].attrs for name in ("head_cka", "logit_outliers"))
+
+
+DROPPED = (DropKeys((0, 1, 2), (18,), None, (1, 2), "kept"),)
+
+
+@pytest.mark.parametrize("changed, seen", [((), range(6)), (DROPPED, range(5))])
+def test_the_largest_logits_are_of_visible_keys_alone(make_layer, changed, seen):
+    """A sliding window of 3 keys and a large sink logit: larger scores lie beyond the window, and no key has the sink logit."""
+    layer = make_layer(mask=Mask("window", window=3))
+    maps = layer.q.shape[1]
+    layer = replace(
+        layer,
+        q=torch.ones_like(layer.q[..., :1]),
+        k=torch.arange(23.0, -1, -1, dtype=torch.float64)[:, None].expand(1, maps, 24, 1),  # the first key's are the largest
+        scale=1.0,
+        sink_logit=torch.full((maps,), 1000.0, dtype=torch.float64),
+        changes=changed,
+    )
+    values = measure(layer, ["logit_outliers"], queries=[20, 23])["logit_outliers"]  # which see keys 18 to 20 and 21 to 23
+    top, median = (float(values.sel(outlier=label)) for label in ("top_1", "median"))
+    assert (top, median) == (max(seen), np.median(list(seen)))
 
 
 def test_the_first_query_says_nothing(whole):

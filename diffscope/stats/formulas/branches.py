@@ -187,10 +187,11 @@ def overlap(a1: Tensor, a2: Tensor, seen: Tensor | None = None) -> Tensor:
 
 
 def cmrr(lam: Tensor, gain: Tensor | float = 1.0) -> Tensor:
-    """Common-mode rejection ratio: 20·log10(((g + lambda)/2) / |g - lambda|).
+    """Common-mode rejection ratio: 20·log10((|g + lambda|/2) / |g - lambda|).
 
     The gains are those of the differential mode A1 - A2 and of the common mode (A1 + A2)/2 in
-    D = (g - lambda)·common + ((g + lambda)/2)·differential, which is exact.
+    D = (g - lambda)·common + ((g + lambda)/2)·differential, which is exact. As of any amplifier their sizes count: below
+    lambda = -g the differential mode comes through with the other sign, and its size is still over that of the common mode.
 
     Parameters
     ----------
@@ -201,7 +202,8 @@ def cmrr(lam: Tensor, gain: Tensor | float = 1.0) -> Tensor:
     Returns
     -------
     Tensor (...)
-        Decibels; infinite at lambda = g, 13.06 at lambda = 0.8, -6.02 at lambda = 0.
+        Decibels; infinite at lambda = g, 13.06 at lambda = 0.8, -6.02 at lambda = 0, below that where lambda is negative,
+        minus infinity at lambda = -g. NaN where both gains are 0.
     """
     return 20 * (((gain + lam) / 2).abs() / (gain - lam).abs()).log10()
 

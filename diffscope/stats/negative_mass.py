@@ -1,0 +1,30 @@
+"""How much of the absolute mass on a key set is negative, from statistics that are measured anyhow."""
+
+from __future__ import annotations
+
+import xarray as xr
+
+NEEDED = ("span_mass", "negative_share")
+FORMULA = "sum_X max(-x, 0) / sum |x|"
+ROUNDING = 1e-5  # of a mass: what is less than that of it is no negative weight
+
+
+def negative_mass(measured: xr.Dataset) -> xr.DataArray:
+    """Return the part of each row's Σ|x| that negative weights on each key set have.
+
+    Parameters
+    ----------
+    measured : xarray.Dataset
+        With ``span_mass`` and ``negative_share``, as ``measure`` gives them.
+
+    Returns
+    -------
+    xarray.DataArray
+        Dimensions of ``span_mass`` but ``normalisation``; from 0 to its share. NaN where that is.
+    """
+    share, positive = (measured["span_mass"].sel(normalisation=kind, drop=True) for kind in ("share", "positive"))
+    given = (positive * (1 - measured["negative_share"])).fillna(0)  # of rows without a positive weight nothing
+    negative = (share - given).clip(0)
+    values = negative.where(negative > ROUNDING * share, 0).where(share.notnull()).transpose(*share.dims)
+    values.attrs = {"long_name": "negative weights on each key set", "units": "1", "definition": FORMULA, "averaged": "mean"}
+    return values
