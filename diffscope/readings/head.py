@@ -20,7 +20,7 @@ from diffscope.stats.formulas import branches
 from diffscope.stats.registry import STATISTICS
 
 ROW = ("span_mass", "entropy_normalised", "top_k_mass", "argmax", "row_sum", "lambda", "signal_gain")
-PAIR = ("rho", "cosine", "noise_gain")
+PAIR = ("overlap", "cosine", "noise_gain")
 TAKEN = {
     "long_name": "share of A1's mass that lambda·A2 takes away",
     "units": "1",
@@ -33,9 +33,9 @@ def of_head(cap: Capture | CaptureBatch, layer: int, head: int, query: int | str
     """Where a head looks from one query, and what its two maps share on irrelevant tokens, beside the pairing control.
 
     Where it looks is read off W = |D| / Σ|D| (the normalisation "share"; of standard attention off the row itself), beside what
-    uniform attention over the same visible keys would give. What its maps share is read off ρ = Σ|A1 − A2| / Σ(A1 + A2), beside
+    uniform attention over the same visible keys would give. What its maps share is their overlap, 1 − Σ|A1 − A2| / Σ(A1 + A2), beside
     that of A1 and each other second map of the layer (:mod:`diffscope.readings.pairing`). That they overlap more or less is said
-    only where ρ is outside the range of all controls, by 0.02 at least.
+    only where the overlap is outside the range of all controls, by 0.02 at least.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ def of_head(cap: Capture | CaptureBatch, layer: int, head: int, query: int | str
     Reading
         ``estimates`` holds ``mass`` (map, place, normalisation), ``keys`` and ``uniform`` (place); ``entropy_normalised``,
         ``top_key``, ``top_share`` and ``row_sum`` (map); ``lambda``; ``signal_gain`` of the answer, where one is marked; on
-        irrelevant tokens ``rho``, ``cosine``, ``noise_gain`` and ``taken`` (control); and ``controls``, their number. A place is
+        irrelevant tokens ``overlap``, ``cosine``, ``noise_gain`` and ``taken`` (control); and ``controls``, their number. A place is
         a span, the query itself or the token before it. NaN where a row sees none of the keys that a value is about, or only
         them, and for what standard attention lacks.
 
@@ -124,7 +124,7 @@ def _on_keys(layer: LayerAttention, query: int, keys: Tensor) -> dict[str, Tenso
     first = rows.gain * a1
     taken = torch.minimum(first, (rows.lam * a2).clamp_min(0)).sum(-1) / first.sum(-1)  # NaN where A1 has no mass
     return {
-        "rho": branches.rho(a1, a2),
+        "overlap": branches.overlap(a1, a2),
         "cosine": branches.cosine(a1, a2, seen),
         "noise_gain": branches.noise_gain(a1, d),
         "taken": taken,
