@@ -33,9 +33,9 @@ def of_head(cap: Capture | CaptureBatch, layer: int, head: int, query: int | str
     """Where a head looks from one query, and what its two maps share on irrelevant tokens, beside the pairing control.
 
     Where it looks is read off W = |D| / Σ|D| (the normalisation "share"; of standard attention off the row itself), beside what
-    uniform attention over the same visible keys would give. What its maps share is their overlap, 1 − Σ|A1 − A2| / Σ(A1 + A2), beside
-    that of A1 and each other second map of the layer (:mod:`diffscope.readings.pairing`). That they overlap more or less is said
-    only where the overlap is outside the range of all controls, by 0.02 at least.
+    uniform attention over the same visible keys would give. What its maps share is their overlap, 1 − Σ|A1 − A2| / Σ(A1 + A2),
+    beside that of A1 and each other second map of the layer (:mod:`diffscope.readings.pairing`). That they overlap more or less
+    is said only where the overlap is outside the range of all controls, by 0.02 at least.
 
     Parameters
     ----------
@@ -51,8 +51,8 @@ def of_head(cap: Capture | CaptureBatch, layer: int, head: int, query: int | str
     Reading
         ``estimates`` holds ``mass`` (map, place, normalisation), ``keys`` and ``uniform`` (place); ``entropy_normalised``,
         ``top_key``, ``top_share`` and ``row_sum`` (map); ``lambda``; ``signal_gain`` of the answer, where one is marked; on
-        irrelevant tokens ``overlap``, ``cosine``, ``noise_gain`` and ``taken`` (control); and ``controls``, their number. A place is
-        a span, the query itself or the token before it. NaN where a row sees none of the keys that a value is about, or only
+        irrelevant tokens ``overlap``, ``cosine``, ``noise_gain`` and ``taken`` (control); and ``controls``, their number. A place
+        is a span, the query itself or the token before it. NaN where a row sees none of the keys that a value is about, or only
         them, and for what standard attention lacks.
 
     Raises

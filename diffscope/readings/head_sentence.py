@@ -113,7 +113,9 @@ def _shared(estimates: xr.Dataset, spans: Spans) -> str:
     size = f"|D| there is {figures(float(own['noise_gain']))} times A1's mass"
     if not int(estimates[COUNT]):
         shared = decimal(float(own["overlap"]))
-        return f"{start} {taken} (overlap {shared}), and {size}; its layer has no other A2 to compare with, so there is no control"
+        return (
+            f"{start} {taken} (overlap {shared}), and {size}; its layer has no other A2 to compare with, so there is no control"
+        )
     middle = estimates.sel(control=MIDDLE)
     size = f"{size} (control {figures(float(middle['noise_gain']))})"
     amount = _amount(estimates)

@@ -260,7 +260,10 @@ def test_what_branches_add_is_a_mean_over_prompts_with_its_error(scope):
 
 def test_a_training_is_drawn_of_captures_by_step(cap):
     opened = {0: diffscope.load("mini-diff@0").capture(examples()[0].text, spans=examples()[0].spans), 1900: cap}
-    straight, read = figures.training(opened, statistic="overlap"), figures.training(readings.along_training(opened), statistic="overlap")
+    straight, read = (
+        figures.training(opened, statistic="overlap"),
+        figures.training(readings.along_training(opened), statistic="overlap"),
+    )
     xr.testing.assert_equal(straight.data, read.data)
     assert straight.data.attrs["model"] == "mini-diff" and read.data.attrs["model"] == ""  # which estimates do not tell
     with pytest.raises(DiffscopeError, match="captures of one prompt by step"):

@@ -30,7 +30,12 @@ def test_the_answer_is_followed_in_the_head_that_ends_with_most_of_it():
     assert "uniform attention would give 6 %" in reading.sentence
     assert "It is first above 50 % at step 20; the checkpoint before is step 10." in reading.sentence
     assert "λ is .00 at step 0 and .00 at step 30, over heads." in reading.sentence
-    assert (reading.estimates["controls"] == 1).all() and reading.estimates["overlap"].dims == ("step", "layer", "head", "control")
+    assert (reading.estimates["controls"] == 1).all() and reading.estimates["overlap"].dims == (
+        "step",
+        "layer",
+        "head",
+        "control",
+    )
 
 
 @pytest.mark.parametrize(

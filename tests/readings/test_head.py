@@ -55,7 +55,10 @@ def test_what_any_pair_of_the_layer_shares_is_not_a_heads_own():
 def test_a_stranger_among_copies_overlaps_less():
     """The second maps of the others are copies of head 0's first one; its own is not."""
     reading = said(torch.cat([drawn(1, 2, 3), drawn(9, 1, 1)]))
-    assert "overlap less than A1 and the 2 other A2s of its layer (overlap" in reading.sentence and "controls 1.00" in reading.sentence
+    assert (
+        "overlap less than A1 and the 2 other A2s of its layer (overlap" in reading.sentence
+        and "controls 1.00" in reading.sentence
+    )
 
 
 def test_between_its_controls_a_pair_overlaps_as_they_do():
@@ -142,7 +145,7 @@ def test_what_a_sink_logit_takes_is_told():
 
 
 def by_hand(cap, layer, head, other):
-    """Overlap, noise gain and what λ·A2 takes away on irrelevant tokens at the last query, with the second map of another head."""
+    """Overlap, noise gain and what λ·A2 takes away on irrelevant tokens at the last query, with another head's second map."""
     keys = cap.spans["irrelevant"]
     a1 = cap.map("A1", layer, head).values[-1, keys].astype(float)
     a2 = cap.map("A2", layer, other).values[-1, keys].astype(float)
