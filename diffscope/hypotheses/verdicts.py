@@ -65,7 +65,7 @@ class Verdict:
             "controls": "; ".join(self.test.controls),
         }
         parts = (display.facts(declared), table if self.estimates else "", display.paragraph(self.sentence))
-        return display.card(f"{self.test.id}: {self.judged}", *parts)
+        return display.card(f"{self.test.id}: {self.shown}", *parts)
 
     @property
     def shown(self) -> str:

@@ -17,7 +17,7 @@ from diffscope.readings.captures import one_prompt, query_position
 from diffscope.readings.pairing import COUNT, LARGEST, LEAST, MIDDLE, OWN, beside_controls
 from diffscope.readings.question import Question
 from diffscope.readings.reading import Reading, described
-from diffscope.readings.words import between, counted, figures
+from diffscope.readings.words import between, counted, endless, figures
 from diffscope.scope import Scope
 
 CLEARLY = 2.0  # standard errors
@@ -127,7 +127,7 @@ def rejection_sentence(estimates: xr.Dataset, sigma: float) -> str:
 
 def decibels(value: float) -> str:
     """One decimal: 12.9, −0.3."""
-    return "infinite" if math.isinf(value) else f"{value:.1f}".replace("-0.0", "0.0").replace("-", "−")
+    return endless(value) if math.isinf(value) else f"{value:.1f}".replace("-0.0", "0.0").replace("-", "−")
 
 
 def lost(

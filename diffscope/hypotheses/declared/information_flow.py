@@ -30,7 +30,7 @@ SIZE = "size: they no longer see a span of the answer's length near it"
 
 @declare(
     id="information-flow",
-    question="Does what decides the answer flow from the answer's tokens, beyond what they get of |D|?",
+    question="Does what decides the answer flow from the answer's tokens, beyond the attention that they get?",
     asks={"over_mass": ABOVE},
     source=f"{NOTES}: the differential operation directs attention to task-relevant tokens",
     statistic=STATISTIC,
