@@ -80,7 +80,7 @@ def _lost_of_kept(models: KeptModels) -> dict[str, Observed]:
     ),
     quantities={
         "rejection": Quantity(
-            "what A2 takes from distractors goes with what A1 gives them, above another prompt's A2 (correlation)",
+            "correlation of what A2 takes from distractors with what A1 gives them, above another prompt's A2",
             0.1,
             short="correlation",
         ),

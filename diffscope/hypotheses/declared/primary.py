@@ -49,7 +49,10 @@ FORMED = "What is said is of models in which the circuit formed; with failures a
     controls=("head count at double width", *SAME),
     quantities={
         **{arm: Quantity(f"steps to form, DIFF − {words} (octaves)", OCTAVES) for arm, words in BASELINES.items()},
-        **{f"{arm}_first": Quantity(f"DIFF forms later than {words}, log-rank z", 1.0) for arm, words in BASELINES.items()},
+        **{
+            f"{arm}_first": Quantity(f"log-rank z of DIFF against {words}, above 0 where DIFF is later", 1.0)
+            for arm, words in BASELINES.items()
+        },
     },
     predictions={account: dict.fromkeys(BASELINES, BELOW) for account in ("NC", "SP")},
     needs="cohort",
