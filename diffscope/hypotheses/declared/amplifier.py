@@ -24,9 +24,9 @@ QUANTITIES = {
     "floor": Quantity(
         "least that any coefficient leaves of A1 on irrelevant tokens, minus the same with other heads' A2",
         0.05,
-        short="floor over its control",
+        short="floor − its control",
     ),
-    "gain": Quantity("noise gain − signal gain", 0.1, short="noise gain over signal gain"),
+    "gain": Quantity("noise gain − signal gain", 0.1, short="noise gain − signal gain"),
     "excess": Quantity("what the learned λ leaves over the least that any coefficient leaves (octaves)", 0.32),
     "floor_itself": Quantity("least that any coefficient leaves of A1 on irrelevant tokens, √(1 − cos²)", 0.05),
     "noise_gain": Quantity("noise gain, sum |D| over sum A1 on irrelevant tokens", 0.1),

@@ -88,7 +88,7 @@ def key_token_gain_pair(pair: Pair) -> dict[str, Observed]:
     controls=("head count at double width", *SAME),
     quantities={
         f"{arm}_{name}": Quantity(
-            f"{words}, DIFF − {BASELINES[arm]}, heads alike", 0.02, short=f"{SHORT.get(name, name)} over {arm}"
+            f"{words}, DIFF − {BASELINES[arm]}, heads alike", 0.02, short=f"{SHORT.get(name, name)} against {arm}"
         )
         for arm in BASELINES
         for name, words in OF_COHORT.items()

@@ -22,9 +22,9 @@ SHARED = {
     "sharing_without_needles": "sharing without the other sentences above the pairing control",
 }
 SHORT = {
-    "sharing": "irrelevant tokens over other pairs",
-    "difference": "spans of its size over the answer",
-    "kind": "other numbers over the answer",
+    "sharing": "irrelevant tokens against other pairs",
+    "difference": "spans of its size against the answer",
+    "kind": "other numbers against the answer",
 }
 QUANTITIES = {
     f"{name}{end}": Quantity(f"{words} ({kind})", margin, short=SHORT.get(name, ""))
