@@ -125,12 +125,12 @@ def command(
 
 
 def show_board(words):
-    """A board in words: a table, primaries first, then verdicts one by one, then what they say together."""
-    show_table(("kind", "test", "question", "answer", "verdict"), words.rows)
-    for (_, test, _, _, verdict), sentence in zip(words.rows, words.sentences):
+    """A board in words: of every test its verdict, its question with the answer, and all numbers; then what they say together."""
+    for (kind, test, question, answer, verdict), sentence in zip(words.rows, words.sentences):
+        say(f"{test}: {verdict} ({kind})")
+        say(f"{question} {answer}")
+        say(sentence)
         say()
-        say(f"{test}: {verdict}. {sentence}")
-    say()
     say(words.summary)
 
 
