@@ -138,7 +138,6 @@ def show_details(test, verdict=None, code: str = "", plot: bool = True) -> None:
     """What was declared of a test, what came of it, and where its question is from; parameters as of :func:`show_test`."""
     measured = verdict is not None and bool(verdict.estimates)
     _say("Name", test.id)
-    _say("Question", test.question)
     _say("Method", test.statistic)
     _say("Control", "; ".join(test.controls))
     if measured and plot:
