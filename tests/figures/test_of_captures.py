@@ -124,7 +124,7 @@ def test_what_maps_share_stands_beside_the_same_with_other_heads_a2(cap):
         np.testing.assert_allclose([shown["low"], shown["high"]], [np.min(overlap, 0), np.max(overlap, 0)], rtol=1e-6)
     by_layer = figures.statistic_by_layer(cap, statistic="overlap").data
     np.testing.assert_allclose(
-        by_layer["value"].sel(series="A₂ of other heads").values.ravel(), np.mean(overlap, 0).reshape(2, 3).mean(-1)
+        by_layer["value"].sel(series="A₂ of other heads").values.ravel(), np.mean(overlap, 0).reshape(2, 3).mean(-1), rtol=1e-6
     )
 
 
