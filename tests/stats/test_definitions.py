@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from diffscope.errors import UnknownStatistic
 from diffscope.stats import STATISTICS
 from diffscope.stats.definitions import DEFINITIONS
-from diffscope.stats.registry import select
+from diffscope.stats.registry import UnknownStatistic, select
 
 ROOT = Path(__file__).parents[2]
 SOURCES = (ROOT / "docs" / "sources.md").read_text(encoding="utf-8").lower()
