@@ -59,7 +59,7 @@ def readiness(scope, path: str, differential: bool) -> list[Readiness]:
             lacks[needs], how[needs] = own
         if scope.tokenizer is None:
             lacks["pair"], how["pair"] = own
-    of_needs = {needs: {id: test.claim for id, test in TESTS.items() if test.needs == needs} for needs in lacks}
+    of_needs = {needs: {id: test.question for id, test in TESTS.items() if test.needs == needs} for needs in lacks}
     return [Readiness(needs, of_needs[needs], lacks[needs], how[needs]) for needs in lacks]
 
 

@@ -172,7 +172,7 @@ def series(models, truth):
 
 
 def pulled(models, pull):
-    """Share of verdicts on checkpoints whose gradients pull along ρ, against it, or not."""
+    """Share of verdicts on checkpoints whose gradients pull towards less overlap, more of it, or neither."""
     prompts = draw(task_of_all(), 10, 160, 4, 0)
     names = [f"m@{step}" for step in STEPS]
     at_random = Planted("neither", signal=0.0)

@@ -259,9 +259,15 @@ def number_control(old: Old) -> Iterator[Finding]:
     of_text, of_numbers = (rho.sel(span=rho["span"].str.startswith(kind)).mean("span") for kind in ("text", "number"))
     answer = rho.sel(span="answer")
     yield Finding(
-        "ρ on the distractors' numbers - on text", (0.166, 0.092, 0.134), (of_numbers - of_text).values, 0.02, "text is drawn"
+        "overlap on text - on the distractors' numbers",
+        (0.166, 0.092, 0.134),
+        (of_numbers - of_text).values,
+        0.02,
+        "text is drawn",
     )
-    yield Finding("ρ on the answer - on the distractors' numbers", (0.151, 0.127, 0.190), (answer - of_numbers).values, 0.001)
+    yield Finding(
+        "overlap on the distractors' numbers - on the answer", (0.151, 0.127, 0.190), (answer - of_numbers).values, 0.001
+    )
 
 
 def text_loss(old: Old) -> Iterator[Finding]:

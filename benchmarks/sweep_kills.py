@@ -21,7 +21,7 @@ from pathlib import Path
 PLAN = """
 models = ["mini-diff", "mini-standard"]
 checkpoints = "all"
-statistics = ["entropy", "gini", "span_mass", "rho"]
+statistics = ["entropy", "gini", "span_mass", "overlap"]
 queries = "all"
 per_shard = 2
 

@@ -10,6 +10,7 @@ from diffscope.hypotheses.kept_study import shipped
 from diffscope.hypotheses.study import open_study
 from diffscope.lab.training.cohort import Cohort, collect
 from diffscope.lab.training.recipe import Recipe
+from diffscope.tables import numbers
 from tests.studies import study as planted_study
 from tools import study_pages
 
@@ -29,9 +30,11 @@ def test_a_page_quotes_the_study_and_says_when_it_no_longer_does(study, tmp_path
     page = (tmp_path / "study.md").read_text()
     assert not study_pages.outdated(study, tmp_path) and "of before" not in page and "text" in page
     formation = next(verdict for verdict in study.boards["all seeds"] if verdict.test.id == "formation")
-    (row,) = (line for line in page.splitlines() if line.startswith("| formation |"))
+    (row,) = (line for line in page.splitlines() if line.startswith("| formation: "))
     estimate = formation.estimates[next(iter(formation.corrected))]
-    assert f"| {estimate.value:.2f} [{estimate.low:.2f}, {estimate.high:.2f}] |" in row and row.endswith(f"| {formation.shown} |")
+    assert f"| {estimate.value:.2f} [{estimate.low:.2f}, {estimate.high:.2f}] |" in row and row.endswith(
+        f"| {formation.shown} | {numbers.plain(formation.p, 2)} |"
+    )
     assert (tmp_path / "study" / "answers.svg").is_file() and (tmp_path / "study" / "primary.svg").is_file()
     assert "## Runs" in (tmp_path / "study" / "all_seeds.md").read_text()
     for name in ("study.md", "study/claims.md"):

@@ -18,7 +18,9 @@ from pathlib import Path
 from diffscope import figures, tables
 from diffscope.errors import DiffscopeError
 from diffscope.figures.of_study import quantities
+from diffscope.hypotheses.answered import word
 from diffscope.hypotheses.conclusion import of_kind, together
+from diffscope.hypotheses.correction import whole
 from diffscope.hypotheses.report import left_out
 from diffscope.hypotheses.study import ALL, Study, open_study
 from diffscope.hypotheses.study_report import markdown, rates, runs
@@ -57,8 +59,8 @@ def quotes(study: Study) -> dict[str, str]:
     board = study.boards[ALL]
     return {
         "conclusion": f"{together(board)}\n",
-        "primaries": _judged(of_kind(board, "primary"), "after Holm"),
-        "mechanisms": _judged(of_kind(board, "mechanism"), "q"),
+        "primaries": _judged(of_kind(board, "primary")),
+        "mechanisms": _judged(of_kind(board, "mechanism")),
         "measurements": _measured(of_kind(board, "measurement")),
         "answers": _answers(study),
         "decided": _decided(board),
@@ -67,35 +69,42 @@ def quotes(study: Study) -> dict[str, str]:
     }
 
 
-def _judged(verdicts: Iterable[Verdict], corrected: str) -> str:
-    """What the rules of tests use, with the corrected p under this name."""
-    header = ("test", "quantity", "estimate [95 %]", "p (t)", corrected, "smallest that matters", WITHOUT, "verdict")
+def _judged(verdicts: Sequence[Verdict]) -> str:
+    """What the rules of tests use, and what that answers; the corrected p of a quantity, or once that of a whole test."""
+    once = all(whole(verdict.test) for verdict in verdicts)
+    of_quantities = ("test", "quantity", "estimate [95 %]", "answer", "p (t)", *(() if once else ("q",)))
+    header = (*of_quantities, "smallest that matters", WITHOUT, "verdict", *(("p after Holm",) if once else ()))
     rows = []
     for verdict in verdicts:
         judged = [_of_rule(verdict, name) for name in verdict.estimates if name in verdict.corrected]
-        first, *others = judged or [(numbers.ABSENT,) * len(header[1:-1])]
-        rows += [(verdict.test.id, *first, verdict.shown), *(("", *cells, "") for cells in others)]
+        end = (verdict.shown, *((numbers.plain(verdict.p, 2),) if once else ()))
+        first, *others = judged or [(numbers.ABSENT,) * (len(header) - 1 - len(end))]
+        rows += [
+            (f"{verdict.test.id}: {verdict.test.question}", *first, *end),
+            *(("", *cells, *[""] * len(end)) for cells in others),
+        ]
     return _table(header, rows)
 
 
 def _measured(verdicts: Iterable[Verdict]) -> str:
-    """The first quantity of every measurement."""
-    rows = []
-    for verdict in verdicts:
-        if verdict.estimates:
-            name, estimate = next(iter(verdict.estimates.items()))
-            value = numbers.with_interval(estimate.value, estimate.low, estimate.high)
-            rows.append((verdict.test.id, verdict.test.quantities[name].label, value, str(estimate.seeds)))
-    return _table(("measurement", "its first quantity", "estimate [95 %]", "seeds"), rows)
+    """What every measurement asks, and the answer."""
+    rows = [
+        (verdict.test.id, verdict.test.question, verdict.answer, str(max(each.seeds for each in verdict.estimates.values())))
+        for verdict in verdicts
+        if verdict.estimates
+    ]
+    return _table(("measurement", "question", "answer", "seeds"), rows)
 
 
 def _of_rule(verdict: Verdict, name: str) -> tuple[str, ...]:
-    """One quantity that a rule uses: its label, estimate, p, corrected p, what matters, and what leaving out comes to."""
+    """One quantity that a rule uses: its label, estimate, answer, p, corrected p, what matters, what leaving out comes to."""
     estimate, quantity = verdict.estimates[name], verdict.test.quantities[name]
     value = numbers.with_interval(estimate.value, estimate.low, estimate.high)
+    answer = word(estimate, verdict.test.asks[name]) if name in verdict.test.asks else numbers.ABSENT
     p, of_t, corrected = (numbers.plain(each, 2) for each in (estimate.p, estimate.p_t, verdict.corrected[name]))
+    each = () if whole(verdict.test) else (corrected,)
     left = MINUS.sub("−", left_out(estimate, quantity))
-    return quantity.label, value, f"{p} ({of_t})", corrected, f"{quantity.margin:g}", left
+    return quantity.label, value, answer, f"{p} ({of_t})", *each, f"{quantity.margin:g}", left
 
 
 def _answers(study: Study) -> str:

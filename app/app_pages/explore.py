@@ -23,9 +23,9 @@ from diffscope.stats.questions import LETTERS
 
 BARS = 4096  # keys of a row that are drawn as bars
 HELP = (
-    "Irrelevant tokens: all but the answer, the question and the first token. ρ: how far two maps differ there; 0 is the same, 1 "
-    "nothing in common, and only what they have in common can cancel. Control: the same with the second map of another head of "
-    "the layer. Above 1 times A1's mass, the subtraction adds weight instead of taking it away."
+    "Irrelevant tokens: all but the answer, the question and the first token. Overlap: what two maps share there; 0 is "
+    "nothing, 1 the same, and only what they share can cancel. Control: the same with the second map of another head of the "
+    "layer. Above 1 times A1's mass, the subtraction adds weight instead of taking it away."
 )
 state = st.session_state
 

@@ -22,8 +22,8 @@ from diffscope.figures.escaping import visible
 from diffscope.figures.heads import over_heads
 from diffscope.figures.panels import short_name
 from diffscope.readings import answers, next_tokens
+from diffscope.readings.words import course, percent
 from diffscope.readings.words import figures as number
-from diffscope.readings.words import percent
 
 SIDES = ("without edits", "with edits")
 OF = {"D": "D", "output": "what heads give on"}
@@ -90,22 +90,16 @@ def show_answer(reading) -> None:
     """The answer's log-odds and probability with the edits, beside those without."""
     estimates = reading.estimates
     with st.container(horizontal=True):
-        for name, title, words in (("log_odds", "Log-odds", nats), ("probability", "Probability", percent)):
+        for name, title, words, units in (("log_odds", "Log-odds", number, " nats"), ("probability", "Probability", percent, "")):
             before, after = (float(estimates[name].sel(side=side)) for side in ("before", "after"))
-            arrow = "up" if after > before else "down"
             st.metric(
                 f"{title} of the answer",
-                words(after),
-                f"{words(before)} without edits",
+                f"{words(after)}{units}",
+                f"{course(before, after, words)}{units}",
                 delta_color="off",
-                delta_arrow="off" if words(before) == words(after) else arrow,
+                delta_arrow="off",
             )
     st.caption(plain(reading.sentence))
-
-
-def nats(value: float) -> str:
-    """Log-odds as they are printed."""
-    return f"{number(value)} nats"
 
 
 def show_changes(cap, edits, reading, layer: int, head: int) -> dict[str, str]:

@@ -33,7 +33,7 @@ PACE = 1.2  # seconds a checkpoint is shown for while they play
 STATISTICS = {
     "answer": "How much of what is left, |D|, goes to the answer, whatever the sign of a weight.",
     "lambda": "λ, by how much A₂ is taken off.",
-    "rho": "How far the two maps differ on irrelevant tokens: 0 is the same, 1 nothing in common. What they share can cancel.",
+    "overlap": "What the two maps share on irrelevant tokens: 0 is nothing, 1 the same. What they share can cancel.",
     "cosine": "How alike the two maps are on irrelevant tokens, whatever their size.",
     "sink": "How much of |D| goes to the first token, whatever the sign of a weight.",
     "entropy": "How widely |D| is spread.",

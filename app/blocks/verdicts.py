@@ -1,10 +1,12 @@
 """Tests of the hypotheses: primaries large, others as rows that open where they stand, and all of their estimates on one axis.
 
-A test is shown whether or not it was run: what it claims, how it asks and by which rule is declared beforehand.
+A test is shown whether or not it was run: its question, how it asks and by which rule is declared beforehand. Directly beside a
+question stand its answer and the numbers that the answer is derived from.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import partial
 
@@ -16,12 +18,6 @@ from blocks.charts import show_chart
 from blocks.exports import take_away
 from diffscope import figures
 
-PRIMARIES = {
-    "formation": "When the circuit forms",
-    "distractors": "Answers among many distractors",
-    "distractors-or-length": "Distractors, or length?",
-    "common-noise": "Noise that both maps share",
-}
 NOT_YET = "not run yet"
 COLOURS = {"NC": "blue", "SP": "orange", "both": "violet", "neither": "red"}
 GRID = (
@@ -65,30 +61,35 @@ def _show_primary(id: str, verdict, code: str) -> None:
     from diffscope.hypotheses import TESTS, power
 
     test = TESTS[id]
-    st.markdown(f"##### {plain(PRIMARIES.get(id, id))}\n{plain(test.claim)}")
-    st.markdown(badge(verdict))
+    st.markdown(f"##### {plain(test.question)}\n{answered(verdict)}")
+    st.markdown(f"{badge(verdict)} {_p(verdict)}")
     if verdict is not None and verdict.estimates:
         _show_judged(verdict)
         show_estimates([verdict], key=f"primary-{id}")
-    elif verdict is not None:
-        st.caption(plain(verdict.sentence))
     st.caption(plain(f"Power: {power.in_words(id)}."))
     with st.expander("Method, control, rule and source", key=f"primary-{id}-method"):
         show_details(test, verdict, code, plot=False)
 
 
-def _show_judged(verdict) -> None:
-    """The quantities that the rule uses, in large figures."""
+def _p(verdict) -> str:
+    """The p of a whole test, in words."""
     from diffscope.hypotheses.correction import CORRECTIONS
 
-    for name, p in verdict.corrected.items():
+    if verdict is None or math.isnan(verdict.p):
+        return ""
+    return f":small[p {_number(verdict.p)} of the whole test, after {CORRECTIONS[verdict.test.kind]}]"
+
+
+def _show_judged(verdict) -> None:
+    """The quantities that the rule uses, in large figures."""
+    for name in verdict.corrected:
         estimate = verdict.estimates[name]
         interval = f"95 % {_number(estimate.low)} to {_number(estimate.high)}"
         null = f"without an effect {_number(estimate.null_low)} to {_number(estimate.null_high)}"
         st.metric(
             plain(verdict.test.quantities[name].label),
             _number(estimate.value),
-            f"{interval} · {null} · p {_number(p)} ({CORRECTIONS[verdict.test.kind]})" if not estimate.why else estimate.why,
+            f"{interval} · {null}" if not estimate.why else estimate.why,
             delta_color="off",
             delta_arrow="off",
         )
@@ -96,13 +97,13 @@ def _show_judged(verdict) -> None:
 
 def _number(value: float) -> str:
     """A number as a sentence prints it, with a minus sign."""
-    from diffscope.hypotheses.verdicts import number
+    from diffscope.hypotheses.answered import signed
 
-    return number(value).replace("-", "−")
+    return signed(value)
 
 
 def show_test(test, verdict=None, code: str = "") -> None:
-    """A row that opens: what a test claims and came to, then how it asks, its numbers, and where the claim is from.
+    """A row that opens: what a test asks, the answer with its numbers, then how it asks, all numbers, and its source.
 
     Parameters
     ----------
@@ -115,7 +116,7 @@ def show_test(test, verdict=None, code: str = "") -> None:
 
     @st.fragment
     def row() -> None:
-        name = f"{badge(verdict)} {plain(test.claim)}"
+        name = f"{badge(verdict)} {plain(test.question)} {answered(verdict)}".rstrip()
         opened = st.expander(name, key=f"test-{test.id}", on_change="rerun")
         if opened.open:
             with opened:
@@ -124,11 +125,19 @@ def show_test(test, verdict=None, code: str = "") -> None:
     row()
 
 
+def answered(verdict) -> str:
+    """The answer to a test's question, as Markdown: its words, and the numbers and intervals that they are derived from."""
+    if verdict is None:
+        return ""
+    words = " · ".join(f"**{word}:** {plain(numbers)}" for word, numbers in verdict.answers.items())
+    asked = [verdict.test.quantities[name].label for name in verdict.test.asks if name in verdict.estimates]
+    return f"{words} :gray[{plain(asked[0])}]" if len(asked) == 1 else words
+
+
 def show_details(test, verdict=None, code: str = "", plot: bool = True) -> None:
-    """What was declared of a test, what came of it, and where its claim is from; parameters as of :func:`show_test`."""
+    """What was declared of a test, what came of it, and where its question is from; parameters as of :func:`show_test`."""
     measured = verdict is not None and bool(verdict.estimates)
     _say("Name", test.id)
-    _say("Claim", test.claim)
     _say("Method", test.statistic)
     _say("Control", "; ".join(test.controls))
     if measured and plot:

@@ -160,7 +160,7 @@ def _show_json(study):
 def _tell(words, board):
     """Show a study in words, one of its boards whole."""
     _check_board(words, board)
-    verdicts = {name: {test: verdict for _, test, verdict, _ in each.rows} for name, each in words.boards.items()}
+    verdicts = {name: {test: verdict for _, test, *_, verdict in each.rows} for name, each in words.boards.items()}
     rows = [(test, *(of_board.get(test, "–") for of_board in verdicts.values())) for test in verdicts[board]]
     facts = words.facts
     seeds = sorted({seed for trained in facts["arms"].values() for seed in trained})

@@ -34,7 +34,7 @@ Baseline = Annotated[
     typer.Option(metavar="NAME|FOLDER|HUB-ID", help="The standard model that it is matched with, seed by seed. Repeatable."),
 ]
 All = Annotated[bool, typer.Option("--all", help="All tests, as without any ID.")]
-Listed = Annotated[bool, typer.Option("--list", help="Show what is claimed, predicted and needed; run nothing.")]
+Listed = Annotated[bool, typer.Option("--list", help="Show what is asked, predicted and needed; run nothing.")]
 Prompts = Annotated[
     str, typer.Option(metavar="COUNT|FILE", help="How many retrieval prompts, over five depths; or a file of your own prompts.")
 ]
@@ -125,12 +125,12 @@ def command(
 
 
 def show_board(words):
-    """A board in words: a table, primaries first, then verdicts one by one, then what they say together."""
-    show_table(("kind", "test", "verdict", "claim"), words.rows)
-    for (_, test, verdict, _), sentence in zip(words.rows, words.sentences):
+    """A board in words: of every test its verdict, its question with the answer, and all numbers; then what they say together."""
+    for (kind, test, question, answer, verdict), sentence in zip(words.rows, words.sentences):
+        say(f"{test}: {verdict} ({kind})")
+        say(f"{question} {answer}")
+        say(sentence)
         say()
-        say(f"{test}: {verdict}. {sentence}")
-    say()
     say(words.summary)
 
 
@@ -158,10 +158,10 @@ def keep(verdicts, out, subjects, statements=()):
 
 def _show_declared(tests, as_json):
     if as_json:
-        names = ("id", "kind", "claim", "source", "statistic", "controls", "rule", "needs", "limits")
+        names = ("id", "kind", "question", "source", "statistic", "controls", "rule", "needs", "limits")
         show_json([{name: getattr(test, name) for name in names} for test in tests])
         return
-    show_table(("kind", "test", "needs", "claim"), [(test.kind, test.id, test.needs, test.claim) for test in tests])
+    show_table(("kind", "test", "needs", "question"), [(test.kind, test.id, test.needs, test.question) for test in tests])
     for test in tests:
         say()
         say(f"{test.id}: {test.rule}")

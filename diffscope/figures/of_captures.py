@@ -217,7 +217,7 @@ def statistic_by_layer(
 def similarity(
     subject: Captures,
     *,
-    statistic: str = "rho",
+    statistic: str = "overlap",
     span: str = "irrelevant",
     query: int | Literal["last"] = -1,
     venue: str | None = None,
@@ -236,8 +236,8 @@ def similarity(
     subject : Capture, Comparison, mapping of str to Capture, or sequence of Capture
         Each of one prompt and of differential attention; several are panels.
     statistic : str
-        Of both maps on a span: rho, cosine, overlap, js, kl_12, kl_21, lambda_star, residual_noise, residual_floor, noise_gain,
-        signal_gain, selectivity.
+        Of both maps on a span: overlap, cosine, shape_overlap, js, kl_12, kl_21, lambda_star, residual_noise, residual_floor,
+        noise_gain, signal_gain, selectivity.
     span : str
         The keys that they are compared on.
     query : int or "last"

@@ -38,7 +38,7 @@ def training(
     subject : Reading, its estimates, or mapping of int to Capture
         Of :func:`diffscope.readings.along_training`, or captures of one prompt by step, which are read so at the last token.
     statistic : str
-        One of its variables: ``lambda``, ``answer``, ``sink``, ``rho``, ``cosine``, ``entropy``, ``gini``.
+        One of its variables: ``lambda``, ``answer``, ``sink``, ``overlap``, ``cosine``, ``entropy``, ``gini``.
     layer, head : int
         The head that is set apart; by default of the first layer.
     venue, wide, width, title

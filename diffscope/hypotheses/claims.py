@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from diffscope.hypotheses.answered import number
 from diffscope.hypotheses.declared import TESTS
 from diffscope.hypotheses.inference import Estimate
 from diffscope.hypotheses.rules import ABOVE, BELOW, NONE, Quantity
-from diffscope.hypotheses.verdicts import Verdict, number
+from diffscope.hypotheses.verdicts import Verdict
 
 SAME = "same sign"
 OTHER = "other sign"

@@ -19,10 +19,10 @@ COUNTED = {
     MEASURED: "measured, without a verdict",
     "needs": "not run for want of what they need",
 }
-SHOWN = {  # of a primary that does not tell the accounts apart: what both say of DIFF
-    "both": "is borne out",
-    "neither": "does not hold: in one comparison at least it is otherwise",
-    "inconclusive": "is neither borne out nor ruled out",
+SHOWN = {  # of a primary that does not tell the accounts apart: whether that is what both say of DIFF
+    "both": "as both accounts predict",
+    "neither": "against what both accounts predict, in one comparison at least",
+    "inconclusive": "undecided",
 }
 
 
@@ -54,7 +54,10 @@ def together(verdicts: Sequence[Verdict]) -> str:
     if not primaries:
         return "No primary test was run: nothing is said here for one account over the other."
     alike = [verdict for verdict in primaries.values() if isinstance(verdict.test, Test) and not verdict.test.tells_apart]
-    benefit = [f"\u201c{verdict.test.claim.rstrip('.')}\u201d {SHOWN[verdict.shown]}." for verdict in alike]
+    benefit = [
+        f"{verdict.test.question} {verdict.answer[0].upper()}{verdict.answer[1:]}. The verdict is: {SHOWN[verdict.shown]}."
+        for verdict in alike
+    ]
     telling = [test for id in PRIMARIES if isinstance(test := TESTS[id], Test) and test.tells_apart]
     nothing = [
         f"{test.id} came out as {ACCOUNTS[account]} predicts, which is that there is no effect: that speaks against "

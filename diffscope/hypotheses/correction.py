@@ -27,6 +27,11 @@ Results = Mapping[str, Mapping[str, Estimate]]  # estimates by test and quantity
 Corrected = dict[tuple[str, str], float]  # p by test and quantity
 
 
+def whole(test: Declared) -> bool:
+    """Whether a test is corrected as one, so that its p stands at its verdict and not at each of its quantities."""
+    return test.kind == "primary"
+
+
 def by_signs(test: Declared, estimate: Estimate) -> bool:
     """Whether the p that is corrected is that of turned signs; how many seeds there are decides, and no value."""
     if math.isnan(estimate.p_t):

@@ -24,8 +24,8 @@ Place = tuple[str, int | str | None, int | None]  # a quantity, its step, its la
 
 #: quantities by layer at the end of a run, as the evidence names them; heads weighted by A1's mass on the answer
 BY_LAYER = {
-    "shared_noise.sharing": "sharing on irrelevant tokens above the pairing control (ρ)",
-    "shared_noise.kind": "difference on the answer above the other sentences' numbers (ρ)",
+    "shared_noise.sharing": "sharing on irrelevant tokens above the pairing control (overlap)",
+    "shared_noise.kind": "sharing on the other sentences' numbers above that on the answer (overlap)",
     "amplifier.floor_itself": "least that any coefficient leaves of A1 on irrelevant tokens",
     "amplifier.noise_gain": "noise gain",
     "amplifier.signal_gain": "signal gain",

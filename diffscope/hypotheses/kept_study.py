@@ -28,7 +28,7 @@ class BoardWords:
 
     Attributes
     ----------
-    rows : list of (kind, test, verdict, claim)
+    rows : list of (kind, test, question, answer, verdict)
         Primary tests, then mechanism tests, then measurements.
     sentences : list of str
         One a test, in the same order.
@@ -36,7 +36,7 @@ class BoardWords:
         What they say together.
     """
 
-    rows: list[tuple[str, str, str, str]]
+    rows: list[tuple[str, str, str, str, str]]
     sentences: list[str]
     summary: str
 
@@ -98,5 +98,5 @@ def read_words(path: Path) -> StudyWords | None:
 
 
 def _board(kept: dict[str, Any]) -> BoardWords:
-    rows = [(row[0], row[1], row[2], row[3]) for row in kept["rows"]]
+    rows = [(row[0], row[1], row[2], row[3], row[4]) for row in kept["rows"]]
     return BoardWords(rows, list(kept["sentences"]), kept["summary"])

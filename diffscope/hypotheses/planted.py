@@ -92,9 +92,9 @@ class Planted:
         return scores
 
     def flows(self, prompts: Sequence[Prompt], pull: float, seed: int, match: Sequence[Match] | None = None) -> xr.Dataset:
-        """The same as :func:`diffscope.hypotheses.evidence.flows.flows`: a gradient at random, of which `pull` goes along ρ.
+        """The same as :func:`diffscope.hypotheses.evidence.flows.flows`: a gradient at random, and `pull`.
 
-        With `pull` above 0 descent makes the maps more alike on irrelevant tokens, below 0 less.
+        The pull is along 1 − overlap: above 0 descent makes the maps more alike on irrelevant tokens, below 0 less.
         """
         rng = np.random.default_rng([seed, TRUTHS.index(self.truth), 1])
         keys = [key_sets(prompt) for prompt in prompts]

@@ -363,7 +363,7 @@ CLAIMS = (
         "If noise cancels, the gradient pushes the two maps towards shared noise.",
         "asked for",
         _of("gradient-dynamics", BELOW, "push"),
-        "Descent of the loss along ρ on irrelevant tokens: below 0 is towards sharing.",
+        "Descent of the loss towards less overlap on irrelevant tokens: below 0 is towards sharing.",
     ),
     Claim(
         "top-k",

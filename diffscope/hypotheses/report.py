@@ -7,13 +7,14 @@ import math
 from collections.abc import Sequence
 
 from diffscope.hypotheses import power
+from diffscope.hypotheses.answered import number
 from diffscope.hypotheses.conclusion import of_kind, summary
-from diffscope.hypotheses.correction import PRIMARIES
+from diffscope.hypotheses.correction import PRIMARIES, whole
 from diffscope.hypotheses.declared import KINDS
 from diffscope.hypotheses.inference import Estimate
 from diffscope.hypotheses.kept_study import BoardWords
 from diffscope.hypotheses.rules import Quantity
-from diffscope.hypotheses.verdicts import Verdict, decided, number
+from diffscope.hypotheses.verdicts import Verdict, decided
 
 COLUMNS = (
     "quantity",
@@ -50,7 +51,7 @@ def rows(verdict: Verdict) -> list[list[str]]:
                 f"{number(estimate.null_low)} to {number(estimate.null_high)}",
                 number(estimate.p),
                 number(estimate.p_t),
-                number(verdict.corrected[name]) if name in verdict.corrected else "not in the rule",
+                _corrected(verdict, name),
                 number(quantity.margin),
                 verdict.states[name] + (f" ({estimate.why})" if estimate.why else ""),
                 left_out(estimate, quantity),
@@ -58,6 +59,13 @@ def rows(verdict: Verdict) -> list[list[str]]:
             ]
         )
     return table
+
+
+def _corrected(verdict: Verdict, name: str) -> str:
+    """The corrected p of a quantity; of the whole test it stands at the verdict, and nowhere else."""
+    if name not in verdict.corrected:
+        return "not in the rule"
+    return "of the whole test: see the verdict" if whole(verdict.test) else number(verdict.corrected[name])
 
 
 def left_out(estimate: Estimate, quantity: Quantity) -> str:
@@ -77,7 +85,8 @@ def facts(verdict: Verdict) -> list[tuple[str, str]]:
     test = verdict.test
     planted = [("Power", f"{power.in_words(test.id)}, spread as pilots were")] if test.id in PRIMARIES else []
     return [
-        ("Claim", test.claim),
+        ("Question", test.question),
+        ("Answer", verdict.answer),
         ("Source", test.source),
         ("Statistic", test.statistic),
         ("Controls", "; ".join(test.controls)),
@@ -93,8 +102,8 @@ def markdown(verdicts: Sequence[Verdict], title: str, notes: Sequence[str] = ())
     for kind, words in KINDS.items():
         listed = of_kind(verdicts, kind)
         if listed:
-            lines += ["", f"| {words} | verdict | claim |", "|---|---|---|"]
-            lines += [f"| {verdict.test.id} | {_cell(verdict.shown)} | {_cell(verdict.test.claim)} |" for verdict in listed]
+            lines += ["", f"| {words} | question | answer | verdict |", "|---|---|---|---|"]
+            lines += [f"| {' | '.join(map(_cell, _line(verdict)))} |" for verdict in listed]
     for verdict in in_order(verdicts):
         lines += ["", f"## {verdict.test.id}: {verdict.shown}", ""]
         lines += [f"- {name}: {text}" for name, text in facts(verdict)]
@@ -105,15 +114,20 @@ def markdown(verdicts: Sequence[Verdict], title: str, notes: Sequence[str] = ())
     return "\n".join(lines) + "\n"
 
 
+def _line(verdict: Verdict) -> tuple[str, str, str, str]:
+    """A test in a line: its id, its question, the answer with its numbers, and the verdict."""
+    return verdict.test.id, verdict.test.question, verdict.answer, verdict.shown
+
+
 def in_order(verdicts: Sequence[Verdict]) -> list[Verdict]:
     """Primary tests, then mechanism tests, then measurements."""
     return [verdict for kind in KINDS for verdict in of_kind(verdicts, kind)]
 
 
 def words(verdicts: Sequence[Verdict]) -> BoardWords:
-    """Every verdict with its claim, then one by one in a sentence, then what they say together."""
+    """Every question with its answer and verdict, then one by one in a sentence, then what they say together."""
     ordered = in_order(verdicts)
-    rows = [(verdict.test.kind, verdict.test.id, verdict.shown, verdict.test.claim) for verdict in ordered]
+    rows = [(verdict.test.kind, *_line(verdict)) for verdict in ordered]
     return BoardWords(rows, [verdict.sentence for verdict in ordered], summary(verdicts))
 
 
@@ -125,8 +139,8 @@ def page(verdicts: Sequence[Verdict], title: str, notes: Sequence[str] = ()) -> 
     """The same as one HTML page."""
     parts = [f"<h1>{html.escape(title)}</h1>", *(f"<p>{html.escape(note)}.</p>" for note in notes)]
     for kind, words in KINDS.items():
-        board = [(verdict.test.id, verdict.shown, verdict.test.claim) for verdict in of_kind(verdicts, kind)]
-        parts += [_table((words, "verdict", "claim"), board)] if board else []
+        board = [_line(verdict) for verdict in of_kind(verdicts, kind)]
+        parts += [_table((words, "question", "answer", "verdict"), board)] if board else []
     for verdict in in_order(verdicts):
         parts.append(f"<h2>{html.escape(verdict.test.id)}: {html.escape(verdict.shown)}</h2>")
         parts += [f"<p><b>{html.escape(name)}.</b> {html.escape(text)}</p>" for name, text in facts(verdict)]

@@ -20,6 +20,7 @@ BETWEEN = "between"
 OPEN = "open"
 FEWEST = 5  # seeds, of which it is said what one of them decides
 MEASURED = "measured"  # what is shown in place of a verdict, which a measurement has not, and of a state that no rule uses
+UNITS = ("octaves", "nats", "nats per doubling", "dB")
 Observer = Callable[[Any], Mapping[str, Observed | Estimate]]
 Needs = Literal["model", "pair", "checkpoints", "cohort"]
 Kind = Literal["primary", "mechanism", "measurement"]
@@ -41,11 +42,19 @@ class Quantity:
         The smallest effect that matters.
     within : float, optional
         What counts as no effect is within ± of it; by default the margin.
+    short : str
+        A name for it among the quantities that a question asks of.
     """
 
     label: str
     margin: float
     within: float | None = None
+    short: str = ""
+
+    @property
+    def units(self) -> str:
+        """The units of its numbers, as its label ends with them; empty for a pure number."""
+        return next((units for units in UNITS if self.label.endswith(f"({units})")), "")
 
     @property
     def no_effect(self) -> float:
@@ -75,7 +84,9 @@ class Declared:
 
     Attributes
     ----------
-    id, claim, source, statistic : str
+    id, question, source, statistic : str
+    asks : dict of str to {"above", "below"}
+        The quantities that answer the question, and on which side of 0 each says yes.
     controls : tuple of str
     quantities : dict of str to Quantity
         What is estimated.
@@ -90,7 +101,8 @@ class Declared:
     """
 
     id: str
-    claim: str
+    question: str
+    asks: Mapping[str, str]
     source: str
     statistic: str
     controls: tuple[str, ...]
@@ -177,7 +189,8 @@ class Test(Declared):
 def declare(
     *,
     id: str,
-    claim: str,
+    question: str,
+    asks: Mapping[str, str],
     source: str,
     statistic: str,
     controls: tuple[str, ...],
@@ -195,8 +208,13 @@ def declare(
     Raises
     ------
     DiffscopeError
-        There is nothing of that name to observe, or something is predicted of a quantity that is not estimated.
+        There is nothing of that name to observe; or something is asked or predicted of a quantity that is not estimated.
     """
+    if not question.endswith("?") or not asks or not set(asks) <= set(quantities) or not set(asks.values()) <= {ABOVE, BELOW}:
+        raise DiffscopeError(
+            f"the test {id!r} asks {question!r} of {dict(asks)}; give a question, and of one quantity at least of "
+            f"{', '.join(quantities)} whether {ABOVE} or {BELOW} 0 is a yes"
+        )
     for name, word, words in (("needs", needs, get_args(Needs)), ("is of the kind", kind, ("primary", "mechanism"))):
         if word not in words:
             raise DiffscopeError(f"the test {id!r} {name} {word!r}; it has to be one of {', '.join(words)}")
@@ -211,7 +229,8 @@ def declare(
     def declared(observe: Observer) -> Declared:
         fields = {
             "id": id,
-            "claim": claim,
+            "question": question,
+            "asks": asks,
             "source": source,
             "statistic": statistic,
             "controls": controls,

@@ -8,12 +8,13 @@ from dataclasses import asdict, dataclass
 
 from diffscope import display
 from diffscope.errors import DiffscopeError
-from diffscope.hypotheses.correction import CORRECTIONS, by_signs, uncorrected
+from diffscope.hypotheses.answered import ABSENT, answers, number
+from diffscope.hypotheses.correction import CORRECTIONS, by_signs, uncorrected, whole
 from diffscope.hypotheses.declared import SUBJECTS, TESTS
 from diffscope.hypotheses.inference import Estimate
 from diffscope.hypotheses.rules import MEASURED, OPEN, Declared, Quantity, Test, by_interval, deciding
 
-DECLARED = ("id", "kind", "claim", "source", "statistic", "controls", "rule", "needs", "limits")
+DECLARED = ("id", "kind", "question", "source", "statistic", "controls", "rule", "needs", "limits")
 
 
 @dataclass(frozen=True, repr=False)
@@ -51,13 +52,18 @@ class Verdict:
                 self.test.quantities[name].label,
                 number(estimate.value),
                 f"{number(estimate.low)} to {number(estimate.high)}",
-                number(self.corrected.get(name, math.nan)),
+                number(math.nan if whole(self.test) else self.corrected.get(name, math.nan)),
                 self.states[name],
             )
             for name, estimate in self.estimates.items()
         )
         table = display.table(("quantity", "estimate", "95 % interval", "p, corrected", "state"), rows)
-        declared = {"claim": self.test.claim, "statistic": self.test.statistic, "controls": "; ".join(self.test.controls)}
+        declared = {
+            "question": self.test.question,
+            "answer": self.answer,
+            "statistic": self.test.statistic,
+            "controls": "; ".join(self.test.controls),
+        }
         parts = (display.facts(declared), table if self.estimates else "", display.paragraph(self.sentence))
         return display.card(f"{self.test.id}: {self.shown}", *parts)
 
@@ -65,6 +71,30 @@ class Verdict:
     def shown(self) -> str:
         """The verdict, or that it was measured."""
         return self.verdict or MEASURED
+
+    @property
+    def answers(self) -> dict[str, str]:
+        """What the estimates answer to the question: each word, and the numbers with their intervals that it is derived from.
+
+        Of a test that could not run, what it needs.
+        """
+        return answers(self.test, self.estimates) if self.estimates else {ABSENT: f"it {self.shown}"}
+
+    @property
+    def answer(self) -> str:
+        """The same in a line, such as ``no: −0.0464 (95 % −0.0652 to −0.0276)``."""
+        return "; ".join(f"{word}: {numbers}" for word, numbers in self.answers.items())
+
+    @property
+    def p(self) -> float:
+        """The corrected p of the whole test; NaN of tests whose quantities have one each, and of measurements."""
+        return next(iter(self.corrected.values()), math.nan) if whole(self.test) else math.nan
+
+    @property
+    def judged(self) -> str:
+        """The verdict, and beside it the p of the whole test, where it has one."""
+        p = "" if math.isnan(self.p) else f" (p {number(self.p)} of the whole test, after {CORRECTIONS[self.test.kind]})"
+        return f"{self.shown}{p}"
 
     def decided_by(self) -> list[str]:
         """The seeds and heads without which a quantity that the rule uses would show something else."""
@@ -86,7 +116,8 @@ class Verdict:
             for name, estimate in self.estimates.items()
         }
         declared = {name: getattr(self.test, name) for name in DECLARED}
-        return {**declared, "verdict": self.verdict, "sentence": self.sentence, "estimates": rows}
+        came = {"answer": self.answer, "verdict": self.verdict, "sentence": self.sentence}
+        return {**declared, **came, "estimates": rows}
 
     @classmethod
     def from_dict(cls, record: Mapping) -> Verdict:
@@ -114,13 +145,13 @@ class Board(list[Verdict]):
 
     def __repr__(self) -> str:
         wide = max((len(verdict.test.id) for verdict in self), default=0)
-        rows = (f"  {verdict.test.id:{wide}}  {verdict.shown}" for verdict in self)
+        rows = (f"  {verdict.test.id:{wide}}  {verdict.judged}" for verdict in self)
         return "\n".join((f"<Board of {len(self)} verdicts>", *rows))
 
     def _repr_html_(self) -> str:
-        rows = ((verdict.test.kind, verdict.test.id, verdict.shown, verdict.test.claim) for verdict in self)
+        rows = ((each.test.kind, each.test.id, each.test.question, each.answer, each.judged) for each in self)
         sentences = "".join(display.folded(f"{verdict.test.id}: {verdict.shown}", verdict._repr_html_()) for verdict in self)
-        return display.table(("kind", "test", "verdict", "claim"), rows) + sentences
+        return display.table(("kind", "test", "question", "answer", "verdict"), rows) + sentences
 
 
 def _same_rule(test: Declared, record: Mapping) -> bool:
@@ -136,6 +167,9 @@ def sentence(test: Declared, estimates: Mapping[str, Estimate], corrected: Mappi
     """What was measured, what was predicted of it, and what follows; of a mechanism test what its rule uses alone."""
     names = list(corrected if test.kind == "mechanism" else estimates)
     parts = [_in_words(test, name, estimates[name], corrected) for name in names]
+    if whole(test) and corrected:
+        p = number(next(iter(corrected.values())))
+        parts.append(f"of the whole test p = {p}, the largest of its comparisons after {CORRECTIONS[test.kind]}'s correction")
     parts += test.conclusions(states) if isinstance(test, Test) else []
     notes = dict.fromkeys(part for name in names for part in estimates[name].note.split(". ") if part and test.judged)
     texts = [
@@ -155,7 +189,8 @@ def _in_words(test: Declared, name: str, estimate: Estimate, corrected: Mapping[
         p = f"; p = {number(uncorrected(test, estimate))}, not corrected" if test.judged else ""
         return f"{words}{p})"
     signs = f" by turned signs, {number(estimate.p_t)} by Student's t" if by_signs(test, estimate) else ""
-    p = f"p = {number(uncorrected(test, estimate))}{signs}; after {CORRECTIONS[test.kind]} {number(corrected[name])}"
+    after = "" if whole(test) else f"; after {CORRECTIONS[test.kind]} {number(corrected[name])}"
+    p = f"p = {number(uncorrected(test, estimate))}{signs}{after}"
     return "; ".join(filter(None, (f"{words}; {p})", decided(estimate, quantity))))
 
 
@@ -170,11 +205,6 @@ def decided(estimate: Estimate, quantity: Quantity) -> str:
         return f"{by} any one of {len(rest)} ({', '.join(left.what for left in rest)})"
     each = (f"{left.what} (without it {number(left.value)}, {number(left.low)} to {number(left.high)})" for left in rest)
     return f"{by} {', '.join(each)}"
-
-
-def number(value: float) -> str:
-    """Three digits, or a dash for what is undefined."""
-    return "–" if not math.isfinite(value) else f"{value:.3g}"
 
 
 def _counted(test: Declared, estimates: Mapping[str, Estimate], names: Iterable[str]) -> list[str]:

@@ -14,7 +14,7 @@ from diffscope.readings.reading import Reading, described
 from diffscope.readings.signs import by_head, negative_of_gains
 from diffscope.readings.words import between, capital, counted, decimal, figures
 
-ON_KEYS = ("lambda_star", "residual_noise", "residual_floor", "noise_gain", "signal_gain", "rho", "cosine")
+ON_KEYS = ("lambda_star", "residual_noise", "residual_floor", "noise_gain", "signal_gain", "overlap", "cosine")
 SPANS = ("irrelevant", "answer")
 NEAR = 1.1  # times the least that any coefficient leaves: nearly the least
 
@@ -49,8 +49,8 @@ def amplifier(cap: Capture | CaptureBatch, query: int | str = -1, *, ranks: bool
     -------
     Reading
         ``estimates``: ``lambda``, ``lambda_init``, ``gain`` and ``cmrr`` (layer, head); on irrelevant tokens and on the answer
-        ``lambda_star``, ``residual_noise``, ``residual_floor``, ``residual_over_floor``, ``noise_gain``, ``signal_gain``, ``rho``
-        and ``cosine`` (layer, head, span, control), and ``controls`` (layer, head), as of
+        ``lambda_star``, ``residual_noise``, ``residual_floor``, ``residual_over_floor``, ``noise_gain``, ``signal_gain``,
+        ``overlap`` and ``cosine`` (layer, head, span, control), and ``controls`` (layer, head), as of
         :func:`diffscope.readings.pairing.beside_controls`; ``effective_rank`` (layer, head, ranked_map, definition,
         rank_control). The attribute ``reads`` is how to read a variable, ``says`` what it comes to here; the sentence is all that
         they say. NaN where attention is standard, and on the answer where none is marked.

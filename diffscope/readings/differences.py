@@ -23,7 +23,7 @@ from diffscope.stats.labels import UNSIGNED
 Side = Capture | CaptureBatch | xr.Dataset
 
 #: one or two of each kind, so that what is large is not listed under many names
-USUAL = ("entropy_normalised", "gini", "span_mass", "rho", "cosine", "noise_gain", "signal_gain", "lambda")
+USUAL = ("entropy_normalised", "gini", "span_mass", "overlap", "cosine", "noise_gain", "signal_gain", "lambda")
 BY_CHANCE = (0.5, 0.95)
 
 

@@ -21,7 +21,7 @@ from diffscope.stats.negative_mass import negative_mass
 from diffscope.stats.registry import STATISTICS
 
 ROW = ("span_mass", "negative_share", "entropy_normalised", "top_k_mass", "argmax", "row_sum", "lambda", "signal_gain")
-PAIR = ("rho", "cosine", "noise_gain")
+PAIR = ("overlap", "cosine", "noise_gain")
 NEGATIVE = {
     "long_name": "part of |D| that is negative",
     "units": "1",
@@ -40,9 +40,9 @@ def of_head(cap: Capture | CaptureBatch, layer: int, head: int, query: int | str
     """Where a head looks from one query, and what its two maps share on irrelevant tokens, beside the pairing control.
 
     Where it looks is read off W = |D| / Σ|D| (the normalisation "share"; of standard attention off the row itself), beside what
-    uniform attention over the same visible keys would give. What its maps share is read off ρ = Σ|A1 − A2| / Σ(A1 + A2), beside
-    that of A1 and each other second map of the layer (:mod:`diffscope.readings.pairing`). That they overlap more or less is said
-    only where ρ is outside the range of all controls, by 0.02 at least.
+    uniform attention over the same visible keys would give. What its maps share is their overlap, 1 − Σ|A1 − A2| / Σ(A1 + A2),
+    beside that of A1 and each other second map of the layer (:mod:`diffscope.readings.pairing`). That they overlap more or less
+    is said only where the overlap is outside the range of all controls, by 0.02 at least.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ def of_head(cap: Capture | CaptureBatch, layer: int, head: int, query: int | str
         ``estimates`` holds ``mass`` (map, place, normalisation), the part of the row's Σ|x| that is ``negative`` (map, place),
         ``keys`` and ``uniform`` (place); ``entropy_normalised``, ``negative_share``, ``top_key``, ``top_share`` and ``row_sum``
         (map), and D at its own top key, ``top_weight``; ``lambda``; of the answer, where one is marked, ``signal_gain`` and
-        what D is on each of its tokens, ``weight`` (token); on irrelevant tokens ``rho``, ``cosine``, ``noise_gain``, ``taken``
+        what D is on each of its tokens, ``weight`` (token); on irrelevant tokens ``overlap``, ``cosine``, ``noise_gain``, ``taken``
         and the part of |D| that is negative, ``negative_noise`` (control); and ``controls``, their number. A place is a span,
         the query itself or the token before it. NaN where a row sees none of the keys that a value is about, or only them, and
         for what standard attention lacks.
@@ -140,7 +140,7 @@ def _on_keys(layer: LayerAttention, query: int, keys: Tensor) -> dict[str, Tenso
     first = rows.gain * a1
     taken = torch.minimum(first, (rows.lam * a2).clamp_min(0)).sum(-1) / first.sum(-1)  # NaN where A1 has no mass
     return {
-        "rho": branches.rho(a1, a2),
+        "overlap": branches.overlap(a1, a2),
         "cosine": branches.cosine(a1, a2, seen),
         "noise_gain": branches.noise_gain(a1, d),
         "taken": taken,

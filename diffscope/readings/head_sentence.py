@@ -19,8 +19,8 @@ BEFORE = "the token before"
 MOST = 0.5  # of a row: a head that gives that much to the answer finds it, to the sink rests on it
 CLEARLY = 2.0  # times what uniform attention would give: a preference
 EVEN = 0.9  # of the entropy of a uniform row: nearly that
-MARGIN = 0.02  # in ρ: maps that are nearer to their controls overlap about as much as those
-DISJOINT = 0.9  # in ρ: maps from there on have next to nothing in common
+MARGIN = 0.02  # maps whose overlap is nearer to that of their controls overlap about as much as those
+DISJOINT = 0.1  # maps that overlap no more have next to nothing in common
 SINK_LOGIT = 0.05  # of a row of A1: what a sink logit takes is worth saying
 
 Spans = Mapping[str, Sequence[int]]
@@ -127,7 +127,7 @@ def _shared(estimates: xr.Dataset, spans: Spans) -> str:
     if not _at(estimates, "keys", place="irrelevant"):
         return "It sees nothing besides, on which its maps could be compared"
     own = estimates.sel(control=OWN)
-    if own["rho"].isnull() or own["taken"].isnull():
+    if own["overlap"].isnull() or own["taken"].isnull():
         return f"On {where} A1 has no mass that could be taken away"
     mass = _at(estimates, "mass", map="A1", place="irrelevant", normalisation="share")
     share = "" if math.isnan(mass) else f", which get {percent(mass)} of A1,"  # NaN where it sees nothing else
@@ -136,13 +136,15 @@ def _shared(estimates: xr.Dataset, spans: Spans) -> str:
     negative = signs.of_it(1, float(own["negative_noise"])) if own["negative_noise"].notnull() else "zero everywhere"
     size = f"|D| there, {negative}, is {figures(float(own['noise_gain']))} times A1's mass"
     if not int(estimates[COUNT]):
-        rho = decimal(float(own["rho"]))
-        return f"{start} {taken} (ρ {rho}), and {size}; its layer has no other A2 to compare with, so there is no control"
+        shared = decimal(float(own["overlap"]))
+        return (
+            f"{start} {taken} (overlap {shared}), and {size}; its layer has no other A2 to compare with, so there is no control"
+        )
     middle = estimates.sel(control=MIDDLE)
     size = f"{size} (control {figures(float(middle['noise_gain']))})"
-    overlap = _overlap(estimates)
-    start = f"{start} its maps overlap {overlap} {_pairs(estimates)}"
-    if overlap != MORE and float(own["rho"]) >= DISJOINT:
+    amount = _amount(estimates)
+    start = f"{start} its maps overlap {amount} {_pairs(estimates)}"
+    if amount != MORE and float(own["overlap"]) <= DISJOINT:
         return f"{start}: next to nothing there to cancel, and {size}"
     return f"{start}: {taken} (control {percent(float(middle['taken']))}), and {size}"
 
@@ -150,18 +152,18 @@ def _shared(estimates: xr.Dataset, spans: Spans) -> str:
 MORE, LESS, ALIKE = "more than", "less than", "about as much as"
 
 
-def _overlap(estimates: xr.Dataset) -> str:
+def _amount(estimates: xr.Dataset) -> str:
     """Whether two maps overlap more or less than every control does."""
-    own, least, largest = (_at(estimates, "rho", control=control) for control in (OWN, LEAST, LARGEST))
-    if own < least - MARGIN:
+    own, least, largest = (_at(estimates, "overlap", control=control) for control in (OWN, LEAST, LARGEST))
+    if own > largest + MARGIN:
         return MORE
-    return LESS if own > largest + MARGIN else ALIKE
+    return LESS if own < least - MARGIN else ALIKE
 
 
 def _pairs(estimates: xr.Dataset) -> str:
     """What is compared with, and both values."""
-    own, middle, least, largest = (decimal(_at(estimates, "rho", control=name)) for name in (OWN, MIDDLE, LEAST, LARGEST))
+    own, middle, least, largest = (decimal(_at(estimates, "overlap", control=name)) for name in (OWN, MIDDLE, LEAST, LARGEST))
     count = int(estimates[COUNT])
     if count == 1:
-        return f"A1 and the one other A2 of its layer (ρ {own}, control {middle})"
-    return f"A1 and the {count} other A2s of its layer (ρ {own}, controls {middle}, {least} to {largest})"
+        return f"A1 and the one other A2 of its layer (overlap {own}, control {middle})"
+    return f"A1 and the {count} other A2s of its layer (overlap {own}, controls {middle}, {least} to {largest})"

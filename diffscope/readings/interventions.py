@@ -25,6 +25,9 @@ DEFINED = {
     "exact": "1: every token of the answer is the first choice",
 }
 
+OF_LOG_ODDS = ("most is lost", "most is gained")
+OF_LOSS = ("it rises most", "it falls most")
+
 Edits = Mapping[float, Edit | Sequence[Edit]] | Mapping[str, Edit | Sequence[Edit]]
 
 
@@ -150,23 +153,25 @@ def _sentence(estimates: xr.Dataset) -> str:
     start = f"Unedited, {prompts} {'has' if scored == 1 else 'have'} {whole}"
     if not change.size:
         return f"{start}; under the edits these are undefined."
-    extremes = _extremes(estimates, change, change.values if name == "log_odds" else -change.values)
+    extremes = _extremes(
+        estimates, change, *((change.values, *OF_LOG_ODDS) if name == "log_odds" else (-change.values, *OF_LOSS))
+    )
     counts = estimates[f"{name}_change_of_prompt"].notnull().sum("prompt").values
     over = between(counts, lambda count: f"{count:g}")
     within = f"; ± is one standard error over {over} prompts" if "±" in extremes else ""
     return f"{start}; {extremes}{within}."
 
 
-def _extremes(estimates: xr.Dataset, change: xr.DataArray, worth: np.ndarray) -> str:
-    """Where most and least is lost, or gained."""
+def _extremes(estimates: xr.Dataset, change: xr.DataArray, worth: np.ndarray, lost: str, gained: str) -> str:
+    """Where most and least is lost, or gained, in words that go with the sign of the changes beside them."""
     worst, best = (_named(estimates, change, float(change[at])) for at in (worth.argmin(), worth.argmax()))
     if worst == best:
         return f"changed {'alike ' if change.size > 1 else ''}where {worst}"
     if worth.min() > -LEAST:
-        return f"most is gained where {best}, least where {worst}"
+        return f"{gained} where {best}, least where {worst}"
     if worth.max() < LEAST:
-        return f"most is lost where {worst}, least where {best}"
-    return f"most is lost where {worst}, most is gained where {best}"
+        return f"{lost} where {worst}, least where {best}"
+    return f"{lost} where {worst}, {gained} where {best}"
 
 
 def _named(estimates: xr.Dataset, change: xr.DataArray, size: float) -> str:

@@ -17,7 +17,7 @@ from diffscope.readings.captures import one_prompt, query_position
 from diffscope.readings.pairing import COUNT, LARGEST, LEAST, MIDDLE, OWN, beside_controls
 from diffscope.readings.question import Question
 from diffscope.readings.reading import Reading, described
-from diffscope.readings.words import between, counted, figures
+from diffscope.readings.words import between, counted, endless, figures
 from diffscope.scope import Scope
 
 CLEARLY = 2.0  # standard errors
@@ -103,8 +103,8 @@ def rejection_sentence(estimates: xr.Dataset, sigma: float) -> str:
         return f"Noise on {span} tokens changes nothing here: there is nothing to reject."
     whole = float(values["equal_maps"].min()), float(values["equal_maps"].max())
     start = (
-        f"Of noise of σ = {sigma:g} on {span} tokens heads reject {between(own.values[own.notnull()], decibels)} dB; equal maps "
-        f"would reject {between(whole, decibels)} dB of small noise"
+        f"Of noise of σ = {sigma:g} on {span} tokens the rejection by head is {between(own.values[own.notnull()], decibels)} dB; "
+        f"that of equal maps would be {between(whole, decibels)} dB of small noise"
     )
     least, largest = (rejected.sel(control=control) for control in (LEAST, LARGEST))
     compared = own.notnull() & largest.notnull()
@@ -117,17 +117,18 @@ def rejection_sentence(estimates: xr.Dataset, sigma: float) -> str:
     controls = float(least.where(compared).min()), float(largest.where(compared).max())
     counts = sorted({int(count) for count in values[COUNT].values.ravel() if count})
     if bool((error.where(compared).isnull() & compared).any()):
-        return f"{start}. With other heads' A2 they reject {between(controls, decibels)} dB; one draw has no standard error."
+        return f"{start}. With other heads' A2 it is {between(controls, decibels)} dB; one draw has no standard error."
     many = counted(counts[0], "control") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} controls"
+    heads = f"{counted(int(compared.sum()), 'head')} {'is' if above == 1 else 'are'}"
     return (
-        f"{start}. With other heads' A2 they reject {between(controls, decibels)} dB ({many} a head): {above} of "
-        f"{counted(int(compared.sum()), 'head')} are above every control by more than two standard errors."
+        f"{start}. With other heads' A2 it is {between(controls, decibels)} dB ({many} a head): {above} of {heads} above every "
+        "control by more than two standard errors."
     )
 
 
 def decibels(value: float) -> str:
     """One decimal: 12.9, −0.3."""
-    return "infinite" if math.isinf(value) else f"{value:.1f}".replace("-0.0", "0.0").replace("-", "−")
+    return endless(value) if math.isinf(value) else f"{value:.1f}".replace("-0.0", "0.0").replace("-", "−")
 
 
 def lost(

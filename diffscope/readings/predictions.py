@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from diffscope.capture import Capture
 from diffscope.readings.reading import Reading, described
-from diffscope.readings.words import counted, figures
+from diffscope.readings.words import counted, course, figures
 from diffscope.scope import Scope, answering
 from diffscope.tasks import Prompt
 
@@ -126,8 +126,8 @@ def answers(before: Prediction, after: Prediction) -> Reading:
 def _sentence(before: Prediction, after: Prediction, against: str, chance: float) -> str:
     if math.isnan(before.answer):
         return "No answer is given, so that there are no log-odds."
-    odds = f"{figures(before.log_odds)} before and {figures(after.log_odds)} after"
-    words = f"Log-odds of the answer against {against}: {odds}, in nats"
+    odds = course(before.log_odds, after.log_odds, plural=True)
+    words = f"Log-odds of the answer against {against} {odds}, in nats"
     if math.isnan(chance):
         return f"{words}; at 0 it would be as likely as all else together."
     if not chance:

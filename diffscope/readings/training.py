@@ -20,7 +20,7 @@ from diffscope.stats.negative_mass import FORMULA, NEEDED, negative_mass
 Captures = Mapping[int, Capture | CaptureBatch] | Iterable[tuple[int, Capture | CaptureBatch]]
 
 OF_D = (*NEEDED, "entropy", "gini")
-PAIR = ("rho", "cosine")
+PAIR = ("overlap", "cosine")
 
 
 def along_training(opened: Captures, query: int | str = -1, *, level: float = 0.5) -> Reading:
@@ -41,7 +41,7 @@ def along_training(opened: Captures, query: int | str = -1, *, level: float = 0.
     Reading
         ``estimates`` by step, layer and head: ``lambda``; of D ``answer`` and ``sink``, the shares of |D| on them, the parts of
         |D| that negative weights there have, ``answer_negative`` and ``sink_negative``, ``answer_net``, what D sums to on the
-        answer, ``entropy`` and ``gini``; on irrelevant tokens ``rho`` and ``cosine`` (control), and ``controls``
+        answer, ``entropy`` and ``gini``; on irrelevant tokens ``overlap`` and ``cosine`` (control), and ``controls``
         (:func:`diffscope.readings.pairing.beside_controls`); and ``uniform`` (step, layer), what uniform attention gives the
         answer. The sentence follows the head that has most of |D| on the answer at the last step, and says where it takes weight
         from the answer instead of giving it.
@@ -157,15 +157,15 @@ def _maps(estimates: xr.Dataset) -> list[str]:
         return []
     at_steps = [f"{between(lam)} at step {int(end['step'])}" for lam, end in zip(lams, ends)]
     sentences = [f"λ is {' and '.join(at_steps)}, over heads."]
-    rhos = [_rho(end) for end in ends]
-    if all(rhos):
-        sentences.append(f"On {estimates.attrs['irrelevant']} ρ is {' and '.join(rhos)}, mean over heads.")
+    overlaps = [_overlap(end) for end in ends]
+    if all(overlaps):
+        sentences.append(f"On {estimates.attrs['irrelevant']} A1 and A2 overlap by {' and '.join(overlaps)}, mean over heads.")
     return sentences
 
 
-def _rho(end: xr.Dataset) -> str:
-    """ρ of one checkpoint, mean and spread over heads, and its control; nothing where there is none."""
-    own, control = (end["rho"].sel(control=name).values for name in (OWN, MIDDLE))
+def _overlap(end: xr.Dataset) -> str:
+    """The overlap of the maps of one checkpoint, mean and spread over heads, and its control; nothing where there is none."""
+    own, control = (end["overlap"].sel(control=name).values for name in (OWN, MIDDLE))
     both = ~np.isnan(own) & ~np.isnan(control)
     if not both.any():
         return ""

@@ -25,16 +25,21 @@ def decimal(value: float) -> str:
     """Two decimals without a leading 0: .97, 1.00, −.31."""
     _check(value)
     if math.isinf(value):
-        return "infinite"
+        return endless(value)
     text = f"{abs(value):.2f}".removeprefix("0")
     return f"−{text}" if value < 0 and text != ".00" else text
+
+
+def endless(value: float) -> str:
+    """infinite, or minus infinity."""
+    return "infinite" if value > 0 else "minus infinity"
 
 
 def figures(value: float) -> str:
     """Two significant figures: 0.39, 1.2, 21, 4700."""
     _check(value)
     if math.isinf(value):
-        return "infinite"
+        return endless(value)
     if value == 0:
         return "0"
     rounded = float(f"{value:.1e}")
@@ -54,6 +59,15 @@ def change_in_nats(nats: float, error: float) -> str:
 def alike(first: float, second: float) -> bool:
     """Whether two changes in nats cannot be told apart as they are printed."""
     return figures(first) == figures(second) or max(abs(first), abs(second)) < LEAST
+
+
+def course(before: float, after: float, printed: Callable[[float], str] = figures, plural: bool = False) -> str:
+    """falls from 10.8 to 1.6; rises from, stays at: both ends of a change, so that neither is taken for its size."""
+    first, last = printed(before), printed(after)
+    if first == last:
+        return f"{'stay' if plural else 'stays'} at {last}"
+    verb = "rise" if after > before else "fall"
+    return f"{verb}{'' if plural else 's'} from {first} to {last}"
 
 
 def counted(count: int, noun: str) -> str:

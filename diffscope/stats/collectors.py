@@ -415,9 +415,9 @@ ON_SPAN: dict[str, Callable[[OnSpan], Tensor]] = {
     "noise_gain": lambda on: branches.noise_gain(on.a1, on.d),
     "signal_gain": lambda on: branches.signal_gain(on.a1, on.d),
     "selectivity": lambda on: branches.selectivity(on.a1, on.d, on.total, on.total_a1),
-    "rho": lambda on: branches.rho(on.a1, on.a2),
+    "overlap": lambda on: branches.overlap(on.a1, on.a2),
     "kl_12": lambda on: branches.kl(on.a1, on.a2, on.seen),
     "kl_21": lambda on: branches.kl(on.a2, on.a1, on.seen),
     "js": lambda on: branches.js(on.a1, on.a2, on.seen),
-    "overlap": lambda on: branches.overlap(on.a1, on.a2, on.seen),
+    "shape_overlap": lambda on: branches.shape_overlap(on.a1, on.a2, on.seen),
 }

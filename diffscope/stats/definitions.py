@@ -123,10 +123,10 @@ BRANCH = {
         f"{NO_A1}; where D is zero everywhere",
         averaged="median",
     ),
-    "rho": Definition(
+    "overlap": Definition(
         "1",
-        "relative difference of the branches",
-        "sum_X |A1 - A2| / sum_X (A1 + A2)",
+        "overlap of A1 and A2",
+        "1 - sum_X |A1 - A2| / sum_X (A1 + A2)",
         ("0", "1"),
         "rows with one visible key; where neither branch has mass on X",
         BRAY,
@@ -141,7 +141,7 @@ BRANCH = {
         ONE_OF_X,
         LIN,
     ),
-    "overlap": Definition("1", "overlap of the branches", "sum min(p, q)", ("0", "1"), ONE_OF_X),
+    "shape_overlap": Definition("1", "overlap of A1 and A2, each made to sum to 1", "sum min(p, q)", ("0", "1"), ONE_OF_X),
 }
 
 MASSES = (

@@ -27,7 +27,7 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
         "lambda",
         "cmrr",
     ),
-    "Do A1 and A2 agree?": ("rho", "cosine", "overlap", "js", "kl_12", "kl_21"),
+    "Do A1 and A2 agree?": ("overlap", "cosine", "shape_overlap", "js", "kl_12", "kl_21"),
     "Is it signed?": ("negative_share", "negative_count", "row_sum"),
 }
 

@@ -109,6 +109,8 @@ def select(names: Iterable[str] | str | None) -> list[Statistic]:
 
 
 def _named(name: str) -> list[Statistic]:
+    if name in TURNED:
+        raise UnknownStatistic(f"no statistic is called {name!r} any more; ask for {TURNED[name]}")
     if name in STATISTICS:
         return [STATISTICS[name]]
     if name in GROUPS:
@@ -150,6 +152,9 @@ OTHERS = (
 )
 
 STATISTICS = {statistic.name: statistic for statistic in (*map(_row, ROW), *map(_branch, BRANCH), *OTHERS)}
+
+#: statistics that are given as their complement now
+TURNED = {"rho": "'overlap', which is 1 − ρ: 0 where A1 and A2 share nothing, 1 where they are equal"}
 
 #: collectors whose statistics are of each head by itself, and lead with it
 BY_HEAD = (RowStatistics, PerSpan, collectors.SpanMass, collectors.SinkMass, collectors.ColumnSink)

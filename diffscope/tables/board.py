@@ -6,16 +6,18 @@ import math
 from collections.abc import Sequence
 
 from diffscope.errors import DiffscopeError
+from diffscope.hypotheses.answered import word
+from diffscope.hypotheses.correction import whole
 from diffscope.hypotheses.report import in_order
 from diffscope.hypotheses.verdicts import Verdict
 from diffscope.tables import numbers
 from diffscope.tables.table import Table
 
-HEADER = ("test", "verdict", "quantity", "estimate [95 %]", "p corrected", "n")
+HEADER = ("test", "question", "verdict", "quantity", "estimate [95 %]", "answer", "p corrected", "n")
 
 
 def board(verdicts: Sequence[Verdict]) -> Table:
-    """Every test with its verdict and the quantities that it was judged by: primary tests, mechanisms, then measurements.
+    """Every test with its question, its verdict and its quantities, and what these answer: primaries, mechanisms, measurements.
 
     Parameters
     ----------
@@ -25,8 +27,9 @@ def board(verdicts: Sequence[Verdict]) -> Table:
     Returns
     -------
     Table
-        ``data`` has a row a quantity, with the interval, what would be without an effect, p and corrected p; a test that could
-        not run has one row without a value.
+        ``data`` has a row a quantity, with the interval, what would be without an effect, the answer to the question where it is
+        asked of this quantity, p and corrected p, which is one of a whole primary test; a test that could not run has one row
+        without a value.
 
     Raises
     ------
@@ -42,12 +45,13 @@ def board(verdicts: Sequence[Verdict]) -> Table:
     rows = []
     for before, record in zip([None, *records], records):
         again = before is not None and before["test"] == record["test"]
-        test = ("", "") if again else (record["test"], record["verdict"])
+        test = ("", "", "") if again else (record["test"], record["question"], _judged(record))
         rows.append((*test, *_cells(record)))
     caption = (
-        f"Noise cancellation (NC) or sparsification (SP): verdicts of declared tests. {_brackets(records)}p is corrected within "
-        "the tests of a kind, – where a quantity is not in the rule. n: models × prompts. A test without an estimate could not "
-        "run."
+        f"Noise cancellation (NC) or sparsification (SP): verdicts of declared tests. {_brackets(records)}Answer: yes or no "
+        "where the whole interval is on one side of 0, of the quantities that the question is asked of. p is corrected within "
+        "the tests of a kind: of a primary test it is one p, beside the verdict, of a mechanism test one for each quantity in "
+        "the rule. n: models × prompts. A test without an estimate could not run."
     )
     reasons = dict.fromkeys(record["why"] for record in records if record["why"])
     notes = (f"Undefined. {'; '.join(reasons)}.",) if reasons else ()
@@ -67,11 +71,17 @@ def _brackets(records: Sequence[dict]) -> str:
 
 
 def _records(verdict: Verdict) -> list[dict]:
-    test = {"kind": verdict.test.kind, "test": verdict.test.id, "verdict": verdict.shown}
+    test = {
+        "kind": verdict.test.kind,
+        "test": verdict.test.id,
+        "question": verdict.test.question,
+        "verdict": verdict.shown,
+        "p_of_test": verdict.p,
+    }
     if not verdict.estimates:
         names = ("value", "low", "high", "null_low", "null_high", "p", "p_corrected")
         empty = {name: math.nan for name in names}
-        return [{**test, "quantity": "", **empty, "interval": "", "seeds": 0, "prompts": 0, "state": "", "why": ""}]
+        return [{**test, "quantity": "", **empty, "answer": "", "interval": "", "seeds": 0, "prompts": 0, "state": "", "why": ""}]
     return [
         {
             **test,
@@ -81,8 +91,9 @@ def _records(verdict: Verdict) -> list[dict]:
             "high": estimate.high,
             "null_low": estimate.null_low,
             "null_high": estimate.null_high,
+            "answer": word(estimate, verdict.test.asks[name]) if name in verdict.test.asks else "",
             "p": estimate.p,
-            "p_corrected": verdict.corrected.get(name, math.nan),
+            "p_corrected": math.nan if whole(verdict.test) else verdict.corrected.get(name, math.nan),
             "interval": estimate.interval or estimate.method,
             "seeds": estimate.seeds,
             "prompts": estimate.prompts,
@@ -93,7 +104,14 @@ def _records(verdict: Verdict) -> list[dict]:
     ]
 
 
+def _judged(record: dict) -> str:
+    """The verdict, with the p of the whole test where it has one."""
+    p = "" if math.isnan(record["p_of_test"]) else f" (p {numbers.plain(record['p_of_test'], 2)})"
+    return f"{record['verdict']}{p}"
+
+
 def _cells(record: dict) -> tuple[str, ...]:
     count = f"{record['seeds']} × {record['prompts']}" if record["seeds"] else numbers.ABSENT
     value = numbers.with_interval(record["value"], record["low"], record["high"])
-    return (record["quantity"] or numbers.ABSENT, value, numbers.plain(record["p_corrected"], 2), count)
+    p = numbers.plain(record["p_corrected"], 2)
+    return (record["quantity"] or numbers.ABSENT, value, record["answer"] or numbers.ABSENT, p, count)

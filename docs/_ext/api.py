@@ -20,8 +20,8 @@ FOLDER = DOCS / "api"
 
 FORMULAS = """argmax cmrr cosine effective_tokens entropy entropy_normalised gini head_cka hoyer js kl lambda_star
 near_zero negative_count negative_share noise_gain overlap participation pseudo_norm quantiles
-rank_residual ranks residual_floor residual_noise rho row_sum selectivity signal_gain singular_values span_mass top_k_mass
-uniform_map""".split()
+rank_residual ranks residual_floor residual_noise rho row_sum selectivity shape_overlap signal_gain singular_values span_mass
+top_k_mass uniform_map""".split()
 
 #: public modules in the order of the index, and of those without ``__all__`` the names that the guides tell of
 MODULES: dict[str, Sequence[str] | None] = {

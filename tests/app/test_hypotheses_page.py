@@ -1,6 +1,7 @@
 """The Hypotheses page: what can be said, by a study or the model at hand, run with progress, stopped, and never a traceback."""
 
 import json
+import math
 import threading
 import time
 
@@ -12,6 +13,7 @@ from diffscope.cards import BUNDLED
 from diffscope.hypotheses import TESTS, kept_study, study
 from diffscope.hypotheses.kept_study import shipped
 from diffscope.hypotheses.study import open_study
+from tests.contradictions import of_row
 from tests.studies import study as planted_study
 
 FOLDER = "a folder or a saved capture"
@@ -68,9 +70,9 @@ def charts(test):
 
 
 def rows(test):
-    """What stands on the rows of tests: a verdict and a claim, by the test's id."""
+    """What stands on the rows of tests: a verdict, a question and its answer, by the test's id."""
     labels = [element.label.replace("\\", "") for element in test.expander]
-    return {id: label for id, declared in TESTS.items() for label in labels if label.endswith(f" {declared.claim}")}
+    return {id: label for id, declared in TESTS.items() for label in labels if f" {declared.question}" in label}
 
 
 def opened(test, id):
@@ -90,6 +92,7 @@ def test_the_board_of_the_model_at_hand(app, folders, quick):
     assert ":blue-badge[as noise cancellation predicts]" in labels["noise-symmetry"]
     assert ":gray-badge[not run]" in labels["signed-mask"] and ":gray-badge[measured]" in labels["information-flow"]
     assert ("key-token-gain-pair", True) in quick and ("signed-mask", False) in quick
+    assert f"{TESTS['sinks'].question} **no:** 1 (95 % 0.5 to 1.5) :gray[" in labels["sinks"]
     assert any("noise-symmetry: NC" in label for label in charts(test)[-1])
     assert not [button for button in test.button if button.key == "hypotheses-run"]
     count = len(quick)
@@ -137,7 +140,19 @@ def test_a_shipped_study_is_shown_whole(app, name, tmp_path, monkeypatch):
         ]
         value, low, high, null_low, null_high = numbers
         assert metric.value == value and f"{low} to {high}" in metric.delta
-        assert f"{null_low} to {null_high}" in metric.delta and "Holm" in metric.delta
+        assert f"{null_low} to {null_high}" in metric.delta and " p " not in metric.delta
+    judged = [verdict for verdict in kept.boards[which] if not math.isnan(verdict.p)]
+    for verdict in judged:
+        assert shown(test.markdown).count(verdict.test.question) > 0
+    assert shown(test.markdown).count("of the whole test, after Holm") == len(judged), "once, at each verdict"
+    for verdict in kept.boards[which]:
+        if verdict.test.id in rows(test):
+            assert of_row(rows(test)[verdict.test.id], verdict) == []
+        else:
+            (card,) = (
+                each.value for each in test.markdown if each.value.startswith("##### ") and verdict.test.question in each.value
+            )
+            assert of_row(card.replace("\\", ""), verdict) == []
     assert "Not decided yet" not in shown(test.info)
     assert any("small points are seeds" in text.value for text in test.caption)
     (claims,) = (table.value for table in test.dataframe if "published" in table.value.columns)

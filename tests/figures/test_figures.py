@@ -168,10 +168,10 @@ def test_maps_of_checkpoints_are_the_captures_own_on_one_scale():
 
 def test_a_statistic_over_training_sets_one_head_apart_beside_its_control():
     estimates = followed()
-    result = figures.training(estimates, statistic="rho", layer=1, head=1)
+    result = figures.training(estimates, statistic="overlap", layer=1, head=1)
     names = result.data["series"].values.tolist()
     assert len(names) == 7 and names[-2:] == ["L1H1", "control: A₂ of other heads"] == result.data.attrs["apart"]
-    own = estimates["rho"].sel(layer=1, head=1)
+    own = estimates["overlap"].sel(layer=1, head=1)
     np.testing.assert_array_equal(result.data["value"].sel(series="L1H1").values[0], own.sel(control="as it is"))
     np.testing.assert_array_equal(result.data["value"].values[0, -1], own.sel(control="other heads"))
     grey = [trace.name for trace in result.plotly().data if not trace.showlegend]

@@ -116,15 +116,15 @@ def test_ranks_stand_beside_permuted_rows_and_the_uniform_map(two):
 
 def test_what_maps_share_stands_beside_the_same_with_other_heads_a2(cap):
     for moved, series in ((cap, "own A₂"), (None, "A₂ of other heads")):
-        figure = drawn_on_both(figures.similarity(cap, statistic="rho"))
+        figure = drawn_on_both(figures.similarity(cap, statistic="overlap"))
         captures = [moved] if moved else [with_a2_moved(cap, by) for by in (1, 2)]
-        rho = [one.measure("rho", queries=[-1])["rho"].sel(span="irrelevant").values.ravel() for one in captures]
+        overlap = [one.measure("overlap", queries=[-1])["overlap"].sel(span="irrelevant").values.ravel() for one in captures]
         shown = figure.data.sel(series=series).isel(panel=0)
-        np.testing.assert_allclose(shown["value"], np.mean(rho, 0), rtol=1e-6)
-        np.testing.assert_allclose([shown["low"], shown["high"]], [np.min(rho, 0), np.max(rho, 0)], rtol=1e-6)
-    by_layer = figures.statistic_by_layer(cap, statistic="rho").data
+        np.testing.assert_allclose(shown["value"], np.mean(overlap, 0), rtol=1e-6)
+        np.testing.assert_allclose([shown["low"], shown["high"]], [np.min(overlap, 0), np.max(overlap, 0)], rtol=1e-6)
+    by_layer = figures.statistic_by_layer(cap, statistic="overlap").data
     np.testing.assert_allclose(
-        by_layer["value"].sel(series="A₂ of other heads").values.ravel(), np.mean(rho, 0).reshape(2, 3).mean(-1)
+        by_layer["value"].sel(series="A₂ of other heads").values.ravel(), np.mean(overlap, 0).reshape(2, 3).mean(-1), rtol=1e-6
     )
 
 
@@ -176,9 +176,9 @@ def test_captions_of_batches_name_no_query_of_the_first_prompt():
 
 
 def test_the_mean_over_queries_is_of_the_same_keys_and_says_that_it_has_no_control(cap):
-    figure = figures.statistic_by_layer(cap, statistic="rho", query="mean")
-    assert figure.data.attrs["selection"].startswith("irrelevant") and "rho has no control" in figure.caption
-    measured = cap.measure("rho")["rho"].sel(span="irrelevant").mean("query")
+    figure = figures.statistic_by_layer(cap, statistic="overlap", query="mean")
+    assert figure.data.attrs["selection"].startswith("irrelevant") and "overlap has no control" in figure.caption
+    measured = cap.measure("overlap")["overlap"].sel(span="irrelevant").mean("query")
     np.testing.assert_allclose(figure.data["points"].isel(series=0, panel=0), measured, rtol=1e-6)
     assert "no control" not in figures.statistic_by_layer(cap, query="mean").caption
 

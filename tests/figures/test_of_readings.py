@@ -260,7 +260,10 @@ def test_what_branches_add_is_a_mean_over_prompts_with_its_error(scope):
 
 def test_a_training_is_drawn_of_captures_by_step(cap):
     opened = {0: diffscope.load("mini-diff@0").capture(examples()[0].text, spans=examples()[0].spans), 1900: cap}
-    straight, read = figures.training(opened, statistic="rho"), figures.training(readings.along_training(opened), statistic="rho")
+    straight, read = (
+        figures.training(opened, statistic="overlap"),
+        figures.training(readings.along_training(opened), statistic="overlap"),
+    )
     xr.testing.assert_equal(straight.data, read.data)
     assert straight.data.attrs["model"] == "mini-diff" and read.data.attrs["model"] == ""  # which estimates do not tell
     with pytest.raises(DiffscopeError, match="captures of one prompt by step"):
@@ -317,7 +320,7 @@ def test_a_sweep_is_drawn_along_any_dimension_or_field(swept):
     expected = np.nanmean(swept["gini"].sel(model="b", map="A2").values[::2], axis=(0, 2))
     np.testing.assert_allclose(figure.data["value"].sel(series="A2", panel="length 64"), expected)
     for wrong, words in (
-        ({"statistic": "rho"}, "no 'rho' was swept: there are gini, tokens"),
+        ({"statistic": "overlap"}, "no 'overlap' was swept: there are gini, tokens"),
         ({"statistic": "gini", "x": "depth"}, "no 'depth' to be drawn along; choose from model"),
         ({"statistic": "gini", "x": "length", "series": "map"}, "several of model"),
         ({"statistic": "gini", "where": {"map": "A3"}}, "no map 'A3'; choose from A1, A2, D"),

@@ -28,10 +28,12 @@ def test_the_command_shows_and_keeps(folder, capsys):
     assert [test["verdict"] for test in shown["tests"]] == ["SP", "needs a cohort with the arm 'top-8'"]
     assert shown["tests"][0]["estimates"]["own"]["state"] == "above" and shown["tests"][0]["rule"]
     assert shown["settings"]["template"] == " {city} {number}." and "No primary test was run" in shown["summary"]
-    assert "| signed-mask | SP |" in (folder / "board.md").read_text()
+    question = "Does one softmax with a learned signed mask gain on standard attention, and is DIFF still better?"
+    assert f"| signed-mask | {question} | yes: signed 3" in (folder / "board.md").read_text()
+    assert shown["tests"][0]["question"] == question and shown["tests"][0]["answer"].startswith("yes: signed 3")
     assert shown["wanting"] == {"a cohort with the arm 'top-8'": ["top-k"]}
     assert main(["test", "signed-mask", "--cohort", str(folder), "--out", str(folder / "board.tex")]) == 0
-    assert r"signed-mask & SP &" in (folder / "board.tex").read_text(encoding="utf-8")
+    assert rf"signed-mask & {question} & SP &" in (folder / "board.tex").read_text(encoding="utf-8")
     capsys.readouterr()
     assert main([*command, "--out", str(folder / "board.html")]) == 1
     text = capsys.readouterr().out

@@ -82,17 +82,30 @@ def test_statistics_are_those_that_a_capture_measures(prompts):
     ours = last_query.read(scope, prompts[:2]).heads
     spans = [{name: at for name, at in prompt.spans.items() if name != "sink"} for prompt in prompts[:2]]
     cap = scope.capture([prompt.ids for prompt in prompts[:2]], spans)
-    names = ["rho", "cosine", "js", "residual_floor", "residual_noise", "noise_gain", "span_mass", "gini", "entropy_normalised"]
+    names = [
+        "overlap",
+        "cosine",
+        "js",
+        "residual_floor",
+        "residual_noise",
+        "noise_gain",
+        "span_mass",
+        "gini",
+        "entropy_normalised",
+    ]
     theirs = cap.measure(names, queries=[-1]).isel(query=0)
     for name, own in (
         ("residual_floor", "floor"),
         ("residual_noise", "residual"),
-        ("rho", "rho"),
         ("js", "js"),
         ("gini", "gini"),
     ):
         common = {"span": ["answer", "needles", "context", "irrelevant"]} if "span" in theirs[name].dims else {}
         np.testing.assert_allclose(ours[own].sel(common).values, theirs[name].sel(common).values, rtol=2e-3, atol=1e-5)
+    spans = ["answer", "needles", "context", "irrelevant"]
+    np.testing.assert_allclose(
+        1 - ours["rho"].sel(span=spans).values, theirs["overlap"].sel(span=spans).values, rtol=2e-3, atol=1e-5
+    )
     on = {"span": "irrelevant"}
     a1 = ours["mass"].sel(map="A1", normalisation="raw", **on)
     np.testing.assert_allclose((ours["absolute"].sel(on) / a1).values, theirs["noise_gain"].sel(on).values, rtol=1e-3)

@@ -1,13 +1,16 @@
 """Verdicts follow from estimates by the rules that were declared, and what predicts nothing is measured."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from diffscope import tables
 from diffscope.errors import DiffscopeError
 from diffscope.figures import figure
 from diffscope.hypotheses import TESTS, Measurement, Test, board, report, run, summary
+from diffscope.hypotheses.answered import answers, word
 from diffscope.hypotheses.declared.sources import linked
 from diffscope.hypotheses.inference import Estimate
 from diffscope.hypotheses.rules import ABOVE, ALIKE, BELOW, BETWEEN, FAR, NONE, OPEN, Quantity, declare, state
@@ -61,8 +64,10 @@ def test_a_verdict_follows_from_states(states, expected):
 
 
 def declared(predictions=None, observe=lambda models: {}, needs="model", **more):
-    words = {"id": "x", "claim": "", "source": "", "statistic": "", "controls": (), "needs": needs}
-    return declare(quantities={name: Quantity(name, 1.0) for name in "xyz"}, predictions=predictions, **words, **more)(observe)
+    words = {"id": "x", "question": "Is it?", "asks": {"x": ABOVE}, "source": "", "statistic": "", "controls": (), "needs": needs}
+    return declare(quantities={name: Quantity(name, 1.0) for name in "xyz"}, predictions=predictions, **{**words, **more})(
+        observe
+    )
 
 
 def test_what_both_predict_is_both_and_what_tells_nothing_apart_is_a_measurement():
@@ -85,6 +90,53 @@ def test_a_prediction_of_what_is_not_there_is_refused_when_it_is_declared(predic
         declared(kind="main")
 
 
+@pytest.mark.parametrize("wrong", [{"question": "D is sparser."}, {"asks": {}}, {"asks": {"w": ABOVE}}, {"asks": {"x": NONE}}])
+def test_a_title_that_is_no_question_or_that_no_number_answers_is_refused(wrong):
+    with pytest.raises(DiffscopeError, match="the test 'x' asks '.*' of .*; give a question"):
+        declared(**wrong)
+
+
+@pytest.mark.parametrize(
+    "ends, expected",
+    [
+        ((-0.046, -0.06, -0.03), ("no", "yes")),
+        ((0.046, 0.03, 0.06), ("yes", "no")),
+        ((0.02, -0.01, 0.05), ("not told apart from 0",) * 2),
+        ((0.0, 0.0, 0.0), ("not told apart from 0",) * 2),
+        ((0.02, 0.0, 0.04), ("not told apart from 0",) * 2),
+        ((math.nan,) * 3, ("not measured",) * 2),
+    ],
+)
+def test_the_word_of_an_answer_is_that_of_its_interval(ends, expected):
+    assert tuple(word(of(*ends), side) for side in (ABOVE, BELOW)) == expected
+
+
+def test_an_answer_has_its_number_and_interval_and_says_where_untrained_models_show_as_much():
+    test = declared(asks={"x": ABOVE, "y": BELOW, "z": ABOVE})
+    beyond = of(-0.5, -0.75, -0.25, null=(-0.1, 0.1))
+    estimates = {"x": beyond, "y": beyond, "z": replace(of(*[math.nan] * 3), why="fewer than two prompts or seeds have a value")}
+    said = answers(test, estimates)
+    assert said["yes"] == "y −0.5 (95 % −0.75 to −0.25)" and said["no"] == "x −0.5 (95 % −0.75 to −0.25)"
+    assert said["not measured"] == "z fewer than two prompts or seeds have a value"
+    assert answers(declared(), {"x": of(-0.5, -0.75, -0.25)})["no"] == "−0.5 (95 % −0.75 to −0.25; as untrained models)"
+
+
+def test_the_p_of_a_whole_test_stands_once_at_its_verdict():
+    """Of a primary both comparisons have one p: under two intervals that exclude 0 it would read as two of them."""
+    estimates = {"formation": {name: of(-0.5, -0.7, -0.3, p=0.0123) for name in TESTS["formation"].quantities}}
+    (verdict,) = run(["formation"], finished=dict(estimates))
+    assert verdict.p == pytest.approx(4 * 0.0123) and verdict.judged == "both (p 0.0492 of the whole test, after Holm)"
+    whole = (
+        report.markdown([verdict], "").partition("## formation")[2],
+        report.page([verdict], "").partition("<h2>formation")[2],
+    )
+    for text in (repr(verdict), verdict._repr_html_(), verdict.sentence, *whole):
+        assert text.count("0.0492") == 1, text
+    table = tables.board([verdict])
+    assert sum("0.049" in cell for row in table.rows for cell in row) == 1 and "0.049" in table.rows[0][2]
+    assert table.data["p_corrected"].isnull().all() and set(table.data["p_of_test"]) == {verdict.p}
+
+
 def test_a_mistake_of_an_observer_names_the_test():
     with pytest.raises(KeyError) as caught:
         board.result_of(declared(observe=lambda models: models["mass"]), {})
@@ -96,7 +148,7 @@ def test_a_mistake_of_an_observer_names_the_test():
 
 def test_every_declaration_is_whole():
     for test in TESTS.values():
-        assert test.claim and test.source and test.statistic and test.controls and test.rule, test.id
+        assert test.question and test.source and test.statistic and test.controls and test.rule, test.id
         assert all(quantity.margin > 0 for quantity in test.quantities.values()), test.id
         assert bool(test.judged) is isinstance(test, Test), test.id
 
@@ -106,7 +158,9 @@ def test_a_board_says_what_is_measured_and_what_is_judged():
     board = run(list(estimates), finished=dict(estimates))
     assert [(verdict.verdict, verdict.shown) for verdict in board] == [("NC", "NC"), (None, "measured")]
     assert "1 measured, without a verdict (information-flow)" in summary(board)
-    assert "| information-flow | measured |" in report.markdown(board, "title")
+    text = report.markdown(board, "title")
+    assert f"| information-flow | {TESTS['information-flow'].question} | no: −0.5 (95 % −0.7 to −0.3; " in text
+    assert "## information-flow: measured" in text
     data = figure("board", board).data
     assert data["verdict"].values.tolist() == ["NC", "NC", "measured"]  # two quantities of the rule, one that is measured
     with pytest.raises(DiffscopeError, match="is of verdicts"):

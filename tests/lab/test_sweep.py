@@ -35,7 +35,7 @@ from tests.lab.forked import begun, ended
 PLAN = """
 models = ["mini-diff", "mini-standard"]
 checkpoints = "all"
-statistics = ["entropy", "span_mass", "rho", "effective_rank"]
+statistics = ["entropy", "span_mass", "overlap", "effective_rank"]
 per_shard = 2
 
 [[prompts]]
@@ -159,7 +159,7 @@ def test_a_standard_model_has_no_second_map(swept):
     assert entropy.sel(map="A2").isnull().all() and entropy.sel(map="D").notnull().all()
     others = [step for step in STEPS if step != STANDARD[3]]
     assert dataset["entropy"].sel(model="mini-standard", step=others).isnull().all()  # it has no checkpoints
-    assert dataset["rho"].sel(model="mini-standard").isnull().all()
+    assert dataset["overlap"].sel(model="mini-standard").isnull().all()
     assert "mini-standard: standard attention has no second map" in dataset["entropy"].attrs["why"]
 
 

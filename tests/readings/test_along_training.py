@@ -33,7 +33,12 @@ def test_the_answer_is_followed_in_the_head_that_ends_with_most_of_it():
     assert "uniform attention would give 6 %" in reading.sentence
     assert "It is first above 50 % at step 20; the checkpoint before is step 10." in reading.sentence
     assert "λ is .00 at step 0 and .00 at step 30, over heads." in reading.sentence
-    assert (reading.estimates["controls"] == 1).all() and reading.estimates["rho"].dims == ("step", "layer", "head", "control")
+    assert (reading.estimates["controls"] == 1).all() and reading.estimates["overlap"].dims == (
+        "step",
+        "layer",
+        "head",
+        "control",
+    )
 
 
 @pytest.mark.parametrize(
@@ -57,7 +62,7 @@ def test_without_an_answer_or_a_second_map_that_is_said():
     plain = readings.along_training({step: checkpoint(0.5, spans={}) for step in (0, 1)})
     assert "no answer is marked" in plain.sentence and plain.estimates["answer"].isnull().all()
     standard = readings.along_training({step: checkpoint(0.5, second=False) for step in (0, 1)}).sentence
-    assert "50 % of A at the last token" in standard and "λ" not in standard and "ρ" not in standard
+    assert "50 % of A at the last token" in standard and "λ" not in standard and "overlap" not in standard
 
 
 def test_a_head_whose_weights_there_are_below_zero_is_not_said_to_give():

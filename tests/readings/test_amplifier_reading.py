@@ -36,8 +36,8 @@ def test_copies_of_the_first_maps_are_taken_away_by_lambda():
 def test_controls_are_those_of_captures_with_moved_second_maps():
     cap = diffscope.load(tiny.own("v1")).capture(tiny.ids(N), spans=SPANS)
     estimates = readings.amplifier(cap, ranks=False).estimates
-    moved = [with_a2_moved(cap, by).measure(["noise_gain", "rho"], queries=[-1]).isel(query=0) for by in (1, 2, 3)]
-    for name, middle in {"noise_gain": np.median, "rho": np.mean}.items():
+    moved = [with_a2_moved(cap, by).measure(["noise_gain", "overlap"], queries=[-1]).isel(query=0) for by in (1, 2, 3)]
+    for name, middle in {"noise_gain": np.median, "overlap": np.mean}.items():
         values = np.stack([each[name].sel(span=["irrelevant", "answer"]).values for each in moved])
         for control, expected in {"other heads": middle(values, 0), "other heads, least": values.min(0)}.items():
             np.testing.assert_allclose(estimates[name].sel(control=control), expected, rtol=1e-5)

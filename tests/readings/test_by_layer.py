@@ -66,7 +66,7 @@ def test_prompts_are_averaged_by_the_statistics_own_rule():
 
 
 def test_what_is_undefined_everywhere_is_said_so_and_what_has_no_mean_is_refused():
-    assert by_layer(capture("standard"), "rho").sentence.endswith("is undefined everywhere.")
+    assert by_layer(capture("standard"), "overlap").sentence.endswith("is undefined everywhere.")
     for statistic, words in {"argmax": "has no mean over heads", "sink_rate": "is of a layer", "x": "no statistic 'x'"}.items():
         with pytest.raises(DiffscopeError, match=words):
             by_layer(capture(), statistic)

@@ -90,8 +90,8 @@ def test_chance_is_told_from_a_difference():
 def test_a_standard_model_lacks_what_is_of_two_maps():
     scopes = diffscope.load(tiny.own("v1")), diffscope.load(tiny.own("standard"))
     comparison = diffscope.compare(*scopes, IDS, SPANS)
-    reading = readings.differences(comparison, statistics=["span_mass", "rho", "lambda", "map_distance"])
-    assert reading.estimates.attrs["on_one_side"] == "rho, lambda" and reading.estimates.attrs["left_out"] == "map_distance"
+    reading = readings.differences(comparison, statistics=["span_mass", "overlap", "lambda", "map_distance"])
+    assert reading.estimates.attrs["on_one_side"] == "overlap, lambda" and reading.estimates.attrs["left_out"] == "map_distance"
     assert not any("A2" in what for what in reading.estimates["what"].values)
     difference = comparison.difference("span_mass", queries=[-1])["span_mass"].sel(normalisation="share", map="D", span="answer")
     mine = entries(reading, what="attention on each key set: D, answer, share of |D|").sortby("layer")

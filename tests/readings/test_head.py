@@ -37,31 +37,34 @@ def said(scores, head=0, query=-1, spans=SPANS, **more):
 def test_a_copy_among_strangers_is_told_to_be_shared():
     """A2 of head 0 is its A1, the others' are not: λ of each of its weights is taken away."""
     reading = said(torch.cat([drawn(1, 2, 3), drawn(1, 8, 9)]), lam=0.6)
-    words = "overlap more than A1 and the 2 other A2s of its layer (ρ .00, controls"
+    words = "overlap more than A1 and the 2 other A2s of its layer (overlap 1.00, controls"
     assert words in reading.sentence and "λ·A2 takes away 60 % of A1's mass there" in reading.sentence
     estimates = reading.estimates
     own = estimates.sel(control="as it is")
-    assert [float(own[name]) for name in ("rho", "cosine", "taken", "noise_gain")] == pytest.approx([0, 1, 0.6, 0.4])
-    assert int(estimates["controls"]) == 2 and float(estimates["rho"].sel(control="other heads, least")) > 0.3
+    assert [float(own[name]) for name in ("overlap", "cosine", "taken", "noise_gain")] == pytest.approx([1, 1, 0.6, 0.4])
+    assert int(estimates["controls"]) == 2 and float(estimates["overlap"].sel(control="other heads, largest")) < 0.7
 
 
 def test_what_any_pair_of_the_layer_shares_is_not_a_heads_own():
     """All second maps are one and the same, held three times."""
     reading = said(torch.cat([drawn(1, 2, 3), drawn(7, 7, 7)]))
     assert "overlap about as much as A1 and the 2 other A2s" in reading.sentence
-    assert np.ptp(reading.estimates["rho"].values) == 0 and int(reading.estimates["controls"]) == 2
+    assert np.ptp(reading.estimates["overlap"].values) == 0 and int(reading.estimates["controls"]) == 2
 
 
 def test_a_stranger_among_copies_overlaps_less():
     """The second maps of the others are copies of head 0's first one; its own is not."""
     reading = said(torch.cat([drawn(1, 2, 3), drawn(9, 1, 1)]))
-    assert "overlap less than A1 and the 2 other A2s of its layer (ρ" in reading.sentence and "controls .00" in reading.sentence
+    assert (
+        "overlap less than A1 and the 2 other A2s of its layer (overlap" in reading.sentence
+        and "controls 1.00" in reading.sentence
+    )
 
 
 def test_between_its_controls_a_pair_overlaps_as_they_do():
     """One control is a copy and the other on a key of its own: more than one of them, less than the other."""
     reading = said(torch.cat([drawn(1, 2, 3), drawn(9, 1), high(9)]))
-    assert "overlap about as much as A1 and the 2 other A2s" in reading.sentence and ", .00 to ." in reading.sentence
+    assert "overlap about as much as A1 and the 2 other A2s" in reading.sentence and " to 1.00):" in reading.sentence
 
 
 @pytest.mark.parametrize("lam, gain, taken", [(0.5, 2.0, 0.25), (-0.5, 1.0, 0.0), (3.0, 1.0, 1.0)])
@@ -73,7 +76,7 @@ def test_what_is_taken_away_is_of_what_there_is(lam, gain, taken):
 
 def test_maps_on_different_keys_leave_next_to_nothing_to_cancel():
     reading = said(torch.cat([high(4, 5), high(4, 5), high(9), high(9)]), lam=0.5)
-    assert "(ρ 1.00, control 1.00): next to nothing there to cancel" in reading.sentence
+    assert "(overlap .00, control .00): next to nothing there to cancel" in reading.sentence
     assert "finds the answer: 67 % of |D|, all of it positive, where uniform attention would give 12 %" in reading.sentence
 
 
@@ -85,7 +88,7 @@ def test_without_another_second_map_nothing_is_compared(maps):
     reading = readings.of_head(capture_of(replace(layer, v=layer.v[:, :1]), spans=SPANS), 0, 0)
     assert "its layer has no other A2 to compare with, so there is no control" in reading.sentence
     assert "more than" not in reading.sentence and int(reading.estimates["controls"]) == 0
-    assert reading.estimates["rho"].isel(control=slice(1, None)).isnull().all()
+    assert reading.estimates["overlap"].isel(control=slice(1, None)).isnull().all()
 
 
 WHERE = {
@@ -107,7 +110,7 @@ def test_where_a_row_looks_is_told(planted):
     scores, words = WHERE[planted]
     reading = said(scores, second=False)
     assert words in reading.sentence and reading.sentence.endswith("from which nothing is subtracted.")
-    assert reading.estimates["rho"].isnull().all()
+    assert reading.estimates["overlap"].isnull().all()
 
 
 def test_a_sink_of_two_tokens_is_none():
@@ -142,13 +145,13 @@ def test_what_a_sink_logit_takes_is_told():
 
 
 def by_hand(cap, layer, head, other):
-    """ρ, noise gain and what λ·A2 takes away on irrelevant tokens at the last query, with the second map of another head."""
+    """Overlap, noise gain and what λ·A2 takes away on irrelevant tokens at the last query, with another head's second map."""
     keys = cap.spans["irrelevant"]
     a1 = cap.map("A1", layer, head).values[-1, keys].astype(float)
     a2 = cap.map("A2", layer, other).values[-1, keys].astype(float)
     lam = float(cap.lam.sel(layer=layer, head=head) if "query" not in cap.lam.dims else cap.lam.sel(layer=layer, head=head)[-1])
-    rho = abs(a1 - a2).sum() / (a1 + a2).sum()
-    return rho, abs(a1 - lam * a2).sum() / a1.sum(), np.minimum(a1, lam * a2).sum() / a1.sum()
+    overlap = 1 - abs(a1 - a2).sum() / (a1 + a2).sum()
+    return overlap, abs(a1 - lam * a2).sum() / a1.sum(), np.minimum(a1, lam * a2).sum() / a1.sum()
 
 
 @pytest.mark.parametrize("model", [tiny.own("v1"), tiny.own("v2", kv_heads=2), grouped.tiny()], ids=["v1", "v2", "grouped"])
@@ -161,7 +164,7 @@ def test_controls_are_all_other_second_maps_of_the_layer_once(model):
         others = {index: other for other, index in enumerate(second) if index != second[head]}
         expected = np.array([by_hand(cap, 1, head, other) for other in others.values()])
         assert int(estimates["controls"]) == len(others) == len(set(second)) - 1
-        for at, (name, middle) in enumerate({"rho": np.mean, "noise_gain": np.median, "taken": np.mean}.items()):
+        for at, (name, middle) in enumerate({"overlap": np.mean, "noise_gain": np.median, "taken": np.mean}.items()):
             column = expected[:, at]
             values = [by_hand(cap, 1, head, head)[at], middle(column), column.min(), column.max()]
             np.testing.assert_allclose(estimates[name], values, rtol=1e-4)

@@ -47,7 +47,9 @@ def test_copies_reject_all_of_common_noise_and_other_heads_do_not():
     reading = rejection(planted, sigmas=(0.5,), draws=4)
     own = reading.estimates["cmrr_injected"].sel(sigma=0.5, layer=0)
     assert np.isposinf(own.sel(control="as it is")).all() and np.isfinite(own.sel(control="other heads")).all()
-    assert "heads reject infinite dB" in reading.sentence and "3 of 3 heads are above every control" in reading.sentence
+    assert (
+        "the rejection by head is infinite dB" in reading.sentence and "3 of 3 heads are above every control" in reading.sentence
+    )
 
 
 def test_the_controls_of_rejection_are_ratios_of_mean_squares_over_other_heads():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from diffscope.readings import middle, words
+from diffscope.readings.noise import decibels
 
 PRINTED = [
     (words.percent, 0.764, "76 %"),
@@ -50,6 +51,26 @@ def test_changes_have_a_sign_and_rounding_has_none(nats, error, text):
 def test_changes_are_alike_where_they_print_so():
     assert words.alike(-18.2, -17.9) and words.alike(3e-6, -7e-5) and words.alike(0.0, 1e-6)
     assert not words.alike(-18.2, 18.2) and not words.alike(0.11, 0.12) and not words.alike(2e-4, 0.0)
+
+
+@pytest.mark.parametrize(
+    "before, after, text",
+    [
+        (10.8, 1.6, "falls from 11 to 1.6"),
+        (1.6, 10.8, "rises from 1.6 to 11"),
+        (-1.0, -2.0, "falls from −1.0 to −2.0"),
+        (1.601, 1.602, "stays at 1.6"),
+        (2.0, -math.inf, "falls from 2.0 to minus infinity"),
+    ],
+)
+def test_a_change_says_where_it_comes_from_and_where_it_goes(before, after, text):
+    assert words.course(before, after) == text
+    assert words.course(before, after, plural=True) == text.replace("s ", " ", 1)
+
+
+@pytest.mark.parametrize("printed", [words.decimal, words.figures, decibels])
+def test_what_has_no_end_has_a_sign(printed):
+    assert printed(math.inf) == "infinite" and printed(-math.inf) == "minus infinity"
 
 
 def test_long_lists_end_in_a_count():

@@ -8,10 +8,17 @@ import pytest
 
 from diffscope.stats import STATISTICS
 from diffscope.stats.definitions import DEFINITIONS
+from diffscope.stats.registry import UnknownStatistic, select
 
 ROOT = Path(__file__).parents[2]
 SOURCES = (ROOT / "docs" / "sources.md").read_text(encoding="utf-8").lower()
 BOUNDS = {"0", "1", "2", "n", "ln n", "ln 2", "1/n", "1 - 1/n", "k/n", "keys - 1", "inf", "-inf"}
+
+
+def test_what_is_given_as_its_complement_is_named_with_what_took_its_place():
+    """A distance that became a likeness under one name would be read the wrong way round."""
+    with pytest.raises(UnknownStatistic, match="ask for 'overlap', which is 1 − ρ"):
+        select("rho")
 
 
 def test_every_statistic_has_its_words_and_the_other_way_round():

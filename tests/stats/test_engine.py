@@ -79,7 +79,7 @@ def test_values_against_maps_made_by_hand(make_layer, mask):
     logits = layer.scale * (layer.q[0] @ layer.k[0].mT).numpy()
     a1, a2 = _softmax(logits[2], visible), _softmax(logits[3], visible)  # head 1
     d = a1 - 0.7 * a2
-    names = ["entropy", "span_mass", "rho", "js", "effective_rank", "logit_outliers"]
+    names = ["entropy", "span_mass", "overlap", "js", "effective_rank", "logit_outliers"]
     measured = measure(layer, names, spans=SPANS).sel(head=1)
     row = measured.sel(query=20)
     answer = [5, 6, 7]
@@ -89,10 +89,10 @@ def test_values_against_maps_made_by_hand(make_layer, mask):
         expected = [d[20, answer].sum(), share[answer].sum(), d[20, answer].sum() / 0.3]
         expected.append(d[20, answer].clip(0).sum() / d[20].clip(0).sum())
         np.testing.assert_allclose(row["span_mass"].sel(span="answer", map="D").values, expected)
-        difference = np.abs(a1 - a2)[20, answer].sum() / (a1 + a2)[20, answer].sum()
-        np.testing.assert_allclose(row["rho"].sel(span="answer"), difference)
+        overlap = 1 - np.abs(a1 - a2)[20, answer].sum() / (a1 + a2)[20, answer].sum()
+        np.testing.assert_allclose(row["overlap"].sel(span="answer"), overlap)
     else:
-        assert row[["span_mass", "rho", "js"]].sel(span="answer").isnull().all().to_array().all()
+        assert row[["span_mass", "overlap", "js"]].sel(span="answer").isnull().all().to_array().all()
     sigma = np.linalg.svd(visible / visible.sum(-1, keepdims=True), compute_uv=False)
     uniform = measured["effective_rank"].sel(ranked_map="D", definition="stable_rank", control="uniform")
     np.testing.assert_allclose(uniform, np.sum(sigma**2) / sigma[0] ** 2)

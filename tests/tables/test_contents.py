@@ -9,7 +9,7 @@ from scipy import stats as scipy_stats
 
 import diffscope
 from diffscope import DiffscopeError, edits, tables
-from diffscope.tables.numbers import with_interval, with_spread
+from diffscope.tables.numbers import plain, with_interval, with_spread
 from tests import tiny
 from tests.studies import study as planted_study
 
@@ -145,9 +145,12 @@ def test_a_board_has_every_quantity_of_every_test():
     assert len(table.rows) == sum(max(1, len(verdict.estimates)) for verdict in verdicts)
     first = next(verdict for verdict in verdicts if verdict.test.kind == "primary")
     label = next(iter(first.test.quantities.values())).label
-    assert table.rows[0][:4] == (first.test.id, first.shown, label, "1.00 [0.50, 1.50]")
+    judged = f"{first.shown} (p {plain(first.p, 2)})"
+    said = "no" if first.test.asks[next(iter(first.test.quantities))] == "below" else "yes"
+    assert table.rows[0][:6] == (first.test.id, first.test.question, judged, label, "1.00 [0.50, 1.50]", said)
+    assert {row[6] for row in table.rows[:2]} == {"–"}, "p of the whole test stands at its verdict alone"
     assert set(table.data["test"]) == {verdict.test.id for verdict in verdicts}
-    assert "95 % interval, as planted. p is" in table.caption
+    assert "95 % interval, as planted. Answer: " in table.caption
     quantity = next(iter(first.estimates))
     crossed = replace(first.estimates[quantity], interval="seeds and prompts, crossed")
     changed = [replace(first, estimates={**first.estimates, quantity: crossed}), *(one for one in verdicts if one is not first)]

@@ -21,8 +21,12 @@ from diffscope.hypotheses.subjects import Models
 from diffscope.stats.formulas import cmrr
 
 QUANTITIES = {
-    "floor": Quantity("least that any coefficient leaves of A1 on irrelevant tokens, minus the same with other heads' A2", 0.05),
-    "gain": Quantity("noise gain − signal gain", 0.1),
+    "floor": Quantity(
+        "least that any coefficient leaves of A1 on irrelevant tokens, minus the same with other heads' A2",
+        0.05,
+        short="floor − its control",
+    ),
+    "gain": Quantity("noise gain − signal gain", 0.1, short="noise gain − signal gain"),
     "excess": Quantity("what the learned λ leaves over the least that any coefficient leaves (octaves)", 0.32),
     "floor_itself": Quantity("least that any coefficient leaves of A1 on irrelevant tokens, √(1 − cos²)", 0.05),
     "noise_gain": Quantity("noise gain, sum |D| over sum A1 on irrelevant tokens", 0.1),
@@ -39,7 +43,8 @@ DISTANCE = Quantity("distance of λ from the λ* of the mean map over prompts, b
 
 @declare(
     id="amplifier",
-    claim="The subtraction rejects noise that both maps share and lets the answer through, as a differential amplifier does.",
+    question="Does the subtraction leave less of the noise than other heads' A2 would, and less of it than of the answer?",
+    asks={"floor": BELOW, "gain": BELOW},
     source=f"{REVIEW}: (1 − λ) must approach 0; {NOTES}: the model spontaneously learns to denoise",
     statistic="of the answering query, on irrelevant tokens: √(1 − cos²), the least that any coefficient leaves of A1, and what "
     "the learned λ leaves over it; sum |D| over sum A1, minus sum D over sum A1 on the answer, as ratios of sums over prompts; "
@@ -61,13 +66,14 @@ def amplifier(models: Models) -> dict[str, Observed]:
 
 @declare(
     id="amplifier-training",
-    claim="Training moves λ to the value that rejects the shared noise, and lowers what is left of it.",
+    question="Does training lower what the subtraction leaves of the noise, against other heads' A2 and against the answer?",
+    asks={"floor": BELOW, "gain": BELOW},
     source=f"{REVIEW}: (1 − λ) must approach 0; unilm issue 1699 on λ over training",
     statistic="growth of amplifier's quantities from the first checkpoint to the last: slope over log2(1 + step), times the "
     "range of that; heads weighted by A1's mass on the answer at the last checkpoint",
     controls=("pairing: A2 of the layer's other heads", AS_TRAINED),
     quantities={
-        name: Quantity(f"growth of {QUANTITIES[name].label}", QUANTITIES[name].margin)
+        name: Quantity(f"growth of {QUANTITIES[name].label}", QUANTITIES[name].margin, short=QUANTITIES[name].short)
         for name in ("floor", "excess", "noise_gain", "signal_gain", "gain", "lam", "common_gain")
     },
     predictions={"NC": {"floor": BELOW, "gain": BELOW}},

@@ -18,7 +18,7 @@ from diffscope.hypotheses.arms import (
 from diffscope.hypotheses.declared.primary import BASELINES, NATS, OCTAVES, SAME
 from diffscope.hypotheses.declared.sources import PAPER, REVIEW
 from diffscope.hypotheses.inference import Observed
-from diffscope.hypotheses.rules import ABOVE, NONE, Declared, Missing, Quantity, declare
+from diffscope.hypotheses.rules import ABOVE, BELOW, NONE, Declared, Missing, Quantity, declare
 
 TEXT = 0.05  # nats a token
 FORMED = "Of models in which the circuit formed."
@@ -44,13 +44,14 @@ NORM = {  # what the norm of heads does, step by step
 }
 
 
-def against(id: str, arm: str, claim: str, source: str) -> Declared:
+def against(id: str, arm: str, question: str, source: str) -> Declared:
     """A test of whether an arm does what DIFF does: the gap to DIFF remains, or the arm gains on standard attention itself."""
     words = OTHERS[arm]
 
     @declare(
         id=id,
-        claim=claim,
+        question=question,
+        asks={"own": ABOVE, "gap": ABOVE},
         source=source,
         statistic="log-odds of the answer (nats), mean over 24 and 48 distractors and the lengths that hold them; DIFF minus the "
         f"best of {arm} and both standard arms; {arm} minus standard; paired by seed",
@@ -59,8 +60,8 @@ def against(id: str, arm: str, claim: str, source: str) -> Declared:
             *SAME,
         ),
         quantities={
-            "gap": Quantity(f"log-odds, DIFF − the best of {arm} ({words}) and both standard arms (nats)", NATS),
-            "own": Quantity(f"log-odds, {arm} ({words}) − standard (nats)", NATS),
+            "gap": Quantity(f"log-odds, DIFF − the best of {arm} ({words}) and both standard arms (nats)", NATS, short="DIFF"),
+            "own": Quantity(f"log-odds, {arm} ({words}) − standard (nats)", NATS, short=arm),
             "difference": Quantity(f"log-odds, DIFF − {arm} ({words}) (nats)", NATS),
         },
         predictions={"NC": {"gap": ABOVE}, "SP": {"own": ABOVE}},
@@ -79,26 +80,27 @@ def against(id: str, arm: str, claim: str, source: str) -> Declared:
 signed_mask = against(
     id="signed-mask",
     arm="signed",
-    claim="One softmax with a learned signed mask does what two maps do.",
+    question="Does one softmax with a learned signed mask gain on standard attention, and is DIFF still better?",
     source=f"{REVIEW}: experiment 3 for sparsification",
 )
 top_k = against(
     id="top-k",
     arm="top-8",
-    claim="Standard attention that keeps its k largest weights does what DIFF does.",
+    question="Does standard attention gain by keeping its k largest weights, and is DIFF still better?",
     source=f"{REVIEW}: experiment 1 for sparsification",
 )
 gated = against(
     id="gated",
     arm="gated",
-    claim="Two softmax heads with a learned signed gate do what subtraction does.",
+    question="Do two softmax heads with a learned signed gate gain on standard attention, and is DIFF still better?",
     source=f"{REVIEW}: gated attention is a notable absence",
 )
 
 
 @declare(
     id="lambda-1",
-    claim="Fixing λ at 1 throughout, pure cancellation, is better among many distractors, if worse on average.",
+    question="Is λ fixed at 1 throughout, pure cancellation, better among many distractors?",
+    asks={"distractors": ABOVE},
     source=f"{REVIEW}: experiment 2 for noise cancellation",
     statistic="λ fixed at 1 − learned λ: log-odds of the answer (nats), mean over 24 and 48 distractors and the lengths that "
     "hold them; loss on text that nothing gives away (nats, not judged); paired by seed",
@@ -120,14 +122,15 @@ def lambda_one(cohort: xr.Dataset) -> dict[str, Observed]:
 
 @declare(
     id="faithfulness",
-    claim="DIFF answers from the context rather than being more conservative.",
+    question="Does DIFF tell better which questions have an answer, and is it more conservative?",
+    asks={"d": ABOVE, "c": ABOVE},
     source=f"{REVIEW}: question 4",
     statistic='saying "unknown" to questions without and with an answer, as signal detection: d′ and criterion c of each seed, '
     "DIFF − the standard arm that has the higher d′ (log-linear correction, Hautus 1995); paired by seed",
     controls=("head count at double width", *SAME),
     quantities={
-        "d": Quantity("d′ of DIFF − d′ of the better standard arm", 0.2),
-        "c": Quantity("criterion c of DIFF − that of the same arm (above: more conservative)", 0.2),
+        "d": Quantity("d′ of DIFF − d′ of the better standard arm", 0.2, short="d′"),
+        "c": Quantity("criterion c of DIFF − that of the same arm (above: more conservative)", 0.2, short="criterion"),
     },
     predictions={"NC": {"d": ABOVE, "c": NONE}, "SP": {"c": ABOVE}},
     needs="cohort",
@@ -148,7 +151,8 @@ def faithfulness(cohort: xr.Dataset) -> dict[str, Observed]:
 
 @declare(
     id="formation-arms",
-    claim="When the lookup circuit of every arm forms.",
+    question="Do other arms form the lookup circuit later than DIFF?",
+    asks=dict.fromkeys(OTHERS, ABOVE),
     source="microsoft/unilm issues 1637 and 1663",
     statistic="log2 of the steps until retrieval is at 95 % (a run that never is counts with the steps after which it was given "
     "up), arm − DIFF, paired by seed",
@@ -164,13 +168,14 @@ def formation_arms(cohort: xr.Dataset) -> dict[str, Observed]:
 
 @declare(
     id="text-loss",
-    claim="What the arms lose on text, against DIFF: of tokens that the text gives away, and of others.",
+    question="Do other arms lose more than DIFF on text that nothing gives away?",
+    asks={f"{arm}_other": ABOVE for arm in OTHERS},
     source=f"{PAPER}: perplexity",
     statistic="loss on held-out text (nats a token), of tokens that repeat what followed the same two tokens before (hit), and "
     "of others; arm − DIFF, paired by seed",
     controls=SAME,
     quantities={
-        f"{arm}_{token}": Quantity(f"loss on text, {token}, {arm} ({words}) − DIFF (nats)", TEXT)
+        f"{arm}_{token}": Quantity(f"loss on text, {token}, {arm} ({words}) − DIFF (nats)", TEXT, short=arm)
         for arm, words in OTHERS.items()
         for token in ("hit", "other")
     },
@@ -185,14 +190,15 @@ def text_losses(cohort: xr.Dataset) -> dict[str, Observed]:
 
 @declare(
     id="norm",
-    claim="The norm after the subtraction does the heavy lifting.",
+    question="Does DIFF tell the answer worse without the norm of its heads, and standard attention better with it?",
+    asks={f"{name}_distractors": ABOVE if arm == "standard-norm" else BELOW for name, (arm, _) in NORM.items()},
     source=f"{REVIEW}: question 2",
     statistic="log-odds of the answer (nats), mean over 24 and 48 distractors, and loss on text that nothing gives away (nats): "
     "the norm made a number a head, then taken out, λ set to 0 with it, against DIFF; and put into standard attention; paired by "
     "seed",
     controls=SAME,
     quantities={
-        f"{name}_{of}": Quantity(f"{words}, {arm} − {'DIFF' if other == 'diff' else other} (nats)", margin)
+        f"{name}_{of}": Quantity(f"{words}, {arm} − {'DIFF' if other == 'diff' else other} (nats)", margin, short=name)
         for name, (arm, other) in NORM.items()
         for of, words, margin in (("distractors", "log-odds", NATS), ("text", "loss on text", TEXT))
     },
@@ -209,14 +215,15 @@ def norm_of_heads(cohort: xr.Dataset) -> dict[str, Observed]:
 
 @declare(
     id="head-geometry",
-    claim="Twice the heads of half the width, without a subtraction, do what DIFF does.",
+    question="Do twice the heads of half the width, without subtraction, answer better, form earlier, lose less on text?",
+    asks={"distractors": ABOVE, "steps": BELOW, "text": BELOW},
     source=f"{REVIEW}: question 3; microsoft/unilm issue 1716",
     statistic="standard attention with maps as wide as DIFF's − half as many heads of double width: log-odds of the answer "
     "(nats), mean over 24 and 48 distractors; log2 of the steps to form; loss on text that nothing gives away; paired by seed",
     controls=SAME,
     quantities={
-        "distractors": Quantity("log-odds, twice the heads − double width (nats)", NATS),
-        "steps": Quantity("steps to form, twice the heads − double width (octaves)", OCTAVES),
+        "distractors": Quantity("log-odds, twice the heads − double width (nats)", NATS, short="log-odds"),
+        "steps": Quantity("steps to form, twice the heads − double width (octaves)", OCTAVES, short="steps"),
         "text": Quantity("loss on text that nothing gives away, twice the heads − double width (nats)", TEXT),
     },
     needs="cohort",
@@ -231,7 +238,8 @@ def head_geometry(cohort: xr.Dataset) -> dict[str, Observed]:
 
 @declare(
     id="near-duplicates",
-    claim="What distractors of nearly the same city do.",
+    question="Does DIFF tell the answer better from numbers of nearly the same city?",
+    asks=dict.fromkeys(("standard", "double-width"), ABOVE),
     source=f"{REVIEW}: structured noise",
     statistic="log-odds of the answer against all distractors (nats) among 2, 4 and 6 near-duplicates, mean over these; "
     "DIFF − arm, paired by seed",

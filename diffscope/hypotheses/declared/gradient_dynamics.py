@@ -16,14 +16,15 @@ from diffscope.hypotheses.subjects import Models
 
 @declare(
     id="gradient-dynamics",
-    claim="Training pushes the two maps towards shared noise.",
+    question="Does training push the two maps towards shared noise?",
+    asks={"push": BELOW},
     source=f"{REVIEW}: experiment 3 for noise cancellation; {SENSITIVITY} on opposed gradients; unilm: their ratio is near λ",
     statistic="gradients on the scores of the queries that the answer's first tokens follow, mean over checkpoints weighted by "
-    "log2(1 + step): cosine of descent with the gradient of ρ on irrelevant tokens; cosine between the two branches; log2 of "
-    "their norms' ratio; heads weighted by A1's mass on the answer at the last checkpoint",
+    "log2(1 + step): cosine of descent with the gradient of 1 − overlap on irrelevant tokens; cosine between the two branches; "
+    "log2 of their norms' ratio; heads weighted by A1's mass on the answer at the last checkpoint",
     controls=(AS_TRAINED,),
     quantities={
-        "push": Quantity("descent of the loss along ρ on irrelevant tokens (cosine)", 0.02),
+        "push": Quantity("descent of the loss towards less overlap on irrelevant tokens (cosine)", 0.02),
         "cosine": Quantity("cosine of the gradients on the scores of A1 and A2", 0.02),
         "ratio": Quantity("norm of the second gradient over the first, over λ (octaves)", 0.32),
     },

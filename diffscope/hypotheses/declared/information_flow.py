@@ -16,7 +16,7 @@ from diffscope.hypotheses.evidence.flows import flows
 from diffscope.hypotheses.evidence.quantities import flow_shares
 from diffscope.hypotheses.evidence.spans import sized_spans
 from diffscope.hypotheses.inference import Observed
-from diffscope.hypotheses.rules import Quantity, declare
+from diffscope.hypotheses.rules import ABOVE, Quantity, declare
 from diffscope.hypotheses.subjects import Models, Pair
 from diffscope.scope import Scope
 from diffscope.tasks.retrieval import Prompt
@@ -30,13 +30,14 @@ SIZE = "size: they no longer see a span of the answer's length near it"
 
 @declare(
     id="information-flow",
-    claim="What decides the answer flows from the answer's tokens.",
+    question="Does what decides the answer flow from the answer's tokens, beyond the attention that they get?",
+    asks={"over_mass": ABOVE},
     source=f"{NOTES}: the differential operation directs attention to task-relevant tokens",
     statistic=STATISTIC,
     controls=(UNTRAINED, "the other needles", SIZE),
     quantities={
         "flow": Quantity("share of the flow that comes from the answer", 0.02),
-        "over_mass": Quantity("that minus the answer's share in |D|", 0.02),
+        "over_mass": Quantity("share of the flow that comes from the answer − the answer's share in |D|", 0.02),
         "needles": Quantity("share of the flow that comes from the other needles", 0.02),
         "knock_out": Quantity("rise of the loss without the answer, above a span of its size (nats)", 0.1),
     },
@@ -55,7 +56,8 @@ def information_flow(models: Models) -> dict[str, Observed]:
 
 @declare(
     id="information-flow-pair",
-    claim="In DIFF more of what decides the answer flows from its tokens than in standard attention.",
+    question="Does more of what decides the answer flow from its tokens in DIFF than in standard attention?",
+    asks={"flow": ABOVE},
     source=f"{NOTES}; a comparison with standard attention was absent",
     statistic=f"{STATISTIC}; DIFF minus standard",
     controls=(*CONTROLS, SIZE),

@@ -22,7 +22,8 @@ NATS = 0.1
 
 @declare(
     id="common-mode-injection",
-    claim="Noise that is put into both maps alike cancels.",
+    question="Does noise that is put into both maps alike cancel, more than with another head's A2?",
+    asks={"over_paired": ABOVE},
     source=f"{PAPER}: differential amplifiers; {REVIEW}",
     statistic="of the answering query, 20·log10 of what opposite noise in the scores of the two maps changes of a head's output "
     "over "
@@ -66,7 +67,8 @@ def _lost_of_kept(models: KeptModels) -> dict[str, Observed]:
 
 @declare(
     id="branch-attribution",
-    claim="What the second map adds takes from the distractors what the first gave them, and spares the answer.",
+    question="Does the second map take from the distractors what the first gave them, and spare the answer?",
+    asks={"rejection": ABOVE, "margin": ABOVE},
     source=f"{REVIEW}: the subtraction has to remove what would distract",
     statistic="of what A1·V and −λA2·V add to the logits of the distractors through each one's own number: minus their "
     "correlation over "
@@ -78,10 +80,14 @@ def _lost_of_kept(models: KeptModels) -> dict[str, Observed]:
     ),
     quantities={
         "rejection": Quantity(
-            "what A2 takes from distractors goes with what A1 gives them, above another prompt's A2 (correlation)", 0.1
+            "correlation of what A2 takes from distractors with what A1 gives them, above another prompt's A2",
+            0.1,
+            short="correlation",
         ),
         "rejection_itself": Quantity("the same itself (correlation)", 0.1),
-        "margin": Quantity("what −λA2·V adds to the answer over the distractors, above another prompt's A2 (nats)", NATS),
+        "margin": Quantity(
+            "what −λA2·V adds to the answer over the distractors, above another prompt's A2 (nats)", NATS, short="margin"
+        ),
         "margin_itself": Quantity("what −λA2·V adds to the answer over the distractors (nats)", NATS),
         "answer": Quantity("what −λA2·V adds to the answer's logit (nats)", NATS),
         "distractors": Quantity("what −λA2·V adds to the distractors' logits (nats)", NATS),

@@ -12,7 +12,7 @@ from diffscope.hypotheses.declared.primary import BASELINES, SAME
 from diffscope.hypotheses.declared.sources import NOTES, PAPER
 from diffscope.hypotheses.evidence.quantities import NORMALISATIONS, answer_mass, key_gain
 from diffscope.hypotheses.inference import Observed
-from diffscope.hypotheses.rules import ABOVE, Missing, Quantity, declare
+from diffscope.hypotheses.rules import ABOVE, BELOW, Missing, Quantity, declare
 from diffscope.hypotheses.subjects import Models, Pair
 
 WORDS = {
@@ -27,11 +27,13 @@ OF_COHORT = {
     "needles": "the other sentences' share of |D|",
     "sink": "the first token's share of |D|",
 }
+SHORT = {"share": "answer", "needles": "other sentences"}
 
 
 @declare(
     id="key-token-gain",
-    claim="The subtraction moves attention to the answer.",
+    question="Does the subtraction move attention to the answer?",
+    asks=dict.fromkeys(NORMALISATIONS, ABOVE),
     source=f"{NOTES}: weight of key tokens +30–50 %; {PAPER}, Figure 1",
     statistic="the answer's mass in D over that in A1, minus 1, as ratios of sums over prompts and heads, in four "
     "normalisations; beside "
@@ -55,7 +57,8 @@ def key_token_gain(models: Models) -> dict[str, Observed]:
 
 @declare(
     id="key-token-gain-pair",
-    claim="DIFF looks more at the answer than standard attention does.",
+    question="Does DIFF look more at the answer than standard attention does?",
+    asks=dict.fromkeys(NORMALISATIONS, ABOVE),
     source=f"{PAPER}, Figure 1 and Table 3, whose normalisation was never published (unilm 1654)",
     statistic=f"mass on the answer in DIFF's D minus that in the standard model's A, in four normalisations; {WEIGHTED}",
     controls=CONTROLS,
@@ -77,13 +80,16 @@ def key_token_gain_pair(pair: Pair) -> dict[str, Observed]:
 
 @declare(
     id="allocation",
-    claim="DIFF gives more to the answer and less to the rest than standard attention does, each head alike.",
+    question="Does DIFF give more to the answer, and less to the other sentences, than standard attention, each head alike?",
+    asks={f"{arm}_{name}": side for name, side in (("share", ABOVE), ("needles", BELOW)) for arm in BASELINES},
     source=f"{PAPER}, Figure 1 and Table 3, which are means over heads and layers (unilm 1654)",
     statistic="of the answering query, mass in DIFF's D minus that in the arm's one map, mean over heads, then layers (of the "
     "sum over 1 − λ the median over heads); of formed models, paired by seed",
     controls=("head count at double width", *SAME),
     quantities={
-        f"{arm}_{name}": Quantity(f"{words}, DIFF − {BASELINES[arm]}, heads alike", 0.02)
+        f"{arm}_{name}": Quantity(
+            f"{words}, DIFF − {BASELINES[arm]}, heads alike", 0.02, short=f"{SHORT.get(name, name)} against {arm}"
+        )
         for arm in BASELINES
         for name, words in OF_COHORT.items()
     },

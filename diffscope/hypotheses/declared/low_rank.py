@@ -15,7 +15,7 @@ from diffscope.hypotheses.evidence.ranks import second_map_ranks
 from diffscope.hypotheses.evidence.stand_ins import LOW_RANKS, rises
 from diffscope.hypotheses.inference import Observed
 from diffscope.hypotheses.kept import KeptModels
-from diffscope.hypotheses.rules import BELOW, NONE, Quantity, declare
+from diffscope.hypotheses.rules import ABOVE, BELOW, NONE, Quantity, declare
 from diffscope.hypotheses.subjects import Models
 from diffscope.scope import Scope
 from diffscope.stats.formulas.rank import DEFINITIONS
@@ -25,7 +25,8 @@ LOSS = 0.1  # nats
 
 @declare(
     id="low-rank-noise",
-    claim="λA2 is noise of a few patterns, which a fixed map of low rank could stand in for.",
+    question="Is λA2 of lower rank than a map that attends to nothing, and is much lost where a simpler map stands in for A2?",
+    asks={"erank_over_uniform": BELOW, f"low_{LOW_RANKS[-1]}": ABOVE, "mean": ABOVE},
     source=f"{NOTES}: effective rank of only 2–5",
     statistic="five effective ranks of λA2, over those of the uniform causal map and over those of the same map with each row's "
     f"visible keys permuted, a mean of several draws (octaves), {WEIGHTED}; rise of the loss of answers when A2 is replaced by "
@@ -33,16 +34,18 @@ LOSS = 0.1  # nats
     controls=("the uniform causal map", "each row's keys permuted", UNTRAINED, "A2 = 0: whether there was anything to lose"),
     quantities={
         **{
-            f"{name}_over_{control}": Quantity(f"{name} of λA2 over its {control} control (octaves)", 0.32)
+            f"{name}_over_{control}": Quantity(f"{name} of λA2 over its {control} control (octaves)", 0.32, short="rank")
             for control in ("uniform", "permuted")
             for name in DEFINITIONS
         },
         **{name: Quantity(f"{name} of λA2 itself", 1.0) for name in DEFINITIONS},
         **{
-            f"low_{rank}": Quantity(f"rise of the loss with A2 of rank {rank}, rows normalised (nats)", LOSS)
+            f"low_{rank}": Quantity(
+                f"rise of the loss with A2 of rank {rank}, rows normalised (nats)", LOSS, short=f"rank-{rank} A2"
+            )
             for rank in LOW_RANKS
         },
-        "mean": Quantity("rise of the loss with A2 = its mean over other prompts (nats)", LOSS),
+        "mean": Quantity("rise of the loss with A2 = its mean over other prompts (nats)", LOSS, short="mean A2"),
         "uniform": Quantity("rise of the loss with A2 uniform (nats)", LOSS),
         "zero": Quantity("rise of the loss without A2 (nats)", LOSS),
     },

@@ -14,15 +14,20 @@ from diffscope.hypotheses.subjects import Models
 
 UNTRAINED = "untrained models of the same architecture, with scores as far apart as the trained ones' and their λ"
 WEIGHTED = "mean over heads, weighted by A1's mass on the answer"
-KINDS = {"": ("ρ", 0.02), "_cosine": ("cosine", 0.02), "_js": ("Jensen–Shannon divergence", 0.01)}
+KINDS = {"": ("overlap", 0.02), "_cosine": ("cosine", 0.02), "_js": ("Jensen–Shannon divergence", 0.01)}
 SHARED = {
     "sharing": "sharing on irrelevant tokens above the pairing control",
-    "difference": "difference on the answer above spans of its size",
-    "kind": "difference on the answer above the other sentences' numbers",
+    "difference": "sharing on spans of the answer's size above that on the answer",
+    "kind": "sharing on the other sentences' numbers above that on the answer",
     "sharing_without_needles": "sharing without the other sentences above the pairing control",
 }
+SHORT = {
+    "sharing": "irrelevant tokens against other pairs",
+    "difference": "spans of its size against the answer",
+    "kind": "other numbers against the answer",
+}
 QUANTITIES = {
-    f"{name}{end}": Quantity(f"{words} ({kind})", margin)
+    f"{name}{end}": Quantity(f"{words} ({kind})", margin, short=SHORT.get(name, ""))
     for end, (kind, margin) in KINDS.items()
     for name, words in SHARED.items()
 }
@@ -30,9 +35,10 @@ QUANTITIES = {
 
 @declare(
     id="noise-symmetry",
-    claim="What the two maps give to irrelevant tokens is shared, what they give to the answer is not: so noise cancels.",
+    question="Do the two maps share more on irrelevant tokens than other pairs of maps, and less on the answer than elsewhere?",
+    asks=dict.fromkeys(("sharing", "difference", "kind"), ABOVE),
     source=f"{REVIEW}: experiment 1 for noise cancellation",
-    statistic=f"relative difference ρ of A1 and A2 of the answering query, on irrelevant tokens and on the answer; {WEIGHTED}",
+    statistic=f"overlap of A1 and A2 of the answering query, on irrelevant tokens and on the answer; {WEIGHTED}",
     controls=(
         "pairing: A2 of the layer's other heads in place of a head's own",
         "size: spans of the answer's length in the context near its depth",
@@ -47,12 +53,13 @@ QUANTITIES = {
 )
 def noise_symmetry(models: Models) -> dict[str, Observed]:
     require_differential(models)
-    return noted(contrast(models, shared_noise), {"sharing": "sharing", "kind": "difference above other numbers"})
+    return noted(contrast(models, shared_noise), {"sharing": "sharing", "kind": "sharing on other numbers above the answer"})
 
 
 @declare(
     id="noise-symmetry-training",
-    claim="Training makes the two maps share their noise.",
+    question="Does training make the two maps share more of their noise?",
+    asks={"sharing": ABOVE},
     source=f"{REVIEW}: experiments 1 and 3 for noise cancellation, across training stages; unilm issue 1661",
     statistic="growth of noise-symmetry's quantities from the first checkpoint to the last: slope over log2(1 + step), times the "
     "range of that; heads weighted by A1's mass on the answer at the last checkpoint",

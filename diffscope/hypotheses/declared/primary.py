@@ -41,14 +41,18 @@ FORMED = "What is said is of models in which the circuit formed; with failures a
 @declare(
     id="formation",
     kind="primary",
-    claim="The lookup circuit forms earlier in DIFF.",
+    question="Does the lookup circuit form earlier in DIFF?",
+    asks=dict.fromkeys(BASELINES, BELOW),
     source=f"{PAPER}; microsoft/unilm issues 1637 and 1663: gains not reproduced at small scale",
     statistic="log2 of the steps until retrieval is at 95 % (a run that never is counts with the steps after which it was given "
     "up), DIFF − arm, paired by seed; beside it which of the two forms first (log-rank stratified by seed)",
     controls=("head count at double width", *SAME),
     quantities={
         **{arm: Quantity(f"steps to form, DIFF − {words} (octaves)", OCTAVES) for arm, words in BASELINES.items()},
-        **{f"{arm}_first": Quantity(f"DIFF forms later than {words}, log-rank z", 1.0) for arm, words in BASELINES.items()},
+        **{
+            f"{arm}_first": Quantity(f"log-rank z of DIFF against {words}, above 0 where DIFF is later", 1.0)
+            for arm, words in BASELINES.items()
+        },
     },
     predictions={account: dict.fromkeys(BASELINES, BELOW) for account in ("NC", "SP")},
     needs="cohort",
@@ -71,7 +75,8 @@ def formation(cohort: xr.Dataset) -> dict[str, Observed | Estimate]:
 @declare(
     id="distractors",
     kind="primary",
-    claim="DIFF tells the answer better from many distractors.",
+    question="Does DIFF tell the answer better from many distractors?",
+    asks=dict.fromkeys(BASELINES, ABOVE),
     source=f"{PAPER}, multi-needle retrieval; {REVIEW}",
     statistic="log-odds of the answer against all distractors (nats), mean over 24 and 48 distractors and the lengths that hold "
     "them; DIFF − arm, paired by seed; beside it at each number, and the median with runs that failed at worst",
@@ -107,8 +112,8 @@ def distractors(cohort: xr.Dataset) -> dict[str, Observed | Estimate]:
 @declare(
     id="distractors-or-length",
     kind="primary",
-    claim="DIFF's benefit grows with distractors at a given length (cancellation), or with length at a given number of "
-    "distractors (sparsification).",
+    question="Does DIFF's benefit grow more with distractors than with length?",
+    asks=dict.fromkeys(BASELINES, ABOVE),
     source=f"{REVIEW}: the sparsification reading is testable",
     statistic="of each seed, by least squares over the cells that exist: log-odds ~ log2 distractors + log2 length; the slope "
     "per doubling of distractors minus that per doubling of length (nats); DIFF − arm, paired by seed",
@@ -163,7 +168,8 @@ def slopes_of(values: xr.DataArray) -> dict[str, xr.DataArray]:
 @declare(
     id="common-noise",
     kind="primary",
-    claim="DIFF rejects noise that both of its maps share.",
+    question="Does DIFF reject noise that both of its maps share?",
+    asks={"diff": ABOVE},
     source=f"{REVIEW}; {PAPER}: differential amplifiers",
     statistic="common-mode rejection by injection on irrelevant tokens: 20·log10 of what opposite noise in the scores of the two "
     f"maps (σ = {SIGMA:g}) does to a head's output over what the same noise does (dB); heads weighted by A1's mass on the "

@@ -16,7 +16,7 @@ from diffscope.hypotheses.declared.sources import DEX, PAPER
 from diffscope.hypotheses.evidence.answers import answers
 from diffscope.hypotheses.evidence.matching import Match, matched
 from diffscope.hypotheses.inference import Observed
-from diffscope.hypotheses.rules import Quantity, declare
+from diffscope.hypotheses.rules import ABOVE, BELOW, Quantity, declare
 from diffscope.hypotheses.subjects import Pair
 from diffscope.scope import Scope
 from diffscope.tasks.retrieval import Prompt
@@ -28,7 +28,8 @@ EXACT = 0.02  # share of exact answers that matters
 
 @declare(
     id="outliers-quantisation",
-    claim="DIFF has smaller outliers, and bears coarser scores.",
+    question="Does DIFF have smaller outliers, and bear coarser scores?",
+    asks={"logits": BELOW, "outputs": BELOW, f"bits_{BITS[-1]}": BELOW},
     source=f"{PAPER}, tables of outliers and of quantised attention logits",
     statistic="log2 of the largest over the median magnitude, DIFF minus standard: of q·k/√d over all maps, of layer outputs; "
     "loss of exact answers when scores are quantised by their largest magnitude (absmax), DIFF minus standard",
@@ -37,9 +38,14 @@ EXACT = 0.02  # share of exact answers that matters
         "untrained pairs of the same architectures, for the outliers; their scores as far apart, with λ as DIFF's",
     ),
     quantities={
-        "logits": Quantity("largest over median of the scores, DIFF − standard (octaves)", 0.32),
-        "outputs": Quantity("largest over median of layer outputs, DIFF − standard (octaves)", 0.32),
-        **{f"bits_{bits}": Quantity(f"exact answers lost with scores of {bits} bits, DIFF − standard", EXACT) for bits in BITS},
+        "logits": Quantity("largest over median of the scores, DIFF − standard (octaves)", 0.32, short="scores"),
+        "outputs": Quantity("largest over median of layer outputs, DIFF − standard (octaves)", 0.32, short="layer outputs"),
+        **{
+            f"bits_{bits}": Quantity(
+                f"exact answers lost with scores of {bits} bits, DIFF − standard", EXACT, short="exact answers lost"
+            )
+            for bits in BITS
+        },
     },
     needs="pair",
     limits=ONE_PAIR,
@@ -56,17 +62,18 @@ def outliers_quantisation(pair: Pair) -> dict[str, Observed]:
 
 @declare(
     id="redundancy-importance",
-    claim="DIFF's heads repeat each other less, and no head is indispensable.",
+    question="Do DIFF's heads repeat each other less, and is less lost without one of them?",
+    asks={"distance_d": ABOVE, "cka": BELOW, "mean_head": BELOW, "worst_head": BELOW},
     source=f"{DEX}: larger cosine distance, lower CKA, flatter head importance",
     statistic="mean cosine distance between the heads' maps (A1, D) and mean linear CKA between their outputs, by layer; exact "
     "answers lost without a head: the mean over heads and the worst head; DIFF minus standard",
     controls=("same prompts", "untrained pairs of the same architectures, as sharp and with DIFF's λ, for distance and CKA"),
     quantities={
-        "distance_d": Quantity("cosine distance between heads' D − between the standard model's A", 0.02),
+        "distance_d": Quantity("cosine distance between heads' D − between the standard model's A", 0.02, short="distance"),
         "distance_a1": Quantity("cosine distance between heads' A1 − between the standard model's A", 0.02),
-        "cka": Quantity("CKA between heads' outputs, DIFF − standard", 0.02),
-        "mean_head": Quantity("exact answers lost without a head, mean over heads, DIFF − standard", EXACT),
-        "worst_head": Quantity("exact answers lost without the worst head, DIFF − standard", EXACT),
+        "cka": Quantity("CKA between heads' outputs, DIFF − standard", 0.02, short="CKA"),
+        "mean_head": Quantity("exact answers lost without a head, mean over heads, DIFF − standard", EXACT, short="mean head"),
+        "worst_head": Quantity("exact answers lost without the worst head, DIFF − standard", EXACT, short="worst head"),
     },
     needs="pair",
     limits="DIFF has half as many heads, each twice as wide: losing one loses more. The worst head is found on the prompts that "

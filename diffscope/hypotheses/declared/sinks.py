@@ -20,7 +20,8 @@ NEEDS_ONE = "Of models without a sink (a share of the first token near 0) it say
 
 @declare(
     id="sinks",
-    claim="Differential attention reduces attention sinks.",
+    question="Does differential attention reduce attention sinks?",
+    asks={"d": BELOW},
     source=f"{REVIEW}: question 5",
     statistic=f"share of the first token in DIFF's D, A1 and A2 minus that in the standard model's A; {WEIGHTED}",
     controls=CONTROLS,
@@ -42,7 +43,8 @@ def sinks(pair: Pair) -> dict[str, Observed]:
 
 @declare(
     id="sinks-training",
-    claim="Over training D keeps less of the sink than A1 does.",
+    question="Does D come to keep less of the sink than A1 over training?",
+    asks={"kept": BELOW},
     source=f"{REVIEW}: question 5",
     statistic="growth over the checkpoints, as for noise-symmetry-training, of the first token's share in |D| minus its mass in "
     "A1, of the answering query",

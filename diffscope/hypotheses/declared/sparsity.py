@@ -18,13 +18,14 @@ APART = ("gini", "entropy")
 
 @declare(
     id="sparsity",
-    claim="D is sparser than A1.",
+    question="Is D sparser than A1?",
+    asks={"gini": ABOVE, "entropy": ABOVE},
     source=SOURCE,
     statistic="of the answering query's row, D (through |D|) minus A1: Gini, normalised entropy, Hoyer, pseudo-norm (log2); "
     f"{WEIGHTED}; beside the mean over heads that answer and over the others",
     controls=(UNTRAINED,),
     quantities={
-        "gini": Quantity("Gini of D − Gini of A1", 0.02),
+        "gini": Quantity("Gini of D − Gini of A1", 0.02, short="Gini"),
         "entropy": Quantity("normalised entropy of A1 − that of D", 0.02),
         "hoyer": Quantity("Hoyer of D − Hoyer of A1", 0.02),
         "pseudo_norm": Quantity("pseudo-norm of A1 over that of D (octaves)", 0.1),
@@ -45,13 +46,14 @@ def sparsity(models: Models) -> dict[str, Observed]:
 
 @declare(
     id="sparsity-pair",
-    claim="DIFF's maps are sparser than those of standard attention.",
+    question="Are DIFF's maps sparser than those of standard attention?",
+    asks={"gini": ABOVE, "entropy": ABOVE},
     source=SOURCE,
     statistic="of the answering query's row, DIFF's D (through |D|) minus the standard model's A: Gini, normalised entropy, "
     f"Hoyer, pseudo-norm (log2); {WEIGHTED}",
     controls=CONTROLS,
     quantities={
-        "gini": Quantity("Gini of D − Gini of the standard model's A", 0.02),
+        "gini": Quantity("Gini of D − Gini of the standard model's A", 0.02, short="Gini"),
         "entropy": Quantity("normalised entropy of the standard model's A − that of D", 0.02),
         "hoyer": Quantity("Hoyer of D − that of the standard model's A", 0.02),
         "pseudo_norm": Quantity("pseudo-norm of the standard model's A over that of D (octaves)", 0.1),

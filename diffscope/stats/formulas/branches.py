@@ -123,7 +123,7 @@ def selectivity(a1: Tensor, d: Tensor, total: Tensor, total_a1: Tensor | float =
 
 
 def rho(a1: Tensor, a2: Tensor) -> Tensor:
-    """Relative difference on X: sum|A1 - A2| / sum(A1 + A2).
+    """Relative difference on X, 1 less :func:`overlap`: sum|A1 - A2| / sum(A1 + A2).
 
     Returns
     -------
@@ -131,6 +131,17 @@ def rho(a1: Tensor, a2: Tensor) -> Tensor:
         0 where equal, 1 where disjoint; defined on a single key. NaN where neither branch has mass on X.
     """
     return (a1 - a2).abs().sum(-1) / _mass(a1 + a2)
+
+
+def overlap(a1: Tensor, a2: Tensor) -> Tensor:
+    """What the branches share on X, 1 less :func:`rho`: 2 sum min(A1, A2) / sum(A1 + A2).
+
+    Returns
+    -------
+    Tensor (...)
+        0 where disjoint, 1 where equal; defined on a single key. NaN where neither branch has mass on X.
+    """
+    return 2 * torch.minimum(a1, a2).sum(-1) / _mass(a1 + a2)
 
 
 def kl(p: Tensor, q: Tensor, seen: Tensor | None = None) -> Tensor:
@@ -175,13 +186,13 @@ def js(a1: Tensor, a2: Tensor, seen: Tensor | None = None) -> Tensor:
     return _where_shape(nats.clamp(0, math.log(2)), seen, a1)
 
 
-def overlap(a1: Tensor, a2: Tensor, seen: Tensor | None = None) -> Tensor:
-    """Common part of the branches renormalised on X: sum min(p, q).
+def shape_overlap(a1: Tensor, a2: Tensor, seen: Tensor | None = None) -> Tensor:
+    """What the shapes of the branches share, each renormalised on X: sum min(p, q).
 
     Returns
     -------
     Tensor (...)
-        Between 0 (disjoint) and 1 (equal). NaN where a row sees fewer than two keys of X, or a branch has no mass.
+        Between 0 (disjoint) and 1 (one shape). NaN where a row sees fewer than two keys of X, or a branch has no mass.
     """
     return _where_shape(torch.minimum(_renormalised(a1), _renormalised(a2)).sum(-1), seen, a1)
 

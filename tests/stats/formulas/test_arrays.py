@@ -64,7 +64,7 @@ def test_what_a_capture_measures():
     cap = diffscope.load("mini-diff").capture("one two three four five", spans={"answer": [2, 3]})
     a1, a2, d = (cap.map(name, layer=1, head=1).values for name in ("A1", "A2", "D"))
     causal = np.tri(len(d), dtype=bool)
-    branch = ["cosine", "lambda_star", "residual_noise", "noise_gain", "rho", "js"]
+    branch = ["cosine", "lambda_star", "residual_noise", "noise_gain", "overlap", "js"]
     measured = cap.measure(["row", "span_mass", *branch]).sel(layer=1, head=1)
     for name in ROW:
         result = getattr(formulas, name)(d, causal)

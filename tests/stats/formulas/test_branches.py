@@ -39,10 +39,11 @@ def test_branches_agree_with_other_libraries(pair, lam):
         b.residual_noise(a1, d): np.linalg.norm(x - lam * y) / np.linalg.norm(x),
         b.residual_floor(a1, a2, seen): np.linalg.norm(x - best * y) / np.linalg.norm(x),
         b.rho(a1, a2): scipy.spatial.distance.braycurtis(x, y),
+        b.overlap(a1, a2): 1 - scipy.spatial.distance.braycurtis(x, y),
         b.kl(a1, a2, seen): scipy.stats.entropy(p, q),
         b.kl(a2, a1, seen): scipy.stats.entropy(q, p),
         b.js(a1, a2, seen): (scipy.stats.entropy(p, (p + q) / 2) + scipy.stats.entropy(q, (p + q) / 2)) / 2,
-        b.overlap(a1, a2, seen): np.minimum(p, q).sum(),
+        b.shape_overlap(a1, a2, seen): np.minimum(p, q).sum(),
         b.noise_gain(a1, d): np.abs(x - lam * y).sum() / x.sum(),
         b.signal_gain(a1, d): 1 - lam * y.sum() / x.sum(),
         b.selectivity(a1, d, torch.tensor(2.0)): np.abs(x - lam * y).sum() / 2 / x.sum(),
@@ -60,16 +61,18 @@ def test_bounds_hold_in_float32(pair):
         assert float(b.kl(p, q, seen)) >= -1e-7
         assert -1e-7 <= float(b.cosine(p, q, seen)) <= 1 + 1e-6
         assert 0 <= float(b.rho(p, q)) <= 1 + 1e-6
+        assert 0 <= float(b.overlap(p, q)) <= 1 + 1e-6
     assert float(b.js(a1, a2, seen)) == float(b.js(a2, a1, seen))
 
 
 def test_disjoint_and_equal_branches():
     left, right, seen = torch.tensor([0.6, 0.2, 0.0]), torch.tensor([0.0, 0.0, 0.4]), torch.tensor(3)
     assert float(b.js(left, right, seen)) == pytest.approx(math.log(2))
-    assert float(b.rho(left, right)) == 1
-    assert float(b.overlap(left, right, seen)) == float(b.cosine(left, right, seen)) == 0
+    assert float(b.rho(left, right)) == 1 - float(b.overlap(left, right)) == 1
+    assert float(b.shape_overlap(left, right, seen)) == float(b.cosine(left, right, seen)) == 0
     assert float(b.kl(left, right, seen)) == math.inf
-    assert (float(b.js(left, left, seen)), float(b.rho(left, left)), float(b.lambda_star(left, left))) == (0, 0, 1)
+    assert (float(b.js(left, left, seen)), float(b.rho(left, left)), float(b.overlap(left, left))) == (0, 0, 1)
+    assert float(b.lambda_star(left, left)) == 1
     assert float(b.residual_floor(left, right, seen)) == 1
 
 
@@ -90,7 +93,7 @@ def test_the_floor_keeps_its_digits_where_branches_agree():
 
 def test_one_key_has_no_direction_and_no_shape():
     a1, a2 = torch.tensor([0.3, 0.0]), torch.tensor([0.1, 0.0])
-    for function in (b.cosine, b.residual_floor, b.kl, b.js, b.overlap):
+    for function in (b.cosine, b.residual_floor, b.kl, b.js, b.shape_overlap):
         assert math.isnan(float(function(a1, a2, torch.tensor(1))))
     assert float(b.rho(a1, a2)) == pytest.approx(0.5)
     assert float(b.lambda_star(a1, a2)) == pytest.approx(3.0)
@@ -100,7 +103,7 @@ def test_one_key_has_no_direction_and_no_shape():
 def test_a_set_without_mass_is_undefined(empty):
     full = torch.full_like(empty, 0.1)
     seen = torch.tensor(len(empty))
-    for function in (b.cosine, b.residual_floor, b.kl, b.js, b.overlap):
+    for function in (b.cosine, b.residual_floor, b.kl, b.js, b.shape_overlap):
         assert math.isnan(float(function(empty, full, seen)))
         assert math.isnan(float(function(full, empty, seen)))
     values = [b.lambda_star(full, empty), b.residual_noise(empty, full), b.noise_gain(empty, full)]

@@ -1,0 +1,308 @@
+"""A scan for claims that their own numbers contradict: what it knows of rows and of sentences, and how it judges them.
+
+    python -m tests.contradictions        # prints the list of claims that are checked
+
+Nothing here is taken from the code that writes the texts: which side of 0 a question is answered with yes on, and which words
+go with which numbers, is written down a second time.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from collections.abc import Callable, Iterator
+
+BASELINES = ("standard", "double-width")
+NORMALISATIONS = ("share", "raw", "signed", "positive")
+ARMS = "standard double-width signed lambda-1 lambda-0 no-norm scalar standard-norm diff-v2 top-8 low-rank gated".split()
+
+#: of every test the words of its question that make a claim, and by which sign of which quantities that claim holds
+ROWS: dict[str, tuple[str, dict[str, int]]] = {
+    "formation": ("earlier in DIFF", dict.fromkeys(BASELINES, -1)),
+    "distractors": ("DIFF tell the answer better", dict.fromkeys(BASELINES, 1)),
+    "distractors-or-length": ("more with distractors than with length", dict.fromkeys(BASELINES, 1)),
+    "common-noise": ("DIFF reject noise", {"diff": 1}),
+    "noise-symmetry": ("share more on irrelevant tokens", {"sharing": 1, "difference": 1, "kind": 1}),
+    "amplifier": ("leave less of the noise", {"floor": -1, "gain": -1}),
+    "common-mode-injection": ("cancel, more than", {"over_paired": 1}),
+    "branch-attribution": ("take from the distractors", {"rejection": 1, "margin": 1}),
+    "noise-symmetry-training": ("share more of their noise", {"sharing": 1}),
+    "amplifier-training": ("lower what the subtraction leaves", {"floor": -1, "gain": -1}),
+    "gradient-dynamics": ("towards shared noise", {"push": -1}),  # of 1 − overlap
+    "signed-mask": ("gain on standard attention", {"own": 1, "gap": 1}),
+    "top-k": ("gain by keeping", {"own": 1, "gap": 1}),
+    "gated": ("gain on standard attention", {"own": 1, "gap": 1}),
+    "lambda-1": ("better among many distractors", {"distractors": 1}),
+    "faithfulness": ("more conservative", {"d": 1, "c": 1}),
+    "key-token-gain": ("move attention to the answer", dict.fromkeys(NORMALISATIONS, 1)),
+    "sparsity": ("D sparser than A1", {"gini": 1, "entropy": 1}),  # the entropy of A1 less that of D
+    "low-rank-noise": ("lower rank", {"erank_over_uniform": -1, "low_5": 1, "mean": 1}),
+    "information-flow": ("beyond the attention", {"over_mass": 1}),
+    "key-token-gain-pair": ("DIFF look more at the answer", dict.fromkeys(NORMALISATIONS, 1)),
+    "sparsity-pair": ("DIFF's maps sparser", {"gini": 1, "entropy": 1}),
+    "sinks": ("reduce attention sinks", {"d": -1}),
+    "information-flow-pair": ("more of what decides the answer", {"flow": 1}),
+    "outliers-quantisation": ("smaller outliers", {"logits": -1, "outputs": -1, "bits_4": -1}),
+    "redundancy-importance": ("repeat each other less", {"distance_d": 1, "cka": -1, "mean_head": -1, "worst_head": -1}),
+    "sinks-training": ("keep less of the sink", {"kept": -1}),
+    "allocation": (
+        "more to the answer",
+        {f"{arm}_{name}": sign for arm in BASELINES for name, sign in (("share", 1), ("needles", -1))},
+    ),
+    "formation-arms": ("later than DIFF", dict.fromkeys(ARMS, 1)),
+    "text-loss": ("lose more than DIFF", {f"{arm}_other": 1 for arm in ARMS}),
+    "norm": (
+        "worse without the norm",
+        {f"{name}_distractors": -1 for name in ("scalar", "no-norm", "lambda-0")} | {"standard-norm_distractors": 1},
+    ),
+    "head-geometry": ("answer better", {"distractors": 1, "steps": -1, "text": -1}),
+    "near-duplicates": ("DIFF tell the answer better", dict.fromkeys(BASELINES, 1)),
+}
+
+NUMBER = r"−?(?:\d+\.?\d*|\.\d+)(?:e[+−-]?\d+)?"
+WORD = r"yes|no|not told apart from 0|not measured"
+GROUP = re.compile(rf"\b({WORD}): (.*?)(?=[;·] (?:{WORD}): |$)", re.I)
+ESTIMATE = re.compile(rf"({NUMBER})(?: [a-zB ]+)? \(95 % ({NUMBER}) to ({NUMBER})")
+
+
+def of_row(text: str, verdict) -> list[str]:
+    """What is wrong with a row: a claim that an estimate contradicts, or a word that does not go with the numbers beside it.
+
+    A row that does not ask the question of its test states a claim, and each estimate of it must have the sign that it claims,
+    or none yet.
+    """
+    text = re.sub(r"[*\\]", "", text)
+    question, asked, answer = text.partition("?")
+    signs = {name: sign for name, sign in ROWS[verdict.test.id][1].items() if name in verdict.estimates}
+    if not asked:
+        against = [name for name, sign in signs.items() if _sign(verdict.estimates[name]) == -sign]
+        return [f"{verdict.test.id}: {text!r} is stated, and {name} is {' '.join(_ends(verdict, name))}" for name in against]
+    if ROWS[verdict.test.id][0] not in question:
+        return [f"{verdict.test.id}: the question {question!r} is not the one that the scan knows"]
+    told = {ends: word.lower() for word, numbers in GROUP.findall(answer) for ends in ESTIMATE.findall(numbers)}
+    wrong = []
+    for name, sign in signs.items():
+        estimate = verdict.estimates[name]
+        if not math.isfinite(estimate.low):
+            continue
+        ends = _ends(verdict, name)
+        due = {sign: "yes", -sign: "no", 0: "not told apart from 0"}[_sign(estimate)]
+        if told.get(ends) != due:
+            wrong.append(f"{verdict.test.id}: {name} is {' '.join(ends)}, so {due!r}, and the row says {told.get(ends)!r}")
+    return wrong
+
+
+def _sign(estimate) -> int:
+    return int(estimate.low > 0) - int(estimate.high < 0)
+
+
+def _ends(verdict, name: str) -> tuple[str, ...]:
+    """An estimate and the ends of its interval, as they are printed."""
+    estimate = verdict.estimates[name]
+    return tuple(f"{end:.3g}".replace("-", "−") for end in (estimate.value, estimate.low, estimate.high))
+
+
+SHARE = r"(under 1|over 99|−?\d+) %"
+AMOUNT = r"(−?(?:\d*\.\d+|\d+)|infinite|minus infinity)"
+BOTH_KINDS = rf"takes {AMOUNT} ± {AMOUNT} where it is common and {AMOUNT} ± {AMOUNT} where it is opposite"
+GIVES = r"(?:gives the answer most|takes weight from the answer \([^)]*\))"
+COURSE = rf"{GIVES}, {SHARE} of \S+ [^.]*?, and {SHARE} at step \d+; [^.]*\. It is "
+HALF = 0.6  # of the last digit of what is printed in whole percent
+LIKE = 0.025  # by which overlaps are alike, and half of their last digit
+
+
+def number(printed: str) -> float:
+    """What a sentence printed."""
+    words = {"under 1": 0.5, "over 99": 99.5, "infinite": math.inf, "minus infinity": -math.inf}
+    return words[printed] if printed in words else float(printed.replace("−", "-"))
+
+
+def _overlaps(words: str, own: float, middle: float, low: float | None, high: float | None) -> bool:
+    low, high = (middle if end is None else end for end in (low, high))
+    if words == "more than":
+        return own > high
+    return own < low if words == "less than" else low - LIKE <= own <= high + LIKE
+
+
+def _turned(verb: str, before: float, after: float) -> bool:
+    return after > before if verb.startswith("rise") else after < before
+
+
+def _signed_alike(start: str, values: str) -> bool:
+    signs = {math.copysign(1, number(each)) for each in re.findall(r"[+−]?(?:\d*\.\d+)", values.replace("+", "")) if number(each)}
+    return len(signs) == 1 if start == "is the same" else len(signs) > 1
+
+
+#: claims of sentences: what they are, how they are written with their numbers, and when the numbers bear them out
+SENTENCES: dict[str, tuple[str, Callable[..., bool]]] = {
+    "the maps of a head overlap more, less or as much as their controls": (
+        rf"overlap (more than|less than|about as much as) A1 and the (?:one|\d+) other A2s? of its layer \(overlap {AMOUNT}, "
+        rf"controls? {AMOUNT}(?:, {AMOUNT} to {AMOUNT})?\)",
+        _overlaps,
+    ),
+    "next to nothing there to cancel": (
+        rf"(?<=overlap ){AMOUNT}, controls? [^)]*\): next to nothing there to cancel",
+        lambda own: own <= 0.1,
+    ),
+    "λ·A2 takes away of A1's mass": (
+        rf"takes away {SHARE} of A1's mass there(?: \(control {SHARE}\))?",
+        lambda *of: all(0 <= share <= 100 for share in of),
+    ),
+    "the head does not single out the answer": (
+        rf"does not single out the answer \({SHARE} of \S+, where uniform attention would give {SHARE}\)",
+        lambda share, uniform: share <= 2 * (uniform + HALF) + HALF,
+    ),
+    "the head finds the answer": (
+        rf"finds the answer: {SHARE} of \S+, where uniform attention would give {SHARE}",
+        lambda share, uniform: share >= 50 - HALF > uniform,
+    ),
+    "the head gives the answer": (
+        rf"gives the answer {SHARE} of \S+, where uniform attention would give {SHARE}",
+        lambda share, uniform: 2 * (uniform - HALF) - HALF <= share <= 50 + HALF,
+    ),
+    "a head takes weight from the answer": (
+        rf"(?:takes? weight from the answer: [^.;]*?)?D sums to {AMOUNT} there",
+        lambda net: net <= 0,
+    ),
+    "a head rests on a sink": (rf"rests on a sink: {SHARE} of", lambda share: share >= 50 - HALF),
+    "a head spreads nearly evenly": (
+        rf"nearly evenly, with {SHARE} of a uniform row's entropy",
+        lambda share: share >= 90 - HALF,
+    ),
+    "the share of the answer first passes a level between two checkpoints": (
+        rf"{COURSE}first above {SHARE} at step (\d+); the checkpoint before is step (\d+)",
+        lambda last, first, level, step, before: first <= level + HALF and before < step,
+    ),
+    "it passes the level at none": (
+        rf"{COURSE}above {SHARE} at none",
+        lambda last, first, level: max(last, first) <= level + HALF,
+    ),
+    "it is past the level from the first": (
+        rf"{COURSE}above {SHARE} at the first",
+        lambda last, first, level: first >= level - HALF,
+    ),
+    "noise that is common takes more or less": (
+        rf"{BOTH_KINDS}: common noise takes (less|more)",
+        lambda common, _, opposite, __, word: common < opposite if word == "less" else common > opposite,
+    ),
+    "common and opposite noise differ by little": (
+        rf"{BOTH_KINDS}: they differ by less than two",
+        lambda common, a, opposite, b: abs(common - opposite) <= 2.2 * math.hypot(a, b),
+    ),
+    "heads are above every control": (
+        r"(\d+) of (\d+) heads? (?:is|are) above every control by more than two standard errors",
+        lambda some, of: some <= of,
+    ),
+    "the answer's log-odds rise or fall": (rf"(rises?|falls?) from {AMOUNT} to {AMOUNT}", _turned),
+    "they stay": (rf"stays? at {AMOUNT}", lambda value: True),
+    "a difference is more than chance gives": (
+        rf"{AMOUNT} times the spread over all heads [^;]*; (more than|no more than) exchanging heads at random gives "
+        rf"\({AMOUNT} in the middle, {AMOUNT} in 1 of 20\)",
+        lambda size, word, middle, rare: size >= rare * 0.94 if word == "more than" else size <= rare * 1.06,
+    ),
+    "one model gives the answer more or less": (
+        rf"gives the answer {SHARE}, \S+ {SHARE}: (?:{AMOUNT} points (more|less)|the same)",
+        lambda first, second, size, word: word is None or (first - second) * (1 if word == "more" else -1) >= -2 * HALF,
+    ),
+    "the sign depends on the normalisation, or does not": (
+        r"The sign (is the same|depends)([^.]*(?:\.\d+[^.]*)*)",
+        _signed_alike,
+    ),
+    "without a head most is lost": (rf"takes most in L\d+H\d+ \({AMOUNT}", lambda change: change < 0),
+    "without a head least is gained": (
+        rf"takes nothing in any; least is gained in L\d+H\d+ \(\+?{AMOUNT}",
+        lambda change: change >= 0,
+    ),
+    "heads change it by more than two errors": (r"(\d+) of (\d+) heads? change it by more than two", lambda some, of: some <= of),
+    "most is lost under an edit": (rf"(?:most is lost|it falls most) where [^(;]*\({AMOUNT}", lambda change: change < 0),
+    "most is gained under an edit": (rf"(?:most is gained|it rises most) where [^(;]*\(\+?{AMOUNT}", lambda change: change > 0),
+    "so many heads of so many": (
+        r"(?:above it|the least|below every control|below 1|below 1 and every control|above noise gain|other heads' A2) "
+        r"in (\d+) of (\d+) heads?",
+        lambda some, of: some <= of,
+    ),
+    "so many below both controls": (r"\((\d+) and (\d+) of (\d+) heads?\)", lambda a, b, of: max(a, b) <= of),
+    "heads give the answer half or more": (
+        rf"(\d+) of (\d+) heads? gives? the answer half of \S+ or more [^:]*: L\d+H\d+ {SHARE}",
+        lambda some, of, share: some <= of and share >= 50 - HALF,
+    ),
+    "no head gives the answer half": (
+        rf"No head gives the answer half of its \S+ [^;(]*(?:; L\d+H\d+ {SHARE} gives most)?",
+        lambda share: share is None or share <= 50 + HALF,
+    ),
+    "the second map moves the answer's lead": (
+        rf"−λ·A2 adds {AMOUNT} and {AMOUNT}, and so moves the answer's lead by {AMOUNT} nats",
+        lambda answer, distractors, lead: abs(answer - distractors - lead) <= 0.06 * (abs(answer) + abs(distractors)) + 0.01,
+    ),
+    "heads changed": (r"(\d+) of (\d+) heads? changed (?:directly|only because)", lambda some, of: some <= of),
+}
+CALLED = (
+    "more",
+    "less",
+    "above",
+    "below",
+    "rises?",
+    "falls?",
+    "gain(?:s|ed)?",
+    "lost",
+    "takes?",
+    "gives?",
+    "finds?",
+    "overlap",
+    "moves?",
+    "sparser",
+    "better",
+    "worse",
+    "higher",
+    "lower",
+    "larger",
+    "smaller",
+)
+DIRECTION = re.compile(rf"\b({'|'.join(CALLED)})\b")
+#: words of direction that claim nothing of the numbers here
+NEUTRAL = re.compile(
+    r"uniform attention would give|[Nn]oise gain|[Ss]ignal gain|gives nothing|what they give on|A1 and A2 overlap by|"
+    r"how many are below the uniform map and below their permuted rows"
+)
+
+
+def of_sentence(text: str) -> tuple[list[str], list[str]]:
+    """What is wrong with a sentence, and the claims that were found in it.
+
+    Wrong is a claim that the numbers beside it contradict; and a word of direction that belongs to no claim that the scan knows.
+    """
+    text = " ".join(text.split())
+    wrong, found, rest = [], [], text
+    for name, (pattern, holds) in SENTENCES.items():
+        for match in re.finditer(pattern, text):
+            values = [_value(group) for group in match.groups()]
+            found.append(name)
+            rest = rest.replace(match.group(), " ")
+            if not holds(*values):
+                wrong.append(f"{name}: {match.group()!r}")
+    left = NEUTRAL.sub(" ", rest)
+    wrong += [f"nothing is known of {word!r} in {text!r}" for word in dict.fromkeys(DIRECTION.findall(left))]
+    return wrong, found
+
+
+def _value(group: str | None) -> float | str | None:
+    if group is None:
+        return None
+    try:
+        return number(group)
+    except (KeyError, ValueError):
+        return group
+
+
+def listed() -> Iterator[str]:
+    """All claims that are checked, a line each."""
+    for id, (words, signs) in ROWS.items():
+        sides = ", ".join(f"{name} {'above' if sign > 0 else 'below'} 0" for name, sign in signs.items())
+        yield f"row {id}: “{words}” is a yes where {sides}"
+    for name in SENTENCES:
+        yield f"sentence: {name}"
+
+
+if __name__ == "__main__":
+    sys.stdout.writelines(f"{line}\n" for line in listed())
