@@ -11,9 +11,9 @@ import torch
 from scipy.stats import binomtest, t
 
 from diffscope.errors import PromptError
-from diffscope.lab.odds import Logits
 from diffscope.lab.scoring import answers
 from diffscope.scope import Scope
+from diffscope.tasks.log_odds import Logits
 from diffscope.tasks.retrieval import Prompt
 
 LEVEL = 0.05

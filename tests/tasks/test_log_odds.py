@@ -10,9 +10,9 @@ import torch
 import diffscope
 from diffscope.errors import PromptError
 from diffscope.lab import scoring
-from diffscope.lab.odds import log_odds
 from diffscope.lab.standing import standing
 from diffscope.tasks import Retrieval
+from diffscope.tasks.log_odds import log_odds
 from diffscope.tasks.retrieval import Prompt
 from tests import tiny
 from tests.tokenizers_of_kinds import tokenizer
