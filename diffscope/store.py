@@ -275,7 +275,8 @@ def other_versions(made: Iterable[Mapping[str, str]], **here: str) -> str:
     for name, this in {**provenance(dated=False), **here}.items():
         versions = sorted({attributes[name] for attributes in made if name in attributes})
         if versions and versions != [this]:
-            parts.append(f"{NAMES.get(name, name)} {' and '.join(versions)} ({this} here)")
+            several = " and ".join(filter(None, (", ".join(versions[:-1]), versions[-1])))
+            parts.append(f"{NAMES.get(name, name)} {several} ({this} here)")
     return ", ".join(parts)
 
 
