@@ -127,7 +127,10 @@ def results(out: Path, planned: Sequence[shards.Shard]) -> dict[str, xr.Dataset]
             of = opened[run.id].attrs
             check_same(path.parent, of.get("recipe"), run.spec["recipe"])
             if "scoring" in run.spec and (differing := differences(of.get("scoring"), run.spec["scoring"])):
-                raise DiffscopeError(f"{path} was scored on other prompts ({differing}); remove it, and the run is scored again")
+                raise DiffscopeError(
+                    f"{path} was scored on other prompts ({differing}); give another folder, or remove this file: the run is "
+                    "then scored again, and trained again if its model is not there"
+                )
     return opened
 
 
