@@ -332,6 +332,12 @@ def test_what_is_kept_of_a_training_goes_on_as_the_original(forming, tmp_path):
     there = replace(cohort, out=tmp_path / "kept")
     assert not there.outcome().waiting and there.rates() == cohort.rates()
     assert collect(there)["log_odds"].identical(collect(cohort)["log_odds"])
+    shutil.rmtree(there.out / "top-2")
+    (cause,) = train_cohort(there).failed.values()
+    assert "top-2 continues standard" in cause and "has no model; remove that folder to train it again" in cause
+    shutil.rmtree(there.out / "standard/seed-1")
+    assert not train_cohort(there).failed
+    assert collect(there)["log_odds"].identical(collect(cohort)["log_odds"])
     (original / "diff/seed-0/evidence.nc").write_bytes(b"x" * 300_000)
     with pytest.raises(DiffscopeError, match="at most 200,000 of a file"):
         keep_runs(original, tmp_path / "kept")
