@@ -223,7 +223,7 @@ def pack(out: Path) -> None:
     """The finished runs of the training as one file."""
     from tools.keep_runs import keep_runs
 
-    if any((out / "cohort").glob("shards/*.nc")):
+    if any((out / "cohort").glob("**/seed-*/scores.nc")):
         keep_runs(out / "cohort", out / "kept", MOST_BYTES)
         with tarfile.open(out / "cohort.tar", "w") as archive:
             archive.add(out / "kept", arcname="cohort")

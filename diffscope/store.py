@@ -9,6 +9,7 @@ appears under its name only when it is complete.
 
 import json
 import platform
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
 from operator import methodcaller
@@ -19,6 +20,7 @@ import pandas as pd
 import xarray as xr
 from safetensors import safe_open
 from safetensors.torch import save_file
+from scipy.io import netcdf_file
 
 from diffscope import __version__
 from diffscope.digests import BLANK, KEY, read_proven, seal
@@ -29,6 +31,7 @@ FORMATS = (".zarr", ".nc", ".parquet", ".csv")
 CAPTURE_FORMAT = "diffscope-capture-"
 NEWEST = 1  # format of captures
 CAPTURE_SUFFIX = ".dscope"
+NAMES = {"python": "Python"}  # of what results are made with, if they are written otherwise than their attribute
 
 
 def save_statistics(dataset, path, dated=True):
@@ -105,6 +108,31 @@ def open_statistics(path):
         return dataset
 
     return read_proven(_existing(path), read_some, "measure again")
+
+
+def attributes_of(path):
+    """Read the attributes of a netCDF file of statistics, and none of its arrays.
+
+    Parameters
+    ----------
+    path : path-like
+
+    Returns
+    -------
+    dict of str to str
+        Those that are text.
+
+    Raises
+    ------
+    CorruptFile
+        The file is damaged or was written by something else.
+    """
+
+    def read(path):
+        with netcdf_file(path, mmap=False) as file:
+            return {name: value.decode() for name, value in vars(file).items() if isinstance(value, bytes) and name != KEY}
+
+    return read_proven(_existing(path), read, "measure again")
 
 
 def _read_zarr(path):
@@ -240,6 +268,31 @@ def provenance(dated=True):
     if dated:
         attrs["created"] = datetime.now(UTC).isoformat(timespec="seconds")
     return attrs
+
+
+def other_versions(made: Iterable[Mapping[str, str]], **here: str) -> str:
+    """Say which versions some results were made with, if these are not the ones that run here.
+
+    Parameters
+    ----------
+    made : iterable of mapping
+        The attributes of each result, as :func:`provenance` gives them.
+    **here : str
+        What is compared beside the versions of programs, such as the revision.
+
+    Returns
+    -------
+    str
+        Such as "torch 2.13.0+cpu (2.14.0 here)"; empty if all versions are those that run here.
+    """
+    made = list(made)
+    parts = []
+    for name, this in {**provenance(dated=False), **here}.items():
+        versions = sorted({attributes[name] for attributes in made if name in attributes})
+        if versions and versions != [this]:
+            several = " and ".join(filter(None, (", ".join(versions[:-1]), versions[-1])))
+            parts.append(f"{NAMES.get(name, name)} {several} ({this} here)")
+    return ", ".join(parts)
 
 
 def _existing(path):

@@ -158,11 +158,11 @@ def test_an_item_over_its_time_is_stopped_and_tried_again(tmp_path, monkeypatch)
 
 def test_results_of_another_machine_are_taken_up(tmp_path):
     earlier, out = tmp_path / "earlier", tmp_path / "out"
-    (earlier / "cohort" / "shards").mkdir(parents=True)
-    (earlier / "cohort" / "shards" / "a.nc").write_bytes(b"a run")
+    (earlier / "cohort" / "diff" / "seed-0").mkdir(parents=True)
+    (earlier / "cohort" / "diff" / "seed-0" / "scores.nc").write_bytes(b"a run")
     (earlier / "gpu.json").write_text('{"items": {}}')
     with tarfile.open(earlier / "cohort.tar", "w") as archive:
         archive.add(earlier / "cohort", arcname="cohort")
     out.mkdir()
     gpu.take_up(earlier, out)
-    assert (out / "cohort" / "shards" / "a.nc").read_bytes() == b"a run" and (out / "gpu.json").is_file()
+    assert (out / "cohort" / "diff" / "seed-0" / "scores.nc").read_bytes() == b"a run" and (out / "gpu.json").is_file()

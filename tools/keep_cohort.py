@@ -3,7 +3,7 @@
 ``python tools/keep_cohort.py runs/laptop COPY --arm diff --arm standard --seed 0 --seed 1 --seed 2`` copies the models of these
 arms and seeds; without ``--arm`` or ``--seed`` those of all. The dataset, ``cohort.nc``, is copied as it is, with the curves and
 scores of all runs, so that ``diffscope train RECIPE --out COPY --report`` tells of the copy what it tells of
-the original. Shards, checkpoints and states stay behind: nothing can be trained into a copy.
+the original. Scores of single runs, checkpoints and states stay behind: nothing can be trained into a copy.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from diffscope.digests import write_sums
 from diffscope.errors import DiffscopeError
 from diffscope.files import replacing
-from diffscope.lab.training.cohort import DATASET, open_dataset
+from diffscope.lab.training.cohort import DATASET, has_scores, open_dataset
 from diffscope.lab.training.run_folder import WEIGHTS
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")  # the same of all runs, so it is kept once
@@ -49,7 +49,7 @@ def keep(run: Path, target: Path, arms: Collection[str] = (), seeds: Collection[
         There is no dataset of the cohort, which says which models were scored; or no finished run of an arm or seed; or a
         scored model is gone; or the target is a training's own folder.
     """
-    if run.resolve() == target.resolve() or (target / "shards").exists():
+    if run.resolve() == target.resolve() or has_scores(target):
         raise DiffscopeError(f"{target} is what a training wrote; copy into another folder")
     finished = open_dataset(run)["finished"].to_series()
     scored = list(finished[finished == 1].index)  # (arm, seed)

@@ -1,9 +1,9 @@
 """Keep what is finished of a training, so that it can go on elsewhere: ``python tools/keep_runs.py runs/laptop KEPT``.
 
-Copies the results of runs (``shards``), with those that choose a rate, and of each run its evidence and what it was made with.
+Copies the scores of runs, with those that choose a rate, and of each run its evidence and what it was made with.
 No weights, checkpoints or states: ``tools/keep_cohort.py`` copies models. A folder that holds the copy goes on as the original
-would: ``cp -r KEPT runs/laptop``, then the same ``diffscope train`` trains what is not in it. Only arms that continue another
-arm need that one's weights, and train it again.
+would, whatever versions run there: ``cp -r KEPT runs/laptop``, then the same ``diffscope train`` trains what is not in it. An arm
+that continues another one needs that one's weights: remove that one's folder first, and it is trained again too.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from diffscope.errors import DiffscopeError
 from diffscope.files import replacing
 from diffscope.hypotheses.evidence.of_run import EVIDENCE
 from diffscope.lab.training.run_folder import RUN
+from diffscope.lab.training.runs import SCORES, SUFFIX, TUNING
 
-KEPT = ("shards/*.nc", f"*/seed-*/{EVIDENCE}", f"*/seed-*/{RUN}")
+RUNS = "*/seed-*"
+KEPT = (f"{RUNS}/{SCORES}{SUFFIX}", f"{TUNING}/*/{RUNS}/{SCORES}{SUFFIX}", f"{RUNS}/{EVIDENCE}", f"{RUNS}/{RUN}")
 LARGEST = 200_000  # bytes of a file
 
 
@@ -61,10 +63,8 @@ def keep_runs(run: Path, target: Path, largest: int = LARGEST) -> list[str]:
 
 
 def _belongs_to_finished(path: Path) -> bool:
-    """Whether a file is a result, not one that is being written, or of a run that has its evidence."""
-    if path.name.startswith("."):
-        return False
-    return path.parent.name == "shards" or (path.parent / EVIDENCE).is_file()
+    """Whether a file is a result, or of a run that has its evidence."""
+    return path.name == f"{SCORES}{SUFFIX}" or (path.parent / EVIDENCE).is_file()
 
 
 def main() -> None:

@@ -1,7 +1,8 @@
 """Write down what a study will be made of, before it is read: ``python tools/reading.py runs/laptop benchmarks/results/laptop``.
 
-The file, ``reading.json`` in the second folder, is committed before ``diffscope study run``: the revision, digests of the rules,
-of the code that takes evidence and of the data, and which runs are finished, failed or missing. It has no scores.
+The file, ``reading.json`` in the second folder, is committed before ``diffscope study run``: the revision, which names the rules
+and all other code, the format of the evidence, a digest of the data, and which runs are finished, failed or missing. It has no
+scores.
 """
 
 from __future__ import annotations
@@ -14,13 +15,11 @@ from pathlib import Path
 
 from diffscope.errors import DiffscopeError
 from diffscope.files import write_json
-from diffscope.hypotheses.evidence.code import code_digest
-from diffscope.hypotheses.evidence.of_run import EVIDENCE, outdated
-from diffscope.hypotheses.kept_study import rules_digest
-from diffscope.hypotheses.study import source_digest
-from diffscope.lab.jobs.shards import Outcome, result
+from diffscope.hypotheses.evidence.of_run import EVIDENCE, EVIDENCE_FORMAT, outdated
+from diffscope.lab.jobs.shards import result
 from diffscope.lab.training.cohort import Cohort
 from diffscope.lab.training.recipe import Recipe
+from diffscope.lab.training.runs import SUFFIX
 
 FILE = "reading.json"
 STATES = ("finished", "failed", "missing")
@@ -41,12 +40,12 @@ def reading(run: Path, recipe: Recipe, revision: str) -> dict:
     Raises
     ------
     DiffscopeError
-        Evidence of a run was taken by other code than this.
+        Evidence of a run is of another format than this, or missing.
     """
     if others := outdated(run):
-        raise DiffscopeError(f"the evidence of {', '.join(others)} was taken by other code, or is missing; take it anew first")
+        raise DiffscopeError(f"the evidence of {', '.join(others)} is of another format, or is missing; take it first")
     cohort = Cohort(recipe, run)
-    outcome = Outcome.of(cohort.planned(), run, ".nc")
+    outcome = cohort.outcome()
     done = {shard.id for shard in outcome.done}
     arms: dict[str, dict[str, list[int]]] = {arm: {state: [] for state in STATES} for arm in recipe.arms}
     for shard in cohort.planned():
@@ -56,11 +55,9 @@ def reading(run: Path, recipe: Recipe, revision: str) -> dict:
     return {
         "recipe": recipe.name,
         "revision": revision,
-        "rules": rules_digest(),
-        "code": source_digest(),
-        "evidence": code_digest(),
+        "evidence_format": EVIDENCE_FORMAT,
         "rates": cohort.rates(),
-        "data": _digest(run, [result(run, shard, ".nc") for shard in outcome.done]),
+        "data": _digest(run, [result(run, shard, SUFFIX) for shard in outcome.done]),
         "arms": arms,
     }
 

@@ -8,7 +8,7 @@ import typer
 from diffscope.cli.options import Device, Json, check_out
 from diffscope.cli.output import counting, kept_when_stopped, note, show_json, show_table, working
 from diffscope.cli.sweep import Count, Ranks, Ray, where_of
-from diffscope.cli.training_report import collected, show_progress, show_report, tell_failures, tell_outdated
+from diffscope.cli.training_report import collected, show_progress, show_report, tell_failures, tell_outdated, tell_versions
 from diffscope.errors import DiffscopeError
 
 EXAMPLE = (
@@ -31,7 +31,9 @@ Table = Annotated[bool, typer.Option("--table", help="Show what the arms are mad
 Draw = Annotated[
     Path | None, typer.Option("--figure", metavar="FILE", help="Draw curves and answers: .pdf, .svg, .png or .html.")
 ]
-Anew = Annotated[bool, typer.Option("--evidence", help="Train nothing; take the evidence of runs anew that other code took.")]
+Anew = Annotated[
+    bool, typer.Option("--evidence", help="Train nothing; take the evidence of runs that have none, or one of another format.")
+]
 Report = Annotated[
     bool, typer.Option("--report", help="Train nothing; say what the runs in FOLDER have learned so far, scores included.")
 ]
@@ -116,6 +118,7 @@ def _train_cohort(wanted, where, processes, how):
     from diffscope.lab.training.cohort import train_cohort
     from diffscope.lab.training.forecast import forecast
 
+    tell_versions(wanted)
     note(f"{wanted.recipe.name}: {forecast(wanted.recipe, wanted.out, wanted.planned()).words(processes)}")
     with counting(f"training {wanted.recipe.name}") as progress:
         outcome = train_cohort(wanted, where, **how, evidence=take_evidence, progress=progress)
@@ -131,7 +134,7 @@ def _train_cohort(wanted, where, processes, how):
 
 @kept_when_stopped(SAVED)
 def _take_anew(wanted):
-    """Take the evidence of finished runs that have none, or that was taken by other code."""
+    """Take the evidence of finished runs that have none, or one of another format."""
     from diffscope.hypotheses.cohort_evidence import take_evidence
     from diffscope.hypotheses.evidence.of_run import outdated
 

@@ -34,12 +34,18 @@ def collected(cohort):
 
 
 def tell_outdated(cohort):
-    """Name the runs whose evidence was taken by other code than this."""
+    """Name the runs whose evidence is missing or of another format than this."""
     from diffscope.hypotheses.evidence.of_run import outdated
 
     if names := outdated(cohort.out):
         shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-        note(f"evidence of {shown} is missing or was taken by other code; take it anew with --evidence")
+        note(f"evidence of {shown} is missing or of another format; take it with --evidence")
+
+
+def tell_versions(cohort):
+    """Say which versions the finished runs were made with, if these are not the ones that run here."""
+    if versions := cohort.other_versions():
+        note(f"finished runs were made with {versions}; they are kept as they are")
 
 
 def show_progress(cohort, dataset):
@@ -95,7 +101,6 @@ def _formed(row, recipe):
 
 def show_report(cohort, figure, as_json):
     """What the finished runs learned, and which failed or are missing."""
-    from diffscope.lab.jobs import shards
     from diffscope.lab.training.cohort import DATASET, is_copy, open_copy, summary
 
     if not cohort.out.is_dir():
@@ -103,8 +108,9 @@ def show_report(cohort, figure, as_json):
     if is_copy(cohort.out):
         dataset = open_copy(cohort.out, cohort.recipe)
     else:
-        tell_failures(cohort, shards.Outcome.of(cohort.planned(), cohort.out, ".nc"))
+        tell_failures(cohort, cohort.outcome())
         dataset = collected(cohort)
+        tell_versions(cohort)
     failed = re.findall(r"(?:^|; )([^\s:]+, seed \d+): (.*?)(?=; [^\s:]+, seed \d+: |$)", dataset.attrs.get("failed", ""))
     rows = summary(dataset)
     if as_json:

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import xarray as xr
 
-from diffscope.errors import DiffscopeError
 from diffscope.hypotheses.arms import formed
 from diffscope.hypotheses.evidence.of_run import EVIDENCE, keep_evidence, open_evidence
 from diffscope.hypotheses.kept import KeptModels, for_cohort, kept_of, open_kept
@@ -32,7 +31,6 @@ def with_evidence(cohort: xr.Dataset, folder: Path) -> xr.Dataset:
     runs = {name: for_cohort(dataset) for name, dataset in opened.items()}
     if not runs:
         return cohort
-    _check_code({name: dataset.attrs["code"] for name, dataset in opened.items()})
     missing = xr.full_like(next(iter(runs.values())), np.nan)
     rows = [
         xr.concat([runs.get((str(arm), int(seed)), missing) for seed in cohort["seed"].values], "seed", join="outer")
@@ -40,17 +38,6 @@ def with_evidence(cohort: xr.Dataset, folder: Path) -> xr.Dataset:
     ]
     read = xr.concat(rows, "arm", join="outer").assign_coords(arm=cohort["arm"], seed=cohort["seed"])
     return cohort.merge(read.drop_vars([name for name in read.data_vars if name in cohort]))
-
-
-def _check_code(codes: dict[tuple[str, int], str]) -> None:
-    """Raise DiffscopeError where the evidence of some runs was taken by other code than that of others."""
-    if len(set(codes.values())) > 1:
-        last = max(codes, key=lambda run: (list(codes.values()).count(codes[run]), run))
-        others = ", ".join(f"{arm}/seed-{seed}" for (arm, seed), code in codes.items() if code != codes[last])
-        raise DiffscopeError(
-            f"the evidence of {others} was taken by other code than that of the other runs; take it anew with: "
-            "diffscope train RECIPE --out FOLDER --evidence"
-        )
 
 
 def kept_models(folder: Path, cohort: xr.Dataset) -> tuple[KeptModels, Pair | None, list[KeptModels]] | None:

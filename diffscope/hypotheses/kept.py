@@ -13,12 +13,14 @@ import xarray as xr
 
 from diffscope.errors import DiffscopeError
 from diffscope.hypotheses.evidence.of_run import EVIDENCE, open_evidence
+from diffscope.hypotheses.evidence.quantities import label_of
 from diffscope.hypotheses.evidence.tables import HEADS, Table, weighted
 from diffscope.hypotheses.inference import Observed
 from diffscope.hypotheses.rules import Missing
 from diffscope.hypotheses.subjects import Read, Take
 
 REJECTION = "rejected_noise.over_paired"
+NOT_KEPT = "the models themselves, since the evidence that was kept of runs does not hold it"
 #: masses in D by name, as the evidence calls them; of standard attention in its one map
 ALIKE = {
     "share": "answer_mass.share",
@@ -101,17 +103,26 @@ class KeptModels:
         return [(dataset, -1) for dataset in self.evidence]
 
     def tables(self, quantities: Read, take: Take | None = None, apart: Sequence[str] = ()) -> tuple[list[Table], list[Table]]:
-        """The quantities of a function, as it gave them when the evidence was taken; see :meth:`Models.tables`."""
+        """The quantities of a function, as it gave them when the evidence was taken; see :meth:`Models.tables`.
+
+        Raises
+        ------
+        Missing
+            The evidence does not hold them.
+        """
         places = self._places
-        trained = [_table(dataset, step, quantities.__name__).apart(apart) for dataset, step in places]
+        label = label_of(quantities)
+        if label is None:
+            raise Missing(NOT_KEPT)
+        trained = [_table(dataset, step, label).apart(apart) for dataset, step in places]
         count = self.evidence[0].sizes["untrained"]
         moved = self.series and take is None  # another untrained model at each step, as of models that are open
         order = [((index + moved * number) % count, place) for index in range(count) for number, place in enumerate(places)]
-        untrained = [_null(dataset, step, index, quantities.__name__) for index, (dataset, step) in order]
+        untrained = [_null(dataset, step, index, label) for index, (dataset, step) in order]
         return trained, untrained
 
 
-def _table(dataset: xr.Dataset, step: int, function: str) -> Table:
+def _table(dataset: xr.Dataset, step: int, kept_as: str) -> Table:
     """The quantities of one model at one step, mean over numbers of distractors."""
     at = dataset.isel(step=step).mean("distractors")
     places = [("value", "quantity"), ("outcome", "measure")]
@@ -120,23 +131,23 @@ def _table(dataset: xr.Dataset, step: int, function: str) -> Table:
     values = {
         name: at[variable].sel({dim: label}, drop=True).expand_dims("prompt")
         for variable, dim in places
-        for label, name in _labels(dataset[dim], function)
+        for label, name in _labels(dataset[dim], kept_as)
     }
     if not values:
-        raise Missing("the models themselves, since the evidence that was kept of runs does not hold it")
+        raise Missing(NOT_KEPT)
     return Table(values, at["weight"])
 
 
-def _null(dataset: xr.Dataset, step: int, index: int, function: str) -> Table:
+def _null(dataset: xr.Dataset, step: int, index: int, kept_as: str) -> Table:
     """The same of an untrained model; what was not taken of untrained models is left out."""
     at = dataset["null"].isel(step=step, untrained=index).mean("distractors")
-    arrays = {name: at.sel(quantity=label, drop=True) for label, name in _labels(dataset["quantity"], function)}
+    arrays = {name: at.sel(quantity=label, drop=True) for label, name in _labels(dataset["quantity"], kept_as)}
     return Table({name: array.expand_dims("prompt") for name, array in arrays.items() if array.notnull()})
 
 
-def _labels(names: xr.DataArray, function: str) -> list[tuple[str, str]]:
-    """The labels FUNCTION.NAME of one function, and their names."""
-    return [(str(label), str(label).partition(".")[2]) for label in names.values if str(label).startswith(f"{function}.")]
+def _labels(names: xr.DataArray, kept_as: str) -> list[tuple[str, str]]:
+    """The labels LABEL.NAME of one function's quantities, and their names."""
+    return [(str(label), str(label).partition(".")[2]) for label in names.values if str(label).startswith(f"{kept_as}.")]
 
 
 def for_cohort(evidence: xr.Dataset) -> xr.Dataset:

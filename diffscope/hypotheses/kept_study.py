@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from diffscope import __version__
 from diffscope.digests import read_proven_json
 from diffscope.errors import DiffscopeError
 
@@ -19,7 +19,6 @@ NONE_SHIPPED = (
     "no study is shipped with this package; make one of your own with: diffscope train laptop "
     "--out runs/laptop, then: diffscope study run --cohort runs/laptop"
 )
-RULES = ("hypotheses/**/*.py", "stats/formulas/*.py")  # whose texts and numbers the words are made of
 
 
 @dataclass(frozen=True)
@@ -71,17 +70,10 @@ def find(folder: str | Path | None = None) -> Path:
     return path
 
 
-def rules_digest() -> str:
-    """Digest of the code that the words come from: where it has changed, a study says something else, or is refused."""
-    package = Path(__file__).parents[1]
-    digest = hashlib.sha256()
-    for path in sorted(path for pattern in RULES for path in package.glob(pattern)):
-        digest.update(path.relative_to(package).as_posix().encode() + path.read_bytes())
-    return digest.hexdigest()
-
-
 def read_words(path: Path) -> StudyWords | None:
-    """The words kept in a study's file; None where they are none of today's rules, which have to judge it anew.
+    """Read the words kept in a study's file; None if another version of diffscope wrote them, whose rules may have been others.
+
+    A study that is shipped has the words of the version that it is shipped with.
 
     Raises
     ------
@@ -91,7 +83,7 @@ def read_words(path: Path) -> StudyWords | None:
     record = read_proven_json(path, REMEDY)
     with suppress(KeyError, TypeError, AttributeError):  # of an older form, or made by hand: the whole of it is looked at then
         kept = record[WORDS]
-        if kept["rules"] == rules_digest():
+        if kept["diffscope"] == __version__ or path.is_relative_to(SHIPPED):
             boards = {name: _board(board) for name, board in kept["boards"].items()}
             return StudyWords(record["facts"], boards, record["survival"])
     return None

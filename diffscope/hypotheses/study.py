@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,7 @@ import xarray as xr
 from scipy.stats import CensoredData, logrank
 from statsmodels.api import SurvfuncRight
 
+from diffscope import __version__
 from diffscope.digests import carries_digest, read_proven_json, write_proven_json
 from diffscope.errors import CorruptFile, DiffscopeError, first_line
 from diffscope.files import plain
@@ -25,27 +26,19 @@ from diffscope.hypotheses.arms import went_on
 from diffscope.hypotheses.board import Result
 from diffscope.hypotheses.declared import TESTS
 from diffscope.hypotheses.described import described
+from diffscope.hypotheses.evidence.of_run import EVIDENCE_FORMAT
 from diffscope.hypotheses.inference import Estimate
-from diffscope.hypotheses.kept_study import FILE, REMEDY, WORDS, StudyWords, find, rules_digest
+from diffscope.hypotheses.kept_study import FILE, REMEDY, WORDS, StudyWords, find
 from diffscope.hypotheses.outcomes import outcomes
 from diffscope.hypotheses.subjects import Progress, Settings
 from diffscope.hypotheses.verdicts import Board, Verdict
+from diffscope.lab.training.run_folder import revision
 from diffscope.scope import Scope, load
 from diffscope.store import provenance
 
 ALL = "all seeds"
 FRESH = "fresh seeds"
 WEIGHTS = "seeds with weights"
-NO_EVIDENCE = (
-    "cli",
-    "figures",
-    "opening.py",
-    "hypotheses/report.py",
-    "hypotheses/kept_study.py",
-    "hypotheses/claims.py",
-    "hypotheses/published.py",
-    "hypotheses/study_report.py",
-)  # estimates do not depend on it
 TAKEN_BACK = (
     "The first study, of arms of 0.2 M parameters, is taken back. A statistician's re-analysis of it found the measuring "
     "right (55 statistics computed anew, no error) and the conclusions not. Its only positive verdict, that the subtraction "
@@ -93,7 +86,7 @@ class Study:
     def save(self, folder: Path) -> Path:
         """Write it to a folder; the file appears when it is complete."""
         boards = {name: [verdict.as_dict() for verdict in board] for name, board in self.boards.items()}
-        words = {"rules": rules_digest(), "boards": {name: asdict(board) for name, board in self.words().boards.items()}}
+        words = {"diffscope": __version__, "boards": {name: asdict(board) for name, board in self.words().boards.items()}}
         numbers = {"survival": self.survival, "described": self.described, "outcomes": self.outcomes}
         record = {"facts": self.facts, "boards": boards, **numbers, WORDS: words}
         folder.mkdir(parents=True, exist_ok=True)
@@ -155,20 +148,20 @@ def run_study(
     """
     dataset = open_cohort(cohort)
     seeds_of = {ALL: None} | ({FRESH: fresh} if len(fresh) else {})
-    sources = source_digest()
+    made_by = _made_by()
     boards = {}
     for name, seeds in seeds_of.items():
         subjects = gather(cohort=cohort, seeds=seeds, settings=settings, progress=progress, opener=opener)
-        boards[name] = _run(subjects, tests, out, sources)
+        boards[name] = _run(subjects, tests, out, made_by)
     live = _with_weights(boards[ALL], cohort, settings, progress, opener)
     if live is not None:
-        boards[WEIGHTS] = _run(*live, out, sources)
+        boards[WEIGHTS] = _run(*live, out, made_by)
     facts = {
         "cohort": cohort.name,
         "arms": {str(arm): _finished(dataset, arm) for arm in dataset["arm"].values},
         "fresh": sorted(map(int, fresh)),
         "settings": asdict(subjects.settings),
-        "made_with": provenance(False),
+        "made_with": {**provenance(False), "revision": revision()},
         "recipe": json.loads(dataset.attrs["recipe"])["name"],
         "training": _training(dataset),
     }
@@ -177,8 +170,8 @@ def run_study(
     return study
 
 
-def _run(subjects: Subjects, tests: str | Sequence[str] | None, out: Path, sources: str) -> Board:
-    conditions = [subjects.names, asdict(subjects.settings), _digest(subjects), sources]
+def _run(subjects: Subjects, tests: str | Sequence[str] | None, out: Path, made_by: Mapping[str, str | int]) -> Board:
+    conditions = [subjects.names, asdict(subjects.settings), _digest(subjects), made_by]
     return subjects.run(tests, finished=FinishedTests(out / "parts", conditions))
 
 
@@ -223,14 +216,14 @@ def _digest(subjects: Subjects) -> list:
     return [cohort.hexdigest(), [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]]
 
 
-def source_digest(package: Path = Path(__file__).parents[1]) -> str:
-    """Digest of the code and the prompts' text that estimates depend on, and of the libraries that compute them."""
-    digest = hashlib.sha256(" ".join(map(version, ("torch", "transformers", "numpy", "scipy", "statsmodels"))).encode())
-    for path in sorted((*package.rglob("*.py"), *package.glob("tasks/*.json*"))):
-        name = path.relative_to(package).as_posix()
-        if not name.startswith(NO_EVIDENCE):
-            digest.update(name.encode() + path.read_bytes())
-    return digest.hexdigest()
+def _made_by() -> dict[str, str | int]:
+    """Return what finished tests of an interrupted study are made by: only what the same made is taken up again.
+
+    Code with uncommitted changes has no name. What it has finished is never taken up, since it may have been changed since.
+    """
+    at = revision()
+    unnamed = {"began": time.time_ns()} if at.endswith("+") else {}
+    return {**provenance(False), "revision": at, "evidence_format": EVIDENCE_FORMAT, **unnamed}
 
 
 class FinishedTests(MutableMapping):

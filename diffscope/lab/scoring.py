@@ -13,9 +13,9 @@ from scipy.stats import binomtest
 from torch.nn import functional as F
 
 from diffscope.errors import PromptError
-from diffscope.lab.odds import Logits, first_token_odds, log_odds, told_by_first
 from diffscope.lab.training.stages import Grid
 from diffscope.scope import Scope
+from diffscope.tasks.log_odds import Logits, first_token_odds, log_odds, told_by_first
 from diffscope.tasks.recall import Recall
 from diffscope.tasks.retrieval import Prompt, Retrieval
 
@@ -35,8 +35,8 @@ class Answers(NamedTuple):
         Whether every one of these tokens is the first choice. That is when greedy decoding gives the answer, of several questions
         all answers: each is judged as if those before it had been given, and one that is wrong makes the prompt wrong.
     log_odds : ndarray (prompt,)
-        Of the (first) answer against all distractors, in nats, as :func:`diffscope.lab.odds.log_odds` says: the logit of the
-        answer's first token minus log Σ exp of the logits of the first tokens of the distractors' numbers, where these differ.
+        Of the (first) answer against all distractors, in nats, as :func:`diffscope.tasks.log_odds.log_odds` says: the logit of
+        its first token minus log Σ exp of the logits of the first tokens of the distractors' numbers, where these differ.
         0 is as likely as all of them together; it has neither floor nor ceiling. NaN of a prompt without distractors.
     """
 

@@ -11,10 +11,10 @@ import torch
 from scipy.stats import binomtest, t
 
 from diffscope.errors import PromptError
-from diffscope.lab.odds import Logits
 from diffscope.lab.scoring import answers
 from diffscope.scope import Scope
 from diffscope.stats.negative_mass import NEEDED, negative_mass
+from diffscope.tasks.log_odds import Logits
 from diffscope.tasks.retrieval import Prompt
 
 LEVEL = 0.05

@@ -31,8 +31,8 @@ class Prediction:
     answer : float
         Log probability of the answer, of all its tokens one after the other; NaN without an answer.
     log_odds : float
-        Of the answer against its distractors as :func:`diffscope.lab.odds.log_odds` has them; where there are none, against all
-        else that the model may say: log p − log(1 − p). NaN without an answer.
+        Of the answer against its distractors as :func:`diffscope.tasks.log_odds.log_odds` has them; where there are none, against
+        all else that the model may say: log p − log(1 − p). NaN without an answer.
     distractors : int
         How many there are.
     """

@@ -12,9 +12,9 @@ import xarray as xr
 from torch import Tensor
 
 from diffscope.errors import PromptError, SpanError, UnsupportedModel
-from diffscope.lab.odds import log_odds
 from diffscope.prompts import Chars, Encoded, encode
 from diffscope.tasks import Prompt, TextPrompt, own_prompts
+from diffscope.tasks.log_odds import log_odds
 
 if TYPE_CHECKING:
     from diffscope.scope.scope import Scope

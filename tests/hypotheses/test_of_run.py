@@ -1,8 +1,9 @@
 """The evidence of a run is what its model says, and tests read it in place of the model."""
 
-import ast
 import json
 import shutil
+from importlib.metadata import version
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from diffscope.errors import DiffscopeError
 from diffscope.hypotheses import Settings, run
 from diffscope.hypotheses.cohort_evidence import kept_models, with_evidence
 from diffscope.hypotheses.described import described
-from diffscope.hypotheses.evidence import code, of_run
+from diffscope.hypotheses.evidence import of_run, quantities
 from diffscope.hypotheses.evidence.last_query import last_query_of
 from diffscope.hypotheses.evidence.quantities import (
     FROM_ATTRIBUTION,
@@ -22,6 +23,8 @@ from diffscope.hypotheses.evidence.quantities import (
     FROM_INJECTION,
     FROM_LAST_QUERY,
     amplifier,
+    kept_as,
+    label_of,
     shared_noise,
 )
 from diffscope.hypotheses.kept import for_cohort, kept_of, open_kept
@@ -29,12 +32,13 @@ from diffscope.hypotheses.planted_cohort import planted_cohort
 from diffscope.hypotheses.study import ALL, WEIGHTS, run_study
 from diffscope.hypotheses.subjects import Pair
 from diffscope.lab.scoring import controlled
-from diffscope.lab.training.run_folder import save_checkpoint
+from diffscope.lab.training.run_folder import revision, save_checkpoint
 from diffscope.store import save_statistics
 from diffscope.tasks import Retrieval
 from diffscope.tasks.retrieval import TEMPLATE
 from tests import tiny
 
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 EXPLAINED = ("a uniform row explains", "the distance explains", "the key explains", "A1 explains", "nothing of these explains")
 
 
@@ -158,11 +162,11 @@ def test_what_else_the_evidence_holds_is_described_of_formed_seeds(cohort):
 
 def test_untrained_models_are_made_like_each_step(cohort):
     kept = of_run.open_evidence(cohort / "diff/seed-0" / of_run.EVIDENCE)
-    names = {read.__name__ for read in (*FROM_LAST_QUERY, *FROM_FLOWS, *FROM_INJECTION, *FROM_ATTRIBUTION)}
+    names = {label_of(read) for read in (*FROM_LAST_QUERY, *FROM_FLOWS, *FROM_INJECTION, *FROM_ATTRIBUTION)}
     assert {str(name).partition(".")[0] for name in kept["quantity"].values} == {*names, "share_when"}
     for name in sorted(names):
         of = [quantity for quantity in kept["quantity"].values if str(quantity).startswith(f"{name}.")]
-        steps = slice(None) if name not in {read.__name__ for read in (*FROM_INJECTION, *FROM_ATTRIBUTION)} else slice(-1, None)
+        steps = slice(None) if name not in {label_of(read) for read in (*FROM_INJECTION, *FROM_ATTRIBUTION)} else slice(-1, None)
         assert kept["null"].sel(quantity=of).isel(step=steps).notnull().all("untrained").any("quantity").all(), name
     series = open_kept([cohort / "diff/seed-0" / of_run.EVIDENCE], series=True)
     (first, second, _, *again), null = series.tables(shared_noise)[1], kept["null"].sel(quantity="shared_noise.sharing")
@@ -200,9 +204,13 @@ def test_a_cohort_reads_the_evidence_of_its_runs(cohort, tmp_path):
         assert of_diff["answer_mass"].values[:, :2].tolist() == alone["answer_mass"].values.tolist()
         assert np.isnan(of_diff["answer_mass"].values[:, 2]).all()
     assert read.sizes["head"] == 3 and np.isnan(read["cmrr_over_paired"].sel(seed=2)).all()
-    save_statistics(wide.assign_attrs(code="other"), path, dated=False)
-    with pytest.raises(DiffscopeError, match="the evidence of standard/seed-0 was taken by other code"):
-        with_evidence(scores(np.ones((2, 3))), home)
+    save_statistics(wide.assign_attrs(revision="another"), path, dated=False)  # by which nothing is judged
+    assert with_evidence(scores(np.ones((2, 3))), home).identical(read)
+    for other in (wide.assign_attrs(format=of_run.EVIDENCE_FORMAT + 1), wide.drop_attrs(deep=False)):
+        save_statistics(other, path, dated=False)
+        with pytest.raises(DiffscopeError, match=r"standard/seed-0/evidence.nc has format .* take it anew with: diffscope train"):
+            with_evidence(scores(np.ones((2, 3))), home)
+        assert of_run.outdated(home) == ["standard/seed-0"]
 
 
 def test_only_formed_runs_are_tested_by_their_evidence(cohort):
@@ -213,12 +221,35 @@ def test_only_formed_runs_are_tested_by_their_evidence(cohort):
     assert kept_models(cohort, scores([[0, 0, 1], [1, 1, 1]])) is None
 
 
-def test_other_code_outdates_evidence_and_other_words_do_not(cohort, monkeypatch):
-    source = 'def f(x):\n    """Words."""\n    # more\n    return x  # and more\n'
-    assert code.lines_of_code(source) == code.lines_of_code("def f(x):\n    return x\n")
-    assert ast.parse(code.lines_of_code(source)) and code.lines_of_code(source) != code.lines_of_code(
-        "def f(x):\n    return -x\n"
-    )
+def test_evidence_says_its_format_and_who_took_it(cohort):
     assert of_run.outdated(cohort) == []
-    monkeypatch.setattr(of_run, "code_digest", lambda: "other")
-    assert of_run.outdated(cohort) == ["diff/seed-0", "diff/seed-1", "standard/seed-0", "standard/seed-1"]
+    (cohort / "diff/seed-0" / of_run.EVIDENCE).rename(cohort / "aside")
+    assert of_run.outdated(cohort) == ["diff/seed-0"]
+    (cohort / "aside").rename(cohort / "diff/seed-0" / of_run.EVIDENCE)
+    kept = of_run.open_evidence(cohort / "diff/seed-0" / of_run.EVIDENCE).attrs
+    assert kept["format"] == of_run.EVIDENCE_FORMAT and kept["revision"] == revision() and kept["torch"] == version("torch")
+
+
+def test_kept_quantities_are_found_by_their_label_and_not_by_what_a_function_is_called(cohort, monkeypatch):
+    kept = open_kept(kept_of(cohort, "diff")[0])
+    before = kept.tables(shared_noise)[0][0]
+    monkeypatch.setattr(shared_noise, "__name__", "renamed")
+    assert kept.tables(shared_noise)[0][0].mean("sharing").identical(before.mean("sharing"))
+
+    def mine(last_query):
+        return shared_noise(last_query)
+
+    mine.__name__ = "shared_noise"
+    with pytest.raises(DiffscopeError, match="the models themselves"):
+        kept.tables(mine)
+    with pytest.raises(ValueError, match="two functions of quantities are kept as 'shared_noise'"):
+        kept_as("shared_noise")(mine)
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("laptop*/diff/seed-0/evidence.nc")), ids=lambda path: path.parents[2].name)
+def test_every_label_of_shipped_evidence_is_one_that_is_declared(path):
+    labels = of_run.open_evidence(path)
+    names = {str(name) for dim in ("quantity", "end_quantity") for name in labels[dim].values}
+    declared = {quantities.label_of(read) for read in vars(quantities).values() if callable(read)} - {None}
+    assert {name.partition(".")[0] for name in names} <= declared | {"knock_out"}  # that one has no function of quantities
+    assert {f"share_when.{name}" for name in ("right", "wrong")} <= names or "text" in path.parents[2].name

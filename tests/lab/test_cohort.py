@@ -1,24 +1,29 @@
 """A cohort is trained, scored, put together, reported and kept, and what fails or is missing is named."""
 
 import json
+import platform
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import transformers
 import xarray as xr
 from safetensors.torch import load_file
 
 import diffscope
+from diffscope import store
 from diffscope.cli import main
 from diffscope.digests import SUMS
 from diffscope.errors import DiffscopeError
 from diffscope.hypotheses import cohort_evidence
 from diffscope.hypotheses.evidence import of_run
-from diffscope.hypotheses.kept_study import rules_digest
 from diffscope.lab import scoring
 from diffscope.lab.jobs.shards import result
+from diffscope.lab.training import cohort as cohort_module
+from diffscope.lab.training import run_folder
 from diffscope.lab.training.cohort import Cohort, collect, open_dataset, summary, train_cohort
 from diffscope.lab.training.forecast import forecast
 from diffscope.lab.training.recipe import Recipe
@@ -32,6 +37,8 @@ from tests.lab.small_recipes import FORMING, PIECE
 from tools import reading
 from tools.keep_cohort import keep
 from tools.keep_runs import keep_runs
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 
 @pytest.fixture(autouse=True)
@@ -268,7 +275,7 @@ def test_a_run_that_does_not_form_ends_and_is_censored(forming, tmp_path):
     for arm in ("standard", "top-2"):
         run = dataset.sel(arm=arm)
         assert run["finished"] == 1 and np.isnan(run["formation"]) and dataset["formation_limit"] == 10
-    assert "log_odds" not in dataset and not (never.out / "top-2/seed-1").exists()
+    assert "log_odds" not in dataset and not (never.out / "top-2/seed-1/model.safetensors").exists()
     lowered = replace(recipe, stages=(replace(first, formed=1e-9), recipe.stages[1]), seeds=(2,))
     assert lowered.stages[0].formed  # any share but none: these models answer nothing
 
@@ -325,11 +332,75 @@ def test_what_is_kept_of_a_training_goes_on_as_the_original(forming, tmp_path):
     there = replace(cohort, out=tmp_path / "kept")
     assert not there.outcome().waiting and there.rates() == cohort.rates()
     assert collect(there)["log_odds"].identical(collect(cohort)["log_odds"])
+    shutil.rmtree(there.out / "top-2")
+    (cause,) = train_cohort(there).failed.values()
+    assert "top-2 continues standard" in cause and "has no model; remove that folder to train it again" in cause
+    shutil.rmtree(there.out / "standard/seed-1")
+    assert not train_cohort(there).failed
+    assert collect(there)["log_odds"].identical(collect(cohort)["log_odds"])
     (original / "diff/seed-0/evidence.nc").write_bytes(b"x" * 300_000)
     with pytest.raises(DiffscopeError, match="at most 200,000 of a file"):
         keep_runs(original, tmp_path / "kept")
     with pytest.raises(DiffscopeError, match="is finished"):
         keep_runs(tmp_path / "nothing", tmp_path / "kept")
+
+
+@pytest.fixture
+def other_versions(monkeypatch):
+    """Every program in another version than any that a run was made with."""
+    monkeypatch.setattr(store, "__version__", "9.1")
+    monkeypatch.setattr(store, "version", lambda package: "9.2")
+    monkeypatch.setattr(run_folder, "__version__", "9.1")
+    monkeypatch.setattr(cohort_module, "revision", lambda: "another")
+    monkeypatch.setattr(torch, "__version__", "9.2")
+    monkeypatch.setattr(transformers, "__version__", "9.2")
+    monkeypatch.setattr(platform, "python_version", lambda: "3.99.0")
+
+
+def refuse(*_, **__):
+    raise AssertionError("nothing may be trained or scored")
+
+
+@pytest.mark.parametrize("name, count", [("laptop", 182), ("laptop-text", 27)])
+def test_kept_runs_are_found_whatever_the_versions(name, count, other_versions):
+    cohort = Cohort(Recipe.load(name), RESULTS / name)
+    outcome = cohort.outcome()
+    assert len(outcome.done) == count and not outcome.waiting and not outcome.failed
+    assert len(cohort.results()) == count  # and each says that it is of this recipe
+
+
+def test_kept_runs_go_on_under_other_versions_and_the_command_says_so(tmp_path, other_versions, monkeypatch, capsys):
+    kept = shutil.copytree(RESULTS / "laptop-text", tmp_path / "kept")
+    monkeypatch.setattr(cohort_module, "train", refuse)
+    monkeypatch.setattr(cohort_module, "score", refuse)
+    for command in ([], ["--report"]):
+        assert main(["train", "laptop-text", "--out", str(kept), *command]) == 0
+        told = capsys.readouterr()
+        assert "diffscope 0.1.0 (9.1 here), Python 3.11.7 (3.99.0 here), torch 2.13.0+cpu (9.2 here)" in told.err
+        assert "revision ac1f5b4 (another here)" in told.err
+    assert "9 of 9 runs are finished" in told.err and "text loss: repeated" in told.out
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"weight_decay": 0.06}, "was begun with another recipe (it differs in weight_decay)"),
+        ({"grid": "prompts"}, "was scored on other prompts (it differs in grid)"),
+    ],
+)
+def test_kept_runs_are_not_taken_for_those_of_another_recipe(tmp_path, change, words, monkeypatch):
+    kept = shutil.copytree(RESULTS / "laptop", tmp_path / "kept")
+    monkeypatch.setattr(cohort_module, "train", refuse)
+    recipe = Recipe.load("laptop")
+    if "grid" in change:
+        change = {"grid": replace(recipe.grid, prompts=recipe.grid.prompts + 1)}
+    other = Cohort(replace(recipe, **change), kept)
+    before = sorted(kept.rglob("*"))
+    for use in (train_cohort, collect):
+        with pytest.raises(DiffscopeError) as error:
+            use(other)
+        assert words in str(error.value) and "\n" not in str(error.value)
+    assert sorted(kept.rglob("*")) == before
 
 
 def test_what_a_study_will_be_made_of_is_written_down_without_scores(forming, tmp_path, monkeypatch):
@@ -344,7 +415,7 @@ def test_what_a_study_will_be_made_of_is_written_down_without_scores(forming, tm
     seed = shard.spec["seed"]
     assert table["arms"]["diff"]["missing"] == [seed] and seed not in table["arms"]["diff"]["finished"]
     assert table["arms"]["standard"]["missing"] == [] and table["rates"] == cohort.rates() and table["revision"] == "abc"
-    assert table["arms"]["diff"]["failed"] == [] and table["rules"] == rules_digest()
+    assert table["arms"]["diff"]["failed"] == [] and table["evidence_format"] == of_run.EVIDENCE_FORMAT
     assert table["data"] != reading.reading(cohort.out, cohort.recipe, "abc")["data"]
 
 
@@ -374,7 +445,9 @@ def test_a_copy_is_reported_on_as_the_original(cohort_run, tmp_path, capsys):
     original = capsys.readouterr().out
     copy = tmp_path / "copy"
     assert keep(out, copy, arms=["diff"], seeds=[1]) == ["diff/seed-1"]
-    assert not [path.name for path in copy.rglob("*") if path.name in ("shards", "metrics.jsonl", "metrics.parquet", "standard")]
+    assert not [
+        path.name for path in copy.rglob("*") if path.name in ("scores.nc", "metrics.jsonl", "metrics.parquet", "standard")
+    ]
     before = {path: path.stat().st_mtime_ns for path in copy.rglob("*")}
     assert main([*command, str(copy), "--figure", str(tmp_path / "f.svg")]) == 0
     assert capsys.readouterr().out == original and (tmp_path / "f.svg").exists()

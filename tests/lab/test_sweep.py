@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 import xarray as xr
 
 import diffscope
+from diffscope import store
 from diffscope.cli import main
 from diffscope.errors import DiffscopeError, ModelNotFound
 from diffscope.lab.jobs.processes import Processes
@@ -26,7 +28,7 @@ from diffscope.lab.sweeps.sweep import sweep
 from diffscope.models.loading import load_tokenizer, locate
 from diffscope.stats.averaging import average
 from diffscope.stats.sampling import Sample
-from diffscope.store import open_statistics
+from diffscope.store import NAMES, open_statistics, provenance
 from diffscope.tasks import Retrieval
 from diffscope.tasks.trained_on import template_of
 from tests import tiny
@@ -259,6 +261,34 @@ def test_ctrl_c_says_that_it_goes_on(run, tmp_path, monkeypatch, stage):
     options = ("--model", "mini-diff", "--stats", "gini", "--prompts", "retrieval:count=2,length=96")
     assert run(*options, "--out", tmp_path) == (130, "", "stopped; what is complete is kept, and the same command goes on\n")
     assert [path.name for path in (tmp_path / "shards").iterdir()] == [".lock"]
+
+
+@pytest.mark.parametrize("program", ["diffscope", "python", "torch"])
+def test_a_sweep_under_other_versions_is_neither_done_anew_nor_mixed_unasked(run, tmp_path, monkeypatch, program):
+    command = ("--model=mini-diff", "--stats=gini", "--prompts=retrieval:count=2,length=96", "--per-shard=1", f"--out={tmp_path}")
+    assert run(*command)[0] == 0
+    kept, removed = sorted(tmp_path.glob("shards/*.nc"))
+    before = kept.read_bytes()
+    first = provenance(False)[program]
+    change = {
+        "diffscope": (store, "__version__", "9.9"),
+        "python": (store.platform, "python_version", lambda: "9.9"),
+        "torch": (store, "version", lambda package: "9.9" if package == "torch" else version(package)),
+    }
+    monkeypatch.setattr(*change[program])
+    words = f"{NAMES.get(program, program)} {first} (9.9 here)"
+    status, _, err = run(*command)
+    assert status == 0 and f"shards were measured with {words}" in err and removed.exists() and kept.read_bytes() == before
+    assert open_statistics(tmp_path / "dataset.zarr").attrs["measured_with"] == words
+    removed.unlink()
+    status, _, err = run(*command)
+    assert status == 2 and f"holds shards that were measured with {words}" in err and err.count("\n") == 1
+    assert not removed.exists()
+    status, _, err = run(*command, "--changed")
+    both = words.replace(" (", " and 9.9 (")
+    assert status == 0 and f"shards were measured with {both}" in err and removed.exists() and kept.read_bytes() == before
+    attrs = open_statistics(tmp_path / "dataset.zarr").attrs
+    assert attrs[program] == "9.9" and attrs["measured_with"] == both
 
 
 # What goes wrong

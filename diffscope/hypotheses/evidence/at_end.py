@@ -9,7 +9,7 @@ import xarray as xr
 
 from diffscope.hypotheses.evidence.answers import answers, lost_without_heads, with_answer
 from diffscope.hypotheses.evidence.injection import SIGMA, injection, log_odds_lost
-from diffscope.hypotheses.evidence.quantities import noise_sweep, parts_of_maps, rank_ratios
+from diffscope.hypotheses.evidence.quantities import label_of, noise_sweep, parts_of_maps, rank_ratios
 from diffscope.hypotheses.evidence.ranks import second_map_ranks
 from diffscope.hypotheses.evidence.stand_ins import rises
 from diffscope.instruments.anatomy import anatomy
@@ -23,7 +23,7 @@ Ends = tuple[dict[str, xr.DataArray], dict[str, np.ndarray]]
 
 
 def at_end(scope: Scope, prompts: Sequence[Prompt], several: Sequence[Prompt]) -> Ends:
-    """Quantities (prompt, layer, head) by FUNCTION.NAME, and outcomes (prompt,) by name.
+    """Quantities (prompt, layer, head) by LABEL.NAME, and outcomes (prompt,) by name.
 
     Parameters
     ----------
@@ -44,9 +44,9 @@ def at_end(scope: Scope, prompts: Sequence[Prompt], several: Sequence[Prompt]) -
         return values, outcomes
     whole = anatomy(captured, scope.capture([prompt.ids for prompt in others])).drop_vars("layer")
     tables = {
-        "rank_ratios": rank_ratios(second_map_ranks(scope, few)),
-        "noise_sweep": noise_sweep(injection(scope, few).drop_vars("layer")),
-        "parts_of_maps": parts_of_maps(whole),
+        rank_ratios: second_map_ranks(scope, few),
+        noise_sweep: injection(scope, few).drop_vars("layer"),
+        parts_of_maps: whole,
     }
-    values |= {f"{function}.{name}": array for function, table in tables.items() for name, array in table.items()}
+    values |= {f"{label_of(read)}.{name}": array for read, taken in tables.items() for name, array in read(taken).items()}
     return values, outcomes | rises(scope, few, [with_answer(prompt) for prompt in others])

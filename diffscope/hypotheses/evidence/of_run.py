@@ -12,10 +12,10 @@ import numpy as np
 import torch
 import xarray as xr
 
+from diffscope.errors import DiffscopeError
 from diffscope.hypotheses.evidence.answers import answers
 from diffscope.hypotheses.evidence.at_end import at_end
 from diffscope.hypotheses.evidence.attribution import attributed
-from diffscope.hypotheses.evidence.code import code_digest
 from diffscope.hypotheses.evidence.flows import flows
 from diffscope.hypotheses.evidence.injection import injected
 from diffscope.hypotheses.evidence.last_query import BATCH, LastQuery, last_query_of
@@ -24,12 +24,14 @@ from diffscope.hypotheses.evidence.quantities import (
     FROM_FLOWS,
     FROM_INJECTION,
     FROM_LAST_QUERY,
+    label_of,
+    lambda_fit,
     share_when,
 )
 from diffscope.hypotheses.evidence.tables import HEADS, weighted
 from diffscope.hypotheses.evidence.untrained import untrained_like
 from diffscope.lab.scoring import controlled, text_losses
-from diffscope.lab.training.run_folder import METRICS
+from diffscope.lab.training.run_folder import METRICS, revision
 from diffscope.models.loading import checkpoints
 from diffscope.scope import Scope, load
 from diffscope.store import open_statistics, save_statistics
@@ -37,6 +39,8 @@ from diffscope.tasks.recall import Recall
 from diffscope.tasks.retrieval import TEMPLATE, Prompt, Retrieval
 
 EVIDENCE = "evidence.nc"
+#: Raised by one where what is taken of a run would come out otherwise, or be named otherwise, than in the files that there are.
+EVIDENCE_FORMAT = 1
 FIRST_SEED = 60_000  # prompts of no other purpose have these seeds
 LENGTH = 256
 DISTRACTORS = (8, 24)
@@ -70,7 +74,7 @@ def evidence_of_run(
     -------
     Dataset
         ``value`` and ``error`` (quantity, step, distractors, layer, head): mean over prompts and its standard error of every
-        quantity of :mod:`diffscope.hypotheses.evidence.quantities`, named FUNCTION.NAME. ``weight`` (step, distractors, layer,
+        quantity of :mod:`diffscope.hypotheses.evidence.quantities`, named LABEL.NAME. ``weight`` (step, distractors, layer,
         head): A1's mass on the answer. ``end_value`` and ``end_error`` (end_quantity, distractors, layer, head): the same of what
         is taken at the end alone. ``null`` (quantity, untrained, step, distractors): of the untrained models, weighted mean
         over heads. ``lam``, ``lambda_star`` (step, distractors, layer), ``lam_init`` (layer,). ``outcome`` and ``outcome_error``
@@ -104,7 +108,8 @@ def evidence_of_run(
         null.append(_untrained(last, FIRST_SEED + seed * untrained + index, cells, rows))
     dataset = _assembled(rows, list(names), null)
     return dataset.assign_attrs(
-        code=code_digest(),
+        format=EVIDENCE_FORMAT,
+        revision=revision(),
         settings=json.dumps(
             {"seed": seed, "template": template, "length": LENGTH, "prompts": PROMPTS, "few": DEPTHS, "untrained": untrained}
         ),
@@ -123,20 +128,32 @@ def keep_evidence(folder: str | Path, template: str = TEMPLATE, seed: int = 0, p
 
 
 def outdated(folder: str | Path) -> list[str]:
-    """The runs of a cohort, ``ARM/seed-N``, whose evidence was made by other code than this, or is missing."""
+    """The runs of a cohort, ``ARM/seed-N``, whose evidence is of another format than this, or is missing."""
     names = []
     for run in sorted(
         path for path in Path(folder).glob("*/seed-*") if (path / "config.json").is_file() or (path / EVIDENCE).is_file()
     ):
         path = run / EVIDENCE
-        if not path.is_file() or open_evidence(path).attrs["code"] != code_digest():
+        if not path.is_file() or open_statistics(path).attrs.get("format") != EVIDENCE_FORMAT:
             names.append(f"{run.parent.name}/{run.name}")
     return names
 
 
 def open_evidence(path: str | Path) -> xr.Dataset:
-    """The evidence that :func:`keep_evidence` wrote."""
-    return open_statistics(Path(path))
+    """Open the evidence that :func:`keep_evidence` wrote.
+
+    Raises
+    ------
+    DiffscopeError
+        It is of another format.
+    """
+    dataset = open_statistics(Path(path))
+    if (found := dataset.attrs.get("format")) != EVIDENCE_FORMAT:
+        raise DiffscopeError(
+            f"{path} has format {found} of evidence, and format {EVIDENCE_FORMAT} is read here; take it anew with: "
+            "diffscope train RECIPE --out FOLDER --evidence"
+        )
+    return dataset
 
 
 @dataclass(frozen=True)
@@ -144,7 +161,7 @@ class _Taken:
     """What was taken of one model on the prompts of one cell."""
 
     last_query: LastQuery
-    values: Mapping[str, np.ndarray]  # by FUNCTION.NAME, (prompt, layer, head)
+    values: Mapping[str, np.ndarray]  # by LABEL.NAME, (prompt, layer, head)
     ends: Mapping[str, np.ndarray]  # the same, of what is taken at the end alone
     outcomes: Mapping[str, np.ndarray]  # (prompt,)
 
@@ -178,12 +195,13 @@ def _taken(
     last_query = last_query_of(_captured(scope, prompts), prompts)
     answered = answers(scope, prompts)
     values = _named(FROM_LAST_QUERY, last_query)
-    values |= {f"share_when.{name}": array for name, array in share_when(last_query, answered.right).items()}
+    values |= {f"{label_of(share_when)}.{name}": array for name, array in share_when(last_query, answered.right).items()}
     few = prompts if final else prompts[:DEPTHS]
     values |= _named(FROM_FLOWS if last_query.differential else FROM_FLOWS[:1], flows(scope, prompts[:DEPTHS]))
     if last_query.differential:
         values |= _named(FROM_INJECTION, injected(scope, few)) | _named(FROM_ATTRIBUTION, attributed(scope, few))
-    outcomes = {**answered._asdict(), "lambda_fit.distance": last_query.by_prompt["lambda_distance"].values, **text}
+    fits = {name: array.values for name, array in _named((lambda_fit,), last_query).items()}
+    outcomes = {**answered._asdict(), **fits, **text}
     ends: dict[str, xr.DataArray] = {}
     if final:
         ends, more = at_end(scope, prompts, several)
@@ -202,7 +220,7 @@ def _captured(scope: Scope, prompts: Sequence[Prompt]) -> list:
 
 
 def _named(functions: Sequence[Callable], taken: LastQuery | xr.Dataset) -> dict[str, xr.DataArray]:
-    return {f"{read.__name__}.{name}": array for read in functions for name, array in read(taken).items()}
+    return {f"{label_of(read)}.{name}": array for read in functions for name, array in read(taken).items()}
 
 
 def _untrained(

@@ -1,7 +1,7 @@
 """Shards: pure pieces of work, each done once, in whichever process; a result that exists is complete and is not made again.
 
-A folder holds ``shards/ID.SUFFIX``, the results, each of which appears under its name in one move, and ``failed/ID.json``, the
-causes of failures. There is no other state, so a run that was killed goes on by being started again.
+A folder holds the results, ``shards/ID.SUFFIX`` or where a shard says, each of which appears under its name in one move, and
+``failed/ID.json``, the causes of failures. There is no other state, so a run that was killed goes on by being started again.
 """
 
 from __future__ import annotations
@@ -36,10 +36,14 @@ class Shard:
         All that its result depends on, as JSON knows it.
     affinity : str
         Shards with the same key go to the same worker, which keeps what they share, such as a model, loaded.
+    place : str
+        Where its result lies in the folder, without the suffix; by default ``shards/ID``. Two shards of a folder that differ must
+        not have the same place.
     """
 
     spec: dict
     affinity: str = field(default="", compare=False)
+    place: str = field(default="", compare=False)
 
     @cached_property
     def id(self) -> str:
@@ -135,7 +139,7 @@ def _array_task(number: Mapping[str, int]) -> tuple[int, int]:
 
 def result(folder: Path, shard: Shard, suffix: str) -> Path:
     """Where a shard's result is, once it is complete."""
-    return Path(folder) / "shards" / f"{shard.id}{suffix}"
+    return Path(folder) / f"{shard.place or f'shards/{shard.id}'}{suffix}"
 
 
 def run(
@@ -185,8 +189,7 @@ def run(
     rank = rank or Rank()
     unique = list({shard.id: shard for shard in shards}.values())
     with telling_full_disk(folder):
-        for name in ("shards", "failed"):
-            (folder / name).mkdir(parents=True, exist_ok=True)
+        (folder / "failed").mkdir(parents=True, exist_ok=True)
         todo = [shard for shard in unique[rank.index :: rank.world] if not result(folder, shard, suffix).exists()]
         jobs = {shard.id: Job(work, shard.spec, result(folder, shard, suffix), threads) for shard in todo}
         if todo:
@@ -211,6 +214,7 @@ def _work_off(executor: Executor, todo: list[Shard], jobs: dict[str, Job], folde
             shard = todo.pop(_next_for(affinities[worker], todo, affinities))
             running[worker] = shard
             affinities[worker] = shard.affinity
+            jobs[shard.id].final.parent.mkdir(parents=True, exist_ok=True)
             executor.submit(worker, jobs[shard.id])
         worker, failure = executor.wait()
         shard = running.pop(worker)

@@ -22,7 +22,6 @@ from diffscope.models.loading import TOKENIZER_FILES, checkpoints, locate, named
 from diffscope.stats import STATISTICS
 from diffscope.stats.registry import select
 from diffscope.stats.sampling import Sample
-from diffscope.store import provenance
 from diffscope.tasks.retrieval import TEMPLATE
 from diffscope.tasks.trained_on import sentence_of
 
@@ -188,6 +187,8 @@ class Plan:
     def pieces(self, device: str) -> list[Piece]:
         """All shards of the plan, model by model.
 
+        A shard is found by what it measures. The versions that it was measured with stand in its file, and not in its spec.
+
         Parameters
         ----------
         device : str
@@ -195,7 +196,6 @@ class Plan:
         """
         common = {
             "device": device.partition(":")[0],
-            "made_with": provenance(dated=False),
             "statistics": self.measured,
             "queries": self.queries,
             "averaged": {} if self.queries == LAST else {name: STATISTICS[name].averaged for name in self.measured},

@@ -27,7 +27,7 @@ from diffscope.lab.sweeps.prompt_sets import restored
 from diffscope.models.loading import load_tokenizer, locate, move
 from diffscope.scope import Scope, load
 from diffscope.stats.averaging import average
-from diffscope.store import open_statistics, save_statistics, statistics_format
+from diffscope.store import attributes_of, open_statistics, other_versions, save_statistics, statistics_format
 from diffscope.tasks import Prompt, TextPrompt
 
 SHARD = ".nc"  # one small file
@@ -50,11 +50,14 @@ class Swept:
     outcome : Outcome
     dataset : Path or None
         Where everything is together; None as long as shards are waiting, or if none was done.
+    versions : str
+        Which versions shards were measured with, if these are not the ones that run here; else empty.
     """
 
     pieces: list[Piece]
     outcome: Outcome
     dataset: Path | None = None
+    versions: str = ""
 
     @property
     def failures(self) -> list[tuple[Piece, str]]:
@@ -87,7 +90,8 @@ def sweep(
     suffix : {".zarr", ".nc", ".parquet", ".csv"}
         Of the dataset.
     changed : bool
-        Go on in a folder of another plan: what both have in common is kept, and the dataset will be that of this plan.
+        Go on in a folder of another plan, or of shards that other versions measured: what both have in common is kept, and the
+        dataset will be that of this plan.
 
     Returns
     -------
@@ -96,7 +100,8 @@ def sweep(
     Raises
     ------
     DiffscopeError
-        The plan cannot be carried out, the folder holds the sweep of another one, or the disk is full.
+        The plan cannot be carried out, the folder holds the sweep of another one, or shards that other versions measured beside
+        some that are to be measured, or the disk is full.
     """
     out = Path(out)
     target = out / f"dataset{statistics_format('dataset' + suffix)}"
@@ -107,18 +112,32 @@ def sweep(
     with _forgetting(), telling_full_disk(out):
         span_names(plan)
         _note_plan(plan, out, changed)
-        if Outcome.of(shards, out, SHARD).waiting:
-            _remove_datasets(out)  # joined of other weights or versions
+        before = Outcome.of(shards, out, SHARD)
+        versions = _other_versions(before, out)
+        if versions and len(before.done) < len(shards) and not changed:
+            raise DiffscopeError(
+                f"{out} holds shards that were measured with {versions}; give another folder to measure all of it anew, or "
+                "--changed to keep them and measure the rest with what is here"
+            )
+        if before.waiting:
+            _remove_datasets(out)  # joined of other weights, or of less
         work = partial(measure, device=own_gpu(device, rank))
         outcome = run(shards, work, out, where, rank=rank, suffix=SHARD, progress=progress)
         if outcome.waiting or not outcome.done:
-            return Swept(pieces, outcome)
+            return Swept(pieces, outcome, versions=versions)
         with locked(target):  # ranks may end at the same time
             outcome = Outcome.of(shards, out, SHARD)  # another rank may have done what failed here
             for abandoned in out.glob(f".{target.name}-*"):  # by a run that was killed while it joined
                 remove(abandoned)
-            save_statistics(join(plan, pieces, outcome, out), target, dated=False)
-        return Swept(pieces, outcome, target)
+            versions = _other_versions(outcome, out)
+            dataset = join(plan, pieces, outcome, out)
+            save_statistics(dataset.assign_attrs({"measured_with": versions} if versions else {}), target, dated=False)
+        return Swept(pieces, outcome, target, versions)
+
+
+def _other_versions(outcome: Outcome, out: Path) -> str:
+    """Say which versions shards were measured with, if these are not the ones that run here."""
+    return other_versions(attributes_of(result(out, shard, SHARD)) for shard in outcome.done)
 
 
 def _note_plan(plan: Plan, out: Path, changed: bool) -> None:

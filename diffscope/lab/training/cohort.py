@@ -16,12 +16,24 @@ from diffscope.lab.jobs import shards
 from diffscope.lab.jobs.ray_cluster import OnRay
 from diffscope.lab.training.beginnings import tokenizer_for
 from diffscope.lab.training.recipe import Recipe
-from diffscope.lab.training.run_folder import RUN, read_run
-from diffscope.lab.training.runs import chosen_rates, home, name, runs, tuning_runs, tuning_table
+from diffscope.lab.training.run_folder import RUN, read_run, revision
+from diffscope.lab.training.runs import (
+    SCORES,
+    SUFFIX,
+    chosen_rates,
+    home,
+    name,
+    results,
+    run_of,
+    runs,
+    said_of,
+    tuning_runs,
+    tuning_table,
+)
 from diffscope.lab.training.scores import MEASURED, area, diverged, near_grid, read_metrics, score
 from diffscope.lab.training.stages import FORMED
 from diffscope.lab.training.train import Diverged, NotFormed, check_tools, formation, train
-from diffscope.store import open_statistics, save_statistics
+from diffscope.store import open_statistics, other_versions, save_statistics
 from diffscope.tasks.retrieval import Retrieval
 
 DATASET = "cohort.nc"
@@ -51,7 +63,7 @@ class Cohort:
 
     def tuning(self) -> xr.Dataset | None:
         """What came of the runs that choose a rate; None of a recipe without tuning."""
-        return None if self.recipe.tuning is None else tuning_table(self.recipe, self.out, self.arms, self.device)
+        return None if self.recipe.tuning is None else tuning_table(self.recipe, self.out, self.arms)
 
     def rates(self) -> dict[str, float]:
         """The learning rate of each arm for which it is known."""
@@ -60,17 +72,34 @@ class Cohort:
 
     def planned(self) -> list[shards.Shard]:
         """All runs, those that choose a rate first; runs whose rate is not known yet count with the first one of the recipe."""
-        tuning = [] if self.recipe.tuning is None else tuning_runs(self.recipe, self.arms, self.device)
+        tuning = [] if self.recipe.tuning is None else tuning_runs(self.recipe, self.arms)
         rates = dict.fromkeys(self.recipe.arms, self.recipe.learning_rate) | self.rates()
-        return [*tuning, *runs(self.recipe, self.arms, self.seeds, self.device, rates)]
+        return [*tuning, *runs(self.recipe, self.arms, self.seeds, rates)]
 
     def runs(self) -> list[shards.Shard]:
         """The runs whose rates are known, without those that choose them."""
-        return runs(self.recipe, self.arms, self.seeds, self.device, self.rates())
+        return runs(self.recipe, self.arms, self.seeds, self.rates())
 
     def outcome(self) -> shards.Outcome:
         """Which of :meth:`planned` are done."""
-        return shards.Outcome.of(self.planned(), self.out, ".nc")
+        return shards.Outcome.of(self.planned(), self.out, SUFFIX)
+
+    def results(self) -> dict[str, xr.Dataset]:
+        """Open what finished runs came to, by id, those that choose a rate too; see :func:`diffscope.lab.training.runs.results`.
+
+        Raises
+        ------
+        DiffscopeError
+            The folder holds runs of another recipe.
+        """
+        tuning = [] if self.recipe.tuning is None else tuning_runs(self.recipe, self.arms)
+        return results(self.out, [*tuning, *self.runs()])
+
+    def other_versions(self) -> str:
+        """Say which versions and revision finished runs were made with, if these are not the ones that run here."""
+        made = [result.attrs for result in self.results().values()]
+        facts = (each for attrs in made for each in json.loads(attrs.get("made_by", "null")) or [])
+        return other_versions([*made, *({"revision": each["revision"]} for each in facts)], revision=revision())
 
     def groups(self) -> list[Cohort]:
         """Its arms in the groups in which they are trained."""
@@ -104,13 +133,14 @@ def train_cohort(
     Raises
     ------
     DiffscopeError
-        A prompt cannot be drawn, or the folder holds the copy of a cohort, as ``tools/keep_cohort.py`` makes it.
+        A prompt cannot be drawn, or the folder holds runs of another recipe, or the copy of a cohort, as
+        ``tools/keep_cohort.py`` makes it.
     """
     if is_copy(cohort.out):
         raise DiffscopeError(
-            f"{cohort.out} holds {DATASET} and no shards, a copy to be read with --report; train into another folder"
+            f"{cohort.out} holds {DATASET} and no scores of runs, a copy to be read with --report; train into another folder"
         )
-    cohort.planned()  # a recipe that cannot be scored is refused before anything runs
+    cohort.results()  # a recipe that cannot be scored, or that the folder's runs are not of, is refused before anything runs
     check_prompts(cohort.recipe)
     if not isinstance(where, OnRay):  # whose machines may have what this one lacks
         check_tools(cohort.device, tensorboard)
@@ -122,9 +152,10 @@ def train_cohort(
     work = partial(_train_and_score, **options, tensorboard=tensorboard, evidence=evidence, progress=steps)
     for group in cohort.groups():
         if cohort.recipe.tuning is not None:
-            planned = tuning_runs(cohort.recipe, group.arms, cohort.device)
-            shards.run(planned, tune, cohort.out, where, rank=rank, threads=threads, progress=counter.runs)
-        shards.run(group.runs(), work, cohort.out, where, rank=rank, threads=threads, progress=counter.runs)
+            planned = tuning_runs(cohort.recipe, group.arms)
+            shards.run(planned, tune, cohort.out, where, rank=rank, suffix=SUFFIX, threads=threads, progress=counter.runs)
+        group.results()  # their rates may not have been known before
+        shards.run(group.runs(), work, cohort.out, where, rank=rank, suffix=SUFFIX, threads=threads, progress=counter.runs)
     return cohort.outcome()
 
 
@@ -190,11 +221,12 @@ def _told(spec: dict, progress) -> Callable[[int, int, str], None] | None:
 def _tune(spec: dict, target: Path, recipe: Recipe, out: Path, device: str, progress) -> None:
     """Train one run that shows how well a rate does, and save its curves and what they come to."""
     tuned = recipe.tuned(spec["rate"])
-    folder = home(out, shards.Shard(spec))
+    run = run_of(spec)
+    folder = home(out, run)
     try:
         train(tuned, spec["arm"], folder.parents[1], seed=spec["seed"], device=device, progress=_told(spec, progress))
     except Diverged:
-        save_statistics(xr.Dataset({"area": np.inf, "formation": np.nan}, attrs=_of_run(spec)), target, dated=False)
+        save_statistics(xr.Dataset({"area": np.inf, "formation": np.nan}, attrs=said_of(run)), target, dated=False)
         return
     rows = read_metrics(folder)
     formed = formation(rows, tuned)
@@ -203,12 +235,7 @@ def _tune(spec: dict, target: Path, recipe: Recipe, out: Path, device: str, prog
         key: ("step", np.array([row.get(key, np.nan) for row in rows])) for key in ("answer_loss", "text_loss", "retrieval")
     }
     outcome = {"area": area(rows), "formation": np.nan if formed is None else float(formed), "seconds": rows[-1]["seconds"]}
-    save_statistics(xr.Dataset({**curves, **outcome}, steps, attrs=_of_run(spec)), target, dated=False)
-
-
-def _of_run(spec: dict) -> dict:
-    """What a file says of the run that it is of."""
-    return {key: spec[key] for key in ("arm", "seed", "rate")}
+    save_statistics(xr.Dataset({**curves, **outcome}, steps, attrs=said_of(run)), target, dated=False)
 
 
 def _train_and_score(
@@ -217,19 +244,20 @@ def _train_and_score(
     arm = spec["arm"]
     seed = spec["seed"]
     tuned = replace(recipe, learning_rate=spec["rate"])
+    said = said_of(run_of(spec))
     try:
         folder = train(tuned, arm, out, seed=seed, device=device, tensorboard=tensorboard, progress=_told(spec, progress))
     except NotFormed:  # what it was to continue; a run that never formed either
-        save_statistics(xr.Dataset({"formation": np.nan}, attrs=_of_run(spec)), target, dated=False)
+        save_statistics(xr.Dataset({"formation": np.nan}, attrs=said), target, dated=False)
         return
     except Diverged:  # a run that failed, which counts as that; what it had learned before is known
         folder = out / arm / f"seed-{seed}"
-        save_statistics(diverged(read_metrics(folder), tuned).assign_attrs(_of_run(spec)), target, dated=False)
+        save_statistics(diverged(read_metrics(folder), tuned).assign_attrs(said), target, dated=False)
         return
     if evidence is not None:
         evidence(folder, tuned, seed)
     scores = score(folder, tuned, arm, seed, device)
-    save_statistics(scores.assign_attrs(_of_run(spec), made_by=json.dumps(_made_by(folder / RUN))), target, dated=False)
+    save_statistics(scores.assign_attrs(said, made_by=json.dumps(_made_by(folder / RUN))), target, dated=False)
 
 
 def collect(cohort: Cohort) -> xr.Dataset:
@@ -245,33 +273,27 @@ def collect(cohort: Cohort) -> xr.Dataset:
     Raises
     ------
     DiffscopeError
-        No run is finished.
+        No run is finished, or the folder holds runs of another recipe.
     """
     recipe = cohort.recipe
     everything = replace(cohort, arms=(), seeds=tuple(sorted({*_all_seeds(recipe), *cohort.seeds, *seeds_in(cohort.out)})))
-    outcome = shards.Outcome.of(everything.runs(), cohort.out, ".nc")
-    if not outcome.done:
-        others = len(list(cohort.out.glob("shards/*.nc")))
-        hint = (
-            f"; it holds {others} of other kinds: choosing a rate, or of other recipes, versions or another device"
-            if others
-            else ""
-        )
-        raise DiffscopeError(f"no run in {cohort.out} is finished yet{hint}")
-    results = {
-        (run.spec["arm"], run.spec["seed"]): open_statistics(shards.result(cohort.out, run, ".nc")) for run in outcome.done
-    }
-    dataset = _over_runs(recipe, results)
+    planned = everything.runs()
+    opened = results(cohort.out, planned)
+    if not opened:
+        raise DiffscopeError(f"no run in {cohort.out} is finished yet; train with: diffscope train RECIPE --out {cohort.out}")
+    finished = {(run.spec["arm"], run.spec["seed"]): opened[run.id] for run in planned if run.id in opened}
+    dataset = _over_runs(recipe, finished)
     dataset["formation_limit"] = float(recipe.stages[0].steps)
     rates = everything.rates()
     dataset["rate"] = "arm", [_rate_of(recipe, arm, rates) for arm in recipe.arms]
     table = everything.tuning()
     if table is not None:
         dataset = dataset.merge(table.rename(rate="rate_tried").reindex(arm=list(recipe.arms)))
-    failed = "; ".join(f"{name(run)}: {outcome.failed[run.id]}" for run in everything.runs() if run.id in outcome.failed)
+    causes = shards.Outcome.of(planned, cohort.out, SUFFIX).failed
+    failed = "; ".join(f"{name(run)}: {causes[run.id]}" for run in planned if run.id in causes)
     made_by = {
         f"{arm}/seed-{seed}": json.loads(result.attrs["made_by"])
-        for (arm, seed), result in results.items()
+        for (arm, seed), result in finished.items()
         if "made_by" in result.attrs
     }
     attrs = {"recipe": json.dumps(recipe.as_dict()), "made_by": json.dumps(made_by, sort_keys=True), "failed": failed}
@@ -309,8 +331,13 @@ def _filled(result: xr.Dataset, missing: xr.Dataset) -> xr.Dataset:
 
 
 def is_copy(out: Path) -> bool:
-    """Whether a folder holds the dataset of a cohort without the shards it was made of, as ``tools/keep_cohort.py`` copies it."""
-    return (Path(out) / DATASET).is_file() and not (Path(out) / "shards").is_dir()
+    """Whether a folder holds the dataset of a cohort without the scores it was made of, as ``tools/keep_cohort.py`` copies it."""
+    return (Path(out) / DATASET).is_file() and not has_scores(out)
+
+
+def has_scores(out: Path) -> bool:
+    """Whether a run in a folder is finished."""
+    return any(Path(out).glob(f"*/seed-*/{SCORES}{SUFFIX}"))
 
 
 def open_copy(out: Path, recipe: Recipe) -> xr.Dataset:

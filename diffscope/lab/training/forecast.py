@@ -11,7 +11,7 @@ import numpy as np
 from diffscope.lab.jobs.shards import Shard, result
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.run_folder import METRICS
-from diffscope.lab.training.runs import home
+from diffscope.lab.training.runs import SUFFIX, home
 from diffscope.lab.training.scores import read_metrics
 
 
@@ -47,7 +47,7 @@ class Left:
 def forecast(recipe: Recipe, out: Path, planned: Sequence[Shard]) -> Left:
     """What is left of some runs: each as long as the finished ones of its kind took, or all its steps where there is none."""
     spent = {run.id: _last(home(out, run)) for run in planned}
-    done = {run.id for run in planned if result(out, run, ".nc").exists()}
+    done = {run.id for run in planned if result(out, run, SUFFIX).exists()}
     logged = [last for last in spent.values() if last is not None]
     steps = sum(last["step"] for last in logged)
     step = sum(last["seconds"] for last in logged) / steps if steps > 0 else np.nan

@@ -220,16 +220,17 @@ class Recipe:
         others = ("arms", "seeds", "grid", "plain_text", "minor", "tuning", "then", "continued", "source")
         usual = {part.name: part.default for part in fields_of(self)} | {"words": ()}
         values = {name: value for name, value in asdict(self).items() if name not in others and value != usual[name]}
-        values["stages"] = [_without_defaults(stage) for stage in self.stages]
+        values["stages"] = [without_defaults(stage) for stage in self.stages]
         continued = self.continued.get(arm)
         before = None if continued is None else continued.arm
         arms = {name: self.arms[name] for name in (arm, self.match, before) if name is not None}
         return values | {"arms": arms} | ({} if continued is None else {"continued": asdict(continued)})
 
 
-def _without_defaults(stage: Stage) -> dict:
-    usual = {part.name: part.default for part in fields_of(stage)}
-    return {name: value for name, value in asdict(stage).items() if value != usual[name]}
+def without_defaults(part: Stage | Grid | PlainText) -> dict:
+    """Return the fields of a part of a recipe that are not left at their default, so that a new field changes no old recipe."""
+    usual = {each.name: each.default for each in fields_of(part)}
+    return {name: value for name, value in asdict(part).items() if value != usual[name]}
 
 
 def _check_names(path: Path, table: dict) -> None:

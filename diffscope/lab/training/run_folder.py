@@ -118,7 +118,7 @@ def restore_state(path: Path, model, optimizer: Optimizer, recipe: str) -> tuple
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118 (it has no iterator)
 
     tensors, facts = read_proven(path, read, f"remove {path.parent} and train again")
-    _check_same(path.parent, facts["recipe"], recipe)
+    check_same(path.parent, facts["recipe"], recipe)
     weights = {name.removeprefix("model/"): t for name, t in tensors.items() if name.startswith("model/")}
     if model.config.tie_word_embeddings:
         weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
@@ -164,18 +164,36 @@ def is_finished(folder: Path, recipe: str) -> bool:
     """Whether a run has its final model, which appears last; its state may be gone by then."""
     if not (folder / WEIGHTS).is_file():
         return False
-    _check_same(folder, read_run(folder / RUN).get("recipe"), recipe)
+    check_same(folder, read_run(folder / RUN).get("recipe"), recipe)
     return True
 
 
-def _check_same(folder: Path, before: str | None, recipe: str) -> None:
-    if before == recipe:
-        return
+def check_same(folder: Path, before: str | None, recipe: str) -> None:
+    """Refuse to go on in the folder of a run that was begun with another recipe.
+
+    Parameters
+    ----------
+    folder : Path
+    before, recipe : str
+        What :func:`recipe_text` gave when the run began, and what it gives now.
+
+    Raises
+    ------
+    DiffscopeError
+        The two differ.
+    """
+    if differing := differences(before, recipe):
+        raise DiffscopeError(f"{folder} was begun with another recipe ({differing}); train into another folder, or remove it")
+
+
+def differences(before: str | None, now: str) -> str:
+    """Name the fields in which two JSON objects differ, as half a sentence; empty if they are equal."""
+    if before == now:
+        return ""
     old = json.loads(before or "{}")
-    new = json.loads(recipe)
-    differing = ", ".join(sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name)))
-    reason = f"it differs in {differing}" if old else "it does not say which"
-    raise DiffscopeError(f"{folder} was begun with another recipe ({reason}); train into another folder, or remove it")
+    new = json.loads(now)
+    names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+    return f"it differs in {', '.join(names)}" if old else "it does not say which"
 
 
 def note_run(path: Path, start: int, identity: dict, facts: dict) -> None:

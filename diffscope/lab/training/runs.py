@@ -1,9 +1,15 @@
-"""The runs of a cohort as pieces of work: those that choose each arm's learning rate, and those that use it."""
+"""The runs of a cohort as pieces of work: those that choose each arm's learning rate, and those that use it.
+
+A run is found by what it is: its result lies in its folder, ``ARM/seed-N/scores.nc``, and says what it was trained and scored by.
+Versions of programs are written down in it, and never part of what it is found by.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +17,12 @@ import xarray as xr
 
 from diffscope.errors import DiffscopeError
 from diffscope.lab.jobs import shards
-from diffscope.lab.training.recipe import Recipe
-from diffscope.lab.training.run_folder import recipe_text
-from diffscope.store import open_statistics, provenance
+from diffscope.lab.training.recipe import Recipe, without_defaults
+from diffscope.lab.training.run_folder import check_same, differences, recipe_text
+from diffscope.store import open_statistics
 
+SCORES = "scores"  # the name of a run's result in its folder
+SUFFIX = ".nc"
 NEAR = (0, 2, 4, 6)  # near-duplicates among the distractors, at the middle length of the grid
 TUNING = "tuning"  # the folder of runs that choose a rate
 
@@ -30,10 +38,10 @@ def _source(recipe: Recipe, arm: str) -> str:
     return recipe.continued[arm].arm if arm in recipe.continued else arm
 
 
-def tuning_runs(recipe: Recipe, arms: Sequence[str] = (), device: str = "cpu") -> list[shards.Shard]:
+def tuning_runs(recipe: Recipe, arms: Sequence[str] = ()) -> list[shards.Shard]:
     """The runs that show how well each learning rate does, of some arms or of all."""
     return [
-        shards.Shard({"tuning": True, "seed": seed, **_spec(recipe.tuned(rate), arm, device)})
+        run_of({"tuning": True, **_spec(recipe.tuned(rate), arm, seed)})
         for arm in tuned_arms(recipe, arms)
         for rate in recipe.tuning.rates
         for seed in recipe.tuning.seeds
@@ -44,13 +52,11 @@ def runs(
     recipe: Recipe,
     arms: Sequence[str] = (),
     seeds: Sequence[int] = (),
-    device: str = "cpu",
     rates: Mapping[str, float] | None = None,
 ) -> list[shards.Shard]:
     """The runs of a cohort, group by group, all arms of a seed before those of the next seed; by default all of them.
 
-    The grid, the kind of device and the versions of libraries are part of a run's spec: where one changes, its model is scored
-    again. Of a recipe with tuning, only the arms whose rates are given.
+    Of a recipe with tuning, only the arms whose rates are given.
 
     Raises
     ------
@@ -65,7 +71,7 @@ def runs(
     for group, usual in recipe.groups:
         chosen = [arm for arm in group if not arms or arm in arms]
         for seed in dict.fromkeys(seeds or usual):
-            planned += [_run(recipe, arm, seed, device, rates) for arm in chosen if _rate(recipe, arm, rates) is not None]
+            planned += [_run(recipe, arm, seed, rates) for arm in chosen if _rate(recipe, arm, rates) is not None]
     return planned
 
 
@@ -73,21 +79,64 @@ def _rate(recipe: Recipe, arm: str, rates: Mapping[str, float] | None) -> float 
     return recipe.learning_rate if recipe.tuning is None else (rates or {}).get(_source(recipe, arm))
 
 
-def _run(recipe: Recipe, arm: str, seed: int, device: str, rates: Mapping[str, float] | None) -> shards.Shard:
+def _run(recipe: Recipe, arm: str, seed: int, rates: Mapping[str, float] | None) -> shards.Shard:
     tuned = replace(recipe, learning_rate=_rate(recipe, arm, rates))
-    scored = {name: recipe.as_dict()[name] for name in ("grid", "plain_text")}
-    return shards.Shard({"seed": seed, **_spec(tuned, arm, device), **scored, "near": NEAR})
+    parts = {name: part for name in ("grid", "plain_text") if (part := getattr(recipe, name)) is not None}
+    scored = {name: without_defaults(part) for name, part in parts.items()}
+    return run_of({**_spec(tuned, arm, seed), "scoring": json.dumps({**scored, "near": NEAR}, sort_keys=True)})
 
 
-def _spec(recipe: Recipe, arm: str, device: str) -> dict:
-    common = {"device": device.partition(":")[0], "made_with": provenance(False)}
-    return {"arm": arm, "rate": recipe.learning_rate, "run": recipe_text(recipe, arm), **common}
+def _spec(recipe: Recipe, arm: str, seed: int) -> dict:
+    return {"arm": arm, "seed": seed, "rate": recipe.learning_rate, "recipe": recipe_text(recipe, arm)}
+
+
+def run_of(spec: dict) -> shards.Shard:
+    """Return the run of a spec, with the place of its result."""
+    above = f"{TUNING}/rate-{spec['rate']:g}/" if "tuning" in spec else ""
+    return shards.Shard(spec, place=f"{above}{spec['arm']}/seed-{spec['seed']}/{SCORES}")
 
 
 def home(out: Path, run: shards.Shard) -> Path:
     """The folder in which a run is trained."""
-    place = out / TUNING / f"rate-{run.spec['rate']:g}" if "tuning" in run.spec else out
-    return place / run.spec["arm"] / f"seed-{run.spec['seed']}"
+    return (out / run.place).parent
+
+
+def said_of(run: shards.Shard) -> dict:
+    """Return the attributes by which a result says what it is of, and what it was trained and scored by."""
+    return {name: run.spec[name] for name in ("arm", "seed", "rate", "recipe", "scoring") if name in run.spec}
+
+
+def results(out: Path, planned: Sequence[shards.Shard]) -> dict[str, xr.Dataset]:
+    """Open what the finished ones of some runs came to.
+
+    Returns
+    -------
+    dict of str to Dataset
+        By the id of the run.
+
+    Raises
+    ------
+    DiffscopeError
+        A result was trained by another recipe, or scored on other prompts.
+    """
+    opened = {}
+    for run in planned:
+        path = shards.result(out, run, SUFFIX)
+        if path.is_file():
+            opened[run.id] = _opened(path, path.stat().st_mtime_ns)
+            of = opened[run.id].attrs
+            check_same(path.parent, of.get("recipe"), run.spec["recipe"])
+            if "scoring" in run.spec and (differing := differences(of.get("scoring"), run.spec["scoring"])):
+                raise DiffscopeError(
+                    f"{path} was scored on other prompts ({differing}); give another folder, or remove this file: the run is "
+                    "then scored again, and trained again if its model is not there"
+                )
+    return opened
+
+
+@lru_cache(maxsize=1024)  # the same results are asked for again and again while a cohort is trained
+def _opened(path: Path, changed: int) -> xr.Dataset:
+    return open_statistics(path)
 
 
 def name(run: shards.Shard) -> str:
@@ -96,7 +145,7 @@ def name(run: shards.Shard) -> str:
     return f"{run.spec['arm']}, seed {run.spec['seed']}{rate}"
 
 
-def tuning_table(recipe: Recipe, out: Path, arms: Sequence[str] = (), device: str = "cpu") -> xr.Dataset:
+def tuning_table(recipe: Recipe, out: Path, arms: Sequence[str] = ()) -> xr.Dataset:
     """What the runs that choose a rate came to.
 
     Returns
@@ -110,12 +159,12 @@ def tuning_table(recipe: Recipe, out: Path, arms: Sequence[str] = (), device: st
     coords = {"arm": chosen, "rate": list(recipe.tuning.rates), "tuning_seed": list(recipe.tuning.seeds)}
     shape = tuple(len(values) for values in coords.values())
     table = {name: np.full(shape, np.nan) for name in ("area", "formation")}
-    for index, run in enumerate(tuning_runs(recipe, arms, device)):
-        path = shards.result(out, run, ".nc")
-        if path.exists():
-            outcome = open_statistics(path)
+    planned = tuning_runs(recipe, arms)
+    opened = results(out, planned)
+    for index, run in enumerate(planned):
+        if run.id in opened:
             for name, values in table.items():
-                values.flat[index] = float(outcome[name])
+                values.flat[index] = float(opened[run.id][name])
     return xr.Dataset({f"tuning_{name}": (tuple(coords), values) for name, values in table.items()}, coords)
 
 

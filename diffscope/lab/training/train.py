@@ -41,6 +41,7 @@ from diffscope.lab.training.run_folder import (
     save_weights,
     write_metrics,
 )
+from diffscope.lab.training.runs import SCORES, SUFFIX
 from diffscope.lab.training.stages import FORMED, HELD
 from diffscope.models import DiffForCausalLM
 from diffscope.models.loading import move
@@ -290,9 +291,9 @@ def _restored(trainer: _Trainer, folder: Path, text: str) -> tuple[Place, list[d
     if continued is not None:
         before = folder.parents[1] / continued.arm / folder.name
         if not is_finished(before, recipe_text(trainer.recipe, continued.arm)):
-            raise DiffscopeError(
-                f"{trainer.arm} continues {continued.arm}, of which {before} is not trained yet; train that first"
-            )
+            scored = (before / f"{SCORES}{SUFFIX}").is_file()  # a copy of kept runs, which has no models
+            missing = "has no model; remove that folder to train it again" if scored else "is not trained yet; train that first"
+            raise DiffscopeError(f"{trainer.arm} continues {continued.arm}, of which {before} {missing}")
         if formation(read_metrics(before / METRICS), trainer.recipe) is None and trainer.recipe.stages[0].formed is not None:
             raise NotFormed(f"{continued.arm}, seed {trainer.seed}, which {trainer.arm} continues, never formed")
         if not (before / FORMED_WEIGHTS).is_file():

@@ -1,0 +1,120 @@
+"""Log-odds of whole numbers, answers to several questions, and whether a model answers better than chance."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import diffscope
+from diffscope.errors import PromptError
+from diffscope.lab import scoring
+from diffscope.lab.standing import standing
+from diffscope.tasks import Retrieval
+from diffscope.tasks.log_odds import log_odds
+from diffscope.tasks.retrieval import Prompt
+from tests import tiny
+from tests.tokenizers_of_kinds import tokenizer
+
+VOCABULARY = 4
+
+
+def logits(ids, width):
+    """Logits that depend on all tokens before, (prompt, width, vocabulary)."""
+    table = torch.zeros(len(ids), width, VOCABULARY)
+    for row, tokens in zip(table, ids.tolist()):
+        for column in range(width):
+            before = tokens[: len(tokens) - width + column + 1]
+            row[column] = torch.tensor([math.sin(7 * sum(before) + 3 * len(before) + 5 * token) for token in range(VOCABULARY)])
+    return table
+
+
+def probability(ids, begins):
+    """That what follows `ids` begins so: the sum over all three tokens that may follow, (slowly)."""
+    total = 0.0
+    for tokens in itertools.product(range(VOCABULARY), repeat=3):
+        if tokens[: len(begins)] == begins:
+            chances = [
+                logits(torch.tensor([[*ids, *tokens[:at]]]), 1)[0, 0].double().softmax(-1)[token]
+                for at, token in enumerate(tokens)
+            ]
+            total += float(np.prod(chances))
+    return total
+
+
+@pytest.mark.parametrize(
+    "numbers, telling",
+    [
+        ([(0, 1, 2), (1, 1, 2), (2, 0, 0)], [(0,), (1,), (2,)]),  # first tokens differ
+        ([(0, 1, 2), (0, 2, 2), (2, 0, 0)], [(0, 1), (0, 2), (2,)]),
+        ([(0, 1, 2), (0, 1, 3), (0, 2, 1), (3,)], [(0, 1, 2), (0, 1, 3), (0, 2), (3,)]),
+        ([(3, 3), (1, 0), (1, 0)], [(3,), (1,)]),  # a number that stands there twice is one answer
+    ],
+)
+def test_log_odds_are_those_of_what_tells_numbers_apart(numbers, telling):
+    ids = [1, 3, 2]
+    prompt = Prompt(ids, list(numbers[0]), {}, distractors=[list(number) for number in numbers[1:]])
+    right, *others = (probability(ids, begins) for begins in telling)
+    expected = math.log(right) - math.log(sum(others if len(telling) > 2 else others[:1]))
+    for tokens in (None, 5):
+        assert log_odds(logits, [prompt], "cpu", tokens)[0] == pytest.approx(expected, abs=1e-6)
+    assert scoring.answers(logits, [prompt], "cpu").log_odds[0] == pytest.approx(expected, abs=1e-6)
+
+
+def test_log_odds_without_other_answers_are_not_known():
+    alone = Prompt([1], [2], {})
+    assert np.isnan(log_odds(logits, [alone], "cpu")[0]) and np.isnan(scoring.answers(logits, [alone], "cpu").log_odds[0])
+    with pytest.raises(PromptError, match="the right answer's own"):
+        log_odds(logits, [Prompt([1], [2], {}, distractors=[[2]])], "cpu")
+
+
+def test_of_several_questions_only_the_numbers_are_judged():
+    def giving(wrong):
+        def logits(ids, width):
+            scores = torch.nn.functional.one_hot(torch.tensor([[5, 9, 9, 6]]).repeat(len(ids), 1), 10).float()
+            scores[0, wrong] = 0
+            scores[0, wrong, 0] = 1
+            return scores
+
+        return logits
+
+    prompt = Prompt([1, 2], [5, 7, 8, 6], {}, judged=[[0], [3]])  # 7 and 8 are given
+    for wrong, right in ((1, True), (2, True), (0, False), (3, False)):
+        answered = scoring.answers(giving(wrong), [prompt], "cpu")
+        assert answered.right.tolist() == [right]
+    sure = -math.log(math.e / (math.e + 9))
+    assert scoring.answers(giving(1), [prompt], "cpu").loss[0] == pytest.approx(sure, rel=1e-5)
+
+
+def test_greedy_decoding_gives_all_answers_where_they_are_judged_right():
+    scope = diffscope.load("mini-diff")
+    task = Retrieval(scope.tokenizer)
+    prompts = scoring.draw(task, 5, 128, 3, seed=4, questions=2)
+    right = standing(scope, prompts).right
+    for prompt, exact in zip(prompts, right):
+        ids = list(prompt.ids)
+        given = []
+        for at, following in zip(prompt.numbers, [*prompt.numbers[1:], None]):
+            given += scope.runner.generate(torch.tensor([ids]), len(at), True)[0, len(ids) :].tolist()
+            stop = following[0] if following else None
+            ids = [*prompt.ids, *prompt.answer[:stop]] if stop else ids
+        assert exact == (given == [prompt.answer[i] for at in prompt.numbers for i in at])
+
+
+def test_a_model_that_never_learned_it_answers_at_chance():
+    task = Retrieval(tokenizer("qwen"))
+    scope = diffscope.load(tiny.standard("llama"), tokenizer=task.tokenizer)
+    stands = standing(scope, scoring.draw(task, 10, 180, 4, 0))
+    assert stands.at_chance and stands.chance == 0.25 and stands.blind == pytest.approx(-math.log(3))
+    assert "answers at chance" in stands.sentence and "does not answer" in stands.sentence
+    trained = diffscope.load("mini-diff")
+    stands = standing(trained, scoring.draw(Retrieval(trained.tokenizer), 10, 128, 4, 0))
+    assert not stands.at_chance and stands.log_odds_low > 0 and "at chance" not in stands.sentence
+
+
+def test_a_prompt_beyond_the_model_is_refused_in_one_line():
+    task = Retrieval(tokenizer("gpt2"))
+    scope = diffscope.load(tiny.standard("gpt2"), tokenizer=task.tokenizer)
+    with pytest.raises(PromptError, match="has positions for 256"):
+        standing(scope, scoring.draw(task, 10, 300, 4, 0))
