@@ -221,12 +221,14 @@ class _Watch:
 
     def _check_prompts(self, passage: Passage) -> None:
         """Raise UnsupportedModel where a module is not given all prompts at once: which of them it has is not known."""
-        given = passage.call.prompts if self.lengths is None and passage.call else len(self.lengths or ())
-        count = len(passage.hidden)
-        if given and (count < given or (self.lengths is not None and count != given)):
+        given = (None, None) if passage.call is None else (passage.call.tokens, passage.call.prompts)
+        tokens, prompts = given if self.lengths is None else (max(self.lengths), len(self.lengths))
+        count, second = passage.hidden.shape[:2]
+        if prompts and count < prompts and (count, second) != (tokens, prompts):  # some have the tokens first
+            kind = type(passage.module).__name__
             raise UnsupportedModel(
-                f"layer {passage.number}: {type(passage.module).__name__} is given {count} of {given} prompts at a time, so the "
-                "model takes its batch apart; give it one prompt at a time"
+                f"layer {passage.number}: {kind} is given {count} of {prompts} prompts at a time, so the model takes its batch "
+                "apart; give it one prompt at a time"
             )
 
     def _part(self, owner: nn.Module, name: str) -> Callable:

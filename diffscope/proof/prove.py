@@ -70,10 +70,11 @@ def _check_keys(passage: Passage, layer: LayerAttention) -> None:
         return
     tokens = before + layer.n_queries
     if layer.n_keys > tokens or (layer.n_keys < tokens and not before):
+        kind = type(passage.module).__name__
         raise UnsupportedModel(
-            f"layer {layer.layer}: {type(passage.module).__name__} attends to {layer.n_keys} keys where there are {tokens} tokens, "
-            "so keys are not those of the tokens (a learned prefix, a cartridge, meta tokens, merged keys); "
-            "open the model without what adds or merges keys"
+            f"layer {layer.layer}: {kind} attends to {layer.n_keys} keys where there are {tokens} tokens, so that keys are not "
+            "those of the tokens (a learned prefix, a cartridge, meta tokens, merged keys); open the model without what adds or "
+            "merges keys"
         )
 
 

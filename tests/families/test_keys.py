@@ -50,7 +50,7 @@ def with_cartridge(model):
 def test_keys_that_are_not_the_prompts_are_refused_in_a_line(kind, dtype):
     scope = diffscope.load(with_cartridge(MODELS[kind]()), dtype=dtype)
     ids = torch.tensor([IDS])
-    line = f"layer 0: .* attends to {N + PREFIX} keys where there are {N} tokens.*open the model without"
+    line = f"layer 0: .* attends to {N + PREFIX} keys where there are {N} tokens.*open the model without what"
     looks = [lambda: scope.capture(IDS), lambda: scope.capture([IDS, IDS[:7]]), lambda: scope.measure(IDS, ["span_mass"])]
     for look in looks:
         with pytest.raises(UnsupportedModel, match=line):
