@@ -75,6 +75,8 @@ class Passage:
         Keys and values that the cache held before this passage, each (batch, head, key, width).
     call : ModelCall, optional
         What the model itself was called with; None where a part of it was called by itself.
+    pack : tuple of int, optional
+        Tokens of each sequence, where the one prompt is a pack of several.
     formula : diffscope.proof.formula.Formula, optional
         What a run of the module in float32 says of how it is read, where the passage is in half precision.
     """
@@ -90,6 +92,7 @@ class Passage:
     turn: int = 0
     cached: tuple[Tensor, Tensor] | None = None
     call: ModelCall | None = None
+    pack: tuple[int, ...] | None = None
     formula: Any = None  # it is two floors up
 
     @property

@@ -21,6 +21,7 @@ from diffscope.errors import FidelityError, PromptError, UnsupportedModel
 from diffscope.families import Family, Passage
 from diffscope.families.float32 import HALF
 from diffscope.families.hooks import own_implementation
+from diffscope.families.packs import ACROSS, apart, unpacked
 from diffscope.proof.diagnosis import mismatch
 from diffscope.proof.fidelity import Fidelity, fidelities
 from diffscope.proof.formula import Formula, kind_of
@@ -43,7 +44,7 @@ def read_passage(family: Family, passage: Passage) -> Unproved:
     Raises
     ------
     UnsupportedModel
-        The family does not read it, or its keys are not those of the prompt's tokens.
+        The family does not read it, its keys are not those of the prompt's tokens, or the sequences of a pack see each other.
     """
     readings = family.readings(passage)
     as_proved = True
@@ -52,11 +53,20 @@ def read_passage(family: Family, passage: Passage) -> Unproved:
         proved = _proved(every, passage.formula)
         as_proved = bool(proved)
         readings = iter(proved or every)
-    laid_out = map(_laid_out, readings)
+    of_sequences = (_of_sequences(passage, layer) for layer in readings)
+    laid_out = map(_laid_out, of_sequences)
     first = next(laid_out, None)
-    if first is not None:
-        _check_keys(passage, first)
+    if passage.pack:
+        passage.observed = apart(passage.observed, passage.pack, 1)
     return Unproved(passage, first, laid_out, as_proved)
+
+
+def _of_sequences(passage: Passage, layer: LayerAttention) -> LayerAttention:
+    """A layer whose keys are those of its tokens; of a pack, that of a batch of its sequences."""
+    _check_keys(passage, layer)
+    if passage.pack is None:
+        return layer
+    return unpacked(layer, passage.pack, next((call.window for call in passage.calls if call.window), None))
 
 
 def _check_keys(passage: Passage, layer: LayerAttention) -> None:
@@ -164,6 +174,8 @@ def _first_that_fits(family: Family, unproved: Unproved, edits: Sequence[Edit], 
         raise PromptError("this model may see all keys, padding too; give prompts of one length")
     if added := _of_added_mask(passage):
         raise added
+    if passage.pack and not edits:
+        raise UnsupportedModel(f"layer {layer.layer} {ACROSS}")
     suspects = [] if edits else list(family.suspects(passage))
     raise mismatch(layer, passage.observed, reason, passage.module, suspects)
 
