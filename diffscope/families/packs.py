@@ -13,7 +13,7 @@ from diffscope.attention.parts import Mask
 from diffscope.errors import UnsupportedModel
 from diffscope.families.base import compact
 
-ACROSS = "attends across the sequences of the pack; give them as a batch, or load the model with attn_implementation='sdpa'"
+ACROSS = "attends across the sequences of the pack; give them as a batch"
 
 
 def sequences_in(positions: Sequence[int]) -> tuple[int, ...] | None:

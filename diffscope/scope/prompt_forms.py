@@ -243,7 +243,9 @@ def _sequences(tables: Tables, lengths: Sequence[int]) -> tuple[int, ...] | None
     if padded or not any(packed):
         return None
     if len(lengths) > 1:
-        raise PromptError(f"{POSITIONS} start again within a row of a batch of {len(lengths)}, each a pack; {PACKED}")
+        raise PromptError(
+            f"{POSITIONS} start again within a row of a batch of {len(lengths)}, which would be packs; give packs one by one"
+        )
     if MASK in tables:
         raise PromptError(
             f"beside an {MASK} (1, N) transformers lets the sequences of a pack see each other; leave it out, or give one of "

@@ -226,8 +226,9 @@ class LanguageModel(TokenModel):
         """Embeddings of prompts as one batch, (batch, token, hidden)."""
         inside = (part.embedding_dim for part in self.model.get_input_embeddings().modules() if isinstance(part, nn.Embedding))
         width = next(inside, None)
-        if wrong := next((each for each in vectors if each.shape[1] != (width or each.shape[1])), None):
-            raise PromptError(f"{EMBEDDINGS} are {wrong.shape[1]} wide, and those of {self.name} {width}; give the model's own")
+        wrong = next((each.shape[1] for each in vectors if each.shape[1] != (width or each.shape[1])), None)
+        if wrong is not None:
+            raise PromptError(f"{EMBEDDINGS} are {wrong} wide, and those of {self.name} {width}; give the model's own")
         rows = [each.detach().to(self.device, self.dtype) for each in vectors]
         return nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
