@@ -413,7 +413,8 @@ class Scope:
         ----------
         prompt
             A text, token ids (N,), a tokenizer's output (N,), embeddings (N, hidden) or a chat; or a batch: a list of these, or
-            (B, N), also where B is 1; or a pack, which is a batch of its sequences (see docs/prompts.md). For a model of images: a tensor (channel, height, width), or a list or batch of them.
+            (B, N), also where B is 1; or a pack, which is a batch of its sequences (see docs/prompts.md). For a model of images:
+            a tensor (channel, height, width), or a list or batch of them.
         spans : mapping of str to span, or one mapping a prompt
             See :func:`diffscope.prompts.encode`.
 
