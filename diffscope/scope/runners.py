@@ -19,7 +19,7 @@ from diffscope.families.hooks import implementation_of, own_implementation
 from diffscope.families.packs import together
 from diffscope.prompts import Encoded, encode, with_spans
 from diffscope.scope.holding import part_to_pass
-from diffscope.scope.prompt_forms import EMBEDDINGS, IDS, POSITIONS, Embedded, Pack, split_prompts
+from diffscope.scope.prompt_forms import EMBEDDINGS, POSITIONS, Embedded, Pack, split_prompts
 
 NEXT_TOKENS = 10
 
@@ -248,8 +248,10 @@ class LanguageModel(TokenModel):
         options = {"logits_to_keep": torch.tensor(list(columns))} if narrow else {}  # on the CPU: it indexes on any device
         if positions is not None:
             options["position_ids"] = positions
-        given = {IDS: ids} if embeddings is None else {EMBEDDINGS: embeddings}
-        out = self.model(**given, attention_mask=mask, use_cache=False, **options).logits
+        if embeddings is not None:
+            options[EMBEDDINGS] = embeddings
+        given = (ids,) if embeddings is None else ()
+        out = self.model(*given, attention_mask=mask, use_cache=False, **options).logits
         return out if columns is None or narrow else out[:, list(columns)]
 
     def generate(self, ids: Tensor, count: int, cache: bool) -> Tensor:
