@@ -19,14 +19,16 @@ from diffscope.conformance.prompts import LENGTH, SHORT, Prompts, check_length, 
 from diffscope.conformance.report import VERDICTS, Finding, Report, differences, facts, in_words, schedule_offset, shares_keys
 from diffscope.errors import DiffscopeError, FidelityError
 from diffscope.families import Convention, Family, Passage
-from diffscope.families.base import CACHES
 from diffscope.families.beside import unread_layers
+from diffscope.families.model_call import CACHES
 from diffscope.models import lambda_init_schedule
 from diffscope.proof.fidelity import UNDECIDED, tolerated
 from diffscope.proof.prove import prove
 from diffscope.scope import Scope, load
 from diffscope.scope.runners import ImageModel, LanguageModel
 
+ORDERED = 8  # tokens of the prompt of which one after the other is changed
+CHANGED = 0.05  # of the size of a query or key: less may be rounding
 STEPS = 48  # of decoding from the cache
 ROUNDING = {torch.float64: 1e-5, torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.5}  # of logits, in their spread
 Tell = Callable[[str], None]
@@ -127,6 +129,8 @@ def check(
     conventions = [scope.family.convention_of(look.module) for look in looks]
     report.layers = [facts(look.layer, convention) for look, convention in zip(looks, conventions)]
     _check_design(scope, report, looks)
+    if not isinstance(scope.runner, ImageModel):
+        _check_order(scope, report, prompts, tell)
     _check_second_map(scope, report, prompts, looks, tell)
     if isinstance(scope.runner, LanguageModel):
         _check_cache(scope, report, prompts, tell)
@@ -141,6 +145,8 @@ def planned_runs(scope: Scope, length: int = LENGTH) -> list[int]:
     long = long_enough(scope, length, declared_window(scope))
     fidelity = [long, long + max(2, long * 2 // 3)]
     second_map = 2 * scope.n_layers * [min(SHORT, long)]
+    if not isinstance(scope.runner, ImageModel):
+        fidelity.append(ORDERED * (ORDERED + 1))
     if not isinstance(scope.runner, LanguageModel):
         return fidelity + second_map
     steps = min(long // 2, STEPS)
@@ -306,7 +312,35 @@ def _schedule(number: int, lam_init: float, expected: int) -> tuple[str, str, st
     return "fail", "λ_init", f"λ_init of layer l is the paper's of {in_words(offset)}, where this family has {in_words(expected)}"
 
 
-# effect of the second map, and the cache
+# order of the tokens, effect of the second map, and the cache
+
+
+def _check_order(scope: Scope, report: Report, prompts: Prompts, tell: Tell) -> None:
+    """Under a causal mask a token changes neither queries nor keys of those before it, if they are in the prompt's order."""
+    prompt = prompts.of_length(min(ORDERED, prompts.long))
+    size = scope.runner.vocabulary or 1
+    changed = [[*prompt[:at], (token + 1) % size, *prompt[at + 1 :]] for at, token in enumerate(prompt)]
+    ids = torch.tensor([prompt, *changed], device=scope.runner.device)
+    disordered: dict[int, None] = {}
+
+    def take(passage: Passage) -> None:
+        layer = scope.family.read(passage)
+        if layer.mask.kind in ("causal", "window") and any(map(_changed_before, (layer.q, layer.k))):
+            disordered[layer.layer] = None
+
+    tell("changing one token after the other")
+    lengths = (len(prompt),) * len(ids)
+    with scope.running(lengths), scope.passages(lengths, take):
+        scope.runner.logits(ids, torch.ones_like(ids), columns=[0])
+    if disordered:
+        says = "a token changes queries or keys of those before it: the model puts tokens into another order before it attends"
+        report.findings.append(Finding("fail", "order of tokens", says, tuple(disordered)))
+
+
+def _changed_before(x: Tensor) -> bool:
+    """Whether queries or keys (prompt, head, token, d) before token i of prompt i + 1 differ from those of prompt 0."""
+    off = (x[1:] - x[0]).float().norm(dim=(1, 3)) / x[0].float().norm(dim=(0, 2)).clamp_min(1e-30)  # (changed token, token)
+    return bool((off > CHANGED).tril(-1).any())
 
 
 def _logits(scope: Scope, prompt: Any, columns: list[int] | None = None) -> Tensor:

@@ -13,13 +13,12 @@ from torch import Tensor, nn
 from diffscope.attention.layer import LayerAttention, Mask
 from diffscope.cards import FAMILIES
 from diffscope.errors import UnsupportedModel
+from diffscope.families.model_call import CACHES, ModelCall
 
 #: A module of somebody else's class: what it has is not in the type of ``torch.nn.Module``.
 ForeignModule = Any
 
 REGISTER = "make it known with diffscope.families.register (docs/families.md shows how)"  # the way on from a refusal
-
-CACHES = ("past_key_values", "past_key_value")  # what a module's forward may call its cache
 
 
 @dataclass
@@ -74,6 +73,10 @@ class Passage:
         How often the model had run the module before, in the same run.
     cached : tuple of Tensor, optional
         Keys and values that the cache held before this passage, each (batch, head, key, width).
+    call : ModelCall, optional
+        What the model itself was called with; None where a part of it was called by itself.
+    pack : tuple of int, optional
+        Tokens of each sequence, where the one prompt is a pack of several.
     formula : diffscope.proof.formula.Formula, optional
         What a run of the module in float32 says of how it is read, where the passage is in half precision.
     """
@@ -88,6 +91,8 @@ class Passage:
     observed: Tensor = field(init=False, repr=False)
     turn: int = 0
     cached: tuple[Tensor, Tensor] | None = None
+    call: ModelCall | None = None
+    pack: tuple[int, ...] | None = None
     formula: Any = None  # it is two floors up
 
     @property
@@ -248,6 +253,11 @@ def _layer_idx(module: ForeignModule) -> int | None:
     return index if isinstance(index, int) and index >= 0 else None
 
 
+def filled(layer: Any, x: Tensor) -> Tensor:
+    """Keys or values of a layer of a cache, (..., key, width), without the room that a static one has for tokens to come."""
+    return x[..., : int(layer.get_seq_length()), :] if getattr(layer, "is_compileable", False) else x
+
+
 def parts_of(model: nn.Module) -> Iterator[nn.Module]:
     """All modules of a model but those that ``torch.compile`` puts around another, which seem to have all that the other has."""
     return (module for module in model.modules() if not compiles_another(module))
@@ -317,7 +327,7 @@ def compact(mask: Tensor, lengths: tuple[int, ...], window: int | None = None) -
         )
     shortest = min(lengths)
     last = int(visible[lengths.index(shortest) % len(visible), shortest - 1, : shortest + offset].sum())
-    for rule in (Mask("causal"), Mask("window", window or last), Mask("full")):
+    for rule in (Mask("causal"), Mask("window", window or max(1, last)), Mask("full")):
         if _same_as_rule(visible, rule, lengths, offset):
             return rule
     return Mask("given", visible=visible.clone())

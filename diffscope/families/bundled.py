@@ -20,6 +20,7 @@ from diffscope.families.base import (
     ForeignModule,
     Passage,
     expect_calls,
+    filled,
     mask_of,
 )
 from diffscope.families.diffllama import read_two_calls
@@ -109,7 +110,7 @@ class Own(Family):
     def _signed_mask(self, passage: Passage) -> SignedMask:
         module = passage.module
         cache = passage.cache_layer
-        values = module.values(passage.hidden) if cache is None else cache.values
+        values = module.values(passage.hidden) if cache is None else filled(cache, cache.values)
         w: Tensor = repeat_kv(values[..., module.head_dim :], module.num_key_value_groups)
         bias = module.mask_bias.detach()[None].clone()
         return SignedMask(tuple(range(module.heads)), module.left(passage.hidden), w, bias)

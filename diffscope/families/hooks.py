@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,9 +19,10 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from diffscope.errors import UnsupportedModel
-from diffscope.families.base import Call, Family, ForeignModule, Passage
+from diffscope.families.base import Call, Family, ForeignModule, Passage, filled
 from diffscope.families.float32 import float32_copy, widened
 from diffscope.families.keywords import call_of
+from diffscope.families.model_call import ModelCall
 from diffscope.families.offloaded import fetched
 
 _numbers = itertools.count()
@@ -40,7 +42,7 @@ def implementation_of(model: nn.Module) -> str:
         raise UnsupportedModel(
             f"{kind} is not a Hugging Face PreTrainedModel, so its attention cannot be observed; wrap it in one"
         )
-    used = {part.config._attn_implementation for part in model.modules() if isinstance(part, PreTrainedModel)}
+    used = {config._attn_implementation for config in _configs(model)}
     if len(used) != 1:
         raise UnsupportedModel(f"parts of this model differ in attention implementation ({', '.join(sorted(used))}); set one")
     return used.pop()
@@ -66,11 +68,19 @@ def _original(module: nn.Module, implementation: str) -> Callable:
     return eager
 
 
+def _configs(model: nn.Module) -> Iterator[Any]:
+    """The configurations by which parts of a model choose their attention: of its models, and of layers with one of their own."""
+    for part in model.modules():
+        config: Any = getattr(part, "config", None)
+        layer_of_its_own = hasattr(part, "layer_idx") and getattr(config, "_attn_implementation", None) is not None
+        if isinstance(part, PreTrainedModel) or layer_of_its_own:
+            yield config
+
+
 def _set_implementation(model: nn.Module, implementation: str) -> None:
     """Set all parts of a model, without asking its class, which may not offer what it is set to, whether it may be."""
-    for part in model.modules():
-        if isinstance(part, PreTrainedModel):
-            part.config._attn_implementation = implementation
+    for config in _configs(model):
+        config._attn_implementation = implementation
 
 
 def _kept(value: Any) -> Any:
@@ -123,6 +133,15 @@ def _named(module: nn.Module, args: tuple, kwargs: dict) -> dict:
     return named
 
 
+def _of_tokens_so_far(call: Call, cache_layer: Any) -> Call:
+    """A call without the keys that a static cache has room for and that no token has yet."""
+    if cache_layer is None or call.key.shape[-2] != cache_layer.keys.shape[-2]:
+        return call
+    key, value = filled(cache_layer, call.key), filled(cache_layer, call.value)
+    by_key = isinstance(call.mask, Tensor) and call.mask.dim() == 4
+    return replace(call, key=key, value=value, mask=call.mask[..., : key.shape[-2]] if by_key else call.mask)
+
+
 _NOTHING: AbstractContextManager[Any] = nullcontext()
 Take = Callable[[Passage], Callable[[], None] | None]
 Change = Callable[[Passage], Tensor | None]
@@ -138,19 +157,22 @@ class _Watch:
         self.lengths = lengths
         self.layers = layers  # how far the numbers of a further round of the same modules are from those of the one before
         self.turns: Counter[nn.Module] | None = None  # how often each module was run; None while the model is not running
+        self.call: ModelCall | None = None  # what the model was called with; None while it is not running
         self.open: dict[nn.Module, Passage] = {}
         self.then: dict[nn.Module, Callable[[], None] | None] = {}  # what to do when a module is done
 
-    def begin(self, model: nn.Module, args: tuple) -> None:
+    def begin(self, model: nn.Module, args: tuple, kwargs: dict) -> None:
         """Begin to count: a run of the model begins."""
         self.turns = Counter()
+        self.call = ModelCall.of(model, args, kwargs)
 
     def finish(self, model: nn.Module, args: tuple, output: Any) -> None:
         self.turns = None
+        self.call = None
 
     def see(self, call: Call, module: nn.Module) -> None:
         if module in self.open:
-            self.open[module].calls.append(call)
+            self.open[module].calls.append(_of_tokens_so_far(call, self.open[module].cache_layer))
 
     @contextmanager
     def follow(
@@ -169,7 +191,9 @@ class _Watch:
             if self.turns is not None:
                 turn = self.turns[module]
                 self.turns[module] += 1
-            passage = Passage(module, index, number + turn * self.layers, (), _named(module, args, kwargs), turn=turn)
+            named = _named(module, args, kwargs)
+            passage = Passage(module, index, number + turn * self.layers, (), named, turn=turn, call=self.call)
+            self._check_prompts(passage)
             passage.lengths = self.lengths or (passage.hidden.shape[1],) * len(passage.hidden)
             before = passage.cache_layer  # a cache that keeps a window lets go of some as soon as others come
             passage.cached = None if before is None else (before.keys, before.values)
@@ -194,6 +218,18 @@ class _Watch:
             stack.callback(projection.register_forward_pre_hook(self._before_output(module, take, change)).remove)
             stack.callback(module.register_forward_hook(end).remove)
             yield
+
+    def _check_prompts(self, passage: Passage) -> None:
+        """Raise UnsupportedModel where a module is not given all prompts at once: which of them it has is not known."""
+        given = (None, None) if passage.call is None else (passage.call.tokens, passage.call.prompts)
+        tokens, prompts = given if self.lengths is None else (max(self.lengths), len(self.lengths))
+        count, second = passage.hidden.shape[:2]
+        if prompts and count < prompts and (count, second) != (tokens, prompts):  # some have the tokens first
+            kind = type(passage.module).__name__
+            raise UnsupportedModel(
+                f"layer {passage.number}: {kind} is given {count} of {prompts} prompts at a time, so the model takes its batch "
+                "apart; give it one prompt at a time"
+            )
 
     def _part(self, owner: nn.Module, name: str) -> Callable:
         def hook(module: nn.Module, args: tuple, output: Any) -> None:
@@ -275,7 +311,7 @@ def passages(
     numbers = family.numbers(model)
     watch = _Watch(family, lengths, 1 + max(numbers, default=0))
     with ExitStack() as stack:
-        stack.callback(model.register_forward_pre_hook(watch.begin).remove)
+        stack.callback(model.register_forward_pre_hook(watch.begin, with_kwargs=True).remove)
         stack.callback(model.register_forward_hook(watch.finish, always_call=True).remove)
         for index, (module, number) in enumerate(zip(family.modules(model), numbers)):
             stack.enter_context(watch.follow(module, index, number, take, change, begin))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from diffscope.attention.parts import Mask, Norm
 from diffscope.attention.precision import exactly
 from diffscope.errors import UnsupportedModel
-from diffscope.families.base import REGISTER, ForeignModule, Passage, compact
+from diffscope.families.base import REGISTER, ForeignModule, Passage, compact, filled
 
 
 def heads_of(x: Tensor, width: int) -> Tensor:
@@ -108,7 +108,7 @@ def from_cache(passage: Passage, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     if layer is None:
         return k, v
     if not keeps_window:
-        return layer.keys, layer.values
+        return filled(layer, layer.keys), filled(layer, layer.values)
     if passage.cached is None:
         return k, v
     keys, values = passage.cached  # by now the cache has let go of keys that were attended to

@@ -266,7 +266,7 @@ def compared_rows(layer: LayerAttention, index: int) -> Tensor:
 
 def produced(layer: LayerAttention, observed: Tensor, index: int, queries: Tensor) -> Tensor:
     """What the model produced for some queries of one prompt, (head, query, width)."""
-    return observed[index, queries].to(layer.dtype).reshape(len(queries), layer.n_heads, -1).transpose(0, 1)
+    return observed[index, queries].to(layer.dtype).reshape(len(queries), layer.n_heads, layer.v.shape[-1]).transpose(0, 1)
 
 
 @exactly

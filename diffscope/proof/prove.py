@@ -11,12 +11,17 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
+import torch
+from torch import Tensor
+
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.stacking import alike_to_the_end
 from diffscope.edits.base import Edit, apply
 from diffscope.errors import FidelityError, PromptError, UnsupportedModel
 from diffscope.families import Family, Passage
 from diffscope.families.float32 import HALF
+from diffscope.families.hooks import own_implementation
+from diffscope.families.packs import ACROSS, apart, unpacked
 from diffscope.proof.diagnosis import mismatch
 from diffscope.proof.fidelity import Fidelity, fidelities
 from diffscope.proof.formula import Formula, kind_of
@@ -34,7 +39,13 @@ class Unproved(NamedTuple):
 
 
 def read_passage(family: Family, passage: Passage) -> Unproved:
-    """Read a passage while what it holds is as it was: a model may go on to change its hidden states in place."""
+    """Read a passage while what it holds is as it was: a model may go on to change its hidden states in place.
+
+    Raises
+    ------
+    UnsupportedModel
+        The family does not read it, its keys are not those of the prompt's tokens, or the sequences of a pack see each other.
+    """
     readings = family.readings(passage)
     as_proved = True
     if passage.formula is not None and passage.formula.reading is not None:  # half precision could take another for it
@@ -42,8 +53,39 @@ def read_passage(family: Family, passage: Passage) -> Unproved:
         proved = _proved(every, passage.formula)
         as_proved = bool(proved)
         readings = iter(proved or every)
-    laid_out = map(_laid_out, readings)
-    return Unproved(passage, next(laid_out, None), laid_out, as_proved)
+    of_sequences = (_of_sequences(passage, layer) for layer in readings)
+    laid_out = map(_laid_out, of_sequences)
+    first = next(laid_out, None)
+    if passage.pack:
+        passage.observed = apart(passage.observed, passage.pack, 1)
+    return Unproved(passage, first, laid_out, as_proved)
+
+
+def _of_sequences(passage: Passage, layer: LayerAttention) -> LayerAttention:
+    """A layer whose keys are those of its tokens; of a pack, that of a batch of its sequences."""
+    _check_keys(passage, layer)
+    if passage.pack is None:
+        return layer
+    return unpacked(layer, passage.pack, next((call.window for call in passage.calls if call.window), None))
+
+
+def _check_keys(passage: Passage, layer: LayerAttention) -> None:
+    """Raise UnsupportedModel where a layer's keys are others than those of the prompt's tokens and of the cache it came with.
+
+    A cache of a window holds fewer; one that several rounds of a module share holds those of every round.
+    """
+    alone = 0 if passage.cache is None else None  # a part of the model that somebody called by itself
+    before = passage.call.cached if passage.call else alone
+    if before is None or (passage.turn and passage.cache is not None):
+        return
+    tokens = before + layer.n_queries
+    if layer.n_keys > tokens or (layer.n_keys < tokens and not before):
+        kind = type(passage.module).__name__
+        raise UnsupportedModel(
+            f"layer {layer.layer}: {kind} attends to {layer.n_keys} keys where there are {tokens} tokens, so that keys are not "
+            "those of the tokens (a learned prefix, a cartridge, meta tokens, merged keys); open the model without what adds or "
+            "merges keys"
+        )
 
 
 def _proved(readings: list[LayerAttention], formula: Formula) -> list[LayerAttention]:
@@ -90,7 +132,7 @@ def prove_all(
     for index, unproved in enumerate(passages):
         formula = unproved.passage.formula
         if formula is not None and formula.failure is not None:
-            raise formula.failure
+            raise _of_added_mask(unproved.passage) or formula.failure
         layer, proof = proved.get(index) or _first_that_fits(family, unproved, edits, decide)
         yield layer, formula.judge(proof, unproved.as_proved) if _is_judged(unproved.passage) else proof
 
@@ -130,8 +172,23 @@ def _first_that_fits(family: Family, unproved: Unproved, edits: Sequence[Edit], 
         raise reason
     if len(set(layer.lengths)) > 1 and any(other.mask.kind == "full" for other, _ in failed[1:]):
         raise PromptError("this model may see all keys, padding too; give prompts of one length")
+    if added := _of_added_mask(passage):
+        raise added
+    if passage.pack and not edits:
+        raise UnsupportedModel(f"layer {layer.layer} {ACROSS}")
     suspects = [] if edits else list(family.suspects(passage))
     raise mismatch(layer, passage.observed, reason, passage.module, suspects)
+
+
+def _of_added_mask(passage: Passage) -> UnsupportedModel | None:
+    """Why a layer cannot be rebuilt whose eager attention was given a mask of true and false, which it adds to its scores."""
+    eager = own_implementation(str(getattr(getattr(passage.module, "config", None), "_attn_implementation", ""))) == "eager"
+    if not eager or not any(isinstance(call.mask, Tensor) and call.mask.dtype == torch.bool for call in passage.calls):
+        return None
+    return UnsupportedModel(
+        f"layer {passage.number}: eager attention adds its mask to the scores, and one of true and false adds 1 and 0 and hides "
+        "no key; give a mask of 0 and the dtype's lowest number, or load the model with attn_implementation='sdpa'"
+    )
 
 
 def _is_judged(passage: Passage) -> bool:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 from torch import Tensor, nn
 
+from diffscope.families.packs import apart
 from diffscope.stats.formulas.outliers import LABELS, outliers
 
 Tails = list[list[np.ndarray]]  # of each attention module, of each run of the layer around it: (prompt, outlier)
@@ -26,11 +27,11 @@ def _layer_around(model: nn.Module, name: str) -> nn.Module:
 
 
 @contextmanager
-def layer_outputs(model: nn.Module, modules: list[nn.Module], lengths: tuple[int, ...]) -> Iterator[Tails]:
+def layer_outputs(model: nn.Module, modules: list[nn.Module], lengths: tuple[int, ...], packed: bool = False) -> Iterator[Tails]:
     """Outliers of every decoder layer's output, filled in as the model runs: for each attention module, one a run of its layer.
 
     The decoder layer is the module that holds the attention module. There are none where it holds the attention of all layers;
-    see :func:`outliers_at`.
+    see :func:`outliers_at`. The prompts may be `packed` in one row.
     """
     names = {module: name for name, module in model.named_modules()}
     tails: Tails = [[] for _ in modules]
@@ -38,6 +39,8 @@ def layer_outputs(model: nn.Module, modules: list[nn.Module], lengths: tuple[int
     def tail(position: int) -> Callable:
         def hook(module: nn.Module, args: tuple, output: object) -> None:
             hidden = output[0] if isinstance(output, tuple) else output  # (batch, token, hidden)
+            if packed and isinstance(hidden, Tensor) and hidden.dim() == 3 and hidden.shape[1] == sum(lengths):
+                hidden = apart(hidden, lengths, 1)
             if isinstance(hidden, Tensor) and hidden.dim() == 3 and hidden.shape[1] >= max(lengths):
                 of_prompts = (outliers(hidden[i, :n].detach().float()).numpy() for i, n in enumerate(lengths))
                 tails[position].append(np.stack(list(of_prompts)))

@@ -1,14 +1,17 @@
-"""The forms in which people hold prompts: texts, token ids, a tokenizer's output, chats, and batches of these."""
+"""The forms in which people hold prompts: texts, token ids, a tokenizer's output, embeddings, chats, batches and packs."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from diffscope.errors import PromptError, first_line
+from diffscope.families.packs import sequences_in
 from diffscope.prompts import ChatText, listed, shown, whole_numbers
 
 if TYPE_CHECKING:
@@ -18,14 +21,36 @@ if TYPE_CHECKING:
 OnePrompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 PromptBatch = list[str] | list[Tensor] | Sequence[Sequence[int]] | Sequence[Sequence[Mapping[str, Any]]]
 Spans = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None  # of one prompt or of all, or one mapping a prompt
-Plain = str | list[int]  # what every form comes down to: a text, which may be a ChatText, or token ids
 
+
+@dataclass(frozen=True, eq=False)
+class Embedded:
+    """A prompt given as embeddings (token, hidden), with the ids of its tokens if they are known."""
+
+    embeddings: Tensor
+    ids: list[int] | None = None
+
+
+Plain = str | list[int] | Embedded  # what every form comes down to: a text, which may be a ChatText, token ids, or embeddings
+
+
+class Pack(list[Plain]):
+    """The sequences of a pack, which a model is given in one row; and its mask (1, 1, token, token), if one was given."""
+
+    mask: Tensor | None = None
+
+
+Tables = Mapping[str, tuple[list[list[int]], bool]]  # fields by name, as rows of whole numbers, and whether each is of a batch
 FORMS = "a text, token ids, a tokenizer's output, a chat, or a list of these"
 NESTED = "it is a batch itself, such as (1, N); give (N,), which is one prompt"
+PACKED = "it is a pack, which is a batch itself; give packs one by one"
 BYTES = (bytes, bytearray, memoryview)
 MASK = "attention_mask"
 # The model is run without these fields, so they have to be what it makes of n tokens by itself.
 IMPLIED = {"token_type_ids": lambda n: [0] * n, "position_ids": lambda n: [*range(n)]}
+IDS = "input_ids"
+EMBEDDINGS = "inputs_embeds"
+POSITIONS = "position_ids"
 SAYS_NOTHING_NEW = {"special_tokens_mask", "offset_mapping", "length", "assistant_masks"}  # of what a tokenizer gives
 
 
@@ -41,6 +66,9 @@ def split_prompts(prompt: Any, tokenizer: PreTrainedTokenizerBase | None) -> tup
         - token ids as a sequence, tensor or array (token,); (batch, token), or a list of those;
         - a tokenizer's output, or a dict with ``input_ids`` and an ``attention_mask`` (token,) or (batch, token), or a list of
           those of one prompt each. What the mask hides to the left and right is cut away;
+        - a dict with ``inputs_embeds`` (token, hidden) or (batch, token, hidden), with ``input_ids`` beside them or without;
+        - a pack: ``position_ids`` that start again from 0 in the one row that ``input_ids`` or ``inputs_embeds`` have. It is a
+          batch of its sequences;
         - a chat, which is a list of messages ``{"role": …, "content": …}``, or a list of chats. The tokenizer's chat template
           writes it; unless the last message is the assistant's, with what begins the assistant's answer.
     tokenizer : PreTrainedTokenizerBase or None
@@ -51,7 +79,7 @@ def split_prompts(prompt: Any, tokenizer: PreTrainedTokenizerBase | None) -> tup
         It is something else, or may be meant in more than one way.
     """
     if isinstance(prompt, Mapping):
-        return _without_padding(prompt, tokenizer)
+        return _of_fields(prompt, tokenizer)
     prompt = _opened(prompt)
     if not _is_batch(prompt):
         return [_one(prompt, tokenizer)], False
@@ -73,9 +101,9 @@ def one_each(spans: Spans, count: int) -> list[Mapping[str, Any]]:
     return sets
 
 
-def _opened(prompt: Any) -> str | Sequence:
+def _opened(prompt: Any) -> str | Sequence | Embedded:
     """A prompt or batch as a text or sequence, in place of tensors and arrays."""
-    if isinstance(prompt, str):
+    if isinstance(prompt, (str, Embedded)):
         return prompt
     if getattr(prompt, "ndim", 1) not in (1, 2):
         raise PromptError(f"token ids have the shape (N,), of a batch (B, N), and not {tuple(prompt.shape)}")
@@ -106,21 +134,21 @@ def _is_scalar(value: Any) -> bool:
 
 
 def _is_message(value: Any) -> bool:
-    return isinstance(value, Mapping) and "input_ids" not in value
+    return isinstance(value, Mapping) and IDS not in value and EMBEDDINGS not in value
 
 
-def _is_batch(prompt: str | Sequence) -> bool:
-    return not (isinstance(prompt, str) or _is_scalar(prompt[0]) or _is_message(prompt[0]))
+def _is_batch(prompt: str | Sequence | Embedded) -> bool:
+    return not (isinstance(prompt, (str, Embedded)) or _is_scalar(prompt[0]) or _is_message(prompt[0]))
 
 
 def _one(prompt: Any, tokenizer: PreTrainedTokenizerBase | None) -> Plain:
     if isinstance(prompt, Mapping):
-        rows, batch = _without_padding(prompt, tokenizer)
+        rows, batch = _of_fields(prompt, tokenizer)
         if batch:
-            raise PromptError(NESTED)
+            raise PromptError(PACKED if isinstance(rows, Pack) else NESTED)
         return rows[0]
     prompt = _opened(prompt)
-    if isinstance(prompt, str):
+    if isinstance(prompt, (str, Embedded)):
         return prompt
     if _is_batch(prompt):
         raise PromptError(NESTED)
@@ -140,6 +168,8 @@ def _of_batch(index: int, prompt: Any, tokenizer: PreTrainedTokenizerBase | None
 
 
 def _kind(prompt: Plain) -> str:
+    if isinstance(prompt, Embedded):
+        return "embeddings"
     if isinstance(prompt, list):
         return "token ids"
     return "chats" if isinstance(prompt, ChatText) else "texts"
@@ -148,29 +178,97 @@ def _kind(prompt: Plain) -> str:
 # a tokenizer's output
 
 
-def _without_padding(fields: Mapping, tokenizer: PreTrainedTokenizerBase | None) -> tuple[list[list[int]], bool]:
-    """The token ids that the attention mask of a tokenizer's output shows, and whether they are a batch."""
+def _of_fields(fields: Mapping, tokenizer: PreTrainedTokenizerBase | None) -> tuple[list[Plain], bool]:
+    """The prompts of a tokenizer's output, or of embeddings, and whether they are a batch; a pack is a :class:`Pack`."""
     fields = {name: value for name, value in fields.items() if value is not None and name not in SAYS_NOTHING_NEW}
     names = ", ".join(repr(name) for name in fields)
-    if "input_ids" not in fields:
+    if IDS not in fields and EMBEDDINGS not in fields:
         raise PromptError(f"a dict with {names or 'nothing'} is no prompt; give input_ids in it, or a chat as a list of messages")
-    if unknown := [name for name in fields if name not in ("input_ids", MASK, *IMPLIED)]:
+    if unknown := [name for name in fields if name not in (IDS, EMBEDDINGS, MASK, *IMPLIED)]:
         raise PromptError(f"it is not known what {unknown[0]!r} beside input_ids asks for; leave it out")
+    of_pack = getattr(fields.get(MASK), "ndim", 2) == 4
+    mask = fields.pop(MASK) if of_pack else None
+    vectors = _vectors(fields.pop(EMBEDDINGS)) if EMBEDDINGS in fields else None
     tables = {name: _table(name, value) for name, value in fields.items()}
-    rows, batch = tables["input_ids"]
-    for name, (table, of_batch) in tables.items():
-        if of_batch != batch or [len(row) for row in table] != [len(row) for row in rows]:
-            raise PromptError(f"{name} has another shape than input_ids; give one value a token")
-    if MASK not in tables and batch:
-        _refuse_padding(rows, tokenizer)
-    kept = [_seen(mask) for mask in tables[MASK][0]] if MASK in tables else [slice(None)] * len(rows)
-    rows = [row[part] for row, part in zip(rows, kept)]
+    lengths, batch = _shape(tables, vectors)
+    ids = tables[IDS][0] if IDS in tables else None
+    if sequences := _sequences(tables, lengths):
+        return _pack(ids, vectors[0] if vectors else None, sequences, mask), True
+    if of_pack:
+        raise PromptError(f"an {MASK} of 4 dimensions goes with a pack, whose {POSITIONS} start again; give one value a token")
+    if MASK not in tables and batch and ids is not None and vectors is None:
+        _refuse_padding(ids, tokenizer)
+    kept = [_seen(row) for row in tables[MASK][0]] if MASK in tables else [slice(None)] * len(lengths)
     for name in IMPLIED.keys() & tables.keys():
-        if any(row[part] != IMPLIED[name](len(ids)) for row, part, ids in zip(tables[name][0], kept, rows)):
+        if any(row[part] != IMPLIED[name](len(row[part])) for row, part in zip(tables[name][0], kept)):
             raise PromptError(
                 f"{name} are not those that the tokens have by themselves, which the model is run with; leave them out"
             )
-    return rows, batch
+    rows = None if ids is None else [row[part] for row, part in zip(ids, kept)]
+    if vectors is None:
+        assert rows is not None  # there are ids or embeddings
+        return list(rows), batch
+    return [Embedded(row[part], rows and rows[i]) for i, (row, part) in enumerate(zip(vectors[0], kept))], batch
+
+
+def _shape(
+    tables: Mapping[str, tuple[list[list[int]], bool]], vectors: tuple[list[Tensor], bool] | None
+) -> tuple[list[int], bool]:
+    """The tokens of each prompt and whether they are a batch, which all fields agree about."""
+    first, (rows, batch) = (EMBEDDINGS, vectors) if vectors else (IDS, tables[IDS])
+    lengths = [len(row) for row in rows]
+    for name, (table, of_batch) in tables.items():
+        if of_batch != batch or [len(row) for row in table] != lengths:
+            raise PromptError(f"{name} has another shape than {first}; give one value a token")
+    return lengths, batch
+
+
+def _vectors(value: Any) -> tuple[list[Tensor], bool]:
+    """Embeddings as one tensor (token, hidden) a prompt, and whether they are a batch."""
+    try:
+        vectors = torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise PromptError(f"{EMBEDDINGS} is {shown(value)}; give a tensor (token, hidden), or (batch, token, hidden)") from None
+    if vectors.dim() not in (2, 3) or not vectors.is_floating_point() or 0 in vectors.shape:
+        kind = f"{str(vectors.dtype).removeprefix('torch.')} of shape {tuple(vectors.shape)}"
+        raise PromptError(f"{EMBEDDINGS} is {kind}; give floats (token, hidden), or (batch, token, hidden)")
+    return (list(vectors), True) if vectors.dim() == 3 else ([vectors], False)
+
+
+def _sequences(tables: Tables, lengths: Sequence[int]) -> tuple[int, ...] | None:
+    """Tokens of each sequence of a pack; None where it is none."""
+    positions = tables[POSITIONS][0] if POSITIONS in tables else []
+    packed = [sequences_in(row) for row in positions]
+    padded = MASK in tables and any(0 in row for row in tables[MASK][0])  # on the left positions may start again
+    if padded or not any(packed):
+        return None
+    if len(lengths) > 1:
+        raise PromptError(
+            f"{POSITIONS} start again within a row of a batch of {len(lengths)}, which would be packs; give packs one by one"
+        )
+    if MASK in tables:
+        raise PromptError(
+            f"beside an {MASK} (1, N) transformers lets the sequences of a pack see each other; leave it out, or give one of "
+            "all scores, (1, 1, N, N)"
+        )
+    if "token_type_ids" in tables and any(tables["token_type_ids"][0][0]):
+        raise PromptError("token_type_ids of a pack are not 0, which the model is run with; leave them out")
+    return packed[0]
+
+
+def _pack(ids: list[list[int]] | None, vectors: list[Tensor] | None, sequences: tuple[int, ...], mask: Any) -> Pack:
+    """The sequences of a pack, of their lengths."""
+    pack = Pack()
+    stop = 0
+    for length in sequences:
+        start, stop = stop, stop + length
+        row = None if ids is None else ids[0][start:stop]
+        pack.append(Embedded(vectors[0][start:stop], row) if vectors else row or [])
+    if mask is not None:
+        pack.mask = torch.as_tensor(mask)
+        if pack.mask.shape != (1, 1, stop, stop):
+            raise PromptError(f"the {MASK} of a pack of {stop} tokens has the shape {tuple(pack.mask.shape)}; give (1, 1, N, N)")
+    return pack
 
 
 def _table(name: str, value: Any) -> tuple[list[list[int]], bool]:

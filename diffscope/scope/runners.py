@@ -16,9 +16,10 @@ from diffscope.attention.memory import free_memory
 from diffscope.errors import DiffscopeError, OutOfMemoryAhead, PromptError, UnsupportedModel
 from diffscope.families import Family, Passage
 from diffscope.families.hooks import implementation_of, own_implementation
+from diffscope.families.packs import together
 from diffscope.prompts import Encoded, encode, with_spans
 from diffscope.scope.holding import part_to_pass
-from diffscope.scope.prompt_forms import split_prompts
+from diffscope.scope.prompt_forms import EMBEDDINGS, POSITIONS, Embedded, Pack, split_prompts
 
 NEXT_TOKENS = 10
 
@@ -75,9 +76,26 @@ class TokenModel:
         Raises
         ------
         PromptError
-            It is longer than the model has positions, or has tokens outside its vocabulary.
+            It is longer than the model has positions, has tokens outside its vocabulary, or is given as embeddings.
         """
-        encoded = encode(tokenizer, prompt, spans, self.vocabulary)
+        if isinstance(prompt, Embedded):
+            raise PromptError("a prompt of embeddings is taken by capture, measure, loss and compare alone; give token ids")
+        return self._fitting(encode(tokenizer, prompt, spans, self.vocabulary))
+
+    def encode_embedded(self, tokenizer, prompt: Embedded, spans) -> Encoded:
+        """A prompt of embeddings as tokens: those of its ids, or by number.
+
+        Raises
+        ------
+        PromptError
+            As of :meth:`encode`.
+        """
+        if prompt.ids is not None:
+            return self._fitting(encode(tokenizer, prompt.ids, spans, self.vocabulary))
+        numbers = tuple(range(len(prompt.embeddings)))
+        return self._fitting(with_spans(Encoded(None, numbers, tuple(map(str, numbers)), ((0, 0),) * len(numbers), {}), spans))
+
+    def _fitting(self, encoded: Encoded) -> Encoded:
         n = len(encoded.ids)
         if self.positions is not None and n > self.positions:
             raise PromptError(f"the prompt has {n} tokens, but {self.name} has positions for {self.positions}; shorten it")
@@ -104,7 +122,17 @@ class TokenModel:
         """Keywords for :meth:`logits`: ids (batch, token) padded on the right, and a mask that is 1 where there is a token.
 
         `originals` are the prompts before they were encoded.
+
+        Raises
+        ------
+        UnsupportedModel
+            It takes neither embeddings nor packs, and some are given.
         """
+        if isinstance(originals, Pack) or any(isinstance(each, Embedded) for each in originals):
+            raise UnsupportedModel(f"{self.name} is run on token ids alone; give prompts as token ids, packs as a batch")
+        return self._padded(prompts)
+
+    def _padded(self, prompts: Sequence[Encoded]) -> dict:
         lengths = torch.tensor([len(prompt.ids) for prompt in prompts])
         ids = torch.full((len(prompts), int(lengths.max())), self.padding, dtype=torch.int64)
         for row, prompt in enumerate(prompts):
@@ -174,10 +202,56 @@ class LanguageModel(TokenModel):
     def implementation(self, family: Family) -> str:
         return own_implementation(self.model.config._attn_implementation) if family.interface else "its own"
 
-    def logits(self, ids: Tensor, mask: Tensor, columns: Sequence[int] | None = None) -> Tensor:
+    def inputs(self, prompts: Sequence[Encoded], originals: Sequence) -> dict:
+        given = self._padded(prompts)
+        vectors = [each.embeddings for each in originals if isinstance(each, Embedded)]
+        packed = isinstance(originals, Pack)
+        for name, needed in ((EMBEDDINGS, vectors), (POSITIONS, packed)):
+            if needed and name not in self.parameters:
+                raise UnsupportedModel(f"{self.name} takes no {name}; give prompts as token ids, packs as a batch")
+        if vectors:
+            given["embeddings"] = self._padded_vectors(vectors)
+        if not packed:
+            return given
+        device = self.device
+        lengths = [len(prompt.ids) for prompt in prompts]
+        row = {name: together(given[name], lengths) for name in ("ids", "embeddings") if name in given}
+        positions = torch.cat([torch.arange(n, device=device) for n in lengths])[None]
+        mask = originals.mask
+        if mask is not None:  # what is added to scores has their dtype
+            mask = mask.to(device, self.dtype if mask.is_floating_point() else mask.dtype)
+        return {**row, "mask": mask, "positions": positions}
+
+    def _padded_vectors(self, vectors: Sequence[Tensor]) -> Tensor:
+        """Embeddings of prompts as one batch, (batch, token, hidden)."""
+        inside = (part.embedding_dim for part in self.model.get_input_embeddings().modules() if isinstance(part, nn.Embedding))
+        width = next(inside, None)
+        wrong = next((each.shape[1] for each in vectors if each.shape[1] != (width or each.shape[1])), None)
+        if wrong is not None:
+            raise PromptError(f"{EMBEDDINGS} are {wrong} wide, and those of {self.name} {width}; give the model's own")
+        rows = [each.detach().to(self.device, self.dtype) for each in vectors]
+        return nn.utils.rnn.pad_sequence(rows, batch_first=True)
+
+    def logits(
+        self,
+        ids: Tensor,
+        mask: Tensor | None,
+        columns: Sequence[int] | None = None,
+        embeddings: Tensor | None = None,
+        positions: Tensor | None = None,
+    ) -> Tensor:
+        """Logits (batch, token, vocabulary); with `columns`, of those tokens only.
+
+        `embeddings` (batch, token, hidden) stand in for the ids, and `positions` (1, token) are those of a pack.
+        """
         narrow = columns is not None and "logits_to_keep" in self.parameters
         options = {"logits_to_keep": torch.tensor(list(columns))} if narrow else {}  # on the CPU: it indexes on any device
-        out = self.model(ids, attention_mask=mask, use_cache=False, **options).logits
+        if positions is not None:
+            options["position_ids"] = positions
+        if embeddings is not None:
+            options[EMBEDDINGS] = embeddings
+        given = (ids,) if embeddings is None else ()
+        out = self.model(*given, attention_mask=mask, use_cache=False, **options).logits
         return out if columns is None or narrow else out[:, list(columns)]
 
     def generate(self, ids: Tensor, count: int, cache: bool) -> Tensor:

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
@@ -23,13 +24,14 @@ from diffscope.errors import DiffscopeError, DiffscopeWarning, ModelNotFound, Pr
 from diffscope.families import Family, Passage
 from diffscope.families.beside import unread_layers
 from diffscope.families.hooks import Again, Take, passages
+from diffscope.families.packs import apart, hides_others, sequences_in, together
 from diffscope.models.loading import load_model, move, named_dtype, steps_of, without_step
 from diffscope.prompts import Encoded
 from diffscope.proof.prove import OFFLOADED, Unproved, prove_all, read_passage
 from diffscope.scope import answering
 from diffscope.scope.holding import as_written, unwrapped
 from diffscope.scope.layer_outputs import layer_outputs
-from diffscope.scope.prompt_forms import OnePrompt, PromptBatch, Spans, one_each
+from diffscope.scope.prompt_forms import Embedded, OnePrompt, Pack, PromptBatch, Spans, one_each
 from diffscope.scope.record import Record
 from diffscope.scope.runners import (
     as_losses,
@@ -254,12 +256,17 @@ class Scope:
         UnsupportedModel
             The model predicts no next tokens.
         """
-        prompts, inputs, _ = self._prompts(prompt, None)
+        prompts, inputs, _ = self._prompts(prompt, None, embedded=True)
+        if any(isinstance(each, Embedded) and each.ids is None for each in inputs):
+            raise PromptError("a loss is of the tokens that come next, which embeddings do not say; give input_ids beside them")
         lengths = tuple(len(text.ids) for text in prompts)
-        with self.running(lengths):
+        packed = isinstance(inputs, Pack)
+        with self.running(lengths, packed):
             logits = self.runner.logits(**self.runner.inputs(prompts, inputs))
-        if logits.shape[1] != max(lengths):
+        if logits.shape[1] != (sum if packed else max)(lengths):
             raise UnsupportedModel(f"{self.name} predicts no next tokens, so there is no loss over a text")
+        if packed:
+            logits = apart(logits, lengths, 1)
         losses = [as_losses(row[:n], torch.tensor(text.ids, device=row.device)) for row, n, text in zip(logits, lengths, prompts)]
         return float(torch.cat(losses).mean())
 
@@ -350,6 +357,9 @@ class Scope:
         elif padded:
             raise UnsupportedModel("an edit cannot tell padding from text here; use scope.capture or scope.loss, or SDPA")
         with torch.no_grad():
+            if self._state.lengths is None:
+                self._check_positions(passage)
+                passage.pack = self._pack_of(passage)
             unedited = self._state.unedited  # while a capture is made
             layer, proof = next(prove_all(self.family, [self._read(passage)], decide=unedited is not None))
             if unedited is not None:
@@ -366,7 +376,26 @@ class Scope:
                 queries = edited.mask.seeing(torch.arange(n, device=out.device), index)
                 rebuilt = edited.prompt(index).output(queries)  # (head, query, width)
                 out[index, queries] = rebuilt.transpose(0, 1).reshape(len(queries), *out.shape[2:]).to(out.dtype)
-        return out
+        return out if passage.pack is None else together(out, passage.pack)
+
+    def _check_positions(self, passage: Passage) -> None:
+        """Raise UnsupportedModel where an edit that goes by positions would count others than those of the tokens."""
+        tokens = None if passage.call is None else passage.call.tokens
+        placed = any(edit.placed and edit.concerns(passage.number) for edit in self._state.edits)
+        if placed and tokens not in (None, passage.observed.shape[1]):
+            raise UnsupportedModel(
+                f"layer {passage.number} of {self.name} attends from {passage.observed.shape[1]} positions where it was given "
+                f"{tokens} tokens, so an edit that goes by positions does not know them; use one that does not"
+            )
+
+    def _pack_of(self, passage: Passage) -> tuple[int, ...] | None:
+        """Tokens of each sequence, where somebody called the model with a pack and it keeps the sequences apart."""
+        positions = None if passage.call is None else passage.call.positions
+        if positions is None or len(positions) > 1 or passage.call.cached:
+            return None
+        lengths = sequences_in(positions[0].tolist())
+        apart = lengths and all(hides_others(layer.mask, lengths) for layer in self.family.readings(passage))
+        return lengths if apart else None
 
     @overload
     def capture(self, prompt: OnePrompt, spans: Spans = None) -> Capture: ...
@@ -383,8 +412,9 @@ class Scope:
         Parameters
         ----------
         prompt
-            A text, token ids (N,), a tokenizer's output (N,) or a chat; or a batch: a list of these, or (B, N), also where B is
-            1 (see docs/prompts.md). For a model of images: a tensor (channel, height, width), or a list or batch of them.
+            A text, token ids (N,), a tokenizer's output (N,), embeddings (N, hidden) or a chat; or a batch: a list of these, or
+            (B, N), also where B is 1; or a pack, which is a batch of its sequences (see docs/prompts.md). For a model of images:
+            a tensor (channel, height, width), or a list or batch of them.
         spans : mapping of str to span, or one mapping a prompt
             See :func:`diffscope.prompts.encode`.
 
@@ -404,9 +434,9 @@ class Scope:
         OutOfMemoryAhead
             The capture will not fit the memory that is free.
         """
-        prompts, inputs, batch = self._prompts(prompt, spans)
+        prompts, inputs, batch = self._prompts(prompt, spans, embedded=True)
         layers: list[LayerAttention] = []
-        with self.running(tuple(len(encoded.ids) for encoded in prompts)):
+        with self.running(tuple(len(encoded.ids) for encoded in prompts), isinstance(inputs, Pack)):
             record = self._run(prompts, inputs, layers.append, held=self.n_layers)
         assert record.outliers is not None
         kind = CaptureBatch if batch else Capture
@@ -448,7 +478,7 @@ class Scope:
             Interrupted (Ctrl-C) at any moment after the first layer; ``error.measured`` is the Dataset of the layers that were
             finished.
         """
-        prompts, inputs, batch = self._prompts(prompt, spans)
+        prompts, inputs, batch = self._prompts(prompt, spans, embedded=True)
         measuring = Measuring(prompts, statistics, queries, self.n_layers, progress, announce, backend)
         record = Record(self.name)
 
@@ -457,36 +487,45 @@ class Scope:
             return measuring.dataset(record.outliers, {**self._facts(record), "fidelity_worst": worst, **facts}, batch)
 
         try:
-            with self.running(tuple(len(encoded.ids) for encoded in prompts)), Workers() as workers:
+            lengths = tuple(len(encoded.ids) for encoded in prompts)
+            with self.running(lengths, isinstance(inputs, Pack)), Workers() as workers:
                 self._run(prompts, inputs, lambda layer: measuring.add(layer, workers), 1, record, measuring.outliers)
                 measuring.finish(workers)
             return result()
         except KeyboardInterrupt as interrupt:
             raise measuring.stopped(interrupt, result) from None
 
-    def _prompts(self, prompt: Any, spans: Spans) -> tuple[list[Encoded], list, bool]:
-        """Prompts as tokens, the same as texts, token ids or images, and whether they are a batch."""
+    def _prompts(self, prompt: Any, spans: Spans, embedded: bool = False) -> tuple[list[Encoded], list, bool]:
+        """Prompts as tokens, the same as texts, token ids or images, and whether they are a batch.
+
+        Prompts of embeddings, which are no token ids to go on from, are refused unless they may be `embedded`.
+        """
         inputs, batch = self.runner.split(prompt, self.tokenizer)
-        sets = one_each(spans, len(inputs))
-        return [self.runner.encode(self.tokenizer, text, named) for text, named in zip(inputs, sets)], inputs, batch
+        encoded = []
+        for text, named in zip(inputs, one_each(spans, len(inputs))):
+            encode = self.runner.encode_embedded if embedded and isinstance(text, Embedded) else self.runner.encode
+            encoded.append(encode(self.tokenizer, text, named))
+        return encoded, inputs, batch
 
     @contextmanager
-    def running(self, lengths: tuple[int, ...] | None) -> Iterator[tuple[int, ...] | None]:
+    def running(self, lengths: tuple[int, ...] | None, packed: bool = False) -> Iterator[tuple[int, ...] | None]:
         """Hold the model, in evaluation mode and without gradients.
 
         Parameters
         ----------
         lengths : tuple of int or None
             Tokens of each prompt of the batch about to be run, so that edits know what is padding; None if unknown.
+        packed : bool
+            Whether the prompts are run in one row, as a pack.
         """
         state = self._state
         with self.lock, torch.no_grad(), evaluating(self.model), as_written(self.model):
-            before = state.lengths
-            state.lengths = lengths
+            before = state.lengths, state.pack
+            state.lengths, state.pack = ((sum(lengths),), lengths) if packed and lengths else (lengths, None)
             try:
                 yield lengths
             finally:
-                state.lengths = before
+                state.lengths, state.pack = before
                 state.unedited = None
 
     def passages(
@@ -541,16 +580,19 @@ class Scope:
                 receive(layer)
             waiting.clear()
 
-        columns = sorted({n - 1 for n in lengths})
+        packed = self._state.pack is not None
+        ends = list(accumulate(lengths)) if packed else lengths  # where each prompt ends in its row
+        columns = sorted({end - 1 for end in ends})
         self._state.unedited = {}
         if unread := unread_layers(self.model, self.family):
             record.warned[unread] = None
         watched = self.family.modules(self.model) if outliers else []
-        with self.passages(lengths, take), layer_outputs(self.model, watched, lengths) as tails:
+        with self.passages(self._state.lengths, take), layer_outputs(self.model, watched, lengths, packed) as tails:
             logits = self.runner.logits(**self.runner.inputs(prompts, inputs), columns=columns)
             hand_over()
         record.finish(tails, len(lengths))
-        last = [logits[row, min(columns.index(n - 1), logits.shape[1] - 1)] for row, n in enumerate(lengths)]
+        rows = [0] * len(ends) if packed else range(len(ends))
+        last = [logits[row, min(columns.index(end - 1), logits.shape[1] - 1)] for row, end in zip(rows, ends)]
         record.next = [most_probable(row, self.tokenizer) if self.runner.predicts else [] for row in last]
         for line in record.warned:
             warnings.warn(f"{self.name}: {line}", DiffscopeWarning, stacklevel=3)
@@ -560,6 +602,7 @@ class Scope:
         """A passage as its family reads it, of the tokens of the prompts."""
         if self._state.lengths is not None:  # else nobody said how many tokens there are
             self.runner.check_tokens(passage)
+            passage.pack = self._state.pack
         unproved = read_passage(self.family, passage)
         if unproved.first is not None:
             self.runner.check_batch(unproved.first)

@@ -20,6 +20,7 @@ class State:
     lock: threading.RLock = field(default_factory=threading.RLock)  # whoever runs the model holds it
     edits: tuple[Edit, ...] = ()
     lengths: tuple[int, ...] | None = None  # tokens of each prompt that is being run, where they are known
+    pack: tuple[int, ...] | None = None  # tokens of each sequence, where the one prompt being run is a pack of several
     unedited: dict[int, Fidelity] | None = None  # by layer, what a capture under edits proves before they act
     formulas: Formulas = field(default_factory=Formulas)
     further: dict[str, set[int]] = field(default_factory=dict)  # by family, the numbers of layers that were seen to be run

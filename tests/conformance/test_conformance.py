@@ -225,3 +225,28 @@ def test_the_command_tells_pass_from_fail(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(Own, "read", wrong)
     assert main(["check", "--model", str(tmp_path / "right")]) == 1
     assert "fail" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("order", ["backwards", "two swapped", "by content"])
+@pytest.mark.parametrize("make", [lambda: tiny.standard("llama"), tiny.diffllama])
+def test_a_model_that_attends_in_another_order_is_named(make, order):
+    model = make()
+
+    def permutation(hidden):
+        numbers = torch.arange(hidden.shape[1])
+        orders = {"backwards": numbers.flip(0), "two swapped": torch.cat([numbers[:-2], numbers[-2:].flip(0)])}
+        return hidden[0].sum(-1).argsort() if order == "by content" else orders[order]
+
+    def shuffled(forward):
+        def run(hidden_states, **options):
+            there = permutation(hidden_states)
+            out, *others = forward(hidden_states[:, there], **options)
+            return (out[:, there.argsort()], *others)
+
+        return run
+
+    attention = model.model.layers[1].self_attn
+    attention.forward = shuffled(attention.forward)
+    report = diffscope.check(model)
+    assert not report.passed
+    assert [(each.check, each.layers) for each in report.findings if each.verdict == "fail"] == [("order of tokens", (1,))]

@@ -1,0 +1,97 @@
+"""Packs: several sequences in one row of a model's input, each of which attends to itself alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from diffscope.attention.layer import LayerAttention
+from diffscope.attention.parts import Mask
+from diffscope.errors import UnsupportedModel
+from diffscope.families.base import compact
+
+ACROSS = "attends across the sequences of the pack; give them as a batch"
+
+
+def sequences_in(positions: Sequence[int]) -> tuple[int, ...] | None:
+    """The lengths of the sequences of a pack, by the positions of its tokens; None unless they count up from 0 more than once."""
+    starts = [index for index, position in enumerate(positions) if position == 0]
+    lengths = tuple(stop - start for start, stop in zip(starts, [*starts[1:], len(positions)]))
+    counted = [position for length in lengths for position in range(length)]
+    return lengths if len(lengths) > 1 and counted == list(positions) else None
+
+
+def apart(x: Tensor, lengths: Sequence[int], dim: int) -> Tensor:
+    """What a pack has along `dim` as a batch of its sequences, padded on the right: (1, ...) → (sequence, ...)."""
+    longest = max(lengths)
+    batch = x.new_zeros([len(lengths), *(longest if i == dim else size for i, size in enumerate(x.shape) if i > 0)])
+    for row, part in zip(batch, x.split(list(lengths), dim)):
+        row.narrow(dim - 1, 0, part.shape[dim]).copy_(part[0])
+    return batch
+
+
+def together(batch: Tensor, lengths: Sequence[int]) -> Tensor:
+    """The inverse of :func:`apart` along dimension 1."""
+    return torch.cat([row[:length] for row, length in zip(batch, lengths)])[None]
+
+
+def hides_others(mask: Mask, lengths: Sequence[int]) -> bool:
+    """Whether a mask that is held shows every sequence of a pack none but its own keys."""
+    if mask.visible is None:
+        return False
+    rows = mask.visible[0].split(list(lengths))
+    own = [block.split(list(lengths), 1)[index] for index, block in enumerate(rows)]
+    return all(int(block.sum()) == int(part.sum()) for block, part in zip(rows, own))
+
+
+def unpacked(layer: LayerAttention, lengths: tuple[int, ...], window: int | None = None) -> LayerAttention:
+    """The layer of a pack as that of a batch of its sequences.
+
+    Where its mask is a rule, the same rule is read of each sequence, and the proof says whether it holds.
+
+    Parameters
+    ----------
+    layer : LayerAttention
+        Of one prompt, which is the pack.
+    lengths : tuple of int
+        Tokens of each sequence.
+    window : int, optional
+        The width of a window if it is known.
+
+    Raises
+    ------
+    UnsupportedModel
+        Its mask shows a sequence keys of another, or its rows are made of more than the contract can take apart.
+    """
+    if layer.mask.kind == "full" or (layer.mask.visible is not None and not hides_others(layer.mask, lengths)):
+        raise UnsupportedModel(f"layer {layer.layer} {ACROSS}")
+    if any(change.dismantle()[0] for change in layer.changes):
+        raise UnsupportedModel(f"layer {layer.layer} cannot be read in a pack; give its sequences as a batch")
+
+    def by_token(x: Tensor) -> Tensor:  # (1, head, token or 1, ...)
+        return apart(x, lengths, 2) if x.shape[2] > 1 else x
+
+    mask = layer.mask
+    if mask.visible is not None:
+        blocks = zip(lengths, mask.visible[0].split(list(lengths)))
+        starts = torch.tensor([0, *lengths]).cumsum(0).tolist()
+        visible = mask.visible.new_zeros(len(lengths), 1, max(lengths), max(lengths))
+        for index, (length, rows) in enumerate(blocks):
+            visible[index, 0, :length, :length] = rows[:, starts[index] : starts[index] + length]
+        mask = compact(visible, lengths, window)
+    return replace(
+        layer,
+        q=by_token(layer.q),
+        k=by_token(layer.k),
+        v=by_token(layer.v),
+        lam=by_token(layer.lam),
+        gain=by_token(layer.gain),
+        lam_fp32=by_token(layer.lam_fp32),
+        sink_logit=None if layer.sink_logit is None else by_token(layer.sink_logit),
+        gate=None if layer.gate is None else by_token(layer.gate),
+        mask=mask,
+        lengths=lengths,
+    )
