@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 import torch
 from torch import nn
@@ -110,7 +112,34 @@ def as_written(model: nn.Module, whoever_calls: bool = False) -> AbstractContext
     flex = "flex" in str(getattr(getattr(model, "config", None), "_attn_implementation", None))
     outside = whoever_calls and "torch._dynamo.eval_frame" in sys.modules and not flex
     compiled = outside or any(_compiled(part) for part in model.modules())
-    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+    return _UNCOMPILED.context() if compiled else nullcontext()
+
+
+class _Uncompiled:
+    """That torch.compile is to be left out, for as long as anybody wants it so: torch has one such setting for all threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._wanted = 0
+        self._set = ExitStack()
+
+    @contextmanager
+    def context(self) -> Iterator[None]:
+        """Have all models run as they are written while this or another such context is open."""
+        with self._lock:
+            if not self._wanted:
+                self._set.enter_context(torch.compiler.set_stance("force_eager"))
+            self._wanted += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._wanted -= 1
+                if not self._wanted:
+                    self._set.close()
+
+
+_UNCOMPILED = _Uncompiled()
 
 
 def _compiled(part: ForeignModule) -> bool:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
+from itertools import chain
 from weakref import WeakKeyDictionary
 
 from torch import nn
 
 from diffscope.edits import Edit
+from diffscope.errors import DiffscopeError
+from diffscope.families import Family
 from diffscope.proof.fidelity import Fidelity
 from diffscope.proof.formula import Formulas
 
@@ -18,11 +23,60 @@ class State:
     """What holds for one model."""
 
     lock: threading.RLock = field(default_factory=threading.RLock)  # whoever runs the model holds it
-    edits: tuple[Edit, ...] = ()
+    blocks: dict[object, tuple[Edit, ...]] = field(default_factory=dict)  # the edits of every open block, as they were opened
+    hooks: ExitStack | None = None  # that make the edits, while a block with any is open
+    edited_as: str = ""  # the family by which they do
     lengths: tuple[int, ...] | None = None  # tokens of each prompt that is being run, where they are known
     unedited: dict[int, Fidelity] | None = None  # by layer, what a capture under edits proves before they act
     formulas: Formulas = field(default_factory=Formulas)
     further: dict[str, set[int]] = field(default_factory=dict)  # by family, the numbers of layers that were seen to be run
+
+    @property
+    def edits(self) -> tuple[Edit, ...]:
+        """The edits of all open blocks."""
+        return tuple(chain.from_iterable(self.blocks.values()))
+
+    def open_block(self, family: Family, edits: tuple[Edit, ...], hooks: Callable[[], AbstractContextManager[None]]) -> object:
+        """Add edits to those of the blocks that are open.
+
+        Parameters
+        ----------
+        family : Family
+        edits : tuple of Edit
+        hooks : callable
+            Gives the context in which all edits act; it is entered with the first block that has any, and left with the last.
+
+        Returns
+        -------
+        object
+            What :meth:`close_block` takes.
+        """
+        if edits:
+            self.check_family(family)
+            if self.hooks is None:
+                with ExitStack() as entered:
+                    entered.enter_context(hooks())
+                    self.hooks = entered.pop_all()
+                self.edited_as = family.name
+        key = object()
+        self.blocks[key] = edits
+        return key
+
+    def close_block(self, key: object) -> None:
+        """Take the edits of one block away, which need not be the last that was opened."""
+        del self.blocks[key]
+        if self.hooks is not None and not self.edits:
+            hooks = self.hooks
+            self.hooks = None
+            hooks.close()
+
+    def check_family(self, family: Family) -> None:
+        """Raise DiffscopeError where the model is under edits that read it as another family."""
+        if self.hooks is not None and self.edited_as != family.name:
+            raise DiffscopeError(
+                f"the model is under edits made by family {self.edited_as!r}, and this scope reads it by family {family.name!r}; "
+                "close them first, or use one family for both"
+            )
 
 
 _STATES: WeakKeyDictionary[nn.Module, State] = WeakKeyDictionary()
