@@ -9,10 +9,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import checkpoint
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -160,6 +162,14 @@ def observed(model: ForeignModule, see: See) -> Iterator[None]:
         _OBSERVERS.remove(implementation, configs, see)
 
 
+def _within_checkpoint() -> bool:
+    """Whether what runs is run by torch.utils.checkpoint, for the first time or again."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code.co_filename != checkpoint.__file__:
+        frame = frame.f_back
+    return frame is not None
+
+
 def _named(module: nn.Module, args: tuple, kwargs: dict) -> dict:
     """What a module was called with, by the names of its forward."""
     try:
@@ -206,15 +216,18 @@ class _Watch:
         self.lengths = lengths
         self.layers = layers  # how far the numbers of a further round of the same modules are from those of the one before
         self.turns: Counter[nn.Module] | None = None  # how often each module was run; None while the model is not running
+        self.learning = True  # whether the run of the model was begun with gradients, or only a part of it is run
         self.open: dict[nn.Module, Passage] = {}
         self.then: dict[nn.Module, Callable[[], None] | None] = {}  # what to do when a module is done
 
     def begin(self, model: nn.Module, args: tuple) -> None:
         """Begin to count: a run of the model begins."""
         self.turns = Counter()
+        self.learning = torch.is_grad_enabled() or _within_checkpoint()  # which may have turned gradients off
 
     def finish(self, model: nn.Module, args: tuple, output: Any) -> None:
         self.turns = None
+        self.learning = True
 
     def see(self, call: Call, module: nn.Module) -> None:
         if module in self.open:
@@ -292,6 +305,11 @@ class _Watch:
                 changed = change(passage) if change else None
             if changed is None:
                 return None
+            if self.learning and _within_checkpoint():
+                raise UnsupportedModel(
+                    "edits cannot be made under gradient checkpointing, which runs layers again in the backward pass, where they "
+                    "may be closed; turn it off, or run the model under torch.no_grad()"
+                )
             if width is not None:  # what is not attention goes on as it came
                 changed = torch.cat([changed, args[0][..., width:]], dim=-1)
             return (changed, *args[1:])
