@@ -542,35 +542,30 @@ def test_nothing_is_left_behind(implementation, own_copy):
 
 def test_what_an_edit_makes_is_a_constant_for_gradients(own_copy):
     """No gradient reaches the attention of an edited layer; the stream past it, its projection and other layers get theirs."""
-    scope = own_copy("v1")
-    ids = torch.tensor([IDS])
-    given = scope.model.model.embed_tokens(ids).detach().requires_grad_()
-    with scope.edit(edits.ablate_heads(layers=1, heads=0)):
-        loss = scope.model(inputs_embeds=given, labels=ids).loss
-    loss.backward()  # after the block: what was computed in it stays
+    scope, generator = own_copy("v1"), torch.Generator().manual_seed(1)
     first, second = scope.model.model.layers
+    given = scope.model.model.embed_tokens(torch.tensor([IDS])).detach().requires_grad_()
+    wanted = torch.randn(20, tiny.VOCABULARY, generator=generator, dtype=torch.float64)
+    step = torch.randn(given.shape, generator=generator, dtype=torch.float64) * 1e-4
+    seen = []
+
+    def value(x):
+        return (scope.model(inputs_embeds=x).logits[0] * wanted).sum()
+
+    with scope.edit(edits.ablate_heads(layers=1, heads=0)):
+        handle = second.self_attn.o_proj.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+        loss = value(given)
+        handle.remove()
+    loss.backward()  # after the block: what was computed in it stays
     grads = {name: parameter.grad for name, parameter in second.self_attn.named_parameters()}
     assert [name for name, grad in grads.items() if grad is not None] == ["o_proj.weight"]
     assert second.input_layernorm.weight.grad is None and second.mlp.up_proj.weight.grad is not None
     assert all(parameter.grad is not None for parameter in first.parameters())
-
-    def with_constant(x):  # by finite differences of a model whose second attention gives what it gave
-        replaced = second.self_attn.o_proj.register_forward_pre_hook(lambda module, args: (constant,))
-        try:
-            return scope.model(inputs_embeds=x, labels=ids).loss.item()
-        finally:
-            replaced.remove()
-
-    with scope.edit(edits.ablate_heads(layers=1, heads=0)), torch.no_grad():
-        seen = []
-        handle = second.self_attn.o_proj.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
-        scope.model(inputs_embeds=given)
-        handle.remove()
-    (constant,) = seen
-    step = torch.randn(given.shape, generator=torch.Generator().manual_seed(1), dtype=given.dtype) * 1e-5
+    handle = second.self_attn.o_proj.register_forward_pre_hook(lambda module, args: (seen[0],))
     with torch.no_grad():
-        slope = (with_constant(given + step) - with_constant(given - step)) / 2
-    assert slope == pytest.approx(float((given.grad * step).sum()), rel=1e-5)
+        slope = float(value(given + step) - value(given - step)) / 2
+    handle.remove()
+    assert slope == pytest.approx(float((given.grad * step).sum()), rel=1e-3)  # norms are taken in float32
 
 
 def test_another_thread_waits_and_sees_no_edit():

@@ -1,7 +1,6 @@
 """A block of edits acts from its entry to its exit, whatever else is opened, closed, copied or fails meanwhile."""
 
 import copy
-import gc
 import io
 import itertools
 import pickle
@@ -153,7 +152,6 @@ def test_a_block_that_nobody_holds_is_closed_with_a_warning(model):
     stack.enter_context(scope.edit(THREE[1]))
     with pytest.warns(DiffscopeWarning, match="which closed it"):
         del stack
-        gc.collect()
     assert state(model) == before and not scope.lock._is_owned()
 
 
