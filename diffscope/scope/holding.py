@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import Any
 
 import torch
 from torch import nn
@@ -112,31 +112,28 @@ def as_written(model: nn.Module, whoever_calls: bool = False) -> AbstractContext
     flex = "flex" in str(getattr(getattr(model, "config", None), "_attn_implementation", None))
     outside = whoever_calls and "torch._dynamo.eval_frame" in sys.modules and not flex
     compiled = outside or any(_compiled(part) for part in model.modules())
-    return _UNCOMPILED.context() if compiled else nullcontext()
+    return _UNCOMPILED if compiled else nullcontext()
 
 
-class _Uncompiled:
-    """That torch.compile is to be left out, for as long as anybody wants it so: torch has one such setting for all threads."""
+class _Uncompiled(AbstractContextManager[None]):
+    """A context, open as often as anybody likes, in which all models run as written: torch has one such setting for all."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._wanted = 0
-        self._set = ExitStack()
+        self._open = 0
+        self._stance = ExitStack()
 
-    @contextmanager
-    def context(self) -> Iterator[None]:
-        """Have all models run as they are written while this or another such context is open."""
+    def __enter__(self) -> None:
         with self._lock:
-            if not self._wanted:
-                self._set.enter_context(torch.compiler.set_stance("force_eager"))
-            self._wanted += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._wanted -= 1
-                if not self._wanted:
-                    self._set.close()
+            if not self._open:
+                self._stance.enter_context(torch.compiler.set_stance("force_eager"))
+            self._open += 1
+
+    def __exit__(self, *raised: Any) -> None:
+        with self._lock:
+            self._open -= 1
+            if not self._open:
+                self._stance.close()
 
 
 _UNCOMPILED = _Uncompiled()

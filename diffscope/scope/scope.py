@@ -337,6 +337,7 @@ class Scope:
         """Add edits to those that the model is under, for whoever holds :attr:`lock`; :meth:`edit` is what to call."""
         if edits:
             self._refuse_without_weights()
+            self._state.check_family(self.model, self.family)
         key = self._state.open_block(self.family, edits, partial(self.passages, None, change=self._edited))
         try:
             yield
@@ -345,7 +346,8 @@ class Scope:
 
     def _edited(self, passage: Passage) -> Tensor | None:
         """What enters an output projection under the edits; None where they change nothing."""
-        if not any(edit.concerns(passage.number) for edit in self._state.edits):
+        edits = self._state.edits_by(self.family)
+        if not any(edit.concerns(passage.number) for edit in edits):
             return None
         padded = any(call.may_be_padded for call in passage.calls)
         if self._state.lengths is not None:
@@ -356,11 +358,11 @@ class Scope:
             unedited = self._state.unedited  # while a capture is made
             layer, proof = next(prove_all(self.family, [self._read(passage)], decide=unedited is not None))
             if unedited is not None:
-                unedited[layer.layer] = proof
+                unedited[self.family.name, layer.layer] = proof
             window = next((call.window for call in passage.calls if call.window), None)
             if window and layer.mask.kind == "causal":  # within its window a cached step looks causal, and is not
                 layer = replace(layer, mask=Mask("window", window))
-            edited = apply(self._state.edits, layer)
+            edited = apply(edits, layer)
             if edited is layer:
                 return None
             assert passage.observed is not None
@@ -532,9 +534,9 @@ class Scope:
         """
         record = record or Record(self.name)
         lengths = tuple(len(prompt.ids) for prompt in prompts)
-        self._state.check_family(self.family)
-        edits = self._state.edits
-        record.edits = tuple(map(str, edits))
+        self._state.check_family(self.model, self.family)
+        edits = self._state.edits_by(self.family)
+        record.edits = tuple(map(str, self._state.edits))
         record.attention = self.runner.implementation(self.family)
         waiting: list[Unproved] = []
         at_once = edits or type(self.family).readings is not Family.readings  # a second reading would come too late
@@ -549,7 +551,8 @@ class Scope:
                 if not record.numbers:
                     refuse_beyond_memory(layer, held)
                 warned = [*step.passage.warnings, *self.family.warnings(layer)]
-                record.note(step.passage, layer, proof, (self._state.unedited or {}).get(layer.layer), warned)
+                before = (self._state.unedited or {}).get((self.family.name, layer.layer))
+                record.note(step.passage, layer, proof, before, warned)
                 receive(layer)
             waiting.clear()
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from torch import nn
@@ -18,23 +19,44 @@ from diffscope.proof.fidelity import Fidelity
 from diffscope.proof.formula import Formulas
 
 
+class Block(NamedTuple):
+    """Some edits, and the family by which the layers are read that they act on."""
+
+    family: Family
+    edits: tuple[Edit, ...]
+
+
 @dataclass
 class State:
     """What holds for one model."""
 
     lock: threading.RLock = field(default_factory=threading.RLock)  # whoever runs the model holds it
-    blocks: dict[object, tuple[Edit, ...]] = field(default_factory=dict)  # the edits of every open block, as they were opened
-    hooks: ExitStack | None = None  # that make the edits, while a block with any is open
-    edited_as: str = ""  # the family by which they do
+    blocks: dict[object, Block] = field(default_factory=dict)  # that are open, in the order in which they were opened
+    hooks: dict[str, ExitStack] = field(default_factory=dict)  # by family, those that make the edits while any is open
     lengths: tuple[int, ...] | None = None  # tokens of each prompt that is being run, where they are known
-    unedited: dict[int, Fidelity] | None = None  # by layer, what a capture under edits proves before they act
+    unedited: dict[tuple[str, int], Fidelity] | None = None  # by family and layer, what captures prove before edits act
     formulas: Formulas = field(default_factory=Formulas)
     further: dict[str, set[int]] = field(default_factory=dict)  # by family, the numbers of layers that were seen to be run
 
     @property
     def edits(self) -> tuple[Edit, ...]:
         """The edits of all open blocks."""
-        return tuple(chain.from_iterable(self.blocks.values()))
+        return tuple(chain.from_iterable(block.edits for block in self.blocks.values()))
+
+    def edits_by(self, family: Family) -> tuple[Edit, ...]:
+        """Those that act on the layers that a family reads: most models have layers of one family alone."""
+        return tuple(chain.from_iterable(block.edits for block in self.blocks.values() if block.family.name == family.name))
+
+    def check_family(self, model: nn.Module, family: Family) -> None:
+        """Raise DiffscopeError where layers that a family reads are under edits that read them as another family."""
+        layers = set(family.modules(model))
+        others = {block.family.name: block.family for block in self.blocks.values() if block.edits}
+        for name, other in others.items():
+            if name != family.name and not layers.isdisjoint(other.modules(model)):
+                raise DiffscopeError(
+                    f"the model is under edits that read its layers as family {name!r}, and this scope reads them as family "
+                    f"{family.name!r}; close those first, or use one family for both"
+                )
 
     def open_block(self, family: Family, edits: tuple[Edit, ...], hooks: Callable[[], AbstractContextManager[None]]) -> object:
         """Add edits to those of the blocks that are open.
@@ -44,39 +66,27 @@ class State:
         family : Family
         edits : tuple of Edit
         hooks : callable
-            Gives the context in which all edits act; it is entered with the first block that has any, and left with the last.
+            Gives the context in which the edits of a family act; it is entered with the first block that has any, and left with
+            the last.
 
         Returns
         -------
         object
             What :meth:`close_block` takes.
         """
-        if edits:
-            self.check_family(family)
-            if self.hooks is None:
-                with ExitStack() as entered:
-                    entered.enter_context(hooks())
-                    self.hooks = entered.pop_all()
-                self.edited_as = family.name
+        if edits and family.name not in self.hooks:
+            with ExitStack() as entered:
+                entered.enter_context(hooks())
+                self.hooks[family.name] = entered.pop_all()
         key = object()
-        self.blocks[key] = edits
+        self.blocks[key] = Block(family, edits)
         return key
 
     def close_block(self, key: object) -> None:
         """Take the edits of one block away, which need not be the last that was opened."""
-        del self.blocks[key]
-        if self.hooks is not None and not self.edits:
-            hooks = self.hooks
-            self.hooks = None
-            hooks.close()
-
-    def check_family(self, family: Family) -> None:
-        """Raise DiffscopeError where the model is under edits that read it as another family."""
-        if self.hooks is not None and self.edited_as != family.name:
-            raise DiffscopeError(
-                f"the model is under edits made by family {self.edited_as!r}, and this scope reads it by family {family.name!r}; "
-                "close them first, or use one family for both"
-            )
+        family, _ = self.blocks.pop(key)
+        if family.name in self.hooks and not self.edits_by(family):
+            self.hooks.pop(family.name).close()
 
 
 _STATES: WeakKeyDictionary[nn.Module, State] = WeakKeyDictionary()

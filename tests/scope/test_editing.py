@@ -174,18 +174,47 @@ def test_another_thread_cannot_close_a_block(model):
     assert "was opened by another thread, which alone can close it" in said[0] and "\n" not in said[0]
 
 
-def test_edits_by_two_families_are_refused(model):
+def test_layers_are_not_edited_by_two_families_at_once(model):
     class Another(Own):
         name = "another"
 
     scope, other = diffscope.load(model), diffscope.load(model, family=Another())
     with scope.edit(THREE[0]):
         for use in (lambda: other.edit(THREE[1]).__enter__(), lambda: other.capture(IDS)):
-            with pytest.raises(DiffscopeError, match="under edits made by family 'diffscope', and .* by family 'another'; close"):
+            with pytest.raises(DiffscopeError, match="edits that read its layers as family 'diffscope', and .* 'another'; close"):
                 use()
         assert torch.equal(logits_of(model), logits_under(THREE[0]))
     with other.edit(THREE[0]):
         assert torch.equal(logits_of(model), logits_under(THREE[0]))
+
+
+@pytest.mark.filterwarnings("ignore:.*without attention that diffscope reads:diffscope.DiffscopeWarning")
+@pytest.mark.parametrize("ends", [(0, 1), (1, 0)], ids=str)
+def test_layers_of_two_families_are_each_edited_by_their_own(model, ends):
+    class One(Own):
+        def __init__(self, layer):
+            self.name = f"layer {layer}"
+            self.layer = layer
+
+        def modules(self, model):
+            return super().modules(model)[self.layer : self.layer + 1]
+
+    scopes = [diffscope.load(model, family=One(layer)) for layer in (0, 1)]
+    before = state(model)
+    made = [edits.set_lambda(0.8, layers=0), edits.scale_lambda(0.5, layers=1)]
+    blocks = [scope.edit(edit) for scope, edit in zip(scopes, made)]
+    for block in blocks:
+        block.__enter__()
+    assert torch.equal(logits_of(model), logits_under(*made))
+    for scope, layer in zip(scopes, (0, 1)):
+        capture = scope.capture(IDS)
+        assert capture.facts["edits"] == "; ".join(map(str, made))
+        with diffscope.load(copy.deepcopy(model)).edit(*made) as alone:
+            assert capture.map("D", layer, 1).equals(alone.capture(IDS).map("D", layer, 1))
+    blocks[ends[0]].__exit__(None, None, None)
+    assert torch.equal(logits_of(model), logits_under(made[ends[1]]))
+    blocks[ends[1]].__exit__(None, None, None)
+    assert state(model) == before
 
 
 def test_what_is_compiled_is_run_as_written_until_the_last_block_is_closed():

@@ -1,4 +1,4 @@
-"""Whatever is done in whatever order with two scopes of one model, it gives what a model gives whose formula was really changed."""
+"""Whatever is done with two scopes of one model, and in whatever order: it gives what a model gives that was changed by hand."""
 
 import copy
 
