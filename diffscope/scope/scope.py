@@ -309,7 +309,7 @@ class Scope:
         said = answering.answered(self, questions).assign_attrs(model=self.name, edits="; ".join(map(str, self._state.edits)))
         return said if batch else said.isel(prompt=0)
 
-    def edit(self, *edits: Edit) -> EditBlock:
+    def edit(self, *edits: Edit) -> AbstractContextManager[Scope]:
         """Change what the model computes within a ``with`` block: captures, generation, losses and bare calls of the model.
 
         Edits act in the order of the computation (see ``diffscope.edits``); two at one place act in the order given, and those of
