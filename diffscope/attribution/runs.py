@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from diffscope.families.hooks import Hook
+
 
 class Run(NamedTuple):
     """One run of a module at the last token of each prompt, (prompt, width) both.
@@ -60,8 +62,8 @@ def watched(model: nn.Module, prompts: int) -> Iterator[Runs]:
     handles = []
     try:
         for module in model.modules():
-            handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
-            handles.append(module.register_forward_hook(after))
+            handles.append(module.register_forward_pre_hook(Hook(before), with_kwargs=True))
+            handles.append(module.register_forward_hook(Hook(after)))
         yield runs
     finally:
         for handle in handles:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import inspect
-import itertools
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import checkpoint
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -25,12 +27,14 @@ from diffscope.families.keywords import call_of
 from diffscope.families.model_call import ModelCall
 from diffscope.families.offloaded import fetched
 
-_numbers = itertools.count()
-_NAME = "diffscope_{}_of_{}"
+_OBSERVED = "diffscope_of_"  # before the name of an implementation whose calls are observed
+
+
+See = Callable[[Call, nn.Module], None]
 
 
 def implementation_of(model: nn.Module) -> str:
-    """The attention implementation that all parts of a model are set to.
+    """The model's own attention implementation, to which all of its parts are set.
 
     Raises
     ------
@@ -42,7 +46,7 @@ def implementation_of(model: nn.Module) -> str:
         raise UnsupportedModel(
             f"{kind} is not a Hugging Face PreTrainedModel, so its attention cannot be observed; wrap it in one"
         )
-    used = {config._attn_implementation for config in _configs(model)}
+    used = {own_implementation(str(config._attn_implementation)) for config in _configs(model)}
     if len(used) != 1:
         raise UnsupportedModel(f"parts of this model differ in attention implementation ({', '.join(sorted(used))}); set one")
     return used.pop()
@@ -50,7 +54,18 @@ def implementation_of(model: nn.Module) -> str:
 
 def own_implementation(implementation: str) -> str:
     """The name of the model's own implementation, of one that :func:`observed` may have registered on top of it."""
-    return implementation.rpartition("_of_")[2] if implementation.startswith("diffscope_") else implementation
+    return implementation.removeprefix(_OBSERVED)
+
+
+def _configs(model: nn.Module) -> list[Any]:
+    """The configurations by which parts of a model choose their attention: of its models, and of layers with one of their own."""
+    configs = {}
+    for part in model.modules():
+        config: Any = getattr(part, "config", None)
+        layer_of_its_own = hasattr(part, "layer_idx") and getattr(config, "_attn_implementation", None) is not None
+        if isinstance(part, PreTrainedModel) or layer_of_its_own:
+            configs[id(config)] = config
+    return list(configs.values())
 
 
 def _original(module: nn.Module, implementation: str) -> Callable:
@@ -68,21 +83,6 @@ def _original(module: nn.Module, implementation: str) -> Callable:
     return eager
 
 
-def _configs(model: nn.Module) -> Iterator[Any]:
-    """The configurations by which parts of a model choose their attention: of its models, and of layers with one of their own."""
-    for part in model.modules():
-        config: Any = getattr(part, "config", None)
-        layer_of_its_own = hasattr(part, "layer_idx") and getattr(config, "_attn_implementation", None) is not None
-        if isinstance(part, PreTrainedModel) or layer_of_its_own:
-            yield config
-
-
-def _set_implementation(model: nn.Module, implementation: str) -> None:
-    """Set all parts of a model, without asking its class, which may not offer what it is set to, whether it may be."""
-    for config in _configs(model):
-        config._attn_implementation = implementation
-
-
 def _kept(value: Any) -> Any:
     """A copy of a tensor, or of a tuple of some: a module may change in place what it computed, or use its memory again."""
     if isinstance(value, tuple):
@@ -90,33 +90,91 @@ def _kept(value: Any) -> Any:
     return value.clone(memory_format=torch.contiguous_format) if isinstance(value, Tensor) else value
 
 
-@contextmanager
-def observed(model: ForeignModule, see: Callable[[Call, nn.Module], None]) -> Iterator[None]:
-    """Run the model's own attention implementation, and show `see` every call of it.
+class _ObservedName(str):
+    """The name of an implementation whose calls are observed; copies of it are the name of the implementation itself."""
 
-    On leaving, the model is set back and the registered name is gone.
+    def __reduce__(self) -> tuple:
+        return str, (own_implementation(self),)
+
+
+class _Observers:
+    """Who observes the calls of attention implementations, and the configurations in which these go by another name meanwhile.
+
+    Models may share a configuration or a part, and whoever observes one of them may begin and end in any order.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.seeing: dict[str, list[See]] = {}  # by implementation, in the order in which they began
+        self.renamed: dict[int, tuple[Any, int]] = {}  # by identity, a configuration and how many observe its models
+
+    def add(self, implementation: str, configs: list[Any], see: See) -> None:
+        """Show `see` every call of an implementation that the models of some configurations make."""
+        with self.lock:
+            name = _ObservedName(_OBSERVED + implementation)
+            self.seeing.setdefault(implementation, []).append(see)
+            AttentionInterface.register(name, partial(self._attend, implementation))
+            AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS[implementation])
+            for config in configs:
+                _, count = self.renamed.get(id(config), (config, 0))
+                self.renamed[id(config)] = config, count + 1
+                config._attn_implementation = name
+
+    def remove(self, implementation: str, configs: list[Any], see: See) -> None:
+        """Undo :meth:`add`; with the last, configurations are set back and the registered name is gone."""
+        with self.lock:
+            self.seeing[implementation].remove(see)
+            for config in configs:
+                _, count = self.renamed.pop(id(config))
+                if count > 1:
+                    self.renamed[id(config)] = config, count - 1
+                elif config._attn_implementation == _OBSERVED + implementation:  # nobody has set another since
+                    config._attn_implementation = implementation
+            for config, _ in self.renamed.values():  # what a configuration is set to, the configurations within it are too
+                if config._attn_implementation == implementation:
+                    config._attn_implementation = _ObservedName(_OBSERVED + implementation)
+            if not self.seeing[implementation]:
+                del self.seeing[implementation]
+                for interface in (AttentionInterface, AttentionMaskInterface):
+                    interface._global_mapping.pop(_OBSERVED + implementation, None)
+
+    def _attend(
+        self, own: str, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
+    ) -> Any:
+        call = call_of(module, own, _kept(query), _kept(key), _kept(value), attention_mask, kwargs)
+        for see in tuple(self.seeing.get(own, ())):
+            see(call, module)
+        return _original(module, own)(module, query, key, value, attention_mask, **kwargs)
+
+
+_OBSERVERS = _Observers()
+
+
+@contextmanager
+def observed(model: ForeignModule, see: See) -> Iterator[None]:
+    """Run the model's own attention implementation, and show `see` every call of it, perhaps those of other models too.
+
+    On leaving, the model is set back and the registered name is gone, unless somebody else still observes it.
     """
     implementation = implementation_of(model)
-    name = _NAME.format(next(_numbers), implementation)
-    own = own_implementation(implementation)
-
-    def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any) -> Any:
-        see(call_of(module, own, _kept(query), _kept(key), _kept(value), attention_mask, kwargs), module)
-        return _original(module, implementation)(module, query, key, value, attention_mask, **kwargs)
-
     if implementation not in ALL_MASK_ATTENTION_FUNCTIONS:
         raise UnsupportedModel(
             f"attention implementation {implementation!r} has no mask function registered; use 'sdpa' or 'eager'"
         )
+    configs = _configs(model)
+    _OBSERVERS.add(implementation, configs, see)
     try:
-        AttentionInterface.register(name, attend)
-        AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS[implementation])
-        _set_implementation(model, name)
         yield
     finally:
-        _set_implementation(model, implementation)
-        for interface in (AttentionInterface, AttentionMaskInterface):
-            interface._global_mapping.pop(name, None)
+        _OBSERVERS.remove(implementation, configs, see)
+
+
+def _within_checkpoint() -> bool:
+    """Whether what runs is run by torch.utils.checkpoint, for the first time or again."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code.co_filename != checkpoint.__file__:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _named(module: nn.Module, args: tuple, kwargs: dict) -> dict:
@@ -149,6 +207,23 @@ Again = Callable[..., Passage]  # the same passage through a float32 copy of its
 Begin = Callable[[Passage, Again], None]
 
 
+class Hook:
+    """A forward hook that acts on the very module that it is registered on: in a copy of that, or a pickle, it does nothing."""
+
+    def __init__(self, act: Callable[..., Any]) -> None:
+        self._act = act
+
+    def __call__(self, *given: Any) -> Any:
+        return self._act(*given)
+
+    def __reduce__(self) -> tuple:
+        return Hook, (_nothing,)
+
+
+def _nothing(*given: Any) -> None:
+    """Do nothing."""
+
+
 class _Watch:
     """The passages that are under way, and the hooks that follow them."""
 
@@ -158,6 +233,7 @@ class _Watch:
         self.layers = layers  # how far the numbers of a further round of the same modules are from those of the one before
         self.turns: Counter[nn.Module] | None = None  # how often each module was run; None while the model is not running
         self.call: ModelCall | None = None  # what the model was called with; None while it is not running
+        self.learning = True  # whether the run of the model was begun with gradients, or only a part of it is run
         self.open: dict[nn.Module, Passage] = {}
         self.then: dict[nn.Module, Callable[[], None] | None] = {}  # what to do when a module is done
 
@@ -165,10 +241,12 @@ class _Watch:
         """Begin to count: a run of the model begins."""
         self.turns = Counter()
         self.call = ModelCall.of(model, args, kwargs)
+        self.learning = torch.is_grad_enabled() or _within_checkpoint()  # which may have turned gradients off
 
     def finish(self, model: nn.Module, args: tuple, output: Any) -> None:
         self.turns = None
         self.call = None
+        self.learning = True
 
     def see(self, call: Call, module: nn.Module) -> None:
         if module in self.open:
@@ -211,12 +289,12 @@ class _Watch:
                     then()
 
         with ExitStack() as stack:
-            stack.callback(module.register_forward_pre_hook(start, with_kwargs=True).remove)
+            stack.callback(module.register_forward_pre_hook(Hook(start), with_kwargs=True).remove)
             for name, watched in self.family.parts(module).items():
-                stack.callback(watched.register_forward_hook(self._part(module, name)).remove)
+                stack.callback(watched.register_forward_hook(Hook(self._part(module, name))).remove)
             projection = self.family.output_projection(module)
-            stack.callback(projection.register_forward_pre_hook(self._before_output(module, take, change)).remove)
-            stack.callback(module.register_forward_hook(end).remove)
+            stack.callback(projection.register_forward_pre_hook(Hook(self._before_output(module, take, change))).remove)
+            stack.callback(module.register_forward_hook(Hook(end)).remove)
             yield
 
     def _check_prompts(self, passage: Passage) -> None:
@@ -260,6 +338,11 @@ class _Watch:
                 changed = change(passage) if change else None
             if changed is None:
                 return None
+            if self.learning and _within_checkpoint():
+                raise UnsupportedModel(
+                    "edits cannot be made under gradient checkpointing, which runs layers again in the backward pass, where they "
+                    "may be closed; turn it off, or run the model under torch.no_grad()"
+                )
             if width is not None:  # what is not attention goes on as it came
                 changed = torch.cat([changed, args[0][..., width:]], dim=-1)
             return (changed, *args[1:])
@@ -311,8 +394,8 @@ def passages(
     numbers = family.numbers(model)
     watch = _Watch(family, lengths, 1 + max(numbers, default=0))
     with ExitStack() as stack:
-        stack.callback(model.register_forward_pre_hook(watch.begin, with_kwargs=True).remove)
-        stack.callback(model.register_forward_hook(watch.finish, always_call=True).remove)
+        stack.callback(model.register_forward_pre_hook(Hook(watch.begin), with_kwargs=True).remove)
+        stack.callback(model.register_forward_hook(Hook(watch.finish), always_call=True).remove)
         for index, (module, number) in enumerate(zip(family.modules(model), numbers)):
             stack.enter_context(watch.follow(module, index, number, take, change, begin))
         if family.interface:

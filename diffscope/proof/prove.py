@@ -26,7 +26,7 @@ from diffscope.proof.diagnosis import mismatch
 from diffscope.proof.fidelity import Fidelity, fidelities
 from diffscope.proof.formula import Formula, kind_of
 
-OFFLOADED = "the model's weights are offloaded; use a device_map of GPUs alone, or one device"
+OFFLOADED = "the model's weights are offloaded, or on the meta device; use a device_map of GPUs alone, or one device"
 
 
 class Unproved(NamedTuple):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import Any
 
 import torch
 from torch import nn
@@ -110,7 +112,31 @@ def as_written(model: nn.Module, whoever_calls: bool = False) -> AbstractContext
     flex = "flex" in str(getattr(getattr(model, "config", None), "_attn_implementation", None))
     outside = whoever_calls and "torch._dynamo.eval_frame" in sys.modules and not flex
     compiled = outside or any(_compiled(part) for part in model.modules())
-    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+    return _UNCOMPILED if compiled else nullcontext()
+
+
+class _Uncompiled(AbstractContextManager[None]):
+    """A context, open as often as anybody likes, in which all models run as written: torch has one such setting for all."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._open = 0
+        self._stance = ExitStack()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._open:
+                self._stance.enter_context(torch.compiler.set_stance("force_eager"))
+            self._open += 1
+
+    def __exit__(self, *raised: Any) -> None:
+        with self._lock:
+            self._open -= 1
+            if not self._open:
+                self._stance.close()
+
+
+_UNCOMPILED = _Uncompiled()
 
 
 def _compiled(part: ForeignModule) -> bool:

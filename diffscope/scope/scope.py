@@ -6,8 +6,9 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, overload
 
@@ -29,6 +30,7 @@ from diffscope.models.loading import load_model, move, named_dtype, steps_of, wi
 from diffscope.prompts import Encoded
 from diffscope.proof.prove import OFFLOADED, Unproved, prove_all, read_passage
 from diffscope.scope import answering
+from diffscope.scope.editing import EditBlock
 from diffscope.scope.holding import as_written, unwrapped
 from diffscope.scope.layer_outputs import layer_outputs
 from diffscope.scope.prompt_forms import Embedded, OnePrompt, Pack, PromptBatch, Spans, one_each
@@ -138,6 +140,10 @@ class Scope:
             raise UnsupportedModel(f"family {self.family.name!r} recognises no attention in this {type(self.model).__name__}")
         self.runner = runner_of(self.model, self.family, name)
         self._state = state_of(self.model)
+
+    def __reduce__(self) -> tuple:
+        """Copy and pickle as a scope of the model, which a copy has without edits."""
+        return Scope, (self.model, self.tokenizer, self.name, self.family)
 
     def __repr__(self) -> str:
         edits = f", under {'; '.join(map(str, self._state.edits))}" if self._state.edits else ""
@@ -310,13 +316,12 @@ class Scope:
         said = answering.answered(self, questions).assign_attrs(model=self.name, edits="; ".join(map(str, self._state.edits)))
         return said if batch else said.isel(prompt=0)
 
-    @contextmanager
-    def edit(self, *edits: Edit) -> Iterator[Scope]:
+    def edit(self, *edits: Edit) -> AbstractContextManager[Scope]:
         """Change what the model computes within a ``with`` block: captures, generation, losses and bare calls of the model.
 
         Edits act in the order of the computation (see ``diffscope.edits``); two at one place act in the order given, and those of
-        an inner block after those of the outer one. The block's end undoes them. Other threads wait until then. No gradient
-        flows through an edited layer.
+        a block after those of the blocks that were opened before it. The block's end undoes its edits, in whatever order blocks
+        are closed. Other threads wait until the last is closed. What an edit makes is a constant for gradients (docs/edits.md).
 
         Parameters
         ----------
@@ -332,24 +337,24 @@ class Scope:
             if not isinstance(edit, Edit):
                 raise DiffscopeError(f"{edit!r} is not an edit; make one with diffscope.edits, such as set_lambda(1.0)")
             edit.check(self.layers)
-        state = self._state
-        with state.lock:
-            before = state.edits
-            state.edits = (*before, *edits)
-            try:
-                # The outermost block's hooks make the edits of all blocks.
-                hooked = edits and not before
-                with (
-                    as_written(self.model, whoever_calls=True),
-                    self.passages(None, change=self._edited) if hooked else nullcontext(),
-                ):
-                    yield self
-            finally:
-                state.edits = before
+        return EditBlock(self, edits)
+
+    @contextmanager
+    def editing(self, edits: tuple[Edit, ...]) -> Iterator[None]:
+        """Add edits to those that the model is under, for whoever holds :attr:`lock`; :meth:`edit` is what to call."""
+        if edits:
+            self._refuse_without_weights()
+            self._state.check_family(self.model, self.family)
+        key = self._state.open_block(self.family, edits, partial(self.passages, None, change=self._edited))
+        try:
+            yield
+        finally:
+            self._state.close_block(key)
 
     def _edited(self, passage: Passage) -> Tensor | None:
         """What enters an output projection under the edits; None where they change nothing."""
-        if not any(edit.concerns(passage.number) for edit in self._state.edits):
+        edits = self._state.edits_by(self.family)
+        if not any(edit.concerns(passage.number) for edit in edits):
             return None
         padded = any(call.may_be_padded for call in passage.calls)
         if self._state.lengths is not None:
@@ -363,11 +368,11 @@ class Scope:
             unedited = self._state.unedited  # while a capture is made
             layer, proof = next(prove_all(self.family, [self._read(passage)], decide=unedited is not None))
             if unedited is not None:
-                unedited[layer.layer] = proof
+                unedited[self.family.name, layer.layer] = proof
             window = next((call.window for call in passage.calls if call.window), None)
             if window and layer.mask.kind == "causal":  # within its window a cached step looks causal, and is not
                 layer = replace(layer, mask=Mask("window", window))
-            edited = apply(self._state.edits, layer)
+            edited = apply(edits, layer)
             if edited is layer:
                 return None
             assert passage.observed is not None
@@ -517,8 +522,14 @@ class Scope:
             Tokens of each prompt of the batch about to be run, so that edits know what is padding; None if unknown.
         packed : bool
             Whether the prompts are run in one row, as a pack.
+
+        Raises
+        ------
+        UnsupportedModel
+            The model's weights are not in memory.
         """
         state = self._state
+        self._refuse_without_weights()
         with self.lock, torch.no_grad(), evaluating(self.model), as_written(self.model):
             before = state.lengths, state.pack
             state.lengths, state.pack = ((sum(lengths),), lengths) if packed and lengths else (lengths, None)
@@ -527,6 +538,10 @@ class Scope:
             finally:
                 state.lengths, state.pack = before
                 state.unedited = None
+
+    def _refuse_without_weights(self) -> None:
+        if self.runner.device.type == "meta":
+            raise UnsupportedModel(OFFLOADED)
 
     def passages(
         self,
@@ -558,10 +573,9 @@ class Scope:
         """
         record = record or Record(self.name)
         lengths = tuple(len(prompt.ids) for prompt in prompts)
-        if self.runner.device.type == "meta":
-            raise UnsupportedModel(OFFLOADED)
-        edits = self._state.edits
-        record.edits = tuple(map(str, edits))
+        self._state.check_family(self.model, self.family)
+        edits = self._state.edits_by(self.family)
+        record.edits = tuple(map(str, self._state.edits))
         record.attention = self.runner.implementation(self.family)
         waiting: list[Unproved] = []
         at_once = edits or type(self.family).readings is not Family.readings  # a second reading would come too late
@@ -576,7 +590,8 @@ class Scope:
                 if not record.numbers:
                     refuse_beyond_memory(layer, held)
                 warned = [*step.passage.warnings, *self.family.warnings(layer)]
-                record.note(step.passage, layer, proof, (self._state.unedited or {}).get(layer.layer), warned)
+                before = (self._state.unedited or {}).get((self.family.name, layer.layer))
+                record.note(step.passage, layer, proof, before, warned)
                 receive(layer)
             waiting.clear()
 
