@@ -5,10 +5,13 @@ from __future__ import annotations
 import inspect
 import itertools
 import sys
+import threading
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import partial
+from functools import partial, wraps
+from types import FrameType
 from typing import Any
 
 import torch
@@ -17,14 +20,16 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from diffscope.errors import UnsupportedModel
+from diffscope.errors import DiffscopeWarning, UnsupportedModel
 from diffscope.families.base import Call, Family, ForeignModule, Passage
+from diffscope.families.flex import FLEX, compiled, compiled_apart
 from diffscope.families.float32 import float32_copy, widened
 from diffscope.families.keywords import call_of
 from diffscope.families.offloaded import fetched
 
 _numbers = itertools.count()
 _NAME = "diffscope_{}_of_{}"
+_left: set[str] = set()  # names of observations that are over, which another thread may be about to look up
 
 
 def implementation_of(model: nn.Module) -> str:
@@ -82,29 +87,56 @@ def _kept(value: Any) -> Any:
 
 @contextmanager
 def observed(model: ForeignModule, see: Callable[[Call, nn.Module], None]) -> Iterator[None]:
-    """Run the model's own attention implementation, and show `see` every call of it.
+    """Run the model's own attention implementation, and show `see` every call of it that this thread makes.
 
-    On leaving, the model is set back and the registered name is gone.
+    On leaving, the model is set back, and the registered name is gone as soon as no other thread can be about to look it up.
     """
     implementation = implementation_of(model)
     name = _NAME.format(next(_numbers), implementation)
     own = own_implementation(implementation)
+    thread = threading.get_ident()
 
     def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any) -> Any:
-        see(call_of(module, own, _kept(query), _kept(key), _kept(value), attention_mask, kwargs), module)
-        return _original(module, implementation)(module, query, key, value, attention_mask, **kwargs)
+        looks = threading.get_ident() == thread
+        if looks:
+            see(call_of(module, own, _kept(query), _kept(key), _kept(value), attention_mask, kwargs), module)
+        function = _original(module, implementation)
+        if own == FLEX and looks:
+            function = compiled_apart(function)
+        return function(module, query, key, value, attention_mask, **kwargs)
 
     if implementation not in ALL_MASK_ATTENTION_FUNCTIONS:
         raise UnsupportedModel(
             f"attention implementation {implementation!r} has no mask function registered; use 'sdpa' or 'eager'"
         )
+    mask = ALL_MASK_ATTENTION_FUNCTIONS[implementation]
     try:
         AttentionInterface.register(name, attend)
-        AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS[implementation])
+        AttentionMaskInterface.register(name, compiled(mask) if own == FLEX else mask)
         _set_implementation(model, name)
         yield
     finally:
         _set_implementation(model, implementation)
+        _left.add(name)
+        if not _others_run_modules():
+            _forget_names()
+
+
+def _others_run_modules() -> bool:
+    """Whether another thread is within a module, so that it may have read which implementation to use and not yet used it."""
+    own = threading.get_ident()
+    return any(_runs_module(frame) for thread, frame in sys._current_frames().items() if thread != own)
+
+
+def _runs_module(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code is not nn.Module._call_impl.__code__:
+        frame = frame.f_back
+    return frame is not None
+
+
+def _forget_names() -> None:
+    while _left:
+        name = _left.pop()
         for interface in (AttentionInterface, AttentionMaskInterface):
             interface._global_mapping.pop(name, None)
 
@@ -130,8 +162,37 @@ Again = Callable[..., Passage]  # the same passage through a float32 copy of its
 Begin = Callable[[Passage, Again], None]
 
 
+def of_this_thread(hook: Callable) -> Callable:
+    """A hook that acts in the thread alone that makes it: in others the model runs as if nobody looked on."""
+    thread = threading.get_ident()
+
+    @wraps(hook)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return hook(*args, **kwargs) if threading.get_ident() == thread else None
+
+    return call
+
+
+def _changed_elsewhere() -> Callable:
+    """A hook that says once to a thread other than this one that what is changed here is not changed there."""
+    thread = threading.get_ident()
+    told: list[bool] = []
+
+    def hook(module: nn.Module, args: tuple) -> None:
+        if threading.get_ident() != thread and not told:
+            told.append(True)
+            warnings.warn(
+                f"{type(module).__name__} is edited in another thread, and this run of it is not; run it in the thread that "
+                "opened scope.edit to have it edited",
+                DiffscopeWarning,
+                stacklevel=2,
+            )
+
+    return hook
+
+
 class _Watch:
-    """The passages that are under way, and the hooks that follow them."""
+    """The passages of this thread that are under way, and the hooks that follow them."""
 
     def __init__(self, family: Family, lengths: tuple[int, ...] | None, layers: int) -> None:
         self.family = family
@@ -187,12 +248,13 @@ class _Watch:
                     then()
 
         with ExitStack() as stack:
-            stack.callback(module.register_forward_pre_hook(start, with_kwargs=True).remove)
+            stack.callback(module.register_forward_pre_hook(of_this_thread(start), with_kwargs=True).remove)
             for name, watched in self.family.parts(module).items():
-                stack.callback(watched.register_forward_hook(self._part(module, name)).remove)
+                stack.callback(watched.register_forward_hook(of_this_thread(self._part(module, name))).remove)
             projection = self.family.output_projection(module)
-            stack.callback(projection.register_forward_pre_hook(self._before_output(module, take, change)).remove)
-            stack.callback(module.register_forward_hook(end).remove)
+            before_output = of_this_thread(self._before_output(module, take, change))
+            stack.callback(projection.register_forward_pre_hook(before_output).remove)
+            stack.callback(module.register_forward_hook(of_this_thread(end)).remove)
             yield
 
     def _part(self, owner: nn.Module, name: str) -> Callable:
@@ -259,6 +321,8 @@ def passages(
 ) -> Iterator[None]:
     """While the context is open, record every passage through an attention module and hand it over.
 
+    Only those of this thread: other threads that run the model meanwhile run it as it is.
+
     Parameters
     ----------
     lengths : tuple of int, optional
@@ -275,8 +339,10 @@ def passages(
     numbers = family.numbers(model)
     watch = _Watch(family, lengths, 1 + max(numbers, default=0))
     with ExitStack() as stack:
-        stack.callback(model.register_forward_pre_hook(watch.begin).remove)
-        stack.callback(model.register_forward_hook(watch.finish, always_call=True).remove)
+        if change:
+            stack.callback(model.register_forward_pre_hook(_changed_elsewhere()).remove)
+        stack.callback(model.register_forward_pre_hook(of_this_thread(watch.begin)).remove)
+        stack.callback(model.register_forward_hook(of_this_thread(watch.finish), always_call=True).remove)
         for index, (module, number) in enumerate(zip(family.modules(model), numbers)):
             stack.enter_context(watch.follow(module, index, number, take, change, begin))
         if family.interface:

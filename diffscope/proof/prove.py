@@ -20,6 +20,7 @@ from diffscope.families.float32 import HALF
 from diffscope.proof.diagnosis import mismatch
 from diffscope.proof.fidelity import Fidelity, fidelities
 from diffscope.proof.formula import Formula, kind_of
+from diffscope.proof.ownership import owned, readings
 
 OFFLOADED = "the model's weights are offloaded; use a device_map of GPUs alone, or one device"
 
@@ -35,14 +36,14 @@ class Unproved(NamedTuple):
 
 def read_passage(family: Family, passage: Passage) -> Unproved:
     """Read a passage while what it holds is as it was: a model may go on to change its hidden states in place."""
-    readings = family.readings(passage)
+    found = readings(family, passage)
     as_proved = True
     if passage.formula is not None and passage.formula.reading is not None:  # half precision could take another for it
-        every = list(readings)
+        every = list(found)
         proved = _proved(every, passage.formula)
         as_proved = bool(proved)
-        readings = iter(proved or every)
-    laid_out = map(_laid_out, readings)
+        found = iter(proved or every)
+    laid_out = (_laid_out(owned(layer, passage)) for layer in found)
     return Unproved(passage, next(laid_out, None), laid_out, as_proved)
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import nn
@@ -95,26 +98,45 @@ def part_to_pass(model: nn.Module) -> str:
     return f"pass the Hugging Face model that it holds: its part {' or '.join(parts[:NAMED_PARTS])}{more}" if parts else ""
 
 
-def as_written(model: nn.Module, whoever_calls: bool = False) -> AbstractContextManager:
-    """A context in which a model runs uncompiled, its compiled parts too; what was compiled stays so.
+class _AsWritten:
+    """How many contexts of :func:`as_written` are open; torch has one stance for all threads."""
 
-    Compiled code would either leave out the hooks that look on, or be compiled anew with them. FlexAttention stays compiled:
-    it needs the memory of whole maps otherwise.
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open = 0
+        self._stance: AbstractContextManager[Any] = nullcontext()
 
-    Parameters
-    ----------
-    model : nn.Module
-    whoever_calls : bool
-        Whether what somebody has compiled around the model may be called within the context.
+    def enter(self) -> None:
+        with self._lock:
+            if not self._open:
+                try:
+                    self._stance = torch.compiler.set_stance("force_eager")
+                except RuntimeError:  # torch's own words are about stances
+                    raise UnsupportedModel(
+                        "diffscope cannot look into a model from code that torch.compile runs; call it outside of that"
+                    ) from None
+            self._open += 1
+
+    def leave(self) -> None:
+        with self._lock:
+            self._open -= 1
+            if not self._open:
+                self._stance.__exit__(None, None, None)
+
+
+_AS_WRITTEN = _AsWritten()
+
+
+@contextmanager
+def as_written() -> Iterator[None]:
+    """A context in which nothing runs compiled, whole models, parts or functions, in any thread; what was compiled stays so.
+
+    Compiled code would either leave out the hooks that look on, or be compiled anew with them. And whatever torch compiles during
+    a look at a model, for another length or dtype, or finds that it cannot compile, would change what the model runs afterwards.
+    FlexAttention is compiled apart (``diffscope.families.flex``).
     """
-    flex = "flex" in str(getattr(getattr(model, "config", None), "_attn_implementation", None))
-    outside = whoever_calls and "torch._dynamo.eval_frame" in sys.modules and not flex
-    compiled = outside or any(_compiled(part) for part in model.modules())
-    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
-
-
-def _compiled(part: ForeignModule) -> bool:
-    """Whether torch.compile is to run a module: wrapped around it, called on it, or on its forward."""
-    if compiles_another(part) or part._compiled_call_impl is not None:
-        return True
-    return hasattr(vars(part).get("forward"), "_torchdynamo_orig_callable")
+    _AS_WRITTEN.enter()
+    try:
+        yield
+    finally:
+        _AS_WRITTEN.leave()

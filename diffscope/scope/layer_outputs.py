@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 from torch import Tensor, nn
 
+from diffscope.families.hooks import of_this_thread
 from diffscope.stats.formulas.outliers import LABELS, outliers
 
 Tails = list[list[np.ndarray]]  # of each attention module, of each run of the layer around it: (prompt, outlier)
@@ -48,7 +49,7 @@ def layer_outputs(model: nn.Module, modules: list[nn.Module], lengths: tuple[int
 
     holders = [_layer_around(model, names[module]) for module in modules]
     whole = {model} | {holder for holder in holders if len(modules) > 1 and {*modules} <= {*holder.modules()}}
-    handles = [holder.register_forward_hook(tail(i)) for i, holder in enumerate(holders) if holder not in whole]
+    handles = [holder.register_forward_hook(of_this_thread(tail(i))) for i, holder in enumerate(holders) if holder not in whole]
     try:
         yield tails
     finally:

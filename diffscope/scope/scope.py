@@ -333,7 +333,7 @@ class Scope:
                 # The outermost block's hooks make the edits of all blocks.
                 hooked = edits and not before
                 with (
-                    as_written(self.model, whoever_calls=True),
+                    as_written(),
                     self.passages(None, change=self._edited) if hooked else nullcontext(),
                 ):
                     yield self
@@ -480,7 +480,7 @@ class Scope:
             Tokens of each prompt of the batch about to be run, so that edits know what is padding; None if unknown.
         """
         state = self._state
-        with self.lock, torch.no_grad(), evaluating(self.model), as_written(self.model):
+        with self.lock, torch.no_grad(), evaluating(self.model), as_written():
             before = state.lengths
             state.lengths = lengths
             try:
@@ -497,10 +497,16 @@ class Scope:
     ) -> AbstractContextManager[None]:
         """:func:`diffscope.families.hooks.passages` of this model, whose formulas are proved in float32 if it is in half."""
         seen = self._state.further.setdefault(self.family.name, set())
+        formulas = self._state.formulas
+        edits = change == self._edited
 
         def begin(passage: Passage, again: Again) -> None:
             seen.add(passage.number)
-            self._state.formulas.prove(self.family, passage, again)
+            if edits or not self._state.edits:  # else the edits' hooks, which come first, have begun
+                formulas.begin(passage)
+            concerned = any(edit.concerns(passage.number) for edit in self._state.edits) if edits else take or change
+            if concerned:
+                formulas.prove(self.family, passage, again, shown=not edits)
 
         return passages(self.model, self.family, lengths, take, change, begin)
 
