@@ -9,7 +9,7 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial, wraps
 from types import FrameType
 from typing import Any
@@ -191,6 +191,10 @@ def _changed_elsewhere() -> Callable:
     return hook
 
 
+class _Enough(BaseException):
+    """Ends the run of a copy, of which nothing is needed that comes after its attention; no module catches it."""
+
+
 class _Watch:
     """The passages of this thread that are under way, and the hooks that follow them."""
 
@@ -296,11 +300,16 @@ class _Watch:
         """The passage through a float32 copy of its module, given what the module itself was given."""
         copy = float32_copy(passage.module)
         taken: list[Passage] = []
+
+        def take(passage: Passage) -> None:
+            taken.append(passage)
+            raise _Enough
+
         inputs, options = widened((args, kwargs), getattr(passage.module, "layer_idx", None))
         device = passage.hidden.device
         random = torch.random.fork_rng([device] if device.type == "cuda" else [])
-        with self.follow(copy, passage.index, passage.number, taken.append), torch.no_grad(), random:
-            with torch.autocast(device.type, enabled=False), within:
+        with self.follow(copy, passage.index, passage.number, take), torch.no_grad(), random:
+            with torch.autocast(device.type, enabled=False), within, suppress(_Enough):
                 try:
                     copy(*inputs, **options)
                 finally:  # the layers that follow need its memory

@@ -33,10 +33,11 @@ def readings(family: Family, passage: Passage) -> Iterator[LayerAttention]:
 
 
 def _with_numbers(layer: LayerAttention, passage: Passage) -> LayerAttention:
-    tensors = {name: value for name in _NUMBERS if isinstance(value := getattr(layer, name), Tensor)}
-    if not tensors:
-        return layer
-    return replace(layer, **{name: number(value, passage.module, name) for name, value in tensors.items()})
+    values = {name: getattr(layer, name) for name in _NUMBERS}
+    numbers: dict[str, Any] = {
+        name: number(value, passage.module, name) for name, value in values.items() if isinstance(value, Tensor)
+    }
+    return replace(layer, **numbers) if numbers else layer
 
 
 def owned(layer: LayerAttention, passage: Passage) -> LayerAttention:

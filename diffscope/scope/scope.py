@@ -113,7 +113,7 @@ def load(
 
 
 class Scope:
-    """A model opened for looking; :func:`load` makes one. One thread at a time runs the model, others wait.
+    """A model opened for looking; :func:`load` makes one. One thread at a time runs the model through its scopes, others wait.
 
     Attributes
     ----------
@@ -308,8 +308,9 @@ class Scope:
         """Change what the model computes within a ``with`` block: captures, generation, losses and bare calls of the model.
 
         Edits act in the order of the computation (see ``diffscope.edits``); two at one place act in the order given, and those of
-        an inner block after those of the outer one. The block's end undoes them. Other threads wait until then. No gradient
-        flows through an edited layer.
+        an inner block after those of the outer one. The block's end undoes them. They act in the thread that opened the block:
+        others that run the model through a scope wait until its end, and bare calls by others run the model as it is, which a
+        warning says once. No gradient flows through an edited layer.
 
         Parameters
         ----------

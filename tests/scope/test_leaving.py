@@ -102,7 +102,7 @@ def test_looks_of_two_threads_leave_torch_compiling():
 
 @pytest.mark.slow
 @needs_compiler
-@pytest.mark.filterwarnings("ignore:_compile flag on create_block_mask:DeprecationWarning", "ignore:flex_attention called")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:flex_attention called")
 def test_flex_attention_is_read_in_half_precision_and_left_as_it_was():
     model = tiny.standard("llama").to(torch.bfloat16)
     model.set_attn_implementation("flex_attention")
