@@ -30,6 +30,7 @@ from diffscope.families.offloaded import fetched
 _numbers = itertools.count()
 _NAME = "diffscope_{}_of_{}"
 _left: set[str] = set()  # names of observations that are over, which another thread may be about to look up
+_leaving = threading.Lock()
 
 
 def implementation_of(model: nn.Module) -> str:
@@ -117,9 +118,10 @@ def observed(model: ForeignModule, see: Callable[[Call, nn.Module], None]) -> It
         yield
     finally:
         _set_implementation(model, implementation)
-        _left.add(name)
-        if not _others_run_modules():
-            _forget_names()
+        with _leaving:
+            _left.add(name)
+            if not _others_run_modules():
+                _forget_names()
 
 
 def _others_run_modules() -> bool:
@@ -135,10 +137,10 @@ def _runs_module(frame: FrameType | None) -> bool:
 
 
 def _forget_names() -> None:
-    while _left:
-        name = _left.pop()
-        for interface in (AttentionInterface, AttentionMaskInterface):
+    for interface in (AttentionInterface, AttentionMaskInterface):
+        for name in _left:
             interface._global_mapping.pop(name, None)
+    _left.clear()
 
 
 def _named(module: nn.Module, args: tuple, kwargs: dict) -> dict:
