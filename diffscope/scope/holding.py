@@ -113,7 +113,8 @@ class _AsWritten:
                     self._stance = torch.compiler.set_stance("force_eager")
                 except RuntimeError:  # torch's own words are about stances
                     raise UnsupportedModel(
-                        "diffscope cannot look into a model from code that torch.compile runs; call it outside of that"
+                        "diffscope cannot look into a model from code that torch.compile runs; call it outside of that, or in a "
+                        "function that torch.compiler.disable has decorated"
                     ) from None
             self._open += 1
 

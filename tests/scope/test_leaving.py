@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import diffscope
-from diffscope import DiffscopeWarning, Stopped, edits
+from diffscope import DiffscopeWarning, Stopped, UnsupportedModel, edits
 from tests import tiny
 from tests.layouts import unilm
 from tests.wrappings import state
@@ -98,6 +98,17 @@ def test_looks_of_two_threads_leave_torch_compiling():
     for thread in threads:
         thread.join()
     assert torch_compiles()
+
+
+def test_a_look_from_compiled_code_is_refused_in_a_line_that_says_how():
+    scope = diffscope.load(tiny.own("v1"))
+
+    def looking(look):
+        return torch.compile(lambda x: x + len(look(IDS).layers), backend="eager")(torch.zeros(1))
+
+    with pytest.raises(UnsupportedModel, match=r"from code that torch.compile runs.* torch.compiler.disable"):
+        looking(scope.capture)
+    assert looking(torch.compiler.disable(scope.capture)) == 2 and torch_compiles()
 
 
 @pytest.mark.slow
