@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.parts import Mask, Pairing
-from diffscope.families.base import EXPONENTIAL, HALVES, Convention, Family, ForeignModule, Passage, parts_of
+from diffscope.families.base import EXPONENTIAL, HALVES, Convention, Family, ForeignModule, Passage, number_of, parts_of
 from diffscope.families.projections import (
     angles_of,
     from_cache,
@@ -53,7 +53,7 @@ class Axolotl(Family):
         """A converted model may have neither norm nor λ_init, so that it starts as the Llama it was."""
         norm = None if isinstance(module.subln, nn.Identity) else self.convention.norm
         exact = module.lambda_init.dtype in (torch.float32, torch.float64)  # it is a parameter, rounded as all of them are
-        return replace(self.convention, norm=norm, schedule=0 if exact and float(module.lambda_init) else None)
+        return replace(self.convention, norm=norm, schedule=0 if exact and number_of(module, "lambda_init") else None)
 
     def read(self, passage: Passage) -> LayerAttention:
         return next(self.readings(passage))
@@ -82,12 +82,12 @@ class Axolotl(Family):
                 mask=self._mask(passage, k.shape[2]),
                 lam=lam,
                 lam_fp32=lam_fp32,
-                lam_init=float(module.lambda_init),
+                lam_init=number_of(module, "lambda_init"),
                 norm=norm_of(module.subln, width, q.dtype),
                 score_dtype=q.dtype if _eager(module) and q.dtype in (torch.bfloat16, torch.float16) else None,
             )
             yield layer
-            yield replace(layer, post_scale=1 - float(module.lambda_init))
+            yield replace(layer, post_scale=1 - number_of(module, "lambda_init"))
 
     def _mask(self, passage: Passage, keys: int) -> Mask:
         if passage.arguments.get("attention_mask") is None and _eager(passage.module):

@@ -258,6 +258,29 @@ def filled(layer: Any, x: Tensor) -> Tensor:
     return x[..., : int(layer.get_seq_length()), :] if getattr(layer, "is_compileable", False) else x
 
 
+def number(value: Any, module: ForeignModule, name: str) -> float:
+    """A number of a module, which may be a tensor of one element.
+
+    Raises
+    ------
+    UnsupportedModel
+        It is of several, such as one a head.
+    """
+    if not isinstance(value, Tensor):
+        return float(value)
+    if value.numel() != 1:
+        raise UnsupportedModel(
+            f"{type(module).__name__} has a {name} of shape {tuple(value.shape)}, where diffscope reads one number a layer; "
+            f"{REGISTER}"
+        )
+    return float(value.detach())
+
+
+def number_of(module: ForeignModule, name: str) -> float:
+    """The :func:`number` that a module has under a name."""
+    return number(getattr(module, name), module, name)
+
+
 def parts_of(model: nn.Module) -> Iterator[nn.Module]:
     """All modules of a model but those that ``torch.compile`` puts around another, which seem to have all that the other has."""
     return (module for module in model.modules() if not compiles_another(module))

@@ -6,7 +6,7 @@ from torch import nn
 
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.parts import Mask, Pairing
-from diffscope.families.base import EXPONENTIAL, STRIPES, Convention, Family, ForeignModule, Passage, compact, parts_of
+from diffscope.families.base import EXPONENTIAL, STRIPES, Convention, Family, ForeignModule, Passage, compact, number_of, parts_of
 from diffscope.families.float32 import HALF
 from diffscope.families.projections import heads_of, lambda_of, norm_of
 
@@ -43,7 +43,7 @@ class DiffClip(Family):
             rounded = q.dtype
             q = q * scale
             scale = 1.0
-        init = float(module.lambda_init)
+        init = number_of(module, "lambda_init")
         lam, lam_fp32 = lambda_of(module, init, q.dtype)
         mask = passage.arguments.get("attn_mask")
         return LayerAttention(

@@ -89,8 +89,9 @@ def _wide_weight(weight: Tensor) -> Tensor:
         raise UnsupportedModel(f"its weights ({kind}) are quantised or spread, and have no copy in float32")
     if weight.is_meta:
         raise UnsupportedModel("its weights are offloaded")
-    wide = widened(weight)
-    return nn.Parameter(wide, requires_grad=False) if learned else wide
+    if not learned:
+        return widened(weight)
+    return nn.Parameter(weight.detach().to(torch.promote_types(weight.dtype, torch.float32), copy=True), requires_grad=False)
 
 
 def widened(value: Any, layer: int | None = None) -> Any:

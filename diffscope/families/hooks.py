@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 import sys
 import threading
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -20,8 +21,9 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from diffscope.errors import UnsupportedModel
+from diffscope.errors import DiffscopeWarning, UnsupportedModel
 from diffscope.families.base import Call, Family, ForeignModule, Passage, filled
+from diffscope.families.flex import FLEX, compiled, compiled_apart
 from diffscope.families.float32 import float32_copy, widened
 from diffscope.families.keywords import call_of
 from diffscope.families.model_call import ModelCall
@@ -100,30 +102,33 @@ class _ObservedName(str):
 class _Observers:
     """Who observes the calls of attention implementations, and the configurations in which these go by another name meanwhile.
 
-    Models may share a configuration or a part, and whoever observes one of them may begin and end in any order.
+    Models may share a configuration or a part, and whoever observes one of them may begin and end in any order. Each is shown the
+    calls of its own thread alone.
     """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.seeing: dict[str, list[See]] = {}  # by implementation, in the order in which they began
+        self.seeing: dict[str, list[tuple[int, See]]] = {}  # by implementation: threads, in the order in which they began
         self.renamed: dict[int, tuple[Any, int]] = {}  # by identity, a configuration and how many observe its models
+        self.left: set[str] = set()  # implementations no longer observed, whose name another thread may be about to look up
 
     def add(self, implementation: str, configs: list[Any], see: See) -> None:
-        """Show `see` every call of an implementation that the models of some configurations make."""
+        """Show `see` every call of an implementation that this thread makes with the models of some configurations."""
         with self.lock:
             name = _ObservedName(_OBSERVED + implementation)
-            self.seeing.setdefault(implementation, []).append(see)
+            mask = ALL_MASK_ATTENTION_FUNCTIONS[implementation]
+            self.seeing.setdefault(implementation, []).append((threading.get_ident(), see))
             AttentionInterface.register(name, partial(self._attend, implementation))
-            AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS[implementation])
+            AttentionMaskInterface.register(name, compiled(mask) if implementation == FLEX else mask)
             for config in configs:
                 _, count = self.renamed.get(id(config), (config, 0))
                 self.renamed[id(config)] = config, count + 1
                 config._attn_implementation = name
 
     def remove(self, implementation: str, configs: list[Any], see: See) -> None:
-        """Undo :meth:`add`; with the last, configurations are set back and the registered name is gone."""
+        """Undo :meth:`add`; with the last, configurations are set back, and the name goes as soon as no thread can need it."""
         with self.lock:
-            self.seeing[implementation].remove(see)
+            self.seeing[implementation].remove((threading.get_ident(), see))
             for config in configs:
                 _, count = self.renamed.pop(id(config))
                 if count > 1:
@@ -135,16 +140,31 @@ class _Observers:
                     config._attn_implementation = _ObservedName(_OBSERVED + implementation)
             if not self.seeing[implementation]:
                 del self.seeing[implementation]
-                for interface in (AttentionInterface, AttentionMaskInterface):
-                    interface._global_mapping.pop(_OBSERVED + implementation, None)
+                self.left.add(implementation)
+            self.left -= self.seeing.keys()
+            if not _others_run_modules():
+                self._forget()
+
+    def _forget(self) -> None:
+        """Take away the names of the implementations that nobody observes any more."""
+        for interface in (AttentionInterface, AttentionMaskInterface):
+            for implementation in self.left:
+                interface._global_mapping.pop(_OBSERVED + implementation, None)
+        self.left.clear()
 
     def _attend(
         self, own: str, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
     ) -> Any:
-        call = call_of(module, own, _kept(query), _kept(key), _kept(value), attention_mask, kwargs)
-        for see in tuple(self.seeing.get(own, ())):
-            see(call, module)
-        return _original(module, own)(module, query, key, value, attention_mask, **kwargs)
+        thread = threading.get_ident()
+        looking = [see for of, see in tuple(self.seeing.get(own, ())) if of == thread]
+        if looking:
+            call = call_of(module, own, _kept(query), _kept(key), _kept(value), attention_mask, kwargs)
+            for see in looking:
+                see(call, module)
+        function = _original(module, own)
+        if own == FLEX and looking:
+            function = compiled_apart(function)
+        return function(module, query, key, value, attention_mask, **kwargs)
 
 
 _OBSERVERS = _Observers()
@@ -152,9 +172,10 @@ _OBSERVERS = _Observers()
 
 @contextmanager
 def observed(model: ForeignModule, see: See) -> Iterator[None]:
-    """Run the model's own attention implementation, and show `see` every call of it, perhaps those of other models too.
+    """Run the model's own attention implementation, and show `see` every call of it that this thread makes.
 
-    On leaving, the model is set back and the registered name is gone, unless somebody else still observes it.
+    Calls of other models may be among them. On leaving, the model is set back, and the registered name is gone as soon as nobody
+    observes it and no other thread can be about to look it up.
     """
     implementation = implementation_of(model)
     if implementation not in ALL_MASK_ATTENTION_FUNCTIONS:
@@ -169,10 +190,21 @@ def observed(model: ForeignModule, see: See) -> Iterator[None]:
         _OBSERVERS.remove(implementation, configs, see)
 
 
+def _others_run_modules() -> bool:
+    """Whether another thread is within a module, so that it may have read which implementation to use and not yet used it."""
+    own = threading.get_ident()
+    call = nn.Module._call_impl.__code__
+    return any(_within(frame, call.co_filename, call) for thread, frame in sys._current_frames().items() if thread != own)
+
+
 def _within_checkpoint() -> bool:
     """Whether what runs is run by torch.utils.checkpoint, for the first time or again."""
-    frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_code.co_filename != checkpoint.__file__:
+    return _within(sys._getframe(), checkpoint.__file__)
+
+
+def _within(frame: FrameType | None, file: str, code: CodeType | None = None) -> bool:
+    """Whether a frame was called, however far up, from a file, or from one function of it."""
+    while frame is not None and (frame.f_code is not code if code else frame.f_code.co_filename != file):
         frame = frame.f_back
     return frame is not None
 
@@ -208,13 +240,20 @@ Begin = Callable[[Passage, Again], None]
 
 
 class Hook:
-    """A forward hook that acts on the very module that it is registered on: in a copy of that, or a pickle, it does nothing."""
+    """A forward hook that acts in the thread alone that made it: in others the model runs as if nobody looked on.
+
+    It acts on the very module that it is registered on: in a copy of that, or a pickle, it does nothing.
+    """
 
     def __init__(self, act: Callable[..., Any]) -> None:
         self._act = act
+        self._thread = threading.get_ident()
 
     def __call__(self, *given: Any) -> Any:
-        return self._act(*given)
+        return self._act(*given) if self._acts() else None
+
+    def _acts(self) -> bool:
+        return threading.get_ident() == self._thread
 
     def __reduce__(self) -> tuple:
         return Hook, (_nothing,)
@@ -224,8 +263,32 @@ def _nothing(*given: Any) -> None:
     """Do nothing."""
 
 
+class _Elsewhere(Hook):
+    """A hook that says once to threads other than this one that what is changed here is not changed there."""
+
+    def __init__(self) -> None:
+        super().__init__(self._warn)
+        self._told = False
+
+    def _acts(self) -> bool:
+        return not (self._told or super()._acts())
+
+    def _warn(self, module: nn.Module, args: tuple) -> None:
+        self._told = True
+        warnings.warn(
+            f"{type(module).__name__} is edited in another thread, and this run of it is not; run it in the thread that "
+            "opened scope.edit to have it edited",
+            DiffscopeWarning,
+            stacklevel=2,
+        )
+
+
+class _Enough(BaseException):
+    """Ends the run of a copy, of which nothing is needed that comes after its attention; no module catches it."""
+
+
 class _Watch:
-    """The passages that are under way, and the hooks that follow them."""
+    """The passages of this thread that are under way, and the hooks that follow them."""
 
     def __init__(self, family: Family, lengths: tuple[int, ...] | None, layers: int) -> None:
         self.family = family
@@ -353,11 +416,16 @@ class _Watch:
         """The passage through a float32 copy of its module, given what the module itself was given."""
         copy = float32_copy(passage.module)
         taken: list[Passage] = []
+
+        def take(passage: Passage) -> None:
+            taken.append(passage)
+            raise _Enough
+
         inputs, options = widened((args, kwargs), getattr(passage.module, "layer_idx", None))
         device = passage.hidden.device
         random = torch.random.fork_rng([device] if device.type == "cuda" else [])
-        with self.follow(copy, passage.index, passage.number, taken.append), torch.no_grad(), random:
-            with torch.autocast(device.type, enabled=False), within:
+        with self.follow(copy, passage.index, passage.number, take), torch.no_grad(), random:
+            with torch.autocast(device.type, enabled=False), within, suppress(_Enough):
                 try:
                     copy(*inputs, **options)
                 finally:  # the layers that follow need its memory
@@ -378,6 +446,8 @@ def passages(
 ) -> Iterator[None]:
     """While the context is open, record every passage through an attention module and hand it over.
 
+    Only those of this thread: other threads that run the model meanwhile run it as it is.
+
     Parameters
     ----------
     lengths : tuple of int, optional
@@ -394,6 +464,8 @@ def passages(
     numbers = family.numbers(model)
     watch = _Watch(family, lengths, 1 + max(numbers, default=0))
     with ExitStack() as stack:
+        if change:
+            stack.callback(model.register_forward_pre_hook(_Elsewhere()).remove)
         stack.callback(model.register_forward_pre_hook(Hook(watch.begin), with_kwargs=True).remove)
         stack.callback(model.register_forward_hook(Hook(watch.finish), always_call=True).remove)
         for index, (module, number) in enumerate(zip(family.modules(model), numbers)):

@@ -7,7 +7,17 @@ from torch import nn
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.parts import Pairing
 from diffscope.errors import UnsupportedModel
-from diffscope.families.base import EXPONENTIAL, REGISTER, STRIPES, Convention, Family, ForeignModule, Passage, parts_of
+from diffscope.families.base import (
+    EXPONENTIAL,
+    REGISTER,
+    STRIPES,
+    Convention,
+    Family,
+    ForeignModule,
+    Passage,
+    number_of,
+    parts_of,
+)
 from diffscope.families.projections import (
     angles_of,
     from_cache,
@@ -74,7 +84,7 @@ class Motif(Family):
                 "maps, where diffscope expects a pair of keys and one wide value for one or more of them; "
                 f"{REGISTER}"
             )
-        init = float(module.lambda_init)
+        init = number_of(module, "lambda_init")
         lam, lam_fp32 = lambda_of(module, init, q.dtype)
         return LayerAttention(
             layer=passage.number,

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.parts import Pairing
 from diffscope.errors import UnsupportedModel
-from diffscope.families.base import REGISTER, SIGMOID, Convention, Family, ForeignModule, Passage, parts_of
+from diffscope.families.base import REGISTER, SIGMOID, Convention, Family, ForeignModule, Passage, number, parts_of
 from diffscope.families.projections import (
     angles_of,
     from_cache,
@@ -83,7 +83,7 @@ class MotifLatent(Family):
             q=q,
             k=k,
             v=v,
-            scale=float(setting(module, "scaling", "softmax_scale", "scale")),
+            scale=number(setting(module, "scaling", "softmax_scale", "scale"), module, "scale"),
             pairing=Pairing.grouped(heads, maps - heads, groups, shared_keys=True, device=q.device),
             lengths=passage.lengths,
             mask=given_mask(passage, k.shape[2], _window(module)),

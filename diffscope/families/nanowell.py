@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.parts import Mask, Norm, Pairing
-from diffscope.families.base import EXPONENTIAL, STRIPES, Convention, Family, ForeignModule, Passage, parts_of
+from diffscope.families.base import EXPONENTIAL, STRIPES, Convention, Family, ForeignModule, Passage, number_of, parts_of
 from diffscope.families.float32 import HALF
 from diffscope.families.projections import heads_of
 
@@ -45,7 +45,7 @@ class Nanowell(Family):
         heads = passage.module.num_heads
         d = passage.parts["q"].shape[-1] // (2 * heads)
         q, k = (heads_of(passage.parts[name], d) for name in ("q", "k"))  # (batch, map, token, d)
-        init = float(module.lambda_init)
+        init = number_of(module, "lambda_init")
         lam = (_exponential(module, 1) - _exponential(module, 2) + init).expand(heads).reshape(1, heads, 1)
         layer = LayerAttention(
             layer=passage.number,

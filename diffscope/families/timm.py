@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.parts import Mask, Norm, Pairing
-from diffscope.families.base import EXPONENTIAL, STRIPES, Convention, Family, ForeignModule, Passage, compact, parts_of
+from diffscope.families.base import EXPONENTIAL, STRIPES, Convention, Family, ForeignModule, Passage, compact, number_of, parts_of
 from diffscope.families.projections import heads_of
 
 SHARED = ("dual_lambda", "lambda_init", "sub_norm", "q_norm", "k_norm", "head_dim", "fused_attn")
@@ -76,9 +76,9 @@ class Timm(Family):
             mask=_mask(passage),
             lam=lam.to(q.dtype),
             lam_fp32=lam.to(torch.promote_types(lam.dtype, torch.float32)),
-            lam_init=float(module.lambda_init),
+            lam_init=number_of(module, "lambda_init"),
             norm=Norm("rms", module.sub_norm.eps, module.sub_norm.weight.detach().clone()),
-            post_scale=1 - float(module.lambda_init),
+            post_scale=1 - number_of(module, "lambda_init"),
             score_dtype=rounded,
         )
 

@@ -11,7 +11,18 @@ from torch import Tensor, nn
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.parts import Mask, Pairing
 from diffscope.errors import UnsupportedModel
-from diffscope.families.base import EXPONENTIAL, SIGMOID, STRIPES, Convention, Family, ForeignModule, Passage, compact, parts_of
+from diffscope.families.base import (
+    EXPONENTIAL,
+    SIGMOID,
+    STRIPES,
+    Convention,
+    Family,
+    ForeignModule,
+    Passage,
+    compact,
+    number_of,
+    parts_of,
+)
 from diffscope.families.projections import heads_of, lambda_of, norm_of, rotate_half, rotate_interleaved, wide_linear
 
 V1_PARTS = ("q_proj", "k_proj", "v_proj", "out_proj", "lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2", "lambda_init")
@@ -101,7 +112,7 @@ class UnilmV1(Family):
             rounded = q.dtype  # it scales q, then takes the product, and rounds both
             q = q * scale
             scale = 1.0
-        lam, lam_fp32 = lambda_of(module, float(module.lambda_init), q.dtype)
+        lam, lam_fp32 = lambda_of(module, number_of(module, "lambda_init"), q.dtype)
         return LayerAttention(
             layer=passage.number,
             family=self.name,
@@ -114,9 +125,9 @@ class UnilmV1(Family):
             mask=mask,
             lam=lam,
             lam_fp32=lam_fp32,
-            lam_init=float(module.lambda_init),
+            lam_init=number_of(module, "lambda_init"),
             norm=norm_of(getattr(module, "subln", None), 2 * d, q.dtype),
-            post_scale=1 - float(module.lambda_init),
+            post_scale=1 - number_of(module, "lambda_init"),
             score_dtype=rounded,
         )
 

@@ -270,7 +270,9 @@ def produced(layer: LayerAttention, observed: Tensor, index: int, queries: Tenso
 
 
 @exactly
-def fidelities(layers: Sequence[LayerAttention], observed: Sequence[Tensor], decide: bool = True) -> list[Fidelity]:
+def fidelities(
+    layers: Sequence[LayerAttention], observed: Sequence[Tensor], decide: bool = True, rows: int | None = None
+) -> list[Fidelity]:
     """How well layers rebuild the tensors that entered their output projections.
 
     Several layers are rebuilt as one with all their heads, and so are prompts of one length, which takes short prompts a fraction
@@ -284,6 +286,8 @@ def fidelities(layers: Sequence[LayerAttention], observed: Sequence[Tensor], dec
         Of each layer.
     decide : bool
         Whether to try other pairings too; without it ``decided`` is False.
+    rows : int, optional
+        How many rows of a prompt to compare at most.
 
     Raises
     ------
@@ -294,12 +298,15 @@ def fidelities(layers: Sequence[LayerAttention], observed: Sequence[Tensor], dec
     longest = int(np.argmax(lengths))
     readings = [[other for _, other in other_pairings(layer.prompt(longest))] for layer in layers if decide]
     others = list(zip(*readings))  # (candidate, layer): other readings of the longest prompt
-    deviating = [_errors(layers, observed, indices, others if indices == [longest] else ()) for indices in _together(layers)]
+    deviating = [
+        _errors(layers, observed, indices, others if indices == [longest] else (), rows) for indices in _together(layers)
+    ]
     errors = torch.cat([error for error, _ in deviating])  # (prompt, layer)
     errors_of_others = next((of_others for _, of_others in deviating if len(of_others)), errors[:0])  # (candidate, layer)
     if others and not len(errors_of_others):
-        errors_of_others = _errors(layers, observed, [longest], others)[1]
-    rows = sum(len(compared_rows(layers[0], index)) for index in range(len(lengths)))
+        errors_of_others = _errors(layers, observed, [longest], others, rows)[1]
+    counts = (len(compared_rows(layers[0], index)) for index in range(len(lengths)))
+    count = sum(counts if rows is None else (min(rows, each) for each in counts))
     worst = errors.amax(0)  # (layer,), where a NaN stays a NaN
     results = []
     for i, (layer, tensor) in enumerate(zip(layers, observed)):
@@ -308,7 +315,7 @@ def fidelities(layers: Sequence[LayerAttention], observed: Sequence[Tensor], dec
         left = [of_layers[i] for of_layers, off in zip(others, errors_of_others[:, i].tolist()) if not off > tolerance]
         decided = decide and _decided(layer, tensor, tolerance, left)
         reason = UNDECIDED if decide and not decided else ""
-        results.append(Fidelity(float(worst[i]), tolerance, rows, decided, reason))
+        results.append(Fidelity(float(worst[i]), tolerance, count, decided, reason))
     return results
 
 
@@ -326,10 +333,11 @@ def _errors(
     observed: Sequence[Tensor],
     indices: Sequence[int],
     others: Sequence[Sequence[LayerAttention]],
+    rows: int | None,
 ) -> tuple[Tensor, Tensor]:
     """Deviations of layers on some prompts, (prompt, layer), and of other readings of a single one, (candidate, layer)."""
     prompts = [layer.prompt(index) for index in indices for layer in layers]
-    parts = [compared(layer, tensor, index) for index in indices for layer, tensor in zip(layers, observed)]
+    parts = [compared(layer, tensor, index, rows) for index in indices for layer, tensor in zip(layers, observed)]
     checked = parts[0][0]  # the same in all
     stack = prompts[0] if len(prompts) == 1 else joined_to_the_end(prompts)
     tried: list[tuple[Sequence[Pairing], int]] = [([stack.pairing], 1)]

@@ -7,7 +7,7 @@ formula. The module itself is run once more, in float32, on what it was given, a
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -23,11 +23,18 @@ from diffscope.attention.precision import exactly, without_tf32
 from diffscope.errors import DiffscopeError, FidelityError, first_line
 from diffscope.families import Family, Passage
 from diffscope.families.float32 import HALF, in_half
+from diffscope.families.hooks import own_implementation
 from diffscope.proof.diagnosis import mismatch
 from diffscope.proof.fidelity import Fidelity, fidelities
-from diffscope.proof.way import Way, memory_needed
+from diffscope.proof.ownership import readings
 
-LONGER = 2  # times: only from there on does a prompt show what an earlier one could not
+MORE_KEYS = 2  # times
+ROWS_IN_FLOAT32 = 128  # of each head and prompt: what is wrong in the formula is wrong in most of them
+WIDE_PER_ELEMENT = 4 * 16  # bytes in float32 of what a module makes of each element of its hidden states, roughly
+WIDE_PER_SCORE = 4 * 3  # eager attention's scores, their softmax, and one of them in another dtype
+HEAD = 64  # elements, where it is not known how many heads there are
+_FUSED_UNCOMPILED = ("sdpa", "flash", "paged")  # implementations that write no maps out
+_FUSED = (*_FUSED_UNCOMPILED, "flex")
 Again = Callable[..., Passage]  # the same passage through a float32 copy of its module, run within a context if one is given
 
 
@@ -75,51 +82,63 @@ def kind_of(layer: LayerAttention) -> tuple:
 
 
 @dataclass
-class _Known:
-    """What one kind of run of one module has shown so far."""
-
-    formula: Formula
-    way: Way
-
-
-@dataclass
 class Formulas:
-    """The formulas of a model's layers, each proved once and again for what earlier runs could not show."""
+    """The formulas of the passages that are under way, for all who look at the same passage: edits, and a capture under them.
 
-    _known: WeakKeyDictionary[nn.Module, dict[Any, _Known]] = field(default_factory=WeakKeyDictionary)
+    A formula holds for its own passage alone. What a module computes may depend on what no one sees from outside of it, such as a
+    dictionary of the training's, and may be another the next time. Only a generation under edits, of which no proof is shown,
+    counts as one run: its steps of one token go by the proof of an earlier one until there are twice as many keys.
+    """
 
-    def prove(self, family: Family, passage: Passage, again: Again) -> None:
+    _under_way: WeakKeyDictionary[nn.Module, tuple[Family, Formula]] = field(default_factory=WeakKeyDictionary)
+    _steps: WeakKeyDictionary[Any, dict[nn.Module, _Step]] = field(default_factory=WeakKeyDictionary)  # by cache
+
+    def begin(self, passage: Passage) -> None:
+        """Forget what is known of earlier passages through the module."""
+        self._under_way.pop(passage.module, None)
+
+    def prove(self, family: Family, passage: Passage, again: Again, shown: bool) -> None:
         """Set ``passage.formula``, where the passage is in half precision.
 
         Parameters
         ----------
+        family : Family
         passage : Passage
             Whose module has not begun.
         again : callable
             Gives the same passage through a float32 copy of its module, run within a context if it is given one.
+        shown : bool
+            Whether somebody is shown the proof.
         """
         if not in_half(passage.module, passage.arguments):
             return
-        known = self._known.setdefault(passage.module, {})
-        way = Way.of(passage)
-        before = known.get((family, way.kind))
-        if before is not None and not _shows_more(way, before):
-            passage.formula = before.formula
+        step = passage.cached is not None and passage.hidden.shape[1] == 1
+        if step and not shown:
+            passage.formula = self._of_step(family, passage, again)
             return
-        formula = _in_float32(family, passage, again)
-        if formula.failure is None and formula.reason != NO_MEMORY:
-            known[family, way.kind] = _Known(formula, way)
-        passage.formula = formula
+        of_family, passage.formula = self._under_way.get(passage.module, (None, None))
+        if of_family is not family:
+            passage.formula = _in_float32(family, passage, again)
+            self._under_way[passage.module] = family, passage.formula
+
+    def _of_step(self, family: Family, passage: Passage, again: Again) -> Formula:
+        """The formula of a step of a generation."""
+        assert passage.cached is not None
+        keys = passage.cached[0].shape[-2]
+        steps = self._steps.setdefault(passage.cache, {})
+        before = steps.get(passage.module)
+        if before is None or before.family is not family or keys >= MORE_KEYS * before.keys:
+            before = steps[passage.module] = _Step(family, keys, _in_float32(family, passage, again))
+        return before.formula
 
 
-def _shows_more(way: Way, before: _Known) -> bool:
-    """Whether a run can show what an earlier one of its kind could not."""
-    if way.state != before.way.state:  # weights, settings or code are others
-        return True
-    if before.formula.proof is None and not way.one_token:
-        return way.keys != before.way.keys
-    decided = before.formula.proof is None or before.formula.proof.decided
-    return way.keys > before.way.keys * (LONGER if decided else 1)
+@dataclass(frozen=True)
+class _Step:
+    """The proof of a step of one token, and how many keys there were before it."""
+
+    family: Family
+    keys: int
+    formula: Formula
 
 
 NO_MEMORY = "there is not the memory to run its module in float32"
@@ -129,14 +148,19 @@ NO_MEMORY = "there is not the memory to run its module in float32"
 @without_tf32
 def _in_float32(family: Family, passage: Passage, again: Again) -> Formula:
     """Run the module in float32, and find the reading that rebuilds what it computes."""
-    if memory_needed(family, passage) > free_memory(passage.hidden.device):
+    free = free_memory(passage.hidden.device)
+    if memory_needed(family, passage) > free:
         return Formula(reason=NO_MEMORY)
-    watched = _Half(widen=False)
-    formula = _tried(family, again, watched)
-    if formula.proof is not None or formula.failure is None or not watched.seen:
+    formula = _tried(family, again, nullcontext())
+    if formula.failure is None:
         return formula
-    # It casts to half precision by itself: what it would compute without that rounding tells.
-    wider = _tried(family, again, _Half(widen=True))
+    if memory_needed(family, passage, fused=_FUSED_UNCOMPILED) > free:
+        return Formula(reason=NO_MEMORY)
+    # If it casts to half precision by itself, what it would compute without that rounding tells.
+    widening = _Widened()
+    wider = _tried(family, again, widening)
+    if not widening.seen:
+        return formula
     unknown = wider.proof is None and wider.failure is None
     return Formula(reason="its module computes in half precision whatever it is given") if unknown else wider
 
@@ -151,8 +175,8 @@ def _tried(family: Family, again: Again, within: AbstractContextManager[Any]) ->
         return Formula(reason=f"its module cannot be run in float32: {first_line(error)}")
     failed: list[tuple[LayerAttention, Fidelity]] = []
     try:
-        for number, layer in enumerate(family.readings(wide)):
-            (proof,) = fidelities([layer], [wide.observed])
+        for number, layer in enumerate(readings(family, wide)):
+            (proof,) = fidelities([layer], [wide.observed], rows=ROWS_IN_FLOAT32)
             proof = replace(proof, error_float32=proof.error)
             if proof.error <= proof.tolerance:
                 return Formula(number, kind_of(layer), proof)
@@ -166,27 +190,41 @@ def _tried(family: Family, again: Again, within: AbstractContextManager[Any]) ->
     return Formula(failure=mismatch(layer, wide.observed, proof, wide.module, list(family.suspects(wide))))
 
 
-def _wide_dtype(value: Any) -> Any:
-    return torch.float32 if isinstance(value, torch.dtype) and value in HALF else value
+def memory_needed(family: Family, passage: Passage, fused: tuple[str, ...] = _FUSED) -> int:
+    """Bytes that a float32 run of the module takes, roughly: weights, what it makes of its input, and maps that it writes out.
+
+    `fused` are how the names of implementations begin that write none out.
+    """
+    weights = sum(tensor.numel() for tensor in passage.module.parameters()) * 4
+    given = sum(tensor.numel() for tensor in passage.arguments.values() if isinstance(tensor, torch.Tensor)) * 4
+    need = weights + given + passage.hidden.numel() * WIDE_PER_ELEMENT
+    config = getattr(passage.module, "config", None)
+    implementation = own_implementation(str(getattr(config, "_attn_implementation", "")))
+    if family.interface and implementation.startswith(fused):
+        return need
+    batch, queries, width = passage.hidden.shape
+    before = 0 if passage.cached is None else passage.cached[0].shape[-2]
+    maps = getattr(config, "num_attention_heads", None) or -(-width // HEAD)
+    return need + maps * batch * queries * (queries + before) * WIDE_PER_SCORE
 
 
-class _Half(TorchDispatchMode):
-    """Notes whether anything is computed in half precision; with `widen`, has it computed in float32 instead."""
+class _Widened(TorchDispatchMode):
+    """Has everything that would be computed in half precision computed in float32, and notes whether there was any."""
 
     supports_higher_order_operators = True
 
-    def __init__(self, widen: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.widen = widen
         self.seen = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if self.widen:
-            args, kwargs = tree_map(_wide_dtype, (args, kwargs))
-        return tree_map(self._noted, func(*args, **(kwargs or {})))
+        args, kwargs = tree_map(self._wide, (args, kwargs or {}))
+        return tree_map(self._wide, func(*args, **kwargs))
 
-    def _noted(self, value: Any) -> Any:
-        if not isinstance(value, torch.Tensor) or value.dtype not in HALF:
+    def _wide(self, value: Any) -> Any:
+        """A dtype or a tensor in half precision in float32; anything else as it is."""
+        dtype = value.dtype if isinstance(value, torch.Tensor) else value
+        if not isinstance(dtype, torch.dtype) or dtype not in HALF:
             return value
         self.seen = True
-        return value.float() if self.widen else value
+        return torch.float32 if value is dtype else value.float()

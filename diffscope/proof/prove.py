@@ -25,6 +25,7 @@ from diffscope.families.packs import ACROSS, apart, unpacked
 from diffscope.proof.diagnosis import mismatch
 from diffscope.proof.fidelity import Fidelity, fidelities
 from diffscope.proof.formula import Formula, kind_of
+from diffscope.proof.ownership import owned, readings
 
 OFFLOADED = "the model's weights are offloaded, or on the meta device; use a device_map of GPUs alone, or one device"
 
@@ -46,15 +47,14 @@ def read_passage(family: Family, passage: Passage) -> Unproved:
     UnsupportedModel
         The family does not read it, its keys are not those of the prompt's tokens, or the sequences of a pack see each other.
     """
-    readings = family.readings(passage)
+    found = readings(family, passage)
     as_proved = True
     if passage.formula is not None and passage.formula.reading is not None:  # half precision could take another for it
-        every = list(readings)
+        every = list(found)
         proved = _proved(every, passage.formula)
         as_proved = bool(proved)
-        readings = iter(proved or every)
-    of_sequences = (_of_sequences(passage, layer) for layer in readings)
-    laid_out = map(_laid_out, of_sequences)
+        found = iter(proved or every)
+    laid_out = (_laid_out(owned(_of_sequences(passage, layer), passage)) for layer in found)
     first = next(laid_out, None)
     if passage.pack:
         passage.observed = apart(passage.observed, passage.pack, 1)

@@ -60,9 +60,9 @@ def of_head(cap: Capture | CaptureBatch, layer: int, head: int, query: int | str
         ``keys`` and ``uniform`` (place); ``entropy_normalised``, ``negative_share``, ``top_key``, ``top_share`` and ``row_sum``
         (map), and D at its own top key, ``top_weight``; ``lambda``; of the answer, where one is marked, ``signal_gain`` and
         what D is on each of its tokens, ``weight`` (token); on irrelevant tokens ``overlap``, ``cosine``, ``noise_gain``,
-        ``taken`` and the part of |D| that is negative, ``negative_noise`` (control); and ``controls``, their number. A place is a span,
-        the query itself or the token before it. NaN where a row sees none of the keys that a value is about, or only them, and
-        for what standard attention lacks.
+        ``taken`` and the part of |D| that is negative, ``negative_noise`` (control); and ``controls``, their number. A place is
+        a span, the query itself or the token before it. NaN where a row sees none of the keys that a value is about, or only
+        them, and for what standard attention lacks.
 
     Raises
     ------

@@ -39,7 +39,7 @@ class EditBlock(ContextDecorator, AbstractContextManager["Scope"]):
             raise DiffscopeError("this block of edits is open already; close it first, or open another with scope.edit(...)")
         with ExitStack() as entered:
             entered.enter_context(self._scope.lock)
-            entered.enter_context(as_written(self._scope.model, whoever_calls=True))
+            entered.enter_context(as_written())
             entered.enter_context(self._scope.editing(self.edits))
             self._open = entered.pop_all()
         self._thread = threading.get_ident()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -97,50 +98,46 @@ def part_to_pass(model: nn.Module) -> str:
     return f"pass the Hugging Face model that it holds: its part {' or '.join(parts[:NAMED_PARTS])}{more}" if parts else ""
 
 
-def as_written(model: nn.Module, whoever_calls: bool = False) -> AbstractContextManager:
-    """A context in which a model runs uncompiled, its compiled parts too; what was compiled stays so.
-
-    Compiled code would either leave out the hooks that look on, or be compiled anew with them. FlexAttention stays compiled:
-    it needs the memory of whole maps otherwise.
-
-    Parameters
-    ----------
-    model : nn.Module
-    whoever_calls : bool
-        Whether what somebody has compiled around the model may be called within the context.
-    """
-    flex = "flex" in str(getattr(getattr(model, "config", None), "_attn_implementation", None))
-    outside = whoever_calls and "torch._dynamo.eval_frame" in sys.modules and not flex
-    compiled = outside or any(_compiled(part) for part in model.modules())
-    return _UNCOMPILED if compiled else nullcontext()
-
-
-class _Uncompiled(AbstractContextManager[None]):
-    """A context, open as often as anybody likes, in which all models run as written: torch has one such setting for all."""
+class _AsWritten:
+    """How many contexts of :func:`as_written` are open; torch has one stance for all threads."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
         self._open = 0
-        self._stance = ExitStack()
+        self._stance: AbstractContextManager[Any] = nullcontext()
 
-    def __enter__(self) -> None:
+    def enter(self) -> None:
         with self._lock:
             if not self._open:
-                self._stance.enter_context(torch.compiler.set_stance("force_eager"))
+                try:
+                    self._stance = torch.compiler.set_stance("force_eager")
+                except RuntimeError:  # torch's own words are about stances
+                    raise UnsupportedModel(
+                        "diffscope cannot look into a model from code that torch.compile runs; call it outside of that, or in a "
+                        "function that torch.compiler.disable has decorated"
+                    ) from None
             self._open += 1
 
-    def __exit__(self, *raised: Any) -> None:
+    def leave(self) -> None:
         with self._lock:
             self._open -= 1
             if not self._open:
-                self._stance.close()
+                self._stance.__exit__(None, None, None)
 
 
-_UNCOMPILED = _Uncompiled()
+_AS_WRITTEN = _AsWritten()
 
 
-def _compiled(part: ForeignModule) -> bool:
-    """Whether torch.compile is to run a module: wrapped around it, called on it, or on its forward."""
-    if compiles_another(part) or part._compiled_call_impl is not None:
-        return True
-    return hasattr(vars(part).get("forward"), "_torchdynamo_orig_callable")
+@contextmanager
+def as_written() -> Iterator[None]:
+    """A context in which nothing runs compiled, whole models, parts or functions, in any thread; what was compiled stays so.
+
+    Compiled code would either leave out the hooks that look on, or be compiled anew with them. And whatever torch compiles during
+    a look at a model, for another length or dtype, or finds that it cannot compile, would change what the model runs afterwards.
+    FlexAttention is compiled apart (``diffscope.families.flex``).
+    """
+    _AS_WRITTEN.enter()
+    try:
+        yield
+    finally:
+        _AS_WRITTEN.leave()

@@ -417,7 +417,7 @@ def runner_of(model: nn.Module, family: Family, name: str) -> TokenModel:
 
 @contextmanager
 def evaluating(model: nn.Module):
-    """Put a model into evaluation mode; on exit every part is back in the mode it was in.
+    """Put a model into evaluation mode, for all threads; on exit every part is back in the mode it was in.
 
     The flags alone are set: what a part of somebody's own does in ``eval()``, such as merging an adapter, would remain.
     """

@@ -117,7 +117,7 @@ def load(
 
 
 class Scope:
-    """A model opened for looking; :func:`load` makes one. One thread at a time runs the model, others wait.
+    """A model opened for looking; :func:`load` makes one. One thread at a time runs the model through its scopes, others wait.
 
     Attributes
     ----------
@@ -321,7 +321,9 @@ class Scope:
 
         Edits act in the order of the computation (see ``diffscope.edits``); two at one place act in the order given, and those of
         a block after those of the blocks that were opened before it. The block's end undoes its edits, in whatever order blocks
-        are closed. Other threads wait until the last is closed. What an edit makes is a constant for gradients (docs/edits.md).
+        are closed. They act in the thread that opened the block: others that run the model through a scope wait until the last
+        block is closed, and bare calls by others run the model as it is, of which a warning tells once. What an edit makes is a
+        constant for gradients (docs/edits.md).
 
         Parameters
         ----------
@@ -530,7 +532,7 @@ class Scope:
         """
         state = self._state
         self._refuse_without_weights()
-        with self.lock, torch.no_grad(), evaluating(self.model), as_written(self.model):
+        with self.lock, torch.no_grad(), evaluating(self.model), as_written():
             before = state.lengths, state.pack
             state.lengths, state.pack = ((sum(lengths),), lengths) if packed and lengths else (lengths, None)
             try:
@@ -551,10 +553,16 @@ class Scope:
     ) -> AbstractContextManager[None]:
         """:func:`diffscope.families.hooks.passages` of this model, whose formulas are proved in float32 if it is in half."""
         seen = self._state.further.setdefault(self.family.name, set())
+        formulas = self._state.formulas
+        edits = change == self._edited
 
         def begin(passage: Passage, again: Again) -> None:
             seen.add(passage.number)
-            self._state.formulas.prove(self.family, passage, again)
+            if edits or not self._state.edits:  # else the edits' hooks, which come first, have begun
+                formulas.begin(passage)
+            concerned = any(edit.concerns(passage.number) for edit in self._state.edits) if edits else take or change
+            if concerned:
+                formulas.prove(self.family, passage, again, shown=not edits)
 
         return passages(self.model, self.family, lengths, take, change, begin)
 
