@@ -411,7 +411,7 @@ def fidelities(layers: Sequence[LayerAttention], observed: Sequence[Tensor], dec
         left = [of_layers[i] for of_layers, off in zip(others, errors_of_others[:, i].tolist()) if not off > tolerance]
         decided = decide and _decided(layer, tensor, tolerance, left)
         reason = UNDECIDED if decide and not decided else ""
-        within = _pinned(layer, moved[i], tolerance + float(worst[i]))
+        within = _pinned(layer, moved[i], float(worst[i]) + _tolerated_at_most(layer, tensor.dtype))
         results.append(Fidelity(float(worst[i]), tolerance, rows, decided, reason, lam_within=within))
     return results
 
@@ -474,6 +474,16 @@ def tolerated(layer: LayerAttention, dtype: torch.dtype, error: float = np.inf) 
     if not error > least or least > TOLERANCE[torch.float32]:  # half precision rounds weights by more than its scores
         return least
     return max(least, TOLERANCE_PER_SCORE * max(_largest_score(layer.prompt(i)) for i in range(len(layer.lengths))))
+
+
+def _tolerated_at_most(layer: LayerAttention, dtype: torch.dtype) -> float:
+    """What :func:`tolerated` does not exceed, by the norms of queries and keys in place of their products."""
+    longest = [torch.linalg.vector_norm(x, dim=-1, dtype=layer.dtype).max() for x in (layer.q, layer.k)]
+    largest = abs(layer.scale) * float(longest[0] * longest[1])
+    if layer.soft_cap is not None:
+        largest = min(largest, layer.soft_cap)
+    least = max(TOLERANCE[dtype], TOLERANCE[layer.q.dtype])
+    return least if least > TOLERANCE[torch.float32] else max(least, TOLERANCE_PER_SCORE * largest)
 
 
 def _largest_score(layer: LayerAttention) -> float:
