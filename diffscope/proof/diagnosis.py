@@ -52,10 +52,11 @@ def mismatch(
         Other queries, keys and values that the family thinks possible, and what they would mean.
     """
     cause = likely_cause(layer, observed, module, suspects)
+    explanation = f"likely cause: {cause}" if cause else UNEXPLAINED
     where = "" if math.isnan(result.error_float32) else "in a float32 run of the layer: "
     return FidelityError(
         f"layer {layer.layer}: the maps that family {layer.family!r} reads do not rebuild the model's attention output "
-        f"({where}error {result.error:.2g}, tolerance {result.tolerance:.0e}); {f'likely cause: {cause}' if cause else UNEXPLAINED}"
+        f"({where}error {result.error:.2g}, tolerance {result.tolerance:.0e}); {explanation}"
     )
 
 
