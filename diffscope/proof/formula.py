@@ -65,8 +65,8 @@ class Formula:
         if not as_proved:
             return replace(rounded, decided=False, reason="in float32 another of its readings was proved than fits this prompt")
         proof = self.proof
-        in_float32 = {"error_float32": proof.error_float32, "lam_within": proof.lam_within}
-        return replace(rounded, decided=proof.decided, reason=proof.reason, **in_float32)
+        judged = replace(rounded, decided=proof.decided, reason=proof.reason, error_float32=proof.error_float32)
+        return replace(judged, lam_within=proof.lam_within)
 
 
 def kind_of(layer: LayerAttention) -> tuple:
