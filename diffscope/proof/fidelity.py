@@ -105,6 +105,7 @@ def rounding(weights: Tensor, products: Tensor, square: Tensor, count: Tensor, d
     Parameters
     ----------
     weights : Tensor, (map, query, key)
+        Not negative.
     products : Tensor, (map, query, width)
         Σ p·v.
     square : Tensor, (map, key)
@@ -205,9 +206,10 @@ def _deviation_of_changed(layer: LayerAttention, checked: Tensor, target: Tensor
     done = 0
     for rows in layer.blocks(checked):
         count = rows.n.clamp_min(1)
-        size = rows.gain.abs() * rounding(rows.a1, rows.a1 @ values, square, count, layer.q.dtype)
+        # Edited maps may have negative weights, which are rounded by their magnitude.
+        size = rows.gain.abs() * rounding(rows.a1.abs(), rows.a1 @ values, square, count, layer.q.dtype)
         if rows.a2 is not None:
-            size = size + rows.lam.abs() * rounding(rows.a2, rows.a2 @ values, square, count, layer.q.dtype)
+            size = size + rows.lam.abs() * rounding(rows.a2.abs(), rows.a2 @ values, square, count, layer.q.dtype)
         out = torch.matmul(rows.d, values)
         size = size * _factor(layer, out, rows.queries)
         off = _off(layer, out, size, rows.queries, target[:, done : done + len(rows.queries)])  # (head, query)
@@ -471,9 +473,17 @@ def tolerated(layer: LayerAttention, dtype: torch.dtype, error: float = np.inf) 
     It grows with the size of the scores, which is looked up only where `error` is beyond what small scores explain.
     """
     least = max(TOLERANCE[dtype], TOLERANCE[layer.q.dtype])  # under autocast the one is wider than the other
-    if not error > least or least > TOLERANCE[torch.float32]:  # half precision rounds weights by more than its scores
+    per_score = _per_score(layer, least)
+    if not error > least or not per_score:
         return least
-    return max(least, TOLERANCE_PER_SCORE * max(_largest_score(layer.prompt(i)) for i in range(len(layer.lengths))))
+    return max(least, per_score * max(_largest_score(layer.prompt(i)) for i in range(len(layer.lengths))))
+
+
+def _per_score(layer: LayerAttention, least: float) -> float:
+    """What is tolerated for each unit of the largest score."""
+    if layer.score_dtype is not None:  # the model may round a score the other way: its weight p moves by p·(1 − p) ≤ ¼ of that
+        return torch.finfo(layer.score_dtype).eps / 2
+    return TOLERANCE_PER_SCORE if least <= TOLERANCE[torch.float32] else 0.0  # half precision rounds weights by more
 
 
 def _tolerated_at_most(layer: LayerAttention, dtype: torch.dtype) -> float:
@@ -483,7 +493,7 @@ def _tolerated_at_most(layer: LayerAttention, dtype: torch.dtype) -> float:
     if layer.soft_cap is not None:
         largest = min(largest, layer.soft_cap)
     least = max(TOLERANCE[dtype], TOLERANCE[layer.q.dtype])
-    return least if least > TOLERANCE[torch.float32] else max(least, TOLERANCE_PER_SCORE * largest)
+    return max(least, _per_score(layer, least) * largest)
 
 
 def _largest_score(layer: LayerAttention) -> float:
