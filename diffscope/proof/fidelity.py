@@ -481,8 +481,8 @@ def tolerated(layer: LayerAttention, dtype: torch.dtype, error: float = np.inf) 
 
 def _per_score(layer: LayerAttention, least: float) -> float:
     """What is tolerated for each unit of the largest score."""
-    if layer.score_dtype is not None:  # the model may round a score the other way: its weight p moves by p·(1 − p) ≤ ¼ of that
-        return torch.finfo(layer.score_dtype).eps / 2
+    if layer.score_dtype is not None:  # the model may round a score s the other way, by up to s·eps: of two keys of weight ½ and
+        return 1.5 * torch.finfo(layer.score_dtype).eps  # values that cancel, that moves the output by √2·s·eps of the unit
     return TOLERANCE_PER_SCORE if least <= TOLERANCE[torch.float32] else 0.0  # half precision rounds weights by more
 
 

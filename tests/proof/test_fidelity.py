@@ -111,6 +111,18 @@ def test_a_long_prompt_is_held_as_tightly_as_a_short_one():
         assert wrong.error > wrong.tolerance, name
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_score_that_the_model_rounds_the_other_way_is_no_misreading(dtype):
+    info = torch.finfo(dtype)
+    q, v = torch.ones(1, 1, 2, 1, dtype=dtype), torch.tensor([1.0, -1.0], dtype=dtype).reshape(1, 1, 2, 1)
+    k = torch.full((1, 1, 2, 1), 60.0, dtype=dtype)
+    layer = LayerAttention(0, "test", q, k, v, 1.0, Pairing.plain(1), (2,), score_dtype=dtype)
+    off = torch.sigmoid(torch.tensor(32 * info.eps))  # the first key's score is one number of the dtype higher
+    observed = torch.stack([torch.tensor(1.0), 2 * off - 1]).to(dtype).reshape(1, 2, 1)
+    (proof,) = fidelities([layer], [observed])
+    assert {torch.float16: 0.015, torch.bfloat16: 0.1}[dtype] < proof.error < proof.tolerance
+
+
 @settings(max_examples=30, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 @given(
     lam=st.floats(-1.5, 1.5),
