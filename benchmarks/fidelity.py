@@ -40,9 +40,9 @@ def layouts():
         yield f"unilm {kind} (layout)", lambda kind=kind: unilm.tiny(kind=kind, kv_heads=2)
 
 
-def awake(model):
+def awake(model, seed: int = 0):
     """Weights with attention far from uniform."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 2:

@@ -148,12 +148,13 @@ class Attended(Portrait, Pictures):
     def fidelity(self) -> xr.Dataset:
         """How well each layer's attention output was rebuilt from what was captured, by ``layer``.
 
-        ``error`` and ``tolerance`` are relative to what was subtracted (:class:`diffscope.proof.fidelity.Fidelity`), ``rows``
+        ``error`` and ``tolerance`` are in units of what rounding does (:class:`diffscope.proof.fidelity.Fidelity`), ``rows``
         counts the query rows compared, ``decided`` is whether the comparison rules out every other pairing of the maps, and
-        ``reason`` says why where it does not. Of a model in half precision, ``error_float32`` is the error in a run of each
-        layer's own module in float32, which decides; NaN where there was none.
+        ``reason`` says why where it does not. ``lam_within`` is the half-width within which the comparison pins λ. Of a model in
+        half precision, ``error_float32`` is the error in a run of each layer's own module in float32, which decides; NaN where
+        there was none.
         """
-        fields = ("error", "tolerance", "rows", "decided", "reason", "error_float32")
+        fields = ("error", "tolerance", "rows", "decided", "reason", "error_float32", "lam_within")
         data = {name: ("layer", np.array([getattr(proof, name) for proof in self._proofs])) for name in fields}
         return xr.Dataset(data, {"layer": self.layer_numbers}, attrs=dict(self.facts))
 

@@ -18,6 +18,7 @@ from diffscope.attention.parts import Pairing
 from diffscope.families.bundled import Own
 from diffscope.proof.fidelity import deviation, deviations, fidelities, other_pairings
 from tests import tiny
+from tests.proof.test_fidelity import unit_in_numpy
 
 MODELS = {
     "v1": lambda: tiny.own("v1"),
@@ -495,11 +496,14 @@ def test_pairings_tried_together_deviate_as_they_do_alone(attention, heads):
     expected = []
     for reading in (layer, *others):
         rows = reading.rows(checked)
-        terms = [rows.gain[..., None] * (rows.a1 @ layer.v[0][layer.pairing.value_of_head])]
-        if rows.a2 is not None:
-            terms.append(rows.lam[..., None] * (rows.a2 @ layer.v[0][layer.pairing.value_of_head]))
+        terms = [(rows.gain, rows.a1)] if rows.a2 is None else [(rows.gain, rows.a1), (rows.lam, rows.a2)]
+        values = layer.v[0][layer.pairing.value_of_head]
         factor = 1.0 if layer.norm is None else layer.norm.factor(reading.head_outputs())
-        size = sum(term.pow(2).mean(-1).sqrt() for term in terms) * factor * layer.post_scale
+        size = sum(
+            number.numpy() * np.stack([unit_in_numpy(maps, of_head) for maps, of_head in zip(every, values)])
+            for number, every in terms
+        )
+        size = torch.from_numpy(size) * factor * layer.post_scale
         off = (reading.output() - seen).abs().amax(-1) / size  # (head, query)
         expected.append(float((off if reading is layer else off[:, 10::11]).max()))
     assert np.allclose([float(of_model.max()), *few.amax(-1).tolist()], expected, rtol=1e-3)

@@ -191,7 +191,7 @@ def _looked(scope: Scope, passage: Passage) -> _Look:
     try:
         layer, proof = prove(scope.family, passage)
     except FidelityError as error:
-        cause = str(error).rpartition("likely cause: ")[2]
+        cause = str(error).partition("); ")[2] or str(error)
         layer = scope.family.read(passage)
         tolerance = tolerated(layer, passage.observed.dtype)
         return _Look(layer, passage.module, _Proof(layer.layer, float("nan"), tolerance, False, cause), passage.warnings)
@@ -240,7 +240,7 @@ def _judge(report: Report, kind: str, proofs: list[_Proof]) -> None:
     report.fidelity[kind] = float(torch.tensor([proof.error for proof in proofs]).max())  # a NaN stays a NaN
     for cause in dict.fromkeys(proof.cause for proof in proofs if proof.cause):
         layers = _numbers(proof for proof in proofs if proof.cause == cause)
-        report.findings.append(Finding("fail", "fidelity", f"{kind}: not what the model computed; likely cause: {cause}", layers))
+        report.findings.append(Finding("fail", "fidelity", f"{kind}: not what the model computed; {cause}", layers))
     good = [proof for proof in proofs if not proof.cause]
     if good:
         says = f"{kind}: rebuilt to {max(proof.error for proof in good):.1e} (tolerance {good[0].tolerance:.0e})"

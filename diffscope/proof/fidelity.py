@@ -1,4 +1,8 @@
-"""A capture proves itself: rebuild each layer's attention output and compare it with what the model produced."""
+"""A capture proves itself: rebuild each layer's attention output and compare it with what the model produced.
+
+How far a right reading may be off is said row by row, by :func:`rounding`. It grows with the keys that the row itself sees. So
+the early rows of a long prompt are held as tightly as a short prompt, and a wrong λ, scale, norm or pairing is wrong in them too.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +21,15 @@ from diffscope.attention.precision import exactly
 from diffscope.attention.stacking import alike_to_the_end, joined_pairing, joined_to_the_end
 from diffscope.errors import FidelityError
 
-# In units of what rounding acts on (see Fidelity.error). Float64 is no tighter than float32's rounding because the eager
+# In units of what rounding acts on (see `rounding`). Float64 is no tighter than float32's rounding because the eager
 # attention of Hugging Face models takes its softmax in float32 even there.
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 2e-5, torch.float16: 0.015, torch.bfloat16: 0.1}
 # A score s is rounded by some units of s·ε, and its weight by that share: published models have scores beyond 300.
 TOLERANCE_PER_SCORE = 4 * torch.finfo(torch.float32).eps
+# The factors of the terms of `rounding`: with twice what was seen on random queries, keys and values of many kinds.
+OF_EACH_WEIGHT = 0.5
+OF_SUMS = 4
+OF_LOST = 2
 ALL_ROWS_UP_TO = 2048
 SAMPLED_ROWS = 512
 STACKED = 2**25  # bytes of queries, keys and values: prompts are rebuilt together up to that
@@ -37,9 +45,9 @@ class Fidelity:
     Attributes
     ----------
     error : float
-        max over prompts, heads, rows and width of |rebuilt − observed| over the size of what was subtracted:
-        rms(gain·A1·V) + rms(λ·A2·V) of that row, times the factor by which the norm scales the row. A model rounds both terms
-        before it subtracts them, so this is rounding's own unit, however much of them cancels.
+        max over prompts, heads, rows and width of |rebuilt − observed| over the unit of what rounding does to that row:
+        |gain|·:func:`rounding` of A1·V + |λ|·that of A2·V, times the factor by which the norm scales the row. A model rounds both
+        terms before it subtracts them, so this is rounding's own unit, however much of them cancels.
     tolerance : float
         What rounding in the model's dtype explains; where scores are large, and only if it is needed, more.
     rows : int
@@ -52,6 +60,10 @@ class Fidelity:
     error_float32 : float
         Of a model in half precision, the error of the reading in a run of the layer's own module in float32, where float32's
         tolerance holds; NaN where that could not be run, and of models that are in float32 or wider themselves.
+    lam_within : float
+        The half-width within which λ is pinned: a λ that is off by more, by as much in all rows, is refused. Of λ that heads have
+        of their own, the widest. Infinite where λ cannot be seen, as in a prompt of one token; NaN without a second map, and
+        where an edit changes rows. Of a model in half precision that of the float32 run, where there is one.
     """
 
     error: float
@@ -60,6 +72,7 @@ class Fidelity:
     decided: bool
     reason: str = ""
     error_float32: float = np.nan
+    lam_within: float = np.nan
 
 
 def rows_to_check(n: int, device: torch.device) -> Tensor:
@@ -71,6 +84,45 @@ def rows_to_check(n: int, device: torch.device) -> Tensor:
 
 def _rms(x: Tensor) -> Tensor:
     return torch.linalg.vector_norm(x, dim=-1) * x.shape[-1] ** -0.5
+
+
+def rounding(weights: Tensor, products: Tensor, square: Tensor, count: Tensor, dtype: torch.dtype) -> Tensor:
+    """The unit in which rounding moves the sums Σ p·v of some rows, (map, query).
+
+    With n keys that a row sees, weights p, values v, all sizes root mean squares over the width, t the tolerance of the dtype and
+    u = 2⁻²⁴, half the spacing of float32, in which sums are kept (2⁻⁵³ of a float64 model), it is
+
+        |Σ p·v| + ½·√(Σ p²·v²) + (4·u·√n·√(Σ p·v²) + 2·Σ p·|v| over the keys of p < u + least) / t
+
+    - The result is rounded by its own size.
+    - Each weight is rounded by itself, by its dtype and with its score. Such errors add up as √(Σ p²·v²), and stay where the
+      values cancel.
+    - Each of n additions is rounded by u of what the sum has come to, at most Σ p·|v| ≤ √(Σ p·v²). Independent errors come to
+      √n·u of it (Higham and Mary, "A new approach to probabilistic rounding error analysis", 2019), the worst case is n·u.
+    - They are not independent where an addition changes nothing. A sum kept key by key loses all weights that are below u of it.
+    - `least` is the smallest number of the dtype, by which float16 rounds small outputs.
+
+    Parameters
+    ----------
+    weights : Tensor, (map, query, key)
+        Not negative.
+    products : Tensor, (map, query, width)
+        Σ p·v.
+    square : Tensor, (map, key)
+        The mean square of the values over the width.
+    count : int64 Tensor, (query,)
+        How many keys each row sees.
+    dtype : torch.dtype
+        That of the model's queries, keys and values.
+    """
+    square = square[..., None]
+    unit = torch.finfo(weights.dtype).eps / 2
+    each = (weights.square() @ square)[..., 0].sqrt()
+    added = (weights @ square)[..., 0].sqrt() * count.sqrt() * unit
+    lost = (torch.where(weights < unit, weights, 0) @ square.sqrt())[..., 0]
+    info = torch.finfo(dtype)
+    absolute = OF_SUMS * added + OF_LOST * lost + info.tiny * info.eps
+    return _rms(products) + OF_EACH_WEIGHT * each + absolute / TOLERANCE[dtype]
 
 
 def deviation(layer: LayerAttention, checked: Tensor, target: Tensor) -> float:
@@ -105,30 +157,43 @@ def deviations(
             torch.stack([_deviation_of_changed(replace(layer, pairing=each), checked, target, step) for each in pairings])
             for pairings, step in tried
         ]
+    return _compared_with(layer, tried, checked, target)[0]
+
+
+def _compared_with(
+    layer: LayerAttention, tried: Sequence[tuple[Sequence[Pairing], int]], checked: Tensor, target: Tensor
+) -> tuple[list[Tensor], Tensor]:
+    """:func:`deviations` of a layer without changes, and by how much a change of λ by 1 would move each head at most, (head,)."""
     needed = [_Products.of(layer, pairings) for pairings, _ in tried]
     maps = sorted({number for products in needed for number, _ in products.pairs})
     every = _alone(layer, maps)
     index_of_map = {number: index for index, number in enumerate(maps)}
     values = layer.v[0].to(layer.dtype)  # (value head, key, width)
+    square = values.square().mean(-1)
     worst = [values.new_zeros(len(pairings), layer.n_heads) for pairings, _ in tried]
+    moved = values.new_zeros(layer.n_heads)
     done = 0
     with borrowed() as workspace:
         for block in every.split(checked):
             rows = every.trimmed(block, workspace=workspace)
-            v = values[:, rows.start : rows.start + rows.a1.shape[-1]]
+            keys = slice(rows.start, rows.start + rows.a1.shape[-1])
             target_of_block = target[:, done : done + len(block)]
             for i, (products, (_, step)) in enumerate(zip(needed, tried)):
                 some = slice(-(done + 1) % step, None, step)
                 queries = block[some]
                 if not len(queries):  # a short block may have none of them
                     continue
-                first, second = products.terms(layer, rows.a1[:, some], v, index_of_map, queries)
-                out = first if second is None else first - second
-                size = _rms(first) if second is None else _rms(first) + _rms(second)
-                off = _off(layer, out, size, queries, target_of_block[:, some])  # (pairing, head, query)
+                terms = products.terms(layer, rows.a1[:, some], values[:, keys], square[:, keys], index_of_map, queries)
+                size = terms.size * _factor(layer, terms.out, queries)  # (pairing, head, query)
+                off = _off(layer, terms.out, size, queries, target_of_block[:, some])
                 worst[i] = torch.maximum(worst[i], off.amax(-1))  # a NaN stays a NaN
+                if i == 0 and terms.second is not None:
+                    by_lambda = _derivative(layer, terms.out[0], terms.second[0], queries).abs().amax(-1) / size[0].clamp_min(
+                        1e-30
+                    )
+                    moved = torch.maximum(moved, by_lambda.amax(-1))
             done += len(block)
-    return worst
+    return worst, moved
 
 
 def _deviation_of_changed(layer: LayerAttention, checked: Tensor, target: Tensor, step: int) -> Tensor:
@@ -136,17 +201,39 @@ def _deviation_of_changed(layer: LayerAttention, checked: Tensor, target: Tensor
     checked = checked[step - 1 :: step]
     target = target[:, step - 1 :: step]
     values = layer.v[0][layer.pairing.value_of_head].to(layer.dtype)  # (head, key, width)
+    square = values.square().mean(-1)
     worst = values.new_zeros(layer.n_heads)
     done = 0
     for rows in layer.blocks(checked):
-        size = _rms(rows.gain[..., None] * torch.matmul(rows.a1, values))
+        count = rows.n.clamp_min(1)
+        # Edited maps may have negative weights, which are rounded by their magnitude.
+        size = rows.gain.abs() * rounding(rows.a1.abs(), rows.a1 @ values, square, count, layer.q.dtype)
         if rows.a2 is not None:
-            size = size + _rms(rows.lam[..., None] * torch.matmul(rows.a2, values))
-        target_of_block = target[:, done : done + len(rows.queries)]
-        off = _off(layer, torch.matmul(rows.d, values), size, rows.queries, target_of_block)  # (head, query)
+            size = size + rows.lam.abs() * rounding(rows.a2.abs(), rows.a2 @ values, square, count, layer.q.dtype)
+        out = torch.matmul(rows.d, values)
+        size = size * _factor(layer, out, rows.queries)
+        off = _off(layer, out, size, rows.queries, target[:, done : done + len(rows.queries)])  # (head, query)
         worst = torch.maximum(worst, off.amax(-1))
         done += len(rows.queries)
     return worst
+
+
+def _derivative(layer: LayerAttention, out: Tensor, direction: Tensor, queries: Tensor) -> Tensor:
+    """How fast what enters the output projection moves as D·V moves in a direction; all (head, query, width)."""
+    norm = layer.norm
+    if norm is not None and norm.kind == "rms":
+        factor = torch.rsqrt(out.square().mean(-1, keepdim=True) + norm.eps)
+        direction = factor * (direction - out * factor.square() * (out * direction).mean(-1, keepdim=True))
+        layer = replace(layer, norm=replace(norm, kind="scalar"))
+    return layer.finish(direction, queries)
+
+
+class _Terms(NamedTuple):
+    """D·V of some rows under several pairings, and what it is made of."""
+
+    out: Tensor  # gain·A1·V − λ·A2·V, (pairing, head, query, width)
+    second: Tensor | None  # A2·V
+    size: Tensor  # what rounding acts on, (pairing, head, query)
 
 
 class _Products(NamedTuple):
@@ -174,23 +261,41 @@ class _Products(NamedTuple):
         return cls(list(index_of_pair), first, second)
 
     def terms(
-        self, layer: LayerAttention, weights: Tensor, values: Tensor, index_of_map: dict[int, int], queries: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
-        """gain·A1·V and λ·A2·V, each (pairing, head, query, width).
+        self,
+        layer: LayerAttention,
+        weights: Tensor,
+        values: Tensor,
+        square: Tensor,
+        index_of_map: dict[int, int],
+        queries: Tensor,
+    ) -> _Terms:
+        """D·V under each pairing.
 
-        `weights` are (map, query, key), with map m of the layer at ``index_of_map[m]``, and `values` (value head, key, width).
+        `weights` are (map, query, key), with map m of the layer at ``index_of_map[m]``, `values` (value head, key, width) and
+        `square` (value head, key) their mean square.
         """
         pairs = [(index_of_map[number], value) for number, value in self.pairs]
-        every_map_once = [index for index, _ in pairs] == list(range(len(weights)))
-        if every_map_once and values.shape[-1] <= weights.shape[1]:  # a copy of the values is small beside the maps
-            products = torch.bmm(weights, values[[value for _, value in pairs]])
+        of_map, of_value = torch.tensor(pairs, device=weights.device).T
+        order = of_map.argsort()
+        every_map_once = of_map[order].tolist() == list(range(len(weights)))
+        in_order = every_map_once and pairs == sorted(pairs)
+        if in_order and values.shape[-1] <= weights.shape[1]:  # a copy of the values is small beside the maps
+            products = torch.bmm(weights, values[of_value])
         elif weights.device.type == "cpu":  # copies of maps would take as long as the products
             products = torch.stack([weights[index] @ values[value] for index, value in pairs])  # (pair, query, width)
         else:
-            of_map, of_value = torch.tensor(pairs, device=weights.device).T
             products = torch.matmul(weights[of_map], values[of_value])
-        first = products[self.first] * _at(layer.gain, queries, layer.dtype)
-        return first, None if self.second is None else products[self.second] * _at(layer.lam, queries, layer.dtype)
+        count = layer.mask.counts(queries, layer.n_keys, layer.n_keys - layer.n_queries).clamp_min(1)
+        if not every_map_once:
+            weights, order = weights[of_map], torch.arange(len(pairs), device=weights.device)
+        units = rounding(weights, products[order], square[of_value[order]], count, layer.q.dtype)[order.argsort()]
+        gain = _at(layer.gain, queries, layer.dtype)
+        out, size = products[self.first] * gain, units[self.first] * gain[..., 0].abs()
+        if self.second is None:
+            return _Terms(out, None, size)
+        lam = _at(layer.lam, queries, layer.dtype)
+        second = products[self.second]
+        return _Terms(out - lam * second, second, size + units[self.second] * lam[..., 0].abs())
 
 
 def _alone(layer: LayerAttention, maps: list[int]) -> LayerAttention:
@@ -214,11 +319,10 @@ def _off(layer: LayerAttention, out: Tensor, size: Tensor, queries: Tensor, targ
     out : Tensor, (..., head, query, width)
         D·V.
     size : Tensor, (..., head, query)
-        rms(gain·A1·V) + rms(λ·A2·V).
+        What rounding acts on in what enters the output projection.
     target : Tensor, (head, query, width)
         What the model produced.
     """
-    size = size * _factor(layer, out, queries)
     out = layer.finish(out, queries)
     if layer.changes:  # an edit's output is rounded once more, by its own size
         size = torch.maximum(size, _rms(out))
@@ -301,10 +405,11 @@ def fidelities(
     deviating = [
         _errors(layers, observed, indices, others if indices == [longest] else (), rows) for indices in _together(layers)
     ]
-    errors = torch.cat([error for error, _ in deviating])  # (prompt, layer)
-    errors_of_others = next((of_others for _, of_others in deviating if len(of_others)), errors[:0])  # (candidate, layer)
+    errors = torch.cat([of_prompts.errors for of_prompts in deviating])  # (prompt, layer)
+    moved = torch.cat([of_prompts.moved for of_prompts in deviating]).amax(0)  # (layer, head)
+    errors_of_others = next((each.of_others for each in deviating if len(each.of_others)), errors[:0])  # (candidate, layer)
     if others and not len(errors_of_others):
-        errors_of_others = _errors(layers, observed, [longest], others, rows)[1]
+        errors_of_others = _errors(layers, observed, [longest], others, rows).of_others
     counts = (len(compared_rows(layers[0], index)) for index in range(len(lengths)))
     count = sum(counts if rows is None else (min(rows, each) for each in counts))
     worst = errors.amax(0)  # (layer,), where a NaN stays a NaN
@@ -315,8 +420,17 @@ def fidelities(
         left = [of_layers[i] for of_layers, off in zip(others, errors_of_others[:, i].tolist()) if not off > tolerance]
         decided = decide and _decided(layer, tensor, tolerance, left)
         reason = UNDECIDED if decide and not decided else ""
-        results.append(Fidelity(float(worst[i]), tolerance, count, decided, reason))
+        within = _pinned(layer, moved[i], float(worst[i]) + _tolerated_at_most(layer, tensor.dtype))
+        results.append(Fidelity(float(worst[i]), tolerance, count, decided, reason, lam_within=within))
     return results
+
+
+def _pinned(layer: LayerAttention, moved: Tensor, error: float) -> float:
+    """By how much λ can be off without moving the output by more than an error; `moved` is what 1 would move each head by."""
+    if not layer.differential or layer.changes:
+        return np.nan
+    least = moved.amin() if layer.lam.shape[1] > 1 else moved.amax()  # heads that share their λ pin it together
+    return error / float(least) if least > 0 else np.inf
 
 
 def _together(layers: Sequence[LayerAttention]) -> list[list[int]]:
@@ -328,14 +442,22 @@ def _together(layers: Sequence[LayerAttention]) -> list[list[int]]:
     return [list(range(len(lengths)))]
 
 
+class _Errors(NamedTuple):
+    """How well layers are rebuilt on some prompts."""
+
+    errors: Tensor  # their deviations, (prompt, layer)
+    moved: Tensor  # what a change of λ by 1 would move each head by, (prompt, layer, head)
+    of_others: Tensor  # deviations of other readings of a single prompt, (candidate, layer)
+
+
 def _errors(
     layers: Sequence[LayerAttention],
     observed: Sequence[Tensor],
     indices: Sequence[int],
     others: Sequence[Sequence[LayerAttention]],
     rows: int | None,
-) -> tuple[Tensor, Tensor]:
-    """Deviations of layers on some prompts, (prompt, layer), and of other readings of a single one, (candidate, layer)."""
+) -> _Errors:
+    """How well layers, and other readings of them, are rebuilt on some prompts."""
     prompts = [layer.prompt(index) for index in indices for layer in layers]
     parts = [compared(layer, tensor, index, rows) for index in indices for layer, tensor in zip(layers, observed)]
     checked = parts[0][0]  # the same in all
@@ -343,9 +465,14 @@ def _errors(
     tried: list[tuple[Sequence[Pairing], int]] = [([stack.pairing], 1)]
     if others:  # a single head of standard attention has none
         tried.append(([joined_pairing(of_layers) for of_layers in others], max(1, len(checked) // ROWS_TO_TRY)))
-    by_head = deviations(stack, tried, checked, torch.cat([target for _, target in parts]))  # each (pairing, prompt·layer·head)
+    target = torch.cat([target for _, target in parts])
+    if stack.changes:
+        by_head, moved = deviations(stack, tried, checked, target), target.new_zeros(stack.n_heads)
+    else:
+        by_head, moved = _compared_with(stack, tried, checked, target)  # each (pairing, prompt·layer·head), (prompt·layer·head,)
     error, *of_others = (off.unflatten(-1, (len(prompts), -1)).amax(-1) for off in by_head)
-    return error.view(len(indices), len(layers)), of_others[0] if others else error[:0]
+    shape = (len(indices), len(layers))
+    return _Errors(error.view(shape), moved.view(*shape, -1), of_others[0] if others else error[:0])
 
 
 def tolerated(layer: LayerAttention, dtype: torch.dtype, error: float = np.inf) -> float:
@@ -354,9 +481,27 @@ def tolerated(layer: LayerAttention, dtype: torch.dtype, error: float = np.inf) 
     It grows with the size of the scores, which is looked up only where `error` is beyond what small scores explain.
     """
     least = max(TOLERANCE[dtype], TOLERANCE[layer.q.dtype])  # under autocast the one is wider than the other
-    if not error > least or least > TOLERANCE[torch.float32]:  # half precision rounds weights by more than its scores
+    per_score = _per_score(layer, least)
+    if not error > least or not per_score:
         return least
-    return max(least, TOLERANCE_PER_SCORE * max(_largest_score(layer.prompt(i)) for i in range(len(layer.lengths))))
+    return max(least, per_score * max(_largest_score(layer.prompt(i)) for i in range(len(layer.lengths))))
+
+
+def _per_score(layer: LayerAttention, least: float) -> float:
+    """What is tolerated for each unit of the largest score."""
+    if layer.score_dtype is not None:  # the model may round a score s the other way, by up to s·eps: of two keys of weight ½ and
+        return 1.5 * torch.finfo(layer.score_dtype).eps  # values that cancel, that moves the output by √2·s·eps of the unit
+    return TOLERANCE_PER_SCORE if least <= TOLERANCE[torch.float32] else 0.0  # half precision rounds weights by more
+
+
+def _tolerated_at_most(layer: LayerAttention, dtype: torch.dtype) -> float:
+    """What :func:`tolerated` does not exceed, by the norms of queries and keys in place of their products."""
+    longest = [torch.linalg.vector_norm(x, dim=-1, dtype=layer.dtype).max() for x in (layer.q, layer.k)]
+    largest = abs(layer.scale) * float(longest[0] * longest[1])
+    if layer.soft_cap is not None:
+        largest = min(largest, layer.soft_cap)
+    least = max(TOLERANCE[dtype], TOLERANCE[layer.q.dtype])
+    return max(least, _per_score(layer, least) * largest)
 
 
 def _largest_score(layer: LayerAttention) -> float:

@@ -71,8 +71,9 @@ class Formula:
             return replace(rounded, decided=False, reason=self.reason)
         if not as_proved:
             return replace(rounded, decided=False, reason="in float32 another of its readings was proved than fits this prompt")
-        reason = self.proof.reason
-        return replace(rounded, decided=self.proof.decided, reason=reason, error_float32=self.proof.error_float32)
+        proof = self.proof
+        judged = replace(rounded, decided=proof.decided, reason=proof.reason, error_float32=proof.error_float32)
+        return replace(judged, lam_within=proof.lam_within)
 
 
 def kind_of(layer: LayerAttention) -> tuple:
