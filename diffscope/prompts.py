@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from diffscope.errors import PromptError, SpanError
+from diffscope.fields import LARGEST, TEXT, by_name, check_fields, listed, maybe, shown, whole
 from diffscope.span_algebra import OfSpans, resolved
 
 if TYPE_CHECKING:
@@ -25,6 +25,16 @@ Parts = tuple[str | None, list[int], list[str], list[tuple[int, int]]]  # text, 
 # The key sets of docs/definitions.md: R, N, U and S are given or found, C and I follow from them.
 GIVEN_SETS = ("answer", "needles", "query", "sink")
 DERIVED_SETS = ("context", "irrelevant")
+
+
+# What the fields of a kept prompt have to be.
+FIELDS = {
+    "text": maybe(TEXT),
+    "ids": listed(whole()),
+    "tokens": listed(TEXT),
+    "offsets": listed(listed(whole(), 2)),
+    "spans": by_name(listed(whole())),
+}
 
 
 class Chars(NamedTuple):
@@ -60,6 +70,28 @@ class Encoded:
     tokens: tuple[str, ...]
     offsets: tuple[tuple[int, int], ...]
     spans: dict[str, tuple[int, ...]]
+
+    @classmethod
+    def from_record(cls, record: dict, what: str) -> Encoded:
+        """A prompt of which a file holds the fields; `what` says which, for messages.
+
+        Raises
+        ------
+        ValueError
+            They are no prompt.
+        """
+        check_fields(what, record, FIELDS)
+        text, ids, tokens, offsets = (record[name] for name in ("text", "ids", "tokens", "offsets"))
+        if not len(ids) == len(tokens) == len(offsets) > 0:
+            raise ValueError(f"{what} has {len(ids)} ids, {len(tokens)} tokens and {len(offsets)} offsets; it has one of each a token")
+        end = LARGEST if text is None else len(text)
+        if outside := next((pair for pair in offsets if not pair[0] <= pair[1] <= end), None):
+            raise ValueError(f"offsets of {what} hold {shown(outside)}, which is no part of its text")
+        for name, at in record["spans"].items():
+            if name in DERIVED_SETS or not set(at) <= set(range(len(ids))):
+                raise ValueError(f"{what} has the span {shown(name)} at {shown(at)}, and has tokens 0 to {len(ids) - 1}")
+        spans = {name: tuple(at) for name, at in record["spans"].items()}
+        return cls(text, tuple(ids), tuple(tokens), tuple(map(tuple, offsets)), spans)
 
     def key_sets(self, device: torch.device | str | None = None) -> dict[str, Tensor]:
         """Spans and the sets that follow from them, as int64 position tensors.
@@ -192,11 +224,6 @@ def _whole_number(value: Any, bools: bool) -> int:
     if not isinstance(number, Integral) or (isinstance(number, bool) and not bools):
         raise ValueError(f"{shown(value)} is no whole number")
     return int(number)
-
-
-def shown(value: Any) -> str:
-    """How a value begins, in one line, for messages."""
-    return " ".join(reprlib.repr(value).split())
 
 
 def _token_ids(prompt: Any) -> list[int]:
