@@ -19,7 +19,9 @@ from typing import Any, NamedTuple
 
 from diffscope.errors import CorruptFile, DiffscopeError, UnsupportedModel
 from diffscope.files import to_json
-from diffscope.models.outline import CODE, INDEX, WHOLE, Outline, check_memory, named_code, outline
+from diffscope.models.outline import Outline, check_memory, named_code, outline
+from diffscope.models.settings import CODE, INDEX, PACKED
+from diffscope.models.stored import WHOLE
 
 SETTINGS = ("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json", INDEX)
 WORDS = ("tokenizer.json", "vocab.json", "added_tokens.json", "merges.txt", "vocab.txt")
@@ -207,7 +209,7 @@ def _settings(file: File, names: Sequence[str]) -> bytes:
     if CODE in fields:
         code = ", ".join(named_code(fields)) or "its own"
         raise UnsupportedModel(f"{file.name} asks for code that comes with the model ({code}), and no code is run from uploads")
-    if beyond := sorted({"architecture", "model_args", "quantization_config"} & fields.keys()):
+    if beyond := sorted({"architecture", "model_args", PACKED} & fields.keys()):
         raise UnsupportedModel(f"{file.name} has {beyond[0]}: such a model's memory cannot be told before it is opened")
     if file.name == "config.json" and not isinstance(fields.get("model_type"), str):
         raise UnsupportedModel("config.json names no model_type, so it is not known what the model is; save it with transformers")

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from diffscope import store
 from diffscope.attention.layer import LayerAttention
-from diffscope.fields import FLAG, TABLE, TEXT, check_fields, listed, number, row, shown
+from diffscope.fields import FLAG, TABLE, TEXT, check_fields, each_of, finite, listed, shown
 from diffscope.pictures import Pictures
 from diffscope.portrait import Portrait
 from diffscope.prompts import Encoded
@@ -39,7 +39,7 @@ FIELDS = {
     "prompts": listed(TABLE),
     "layers": listed(TABLE),
     "proofs": listed(TABLE),
-    "ahead": listed(listed(row(TEXT, number(0, 1.001)))),  # a probability may be rounded above 1
+    "ahead": listed(listed(each_of(TEXT, finite(0, 1.001)))),  # a probability may be rounded above 1
     "facts": TABLE,
     "batch": FLAG,
 }
@@ -61,7 +61,7 @@ def open_capture(path: str | os.PathLike) -> Capture | CaptureBatch:
 
 def _assembled(tensors: dict[str, Tensor], record: dict[str, Any]) -> Capture | CaptureBatch:
     """What tensors and a record from a file stand for; ValueError, in a line, where they are no capture."""
-    check_fields("the capture", {name: value for name, value in record.items() if name not in store.ABOUT}, FIELDS)
+    check_fields("the capture", {name: record[name] for name in FIELDS if name in record}, FIELDS)
     check_fields("facts of the capture", record["facts"], FACTS, optional=("edits", "warnings"))
     parts: dict[str, dict[str, Tensor]] = {str(number): {} for number in range(len(record["layers"]))}
     for name, tensor in tensors.items():

@@ -76,7 +76,7 @@ def whole(least: int = 0, most: int = LARGEST) -> Kind:
     return Kind(words, lambda value: type(value) is int and least <= value <= most)
 
 
-def number(least: float = -LARGEST, most: float = LARGEST) -> Kind:
+def finite(least: float = -LARGEST, most: float = LARGEST) -> Kind:
     """A finite number from `least` to `most`."""
     at_least = f" from {least:g}" if least > -LARGEST else ""
     at_most = f" to {most:g}" if most < LARGEST else ""
@@ -100,10 +100,14 @@ def maybe(kind: Kind) -> Kind:
 def listed(kind: Kind, length: int | None = None) -> Kind:
     """A list of values of this kind."""
     words = f"a list of {'values' if length is None else length}, each {kind.words}"
-    return Kind(words, lambda value: isinstance(value, (list, tuple)) and length in (None, len(value)) and all(map(kind.holds, value)))
+
+    def holds(value: Any) -> bool:
+        return isinstance(value, (list, tuple)) and length in (None, len(value)) and all(map(kind.holds, value))
+
+    return Kind(words, holds)
 
 
-def row(*kinds: Kind) -> Kind:
+def each_of(*kinds: Kind) -> Kind:
     """A list of as many values, each of its own kind."""
     words = f"a list of {'; '.join(kind.words for kind in kinds)}"
 

@@ -83,7 +83,8 @@ class Encoded:
         check_fields(what, record, FIELDS)
         text, ids, tokens, offsets = (record[name] for name in ("text", "ids", "tokens", "offsets"))
         if not len(ids) == len(tokens) == len(offsets) > 0:
-            raise ValueError(f"{what} has {len(ids)} ids, {len(tokens)} tokens and {len(offsets)} offsets; it has one of each a token")
+            counts = f"{len(ids)} ids, {len(tokens)} tokens and {len(offsets)} offsets"
+            raise ValueError(f"{what} has {counts}, and has to have as many of each, at least one")
         end = LARGEST if text is None else len(text)
         if outside := next((pair for pair in offsets if not pair[0] <= pair[1] <= end), None):
             raise ValueError(f"offsets of {what} hold {shown(outside)}, which is no part of its text")

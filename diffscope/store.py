@@ -28,7 +28,6 @@ from diffscope.files import replacing
 FORMATS = (".zarr", ".nc", ".parquet", ".csv")
 CAPTURE_FORMAT = "diffscope-capture-1"
 CAPTURE_SUFFIX = ".dscope"
-ABOUT = ("format", "made_with")  # what a record says of its file
 
 
 def save_statistics(dataset, path, dated=True):

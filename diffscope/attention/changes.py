@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from diffscope.errors import DiffscopeError, PromptError
-from diffscope.fields import ANY, FLAG, TEXT, Kind, check_fields, listed, maybe, number, one_of, shown, whole
+from diffscope.fields import ANY, FLAG, TEXT, Kind, check_fields, finite, listed, maybe, one_of, shown, whole
 
 LEAST_SUM = 1e-3
 TENSOR = Kind(
@@ -22,7 +22,7 @@ TENSOR = Kind(
 FIELDS = {  # by the type that a field of a change is declared with
     "Tensor": TENSOR,
     "Tensor | None": maybe(TENSOR),
-    "float": number(),
+    "float": finite(),
     "int": whole(),
     "bool": FLAG,
     "str": TEXT,

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from diffscope.fields import TABLE, TEXT, check_fields, listed, maybe, number, one_of, row, shown, whole
+from diffscope.fields import TABLE, TEXT, check_fields, each_of, finite, listed, maybe, one_of, shown, whole
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 AT_TOKENS = 2  # the dimension of queries or keys
@@ -16,14 +16,14 @@ MOST = 2**31  # layers, and keys of a window
 FIELDS = {
     "layer": whole(most=MOST),
     "family": TEXT,
-    "scale": number(),
-    "soft_cap": maybe(number(1e-6)),
-    "lam_init": maybe(number()),
-    "post_scale": number(),
+    "scale": finite(),
+    "soft_cap": maybe(finite(1e-6)),
+    "lam_init": maybe(finite()),
+    "post_scale": finite(),
     "lengths": listed(whole(1)),
     "score_dtype": maybe(one_of(*(str(dtype).removeprefix("torch.") for dtype in FLOATS))),
-    "mask": row(one_of("causal", "window", "full", "given"), maybe(whole(1, MOST))),
-    "norm": maybe(row(one_of("rms", "scalar"), number(0))),
+    "mask": each_of(one_of("causal", "window", "full", "given"), maybe(whole(1, MOST))),
+    "norm": maybe(each_of(one_of("rms", "scalar"), finite(0))),
     "changes": listed(TABLE),
 }
 OLDER = ("soft_cap", "changes")  # fields that the first files did not have
@@ -95,7 +95,7 @@ def check_kept(tensors: Mapping[str, Tensor], record: Any) -> None:
 
 
 def _check_tensor(what: str, tensor: Tensor, held: Held, sizes: dict[str, int]) -> None:
-    """Refuse a tensor of another dtype or shape, or with positions that there are not; note the sizes that it is the first to have."""
+    """Refuse a tensor of another dtype or shape, or with positions beyond the others; note the sizes that are new."""
     is_one = f"{what} is {_described(tensor)}, and has to be"
     if tensor.dtype not in held.dtypes:
         raise ValueError(f"{is_one} of {' or '.join(map(_name, held.dtypes))}")
@@ -104,7 +104,7 @@ def _check_tensor(what: str, tensor: Tensor, held: Held, sizes: dict[str, int]) 
     if fitting is None:
         raise ValueError(f"{is_one} ({held.shape}) with {_sizes(sizes) or 'at least one of each'}")
     sizes |= {dim: size for dim, size in zip(fitting, tensor.shape) if not dim.endswith("?")}
-    if held.below and not (0 <= int(tensor.min()) and int(tensor.max()) < sizes[held.below]):
+    if held.below and not (int(tensor.min()) >= 0 and int(tensor.max()) < sizes[held.below]):
         least, most = int(tensor.min()), int(tensor.max())
         raise ValueError(f"{what} holds {least} to {most}, and has to hold positions from 0 to {sizes[held.below] - 1}")
 
@@ -118,7 +118,7 @@ def _fits(shape: torch.Size, dims: list[str], sizes: Mapping[str, int]) -> bool:
 
 
 def _check_finite(what: str, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
-    """Refuse numbers that are not finite. Behind a prompt's end, and under a mask of its own, there may be any in what is padded."""
+    """Refuse numbers that are not finite; behind a prompt's end, and where a mask of its own may hide them, there may be any."""
     padded = record["mask"][0] == "given"
     for name, tensor in tensors.items():
         dims = TENSORS[name].shape.split()

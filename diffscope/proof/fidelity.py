@@ -16,7 +16,7 @@ from diffscope.attention.parts import Pairing
 from diffscope.attention.precision import exactly
 from diffscope.attention.stacking import alike_to_the_end, joined_pairing, joined_to_the_end
 from diffscope.errors import FidelityError
-from diffscope.fields import FLAG, NUMBER_OR_NAN, TEXT, check_fields, number, whole
+from diffscope.fields import FLAG, NUMBER_OR_NAN, TEXT, check_fields, finite, whole
 
 # In units of what rounding acts on (see Fidelity.error). Float64 is no tighter than float32's rounding because the eager
 # attention of Hugging Face models takes its softmax in float32 even there.
@@ -32,8 +32,8 @@ UNDECIDED = "another pairing of the maps would fit as well: λ is 0, or the maps
 
 
 FIELDS = {
-    "error": number(0),
-    "tolerance": number(0),
+    "error": finite(0),
+    "tolerance": finite(0),
     "rows": whole(),
     "decided": FLAG,
     "reason": TEXT,
