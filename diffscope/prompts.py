@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diffscope.errors import PromptError, SpanError
+from diffscope.errors import PromptError, SpanError, first_line
 from diffscope.fields import LARGEST, TEXT, by_name, check_fields, listed, maybe, shown, whole
 from diffscope.span_algebra import OfSpans, resolved
 
@@ -262,7 +262,12 @@ def _encode_text(tokenizer: PreTrainedTokenizerBase | None, text: str) -> Parts:
 
 
 def _with_offsets(tokenizer: PreTrainedTokenizerBase, text: str, special: bool) -> tuple[list[int], list[tuple[int, int]]]:
-    encoded = tokenizer(text, add_special_tokens=special, return_offsets_mapping=True, verbose=False)
+    try:
+        encoded = tokenizer(text, add_special_tokens=special, return_offsets_mapping=True, verbose=False)
+    except BaseException as error:  # the tokenizers library panics where a pattern of its file takes too long to match
+        if type(error).__name__ != "PanicException":
+            raise
+        raise PromptError(f"the tokenizer cannot split this text ({first_line(error)}); give the prompt as token ids") from None
     return encoded["input_ids"], [tuple(pair) for pair in encoded["offset_mapping"]]
 
 

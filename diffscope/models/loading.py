@@ -27,10 +27,20 @@ from diffscope.errors import (
     first_line,
 )
 from diffscope.models.quiet import quietly
-from diffscope.models.settings import CODE, PACKED, check_adapter, check_asked, check_counts, check_regular
+from diffscope.models.settings import (
+    CODE,
+    PACKED,
+    check_adapter,
+    check_asked,
+    check_counts,
+    check_dtype,
+    check_growth,
+    check_regular,
+)
 from diffscope.models.stored import check_size, in_all, on_paper, read_fields, stored_tensors
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+TOKENIZER = "tokenizer.json"
+TOKENIZER_FILES = (TOKENIZER, "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 TIMM_WEIGHTS = "model.safetensors"
 
@@ -198,6 +208,7 @@ def check_settings(name: str, fields: dict[str, Any], weights: Path | None, impl
     ------
     CorruptFile, UnsupportedModel
     """
+    check_dtype(name, fields)
     check_asked(name, fields, trust)
     check_asked(name, {"attn_implementation": implementation}, trust)
     check_counts(name, fields, None if weights is None else in_all(stored_tensors(weights)[0]))
@@ -349,8 +360,12 @@ def load_tokenizer(source, trust_remote_code: bool):
         source = tokenizer_folder(source)
         if source is None:
             return None
+        if (source / TOKENIZER).is_file():
+            check_growth(source / TOKENIZER)
     try:
-        return AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
+        tokenizer("a")  # settings of a wrong type are noticed only when it is used
+        return tokenizer
     except Exception as error:  # a tokenizer's class may raise anything
         if isinstance(source, Path):
             raise CorruptFile(f"the tokenizer in {source} cannot be read ({first_line(error)}); copy it again") from None

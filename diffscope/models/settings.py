@@ -6,16 +6,18 @@ fetch code, or build what fills all memory. So every number in them is held agai
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import is_kernels_available
 
-from diffscope.errors import CorruptFile, UnsupportedModel
+from diffscope.errors import CorruptFile, UnsupportedModel, first_line
 from diffscope.fields import shown
 
 INDEX = "model.safetensors.index.json"
@@ -42,9 +44,10 @@ PARTS = re.compile(r"(num|n)_\w*(layer|expert|block)s?|(encoder|decoder)_layers|
 MOST_PARTS = 1000  # layers, or experts: each is made, if only on paper, to learn how large the model is
 MOST_EXPERTS = 100_000  # in all layers
 LABELS = "num_labels"
-MOST_LABELS = 100_000
+MOST_LABELS = 30_000  # classes, and entries of any list
 EXTENTS = re.compile(r"\w*(theta|position|length|len|seq|window|context|seed|limit|factor)\w*", re.ASCII)
 EXTENT = 10**10  # the most of a length or a base of RoPE
+MOST_GROWTH = 1000  # of a text by a tokenizer: no honest one comes near to it
 NUMBER = 10**7  # the most of all else; of models with more numbers in their weights, that many
 
 
@@ -109,6 +112,19 @@ def check_asked(name: str, fields: Mapping[str, Any], trust: bool) -> None:
             )
 
 
+def check_dtype(name: str, fields: Mapping[str, Any]) -> None:
+    """Refuse a dtype that is none: transformers takes whatever torch has by that name.
+
+    Raises
+    ------
+    UnsupportedModel
+    """
+    for field in ("dtype", "torch_dtype"):
+        value = fields.get(field)
+        if isinstance(value, str) and value != "auto" and not isinstance(getattr(torch, value, None), torch.dtype):
+            raise UnsupportedModel(f"config.json of {name} says {field} = {shown(value)}, which is no dtype of torch; correct it")
+
+
 def check_implementation(name: str, field: str, value: Any) -> None:
     """Refuse an implementation of attention, or of experts, that is neither built in nor registered in this process.
 
@@ -147,6 +163,10 @@ def check_counts(name: str, fields: Mapping[str, Any], weights: Weights | None) 
     layers_most = MOST_PARTS if weights is None else min(MOST_PARTS, max(weights.tensors, 1))
     largest = {"expert": 1, "layer": 1}
     for field, value in _all_fields(fields):
+        if isinstance(value, (Mapping, list)) and len(value) > MOST_LABELS:
+            raise UnsupportedModel(
+                f"config.json of {name} has {len(value):,} entries in {shown(field)}, and at most {MOST_LABELS:,} are read"
+            )
         if type(value) is not int:
             continue
         if PARTS.fullmatch(field):
@@ -167,6 +187,34 @@ def check_counts(name: str, fields: Mapping[str, Any], weights: Weights | None) 
     if math.prod(largest.values()) > MOST_EXPERTS:
         counts = " layers of ".join(f"{largest[kind]:,}" for kind in ("layer", "expert"))
         raise UnsupportedModel(f"config.json of {name} says {counts} experts, and at most {MOST_EXPERTS:,} in all are built")
+
+
+def check_growth(file: Path) -> None:
+    """Refuse a tokenizer.json whose replacements make a text many times longer: one after the other they could fill all memory.
+
+    Raises
+    ------
+    CorruptFile
+    """
+    try:
+        fields = json.loads(file.read_bytes())
+        growth = max(_growth(fields.get(part) or {}) for part in ("normalizer", "decoder"))
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
+        raise CorruptFile(f"{file} cannot be read as a tokenizer ({first_line(error)}); copy it again") from None
+    if growth > MOST_GROWTH:
+        raise CorruptFile(
+            f"{file} makes a text up to {growth:.3g} times longer, and {MOST_GROWTH} times is too much; copy it again"
+        )
+
+
+def _growth(step: Mapping[str, Any]) -> float:
+    """How many times longer a step of a tokenizer can make a text."""
+    if step.get("type") == "Sequence":
+        return math.prod(map(_growth, step.get("normalizers") or step.get("decoders") or []))
+    if step.get("type") != "Replace":
+        return 1.0
+    pattern = step["pattern"].get("String")  # a regular expression may match one character
+    return max(1.0, len(step["content"]) / max(len(pattern or ""), 1))
 
 
 def _all_fields(fields: Any, field: str = "") -> Iterator[tuple[str, Any]]:
