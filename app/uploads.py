@@ -17,9 +17,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from trial import Trial
+
 from diffscope.errors import CorruptFile, DiffscopeError, UnsupportedModel
 from diffscope.files import to_json
-from diffscope.models.outline import Outline, check_memory, named_code, outline
+from diffscope.models.outline import Outline, check_memory, named_code
 from diffscope.models.settings import CODE, INDEX, PACKED
 from diffscope.models.stored import WHOLE
 
@@ -45,6 +47,7 @@ PREFIX = "diffscope-upload-"
 LASTS = 24 * 3600.0  # seconds
 EVERY = 60.0
 TWICE = 2
+TRIAL = Trial()
 
 
 class File(NamedTuple):
@@ -128,7 +131,7 @@ def accept(
 
 
 def _outline(folder: Path) -> Outline:
-    model = outline(str(folder))
+    model = TRIAL.outline(folder)
     if model.code:
         raise UnsupportedModel(f"config.json says model_type {model.kind!r}, which is no model that transformers knows")
     check_memory(model)

@@ -37,7 +37,7 @@ from diffscope.models.settings import (
     check_growth,
     check_regular,
 )
-from diffscope.models.stored import check_size, in_all, on_paper, read_fields, stored_tensors
+from diffscope.models.stored import check_header, check_size, in_all, on_paper, read_fields, stored_tensors
 
 TOKENIZER = "tokenizer.json"
 TOKENIZER_FILES = (TOKENIZER, "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
@@ -126,6 +126,7 @@ def check_weights(folder: Path) -> None:
             )
         raise ModelNotFound(f"{folder} holds no .safetensors weights; save the model there with save_pretrained")
     for file in files:
+        check_header(file)
         try:
             with safe_open(file, framework="pt"):
                 pass

@@ -19,6 +19,8 @@ from diffscope.models.settings import INDEX, Weights
 
 WHOLE = "model.safetensors"
 SETTING_BYTES = 4 * 2**20
+LENGTH = 8  # bytes that say how long the header of a safetensors file is
+HEADER_BYTES = 8 * 2**20  # of some 80,000 tensors
 INDEX_BYTES = 32 * 2**20
 TIMES = 2  # a model may hold as many numbers again that are not in its files: tied weights, tables of positions
 ALLOWED = 2**26  # numbers that any model may make by itself
@@ -55,10 +57,11 @@ def read_header(file: Path) -> dict[str, Stored]:
     ------
     CorruptFile
     """
+    check_header(file)
     try:
-        with safe_open(file, framework="pt") as weights:
-            parts = {name: weights.get_slice(name) for name in weights.keys()}  # noqa: SIM118 (it is no dict)
-            return {name: Stored(part.get_dtype(), tuple(part.get_shape())) for name, part in parts.items()}
+        with safe_open(file, framework="pt"), open(file, "rb") as weights:  # the first refuses what does not fit the file
+            header = json.loads(weights.read(int.from_bytes(weights.read(LENGTH), "little")))
+            return {name: Stored(each["dtype"], tuple(each["shape"])) for name, each in header.items() if name != "__metadata__"}
     except (SafetensorError, OSError) as error:
         raise CorruptFile(f"{file} is truncated or damaged ({first_line(error)}); copy it again") from None
 
@@ -75,6 +78,22 @@ def _files(folder: Path) -> list[Path]:
         if name != Path(name).name or not (folder / name).is_file():
             raise CorruptFile(f"{folder / INDEX} names {name!r}, which is not beside it; copy all parts of the model")
     return [folder / name for name in names]
+
+
+def check_header(file: Path) -> None:
+    """Refuse a safetensors file with a header that is larger than any of weights, before it is read.
+
+    Raises
+    ------
+    CorruptFile
+    """
+    try:
+        with open(file, "rb") as weights:
+            length = int.from_bytes(weights.read(LENGTH), "little")
+    except OSError as error:
+        raise CorruptFile(f"{file} cannot be read ({first_line(error)}); copy it again") from None
+    if HEADER_BYTES < length <= file.stat().st_size:
+        raise CorruptFile(f"{file} has a header of {length / 2**20:,.0f} MiB, and {HEADER_BYTES / 2**20:.0f} MiB are read")
 
 
 def read_fields(file: Path) -> dict[str, Any]:
