@@ -434,8 +434,11 @@ class LayerAttention:
             return
         try:
             self._heads([head for change in self.changes for head in getattr(change, "heads", ())])  # which there have to be
-            self.rows(queries)
-            self.finish(self.q.new_zeros(self.n_heads, len(queries), self.v.shape[-1], dtype=self.dtype), queries)
+            rows = self.rows(queries)
+            out = self.q.new_zeros(self.n_heads, len(queries), self.v.shape[-1], dtype=self.dtype)
+            shapes = {tuple(x.shape) for x in (rows.a1, rows.d, rows.a2) if x is not None}
+            if shapes != {(self.n_heads, len(queries), self.n_keys)} or self.finish(out, queries).shape != out.shape:
+                raise ValueError("they give maps or outputs of another shape")
         except Exception as error:  # a change may raise anything where it holds something else
             names = ", ".join(type(change).__name__ for change in self.changes)
             raise ValueError(f"the changes of layer {self.layer} ({names}) cannot be made to it: {first_line(error)}") from None
