@@ -1,7 +1,7 @@
 """A process of its own that looks at an uploaded model before the dashboard does, with little time and memory.
 
 What an upload makes of its settings, and what its tokenizer makes of a text, is known only when it is done. It is done here
-first: where it takes too long or too much, this process is ended, and the dashboard goes on. The process stays for the next upload.
+first: where it takes too long or too much, this process is ended, and the dashboard goes on. It stays for the next one.
 """
 
 from __future__ import annotations

@@ -202,9 +202,7 @@ def check_growth(file: Path) -> None:
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
         raise CorruptFile(f"{file} cannot be read as a tokenizer ({first_line(error)}); copy it again") from None
     if growth > MOST_GROWTH:
-        raise CorruptFile(
-            f"{file} makes a text up to {growth:.3g} times longer, and {MOST_GROWTH} times is too much; copy it again"
-        )
+        raise CorruptFile(f"{file} makes texts up to {growth:.3g} times longer, which could fill all memory; copy it again")
 
 
 def _growth(step: Mapping[str, Any]) -> float:
