@@ -113,10 +113,18 @@ def open_statistics(path):
 def _read_zarr(path):
     if odd := next((file for file in path.rglob("*") if not (file.is_file() or file.is_dir())), None):
         raise ValueError(f"{shown(odd.name)} in it is no regular file")
+    described = [json.loads(file.read_bytes()) for file in path.rglob("zarr.json")]
+    held = sum(math.prod(array["shape"]) * _item_bytes(array["data_type"]) for array in described if "shape" in array)
+    _check_unpacked(held, sum(file.stat().st_size for file in path.rglob("*") if file.is_file()))
     # Format 2 would take filters that unpickle what is in it.
     with xr.open_dataset(path, engine="zarr", zarr_format=3, consolidated=False, chunks=None) as dataset:
-        _check_unpacked(dataset.nbytes, sum(file.stat().st_size for file in path.rglob("*") if file.is_file()))
         return _with_text_as(str, dataset.load())
+
+
+def _item_bytes(data_type):
+    """How many bytes one value of a zarr array takes, at most: of text its length is told."""
+    told = data_type.get("configuration", {}) if isinstance(data_type, dict) else {}
+    return max(told.get("length_bytes", 0), np.dtype(np.float64).itemsize)
 
 
 def _read_netcdf(path):

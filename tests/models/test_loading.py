@@ -310,8 +310,8 @@ def test_hostile_files_are_refused_in_a_line_before_anything_is_built(name, fold
 
 
 def test_masks_as_large_as_positions_squared_are_not_made(tmp_path):
-    config = AutoConfig.for_model("gpt_neo", hidden_size=32, num_layers=2, num_heads=4, vocab_size=90, max_position_embeddings=64)
-    config.attention_types = [[["global"], 2]]
+    shape = dict(hidden_size=32, num_layers=2, attention_types=[[["global"], 2]], num_heads=4, vocab_size=90)
+    config = AutoConfig.for_model("gpt_neo", **shape, max_position_embeddings=64)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     fields = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**fields, "max_position_embeddings": 200_000}))
