@@ -89,7 +89,7 @@ class Encoded:
         if outside := next((pair for pair in offsets if not pair[0] <= pair[1] <= end), None):
             raise ValueError(f"offsets of {what} hold {shown(outside)}, which is no part of its text")
         for name, at in record["spans"].items():
-            if name in DERIVED_SETS or not set(at) <= set(range(len(ids))):
+            if name in DERIVED_SETS or not all(position < len(ids) for position in at):
                 raise ValueError(f"{what} has the span {shown(name)} at {shown(at)}, and has tokens 0 to {len(ids) - 1}")
         spans = {name: tuple(at) for name, at in record["spans"].items()}
         return cls(text, tuple(ids), tuple(tokens), tuple(map(tuple, offsets)), spans)
