@@ -17,9 +17,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from trial import Trial
+
 from diffscope.errors import CorruptFile, DiffscopeError, UnsupportedModel
 from diffscope.files import to_json
-from diffscope.models.outline import CODE, INDEX, WHOLE, Outline, check_memory, named_code, outline
+from diffscope.models.outline import Outline, check_memory, named_code
+from diffscope.models.settings import CODE, INDEX, PACKED
+from diffscope.models.stored import WHOLE
 
 SETTINGS = ("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json", INDEX)
 WORDS = ("tokenizer.json", "vocab.json", "added_tokens.json", "merges.txt", "vocab.txt")
@@ -43,6 +47,7 @@ PREFIX = "diffscope-upload-"
 LASTS = 24 * 3600.0  # seconds
 EVERY = 60.0
 TWICE = 2
+TRIAL = Trial()
 
 
 class File(NamedTuple):
@@ -126,7 +131,7 @@ def accept(
 
 
 def _outline(folder: Path) -> Outline:
-    model = outline(str(folder))
+    model = TRIAL.outline(folder)
     if model.code:
         raise UnsupportedModel(f"config.json says model_type {model.kind!r}, which is no model that transformers knows")
     check_memory(model)
@@ -207,7 +212,7 @@ def _settings(file: File, names: Sequence[str]) -> bytes:
     if CODE in fields:
         code = ", ".join(named_code(fields)) or "its own"
         raise UnsupportedModel(f"{file.name} asks for code that comes with the model ({code}), and no code is run from uploads")
-    if beyond := sorted({"architecture", "model_args", "quantization_config"} & fields.keys()):
+    if beyond := sorted({"architecture", "model_args", PACKED} & fields.keys()):
         raise UnsupportedModel(f"{file.name} has {beyond[0]}: such a model's memory cannot be told before it is opened")
     if file.name == "config.json" and not isinstance(fields.get("model_type"), str):
         raise UnsupportedModel("config.json names no model_type, so it is not known what the model is; save it with transformers")

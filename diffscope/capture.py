@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -15,11 +15,13 @@ from torch import Tensor
 
 from diffscope import store
 from diffscope.attention.layer import LayerAttention
+from diffscope.fields import FLAG, TABLE, TEXT, check_fields, each_of, finite, listed, shown
 from diffscope.pictures import Pictures
 from diffscope.portrait import Portrait
 from diffscope.prompts import Encoded
-from diffscope.proof.fidelity import UNDECIDED, Fidelity
+from diffscope.proof.fidelity import Fidelity
 from diffscope.stats.backends import Backend
+from diffscope.stats.formulas.outliers import LABELS
 from diffscope.stats.measuring import Measuring
 from diffscope.stats.sampling import Sample
 from diffscope.stats.threads import Workers
@@ -31,6 +33,17 @@ RENAMED = {
     "layer_outliers": "layer_output_outliers",
     "batch": "isinstance(capture, diffscope.CaptureBatch)",
 }
+OUTLIERS = "layer_outliers"  # the tensor that is of no single layer
+# What a kept capture holds; layers, prompts, proofs and facts have tables of their own.
+FIELDS = {
+    "prompts": listed(TABLE),
+    "layers": listed(TABLE),
+    "proofs": listed(TABLE),
+    "ahead": listed(listed(each_of(TEXT, finite(0, 1.001)))),  # a probability may be rounded above 1
+    "facts": TABLE,
+    "batch": FLAG,
+}
+FACTS = {name: TEXT for name in ("model", "family", "attention", "dtype", "edits", "warnings")}
 
 
 def open_capture(path: str | os.PathLike) -> Capture | CaptureBatch:
@@ -47,26 +60,48 @@ def open_capture(path: str | os.PathLike) -> Capture | CaptureBatch:
 
 
 def _assembled(tensors: dict[str, Tensor], record: dict[str, Any]) -> Capture | CaptureBatch:
-    layers = []
-    for number, fields in enumerate(record["layers"]):
-        prefix = f"{number}."
-        held = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-        layers.append(LayerAttention.assemble(held, fields))
-    prompts = [
-        Encoded(
-            fields["text"],
-            tuple(fields["ids"]),
-            tuple(fields["tokens"]),
-            tuple(map(tuple, fields["offsets"])),
-            {name: tuple(at) for name, at in fields["spans"].items()},
-        )
-        for fields in record["prompts"]
-    ]
-    proofs = [Fidelity(**fields) for fields in record["proofs"]]
-    proofs = [proof if proof.decided or proof.reason else replace(proof, reason=UNDECIDED) for proof in proofs]
-    following = [[tuple(pair) for pair in pairs] for pairs in record["ahead"]]
+    """What tensors and a record from a file stand for; ValueError, in a line, where they are no capture."""
+    check_fields("the capture", {name: record[name] for name in FIELDS if name in record}, FIELDS)
+    check_fields("facts of the capture", record["facts"], FACTS, optional=("edits", "warnings"))
+    parts: dict[str, dict[str, Tensor]] = {str(number): {} for number in range(len(record["layers"]))}
+    for name, tensor in tensors.items():
+        of_layer, _, part = name.partition(".")
+        if name != OUTLIERS and of_layer not in parts:
+            raise ValueError(f"the tensor {shown(name)} is of no layer, of which there are {len(parts)}")
+        parts.setdefault(of_layer, {})[part] = tensor
+    layers = [LayerAttention.assemble(parts[str(number)], fields) for number, fields in enumerate(record["layers"])]
+    prompts = [Encoded.from_record(fields, f"prompt {number}") for number, fields in enumerate(record["prompts"])]
+    proofs = [Fidelity.from_record(fields, f"the proof of layer {n}") for n, fields in enumerate(record["proofs"])]
+    following = [[(token, probability) for token, probability in pairs] for pairs in record["ahead"]]
+    outliers = tensors.get(OUTLIERS)
+    if outliers is None:
+        raise ValueError(f"the capture lacks the tensor {OUTLIERS}")
     kind = CaptureBatch if record["batch"] else Capture
-    return kind(prompts, layers, proofs, following, tensors["layer_outliers"].numpy(), record["facts"])
+    capture = kind(prompts, layers, proofs, following, outliers.numpy(), record["facts"])
+    _check_whole(capture)
+    return capture
+
+
+def _check_whole(capture: Attended) -> None:
+    """Raise ValueError where the parts of a capture from a file do not belong together."""
+    lengths = tuple(len(prompt.ids) for prompt in capture.prompts)
+    numbers = [layer.layer for layer in capture.layers]
+    if not numbers or len(set(numbers)) < len(numbers):
+        raise ValueError(f"the layers are numbered {shown(numbers)}, and have to be one or more, each with a number of its own")
+    if not lengths or (len(lengths) > 1 and not isinstance(capture, CaptureBatch)):
+        raise ValueError(f"batch is {isinstance(capture, CaptureBatch)}, and there are {len(lengths)} prompts")
+    for layer in capture.layers:
+        if layer.lengths != lengths or layer.n_queries != capture.layers[0].n_queries:
+            of_layer = f"{layer.n_queries} queries, and prompts of {shown(layer.lengths)} tokens"
+            raise ValueError(f"layer {layer.layer} has {of_layer}, and the prompts have {shown(lengths)}")
+    counts = {"proofs": (len(capture._proofs), len(numbers)), "lists of next tokens": (len(capture._next), len(lengths))}
+    for what, (held, needed) in counts.items():
+        if held != needed:
+            raise ValueError(f"there are {held} {what}, and there have to be {needed}")
+    outliers = capture.layer_output_outliers
+    if outliers.shape != (len(numbers), len(lengths), len(LABELS)) or outliers.dtype.kind != "f":
+        needed_shape = (len(numbers), len(lengths), len(LABELS))
+        raise ValueError(f"{OUTLIERS} is {outliers.dtype} {outliers.shape}, and has to be of floats {needed_shape}")
 
 
 @dataclass(repr=False)
@@ -283,7 +318,7 @@ class Attended(Portrait, Pictures):
             held, record = layer.dismantle()
             tensors.update({f"{number}.{name}": tensor for name, tensor in held.items()})
             records.append(record)
-        tensors["layer_outliers"] = torch.from_numpy(np.ascontiguousarray(self.layer_output_outliers))
+        tensors[OUTLIERS] = torch.from_numpy(np.ascontiguousarray(self.layer_output_outliers))
         record = {
             "prompts": [vars(prompt) for prompt in self.prompts],
             "layers": records,

@@ -8,6 +8,7 @@ SHA256SUMS beside them, as ``sha256sum --check`` reads it.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import mmap
@@ -125,6 +126,8 @@ def check_sums(folder: Path, only: Collection[str] = ()) -> None:
     for digest, name in SUM.findall(sums.read_text(encoding="utf-8", errors="replace")):
         if only and name not in only:
             continue
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise CorruptFile(f"{sums} names {name!r}, which is not in its folder; remove {SUMS}, or copy the folder again")
         try:
             right = _sha256(folder / name).hexdigest() == digest.lower()
         except (OSError, ValueError):
@@ -178,7 +181,9 @@ def _sha256(file: Path, blank: int | None = None):
 
 @contextmanager
 def _content(file: Path) -> Iterator[mmap.mmap | bytes]:
-    """The bytes of a file, without a copy in memory."""
+    """The bytes of a file, without a copy in memory; OSError where it is none: a pipe would be waited for without end."""
+    if not file.is_file():
+        raise OSError(errno.EINVAL, "it is no regular file")
     with open(file, "rb") as opened:
         if os.fstat(opened.fileno()).st_size == 0:
             yield b""  # nothing cannot be mapped

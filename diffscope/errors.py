@@ -20,7 +20,13 @@ __all__ = [
 
 
 class DiffscopeError(Exception):
-    """An expected failure; ``str(error)`` is one line: what is wrong, and what to do about it."""
+    """An expected failure; ``str(error)`` is one line: what is wrong, and what to do about it.
+
+    What a file has put into it cannot act on a terminal: control characters are shown as Python writes them.
+    """
+
+    def __str__(self):
+        return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in super().__str__())
 
 
 class DiffscopeWarning(UserWarning):
@@ -74,6 +80,6 @@ class Stopped(KeyboardInterrupt):
         self.measured = measured
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """The first line of another library's message, without the advice that follows, at most 200 characters."""
     return str(error).strip().partition("\n")[0][:200]

@@ -45,6 +45,8 @@ def open(path: str | os.PathLike) -> Capture | CaptureBatch | xr.Dataset | Study
     path = checked_path(path)
     if not path.exists():
         raise DiffscopeError(f"there is no {path}; check the name")
+    if not (path.is_file() or path.is_dir()):
+        raise DiffscopeError(f"{path} is no regular file, but a pipe or a device; save what comes from it, and open that")
     return _open_folder(path) if path.is_dir() else _open_file(path)
 
 

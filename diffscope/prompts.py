@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -13,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diffscope.errors import PromptError, SpanError
+from diffscope.errors import PromptError, SpanError, first_line
+from diffscope.fields import LARGEST, TEXT, by_name, check_fields, listed, maybe, shown, whole
 from diffscope.span_algebra import OfSpans, resolved
 
 if TYPE_CHECKING:
@@ -25,6 +25,16 @@ Parts = tuple[str | None, list[int], list[str], list[tuple[int, int]]]  # text, 
 # The key sets of docs/definitions.md: R, N, U and S are given or found, C and I follow from them.
 GIVEN_SETS = ("answer", "needles", "query", "sink")
 DERIVED_SETS = ("context", "irrelevant")
+
+
+# What the fields of a kept prompt have to be.
+FIELDS = {
+    "text": maybe(TEXT),
+    "ids": listed(whole()),
+    "tokens": listed(TEXT),
+    "offsets": listed(listed(whole(), 2)),
+    "spans": by_name(listed(whole())),
+}
 
 
 class Chars(NamedTuple):
@@ -60,6 +70,29 @@ class Encoded:
     tokens: tuple[str, ...]
     offsets: tuple[tuple[int, int], ...]
     spans: dict[str, tuple[int, ...]]
+
+    @classmethod
+    def from_record(cls, record: dict, what: str) -> Encoded:
+        """A prompt of which a file holds the fields; `what` says which, for messages.
+
+        Raises
+        ------
+        ValueError
+            They are no prompt.
+        """
+        check_fields(what, record, FIELDS)
+        text, ids, tokens, offsets = (record[name] for name in ("text", "ids", "tokens", "offsets"))
+        if not len(ids) == len(tokens) == len(offsets) > 0:
+            counts = f"{len(ids)} ids, {len(tokens)} tokens and {len(offsets)} offsets"
+            raise ValueError(f"{what} has {counts}, and has to have as many of each, at least one")
+        end = LARGEST if text is None else len(text)
+        if outside := next((pair for pair in offsets if not pair[0] <= pair[1] <= end), None):
+            raise ValueError(f"offsets of {what} hold {shown(outside)}, which is no part of its text")
+        for name, at in record["spans"].items():
+            if name in DERIVED_SETS or not all(position < len(ids) for position in at):
+                raise ValueError(f"{what} has the span {shown(name)} at {shown(at)}, and has tokens 0 to {len(ids) - 1}")
+        spans = {name: tuple(at) for name, at in record["spans"].items()}
+        return cls(text, tuple(ids), tuple(tokens), tuple(map(tuple, offsets)), spans)
 
     def key_sets(self, device: torch.device | str | None = None) -> dict[str, Tensor]:
         """Spans and the sets that follow from them, as int64 position tensors.
@@ -194,11 +227,6 @@ def _whole_number(value: Any, bools: bool) -> int:
     return int(number)
 
 
-def shown(value: Any) -> str:
-    """How a value begins, in one line, for messages."""
-    return " ".join(reprlib.repr(value).split())
-
-
 def _token_ids(prompt: Any) -> list[int]:
     try:
         return whole_numbers(prompt)
@@ -234,7 +262,12 @@ def _encode_text(tokenizer: PreTrainedTokenizerBase | None, text: str) -> Parts:
 
 
 def _with_offsets(tokenizer: PreTrainedTokenizerBase, text: str, special: bool) -> tuple[list[int], list[tuple[int, int]]]:
-    encoded = tokenizer(text, add_special_tokens=special, return_offsets_mapping=True, verbose=False)
+    try:
+        encoded = tokenizer(text, add_special_tokens=special, return_offsets_mapping=True, verbose=False)
+    except BaseException as error:  # the tokenizers library panics where a pattern of its file takes too long to match
+        if type(error).__name__ != "PanicException":
+            raise
+        raise PromptError(f"the tokenizer cannot split this text ({first_line(error)}); give the prompt as token ids") from None
     return encoded["input_ids"], [tuple(pair) for pair in encoded["offset_mapping"]]
 
 

@@ -8,6 +8,7 @@ appears under its name only when it is complete.
 """
 
 import json
+import math
 import platform
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
@@ -25,9 +26,12 @@ from scipy.io import netcdf_file
 from diffscope import __version__
 from diffscope.digests import BLANK, KEY, read_proven, seal
 from diffscope.errors import CorruptFile, DiffscopeError
+from diffscope.fields import shown
 from diffscope.files import checked_path, replacing
 
 FORMATS = (".zarr", ".nc", ".parquet", ".csv")
+UNPACKED_TIMES = 1000  # how much larger than its file a Dataset may be
+UNPACKED_ALWAYS = 2**28  # bytes that any may be
 CAPTURE_FORMAT = "diffscope-capture-"
 NEWEST = 1  # format of captures
 CAPTURE_SUFFIX = ".dscope"
@@ -136,20 +140,41 @@ def attributes_of(path):
 
 
 def _read_zarr(path):
-    with xr.open_dataset(path, engine="zarr", consolidated=False, chunks=None) as dataset:
+    if odd := next((file for file in path.rglob("*") if not (file.is_file() or file.is_dir())), None):
+        raise ValueError(f"{shown(odd.name)} in it is no regular file")
+    described = [json.loads(file.read_bytes()) for file in path.rglob("zarr.json")]
+    held = sum(math.prod(array["shape"]) * _item_bytes(array["data_type"]) for array in described if "shape" in array)
+    _check_unpacked(held, sum(file.stat().st_size for file in path.rglob("*") if file.is_file()))
+    # Format 2 would take filters that unpickle what is in it.
+    with xr.open_dataset(path, engine="zarr", zarr_format=3, consolidated=False, chunks=None) as dataset:
         return _with_text_as(str, dataset.load())
+
+
+def _item_bytes(data_type):
+    """How many bytes one value of a zarr array takes, at most: of text its length is told."""
+    told = data_type.get("configuration", {}) if isinstance(data_type, dict) else {}
+    return max(told.get("length_bytes", 0), np.dtype(np.float64).itemsize)
 
 
 def _read_netcdf(path):
     with xr.open_dataset(path, engine="scipy") as dataset:
+        _check_unpacked(dataset.nbytes, path.stat().st_size)
         return dataset.load()
 
 
 def _read_parquet(path):
     from pyarrow import parquet
 
+    metadata = parquet.read_metadata(path)
+    _check_unpacked(metadata.num_rows * np.dtype(np.float64).itemsize, path.stat().st_size)
     values = parquet.read_table(path, columns=["value"])["value"].to_numpy()
-    return _from_rows(values, json.loads(parquet.read_metadata(path).metadata[b"diffscope"]))
+    return _from_rows(values, json.loads(metadata.metadata[b"diffscope"]))
+
+
+def _check_unpacked(nbytes, packed):
+    """Refuse what a small file would unpack to, before it is: no statistics are as empty as that."""
+    if nbytes > UNPACKED_ALWAYS and nbytes > UNPACKED_TIMES * packed:
+        raise ValueError(f"{packed / 2**20:.3g} MiB say that they hold {nbytes / 2**30:,.1f} GiB")
 
 
 def _read_csv(path):
@@ -350,7 +375,9 @@ def _from_rows(values, header):
     start = 0
     for name, (dims, dtype, attrs) in header["statistics"].items():
         shape = [header["sizes"][dim] for dim in dims]
-        stop = start + int(np.prod(shape))
+        stop = start + math.prod(shape)
+        if stop > len(values) or np.dtype(dtype).kind not in "biuf":
+            raise ValueError(f"{shown(name)} is {shown(dtype)} {shown(shape)}, which its {len(values)} values are not of")
         dataset[name] = (dims, values[start:stop].reshape(shape).astype(dtype), attrs)
         start = stop
     if start != len(values):

@@ -35,6 +35,7 @@ LIBRARIES = {
     **dict.fromkeys(PLAIN, CORE),
     "errors": set(),
     "files": set(),
+    "fields": set(),
     "cards": set(),
     "display": set(),
     "models": CORE | {"huggingface_hub", "timm"},

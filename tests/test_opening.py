@@ -1,17 +1,20 @@
 """What the library wrote opens with one word, and anything else gets one line that says what to do."""
 
+import copy
+import os
 import re
+from contextlib import suppress
 
 import pytest
 import torch
 import xarray as xr
 
 import diffscope
-from diffscope import store
+from diffscope import CorruptFile, DiffscopeError, edits, store
 from diffscope.capture import open_capture
 from diffscope.files import UNFINISHED
 from diffscope.hypotheses.study import Study
-from diffscope.store import FORMATS, save_statistics
+from diffscope.store import FORMATS, open_tensors, save_statistics, save_tensors
 from tests import tiny
 from tests.studies import study as planted_study
 
@@ -122,3 +125,139 @@ def test_anything_else_is_one_line_that_says_what_to_do(tiny_diff_folder, tmp_pa
         with pytest.raises(diffscope.DiffscopeError, match=words) as error:
             diffscope.open(path)
         assert "\n" not in str(error.value)
+
+
+WRONG = [None, "\x1b[31m<b>", -1, 10**30, float("nan"), True, [], {"a": "\ud800"}]
+ABSENT = object()
+
+
+def places(value, path=()):
+    """Every place of a record, of a list its ends alone."""
+    if path:
+        yield path
+    parts = value.items() if isinstance(value, dict) else [(at, value[at]) for at in {0, len(value) - 1} if value]
+    for name, part in parts:
+        if isinstance(part, (dict, list)):
+            yield from places(part, (*path, name))
+        else:
+            yield (*path, name)
+
+
+def with_value(record, path, value):
+    record = copy.deepcopy(record)
+    at = record
+    for name in path[:-1]:
+        at = at[name]
+    if value is ABSENT:
+        del at[path[-1]]
+    else:
+        at[path[-1]] = value
+    return record
+
+
+def reshaped(tensor):
+    """A tensor in other dtypes and shapes, and with values that it cannot have."""
+    yield tensor.to(torch.float64 if tensor.dtype in (torch.int64, torch.bool) else torch.int64)
+    yield tensor.to(torch.float8_e4m3fn)
+    yield tensor[None].clone()
+    yield tensor[0].clone()
+    for dim in range(tensor.dim()):
+        yield torch.cat([tensor, tensor], dim)
+        yield tensor.narrow(dim, 0, 0).clone()
+        yield torch.zeros([10**9 if at == dim else 0 for at in range(max(tensor.dim(), 2))], dtype=tensor.dtype)
+    yield torch.full_like(tensor, 1000)
+    yield torch.full_like(tensor, -1)
+    if tensor.is_floating_point():
+        yield torch.full_like(tensor, float("nan"))
+
+
+def used(capture, folder):
+    """All that is asked of a capture."""
+    assert repr(capture) and capture._repr_html_() and capture.spans
+    assert capture.fidelity.sizes["layer"] == capture.n_layers == capture.lam.sizes["layer"] == capture.lam_init.sizes["layer"]
+    capture.save(folder / "again.dscope")
+    save_statistics(capture.measure(["gini", "span_mass"]), folder / "measured.nc")
+    for name in ("A1", "D"):
+        capture[-1].map(name, layer=capture.layer_numbers[-1], head=capture.n_heads - 1)
+    capture.layers[0].prompt(0).output()
+
+
+@pytest.mark.parametrize("kind", ["changed", "sinks"])
+def test_a_capture_with_a_right_digest_and_wrong_content_is_refused_when_it_is_opened(kind, tmp_path, monkeypatch):
+    """Whoever writes a file writes its digest too: every field and every tensor is checked, and what opens can be used."""
+    scope = diffscope.load(tiny.gpt_oss() if kind == "sinks" else tiny.own(num_hidden_layers=1))
+    with scope.edit(*([edits.top_k_a1(2), edits.quantise_logits(4)] if kind == "changed" else [])):
+        scope.capture([tiny.ids(3), tiny.ids(4)] if kind == "changed" else tiny.ids(4)).save(tmp_path / "whole.dscope")
+    tensors, record = open_tensors(tmp_path / "whole.dscope")
+    record = {name: value for name, value in record.items() if name not in ("format", "made_with")}
+    used(diffscope.open(tmp_path / "whole.dscope"), tmp_path)
+    hostile = [(tensors, with_value(record, path, value)) for path in places(record) for value in (*WRONG, ABSENT)]
+    for name, tensor in tensors.items():
+        for other in (*reshaped(tensor), None):
+            held = {**tensors, name: other} if other is not None else {each: x for each, x in tensors.items() if each != name}
+            hostile.append((held, record))
+    monkeypatch.setattr(store, "provenance", lambda *_: {})  # which asks the disk for versions
+    refused = 0
+    for held, fields in hostile:
+        save_tensors(tmp_path / "hostile.dscope", held, fields)
+        try:
+            capture = diffscope.open(tmp_path / "hostile.dscope")
+        except CorruptFile as error:
+            assert str(error).isprintable() and len(str(error)) < 400
+            refused += 1
+        else:
+            with suppress(DiffscopeError):  # a layer of one map may have a gain, which some statistics refuse
+                used(capture, tmp_path)
+    assert refused > 0.8 * len(hostile)
+
+
+@pytest.mark.parametrize(
+    "path, value, says",
+    [
+        (("layers", 0, "score_dtype"), "nn", "score_dtype of layer 0 is 'nn', and has to be one of float16, bfloat16"),
+        (("layers", 1, "lengths"), [9, 9], r"lengths of layer 1 are \[9, 9\], which do not fit its batch 1"),
+        (("layers", 1, "norm", 1), float("nan"), "norm of layer 1 is .* a finite number from 0"),
+        (("prompts", 0, "spans", "sink"), [9], r"prompt 0 has the span 'sink' at \[9\], and has tokens 0 to 8"),
+        (("proofs",), [], "there are 0 proofs, and there have to be 2"),
+        (("facts", "model"), 3, "model of facts of the capture is 3, and has to be text"),
+        (("ahead", 0, 0, 1), "often", "ahead of the capture"),
+    ],
+)
+def test_a_wrong_field_of_a_capture_is_named_with_what_it_has_to_be(capture, path, value, says, tmp_path):
+    capture.save(tmp_path / "a.dscope")
+    tensors, record = open_tensors(tmp_path / "a.dscope")
+    save_tensors(tmp_path / "a.dscope", tensors, with_value(record, path, value))
+    with pytest.raises(CorruptFile, match=says):
+        diffscope.open(tmp_path / "a.dscope")
+
+
+@pytest.mark.parametrize(
+    "name, change, says",
+    [
+        ("1.q", lambda q: q[..., :3].clone(), r"k of layer 1 is float32 \(1, 8, 9, 8\), and has to be \(batch key_map key d\)"),
+        ("0.pairing.a1", lambda a1: a1 + 7, "a1 of layer 0 holds 7 to 10, and has to hold positions from 0 to 7"),
+        ("0.pairing.a1", torch.Tensor.double, "a1 of layer 0 is float64 .* and has to be of int64"),
+        ("0.lam", lambda lam: lam * float("nan"), "lam of layer 0 holds NaN"),
+        (
+            "layer_outliers",
+            lambda x: x[:, :, :2].clone(),
+            r"layer_outliers is float64 \(2, 1, 2\), and has to be of floats \(2, 1, 6\)",
+        ),
+    ],
+)
+def test_a_wrong_tensor_of_a_capture_is_named_with_what_it_has_to_be(capture, name, change, says, tmp_path):
+    capture.save(tmp_path / "a.dscope")
+    tensors, record = open_tensors(tmp_path / "a.dscope")
+    save_tensors(tmp_path / "a.dscope", {**tensors, name: change(tensors[name])}, record)
+    with pytest.raises(CorruptFile, match=says):
+        diffscope.open(tmp_path / "a.dscope")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+@pytest.mark.parametrize("name", ["a.dscope", "a.nc", "a", "study.json"])
+def test_a_pipe_is_not_waited_for(name, tmp_path):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(diffscope.DiffscopeError, match="no regular file"):
+        diffscope.open(tmp_path / name)
+    with pytest.raises(diffscope.DiffscopeError, match="there is no|no regular file|name one of the files"):
+        diffscope.open(tmp_path)

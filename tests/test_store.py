@@ -1,12 +1,18 @@
 """What is kept on disk comes back as it was."""
 
+import json
+import os
+
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 import xarray as xr
+from pyarrow import parquet as pq
 from safetensors.torch import save_file
 
+from diffscope.digests import seal
 from diffscope.errors import CorruptFile, DiffscopeError
 from diffscope.store import FORMATS, open_statistics, open_tensors, save_statistics, save_tensors
 
@@ -140,3 +146,48 @@ def test_tensors_of_another_structure_say_so(tmp_path, record):
     save_file({"q": torch.zeros(8)}, tmp_path / "x.dscope", metadata={"diffscope": record})
     with pytest.raises(CorruptFile, match="not of the format diffscope-capture-1"):
         open_tensors(tmp_path / "x.dscope")
+
+
+def test_a_small_file_that_would_fill_the_memory_is_refused(statistics, tmp_path):
+    """What its header says is looked at before anything is unpacked; whoever wrote it wrote its digest too."""
+    zarr = tmp_path / "large.zarr"
+    save_statistics(statistics[["rank"]], zarr)
+    for array in ("rank", "layer", "statistic"):
+        described = json.loads((zarr / array / "zarr.json").read_text())
+        (zarr / array / "zarr.json").write_text(json.dumps({**described, "shape": [10**11]}))
+    parquet = tmp_path / "large.parquet"
+    pq.write_table(pa.table({"value": pa.array(np.zeros(5 * 10**7))}), parquet)  # run lengths: a file of kilobytes
+    for path in (zarr, parquet):
+        if path.is_dir():
+            seal(path)
+        with pytest.raises(CorruptFile, match="MiB say that they hold"):
+            open_statistics(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"sizes": {"layer": 10**12, "head": 2, "map": 3, "query": 4}},
+        {"sizes": {"layer": -2, "head": 2, "map": 3, "query": -4}},
+        {"statistics": {"entropy": [["layer"], "<U100000000", {}]}},
+        {"statistics": {"entropy": [["layer"], "O", {}]}},
+        {"labels": {"coords": {"layer": {"dims": ["layer"], "data": "x", "attrs": 3}}}},
+    ],
+)
+def test_a_table_whose_first_line_lies_is_refused(change, statistics, tmp_path):
+    path = tmp_path / "a.csv"
+    save_statistics(statistics, path)
+    first, _, rows = path.read_text().partition("\n")
+    path.write_text(f"# {json.dumps({**json.loads(first.removeprefix('# ')), **change})}\n{rows}")
+    seal(path)
+    with pytest.raises(CorruptFile, match="measure again") as error:
+        open_statistics(path)
+    assert str(error.value).isprintable()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_in_a_store_is_not_waited_for(statistics, tmp_path):
+    save_statistics(statistics, tmp_path / "a.zarr")
+    os.mkfifo(tmp_path / "a.zarr" / "rank" / "pipe")
+    with pytest.raises(CorruptFile, match="'pipe' in it is no regular file"):
+        open_statistics(tmp_path / "a.zarr")

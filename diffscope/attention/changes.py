@@ -13,8 +13,22 @@ import torch
 from torch import Tensor
 
 from diffscope.errors import DiffscopeError, PromptError
+from diffscope.fields import ANY, FLAG, TEXT, Kind, check_fields, finite, listed, maybe, one_of, shown, whole
 
 LEAST_SUM = 1e-3
+TENSOR = Kind(
+    "a tensor of finite numbers", lambda x: isinstance(x, Tensor) and x.is_floating_point() and bool(x.float().isfinite().all())
+)
+FIELDS = {  # by the type that a field of a change is declared with
+    "Tensor": TENSOR,
+    "Tensor | None": maybe(TENSOR),
+    "float": finite(),
+    "int": whole(),
+    "bool": FLAG,
+    "str": TEXT,
+    "tuple[int, ...]": listed(whole()),
+    "tuple[int, ...] | None": maybe(listed(whole())),
+}
 
 
 @dataclass(frozen=True)
@@ -53,6 +67,7 @@ class Change:
     """
 
     kinds: ClassVar[dict[str, type[Change]]] = {}
+    takes: ClassVar[dict[str, Kind]] = {}  # fields that may not hold whatever their type can
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -86,9 +101,21 @@ class Change:
 
     @staticmethod
     def assemble(tensors: dict[str, Tensor], record: dict) -> Change:
-        """The inverse of :meth:`dismantle`."""
+        """The inverse of :meth:`dismantle`.
+
+        Raises
+        ------
+        ValueError
+            They are no change that is known.
+        """
+        named = record.get("class")
+        if named not in Change.kinds:
+            raise ValueError(f"a change is of the class {shown(named)}, which is not known")
+        kind = Change.kinds[named]
         plain = {name: tuple(x) if isinstance(x, list) else x for name, x in record.items() if name != "class"}
-        return Change.kinds[record["class"]](**plain, **tensors)
+        known = {field.name: kind.takes.get(field.name) or FIELDS.get(str(field.type), ANY) for field in fields(kind)}
+        check_fields(f"a change {named}", plain | tensors, known)
+        return kind(**plain, **tensors)
 
     def prompt(self, index: int) -> Change:
         """The change with its tensors cut to one prompt of the batch."""
@@ -203,6 +230,8 @@ class LowRankA2(ChangeOfA2):
 class TopKA1(Change):
     """The k largest weights of each row of A1; if asked for, with the :func:`mass` of the row."""
 
+    takes = {"k": whole(1)}
+
     heads: tuple[int, ...]
     k: int
     renormalise: bool
@@ -235,6 +264,8 @@ class SignedMask(Change):
 class Reshape(Change):
     """D as ``absolute``, ``positive``, ``by sum`` or ``by absolute``."""
 
+    takes = {"kind": one_of("absolute", "positive", "by sum", "by absolute")}
+
     heads: tuple[int, ...]
     kind: str
 
@@ -257,6 +288,8 @@ class Reshape(Change):
 @dataclass(frozen=True)
 class DropKeys(Change):
     """Scores of some keys are −∞; a row that sees nothing else is ``kept`` as it is or sees ``nothing``."""
+
+    takes = {"branches": listed(whole(1, 2)), "lonely": one_of("kept", "nothing")}
 
     heads: tuple[int, ...]
     keys: tuple[int, ...]
@@ -282,6 +315,8 @@ class DropKeys(Change):
 @dataclass(frozen=True)
 class Quantise(Change):
     """Scores rounded to so many bits, symmetric about 0."""
+
+    takes = {"bits": whole(2, 16)}
 
     heads: tuple[int, ...]
     bits: int

@@ -19,10 +19,12 @@ from torch import Tensor
 
 from diffscope.attention.changes import At, Change
 from diffscope.attention.indexing import Heads, Queries
+from diffscope.attention.kept import check_kept
 from diffscope.attention.memory import FRESH, Workspace, give_back_memory
 from diffscope.attention.parts import Mask, Norm, Pairing, Rows
 from diffscope.attention.precision import exactly
 from diffscope.attention.scores import products, scaled, softmax, softmax_with_sink
+from diffscope.errors import first_line
 
 # Elements of one (head, query, key) temporary: 4 MiB in float32, which stay in a processor's cache and so are twice as fast
 # as 32 MiB that do not; on a GPU 64 MiB, which keep it busy.
@@ -395,7 +397,14 @@ class LayerAttention:
 
     @classmethod
     def assemble(cls, tensors: dict[str, Tensor], record: dict) -> LayerAttention:
-        """The inverse of :meth:`dismantle`."""
+        """The inverse of :meth:`dismantle`.
+
+        Raises
+        ------
+        ValueError
+            They are no layer: a field or a tensor is missing or is not what it has to be.
+        """
+        check_kept(tensors, record)
         fields: dict[str, Any] = dict(record)
         kind, window = fields.pop("mask")
         rounded = fields.pop("score_dtype")
@@ -407,7 +416,7 @@ class LayerAttention:
         changes = [Change.assemble(within(f"changes.{i}."), plain) for i, plain in enumerate(fields.pop("changes", []))]
         fields |= {name: tensor for name, tensor in tensors.items() if "." not in name}
         fields["lengths"] = tuple(fields["lengths"])
-        return cls(
+        layer = cls(
             **fields,
             score_dtype=None if rounded is None else getattr(torch, rounded),
             mask=Mask(kind, window, tensors.get("mask.visible")),
@@ -415,3 +424,21 @@ class LayerAttention:
             pairing=Pairing(**{"a2": None, **within("pairing.")}),
             changes=tuple(changes),
         )
+        for index, n in enumerate(layer.lengths):
+            layer.prompt(index)._try_changes(torch.tensor(sorted({0, n - 1}), device=layer.q.device))
+        return layer
+
+    def _try_changes(self, queries: Tensor) -> None:
+        """Raise ValueError where the changes cannot be made to some rows: what they hold comes from a file."""
+        if not self.changes:
+            return
+        try:
+            self._heads([head for change in self.changes for head in getattr(change, "heads", ())])  # which there have to be
+            rows = self.rows(queries)
+            out = self.q.new_zeros(self.n_heads, len(queries), self.v.shape[-1], dtype=self.dtype)
+            shapes = {tuple(x.shape) for x in (rows.a1, rows.d, rows.a2) if x is not None}
+            if shapes != {(self.n_heads, len(queries), self.n_keys)} or self.finish(out, queries).shape != out.shape:
+                raise ValueError("they give maps or outputs of another shape")
+        except Exception as error:  # a change may raise anything where it holds something else
+            names = ", ".join(type(change).__name__ for change in self.changes)
+            raise ValueError(f"the changes of layer {self.layer} ({names}) cannot be made to it: {first_line(error)}") from None

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import warnings
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PretrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import cached_file
 
 from diffscope.cards import BUNDLED, bundled
@@ -24,10 +26,21 @@ from diffscope.errors import (
     UnsupportedModel,
     first_line,
 )
-from diffscope.files import is_pickle
 from diffscope.models.quiet import quietly
+from diffscope.models.settings import (
+    CODE,
+    PACKED,
+    check_adapter,
+    check_asked,
+    check_counts,
+    check_dtype,
+    check_growth,
+    check_regular,
+)
+from diffscope.models.stored import check_header, check_size, in_all, on_paper, read_fields, stored_tensors, unreadable
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+TOKENIZER = "tokenizer.json"
+TOKENIZER_FILES = (TOKENIZER, "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 TIMM_WEIGHTS = "model.safetensors"
 
@@ -113,21 +126,12 @@ def check_weights(folder: Path) -> None:
             )
         raise ModelNotFound(f"{folder} holds no .safetensors weights; save the model there with save_pretrained")
     for file in files:
+        check_header(file)
         try:
             with safe_open(file, framework="pt"):
                 pass
         except (SafetensorError, OSError) as error:
             raise unreadable(file, error) from None
-
-
-def unreadable(file: Path, error: Exception) -> CorruptFile:
-    """The error to raise of a file of weights that is no safetensors: a pickle under its name, or a damaged one."""
-    if file.is_file() and is_pickle(file):
-        return CorruptFile(
-            f"{file} is a pickle (as torch.save writes), not safetensors, and can run code when opened; "
-            "convert it with save_pretrained(..., safe_serialization=True)"
-        )
-    return CorruptFile(f"{file} is truncated or damaged ({first_line(error)}); copy it again")
 
 
 def check_folders(home: Path, weights: Path) -> None:
@@ -139,6 +143,8 @@ def check_folders(home: Path, weights: Path) -> None:
     """
     tokenizer = tokenizer_folder(home)
     for folder in {place.absolute() for place in (home, weights, tokenizer) if place is not None}:
+        check_regular(folder)
+        check_adapter(folder)
         check_sums(folder)
     check_weights(weights)
 
@@ -160,21 +166,53 @@ def check_generation(folder: Path) -> bool:
     return True
 
 
-def read_config(name: str, home: Path | None, **options) -> PretrainedConfig | None:
-    """The configuration of a model; None for one of timm, which has another kind.
+def read_settings(name: str, home: Path | None) -> dict[str, Any]:
+    """The fields of a model's config.json, as they stand there.
 
     Raises
     ------
     ModelNotFound, CorruptFile
     """
-    source = name if home is None else home
+    if home is not None:
+        return read_fields(home / "config.json")
     try:
-        of_timm = is_of_timm(PretrainedConfig.get_config_dict(source)[0])
-        return None if of_timm else AutoConfig.from_pretrained(source, **options)
+        return PretrainedConfig.get_config_dict(name)[0]
+    except Exception as error:  # the hub's client may raise anything
+        raise _no_config(name, home, error) from None
+
+
+def read_config(name: str, home: Path | None, **options) -> PretrainedConfig:
+    """The configuration of a model of transformers.
+
+    Raises
+    ------
+    ModelNotFound, CorruptFile
+    """
+    try:
+        return AutoConfig.from_pretrained(name if home is None else home, **options)
     except Exception as error:  # a configuration's class may raise anything
-        if home is not None:
-            raise CorruptFile(f"{home / 'config.json'} cannot be read as a model's configuration ({first_line(error)})") from None
-        raise ModelNotFound(f"no model {name!r}: not a folder, and not to be had from the hub ({first_line(error)})") from None
+        raise _no_config(name, home, error) from None
+
+
+def _no_config(name: str, home: Path | None, error: Exception) -> DiffscopeError:
+    if home is None:
+        return ModelNotFound(f"no model {name!r}: not a folder, and not to be had from the hub ({first_line(error)})")
+    # Of a field of the wrong type the first line has the name, and the second what is wrong with it.
+    reason = " ".join(str(error).split("\n")[:2])
+    return CorruptFile(f"{home / 'config.json'} cannot be read as a model's configuration ({' '.join(reason.split())[:200]})")
+
+
+def check_settings(name: str, fields: dict[str, Any], weights: Path | None, implementation: Any, trust: bool) -> None:
+    """Refuse settings that would fetch code and run it, or build more than the weights are of, before anything is built.
+
+    Raises
+    ------
+    CorruptFile, UnsupportedModel
+    """
+    check_dtype(name, fields)
+    check_asked(name, fields, trust)
+    check_asked(name, {"attn_implementation": implementation}, trust)
+    check_counts(name, fields, None if weights is None else in_all(stored_tensors(weights)[0]))
 
 
 @quietly()
@@ -195,7 +233,9 @@ def load_model(name: str, *, dtype=None, device=None, device_map=None, attn_impl
     source = name if home is None else home
     if home is not None and weights is not None:
         check_folders(home, weights)
-    config = read_config(name, home, **options)
+    fields = read_settings(name, home)
+    check_settings(name, fields, weights, attn_implementation, trust_remote_code)
+    config = None if is_of_timm(fields) else read_config(name, home, **options)
     if weights is not None and config is not None and not check_generation(weights):  # else it is looked for on the hub
         options["generation_config"] = GenerationConfig.from_model_config(config)
     if config is None:
@@ -203,6 +243,8 @@ def load_model(name: str, *, dtype=None, device=None, device_map=None, attn_impl
             raise UnsupportedModel(f"{name} is a model of timm, which takes no device_map or attn_implementation; use device")
         model = load_timm(name, weights or fetched(name), dtype)
         return (model if device is None else move(model, device)).eval(), None
+    if weights is not None and type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and not {CODE, PACKED} & fields.keys():
+        check_size(name, in_all(stored_tensors(weights)[0]), on_paper(name, config))
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
             name if weights is None else weights,
@@ -319,8 +361,12 @@ def load_tokenizer(source, trust_remote_code: bool):
         source = tokenizer_folder(source)
         if source is None:
             return None
+        if (source / TOKENIZER).is_file():
+            check_growth(source / TOKENIZER)
     try:
-        return AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
+        tokenizer("a")  # settings of a wrong type are noticed only when it is used
+        return tokenizer
     except Exception as error:  # a tokenizer's class may raise anything
         if isinstance(source, Path):
             raise CorruptFile(f"the tokenizer in {source} cannot be read ({first_line(error)}); copy it again") from None

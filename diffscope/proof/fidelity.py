@@ -20,6 +20,7 @@ from diffscope.attention.parts import Pairing
 from diffscope.attention.precision import exactly
 from diffscope.attention.stacking import alike_to_the_end, joined_pairing, joined_to_the_end
 from diffscope.errors import FidelityError
+from diffscope.fields import FLAG, NUMBER_OR_NAN, TEXT, check_fields, finite, whole
 
 # In units of what rounding acts on (see `rounding`). Float64 is no tighter than float32's rounding because the eager
 # attention of Hugging Face models takes its softmax in float32 even there.
@@ -36,6 +37,16 @@ STACKED = 2**25  # bytes of queries, keys and values: prompts are rebuilt togeth
 ROWS_TO_DECIDE = 128
 ROWS_TO_TRY = 16  # before those that decide: one of them is mostly enough
 UNDECIDED = "another pairing of the maps would fit as well: λ is 0, or the maps differ by less than the dtype rounds"
+
+
+FIELDS = {
+    "error": finite(0),
+    "tolerance": finite(0),
+    "rows": whole(),
+    "decided": FLAG,
+    "reason": TEXT,
+    "error_float32": NUMBER_OR_NAN,
+}
 
 
 @dataclass(frozen=True)
@@ -73,6 +84,19 @@ class Fidelity:
     reason: str = ""
     error_float32: float = np.nan
     lam_within: float = np.nan
+
+    @classmethod
+    def from_record(cls, record: dict, what: str) -> Fidelity:
+        """What a file holds of a layer's proof; `what` says of which, for messages.
+
+        Raises
+        ------
+        ValueError
+            It is none.
+        """
+        check_fields(what, record, FIELDS, optional=("reason", "error_float32"))  # which the first files do not have
+        proof = cls(**record)
+        return proof if proof.decided or proof.reason else replace(proof, reason=UNDECIDED)
 
 
 def rows_to_check(n: int, device: torch.device) -> Tensor:

@@ -30,7 +30,8 @@ def uploads(monkeypatch, tmp_path):
 
     yield uploads
     for name in [name for name, module in sys.modules.items() if str(APP) in str(getattr(module, "__file__", ""))]:
-        sys.modules.pop(name, None)
+        if name not in ("trial", "uploads"):  # the process that looks at uploads stays
+            sys.modules.pop(name, None)
 
 
 @pytest.fixture
@@ -105,6 +106,19 @@ HOSTILE = {
     "other shapes": (with_fields(intermediate_size=49), "do not fit its config.json"),
     "a configuration of a large model": (with_fields(hidden_size=8192, num_hidden_layers=3), "do not fit|would be random"),
     "a configuration of endless layers": (with_fields(num_hidden_layers=10**9), "num_hidden_layers = 1,000,000,000"),
+    "a configuration of endless labels": (with_fields(num_labels=3 * 10**8), "num_labels = 300,000,000"),
+    "a configuration of a large mask": (with_fields(max_position_embeddings=10**12), "max_position_embeddings"),
+    "a tokenizer that grows": (
+        with_fields("tokenizer.json", normalizer={"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 2000}),
+        "texts up to 2e\\+03 times longer",
+    ),
+    "a tokenizer whose pattern never ends": (
+        with_fields(
+            "tokenizer.json",
+            pre_tokenizer={"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False},
+        ),
+        "the tokenizer cannot split this text",
+    ),
     "code of its own": (
         with_fields(auto_map={"AutoModelForCausalLM": "evil.Model"}),
         r"code that comes with the model \(evil.Model\)",
@@ -202,3 +216,14 @@ def test_settings_name_no_other_files_and_no_code_to_be_fetched(uploads, files, 
     written = " ".join((upload.folder / name).read_text() for name in ("config.json", "tokenizer_config.json"))
     assert not any(word in written for word in ("secret", "evil", "a/b", "x/y"))
     assert diffscope.load(upload.folder).model.config._attn_implementation == "sdpa"
+
+
+def test_a_model_that_takes_too_much_to_look_at_is_refused_and_the_next_is_taken(uploads, files, tmp_path, monkeypatch):
+    with monkeypatch.context() as patched:
+        little = type(uploads.TRIAL)(memory=2**20)
+        patched.setattr(uploads, "TRIAL", little)
+        with pytest.raises(DiffscopeError, match="takes more than 20 s or 0 GiB to look at"):
+            accept(uploads, files)
+        little.end()
+    assert not list(tmp_path.iterdir())
+    assert accept(uploads, files).there

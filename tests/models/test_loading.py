@@ -3,19 +3,23 @@
 import json
 import logging as stdlib_logging
 import math
+import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
 import torch
 from huggingface_hub.utils import are_progress_bars_disabled
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging
 
 import diffscope
 from diffscope import CorruptFile, ModelNotFound, UnsupportedModel
 from diffscope.cards import BUNDLED
-from diffscope.models import bundled
+from diffscope.models import bundled, settings
 from diffscope.models.outline import outline
 from diffscope.models.quiet import quietly
 from tools.publish_models import MOST, card_text
@@ -231,3 +235,113 @@ def test_bundled_models_really_retrieve():
         assert abs(share - of_card) < 4 * math.sqrt(of_card * (1 - of_card) / 100) + 0.02, card["name"]  # drawn anew
         least = 0.92 if card["attention"] == "v1" else 0.5  # whoever copies any number: 0.25
         assert share >= least, card["name"]
+
+
+def with_fields(file, **fields):
+    def change(folder):
+        path = folder / file
+        path.write_text(json.dumps({**(json.loads(path.read_text()) if path.is_file() else {}), **fields}))
+
+    return change
+
+
+def with_file(name, content):
+    def change(folder):
+        (folder / name).unlink(missing_ok=True)
+        if callable(content):
+            content(folder / name)
+        else:
+            (folder / name).write_bytes(content)
+
+    return change
+
+
+def growing(folder):
+    path = folder / "tokenizer.json"
+    twice = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"normalizer": {"type": "Sequence", "normalizers": [twice] * 40}}))
+
+
+def config(**fields):
+    return with_fields("config.json", **fields)
+
+
+KERNEL = "asks for _?attn_implementation = .*which is not built in"
+PIPE = os.mkfifo if hasattr(os, "mkfifo") else os.mkdir
+HOSTILE = {
+    "labels": (config(num_labels=3 * 10**8), "num_labels = 300,000,000, and at most 30,000"),
+    "layers": (config(num_hidden_layers=10**6), "num_hidden_layers = 1,000,000, and at most 31"),
+    "layers in text": (config(num_hidden_layers="2"), "num_hidden_layers"),
+    "experts": (config(text_config={"num_local_experts": 10**9}), "num_local_experts = 1,000,000,000"),
+    "a list that is written short": (config(attention_types=[[["global"], 10**9]]), "attention_types = 1,000,000,000"),
+    "a long list": (config(layer_types=["x"] * 40_000), "40,000 entries in 'layer_types'"),
+    "positions": (config(max_position_embeddings=10**12), "max_position_embeddings = 1,000,000,000,000"),
+    "a long file": (with_file("config.json", b'{"a": "' + b"x" * 5 * 2**20 + b'"}'), "5 MiB, and at most 4 MiB"),
+    "a deep file": (with_file("config.json", b'{"a":' + b"[" * 10**5), "cannot be read"),
+    "a number without end": (with_file("config.json", b'{"a": ' + b"9" * 10**5 + b"}"), "cannot be read"),
+    "a kernel": (config(attn_implementation="kernels-community/evil"), KERNEL),
+    "a kernel in a private field": (config(_attn_implementation="evil/kernel@main:forward"), KERNEL),
+    "a kernel by part": (config(attn_implementation={"": "sdpa", "text_config": "evil/kernel"}), KERNEL),
+    "a kernel of a part": (config(text_config={"attn_implementation": "evil/kernel"}), KERNEL),
+    "a kernel behind a word": (config(attn_implementation="flash_attention_2|evil/kernel"), KERNEL),
+    "a paged kernel": (config(attn_implementation="paged|evil/kernel"), KERNEL),
+    "no word for a kernel": (config(attn_implementation=5), KERNEL),
+    "a kernel of experts": (config(experts_implementation="evil/kernel"), "asks for experts_implementation"),
+    "no dtype": (config(dtype="load"), "dtype = 'load', which is no dtype"),
+    "control characters": (config(model_type="\x1b[31m<b>"), r"\\x1b\[31m<b>"),
+    "an adapter": (with_fields("adapter_config.json", base_model_name_or_path="evil/base"), "has an adapter"),
+    "a pipe of weights": (with_file("model.safetensors", PIPE), "is no regular file|truncated"),
+    "a pipe of words": (with_file("tokenizer.json", PIPE), "is no regular file"),
+    "a link to itself": (with_file("model.safetensors", lambda path: path.symlink_to(path)), "is no regular file"),
+    "a device": (with_file("model.safetensors", lambda path: path.symlink_to("/dev/zero")), "is no regular file"),
+    "a long header": (
+        with_file("model.safetensors", (9 * 2**20).to_bytes(8, "little") + b"{" + b" " * 9 * 2**20),
+        "a header of 9 MiB",
+    ),
+    "digests of a pipe": (with_file("SHA256SUMS", b"0" * 64 + b"  ../../pipe\n"), "'../../pipe', which is not in its folder"),
+    "a tokenizer that grows": (growing, "texts up to 1.1e\\+12 times longer"),
+    "a tokenizer with a length in words": (
+        with_fields("tokenizer_config.json", model_max_length="x"),
+        "tokenizer in",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_files_are_refused_in_a_line_before_anything_is_built(name, folder):
+    change, says = HOSTILE[name]
+    change(folder)
+    begun = time.process_time()
+    with pytest.raises(diffscope.DiffscopeError, match=says) as error:
+        diffscope.load(folder)
+    assert str(error.value).isprintable() and len(str(error.value)) < 500
+    assert time.process_time() - begun < 5
+
+
+def test_masks_as_large_as_positions_squared_are_not_made(tmp_path):
+    shape = dict(hidden_size=32, num_layers=2, attention_types=[[["global"], 2]], num_heads=4, vocab_size=90)
+    config = AutoConfig.for_model("gpt_neo", **shape, max_position_embeddings=64)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    fields = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**fields, "max_position_embeddings": 200_000}))
+    with pytest.raises(CorruptFile, match="makes a model of 80,0.* take the config.json and the weights of one model"):
+        diffscope.load(tmp_path)
+
+
+def test_code_for_attention_is_fetched_only_if_it_is_trusted_or_registered(folder, monkeypatch):
+    with pytest.raises(UnsupportedModel, match="trust_remote_code=True"):
+        diffscope.load(folder, attn_implementation="evil/kernel")
+    monkeypatch.setattr(settings, "is_kernels_available", lambda: True)  # then transformers would fetch flash attention as well
+    with pytest.raises(UnsupportedModel, match="attn_implementation = 'flash_attention_2'"):
+        diffscope.load(folder, attn_implementation="flash_attention_2")
+    with_fields("config.json", attn_implementation="mine")(folder)
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "mine", ALL_ATTENTION_FUNCTIONS["sdpa"])
+    assert diffscope.load(folder).n_layers == 2
+
+
+def test_a_tokenizer_whose_pattern_never_ends_is_named(folder):
+    path = folder / "tokenizer.json"
+    split = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"pre_tokenizer": split}))
+    with pytest.raises(diffscope.PromptError, match="the tokenizer cannot split this text"):
+        diffscope.load(folder).encode("a" * 40 + "!")
