@@ -90,7 +90,7 @@ def test_tests_that_can_run_are_told_from_those_that_cannot(app, folders):
     ready, *lacking = groups_of(test)
     assert "8 tests can be run" in ready or "prompts that can be made for its tokenizer" in ready
     assert "6 tests lack a standard model beside it" in lacking and "15 tests lack a trained cohort" in lacking
-    assert "noise-symmetry" in lines(test) and "D is sparser than A1" in lines(test)
+    assert "noise-symmetry" in lines(test) and "Is D sparser than A1?" in lines(test)
 
 
 def test_a_layer_that_is_not_what_it_claims_to_be_is_named(app, folders, monkeypatch):
