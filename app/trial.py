@@ -138,10 +138,12 @@ def main(seconds: float, memory: int) -> None:
     os.dup2(2, 1)  # what libraries print is no answer
     import diffscope.models.outline  # noqa: F401 (so that the first upload need not wait for it)
 
-    print("ready", file=answers, flush=True)
+    answers.write("ready\n")
+    answers.flush()
     for number, line in enumerate(sys.stdin):
         limit(seconds, 0 if number else memory)
-        print(json.dumps(look(json.loads(line))), file=answers, flush=True)
+        answers.write(json.dumps(look(json.loads(line))) + "\n")
+        answers.flush()
 
 
 if __name__ == "__main__":

@@ -108,7 +108,7 @@ def check_asked(name: str, fields: Mapping[str, Any], trust: bool) -> None:
         if field == "quant_method" and value in KERNEL_QUANTISERS and is_kernels_available():
             raise UnsupportedModel(
                 f"{name} is packed as {shown(value)}, for which compiled code would be fetched from the hub; if you trust that "
-                "code, give trust_remote_code=True"
+                "code, give trust_remote_code"
             )
 
 
@@ -139,7 +139,7 @@ def check_implementation(name: str, field: str, value: Any) -> None:
     if not known or fetches:
         raise UnsupportedModel(
             f"{name} asks for {field} = {shown(value)}, which is not built in, so that code for it may be fetched from the hub "
-            "and run; take it out of config.json, or give trust_remote_code=True if you trust that code"
+            "and run; take it out of config.json, or give trust_remote_code if you trust that code"
         )
 
 

@@ -329,7 +329,7 @@ def test_masks_as_large_as_positions_squared_are_not_made(tmp_path):
 
 
 def test_code_for_attention_is_fetched_only_if_it_is_trusted_or_registered(folder, monkeypatch):
-    with pytest.raises(UnsupportedModel, match="trust_remote_code=True"):
+    with pytest.raises(UnsupportedModel, match="give trust_remote_code"):
         diffscope.load(folder, attn_implementation="evil/kernel")
     monkeypatch.setattr(settings, "is_kernels_available", lambda: True)  # then transformers would fetch flash attention as well
     with pytest.raises(UnsupportedModel, match="attn_implementation = 'flash_attention_2'"):
