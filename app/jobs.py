@@ -121,10 +121,10 @@ class Watched(Scope):
         self._go_on = go_on
 
     @contextmanager
-    def running(self, lengths: tuple[int, ...] | None) -> Iterator[tuple[int, ...] | None]:
+    def running(self, lengths: tuple[int, ...] | None, packed: bool = False) -> Iterator[tuple[int, ...] | None]:
         """As of Scope."""
         self._go_on()
-        with super().running(lengths) as held:
+        with super().running(lengths, packed) as held:
             yield held
 
 

@@ -20,7 +20,7 @@ from diffscope.attention.parts import Pairing
 from diffscope.attention.precision import exactly
 from diffscope.attention.stacking import alike_to_the_end, joined_pairing, joined_to_the_end
 from diffscope.errors import FidelityError
-from diffscope.fields import FLAG, NUMBER_OR_NAN, TEXT, check_fields, finite, whole
+from diffscope.fields import FLAG, NUMBER_OR_NAN, TEXT, WIDTH, check_fields, finite, whole
 
 # In units of what rounding acts on (see `rounding`). Float64 is no tighter than float32's rounding because the eager
 # attention of Hugging Face models takes its softmax in float32 even there.
@@ -46,6 +46,7 @@ FIELDS = {
     "decided": FLAG,
     "reason": TEXT,
     "error_float32": NUMBER_OR_NAN,
+    "lam_within": WIDTH,
 }
 
 
@@ -94,7 +95,7 @@ class Fidelity:
         ValueError
             It is none.
         """
-        check_fields(what, record, FIELDS, optional=("reason", "error_float32"))  # which the first files do not have
+        check_fields(what, record, FIELDS, optional=("reason", "error_float32", "lam_within"))  # which the first files do not have
         proof = cls(**record)
         return proof if proof.decided or proof.reason else replace(proof, reason=UNDECIDED)
 
