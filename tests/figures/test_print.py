@@ -4,6 +4,7 @@ import json
 import re
 import zlib
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -319,3 +320,11 @@ def test_a_scale_that_values_go_beyond_says_so():
     assert high == pytest.approx(expected, rel=1e-5) and robust.plotly().data[0].zmax == pytest.approx(high)
     with pytest.raises(DiffscopeError, match="a number above 0"):
         figures.maps(cap, limit=-1)
+
+
+@pytest.mark.parametrize("picture", sorted((Path(__file__).parents[2] / "docs").glob("**/*.svg")), ids=lambda path: path.stem)
+def test_the_pictures_of_the_pages_are_in_the_typeface_of_the_package(picture):
+    if "_build" in picture.parts:
+        pytest.skip("made with the site")
+    families = set(re.findall(r"font-family: ([^;\"]*)", picture.read_text(encoding="utf-8")))
+    assert families <= {typeface.ON_THE_WEB}  # what is of outlines names none
