@@ -15,7 +15,7 @@ from torch import Tensor
 
 from diffscope import store
 from diffscope.attention.layer import LayerAttention
-from diffscope.fields import FLAG, TABLE, TEXT, check_fields, each_of, finite, listed, shown
+from diffscope.fields import FLAG, TABLE, TEXT, check_fields, each_of, finite, listed, or_nan, shown
 from diffscope.pictures import Pictures
 from diffscope.portrait import Portrait
 from diffscope.prompts import Encoded
@@ -39,7 +39,7 @@ FIELDS = {
     "prompts": listed(TABLE),
     "layers": listed(TABLE),
     "proofs": listed(TABLE),
-    "ahead": listed(listed(each_of(TEXT, finite(0, 1.001)))),  # a probability may be rounded above 1
+    "ahead": listed(listed(each_of(TEXT, or_nan(finite(0, 1.001))))),  # a probability may be rounded above 1
     "facts": TABLE,
     "batch": FLAG,
 }

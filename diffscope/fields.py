@@ -83,6 +83,11 @@ def finite(least: float = -LARGEST, most: float = LARGEST) -> Kind:
     return Kind(f"a finite number{at_least}{at_most}", lambda value: _is_number(value) and least <= value <= most)
 
 
+def or_nan(kind: Kind) -> Kind:
+    """What is of a kind, or NaN."""
+    return Kind(f"{kind.words}, or NaN", lambda value: kind.holds(value) or (type(value) is float and math.isnan(value)))
+
+
 def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and (type(value) is int or math.isfinite(value))
 
@@ -142,4 +147,4 @@ TEXT = Kind("text", _is_text)
 TABLE = Kind("a table of fields", lambda value: isinstance(value, dict))
 FLAG = Kind("true or false", lambda value: type(value) is bool)
 WIDTH = Kind("a number from 0, infinity or NaN", lambda value: type(value) in (int, float) and not value < 0)
-NUMBER_OR_NAN = Kind("a number", lambda value: _is_number(value) or (type(value) is float and math.isnan(value)))
+NUMBER_OR_NAN = or_nan(finite())

@@ -215,6 +215,17 @@ def test_saved_and_reopened_it_answers_the_same(name, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["capture.dscope"]
 
 
+def test_a_capture_of_a_model_whose_logits_are_nan_is_reopened(tmp_path):
+    model = tiny.own("v1")
+    with torch.no_grad():
+        model.lm_head.weight[5] = torch.nan
+    capture = diffscope.load(model).capture(tiny.ids(12))
+    capture.save(tmp_path / "capture.dscope")
+    again = diffscope.open(tmp_path / "capture.dscope")
+    assert np.isnan([probability for _, probability in again.next]).all() and len(again.next) == len(capture.next) > 0
+    assert np.array_equal(capture.map("D", 1, 2), again.map("D", 1, 2))
+
+
 def test_a_damaged_file_is_refused(tmp_path):
     path = tmp_path / "capture.dscope"
     diffscope.load(tiny.own("v1")).capture(tiny.ids(12)).save(path)

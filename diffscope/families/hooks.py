@@ -431,7 +431,7 @@ class _Watch:
                 finally:  # the layers that follow need its memory
                     for held in (self.open, self.then, self.turns or {}):
                         held.pop(copy, None)
-        taken[0].lengths = passage.lengths
+        taken[0].lengths, taken[0].pack = passage.lengths, passage.pack
         return taken[0]
 
 

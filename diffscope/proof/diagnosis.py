@@ -70,7 +70,8 @@ def not_finite(layer: LayerAttention, observed: Tensor, module: nn.Module | None
     weights = {} if module is None else {**dict(module.named_parameters()), **dict(module.named_buffers())}
     own = [name for name, weight in weights.items() if not weight.is_meta and bool(weight.isnan().any())]
     if own:
-        return f"{', '.join(own)} of this layer {'holds' if len(own) == 1 else 'hold'} NaN"
+        words = "of this layer holds NaN" if len(own) == 1 else "of this layer hold NaN"
+        return f"{', '.join(own)} {words}"
     past = layer.n_keys - layer.n_queries
     read = {"queries": (layer.q, 0), "keys": (layer.k, past), "values": (layer.v, past)}
     broken = [

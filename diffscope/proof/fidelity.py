@@ -190,7 +190,7 @@ def deviations(
 def _compared_with(
     layer: LayerAttention, tried: Sequence[tuple[Sequence[Pairing], int]], checked: Tensor, target: Tensor
 ) -> tuple[list[Tensor], Tensor]:
-    """:func:`deviations` of a layer without changes, and by how much a change of λ by 1 would move each head at most, (head,)."""
+    """:func:`deviations` of a layer without changes, and by how much each head's output moves, at most, as λ changes by 1."""
     needed = [_Products.of(layer, pairings) for pairings, _ in tried]
     maps = sorted({number for products in needed for number, _ in products.pairs})
     every = _alone(layer, maps)
@@ -198,7 +198,7 @@ def _compared_with(
     values = layer.v[0].to(layer.dtype)  # (value head, key, width)
     square = values.square().mean(-1)
     worst = [values.new_zeros(len(pairings), layer.n_heads) for pairings, _ in tried]
-    moved = values.new_zeros(layer.n_heads)
+    sensitivity = values.new_zeros(layer.n_heads)
     done = 0
     with borrowed() as workspace:
         for block in every.split(checked):
@@ -218,9 +218,9 @@ def _compared_with(
                     by_lambda = _derivative(layer, terms.out[0], terms.second[0], queries).abs().amax(-1) / size[0].clamp_min(
                         1e-30
                     )
-                    moved = torch.maximum(moved, by_lambda.amax(-1))
+                    sensitivity = torch.maximum(sensitivity, by_lambda.amax(-1))
             done += len(block)
-    return worst, moved
+    return worst, sensitivity
 
 
 def _deviation_of_changed(layer: LayerAttention, checked: Tensor, target: Tensor, step: int) -> Tensor:
@@ -433,7 +433,7 @@ def fidelities(
         _errors(layers, observed, indices, others if indices == [longest] else (), rows) for indices in _together(layers)
     ]
     errors = torch.cat([of_prompts.errors for of_prompts in deviating])  # (prompt, layer)
-    moved = torch.cat([of_prompts.moved for of_prompts in deviating]).amax(0)  # (layer, head)
+    sensitivity = torch.cat([of_prompts.sensitivity for of_prompts in deviating]).amax(0)  # (layer, head)
     errors_of_others = next((each.of_others for each in deviating if len(each.of_others)), errors[:0])  # (candidate, layer)
     if others and not len(errors_of_others):
         errors_of_others = _errors(layers, observed, [longest], others, rows).of_others
@@ -447,16 +447,16 @@ def fidelities(
         left = [of_layers[i] for of_layers, off in zip(others, errors_of_others[:, i].tolist()) if not off > tolerance]
         decided = decide and _decided(layer, tensor, tolerance, left)
         reason = UNDECIDED if decide and not decided else ""
-        within = _pinned(layer, moved[i], float(worst[i]) + _tolerated_at_most(layer, tensor.dtype))
+        within = _pinned(layer, sensitivity[i], float(worst[i]) + _tolerated_at_most(layer, tensor.dtype))
         results.append(Fidelity(float(worst[i]), tolerance, count, decided, reason, lam_within=within))
     return results
 
 
-def _pinned(layer: LayerAttention, moved: Tensor, error: float) -> float:
-    """By how much λ can be off without moving the output by more than an error; `moved` is what 1 would move each head by."""
+def _pinned(layer: LayerAttention, sensitivity: Tensor, error: float) -> float:
+    """Return the half-width of λ within which the output stays within the error."""
     if not layer.differential or layer.changes:
         return np.nan
-    least = moved.amin() if layer.lam.shape[1] > 1 else moved.amax()  # heads that share their λ pin it together
+    least = sensitivity.amin() if layer.lam.shape[1] > 1 else sensitivity.amax()  # heads that share their λ pin it together
     return error / float(least) if least > 0 else np.inf
 
 
@@ -473,7 +473,7 @@ class _Errors(NamedTuple):
     """How well layers are rebuilt on some prompts."""
 
     errors: Tensor  # their deviations, (prompt, layer)
-    moved: Tensor  # what a change of λ by 1 would move each head by, (prompt, layer, head)
+    sensitivity: Tensor  # by how much each head's output moves, at most, as λ changes by 1, (prompt, layer, head)
     of_others: Tensor  # deviations of other readings of a single prompt, (candidate, layer)
 
 
@@ -494,12 +494,13 @@ def _errors(
         tried.append(([joined_pairing(of_layers) for of_layers in others], max(1, len(checked) // ROWS_TO_TRY)))
     target = torch.cat([target for _, target in parts])
     if stack.changes:
-        by_head, moved = deviations(stack, tried, checked, target), target.new_zeros(stack.n_heads)
+        by_head, sensitivity = deviations(stack, tried, checked, target), target.new_zeros(stack.n_heads)
     else:
-        by_head, moved = _compared_with(stack, tried, checked, target)  # each (pairing, prompt·layer·head), (prompt·layer·head,)
+        # each (pairing, prompt·layer·head), and (prompt·layer·head,)
+        by_head, sensitivity = _compared_with(stack, tried, checked, target)
     error, *of_others = (off.unflatten(-1, (len(prompts), -1)).amax(-1) for off in by_head)
     shape = (len(indices), len(layers))
-    return _Errors(error.view(shape), moved.view(*shape, -1), of_others[0] if others else error[:0])
+    return _Errors(error.view(shape), sensitivity.view(*shape, -1), of_others[0] if others else error[:0])
 
 
 def tolerated(layer: LayerAttention, dtype: torch.dtype, error: float = np.inf) -> float:

@@ -20,13 +20,15 @@ from torch.utils._pytree import tree_map
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.memory import free_memory
 from diffscope.attention.precision import exactly, without_tf32
-from diffscope.errors import DiffscopeError, FidelityError, first_line
+from diffscope.errors import DiffscopeError, FidelityError, UnsupportedModel, first_line
 from diffscope.families import Family, Passage
 from diffscope.families.float32 import HALF, in_half
 from diffscope.families.hooks import own_implementation
+from diffscope.families.packs import ACROSS
 from diffscope.proof.diagnosis import mismatch
 from diffscope.proof.fidelity import Fidelity, fidelities
 from diffscope.proof.ownership import readings
+from diffscope.proof.sequences import attends_across, of_sequences, set_apart
 
 MORE_KEYS = 2  # times
 ROWS_IN_FLOAT32 = 128  # of each head and prompt: what is wrong in the formula is wrong in most of them
@@ -52,7 +54,7 @@ class Formula:
         How well that one does.
     reason : str
         Why the formula is not decided, where there is no proof.
-    failure : FidelityError or None
+    failure : DiffscopeError or None
         To be raised when the layer's turn comes: no reading does.
     """
 
@@ -60,7 +62,7 @@ class Formula:
     kind: tuple | None = None
     proof: Fidelity | None = None
     reason: str = ""
-    failure: FidelityError | None = None
+    failure: DiffscopeError | None = None
 
     def judge(self, rounded: Fidelity, as_proved: bool) -> Fidelity:
         """How well a layer was rebuilt in half precision, with what float32 says of its formula.
@@ -79,7 +81,8 @@ class Formula:
 def kind_of(layer: LayerAttention) -> tuple:
     """What tells one reading of a passage from another."""
     pairing = tuple(None if index is None else tuple(index.tolist()) for index in vars(layer.pairing).values())
-    return layer.mask.kind, layer.mask.window, layer.soft_cap, layer.sink_logit is None, layer.norm is None, pairing
+    numbers = layer.scale, layer.post_scale, layer.soft_cap
+    return layer.mask.kind, layer.mask.window, numbers, layer.sink_logit is None, layer.norm is None, pairing
 
 
 @dataclass
@@ -176,11 +179,13 @@ def _tried(family: Family, again: Again, within: AbstractContextManager[Any]) ->
         return Formula(reason=f"its module cannot be run in float32: {first_line(error)}")
     failed: list[tuple[LayerAttention, Fidelity]] = []
     try:
-        for number, layer in enumerate(readings(family, wide)):
+        set_apart(wide)
+        for number, reading in enumerate(readings(family, wide)):
+            layer = of_sequences(reading, wide)
             (proof,) = fidelities([layer], [wide.observed], rows=ROWS_IN_FLOAT32)
             proof = replace(proof, error_float32=proof.error)
             if proof.error <= proof.tolerance:
-                return Formula(number, kind_of(layer), proof)
+                return Formula(number, kind_of(reading), proof)
             failed.append((layer, proof))
     except FidelityError as error:  # not even of the right size
         return Formula(failure=error.with_traceback(None))  # which holds the copy
@@ -188,7 +193,15 @@ def _tried(family: Family, again: Again, within: AbstractContextManager[Any]) ->
         if not failed:
             return Formula(reason=first_line(error))
     layer, proof = failed[0]
-    return Formula(failure=mismatch(layer, wide.observed, proof, wide.module, list(family.suspects(wide))))
+    return Formula(failure=not_rebuilt(family, wide, layer, proof))
+
+
+def not_rebuilt(family: Family, passage: Passage, layer: LayerAttention, proof: Fidelity) -> DiffscopeError:
+    """The error to raise of a passage that no reading rebuilds, by its first, with the likely cause if there is one."""
+    if passage.pack and attends_across(layer, passage.observed):
+        return UnsupportedModel(f"layer {layer.layer} {ACROSS}")
+    suspects = [(meaning, of_sequences(suspect, passage)) for meaning, suspect in family.suspects(passage)]
+    return mismatch(layer, passage.observed, proof, passage.module, suspects)
 
 
 def memory_needed(family: Family, passage: Passage, fused: tuple[str, ...] = _FUSED) -> int:

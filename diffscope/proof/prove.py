@@ -21,11 +21,11 @@ from diffscope.errors import FidelityError, PromptError, UnsupportedModel
 from diffscope.families import Family, Passage
 from diffscope.families.float32 import HALF
 from diffscope.families.hooks import own_implementation
-from diffscope.families.packs import ACROSS, apart, unpacked
 from diffscope.proof.diagnosis import mismatch
 from diffscope.proof.fidelity import Fidelity, fidelities
-from diffscope.proof.formula import Formula, kind_of
+from diffscope.proof.formula import Formula, kind_of, not_rebuilt
 from diffscope.proof.ownership import owned, readings
+from diffscope.proof.sequences import of_sequences, set_apart
 
 OFFLOADED = "the model's weights are offloaded, or on the meta device; use a device_map of GPUs alone, or one device"
 
@@ -36,7 +36,7 @@ class Unproved(NamedTuple):
     passage: Passage
     first: LayerAttention | None
     others: Iterator[LayerAttention]
-    as_proved: bool  # whether they are of the kind that was proved in float32, where one was
+    as_proved: bool  # whether the readings are of the kind that float32 proved; true if none was proved
 
 
 def read_passage(family: Family, passage: Passage) -> Unproved:
@@ -54,19 +54,16 @@ def read_passage(family: Family, passage: Passage) -> Unproved:
         proved = _proved(every, passage.formula)
         as_proved = bool(proved)
         found = iter(proved or every)
-    laid_out = (_laid_out(owned(_of_sequences(passage, layer), passage)) for layer in found)
+    laid_out = (_laid_out(owned(_checked(passage, layer), passage)) for layer in found)
     first = next(laid_out, None)
-    if passage.pack:
-        passage.observed = apart(passage.observed, passage.pack, 1)
+    set_apart(passage)
     return Unproved(passage, first, laid_out, as_proved)
 
 
-def _of_sequences(passage: Passage, layer: LayerAttention) -> LayerAttention:
+def _checked(passage: Passage, layer: LayerAttention) -> LayerAttention:
     """A layer whose keys are those of its tokens; of a pack, that of a batch of its sequences."""
     _check_keys(passage, layer)
-    if passage.pack is None:
-        return layer
-    return unpacked(layer, passage.pack, next((call.window for call in passage.calls if call.window), None))
+    return of_sequences(layer, passage)
 
 
 def _check_keys(passage: Passage, layer: LayerAttention) -> None:
@@ -174,10 +171,7 @@ def _first_that_fits(family: Family, unproved: Unproved, edits: Sequence[Edit], 
         raise PromptError("this model may see all keys, padding too; give prompts of one length")
     if added := _of_added_mask(passage):
         raise added
-    if passage.pack and not edits:
-        raise UnsupportedModel(f"layer {layer.layer} {ACROSS}")
-    suspects = [] if edits else list(family.suspects(passage))
-    raise mismatch(layer, passage.observed, reason, passage.module, suspects)
+    raise not_rebuilt(family, passage, layer, reason) if not edits else mismatch(layer, passage.observed, reason, passage.module)
 
 
 def _of_added_mask(passage: Passage) -> UnsupportedModel | None:

@@ -178,7 +178,7 @@ class Scope:
         A module that the model runs several times is a layer each time. How often it does is known once it was run.
         """
         numbers = self.family.numbers(self.model)
-        return [*numbers, *sorted(self._state.further.get(self.family.name, set()).difference(numbers))]
+        return [*numbers, *sorted(self._state.layers_run.get(self.family.name, set()).difference(numbers))]
 
     @property
     def positions(self) -> int | None:
@@ -367,10 +367,10 @@ class Scope:
             if self._state.lengths is None:
                 self._check_positions(passage)
                 passage.pack = self._pack_of(passage)
-            unedited = self._state.unedited  # while a capture is made
-            layer, proof = next(prove_all(self.family, [self._read(passage)], decide=unedited is not None))
-            if unedited is not None:
-                unedited[self.family.name, layer.layer] = proof
+            proofs = self._state.proofs_before_edits  # while a capture is made
+            layer, proof = next(prove_all(self.family, [self._read(passage)], decide=proofs is not None))
+            if proofs is not None:
+                proofs[self.family.name, layer.layer] = proof
             window = next((call.window for call in passage.calls if call.window), None)
             if window and layer.mask.kind == "causal":  # within its window a cached step looks causal, and is not
                 layer = replace(layer, mask=Mask("window", window))
@@ -388,7 +388,7 @@ class Scope:
     def _check_positions(self, passage: Passage) -> None:
         """Raise UnsupportedModel where an edit that goes by positions would count others than those of the tokens."""
         tokens = None if passage.call is None else passage.call.tokens
-        placed = any(edit.placed and edit.concerns(passage.number) for edit in self._state.edits)
+        placed = any(edit.placed and edit.concerns(passage.number) for edit in self._state.edits_by(self.family))
         if placed and tokens not in (None, passage.observed.shape[1]):
             raise UnsupportedModel(
                 f"layer {passage.number} of {self.name} attends from {passage.observed.shape[1]} positions where it was given "
@@ -533,13 +533,12 @@ class Scope:
         state = self._state
         self._refuse_without_weights()
         with self.lock, torch.no_grad(), evaluating(self.model), as_written():
-            before = state.lengths, state.pack
+            before = state.lengths, state.pack, state.proofs_before_edits
             state.lengths, state.pack = ((sum(lengths),), lengths) if packed and lengths else (lengths, None)
             try:
                 yield lengths
             finally:
-                state.lengths, state.pack = before
-                state.unedited = None
+                state.lengths, state.pack, state.proofs_before_edits = before
 
     def _refuse_without_weights(self) -> None:
         if self.runner.device.type == "meta":
@@ -552,15 +551,17 @@ class Scope:
         change: Callable[[Passage], Tensor | None] | None = None,
     ) -> AbstractContextManager[None]:
         """:func:`diffscope.families.hooks.passages` of this model, whose formulas are proved in float32 if it is in half."""
-        seen = self._state.further.setdefault(self.family.name, set())
+        seen = self._state.layers_run.setdefault(self.family.name, set())
         formulas = self._state.formulas
         edits = change == self._edited
 
         def begin(passage: Passage, again: Again) -> None:
             seen.add(passage.number)
-            if edits or not self._state.edits:  # else the edits' hooks, which come first, have begun
+            passage.pack = self._state.pack
+            made = self._state.edits_by(self.family)
+            if edits or not made:  # The hooks of edits run first and have called begin already.
                 formulas.begin(passage)
-            concerned = any(edit.concerns(passage.number) for edit in self._state.edits) if edits else take or change
+            concerned = any(edit.concerns(passage.number) for edit in made) if edits else take or change
             if concerned:
                 formulas.prove(self.family, passage, again, shown=not edits)
 
@@ -598,7 +599,7 @@ class Scope:
                 if not record.numbers:
                     refuse_beyond_memory(layer, held)
                 warned = [*step.passage.warnings, *self.family.warnings(layer)]
-                before = (self._state.unedited or {}).get((self.family.name, layer.layer))
+                before = (self._state.proofs_before_edits or {}).get((self.family.name, layer.layer))
                 record.note(step.passage, layer, proof, before, warned)
                 receive(layer)
             waiting.clear()
@@ -606,7 +607,7 @@ class Scope:
         packed = self._state.pack is not None
         ends = list(accumulate(lengths)) if packed else lengths  # where each prompt ends in its row
         columns = sorted({end - 1 for end in ends})
-        self._state.unedited = {}
+        self._state.proofs_before_edits = {}
         if unread := unread_layers(self.model, self.family):
             record.warned[unread] = None
         watched = self.family.modules(self.model) if outliers else []
@@ -625,7 +626,6 @@ class Scope:
         """A passage as its family reads it, of the tokens of the prompts."""
         if self._state.lengths is not None:  # else nobody said how many tokens there are
             self.runner.check_tokens(passage)
-            passage.pack = self._state.pack
         unproved = read_passage(self.family, passage)
         if unproved.first is not None:
             self.runner.check_batch(unproved.first)

@@ -35,9 +35,9 @@ class State:
     hooks: dict[str, ExitStack] = field(default_factory=dict)  # by family, those that make the edits while any is open
     lengths: tuple[int, ...] | None = None  # tokens of each prompt that is being run, where they are known
     pack: tuple[int, ...] | None = None  # tokens of each sequence, where the one prompt being run is a pack of several
-    unedited: dict[tuple[str, int], Fidelity] | None = None  # by family and layer, what captures prove before edits act
+    proofs_before_edits: dict[tuple[str, int], Fidelity] | None = None  # of a capture being made, by family and layer
     formulas: Formulas = field(default_factory=Formulas)
-    further: dict[str, set[int]] = field(default_factory=dict)  # by family, the numbers of layers that were seen to be run
+    layers_run: dict[str, set[int]] = field(default_factory=dict)  # by family, the numbers of layers that were seen to be run
 
     @property
     def edits(self) -> tuple[Edit, ...]:

@@ -16,6 +16,7 @@ from diffscope.conformance.report import schedule_offset
 from diffscope.models import lambda_init_schedule
 from diffscope.scope.runners import LanguageModel
 from tests import tiny
+from tests.families.test_keys import prompt_by_prompt
 from tests.layouts import phi4flash, planted
 
 RIGHT = {
@@ -43,6 +44,14 @@ def test_what_is_right_passes(name):
         assert "changing A2 changes the logits" in passed and "every other pairing" in passed
     if name == "mistral-window":
         assert report.layers[0]["mask"] == "window of 7"
+
+
+def test_a_model_that_takes_its_batch_apart_is_reported_on():
+    model = tiny.own("v2")
+    for layer in model.model.layers:
+        layer.forward = prompt_by_prompt(layer.forward)
+    undecided = said(diffscope.check(model), "undecided")
+    assert any(line.startswith("order of tokens: ") and "takes its batch apart" in line for line in undecided)
 
 
 @pytest.mark.parametrize("mistake", [name for name in planted.MISTAKES if name != "none"])

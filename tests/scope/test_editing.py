@@ -188,17 +188,20 @@ def test_layers_are_not_edited_by_two_families_at_once(model):
         assert torch.equal(logits_of(model), logits_under(THREE[0]))
 
 
+class One(Own):
+    """The attention of one layer alone."""
+
+    def __init__(self, layer):
+        self.name = f"layer {layer}"
+        self.layer = layer
+
+    def modules(self, model):
+        return super().modules(model)[self.layer : self.layer + 1]
+
+
 @pytest.mark.filterwarnings("ignore:.*without attention that diffscope reads:diffscope.DiffscopeWarning")
 @pytest.mark.parametrize("ends", [(0, 1), (1, 0)], ids=str)
 def test_layers_of_two_families_are_each_edited_by_their_own(model, ends):
-    class One(Own):
-        def __init__(self, layer):
-            self.name = f"layer {layer}"
-            self.layer = layer
-
-        def modules(self, model):
-            return super().modules(model)[self.layer : self.layer + 1]
-
     scopes = [diffscope.load(model, family=One(layer)) for layer in (0, 1)]
     before = state(model)
     made = [edits.set_lambda(0.8, layers=0), edits.scale_lambda(0.5, layers=1)]
@@ -215,6 +218,18 @@ def test_layers_of_two_families_are_each_edited_by_their_own(model, ends):
     assert torch.equal(logits_of(model), logits_under(made[ends[1]]))
     blocks[ends[1]].__exit__(None, None, None)
     assert state(model) == before
+
+
+@pytest.mark.filterwarnings("ignore:.*without attention that diffscope reads:diffscope.DiffscopeWarning")
+def test_a_proof_in_float32_is_of_its_own_prompt_under_edits_of_another_family(model):
+    def errors(model, *prompts):
+        edited, captured = (diffscope.load(model, family=One(layer)) for layer in (0, 1))
+        with edited.edit(edits.set_lambda(0.5, layers=0)):
+            return [float(captured.capture(ids).fidelity.error_float32[0]) for ids in prompts]
+
+    model.to(torch.bfloat16)
+    alone = [errors(copy.deepcopy(model), ids)[0] for ids in (IDS, IDS[::-1])]
+    assert errors(model, IDS, IDS[::-1]) == alone and alone[0] != alone[1]
 
 
 def test_what_is_compiled_is_run_as_written_until_the_last_block_is_closed():

@@ -1,11 +1,13 @@
 """Packs and embeddings: the captures of a pack are those of its sequences, a prompt of embeddings is that of its tokens."""
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
 
 import diffscope
-from diffscope import Capture, CaptureBatch, PromptError, UnsupportedModel, edits
+from diffscope import Capture, CaptureBatch, FidelityError, PromptError, UnsupportedModel, edits
 from tests import tiny
 from tests.layouts import planted
 
@@ -89,6 +91,52 @@ def test_in_half_precision_the_formula_of_a_pack_is_proved():
     scope.capture(ROW)  # what it proves is of another kind of mask
     proofs = scope.capture(PACK).fidelity
     assert proofs.decided.all() and float(proofs.error_float32.max()) < 2e-5
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for a CPU with g++")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:flex_attention called")
+def test_in_half_precision_the_mask_of_a_pack_may_be_a_rule_that_is_not_held():
+    """Flex attention keeps sequences apart by its block mask, of which only the rule within each is read."""
+    proofs = opened("llama", "flex_attention", "bfloat16").capture(PACK).fidelity
+    assert proofs.decided.all() and float(proofs.error_float32.max()) < 2e-5
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_model_whose_rows_see_little_of_other_sequences_is_refused_too(dtype):
+    """Its scores are so large that half precision rounds by more than queries give to other sequences."""
+    model = tiny.standard("llama")
+
+    class IgnoringPositions(type(model)):
+        def forward(self, input_ids=None, position_ids=None, **options):
+            return super().forward(input_ids, **options)
+
+    model.__class__ = IgnoringPositions
+    attention = model.model.layers[0].self_attn
+    keys = attention.k_proj.weight.detach().unflatten(0, (-1, attention.head_dim))
+    with torch.no_grad():  # every query likes its own key most
+        attention.q_proj.weight.copy_(6 * keys.repeat_interleave(attention.num_key_value_groups, 0).flatten(0, 1))
+    lengths = (20, 13)
+    pack = {
+        "input_ids": [token for n in lengths for token in tiny.ids(n, seed=n)],
+        "position_ids": [position for n in lengths for position in range(n)],
+    }
+    with pytest.raises(UnsupportedModel, match="layer 0 attends across the sequences of the pack"):
+        diffscope.load(model, dtype=dtype).capture(pack)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_is_wrong_in_a_pack_for_another_reason_is_called_that(dtype):
+    scope = opened("v1", "sdpa", dtype)
+    attention = scope.model.model.layers[1].self_attn
+    noise = attention.o_proj.register_forward_pre_hook(lambda module, args: (args[0] + torch.randn_like(args[0]),))
+    with pytest.raises(FidelityError, match="layer 1: .*no mistake that is known explains it"):
+        scope.capture(PACK)
+    noise.remove()
+    with torch.no_grad():
+        attention.q_proj.weight[0, 0] = torch.nan
+    with pytest.raises(FidelityError, match=r"layer 1: q_proj\.weight of this layer holds NaN"):
+        scope.capture(PACK)
 
 
 def test_a_mask_beside_a_pack_has_to_keep_its_sequences_apart():
