@@ -77,7 +77,9 @@ def _by_comparison(verdict: Verdict) -> str:
         if name in verdict.estimates:
             said = answers(verdict.test, {name: verdict.estimates[name]})
             called = verdict.test.quantities[name].short or name.replace("_", " ")
-            parts += [f"{called} {word} ({numbers.removeprefix(called).strip()})" for word, numbers in said.items()]
+            for word, numbers in said.items():
+                bare = numbers.removeprefix(called).strip().replace(" (95 %", ", 95 %").removesuffix(")")
+                parts.append(f"{called} {word} ({bare})")
     return f"Beside {'; beside '.join(parts)}" if parts else verdict.answer.capitalize()
 
 

@@ -139,8 +139,8 @@ def test_the_conclusion_tells_each_comparison_apart():
     ends = {"standard": of(-0.5, -0.7, -0.3), "double-width": of(0.1, -0.1, 0.3, p=0.3)}
     estimates = {"formation": {name: ends.get(name, of(-0.5, -0.7, -0.3)) for name in TESTS["formation"].quantities}}
     said = summary(run(["formation"], finished=estimates))
-    assert "earlier in DIFF? Beside standard attention yes (−0.5 (95 % −0.7 to −0.3" in said
-    assert "; beside double-width not told apart from 0 (0.1 (95 % −0.1 to 0.3" in said and "Verdict: inconclusive, p " in said
+    assert "earlier in DIFF? Beside standard attention yes (−0.5 octaves, 95 % −0.7 to −0.3" in said
+    assert "; beside double-width not told apart from 0 (0.1 octaves, 95 % −0.1 to 0.3" in said and "Verdict: inconclusive, p " in said
 
 
 def test_the_p_of_a_whole_test_stands_once_at_its_verdict():
@@ -149,8 +149,8 @@ def test_the_p_of_a_whole_test_stands_once_at_its_verdict():
     (verdict,) = run(["formation"], finished=dict(estimates))
     assert verdict.p == pytest.approx(4 * 0.0123) and verdict.judged == "both (p 0.0492 of the whole test, after Holm)"
     whole = (
-        report.markdown([verdict], "").partition("## formation")[2],
-        report.page([verdict], "").partition("<h2>formation")[2],
+        report.markdown([verdict], "").partition("## formation")[2].partition("## Together")[0],
+        report.page([verdict], "").partition("<h2>formation")[2].partition("<h2>Together")[0],
     )
     for text in (repr(verdict), verdict._repr_html_(), Board([verdict])._repr_html_(), *whole):
         assert text.count("0.0492") == 1, text
