@@ -24,11 +24,11 @@ ROWS: dict[str, tuple[str, dict[str, int]]] = {
     "distractors-or-length": ("more with distractors than with length", dict.fromkeys(BASELINES, 1)),
     "common-noise": ("DIFF reject noise", {"diff": 1}),
     "noise-symmetry": ("share more on irrelevant tokens", {"sharing": 1, "difference": 1, "kind": 1}),
-    "amplifier": ("leave less of the noise", {"floor": -1, "gain": -1}),
+    "amplifier": ("noise gain below the signal gain", {"floor": -1, "gain": -1}),
     "common-mode-injection": ("cancel, more than", {"over_paired": 1}),
     "branch-attribution": ("take from the distractors", {"rejection": 1, "margin": 1}),
     "noise-symmetry-training": ("share more of their noise", {"sharing": 1}),
-    "amplifier-training": ("lower what the subtraction leaves", {"floor": -1, "gain": -1}),
+    "amplifier-training": ("lower the least of A1", {"floor": -1, "gain": -1}),
     "gradient-dynamics": ("towards shared noise", {"push": -1}),  # of 1 − overlap
     "signed-mask": ("gain on standard attention", {"own": 1, "gap": 1}),
     "top-k": ("gain by keeping", {"own": 1, "gap": 1}),
@@ -37,7 +37,7 @@ ROWS: dict[str, tuple[str, dict[str, int]]] = {
     "faithfulness": ("more conservative", {"d": 1, "c": 1}),
     "key-token-gain": ("move attention to the answer", dict.fromkeys(NORMALISATIONS, 1)),
     "sparsity": ("D sparser than A1", {"gini": 1, "entropy": 1}),  # the entropy of A1 less that of D
-    "low-rank-noise": ("lower rank", {"erank_over_uniform": -1, "low_5": 1, "mean": 1}),
+    "low-rank-noise": ("lower rank than the uniform map", {"erank_over_uniform": -1, "low_5": 1, "mean": 1}),
     "information-flow": ("beyond the attention", {"over_mass": 1}),
     "key-token-gain-pair": ("DIFF look more at the answer", dict.fromkeys(NORMALISATIONS, 1)),
     "sparsity-pair": ("DIFF's maps sparser", {"gini": 1, "entropy": 1}),
@@ -63,6 +63,7 @@ ROWS: dict[str, tuple[str, dict[str, int]]] = {
 NUMBER = r"−?(?:\d+\.?\d*|\.\d+)(?:e[+−-]?\d+)?"
 WORD = r"yes|no|not told apart from 0|not measured"
 GROUP = re.compile(rf"\b({WORD}): (.*?)(?=[;·] (?:{WORD}): |$)", re.I)
+ABSENT = "not measured"
 ESTIMATE = re.compile(rf"({NUMBER})(?: [a-zB ]+)? \(95 % ({NUMBER}) to ({NUMBER})")
 
 
@@ -73,7 +74,7 @@ def of_row(text: str, verdict) -> list[str]:
     or none yet.
     """
     text = re.sub(r"[*\\]", "", text)
-    question, asked, answer = text.partition("?")
+    question, asked, answer = text.rpartition("?")
     signs = {name: sign for name, sign in ROWS[verdict.test.id][1].items() if name in verdict.estimates}
     if not asked:
         against = [name for name, sign in signs.items() if _sign(verdict.estimates[name]) == -sign]
@@ -84,10 +85,15 @@ def of_row(text: str, verdict) -> list[str]:
     wrong = []
     for name, sign in signs.items():
         estimate = verdict.estimates[name]
-        if not math.isfinite(estimate.low):
-            continue
         ends = _ends(verdict, name)
+        if not all(map(math.isfinite, (estimate.value, estimate.low, estimate.high))):
+            if any(ends == numbers for numbers in told) or ABSENT.lower() not in answer.lower():
+                wrong.append(f"{verdict.test.id}: {name} is {' '.join(ends)}, so 'not measured', and the row says {answer!r}")
+            continue
         due = {sign: "yes", -sign: "no", 0: "not told apart from 0"}[_sign(estimate)]
+        called = verdict.test.quantities[name].short or name.replace("_", " ")
+        if len(ROWS[verdict.test.id][1]) > 1 and f"{called} {ends[0]}" not in answer:
+            wrong.append(f"{verdict.test.id}: {name} is {' '.join(ends)}, which does not stand behind {called!r}")
         if told.get(ends) != due:
             wrong.append(f"{verdict.test.id}: {name} is {' '.join(ends)}, so {due!r}, and the row says {told.get(ends)!r}")
     return wrong
@@ -104,10 +110,12 @@ def _ends(verdict, name: str) -> tuple[str, ...]:
 
 
 SHARE = r"(under 1|over 99|−?\d+) %"
+#: what of a share is negative: it is part of the share, not a claim of its own
+SIGNED = r"(?:,? \(?(?:all|under 1 %|over 99 %|\d+ %) of it (?:positive|negative)\)?,?(?: \([^)]*\))?)?"
 AMOUNT = r"(−?(?:\d*\.\d+|\d+)|infinite|minus infinity)"
 BOTH_KINDS = rf"takes {AMOUNT} ± {AMOUNT} where it is common and {AMOUNT} ± {AMOUNT} where it is opposite"
 GIVES = r"(?:gives the answer most|takes weight from the answer \([^)]*\))"
-COURSE = rf"{GIVES}, {SHARE} of \S+ [^.]*?, and {SHARE} at step \d+; [^.]*\. It is "
+COURSE = rf"{GIVES}, {SHARE} of [^,;. ]+{SIGNED} [^.]*?, and {SHARE} at step \d+; [^.]*\. It is "
 HALF = 0.6  # of the last digit of what is printed in whole percent
 LIKE = 0.025  # by which overlaps are alike, and half of their last digit
 
@@ -150,19 +158,19 @@ SENTENCES: dict[str, tuple[str, Callable[..., bool]]] = {
         lambda *of: all(0 <= share <= 100 for share in of),
     ),
     "the head does not single out the answer": (
-        rf"does not single out the answer \({SHARE} of \S+, where uniform attention would give {SHARE}\)",
+        rf"does not single out the answer \({SHARE} of [^,;. ]+{SIGNED},? where uniform attention would give {SHARE}\)",
         lambda share, uniform: share <= 2 * (uniform + HALF) + HALF,
     ),
     "the head finds the answer": (
-        rf"finds the answer: {SHARE} of \S+, where uniform attention would give {SHARE}",
+        rf"finds the answer: {SHARE} of [^,;. ]+{SIGNED},? where uniform attention would give {SHARE}",
         lambda share, uniform: share >= 50 - HALF > uniform,
     ),
     "the head gives the answer": (
-        rf"gives the answer {SHARE} of \S+, where uniform attention would give {SHARE}",
+        rf"gives the answer {SHARE} of [^,;. ]+{SIGNED},? where uniform attention would give {SHARE}",
         lambda share, uniform: 2 * (uniform - HALF) - HALF <= share <= 50 + HALF,
     ),
     "a head takes weight from the answer": (
-        rf"(?:takes? weight from the answer: [^.;]*?)?D sums to {AMOUNT} there",
+        rf"(?:takes? weight from the answer: (?:[^.;]|\.\d)*?)?D sums to {AMOUNT} there",
         lambda net: net <= 0,
     ),
     "a head rests on a sink": (rf"rests on a sink: {SHARE} of", lambda share: share >= 50 - HALF),
@@ -195,14 +203,15 @@ SENTENCES: dict[str, tuple[str, Callable[..., bool]]] = {
         lambda some, of: some <= of,
     ),
     "the answer's log-odds rise or fall": (rf"(rises?|falls?) from {AMOUNT} to {AMOUNT}", _turned),
-    "they stay": (rf"stays? at {AMOUNT}", lambda value: True),
+    "they stay": (rf"stays? at {AMOUNT}", lambda value: not isinstance(value, str) and not math.isnan(value)),
     "a difference is more than chance gives": (
         rf"{AMOUNT} times the spread over all heads [^;]*; (more than|no more than) exchanging heads at random gives "
         rf"\({AMOUNT} in the middle, {AMOUNT} in 1 of 20\)",
         lambda size, word, middle, rare: size >= rare * 0.94 if word == "more than" else size <= rare * 1.06,
     ),
     "one model gives the answer more or less": (
-        rf"gives the answer {SHARE}, \S+ {SHARE}: (?:{AMOUNT} points (more|less)|the same)",
+        rf"gives the answer {SHARE}(?: of \S+)?{SIGNED}, \S+ {SHARE}(?: of \S+)?{SIGNED}: "
+        rf"(?:{AMOUNT} points (more|less)|the same)",
         lambda first, second, size, word: word is None or (first - second) * (1 if word == "more" else -1) >= -2 * HALF,
     ),
     "the sign depends on the normalisation, or does not": (
@@ -235,6 +244,14 @@ SENTENCES: dict[str, tuple[str, Callable[..., bool]]] = {
         rf"−λ·A2 adds {AMOUNT} and {AMOUNT}, and so moves the answer's lead by {AMOUNT} nats",
         lambda answer, distractors, lead: abs(answer - distractors - lead) <= 0.06 * (abs(answer) + abs(distractors)) + 0.01,
     ),
+    "what is negative is a share of a share": (
+        r"(all|under 1 %|over 99 %|−?\d+ %) of it (?:negative|positive)",
+        lambda share: not re.match(r"−?\d", share) or 0 < number(share.removesuffix(" %")) < 100,
+    ),
+    "so many heads have negative weights": (
+        r"(\d+) of (\d+) heads? ha(?:s|ve) negative weights on [^:]* \(share of \|D\| there\): ([^.;]*)",
+        lambda some, of, named: 0 < some <= of and all(0 <= number(each) <= 100 for each in re.findall(f"{SHARE}", named)),
+    ),
     "heads changed": (r"(\d+) of (\d+) heads? changed (?:directly|only because)", lambda some, of: some <= of),
 }
 CALLED = (
@@ -258,11 +275,17 @@ CALLED = (
     "lower",
     "larger",
     "smaller",
+    "greater",
+    "increases?",
+    "decreases?",
+    "negative",
+    "positive",
 )
 DIRECTION = re.compile(rf"\b({'|'.join(CALLED)})\b")
 #: words of direction that claim nothing of the numbers here
 NEUTRAL = re.compile(
     r"uniform attention would give|[Nn]oise gain|[Ss]ignal gain|gives nothing|what they give on|A1 and A2 overlap by|"
+    r"(?:% of \|D\|) and negative, on|"
     r"how many are below the uniform map and below their permuted rows"
 )
 

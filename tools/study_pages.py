@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import sys
 from collections import Counter
@@ -70,13 +71,13 @@ def quotes(study: Study) -> dict[str, str]:
 
 
 def _judged(verdicts: Sequence[Verdict]) -> str:
-    """What the rules of tests use, and what that answers; the corrected p of a quantity, or once that of a whole test."""
+    """What rules use or questions ask, and what that answers; the corrected p of a quantity, or once that of a whole test."""
     once = all(whole(verdict.test) for verdict in verdicts)
     of_quantities = ("test", "quantity", "estimate [95 %]", "answer", "p (t)", *(() if once else ("q",)))
     header = (*of_quantities, "smallest that matters", WITHOUT, "verdict", *(("p after Holm",) if once else ()))
     rows = []
     for verdict in verdicts:
-        judged = [_of_rule(verdict, name) for name in verdict.estimates if name in verdict.corrected]
+        judged = [_of_rule(verdict, name) for name in verdict.estimates if name in {*verdict.corrected, *verdict.test.asks}]
         end = (verdict.shown, *((numbers.plain(verdict.p, 2),) if once else ()))
         first, *others = judged or [(numbers.ABSENT,) * (len(header) - 1 - len(end))]
         rows += [
@@ -97,11 +98,11 @@ def _measured(verdicts: Iterable[Verdict]) -> str:
 
 
 def _of_rule(verdict: Verdict, name: str) -> tuple[str, ...]:
-    """One quantity that a rule uses: its label, estimate, answer, p, corrected p, what matters, what leaving out comes to."""
+    """One quantity: its label, estimate, answer, p, corrected p, what matters, what leaving out comes to."""
     estimate, quantity = verdict.estimates[name], verdict.test.quantities[name]
     value = numbers.with_interval(estimate.value, estimate.low, estimate.high)
     answer = word(estimate, verdict.test.asks[name]) if name in verdict.test.asks else numbers.ABSENT
-    p, of_t, corrected = (numbers.plain(each, 2) for each in (estimate.p, estimate.p_t, verdict.corrected[name]))
+    p, of_t, corrected = (numbers.plain(each, 2) for each in (estimate.p, estimate.p_t, verdict.corrected.get(name, math.nan)))
     each = () if whole(verdict.test) else (corrected,)
     left = MINUS.sub("−", left_out(estimate, quantity))
     return quantity.label, value, answer, f"{p} ({of_t})", *each, f"{quantity.margin:g}", left

@@ -97,9 +97,9 @@ def _show_judged(verdict) -> None:
 
 def _number(value: float) -> str:
     """A number as a sentence prints it, with a minus sign."""
-    from diffscope.hypotheses.answered import signed
+    from diffscope.hypotheses.answered import number
 
-    return signed(value)
+    return number(value)
 
 
 def show_test(test, verdict=None, code: str = "") -> None:

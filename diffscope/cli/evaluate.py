@@ -93,6 +93,7 @@ def _evaluate_drawn(facts, prompts, looks, field, device, dtype, as_json):
     """What the command says of prompts that it draws."""
     from diffscope.lab import scoring
     from diffscope.lab.standing import standing
+    from diffscope.readings.signs import of_depths
     from diffscope.tasks import Recall, Retrieval, read_texts
     from diffscope.tasks.trained_on import template_of
 
@@ -129,6 +130,9 @@ def _evaluate_drawn(facts, prompts, looks, field, device, dtype, as_json):
         return
     say(f"attention of the last query, mean over heads, then layers; {table.attrs['averaged_over']}")
     spans = ["sink", "answer", "needles", "context", "query"]
+    told = table[["mean", "negative"]].rename(mean="mass").expand_dims("length")
+    if words := of_depths({facts["model"]: told}, spans):
+        say(words)
     for normalisation in table["mean"]["normalisation"].values:
         _show(table["mean"], table["standard_error"], "D", str(normalisation), spans)
 
@@ -153,6 +157,7 @@ def _draw(task, prompts, facts):
 def _evaluate_own(model, scope, texts, as_json):
     """What the command says of a person's own prompts: each by itself, and how the model stands."""
     from diffscope.lab.standing import of_each, standing
+    from diffscope.readings.signs import WHATEVER
     from diffscope.tasks import own_prompts
 
     prompts = own_prompts(scope.tokenizer, texts)
@@ -170,7 +175,7 @@ def _evaluate_own(model, scope, texts, as_json):
         columns = list(dict.fromkeys(column for row in rows for column in row))
         table = [[_shown(row.get(column)) for column in columns] for row in rows]
         show_table([_titled(name) for name in columns], table)
-        say("shares are of the last query, mean over heads, then layers; of |D| they count weights by size, whatever their sign")
+        say(f"shares are of the last query, mean over heads, then layers; {WHATEVER[0].lower()}{WHATEVER[1:]}")
         for what, names in wanting.items():
             say(f"not measured of {', '.join(names)}: {what}")
     if any(what in wanting for what in NECESSARY):

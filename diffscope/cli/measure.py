@@ -215,6 +215,8 @@ def _summary(measured, source, out):
 
 def _show_tables(measured, source, over_heads, signs):
     """One table a statistic."""
+    from diffscope.readings.signs import WHATEVER, sums_sizes
+
     attrs = measured.attrs
     sampled = f"; measured on {attrs['sampled']}" if attrs.get("sampled") else ""
     say(f"{attrs['model']} ({attrs['family']}), {source.tokens} tokens{sampled}")
@@ -226,6 +228,8 @@ def _show_tables(measured, source, over_heads, signs):
         _show(name, *_average(values, ["query", "head"] if over_heads else ["query"]))
         if name == "span_mass" and signs:
             say(signs)
+        elif sums_sizes(values):
+            say(f"{WHATEVER}.")
 
 
 def _heads(scope):

@@ -44,10 +44,12 @@ def data(
 
 def _signs(cap, dataset: xr.Dataset, array: xr.DataArray, query: int | str, prompt: int, choices: dict) -> str:
     """In which heads the weights that a share of |D| sums are negative; nothing of what has a sign of its own."""
-    if array.name != "span_mass" or not is_unsigned(dataset.attrs["selection"]):
+    if not is_unsigned(dataset.attrs["selection"]):
         return ""
-    from diffscope.readings.signs import of_span  # which loads code of models
+    from diffscope.readings.signs import WHATEVER, of_span  # which loads code of models
 
+    if array.name != "span_mass":
+        return WHATEVER if cap.differential else ""
     return of_span(one_prompt(cap, prompt), str(choices.get("span") or usual_label(list(array["span"].values), "span")), query)
 
 

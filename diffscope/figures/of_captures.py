@@ -211,6 +211,10 @@ def statistic_by_layer(
         caption += f" Over all queries {' and '.join(lone)} {'has' if len(lone) == 1 else 'have'} no control."
     if "span_mass" in names and is_unsigned(estimates["span_mass"]["heads"].attrs["selection"].partition(" or ")[0]):
         caption += _of_captures(captures, span, query)
+    elif any(is_unsigned(about["selection"].partition(" or ")[0]) for about in abouts):
+        from diffscope.readings.signs import WHATEVER  # which loads code of models
+
+        caption += f" {WHATEVER}."
     return drawn("statistic_by_layer", figure, caption, edits=edits_of(captures), model=", ".join(captures), **facts)
 
 

@@ -12,7 +12,7 @@ YES = "yes"
 NO = "no"
 OPEN = "not told apart from 0"
 ABSENT = "not measured"
-UNTRAINED = "as untrained models"
+UNTRAINED = "within the range of untrained models"
 
 
 def word(estimate: Estimate, side: str) -> str:
@@ -32,11 +32,18 @@ def word(estimate: Estimate, side: str) -> str:
     {"yes", "no", "not told apart from 0", "not measured"}
         Yes or no where the whole 95 % interval lies on one side of 0.
     """
-    if not all(map(math.isfinite, (estimate.value, estimate.low, estimate.high))):
+    if undefined(estimate):
         return ABSENT
-    if estimate.low <= 0 <= estimate.high:
+    over, under = (estimate.low > 0, estimate.high < 0)
+    if over == under:
         return OPEN
-    return YES if (estimate.low > 0) == (side == ABOVE) else NO
+    return YES if over == (side == ABOVE) else NO
+
+
+def undefined(estimate: Estimate) -> bool:
+    """Whether there is no number with an interval: an end may be infinite, and then the finite one decides."""
+    ends = (estimate.low, estimate.high)
+    return math.isnan(estimate.value) or any(map(math.isnan, ends)) or all(map(math.isinf, ends))
 
 
 def answers(test: Declared, estimates: Mapping[str, Estimate]) -> dict[str, str]:
@@ -46,7 +53,7 @@ def answers(test: Declared, estimates: Mapping[str, Estimate]) -> dict[str, str]
     ----------
     test : Test or Measurement
     estimates : mapping of str to Estimate
-        By quantity; those that a question asks of and that were not taken are left out.
+        By quantity; those that a question asks of and that were not taken are left out, but where none was, that is the answer.
 
     Returns
     -------
@@ -55,6 +62,9 @@ def answers(test: Declared, estimates: Mapping[str, Estimate]) -> dict[str, str]
         together.
     """
     asked = {name: side for name, side in test.asks.items() if name in estimates}
+    if not asked:
+        labels = ", ".join(test.quantities[name].label for name in test.asks)
+        return {ABSENT: f"because nothing was taken of what is asked: {labels}"}
     several = len(test.asks) > 1
     groups: dict[str, list[str]] = {YES: [], NO: [], OPEN: [], ABSENT: []}
     for name, side in asked.items():
@@ -67,19 +77,19 @@ def answers(test: Declared, estimates: Mapping[str, Estimate]) -> dict[str, str]
 
 def in_numbers(estimate: Estimate, quantity: Quantity) -> str:
     """Return an estimate with its units and its interval, and whether untrained models show as much; or why there is none."""
-    if estimate.why or not math.isfinite(estimate.value):
+    if undefined(estimate):
         return estimate.why or "undefined"
     units = f" {quantity.units}" if quantity.units else ""
     alike = estimate.untrained and estimate.null_low <= estimate.value <= estimate.null_high
-    interval = f"95 % {signed(estimate.low)} to {signed(estimate.high)}"
-    return f"{signed(estimate.value)}{units} ({interval}{f'; {UNTRAINED}' if alike else ''})"
+    interval = f"95 % {end(estimate.low)} to {end(estimate.high)}"
+    return f"{end(estimate.value)}{units} ({interval}{f'; {UNTRAINED}' if alike else ''})"
 
 
 def number(value: float) -> str:
-    """Return three digits, or a dash for what is undefined."""
-    return "–" if not math.isfinite(value) else f"{value:.3g}"
+    """Return three digits with a minus sign, which is longer than a hyphen, or a dash for what is undefined."""
+    return "–" if not math.isfinite(value) else f"{value:.3g}".replace("-", "−")
 
 
-def signed(value: float) -> str:
-    """Return three digits with a minus sign, which is longer than a hyphen."""
-    return number(value).replace("-", "−")
+def end(value: float) -> str:
+    """Return an end of an interval, which may be infinite."""
+    return number(value) if math.isfinite(value) else f"{value:g}".replace("inf", "∞").replace("-", "−")

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from diffscope.hypotheses.answered import number
+from diffscope.hypotheses.answered import NO, YES, number, undefined, word
+from diffscope.hypotheses.answered import OPEN as NOT_TOLD_APART
 from diffscope.hypotheses.declared import TESTS
 from diffscope.hypotheses.inference import Estimate
 from diffscope.hypotheses.rules import ABOVE, BELOW, NONE, Quantity
@@ -15,13 +16,14 @@ from diffscope.hypotheses.verdicts import Verdict
 
 SAME = "same sign"
 OTHER = "other sign"
-UNDECIDED = "undecided"
+UNDECIDED = "inconclusive"
 NOT_ASKED = "cannot be asked"
 NOT_MEASURED = "not measured"
 WITHIN = "within"
 OUTSIDE = "outside"
 NOT_ABOVE = "not above"
 NOT_BELOW = "not below"
+BY_WORD = {YES: SAME, NO: OTHER, NOT_TOLD_APART: UNDECIDED}  # what an interval answers to a claimed sign
 Says = Literal["above", "below", "none", "not above", "not below"]
 
 
@@ -61,7 +63,7 @@ class Bearing:
     @property
     def claimed(self) -> str:
         """The same in words."""
-        low, high = (number(end).replace("-", "−") for end in self.range)
+        low, high = (number(end) for end in self.range)
         if math.isinf(self.range[0]):
             return f"below {high}"
         return f"above {low}" if math.isinf(self.range[1]) else f"{low} to {high}"
@@ -157,7 +159,7 @@ def _measured(bearing: Bearing, boards: Mapping[str, Sequence[Verdict]]) -> Meas
     for name, board in boards.items():
         for verdict in board:
             estimate = verdict.estimates.get(bearing.quantity) if verdict.test.id == bearing.test else None
-            if estimate is not None and math.isfinite(estimate.low) and math.isfinite(estimate.high):
+            if estimate is not None and not undefined(estimate):
                 return Measured(bearing, estimate, answered(bearing, estimate), name)
             if verdict.test.id == bearing.test:
                 whys.append(verdict.shown if estimate is None else estimate.why or "it has no interval")
@@ -170,7 +172,7 @@ def answered(bearing: Bearing, estimate: Estimate) -> str:
     inside = low <= estimate.low and estimate.high <= high
     beyond = estimate.high < low or estimate.low > high
     if bearing.says in (ABOVE, BELOW):
-        return SAME if inside and estimate.low * estimate.high > 0 else OTHER if beyond else UNDECIDED
+        return BY_WORD[word(estimate, bearing.says)]
     if beyond:
         return f"{OUTSIDE}, {ABOVE if estimate.low > high else BELOW}"
     return WITHIN if inside else UNDECIDED

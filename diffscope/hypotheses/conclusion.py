@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
+from diffscope.hypotheses.answered import answers, number
 from diffscope.hypotheses.correction import CORRECTIONS, PRIMARIES
 from diffscope.hypotheses.declared import KINDS, TESTS
 from diffscope.hypotheses.intervals import LEVEL
@@ -15,14 +17,14 @@ COUNTED = {
     "SP": "as sparsification predicts",
     "both": "as both predict",
     "neither": "against what was predicted",
-    "inconclusive": "undecided",
+    "inconclusive": "inconclusive",
     MEASURED: "measured, without a verdict",
     "needs": "not run for want of what they need",
 }
 SHOWN = {  # of a primary that does not tell the accounts apart: whether that is what both say of DIFF
-    "both": "as both accounts predict",
-    "neither": "against what both accounts predict, in one comparison at least",
-    "inconclusive": "undecided",
+    "both": "both, as both accounts predict",
+    "neither": "neither; at least one comparison contradicts both accounts",
+    "inconclusive": "inconclusive",
 }
 
 
@@ -55,8 +57,7 @@ def together(verdicts: Sequence[Verdict]) -> str:
         return "No primary test was run: nothing is said here for one account over the other."
     alike = [verdict for verdict in primaries.values() if isinstance(verdict.test, Test) and not verdict.test.tells_apart]
     benefit = [
-        f"{verdict.test.question} {verdict.answer[0].upper()}{verdict.answer[1:]}. The verdict is: {SHOWN[verdict.shown]}."
-        for verdict in alike
+        f"{verdict.test.question} {_by_comparison(verdict)}. Verdict: {SHOWN[verdict.shown]}{_p(verdict)}." for verdict in alike
     ]
     telling = [test for id in PRIMARIES if isinstance(test := TESTS[id], Test) and test.tells_apart]
     nothing = [
@@ -67,6 +68,23 @@ def together(verdicts: Sequence[Verdict]) -> str:
         if test.id in primaries and primaries[test.id].shown == account and not _effect(test, account)
     ]
     return " ".join([*benefit, _between(primaries, telling), *nothing])
+
+
+def _by_comparison(verdict: Verdict) -> str:
+    """What each comparison answers to the question: "Beside standard attention yes (…); beside double-width not told apart …"."""
+    parts = []
+    for name in verdict.test.asks:
+        if name in verdict.estimates:
+            said = answers(verdict.test, {name: verdict.estimates[name]})
+            called = verdict.test.quantities[name].short or name.replace("_", " ")
+            for word, numbers in said.items():
+                bare = numbers.removeprefix(called).strip().replace(" (95 %", ", 95 %").removesuffix(")")
+                parts.append(f"{called} {word} ({bare})")
+    return f"Beside {'; beside '.join(parts)}" if parts else verdict.answer.capitalize()
+
+
+def _p(verdict: Verdict) -> str:
+    return "" if math.isnan(verdict.p) else f", p {number(verdict.p)}"
 
 
 def _other(account: str) -> str:
@@ -106,13 +124,13 @@ def _between(primaries: dict[str, Verdict], telling: Sequence[Test]) -> str:
 
 def _missing(verdicts: Sequence[Verdict]) -> str:
     needs = {verdict.test.id: verdict.shown for verdict in verdicts if verdict.shown.startswith("needs ")}
-    undecided = [verdict.test.id for verdict in verdicts if verdict.shown == "inconclusive"]
+    inconclusive = [verdict.test.id for verdict in verdicts if verdict.shown == "inconclusive"]
     needed: dict[str, list[str]] = {}
     for id, words in needs.items():
         needed.setdefault(words.removeprefix("needs "), []).append(id)
     parts = [f"{words} (for {', '.join(ids)})" for words, ids in needed.items()]
-    if undecided:
-        parts.append(f"more seeds, prompts or models for what is undecided ({', '.join(undecided)})")
+    if inconclusive:
+        parts.append(f"more seeds, prompts or models for what is inconclusive ({', '.join(inconclusive)})")
     absent = set(PRIMARIES) - {verdict.test.id for verdict in verdicts}
     if absent and len(absent) < len(PRIMARIES):
         parts.append(f"the primary tests that were not asked for ({', '.join(id for id in PRIMARIES if id in absent)})")

@@ -105,7 +105,7 @@ def markdown(verdicts: Sequence[Verdict], title: str, notes: Sequence[str] = ())
             lines += ["", f"| {words} | question | answer | verdict |", "|---|---|---|---|"]
             lines += [f"| {' | '.join(map(_cell, _line(verdict)))} |" for verdict in listed]
     for verdict in in_order(verdicts):
-        lines += ["", f"## {verdict.test.id}: {verdict.shown}", ""]
+        lines += ["", f"## {verdict.test.id}: {verdict.judged}", ""]
         lines += [f"- {name}: {text}" for name, text in facts(verdict)]
         if verdict.estimates:
             lines += ["", f"| {' | '.join(COLUMNS)} |", "|" + "---|" * len(COLUMNS)]
@@ -116,7 +116,7 @@ def markdown(verdicts: Sequence[Verdict], title: str, notes: Sequence[str] = ())
 
 def _line(verdict: Verdict) -> tuple[str, str, str, str]:
     """A test in a line: its id, its question, the answer with its numbers, and the verdict."""
-    return verdict.test.id, verdict.test.question, verdict.answer, verdict.shown
+    return verdict.test.id, verdict.test.question, verdict.answer, verdict.judged
 
 
 def in_order(verdicts: Sequence[Verdict]) -> list[Verdict]:
@@ -142,7 +142,7 @@ def page(verdicts: Sequence[Verdict], title: str, notes: Sequence[str] = ()) -> 
         board = [_line(verdict) for verdict in of_kind(verdicts, kind)]
         parts += [_table((words, "question", "answer", "verdict"), board)] if board else []
     for verdict in in_order(verdicts):
-        parts.append(f"<h2>{html.escape(verdict.test.id)}: {html.escape(verdict.shown)}</h2>")
+        parts.append(f"<h2>{html.escape(verdict.test.id)}: {html.escape(verdict.judged)}</h2>")
         parts += [f"<p><b>{html.escape(name)}.</b> {html.escape(text)}</p>" for name, text in facts(verdict)]
         if verdict.estimates:
             parts.append(_table(COLUMNS, rows(verdict)))

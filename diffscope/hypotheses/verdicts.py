@@ -44,9 +44,13 @@ class Verdict:
     sentence: str
 
     def __repr__(self) -> str:
-        return f"<Verdict of {self.test.id}: {self.shown}>\n{display.lines(self.sentence)}"
+        return f"<Verdict of {self.test.id}: {self.judged}>\n{display.lines(self.sentence)}"
 
     def _repr_html_(self) -> str:
+        return self.card(self.judged)
+
+    def card(self, came: str) -> str:
+        """Return what was asked and measured as HTML, under what came of it: the verdict, with its p or without."""
         rows = (
             (
                 self.test.quantities[name].label,
@@ -65,7 +69,7 @@ class Verdict:
             "controls": "; ".join(self.test.controls),
         }
         parts = (display.facts(declared), table if self.estimates else "", display.paragraph(self.sentence))
-        return display.card(f"{self.test.id}: {self.shown}", *parts)
+        return display.card(f"{self.test.id}: {came}", *parts)
 
     @property
     def shown(self) -> str:
@@ -150,7 +154,9 @@ class Board(list[Verdict]):
 
     def _repr_html_(self) -> str:
         rows = ((each.test.kind, each.test.id, each.test.question, each.answer, each.judged) for each in self)
-        sentences = "".join(display.folded(f"{verdict.test.id}: {verdict.shown}", verdict._repr_html_()) for verdict in self)
+        sentences = "".join(
+            display.folded(f"{verdict.test.id}: {verdict.shown}", verdict.card(verdict.shown)) for verdict in self
+        )
         return display.table(("kind", "test", "question", "answer", "verdict"), rows) + sentences
 
 
@@ -167,9 +173,6 @@ def sentence(test: Declared, estimates: Mapping[str, Estimate], corrected: Mappi
     """What was measured, what was predicted of it, and what follows; of a mechanism test what its rule uses alone."""
     names = list(corrected if test.kind == "mechanism" else estimates)
     parts = [_in_words(test, name, estimates[name], corrected) for name in names]
-    if whole(test) and corrected:
-        p = number(next(iter(corrected.values())))
-        parts.append(f"of the whole test p = {p}, the largest of its comparisons after {CORRECTIONS[test.kind]}'s correction")
     parts += test.conclusions(states) if isinstance(test, Test) else []
     notes = dict.fromkeys(part for name in names for part in estimates[name].note.split(". ") if part and test.judged)
     texts = [

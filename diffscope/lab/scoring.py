@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from diffscope.errors import PromptError
 from diffscope.lab.training.stages import Grid
 from diffscope.scope import Scope
+from diffscope.stats.negative_mass import NEEDED, negative_mass
 from diffscope.tasks.log_odds import Logits, first_token_odds, log_odds, told_by_first
 from diffscope.tasks.recall import Recall
 from diffscope.tasks.retrieval import Prompt, Retrieval
@@ -218,8 +219,9 @@ def span_by_depth(scope: Scope, prompts: list[Prompt], progress: Callable[[int, 
     -------
     xarray.Dataset
         ``mass`` (depth, layer, head, map, span, normalisation), mean over the prompts of a depth; ``mean`` of it over heads,
-        then layers, and its ``standard_error`` over prompts: (depth, map, span, normalisation). Where a layer has no value
-        (``signed`` with λ near 1), neither has the mean.
+        then layers, and its ``standard_error`` over prompts: (depth, map, span, normalisation); ``negative`` (depth, map, span),
+        what negative weights have of the mean share. Where a layer has no value (``signed`` with λ near 1), neither has the
+        mean.
 
     Raises
     ------
@@ -228,19 +230,22 @@ def span_by_depth(scope: Scope, prompts: list[Prompt], progress: Callable[[int, 
     """
     check_spread(len(prompts))
     count = len(prompts) // len(DEPTHS)
-    rows = []
+    rows, signs = [], []
     for index, prompt in enumerate(prompts):
         spans = {name: prompt.spans[name] for name in ("answer", "needles", "query")}
-        masses = scope.capture(prompt.ids, spans=spans).measure(["span_mass"], queries=[len(prompt.ids) - 1])
-        rows.append(masses["span_mass"].isel(query=0, drop=True))
+        measured = scope.capture(prompt.ids, spans=spans).measure(NEEDED, queries=[len(prompt.ids) - 1]).isel(query=0, drop=True)
+        rows.append(measured["span_mass"])
+        signs.append(negative_mass(measured))
         if progress:
             progress(index + 1, len(prompts))
     depths = xr.DataArray([DEPTHS[index % len(DEPTHS)] for index in range(len(prompts))], dims="prompt", name="depth")
     masses = xr.concat(rows, "prompt").assign_coords(depth=depths)
     overall = masses.mean("head", skipna=False).mean("layer", skipna=False).groupby("depth")
+    negative = xr.concat(signs, "prompt").assign_coords(depth=depths).mean("head", skipna=False).mean("layer", skipna=False)
     table = {
         "mass": masses.groupby("depth").mean("prompt", skipna=False),
         "mean": overall.mean("prompt", skipna=False),
+        "negative": negative.groupby("depth").mean("prompt", skipna=False),
         "standard_error": overall.std("prompt", ddof=1, skipna=False) / np.sqrt(count),
     }
     return xr.Dataset(table, attrs={"averaged_over": f"{count} prompts a depth, the last query of each", "model": scope.name})

@@ -402,18 +402,19 @@ def _contrast_sentence(sides: xr.Dataset, first: xr.Dataset, second: xr.Dataset)
     how = "The prompts are the same" if sides.attrs["paired"] else "The prompts are not of the same tokens"
     right = listed([str(int(side["exact_of_prompt"].sum())) for side in (first, second)])
     given = [f"{percent(value)}{_signed(side, value)}" for value, side in zip(answer, (first, second))]
+    others = [f"{percent(value)}{_signed(side, value, 'irrelevant')}" for value, side in zip(rest, (first, second))]
     return (
         f"{names[0]} gives the answer {given[0]}, {names[1]} {given[1]}: {size}{within}. "
-        f"{_by_normalisation(change['difference'])}. Irrelevant tokens get {percent(rest[0])} and {percent(rest[1])}. "
+        f"{_by_normalisation(change['difference'])}. Irrelevant tokens get {listed(others)}. "
         f"{right} of {counted(first['exact_of_prompt'].size, 'answer')} are exact. {how}."
     )
 
 
-def _signed(estimates: xr.Dataset, share: float) -> str:
-    """How much of what the answer gets of |D| is negative; nothing of standard attention."""
+def _signed(estimates: xr.Dataset, share: float, span: str = "answer") -> str:
+    """How much of what a span gets of |D| is negative; nothing of standard attention."""
     if not _differential(estimates["mass_of_prompt"]):
         return ""
-    return f" of |D| ({signs.of_it(share, float(estimates['negative'].sel(map='D', span='answer').mean(CELL)))})"
+    return f" of |D| ({signs.of_it(share, float(estimates['negative'].sel(map='D', span=span).mean(CELL)))})"
 
 
 def _by_normalisation(differences: xr.DataArray) -> str:

@@ -17,7 +17,7 @@ from diffscope.stats.averaging import averaged
 from diffscope.stats.negative_mass import NEEDED, ROUNDING, negative_mass
 
 SAID = 0.005  # of a mass: what is less than that of it is not told as a part of its own
-WHATEVER = "Shares of D count weights by size, whatever their sign"
+WHATEVER = "Shares of |D| add absolute weights, so a negative weight counts like a positive one"
 
 
 def negative_of_gains(noise_gain: xr.DataArray, signal_gain: xr.DataArray) -> xr.DataArray:
@@ -73,8 +73,9 @@ def by_head(share: xr.DataArray, negative: xr.DataArray, where: str = "the answe
     if not signed:
         size = "all" if all(value < ROUNDING for _, value in heads) else "over 99 %"
         return f"On {where} {size} of |D| is positive in every head."
-    named = shortened([f"{name} {'all' if value > 1 - ROUNDING else percent(value)}" for name, value in signed])
-    return f"On {where} a part of |D| is negative in {len(signed)} of {counted(len(heads), 'head')}: {named}."
+    named = shortened([f"{name} {'100 %' if value > 1 - ROUNDING else percent(value)}" for name, value in signed])
+    have = "has" if len(signed) == 1 else "have"
+    return f"{len(signed)} of {counted(len(heads), 'head')} {have} negative weights on {where} (share of |D| there): {named}."
 
 
 def within(place: str, said: str) -> str:
@@ -119,6 +120,13 @@ def of_spans(measured: xr.Dataset, spans: Sequence[str]) -> str:
         if float(share) > 0:
             words.append(f"on {called(span)} {of_it(float(share), float(negative))}")
     return f"{WHATEVER}: {listed(words)}." if words else f"{WHATEVER}."
+
+
+def sums_sizes(values: xr.DataArray) -> bool:
+    """Return whether masses of a statistic are of differential attention and include shares of |D|."""
+    if not {"map", "normalisation"} <= set(values.dims) or not {"D", "A2"} <= set(values["map"].values.tolist()):
+        return False
+    return "share" in values["normalisation"].values and bool(values.sel(map="A2").notnull().any())
 
 
 def of_depths(estimates: Mapping[str, xr.Dataset], spans: Sequence[str]) -> str:

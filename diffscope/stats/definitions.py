@@ -117,7 +117,7 @@ BRANCH = {
     "signal_gain": Definition("1", "net mass out over mass in", "sum_X D / sum_X A1", ("-inf", "inf"), NO_A1, averaged="median"),
     "selectivity": Definition(
         "1",
-        "share in D over share in A1",
+        "share of |D| (absolute weights) over share of A1",
         "(sum_X |D| / sum |D|) / (sum_X A1 / sum A1)",
         ("0", "inf"),
         f"{NO_A1}; where D is zero everywhere",

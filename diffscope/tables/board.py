@@ -49,7 +49,7 @@ def board(verdicts: Sequence[Verdict]) -> Table:
         rows.append((*test, *_cells(record)))
     caption = (
         f"Noise cancellation (NC) or sparsification (SP): verdicts of declared tests. {_brackets(records)}Answer: yes or no "
-        "where the whole interval is on one side of 0, of the quantities that the question is asked of. p is corrected within "
+        "if the whole 95 % interval lies on one side of 0; only for quantities that the question names. p is corrected within "
         "the tests of a kind: of a primary test it is one p, beside the verdict, of a mechanism test one for each quantity in "
         "the rule. n: models × prompts. A test without an estimate could not run."
     )

@@ -14,6 +14,7 @@ from diffscope.hypotheses.answered import answers, word
 from diffscope.hypotheses.declared.sources import linked
 from diffscope.hypotheses.inference import Estimate
 from diffscope.hypotheses.rules import ABOVE, ALIKE, BELOW, BETWEEN, FAR, NONE, OPEN, Quantity, declare, state
+from diffscope.hypotheses.verdicts import Board
 
 
 def of(value, low, high, null=(-1.0, 1.0), p=0.01):
@@ -105,6 +106,10 @@ def test_a_title_that_is_no_question_or_that_no_number_answers_is_refused(wrong)
         ((0.0, 0.0, 0.0), ("not told apart from 0",) * 2),
         ((0.02, 0.0, 0.04), ("not told apart from 0",) * 2),
         ((math.nan,) * 3, ("not measured",) * 2),
+        ((1.0, 0.1, math.inf), ("yes", "no")),
+        ((-1.0, -math.inf, -0.1), ("no", "yes")),
+        ((math.inf, 0.1, math.inf), ("yes", "no")),
+        ((0.0, -math.inf, math.inf), ("not measured",) * 2),
     ],
 )
 def test_the_word_of_an_answer_is_that_of_its_interval(ends, expected):
@@ -118,7 +123,25 @@ def test_an_answer_has_its_number_and_interval_and_says_where_untrained_models_s
     said = answers(test, estimates)
     assert said["yes"] == "y −0.5 (95 % −0.75 to −0.25)" and said["no"] == "x −0.5 (95 % −0.75 to −0.25)"
     assert said["not measured"] == "z fewer than two prompts or seeds have a value"
-    assert answers(declared(), {"x": of(-0.5, -0.75, -0.25)})["no"] == "−0.5 (95 % −0.75 to −0.25; as untrained models)"
+    assert (
+        answers(declared(), {"x": of(-0.5, -0.75, -0.25)})["no"]
+        == "−0.5 (95 % −0.75 to −0.25; within the range of untrained models)"
+    )
+
+
+def test_where_nothing_that_is_asked_was_taken_the_answer_says_so():
+    said = answers(declared(asks={"x": ABOVE}), {"y": of(1.0, 0.5, 1.5)})
+    assert list(said) == ["not measured"] and said["not measured"].startswith("because nothing was taken")
+
+
+def test_the_conclusion_tells_each_comparison_apart():
+    """Of two comparisons with different answers neither is the answer of the whole question."""
+    ends = {"standard": of(-0.5, -0.7, -0.3), "double-width": of(0.1, -0.1, 0.3, p=0.3)}
+    estimates = {"formation": {name: ends.get(name, of(-0.5, -0.7, -0.3)) for name in TESTS["formation"].quantities}}
+    said = summary(run(["formation"], finished=estimates))
+    assert "earlier in DIFF? Beside standard attention yes (−0.5 octaves, 95 % −0.7 to −0.3" in said
+    assert "; beside double-width not told apart from 0 (0.1 octaves, 95 % −0.1 to 0.3" in said
+    assert "Verdict: inconclusive, p " in said
 
 
 def test_the_p_of_a_whole_test_stands_once_at_its_verdict():
@@ -127,11 +150,13 @@ def test_the_p_of_a_whole_test_stands_once_at_its_verdict():
     (verdict,) = run(["formation"], finished=dict(estimates))
     assert verdict.p == pytest.approx(4 * 0.0123) and verdict.judged == "both (p 0.0492 of the whole test, after Holm)"
     whole = (
-        report.markdown([verdict], "").partition("## formation")[2],
-        report.page([verdict], "").partition("<h2>formation")[2],
+        report.markdown([verdict], "").partition("## formation")[2].partition("## Together")[0],
+        report.page([verdict], "").partition("<h2>formation")[2].partition("<h2>Together")[0],
     )
-    for text in (repr(verdict), verdict._repr_html_(), verdict.sentence, *whole):
+    for text in (repr(verdict), verdict._repr_html_(), Board([verdict])._repr_html_(), *whole):
         assert text.count("0.0492") == 1, text
+    assert "0.0492" not in verdict.sentence and "0.0492" in report.words([verdict]).rows[0][-1]
+    assert "0.0492" in report.markdown([verdict], "").partition("## formation")[0]
     table = tables.board([verdict])
     assert sum("0.049" in cell for row in table.rows for cell in row) == 1 and "0.049" in table.rows[0][2]
     assert table.data["p_corrected"].isnull().all() and set(table.data["p_of_test"]) == {verdict.p}

@@ -43,7 +43,8 @@ DISTANCE = Quantity("distance of λ from the λ* of the mean map over prompts, b
 
 @declare(
     id="amplifier",
-    question="Does the subtraction leave less of the noise than other heads' A2 would, and less of it than of the answer?",
+    question="Could any coefficient leave less of A1 on irrelevant tokens than with other heads' A2? Is the noise gain below the "
+    "signal gain?",
     asks={"floor": BELOW, "gain": BELOW},
     source=f"{REVIEW}: (1 − λ) must approach 0; {NOTES}: the model spontaneously learns to denoise",
     statistic="of the answering query, on irrelevant tokens: √(1 − cos²), the least that any coefficient leaves of A1, and what "
@@ -66,7 +67,8 @@ def amplifier(models: Models) -> dict[str, Observed]:
 
 @declare(
     id="amplifier-training",
-    question="Does training lower what the subtraction leaves of the noise, against other heads' A2 and against the answer?",
+    question="Does training lower the least of A1 that any coefficient leaves on irrelevant tokens, against other heads' A2? "
+    "Does it lower the noise gain against the signal gain?",
     asks={"floor": BELOW, "gain": BELOW},
     source=f"{REVIEW}: (1 − λ) must approach 0; unilm issue 1699 on λ over training",
     statistic="growth of amplifier's quantities from the first checkpoint to the last: slope over log2(1 + step), times the "

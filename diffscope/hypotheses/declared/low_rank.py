@@ -25,7 +25,7 @@ LOSS = 0.1  # nats
 
 @declare(
     id="low-rank-noise",
-    question="Is λA2 of lower rank than a map that attends to nothing, and is much lost where a simpler map stands in for A2?",
+    question="Has λA2 a lower rank than the uniform map? Does the loss rise if a simpler map replaces A2?",
     asks={"erank_over_uniform": BELOW, f"low_{LOW_RANKS[-1]}": ABOVE, "mean": ABOVE},
     source=f"{NOTES}: effective rank of only 2–5",
     statistic="five effective ranks of λA2, over those of the uniform causal map and over those of the same map with each row's "

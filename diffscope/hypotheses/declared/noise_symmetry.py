@@ -23,7 +23,7 @@ SHARED = {
 }
 SHORT = {
     "sharing": "irrelevant tokens against other pairs",
-    "difference": "spans of its size against the answer",
+    "difference": "overlap on same-size spans − on the answer",
     "kind": "other numbers against the answer",
 }
 QUANTITIES = {

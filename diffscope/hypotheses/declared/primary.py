@@ -28,6 +28,7 @@ from diffscope.hypotheses.declared.sources import PAPER, REVIEW
 from diffscope.hypotheses.inference import Estimate, Observed
 from diffscope.hypotheses.rules import ABOVE, BELOW, NONE, Missing, Quantity, declare
 
+BESIDE = {"standard": "standard attention", "double-width": "double-width"}  # in short
 BASELINES = {"standard": "standard attention", "double-width": "DIFF's head count at double width"}
 OCTAVES = 0.15  # of steps: formation repeated on another processor moves by a tenth
 NATS = 0.5  # of log-odds: odds by two thirds
@@ -48,9 +49,12 @@ FORMED = "What is said is of models in which the circuit formed; with failures a
     "up), DIFF − arm, paired by seed; beside it which of the two forms first (log-rank stratified by seed)",
     controls=("head count at double width", *SAME),
     quantities={
-        **{arm: Quantity(f"steps to form, DIFF − {words} (octaves)", OCTAVES) for arm, words in BASELINES.items()},
         **{
-            f"{arm}_first": Quantity(f"log-rank z of DIFF against {words}, above 0 where DIFF is later", 1.0)
+            arm: Quantity(f"steps to form, DIFF − {words} (octaves)", OCTAVES, short=BESIDE[arm])
+            for arm, words in BASELINES.items()
+        },
+        **{
+            f"{arm}_first": Quantity(f"log-rank z, DIFF vs {words} (positive: DIFF forms later)", 1.0)
             for arm, words in BASELINES.items()
         },
     },
@@ -82,7 +86,7 @@ def formation(cohort: xr.Dataset) -> dict[str, Observed | Estimate]:
     "them; DIFF − arm, paired by seed; beside it at each number, and the median with runs that failed at worst",
     controls=("head count at double width", "log-odds, which have neither ceiling nor floor", *SAME),
     quantities={
-        **{arm: Quantity(f"log-odds, DIFF − {words} (nats)", NATS) for arm, words in BASELINES.items()},
+        **{arm: Quantity(f"log-odds, DIFF − {words} (nats)", NATS, short=BESIDE[arm]) for arm, words in BASELINES.items()},
         **{
             f"{arm}_{count}": Quantity(f"log-odds at {count} distractors, DIFF − {words} (nats)", NATS)
             for arm, words in BASELINES.items()
@@ -120,7 +124,9 @@ def distractors(cohort: xr.Dataset) -> dict[str, Observed | Estimate]:
     controls=("head count at double width", "a grid in which length and distractors move apart", *SAME),
     quantities={
         **{
-            arm: Quantity(f"slope on distractors − slope on length, DIFF − {words} (nats per doubling)", PER_DOUBLING)
+            arm: Quantity(
+                f"slope on distractors − slope on length, DIFF − {words} (nats per doubling)", PER_DOUBLING, short=BESIDE[arm]
+            )
             for arm, words in BASELINES.items()
         },
         **{
