@@ -10,7 +10,7 @@ import pytest
 
 
 class _Anything(ModuleType):
-    """A module of which every name is something that can be called, or joined to others, and gives the same again."""
+    """A module of which every name is something that can be called, or joined to others, and gives the same again; it lists nothing."""
 
     def __init__(self, name):
         super().__init__(name)
@@ -26,6 +26,9 @@ class _Anything(ModuleType):
 
     def __or__(self, other):
         return self
+
+    def __iter__(self):
+        return iter(())
 
 
 def _given(*args, **kwargs):
