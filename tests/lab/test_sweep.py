@@ -386,6 +386,15 @@ def test_other_weights_are_measured_anew(tmp_path):
         assert np.allclose(gini.transpose(*expected.dims), expected, equal_nan=True)
 
 
+def test_statistics_of_another_format_are_measured_anew(tmp_path, monkeypatch):
+    """The name of a statistic may stay where its meaning changes, as that of `overlap` did."""
+    sweep(small(), tmp_path)
+    before = {path.name for path in tmp_path.glob("shards/*.nc")}
+    monkeypatch.setattr("diffscope.lab.sweeps.plan.STATISTICS_FORMAT", 0)
+    assert not sweep(small(), tmp_path).outcome.failed
+    assert len({path.name for path in tmp_path.glob("shards/*.nc")} - before) == len(before)
+
+
 def test_fingerprints_see_large_files_in_pieces(tmp_path, monkeypatch):
     from diffscope.lab.sweeps import plan
 
