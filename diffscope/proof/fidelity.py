@@ -95,7 +95,9 @@ class Fidelity:
         ValueError
             It is none.
         """
-        check_fields(what, record, FIELDS, optional=("reason", "error_float32", "lam_within"))  # which the first files do not have
+        check_fields(
+            what, record, FIELDS, optional=("reason", "error_float32", "lam_within")
+        )  # which the first files do not have
         proof = cls(**record)
         return proof if proof.decided or proof.reason else replace(proof, reason=UNDECIDED)
 

@@ -81,7 +81,10 @@ def test_evidence_is_what_the_model_says(cohort):
     assert float(table.mean("noise_gain")[0]) == pytest.approx(np.average(live, weights=last_query.answering), rel=1e-4)
     assert kept["step"].values.tolist() == [0, 10, 11]
     size = (folder / of_run.EVIDENCE).stat().st_size
-    assert size < 200_000 and of_run.keep_evidence(folder, seed=1, arm="diff").read_bytes() == (folder / of_run.EVIDENCE).read_bytes()
+    assert (
+        size < 200_000
+        and of_run.keep_evidence(folder, seed=1, arm="diff").read_bytes() == (folder / of_run.EVIDENCE).read_bytes()
+    )
 
 
 def test_tests_read_what_was_kept(cohort):

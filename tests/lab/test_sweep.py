@@ -278,7 +278,12 @@ def test_a_sweep_under_other_versions_is_neither_done_anew_nor_mixed_unasked(run
     monkeypatch.setattr(*change[program])
     words = f"{NAMES.get(program, program)} {first} (9.9 here)"
     status, _, err = run(*command)
-    assert status == 0 and f"shards were measured with {words}" in err and removed.exists() and kept.read_bytes() == before
+    assert (
+        status == 0
+        and f"Shards were measured with other versions: {words}. They are not measured again." in err
+        and removed.exists()
+        and kept.read_bytes() == before
+    )
     assert open_statistics(tmp_path / "dataset.zarr").attrs["measured_with"] == words
     removed.unlink()
     status, _, err = run(*command)
