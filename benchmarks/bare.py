@@ -10,7 +10,7 @@ import pytest
 
 
 class _Anything(ModuleType):
-    """A module of which every name is something that can be called, or joined to others, and gives the same again; it lists nothing."""
+    """A module of which every name is something that can be called, or joined to others, and gives the same again."""
 
     def __init__(self, name):
         super().__init__(name)

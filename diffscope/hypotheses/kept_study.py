@@ -72,7 +72,7 @@ def find(folder: str | Path | None = None) -> Path:
 
 
 def read_words(path: Path) -> StudyWords | None:
-    """Read the words kept in a study's file; None if another version or revision of diffscope wrote them, whose rules may have been others.
+    """Read the words kept in a study's file; None if another version or revision wrote them, whose rules may have been others.
 
     A study that is shipped has the words of the version that it is shipped with.
 

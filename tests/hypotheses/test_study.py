@@ -171,7 +171,7 @@ def test_a_study_as_markdown_says_how_arms_were_trained_and_what_evidence_holds(
 
 
 def test_what_is_shown_of_a_kept_study_needs_no_model_and_no_statistics(tmp_path):
-    """`study show` takes ten times as long where it imports what measures; words of another version or revision it does not show."""
+    """`study show` takes ten times as long where it imports what measures; words of another revision it does not show."""
     path = planted_study().save(tmp_path)
     code = f"""
 import sys

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +14,6 @@ import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from diffscope import __version__
 from diffscope.digests import BLANK, KEY, read_proven, read_proven_json, seal, write_proven_json, write_sums
 from diffscope.errors import DiffscopeError
 from diffscope.files import remove, replacing, write_text

@@ -140,8 +140,8 @@ def _check_which(path: Path, of: Mapping, run: shards.Shard) -> None:
     if wrong := [key for key in ("arm", "seed", "rate") if of.get(key) != run.spec[key]]:
         found, wanted = (", ".join(f"{key} {facts.get(key)}" for key in wrong) for facts in (of, run.spec))
         raise DiffscopeError(
-            f"{path} is the result of another run ({found} instead of {wanted}); put it into that run's folder, or remove it: the "
-            "run is then scored again, and trained again if its model is not there"
+            f"{path} is the result of another run ({found} instead of {wanted}); put it into that run's folder, or remove it: "
+            "the run is then scored again, and trained again if its model is not there"
         )
 
 
