@@ -27,6 +27,9 @@ class _Anything(ModuleType):
     def __or__(self, other):
         return self
 
+    def __iter__(self):
+        return iter(())
+
 
 def _given(*args, **kwargs):
     return pytest.mark.skip(reason="needs hypothesis")

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import argparse
 import platform
+import sys
 
 import torch
 from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import diffscope
 from diffscope import DiffscopeError
+from diffscope.errors import FidelityError
 from diffscope.models import DiffConfig, DiffForCausalLM
+from diffscope.proof.fidelity import TOLERANCE
 from tests.layouts import axolotl, gated, gdla, grouped, motif, phi4flash, unilm
 
 SHAPE = dict(hidden_size=512, intermediate_size=512, num_hidden_layers=2, vocab_size=1000, max_position_embeddings=65_536)
@@ -50,16 +53,24 @@ def awake(model, seed: int = 0):
     return model.eval()
 
 
-def worst(model, length: int) -> str:
+def worst(model, length: int) -> tuple[str, bool]:
+    """The largest error, with its tolerance where that is wider than of small scores; and whether the reading was refused."""
     ids = torch.randint(2, 900, (length,), generator=torch.Generator().manual_seed(1)).tolist()
     try:
-        return f"{float(diffscope.load(model).capture(ids).fidelity.error.max()):.1e}"
+        proof = diffscope.load(model).capture(ids).fidelity
+        wider = float(proof.tolerance.max()) > TOLERANCE[model.dtype]
+        return f"{float(proof.error.max()):.1e}" + (f" of {float(proof.tolerance.max()):.2g}" if wider else ""), False
+    except FidelityError as error:
+        return str(error).partition("\n")[0][:60], True
     except (DiffscopeError, ValueError, ImportError, torch.OutOfMemoryError) as error:
-        return str(error).partition("\n")[0][:60]
+        return str(error).partition("\n")[0][:60], False
 
 
-def show(name: str, dtype: str, implementation: str, model, lengths: list[int]) -> None:
-    print(f"| {name} | {dtype} | {implementation} | {' | '.join(worst(model, n) for n in lengths)} |", flush=True)
+def show(name: str, dtype: str, implementation: str, model, lengths: list[int]) -> bool:
+    """Print a row, and return whether a reading was refused."""
+    cells = [worst(model, length) for length in lengths]
+    print(f"| {name} | {dtype} | {implementation} | {' | '.join(text for text, _ in cells)} |", flush=True)
+    return any(refused for _, refused in cells)
 
 
 def main() -> None:
@@ -76,6 +87,7 @@ def main() -> None:
     )
     print("| family | dtype | attention | " + " | ".join(f"{n} tokens" for n in options.lengths) + " |")
     print("|---|---|---|" + "---|" * len(options.lengths))
+    refused = False
     for name, make in models():
         for dtype in options.dtypes:
             for implementation in options.implementations:
@@ -85,10 +97,11 @@ def main() -> None:
                 except (ImportError, ValueError) as error:
                     print(f"| {name} | {dtype} | {implementation} | {str(error).partition(chr(10))[0][:60]} |", flush=True)
                     continue
-                show(name, dtype, implementation, model, options.lengths)
+                refused |= show(name, dtype, implementation, model, options.lengths)
     for name, make in layouts() if options.layouts else ():
         for dtype in options.dtypes:
-            show(name, dtype, "its own", make().to(options.device, DTYPES[dtype]), options.lengths)
+            refused |= show(name, dtype, "its own", make().to(options.device, DTYPES[dtype]), options.lengths)
+    sys.exit(int(refused))
 
 
 if __name__ == "__main__":

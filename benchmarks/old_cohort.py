@@ -48,7 +48,7 @@ UNTRAINED = 24
 DISTRACTORS = (4, 8, 16, 32)
 LEAST_ROOM = 0.02  # of exact answers, that the old rule asked a cell to leave to both arms
 ROWS = ("entropy_normalised", "gini", "span_mass", "sink_mass")
-BRANCHES = ("rho", "selectivity", "residual_noise", "residual_floor", "noise_gain", "signal_gain", "lambda", "cmrr")
+BRANCHES = ("overlap", "selectivity", "residual_noise", "residual_floor", "noise_gain", "signal_gain", "lambda", "cmrr")
 
 
 @dataclass(frozen=True)
@@ -255,18 +255,18 @@ def ranks(old: Old) -> Iterator[Finding]:
 
 
 def number_control(old: Old) -> Iterator[Finding]:
-    rho = old.diff["rho"].mean("prompt").mean("head").mean("layer")  # (seed, span)
-    of_text, of_numbers = (rho.sel(span=rho["span"].str.startswith(kind)).mean("span") for kind in ("text", "number"))
-    answer = rho.sel(span="answer")
+    overlap = old.diff["overlap"].mean("prompt").mean("head").mean("layer")  # (seed, span), 1 - ρ
+    of_text, of_numbers = (overlap.sel(span=overlap["span"].str.startswith(kind)).mean("span") for kind in ("text", "number"))
+    answer = overlap.sel(span="answer")
     yield Finding(
         "overlap on text - on the distractors' numbers",
         (0.166, 0.092, 0.134),
-        (of_numbers - of_text).values,
+        (of_text - of_numbers).values,
         0.02,
         "text is drawn",
     )
     yield Finding(
-        "overlap on the distractors' numbers - on the answer", (0.151, 0.127, 0.190), (answer - of_numbers).values, 0.001
+        "overlap on the distractors' numbers - on the answer", (0.151, 0.127, 0.190), (of_numbers - answer).values, 0.001
     )
 
 

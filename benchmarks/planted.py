@@ -112,7 +112,7 @@ def row(heads: str, dtype: str, length: int, seeds: int) -> str:
     worst = max(right, key=in_tolerances)
     within = max(proof.lam_within for proof in right)
     refused = "passed" if worst.error <= worst.tolerance else "REFUSED"
-    cells = [heads, dtype, f"{length:,}", f"{refused}, {worst.error:.1e} of {worst.tolerance:.0e}", f"{within:.1e}"]
+    cells = [heads, dtype, f"{length:,}", f"{refused}, {worst.error:.1e} of {worst.tolerance:.2g}", f"{within:.1e}"]
     cells += [shown([each.proof(mistake) for each in reads]) for mistake in MISTAKES.values()]
     return f"| {' | '.join(cells)} |"
 

@@ -17,6 +17,7 @@ import diffscope
 from benchmarks import engine, old_cohort, sweeps
 from benchmarks.side_by_side import jobs, methods, oracle, process, report, subjects
 from diffscope.lab.scoring import draw
+from diffscope.stats.registry import select
 from diffscope.tasks import Retrieval
 
 TOKENS = 96
@@ -137,6 +138,11 @@ def test_a_finding_that_does_not_come_out_is_said():
     assert str(finding) == "gain: reported 0.05, -0.27; here 0.052, -0.269; agrees (of three seeds)"
     for measured in ((0.05, 0.27), (0.05, np.nan)):
         assert str(replace(finding, measured=measured)).endswith("differs by more than 0.005 (of three seeds)")
+
+
+def test_the_old_cohort_is_measured_by_statistics_that_there_are():
+    named = (*old_cohort.ROWS, *old_cohort.BRANCHES)
+    assert {statistic.name for statistic in select(named)} == set(named)
 
 
 def test_what_the_history_does_not_have_is_one_line(tmp_path):

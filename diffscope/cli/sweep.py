@@ -41,7 +41,7 @@ Ranks = Annotated[
 ]
 Ray = Annotated[str | None, typer.Option(metavar="ADDRESS", help="Work on a Ray cluster: local, auto or HOST:PORT.")]
 Format = Annotated[Literal["zarr", "nc", "parquet", "csv"], typer.Option("--format", help="Of the dataset.")]
-Changed = Annotated[bool, typer.Option("--changed", help="Go on in the folder of a plan, or of versions, that changed since.")]
+Changed = Annotated[bool, typer.Option("--changed", help="Continue although the plan or the installed versions have changed.")]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Show the shards and how large the dataset will be, and measure nothing.")
 ]
@@ -114,7 +114,7 @@ def _sweep(plan, out, where, rank, as_json, **how):
     if plan.left_out:
         note(f"left out, for a mean over queries says nothing of it: {', '.join(plan.left_out)}")
     if swept.versions:
-        note(f"shards were measured with {swept.versions}; they are kept as they are")
+        note(f"Shards were measured with other versions: {swept.versions}. They are not measured again.")
     for piece, cause in swept.failures:
         note(f"failed: {piece}: {cause}")
     note(

@@ -45,7 +45,7 @@ def tell_outdated(cohort):
 def tell_versions(cohort):
     """Say which versions the finished runs were made with, if these are not the ones that run here."""
     if versions := cohort.other_versions():
-        note(f"finished runs were made with {versions}; they are kept as they are")
+        note(f"Finished runs were made with other versions: {versions}. They are not trained again.")
 
 
 def show_progress(cohort, dataset):

@@ -17,7 +17,8 @@ from diffscope.tasks.retrieval import TEMPLATE
 
 def take_evidence(folder: Path, recipe: Recipe, seed: int) -> Path:
     """Take the evidence of a finished run, on prompts of the sentence that it is scored with, and keep it in its folder."""
-    return keep_evidence(folder, TEMPLATE if recipe.grid is None else recipe.grid.template, seed)
+    template = TEMPLATE if recipe.grid is None else recipe.grid.template
+    return keep_evidence(folder, template, seed, arm=folder.parent.name)
 
 
 def with_evidence(cohort: xr.Dataset, folder: Path) -> xr.Dataset:

@@ -10,6 +10,7 @@ from typing import Any
 from diffscope import __version__
 from diffscope.digests import read_proven_json
 from diffscope.errors import DiffscopeError
+from diffscope.lab.training.revision import revision
 
 SHIPPED = Path(__file__).parent / "studies"
 FILE = "study.json"
@@ -71,7 +72,7 @@ def find(folder: str | Path | None = None) -> Path:
 
 
 def read_words(path: Path) -> StudyWords | None:
-    """Read the words kept in a study's file; None if another version of diffscope wrote them, whose rules may have been others.
+    """Read the words kept in a study's file; None if another version or revision wrote them, whose rules may have been others.
 
     A study that is shipped has the words of the version that it is shipped with.
 
@@ -83,7 +84,7 @@ def read_words(path: Path) -> StudyWords | None:
     record = read_proven_json(path, REMEDY)
     with suppress(KeyError, TypeError, AttributeError):  # of an older form, or made by hand: the whole of it is looked at then
         kept = record[WORDS]
-        if kept["diffscope"] == __version__ or path.is_relative_to(SHIPPED):
+        if path.is_relative_to(SHIPPED) or (kept["diffscope"], kept["revision"]) == (__version__, revision()):
             boards = {name: _board(board) for name, board in kept["boards"].items()}
             return StudyWords(record["facts"], boards, record["survival"])
     return None

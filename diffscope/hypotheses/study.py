@@ -86,7 +86,8 @@ class Study:
     def save(self, folder: Path) -> Path:
         """Write it to a folder; the file appears when it is complete."""
         boards = {name: [verdict.as_dict() for verdict in board] for name, board in self.boards.items()}
-        words = {"diffscope": __version__, "boards": {name: asdict(board) for name, board in self.words().boards.items()}}
+        shown = {name: asdict(board) for name, board in self.words().boards.items()}
+        words = {"diffscope": __version__, "revision": revision(), "boards": shown}
         numbers = {"survival": self.survival, "described": self.described, "outcomes": self.outcomes}
         record = {"facts": self.facts, "boards": boards, **numbers, WORDS: words}
         folder.mkdir(parents=True, exist_ok=True)

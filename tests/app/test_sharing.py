@@ -128,7 +128,7 @@ def test_trainings_below_the_folder_are_followed_and_tested_by_name(shared, mode
     test.number_input(key="hypotheses-untrained").set_value(3)
     test.multiselect(key="hypotheses-tests").set_value(["sparsity", "sinks-training"]).run()
     rest(test.button(key="hypotheses-run").click().run())
-    assert "measured" in next(row.label for row in test.expander if "D is sparser" in row.label)
+    assert "measured" in next(row.label for row in test.expander if "Is D sparser than A1" in row.label)
     assert "three checkpoints of a training at least" in words(test)  # its two were found
     texts = [*test.markdown, *test.caption, *test.warning, *test.code]
     assert any(named in text.value.replace("\\", "") for text in texts) and not any(str(models) in text.value for text in texts)

@@ -61,7 +61,7 @@ def cohort(tmp_path_factory, tokenizer):
             if arm == "diff":
                 save_checkpoint(model, folder / "checkpoints" / "step-000000")
                 save_checkpoint(model, folder / "checkpoints" / "step-000010")
-            of_run.keep_evidence(folder, seed=seed)
+            of_run.keep_evidence(folder, seed=seed, arm=arm)
     yield home
     patch.undo()
 
@@ -81,7 +81,10 @@ def test_evidence_is_what_the_model_says(cohort):
     assert float(table.mean("noise_gain")[0]) == pytest.approx(np.average(live, weights=last_query.answering), rel=1e-4)
     assert kept["step"].values.tolist() == [0, 10, 11]
     size = (folder / of_run.EVIDENCE).stat().st_size
-    assert size < 200_000 and of_run.keep_evidence(folder, seed=1).read_bytes() == (folder / of_run.EVIDENCE).read_bytes()
+    assert (
+        size < 200_000
+        and of_run.keep_evidence(folder, seed=1, arm="diff").read_bytes() == (folder / of_run.EVIDENCE).read_bytes()
+    )
 
 
 def test_tests_read_what_was_kept(cohort):
@@ -211,6 +214,14 @@ def test_a_cohort_reads_the_evidence_of_its_runs(cohort, tmp_path):
         with pytest.raises(DiffscopeError, match=r"standard/seed-0/evidence.nc has format .* take it anew with: diffscope train"):
             with_evidence(scores(np.ones((2, 3))), home)
         assert of_run.outdated(home) == ["standard/seed-0"]
+
+
+@pytest.mark.parametrize("swapped", ["diff/seed-1", "standard/seed-0"])
+def test_evidence_of_another_run_is_refused(cohort, tmp_path, swapped):
+    home = shutil.copytree(cohort, tmp_path / "cohort")
+    shutil.copy(home / swapped / of_run.EVIDENCE, home / "diff/seed-0" / of_run.EVIDENCE)
+    with pytest.raises(DiffscopeError, match=rf"diff/seed-0/evidence.nc is the evidence of another run \({swapped}\); put it"):
+        with_evidence(scores(np.ones((2, 3))), home)
 
 
 def test_only_formed_runs_are_tested_by_their_evidence(cohort):

@@ -171,7 +171,7 @@ def test_a_study_as_markdown_says_how_arms_were_trained_and_what_evidence_holds(
 
 
 def test_what_is_shown_of_a_kept_study_needs_no_model_and_no_statistics(tmp_path):
-    """`study show` takes ten times as long where it imports what measures; words of another version it does not show."""
+    """`study show` takes ten times as long where it imports what measures; words of another revision it does not show."""
     path = planted_study().save(tmp_path)
     code = f"""
 import sys
@@ -185,8 +185,9 @@ assert not wrong, wrong
     assert words.boards["all seeds"].sentences[0][:40] in " ".join(shown.split()) and "log-rank" in shown
     assert read_words(path) == words
     record = read_proven_json(path, "")
-    write_proven_json(path, {**record, WORDS: record[WORDS] | {"diffscope": "0.0.1"}})
-    assert read_words(path) is None and open_study(tmp_path).words() == words
+    for other in ({"diffscope": "0.0.1"}, {"revision": "0000000"}):
+        write_proven_json(path, {**record, WORDS: record[WORDS] | other})
+        assert read_words(path) is None and open_study(tmp_path).words() == words
 
 
 @pytest.mark.parametrize("name", shipped())

@@ -147,7 +147,7 @@ def test_seeds_of_earlier_commands_stay_in_the_dataset(cohort_run, tmp_path):
 
 def test_a_rank_with_nothing_to_do_is_no_failure(tmp_path, capsys, monkeypatch):
     taken = []  # tests/hypotheses/test_of_run.py takes evidence; here it matters of which run
-    monkeypatch.setattr(cohort_evidence, "keep_evidence", lambda *run: taken.append(run))
+    monkeypatch.setattr(cohort_evidence, "keep_evidence", lambda *run, arm: taken.append((*run, arm)))
     (tmp_path / "small.toml").write_text(PIECE)
     command = ["train", str(tmp_path / "small.toml"), "--arm", "diff", "--seed", "0", "--out", str(tmp_path / "out")]
     assert main([*command, "--rank", "1/2"]) == 0
@@ -157,7 +157,7 @@ def test_a_rank_with_nothing_to_do_is_no_failure(tmp_path, capsys, monkeypatch):
     assert main([*command, "--rank", "0/2"]) == 2
     assert "failed: diff, seed 0: " in capsys.readouterr().err
     assert main([*command[:-4], "--seed", "1", "--out", str(tmp_path / "out")]) == 0  # that one did not fail
-    assert taken == [(tmp_path / "out/diff/seed-1", " {city} {number}.", 1)]
+    assert taken == [(tmp_path / "out/diff/seed-1", " {city} {number}.", 1, "diff")]
 
 
 def test_a_missing_device_is_one_line_before_anything_runs(tmp_path):
@@ -401,6 +401,22 @@ def test_kept_runs_are_not_taken_for_those_of_another_recipe(tmp_path, change, w
             use(other)
         assert words in str(error.value) and "\n" not in str(error.value)
     assert sorted(kept.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "source, target, words",
+    [
+        ("diff/seed-1", "diff/seed-0", "(seed 1 instead of seed 0)"),
+        ("standard/seed-0", "diff/seed-0", "(arm standard, rate 0.002 instead of arm diff, rate 0.004)"),
+        ("tuning/rate-0.001/diff/seed-100", "tuning/rate-0.002/diff/seed-100", "(rate 0.001 instead of rate 0.002)"),
+    ],
+)
+def test_a_result_of_another_run_is_refused(tmp_path, source, target, words):
+    kept = shutil.copytree(RESULTS / "laptop", tmp_path / "kept")
+    shutil.copy(kept / source / "scores.nc", kept / target / "scores.nc")
+    with pytest.raises(DiffscopeError) as error:
+        Cohort(Recipe.load("laptop"), kept).results()
+    assert f"{target}/scores.nc is the result of another run {words}; " in str(error.value) and "\n" not in str(error.value)
 
 
 def test_what_a_study_will_be_made_of_is_written_down_without_scores(forming, tmp_path, monkeypatch):

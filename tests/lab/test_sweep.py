@@ -278,7 +278,12 @@ def test_a_sweep_under_other_versions_is_neither_done_anew_nor_mixed_unasked(run
     monkeypatch.setattr(*change[program])
     words = f"{NAMES.get(program, program)} {first} (9.9 here)"
     status, _, err = run(*command)
-    assert status == 0 and f"shards were measured with {words}" in err and removed.exists() and kept.read_bytes() == before
+    assert (
+        status == 0
+        and f"Shards were measured with other versions: {words}. They are not measured again." in err
+        and removed.exists()
+        and kept.read_bytes() == before
+    )
     assert open_statistics(tmp_path / "dataset.zarr").attrs["measured_with"] == words
     removed.unlink()
     status, _, err = run(*command)
@@ -384,6 +389,15 @@ def test_other_weights_are_measured_anew(tmp_path):
         expected = diffscope.load(tmp_path / "model").measure("a city", ["gini"], queries=[-1])["gini"].isel(query=0)
         gini = open_statistics(swept.dataset)["gini"].isel(model=0, prompt=0)
         assert np.allclose(gini.transpose(*expected.dims), expected, equal_nan=True)
+
+
+def test_statistics_of_another_format_are_measured_anew(tmp_path, monkeypatch):
+    """The name of a statistic may stay where its meaning changes, as that of `overlap` did."""
+    sweep(small(), tmp_path)
+    before = {path.name for path in tmp_path.glob("shards/*.nc")}
+    monkeypatch.setattr("diffscope.lab.sweeps.plan.STATISTICS_FORMAT", 0)
+    assert not sweep(small(), tmp_path).outcome.failed
+    assert len({path.name for path in tmp_path.glob("shards/*.nc")} - before) == len(before)
 
 
 def test_fingerprints_see_large_files_in_pieces(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ from diffscope.tasks.retrieval import TEMPLATE, Prompt, Retrieval
 EVIDENCE = "evidence.nc"
 #: Raised by one where what is taken of a run would come out otherwise, or be named otherwise, than in the files that there are.
 EVIDENCE_FORMAT = 1
+SEEDED = re.compile(r"seed-\d+")  # the folder of a run of a cohort
 FIRST_SEED = 60_000  # prompts of no other purpose have these seeds
 LENGTH = 256
 DISTRACTORS = (8, 24)
@@ -119,11 +121,14 @@ def evidence_of_run(
     )
 
 
-def keep_evidence(folder: str | Path, template: str = TEMPLATE, seed: int = 0, progress: Progress | None = None) -> Path:
-    """Write the evidence of a run beside its model, and return the file."""
+def keep_evidence(
+    folder: str | Path, template: str = TEMPLATE, seed: int = 0, progress: Progress | None = None, *, arm: str = ""
+) -> Path:
+    """Write the evidence of a run, of an arm if it is one of a cohort, beside its model, and return the file."""
     path = Path(folder) / EVIDENCE
     with torch.random.fork_rng(devices=[]):
-        save_statistics(evidence_of_run(folder, template, seed, progress=progress), path, dated=False)
+        evidence = evidence_of_run(folder, template, seed, progress=progress)
+    save_statistics(evidence.assign_attrs({"arm": arm} if arm else {}), path, dated=False)
     return path
 
 
@@ -145,13 +150,22 @@ def open_evidence(path: str | Path) -> xr.Dataset:
     Raises
     ------
     DiffscopeError
-        It is of another format.
+        It is of another format, or of another run than the one of a cohort, ``ARM/seed-N``, in whose folder it lies.
     """
-    dataset = open_statistics(Path(path))
+    path = Path(path)
+    dataset = open_statistics(path)
     if (found := dataset.attrs.get("format")) != EVIDENCE_FORMAT:
         raise DiffscopeError(
             f"{path} has format {found} of evidence, and format {EVIDENCE_FORMAT} is read here; take it anew with: "
             "diffscope train RECIPE --out FOLDER --evidence"
+        )
+    folder = path.absolute().parent
+    here = f"{folder.parent.name}/{folder.name}"
+    of = f"{dataset.attrs.get('arm', folder.parent.name)}/seed-{json.loads(dataset.attrs['settings'])['seed']}"
+    if SEEDED.fullmatch(folder.name) and of != here:
+        raise DiffscopeError(
+            f"{path} is the evidence of another run ({of}); put it into that run's folder, and take this run's "
+            "with: diffscope train RECIPE --out FOLDER --evidence"
         )
     return dataset
 

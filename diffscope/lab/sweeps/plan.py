@@ -27,6 +27,8 @@ from diffscope.tasks.trained_on import sentence_of
 
 REQUIRED = ("models", "prompts", "statistics")
 LAST = "last"
+#: Raised by one where a statistic would come out otherwise under its name, so that finished shards are measured anew.
+STATISTICS_FORMAT = 1
 UNKNOWN_STEP = -1  # of a model that does not say after how many steps of training it is
 PIECES = 64  # of a weights file, spread evenly over it
 PIECE = 2**18  # bytes, so that all of a file up to 16 MiB is read
@@ -197,6 +199,7 @@ class Plan:
         common = {
             "device": device.partition(":")[0],
             "statistics": self.measured,
+            "statistics_format": STATISTICS_FORMAT,
             "queries": self.queries,
             "averaged": {} if self.queries == LAST else {name: STATISTICS[name].averaged for name in self.measured},
             "dtype": self.dtype,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,12 +14,12 @@ import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from diffscope import __version__
 from diffscope.digests import BLANK, KEY, read_proven, read_proven_json, seal, write_proven_json, write_sums
 from diffscope.errors import DiffscopeError
 from diffscope.files import remove, replacing, write_text
 from diffscope.lab.training.optimizer import Optimizer
 from diffscope.lab.training.recipe import Recipe
+from diffscope.lab.training.revision import revision
 from diffscope.tasks.corpus import fingerprint, standard_library_text
 
 WEIGHTS = "model.safetensors"
@@ -51,23 +50,6 @@ def processor() -> str:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
-
-
-def revision() -> str:
-    """The last commit that changed the package, with "+" where it was changed since; outside of a checkout its version."""
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(Path(__file__).parents[2]), *arguments, "--", "."]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-    try:
-        commit = git("log", "-1", "--format=%h")
-        changed = git("status", "--porcelain")
-    except (OSError, subprocess.CalledProcessError):
-        return __version__
-    if not commit:
-        return __version__
-    return f"{commit}+" if changed else commit
 
 
 def recipe_text(recipe: Recipe, arm: str) -> str:

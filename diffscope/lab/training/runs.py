@@ -117,7 +117,7 @@ def results(out: Path, planned: Sequence[shards.Shard]) -> dict[str, xr.Dataset]
     Raises
     ------
     DiffscopeError
-        A result was trained by another recipe, or scored on other prompts.
+        A result is of another run, or was trained by another recipe, or scored on other prompts.
     """
     opened = {}
     for run in planned:
@@ -125,6 +125,7 @@ def results(out: Path, planned: Sequence[shards.Shard]) -> dict[str, xr.Dataset]
         if path.is_file():
             opened[run.id] = _opened(path, path.stat().st_mtime_ns)
             of = opened[run.id].attrs
+            _check_which(path, of, run)
             check_same(path.parent, of.get("recipe"), run.spec["recipe"])
             if "scoring" in run.spec and (differing := differences(of.get("scoring"), run.spec["scoring"])):
                 raise DiffscopeError(
@@ -132,6 +133,16 @@ def results(out: Path, planned: Sequence[shards.Shard]) -> dict[str, xr.Dataset]
                     "then scored again, and trained again if its model is not there"
                 )
     return opened
+
+
+def _check_which(path: Path, of: Mapping, run: shards.Shard) -> None:
+    """Refuse a result that says that it is of another arm, seed or rate than the run in whose folder it lies."""
+    if wrong := [key for key in ("arm", "seed", "rate") if of.get(key) != run.spec[key]]:
+        found, wanted = (", ".join(f"{key} {facts.get(key)}" for key in wrong) for facts in (of, run.spec))
+        raise DiffscopeError(
+            f"{path} is the result of another run ({found} instead of {wanted}); put it into that run's folder, or remove it: "
+            "the run is then scored again, and trained again if its model is not there"
+        )
 
 
 @lru_cache(maxsize=1024)  # the same results are asked for again and again while a cohort is trained
