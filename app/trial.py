@@ -1,4 +1,4 @@
-"""A process of its own that looks at an uploaded model before the dashboard does, with little time and memory.
+"""Build the model and tokenize a sample in a child process with limits, before the dashboard does.
 
 What an upload makes of its settings, and what its tokenizer makes of a text, is known only when it is done. It is done here
 first: where it takes too long or too much, this process is ended, and the dashboard goes on. It stays for the next one.
@@ -72,6 +72,8 @@ class Trial:
         return json.loads(line)
 
     def _begin(self) -> None:
+        from diffscope import errors
+
         self.end()
         paths = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         command = [sys.executable, __file__, *map(str, self._limits)]
@@ -79,7 +81,7 @@ class Trial:
         self._process = subprocess.Popen(command, text=True, env=paths, **pipes)
         if not _line(self._process, UNTIL_READY):
             self.end()
-            raise RuntimeError("the process that looks at uploads does not start")
+            raise errors.DiffscopeError("the process that looks at uploads does not start; restart the dashboard")
 
     def end(self) -> None:
         """End the process."""
@@ -99,9 +101,14 @@ def _line(process: subprocess.Popen[str], seconds: float) -> str:
     return lines[0] if lines else ""
 
 
+def refusal(error: Exception) -> dict:
+    """Return what is wrong with a folder, ready for JSON."""
+    return {"error": type(error).__name__, "words": str(error)}
+
+
 def look(folder: str) -> dict:
     """What is to be said of a folder, ready for JSON."""
-    from diffscope.errors import DiffscopeError
+    from diffscope.errors import CorruptFile, DiffscopeError, first_line
     from diffscope.models.loading import load_tokenizer
     from diffscope.models.outline import outline
     from diffscope.prompts import encode
@@ -111,9 +118,27 @@ def look(folder: str) -> dict:
         tokenizer = load_tokenizer(Path(folder), trust_remote_code=False)
         if tokenizer is not None:
             encode(tokenizer, SAMPLE)
+            write_chat(tokenizer)
     except DiffscopeError as error:
-        return {"error": type(error).__name__, "words": str(error)}
+        return refusal(error)
+    except MemoryError:  # the limit: this process ends, and whoever waits says so
+        raise
+    except Exception as error:  # transformers may raise anything of files that it was not written for
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        return refusal(CorruptFile(f"the model cannot be looked at ({reason}); {REMEDY}"))
     return asdict(model)
+
+
+def write_chat(tokenizer) -> None:
+    """Have the tokenizer's chat template write a chat of one message, which may take without end."""
+    if not tokenizer.chat_template:
+        return
+    try:
+        tokenizer.apply_chat_template([{"role": "user", "content": SAMPLE}], tokenize=False)
+    except MemoryError:
+        raise
+    except Exception:  # a template may refuse any chat, and this one is not of the user
+        return
 
 
 def limit(seconds: float, memory: int) -> None:

@@ -62,7 +62,7 @@ def open_capture(path: str | os.PathLike) -> Capture | CaptureBatch:
 def _assembled(tensors: dict[str, Tensor], record: dict[str, Any]) -> Capture | CaptureBatch:
     """What tensors and a record from a file stand for; ValueError, in a line, where they are no capture."""
     check_fields("the capture", {name: record[name] for name in FIELDS if name in record}, FIELDS)
-    check_fields("facts of the capture", record["facts"], FACTS, optional=("edits", "warnings"))
+    check_fields("the capture's facts", record["facts"], FACTS, optional=("edits", "warnings"))
     parts: dict[str, dict[str, Tensor]] = {str(number): {} for number in range(len(record["layers"]))}
     for name, tensor in tensors.items():
         of_layer, _, part = name.partition(".")

@@ -3,6 +3,8 @@
 Whatever else reaches the user as a traceback is a defect of diffscope.
 """
 
+import re
+
 __all__ = [
     "CorruptFile",
     "DiffscopeError",
@@ -22,11 +24,13 @@ __all__ = [
 class DiffscopeError(Exception):
     """An expected failure; ``str(error)`` is one line: what is wrong, and what to do about it.
 
-    What a file has put into it cannot act on a terminal: control characters are shown as Python writes them.
+    What a file has put into it cannot act on a terminal: line breaks and tabs become spaces, and other control characters are
+    shown as Python writes them.
     """
 
     def __str__(self):
-        return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in super().__str__())
+        one_line = re.sub(r"\s*[^\S ]\s*", " ", super().__str__())
+        return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in one_line)
 
 
 class DiffscopeWarning(UserWarning):

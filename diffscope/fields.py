@@ -45,13 +45,14 @@ def check_fields(what: str, record: Any, kinds: Mapping[str, Kind], optional: Co
     """
     if not isinstance(record, dict):
         raise ValueError(f"{what} is {shown(record)}, and has to be a table of fields")
+    has, lacks = ("have", "lack") if what.endswith("s") else ("has", "lacks")
     if unknown := next((name for name in record if name not in kinds), None):
-        raise ValueError(f"{what} has the field {shown(unknown)}, which it cannot have")
+        raise ValueError(f"{what} {has} the field {shown(unknown)}, which cannot be there")
     for name, kind in kinds.items():
         if name in record:
             check(f"{name} of {what}", record[name], kind)
         elif name not in optional:
-            raise ValueError(f"{what} lacks the field {name}, {kind.words}")
+            raise ValueError(f"{what} {lacks} the field {name} ({kind.words})")
 
 
 def check(what: str, value: Any, kind: Kind) -> None:
@@ -90,6 +91,11 @@ def or_nan(kind: Kind) -> Kind:
 
 def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and (type(value) is int or math.isfinite(value))
+
+
+def _is_float_or_int(value: Any) -> bool:
+    """Whether it is a float, or an integer that fits into 64 bits."""
+    return type(value) is float or (type(value) is int and abs(value) <= LARGEST)
 
 
 def one_of(*values: Any) -> Kind:
@@ -146,5 +152,5 @@ ANY = Kind("anything", lambda value: True)
 TEXT = Kind("text", _is_text)
 TABLE = Kind("a table of fields", lambda value: isinstance(value, dict))
 FLAG = Kind("true or false", lambda value: type(value) is bool)
-WIDTH = Kind("a number from 0, infinity or NaN", lambda value: type(value) in (int, float) and not value < 0)
+WIDTH = Kind("a number from 0, infinity or NaN", lambda value: _is_float_or_int(value) and not value < 0)
 NUMBER_OR_NAN = or_nan(finite())

@@ -27,7 +27,7 @@ def is_pickle(path: str | os.PathLike) -> bool:
         try:
             with zipfile.ZipFile(path) as archive:
                 return any(name.rpartition("/")[2] == "data.pkl" for name in archive.namelist())
-        except zipfile.BadZipFile:
+        except Exception:  # of a damaged archive zipfile raises whatever its parser meets
             return False
     # A safetensors file begins with the length of its header, whose last bytes are zeros.
     return len(begins) == 8 and begins[0] == 0x80 and 2 <= begins[1] <= 5 and any(begins[3:])

@@ -264,8 +264,8 @@ def _encode_text(tokenizer: PreTrainedTokenizerBase | None, text: str) -> Parts:
 def _with_offsets(tokenizer: PreTrainedTokenizerBase, text: str, special: bool) -> tuple[list[int], list[tuple[int, int]]]:
     try:
         encoded = tokenizer(text, add_special_tokens=special, return_offsets_mapping=True, verbose=False)
-    except BaseException as error:  # the tokenizers library panics where a pattern of its file takes too long to match
-        if type(error).__name__ != "PanicException":
+    except BaseException as error:  # the tokenizers library raises Exception itself, and panics where a pattern takes too long
+        if isinstance(error, MemoryError) or not (isinstance(error, Exception) or type(error).__name__ == "PanicException"):
             raise
         raise PromptError(f"the tokenizer cannot split this text ({first_line(error)}); give the prompt as token ids") from None
     return encoded["input_ids"], [tuple(pair) for pair in encoded["offset_mapping"]]

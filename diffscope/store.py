@@ -167,6 +167,9 @@ def _read_parquet(path):
 
     metadata = parquet.read_metadata(path)
     _check_unpacked(metadata.num_rows * np.dtype(np.float64).itemsize, path.stat().st_size)
+    types = [str(field.type) for field in metadata.schema.to_arrow_schema() if field.name == "value"]
+    if types != ["double"]:
+        raise ValueError(f"its values are {shown(types)}, and have to be numbers in float64")
     values = parquet.read_table(path, columns=["value"])["value"].to_numpy()
     return _from_rows(values, json.loads(metadata.metadata[b"diffscope"]))
 

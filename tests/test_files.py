@@ -1,11 +1,14 @@
 """A file appears whole or not at all, and JSON has no NaN."""
 
 import json
+import zipfile
 
 import numpy as np
 import pytest
 
-from diffscope.files import replacing, to_json, unfinished_folder, write_json
+import diffscope
+from diffscope.errors import CorruptFile
+from diffscope.files import is_pickle, replacing, to_json, unfinished_folder, write_json
 
 
 @pytest.mark.parametrize("alone", [False, True])
@@ -38,3 +41,22 @@ def test_json_of_arrays_paths_and_numbers_that_are_not_finite(tmp_path):
     }
     expected = {"a": [1.0, None], "3": [2, None], "path": str(tmp_path), "none": None, "yes": True, "ü": "é"}
     assert json.loads(to_json(value)) == expected and "ü" in to_json(value)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(lambda archive: archive.replace(b"\xc3\xa9", b"\xff\xfe"), id="a name that is not UTF-8"),
+        pytest.param(lambda archive: archive.replace(b"PK\x01\x02\x14\x03\x14", b"PK\x01\x02\x14\x03\x63"), id="a later version"),
+        pytest.param(lambda archive: archive[:-9], id="cut"),
+    ],
+)
+def test_a_damaged_archive_is_a_damaged_file(damage, tmp_path):
+    path = tmp_path / "a.dscope"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("é", b"x")
+    whole = path.read_bytes()
+    path.write_bytes(damage(whole))
+    assert path.read_bytes() != whole and not is_pickle(path)
+    with pytest.raises(CorruptFile):
+        diffscope.open(path)

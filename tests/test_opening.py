@@ -3,7 +3,7 @@
 import copy
 import os
 import re
-from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +14,8 @@ from diffscope import CorruptFile, DiffscopeError, edits, store
 from diffscope.capture import open_capture
 from diffscope.files import UNFINISHED
 from diffscope.hypotheses.study import Study
+from diffscope.proof.fidelity import Fidelity
+from diffscope.scope.record import Record
 from diffscope.store import FORMATS, open_tensors, save_statistics, save_tensors
 from tests import tiny
 from tests.studies import study as planted_study
@@ -176,7 +178,11 @@ def used(capture, folder):
     assert repr(capture) and capture._repr_html_() and capture.spans
     assert capture.fidelity.sizes["layer"] == capture.n_layers == capture.lam.sizes["layer"] == capture.lam_init.sizes["layer"]
     capture.save(folder / "again.dscope")
-    save_statistics(capture.measure(["gini", "span_mass"]), folder / "measured.nc")
+    if any(not layer.differential and not (layer.gain == 1).all() for layer in capture.layers):  # all else is answered
+        with pytest.raises(DiffscopeError, match="has one map and a gain"):
+            capture.measure(["gini", "span_mass"])
+    else:
+        save_statistics(capture.measure(["gini", "span_mass"]), folder / "measured.nc")
     for name in ("A1", "D"):
         capture[-1].map(name, layer=capture.layer_numbers[-1], head=capture.n_heads - 1)
     capture.layers[0].prompt(0).output()
@@ -206,8 +212,7 @@ def test_a_capture_with_a_right_digest_and_wrong_content_is_refused_when_it_is_o
             assert str(error).isprintable() and len(str(error)) < 400
             refused += 1
         else:
-            with suppress(DiffscopeError):  # a layer of one map may have a gain, which some statistics refuse
-                used(capture, tmp_path)
+            used(capture, tmp_path)
     assert refused > 0.8 * len(hostile)
 
 
@@ -218,8 +223,11 @@ def test_a_capture_with_a_right_digest_and_wrong_content_is_refused_when_it_is_o
         (("layers", 1, "lengths"), [9, 9], r"lengths of layer 1 are \[9, 9\], which do not fit its batch 1"),
         (("layers", 1, "norm", 1), float("nan"), "norm of layer 1 is .* a finite number from 0"),
         (("prompts", 0, "spans", "sink"), [9], r"prompt 0 has the span 'sink' at \[9\], and has tokens 0 to 8"),
+        (("proofs", 0, "error"), 0.5, "the proof of layer 0 has an error of 0.5, above its tolerance 2e-05"),
+        (("proofs", 0, "lam_within"), 10**30, "lam_within of the proof of layer 0 is 1000.*infinity or NaN"),
+        (("facts", "attention"), ABSENT, r"the capture's facts lack the field attention \(text\)"),
         (("proofs",), [], "there are 0 proofs, and there have to be 2"),
-        (("facts", "model"), 3, "model of facts of the capture is 3, and has to be text"),
+        (("facts", "model"), 3, "model of the capture's facts is 3, and has to be text"),
         (("ahead", 0, 0, 1), "often", "ahead of the capture"),
     ],
 )
@@ -261,3 +269,12 @@ def test_a_pipe_is_not_waited_for(name, tmp_path):
         diffscope.open(tmp_path / name)
     with pytest.raises(diffscope.DiffscopeError, match="there is no|no regular file|name one of the files"):
         diffscope.open(tmp_path)
+
+
+def test_an_error_under_edits_stands_beside_its_own_tolerance():
+    """Large scores after an edit raise its tolerance, and what is recorded has to open again."""
+    before, after = Fidelity(1e-5, 2e-5, 9, True), Fidelity(3e-5, 5e-5, 9, True)
+    record = Record("a model")
+    layer = SimpleNamespace(layer=0, q=torch.zeros(1))
+    record.note(SimpleNamespace(index=0, turn=0), layer, after, before, [])
+    assert (record.proofs[0].error, record.proofs[0].tolerance) == (3e-5, 5e-5)

@@ -1,6 +1,8 @@
 """Spans are the tokens that were meant, or are refused with both readings."""
 
 import pytest
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
 from diffscope.errors import PromptError, SpanError
 from diffscope.prompts import Chars, encode
@@ -135,3 +137,9 @@ def test_an_empty_prompt_is_refused(tokenizer, prompt):
 def test_text_spans_need_text():
     with pytest.raises(SpanError, match="without a tokenizer"):
         encode(None, [1, 2, 3], {"answer": "x"})
+
+
+def test_a_text_that_a_tokenizer_does_not_know_is_refused():
+    unigram = Tokenizer(models.Unigram([("a", -1.0)], unk_id=None))
+    with pytest.raises(PromptError, match="cannot split this text .*unk_id.*give the prompt as token ids"):
+        encode(PreTrainedTokenizerFast(tokenizer_object=unigram), "hello")

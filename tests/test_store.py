@@ -191,3 +191,13 @@ def test_a_pipe_in_a_store_is_not_waited_for(statistics, tmp_path):
     os.mkfifo(tmp_path / "a.zarr" / "rank" / "pipe")
     with pytest.raises(CorruptFile, match="'pipe' in it is no regular file"):
         open_statistics(tmp_path / "a.zarr")
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.dictionary(pa.int32(), pa.string()), pa.list_(pa.float64())], ids=str)
+def test_a_table_of_other_values_than_numbers_is_refused_unread(kind, statistics, tmp_path, monkeypatch):
+    """A few hundred bytes of repeated text would be unpacked to gigabytes."""
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"value": pa.array([None] * 9, kind)}), path)
+    monkeypatch.setattr(pq, "read_table", lambda *_, **__: pytest.fail("the values were read"))
+    with pytest.raises(CorruptFile, match="have to be numbers in float64"):
+        open_statistics(path)

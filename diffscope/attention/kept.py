@@ -96,13 +96,13 @@ def check_kept(tensors: Mapping[str, Tensor], record: Any) -> None:
 
 def _check_tensor(what: str, tensor: Tensor, held: Held, sizes: dict[str, int]) -> None:
     """Refuse a tensor of another dtype or shape, or with positions beyond the others; note the sizes that are new."""
-    is_one = f"{what} is {_described(tensor)}, and has to be"
+    beginning = f"{what} is {_described(tensor)}, and has to be"
     if tensor.dtype not in held.dtypes:
-        raise ValueError(f"{is_one} of {' or '.join(map(_name, held.dtypes))}")
+        raise ValueError(f"{beginning} of {' or '.join(map(_name, held.dtypes))}")
     shapes = [shape.split() for shape in held.shape.split(" | ")]
     fitting = next((dims for dims in shapes if _fits(tensor.shape, dims, sizes)), None)
     if fitting is None:
-        raise ValueError(f"{is_one} ({held.shape}) with {_sizes(sizes) or 'at least one of each'}")
+        raise ValueError(f"{beginning} ({held.shape}) with {_sizes(sizes) or 'at least one of each'}")
     sizes |= {dim: size for dim, size in zip(fitting, tensor.shape) if not dim.endswith("?")}
     if held.below and not (int(tensor.min()) >= 0 and int(tensor.max()) < sizes[held.below]):
         least, most = int(tensor.min()), int(tensor.max())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,10 +112,15 @@ def named_code(fields: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _configuration(name: str, fields: Mapping[str, Any]) -> PretrainedConfig:
     try:
-        return AutoConfig.for_model(**fields)
+        return AutoConfig.for_model(**json.loads(json.dumps(dict(fields)), object_hook=_special_number))
     except Exception as error:  # a configuration's class may raise anything
         reason = f"{type(error).__name__}: {first_line(error)}"
         raise UnsupportedModel(f"{name} cannot be built from its config.json ({reason})") from None
+
+
+def _special_number(table: dict[str, Any]) -> Any:
+    """Return the number that transformers writes as a table because JSON has none such: an infinity, or NaN."""
+    return float(table["__float__"]) if table.keys() == {"__float__"} else table
 
 
 def _nbytes(tensor: torch.Tensor) -> int:

@@ -41,8 +41,9 @@ FLASH = "flash_attention"
 KERNEL_QUANTISERS = ("eetq", "fbgemm_fp8", "fp8", "metal", "mxfp4")
 
 PARTS = re.compile(r"(num|n)_\w*(layer|expert|block)s?|(encoder|decoder)_layers|depth", re.ASCII)
-MOST_PARTS = 1000  # layers, or experts: each is made, if only on paper, to learn how large the model is
-MOST_EXPERTS = 100_000  # in all layers
+MOST_LAYERS = 1000  # each is made, if only on paper, to learn how large the model is
+MOST_EXPERTS = 100_000  # in one layer
+MOST_IN_ALL = 1_000_000  # experts in all layers: each may be made on paper too
 LABELS = "num_labels"
 MOST_LABELS = 30_000  # classes, and entries of any list
 EXTENTS = re.compile(r"\w*(theta|position|length|len|seq|window|context|seed|limit|factor)\w*", re.ASCII)
@@ -160,7 +161,9 @@ def check_counts(name: str, fields: Mapping[str, Any], weights: Weights | None) 
     UnsupportedModel
     """
     numbers = EXTENT if weights is None else weights.numbers
-    layers_most = MOST_PARTS if weights is None else min(MOST_PARTS, max(weights.tensors, 1))
+    # Experts are not held against the tensors: those of a layer may stand in one.
+    layers = MOST_LAYERS if weights is None else min(MOST_LAYERS, weights.tensors)
+    most_of = {"expert": min(MOST_EXPERTS, numbers), "layer": layers}
     largest = {"expert": 1, "layer": 1}
     for field, value in _all_fields(fields):
         if isinstance(value, (Mapping, list)) and len(value) > MOST_LABELS:
@@ -170,8 +173,8 @@ def check_counts(name: str, fields: Mapping[str, Any], weights: Weights | None) 
         if type(value) is not int:
             continue
         if PARTS.fullmatch(field):
-            most = layers_most
             kind = "expert" if "expert" in field else "layer"
+            most = most_of[kind]
             largest[kind] = max(largest[kind], value)
         elif field == LABELS:
             most = MOST_LABELS
@@ -184,9 +187,9 @@ def check_counts(name: str, fields: Mapping[str, Any], weights: Weights | None) 
                 f"config.json of {name} says {field} = {value:,}, and at most {most:,} is possible with its weights; "
                 "take the config.json and the weights of one model"
             )
-    if math.prod(largest.values()) > MOST_EXPERTS:
+    if math.prod(largest.values()) > MOST_IN_ALL:
         counts = " layers of ".join(f"{largest[kind]:,}" for kind in ("layer", "expert"))
-        raise UnsupportedModel(f"config.json of {name} says {counts} experts, and at most {MOST_EXPERTS:,} in all are built")
+        raise UnsupportedModel(f"config.json of {name} says {counts} experts, and at most {MOST_IN_ALL:,} in all are built")
 
 
 def check_growth(file: Path) -> None:

@@ -99,6 +99,8 @@ class Fidelity:
             what, record, FIELDS, optional=("reason", "error_float32", "lam_within")
         )  # which the first files do not have
         proof = cls(**record)
+        if proof.error > proof.tolerance:
+            raise ValueError(f"{what} has an error of {proof.error:.3g}, above its tolerance {proof.tolerance:.3g}")
         return proof if proof.decided or proof.reason else replace(proof, reason=UNDECIDED)
 
 

@@ -75,7 +75,8 @@ class Record:
         self.dtype = self.dtype or layer.q.dtype
         self.numbers.append(layer.layer)
         self.places.append((passage.index, passage.turn))
-        self.proofs.append(replace(own, error=max(own.error, proof.error)))
+        worse = max(own, proof, key=lambda each: each.error)
+        self.proofs.append(replace(own, error=worse.error, tolerance=worse.tolerance))
         self.warned.update(dict.fromkeys(warned))
 
     def finish(self, tails: Tails, prompts: int) -> None:

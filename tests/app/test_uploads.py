@@ -76,13 +76,15 @@ def with_fields(name="config.json", **fields):
 
 
 WEIGHTS = "model.safetensors"
+PICKLE = "is a pickle .as torch.save writes., not safetensors"
+ENDLESS = "{% set n = 99999 %}" + "{% for _ in range(n) %}" * 4 + "{% endfor %}" * 4
 HOSTILE = {
     "a pickle": (changed("pytorch_model.bin", pickle.dumps({"a": 1})), "is a pickle, which can run code"),
     "a pickle called config.json": (changed("config.json", pickle.dumps({"a": 1})), "is a pickle"),
-    "a pickle called weights": (changed(WEIGHTS, pickle.dumps({"a": [1] * 99})), "truncated or damaged"),
+    "a pickle called weights": (changed(WEIGHTS, pickle.dumps({"a": [1] * 99})), PICKLE),
     "a zip bomb": (changed("model.zip", lambda _: zipped(100 * 2**20)), "is a zip archive"),
     "a zip bomb called tokenizer.json": (changed("tokenizer.json", lambda _: zipped(100 * 2**20)), "is a zip archive"),
-    "a checkpoint of torch called weights": (changed(WEIGHTS, zipped(9)), "truncated or damaged"),
+    "a checkpoint of torch called weights": (changed(WEIGHTS, zipped(9)), PICKLE),
     "cut weights": (changed(WEIGHTS, lambda content: content[:-100]), "truncated or damaged"),
     "cut header": (changed(WEIGHTS, lambda content: content[:40]), "truncated or damaged"),
     "no weights": (changed(WEIGHTS, b""), "truncated or damaged"),
@@ -118,6 +120,10 @@ HOSTILE = {
             pre_tokenizer={"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False},
         ),
         "the tokenizer cannot split this text",
+    ),
+    "a tokenizer that does not know all characters": (
+        with_fields("tokenizer.json", model={"type": "Unigram", "unk_id": None, "vocab": [["a", -1.0]]}, added_tokens=[]),
+        "the tokenizer cannot split this text .*unk_id",
     ),
     "code of its own": (
         with_fields(auto_map={"AutoModelForCausalLM": "evil.Model"}),
@@ -227,3 +233,12 @@ def test_a_model_that_takes_too_much_to_look_at_is_refused_and_the_next_is_taken
         little.end()
     assert not list(tmp_path.iterdir())
     assert accept(uploads, files).there
+
+
+def test_a_chat_template_that_does_not_end_is_refused(uploads, files, tmp_path, monkeypatch):
+    short = type(uploads.TRIAL)(seconds=3)
+    monkeypatch.setattr(uploads, "TRIAL", short)
+    with pytest.raises(DiffscopeError, match="takes more than 3 s"):
+        accept(uploads, with_fields("tokenizer_config.json", chat_template=ENDLESS)(files))
+    short.end()
+    assert not list(tmp_path.iterdir())

@@ -13,6 +13,7 @@ import diffscope
 from diffscope import CorruptFile, ModelNotFound, OutOfMemoryAhead, UnsupportedModel
 from diffscope.models import outline as outlines
 from diffscope.models.outline import check_memory, outline
+from diffscope.models.settings import Weights, check_counts
 from tests.tiny import SHAPE
 
 
@@ -101,3 +102,26 @@ def test_a_model_of_the_hub_is_outlined_by_its_headers_alone(folder, monkeypatch
 def test_what_the_hub_does_not_have_is_one_line():
     with pytest.raises(ModelNotFound, match="not to be had from the hub"):
         outline("nobody/nothing")
+
+
+def test_many_experts_in_few_tensors_are_no_fault(tmp_path):
+    heads = dict(num_attention_heads=4, num_key_value_heads=2, head_dim=16)
+    rope = dict(rope_type="default", rope_theta=10000.0)
+    config = AutoConfig.for_model("gpt_oss", **SHAPE, **heads, num_local_experts=128, num_experts_per_tok=1, rope_parameters=rope)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    assert outline(str(tmp_path)).parameters == sum(x.numel() for x in diffscope.load(tmp_path).model.parameters())
+
+
+def test_the_counts_of_published_mixtures_are_possible():
+    fields = {"num_hidden_layers": 32, "num_experts": 16_384}  # Doge, which fuses them
+    check_counts("doge", fields, Weights(tensors=400, numbers=10**8))
+    with pytest.raises(UnsupportedModel, match="1,000 layers of 2,000 experts, and at most 1,000,000"):
+        check_counts("no model", {"num_hidden_layers": 1000, "num_experts": 2000}, Weights(10**4, 10**8))
+
+
+def test_a_configuration_with_an_infinity_is_read(tmp_path):
+    """JSON has no infinity: transformers writes a table in its place, as for the steps of Mamba."""
+    sizes = dict(hidden_size=32, num_hidden_layers=1, num_heads=4, head_dim=16, state_size=8, n_groups=1, vocab_size=90)
+    AutoModelForCausalLM.from_config(AutoConfig.for_model("mamba2", **sizes)).save_pretrained(tmp_path)
+    assert "Infinity" in (tmp_path / "config.json").read_text()
+    assert outline(str(tmp_path)).kind == "mamba2"

@@ -84,9 +84,8 @@ def test_a_largest_weight_that_takes_away_is_told():
 
 @pytest.mark.parametrize("cap, words", [(MIXED, "on the answer 33 % of it negative"), (POSITIVE, "on the answer all of it pos")])
 def test_the_command_tells_signs(cap, words, tmp_path, capsys):
-    replace(cap, facts={"model": "planted", "family": "planted", "attention": "differential", "dtype": "float32"}).save(
-        tmp_path / "planted.dscope"
-    )
+    facts = {"model": "planted", "family": "planted", "attention": "eager", "dtype": "float64"}
+    replace(cap, facts=facts).save(tmp_path / "planted.dscope")
     assert main(["measure", str(tmp_path / "planted.dscope"), "--stats", "span_mass", "--query", "-1"]) == 0
     out = capsys.readouterr().out
     assert "counts like a positive one: on the sink" in out and words in out and "\nnegative_share" not in out
