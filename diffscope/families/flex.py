@@ -1,6 +1,6 @@
 """FlexAttention as it is looked at: compiled apart, so that what the model has compiled stays as it is.
 
-A capture runs nothing that is compiled (see ``diffscope.scope.holding.as_written``), but FlexAttention uncompiled writes whole
+A capture runs nothing that is compiled (see ``diffscope.families.stance``), but FlexAttention uncompiled writes whole
 maps out. What torch compiles it keeps by the function's code, where another dtype or length would change what runs later.
 """
 
@@ -15,6 +15,8 @@ import torch
 from torch.nn.attention.flex_attention import flex_attention
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 from transformers.integrations.flex_attention import flex_attention_forward
+
+from diffscope.families.stance import as_compiled
 
 FLEX = "flex_attention"
 
@@ -34,7 +36,7 @@ def compiled(function: Callable) -> Callable:
     def call(*args: Any, **kwargs: Any) -> Any:
         if _get_current_dispatch_mode() is not None:
             return function(*args, **kwargs)
-        with torch.compiler.set_stance("default"):
+        with as_compiled():
             return function(*args, **kwargs)
 
     return call

@@ -92,8 +92,18 @@ def _kept(value: Any) -> Any:
     return value.clone(memory_format=torch.contiguous_format) if isinstance(value, Tensor) else value
 
 
+_LOCAL = threading.local()
+
+
+def this_thread() -> object:
+    """Return an object that is the current thread's own: Python gives the number of a thread that ended to another one."""
+    if not hasattr(_LOCAL, "thread"):
+        _LOCAL.thread = object()
+    return _LOCAL.thread
+
+
 class _ObservedName(str):
-    """The name of an implementation whose calls are observed; copies of it are the name of the implementation itself."""
+    """The name of an implementation whose calls are observed; a copy or pickle of it is the plain name, without the prefix."""
 
     def __reduce__(self) -> tuple:
         return str, (own_implementation(self),)
@@ -108,16 +118,16 @@ class _Observers:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.seeing: dict[str, list[tuple[int, See]]] = {}  # by implementation: threads, in the order in which they began
+        self.seeing: dict[str, list[tuple[object, See]]] = {}  # by implementation: threads, in the order in which they began
         self.renamed: dict[int, tuple[Any, int]] = {}  # by identity, a configuration and how many observe its models
-        self.left: set[str] = set()  # implementations no longer observed, whose name another thread may be about to look up
+        self.unobserved: set[str] = set()  # implementations no longer observed, whose name another thread may be about to look up
 
-    def add(self, implementation: str, configs: list[Any], see: See) -> None:
-        """Show `see` every call of an implementation that this thread makes with the models of some configurations."""
+    def add(self, implementation: str, configs: list[Any], thread: object, see: See) -> None:
+        """Show `see` every call of an implementation that a thread makes with the models of some configurations."""
         with self.lock:
             name = _ObservedName(_OBSERVED + implementation)
             mask = ALL_MASK_ATTENTION_FUNCTIONS[implementation]
-            self.seeing.setdefault(implementation, []).append((threading.get_ident(), see))
+            self.seeing.setdefault(implementation, []).append((thread, see))
             AttentionInterface.register(name, partial(self._attend, implementation))
             AttentionMaskInterface.register(name, compiled(mask) if implementation == FLEX else mask)
             for config in configs:
@@ -125,38 +135,39 @@ class _Observers:
                 self.renamed[id(config)] = config, count + 1
                 config._attn_implementation = name
 
-    def remove(self, implementation: str, configs: list[Any], see: See) -> None:
+    def remove(self, implementation: str, configs: list[Any], thread: object, see: See) -> None:
         """Undo :meth:`add`; with the last, configurations are set back, and the name goes as soon as no thread can need it."""
         with self.lock:
-            self.seeing[implementation].remove((threading.get_ident(), see))
+            self.seeing[implementation].remove((thread, see))
             for config in configs:
                 _, count = self.renamed.pop(id(config))
                 if count > 1:
                     self.renamed[id(config)] = config, count - 1
                 elif config._attn_implementation == _OBSERVED + implementation:  # nobody has set another since
                     config._attn_implementation = implementation
-            for config, _ in self.renamed.values():  # what a configuration is set to, the configurations within it are too
+            # Setting a configuration sets those nested in it: what others still observe is renamed again.
+            for config, _ in self.renamed.values():
                 if config._attn_implementation == implementation:
                     config._attn_implementation = _ObservedName(_OBSERVED + implementation)
             if not self.seeing[implementation]:
                 del self.seeing[implementation]
-                self.left.add(implementation)
-            self.left -= self.seeing.keys()
+                self.unobserved.add(implementation)
+            self.unobserved -= self.seeing.keys()
             if not _others_run_modules():
                 self._forget()
 
     def _forget(self) -> None:
         """Take away the names of the implementations that nobody observes any more."""
         for interface in (AttentionInterface, AttentionMaskInterface):
-            for implementation in self.left:
+            for implementation in self.unobserved:
                 interface._global_mapping.pop(_OBSERVED + implementation, None)
-        self.left.clear()
+        self.unobserved.clear()
 
     def _attend(
         self, own: str, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
     ) -> Any:
-        thread = threading.get_ident()
-        looking = [see for of, see in tuple(self.seeing.get(own, ())) if of == thread]
+        thread = this_thread()
+        looking = [see for of, see in tuple(self.seeing.get(own, ())) if of is thread]
         if looking:
             call = call_of(module, own, _kept(query), _kept(key), _kept(value), attention_mask, kwargs)
             for see in looking:
@@ -182,12 +193,12 @@ def observed(model: ForeignModule, see: See) -> Iterator[None]:
         raise UnsupportedModel(
             f"attention implementation {implementation!r} has no mask function registered; use 'sdpa' or 'eager'"
         )
-    configs = _configs(model)
-    _OBSERVERS.add(implementation, configs, see)
+    configs, thread = _configs(model), this_thread()
+    _OBSERVERS.add(implementation, configs, thread, see)
     try:
         yield
     finally:
-        _OBSERVERS.remove(implementation, configs, see)
+        _OBSERVERS.remove(implementation, configs, thread, see)
 
 
 def _others_run_modules() -> bool:
@@ -247,13 +258,13 @@ class Hook:
 
     def __init__(self, act: Callable[..., Any]) -> None:
         self._act = act
-        self._thread = threading.get_ident()
+        self._thread = this_thread()
 
     def __call__(self, *given: Any) -> Any:
         return self._act(*given) if self._acts() else None
 
     def _acts(self) -> bool:
-        return threading.get_ident() == self._thread
+        return this_thread() is self._thread
 
     def __reduce__(self) -> tuple:
         return Hook, (_nothing,)
@@ -263,28 +274,27 @@ def _nothing(*given: Any) -> None:
     """Do nothing."""
 
 
-class _Elsewhere(Hook):
-    """A hook that says once to threads other than this one that what is changed here is not changed there."""
+class WarnsOtherThreads(Hook):
+    """Warn other threads once that edits do not act in their runs."""
 
     def __init__(self) -> None:
         super().__init__(self._warn)
-        self._told = False
+        self._warned = False
 
     def _acts(self) -> bool:
-        return not (self._told or super()._acts())
+        return not (self._warned or super()._acts())
 
     def _warn(self, module: nn.Module, args: tuple) -> None:
-        self._told = True
-        warnings.warn(
+        self._warned = True
+        words = (
             f"{type(module).__name__} is edited in another thread, and this run of it is not; run it in the thread that "
-            "opened scope.edit to have it edited",
-            DiffscopeWarning,
-            stacklevel=2,
+            "opened scope.edit to have it edited"
         )
+        warnings.warn_explicit(words, DiffscopeWarning, __name__, 1, registry={})  # for each block of edits anew
 
 
 class _Enough(BaseException):
-    """Ends the run of a copy, of which nothing is needed that comes after its attention; no module catches it."""
+    """Stops the run of a copy once its attention was recorded; no module catches it."""
 
 
 class _Watch:
@@ -464,8 +474,6 @@ def passages(
     numbers = family.numbers(model)
     watch = _Watch(family, lengths, 1 + max(numbers, default=0))
     with ExitStack() as stack:
-        if change:
-            stack.callback(model.register_forward_pre_hook(_Elsewhere()).remove)
         stack.callback(model.register_forward_pre_hook(Hook(watch.begin), with_kwargs=True).remove)
         stack.callback(model.register_forward_hook(Hook(watch.finish), always_call=True).remove)
         for index, (module, number) in enumerate(zip(family.modules(model), numbers)):

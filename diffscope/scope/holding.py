@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
 
-import torch
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -96,48 +91,3 @@ def part_to_pass(model: nn.Module) -> str:
     parts = [f".{name} ({type(part).__name__})" for name, part in held.items()]
     more = ", ..." if len(parts) > NAMED_PARTS else ""
     return f"pass the Hugging Face model that it holds: its part {' or '.join(parts[:NAMED_PARTS])}{more}" if parts else ""
-
-
-class _AsWritten:
-    """How many contexts of :func:`as_written` are open; torch has one stance for all threads."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._open = 0
-        self._stance: AbstractContextManager[Any] = nullcontext()
-
-    def enter(self) -> None:
-        with self._lock:
-            if not self._open:
-                try:
-                    self._stance = torch.compiler.set_stance("force_eager")
-                except RuntimeError:  # torch's own words are about stances
-                    raise UnsupportedModel(
-                        "diffscope cannot look into a model from code that torch.compile runs; call it outside of that, or in a "
-                        "function that torch.compiler.disable has decorated"
-                    ) from None
-            self._open += 1
-
-    def leave(self) -> None:
-        with self._lock:
-            self._open -= 1
-            if not self._open:
-                self._stance.__exit__(None, None, None)
-
-
-_AS_WRITTEN = _AsWritten()
-
-
-@contextmanager
-def as_written() -> Iterator[None]:
-    """A context in which nothing runs compiled, whole models, parts or functions, in any thread; what was compiled stays so.
-
-    Compiled code would either leave out the hooks that look on, or be compiled anew with them. And whatever torch compiles during
-    a look at a model, for another length or dtype, or finds that it cannot compile, would change what the model runs afterwards.
-    FlexAttention is compiled apart (``diffscope.families.flex``).
-    """
-    _AS_WRITTEN.enter()
-    try:
-        yield
-    finally:
-        _AS_WRITTEN.leave()

@@ -24,14 +24,15 @@ from diffscope.edits import Edit, apply
 from diffscope.errors import DiffscopeError, DiffscopeWarning, ModelNotFound, PromptError, UnsupportedModel
 from diffscope.families import Family, Passage
 from diffscope.families.beside import unread_layers
-from diffscope.families.hooks import Again, Take, passages
+from diffscope.families.hooks import Again, Take, WarnsOtherThreads, passages
 from diffscope.families.packs import apart, hides_others, sequences_in, together
+from diffscope.families.stance import as_written
 from diffscope.models.loading import load_model, move, named_dtype, steps_of, without_step
 from diffscope.prompts import Encoded
 from diffscope.proof.prove import OFFLOADED, Unproved, prove_all, read_passage
 from diffscope.scope import answering
 from diffscope.scope.editing import EditBlock
-from diffscope.scope.holding import as_written, unwrapped
+from diffscope.scope.holding import unwrapped
 from diffscope.scope.layer_outputs import layer_outputs
 from diffscope.scope.prompt_forms import Embedded, OnePrompt, Pack, PromptBatch, Spans, one_each
 from diffscope.scope.record import Record
@@ -348,9 +349,12 @@ class Scope:
             self._refuse_without_weights()
             self._state.check_family(self.model, self.family)
         key = self._state.open_block(self.family, edits, partial(self.passages, None, change=self._edited))
+        warning = self.model.register_forward_pre_hook(WarnsOtherThreads()) if edits else None
         try:
             yield
         finally:
+            if warning:
+                warning.remove()
             self._state.close_block(key)
 
     def _edited(self, passage: Passage) -> Tensor | None:
@@ -532,6 +536,7 @@ class Scope:
         """
         state = self._state
         self._refuse_without_weights()
+        state.close_dropped()
         with self.lock, torch.no_grad(), evaluating(self.model), as_written():
             before = state.lengths, state.pack, state.proofs_before_edits
             state.lengths, state.pack = ((sum(lengths),), lengths) if packed and lengths else (lengths, None)

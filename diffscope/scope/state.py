@@ -15,6 +15,7 @@ from torch import nn
 from diffscope.edits import Edit
 from diffscope.errors import DiffscopeError
 from diffscope.families import Family
+from diffscope.families.hooks import this_thread
 from diffscope.proof.fidelity import Fidelity
 from diffscope.proof.formula import Formulas
 
@@ -32,6 +33,7 @@ class State:
 
     lock: threading.RLock = field(default_factory=threading.RLock)  # whoever runs the model holds it
     blocks: dict[object, Block] = field(default_factory=dict)  # that are open, in the order in which they were opened
+    dropped: list[tuple[object, ExitStack]] = field(default_factory=list)  # by thread, blocks that another thread let go of
     hooks: dict[str, ExitStack] = field(default_factory=dict)  # by family, those that make the edits while any is open
     lengths: tuple[int, ...] | None = None  # tokens of each prompt that is being run, where they are known
     pack: tuple[int, ...] | None = None  # tokens of each sequence, where the one prompt being run is a pack of several
@@ -88,6 +90,13 @@ class State:
         family, _ = self.blocks.pop(key)
         if family.name in self.hooks and not self.edits_by(family):
             self.hooks.pop(family.name).close()
+
+    def close_dropped(self) -> None:
+        """Close the blocks of this thread that nobody holds any more: another thread that let go of them could not."""
+        mine = [entry for entry in self.dropped if entry[0] is this_thread()]
+        for entry in mine:
+            self.dropped.remove(entry)
+            entry[1].close()
 
 
 _STATES: WeakKeyDictionary[nn.Module, State] = WeakKeyDictionary()

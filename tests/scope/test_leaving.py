@@ -1,6 +1,7 @@
 """A look leaves the model as it was: whatever is compiled, whatever fails, and whoever else runs the model meanwhile."""
 
 import functools
+import gc
 import shutil
 import threading
 import warnings
@@ -10,6 +11,8 @@ import torch
 
 import diffscope
 from diffscope import DiffscopeWarning, Stopped, UnsupportedModel, edits
+from diffscope.families.hooks import Hook
+from diffscope.families.stance import as_compiled, as_written
 from tests import tiny
 from tests.layouts import unilm
 from tests.wrappings import state
@@ -23,6 +26,13 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch c
 def logits_of(model, ids=BATCH):
     out = model(ids)
     return out if isinstance(out, torch.Tensor) else out.logits
+
+
+def in_a_thread(run):
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(60)
+    return thread
 
 
 # compiled in part
@@ -328,3 +338,110 @@ def test_threads_that_run_all_the_while_are_never_disturbed(implementation):
     assert not wrong
     scope.capture(IDS)
     assert state(model) == before
+
+
+def test_a_thread_that_has_the_number_of_one_that_ended_is_another_thread():
+    hooks, acted, asked = [], [], []
+    number = in_a_thread(lambda: hooks.append(Hook(acted.append))).ident
+
+    def run():
+        if threading.get_ident() == number:
+            asked.append(hooks[0]("a call"))
+
+    for _ in range(50):
+        if not asked:
+            in_a_thread(run)
+    if not asked:
+        pytest.skip("no number of a thread was used again")
+    assert not acted
+
+
+def test_a_block_that_another_thread_lets_go_of_is_closed_by_its_own_and_leaves_the_model_as_it_was():
+    model = tiny.own()
+    scope, before, plain, opened = diffscope.load(model), state(model), logits_of(model), []
+    dropped, entered = threading.Event(), threading.Event()
+    after = []
+
+    def run():
+        opened.append(scope.edit(edits.set_lambda(0.0)))
+        opened[0].__enter__()
+        entered.set()
+        dropped.wait(60)
+        after.append(torch.equal(logits_of(model), plain))  # it is still edited
+        scope.capture(IDS)
+        after.append(torch.equal(logits_of(model), plain))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    entered.wait(60)
+    with pytest.warns(DiffscopeWarning, match="stays open until the thread that opened it uses the model again"):
+        opened.clear()
+    dropped.set()
+    thread.join(60)
+    assert after == [False, True] and state(model) == before and torch.equal(logits_of(model), plain)
+
+
+def test_each_block_of_edits_warns_another_thread():
+    model = tiny.own()
+    scope, seen = diffscope.load(model), []
+
+    def run():
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("default")
+            logits_of(model)
+            logits_of(model)
+        seen.append(len(caught))
+
+    for _ in range(2):
+        with scope.edit(edits.set_lambda(0.0)):
+            in_a_thread(run)
+    assert seen == [1, 1]
+
+
+# torch's stance, of which there is one
+
+
+def compiles():
+    """Whether torch compiles what it is given now."""
+    ran = []
+    torch.compile(lambda x: x + 1, backend=lambda graph, inputs: ran.append(graph) or graph.forward)(torch.ones(2))
+    return bool(ran)
+
+
+def test_what_is_compiled_apart_beyond_the_end_of_a_look_leaves_torch_compiling():
+    begun, end = threading.Event(), threading.Event()
+
+    def apart():
+        with as_compiled():
+            begun.set()
+            end.wait(60)
+
+    with as_written():
+        assert not compiles()
+        thread = threading.Thread(target=apart)
+        thread.start()
+        begun.wait(60)
+    end.set()
+    thread.join(60)
+    assert compiles()
+
+
+def test_a_block_that_is_collected_while_the_stance_is_set_does_not_wait_for_itself(monkeypatch):
+    block = diffscope.load(tiny.own()).edit(edits.set_lambda(0.5))
+    block.__enter__()
+    ring = [block]
+    ring.append(ring)
+    del block
+    set_stance = torch.compiler.set_stance
+
+    def collecting(stance):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ring.clear()
+            gc.collect()
+        return set_stance(stance)
+
+    monkeypatch.setattr(torch.compiler, "set_stance", collecting)
+    with as_compiled():  # the stance is set anew when it ends
+        pass
+    assert compiles()
