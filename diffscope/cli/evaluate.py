@@ -157,7 +157,7 @@ def _draw(task, prompts, facts):
 def _evaluate_own(model, scope, texts, as_json):
     """What the command says of a person's own prompts: each by itself, and how the model stands."""
     from diffscope.lab.standing import of_each, standing
-    from diffscope.readings.signs import WHATEVER
+    from diffscope.stats.negative_mass import WHATEVER
     from diffscope.tasks import own_prompts
 
     prompts = own_prompts(scope.tokenizer, texts)

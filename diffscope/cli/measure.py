@@ -215,7 +215,7 @@ def _summary(measured, source, out):
 
 def _show_tables(measured, source, over_heads, signs):
     """One table a statistic."""
-    from diffscope.readings.signs import WHATEVER, sums_sizes
+    from diffscope.stats.negative_mass import WHATEVER, sums_sizes
 
     attrs = measured.attrs
     sampled = f"; measured on {attrs['sampled']}" if attrs.get("sampled") else ""

@@ -15,6 +15,7 @@ from diffscope.figures.escaping import for_html, for_print
 from diffscope.figures.selection import edited, one_prompt, position_of
 from diffscope.stats.averaging import averaged
 from diffscope.stats.labels import at_labels, is_unsigned, usual_label
+from diffscope.stats.negative_mass import WHATEVER
 
 
 def data(
@@ -46,7 +47,7 @@ def _signs(cap, dataset: xr.Dataset, array: xr.DataArray, query: int | str, prom
     """In which heads the weights that a share of |D| sums are negative; nothing of what has a sign of its own."""
     if not is_unsigned(dataset.attrs["selection"]):
         return ""
-    from diffscope.readings.signs import WHATEVER, of_span  # which loads code of models
+    from diffscope.readings.signs import of_span  # which loads code of models
 
     if array.name != "span_mass":
         return WHATEVER if cap.differential else ""

@@ -23,6 +23,7 @@ from diffscope.figures.subjects import (
     undefined_said,
 )
 from diffscope.stats.labels import is_unsigned, usual_label
+from diffscope.stats.negative_mass import WHATEVER
 
 Normalisation = Literal["share", "raw", "signed", "positive"]
 
@@ -212,8 +213,6 @@ def statistic_by_layer(
     if "span_mass" in names and is_unsigned(estimates["span_mass"]["heads"].attrs["selection"].partition(" or ")[0]):
         caption += _of_captures(captures, span, query)
     elif any(is_unsigned(about["selection"].partition(" or ")[0]) for about in abouts):
-        from diffscope.readings.signs import WHATEVER  # which loads code of models
-
         caption += f" {WHATEVER}."
     return drawn("statistic_by_layer", figure, caption, edits=edits_of(captures), model=", ".join(captures), **facts)
 

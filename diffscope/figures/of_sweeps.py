@@ -15,6 +15,7 @@ from diffscope.figures.of_values import curves
 from diffscope.figures.subjects import drawn, prompts_said
 from diffscope.stats.averaging import averaged, rule
 from diffscope.stats.labels import is_unsigned, told_unsigned, usual_label
+from diffscope.stats.negative_mass import WHATEVER
 
 FIRST = ("length", "distractors", "needles", "n")  # fields of prompts that are drawn along, before others
 HEADS = ("layer", "head")
@@ -138,8 +139,6 @@ def sweep(
     beside = {"mean": ", ± standard error over prompts", "median": ", with the quartiles of prompts"}[by]
     caption = f"{words}, by {x}: {by} over {over}{beside if low.notnull().any() else ''}."
     if is_unsigned(selection):
-        from diffscope.readings.signs import WHATEVER  # which loads code of models
-
         caption = f"{caption} {WHATEVER}."
     models = ", ".join(map(str, np.atleast_1d(values["model"].values))) if "model" in values.coords else ""
     edits = str(dataset.attrs.get("edits") or "")

@@ -79,9 +79,9 @@ class Formula:
 
 
 def kind_of(layer: LayerAttention) -> tuple:
-    """What tells one reading of a passage from another."""
+    """What tells one reading of a passage from another, in half precision as in float32, where scores may be scaled elsewhere."""
     pairing = tuple(None if index is None else tuple(index.tolist()) for index in vars(layer.pairing).values())
-    numbers = layer.scale, layer.post_scale, layer.soft_cap
+    numbers = layer.post_scale, layer.soft_cap
     return layer.mask.kind, layer.mask.window, numbers, layer.sink_logit is None, layer.norm is None, pairing
 
 

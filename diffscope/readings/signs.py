@@ -14,10 +14,9 @@ from diffscope.capture import Capture, CaptureBatch
 from diffscope.readings.captures import query_positions
 from diffscope.readings.words import counted, decimal, listed, percent, shortened
 from diffscope.stats.averaging import averaged
-from diffscope.stats.negative_mass import NEEDED, ROUNDING, negative_mass
+from diffscope.stats.negative_mass import NEEDED, ROUNDING, WHATEVER, negative_mass
 
 SAID = 0.005  # of a mass: what is less than that of it is not told as a part of its own
-WHATEVER = "Shares of |D| add absolute weights, so a negative weight counts like a positive one"
 
 
 def negative_of_gains(noise_gain: xr.DataArray, signal_gain: xr.DataArray) -> xr.DataArray:
@@ -120,13 +119,6 @@ def of_spans(measured: xr.Dataset, spans: Sequence[str]) -> str:
         if float(share) > 0:
             words.append(f"on {called(span)} {of_it(float(share), float(negative))}")
     return f"{WHATEVER}: {listed(words)}." if words else f"{WHATEVER}."
-
-
-def sums_sizes(values: xr.DataArray) -> bool:
-    """Return whether masses of a statistic are of differential attention and include shares of |D|."""
-    if not {"map", "normalisation"} <= set(values.dims) or not {"D", "A2"} <= set(values["map"].values.tolist()):
-        return False
-    return "share" in values["normalisation"].values and bool(values.sel(map="A2").notnull().any())
 
 
 def of_depths(estimates: Mapping[str, xr.Dataset], spans: Sequence[str]) -> str:

@@ -6,6 +6,7 @@ import xarray as xr
 
 NEEDED = ("span_mass", "negative_share")
 FORMULA = "sum_X max(-x, 0) / sum |x|"
+WHATEVER = "Shares of |D| add absolute weights, so a negative weight counts like a positive one"
 ROUNDING = 1e-5  # of a mass: what is less than that of it is no negative weight
 
 
@@ -28,3 +29,10 @@ def negative_mass(measured: xr.Dataset) -> xr.DataArray:
     values = negative.where(negative > ROUNDING * share, 0).where(share.notnull()).transpose(*share.dims)
     values.attrs = {"long_name": "negative weights on each key set", "units": "1", "definition": FORMULA, "averaged": "mean"}
     return values
+
+
+def sums_sizes(values: xr.DataArray) -> bool:
+    """Return whether masses of a statistic are of differential attention and include shares of |D|."""
+    if not {"map", "normalisation"} <= set(values.dims) or not {"D", "A2"} <= set(values["map"].values.tolist()):
+        return False
+    return "share" in values["normalisation"].values and bool(values.sel(map="A2").notnull().any())

@@ -18,6 +18,7 @@ from diffscope.figures.subjects import edits_of, prompts_said
 from diffscope.readings import signs
 from diffscope.readings.words import runs
 from diffscope.stats.averaging import ORDER, PLURALS, averaged, rule
+from diffscope.stats.negative_mass import WHATEVER
 from diffscope.stats.registry import select
 from diffscope.stats.sampling import Sample
 from diffscope.tables import numbers
@@ -327,9 +328,9 @@ def _signs(measured: xr.Dataset, entries: list[_Entry]) -> str:
     if not spans:
         return ""
     said = {str(model): signs.of_spans(measured.sel(model=model), spans) for model in measured["model"].values}
-    said = {model: words.removeprefix(signs.WHATEVER).lstrip(":; ") for model, words in said.items() if words}
+    said = {model: words.removeprefix(WHATEVER).lstrip(":; ") for model, words in said.items() if words}
     each = [f"{model}: {words}" if len(said) > 1 else words for model, words in said.items()]
-    return f"{signs.WHATEVER}: {' '.join(each)}" if each else ""
+    return f"{WHATEVER}: {' '.join(each)}" if each else ""
 
 
 def _absent(left_out: list[str]) -> list[str]:

@@ -23,7 +23,7 @@ from diffscope.hypotheses.evidence import of_run
 from diffscope.lab import scoring
 from diffscope.lab.jobs.shards import result
 from diffscope.lab.training import cohort as cohort_module
-from diffscope.lab.training import run_folder
+from diffscope.lab.training import revision
 from diffscope.lab.training.cohort import Cohort, collect, open_dataset, summary, train_cohort
 from diffscope.lab.training.forecast import forecast
 from diffscope.lab.training.recipe import Recipe
@@ -350,7 +350,7 @@ def other_versions(monkeypatch):
     """Every program in another version than any that a run was made with."""
     monkeypatch.setattr(store, "__version__", "9.1")
     monkeypatch.setattr(store, "version", lambda package: "9.2")
-    monkeypatch.setattr(run_folder, "__version__", "9.1")
+    monkeypatch.setattr(revision, "__version__", "9.1")
     monkeypatch.setattr(cohort_module, "revision", lambda: "another")
     monkeypatch.setattr(torch, "__version__", "9.2")
     monkeypatch.setattr(transformers, "__version__", "9.2")

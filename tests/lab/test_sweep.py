@@ -291,7 +291,12 @@ def test_a_sweep_under_other_versions_is_neither_done_anew_nor_mixed_unasked(run
     assert not removed.exists()
     status, _, err = run(*command, "--changed")
     both = words.replace(" (", " and 9.9 (")
-    assert status == 0 and f"shards were measured with {both}" in err and removed.exists() and kept.read_bytes() == before
+    assert (
+        status == 0
+        and f"Shards were measured with other versions: {both}" in err
+        and removed.exists()
+        and kept.read_bytes() == before
+    )
     attrs = open_statistics(tmp_path / "dataset.zarr").attrs
     assert attrs[program] == "9.9" and attrs["measured_with"] == both
 
