@@ -146,6 +146,20 @@ class Pairing:
         return cls(head, head + heads, torch.cat([group, group + groups]), group)
 
     @classmethod
+    def one_second(cls, heads: int, groups: int | None = None, device: Device = None) -> Pairing:
+        """Head h has the map h, and all heads have the map H. Of `groups` + 1 key heads the last serves the second map.
+
+        Parameters
+        ----------
+        heads, groups, device
+            As of :meth:`plain`; there are `groups` value heads.
+        """
+        groups = _divides(groups, heads)
+        head = torch.arange(heads, device=device)
+        group = head * groups // heads
+        return cls(head, torch.full_like(head, heads), torch.cat([group, group.new_tensor([groups])]), group)
+
+    @classmethod
     def stripes(cls, heads: int, groups: int | None = None, *, shared_keys: bool = False, device: Device = None) -> Pairing:
         """Head h has the maps 2h and 2h + 1; parameters as of :meth:`grouped`."""
         return cls.grouped(heads, heads, groups, shared_keys=shared_keys, device=device)
