@@ -16,6 +16,7 @@ FAINT = (
     10  # times the rest the largest weight may be before a picture of bins is faint: the first queries have few keys to share it
 )
 CHANGED = "D: A₁ as the layer changes it"  # where there is no second map
+CHANGED_DIFFERENCE = "D: A₁ − λ·A₂ as the layer changes it"
 
 
 @dataclass(frozen=True)

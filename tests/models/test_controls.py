@@ -23,8 +23,14 @@ CONTROLS = {
     "top-k": dict(attention="top_k", top_keys=3),
     "signed": dict(attention="signed", mask_dim=4),
     "gated": dict(attention="gated"),
+    "plus": dict(attention="plus"),
+    "plus, low rank": dict(attention="plus", second_dim=2),
+    "d-plus": dict(attention="d_plus"),
+    "d-plus, λ = 1": dict(attention="d_plus", fixed_lambda=1.0),
+    "shared A2": dict(attention="shared_a2"),
+    "shared A2, no norm": dict(attention="shared_a2", head_norm="none"),
 }
-DIFFERENTIAL = [name for name in CONTROLS if name.startswith("v1")]
+DIFFERENTIAL = [name for name in CONTROLS if name.startswith(("v1", "plus", "d-plus", "shared"))]
 
 
 def made(name, **more):
@@ -33,7 +39,7 @@ def made(name, **more):
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter, values in model.named_parameters():
-            if any(part in parameter for part in ("subln", "mask_", "gate_proj")):
+            if any(part in parameter for part in ("subln", "mask_", "gate_proj", "lambda_q1")):
                 values.add_(torch.randn(values.shape, generator=generator) * 0.5)
     return model
 
@@ -174,7 +180,7 @@ def test_statistics_of_a_signed_map_are_not_those_of_its_softmax():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", ["top-k", "signed"])
+@pytest.mark.parametrize("name", ["top-k", "signed", "d-plus"])
 def test_weights_are_chosen_in_single_precision(name, dtype):
     """Rounded to half precision many weights of a flat row are equal, and which of them are largest is chance."""
     fields = dict(top_keys=8) if name == "top-k" else {}
@@ -221,7 +227,7 @@ def test_fields_that_do_not_go_together_are_refused(fields, why):
         DiffConfig(**fields)
 
 
-@pytest.mark.parametrize("name", ["top-k", "signed"])
+@pytest.mark.parametrize("name", ["top-k", "signed", "d-plus"])
 def test_weights_that_are_not_handed_out_are_asked_for(name):
     model = made(name)
     model.set_attn_implementation("sdpa")
@@ -229,7 +235,7 @@ def test_weights_that_are_not_handed_out_are_asked_for(name):
         logits(model, tiny.ids(10))
 
 
-@pytest.mark.parametrize("name", ["top-k", "signed", "gated", "v1, low rank"])
+@pytest.mark.parametrize("name", ["top-k", "signed", "gated", "v1, low rank", "plus, low rank", "d-plus", "shared A2"])
 def test_the_lens_says_what_it_has_no_hook_points_for(name):
     pytest.importorskip("transformer_lens")
     from diffscope import lens
