@@ -65,6 +65,9 @@ class Prompt:
         return self.judged or [list(range(len(self.answer)))]
 
 
+Mention = tuple[list[int], list[int]]  # the tokens of a sentence of a training row, and the kind of each
+
+
 class _Piece(NamedTuple):
     """What is inserted into the text of a prompt."""
 
@@ -87,20 +90,25 @@ class Retrieval:
         Draw the filler from modules that training never sees.
     template : str
         The sentence; the question is what stands before the number.
-    texts : sequence of str, optional
-        Other text for the filler than the documentation strings of the Python standard library.
+    texts : sequence of str or Filler, optional
+        Other text for the filler than the documentation strings of the Python standard library, or the filler itself.
+
+    Attributes
+    ----------
+    opening : list of int
+        Tokens that the tokenizer puts before a text.
     """
 
     tokenizer: PreTrainedTokenizerBase
     held_out: bool = True
     template: str = TEMPLATE
-    texts: Sequence[str] | None = field(default=None, repr=False)
+    texts: Sequence[str] | Filler | None = field(default=None, repr=False)
     filler: Filler = field(init=False, repr=False)
 
     def __post_init__(self):
         if self.tokenizer is None:
             raise PromptError(f"retrieval prompts need a tokenizer, and this model has none; load one with it, or {OWN}")
-        self._opening = opening(self.tokenizer)
+        self.opening = opening(self.tokenizer)
         self._wording = Wording(self.tokenizer, self.template)
         self.filler = Filler.of(standard_library_text(self.held_out) if self.texts is None else self.texts, self.tokenizer)
 
@@ -254,7 +262,7 @@ class Retrieval:
         PromptError
             There are too few.
         """
-        room = length - len(self._opening) - len(question) - sum(map(len, sentences))
+        room = length - len(self.opening) - len(question) - sum(map(len, sentences))
         if room < len(sentences):
             least = length - room + len(sentences)
             raise PromptError(f"{len(sentences)} needles do not fit {length} tokens; use at least {least}")
@@ -264,7 +272,7 @@ class Retrieval:
         self, text: np.ndarray, pieces: list[_Piece], city: str, question: tuple[int, ...], answer: list[int]
     ) -> Prompt:
         """A prompt of what the tokenizer puts first, the text with pieces inserted, and the question."""
-        ids = [*self._opening]
+        ids = [*self.opening]
         spans: dict[str, list[int]] = {"sink": [0], "answer": [], "needles": []}
         done = 0
         begin = 0  # of the queried needle
@@ -285,7 +293,7 @@ class Retrieval:
             ids += tokens
         ids += text[done:].tolist()
         spans["query"] = list(range(len(ids), len(ids) + len(question)))
-        before = len(self._opening)
+        before = len(self.opening)
         depth = (begin - before) / max(1, len(ids) - before - len(queried)) if queried else float("nan")
         return Prompt([*ids, *question], answer, spans, depth, city, distractors)
 
@@ -320,27 +328,21 @@ class Retrieval:
         kind : ndarray of int8, (row, length)
             0 text, 1 an answer that follows from what stands before it, 2 a number that nothing could predict.
         """
-        first = len(self._opening)
+        first = len(self.opening)
         ids = np.zeros((rows, length), dtype=np.int64)
-        ids[:, :first] = self._opening
+        ids[:, :first] = self.opening
         kind = np.zeros((rows, length), dtype=np.int8)
         for row in range(rows):
-            sentences = self._mentions(needles, mentions, rng, near, unanswerable)
+            sentences = self.mentions(needles, mentions, rng, near, unanswerable)
             text, cuts = self.filler.take(length - first - sum(len(tokens) for tokens, _ in sentences), rng)
             places = np.sort(self._places(cuts, len(sentences), rng, None, 0))
             places[-1] = len(text)
-            column = first
-            done = 0
-            for (tokens, kinds), place in zip(sentences, places):
-                ids[row, column : column + place - done] = text[done:place]
-                column += place - done
-                done = place
-                ids[row, column : column + len(tokens)] = tokens
-                kind[row, column : column + len(tokens)] = kinds
-                column += len(tokens)
+            ids[row, first:], kind[row, first:] = mentioned(text, sentences, places)
         return ids, kind
 
-    def _mentions(self, needles: int, mentions: int, rng, near: float, unanswerable: float) -> list[tuple[list[int], list[int]]]:
+    def mentions(
+        self, needles: int, mentions: int, rng: np.random.Generator, near: float = 0.0, unanswerable: float = 0.0
+    ) -> list[Mention]:
         """The sentences of a training row in their order, each with the kind of its tokens."""
         cities = self._cities(needles, rng)
         numbers = self._numbers(needles, rng)
@@ -372,3 +374,13 @@ class Retrieval:
         others = [f"{qualifier} {cities[0].split()[1]}" for qualifier in QUALIFIERS] if qualified else CITIES
         others = [city for city in others if city not in cities]
         return others[int(rng.integers(len(others)))]
+
+
+def mentioned(text: np.ndarray, sentences: Sequence[Mention], places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Text (token,) with sentences inserted at `places`, which rise; the tokens of both, and the kind of each."""
+    of_text = np.zeros(len(text), dtype=np.int8)
+    ids, kinds = [], []
+    for start, end, (tokens, of_tokens) in zip([0, *places[:-1]], places, sentences):
+        ids += [text[start:end], np.array(tokens, dtype=np.int64)]
+        kinds += [of_text[start:end], np.array(of_tokens, dtype=np.int8)]
+    return np.concatenate([*ids, text[places[-1] :]]), np.concatenate([*kinds, of_text[places[-1] :]])
