@@ -150,7 +150,7 @@ def test_a_corpus_is_split_by_document_and_described(packages, small, tmp_path):
     for what in ("documents", "paragraphs", "bytes", "tokens"):
         assert sum(sizes[what] for sizes in record["packages"].values()) == sum(size[what] for size in record["splits"].values())
     shown = "\n".join(corpus.show(tmp_path, seed=0))
-    assert record["digest"] in shown and "2 of" not in shown and shown.count("  Of the towns of") == 10
+    assert record["digest"] in shown and shown.count("  Of the towns of") == 10
 
 
 @needs_dpkg
