@@ -105,8 +105,8 @@ class Stage:
             ids = np.array([[task.tokenizer.bos_token_id, *text] for text in texts])
             return ids, np.zeros(ids.shape, dtype=np.int8)
         mentions = self._mentions(length)
-        most = max(self.needles[0], self.needles[1] * mentions // self.mentions)
-        needles = int(rng.integers(self.needles[0], most + 1))
+        most = self.needles[1] * mentions // self.mentions
+        needles = int(rng.integers(min(self.needles[0], most), most + 1))
         return task.training_rows(rows, length, needles, mentions, rng, self.near, self.unanswerable)
 
     def _mentions(self, length: int) -> int:
