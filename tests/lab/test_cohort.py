@@ -26,11 +26,12 @@ from diffscope.lab.training import cohort as cohort_module
 from diffscope.lab.training import revision
 from diffscope.lab.training.cohort import Cohort, collect, open_dataset, summary, train_cohort
 from diffscope.lab.training.forecast import forecast
+from diffscope.lab.training.formation import formation
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.run_folder import events
 from diffscope.lab.training.runs import home
 from diffscope.lab.training.stages import Stage
-from diffscope.lab.training.train import formation, train
+from diffscope.lab.training.train import train
 from diffscope.store import open_statistics, save_statistics
 from diffscope.tasks import Retrieval
 from tests.lab.small_recipes import FORMING, PIECE
