@@ -101,7 +101,7 @@ def take(part: str, scope: Scope, seed: int, texts=None) -> xr.Dataset:
         sinks ``sink`` (queries, map, layer, head) and ``copy_log_odds``. NaN for models without a second map.
     """
     task = task_of(part, scope, seed, texts)
-    batch = scope.capture([prompt.ids for prompt in task.prompts], spans=_spans(task.prompts))
+    batch = scope.capture([prompt.ids for prompt in task.prompts])
     taken = previous_token(batch, task.prompts)
     if part == "sinks":
         taken |= {"sink": sinks(batch, task.prompts), "copy_log_odds": copy_log_odds(scope, seed)}
@@ -114,7 +114,8 @@ def of_second_map(scope: Scope, task: Task) -> dict[str, xr.DataArray]:
     """What only a model with two maps has: what A2 costs, its signs, gain and rejection."""
     costs = lost_without_a2(scope, task.prompts).sel(measure="loss", drop=True).mean("prompt")
     layers = costs["layer"].values if "layer" in costs.coords else np.arange(costs.sizes["layer"])
-    taken = {"lost_without_a2": costs["layer_together"], "lost_without_a2_of_head": costs["head"]}
+    of_heads = (costs["alone"] + costs["after_others"]) / 2  # (layer, head)
+    taken = {"lost_without_a2": costs["layer_together"], "lost_without_a2_of_head": of_heads}
     for name, edit in {"signs": edits.d_plus, "one_a2": edits.share_a2, "plus": edits.plus}.items():
         of = "without" if name == "signs" else "with"
         taken[f"lost_{of}_{name}"] = by_layer(scope, task.prompts, layers, edit)
@@ -122,7 +123,7 @@ def of_second_map(scope: Scope, task: Task) -> dict[str, xr.DataArray]:
     together = over_prompts(gains)
     own = together["snr_gain"].sel(a2="own", drop=True)
     taken |= {"gain_by_head": own, "snr_of_a2": together["snr"].sel(output="lambda_A2", stage="before", drop=True)}
-    weights = own.isel(stage=0, drop=True).copy(data=np.nan_to_num(costs["head"].values).clip(min=0))
+    weights = own.isel(stage=0, drop=True).copy(data=np.nan_to_num(of_heads.values).clip(min=0))
     if float(weights.sum()) > 0:
         mean = mean_gain(together, weights)["snr_gain"]
         taken["signal_to_noise_gain"] = mean.sel(a2="own", stage="before", drop=True)
@@ -138,31 +139,23 @@ def by_layer(scope: Scope, prompts: Sequence[Prompt], layers: Sequence[int], edi
 
 def rejection(scope: Scope, prompts: Sequence[Prompt]) -> dict[str, xr.DataArray]:
     """Common-mode rejection by injection on what is neither answer nor query, and its ceiling, (layer, head), dB."""
-    named = [_named(prompt) | {"irrelevant": _irrelevant(prompt)} for prompt in prompts]
-    spans = {name: [of.get(name, []) for of in named] for name in ("irrelevant",)}
-    batch = scope.capture([prompt.ids for prompt in prompts], spans=spans)
-    measured = cmrr_by_injection(batch, spans=["irrelevant"], sigmas=[SIGMA], draws=8)
-    squares = np.square(measured[["change_common", "change_differential", "change_ceiling"]]).mean("prompt")
-    squares = squares.isel(sigma=0, span=0, drop=True)
-    rejected = 10 * np.log10(squares["change_differential"] / squares["change_common"])
-    ceiling = 10 * np.log10(squares["change_differential"] / squares["change_ceiling"])
-    return {"rejection": rejected, "rejection_ceiling": ceiling}
+    batch = scope.capture([prompt.ids for prompt in prompts], spans=[_named(prompt) for prompt in prompts])
+    measured = cmrr_by_injection(batch, spans=["irrelevant"], sigmas=[SIGMA], draws=8).isel(sigma=0, span=0, drop=True)
+    changes = measured[[name for name in measured.data_vars if str(name).startswith("change_")]]
+    squares = np.square(changes).mean("prompt")  # of each (layer, head)
+    return {
+        "rejection": _decibels(squares["change_differential"] / squares["change_common"]),
+        "rejection_ceiling": _decibels(squares["change_differential_ceiling"] / squares["change_common_ceiling"]),
+    }
 
 
-def _irrelevant(prompt: Prompt) -> list[int]:
-    stay = {*prompt.spans.get("answer", ()), *prompt.spans.get("query", ()), *prompt.spans.get("sink", ())}
-    return [at for at in range(len(prompt.ids)) if at not in stay]
+def _decibels(ratio: xr.DataArray) -> xr.DataArray:
+    return 10 * np.log10(ratio)
 
 
 def _named(prompt: Prompt) -> dict[str, list[int]]:
     """The spans of a prompt that it has."""
     return {name: list(at) for name, at in prompt.spans.items() if at}
-
-
-def _spans(prompts: Sequence[Prompt]) -> dict[str, list[list[int]]]:
-    """The spans that all prompts have, one list a prompt."""
-    named = [_named(prompt) for prompt in prompts]
-    return {name: [of[name] for of in named] for name in named[0] if all(name in of for of in named)}
 
 
 def previous_token(batch, prompts: Sequence[Prompt]) -> dict[str, xr.DataArray]:

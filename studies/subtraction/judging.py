@@ -11,7 +11,8 @@ import xarray as xr
 
 from diffscope.hypotheses.inference import Estimate, as_estimate
 from diffscope.hypotheses.intervals import LEVEL, holm
-from diffscope.hypotheses.rules import ABOVE, BELOW, OPEN, SILENT, Cost, Declared, Missing, Test, state
+from diffscope.accounts import ACCOUNTS, OPEN, SILENT
+from diffscope.hypotheses.rules import ABOVE, BELOW, Cost, Declared, Missing, Test, state
 from studies.subtraction.primaries import PARTS, Part
 
 NOT_TESTED = "not tested: one before it in the order was not found"
@@ -77,7 +78,7 @@ def judged(
         estimate = estimates[test.id]
         shown = _state(test, estimate, of_test)
         if math.isnan(of_test):
-            words = {account: OPEN if account in test.predictions else SILENT for account in test.judge_all()}
+            words = {account: OPEN if account in test.predictions else SILENT for account in ACCOUNTS}
             rows.append(Judged(test, estimate, of_test, shown, words, NOT_TESTED))
             continue
         (quantity,) = test.quantities
