@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from diffscope.errors import PromptError
 from diffscope.tasks.corpus import standard_library_text
@@ -100,6 +100,10 @@ class Backcopy:
         table[self.trigger_ids] = 0
         totals = table.sum(1, keepdims=True)
         self.transitions = np.divide(table, totals, out=np.zeros(table.shape), where=totals > 0)
+
+    def speaks(self, tokenizer: PreTrainedTokenizerBase | None) -> bool:
+        """Whether a tokenizer has this task's tokens, so that its model can be given the task."""
+        return tokenizer is not None and tokenizer.get_vocab() == self.tokenizer.get_vocab()
 
     def training_rows(self, rows: int, length: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """Draw sequences.

@@ -89,7 +89,7 @@ class PlantedLookups:
         Raises
         ------
         PromptError
-            The sentences leave no text before and after themselves.
+            No text that is drawn has room for the sentences and is without their cities and numbers.
         """
         first = len(self.retrieval.opening)
         ids = np.zeros((rows, length), dtype=np.int64)
@@ -107,25 +107,29 @@ class PlantedLookups:
         fewest, most = self.distractors
         cities = 1 + int(rng.integers(fewest, most + 1))
         sentences = self.retrieval.mentions(cities, cities + 1, rng)
-        text, cuts = self._without(sentences, length - sum(len(tokens) for tokens, _ in sentences), rng)
-        borders = np.flatnonzero(cuts)
-        early, late = borders[borders < len(text) // 2], borders[borders >= len(text) // 2]
-        if len(early) < cities or not len(late):
-            raise PromptError(f"{len(sentences)} sentences do not fit {length} tokens; use longer windows or fewer distractors")
+        text, early, late = self._room(sentences, length - sum(len(tokens) for tokens, _ in sentences), rng)
         places = [*np.sort(rng.choice(early, cities, replace=False)), rng.choice(late)]
         return mentioned(text, sentences, np.array(places))
 
-    def _without(self, sentences: Sequence[Mention], length: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Text, and where words begin in it, that has neither a city nor a number of these sentences."""
+    def _room(self, sentences: Sequence[Mention], length: int, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+        """Text without a city or a number of these sentences, and in its halves the places where they may stand.
+
+        Of one sentence that is in the second half, and of all others in the first.
+        """
         parts = []
         for tokens, kinds in sentences:
             number = np.flatnonzero(kinds)
             parts += [tokens[: number[0]], tokens[number[0] : number[-1] + 1]]
         for _ in range(MANY):
             text, cuts = self.retrieval.filler.take(length, rng)
-            if not any(_holds(text, part) for part in parts):
-                return text, cuts
-        raise PromptError(f"nowhere in the text {length} tokens are without the planted cities; give a longer text")
+            borders = np.flatnonzero(cuts)
+            early, late = borders[borders < length // 2], borders[borders >= length // 2]
+            if len(early) >= len(sentences) - 1 and len(late) and not any(_holds(text, part) for part in parts):
+                return text, early, late
+        raise PromptError(
+            f"none of {MANY} texts of {length} tokens has places for {len(sentences)} sentences and is without their cities; "
+            "use longer windows, fewer distractors, or a longer text"
+        )
 
 
 def _holds(text: np.ndarray, part: Sequence[int]) -> bool:

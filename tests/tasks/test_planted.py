@@ -81,7 +81,7 @@ def test_what_cannot_be_planted_is_refused(tokenizer):
         PlantedLookups(tokenizer, share=1.5)
     with pytest.raises(PromptError, match="not the fewest and the most"):
         PlantedLookups(tokenizer, distractors=(3, 1))
-    with pytest.raises(PromptError, match="use longer windows or fewer distractors"):
-        PlantedLookups(tokenizer, share=1.0, distractors=(5, 5)).training_rows(9, 42, np.random.default_rng(0))
-    with pytest.raises(PromptError, match="without the planted cities"):
+    with pytest.raises(PromptError, match="has places for 7 sentences"):
+        PlantedLookups(tokenizer, share=1.0, distractors=(5, 5)).training_rows(9, 36, np.random.default_rng(0))
+    with pytest.raises(PromptError, match="is without their cities; use longer windows"):
         PlantedLookups(tokenizer, [" ".join(CITIES)] * 6, share=1.0).training_rows(1, 150, np.random.default_rng(0))
