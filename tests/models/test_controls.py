@@ -178,7 +178,7 @@ def test_captures_of_the_arms_show_what_heads_multiply_their_values_with():
             weights = [maps[0] for maps in model(torch.tensor([ids]), output_attentions=True).attentions]  # (map, query, key)
         cap = diffscope.load(model).capture(ids)
         for layer, maps, block in zip(cap.layers, weights, model.model.layers):
-            lam = float(block.self_attn.lam())
+            lam = block.self_attn.lam().item()
             rows = layer.rows()
             first, second = rows.a1, rows.a2
             if name == "d-plus":
