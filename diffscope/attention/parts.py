@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -277,3 +277,9 @@ class Rows:
     changed: bool = False
     buffer: Tensor | None = None
     start: int = 0
+
+    def of_heads(self, heads: Tensor) -> Rows:
+        """The rows of some heads, int64 (head,), of a block that has the rows of all."""
+        a2 = None if self.a2 is None else self.a2[heads]
+        chosen = {name: getattr(self, name)[heads] for name in ("a1", "d", "lam", "gain")}
+        return replace(self, a2=a2, buffer=None, **chosen)
