@@ -11,7 +11,7 @@ from diffscope.hypotheses.study import open_study
 from diffscope.lab.training.cohort import Cohort, collect
 from diffscope.lab.training.recipe import Recipe
 from diffscope.tables import numbers
-from tests.studies import study as planted_study
+from tests.study_data import study as planted_study
 from tools import study_pages
 
 ROOT = Path(__file__).parents[1]

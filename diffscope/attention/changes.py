@@ -67,6 +67,7 @@ class Change:
     """
 
     kinds: ClassVar[dict[str, type[Change]]] = {}
+    of_all_heads: ClassVar[bool] = False  # whether the rows of a head depend on those of others, so that all are to be computed
     takes: ClassVar[dict[str, Kind]] = {}  # fields that may not hold whatever their type can
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -98,6 +99,11 @@ class Change:
         tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
         plain = {name: value for name, value in values.items() if name not in tensors}
         return tensors, {"class": type(self).__name__, **plain}
+
+    @property
+    def of_difference(self) -> bool:
+        """Whether it acts on D after the subtraction, so that D need not be gain·A1 − λ·A2."""
+        return type(self).difference is not Change.difference
 
     @staticmethod
     def assemble(tensors: dict[str, Tensor], record: dict) -> Change:
@@ -171,6 +177,16 @@ class UniformA2(ChangeOfA2):
     def second(self, at: At, a2: Tensor) -> Tensor:
         visible = at.visible.to(a2.dtype)
         return visible / visible.sum(-1, keepdim=True).clamp_min(1) * mass(at, a2)
+
+
+@dataclass(frozen=True)
+class SharedA2(ChangeOfA2):
+    """The mean of the second maps of all heads of the layer, of those too that keep their own."""
+
+    of_all_heads = True
+
+    def second(self, at: At, a2: Tensor) -> Tensor:
+        return a2.mean(0, keepdim=True)
 
 
 @dataclass(frozen=True)

@@ -168,7 +168,6 @@ def exactness(model, prompts: Sequence[Prompt]) -> dict[str, np.ndarray]:
     return {"exact_match": answered.right, "log_odds": answered.log_odds}
 
 
-@torch.no_grad()
 def text_losses(model, recall: Recall, length: int, seed: Seed = 40_000, texts: int = 64, tokens: int = 8192) -> dict[str, float]:
     """Loss on plain text, in nats a token, on tokens that the text gives away (``hit``) and on all ``other`` ones.
 
@@ -176,15 +175,21 @@ def text_losses(model, recall: Recall, length: int, seed: Seed = 40_000, texts: 
     fit into `tokens` tokens.
     """
     ids, hits = recall.rows(texts, length, np.random.default_rng(seed))  # (text, token)
+    loss = losses_of_texts(model, ids, tokens)
+    hit = torch.from_numpy(hits[:, 1:])
+    return {"hit": float(loss[hit].mean()), "other": float(loss[~hit].mean())}
+
+
+@torch.no_grad()
+def losses_of_texts(model, ids: np.ndarray, tokens: int = 8192) -> torch.Tensor:
+    """Loss in nats on every token of texts (text, token) but the first: (text, token − 1)."""
     device = model.get_input_embeddings().weight.device
     losses = []
-    for batch in torch.from_numpy(ids).split(max(1, tokens // length)):
+    for batch in torch.from_numpy(ids).split(max(1, tokens // ids.shape[1])):
         batch = batch.to(device)
         logits = model(batch, use_cache=False).logits[:, :-1].float()
         losses.append(F.cross_entropy(logits.transpose(1, 2), batch[:, 1:], reduction="none").cpu())
-    loss = torch.cat(losses).double()  # (text, token − 1)
-    hit = torch.from_numpy(hits[:, 1:])
-    return {"hit": float(loss[hit].mean()), "other": float(loss[~hit].mean())}
+    return torch.cat(losses).double()
 
 
 @torch.no_grad()

@@ -103,9 +103,10 @@ def rejection_sentence(estimates: xr.Dataset, sigma: float) -> str:
         return f"Noise on {span} tokens changes nothing here: there is nothing to reject."
     whole = float(values["equal_maps"].min()), float(values["equal_maps"].max())
     start = (
-        f"Of noise of σ = {sigma:g} on {span} tokens the rejection by head is {between(own.values[own.notnull()], decibels)} dB; "
-        f"that of equal maps would be {between(whole, decibels)} dB of small noise"
+        f"Of noise of σ = {sigma:g} on {span} tokens the rejection by head is {between(own.values[own.notnull()], decibels)} dB"
     )
+    if values["equal_maps"].notnull().any():
+        start += f"; that of equal maps would be {between(whole, decibels)} dB of small noise"
     least, largest = (rejected.sel(control=control) for control in (LEAST, LARGEST))
     compared = own.notnull() & largest.notnull()
     if not compared.any():

@@ -208,7 +208,7 @@ OTHERS = {
         "20 log10((|g + lambda|/2) / |g - lambda|), of the sizes of both gains; inf at lambda = g, -inf at lambda = -g, where "
         "nothing of the differential mode comes through",
         ("-inf", "inf"),
-        f"{NO_SECOND}; where g and lambda are 0",
+        f"{NO_SECOND}; where D is changed after the subtraction, as d_plus does; where g and lambda are 0",
         f"{DIFF}: its analogy with differential amplifiers",
         "not",
     ),

@@ -75,7 +75,8 @@ class Filler:
         for tries in itertools.count():
             start = int(rng.integers(len(self.ids) - length))
             if self.cuts[start] and self.cuts[start + length]:
-                return self.ids[start : start + length], self.cuts[start : start + length]
+                ids = np.asarray(self.ids[start : start + length], dtype=np.int64)  # those of a file are smaller
+                return ids, np.asarray(self.cuts[start : start + length])
             if tries == MANY and not (self.cuts[: len(self.cuts) - length] & self.cuts[length:]).any():
                 raise PromptError(f"nowhere in the text {length} tokens begin and end between words; give a longer text")
 
@@ -88,12 +89,16 @@ def _filler(texts: tuple[str, ...], tokenizer: PreTrainedTokenizerBase, vocabula
         encoded = after_word(tokenizer, [" " + text for text in texts[first : first + MANY]])
         parts.append(np.array([token for text in encoded for token in text], dtype=np.int64))
     ids = np.concatenate([np.empty(0, dtype=np.int64), *parts])
-    pieces = tokenizer.convert_ids_to_tokens(list(range(vocabulary)))
-    # A lone space would join the white space before it.
-    begins = np.array([piece.startswith(("Ġ", "▁", " ")) and len(piece) > 1 for piece in pieces])
-    if not begins[ids].any():
+    cuts = word_begins(tokenizer)[ids]
+    if not cuts.any():
         raise PromptError(f"nowhere in this text a token begins a word, so it cannot be cut; use another text, or {OWN}")
-    cuts = begins[ids]
     for array in (ids, cuts):
         array.setflags(write=False)
     return Filler(ids, cuts)
+
+
+def word_begins(tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
+    """Return which tokens begin a word, (token of the vocabulary,) bool."""
+    pieces = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+    # A lone space would join the white space before it.
+    return np.array([piece.startswith(("Ġ", "▁", " ")) and len(piece) > 1 for piece in pieces])

@@ -13,7 +13,7 @@ from diffscope.hypotheses.board import run
 from diffscope.hypotheses.claims import Bearing, Claim, answered, compare
 from diffscope.hypotheses.published import CLAIMS, SHORT
 from diffscope.hypotheses.study import ALL, WEIGHTS, Study
-from tests.studies import estimate, study
+from tests.study_data import estimate, study
 
 INTERVALS = {  # (low, high): above, below, none within ± 0.5, not above 0.5, not below −0.5, in 2 to 5
     (0.1, 0.4): ("same sign", "other sign", "within", "within", "within", "outside, below"),
