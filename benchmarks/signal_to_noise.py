@@ -40,7 +40,7 @@ def of_truth(truth: str, size: str, repetitions: int) -> dict:
     """Gains of one truth at one size over repetitions."""
     keys, width, draws = SIZES[size]
     measured = [PlantedSignal(truth, seed, keys, width).measured(draws) for seed in range(repetitions)]
-    means = xr.concat([mean_gain(each).sel(stage="before") for each in measured], "repetition")
+    means = xr.concat([mean_gain(each, least=-np.inf).sel(stage="before") for each in measured], "repetition")
     own = means["snr_gain"].sel(a2="own")
     snr = xr.concat([each["snr"].sel(stage="before").mean("head") for each in measured], "repetition").mean(
         ["repetition", "layer"]

@@ -35,6 +35,7 @@ DRAWS = 8
 OUTPUTS = ("A1", "lambda_A2", "D", "D_uniform", "D_next")
 STAGES = ("before", "after")
 SECONDS = {"own": "D", "uniform": "D_uniform", "next head": "D_next"}  # what each A2 makes of the difference
+HEARD = 0.0  # dB: above it an output changes more with the answer than with the filler
 MOST = 2**28  # numbers that are held at a time: 2 GiB
 ROUNDING = 4  # units of rounding of an output's size, below which it does not change
 DIMS = ("head", "output", "stage")
@@ -319,8 +320,10 @@ def over_prompts(datasets: Sequence[xr.Dataset]) -> xr.Dataset:
     return dataset
 
 
-def mean_gain(dataset: xr.Dataset, weights: xr.DataArray | None = None) -> xr.Dataset:
-    """The gain of the subtraction over heads: the mean of decibels, each head with its weight.
+def mean_gain(dataset: xr.Dataset, weights: xr.DataArray | None = None, least: float = HEARD) -> xr.Dataset:
+    """The gain of the subtraction over heads that tell the answer: the mean of decibels, each head with its weight.
+
+    A head in which neither A1·V nor D·V tells the answer may have any gain, since a ratio of nothing to nothing is taken.
 
     Parameters
     ----------
@@ -328,12 +331,14 @@ def mean_gain(dataset: xr.Dataset, weights: xr.DataArray | None = None) -> xr.Da
         Of :func:`signal_to_noise` or :func:`over_prompts`.
     weights : xarray.DataArray (layer, head), optional
         Such as what the answer loses without each head's A2; what is below 0 counts as 0. By default all heads alike.
+    least : float
+        A head counts if the signal-to-noise ratio of A1·V or that of D·V is above it, in dB; −infinity counts all.
 
     Returns
     -------
     xarray.Dataset
-        ``snr_gain``, ``signal_change`` and ``noise_change`` (a2, stage), in dB, and ``counted`` (a2, stage), the share of all
-        weight that heads with a gain have.
+        ``snr_gain``, ``signal_change`` and ``noise_change`` (a2, stage), in dB, NaN if no head counts; and ``counted`` (a2,
+        stage), the share of all weight that heads which count have: of little weight a mean says little.
 
     Raises
     ------
@@ -344,8 +349,13 @@ def mean_gain(dataset: xr.Dataset, weights: xr.DataArray | None = None) -> xr.Da
     if not float(weights.sum()) > 0:
         raise DiffscopeError("no head has a weight above 0, so there is nothing to average")
     heads = ["layer", "head"]
-    gains = dataset[["snr_gain", "signal_change", "noise_change"]]
+    gains = dataset[["snr_gain", "signal_change", "noise_change"]].where(tells(dataset, least))
     means = gains.weighted(weights.fillna(0)).mean(heads, keep_attrs=True)
-    counted = weights.fillna(0).where(dataset["snr_gain"].notnull(), 0).sum(heads) / float(weights.sum())
-    about = {"units": "1", "long_name": "share of the weight that heads with a gain have"}
+    counted = weights.fillna(0).where(gains["snr_gain"].notnull(), 0).sum(heads) / float(weights.sum())
+    about = {"units": "1", "long_name": "share of the weight that heads which count have"}
     return means.assign(counted=counted.assign_attrs(about))
+
+
+def tells(dataset: xr.Dataset, least: float = HEARD) -> xr.DataArray:
+    """Whether A1·V or D·V of a head changes with the answer, by its signal-to-noise ratio in dB, bool (layer, head, stage)."""
+    return dataset["snr"].sel(output=["A1", "D"]).max("output") > least

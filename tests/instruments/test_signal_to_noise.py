@@ -185,15 +185,23 @@ def test_prompts_are_put_together_by_their_variances(scope):
 def test_heads_are_averaged_with_the_weights_that_are_given(scope):
     measured = diffscope.signal_to_noise(scope, IDS, **GIVEN)
     gain = measured["snr_gain"]
-    np.testing.assert_allclose(mean_gain(measured)["snr_gain"], gain.mean(["layer", "head"]))
+    every = {"least": -np.inf}
+    np.testing.assert_allclose(mean_gain(measured, **every)["snr_gain"], gain.mean(["layer", "head"]))
     weights = xr.zeros_like(gain.isel(a2=0, stage=0, drop=True))
     weights[1, 2], weights[0, 0], weights[0, 1] = 3.0, 1.0, -5.0
     expected = (3 * gain[1, 2] + gain[0, 0]) / 4
-    np.testing.assert_allclose(mean_gain(measured, weights)["snr_gain"], expected)
+    np.testing.assert_allclose(mean_gain(measured, weights, **every)["snr_gain"], expected)
     lacking = measured.assign(snr_gain=gain.where((gain["layer"] != 0) | (gain["head"] != 0)))
-    averaged = mean_gain(lacking, weights)
+    averaged = mean_gain(lacking, weights, **every)
     assert (averaged["counted"] == 0.75).all()
     np.testing.assert_allclose(averaged["snr_gain"], gain[1, 2])
+    snr = xr.full_like(measured["snr"], -20.0)
+    snr.loc[dict(layer=1, head=2, output="D")] = 3.0  # the only one that tells the answer, after the subtraction
+    heard = mean_gain(measured.assign(snr=snr), weights)
+    np.testing.assert_allclose(heard["snr_gain"], gain[1, 2])
+    assert (heard["counted"] == 0.75).all()
+    nobody = mean_gain(measured.assign(snr=snr - 99), weights)
+    assert nobody["snr_gain"].isnull().all() and (nobody["counted"] == 0).all()
     with pytest.raises(DiffscopeError, match="no head has a weight above 0"):
         mean_gain(measured, -weights.clip(0))
 
