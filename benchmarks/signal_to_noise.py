@@ -117,7 +117,8 @@ def of_text(name: str, length: int) -> xr.Dataset:
     for _ in range(PROMPTS):
         prompt = recall.prompt(length, rng)
         others = [[int(token)] for token in recall.filler.take(4 * DRAWS, rng)[0]]
-        tables.append(diffscope.signal_to_noise(scope, prompt.ids, spans=prompt.spans, answers=others))
+        spans = {name: at for name, at in prompt.spans.items() if at}
+        tables.append(diffscope.signal_to_noise(scope, prompt.ids, spans=spans, answers=others))
     return over_prompts(tables)
 
 
