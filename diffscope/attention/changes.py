@@ -5,7 +5,7 @@ Each is a frozen dataclass whose `heads` are those it acts on; tensors lead with
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -348,6 +348,25 @@ class Quantise(Change):
         step = largest / (2 ** (self.bits - 1) - 1)
         rounded = (seen / step.clamp_min(1e-30)).round() * step
         return torch.where(chosen(self.heads, at), rounded.masked_fill(hidden, -torch.inf), logits)
+
+
+@dataclass(frozen=True)
+class ShapeOfA1(Change):
+    """A2 spreads its mass on some keys as A1 does; that mass, and its weights on other keys, stay."""
+
+    heads: tuple[int, ...]
+    keys: tuple[int, ...]
+
+    def logits(self, at: At, branch: int, logits: Tensor) -> Tensor:
+        if branch == 1:
+            return logits
+        before = next(number for number, change in enumerate(at.layer.changes) if change is self)
+        unchanged = replace(at.layer, changes=at.layer.changes[:before])
+        first = unchanged.changed_logits(1, At(unchanged, at.heads, at.queries))
+        keys = torch.tensor([key for key in self.keys if key < logits.shape[-1]], device=logits.device, dtype=torch.int64)
+        mass = logits[..., keys].logsumexp(-1, keepdim=True) - first[..., keys].logsumexp(-1, keepdim=True)  # (head, query, 1)
+        shaped = logits.index_copy(-1, keys, first[..., keys] + mass)
+        return torch.where(chosen(self.heads, at) & mass.isfinite(), shaped, logits)
 
 
 def key_noise(seed: int, layer: int, keys: int) -> Tensor:

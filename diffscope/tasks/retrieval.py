@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from diffscope.errors import PromptError
 from diffscope.tasks.corpus import Filler, standard_library_text
+from diffscope.tasks.exchanging import runs
 from diffscope.tasks.pieces import OWN, opening
 from diffscope.tasks.tokenizer import CITIES, QUALIFIERS, UNKNOWN
 from diffscope.tasks.wording import Wording
@@ -184,6 +185,55 @@ class Retrieval:
             return prompt
         answer, judged = self._answers(cities[:questions], numbers)
         return replace(prompt, answer=answer, judged=judged)
+
+    def redrawn(self, prompt: Prompt, rng: np.random.Generator) -> list[int]:
+        """The tokens of another prompt like a prompt of this task: its text, and what its other sentences are about, drawn anew.
+
+        The question, the sentence that answers it, and the places and lengths of all sentences stay.
+
+        Parameters
+        ----------
+        prompt : Prompt
+            Of one question.
+        rng : numpy.random.Generator
+
+        Raises
+        ------
+        PromptError
+            There is no other sentence of as many tokens.
+        """
+        ids = np.array(prompt.ids)
+        number = prompt.spans["answer"]
+        asked = range(number[0] - len(prompt.spans["query"]), number[-1] + 1 + len(self._wording.tail)) if number else ()
+        sentences = self._sentences(prompt)
+        named = {*prompt.spans["query"], *prompt.spans["sink"], *range(len(self._opening)), *asked}
+        text = sorted(set(range(len(ids))) - named - {at for sentence in sentences for at in sentence})
+        for run in runs(text):
+            ids[run] = self.filler.take(len(run), rng)[0]
+        cities = [city for city in self._cities(len(CITIES), rng) if city != prompt.city]
+        for sentence, stated in zip(sentences, self._numbers(len(sentences), rng)):
+            fitting = (city for city in cities if len(self._wording.sentence(city, stated)) == len(sentence))
+            city = next(fitting, None)
+            if city is None:
+                raise PromptError(
+                    f"this tokenizer has no other sentence of {len(sentence)} tokens for {prompt.city!r} to stand among"
+                )
+            cities.remove(city)
+            ids[sentence] = self._wording.sentence(city, stated)
+        return ids.tolist()
+
+    def _sentences(self, prompt: Prompt) -> list[list[int]]:
+        """The positions of each sentence about another city."""
+        needles = prompt.spans["needles"]
+        sentences = []
+        for stated in prompt.distractors:
+            end = [*stated, *self._wording.tail]
+            stop = len(end)
+            while [prompt.ids[at] for at in needles[stop - len(end) : stop]] != end:
+                stop += 1
+            sentences.append(needles[:stop])
+            needles = needles[stop:]
+        return sentences
 
     def _answers(self, cities: Sequence[str], numbers: Sequence[list[int]]) -> tuple[list[int], list[list[int]]]:
         """The number of the first city, then question and number of each further one, and where the numbers are in that."""
