@@ -73,7 +73,7 @@ def test_what_is_said_of_a_second_reading_is_what_its_pages_say():
     share, cost = (cells("second_reading.md", f"{words}, share (%)")[0] for words in second_reading.WEIGHTS[:2])
     assert f"{share:.0f} % of their weight" in said.replace("\n", " ") and f"{cost:.0f} % of what heads cost" in said
     leads = [-lead for share in ("50", "80", "90") for lead in cells("second_reading.md", f"{share} % once")[:2]]
-    assert f"({min(leads):.1f} to {max(leads):.1f} octaves)" in said
+    assert f"({min(leads):.2f} to {max(leads):.2f} octaves)" in said
 
 
 def test_the_second_map_of_the_bundled_model_is_needed_where_it_looks_at_the_token_before():

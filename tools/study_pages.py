@@ -61,8 +61,8 @@ def quotes(study: Study) -> dict[str, str]:
     board = study.boards[ALL]
     return {
         "conclusion": f"{together(board)}\n",
-        "second-reading": f"{READ_AGAIN.get(study.facts['recipe'], 'Not read a second time.')}\n",
         "primaries": _judged(of_kind(board, "primary")),
+        "second-reading": f"{READ_AGAIN.get(study.facts['recipe'], 'Not read a second time.')}\n",
         "answers": _answers(study),
         "decided": _decided(board),
         "runs": _below(runs(study)),

@@ -64,16 +64,15 @@ def onsets(cohort: xr.Dataset, criterion: Criterion) -> xr.DataArray:
     """
     curves = measured(cohort, "retrieval").transpose("arm", "seed", "step")
     steps = curves["step"].values
-    reached = [[onset(steps, curve, criterion) for curve in of_arm] for of_arm in curves.values]
+    reached = [[onset(steps, curve, criterion) for curve in of_seeds] for of_seeds in curves.values]
     own = ~cohort["arm"].isin(went_on(cohort))
     return curves.isel(step=0, drop=True).copy(data=reached).where(finished(cohort) & own)
 
 
 def octaves_of_steps(cohort: xr.Dataset, steps: xr.DataArray, arm: str, other: str) -> np.ndarray:
     """log2 of one arm's steps over another's, (seed,), of seeds that both have; a run that never gets there has the limit's."""
-    limit = float(measured(cohort, "formation_limit"))
-    given = np.log2(steps.clip(max=limit))
-    differences = (of_arm(given, arm) - of_arm(given, other)).values
+    given = steps.clip(max=float(measured(cohort, "formation_limit")))
+    differences = np.log2((of_arm(given, arm) / of_arm(given, other)).values)
     return differences[np.isfinite(differences)]
 
 

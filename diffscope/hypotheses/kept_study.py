@@ -28,8 +28,8 @@ READ_AGAIN = {
         "There it is the head that looks at the token before (0.97 of A2), and its weight is subtracted: signal with a minus "
         "sign. Without it the answer's loss rises by 10.1 nats. From the heads that read the answer it can be taken out at no "
         "cost, so nothing is cancelled there either. The mechanism tests look at those: the first layer has 1 % of their "
-        "weight, and in all eight models 95 % of what heads cost. DIFF reaches 50, 80 and 90 % earlier than both controls (0.3 "
-        "to 0.7 octaves); by the rule fixed before, 95 % twice in a row, one control run decides. DIFF trained at twice their "
+        "weight, and in all eight models 95 % of what heads cost. DIFF reaches 50, 80 and 90 % earlier than both controls (0.27 "
+        "to 0.75 octaves); by the rule fixed before, 95 % twice in a row, one control run decides. DIFF trained at twice their "
         "rate."
     ),
 }
