@@ -1,4 +1,4 @@
-"""Hypotheses: cancelling noise, or sparse and signed? What a study says of it, or the model at hand, test by test."""
+"""Hypotheses: cancelled noise, sparse, or signed heads? What a study says of it, or the model at hand, test by test."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from diffscope.hypotheses.declared import KINDS
 MODEL = "the model"
 COHORT = "a trained cohort"
 NONE = "none"
-QUESTION = "Does it cancel noise, or is it sparse and signed?"
+QUESTION = "Does it cancel noise, is it sparse, or are its heads signed?"
 OWN = (
     'A line a prompt: {"prompt": "…", "answer": "…", "distractors": ["…"], "spans": {"answer": "…", "needles": "…", '
     '"query": "…"}}. Answer and its span are needed; a span is a text of the prompt.'
@@ -196,19 +196,23 @@ def show_claims(name: str) -> None:
         )
 
 
-def show_answer(board: Board | None) -> None:
-    """What can be said today: by a study, else that there is none yet and why."""
-    from diffscope.hypotheses.kept_study import NONE_SHIPPED, shipped
+def show_answer(board: Board | None, of: str | None) -> None:
+    """What can be said today: by the study of this name, or by those that are shipped, else that there is none yet and why."""
+    from diffscope.hypotheses.kept_study import NONE_SHIPPED, READ_AGAIN, shipped
     from diffscope.hypotheses.study import TAKEN_BACK
 
     st.markdown(f"### {QUESTION}")
     if board is not None and _decides(board):
         st.markdown(f"**{plain(board.title)}.** {plain(together(list(board.verdicts.values())))}")
+        if of in READ_AGAIN:
+            st.markdown(plain(READ_AGAIN[of]))
         return
     for name in shipped():
         with in_words():
             boards = study(name).boards
             st.markdown(f"**The {plain(name)} study.** {plain(together(next(iter(boards.values()))))}")
+            if name in READ_AGAIN:
+                st.markdown(plain(READ_AGAIN[name]))
     if not shipped():
         st.info(f"**Not decided yet.** {plain(NONE_SHIPPED[0].upper() + NONE_SHIPPED[1:])}.")
         with st.expander("What became of a first study?", key="hypotheses-first"):
@@ -306,7 +310,7 @@ with in_words():
     if choices is not None:
         board = tested(choices)
     with answer:
-        show_answer(board)
+        show_answer(board, None if chosen is None else kind)
         if chosen is not None:
             st.caption(f"{REPORT[0].upper()}{REPORT[1:]}.")
             show_arms(kind, chosen)
