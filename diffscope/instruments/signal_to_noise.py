@@ -231,7 +231,7 @@ def _table(outputs: Tensor, layer: LayerAttention) -> dict[str, Tensor]:
     table = {"signal": signal, "noise": noise, "interaction": interaction} | ratios(signal, noise)
     for name in ("snr", "snr_gain"):
         parts = [jackknife_error(torch.stack([each[name] for each in draws])).square() for draws in by_draw]
-        table[f"{name}_error"] = sum(parts).sqrt() if len(parts) == 2 else torch.full_like(table[name], torch.nan)
+        table[f"{name}_error"] = torch.stack(parts).sum(0).sqrt() if len(parts) == 2 else torch.full_like(table[name], torch.nan)
     return {name: values.permute(2, 0, 1) for name, values in table.items()}  # (head, output or a2, stage)
 
 
