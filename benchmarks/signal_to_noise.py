@@ -40,7 +40,7 @@ def of_truth(truth: str, size: str, repetitions: int) -> dict:
     """Gains of one truth at one size over repetitions."""
     keys, width, draws = SIZES[size]
     measured = [PlantedSignal(truth, seed, keys, width).measured(draws) for seed in range(repetitions)]
-    means = xr.concat([mean_gain(each).sel(stage="before") for each in measured], "repetition")
+    means = xr.concat([mean_gain(each, least=-np.inf).sel(stage="before") for each in measured], "repetition")
     own = means["snr_gain"].sel(a2="own")
     snr = xr.concat([each["snr"].sel(stage="before").mean("head") for each in measured], "repetition").mean(
         ["repetition", "layer"]
@@ -117,7 +117,8 @@ def of_text(name: str, length: int) -> xr.Dataset:
     for _ in range(PROMPTS):
         prompt = recall.prompt(length, rng)
         others = [[int(token)] for token in recall.filler.take(4 * DRAWS, rng)[0]]
-        tables.append(diffscope.signal_to_noise(scope, prompt.ids, spans=prompt.spans, answers=others))
+        spans = {name: at for name, at in prompt.spans.items() if at}
+        tables.append(diffscope.signal_to_noise(scope, prompt.ids, spans=spans, answers=others))
     return over_prompts(tables)
 
 

@@ -651,6 +651,8 @@ def test_evaluate_weighs_unknown_by_evidence(run):
     assert evidence["sensitivity"]["nothing"]["mean"] == pytest.approx(unknown["nothing"] - unknown["stated"])
     status, out, _ = run(*asked)
     assert status == 0 and "sensitivity" in out and f"{unknown['stated 4']:+.2f}" in out
+    status, out, _ = run(*asked, "--length", 64, "--needles", 10)
+    assert status == 0 and "exact answers" in out and "not weighed by evidence: 13 needles do not fit 64 tokens" in out
 
 
 def test_evaluate_gives_a_model_of_bigram_backcopy_its_task(run, tmp_path):
@@ -667,11 +669,13 @@ def test_evaluate_gives_a_model_of_bigram_backcopy_its_task(run, tmp_path):
     assert status == 0 and f"{shown['copied']:.4f}" in out and "A2, dormant" in " ".join(out.split())
     for options in (["--near"], ["--template", " {city} {number}."], ["--questions", "2"]):
         status, _, err = run(*asked, *options)
-        assert status == 2 and "which asks nothing" in err
-    status, _, err = run("sweep", "--models", "mini-diff", "--prompts", "backcopy:count=2,length=48", "--out", tmp_path / "out")
+        assert status == 2 and "is asked nothing; leave out --near" in err
+    status, _, err = run(
+        "sweep", "--model", "mini-diff", "--stats", "gini", "--prompts", "backcopy:count=2,length=48", "--out", tmp_path / "out"
+    )
     assert status == 2 and "other tokens than the Bigram-Backcopy task" in err
-    status, _, err = run("test", "--model", tmp_path)
-    assert status == 2 and "cannot split the text" in err
+    status, out, _ = run("test", "--model", tmp_path)
+    assert status == 1 and "this tokenizer cannot split the text of prompts" in out
 
 
 # What fits a screen

@@ -8,7 +8,7 @@ import typer
 import diffscope
 from diffscope.cli.options import Device, Dtype, Json, Model, check_model, read_prompts_option
 from diffscope.cli.output import counting, say, show_json, show_table, working
-from diffscope.errors import DiffscopeError
+from diffscope.errors import DiffscopeError, PromptError
 
 EXAMPLE = (
     "diffscope evaluate --model mini-diff --needles 4",
@@ -94,7 +94,6 @@ def _evaluate_drawn(facts, prompts, looks, field, device, dtype, as_json):
     """What the command says of prompts that it draws."""
     from diffscope.lab import scoring
     from diffscope.lab.standing import standing
-    from diffscope.lab.training.stages import Grid
     from diffscope.readings.signs import of_depths
     from diffscope.tasks import Backcopy, Recall, Retrieval, read_texts
     from diffscope.tasks.trained_on import template_of
@@ -102,18 +101,15 @@ def _evaluate_drawn(facts, prompts, looks, field, device, dtype, as_json):
     answerable = facts["answerable"]
     scoring.check_spread(min(looks, prompts) if answerable else prompts)
     texts = None if facts["text"] is None else read_texts(facts["text"], field)
-    asked = facts["template"]
-    facts["template"] = asked or template_of(facts["model"])
     with counting("evaluating", unit="%") as progress:
         progress(0, 100, f"loading {facts['model']}")
         scope = diffscope.load(facts["model"], device=device, dtype=dtype)
         progress(10, 100, "drawing prompts")
         facts["length"] = facts["length"] or _usual_length(facts["model"], scope)
         if (task := Backcopy()).speaks(scope.tokenizer):
-            if asked or facts["text"] or facts["near"] or not answerable or facts["questions"] > 1:
-                raise DiffscopeError("this is a model of the Bigram-Backcopy task, which asks nothing; leave out what is asked")
             _evaluate_backcopy(scope, task, facts, prompts, looks, progress, as_json)
             return
+        facts["template"] = facts["template"] or template_of(facts["model"])
         task = Retrieval(scope.tokenizer, held_out=True, template=facts["template"], texts=texts)
         drawn = _draw(task, prompts, facts)
         progress(15, 100, "answering")
@@ -129,11 +125,10 @@ def _evaluate_drawn(facts, prompts, looks, field, device, dtype, as_json):
             )
         else:
             progress(40, 100, "asking with and without evidence")
-            grid = Grid((facts["length"],), (facts["needles"] - 1,), min(looks, prompts), facts["template"])
-            evidence = scoring.unknown_by_evidence(scope.model, task, grid, facts["seed"]).isel(length=0, distractors=0)
+            evidence = _evidence(scope, task, min(looks, prompts), facts)
     facts["dtype"] = str(scope.model.dtype).removeprefix("torch.")
     if as_json:
-        answers = {"answers": stands.as_dict()} if answerable else {"evidence": _of_evidence(evidence)}
+        answers = {"answers": stands.as_dict()} if answerable else {"evidence": evidence}
         measured = {} if table is None else {"table": table["mean"].to_dict()}
         show_json({**facts, **scores, **answers, "text_loss": losses, **measured})
         return
@@ -156,6 +151,11 @@ def _evaluate_backcopy(scope, task, facts, prompts, looks, progress, as_json):
 
     from diffscope.lab.scoring import mass_by_queries
 
+    if any(facts[name] for name in ("template", "text", "near")) or not facts["answerable"] or facts["questions"] > 1:
+        raise DiffscopeError(
+            "a model of the Bigram-Backcopy task is asked nothing; leave out --near, --unanswerable, --questions, --template "
+            "and --text"
+        )
     length = facts["length"]
     scores = task.score(scope.model, prompts, length, np.random.default_rng(facts["seed"]))
     progress(30, 100, "measuring attention")
@@ -259,17 +259,24 @@ def _show_scores(facts, scores, losses, prompts, stands):
     say(f"loss on plain text, nats a token: {by_kind}")
 
 
-def _of_evidence(evidence):
-    """Mean log-odds of "unknown" by evidence, and of those sensitivity and bias, with standard errors over prompts."""
-    count = evidence.sizes["prompt"]
-    means, errors = evidence.mean("prompt"), evidence.std("prompt", ddof=1) / math.sqrt(count)
+def _evidence(scope, task, prompts, facts):
+    """Mean log-odds of "unknown" by evidence, of those sensitivity and bias, with standard errors; or why there are none."""
+    from diffscope.lab.scoring import unknown_by_evidence
+    from diffscope.lab.training.stages import Grid
+
+    grid = Grid((facts["length"],), (facts["needles"] - 1,), prompts, facts["template"])
+    try:
+        table = unknown_by_evidence(scope.model, task, grid, facts["seed"]).isel(length=0, distractors=0)
+    except PromptError as error:  # these prompts have more sentences than the others
+        return {"wanting": str(error)}
+    means, errors = table.mean("prompt"), table.std("prompt", ddof=1) / math.sqrt(prompts)
     return {
         name: {
             str(grade): {"mean": float(mean), "standard_error": float(error)}
-            for grade, mean, error in zip(evidence[name][evidence[name].dims[0]].values, means[name].values, errors[name].values)
+            for grade, mean, error in zip(table[name][table[name].dims[0]].values, means[name].values, errors[name].values)
         }
-        for name in evidence.data_vars
-    }
+        for name in table.data_vars
+    } | {"prompts": prompts}
 
 
 EVIDENCE = {
@@ -283,13 +290,15 @@ EVIDENCE = {
 
 
 def _show_evidence(evidence):
-    table = _of_evidence(evidence)
     say()
-    say(f'log-odds of "unknown" against all numbers of the text, nats, {evidence.sizes["prompt"]} prompts ± standard error;')
+    if "wanting" in evidence:
+        say(f"not weighed by evidence: {evidence['wanting']}")
+        return
+    say(f'log-odds of "unknown" against all numbers of the text, nats, {evidence["prompts"]} prompts ± standard error;')
     say("sensitivity: without an answer minus with it, of one prompt; bias: their mean")
 
     def cell(name, grade):
-        value = table[name].get(grade)
+        value = evidence[name].get(grade)
         return "" if value is None else f"{value['mean']:+.2f} ± {value['standard_error']:.2f}"
 
     rows = [[words, *(cell(name, grade) for name in ("unknown", "sensitivity", "bias"))] for grade, words in EVIDENCE.items()]

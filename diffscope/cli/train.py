@@ -160,7 +160,13 @@ def _take_anew(wanted):
     """Take the evidence of finished runs that have none, or one of another format."""
     from diffscope.hypotheses.cohort_evidence import take_evidence
     from diffscope.hypotheses.evidence.of_run import outdated
+    from diffscope.lab.training.stages import RETRIEVAL
 
+    if wanted.recipe.task != RETRIEVAL:
+        task = wanted.recipe.task
+        raise DiffscopeError(
+            f"evidence is taken on retrieval prompts, and {wanted.recipe.name!r} trains {task}; read its weights"
+        )
     names = outdated(wanted.out)
     with counting("taking evidence") as progress:
         for done, run in enumerate(names):

@@ -187,8 +187,9 @@ def _ceiling(estimates: xr.Dataset) -> list[xr.DataArray]:
 
 def gained(estimates: xr.Dataset) -> Figure:
     """What the subtraction gains in signal-to-noise ratio in every head, with its standard error, beside other second maps."""
-    values = _staged(_titled(estimates["snr_gain"], "signal-to-noise gain"), a2=SECONDS)
-    error = _staged(estimates["snr_gain_error"], a2=SECONDS).where(values["a2"] == SECONDS["own"])
+    gain = estimates["snr_gain"]
+    values = _staged(_titled(gain, "signal-to-noise gain"), gain, a2=SECONDS)
+    error = _staged(estimates["snr_gain_error"], gain, a2=SECONDS).where(values["a2"] == SECONDS["own"])
     return curves(
         values,
         x="head",
@@ -206,8 +207,8 @@ def gained(estimates: xr.Dataset) -> Figure:
 def heard(estimates: xr.Dataset) -> Figure:
     """The signal-to-noise ratio of A1·V, λA2·V and D·V of every head, with standard errors."""
     chosen = estimates.sel(output=list(OUTPUTS))
-    values = _staged(_titled(chosen["snr"], "signal-to-noise ratio"), output=OUTPUTS)
-    error = _staged(chosen["snr_error"], output=OUTPUTS)
+    values = _staged(_titled(chosen["snr"], "signal-to-noise ratio"), chosen["snr"], output=OUTPUTS)
+    error = _staged(chosen["snr_error"], chosen["snr"], output=OUTPUTS)
     known = values["output"][values.notnull().any([dim for dim in values.dims if dim != "output"]).values]
     values, error = values.sel(output=known), error.sel(output=known)
     return curves(
@@ -227,13 +228,13 @@ def gained_by_side(estimates: xr.Dataset) -> Figure:
     """What the subtraction does to the signal, and what to the noise, of every head."""
     sides = [estimates[name].sel(a2="own", drop=True) for name in SIDES]
     values = xr.concat(sides, xr.DataArray(list(SIDES.values()), dims="side", name="side"), combine_attrs="override")
-    values = _staged(_titled(values, "change by the subtraction"))
+    values = _staged(_titled(values, "change by the subtraction"), values)
     return curves(values, x="head", series="side", panels="stage", references={"as before": 0.0}, style="bars", wide=True)
 
 
-def _staged(values: xr.DataArray, **words: Mapping[str, str]) -> xr.DataArray:
-    """Values of every head, before the norm and, where there is one, after it."""
-    stages = [stage for stage in STAGES if stage == "before" or values.sel(stage=stage).notnull().any()]
+def _staged(values: xr.DataArray, known: xr.DataArray, **words: Mapping[str, str]) -> xr.DataArray:
+    """Values of every head before the norm, and after it where others are known."""
+    stages = [stage for stage in STAGES if stage == "before" or known.sel(stage=stage).notnull().any()]
     return by_head(_worded(values.sel(stage=stages), stage=STAGES, **words))
 
 

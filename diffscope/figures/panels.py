@@ -43,8 +43,8 @@ def panels(data: xr.Dataset, scale: str = "shared", limit: float | str | None = 
     shown = []
     for name, array in data.data_vars.items():
         drawn = array.attrs.get("map", name)
-        kind = theme.SCALES[drawn]
         values = seen[str(name)]
+        kind = theme.scale_of(str(drawn), values)
         end = shared if scale == "shared" else _end([values], limit, pooled)
         changed = name == "D" and data.attrs.get("lam") is None
         title = array.attrs.get("title", CHANGED if changed else theme.TITLES[drawn])

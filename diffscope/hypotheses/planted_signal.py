@@ -148,13 +148,13 @@ class PlantedSignal:
         return signal_to_noise(scope, rows[0], spans=spans, answers=answers, fillers=rows[1:], draws=draws, seed=self.seed)
 
 
-def told(measured: xr.Dataset, weights: xr.DataArray | None = None) -> str:
-    """What the numbers of a model say together, one of ``WORDS``.
+def told(measured: xr.Dataset, weights: xr.DataArray | None = None, least: float = -np.inf) -> str:
+    """What the numbers of a model say together, one of ``WORDS``; `weights` and `least` as of :func:`mean_gain`.
 
     A gain of 3 dB is there, one of 1 dB is not. If A2·V tells the answer better than A1·V, the heads are signed; if a uniform A2
     gains nearly as much, a pedestal is subtracted; otherwise noise is cancelled.
     """
-    means = mean_gain(measured, weights).sel(stage="before")
+    means = mean_gain(measured, weights, least).sel(stage="before")
     gain = float(means["snr_gain"].sel(a2="own"))
     if not gain > NO_GAIN:
         return "nothing"

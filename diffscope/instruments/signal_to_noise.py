@@ -35,6 +35,8 @@ DRAWS = 8
 OUTPUTS = ("A1", "lambda_A2", "D", "D_uniform", "D_next")
 STAGES = ("before", "after")
 SECONDS = {"own": "D", "uniform": "D_uniform", "next head": "D_next"}  # what each A2 makes of the difference
+HEARD = 0.0  # dB: above it an output changes more with the answer than with the filler
+MOST = 2**28  # numbers that are held at a time: 2 GiB
 ROUNDING = 4  # units of rounding of an output's size, below which it does not change
 DIMS = ("head", "output", "stage")
 GAIN_DIMS = ("head", "a2", "stage")
@@ -108,8 +110,8 @@ def signal_to_noise(
     needles : bool
         Whether the span ``needles`` is filler too. In the places of distractors then stands what `fillers` has there.
     keep : sequence of str
-        Spans that are no filler. Neither are the signal, ``query``, ``sink``, the queries, and the words that lead to the answer:
-        those that the end of the prompt repeats, or else those of its sentence.
+        Spans that are no filler. Neither are the signal, ``query``, ``sink``, the queries, special tokens, and the words that
+        lead to the answer: those that the end of the prompt repeats, or else those of its sentence.
     queries : str, slice or sequence of int, optional
         A span's name or token positions; by default the last; None for all.
     draws : int
@@ -129,7 +131,7 @@ def signal_to_noise(
     Raises
     ------
     SpanError, PromptError, DiffscopeError
-        There is no such span, other answer, filler or query; draws or seed are no whole numbers.
+        There is no such span, other answer, filler or query; draws or seed are no whole numbers; there are too many queries.
     """
     draws = whole_number(draws, 2, 2**12, "draws are a whole number from 2")
     design = crossed(scope, prompt, spans, signal, answers, fillers, needles, keep, queries, draws, seed)
@@ -140,6 +142,8 @@ def signal_to_noise(
     for done, rows in enumerate(design.ids):
         batch = scope.capture([row.tolist() for row in rows], spans=named)
         of_layers.append([_outputs(layer, at) for layer in batch.layers])
+        if len(design.ids) * sum(outputs.numel() for outputs in of_layers[0]) > MOST:
+            raise DiffscopeError(f"the outputs at {len(at)} queries do not fit into memory; give fewer queries or draws")
         if progress:
             progress(done + 1, len(design.ids))
     assert batch is not None
@@ -172,7 +176,8 @@ def crossed(
     at = chosen_positions(queries, encoded.positions(), len(encoded.ids)).tolist()
     if not at:
         raise DiffscopeError("no query was chosen; give at least one position")
-    filler = filler_of(encoded, signal, at, needles, keep)
+    special = [] if scope.tokenizer is None else scope.tokenizer.all_special_ids
+    filler = filler_of(encoded, signal, at, needles, keep, special)
     others = other_answers(encoded, signal, draws, rng, scope.tokenizer, answers)
     texts = other_fillers(encoded, filler, draws, rng, scope.tokenizer, fillers)
     ids = np.tile(np.array(encoded.ids, dtype=np.int64), (len(others), len(texts), 1))
@@ -226,7 +231,7 @@ def _table(outputs: Tensor, layer: LayerAttention) -> dict[str, Tensor]:
     table = {"signal": signal, "noise": noise, "interaction": interaction} | ratios(signal, noise)
     for name in ("snr", "snr_gain"):
         parts = [jackknife_error(torch.stack([each[name] for each in draws])).square() for draws in by_draw]
-        table[f"{name}_error"] = sum(parts).sqrt() if len(parts) == 2 else torch.full_like(table[name], torch.nan)
+        table[f"{name}_error"] = torch.stack(parts).sum(0).sqrt() if len(parts) == 2 else torch.full_like(table[name], torch.nan)
     return {name: values.permute(2, 0, 1) for name, values in table.items()}  # (head, output or a2, stage)
 
 
@@ -238,10 +243,10 @@ def ratios(signal: Tensor, noise: Tensor) -> dict[str, Tensor]:
     dict of str to Tensor
         ``snr`` (output, ...); ``snr_gain``, ``signal_change`` and ``noise_change`` (a2, ...).
     """
+    standard = signal[OUTPUTS.index("D_uniform")].isnan()
     defined = (signal > 0) & (noise > 0)
     signal, noise = (torch.where(defined, values, torch.nan) for values in (signal, noise))
     seconds = [OUTPUTS.index(name) for name in SECONDS.values()]
-    standard = torch.isnan(signal[OUTPUTS.index("lambda_A2")]) & torch.isnan(signal[OUTPUTS.index("D_uniform")])
     gains = {
         f"{name}_change": torch.where(standard, torch.nan, decibels(values[seconds] / values[OUTPUTS.index("A1")]))
         for name, values in (("signal", signal), ("noise", noise))
@@ -315,8 +320,10 @@ def over_prompts(datasets: Sequence[xr.Dataset]) -> xr.Dataset:
     return dataset
 
 
-def mean_gain(dataset: xr.Dataset, weights: xr.DataArray | None = None) -> xr.Dataset:
-    """The gain of the subtraction over heads: the mean of decibels, each head with its weight.
+def mean_gain(dataset: xr.Dataset, weights: xr.DataArray | None = None, least: float = HEARD) -> xr.Dataset:
+    """The gain of the subtraction over heads that tell the answer: the mean of decibels, each head with its weight.
+
+    A head in which neither A1·V nor D·V tells the answer may have any gain, since a ratio of nothing to nothing is taken.
 
     Parameters
     ----------
@@ -324,12 +331,14 @@ def mean_gain(dataset: xr.Dataset, weights: xr.DataArray | None = None) -> xr.Da
         Of :func:`signal_to_noise` or :func:`over_prompts`.
     weights : xarray.DataArray (layer, head), optional
         Such as what the answer loses without each head's A2; what is below 0 counts as 0. By default all heads alike.
+    least : float
+        A head counts if the signal-to-noise ratio of A1·V or that of D·V is above it, in dB; −infinity counts all.
 
     Returns
     -------
     xarray.Dataset
-        ``snr_gain``, ``signal_change`` and ``noise_change`` (a2, stage), in dB, and ``counted`` (a2, stage), the share of all
-        weight that heads with a gain have.
+        ``snr_gain``, ``signal_change`` and ``noise_change`` (a2, stage), in dB, NaN if no head counts; and ``counted`` (a2,
+        stage), the share of all weight that heads which count have: of little weight a mean says little.
 
     Raises
     ------
@@ -340,7 +349,13 @@ def mean_gain(dataset: xr.Dataset, weights: xr.DataArray | None = None) -> xr.Da
     if not float(weights.sum()) > 0:
         raise DiffscopeError("no head has a weight above 0, so there is nothing to average")
     heads = ["layer", "head"]
-    gains = dataset[["snr_gain", "signal_change", "noise_change"]]
+    gains = dataset[["snr_gain", "signal_change", "noise_change"]].where(tells(dataset, least))
     means = gains.weighted(weights.fillna(0)).mean(heads, keep_attrs=True)
-    counted = weights.fillna(0).where(dataset["snr_gain"].notnull(), 0).sum(heads) / float(weights.sum())
-    return means.assign(counted=counted)
+    counted = weights.fillna(0).where(gains["snr_gain"].notnull(), 0).sum(heads) / float(weights.sum())
+    about = {"units": "1", "long_name": "share of the weight that heads which count have"}
+    return means.assign(counted=counted.assign_attrs(about))
+
+
+def tells(dataset: xr.Dataset, least: float = HEARD) -> xr.DataArray:
+    """Whether A1·V or D·V of a head changes with the answer, by its signal-to-noise ratio in dB, bool (layer, head, stage)."""
+    return dataset["snr"].sel(output=["A1", "D"]).max("output") > least

@@ -14,7 +14,6 @@ from diffscope.readings.reading import Reading
 from diffscope.readings.words import between, counted
 from diffscope.scope import Scope
 
-HEARD = 0.0  # dB: above it an output changes more with the answer than with the filler
 BEFORE = "before"
 READS = {
     "snr_gain": "Above 0 dB the answer stands out more after the subtraction than before it. Only what is above the gain with a "
@@ -82,7 +81,7 @@ def sentence(estimates: xr.Dataset) -> str:
             return "No output changes with both the answer and the text around it: there is no signal-to-noise ratio here."
         return f"Nothing is subtracted here; the signal-to-noise ratio of its heads is {between(values, decibels)} dB."
     snr = estimates["snr"].sel(stage=BEFORE)
-    heard = (snr.sel(output=["A1", "D"]).max("output") > HEARD) & gain.sel(a2="own").notnull()
+    heard = instrument.tells(estimates).sel(stage=BEFORE) & gain.sel(a2="own").notnull()
     of = f"{counted(snr['layer'].size * snr['head'].size, 'head')}"
     if not heard.any():
         return f"In none of {of} the output changes more with the answer than with the text around it: a gain would say little."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -15,16 +15,18 @@ from diffscope.prompts import Encoded
 from diffscope.tasks.corpus import Filler, standard_library_text
 from diffscope.tasks.pieces import after_word
 
-DIGITS = re.compile(r"(\s*)(\d+)")
+DIGITS = re.compile(r"([Ġ▁ ]*)([0-9]+)")
 SENTENCE_ENDS = (".", "!", "?", ":", "\n")
 MOST = 32  # tokens of a sentence that are looked through
 
 
-def filler_of(prompt: Encoded, signal: str, queries: Sequence[int], needles: bool, keep: Sequence[str]) -> list[int]:
+def filler_of(
+    prompt: Encoded, signal: str, queries: Sequence[int], needles: bool, keep: Sequence[str], special: Collection[int] = ()
+) -> list[int]:
     """The positions of a prompt that are filler.
 
-    That is what is neither the signal, nor the question, nor the sink, nor a query. The words that lead to the answer stay as
-    well: as many tokens before it as the end of the prompt repeats, or else those of its sentence.
+    That is what is neither the signal, nor the question, nor the sink, nor a query, nor a special token. The words that lead to
+    the answer stay as well: as many tokens before it as the end of the prompt repeats, or else those of its sentence.
 
     Parameters
     ----------
@@ -36,6 +38,8 @@ def filler_of(prompt: Encoded, signal: str, queries: Sequence[int], needles: boo
         Whether the span ``needles`` is filler.
     keep : sequence of str
         Other spans that stay.
+    special : collection of int
+        Tokens that stay wherever they stand, such as those that mark turns of a chat.
 
     Raises
     ------
@@ -49,7 +53,7 @@ def filler_of(prompt: Encoded, signal: str, queries: Sequence[int], needles: boo
             raise SpanError(f"there is no span {name!r} to exchange or keep; spans are {', '.join(prompt.spans)}")
     names = [signal, "query", "sink", *keep, *([] if needles else ["needles"])]
     stay = {*queries, *_leading(prompt, signal), *(at for name in names for at in prompt.spans.get(name, ()))}
-    filler = sorted(set(range(len(prompt.ids))) - stay)
+    filler = [at for at, token in enumerate(prompt.ids) if at not in stay and token not in special]
     if not filler:
         raise PromptError("there is no filler to exchange: every token is of the answer, the question or a span that is kept")
     return filler
@@ -134,11 +138,11 @@ def _numbers(own: list[int], count: int, rng: np.random.Generator, tokenizer: Pr
     """Other numbers, token by token of as many digits."""
     if tokenizer is None:
         raise PromptError("this model has no tokenizer, so other numbers are not known; give answers=[[…], […]] as token ids")
-    texts = {token: str(tokenizer.decode([token])) for token in range(len(tokenizer))}
-    kinds = [_kind(texts[token]) for token in own]
+    kind_of = list(map(_kind, tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))))
+    kinds = [kind_of[token] for token in own]
     if not any(kinds):
         raise PromptError("the answer is no number, so other answers have to be given: answers=['…', '…']")
-    of_kind = {kind: [token for token, text in texts.items() if _kind(text) == kind] for kind in kinds}
+    of_kind = {kind: [token for token, other in enumerate(kind_of) if other == kind] for kind in kinds}
     pools = [[token] if kind is None else of_kind[kind] for token, kind in zip(own, kinds)]
     count = min(count, int(np.prod([float(len(pool)) for pool in pools])) - 1)
     chosen: dict[tuple[int, ...], None] = {tuple(own): None}
@@ -147,10 +151,10 @@ def _numbers(own: list[int], count: int, rng: np.random.Generator, tokenizer: Pr
     return [list(answer) for answer in chosen][1:]
 
 
-def _kind(text: str) -> tuple[str, int] | None:
+def _kind(piece: str) -> tuple[str, int] | None:
     """The white space before a token's digits and how many these are; None of other tokens."""
-    found = DIGITS.fullmatch(text)
-    return None if found is None or not found[2].isascii() else (found[1], len(found[2]))
+    found = DIGITS.fullmatch(str(piece))
+    return None if found is None else (found[1], len(found[2]))
 
 
 def other_fillers(

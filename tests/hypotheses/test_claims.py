@@ -76,6 +76,7 @@ def test_the_table_has_every_claim_with_its_quantities(tmp_path):
     assert rows.loc[("redundancy", "redundancy-importance"), "answer"].tolist() == ["same sign", "other sign"]
     assert rows.loc[("rank", "low-rank-noise"), "claimed"].unique().tolist() == ["2 to 5"]
     assert (table.data.query("claim == 'scaling'")["answer"] == "cannot be asked").all()
+    assert table.data.query("claim == 'negative'")["answer"].tolist() == ["not yet tested"]
     assert sum(bool(row[0]) for row in table.rows) == len(CLAIMS) and "not corrected" in table.caption
     seeds = {row[3]: row[table.header.index("seeds")] for row in table.rows}
     assert seeds["CKA between heads' outputs, DIFF − standard"] == "(5)"

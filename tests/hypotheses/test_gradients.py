@@ -41,10 +41,10 @@ def test_gradients_say_what_a_small_change_of_lambda_does(attention):
             logits = scope.runner.logits(ids, torch.ones_like(ids), columns=[19])[:, 0]
         return torch.nn.functional.cross_entropy(logits, torch.tensor(TARGETS), reduction="none")
 
+    kinks = attention == "d_plus"  # weights that reach 0 within the step
+    near = dict(rtol=2e-2, atol=5e-5) if kinks else dict(rtol=1e-3, atol=1e-5)
     wanted = (losses(1 + step) - losses(1 - step)) / (2 * step)
-    torch.testing.assert_close(
-        -row.lam[:, head] * (row.a2 * row.pull).sum(-1)[:, head], wanted, rtol=1e-3, atol=1e-5
-    )  # norms are in float32
+    torch.testing.assert_close(-row.lam[:, head] * (row.a2 * row.pull).sum(-1)[:, head], wanted, **near)  # norms are in float32
 
 
 def test_nothing_is_left_behind_and_what_cannot_be_done_is_said():

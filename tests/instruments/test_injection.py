@@ -85,6 +85,8 @@ def by_hand(layer, query, keys, sigma, draws, opposite):
 
 REAL = {
     "v1-grouped": lambda: tiny.own("v1", kv_heads=2),
+    "plus": lambda: tiny.own("plus", kv_heads=2),
+    "shared-a2": lambda: tiny.own("shared_a2", kv_heads=2),
     "v2": lambda: tiny.own("v2"),
     "diffllama-grouped": lambda: tiny.diffllama(kv=4),
     "gemma2": lambda: tiny.gemma2(),

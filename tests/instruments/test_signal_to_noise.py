@@ -7,6 +7,7 @@ import xarray as xr
 
 import diffscope
 from diffscope import DiffscopeError, PromptError, SpanError, edits
+from diffscope.instruments import signal_to_noise as instrument
 from diffscope.instruments.signal_to_noise import crossed, mean_gain, over_prompts
 from diffscope.tasks import Retrieval
 from diffscope.tasks.exchanging import filler_of, runs
@@ -134,6 +135,16 @@ def test_other_prompts_give_their_tokens_place_by_place(scope):
     assert runs([1, 2, 5, 7, 8]) == [[1, 2], [5], [7, 8]]
 
 
+def test_special_tokens_stay_wherever_they_stand(mini):
+    """Of a chat they mark whose turn it is."""
+    ids = [*mini.tokenize("It rained. The code is 7421. Nobody came."), *mini.tokenize("The code is")]
+    second = len(ids) - len(mini.tokenize("The code is"))
+    assert ids[second] == mini.tokenizer.bos_token_id
+    answer = [at for at, token in enumerate(mini.encode(ids).tokens) if token.strip().isdigit()]
+    design = crossed(mini, ids, {"answer": answer}, "answer", None, None, False, (), (-1,), 3, 0)
+    assert second not in design.filler and (design.ids[..., second] == ids[second]).all()
+
+
 def test_without_a_repeat_the_sentence_of_the_answer_stays(mini):
     text = "It rained for days. The code of the door is 7421 and no other. Nobody came by then. What is it that we want"
     encoded = mini.encode(text, {"answer": "7421", "query": "What is it that we want"})
@@ -174,15 +185,23 @@ def test_prompts_are_put_together_by_their_variances(scope):
 def test_heads_are_averaged_with_the_weights_that_are_given(scope):
     measured = diffscope.signal_to_noise(scope, IDS, **GIVEN)
     gain = measured["snr_gain"]
-    np.testing.assert_allclose(mean_gain(measured)["snr_gain"], gain.mean(["layer", "head"]))
+    every = {"least": -np.inf}
+    np.testing.assert_allclose(mean_gain(measured, **every)["snr_gain"], gain.mean(["layer", "head"]))
     weights = xr.zeros_like(gain.isel(a2=0, stage=0, drop=True))
     weights[1, 2], weights[0, 0], weights[0, 1] = 3.0, 1.0, -5.0
     expected = (3 * gain[1, 2] + gain[0, 0]) / 4
-    np.testing.assert_allclose(mean_gain(measured, weights)["snr_gain"], expected)
-    lacking = measured.assign(gain=gain.where((gain["layer"] != 0) | (gain["head"] != 0)))
-    averaged = mean_gain(lacking, weights)
+    np.testing.assert_allclose(mean_gain(measured, weights, **every)["snr_gain"], expected)
+    lacking = measured.assign(snr_gain=gain.where((gain["layer"] != 0) | (gain["head"] != 0)))
+    averaged = mean_gain(lacking, weights, **every)
     assert (averaged["counted"] == 0.75).all()
     np.testing.assert_allclose(averaged["snr_gain"], gain[1, 2])
+    snr = xr.full_like(measured["snr"], -20.0)
+    snr.loc[dict(layer=1, head=2, output="D")] = 3.0  # the only one that tells the answer, after the subtraction
+    heard = mean_gain(measured.assign(snr=snr), weights)
+    np.testing.assert_allclose(heard["snr_gain"], gain[1, 2])
+    assert (heard["counted"] == 0.75).all()
+    nobody = mean_gain(measured.assign(snr=snr - 99), weights)
+    assert nobody["snr_gain"].isnull().all() and (nobody["counted"] == 0).all()
     with pytest.raises(DiffscopeError, match="no head has a weight above 0"):
         mean_gain(measured, -weights.clip(0))
 
@@ -209,6 +228,12 @@ def test_what_cannot_be_asked_is_one_clear_line(scope, more, error, words):
     with pytest.raises(error, match=words) as raised:
         diffscope.signal_to_noise(scope, IDS, **GIVEN | more)
     assert "\n" not in str(raised.value)
+
+
+def test_more_outputs_than_memory_holds_are_refused(scope, monkeypatch):
+    monkeypatch.setattr(instrument, "MOST", 1000)
+    with pytest.raises(DiffscopeError, match="outputs at 3 queries do not fit into memory; give fewer"):
+        diffscope.signal_to_noise(scope, IDS, **GIVEN | dict(queries="query"))
 
 
 def test_an_answer_that_is_no_number_needs_others(mini):

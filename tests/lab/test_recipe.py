@@ -141,6 +141,11 @@ COHORT = {
     "low rank": dict(attention="v1", num_attention_heads=2, num_key_value_heads=2, second_dim=4),
     "v2": dict(attention="v2", num_attention_heads=4, num_key_value_heads=4),
     "lambda 0": dict(attention="v1", num_attention_heads=2, num_key_value_heads=2, fixed_lambda=0.0),
+    "plus": dict(attention="plus", num_attention_heads=2, num_key_value_heads=2),
+    "d plus": dict(attention="d_plus", num_attention_heads=2, num_key_value_heads=2),
+    "shared A2": dict(attention="shared_a2", num_attention_heads=2, num_key_value_heads=2),
+    "shared A2, lambda 0": dict(attention="shared_a2", num_attention_heads=2, num_key_value_heads=2, fixed_lambda=0.0),
+    "standard, norm": dict(attention="standard", num_attention_heads=4, num_key_value_heads=4, head_norm="rms"),
     "as it is": dict(attention="v2", num_attention_heads=4, num_key_value_heads=4, intermediate_size=40),
 }
 

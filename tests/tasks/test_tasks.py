@@ -300,4 +300,4 @@ def test_a_prompt_drawn_anew_keeps_its_question_its_answer_and_all_places(task):
         assert other.count(" The magic number: ") == 4 == len(set(cities)) and prompt.city not in cities
         assert other != text_of(task, prompt, "needles")
         text = sorted(set(range(128)) - {*kept, *prompt.spans["needles"]})
-        assert np.mean([ids[at] != prompt.ids[at] for at in text]) > 0.7
+        assert np.mean([ids[at] != prompt.ids[at] for at in text]) > 0.5

@@ -16,7 +16,7 @@ from diffscope.lab.jobs import shards
 from diffscope.lab.jobs.ray_cluster import OnRay
 from diffscope.lab.training.beginnings import tokenizer_for
 from diffscope.lab.training.drawing import Draws, filler_of
-from diffscope.lab.training.formation import CRITERIA, ONSETS, SHARES, formation, onsets
+from diffscope.lab.training.formation import FORMED_BY, ONSETS, SHARES, formation, onsets
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.run_folder import RUN, read_run, revision
 from diffscope.lab.training.runs import (
@@ -40,7 +40,7 @@ from diffscope.tasks.retrieval import Retrieval
 
 DATASET = "cohort.nc"
 CURVES = "metrics.parquet"
-FORMED = CRITERIA["twice"].share
+FORMED = FORMED_BY["twice"].share
 Evidence = Callable[[Path, Recipe, int], object]
 __all__ = ["CURVES", "DATASET", "FORMED", "MEASURED", "name", "runs"]
 

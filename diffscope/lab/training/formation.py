@@ -2,44 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
+from diffscope.lab.training.onsets import AVERAGED, TWICE, Criterion, onset
 from diffscope.lab.training.recipe import Recipe
 
 SHARES = ("retrieval", "copied")  # of right answers; a recipe evaluates one of them
 ONSETS = (0.5, 0.8, 0.9)  # shares of right answers, each reached once
-
-
-@dataclass(frozen=True)
-class Criterion:
-    """So many evaluations in a row, in one stage, that together reach a share of right answers."""
-
-    evaluations: int
-    share: float  # if the stage names none
-    together: Callable[[Sequence[float]], float]
-    dated: int  # which of the evaluations gives the step of formation
-
-
-CRITERIA = {
-    # A test of staying near a ceiling: one evaluation below it starts the count anew.
-    "twice": Criterion(2, 0.95, min, 0),
-    "mean of three": Criterion(3, 0.90, np.mean, -1),
-}
+#: What a recipe's `formed_by` asks for, at the share that its stage names.
+FORMED_BY = {"twice": TWICE, "mean of three": AVERAGED}
 
 
 def formation(metrics: Sequence[dict], recipe: Recipe) -> int | None:
-    """Return the step at which a run formed by the criterion of its recipe, or None."""
-    criterion = CRITERIA[recipe.formed_by]
+    """Return the step at which a run formed by the criterion of its recipe, within one stage, or None."""
     evaluated = [row for row in metrics if share_of(row) is not None]
-    for first in range(len(evaluated) - criterion.evaluations + 1):
-        rows = evaluated[first : first + criterion.evaluations]
-        wanted = recipe.stages[rows[0]["stage"]].formed or criterion.share
-        one_stage = len({row["stage"] for row in rows}) == 1
-        if one_stage and criterion.together([share_of(row) for row in rows]) >= wanted:
-            return rows[criterion.dated]["step"]
+    for number in sorted({row["stage"] for row in evaluated}):
+        rows = [row for row in evaluated if row["stage"] == number]
+        criterion = FORMED_BY[recipe.formed_by]
+        wanted = recipe.stages[number].formed or criterion.share
+        step = onset([row["step"] for row in rows], [share_of(row) for row in rows], replace(criterion, share=wanted))
+        if np.isfinite(step):
+            return int(step)
     return None
 
 
@@ -56,5 +42,5 @@ def onsets(steps: Sequence[int], shares: Sequence[float]) -> np.ndarray:
     steps, shares
         Of the rows of a run; a share is NaN where the run was not evaluated.
     """
-    reached = [np.flatnonzero(np.asarray(shares) >= level) for level in ONSETS]  # NaN reaches nothing
-    return np.array([float(steps[rows[0]]) if len(rows) else np.nan for rows in reached])
+    reached = np.array([onset(steps, shares, Criterion(level)) for level in ONSETS])
+    return np.where(np.isfinite(reached), reached, np.nan)

@@ -27,7 +27,7 @@ PARTS = {
     "tuning": Tuning,
 }
 PRECISIONS = ("float32", "bfloat16")
-CRITERIA = ("twice", "mean of three")  # see formation.py
+FORMED_BY = ("twice", "mean of three")  # see formation.py
 UNTRAINED = ("arms", "seeds", "grid", "plain_text", "minor", "tuning", "then", "continued", "source", "keep_weights", "text")
 # Fields that recipes were once written down without.
 LATER = ("evaluation_text", "copying", "formed_by", "corpus", "keep_weights", "task", "planted", "spacing", "rule")
@@ -166,7 +166,7 @@ class Recipe:
         yield f"checkpoints = {self.checkpoints!r} have to be 0 or more", min(self.checkpoints, default=0) >= 0
         yield "the first stage needs a warmup of 1 or more", self.stages[0].warmup >= 1
         yield "formed needs an [evaluation]", self.evaluates or all(stage.formed is None for stage in self.stages)
-        yield f"formed_by = {self.formed_by!r} is neither {' nor '.join(map(repr, CRITERIA))}", self.formed_by in CRITERIA
+        yield f"formed_by = {self.formed_by!r} is neither {' nor '.join(map(repr, FORMED_BY))}", self.formed_by in FORMED_BY
         yield from self._rules_of_the_task()
         minor = () if self.minor is None else self.minor.arms
         yield f"[minor] names arms that there are not: {', '.join(set(minor) - set(self.arms))}", set(minor) <= set(self.arms)
