@@ -11,6 +11,7 @@ from diffscope.hypotheses.arms import formed
 from diffscope.hypotheses.evidence.of_run import EVIDENCE, keep_evidence, open_evidence
 from diffscope.hypotheses.kept import KeptModels, for_cohort, kept_of, open_kept
 from diffscope.hypotheses.subjects import Pair
+from diffscope.hypotheses.weights import KNOCK_OUT, Weights
 from diffscope.lab.training.recipe import Recipe
 from diffscope.tasks.retrieval import TEMPLATE
 
@@ -41,17 +42,19 @@ def with_evidence(cohort: xr.Dataset, folder: Path) -> xr.Dataset:
     return cohort.merge(read.drop_vars([name for name in read.data_vars if name in cohort]))
 
 
-def kept_models(folder: Path, cohort: xr.Dataset) -> tuple[KeptModels, Pair | None, list[KeptModels]] | None:
+def kept_models(
+    folder: Path, cohort: xr.Dataset, weights: Weights = KNOCK_OUT
+) -> tuple[KeptModels, Pair | None, list[KeptModels]] | None:
     """A cohort's formed runs of DIFF by their evidence: their ends, beside those of standard attention, and each one's steps.
 
-    None where no formed run of DIFF has any.
+    None where no formed run of DIFF has any. Heads count with `weights`, as of :class:`~diffscope.hypotheses.kept.KeptModels`.
     """
     (alone,) = _formed(kept_of(folder, "diff"), cohort, "diff")
     if not alone:
         return None
     diff, standard = _formed(kept_of(folder, "diff", "standard"), cohort, "diff", "standard")
-    pair = Pair(open_kept(diff), open_kept(standard)) if standard else None
-    return open_kept(alone), pair, [open_kept([path], series=True) for path in alone]
+    pair = Pair(open_kept(diff, weights=weights), open_kept(standard, weights=weights)) if standard else None
+    return open_kept(alone, weights=weights), pair, [open_kept([path], True, weights) for path in alone]
 
 
 def _formed(paths: list[list[Path]], cohort: xr.Dataset, *arms: str) -> list[list[Path]]:

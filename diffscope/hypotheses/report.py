@@ -14,12 +14,14 @@ from diffscope.hypotheses.declared import KINDS
 from diffscope.hypotheses.inference import Estimate
 from diffscope.hypotheses.kept_study import BoardWords
 from diffscope.hypotheses.rules import Quantity
-from diffscope.hypotheses.verdicts import Verdict, decided
+from diffscope.hypotheses.verdicts import Verdict, decided, second_view
 
 COLUMNS = (
     "quantity",
     "estimate",
     "95 % interval",
+    "by layer",
+    "heads by A1's mass on the answer",
     "of",
     "without an effect",
     "p",
@@ -47,6 +49,8 @@ def rows(verdict: Verdict) -> list[list[str]]:
                 quantity.label,
                 number(estimate.value),
                 f"{number(estimate.low)} to {number(estimate.high)}",
+                ", ".join(map(number, estimate.layers)),
+                second_view(estimate),
                 estimate.interval or estimate.method,
                 f"{number(estimate.null_low)} to {number(estimate.null_high)}",
                 number(estimate.p),
@@ -88,7 +92,7 @@ def facts(verdict: Verdict) -> list[tuple[str, str]]:
         ("Question", test.question),
         ("Answer", verdict.answer),
         ("Source", test.source),
-        ("Statistic", test.statistic),
+        ("Statistic", verdict.statistic),
         ("Controls", "; ".join(test.controls)),
         ("Rule", test.rule),
         *planted,

@@ -10,7 +10,7 @@ from diffscope.errors import DiffscopeError
 from diffscope.hypotheses.inference import Estimate, LeftOut, Observed
 from diffscope.hypotheses.intervals import LEVEL
 
-ACCOUNTS = {"NC": "noise cancellation", "SP": "sparsification"}
+ACCOUNTS = {"NC": "noise cancellation", "SP": "sparsification", "SH": "signed heads"}
 ABOVE = "above"
 BELOW = "below"
 NONE = "none"

@@ -13,6 +13,7 @@ from diffscope.hypotheses.correction import CORRECTIONS, by_signs, uncorrected, 
 from diffscope.hypotheses.declared import SUBJECTS, TESTS
 from diffscope.hypotheses.inference import Estimate
 from diffscope.hypotheses.rules import MEASURED, OPEN, Declared, Quantity, Test, by_interval, deciding
+from diffscope.hypotheses.weights import ANSWER, SECOND, statistic_by
 
 DECLARED = ("id", "kind", "question", "source", "statistic", "controls", "rule", "needs", "limits")
 
@@ -65,11 +66,16 @@ class Verdict:
         declared = {
             "question": self.test.question,
             "answer": self.answer,
-            "statistic": self.test.statistic,
+            "statistic": self.statistic,
             "controls": "; ".join(self.test.controls),
         }
         parts = (display.facts(declared), table if self.estimates else "", display.paragraph(self.sentence))
         return display.card(f"{self.test.id}: {came}", *parts)
+
+    @property
+    def statistic(self) -> str:
+        """What was estimated, with heads weighted as they were."""
+        return statistic_by(self.test.statistic, weighted_by(self.estimates.values()))
 
     @property
     def shown(self) -> str:
@@ -119,7 +125,7 @@ class Verdict:
             }
             for name, estimate in self.estimates.items()
         }
-        declared = {name: getattr(self.test, name) for name in DECLARED}
+        declared = {name: getattr(self.test, name) for name in DECLARED} | {"statistic": self.statistic}
         came = {"answer": self.answer, "verdict": self.verdict, "sentence": self.sentence}
         return {**declared, **came, "estimates": rows}
 
@@ -165,8 +171,14 @@ def _same_rule(test: Declared, record: Mapping) -> bool:
     rows = record["estimates"]
     then = {name: (row["label"], row["margin"]) for name, row in rows.items()}
     now = {name: (quantity.label, quantity.margin) for name, quantity in test.quantities.items()}
-    same = (test.kind, test.rule, test.statistic) == (record.get("kind"), record["rule"], record["statistic"])
+    statistic = statistic_by(test.statistic, next(filter(None, (row.get("weighted_by", ANSWER) for row in rows.values())), ""))
+    same = (test.kind, test.rule, statistic) == (record.get("kind"), record["rule"], record["statistic"])
     return same and then.items() <= now.items()
+
+
+def weighted_by(estimates: Iterable[Estimate]) -> str:
+    """What heads count with in estimates, as :data:`diffscope.hypotheses.weights.BY` names it; empty without heads."""
+    return next((estimate.weighted_by for estimate in estimates if estimate.weighted_by), "")
 
 
 def sentence(test: Declared, estimates: Mapping[str, Estimate], corrected: Mapping[str, float], states: Mapping[str, str]) -> str:
@@ -188,6 +200,7 @@ def _in_words(test: Declared, name: str, estimate: Estimate, corrected: Mapping[
     if estimate.why:
         return f"{quantity.label}: undefined, {estimate.why}"
     words = f"{quantity.label}: {number(estimate.value)} (95 % {number(estimate.low)} to {number(estimate.high)}"
+    words += f"; {SECOND} {second_view(estimate)}" if estimate.by_answer else ""
     if name not in corrected:
         p = f"; p = {number(uncorrected(test, estimate))}, not corrected" if test.judged else ""
         return f"{words}{p})"
@@ -195,6 +208,14 @@ def _in_words(test: Declared, name: str, estimate: Estimate, corrected: Mapping[
     after = "" if whole(test) else f"; after {CORRECTIONS[test.kind]} {number(corrected[name])}"
     p = f"p = {number(uncorrected(test, estimate))}{signs}{after}"
     return "; ".join(filter(None, (f"{words}; {p})", decided(estimate, quantity))))
+
+
+def second_view(estimate: Estimate) -> str:
+    """The estimate with heads weighted by A1's mass on the answer, and its interval; empty without one."""
+    if not estimate.by_answer:
+        return ""
+    value, low, high = map(number, estimate.by_answer)
+    return f"{value}, {low} to {high}"
 
 
 def decided(estimate: Estimate, quantity: Quantity) -> str:

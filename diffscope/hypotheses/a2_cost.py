@@ -1,0 +1,62 @@
+"""What the second map costs the answer in the heads that a test is of: whether there is anything to explain there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import xarray as xr
+
+from diffscope.hypotheses.evidence.tables import HEADS, weighted
+from diffscope.hypotheses.inference import Observed, estimate
+
+WHOLE = "whole heads"
+
+
+@dataclass(frozen=True)
+class A2Cost:
+    """By how much the loss of the answer rises without A2, mean over heads as they count.
+
+    Attributes
+    ----------
+    value, low, high : float
+        Mean and 95 % interval, over seeds where there are several and else over prompts, in nats.
+    of : {"A2", "whole heads"}
+        Whole heads where it is not known what A2 alone costs. That is not a bound: to lose A2 leaves A1 as it was not trained to
+        stand, which can cost more than to lose both.
+    layers : tuple of float
+        What A2 of a whole layer costs at once, mean over seeds and prompts; of whole heads the sum of what each costs alone.
+    """
+
+    value: float
+    low: float
+    high: float
+    of: Literal["A2", "whole heads"] = "A2"
+    layers: tuple[float, ...] = ()
+
+
+def a2_cost(
+    heads: Sequence[xr.DataArray],
+    counting: Sequence[xr.DataArray],
+    layers: Sequence[xr.DataArray],
+    prompts_are: Literal["crossed", "nested"],
+) -> A2Cost:
+    """The cost of A2 in the heads that count.
+
+    Parameters
+    ----------
+    heads : sequence of DataArray (layer, head, prompt)
+        What A2 of each head costs, a model each.
+    counting : sequence of DataArray (layer, head)
+        What the heads count with.
+    layers : sequence of DataArray (layer, prompt)
+        What A2 of each layer costs at once.
+    prompts_are : {"crossed", "nested"}
+        Whether the models had the same prompts.
+    """
+    values = np.stack([weighted(cost, weights, HEADS).values for cost, weights in zip(heads, counting, strict=True)])
+    of = estimate(Observed(values, prompts=prompts_are), leave_out=False)  # (seed, prompt)
+    together = np.mean([layer.mean("prompt").values for layer in layers], 0)
+    return A2Cost(of.value, of.low, of.high, "A2", tuple(together.tolist()))
