@@ -86,6 +86,7 @@ def _of_heads(tables: Sequence[Table], name: str, heads: np.ndarray | None) -> d
         "weights": _stacked(counting) if one_mean else None,
         "answering": _stacked([table.weights for table in tables]),
         "weighted_by": tables[0].weighted_by if heads is not None else "",
+        "lacking": tables[0].lacks(name),
     }
 
 

@@ -62,6 +62,8 @@ class Observed:
         The values with heads weighted by that, where they count with something else: the second view.
     weighted_by : str
         What heads count with, as :data:`diffscope.hypotheses.weights.BY` names it; empty of what has no heads.
+    lacking : str
+        Why nothing of it is defined, if that is known.
     """
 
     values: np.ndarray
@@ -76,6 +78,7 @@ class Observed:
     answering: np.ndarray | None = None
     by_answer: np.ndarray | None = None
     weighted_by: str = ""
+    lacking: str = ""
 
 
 @dataclass(frozen=True)
@@ -250,7 +253,7 @@ def _estimate(observed: Observed, seed: int) -> Estimate:
     seeds, prompts = values.shape
     counts = {"prompts": prompts, "seeds": seeds, "untrained": 0 if untrained is None else len(untrained)}
     if (seeds == 1 and prompts < 2) or prompts == 0:
-        return _undefined("fewer than two prompts or seeds have a value", **counts)
+        return _undefined(observed.lacking or "fewer than two prompts or seeds have a value", **counts)
     if untrained is not None and len(untrained) < 3:
         return _undefined("fewer than three untrained models have a value", **counts)
     middle = np.median if observed.average == "median" else np.mean

@@ -77,6 +77,12 @@ class Table:
         over = self.over[name]
         return xr.full_like(self.costs, np.nan) if over is None else self.costs * over
 
+    def lacks(self, name: str) -> str:
+        """Why a quantity is undefined with heads weighted by costs; empty if it is not, for all that is known here."""
+        parts = self.differences.get(name, (name,))
+        unknown = self.costs is not None and any(part in self.over and self.over[part] is None for part in parts)
+        return "what it is divided by was not kept head by head, and a ratio of sums over heads needs that" if unknown else ""
+
     def _weighted(self, name: str, dims: list[str]) -> xr.DataArray:
         if self.costs is not None and name in self.differences:
             first, second = (self._weighted(part, dims) for part in self.differences[name])
