@@ -17,11 +17,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from diffscope import figures, tables
+from diffscope.accounts import ACCOUNTS
 from diffscope.errors import DiffscopeError
 from diffscope.figures.of_study import quantities
 from diffscope.hypotheses.answered import word
 from diffscope.hypotheses.conclusion import of_kind, together
-from diffscope.hypotheses.correction import whole
+from diffscope.hypotheses.correction import by_signs, whole
 from diffscope.hypotheses.report import left_out
 from diffscope.hypotheses.study import ALL, Study, open_study
 from diffscope.hypotheses.study_report import markdown, rates, runs
@@ -71,14 +72,27 @@ def quotes(study: Study) -> dict[str, str]:
 
 
 def _judged(verdicts: Sequence[Verdict]) -> str:
-    """What rules use or questions ask, and what that answers; the corrected p of a quantity, or once that of a whole test."""
+    """What rules use or questions ask, and what that answers, and a column of words for each account.
+
+    The corrected p stands at each quantity, or once at a whole test.
+    """
     once = all(whole(verdict.test) for verdict in verdicts)
-    of_quantities = ("test", "quantity", "estimate [95 %]", "answer", "p (t)", *(() if once else ("q",)))
-    header = (*of_quantities, "smallest that matters", WITHOUT, "verdict", *(("p after Holm",) if once else ()))
+    of_quantities = ("test", "quantity", "estimate [95 %]", "answer", "p", *(() if once else ("q",)))
+    header = (
+        *of_quantities,
+        "smallest that matters",
+        WITHOUT,
+        *ACCOUNTS,
+        *(("p after Holm",) if once else ()),
+        "of which heads and queries",
+        "what A2 costs there",
+    )
     rows = []
     for verdict in verdicts:
         judged = [_of_rule(verdict, name) for name in verdict.estimates if name in {*verdict.corrected, *verdict.test.asks}]
-        end = (verdict.shown, *((numbers.plain(verdict.p, 2),) if once else ()))
+        words = tuple(verdict.verdicts.values()) or (numbers.ABSENT,) * len(ACCOUNTS)
+        there = (verdict.of, verdict.cost or numbers.ABSENT) if verdict.verdicts else (verdict.shown, numbers.ABSENT)
+        end = (*words, *((numbers.plain(verdict.p, 2),) if once else ()), *there)
         first, *others = judged or [(numbers.ABSENT,) * (len(header) - 1 - len(end))]
         rows += [
             (f"{verdict.test.id}: {verdict.test.question}", *first, *end),
@@ -102,10 +116,18 @@ def _of_rule(verdict: Verdict, name: str) -> tuple[str, ...]:
     estimate, quantity = verdict.estimates[name], verdict.test.quantities[name]
     value = numbers.with_interval(estimate.value, estimate.low, estimate.high)
     answer = word(estimate, verdict.test.asks[name]) if name in verdict.test.asks else numbers.ABSENT
-    p, of_t, corrected = (numbers.plain(each, 2) for each in (estimate.p, estimate.p_t, verdict.corrected.get(name, math.nan)))
-    each = () if whole(verdict.test) else (corrected,)
+    each = () if whole(verdict.test) else (numbers.plain(verdict.corrected.get(name, math.nan), 2),)
     left = MINUS.sub("−", left_out(estimate, quantity))
-    return quantity.label, value, answer, f"{p} ({of_t})", *each, f"{quantity.margin:g}", left
+    return quantity.label, value, answer, _p(verdict, name), *each, f"{quantity.margin:g}", left
+
+
+def _p(verdict: Verdict, name: str) -> str:
+    """The p that is corrected, and the other one if two are known."""
+    estimate = verdict.estimates[name]
+    signs, of_t = (numbers.plain(p, 2) for p in (estimate.p, estimate.p_t))
+    if math.isnan(estimate.p_t):
+        return signs
+    return f"{signs} by signs ({of_t} by t)" if by_signs(verdict.test, estimate) else f"{of_t} by t ({signs} by signs)"
 
 
 def _answers(study: Study) -> str:

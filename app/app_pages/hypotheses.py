@@ -1,8 +1,7 @@
-"""Hypotheses: cancelling noise, or sparse and signed? What a study says of it, or the model at hand, test by test."""
+"""Hypotheses: cancelling noise, sparse, or signed? What a study says of it, or the model at hand, test by test."""
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import partial
 
 import blocks
@@ -17,26 +16,27 @@ from sources import age, bundled, check_lengths, rules, scope, study
 from words import in_words, plain
 
 from diffscope import figures, tables
+from diffscope.accounts import ACCOUNTS, LEGEND
 from diffscope.cli.study import REPORT
 from diffscope.figures.of_study import quantities
 from diffscope.hypotheses import TESTS, lacking, report, summary
 from diffscope.hypotheses.api import steps_of
-from diffscope.hypotheses.conclusion import COUNTED, of_kind, together
+from diffscope.hypotheses.conclusion import by_word, of_kind, together
 from diffscope.hypotheses.declared import KINDS
 from diffscope.hypotheses.weights import A2, ANSWER, KNOCK_OUT
 
 MODEL = "the model"
 COHORT = "a trained cohort"
 NONE = "none"
-QUESTION = "Does it cancel noise, or is it sparse and signed?"
+QUESTION = "Does it cancel noise, is it sparse, or does it carry signal with a minus sign?"
 OWN = (
     'A line a prompt: {"prompt": "…", "answer": "…", "distractors": ["…"], "spans": {"answer": "…", "needles": "…", '
     '"query": "…"}}. Answer and its span are needed; a span is a text of the prompt.'
 )
 OF_KIND = {
     "primary": "what a study of many trainings is decided by; fixed before its data",
-    "mechanism": "what either account says of how it comes about; a row opens where it stands",
-    "measurement": "shown without a verdict: neither account predicts them, or both the same",
+    "mechanism": "what an account says of how it comes about; a row opens where it stands",
+    "measurement": "shown without a verdict: no account predicts them, or they cannot tell accounts apart",
 }
 COUNT = {  # what heads count with, in the words of the choice
     KNOCK_OUT: "what the answer loses without them",
@@ -239,11 +239,10 @@ def show_by_itself(choices: Choices, board: Board) -> None:
     verdicts = list(board.verdicts.values())
     ran = [verdict for verdict in verdicts if verdict.estimates]
     if ran and not _decides(board):
-        mechanisms = Counter(verdict.shown for verdict in of_kind(ran, "mechanism"))
-        parts = [f"{count} came out {words}" for shown, words in COUNTED.items() if (count := mechanisms[shown])]
+        parts = [by_word(account, of_kind(ran, "mechanism")) for account in ACCOUNTS]
         parts += [f"{count} measured" if (count := len(of_kind(ran, "measurement"))) else ""]
         st.markdown(
-            f"**{plain(choices.title)} by itself.** Of the tests that were run, {plain(', '.join(filter(None, parts)))}. "
+            f"**{plain(choices.title)} by itself.** Of the tests that were run: {plain('; '.join(filter(None, parts)))}. "
             "That is how these heads work on these prompts. Whether differential attention is better, and why, is for the "
             "primary tests."
         )
@@ -277,7 +276,7 @@ def show_tests(board: Board | None, asked: tuple[str, ...]) -> None:
     for kind, words in KINDS.items():
         tests = [TESTS[id] for id in asked if TESTS[id].kind == kind]
         st.markdown(f"#### {words}")
-        st.caption(OF_KIND[kind])
+        st.caption(f"{OF_KIND[kind]}. {LEGEND}" if kind == "primary" else OF_KIND[kind])
         if kind == "primary":
             blocks.show_primaries(verdicts, code)
             continue

@@ -17,9 +17,11 @@ from words import in_words, plain
 from blocks.charts import show_chart
 from blocks.exports import take_away
 from diffscope import figures
+from diffscope.accounts import AGAINST, FOR, OPEN, SILENT
 
 NOT_YET = "not run yet"
-COLOURS = {"NC": "blue", "SP": "orange", "both": "violet", "neither": "red"}
+COLOURS = {FOR: "blue", AGAINST: "orange", OPEN: "violet", SILENT: "gray"}
+MARKS = {FOR: "✓ ", AGAINST: "✗ ", OPEN: "? ", SILENT: ""}
 GRID = (
     "<style>.st-key-primaries{display:grid;gap:1rem;grid-template-columns:minmax(0,1fr)}"
     "@media(min-width:1100px){.st-key-primaries{grid-template-columns:repeat(2,minmax(0,1fr))}}"
@@ -28,14 +30,12 @@ GRID = (
 
 
 def badge(verdict) -> str:
-    """A verdict in words, as Markdown; None for a test that was not run."""
-    from diffscope.hypotheses.conclusion import COUNTED
-
+    """The word of each account, as Markdown; that a test was measured or not run."""
     if verdict is None:
         return f":gray-badge[{NOT_YET}]"
-    shown = verdict.shown.partition(" ")[0]
-    words = "not run" if shown == "needs" else COUNTED[shown].partition(",")[0]
-    return f":{COLOURS.get(shown, 'gray')}-badge[{plain(words)}]"
+    if not verdict.verdicts:
+        return f":gray-badge[{'not run' if verdict.lacks else 'measured'}]"
+    return " ".join(f":{COLOURS[word]}-badge[{account} {MARKS[word]}{word}]" for account, word in verdict.verdicts.items())
 
 
 def show_primaries(verdicts: Mapping, code: str = "") -> None:
@@ -63,12 +63,21 @@ def _show_primary(id: str, verdict, code: str) -> None:
     test = TESTS[id]
     st.markdown(f"##### {plain(test.question)}\n{answered(verdict)}")
     st.markdown(f"{badge(verdict)} {_p(verdict)}")
+    _say_where(verdict)
     if verdict is not None and verdict.estimates:
         _show_judged(verdict)
         show_estimates([verdict], key=f"primary-{id}")
     st.caption(plain(f"Power: {power.in_words(id)}."))
     with st.expander("Method, control, rule and source", key=f"primary-{id}-method"):
         show_details(test, verdict, code, plot=False)
+
+
+def _say_where(verdict) -> None:
+    """Of which heads and queries the words are, and what the second map costs there."""
+    if verdict is None or not verdict.verdicts:
+        return
+    cost = f" · What A2 costs there: {verdict.cost}" if verdict.cost else ""
+    st.caption(plain(f"Of {verdict.of}{cost}"))
 
 
 def _p(verdict) -> str:
@@ -143,6 +152,8 @@ def show_details(test, verdict=None, code: str = "", plot: bool = True) -> None:
     if measured and plot:
         show_estimates([verdict], key=f"test-{test.id}")
     _say("Rule", test.rule)
+    if plot:
+        _say_where(verdict)
     _say("Verdict", NOT_YET if verdict is None else verdict.sentence)
     if not measured:
         _say("Limits", test.limits)

@@ -7,7 +7,7 @@ import typer
 
 from diffscope.cli.options import Device, Json
 from diffscope.cli.output import counting, kept_when_stopped, note, say, show_json, show_table
-from diffscope.cli.test import FORMATS, Family, keep, show_board
+from diffscope.cli.test import FORMATS, Family, keep, show_board, show_words
 from diffscope.errors import DiffscopeError
 
 EXAMPLE = (
@@ -54,7 +54,7 @@ def command(
     as_json: Json = False,
     family: Family = None,
 ):
-    """Noise cancellation or sparsification: the tests on a whole cohort, side by side, with a summary."""
+    """Noise cancellation, sparsification, or signed heads: the tests on a whole cohort, side by side, with a summary."""
     if action == "show" and claims:
         _show_claims(folder, out, as_json)
     elif action == "show":
@@ -160,12 +160,12 @@ def _show_json(study):
 def _tell(words, board):
     """Show a study in words, one of its boards whole."""
     _check_board(words, board)
-    verdicts = {name: {test: verdict for _, test, *_, verdict in each.rows} for name, each in words.boards.items()}
-    rows = [(test, *(of_board.get(test, "–") for of_board in verdicts.values())) for test in verdicts[board]]
     facts = words.facts
     seeds = sorted({seed for trained in facts["arms"].values() for seed in trained})
     say(f"cohort {facts['recipe']}, seeds {', '.join(map(str, seeds))}; fresh: {', '.join(map(str, facts['fresh'])) or 'none'}")
-    show_table(("test", *words.boards), rows)
+    if others := [name for name in words.boards if name != board]:
+        say(f"shown: {board}; other boards: {', '.join(others)}")
+    show_words(words.boards[board])
     say()
     say(f"{board}, in words")
     show_board(words.boards[board])

@@ -125,7 +125,9 @@ def command(
     else:
         for statement in subjects.statements:
             say(f"{statement}.")
-        show_board(words(verdicts))
+        show_words(board_in_words := words(verdicts))
+        say()
+        show_board(board_in_words)
     if out is not None and not as_json:
         note(f"saved {out}")
     if wants and (ids or sum(map(len, wants.values())) == len(verdicts)):
@@ -134,12 +136,26 @@ def command(
 
 def show_board(words):
     """A board in words: of every test its verdict, its question with the answer, and all numbers; then what they say together."""
-    for (kind, test, question, answer, verdict), sentence in zip(words.rows, words.sentences):
+    for (kind, test, question, answer, verdict, _), sentence in zip(words.rows, words.sentences):
         say(f"{test}: {verdict} ({kind})")
         say(f"{question} {answer}")
         say(sentence)
         say()
     say(words.summary)
+
+
+def show_words(words):
+    """The word of each account on every test that has a verdict; then what was measured, and what was not run, by name."""
+    judged = [(test, *by_account.values()) for _, test, *_, by_account in words.rows if by_account]
+    if judged:
+        accounts = next(by_account for *_, by_account in words.rows if by_account)
+        show_table(("test", *accounts), judged)
+    rest: dict[str, list[str]] = {}
+    for _, test, _, _, verdict, by_account in words.rows:
+        if not by_account:
+            rest.setdefault(verdict, []).append(test)
+    for verdict, tests in rest.items():
+        say(f"{verdict}: {', '.join(tests)}")
 
 
 def _dicts(verdicts):
@@ -156,7 +172,7 @@ def keep(verdicts, out, subjects, statements=()):
 
         board(verdicts).save(out)
         return
-    title = f"Noise cancellation or sparsification: {subjects}"
+    title = f"Noise cancellation, sparsification, or signed heads: {subjects}"
     if out.suffix == ".json":
         text = to_json(_dicts(verdicts), indent=1) + "\n"
     else:
@@ -166,7 +182,7 @@ def keep(verdicts, out, subjects, statements=()):
 
 def _show_declared(tests, as_json):
     if as_json:
-        names = ("id", "kind", "question", "source", "statistic", "controls", "rule", "needs", "limits")
+        names = ("id", "kind", "question", "source", "statistic", "controls", "of", "rule", "needs", "limits")
         show_json([{name: getattr(test, name) for name in names} for test in tests])
         return
     show_table(("kind", "test", "needs", "question"), [(test.kind, test.id, test.needs, test.question) for test in tests])

@@ -1,6 +1,6 @@
-"""A board of tests: every judged quantity with its interval, beside what there would be without an effect.
+"""A board of tests: every judged quantity with its interval, and a column of words for each account.
 
-All are shown in units of the smallest effect that matters, on an axis that is linear near 0 and logarithmic far from it.
+Quantities are shown in units of the smallest effect that matters, on an axis that is linear near 0 and logarithmic far from it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from textwrap import wrap
 import numpy as np
 import xarray as xr
 
+from diffscope.accounts import ACCOUNTS, AGAINST, FOR, LEGEND, OPEN, SILENT
 from diffscope.errors import DiffscopeError
 from diffscope.figures import theme
 from diffscope.figures.base import register
@@ -20,11 +21,24 @@ from diffscope.figures.escaping import for_html, for_print
 ROW = 0.27  # inches a quantity takes in print
 ANOTHER = 0.09  # inches of each further line of its label
 LETTER = 0.037  # inches of a letter of these labels
+LABELS = 1.6  # inches that the names of tests take in print
 ACROSS = 0.62  # of the figure's width that they have
 LINE = 76  # characters of a label on the screen, which stands above its row in a line or two
+COLUMN = 0.55  # inches that the words of an account take in print
+PIXELS = 58  # on screen
 UNITS = "estimate, in units of the smallest effect that matters"
 TICKS = np.array([-100, -10, -3, -1, 0, 1, 3, 10, 100])
 KINDS = ("primary", "mechanism", "measurement")  # in the order in which they are drawn
+PAINT = {  # of a word: its ink, its ground and its edge
+    FOR: (theme.PAPER, theme.BLUES[7], theme.BLUES[7]),
+    AGAINST: (theme.ORANGES[7], theme.PAPER, theme.ORANGES[7]),
+    OPEN: (theme.INK, theme.UNSEEN, theme.UNSEEN),
+    SILENT: (theme.MUTED, theme.PAPER, theme.PAPER),
+}
+CAPTION = (
+    "Tests of the hypotheses: estimates with their 95 % intervals (lines), beside what there would be without an effect (grey "
+    f"bars), in units of the smallest effect that matters. {LEGEND}"
+)
 INKS = {"above": theme.BLUES[7], "below": theme.ORANGES[7]}
 NUMBERS = ("value", "low", "high", "null_low", "null_high")
 NO_EFFECT = {  # the band of what does not matter
@@ -44,7 +58,8 @@ NO_EFFECT = {  # the band of what does not matter
 def data(board: Sequence[Mapping]) -> xr.Dataset:
     """What is drawn of verdicts, also as dictionaries: one row a quantity that a rule uses, its numbers over what matters.
 
-    Primary tests come first. Of a measurement, which has no rule, it is the first quantity.
+    Primary tests come first. Of a measurement, which has no rule, it is the first quantity. ``word`` (row, account) is what the
+    test says of each account; empty of a measurement.
 
     Raises
     ------
@@ -55,8 +70,10 @@ def data(board: Sequence[Mapping]) -> xr.Dataset:
     rows = [row for verdict in verdicts for row in _rows(verdict)]
     if not rows:
         raise DiffscopeError("no test of this board has numbers to draw; every one needs something")
-    dataset = xr.Dataset({name: ("row", [row[name] for row in rows]) for name in rows[0]})
-    dataset.attrs = {"figure": "board", "units": "the smallest effect that matters"}
+    names = [name for name in rows[0] if name != "words"]
+    dataset = xr.Dataset({name: ("row", [row[name] for row in rows]) for name in names}, {"account": list(ACCOUNTS)})
+    dataset["word"] = ("row", "account"), [row["words"] for row in rows]
+    dataset.attrs = {"figure": "board", "units": "the smallest effect that matters", "caption": CAPTION}
     return dataset
 
 
@@ -65,7 +82,7 @@ def _dicts(board: Sequence[Mapping]) -> list[Mapping]:
         verdicts = [verdict if isinstance(verdict, Mapping) else verdict.as_dict() for verdict in board]
     except (AttributeError, TypeError):
         verdicts = [{}]
-    if not all("estimates" in verdict for verdict in verdicts):
+    if not all({"estimates", "verdicts"} <= set(verdict) for verdict in verdicts):
         raise DiffscopeError("this figure is of verdicts: diffscope.hypotheses.test(…), or a board of a study")
     return verdicts
 
@@ -77,7 +94,8 @@ def _rows(verdict: Mapping) -> list[dict]:
     for estimate in shown:
         words = {
             "test": verdict["id"],
-            "verdict": verdict["verdict"] or "measured",
+            "verdict": verdict["shown"],
+            "words": [verdict["verdicts"].get(account, "") for account in ACCOUNTS],
             "label": estimate["label"],
             "state": estimate["state"],
         }
@@ -93,9 +111,19 @@ def _first(data: xr.Dataset) -> np.ndarray:
 
 
 def _names(data: xr.Dataset) -> list[str]:
-    """Test and verdict of the rows that begin one, empty for the others."""
-    rows = zip(data["test"].values, data["verdict"].values, _first(data))
-    return [f"{test}: {verdict}" if first else "" for test, verdict, first in rows]
+    """The test of the rows that begin one, empty for the others."""
+    return [str(test) if first else "" for test, first in zip(data["test"].values, _first(data))]
+
+
+def _words(data: xr.Dataset) -> list[tuple[int, int, str]]:
+    """Row, column and word of what is said of accounts, once a test."""
+    rows = np.flatnonzero(_first(data))
+    return [
+        (int(row), column, str(word))
+        for row in rows
+        for column, word in enumerate(data["word"].transpose("row", "account").values[row])
+        if word
+    ]
 
 
 def _ink(state: str) -> str:
@@ -104,10 +132,12 @@ def _ink(state: str) -> str:
 
 def in_print(data: xr.Dataset, width: float, title: str | None = None, **_):
     count = data.sizes["row"]
-    labels = [wrap(for_print(str(label)), max(16, int(width * ACROSS / LETTER))) for label in data["label"].values]
+    room = int((width - COLUMN * data.sizes["account"]) * ACROSS / LETTER)
+    labels = [wrap(for_print(str(label)), max(16, room)) for label in data["label"].values]
     lines = max(map(len, labels))
     figure = canvas(width, (ROW + ANOTHER * (lines - 1)) * count + 0.7)
-    ax = figure.subplots()
+    columns = COLUMN * data.sizes["account"]
+    ax, beside = figure.subplots(1, 2, sharey=True, width_ratios=(max(1.0, width - columns - LABELS), columns))
     x = {name: np.arcsinh(data[name].values) for name in NUMBERS}
     _bars(ax, x, data["state"].values)
     ax.axvspan(np.arcsinh(-1), np.arcsinh(1), color=theme.UNSEEN, zorder=0)
@@ -124,10 +154,27 @@ def in_print(data: xr.Dataset, width: float, title: str | None = None, **_):
     shown = TICKS[np.abs(np.arcsinh(TICKS)) <= reach]
     ax.set_xticks(np.arcsinh(shown), [f"{tick:g}" for tick in shown])
     ax.set_xlabel(UNITS)
+    _columns(beside, data)
     if title:
         figure.suptitle(for_print(title), x=0.01, ha="left")
     settle(figure)
     return figure
+
+
+def _columns(ax, data: xr.Dataset) -> None:
+    """The words of accounts, a column each, at the first row of every test."""
+    accounts = data["account"].values
+    ax.set_xlim(-0.5, len(accounts) - 0.5)
+    ax.set_xticks(range(len(accounts)), accounts)
+    ax.tick_params(length=0, labelleft=False, top=False, labeltop=True, labelbottom=False)
+    for spine in ax.spines.values():
+        spine.set_visible(False)
+    for edge in np.flatnonzero(_first(data)[1:]):
+        ax.axhline(edge + 0.5, color=theme.RULE, lw=0.4, zorder=0)
+    for row, column, word in _words(data):
+        ink, ground, edge = PAINT[word]
+        box = {"boxstyle": "round,pad=0.25", "facecolor": ground, "edgecolor": edge, "linewidth": 0.7}
+        ax.text(column, row, word, ha="center", va="center", size="x-small", color=ink, bbox=box)
 
 
 def _reach(x: Mapping[str, np.ndarray]) -> float:
@@ -171,7 +218,7 @@ def on_screen(data: xr.Dataset, title: str | None = None, height: int | None = N
     figure.update_layout(
         **theme.screen_layout(
             height=height or 84 + 50 * count + (24 if title else 0),
-            margin={"l": 8, "r": 8, "t": 54 if title else 30, "b": 8},
+            margin={"l": 8, "r": 8 + PIXELS * data.sizes["account"], "t": 54 if title else 30, "b": 8},
             legend={"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom", "font": {"size": 11}},
             xaxis=theme.screen_axis(
                 tickvals=np.arcsinh(TICKS),
@@ -182,7 +229,7 @@ def on_screen(data: xr.Dataset, title: str | None = None, height: int | None = N
             ),
             yaxis=theme.screen_axis(visible=False, range=[count - 0.6, -0.85]),
             shapes=[NO_EFFECT],
-            annotations=_labels(data),
+            annotations=[*_labels(data), *_badges(data)],
         )
     )
     if title:
@@ -202,6 +249,22 @@ def _labels(data: xr.Dataset) -> list[dict]:
     return labels
 
 
+def _badges(data: xr.Dataset) -> list[dict]:
+    """The words of accounts right of the axes, a column each under the account's name."""
+    at = {"xref": "paper", "x": 1, "xanchor": "center", "showarrow": False}
+    places = [(column + 0.5) * PIXELS + 4 for column in range(data.sizes["account"])]
+    heads = [
+        {**at, "yref": "paper", "y": 1, "yanchor": "bottom", "xshift": shift, "text": f"<b>{account}</b>", "font": {"size": 12}}
+        for shift, account in zip(places, data["account"].values)
+    ]
+    words = []
+    for row, column, word in _words(data):
+        ink, ground, edge = PAINT[word]
+        box = {"bgcolor": ground, "bordercolor": edge, "borderpad": 3, "font": {"size": 11, "color": ink}}
+        words.append({**at, "y": row, "yanchor": "middle", "xshift": places[column], "text": word, **box})
+    return [*heads, *words]
+
+
 def _hover(data: xr.Dataset) -> list[str]:
     columns = zip(*(data[name].values for name in ("test", "verdict", "label", "state", "value", "low", "high")))
     return [
@@ -213,7 +276,7 @@ def _hover(data: xr.Dataset) -> list[str]:
 
 register(
     "board",
-    "tests of the hypotheses: estimates, intervals and what there would be without an effect",
+    "tests of the hypotheses: estimates, intervals, and what they say of each account",
     data=data,
     plotly=on_screen,
     matplotlib=in_print,

@@ -240,6 +240,8 @@ ON_DARK = {
     PAPER: NIGHT,
     UNSEEN: "#262b35",
     BLUES[6]: "#6baed6",
+    BLUES[7]: "#6baed6",
+    ORANGES[7]: "#fdae6b",
     SERIES[0]: "#56a9e0",
     SERIES[4]: "#9ad1f5",
 }

@@ -11,29 +11,24 @@ import xarray as xr
 
 from diffscope.hypotheses.evidence.tables import HEADS, weighted
 from diffscope.hypotheses.inference import Observed, estimate
+from diffscope.hypotheses.rules import Cost
 
 WHOLE = "whole heads"
 
 
 @dataclass(frozen=True)
-class A2Cost:
-    """By how much the loss of the answer rises without A2, mean over heads as they count.
+class A2Cost(Cost):
+    """By how much the loss of the answer rises without A2, mean over heads as they count, and what A2 of each layer costs.
 
     Attributes
     ----------
-    value, low, high : float
-        Mean and 95 % interval, over seeds where there are several and else over prompts, in nats.
-    of : {"A2", "whole heads"}
-        Whole heads where it is not known what A2 alone costs. That is not a bound: to lose A2 leaves A1 as it was not trained to
-        stand, which can cost more than to lose both.
+    value, low, high, of
+        As of :class:`diffscope.hypotheses.rules.Cost`; the interval is over seeds where there are several and else over prompts.
+        Whole heads are no bound: to lose A2 leaves A1 as it was not trained to stand, which can cost more than to lose both.
     layers : tuple of float
         What A2 of a whole layer costs at once, mean over seeds and prompts; of whole heads the sum of what each costs alone.
     """
 
-    value: float
-    low: float
-    high: float
-    of: Literal["A2", "whole heads"] = "A2"
     layers: tuple[float, ...] = ()
 
 

@@ -36,7 +36,6 @@ ROUNDS = 8  # series of untrained models beside one of checkpoints
 ROUNDS_OF_SEVERAL = 3  # beside each of several
 SERIES_PROMPTS = 20
 FEW_MODELS = 4  # of each of which is told how it answers
-NEEDS = "needs "  # how the verdict of what could not be run begins
 
 Model = str | Scope
 
@@ -191,9 +190,8 @@ def lacking(verdicts: Sequence[Verdict]) -> dict[str, list[str]]:
     """What tests could not be run for want of, and the tests that want it."""
     wants: dict[str, list[str]] = {}
     for verdict in verdicts:
-        want = str(verdict.verdict).removeprefix(NEEDS)
-        if want != str(verdict.verdict):
-            wants.setdefault(want, []).append(verdict.test.id)
+        if verdict.lacks:
+            wants.setdefault(verdict.lacks, []).append(verdict.test.id)
     return wants
 
 

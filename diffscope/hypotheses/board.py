@@ -12,12 +12,30 @@ from diffscope.errors import DiffscopeError, PromptError
 from diffscope.hypotheses.correction import corrected
 from diffscope.hypotheses.declared import NEEDED, chosen
 from diffscope.hypotheses.inference import Estimate, Observed, as_estimate
-from diffscope.hypotheses.rules import MEASURED, Declared, Missing, Observer, Test, state
+from diffscope.hypotheses.intervals import students_t
+from diffscope.hypotheses.rules import MEASURED, Cost, Declared, Missing, Observer, Test, state
 from diffscope.hypotheses.subjects import Models, Pair, Progress
 from diffscope.hypotheses.verdicts import Board, Verdict, sentence
 
 PARTS = ("values", "untrained", "heads", "weights", "answering", "by_answer")  # of what is observed, by seed
-Result = dict[str, Estimate] | str  # estimates by quantity, or what is needed
+A2_COST = "a2_cost"  # what a subject calls the cost of its second maps, and a cohort's dataset, (arm, seed), in nats
+Subject = Models | Pair | Sequence[Models] | xr.Dataset
+
+
+class Estimates(dict[str, Estimate]):
+    """Estimates by quantity, and what the second map costs in the heads that they are of, where that is known.
+
+    Attributes
+    ----------
+    a2_cost : Cost or None
+    """
+
+    def __init__(self, estimates: Mapping[str, Estimate], a2_cost: Cost | None = None):
+        super().__init__(estimates)
+        self.a2_cost = a2_cost
+
+
+Result = Mapping[str, Estimate] | str  # estimates by quantity, or what is needed
 
 
 def run(
@@ -66,7 +84,7 @@ def run(
     return Board(_verdict(test, results[test.id], p) for test in declared)
 
 
-def result_of(test: Declared, subject: Models | Pair | Sequence[Models] | xr.Dataset | None) -> Result:
+def result_of(test: Declared, subject: Subject | None) -> Result:
     """The estimates of a test, or what it needs.
 
     Raises
@@ -93,7 +111,42 @@ def result_of(test: Declared, subject: Models | Pair | Sequence[Models] | xr.Dat
             f"the test {test.id!r} declares the quantities {', '.join(test.quantities)}, and {test.observe.__qualname__} "
             f"observed {', '.join(observed) or 'none'}"
         )
-    return {name: as_estimate(values) for name, values in observed.items()}
+    estimates = {name: as_estimate(values) for name, values in observed.items()}
+    return Estimates(estimates, cost_of(subject) if test.inside else None)
+
+
+def cost_of(subject: Subject) -> Cost | None:
+    """What the second maps of a subject's heads cost the answer; None where that was not measured.
+
+    Of a pair it is DIFF's; of several trainings, and of a cohort's runs of DIFF, the mean over seeds with Student's t.
+    """
+    if isinstance(subject, xr.Dataset):
+        return _of_runs(subject)
+    if isinstance(subject, Pair):
+        return cost_of(subject.diff)
+    if not isinstance(subject, Sequence):
+        cost = getattr(subject, A2_COST, None)
+        return None if cost is None else Cost(cost.value, cost.low, cost.high, cost.of)
+    costs = [cost_of(training) for training in subject]
+    known = [cost for cost in costs if cost is not None]
+    if len(known) < len(costs) or len({cost.of for cost in known}) > 1:
+        return None
+    return known[0] if len(known) == 1 else _mean_cost([cost.value for cost in known], known[0].of)
+
+
+def _of_runs(cohort: xr.Dataset) -> Cost | None:
+    """What the second maps of a cohort's runs of DIFF cost, by what was kept of them."""
+    if A2_COST not in cohort:
+        return None
+    values = cohort[A2_COST].sel(arm="diff").values
+    known = values[np.isfinite(values)]
+    return _mean_cost(known, cohort[A2_COST].attrs["of"]) if len(known) > 1 else None
+
+
+def _mean_cost(values: Sequence[float] | np.ndarray, of: str) -> Cost:
+    means = np.asarray(values, dtype=float)
+    (low, high), _, _ = students_t(means)
+    return Cost(float(means.mean()), low, high, of)
 
 
 def over_trainings(observe: Observer, trainings: Sequence[Models]) -> dict[str, Observed]:
@@ -121,11 +174,12 @@ def over_trainings(observe: Observer, trainings: Sequence[Models]) -> dict[str, 
 
 def _verdict(test: Declared, result: Result, p: Mapping[tuple[str, str], float]) -> Verdict:
     if isinstance(result, str):
-        return Verdict(test, f"needs {result}", {}, {}, {}, f"Not run: it needs {result}.")
+        return Verdict(test, {}, {}, {}, {}, f"Not run: it needs {result}.", lacks=result)
     judged = {name: p[test.id, name] for name in test.judged}
     states = {}
     for name, estimate in result.items():
         quantity = test.quantities[name]
         states[name] = state(estimate, judged[name], quantity.margin, quantity.no_effect) if name in judged else MEASURED
-    verdict = test.judge(states) if isinstance(test, Test) else None
-    return Verdict(test, verdict, result, judged, states, sentence(test, result, judged, states))
+    cost = getattr(result, A2_COST, None)
+    words = test.judge(result, states, cost) if isinstance(test, Test) else {}
+    return Verdict(test, words, result, judged, states, sentence(test, result, judged, states, cost), a2_cost=cost)

@@ -16,7 +16,7 @@ from diffscope.hypotheses.verdicts import Verdict
 
 SAME = "same sign"
 OTHER = "other sign"
-UNDECIDED = "inconclusive"
+UNDECIDED = "open"
 NOT_ASKED = "cannot be asked"
 NOT_MEASURED = "not measured"
 WITHIN = "within"

@@ -7,7 +7,9 @@ from pathlib import Path
 import numpy as np
 import xarray as xr
 
+from diffscope.hypotheses.a2_cost import WHOLE
 from diffscope.hypotheses.arms import formed
+from diffscope.hypotheses.evidence.at_end import A2_LOST
 from diffscope.hypotheses.evidence.of_run import EVIDENCE, keep_evidence, open_evidence
 from diffscope.hypotheses.kept import KeptModels, for_cohort, kept_of, open_kept
 from diffscope.hypotheses.subjects import Pair
@@ -30,7 +32,9 @@ def with_evidence(cohort: xr.Dataset, folder: Path) -> xr.Dataset:
         for seed in cohort["seed"].values
         if (path := folder / str(arm) / f"seed-{seed}" / EVIDENCE).is_file()
     }
-    runs = {name: for_cohort(dataset) for name, dataset in opened.items()}
+    known = all(A2_LOST in dataset["end_quantity"] for dataset in opened.values() if dataset.attrs["differential"])
+    of = "A2" if known else WHOLE
+    runs = {name: for_cohort(dataset, of) for name, dataset in opened.items()}
     if not runs:
         return cohort
     missing = xr.full_like(next(iter(runs.values())), np.nan)
@@ -39,6 +43,7 @@ def with_evidence(cohort: xr.Dataset, folder: Path) -> xr.Dataset:
         for arm in cohort["arm"].values
     ]
     read = xr.concat(rows, "arm", join="outer").assign_coords(arm=cohort["arm"], seed=cohort["seed"])
+    read["a2_cost"].attrs["of"] = of
     return cohort.merge(read.drop_vars([name for name in read.data_vars if name in cohort]))
 
 

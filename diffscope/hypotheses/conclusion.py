@@ -5,26 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+from diffscope.accounts import ACCOUNTS, AGAINST, FOR, OPEN, SILENT, WORDS
 from diffscope.hypotheses.answered import answers, number
-from diffscope.hypotheses.correction import CORRECTIONS, PRIMARIES
-from diffscope.hypotheses.declared import KINDS, TESTS
+from diffscope.hypotheses.correction import CORRECTIONS, PRIMARIES, by_signs
+from diffscope.hypotheses.declared import KINDS
 from diffscope.hypotheses.intervals import LEVEL
-from diffscope.hypotheses.rules import ACCOUNTS, MEASURED, NONE, Test
+from diffscope.hypotheses.rules import MEASURED
 from diffscope.hypotheses.verdicts import Verdict
 
-COUNTED = {
-    "NC": "as noise cancellation predicts",
-    "SP": "as sparsification predicts",
-    "both": "as both predict",
-    "neither": "against what was predicted",
-    "inconclusive": "inconclusive",
-    MEASURED: "measured, without a verdict",
-    "needs": "not run for want of what they need",
-}
-SHOWN = {  # of a primary that does not tell the accounts apart: whether that is what both say of DIFF
-    "both": "both, as both accounts predict",
-    "neither": "neither; at least one comparison contradicts both accounts",
-    "inconclusive": "inconclusive",
+OUTCOMES = {  # of a test on which accounts agree: what its word says of the benefit
+    SILENT: "it holds, and says nothing of why: {accounts} predict the same",
+    AGAINST: "it does not hold, against {accounts}, which predict it alike",
+    OPEN: "open; {accounts} predict the same, so it could be for none of them alone",
 }
 
 
@@ -41,33 +33,114 @@ def of_kind(verdicts: Iterable[Verdict], kind: str) -> list[Verdict]:
 def _counts(verdicts: Sequence[Verdict]) -> str:
     sentences = []
     for kind, words in KINDS.items():
-        ids: dict[str, list[str]] = {}
-        for verdict in of_kind(verdicts, kind):
-            ids.setdefault(verdict.shown.partition(" ")[0], []).append(verdict.test.id)
-        parts = [f"{len(ids[shown])} {words} ({', '.join(ids[shown])})" for shown, words in COUNTED.items() if shown in ids]
+        listed = of_kind(verdicts, kind)
+        judged = [verdict for verdict in listed if verdict.verdicts]
+        parts = [by_word(account, judged) for account in ACCOUNTS] if judged else []
+        measured = [verdict.test.id for verdict in listed if verdict.shown == MEASURED]
+        lacking = [verdict.test.id for verdict in listed if verdict.lacks]
+        parts += [f"{len(measured)} measured, without a verdict ({', '.join(measured)})"] if measured else []
+        parts += [f"{len(lacking)} not run for want of what they need ({', '.join(lacking)})"] if lacking else []
         if parts:
             sentences.append(f"{words}: {'; '.join(parts)}.")
     return " ".join(sentences)
 
 
+def by_word(account: str, judged: Sequence[Verdict]) -> str:
+    """How many tests have which word of an account; those that are silent are only counted."""
+    ids = _by_word(account, judged)
+    parts = [f"{word} {len(ids[word])} ({', '.join(ids[word])})" for word in (FOR, AGAINST, OPEN) if ids[word]]
+    parts += [f"{SILENT} {len(ids[SILENT])}"] if ids[SILENT] else []
+    return f"{ACCOUNTS[account]}: {', '.join(parts)}" if parts else ""
+
+
+def _by_word(account: str, judged: Iterable[Verdict]) -> dict[str, list[str]]:
+    ids: dict[str, list[str]] = {word: [] for word in WORDS}
+    for verdict in judged:
+        ids[verdict.verdicts[account]].append(verdict.test.id)
+    return ids
+
+
 def together(verdicts: Sequence[Verdict]) -> str:
-    """What the primaries say: first whether there is a benefit, then which account they bear out."""
-    primaries = {verdict.test.id: verdict for verdict in of_kind(verdicts, "primary") if verdict.estimates}
-    if not primaries:
-        return "No primary test was run: nothing is said here for one account over the other."
-    alike = [verdict for verdict in primaries.values() if isinstance(verdict.test, Test) and not verdict.test.tells_apart]
-    benefit = [
-        f"{verdict.test.question} {_by_comparison(verdict)}. Verdict: {SHOWN[verdict.shown]}{_p(verdict)}." for verdict in alike
-    ]
-    telling = [test for id in PRIMARIES if isinstance(test := TESTS[id], Test) and test.tells_apart]
-    nothing = [
-        f"{test.id} came out as {ACCOUNTS[account]} predicts, which is that there is no effect: that speaks against "
-        f"{ACCOUNTS[_other(account)]}, and for no account."
-        for test in telling
-        for account in test.predictions
-        if test.id in primaries and primaries[test.id].shown == account and not _effect(test, account)
-    ]
-    return " ".join([*benefit, _between(primaries, telling), *nothing])
+    """What tests say together: whether there is a benefit, then account by account, then which of them the evidence supports."""
+    judged = [verdict for kind in ("primary", "mechanism") for verdict in of_kind(verdicts, kind) if verdict.verdicts]
+    if not judged:
+        return "No test with a verdict was run: nothing is said here of any account."
+    alike = [verdict for verdict in judged if not verdict.test.tells_apart and verdict.test.kind == "primary"]
+    return " ".join(
+        filter(
+            None, (*map(_benefit, alike), *(_of_account(each, judged) for each in ACCOUNTS), _supported(judged), _costs(judged))
+        )
+    )
+
+
+def _benefit(verdict: Verdict) -> str:
+    """What a primary says that no account has to itself: whether there is a benefit to be explained."""
+    words = {account: verdict.verdicts[account] for account in verdict.test.predictions}
+    alike = OUTCOMES[next(iter(words.values()))].format(accounts=_listed(list(words))) if len(set(words.values())) == 1 else ""
+    return f"{verdict.test.question} {_by_comparison(verdict)}. Verdict: {alike or verdict.shown}{_p(verdict)}."
+
+
+def _of_account(account: str, judged: Sequence[Verdict]) -> str:
+    """What speaks for an account, what against it, and what is open."""
+    ids = _by_word(account, judged)
+    name = ACCOUNTS[account].capitalize()
+    if not (ids[FOR] or ids[AGAINST] or ids[OPEN]):
+        return f"{name}: nothing that was run says anything of it."
+    parts = [f"for it: {', '.join(ids[FOR]) or 'nothing'}", f"against it: {', '.join(ids[AGAINST]) or 'nothing'}"]
+    parts += [f"open: {', '.join(ids[OPEN])}"] if ids[OPEN] else []
+    able = any(verdict.test.own(account) and not verdict.idle for verdict in judged)
+    return f"{name}: {'; '.join(parts)}.{'' if able else ' No test that was run could have been for it.'}"
+
+
+def _supported(judged: Sequence[Verdict]) -> str:
+    """Which accounts the evidence supports: primaries decide, and what mechanism tests say is named as what it is."""
+    words = {
+        kind: {account: _by_word(account, of_kind(judged, kind)) for account in ACCOUNTS} for kind in ("primary", "mechanism")
+    }
+    primary, mechanism = words["primary"], words["mechanism"]
+    borne = [account for account in ACCOUNTS if primary[account][FOR]]
+    disputed = [account for account in borne if primary[account][AGAINST]]
+    failed = [account for account in ACCOUNTS if primary[account][AGAINST] and account not in borne]
+    explored = [account for account in ACCOUNTS if mechanism[account][FOR] and account not in borne]
+    sentences = []
+    if disputed:
+        sentences.append(f"the primary tests contradict each other on {_named(disputed)}")
+    if clear := [account for account in borne if account not in disputed]:
+        sentences.append(f"the primary tests support {_named(clear)}")
+    if not borne:
+        sentences.append(
+            "the primary tests support none of the three accounts" if of_kind(judged, "primary") else "no primary test was run"
+        )
+    if failed:
+        sentences.append(f"they speak against {_named(failed)}")
+    if explored:
+        sentences.append(f"mechanism tests, which are explored and do not decide, speak for {_named(explored)}")
+    return f"Taken together: {'; '.join(sentences)}."
+
+
+def _named(accounts: Sequence[str]) -> str:
+    return _listed([ACCOUNTS[account] for account in accounts])
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Names with commas, and before the last one an "and"."""
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _costs(judged: Sequence[Verdict]) -> str:
+    """In which heads the second map is idle, and where it is not known whether it is."""
+    inside = [verdict for verdict in judged if verdict.test.inside]
+    idle = [verdict.test.id for verdict in inside if verdict.idle]
+    unknown = [verdict.test.id for verdict in inside if verdict.a2_cost is None or verdict.a2_cost.of != "A2"]
+    sentences = []
+    if idle:
+        sentences.append(f"In the heads of {', '.join(idle)} A2 is idle, so that there is nothing to explain there.")
+    if unknown := [id for id in unknown if id not in idle]:
+        sentences.append(
+            f"What A2 alone costs in the heads of {', '.join(unknown)} was not measured: a null there may be that of idle maps."
+        )
+    return " ".join(sentences)
 
 
 def _by_comparison(verdict: Verdict) -> str:
@@ -87,50 +160,19 @@ def _p(verdict: Verdict) -> str:
     return "" if math.isnan(verdict.p) else f", p {number(verdict.p)}"
 
 
-def _other(account: str) -> str:
-    return next(other for other in ACCOUNTS if other != account)
-
-
-def _effect(test: Test, account: str) -> bool:
-    """Whether an account predicts something that nothing would not show as well."""
-    return any(state != NONE for state in test.predictions.get(account, {}).values())
-
-
-def _between(primaries: dict[str, Verdict], telling: Sequence[Test]) -> str:
-    """What the primaries that tell the accounts apart say of these."""
-    shown = {test.id: primaries[test.id].shown for test in telling if test.id in primaries}
-    asked = {account: [test.id for test in telling if _effect(test, account)] for account in ACCOUNTS}
-    favoured = {account: [id for id in ids if shown.get(id) == account] for account, ids in asked.items()}
-    supported = [account for account, ids in favoured.items() if ids]
-    if len(supported) == 2:
-        return (
-            f"The primary tests contradict each other: {', '.join(favoured['NC'])} came out as noise cancellation predicts, "
-            f"{', '.join(favoured['SP'])} as sparsification predicts."
-        )
-    if not supported:
-        return "The primary tests do not decide between noise cancellation and sparsification."
-    (account,) = supported
-    if all(shown.get(test.id) == account for test in telling):
-        return (
-            f"All primary tests that tell the accounts apart ({', '.join(shown)}) came out as {ACCOUNTS[account]} predicts: the "
-            f"evidence supports {ACCOUNTS[account]} and not {ACCOUNTS[_other(account)]}."
-        )
-    rest = ", ".join(f"{test.id}: {shown.get(test.id, 'not run')}" for test in telling if shown.get(test.id) != account)
-    return (
-        f"Of the primary tests that tell the accounts apart {', '.join(favoured[account])} came out as {ACCOUNTS[account]} "
-        f"predicts, and the other did not ({rest}): the evidence supports {ACCOUNTS[account]} in part, and does not decide."
-    )
-
-
 def _missing(verdicts: Sequence[Verdict]) -> str:
-    needs = {verdict.test.id: verdict.shown for verdict in verdicts if verdict.shown.startswith("needs ")}
-    inconclusive = [verdict.test.id for verdict in verdicts if verdict.shown == "inconclusive"]
+    undecided = [verdict.test.id for verdict in verdicts if OPEN in verdict.verdicts.values()]
     needed: dict[str, list[str]] = {}
-    for id, words in needs.items():
-        needed.setdefault(words.removeprefix("needs "), []).append(id)
+    for verdict in verdicts:
+        if verdict.lacks:
+            needed.setdefault(verdict.lacks, []).append(verdict.test.id)
     parts = [f"{words} (for {', '.join(ids)})" for words, ids in needed.items()]
-    if inconclusive:
-        parts.append(f"more seeds, prompts or models for what is inconclusive ({', '.join(inconclusive)})")
+    if undecided:
+        parts.append(f"more seeds, prompts or models for what is open ({', '.join(undecided)})")
+    if few := [verdict.test.id for verdict in of_kind(verdicts, "primary") if _too_few(verdict)]:
+        parts.append(
+            f"seeds: there are too few for turned signs to come out at {LEVEL:g} after Holm's correction in {', '.join(few)}"
+        )
     absent = set(PRIMARIES) - {verdict.test.id for verdict in verdicts}
     if absent and len(absent) < len(PRIMARIES):
         parts.append(f"the primary tests that were not asked for ({', '.join(id for id in PRIMARIES if id in absent)})")
@@ -139,6 +181,12 @@ def _missing(verdicts: Sequence[Verdict]) -> str:
     if fragile:
         sentences.append(f"One seed or one head decides what is shown, or leaves it open, in: {'; '.join(fragile)}.")
     return " ".join(sentences)
+
+
+def _too_few(verdict: Verdict) -> bool:
+    """Whether a primary has so few seeds in one of its comparisons that it could not hold were it the only one to."""
+    judged = (verdict.estimates[name] for name in verdict.corrected)
+    return any(by_signs(verdict.test, estimate) and estimate.least_p * len(PRIMARIES) > LEVEL for estimate in judged)
 
 
 def _corrections(verdicts: Sequence[Verdict]) -> str:

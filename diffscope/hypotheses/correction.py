@@ -4,9 +4,9 @@ A primary holds only if all of its comparisons do, so its p is the largest of th
 over the primaries that are declared, and one that could not be run counts as a p of 1: to ask for fewer does not help. Mechanism
 tests are explored: Benjamini and Hochberg's correction is over every quantity that their rules use on this board.
 
-Signs of few seeds can be turned in few ways. Of primaries the p of turned signs is corrected where it could come out at 0.05
-after the correction, which with four takes eight seeds; else, and of mechanism tests, that of Student's t is, and turned signs
-are shown beside it.
+Of primaries the p of turned signs is corrected, whatever the number of seeds: signs of few seeds can be turned in few ways, so
+that with fewer than eight seeds no primary alone can come out at 0.05 after the correction. Of mechanism tests the p of
+Student's t is corrected. The other of the two is shown beside it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 from diffscope.hypotheses.declared import TESTS
 from diffscope.hypotheses.inference import Estimate
-from diffscope.hypotheses.intervals import LEVEL, benjamini_hochberg, holm
+from diffscope.hypotheses.intervals import benjamini_hochberg, holm
 from diffscope.hypotheses.rules import Declared
 
 CORRECTIONS = {"primary": "Holm", "mechanism": "Benjamini–Hochberg"}
@@ -33,10 +33,8 @@ def whole(test: Declared) -> bool:
 
 
 def by_signs(test: Declared, estimate: Estimate) -> bool:
-    """Whether the p that is corrected is that of turned signs; how many seeds there are decides, and no value."""
-    if math.isnan(estimate.p_t):
-        return False
-    return test.kind == "primary" and estimate.least_p * len(PRIMARIES) <= LEVEL
+    """Whether the p that is corrected is that of turned signs, beside which Student's t is known."""
+    return test.kind == "primary" and not math.isnan(estimate.p_t)
 
 
 def uncorrected(test: Declared, estimate: Estimate) -> float:

@@ -254,16 +254,22 @@ def _labels(names: xr.DataArray, kept_as: str) -> list[tuple[str, str]]:
     return [(str(label), str(label).partition(".")[2]) for label in names.values if str(label).startswith(f"{kept_as}.")]
 
 
-def for_cohort(evidence: xr.Dataset) -> xr.Dataset:
+def for_cohort(evidence: xr.Dataset, of: str = WHOLE) -> xr.Dataset:
     """What the tests of a cohort read of one run's evidence, at its end.
+
+    Parameters
+    ----------
+    evidence : Dataset
+    of : {"A2", "whole heads"}
+        What ``a2_cost`` is of.
 
     Returns
     -------
     Dataset
         ``cmrr_over_paired``, in dB: common-mode rejection by injection on irrelevant tokens above that with another head's A2,
         heads weighted by A1's mass on the answer; ``cmrr_over_paired_by_cost``, the same weighted by what heads cost;
-        ``cmrr_over_paired_by_head`` and ``answer_mass`` (layer, head). The first three are NaN of standard attention. And what
-        :func:`alike` gives, as ``alike_NAME``.
+        ``cmrr_over_paired_by_head`` and ``answer_mass`` (layer, head); ``a2_cost``, what A2 costs in the heads that answer, in
+        nats. All but the mass are NaN of standard attention. And what :func:`alike` gives, as ``alike_NAME``.
     """
     at = evidence.isel(step=-1, drop=True).mean("distractors")
     at = at.assign_coords(layer=range(at.sizes["layer"]), head=range(at.sizes["head"]))  # arms differ in their heads
@@ -271,11 +277,13 @@ def for_cohort(evidence: xr.Dataset) -> xr.Dataset:
     of_heads = at["value"].sel(quantity=REJECTION, drop=True) if REJECTION in evidence["quantity"] else nothing
     rejection = weighted(of_heads, at["weight"], HEADS)
     by_cost = weighted(of_heads, costs_of(evidence), HEADS)
+    lost = at_end_of(evidence, A2_LOST if of == "A2" else HEAD_LOST) if evidence.attrs["differential"] else nothing
     read = {
         "cmrr_over_paired": rejection,
         "cmrr_over_paired_by_cost": by_cost,
         "cmrr_over_paired_by_head": of_heads,
         "answer_mass": at["weight"],
+        "a2_cost": weighted(lost, at["weight"], HEADS).assign_attrs(of=of),
     }
     return xr.Dataset(read | {f"alike_{name}": mass for name, mass in alike(at).items()})
 

@@ -28,15 +28,15 @@ class BoardWords:
 
     Attributes
     ----------
-    rows : list of (kind, test, question, answer, verdict)
-        Primary tests, then mechanism tests, then measurements.
+    rows : list of (kind, test, question, answer, verdict, dict of account to word)
+        Primary tests, then mechanism tests, then measurements; of a measurement and of what could not be run there is no word.
     sentences : list of str
         One a test, in the same order.
     summary : str
         What they say together.
     """
 
-    rows: list[tuple[str, str, str, str, str]]
+    rows: list[tuple[str, str, str, str, str, dict[str, str]]]
     sentences: list[str]
     summary: str
 
@@ -82,7 +82,9 @@ def read_words(path: Path) -> StudyWords | None:
         The file is damaged.
     """
     record = read_proven_json(path, REMEDY)
-    with suppress(KeyError, TypeError, AttributeError):  # of an older form, or made by hand: the whole of it is looked at then
+    with suppress(
+        KeyError, IndexError, TypeError, AttributeError
+    ):  # of an older form, or made by hand: the whole of it is looked at then
         kept = record[WORDS]
         if path.is_relative_to(SHIPPED) or (kept["diffscope"], kept["revision"]) == (__version__, revision()):
             boards = {name: _board(board) for name, board in kept["boards"].items()}
@@ -91,5 +93,5 @@ def read_words(path: Path) -> StudyWords | None:
 
 
 def _board(kept: dict[str, Any]) -> BoardWords:
-    rows = [(row[0], row[1], row[2], row[3], row[4]) for row in kept["rows"]]
+    rows = [(row[0], row[1], row[2], row[3], row[4], dict(row[5])) for row in kept["rows"]]
     return BoardWords(rows, list(kept["sentences"]), kept["summary"])

@@ -1,10 +1,13 @@
 """A trained cohort with a planted truth: what its tests must find, and what they must not, is known because it was put there.
 
 - NC, cancellation: DIFF and its variants are better, the more so the more distractors there are at any length; λ = 1 most of
-  all; they form earlier and tell unanswerable questions apart; noise that both maps share is rejected.
+  all; they form earlier and tell unanswerable questions apart; noise that both maps share is rejected. It takes a minus, and no
+  weight below 0.
 - SP, sparsification: DIFF is better, the more so the longer the prompt is with any number of distractors, and so are a signed
   mask, gates and top-k; it forms earlier, and says "unknown" more often; shared noise is rejected no more than by another head's
-  map.
+  map. It takes a minus, and no weight below 0.
+- SH, signed heads: DIFF is better whatever grows, and so is what has weights below 0, a signed mask and gates; without them, with
+  a plus or with nothing below 0, it is as standard attention.
 - both: half of each.
 - neither: no arm differs from another but by chance.
 - geometry: DIFF is better than standard attention, and whatever has its head count is as good, with two maps or one.
@@ -21,22 +24,24 @@ import numpy as np
 import xarray as xr
 from scipy.stats import norm
 
-TRUTHS = ("NC", "SP", "both", "neither", "geometry", "harmed")
+TRUTHS = ("NC", "SP", "SH", "both", "neither", "geometry", "harmed")
 LENGTHS = (128, 256, 512)
 DISTRACTORS = (8, 24, 48)
 PROMPTS = 20  # a cell
 DIFF = ("diff", "no-norm", "scalar", "diff-v2", "low-rank")
 SPARSE = ("signed", "top-8", "gated")
-ARMS = ("standard", "double-width", "lambda-1", "lambda-0", "standard-norm", *SPARSE, *DIFF)
+MINUS = ("plus", "d-plus")  # DIFF with a plus; DIFF without what is below 0
+ARMS = ("standard", "double-width", "lambda-1", "lambda-0", "standard-norm", *SPARSE, *DIFF, *MINUS)
 MAIN = ("diff", "standard", "double-width", "signed")
 FACTORS: Mapping[
     str, Mapping[str, tuple[float, float]]
 ] = {  # of an arm's benefit: that which grows with distractors, with length
-    "NC": dict.fromkeys(DIFF, (1.0, 0.0)) | {"lambda-1": (2.0, 0.0)},
-    "SP": dict.fromkeys((*DIFF, *SPARSE, "lambda-1"), (0.0, 1.0)),
-    "both": dict.fromkeys(DIFF, (0.5, 0.5)) | dict.fromkeys(SPARSE, (0.0, 0.5)) | {"lambda-1": (1.0, 0.5)},
+    "NC": dict.fromkeys((*DIFF, "d-plus"), (1.0, 0.0)) | {"lambda-1": (2.0, 0.0)},
+    "SP": dict.fromkeys((*DIFF, *SPARSE, "lambda-1", "d-plus"), (0.0, 1.0)),
+    "SH": dict.fromkeys((*DIFF, "signed", "gated", "lambda-1"), (0.5, 0.5)),
+    "both": dict.fromkeys((*DIFF, "d-plus"), (0.5, 0.5)) | dict.fromkeys(SPARSE, (0.0, 0.5)) | {"lambda-1": (1.0, 0.5)},
     "neither": {},
-    "geometry": dict.fromkeys((*DIFF, "double-width", "lambda-0", "lambda-1"), (0.5, 0.5)),
+    "geometry": dict.fromkeys((*DIFF, *MINUS, "double-width", "lambda-0", "lambda-1"), (0.5, 0.5)),
     "harmed": dict.fromkeys(SPARSE, (0.0, -1.0)),
 }
 LIMIT = 2000  # steps after which a run that has not formed is given up
@@ -87,7 +92,7 @@ def planted_cohort(
 
     Parameters
     ----------
-    truth : {"NC", "SP", "both", "neither", "geometry", "harmed"}
+    truth : {"NC", "SP", "SH", "both", "neither", "geometry", "harmed"}
     seeds : int
     effects : Sizes, optional
     spreads : Sizes
@@ -120,10 +125,10 @@ def planted_cohort(
     steps = 2 ** (np.log2(700) - earlier + over_seeds(spreads.steps))
     scores = _log_odds(factors, effects, spreads, rng, shape)
     scores = np.where(formed[:, :, None, None, None], scores, np.nan)
-    unknown = _unknown(factors, effects, over_seeds(spreads.unknown, 2), rng)
+    of_accounts = factors if truth not in ("geometry", "SH") else 0 * factors  # what neither of the two says anything of
+    unknown = _unknown(of_accounts, effects, over_seeds(spreads.unknown, 2), rng)
     text = 4.5 - np.clip(total, 0, 1)[:, None, None] * effects.text + over_seeds(spreads.text, 2)
-    rejected = 0.0 if truth == "geometry" else factors[ARMS.index("diff"), 0]
-    of_diff = rejected * effects.rejection + spreads.rejection * rng.normal(size=seeds)
+    of_diff = of_accounts[ARMS.index("diff"), 0] * effects.rejection + spreads.rejection * rng.normal(size=seeds)
     rejection = np.full(shape, np.nan)
     rejection[ARMS.index("diff")] = of_diff
     coords = {
@@ -147,7 +152,7 @@ def planted_cohort(
                 np.where(formed[:, :, None, None, None], unknown, np.nan),
             ),
             "text": (("arm", "seed", "token"), np.where(formed[..., None], text, np.nan)),
-            "rate": ("arm", [0.004 if arm in DIFF else 0.002 for arm in ARMS]),
+            "rate": ("arm", [0.004 if arm in (*DIFF, *MINUS) else 0.002 for arm in ARMS]),
             "cmrr_over_paired": (("arm", "seed"), np.where(formed, rejection, np.nan)),
         },
         coords,

@@ -27,7 +27,7 @@ NO_RUN, EACH = "none", "1 in 8 of each arm"  # which runs never form
 
 
 def verdicts(truth: str, count: int, seeds: int = 8, tests: Sequence[str] = COHORTS, **planted: Any) -> Shares:
-    """Share of each verdict of each test of a board, over planted cohorts.
+    """Share of each word of each account, such as "NC for", by test of a board, over planted cohorts.
 
     Parameters
     ----------
@@ -41,8 +41,13 @@ def verdicts(truth: str, count: int, seeds: int = 8, tests: Sequence[str] = COHO
     counts: dict[str, Counter[str]] = {id: Counter() for id in tests}
     for number in range(count):
         for verdict in run(list(tests), cohort=planted_cohort(truth, seeds, seed=number, **planted)):
-            counts[verdict.test.id][verdict.shown.partition(" ")[0]] += 1
+            counts[verdict.test.id].update(of_accounts(verdict.verdicts) if verdict.verdicts else ["needs"])
     return _shares(counts, count)
+
+
+def of_accounts(words: Mapping[str, str]) -> list[str]:
+    """Words of accounts as they are counted: "NC for"."""
+    return [f"{account} {word}" for account, word in words.items()]
 
 
 def primaries(
@@ -53,9 +58,10 @@ def primaries(
     Returns
     -------
     dict
-        By test, the share of each verdict with the other three counted as not found: the least that Holm's correction leaves.
+        By test, the share of each word of each account, and of cohorts in which what an account predicts came out ("NC holds"),
+        with the other three tests counted as not found: the least that Holm's correction leaves.
     float
-        Share of cohorts in which any of the four, corrected together, was for an account that predicts an effect there.
+        Share of cohorts in which an effect that some account predicts came out in any of the four, corrected together.
     """
     spread = {} if spreads is None else {"spreads": spreads}
     cohort = planted_cohort(truth, seeds * count, effects, **spread, **planted)
@@ -64,9 +70,11 @@ def primaries(
     found = 0
     for results in _of_cohorts(observed, count, seeds):
         for id, estimates in results.items():
-            counts[id][_judged(id, estimates, corrected({id: estimates}))] += 1
+            test, states = _states(id, estimates, corrected({id: estimates}))
+            counts[id].update(of_accounts(test.judge(estimates, states)))
+            counts[id].update(f"{account} holds" for account in test.predictions if test.holds(account, states))
         together = corrected(results)
-        found += any(_finds(id, _judged(id, estimates, together)) for id, estimates in results.items())
+        found += any(_finds(*_states(id, estimates, together)) for id, estimates in results.items())
     return _shares(counts, count), found / count
 
 
@@ -86,22 +94,21 @@ def _of_cohorts(
         yield results
 
 
-def _judged(id: str, estimates: Mapping[str, Estimate], p: Mapping[tuple[str, str], float]) -> str:
+def _states(id: str, estimates: Mapping[str, Estimate], p: Mapping[tuple[str, str], float]) -> tuple[Test, dict[str, str]]:
+    """A test, and what the quantities that its rule uses show."""
     test = TESTS[id]
     assert isinstance(test, Test)
     states = {}
-    for name, quantity in test.quantities.items():
-        if name in estimates:
-            states[name] = state(estimates[name], p[id, name], quantity.margin, quantity.no_effect)
-    return test.judge(states)
+    for name in test.judged:
+        quantity = test.quantities[name]
+        states[name] = state(estimates[name], p[id, name], quantity.margin, quantity.no_effect)
+    return test, states
 
 
-def _finds(id: str, verdict: str) -> bool:
-    """Whether a verdict says that there is an effect, and not that there is none."""
-    test = TESTS[id]
-    assert isinstance(test, Test)
-    accounts = {"both": list(test.predictions), "NC": ["NC"], "SP": ["SP"]}.get(verdict, [])
-    return any(wanted != NONE for account in accounts for wanted in test.predictions[account].values())
+def _finds(test: Test, states: Mapping[str, str]) -> bool:
+    """Whether an effect that some account predicts came out, and not that there is none."""
+    effects = [account for account, predicted in test.predictions.items() if set(predicted.values()) != {NONE}]
+    return any(test.holds(account, states) for account in effects)
 
 
 def _shares(counts: Mapping[str, Counter[str]], count: int) -> Shares:

@@ -6,6 +6,7 @@ import html
 import math
 from collections.abc import Sequence
 
+from diffscope.accounts import ACCOUNTS, LEGEND
 from diffscope.hypotheses import power
 from diffscope.hypotheses.answered import number
 from diffscope.hypotheses.conclusion import of_kind, summary
@@ -24,14 +25,20 @@ COLUMNS = (
     "heads by A1's mass on the answer",
     "of",
     "without an effect",
-    "p",
-    "p (t)",
+    "p (turned signs or untrained models)",
+    "p (Student's t)",
     "p corrected",
     "smallest that matters",
     "state",
     "without one seed or head",
     "note",
 )
+WORDS = (*ACCOUNTS, "of which heads and queries", "what A2 costs there")
+HEADINGS = {  # of the cells of a test after its id
+    "primary": ("question", "answer", "p after Holm", *WORDS),
+    "mechanism": ("question", "answer", *WORDS),
+    "measurement": ("question", "answer"),
+}
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em }
 table { border-collapse: collapse; font-size: 13px }
@@ -95,6 +102,7 @@ def facts(verdict: Verdict) -> list[tuple[str, str]]:
         ("Statistic", verdict.statistic),
         ("Controls", "; ".join(test.controls)),
         ("Rule", test.rule),
+        *([("Of", verdict.of), *([("What A2 costs there", verdict.cost)] if test.inside else [])] if verdict.verdicts else []),
         *planted,
         ("Verdict", verdict.sentence),
     ]
@@ -102,11 +110,12 @@ def facts(verdict: Verdict) -> list[tuple[str, str]]:
 
 def markdown(verdicts: Sequence[Verdict], title: str, notes: Sequence[str] = ()) -> str:
     """The board as Markdown: notes on models, verdicts, primaries first, tests with their numbers, what they say together."""
-    lines = [f"# {title}", *(f"\n{note}." for note in notes)]
+    lines = [f"# {title}", *(f"\n{note}." for note in notes), "", LEGEND]
     for kind, words in KINDS.items():
         listed = of_kind(verdicts, kind)
         if listed:
-            lines += ["", f"| {words} | question | answer | verdict |", "|---|---|---|---|"]
+            headings = (words, *HEADINGS[kind])
+            lines += ["", f"| {' | '.join(headings)} |", "|" + "---|" * len(headings)]
             lines += [f"| {' | '.join(map(_cell, _line(verdict)))} |" for verdict in listed]
     for verdict in in_order(verdicts):
         lines += ["", f"## {verdict.test.id}: {verdict.judged}", ""]
@@ -118,9 +127,15 @@ def markdown(verdicts: Sequence[Verdict], title: str, notes: Sequence[str] = ())
     return "\n".join(lines) + "\n"
 
 
-def _line(verdict: Verdict) -> tuple[str, str, str, str]:
-    """A test in a line: its id, its question, the answer with its numbers, and the verdict."""
-    return verdict.test.id, verdict.test.question, verdict.answer, verdict.judged
+def _line(verdict: Verdict) -> tuple[str, ...]:
+    """A test in a line, as :data:`HEADINGS` names its cells after its id."""
+    cells = (verdict.test.id, verdict.test.question, verdict.answer)
+    if verdict.test.kind == "measurement":
+        return cells
+    words = tuple(verdict.verdicts.get(account, "") for account in ACCOUNTS)
+    there = (verdict.of, verdict.cost) if verdict.verdicts else ("", "")
+    p = (number(verdict.p),) if verdict.test.kind == "primary" else ()
+    return *cells, *p, *words, *there
 
 
 def in_order(verdicts: Sequence[Verdict]) -> list[Verdict]:
@@ -131,7 +146,7 @@ def in_order(verdicts: Sequence[Verdict]) -> list[Verdict]:
 def words(verdicts: Sequence[Verdict]) -> BoardWords:
     """Every question with its answer and verdict, then one by one in a sentence, then what they say together."""
     ordered = in_order(verdicts)
-    rows = [(verdict.test.kind, *_line(verdict)) for verdict in ordered]
+    rows = [(each.test.kind, each.test.id, each.test.question, each.answer, each.judged, dict(each.verdicts)) for each in ordered]
     return BoardWords(rows, [verdict.sentence for verdict in ordered], summary(verdicts))
 
 
@@ -141,10 +156,14 @@ def _cell(text: str) -> str:
 
 def page(verdicts: Sequence[Verdict], title: str, notes: Sequence[str] = ()) -> str:
     """The same as one HTML page."""
-    parts = [f"<h1>{html.escape(title)}</h1>", *(f"<p>{html.escape(note)}.</p>" for note in notes)]
+    parts = [
+        f"<h1>{html.escape(title)}</h1>",
+        *(f"<p>{html.escape(note)}.</p>" for note in notes),
+        f"<p>{html.escape(LEGEND)}</p>",
+    ]
     for kind, words in KINDS.items():
         board = [_line(verdict) for verdict in of_kind(verdicts, kind)]
-        parts += [_table((words, "question", "answer", "verdict"), board)] if board else []
+        parts += [_table((words, *HEADINGS[kind]), board)] if board else []
     for verdict in in_order(verdicts):
         parts.append(f"<h2>{html.escape(verdict.test.id)}: {html.escape(verdict.judged)}</h2>")
         parts += [f"<p><b>{html.escape(name)}.</b> {html.escape(text)}</p>" for name, text in facts(verdict)]

@@ -6,18 +6,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
+from diffscope.accounts import ACCOUNTS, AGAINST, FOR, OPEN, SILENT
 from diffscope.errors import DiffscopeError
 from diffscope.hypotheses.inference import Estimate, LeftOut, Observed
 from diffscope.hypotheses.intervals import LEVEL
 
-ACCOUNTS = {"NC": "noise cancellation", "SP": "sparsification", "SH": "signed heads"}
+IDLE = 0.5  # nats of the answer's log-odds: the smallest effect that matters; a second map that costs less explains nothing
 ABOVE = "above"
 BELOW = "below"
 NONE = "none"
 ALIKE = "as untrained"
 FAR = "far"
 BETWEEN = "between"
-OPEN = "open"
 FEWEST = 5  # seeds, of which it is said what one of them decides
 MEASURED = "measured"  # what is shown in place of a verdict, which a measurement has not, and of a state that no rule uses
 UNITS = ("octaves", "nats", "nats per doubling", "dB")
@@ -61,6 +61,14 @@ class Quantity:
         """What counts as no effect is within ± of it."""
         return self.margin if self.within is None else self.within
 
+    def excludes(self, wanted: str, low: float, high: float) -> bool:
+        """Whether a 95 % interval excludes a prediction: no value in it is as predicted."""
+        return {
+            ABOVE: high < self.margin,
+            BELOW: low > -self.margin,
+            NONE: low >= self.no_effect or high <= -self.no_effect,
+        }[wanted]
+
     def words(self, state: str) -> str:
         """What a state that can be predicted says of a quantity."""
         return {
@@ -76,6 +84,29 @@ class Quantity:
     def is_not(self, state: str) -> str:
         """That it is not, in words."""
         return f"{self.label} is not {self.words(state)}"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What the answer loses without the second map of the heads that a test is about.
+
+    Attributes
+    ----------
+    value, low, high : float
+        Rise of the loss of the answer, in nats, and its 95 % interval.
+    of : {"A2", "whole heads"}
+        What was taken out: the second map alone, or, where only that is known, the head with both of its maps.
+    """
+
+    value: float
+    low: float
+    high: float
+    of: str = "A2"
+
+    @property
+    def idle(self) -> bool:
+        """Whether it is less than the smallest effect that matters, so that there is nothing for an account to explain."""
+        return self.value < IDLE
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -98,6 +129,10 @@ class Declared:
         What it cannot say, whatever comes out.
     kind : {"primary", "mechanism", "measurement"}
         Primaries are corrected among themselves (Holm), mechanism tests among themselves (Benjamini–Hochberg), measurements not.
+    of : str
+        Of which heads and queries it is.
+    inside : bool
+        Whether it looks inside heads. Then it says nothing where their second map costs the answer less than :data:`IDLE`.
     """
 
     id: str
@@ -111,6 +146,8 @@ class Declared:
     observe: Observer
     limits: str = ""
     kind: Kind = "measurement"
+    of: str = ""
+    inside: bool = False
 
     @property
     def judged(self) -> tuple[str, ...]:
@@ -134,12 +171,12 @@ class Measurement(Declared):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Test(Declared):
-    """Quantities of which the accounts predict something, and what follows from how they come out.
+    """Quantities of which accounts predict something, and what follows for each account from how they come out.
 
     Attributes
     ----------
-    predictions : dict of {"NC", "SP"} to dict of str to {"above", "below", "none"}
-        What noise cancellation and sparsification predict of the quantities; an account that predicts nothing is left out.
+    predictions : dict of {"NC", "SP", "SH"} to dict of str to {"above", "below", "none"}
+        What each account predicts of the quantities; one that predicts nothing is left out.
     """
 
     __test__ = False  # pytest's own tests have this name too
@@ -156,34 +193,103 @@ class Test(Declared):
         parts = []
         for account, predicted in self.predictions.items():
             conditions = (self.quantities[name].is_(wanted) for name, wanted in predicted.items())
-            parts.append(f"{account} if {' and '.join(conditions)}")
+            never = "" if self.own(account) else f" (never for {account}: {self.shared(account)})"
+            parts.append(f"{account} predicts that {' and '.join(conditions)}{never}")
         return "; ".join(parts)
+
+    def own(self, account: str) -> list[str]:
+        """The quantities of which an account predicts an effect that no other account predicts: these alone can bear it out.
+
+        That there is no effect is predicted by whoever thinks that nothing happens, so it is nobody's own.
+        """
+        others = [predicted for other, predicted in self.predictions.items() if other != account]
+        return [
+            name
+            for name, wanted in self.predictions.get(account, {}).items()
+            if wanted != NONE and all(predicted.get(name) != wanted for predicted in others)
+        ]
+
+    def shared(self, account: str) -> str:
+        """Who else predicts what an account predicts, in words, of an account that has no prediction of its own."""
+        predicted = self.predictions[account]
+        effects = {name: wanted for name, wanted in predicted.items() if wanted != NONE}
+        if not effects:
+            return "no effect at all would look the same"
+        others = [
+            other
+            for other, theirs in self.predictions.items()
+            if other != account and any(theirs.get(name) == wanted for name, wanted in effects.items())
+        ]
+        return f"{' and '.join(others)} {'predicts' if len(others) == 1 else 'predict'} the same"
 
     @property
     def tells_apart(self) -> bool:
-        """Whether the accounts predict different things, so that the verdict can be for one of them alone."""
-        first, *others = self.predictions.values()
-        return not others or first != others[0]
+        """Whether it can be for an account."""
+        return any(self.own(account) for account in self.predictions)
 
-    def judge(self, states: Mapping[str, str]) -> str:
-        """NC, SP or both where all that is predicted holds; neither where each prediction fails in one point; or inconclusive."""
-        holds = [account for account, predicted in self.predictions.items() if _holds(predicted, states)]
-        if holds:
-            return "both" if len(holds) == 2 else holds[0]
-        fails = [account for account, predicted in self.predictions.items() if _failures(predicted, states)]
-        return "neither" if len(fails) == len(self.predictions) else "inconclusive"
+    def holds(self, account: str, states: Mapping[str, str]) -> bool:
+        """Whether all that an account predicts came out."""
+        predicted = self.predictions.get(account, {})
+        return bool(predicted) and all(
+            states[name] == wanted or (wanted == NONE and states[name] == ALIKE) for name, wanted in predicted.items()
+        )
 
-    def conclusions(self, states: Mapping[str, str]) -> list[str]:
-        """What follows for each account, in words."""
-        return [self._conclusion(account, predicted, states) for account, predicted in self.predictions.items()]
+    def failures(self, account: str, estimates: Mapping[str, Estimate]) -> list[str]:
+        """The quantities whose intervals exclude what an account predicts of them."""
+        return [
+            name
+            for name, wanted in self.predictions.get(account, {}).items()
+            if self.quantities[name].excludes(wanted, estimates[name].low, estimates[name].high)
+        ]
 
-    def _conclusion(self, account: str, predicted: Mapping[str, str], states: Mapping[str, str]) -> str:
-        if _holds(predicted, states):
-            return f"as {ACCOUNTS[account]} predicts"
-        failures = [self.quantities[name].is_not(predicted[name]) for name in _failures(predicted, states)]
-        if failures:
-            return f"against {ACCOUNTS[account]}: {'; '.join(failures)}"
-        return f"{ACCOUNTS[account]} is neither borne out nor ruled out"
+    def judge(self, estimates: Mapping[str, Estimate], states: Mapping[str, str], cost: Cost | None = None) -> dict[str, str]:
+        """A word of each account: for, against, open or silent.
+
+        Parameters
+        ----------
+        estimates : mapping of str to Estimate
+        states : mapping of str to str
+            By quantity, as :func:`state` says.
+        cost : Cost, optional
+            What the second map of these heads costs.
+        """
+        return {account: self._word(account, estimates, states, cost) for account in ACCOUNTS}
+
+    def _word(self, account: str, estimates: Mapping[str, Estimate], states: Mapping[str, str], cost: Cost | None) -> str:
+        if account not in self.predictions or self.idle(cost):
+            return SILENT
+        if self.failures(account, estimates):
+            return AGAINST
+        if not self.holds(account, states):
+            return OPEN
+        return FOR if self.own(account) else SILENT
+
+    def idle(self, cost: Cost | None) -> bool:
+        """Whether the test looks inside heads whose second map costs less than what matters."""
+        return self.inside and cost is not None and cost.idle
+
+    def reasons(self, estimates: Mapping[str, Estimate], states: Mapping[str, str], cost: Cost | None = None) -> dict[str, str]:
+        """Why each account has its word, in words."""
+        return {account: self._reason(account, estimates, states, cost) for account in ACCOUNTS}
+
+    def _reason(self, account: str, estimates: Mapping[str, Estimate], states: Mapping[str, str], cost: Cost | None) -> str:
+        if account not in self.predictions:
+            return "predicts nothing here"
+        if self.idle(cost):
+            return (
+                f"A2 is idle in these heads: without it the answer loses {in_nats(cost)}, and less than {IDLE:g} does not matter"
+            )
+        if failed := self.failures(account, estimates):
+            return "; ".join(self.quantities[name].is_not(self.predictions[account][name]) for name in failed)
+        if not self.holds(account, states):
+            return "its prediction is neither met nor excluded"
+        return "as it predicts, and no other account does" if self.own(account) else f"as it predicts, but {self.shared(account)}"
+
+
+def in_nats(cost: Cost) -> str:
+    """A cost with its interval."""
+    value, low, high = (f"{number:.3g}".replace("-", "−") for number in (cost.value, cost.low, cost.high))
+    return f"{value} nats (95 % {low} to {high})"
 
 
 def declare(
@@ -200,15 +306,19 @@ def declare(
     kind: Kind = "mechanism",
     limits: str = "",
     unable: str = "",
+    of: str = "",
+    inside: bool | None = None,
 ) -> Callable[[Observer], Declared]:
     """Make a function that observes quantities a :class:`Test`, or a :class:`Measurement` where nothing is predicted of them.
 
     The parameters are the attributes of these two. What cannot tell the accounts apart is a measurement, and `unable` says why.
+    A test of models, pairs or checkpoints looks inside heads unless it says otherwise; one of cohorts does only if it says so.
 
     Raises
     ------
     DiffscopeError
-        There is nothing of that name to observe; or something is asked or predicted of a quantity that is not estimated.
+        There is nothing of that name to observe; something is asked or predicted of a quantity that is not estimated; or a test
+        does not say of which heads and queries it is.
     """
     if not question.endswith("?") or not asks or not set(asks) <= set(quantities) or not set(asks.values()) <= {ABOVE, BELOW}:
         raise DiffscopeError(
@@ -226,6 +336,10 @@ def declare(
                 f"{', '.join(quantities)}, states {', '.join(states)}"
             )
 
+    judges = bool(predictions) and not unable
+    if judges and not of:
+        raise DiffscopeError(f"the test {id!r} does not say of which heads and queries it is; give it as of=…")
+
     def declared(observe: Observer) -> Declared:
         fields = {
             "id": id,
@@ -238,8 +352,10 @@ def declare(
             "needs": needs,
             "observe": observe,
             "limits": " ".join(filter(None, (limits, unable and f"It cannot tell the accounts apart: {unable}."))),
+            "of": of,
+            "inside": judges and (needs != "cohort" if inside is None else inside),
         }
-        return Test(**fields, predictions=predictions, kind=kind) if predictions and not unable else Measurement(**fields)
+        return Test(**fields, predictions=predictions, kind=kind) if judges else Measurement(**fields)
 
     return declared
 
@@ -288,12 +404,3 @@ def by_interval(estimate: Estimate, quantity: Quantity) -> str:
 
 def _numbers(left: LeftOut) -> dict[str, float]:
     return {"value": left.value, "low": left.low, "high": left.high}
-
-
-def _holds(predicted: Mapping[str, str], states: Mapping[str, str]) -> bool:
-    return all(states[name] == wanted for name, wanted in predicted.items())
-
-
-def _failures(predicted: Mapping[str, str], states: Mapping[str, str]) -> list[str]:
-    """The quantities whose states rule the prediction out: what is far from 0 may yet be an effect, and is not none."""
-    return [name for name, wanted in predicted.items() if states[name] not in {wanted, OPEN, ALIKE if wanted == NONE else FAR}]

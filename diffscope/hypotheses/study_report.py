@@ -15,7 +15,7 @@ ABSENT = "–"
 
 def markdown(study: Study, board: str) -> str:
     """The board of this name, with what the whole study has beside it."""
-    title = f"Noise cancellation or sparsification: the {study.facts['recipe']} cohort, {board}"
+    title = f"Noise cancellation, sparsification, or signed heads: the {study.facts['recipe']} cohort, {board}"
     parts = [
         report.markdown(study.boards[board], title),
         runs(study),

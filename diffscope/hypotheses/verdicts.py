@@ -7,15 +7,26 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 
 from diffscope import display
+from diffscope.accounts import ACCOUNTS, OPEN, SILENT
 from diffscope.errors import DiffscopeError
 from diffscope.hypotheses.answered import ABSENT, answers, number
 from diffscope.hypotheses.correction import CORRECTIONS, by_signs, uncorrected, whole
 from diffscope.hypotheses.declared import SUBJECTS, TESTS
 from diffscope.hypotheses.inference import Estimate
-from diffscope.hypotheses.rules import MEASURED, OPEN, Declared, Quantity, Test, by_interval, deciding
-from diffscope.hypotheses.weights import ANSWER, SECOND, statistic_by
+from diffscope.hypotheses.rules import (
+    MEASURED,
+    Cost,
+    Declared,
+    Quantity,
+    Test,
+    by_interval,
+    deciding,
+    in_nats,
+)
+from diffscope.hypotheses.weights import ANSWER, BY, SECOND, words_by
 
-DECLARED = ("id", "kind", "question", "source", "statistic", "controls", "rule", "needs", "limits")
+DECLARED = ("id", "kind", "question", "source", "statistic", "controls", "of", "rule", "needs", "limits")
+NEEDS = "needs "  # how what is shown of a test that could not be run begins
 
 
 @dataclass(frozen=True, repr=False)
@@ -25,8 +36,8 @@ class Verdict:
     Attributes
     ----------
     test : Test or Measurement
-    verdict : str or None
-        NC, SP, both, neither or inconclusive; "needs …" with what is missing; None of a measurement, which has no verdict.
+    verdicts : dict of {"NC", "SP", "SH"} to {"for", "against", "open", "silent"}
+        By account; none of a measurement, nor of a test that could not be run.
     estimates : dict of str to Estimate
         By quantity.
     corrected : dict of str to float
@@ -35,14 +46,20 @@ class Verdict:
         By quantity, as :func:`diffscope.hypotheses.rules.state` says.
     sentence : str
         What was measured, what was predicted of it, and what follows.
+    lacks : str
+        What a test that could not be run needs; empty of others.
+    a2_cost : Cost, optional
+        What the second map costs in the heads that the test is about, where that was measured.
     """
 
     test: Declared
-    verdict: str | None
+    verdicts: Mapping[str, str]
     estimates: Mapping[str, Estimate]
     corrected: Mapping[str, float]
     states: Mapping[str, str]
     sentence: str
+    lacks: str = ""
+    a2_cost: Cost | None = None
 
     def __repr__(self) -> str:
         return f"<Verdict of {self.test.id}: {self.judged}>\n{display.lines(self.sentence)}"
@@ -68,6 +85,7 @@ class Verdict:
             "answer": self.answer,
             "statistic": self.statistic,
             "controls": "; ".join(self.test.controls),
+            **({"of": self.of, "what A2 costs there": self.cost} if self.verdicts else {}),
         }
         parts = (display.facts(declared), table if self.estimates else "", display.paragraph(self.sentence))
         return display.card(f"{self.test.id}: {came}", *parts)
@@ -75,12 +93,35 @@ class Verdict:
     @property
     def statistic(self) -> str:
         """What was estimated, with heads weighted as they were."""
-        return statistic_by(self.test.statistic, weighted_by(self.estimates.values()))
+        return words_by(self.test.statistic, weighted_by(self.estimates.values()))
+
+    @property
+    def of(self) -> str:
+        """Of which heads and queries it is, with heads weighted as they were."""
+        return words_by(self.test.of, weighted_by(self.estimates.values()))
 
     @property
     def shown(self) -> str:
-        """The verdict, or that it was measured."""
-        return self.verdict or MEASURED
+        """The word of each account; or that it was measured, or what it needs."""
+        if self.lacks:
+            return f"{NEEDS}{self.lacks}"
+        return " · ".join(f"{account} {word}" for account, word in self.verdicts.items()) or MEASURED
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        """Why each account has its word."""
+        judged = isinstance(self.test, Test) and self.verdicts
+        return self.test.reasons(self.estimates, self.states, self.a2_cost) if judged else {}
+
+    @property
+    def cost(self) -> str:
+        """What the second map costs in the heads that the test is about, in words; empty if it is not about heads."""
+        return cost_in_words(self.a2_cost) if self.test.inside else ""
+
+    @property
+    def idle(self) -> bool:
+        """Whether every account is silent because the second map does nothing in the heads that the test is about."""
+        return isinstance(self.test, Test) and self.test.idle(self.a2_cost)
 
     @property
     def answers(self) -> dict[str, str]:
@@ -125,9 +166,11 @@ class Verdict:
             }
             for name, estimate in self.estimates.items()
         }
-        declared = {name: getattr(self.test, name) for name in DECLARED} | {"statistic": self.statistic}
-        came = {"answer": self.answer, "verdict": self.verdict, "sentence": self.sentence}
-        return {**declared, **came, "estimates": rows}
+        declared = {name: getattr(self.test, name) for name in DECLARED} | {"statistic": self.statistic, "of": self.of}
+        cost = None if self.a2_cost is None else asdict(self.a2_cost)
+        came = {"answer": self.answer, "shown": self.shown, "verdicts": dict(self.verdicts), "reasons": self.reasons}
+        more = {"lacks": self.lacks, "a2_cost": cost, "sentence": self.sentence}
+        return {**declared, **came, **more, "estimates": rows}
 
     @classmethod
     def from_dict(cls, record: Mapping) -> Verdict:
@@ -142,12 +185,14 @@ class Verdict:
         rows = record["estimates"]
         if test is None or not _same_rule(test, record):
             raise DiffscopeError(f"the test {record['id']!r} is judged by another rule now; run it anew with diffscope test")
-        estimates = {name: Estimate.from_json(row) for name, row in rows.items()}
+        heads = {} if test.needs == "cohort" else {"weighted_by": ANSWER}  # of what was written before there was another way
+        estimates = {name: Estimate.from_json(heads | row) for name, row in rows.items()}
         p = {name: row["p_corrected"] for name, row in rows.items() if row["in_rule"]}
         corrected = {name: math.nan if value is None else value for name, value in p.items()}
         states = {name: row["state"] for name, row in rows.items()}
-        text = sentence(test, estimates, corrected, states) if rows else record["sentence"]
-        return cls(test, record["verdict"], estimates, corrected, states, text)
+        cost = None if record["a2_cost"] is None else Cost(**record["a2_cost"])
+        text = sentence(test, estimates, corrected, states, cost) if rows else record["sentence"]
+        return cls(test, record["verdicts"], estimates, corrected, states, text, record["lacks"], cost)
 
 
 class Board(list[Verdict]):
@@ -171,8 +216,8 @@ def _same_rule(test: Declared, record: Mapping) -> bool:
     rows = record["estimates"]
     then = {name: (row["label"], row["margin"]) for name, row in rows.items()}
     now = {name: (quantity.label, quantity.margin) for name, quantity in test.quantities.items()}
-    statistic = statistic_by(test.statistic, next(filter(None, (row.get("weighted_by", ANSWER) for row in rows.values())), ""))
-    same = (test.kind, test.rule, statistic) == (record.get("kind"), record["rule"], record["statistic"])
+    statistics = {words_by(test.statistic, weights) for weights in BY}
+    same = (test.kind, test.rule) == (record.get("kind"), record["rule"]) and record["statistic"] in statistics
     return same and then.items() <= now.items()
 
 
@@ -181,18 +226,48 @@ def weighted_by(estimates: Iterable[Estimate]) -> str:
     return next((estimate.weighted_by for estimate in estimates if estimate.weighted_by), "")
 
 
-def sentence(test: Declared, estimates: Mapping[str, Estimate], corrected: Mapping[str, float], states: Mapping[str, str]) -> str:
+def sentence(
+    test: Declared,
+    estimates: Mapping[str, Estimate],
+    corrected: Mapping[str, float],
+    states: Mapping[str, str],
+    cost: Cost | None = None,
+) -> str:
     """What was measured, what was predicted of it, and what follows; of a mechanism test what its rule uses alone."""
     names = list(corrected if test.kind == "mechanism" else estimates)
     parts = [_in_words(test, name, estimates[name], corrected) for name in names]
-    parts += test.conclusions(states) if isinstance(test, Test) else []
+    parts += _conclusions(test, estimates, states, cost) if isinstance(test, Test) else []
     notes = dict.fromkeys(part for name in names for part in estimates[name].note.split(". ") if part and test.judged)
+    of = (
+        [
+            f"of {words_by(test.of, weighted_by(estimates.values()))}",
+            *([f"what A2 costs there: {cost_in_words(cost)}"] if test.inside else []),
+        ]
+        if test.judged
+        else []
+    )
     texts = [
-        f"{'. '.join(map(_capital, parts))}. From {'; '.join(_counted(test, estimates, names))}.",
+        f"{'. '.join(map(_capital, [*parts, *of]))}. From {'; '.join(_counted(test, estimates, names))}.",
         *(f"{_capital(note)}." for note in notes),
         test.limits,
     ]
     return " ".join(filter(None, texts))
+
+
+def cost_in_words(cost: Cost | None) -> str:
+    """What a second map costs, with its interval; or that this was not measured."""
+    if cost is None:
+        return "not measured"
+    return in_nats(cost) if cost.of == "A2" else f"{in_nats(cost)} for {cost.of}; for A2 alone not measured"
+
+
+def _conclusions(test: Test, estimates: Mapping[str, Estimate], states: Mapping[str, str], cost: Cost | None) -> list[str]:
+    """The word of each account that predicts something, and why; of idle heads once."""
+    words = test.judge(estimates, states, cost)
+    reasons = test.reasons(estimates, states, cost)
+    if test.idle(cost):
+        return [f"all accounts: {SILENT} ({reasons[next(iter(test.predictions))]})"]
+    return [f"{ACCOUNTS[account]}: {words[account]} ({reasons[account]})" for account in test.predictions]
 
 
 def _in_words(test: Declared, name: str, estimate: Estimate, corrected: Mapping[str, float]) -> str:

@@ -20,6 +20,6 @@ WEIGHTED = f"mean over heads, {BY[KNOCK_OUT]}"
 SECOND = f"heads {BY[ANSWER]}"
 
 
-def statistic_by(statistic: str, weights: str) -> str:
-    """A statistic in words, which are of the first view as they are declared, with heads weighted otherwise."""
-    return statistic.replace(BY[KNOCK_OUT], BY[weights]) if weights else statistic
+def words_by(words: str, weights: str) -> str:
+    """What a test declares, in words that are of the first view, with heads weighted otherwise."""
+    return words.replace(BY[KNOCK_OUT], BY[weights]) if weights else words

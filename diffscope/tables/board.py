@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from diffscope.accounts import ACCOUNTS, LEGEND
 from diffscope.errors import DiffscopeError
 from diffscope.hypotheses.answered import word
 from diffscope.hypotheses.correction import whole
@@ -15,7 +16,9 @@ from diffscope.tables.table import Table
 
 SECOND = ("by_answer", "by_answer_low", "by_answer_high")
 VIEWS = ("by layer", "heads by A1's mass [95 %]")  # beside estimates that are means over heads
-HEADER = ("test", "question", "verdict", "quantity", "estimate [95 %]", "answer", "p corrected", "n")
+HEADER = ("test", "question", *ACCOUNTS, "of; what A2 costs there", "quantity", "estimate [95 %]", "answer", "p corrected", "n")
+
+FIRST = 3 + len(ACCOUNTS)  # cells of a test, which stand at its first quantity alone
 
 
 def board(verdicts: Sequence[Verdict]) -> Table:
@@ -47,14 +50,14 @@ def board(verdicts: Sequence[Verdict]) -> Table:
         raise DiffscopeError("a board is a list of verdicts, as diffscope.hypotheses.test gives it; hand that over")
     records = [record for verdict in in_order(listed) for record in _records(verdict)]
     views = any(record["weighted_by"] for record in records)
-    header = (*HEADER[:5], *VIEWS, *HEADER[5:]) if views else HEADER
+    after = HEADER.index("answer")
+    header = (*HEADER[:after], *VIEWS, *HEADER[after:]) if views else HEADER
     rows = []
     for before, record in zip([None, *records], records):
         again = before is not None and before["test"] == record["test"]
-        test = ("", "", "") if again else (record["test"], record["question"], _judged(record))
-        rows.append((*test, *_cells(record, views)))
+        rows.append((*([""] * FIRST if again else _first(record)), *_cells(record, views)))
     caption = (
-        f"Noise cancellation (NC) or sparsification (SP): verdicts of declared tests. {_brackets(records)}Answer: yes or no "
+        f"Verdicts of declared tests. {LEGEND} {_brackets(records)}Answer: yes or no "
         "if the whole 95 % interval lies on one side of 0; only for quantities that the question names. p is corrected within "
         "the tests of a kind: of a primary test it is one p, beside the verdict, of a mechanism test one for each quantity in "
         "the rule. n: models × prompts. A test without an estimate could not run."
@@ -77,11 +80,18 @@ def _brackets(records: Sequence[dict]) -> str:
 
 
 def _records(verdict: Verdict) -> list[dict]:
+    cost = verdict.a2_cost
     test = {
         "kind": verdict.test.kind,
         "test": verdict.test.id,
         "question": verdict.test.question,
         "verdict": verdict.shown,
+        **{account: verdict.verdicts.get(account, "") for account in ACCOUNTS},
+        "of": verdict.of if verdict.verdicts else "",
+        "a2_cost": cost.value if cost else math.nan,
+        "a2_cost_low": cost.low if cost else math.nan,
+        "a2_cost_high": cost.high if cost else math.nan,
+        "a2_cost_of": verdict.cost if verdict.verdicts else "",
         "p_of_test": verdict.p,
     }
     if not verdict.estimates:
@@ -113,10 +123,12 @@ def _records(verdict: Verdict) -> list[dict]:
     ]
 
 
-def _judged(record: dict) -> str:
-    """The verdict, with the p of the whole test where it has one."""
+def _first(record: dict) -> tuple[str, ...]:
+    """The cells of a test: its question with the p of the whole test, if it has one, the words, and of which heads they are."""
     p = "" if math.isnan(record["p_of_test"]) else f" (p {numbers.plain(record['p_of_test'], 2)})"
-    return f"{record['verdict']}{p}"
+    words = [record[account] or numbers.ABSENT for account in ACCOUNTS]
+    there = "; ".join(filter(None, (record["of"], record["a2_cost_of"] and f"A2: {record['a2_cost_of']}")))
+    return record["test"], f"{record['question']}{p}", *words, there or record["verdict"]
 
 
 def _cells(record: dict, views: bool) -> tuple[str, ...]:

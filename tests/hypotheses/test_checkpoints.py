@@ -36,10 +36,10 @@ def test_growth_over_checkpoints_is_what_was_planted(prompts):
     """Maps that share their noise ever more, and such that never do."""
     growing = PlantedModels(Forming("neither", layers=2), prompts, seeds=range(5), count=15, names=STEPS)
     (verdict,) = run("noise-symmetry-training", checkpoints=[growing])
-    assert verdict.verdict == "NC", verdict.sentence
+    assert verdict.verdicts["NC"] == "for", verdict.sentence
     flat = PlantedModels(Planted("neither", layers=2), prompts, seeds=range(5), count=15, names=STEPS)
     (verdict,) = run("noise-symmetry-training", checkpoints=[flat])
-    assert verdict.verdict in ("inconclusive", "neither"), verdict.sentence
+    assert verdict.verdicts["NC"] in ("open", "against"), verdict.sentence
     steps = np.log2(1 + np.array([0.0, 10, 50]))
     assert growth(steps, (2 * steps)[:, None]) == pytest.approx(2 * steps[-1])
 
@@ -47,11 +47,11 @@ def test_growth_over_checkpoints_is_what_was_planted(prompts):
 def test_a_pull_towards_shared_noise_is_found_and_so_is_its_opposite(prompts):
     planted = Planted("neither", layers=2)
     null = [planted.flows(prompts, 0.0, 100 + index) for index in range(20)]
-    for pull, expected in ((0.4, ["NC"]), (-0.4, ["neither"]), (0.0, ["inconclusive", "neither"])):
+    for pull, expected in ((0.4, ["for"]), (-0.4, ["against"]), (0.0, ["open", "against"])):
         series = Tables(planted, prompts, seeds=range(4), count=20, names=STEPS[:4])
         series.taken = [planted.flows(prompts, pull, step) for step in range(4)], null
         (verdict,) = run("gradient-dynamics", checkpoints=[series])
-        assert verdict.verdict in expected, verdict.sentence
+        assert verdict.verdicts["NC"] in expected, verdict.sentence
 
 
 def test_trainings_have_untrained_models_of_their_own_and_each_keeps_one():

@@ -17,11 +17,11 @@ from tests.studies import estimate, study
 
 INTERVALS = {  # (low, high): above, below, none within ± 0.5, not above 0.5, not below −0.5, in 2 to 5
     (0.1, 0.4): ("same sign", "other sign", "within", "within", "within", "outside, below"),
-    (-0.2, 0.4): ("inconclusive", "inconclusive", "within", "within", "within", "outside, below"),
+    (-0.2, 0.4): ("open", "open", "within", "within", "within", "outside, below"),
     (-0.9, -0.6): ("other sign", "same sign", "outside, below", "within", "outside, below", "outside, below"),
-    (0.0, 0.6): ("inconclusive", "inconclusive", "inconclusive", "inconclusive", "within", "outside, below"),
+    (0.0, 0.6): ("open", "open", "open", "open", "within", "outside, below"),
     (2.5, 4.0): ("same sign", "other sign", "outside, above", "outside, above", "within", "within"),
-    (4.0, 6.0): ("same sign", "other sign", "outside, above", "outside, above", "within", "inconclusive"),
+    (4.0, 6.0): ("same sign", "other sign", "outside, above", "outside, above", "within", "open"),
 }
 
 

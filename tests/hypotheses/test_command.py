@@ -11,6 +11,8 @@ from diffscope.store import save_statistics
 from tests import tiny
 from tests.tokenizers_of_kinds import tokenizer
 
+WORDS = "NC against · SP silent · SH silent"  # of a signed mask that does all that DIFF does
+
 
 @pytest.fixture
 def folder(tmp_path):
@@ -25,19 +27,25 @@ def test_the_command_shows_and_keeps(folder, capsys):
     command = ["test", "signed-mask", "top-k", "--cohort", str(folder)]
     assert main([*command, "--json", "--out", str(folder / "board.md")]) == 1  # one that was named could not run
     shown = json.loads(capsys.readouterr().out)
-    assert [test["verdict"] for test in shown["tests"]] == ["SP", "needs a cohort with the arm 'top-8'"]
+    assert [test["shown"] for test in shown["tests"]] == [WORDS, "needs a cohort with the arm 'top-8'"]
+    assert (
+        shown["tests"][0]["verdicts"] == {"NC": "against", "SP": "silent", "SH": "silent"} and not shown["tests"][1]["verdicts"]
+    )
+    assert shown["tests"][0]["reasons"]["SP"] == "as it predicts, but SH predicts the same"
+    assert shown["tests"][0]["of"].startswith("whole models") and shown["tests"][0]["a2_cost"] is None
     assert shown["tests"][0]["estimates"]["own"]["state"] == "above" and shown["tests"][0]["rule"]
-    assert shown["settings"]["template"] == " {city} {number}." and "No primary test was run" in shown["summary"]
+    assert shown["settings"]["template"] == " {city} {number}." and "no primary test was run" in shown["summary"]
     question = "Does one softmax with a learned signed mask gain on standard attention, and is DIFF still better?"
     assert f"| signed-mask | {question} | yes: signed 3" in (folder / "board.md").read_text()
     assert shown["tests"][0]["question"] == question and shown["tests"][0]["answer"].startswith("yes: signed 3")
     assert shown["wanting"] == {"a cohort with the arm 'top-8'": ["top-k"]}
     assert main(["test", "signed-mask", "--cohort", str(folder), "--out", str(folder / "board.tex")]) == 0
-    assert rf"signed-mask & {question} & SP &" in (folder / "board.tex").read_text(encoding="utf-8")
+    assert rf"signed-mask & {question} & against & silent & silent &" in (folder / "board.tex").read_text(encoding="utf-8")
     capsys.readouterr()
     assert main([*command, "--out", str(folder / "board.html")]) == 1
     text = capsys.readouterr().out
-    assert "signed-mask: SP" in text and "1 as sparsification predicts (signed-mask)" in " ".join(text.split())
+    assert f"signed-mask: {WORDS}" in text and "noise cancellation: against 1 (signed-mask)" in " ".join(text.split())
+    assert ["signed-mask", "against", "silent", "silent"] in [line.split() for line in text.splitlines()]
     assert main(["test", "--list"]) == 0 and "noise-symmetry" in capsys.readouterr().out
 
 

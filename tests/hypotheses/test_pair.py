@@ -25,7 +25,7 @@ def test_a_pair_is_the_difference_of_its_models():
     assert observed.values[0, 4] == pytest.approx(shares[0] - shares[1], abs=1e-5)
     assert observed.values.shape == (1, 10) and observed.untrained.shape == (3,)
     (turned,) = run("sinks", pair=Pair(pair.standard, pair.diff))
-    assert turned.verdict == "needs a differential model beside the standard one"
+    assert turned.shown == "needs a differential model beside the standard one"
 
 
 @pytest.mark.parametrize(
@@ -40,4 +40,4 @@ def test_a_baseline_that_is_more_than_standard_attention_is_refused(tokenizer, a
     settings = Settings(prompts=10, length=128, needles=2, untrained=3)
     other = diffscope.load(tiny.own(**attention, vocab_size=len(tokenizer)).eval(), tokenizer)
     (verdict,) = run("sinks", pair=Pair(Models([diffscope.load("mini-diff")], settings), Models([other], settings)))
-    assert verdict.verdict == f"needs a standard model to compare with: the one given has {words}"
+    assert verdict.shown == f"needs a standard model to compare with: the one given has {words}"

@@ -1,20 +1,26 @@
 """Verdicts follow from estimates by the rules that were declared, and what predicts nothing is measured."""
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import xarray as xr
+from hypothesis import given
+from hypothesis import strategies as st
 
 from diffscope import tables
+from diffscope.accounts import ACCOUNTS, AGAINST, FOR, SILENT, WORDS
 from diffscope.errors import DiffscopeError
 from diffscope.figures import figure
-from diffscope.hypotheses import TESTS, Measurement, Test, board, report, run, summary
+from diffscope.files import to_json
+from diffscope.hypotheses import TESTS, Measurement, Pair, Test, board, report, run, summary
 from diffscope.hypotheses.answered import answers, word
 from diffscope.hypotheses.declared.sources import linked
 from diffscope.hypotheses.inference import Estimate
-from diffscope.hypotheses.rules import ABOVE, ALIKE, BELOW, BETWEEN, FAR, NONE, OPEN, Quantity, declare, state
-from diffscope.hypotheses.verdicts import Board
+from diffscope.hypotheses.rules import ABOVE, ALIKE, BELOW, BETWEEN, FAR, IDLE, NONE, OPEN, Cost, Quantity, declare, state
+from diffscope.hypotheses.verdicts import Board, Verdict
 
 
 def of(value, low, high, null=(-1.0, 1.0), p=0.01):
@@ -46,39 +52,134 @@ def test_none_may_be_narrower_than_what_matters(low, high, expected):
     assert state(of((low + high) / 2, low, high, null=(0.0, 0.0)), 0.01, 3.0, 1.0) == expected
 
 
+STATED = {  # intervals that show a state, with what matters at 1
+    ABOVE: (2.0, 3.0),
+    BELOW: (-3.0, -2.0),
+    NONE: (-0.5, 0.5),
+    ALIKE: (-0.4, 0.4),
+    FAR: (1.5, 2.5),
+    OPEN: (-0.5, 2.0),
+}
+
+
+def came(**states):
+    """Estimates that show these states."""
+    return {name: of(sum(STATED[state]) / 2, *STATED[state]) for name, state in states.items()}, states
+
+
 @pytest.mark.parametrize(
-    "states, expected",
+    "x, y, expected",
     [
-        ((ABOVE, ABOVE), "NC"),
-        ((NONE, ABOVE), "neither"),
-        ((ALIKE, ABOVE), "neither"),
-        ((FAR, ABOVE), "inconclusive"),  # an effect, but no more than without training
-        ((BELOW, ABOVE), "neither"),
-        ((OPEN, ABOVE), "inconclusive"),
-        ((ABOVE, BELOW), "neither"),
-        ((OPEN, OPEN), "inconclusive"),
+        (ABOVE, ABOVE, FOR),
+        (NONE, ABOVE, AGAINST),
+        (ALIKE, ABOVE, AGAINST),
+        (FAR, ABOVE, OPEN),  # an effect, but no more than without training
+        (BELOW, ABOVE, AGAINST),
+        (OPEN, ABOVE, OPEN),
+        (ABOVE, BELOW, AGAINST),
+        (OPEN, OPEN, OPEN),
     ],
 )
-def test_a_verdict_follows_from_states(states, expected):
-    test = declared({"NC": {"x": ABOVE, "y": ABOVE}, "SP": {"x": NONE, "y": ABOVE, "z": BELOW}})
-    assert test.judge(dict(zip(("x", "y", "z"), (*states, ABOVE)))) == expected
+def test_a_word_follows_from_intervals(x, y, expected):
+    test = declared({"NC": {"x": ABOVE, "y": ABOVE}})
+    assert test.judge(*came(x=x, y=y)) == {"NC": expected, "SP": SILENT, "SH": SILENT}
+
+
+ENDS = st.floats(-5, 5, allow_nan=False)
+CHANCES = st.floats(0, 1)
+PREDICTED = st.dictionaries(st.sampled_from("xyz"), st.sampled_from([ABOVE, BELOW, NONE]), min_size=1)
+BOARDS = st.dictionaries(st.sampled_from(list(ACCOUNTS)), PREDICTED, min_size=1)
+
+
+@given(BOARDS, st.tuples(*[st.tuples(ENDS, ENDS, ENDS)] * 3), st.tuples(*[CHANCES] * 3), st.floats(-2, 2) | st.none())
+def test_no_account_is_borne_out_by_what_another_or_nothing_would_show(predictions, ends, p, cost):
+    test = declared(predictions)
+    estimates = {name: of(*(sorted(three)[i] for i in (1, 0, 2))) for name, three in zip("xyz", ends)}
+    states = {name: state(estimates[name], each, 1.0) for name, each in zip("xyz", p)}
+    words = test.judge(estimates, states, None if cost is None else Cost(cost, cost - 1, cost + 1))
+    assert set(words) == set(ACCOUNTS) and set(words.values()) <= set(WORDS)
+    for account, word in words.items():
+        predicted = predictions.get(account, {})
+        others = [theirs for other, theirs in predictions.items() if other != account]
+        if word == FOR:
+            effects = {name: wanted for name, wanted in predicted.items() if wanted != NONE}
+            assert any(all(theirs.get(name) != wanted for theirs in others) for name, wanted in effects.items())
+            for name, wanted in effects.items():
+                assert estimates[name].low > 0 if wanted == ABOVE else estimates[name].high < 0
+        if word == AGAINST:
+            excluded = {ABOVE: lambda e: e.high < 1, BELOW: lambda e: e.low > -1, NONE: lambda e: e.low >= 1 or e.high <= -1}
+            assert any(excluded[wanted](estimates[name]) for name, wanted in predicted.items())
+        if not predicted or (cost is not None and cost < IDLE):
+            assert word == SILENT
+
+
+def test_that_there_is_nothing_is_for_nobody_and_its_failure_is_against():
+    test = declared({"NC": {"x": ABOVE}, "SP": {"x": NONE}})
+    assert test.judge(*came(x=NONE)) == {"NC": AGAINST, "SP": SILENT, "SH": SILENT}
+    assert test.judge(*came(x=ABOVE)) == {"NC": FOR, "SP": AGAINST, "SH": SILENT}
+    assert "no effect at all would look the same" in test.rule
+    assert test.reasons(*came(x=NONE))["SP"] == "as it predicts, but no effect at all would look the same"
+
+
+def test_what_all_predict_is_for_none_of_them():
+    test = declared({account: {"x": ABOVE} for account in ACCOUNTS})
+    assert set(test.judge(*came(x=ABOVE)).values()) == {SILENT} and not test.tells_apart
+    assert set(test.judge(*came(x=NONE)).values()) == {AGAINST}
+    assert test.reasons(*came(x=ABOVE))["NC"] == "as it predicts, but SP and SH predict the same"
+
+
+def test_where_the_second_map_is_idle_there_is_nothing_to_explain():
+    test = declared({"NC": {"x": ABOVE}})
+    idle, dear, outcome = Cost(0.1, -0.2, 0.4), Cost(2.0, 1.0, 3.0), declared({"NC": {"x": ABOVE}}, inside=False)
+    assert test.judge(*came(x=NONE), idle)["NC"] == SILENT and test.judge(*came(x=NONE), dear)["NC"] == AGAINST
+    assert outcome.judge(*came(x=NONE), idle)["NC"] == AGAINST, "of whole models A2's cost says nothing"
+    assert "without it the answer loses 0.1 nats (95 % −0.2 to 0.4)" in test.reasons(*came(x=NONE), idle)["NC"]
+    assert TESTS["distractors"].quantities["standard"].margin == IDLE, "the smallest effect that matters in the primary"
+
+
+class Costing:
+    """Models of which it is known what their second map costs."""
+
+    def __init__(self, value):
+        self.a2_cost = value if value is None else Cost(value, value - 0.1, value + 0.1)
+
+
+def test_a_verdict_carries_what_the_second_map_costs_there():
+    alone, silent = Costing(2.0), Costing(None)
+    assert board.cost_of(alone) == alone.a2_cost and board.cost_of(silent) is None
+    assert board.cost_of(Pair(alone, silent)) == alone.a2_cost and board.cost_of([silent, alone]) is None
+    several = board.cost_of([Costing(1.0), Costing(2.0), Costing(3.0)])
+    assert (several.value, several.of) == (2.0, "A2") and several.low < 1 < 3 < several.high
+    cohort = xr.Dataset({"a2_cost": (("arm", "seed"), [[1.0, 3.0, math.nan]], {"of": "whole heads"})}, {"arm": ["diff"]})
+    assert (board.cost_of(cohort).value, board.cost_of(cohort).of) == (2.0, "whole heads")
+    nothing = {name: of(0.0, -0.001, 0.001) for name in TESTS["noise-symmetry"].quantities}
+    for cost, word, words in (
+        (Cost(0.1, 0.0, 0.2), SILENT, "A2 is idle in these heads"),
+        (Cost(4.0, 3.0, 5.0), AGAINST, "What A2 costs there: 4 nats (95 % 3 to 5)"),
+        (Cost(4.0, 3.0, 5.0, "whole heads"), AGAINST, "for whole heads; for A2 alone not measured"),
+        (None, AGAINST, "What A2 costs there: not measured"),
+    ):
+        (verdict,) = run("noise-symmetry", finished={"noise-symmetry": board.Estimates(nothing, cost)})
+        assert verdict.verdicts["NC"] == word and words in verdict.sentence and verdict.of.capitalize() in verdict.sentence
+        again = Verdict.from_dict(json.loads(to_json(verdict.as_dict())))
+        assert (again.verdicts, again.a2_cost, again.sentence) == (verdict.verdicts, cost, verdict.sentence)
+        told = summary([verdict])
+        assert ("was not measured" in told) == (cost is None or cost.of != "A2") and ("is idle" in told) == (word == SILENT)
 
 
 def declared(predictions=None, observe=lambda models: {}, needs="model", **more):
     words = {"id": "x", "question": "Is it?", "asks": {"x": ABOVE}, "source": "", "statistic": "", "controls": (), "needs": needs}
-    return declare(quantities={name: Quantity(name, 1.0) for name in "xyz"}, predictions=predictions, **{**words, **more})(
-        observe
-    )
+    words["of"] = "all heads; the last query"
+    quantities = {name: Quantity(name, 1.0) for name in "xyz"}
+    return declare(quantities=quantities, predictions=predictions, **{**words, **more})(observe)
 
 
-def test_what_both_predict_is_both_and_what_tells_nothing_apart_is_a_measurement():
-    both = declared({"NC": {"x": ABOVE}, "SP": {"x": ABOVE}})
-    assert both.judge({"x": ABOVE}) == "both" and not both.tells_apart
+def test_what_tells_nothing_apart_is_a_measurement():
     unable = declared({"NC": {"x": ABOVE}}, unable="the other has it too")
     assert "the other has it too" in unable.limits
     for measurement in (declared(), unable):
         assert isinstance(measurement, Measurement) and not isinstance(measurement, Test) and not measurement.judged
-    assert not isinstance(both, Measurement)
+    assert not isinstance(declared({"NC": {"x": ABOVE}}), Measurement)
 
 
 @pytest.mark.parametrize("predictions", [{"NC": {"w": ABOVE}}, {"NC": {"x": ALIKE}}, {"noise": {"x": ABOVE}}])
@@ -89,6 +190,8 @@ def test_a_prediction_of_what_is_not_there_is_refused_when_it_is_declared(predic
         declared(needs="models")
     with pytest.raises(DiffscopeError, match="the test 'x' is of the kind 'main'"):
         declared(kind="main")
+    with pytest.raises(DiffscopeError, match="the test 'x' does not say of which heads and queries it is"):
+        declared({"NC": {"x": ABOVE}}, of="")
 
 
 @pytest.mark.parametrize("wrong", [{"question": "D is sparser."}, {"asks": {}}, {"asks": {"w": ABOVE}}, {"asks": {"x": NONE}}])
@@ -141,24 +244,46 @@ def test_the_conclusion_tells_each_comparison_apart():
     said = summary(run(["formation"], finished=estimates))
     assert "earlier in DIFF? Beside standard attention yes (−0.5 octaves, 95 % −0.7 to −0.3" in said
     assert "; beside double-width not told apart from 0 (0.1 octaves, 95 % −0.1 to 0.3" in said
-    assert "Verdict: inconclusive, p " in said
+    assert "Verdict: open; NC, SP and SH predict the same, so it could be for none of them alone, p " in said
+    assert "the primary tests support none of the three accounts." in said and "against it: nothing" in said
+
+
+def test_the_conclusion_says_account_by_account_what_the_cells_say():
+    """A cell and a sentence are of one word, and no account is supported that no primary is for."""
+    ids = ("distractors-or-length", "common-noise", "d-plus", "gradient-dynamics")
+    value = {"distractors-or-length": 0.6, "common-noise": 8.0, "d-plus": 2.0, "gradient-dynamics": 0.5}
+    estimates = {
+        id: {name: of(value[id], value[id] * 0.9, value[id] * 1.1, null=(0, 0)) for name in TESTS[id].quantities} for id in ids
+    }
+    shown = run(list(ids), finished=dict(estimates))
+    assert [tuple(verdict.verdicts.values()) for verdict in shown] == [
+        (FOR, AGAINST, SILENT),
+        (FOR, AGAINST, SILENT),
+        (AGAINST, AGAINST, FOR),
+        (AGAINST, SILENT, SILENT),
+    ]
+    said = summary(shown)
+    assert "for it: distractors-or-length, common-noise; against it: d-plus, gradient-dynamics" in said
+    assert "the primary tests support noise cancellation; they speak against sparsification" in said
+    assert "mechanism tests, which are explored and do not decide, speak for signed heads" in said
 
 
 def test_the_p_of_a_whole_test_stands_once_at_its_verdict():
     """Of a primary both comparisons have one p: under two intervals that exclude 0 it would read as two of them."""
     estimates = {"formation": {name: of(-0.5, -0.7, -0.3, p=0.0123) for name in TESTS["formation"].quantities}}
     (verdict,) = run(["formation"], finished=dict(estimates))
-    assert verdict.p == pytest.approx(4 * 0.0123) and verdict.judged == "both (p 0.0492 of the whole test, after Holm)"
+    words = "NC silent · SP silent · SH silent"  # all predict it
+    assert verdict.p == pytest.approx(4 * 0.0123) and verdict.judged == f"{words} (p 0.0492 of the whole test, after Holm)"
     whole = (
         report.markdown([verdict], "").partition("## formation")[2].partition("## Together")[0],
         report.page([verdict], "").partition("<h2>formation")[2].partition("<h2>Together")[0],
     )
     for text in (repr(verdict), verdict._repr_html_(), Board([verdict])._repr_html_(), *whole):
         assert text.count("0.0492") == 1, text
-    assert "0.0492" not in verdict.sentence and "0.0492" in report.words([verdict]).rows[0][-1]
+    assert "0.0492" not in verdict.sentence and "0.0492" in report.words([verdict]).rows[0][4]
     assert "0.0492" in report.markdown([verdict], "").partition("## formation")[0]
     table = tables.board([verdict])
-    assert sum("0.049" in cell for row in table.rows for cell in row) == 1 and "0.049" in table.rows[0][2]
+    assert sum("0.049" in cell for row in table.rows for cell in row) == 1 and "0.049" in table.rows[0][1]
     assert table.data["p_corrected"].isnull().all() and set(table.data["p_of_test"]) == {verdict.p}
 
 
@@ -175,26 +300,27 @@ def test_every_declaration_is_whole():
     for test in TESTS.values():
         assert test.question and test.source and test.statistic and test.controls and test.rule, test.id
         assert all(quantity.margin > 0 for quantity in test.quantities.values()), test.id
-        assert bool(test.judged) is isinstance(test, Test), test.id
+        assert bool(test.judged) is isinstance(test, Test) and bool(test.of) >= isinstance(test, Test), test.id
 
 
 def test_a_board_says_what_is_measured_and_what_is_judged():
     estimates = {id: {name: of(-0.5, -0.7, -0.3) for name in TESTS[id].quantities} for id in ("amplifier", "information-flow")}
     board = run(list(estimates), finished=dict(estimates))
-    assert [(verdict.verdict, verdict.shown) for verdict in board] == [("NC", "NC"), (None, "measured")]
+    assert [verdict.shown for verdict in board] == ["NC for · SP silent · SH silent", "measured"]
     assert "1 measured, without a verdict (information-flow)" in summary(board)
     text = report.markdown(board, "title")
     assert f"| information-flow | {TESTS['information-flow'].question} | no: −0.5 (95 % −0.7 to −0.3; " in text
     assert "## information-flow: measured" in text
     data = figure("board", board).data
-    assert data["verdict"].values.tolist() == ["NC", "NC", "measured"]  # two quantities of the rule, one that is measured
+    words = data["word"].values.tolist()  # two quantities of the rule, one that is measured
+    assert words == [["for", "silent", "silent"], ["for", "silent", "silent"], ["", "", ""]]
     with pytest.raises(DiffscopeError, match="is of verdicts"):
         figure("board", [{"id": "noise-symmetry"}])
 
 
 def test_the_page_escapes_what_it_shows():
     first, second = run(["gated", "top-k"])
-    page = report.page([replace(first, verdict="needs <b>bold</b>"), replace(second, sentence="a <i>claim</i>")], "<script>")
+    page = report.page([replace(first, lacks="<b>bold</b>"), replace(second, sentence="a <i>claim</i>")], "<script>")
     assert "<b>bold" not in page and "&lt;b&gt;bold" in page and "<i>" not in page and "<script>" not in page
 
 

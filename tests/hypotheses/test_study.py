@@ -40,10 +40,10 @@ def test_a_study_comes_back_as_it_was_kept(folder, tmp_path):
     study = run_study(folder, tmp_path / "study", fresh=[3, 4], tests=IDS)
     again = open_study(tmp_path / "study")
     assert again.facts == json.loads(json.dumps(study.facts)) and again.survival == study.survival
-    words, wanted = ([(verdict.verdict, verdict.sentence) for verdict in result.boards["all seeds"]] for result in (again, study))
+    words, wanted = ([(verdict.shown, verdict.sentence) for verdict in result.boards["all seeds"]] for result in (again, study))
     assert words == wanted
     assert [board[0].estimates["own"].seeds for board in study.boards.values()] == [5, 2]
-    assert study.boards["all seeds"][3].verdict == "needs a differential model with a tokenizer for retrieval prompts"
+    assert study.boards["all seeds"][3].shown == "needs a differential model with a tokenizer for retrieval prompts"
     assert Verdict.from_dict(json.loads(json.dumps(study.boards["all seeds"][0].as_dict()))).corrected == pytest.approx(
         study.boards["all seeds"][0].corrected
     )
@@ -55,7 +55,7 @@ def test_what_is_finished_is_not_run_again(folder, tmp_path, monkeypatch):
     ran = []
     monkeypatch.setattr(board, "result_of", lambda test, subject: ran.append(test.id) or "nothing more")
     study = run_study(folder, tmp_path / "study", tests=IDS[:3])
-    assert ran == ["formation"] and study.boards["all seeds"][2].verdict == "needs nothing more"
+    assert ran == ["formation"] and study.boards["all seeds"][2].shown == "needs nothing more"
     run_study(folder, tmp_path / "study", tests=IDS[:1], settings=Settings(prompts=50))  # another question
     assert ran == ["formation", "signed-mask"]
     other = open_cohort(folder)
@@ -205,6 +205,7 @@ def test_shipped_studies_are_of_these_rules(name, tmp_path):
         assert ids and ids == [id for id in TESTS if id in ids]  # a test that is declared later is on no board yet
     for verdict in study.boards["all seeds"]:
         if verdict.estimates:
-            assert verdict.verdict == (verdict.test.judge(verdict.states) if verdict.test.judged else None)
+            judged = verdict.test.judge(verdict.estimates, verdict.states) if verdict.test.judged else {}
+            assert verdict.verdicts == judged
         else:
-            assert verdict.verdict.startswith("needs ")
+            assert verdict.lacks and not verdict.verdicts

@@ -10,7 +10,7 @@ import numpy as np
 import xarray as xr
 
 from diffscope.hypotheses.contrast import contrast, noted, require_differential, require_series
-from diffscope.hypotheses.declared.noise_symmetry import UNTRAINED
+from diffscope.hypotheses.declared.noise_symmetry import ANSWERING, AT_LAST, UNTRAINED
 from diffscope.hypotheses.declared.sources import NOTES, REVIEW
 from diffscope.hypotheses.declared.steps import AS_TRAINED, growth, log_steps
 from diffscope.hypotheses.evidence.quantities import amplifier as amplified
@@ -54,6 +54,7 @@ DISTANCE = Quantity("distance of λ from the λ* of the mean map over prompts, b
     controls=("pairing: A2 of the layer's other heads", "without the other sentences", UNTRAINED),
     quantities={**QUANTITIES, "distance": DISTANCE},
     predictions={"NC": {"floor": BELOW, "gain": BELOW}},
+    of=ANSWERING,
     needs="model",
     limits="A λ far from the best coefficient leaves more than the floor: it is shown beside, as are λ and CMRR by layer.",
 )
@@ -80,6 +81,7 @@ def amplifier(models: Models) -> dict[str, Observed]:
         for name in ("floor", "excess", "noise_gain", "signal_gain", "gain", "lam", "common_gain")
     },
     predictions={"NC": {"floor": BELOW, "gain": BELOW}},
+    of=AT_LAST,
     needs="checkpoints",
     limits="λ may rise while the circuit forms and fall again: a slope does not say so, the values by layer and step do.",
 )

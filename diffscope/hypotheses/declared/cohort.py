@@ -8,6 +8,7 @@ import numpy as np
 import xarray as xr
 from scipy.stats import norm
 
+from diffscope.accounts import ACCOUNTS
 from diffscope.hypotheses.arms import (
     measured,
     minus,
@@ -15,8 +16,8 @@ from diffscope.hypotheses.arms import (
     text_loss,
     with_distractors,
 )
-from diffscope.hypotheses.declared.primary import BASELINES, NATS, OCTAVES, SAME
-from diffscope.hypotheses.declared.sources import PAPER, REVIEW
+from diffscope.hypotheses.declared.primary import BASELINES, NATS, OCTAVES, SAME, WHOLE
+from diffscope.hypotheses.declared.sources import DEX, NOTES, PAPER, REVIEW
 from diffscope.hypotheses.inference import Observed
 from diffscope.hypotheses.rules import ABOVE, BELOW, NONE, Declared, Missing, Quantity, declare
 
@@ -35,6 +36,9 @@ OTHERS = {
     "top-8": "the eight largest weights",
     "low-rank": "a second map of low rank",
     "gated": "two softmax heads, one with a signed gate",
+    "plus": "A1 + λA2",
+    "d-plus": "A1 − λA2 without what is below 0",
+    "shared-a2": "one second map a layer",
 }
 NORM = {  # what the norm of heads does, step by step
     "scalar": ("scalar", "diff"),
@@ -44,8 +48,11 @@ NORM = {  # what the norm of heads does, step by step
 }
 
 
-def against(id: str, arm: str, question: str, source: str) -> Declared:
-    """A test of whether an arm does what DIFF does: the gap to DIFF remains, or the arm gains on standard attention itself."""
+def against(id: str, arm: str, question: str, source: str, signed: Mapping[str, str]) -> Declared:
+    """A test of whether an arm does what DIFF does: the gap to DIFF remains, or the arm gains on standard attention itself.
+
+    What signed heads predict is `signed`: an arm that has signs gains, one that has none leaves the gap.
+    """
     words = OTHERS[arm]
 
     @declare(
@@ -64,9 +71,10 @@ def against(id: str, arm: str, question: str, source: str) -> Declared:
             "own": Quantity(f"log-odds, {arm} ({words}) − standard (nats)", NATS, short=arm),
             "difference": Quantity(f"log-odds, DIFF − {arm} ({words}) (nats)", NATS),
         },
-        predictions={"NC": {"gap": ABOVE}, "SP": {"own": ABOVE}},
+        predictions={"NC": {"gap": ABOVE}, "SP": {"own": ABOVE}, "SH": signed},
+        of=WHOLE,
         needs="cohort",
-        limits=f"{FORMED} Both: the arm gains, and not all that DIFF does. That two arms are equal, few seeds cannot show.",
+        limits=f"{FORMED} That two arms are equal, few seeds cannot show.",
     )
     def observe(cohort: xr.Dataset) -> dict[str, Observed]:
         values = with_distractors(cohort)
@@ -82,18 +90,21 @@ signed_mask = against(
     arm="signed",
     question="Does one softmax with a learned signed mask gain on standard attention, and is DIFF still better?",
     source=f"{REVIEW}: experiment 3 for sparsification",
+    signed={"own": ABOVE},
 )
 top_k = against(
     id="top-k",
     arm="top-8",
     question="Does standard attention gain by keeping its k largest weights, and is DIFF still better?",
     source=f"{REVIEW}: experiment 1 for sparsification",
+    signed={"gap": ABOVE},
 )
 gated = against(
     id="gated",
     arm="gated",
     question="Do two softmax heads with a learned signed gate gain on standard attention, and is DIFF still better?",
     source=f"{REVIEW}: gated attention is a notable absence",
+    signed={"own": ABOVE},
 )
 
 
@@ -110,14 +121,89 @@ gated = against(
         "text": Quantity("loss on text that nothing gives away, λ = 1 − learned λ (nats)", TEXT),
     },
     predictions={"NC": {"distractors": ABOVE}},
+    of=WHOLE,
     needs="cohort",
-    limits=f"{FORMED} Sparsification predicts no gain, as would any account without shared noise, so none is no evidence for it.",
+    limits=FORMED,
 )
 def lambda_one(cohort: xr.Dataset) -> dict[str, Observed]:
     results = {"distractors": minus(cohort, with_distractors(cohort), "lambda-1", "diff")}
     if "text" in cohort:
         results["text"] = minus(cohort, text_loss(cohort, "other"), "lambda-1", "diff")
     return results
+
+
+def beside(id: str, arm: str, question: str, predictions: Mapping[str, Mapping[str, str]], source: str, limits: str) -> Declared:
+    """A test of whether an arm that differs from DIFF in its subtraction alone answers worse among many distractors."""
+    words = OTHERS[arm]
+
+    @declare(
+        id=id,
+        question=question,
+        asks={"distractors": ABOVE},
+        source=source,
+        statistic=f"DIFF − {arm}: log-odds of the answer (nats), mean over 24 and 48 distractors and the lengths that hold them; "
+        "log2 of the steps to form; loss on text that nothing gives away (nats); paired by seed",
+        controls=("norm, values, λ and parameters as DIFF's", *SAME),
+        quantities={
+            "distractors": Quantity(f"log-odds, DIFF − {arm} ({words}) (nats)", NATS),
+            "steps": Quantity(f"steps to form, DIFF − {arm} ({words}) (octaves)", OCTAVES),
+            "text": Quantity(f"loss on text that nothing gives away, DIFF − {arm} ({words}) (nats)", TEXT),
+        },
+        predictions=predictions,
+        of=WHOLE,
+        needs="cohort",
+        limits=f"{FORMED} {limits}",
+    )
+    def observe(cohort: xr.Dataset) -> dict[str, Observed]:
+        outcomes = {"distractors": with_distractors(cohort)}
+        results = {name: minus(cohort, values, "diff", arm) for name, values in outcomes.items()}
+        more = {"steps": np.log2(steps_to_form(cohort))} | ({"text": text_loss(cohort, "other")} if "text" in cohort else {})
+        return results | _where_there(cohort, {name: (values, "diff", arm) for name, values in more.items()})
+
+    return observe
+
+
+plus = beside(
+    id="plus",
+    arm="plus",
+    question="Does DIFF tell the answer better than the same with a plus in place of the minus?",
+    predictions={account: {"distractors": ABOVE} for account in ACCOUNTS},
+    source=f"{DEX}: negative attention; {REVIEW}",
+    limits="Every account needs the minus: it can be against them, and for none.",
+)
+d_plus = beside(
+    id="d-plus",
+    arm="d-plus",
+    question="Does DIFF tell the answer better than the same without its negative weights?",
+    predictions={"NC": {"distractors": NONE}, "SP": {"distractors": NONE}, "SH": {"distractors": ABOVE}},
+    source=f"{DEX}: negative attention",
+    limits="Without negative weights it still cancels what both maps share, and is sparser than DIFF.",
+)
+
+
+@declare(
+    id="low-rank-and-lambda-1",
+    question="Does DIFF tell the answer better than with a second map of low rank, and λ = 1 better than standard attention?",
+    asks={"low-rank": ABOVE, "lambda-1": ABOVE},
+    source=f"{NOTES}: effective rank of only 2–5; {REVIEW}: experiment 2 for noise cancellation",
+    statistic="log-odds of the answer (nats), mean over 24 and 48 distractors and the lengths that hold them; paired by seed",
+    controls=SAME,
+    quantities={
+        "low-rank": Quantity("log-odds, DIFF − low-rank (a second map of low rank) (nats)", NATS, short="DIFF"),
+        "low-rank-standard": Quantity("log-odds, low-rank (a second map of low rank) − standard (nats)", NATS),
+        "lambda-1": Quantity("log-odds, λ = 1 throughout − standard (nats)", NATS, short="λ = 1"),
+    },
+    needs="cohort",
+    limits=f"{FORMED} Stated after the first cohort had been read, so on that one it is described, and decides nothing.",
+)
+def low_rank_and_lambda_one(cohort: xr.Dataset) -> dict[str, Observed]:
+    values = with_distractors(cohort)
+    pairs = {
+        "low-rank": ("diff", "low-rank"),
+        "low-rank-standard": ("low-rank", "standard"),
+        "lambda-1": ("lambda-1", "standard"),
+    }
+    return _where_there(cohort, {name: (values, *two) for name, two in pairs.items()})
 
 
 @declare(
@@ -133,6 +219,7 @@ def lambda_one(cohort: xr.Dataset) -> dict[str, Observed]:
         "c": Quantity("criterion c of DIFF − that of the same arm (above: more conservative)", 0.2, short="criterion"),
     },
     predictions={"NC": {"d": ABOVE, "c": NONE}, "SP": {"c": ABOVE}},
+    of="whole models; questions with and without an answer",
     needs="cohort",
     limits=FORMED,
 )

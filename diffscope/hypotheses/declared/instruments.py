@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from diffscope.hypotheses.contrast import contrast, noted, require_differential
-from diffscope.hypotheses.declared.noise_symmetry import UNTRAINED
+from diffscope.hypotheses.declared.noise_symmetry import ANSWERING, UNTRAINED
 from diffscope.hypotheses.declared.sources import PAPER, REVIEW
 from diffscope.hypotheses.evidence.attribution import attributed
 from diffscope.hypotheses.evidence.injection import SIGMA, injected, log_odds_lost
@@ -41,10 +41,9 @@ NATS = 0.1
         "lost": Quantity("log-odds of the answer lost to common noise − lost to opposite noise (nats)", NATS),
     },
     predictions={"NC": {"over_paired": ABOVE}},
+    of=ANSWERING,
     needs="model",
-    limits="Of noise that is put in; that training puts shared noise there it does not show. No rejection is not sparsity, "
-    "which is "
-    "not judged.",
+    limits="Of noise that is put in; that training puts shared noise there it does not show.",
 )
 def common_mode_injection(models: Models | KeptModels) -> dict[str, Observed]:
     require_differential(models)
@@ -94,6 +93,7 @@ def _lost_of_kept(models: KeptModels) -> dict[str, Observed]:
         "distractors": Quantity("what −λA2·V adds to the distractors' logits (nats)", NATS),
     },
     predictions={"NC": {"rejection": ABOVE}},
+    of=ANSWERING,
     needs="model",
     limits="Of direct paths to the logits, the final norm as it was; what later layers make of it is left out. It needs three "
     "distractors a prompt.",

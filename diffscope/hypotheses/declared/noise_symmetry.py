@@ -14,6 +14,8 @@ from diffscope.hypotheses.subjects import Models
 from diffscope.hypotheses.weights import BY, KNOCK_OUT, WEIGHTED
 
 UNTRAINED = "untrained models of the same architecture, with scores as far apart as the trained ones' and their λ"
+ANSWERING = f"all heads, {BY[KNOCK_OUT]}; the answering query"
+AT_LAST = f"all heads, {BY[KNOCK_OUT]} at the last checkpoint; the answering query"
 KINDS = {"": ("overlap", 0.02), "_cosine": ("cosine", 0.02), "_js": ("Jensen–Shannon divergence", 0.01)}
 SHARED = {
     "sharing": "sharing on irrelevant tokens above the pairing control",
@@ -47,9 +49,10 @@ QUANTITIES = {
     ),
     quantities=QUANTITIES,
     predictions={"NC": {"sharing": ABOVE, "difference": ABOVE, "kind": ABOVE}},
+    of=ANSWERING,
     needs="model",
     limits="Heads of one layer may share noise as well: then the pairing control hides it. Irrelevant is all but the answer, the "
-    "question and the first token, the queried city's sentence included. No sharing is not sparsity, which is not judged.",
+    "question and the first token, the queried city's sentence included.",
 )
 def noise_symmetry(models: Models) -> dict[str, Observed]:
     require_differential(models)
@@ -66,8 +69,9 @@ def noise_symmetry(models: Models) -> dict[str, Observed]:
     controls=("those of noise-symmetry", AS_TRAINED),
     quantities={name: Quantity(f"growth of {quantity.label}", quantity.margin) for name, quantity in QUANTITIES.items()},
     predictions={"NC": {"sharing": ABOVE}},
+    of=AT_LAST,
     needs="checkpoints",
-    limits="Of one training the interval is over prompts. No growth is not sparsity: sparsification is not judged.",
+    limits="Of one training the interval is over prompts.",
 )
 def noise_symmetry_training(series: Models) -> dict[str, Observed]:
     require_series(series)

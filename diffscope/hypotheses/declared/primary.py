@@ -1,7 +1,8 @@
 """The four primary tests, fixed before the data is read: is DIFF better, does its benefit go with distractors, is noise rejected?
 
-The first two ask whether there is a benefit to be explained, which both accounts say; the last two tell the accounts apart. The
-first three are of DIFF against standard attention and against the same head count at double width, and hold if both do.
+The first two ask whether there is a benefit to be explained, which all accounts say, so that they can be for none of them; the
+last two tell accounts apart. The first three are of DIFF against standard attention and against the same head count at double
+width, and hold if both do. What signed heads predict was added after the first cohort had been read.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 import xarray as xr
 
+from diffscope.accounts import ACCOUNTS
 from diffscope.hypotheses.arms import (
     MANY,
     common,
@@ -26,15 +28,17 @@ from diffscope.hypotheses.arms import (
 from diffscope.hypotheses.censored import failures_at_worst, first_to_form
 from diffscope.hypotheses.declared.sources import PAPER, REVIEW
 from diffscope.hypotheses.inference import Estimate, Observed
-from diffscope.hypotheses.rules import ABOVE, BELOW, NONE, Missing, Quantity, declare
+from diffscope.hypotheses.rules import ABOVE, BELOW, IDLE, NONE, Missing, Quantity, declare
 
 BESIDE = {"standard": "standard attention", "double-width": "double-width"}  # in short
 BASELINES = {"standard": "standard attention", "double-width": "DIFF's head count at double width"}
 OCTAVES = 0.15  # of steps: formation repeated on another processor moves by a tenth
-NATS = 0.5  # of log-odds: odds by two thirds
+NATS = IDLE  # of log-odds: odds by two thirds
 PER_DOUBLING = 0.2  # nats
 SIGMA = 0.5  # standard deviation of the injected noise, in units of the scaled scores
+BY_COST = "cmrr_over_paired_by_cost"
 BY_HEAD = {"heads": "cmrr_over_paired_by_head", "weights": "answer_mass"}  # (arm, seed, layer, head)
+WHOLE = "whole models; all prompts that runs are scored on"
 SAME = ("same data, order and parameters within 1 %; the learning rate tuned for each arm on seeds not used again",)
 FORMED = "What is said is of models in which the circuit formed; with failures at worst it is shown beside."
 
@@ -58,10 +62,10 @@ FORMED = "What is said is of models in which the circuit formed; with failures a
             for arm, words in BASELINES.items()
         },
     },
-    predictions={account: dict.fromkeys(BASELINES, BELOW) for account in ("NC", "SP")},
+    predictions={account: dict.fromkeys(BASELINES, BELOW) for account in ACCOUNTS},
+    of=WHOLE,
     needs="cohort",
-    limits="Both accounts predict it. A run that is given up might have formed later: of arms that fail, less than the whole "
-    "difference is seen.",
+    limits="A run that is given up might have formed later: of arms that fail, less than the whole difference is seen.",
 )
 def formation(cohort: xr.Dataset) -> dict[str, Observed | Estimate]:
     steps = steps_to_form(cohort)
@@ -97,9 +101,10 @@ def formation(cohort: xr.Dataset) -> dict[str, Observed | Estimate]:
             for arm, words in BASELINES.items()
         },
     },
-    predictions={account: dict.fromkeys(BASELINES, ABOVE) for account in ("NC", "SP")},
+    predictions={account: dict.fromkeys(BASELINES, ABOVE) for account in ACCOUNTS},
+    of=WHOLE,
     needs="cohort",
-    limits=f"Both accounts predict it. {FORMED}",
+    limits=FORMED,
 )
 def distractors(cohort: xr.Dataset) -> dict[str, Observed | Estimate]:
     together = with_distractors(cohort)
@@ -136,6 +141,7 @@ def distractors(cohort: xr.Dataset) -> dict[str, Observed | Estimate]:
         },
     },
     predictions={"NC": dict.fromkeys(BASELINES, ABOVE), "SP": dict.fromkeys(BASELINES, BELOW)},
+    of=WHOLE,
     needs="cohort",
     limits="What is said is of models in which the circuit formed, and of the grid's numbers of distractors and lengths.",
 )
@@ -181,11 +187,15 @@ def slopes_of(values: xr.DataArray) -> dict[str, xr.DataArray]:
     f"maps (σ = {SIGMA:g}) does to a head's output over what the same noise does (dB); heads weighted by A1's mass on the "
     "answer; DIFF's heads minus the same heads with A2 of another head",
     controls=("A2 of another head of the layer",),
-    quantities={"diff": Quantity("common-mode rejection above that with another head's A2 (dB)", 3.0, within=1.0)},
+    quantities={
+        "diff": Quantity("common-mode rejection above that with another head's A2 (dB)", 3.0, within=1.0),
+        "by_cost": Quantity("the same, heads weighted by what they cost the answer (dB)", 3.0, within=1.0),
+    },
     predictions={"NC": {"diff": ABOVE}, "SP": {"diff": NONE}},
+    of="all heads of DIFF, weighted by A1's mass on the answer; the answering query",
+    inside=True,
     needs="cohort",
-    limits="Of noise that is put in; that training puts shared noise there it does not show. Sparsification predicts that there "
-    "is no such rejection, as any account without shared noise does: none speaks against cancellation, and for nothing else.",
+    limits="Of noise that is put in; that training puts shared noise there it does not show.",
 )
 def common_noise(cohort: xr.Dataset) -> dict[str, Observed]:
     values = of_arm(at_sigma(measured(cohort, "cmrr_over_paired")).where(formed(cohort)), "diff")
@@ -196,7 +206,11 @@ def common_noise(cohort: xr.Dataset) -> dict[str, Observed]:
         heads = {name: of.transpose("seed", "layer", "head").values[places] for name, of in of_heads.items()}
     seeds = tuple(int(seed) for seed in cohort["seed"].values[places])
     note = remarks(cohort, places, ("diff",))
-    return {"diff": Observed(values.values[places, None], prompts="nested", seeds=seeds, note=note, **heads)}
+    observed = {"diff": Observed(values.values[places, None], prompts="nested", seeds=seeds, note=note, **heads)}
+    if BY_COST in cohort:  # not what was declared: the first view of every mechanism, beside it
+        by_cost = of_arm(cohort[BY_COST], "diff").values[places, None]
+        observed["by_cost"] = Observed(by_cost, prompts="nested", seeds=seeds)
+    return observed
 
 
 def at_sigma(values: xr.DataArray) -> xr.DataArray:

@@ -43,6 +43,7 @@ EDITED = "models that answer, whose maps can be edited"
     },
     predictions={"SH": {"negative": ABOVE}},
     needs="model",
+    of="all heads at once; every query",
     limits="Of all heads and queries at once, by layer beside it. The model was not trained to do without: what that would cost "
     "is another question. Cancelled noise or a flat pedestal may leave negative weights that matter, or none: neither account "
     "predicts it. The arm that is trained with D⁺ asks the same without an edit.",
@@ -76,6 +77,7 @@ def signed_weights(models: Models | KeptModels) -> dict[str, Observed]:
         "SH": {"zero": ABOVE, "uniform": ABOVE},
     },
     needs="model",
+    of="all heads at once; every query",
     limits="Noise that A1 shares and signal are both content of the prompt, and neither can be replaced by a flat map: of these "
     "two it favours none. A signal that lies at a fixed distance, as the token before, is largely in the mean over prompts too. "
     "Of prompts of one length.",
@@ -115,6 +117,7 @@ def a2_content(models: Models | KeptModels) -> dict[str, Observed]:
     },
     predictions={"SH": {"previous": ABOVE, "blind": ABOVE}},
     needs="model",
+    of="the head of the first layer whose A2 looks most at the token before; the first token of each number",
     limits="Of one signal of one task, that numbers follow their city; no such head is nothing against a second map that carries "
     "another signal, nor for noise. What a map loses at a key its other keys get.",
 )
