@@ -2,7 +2,7 @@
 
     python -m benchmarks.second_map mini-diff
 
-Rises of the answer's loss in nats, mean over prompts ± standard error; masses are means over all numbers in the prompts.
+Rises of the answer's loss in nats, mean over prompts ± standard error.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def rows(scope: Scope, prompts: Sequence[Prompt], settings: Settings) -> Iterato
     shares = previous_token_share(scope, prompts).mean("prompt")
     for name in ("a2", "a1"):
         cells = [", ".join(f"{value:.2f}" for value in of if np.isfinite(value)) for of in shares[name].values]
-        yield f"{name.upper()} on the token before a number, by head", cells
+        yield f"{name.upper()} on the token before the number, by head", cells
 
 
 def stand_ins(scope: Scope, settings: Settings) -> dict[str, Callable[[int], Edit]]:

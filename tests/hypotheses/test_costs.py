@@ -103,11 +103,11 @@ def test_ratios_are_of_weighted_sums_and_not_means_of_ratios():
         {"gain": ("noise", "signal")},
     )
     signal = (3 * 1e-4 * 50 + 0.8 * 0.9) / (3e-4 + 0.8)
-    assert float(table.mean("signal")) == pytest.approx(signal)
-    assert float(table.mean("gain")) == pytest.approx((3 * 2 + 1) / 4 - signal)
-    assert float(table.by_answer("noise")) == pytest.approx((2e-4 + 0.8) / (1e-4 + 0.8))
+    assert table.mean("signal").item() == pytest.approx(signal)
+    assert table.mean("gain").item() == pytest.approx((3 * 2 + 1) / 4 - signal)
+    assert table.by_answer("noise").item() == pytest.approx((2e-4 + 0.8) / (1e-4 + 0.8))
     unknown = replace(table, over={"signal": None})
-    assert np.isnan(float(unknown.mean("signal"))) and float(unknown.by_answer("signal")) > 0
+    assert np.isnan(unknown.mean("signal").item()) and unknown.by_answer("signal").item() > 0
     idle = replace(table, costs=costs / 100)  # of a layer that costs nothing what its heads cost is chance
     assert float(idle.by_layer("noise")[0]) == pytest.approx(1.5)
 
@@ -155,7 +155,7 @@ def test_new_evidence_keeps_what_a2_costs(tmp_path, tokenizer, monkeypatch):
     assert len(untrained) == 3 and "over_paired" in untrained[0].values
     by_layer = models.evidence[0]["null_by_layer"].sel(quantity="rejected_noise.over_paired")[1, -1, 0].values
     costs = models.evidence[0]["end_value"].sel(end_quantity="knock_out.loss")[0].clip(min=0).sum("head").values
-    assert float(untrained[1].mean("over_paired")) == pytest.approx(np.average(by_layer, weights=costs), rel=1e-4)
+    assert untrained[1].mean("over_paired").item() == pytest.approx(np.average(by_layer, weights=costs), rel=1e-4)
     assert np.isfinite(open_kept([folder / of_run.EVIDENCE], weights="a2").tables(sparser)[0][0].mean("gini")).all()
 
 

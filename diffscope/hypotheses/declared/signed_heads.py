@@ -93,21 +93,21 @@ def a2_content(models: Models | KeptModels) -> dict[str, Observed]:
 
 @declare(
     id="a2-signal",
-    question="Does a second map of the first layer look at the token before a number, more than the first map does, and does the "
-    "answer need that?",
+    question="Does a second map of the first layer look at the token before the number, more than the first map does, and does "
+    "the answer need that?",
     asks={"previous": ABOVE, "blind": ABOVE},
     source=f"{DEX}: negative attention; induction heads: a lookup begins with a head that looks at the token before",
-    statistic="in the first layer, at the first token of each number in the text: mass on the token before it in A2 minus that "
-    "in A1, of the head whose A2 has most there; rise of the loss of the answer when no A2 sees that token, at the first "
-    "token of the answer's number, minus the rise when no A2 sees the one before",
+    statistic="in the first layer, at the first token of the answer's number in the text: mass on the token before it in A2 "
+    "minus that in A1, of the head whose A2 has most there; rise of the loss of the answer when no A2 sees that token "
+    "there, minus the rise when no A2 sees the one before",
     controls=(
         "A1 of the same head",
         "the key before that one: whether to hide any key costs as much",
         f"{UNTRAINED}, of the first alone",
     ),
     quantities={
-        "previous": Quantity("mass of A2 on the token before a number − that of A1", 0.3, short="A2 − A1 on the token before"),
-        "previous_a2": Quantity("mass of A2 on the token before a number", 0.3),
+        "previous": Quantity("mass of A2 on the token before the number − that of A1", 0.3, short="A2 − A1 on the token before"),
+        "previous_a2": Quantity("mass of A2 on the token before the number", 0.3),
         "blind": Quantity(
             "rise of the loss when A2 does not see the token before the number, above another (nats)",
             NATS,
@@ -117,7 +117,7 @@ def a2_content(models: Models | KeptModels) -> dict[str, Observed]:
     },
     predictions={"SH": {"previous": ABOVE, "blind": ABOVE}},
     needs="model",
-    of="the head of the first layer whose A2 looks most at the token before; the first token of each number",
+    of="the head of the first layer whose A2 looks most at the token before; the first token of the answer's number",
     limits="Of one signal of one task, that numbers follow their city; no such head is nothing against a second map that carries "
     "another signal, nor for noise. What a map loses at a key its other keys get.",
 )

@@ -21,7 +21,7 @@ from diffscope.tasks.retrieval import Prompt
 FEW = 5  # prompts, one at each depth
 HEAD_LOST = "knock_out.loss"  # by how much the answer's loss rises without each head
 A2_LOST = "a2_out.loss"  # and without A2 of each head
-PREVIOUS = "previous.{}"  # the mass of a map on the token before a number
+PREVIOUS = "previous.{}"  # the mass of a map on the token before the answer's number
 SIGN = "signs_{}"  # rises of the loss without signs in all layers, an outcome
 SIGN_OF_LAYER = "signs_{}_{}"  # and in one layer
 BLIND = "blind_{}"  # and when a map does not see a key, an outcome

@@ -16,7 +16,6 @@ from diffscope.errors import PromptError
 from diffscope.hypotheses.evidence.answers import answers
 from diffscope.hypotheses.evidence.last_query import BATCH
 from diffscope.hypotheses.evidence.matching import Match, matched
-from diffscope.hypotheses.evidence.spans import number_spans
 from diffscope.scope import Scope
 from diffscope.tasks.retrieval import Prompt
 
@@ -61,10 +60,9 @@ def rises_by_signs(scope: Scope, prompts: Sequence[Prompt]) -> xr.Dataset:
 
 
 def previous_token_share(scope: Scope, prompts: Sequence[Prompt], match: Sequence[Match] | None = None) -> xr.Dataset:
-    """What the two maps give to the token before a number, at the number's first token: the city, in a lookup.
+    """What the two maps give to the token before the answer's number, at the number's first token: the city, in a lookup.
 
-    Mean over the numbers of a prompt, that of the answer and those of the other sentences. A head that looks there makes a number
-    findable by its city, which is the first half of a lookup.
+    A head that looks there makes a number findable by its city, which is the first half of a lookup.
 
     Parameters
     ----------
@@ -84,37 +82,35 @@ def previous_token_share(scope: Scope, prompts: Sequence[Prompt], match: Sequenc
         layers = scope.capture([prompt.ids for prompt in batch]).layers
         if match is not None:
             layers = [matched(*two) for two in zip(layers, match, strict=True)]
-        shares += [_on_previous(layers, index, starts_of_numbers(prompt)) for index, prompt in enumerate(batch)]
+        shares += [_on_previous(layers, index, start_of_number(prompt)) for index, prompt in enumerate(batch)]
     table = np.stack(shares)  # (prompt, map, layer, head)
     dims = ("prompt", "layer", "head")
     return xr.Dataset({name: (dims, table[:, number]) for number, name in enumerate(("a1", "a2"))})
 
 
-def _on_previous(layers: Sequence[LayerAttention], index: int, queries: Sequence[int]) -> np.ndarray:
-    """Masses of one prompt on the token before each query, mean over queries: (map, layer, head)."""
+def _on_previous(layers: Sequence[LayerAttention], index: int, query: int) -> np.ndarray:
+    """Masses of one prompt on the token before a query: (map, layer, head)."""
     table = np.full((2, len(layers), max(layer.n_heads for layer in layers)), np.nan)
     for number, layer in enumerate(layers):
-        maps = layer.prompt(index).rows(list(queries))
+        maps = layer.prompt(index).rows([query])
         for branch, rows in enumerate((maps.a1, maps.a2)):
-            if rows is not None:
-                on = [rows[:, place, query - 1] for place, query in enumerate(queries)]  # (head,) a query
-                table[branch, number, : layer.n_heads] = np.mean([of.float().cpu().numpy() for of in on], 0)
+            if rows is not None:  # (head, query, key)
+                table[branch, number, : layer.n_heads] = rows[:, 0, query - 1].float().cpu().numpy()
     return table
 
 
-def starts_of_numbers(prompt: Prompt) -> list[int]:
-    """Where the answer's number and those of the other sentences begin, with a token before each.
+def start_of_number(prompt: Prompt) -> int:
+    """Where the text states the answer.
 
     Raises
     ------
     PromptError
-        The text states no number.
+        It does not, or nothing stands before it.
     """
-    spans = [prompt.spans.get("answer", []), *number_spans(prompt)]
-    starts = [min(span) for span in spans if span and min(span) > 0]
-    if not starts:
+    start = min(prompt.spans.get("answer") or [0])
+    if not start:
         raise PromptError("the prompt states no answer that a map could look back from")
-    return starts
+    return start
 
 
 def rises_when_blind(scope: Scope, prompts: Sequence[Prompt]) -> xr.DataArray:
@@ -129,7 +125,7 @@ def rises_when_blind(scope: Scope, prompts: Sequence[Prompt]) -> xr.DataArray:
     table = np.full((len(BLINDED), len(prompts)), np.nan)
     before = answers(scope, prompts).loss
     for index, prompt in enumerate(prompts):
-        start = min(prompt.spans["answer"])
+        start = start_of_number(prompt)
         for number, (branch, back) in enumerate(BLINDED.values()):
             if start >= back:
                 edit = edits.knock_out([start - back], [start], branch=branch)
