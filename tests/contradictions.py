@@ -15,7 +15,10 @@ from collections.abc import Callable, Iterator
 
 BASELINES = ("standard", "double-width")
 NORMALISATIONS = ("share", "raw", "signed", "positive")
-ARMS = "standard double-width signed lambda-1 lambda-0 no-norm scalar standard-norm diff-v2 top-8 low-rank gated plus d-plus shared-a2".split()
+ARMS = (
+    "standard double-width signed lambda-1 lambda-0 no-norm scalar standard-norm diff-v2 top-8 low-rank gated "
+    "plus d-plus shared-a2"
+).split()
 
 #: of every test the words of its question that make a claim, and by which sign of which quantities that claim holds
 ROWS: dict[str, tuple[str, dict[str, int]]] = {
@@ -119,7 +122,7 @@ PREDICTED: dict[str, dict[str, dict[str, int]]] = {
     "top-k": {"NC": {"gap": 1}, "SP": {"own": 1}, "SH": {"gap": 1}},
     "gated": {"NC": {"gap": 1}, "SP": {"own": 1}, "SH": {"own": 1}},
     "lambda-1": {"NC": {"distractors": 1}},
-    "plus": dict.fromkeys(("NC", "SP", "SH"), {"distractors": 1}),
+    "plus": {account: {"distractors": 1} for account in ("NC", "SP", "SH")},
     "d-plus": {"NC": {"distractors": 0}, "SP": {"distractors": 0}, "SH": {"distractors": 1}},
     "faithfulness": {"NC": {"d": 1, "c": 0}, "SP": {"c": 1}},
 }

@@ -55,7 +55,7 @@ def rows(verdicts):
     for _, id, question, answer, *_ in report.words(verdicts).rows:
         yield "command line", f"{question} {answer}", by_id[id]
     for line in report.markdown(verdicts, "").splitlines():
-        cells = line.strip("| ").split(" | ")
+        cells = line.removeprefix("| ").removesuffix(" |").split(" | ")
         if cells[0] in by_id and len(cells) == 1 + len(report.HEADINGS[by_id[cells[0]].test.kind]):
             yield "Markdown", " ".join(cells[1:3]), by_id[cells[0]]
     for verdict in verdicts:

@@ -47,7 +47,6 @@ TIGHT = Sizes(log_odds=0.4, slope=0.2, steps=0.15, rejection=0.5, text=0.05, unk
                 "common-noise": (AGAINST, SILENT, SILENT),
                 "signed-mask": (AGAINST, SILENT, SILENT),
                 "top-k": (AGAINST, FOR, AGAINST),
-                "lambda-1": (AGAINST, SILENT, SILENT),
                 "d-plus": (SILENT, SILENT, AGAINST),
             },
         ),
@@ -66,7 +65,7 @@ TIGHT = Sizes(log_odds=0.4, slope=0.2, steps=0.15, rejection=0.5, text=0.05, unk
         ),
         ("both", {"distractors": (SILENT, SILENT, SILENT), "d-plus": (SILENT, SILENT, AGAINST)}),
         ("neither", {"distractors": (AGAINST, AGAINST, AGAINST), "plus": (AGAINST, AGAINST, AGAINST)}),
-        ("geometry", {"distractors": (AGAINST, AGAINST, AGAINST), "signed-mask": (AGAINST, AGAINST, AGAINST)}),
+        ("geometry", {"distractors": (AGAINST, AGAINST, AGAINST), "plus": (AGAINST, AGAINST, AGAINST)}),
         ("harmed", {"distractors": (AGAINST, AGAINST, AGAINST), "gated": (AGAINST, AGAINST, AGAINST)}),
     ],
 )
@@ -143,10 +142,10 @@ def test_of_when_it_formed_a_cohort_in_which_nothing_did_says_nothing():
     for name in ("formation", "log_odds"):
         cohort[name].loc[{"arm": ["diff", "standard"]}] = np.nan
     (verdict,) = run("formation", cohort=cohort)
-    assert verdict.verdict == "needs a run of DIFF or of standard attention in which the circuit formed"
+    assert verdict.shown == "needs a run of DIFF or of standard attention in which the circuit formed"
     cohort["formation"][:] = np.nan
     (verdict,) = run("formation", cohort=cohort)
-    assert verdict.verdict == "needs a cohort in which the circuit formed in some run"
+    assert verdict.shown == "needs a cohort in which the circuit formed in some run"
 
 
 def test_rates_of_the_arms_are_said():
@@ -212,7 +211,8 @@ def test_holm_is_over_all_primaries_whichever_are_asked_for():
     (alone,) = run("formation", cohort=cohort)
     together = run(list(PRIMARIES), cohort=cohort)
     assert alone.estimates["standard"].p == 2 / 256 and set(alone.corrected.values()) == {4 * 2 / 256}
-    assert [verdict.shown for verdict in together] == ["both", "both", "NC", "NC"]
+    assert [verdict.verdicts["NC"] for verdict in together] == [SILENT, SILENT, FOR, FOR]
+    assert all(verdict.test.holds("NC", verdict.states) for verdict in together)
     assert all(p <= 4 * 2 / 256 for verdict in together for p in verdict.corrected.values())
 
 
