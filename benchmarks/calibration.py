@@ -1,15 +1,18 @@
-"""Do the tests tell planted truths apart, and how often do they find what is not there?
+"""Do the tests tell planted truths apart, and how often do they find what is not there? One command for all of it.
 
-    python -m benchmarks.calibration --models 40                # planted truths, one model each, and random models
-    python -m benchmarks.calibration --models 200 --quick       # random models alone
+    python -m benchmarks.calibration --out benchmarks/results/calibration.json          # a quarter of an hour of one core
+    python -m benchmarks.calibration --models 200 --parts random                        # random models alone
 
-Of synthetic attention with a planted truth (noise that is cancelled, a pedestal that is taken away, both, noise of each map's
-own, an answer that stands out as any number does, nothing), whose λ was trained away from where it began, at several strengths of
-the noise and numbers of prompts: the share of each verdict, beside scores at random that are made as sharp and given the trained
-λ. The same of pairs (beside a standard model with noise of its own) and of checkpoints (the truth is there from the third on). Of
-models with random weights, made like mini-diff and its checkpoints: the share of p at most 0.05 of every quantity that the rule
-of a mechanism test uses, each model against others of its kind. Of cohorts: benchmarks/calibration_cohorts.py. p is not
-corrected, but for the cohorts, whose tests are corrected together.
+Four parts. ``models``: synthetic attention with a planted truth (noise that is cancelled, a pedestal that is taken away, a key
+that is marked with a minus sign, noise and a pedestal, noise of each map's own, an answer that stands out as any number does,
+nothing), whose λ was trained away from where it began: the share of each word of each account, beside scores at random that are
+made as sharp and given the trained λ; the same of checkpoints (the truth is there from the third on), and of pairs that nobody
+trained. ``random``: of models with random weights, made like mini-diff and its checkpoints, the share of p at most 0.05 of every
+quantity that the rule of a mechanism test uses. ``cohorts``: benchmarks/calibration_cohorts.py. ``power``: benchmarks/power.py.
+
+By account stands what it comes to: how often a test was *for* an account that is not true (false positives), or *against* one
+that is, and how often each test that can be for an account is, where it is true (power). p is not corrected, but for the cohorts,
+whose tests are corrected together.
 """
 
 from __future__ import annotations
@@ -21,11 +24,14 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cache
 from multiprocessing import get_context
+from pathlib import Path
 
 import torch
 
 import diffscope
+from benchmarks import power
 from benchmarks.calibration_cohorts import no_difference, planted_cohorts
+from diffscope.accounts import ACCOUNTS, AGAINST, FOR, SILENT
 from diffscope.cards import BUNDLED
 from diffscope.hypotheses import TESTS, Pair, Test, run
 from diffscope.hypotheses.evidence.attribution import attributed
@@ -36,15 +42,16 @@ from diffscope.hypotheses.evidence.untrained import untrained_like
 from diffscope.hypotheses.inference import as_estimate
 from diffscope.hypotheses.intervals import LEVEL
 from diffscope.hypotheses.planted import TRUTHS, Planted, PlantedModels
-from diffscope.hypotheses.rules import MEASURED, state
+from diffscope.hypotheses.power import of_accounts
+from diffscope.hypotheses.rules import state
 from diffscope.lab.scoring import draw
 from diffscope.models.loading import checkpoints
 from diffscope.scope import Scope, load
 from diffscope.tasks import Retrieval
 
 UNTRAINED = 12
-GROUPS = 8  # of UNTRAINED models of scores at random, or series of such; one for each planted model in turn
-SIZES = ((10, 1.0), (10, 2.0), (20, 1.5))  # prompts, strength of the noise
+GROUPS = 4  # of UNTRAINED models of scores at random, or series of such; one for each planted model in turn
+SIZES = ((10, 1.0), (10, 2.0))  # prompts, strength of the noise
 LAMBDAS = {"NC": 0.9, "both": 0.9}  # trained to fit what is shared; of other truths to anything, far from where it began
 OTHER_LAMBDA = 0.7
 MODEL_TRUTHS = TRUTHS[:-1]
@@ -53,6 +60,8 @@ STEPS = (0, 10, 50, 200, 800)
 ROUNDS = 8  # series of untrained models
 PULLS = {"NC": 0.3, "neither": 0.0, "against": -0.3}
 TAKES = (injected, attributed)
+PARTS = ("models", "cohorts", "random", "power")
+RATES = ("false_for", "false_against")
 
 
 @dataclass
@@ -76,17 +85,13 @@ class FixedModels(PlantedModels):
 
 
 def verdict(test, subject):
-    """The verdict that follows from what is observed of a subject, p not corrected."""
+    """The words that follow from what is observed of a subject, p not corrected."""
     estimates = {name: as_estimate(observed) for name, observed in test.observe(subject).items()}
-    if not isinstance(test, Test):
-        return MEASURED
-    quantities = test.quantities
-    return test.judge(
-        {
-            name: state(estimates[name], estimates[name].p, quantities[name].margin, quantities[name].no_effect)
-            for name in test.judged
-        }
-    )
+    states = {}
+    for name in test.judged:
+        quantity = test.quantities[name]
+        states[name] = state(estimates[name], estimates[name].p, quantity.margin, quantity.no_effect)
+    return of_accounts(test.judge(estimates, states))
 
 
 def tests_on(needs):
@@ -100,9 +105,9 @@ def group(seed):
     return range(first, first + UNTRAINED)
 
 
-def shares(counts):
-    """Counts of verdicts by test as shares."""
-    return {name: {word: n / sum(counter.values()) for word, n in counter.most_common()} for name, counter in counts.items()}
+def shares(counts, models):
+    """Counts of words by test as shares of so many models."""
+    return {name: {word: n / models for word, n in counter.most_common()} for name, counter in counts.items()}
 
 
 def of_truth(truth, noise, **more):
@@ -129,8 +134,8 @@ def planted(models, count, noise, truth):
         beside = [pool.untrained[i] for i in group(seed)]
         subject = FixedModels(model, prompts, read=own.last_queries, beside=beside, taken=taken)
         for test in tests:
-            counts[test.id][verdict(test, subject)] += 1
-    return {f"{name} | {truth} | {count} prompts, noise {noise:g}": verdicts for name, verdicts in shares(counts).items()}
+            counts[test.id].update(verdict(test, subject))
+    return {f"{name} | {truth} | {count} prompts, noise {noise:g}": words for name, words in shares(counts, models).items()}
 
 
 def pairs(models, task):
@@ -167,8 +172,8 @@ def series(models, truth):
             nulls[seed] = [at_random.read(prompts, first + i, steps[i % len(STEPS)].matches) for i in range(count)]
         subject = FixedModels(learned, prompts, names=names, read=steps, beside=nulls[seed % GROUPS])
         for name, counter in counts.items():
-            counter[run(name, checkpoints=[subject])[0].shown] += 1
-    return {f"{name} | {truth}": verdicts for name, verdicts in shares(counts).items()}
+            counter.update(of_accounts(run(name, checkpoints=[subject])[0].verdicts))
+    return {f"{name} | {truth} | from the third on": words for name, words in shares(counts, models).items()}
 
 
 def pulled(models, pull):
@@ -184,8 +189,8 @@ def pulled(models, pull):
         steps = [at_random.flows(prompts, PULLS[pull], 10 * seed + i) for i in range(len(STEPS))]
         taken = {flows: (steps, nulls[seed % GROUPS])}
         subject = FixedModels(at_random, prompts, names=names, read=read, beside=read * ROUNDS, taken=taken)
-        counts["gradient-dynamics"][run("gradient-dynamics", checkpoints=[subject])[0].shown] += 1
-    return {f"{name} | {pull}": verdicts for name, verdicts in shares(counts).items()}
+        counts["gradient-dynamics"].update(of_accounts(run("gradient-dynamics", checkpoints=[subject])[0].verdicts))
+    return {f"{name} | {pull} | pull {PULLS[pull]:g}": words for name, words in shares(counts, models).items()}
 
 
 def random_models(models, task):
@@ -224,61 +229,114 @@ def random_models(models, task):
                 estimates = {name: as_estimate(observed) for name, observed in test.observe(subject).items()}
                 for name in test.judged:
                     significant[f"{test.id}: {name}"] += estimates[name].p <= LEVEL
-                verdicts[f"{test.id}: {verdict(test, subject)}"] += 1
+                verdicts.update(f"{test.id}: {word}" for word in verdict(test, subject))
     return {name: n / models for name, n in significant.items()}, {name: n / models for name, n in verdicts.items()}
 
 
 def table(results):
-    """Shares of verdicts as Markdown, one row a test and truth, one column a size."""
+    """Shares of words as Markdown, one row a test and truth, one column a size; where all are silent that is left out."""
     rows = {}
     sizes = {}
-    for name, verdicts in results.items():
-        *place, size = name.split(" | ") if name.count(" | ") == 2 else (*name.split(" | "), "share of verdicts")
+    for name, words in results.items():
+        *place, size = name.split(" | ")
         sizes[size] = None
-        rows.setdefault(tuple(place), {})[size] = ", ".join(f"{word} {share:.0%}" for word, share in verdicts.items())
+        said = (f"{word} {share:.0%}" for word, share in words.items() if not (word.endswith(SILENT) and share == 1))
+        rows.setdefault(tuple(place), {})[size] = ", ".join(said) or SILENT
     lines = [f"| test | planted truth | {' | '.join(sizes)} |", "|---|---|" + "---|" * len(sizes)]
     return "\n".join(
         lines + [f"| {' | '.join(place)} | {' | '.join(row.get(size, '') for size in sizes)} |" for place, row in rows.items()]
     )
 
 
+def half_true(account, truth):
+    """Whether a planted truth has what an account says beside something else, so that it is neither true nor false."""
+    return truth == "both" and account in ("NC", "SP")
+
+
+def by_account(results):
+    """Of each account the share of false positives and false refutations over tests, truths and sizes, and power by test."""
+    found = {}
+    for account in ACCOUNTS:
+        false, refuted, true = [], [], {}
+        for name, words in results.items():
+            test, truth, _ = name.split(" | ")
+            if account not in TESTS[test].predictions or "needs" in words:
+                continue
+            if truth != account:
+                false += [] if half_true(account, truth) else [(words.get(f"{account} {FOR}", 0.0), name)]
+                continue
+            refuted.append((words.get(f"{account} {AGAINST}", 0.0), name))
+            if TESTS[test].own(account):
+                true.setdefault(test, []).append(words.get(f"{account} {FOR}", 0.0))
+        found[account] = {
+            "false_for": sum(share for share, _ in false) / max(1, len(false)),
+            "worst_false_for": max(false, default=(0.0, "")),
+            "false_against": sum(share for share, _ in refuted) / max(1, len(refuted)),
+            "worst_false_against": max(refuted, default=(0.0, "")),
+            "power": {test: [min(shares), max(shares)] for test, shares in true.items()},
+        }
+    return found
+
+
+def account_table(found):
+    """The same as Markdown."""
+    lines = ["| account | false *for* (worst) | false *against* (worst) | power, least to most over sizes |", "|---|---|---|---|"]
+    for account, of in found.items():
+        worst = [
+            f"{of[name]:.1%} ({of[f'worst_{name}'][0]:.0%}: {of[f'worst_{name}'][1].replace(' | ', ', ')})" for name in RATES
+        ]
+        power_of = "; ".join(f"{test} {low:.0%} to {high:.0%}" for test, (low, high) in of["power"].items())
+        lines.append(f"| {account} | {' | '.join(worst)} | {power_of or 'no test here can be for it'} |")
+    return "\n".join(lines)
+
+
+def of_models(models, processes):
+    """Planted models, checkpoints and pairs."""
+    cells = [(count, noise, truth) for count, noise in SIZES for truth in MODEL_TRUTHS]
+    with ProcessPoolExecutor(processes, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+        found = [pool.submit(planted, models, *cell) for cell in cells]
+        along = [pool.submit(series, models, truth) for truth in MODEL_TRUTHS]
+        along += [pool.submit(pulled, models, pull) for pull in PULLS]
+        parts = {"planted": found, "checkpoints": along}
+        result = {name: {place: words for cell in of for place, words in cell.result().items()} for name, of in parts.items()}
+    return result | {"pairs": pairs(models, task_of_all())}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--models", type=int, default=40)
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--quick", action="store_true", help="leave out the planted truths")
-    parser.add_argument("--without-cohorts", action="store_true", help="leave out the cohorts")
-    parser.add_argument("--out", help="a JSON file for all numbers")
+    parser.add_argument("--models", type=int, default=20, help="models of each truth, and cohorts")
+    parser.add_argument("--cohorts", type=int, default=100, help="cohorts of each cell of the power of primaries")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--out", help="a JSON file for all numbers; power beside it in power.json")
     options = parser.parse_args()
-    task = task_of_all()
     result = {"models": options.models, "untrained": UNTRAINED}
-    if not options.quick:
-        cells = [(count, noise, truth) for count, noise in SIZES for truth in MODEL_TRUTHS]
-        with ProcessPoolExecutor(options.processes, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
-            found = [pool.submit(planted, options.models, *cell) for cell in cells]
-            along = [pool.submit(series, options.models, truth) for truth in MODEL_TRUTHS]
-            along += [pool.submit(pulled, options.models, pull) for pull in PULLS]
-            result["planted"] = {name: verdicts for cell in found for name, verdicts in cell.result().items()}
-            result["checkpoints"] = {name: verdicts for cell in along for name, verdicts in cell.result().items()}
-        if not options.without_cohorts:
-            result["planted_cohorts"] = planted_cohorts(options.models)
-        for name in [name for name in ("planted", "checkpoints", "planted_cohorts") if name in result]:
-            print(f"\n{name.replace('_', ' ')}\n\n{table(result[name])}")
-        result["pairs"] = pairs(options.models, task)
-        print(f"\n{options.models} pairs without a difference: share of p at most {LEVEL:g}")
-        for name, share in result["pairs"].items():
-            print(f"{name}: {share:.1%}")
-    result["random"], result["random_verdicts"] = random_models(options.models, task)
-    print(f"\n{options.models} models of random weights: share of p at most {LEVEL:g}")
-    for name, share in result["random"].items():
-        print(f"{name}: {share:.1%}")
-    print("verdicts on them: " + ", ".join(f"{name} {share:.1%}" for name, share in result["random_verdicts"].items()))
-    if not options.without_cohorts:
+    if "models" in options.parts:
+        result |= of_models(options.models, options.processes)
+    if "cohorts" in options.parts:
+        result["planted_cohorts"] = planted_cohorts(options.models)
         result["cohorts"] = {seeds: no_difference(50 * options.models, seeds) for seeds in (3, 6, 8)}
         print(f"\ncohorts without a difference, by seeds: {result['cohorts']} of p at most {LEVEL:g}")
+    planted_parts = [name for name in ("planted", "checkpoints", "planted_cohorts") if name in result]
+    for name in planted_parts:
+        print(f"\n{name.replace('_', ' ')}\n\n{table(result[name])}")
+    if planted_parts:
+        result["by_account"] = {name: by_account(result[name]) for name in planted_parts}
+        result["by_account"]["all"] = by_account({k: v for name in planted_parts for k, v in result[name].items()})
+        for name, found in result["by_account"].items():
+            print(f"\nby account, {name.replace('_', ' ')}\n\n{account_table(found)}")
+    if "pairs" in result:
+        print(f"\n{options.models} pairs without a difference: share of p at most {LEVEL:g}")
+        print("\n".join(f"{name}: {share:.1%}" for name, share in result["pairs"].items()))
+    if "random" in options.parts:
+        result["random"], result["random_verdicts"] = random_models(options.models, task_of_all())
+        print(f"\n{options.models} models of random weights: share of p at most {LEVEL:g}")
+        print("\n".join(f"{name}: {share:.1%}" for name, share in result["random"].items()))
+        print("words on them: " + ", ".join(f"{name} {share:.1%}" for name, share in result["random_verdicts"].items()))
     if options.out:
-        with open(options.out, "w") as file:
-            json.dump(result, file, indent=1)
+        Path(options.out).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    if "power" in options.parts:
+        power.measure(options.cohorts, Path(options.out).with_name("power.json") if options.out else None)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Would the primary tests of a cohort find what is there, and how often what is not? By simulation, before there is any data.
 
-    python -m benchmarks.power --cohorts 500 --out benchmarks/results/power.json --keep
+    python -m benchmarks.power --cohorts 500 --out benchmarks/results/power.json      # or as a part of benchmarks.calibration
 
 Cohorts are planted (`diffscope.hypotheses.planted_cohort`) with effects of several sizes, seeds as spread as in pilot trainings
 (paired differences of log-odds by 0.4 to 0.95 nats, of slopes by 0.19 to 0.63, formation by 50 steps of 350 to 700; of
@@ -16,6 +16,7 @@ import argparse
 import json
 from dataclasses import asdict
 from itertools import product
+from pathlib import Path
 
 from diffscope.hypotheses.planted_cohort import ARMS, Sizes
 from diffscope.hypotheses.power import EACH, KEPT, NO_RUN, primaries
@@ -103,22 +104,24 @@ def _condition(row: dict) -> str:
     return f"spread {row['spreads']}, {row['seeds']} seeds, failed: {row['failed']}"
 
 
+def measure(cohorts: int, out: Path | None = None) -> None:
+    """Measure and print both; with a file write all numbers there, and what boards say of it into the package."""
+    result = {"cohorts": cohorts, "false_findings": false_findings(2 * cohorts)}
+    for row in result["false_findings"]:
+        print(f"{row['truth']}, {_condition(row)}: {row['found']:.1%} of {2 * cohorts} cohorts with a false finding")
+    result["power"] = power(cohorts)
+    print(f"\n{table(result['power'])}")
+    if out is not None:
+        out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        KEPT.write_text(json.dumps(for_boards(result), indent=1) + "\n", encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--cohorts", type=int, default=200)
-    parser.add_argument("--out", help="a JSON file for all numbers")
-    parser.add_argument("--keep", action="store_true", help=f"write what boards say of it into {KEPT.name} of the package")
+    parser.add_argument("--out", type=Path, help=f"a JSON file for all numbers; what boards say of it goes into {KEPT.name}")
     options = parser.parse_args()
-    result = {"cohorts": options.cohorts, "false_findings": false_findings(2 * options.cohorts)}
-    for row in result["false_findings"]:
-        print(f"{row['truth']}, {_condition(row)}: {row['found']:.1%} of {2 * options.cohorts} cohorts with a false finding")
-    result["power"] = power(options.cohorts)
-    print(f"\n{table(result['power'])}")
-    if options.out:
-        with open(options.out, "w", encoding="utf-8") as file:
-            json.dump(result, file, indent=1)
-    if options.keep:
-        KEPT.write_text(json.dumps(for_boards(result), indent=1) + "\n", encoding="utf-8")
+    measure(options.cohorts, options.out)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,10 @@ from collections.abc import Callable, Iterator
 
 BASELINES = ("standard", "double-width")
 NORMALISATIONS = ("share", "raw", "signed", "positive")
-ARMS = "standard double-width signed lambda-1 lambda-0 no-norm scalar standard-norm diff-v2 top-8 low-rank gated".split()
+ARMS = (
+    "standard double-width signed lambda-1 lambda-0 no-norm scalar standard-norm diff-v2 top-8 low-rank gated "
+    "plus d-plus shared-a2"
+).split()
 
 #: of every test the words of its question that make a claim, and by which sign of which quantities that claim holds
 ROWS: dict[str, tuple[str, dict[str, int]]] = {
@@ -34,6 +37,9 @@ ROWS: dict[str, tuple[str, dict[str, int]]] = {
     "top-k": ("gain by keeping", {"own": 1, "gap": 1}),
     "gated": ("gain on standard attention", {"own": 1, "gap": 1}),
     "lambda-1": ("better among many distractors", {"distractors": 1}),
+    "plus": ("better than the same with a plus", {"distractors": 1}),
+    "d-plus": ("better than the same without its negative weights", {"distractors": 1}),
+    "low-rank-and-lambda-1": ("better than with a second map of low rank", {"low-rank": 1, "lambda-1": 1}),
     "faithfulness": ("more conservative", {"d": 1, "c": 1}),
     "key-token-gain": ("move attention to the answer", dict.fromkeys(NORMALISATIONS, 1)),
     "sparsity": ("D sparser than A1", {"gini": 1, "entropy": 1}),  # the entropy of A1 less that of D
@@ -96,6 +102,69 @@ def of_row(text: str, verdict) -> list[str]:
             wrong.append(f"{verdict.test.id}: {name} is {' '.join(ends)}, which does not stand behind {called!r}")
         if told.get(ends) != due:
             wrong.append(f"{verdict.test.id}: {name} is {' '.join(ends)}, so {due!r}, and the row says {told.get(ends)!r}")
+    return wrong
+
+
+#: of each test what every account predicts, as signs; 0 is no effect
+PREDICTED: dict[str, dict[str, dict[str, int]]] = {
+    "formation": dict.fromkeys(("NC", "SP", "SH"), dict.fromkeys(BASELINES, -1)),
+    "distractors": dict.fromkeys(("NC", "SP", "SH"), dict.fromkeys(BASELINES, 1)),
+    "distractors-or-length": {"NC": dict.fromkeys(BASELINES, 1), "SP": dict.fromkeys(BASELINES, -1)},
+    "common-noise": {"NC": {"diff": 1}, "SP": {"diff": 0}},
+    "noise-symmetry": {"NC": {"sharing": 1, "difference": 1, "kind": 1}},
+    "amplifier": {"NC": {"floor": -1, "gain": -1}},
+    "common-mode-injection": {"NC": {"over_paired": 1}},
+    "branch-attribution": {"NC": {"rejection": 1}},
+    "noise-symmetry-training": {"NC": {"sharing": 1}},
+    "amplifier-training": {"NC": {"floor": -1, "gain": -1}},
+    "gradient-dynamics": {"NC": {"push": -1}},
+    "signed-mask": {"NC": {"gap": 1}, "SP": {"own": 1}, "SH": {"own": 1}},
+    "top-k": {"NC": {"gap": 1}, "SP": {"own": 1}, "SH": {"gap": 1}},
+    "gated": {"NC": {"gap": 1}, "SP": {"own": 1}, "SH": {"own": 1}},
+    "lambda-1": {"NC": {"distractors": 1}},
+    "plus": {account: {"distractors": 1} for account in ("NC", "SP", "SH")},
+    "d-plus": {"NC": {"distractors": 0}, "SP": {"distractors": 0}, "SH": {"distractors": 1}},
+    "faithfulness": {"NC": {"d": 1, "c": 0}, "SP": {"c": 1}},
+}
+SPOKEN = re.compile(
+    r"(Noise cancellation|Sparsification|Signed heads): for it: ([^;.]*); against it: ([^;.]*?)(?:; open: ([^.]*))?\."
+)
+SHORT = {"Noise cancellation": "NC", "Sparsification": "SP", "Signed heads": "SH"}
+
+
+def of_words(verdict) -> list[str]:
+    """What is wrong with the words of a test: one that its intervals contradict, or that an account cannot have here."""
+    wrong = []
+    for account, word in verdict.verdicts.items():
+        predicted = PREDICTED[verdict.test.id].get(account, {})
+        signs = {name: _sign(verdict.estimates[name]) for name in predicted}
+        others = [signs_of for other, signs_of in PREDICTED[verdict.test.id].items() if other != account]
+        own = [name for name, sign in predicted.items() if sign and all(other.get(name) != sign for other in others)]
+        if word == "for" and not (own and all(signs[name] == sign for name, sign in predicted.items() if sign)):
+            wrong.append(f"{verdict.test.id}: for {account}, which has nothing of its own there, or not this sign")
+        if word == "against" and not any(_misses(verdict, name, sign) for name, sign in predicted.items()):
+            wrong.append(f"{verdict.test.id}: against {account}, and no interval excludes what it predicts")
+        if word != "silent" and not predicted:
+            wrong.append(f"{verdict.test.id}: {word} {account}, which predicts nothing there")
+    return wrong
+
+
+def _misses(verdict, name: str, sign: int) -> bool:
+    estimate, quantity = verdict.estimates[name], verdict.test.quantities[name]
+    if sign:
+        return max(sign * estimate.low, sign * estimate.high) < quantity.margin
+    return estimate.low >= quantity.no_effect or estimate.high <= -quantity.no_effect
+
+
+def of_conclusion(text: str, verdicts) -> list[str]:
+    """Sentences of a conclusion that say another word of an account than the cell of a test."""
+    cells = {verdict.test.id: verdict.verdicts for verdict in verdicts}
+    wrong = []
+    for name, *said in SPOKEN.findall(text):
+        for word, ids in zip(("for", "against", "open"), said):
+            named = set(ids.split(", ")) - {"", "nothing"}
+            if named != {id for id, words in cells.items() if words.get(SHORT[name]) == word}:
+                wrong.append(f"{word} {name}: {sorted(named)}")
     return wrong
 
 

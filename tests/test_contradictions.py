@@ -9,14 +9,14 @@ import torch
 import diffscope
 from diffscope import edits, figures, readings, tables, tasks
 from diffscope.figures.of_study import quantities
-from diffscope.hypotheses import TESTS, report, run
+from diffscope.hypotheses import TESTS, report, run, summary
 from diffscope.hypotheses.inference import Estimate
 from diffscope.hypotheses.kept_study import shipped
 from diffscope.hypotheses.study import open_study
 from diffscope.readings.noise import lost, rejection
 from diffscope.readings.predictions import Prediction
 from diffscope.readings.ranks import ranks
-from tests.contradictions import ROWS, of_row, of_sentence
+from tests.contradictions import PREDICTED, ROWS, of_conclusion, of_row, of_sentence, of_words
 from tests.instruments.planted import capture_of, layer_of
 
 STATED = {  # as titles of tests were before, which the shipped study says the opposite of
@@ -52,11 +52,11 @@ def every_board():
 def rows(verdicts):
     """Rows of tests as people read them, by the place: command line, Markdown, HTML, notebook."""
     by_id = {verdict.test.id: verdict for verdict in verdicts}
-    for _, id, question, answer, _ in report.words(verdicts).rows:
+    for _, id, question, answer, *_ in report.words(verdicts).rows:
         yield "command line", f"{question} {answer}", by_id[id]
     for line in report.markdown(verdicts, "").splitlines():
-        cells = line.strip("| ").split(" | ")
-        if cells[0] in by_id and len(cells) == 4:
+        cells = line.removeprefix("| ").removesuffix(" |").split(" | ")
+        if cells[0] in by_id and len(cells) == 1 + len(report.HEADINGS[by_id[cells[0]].test.kind]):
             yield "Markdown", " ".join(cells[1:3]), by_id[cells[0]]
     for verdict in verdicts:
         words = re.sub("<[^>]+>", " ", verdict._repr_html_().replace("&#x27;", "'").replace("&lt;", "<"))
@@ -78,6 +78,25 @@ def test_no_row_of_any_board_contradicts_its_numbers(every_board):
         scanned = [(place, wrong) for place, text, verdict in rows(verdicts) for wrong in of_row(text, verdict)]
         assert not scanned, (name, scanned)
         assert sum(1 for _ in rows(verdicts)) == 3 * len(verdicts)
+
+
+def test_no_word_of_any_board_contradicts_its_intervals_and_no_conclusion_its_cells(every_board):
+    assert set(PREDICTED) == {id for id, test in TESTS.items() if test.judged}
+    for name, verdicts in every_board.items():
+        assert not [wrong for verdict in verdicts for wrong in of_words(verdict)], name
+        assert not of_conclusion(summary(verdicts), verdicts), name
+    judged = [verdict for verdict in every_board["above"] if verdict.verdicts]
+    assert {word for verdict in judged for word in verdict.verdicts.values()} == {"for", "against", "silent", "open"}
+
+
+def test_the_scan_finds_words_that_are_turned(every_board):
+    (noise,) = (verdict for verdict in every_board["below"] if verdict.test.id == "common-noise")
+    for words in ({"NC": "for"}, {"SP": "for"}, {"SH": "open"}):
+        assert of_words(replace(noise, verdicts=noise.verdicts | words)), words
+    (above,) = (verdict for verdict in every_board["above"] if verdict.test.id == "signed-mask")
+    assert of_words(replace(above, verdicts=above.verdicts | {"NC": "against"}))
+    told = summary(every_board["above"])
+    assert of_conclusion(re.sub("(Sparsification: for it: )[^;]*", r"\1common-noise", told), every_board["above"])
 
 
 def test_the_scan_finds_titles_that_state_the_opposite(every_board):

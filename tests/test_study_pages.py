@@ -33,8 +33,9 @@ def test_a_page_quotes_the_study_and_says_when_it_no_longer_does(study, tmp_path
     formation = next(verdict for verdict in study.boards["all seeds"] if verdict.test.id == "formation")
     (row,) = (line for line in page.splitlines() if line.startswith("| formation: "))
     estimate = formation.estimates[next(iter(formation.corrected))]
+    words = " | ".join(formation.verdicts.values())
     assert f"| {estimate.value:.2f} [{estimate.low:.2f}, {estimate.high:.2f}] |" in row and row.endswith(
-        f"| {formation.shown} | {numbers.plain(formation.p, 2)} |"
+        f"| {words} | {numbers.plain(formation.p, 2)} | {formation.test.of} | – |"
     )
     assert (tmp_path / "study" / "answers.svg").is_file() and (tmp_path / "study" / "primary.svg").is_file()
     assert "## Runs" in (tmp_path / "study" / "all_seeds.md").read_text()

@@ -5,8 +5,10 @@ The answering query's scores are drawn key by key; maps follow from them as in a
 - NC, cancellation: both maps of a head give the irrelevant tokens the same noise, drawn for each head and prompt, but for a
   little of their own; the answer stands out in the first map alone.
 - SP, sparsification: the second map is a flat pedestal, the same for all heads, that is subtracted from under the first.
+- SH, signed heads: the answer stands out in the first map, another sentence's number in the second, so that D marks it with a
+  minus sign; each map has noise of its own.
 - both: noise that both maps share, half as strong.
-- own: the answer stands out in the first map, and each map has noise of its own, so that neither account holds.
+- own: the answer stands out in the first map, and each map has noise of its own, so that no account holds.
 - number: as own, but every number of the prompt stands out, the answer no more than others.
 - neither: noise of their own in both maps, as alike as chance makes a head's maps for all prompts; the answer does not stand out.
 - standard: one map, as the first of "own".
@@ -41,7 +43,7 @@ from diffscope.prompts import Encoded
 from diffscope.proof.fidelity import Fidelity
 from diffscope.tasks.retrieval import Prompt
 
-TRUTHS = ("NC", "SP", "both", "own", "number", "neither", "standard")
+TRUTHS = ("NC", "SP", "both", "own", "number", "neither", "SH", "standard")
 SHARED = {"NC": 1.0, "both": 0.5, "SP": 0.25}  # strength of the noise that the second map does not differ in
 CHANCE = 0.3  # largest correlation of a head's two maps that is there by chance
 FEW = 5  # prompts of what takes long
@@ -55,7 +57,7 @@ class Planted:
 
     Attributes
     ----------
-    truth : {"NC", "SP", "both", "own", "number", "neither", "standard"}
+    truth : {"NC", "SP", "SH", "both", "own", "number", "neither", "standard"}
     noise : float
         Standard deviation of the scores on irrelevant tokens.
     signal : float
@@ -88,6 +90,8 @@ class Planted:
         if self.truth != "neither":
             numbers = [prompt.spans["answer"], *(number_spans(prompt) if self.truth == "number" else [])]
             scores[:, 0, np.concatenate(numbers)] += self.signal
+        if self.truth == "SH":
+            scores[:, 1, number_spans(prompt)[0]] += self.signal
         scores[:, :, 0] += self.sink
         return scores
 

@@ -24,7 +24,7 @@ import numpy as np
 import xarray as xr
 from scipy.stats import norm
 
-TRUTHS = ("NC", "SP", "SH", "both", "neither", "geometry", "harmed")
+TRUTHS = ("NC", "SP", "both", "neither", "geometry", "harmed", "SH")
 LENGTHS = (128, 256, 512)
 DISTRACTORS = (8, 24, 48)
 PROMPTS = 20  # a cell

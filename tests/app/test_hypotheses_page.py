@@ -89,11 +89,11 @@ def test_the_board_of_the_model_at_hand(app, folders, quick):
     assert not quick and not test.get("progress")
     run_it(test)
     labels = rows(test)
-    assert ":blue-badge[as noise cancellation predicts]" in labels["noise-symmetry"]
+    assert ":blue-badge[NC ✓ for] :gray-badge[SP silent] :gray-badge[SH silent]" in labels["noise-symmetry"]
     assert ":gray-badge[not run]" in labels["signed-mask"] and ":gray-badge[measured]" in labels["information-flow"]
     assert ("key-token-gain-pair", True) in quick and ("signed-mask", False) in quick
     assert f"{TESTS['sinks'].question} **no:** 1 (95 % 0.5 to 1.5) :gray[" in labels["sinks"]
-    assert any("noise-symmetry: NC" in label for label in charts(test)[-1])
+    assert any("<b>noise-symmetry</b>" in label for label in charts(test)[-1]) and "against" in charts(test)[-1]
     assert not [button for button in test.button if button.key == "hypotheses-run"]
     count = len(quick)
     test.run()
@@ -115,7 +115,7 @@ def test_a_row_opens_where_it_stands(app, quick):
     text = shown(test.markdown)
     assert all(words in text for words in (TESTS["sparsity"].statistic, TESTS["sparsity"].rule, *TESTS["sparsity"].controls))
     assert "https://arxiv.org/abs/2505.16333" in text and "Verdict" in text
-    assert any(len(labels) == 1 and "sparsity: measured" in labels[0] for labels in charts(test))
+    assert any("<b>sparsity</b>" in labels[0] and "for" not in labels for labels in charts(test))
     layers = next(frame.value for frame in test.dataframe if "layer 1" in frame.value)
     assert layers["layer 1"].tolist() == ["0.75"] * len(TESTS["sparsity"].quantities)
 
@@ -257,7 +257,8 @@ def test_a_trained_cohort_answers_the_primary_tests(app, tmp_path):
     test.text_input(key="hypotheses-cohort").set_value(str(tmp_path))
     test.multiselect(key="hypotheses-tests").set_value(["formation", "common-noise"]).run()
     run_it(test)
-    assert len(test.metric) == 3 and "Of the primary tests that tell the accounts apart" in shown(test.markdown)
+    assert len(test.metric) == 3 and "Taken together: the primary tests" in shown(test.markdown)
+    assert "What A2 costs there: not measured" in shown(test.caption)
 
 
 def test_own_prompts_are_tested_and_what_they_lack_is_said(app):

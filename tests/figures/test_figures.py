@@ -114,6 +114,9 @@ def by_head():
     return xr.DataArray(values, coords, ("side", "layer", "head"), attrs={"long_name": "share <b>"})
 
 
+FOR_NC = {"NC": "for", "SP": "against", "SH": "silent"}
+
+
 def verdicts():
     """A board of three: two quantities judged, one measured only, and one that could not be run."""
 
@@ -122,13 +125,14 @@ def verdicts():
         return numbers | {"label": f"<quantity {value:g}>", "state": state, "in_rule": True} | more
 
     return [
-        {"id": "one", "verdict": "NC", "estimates": {"a": row(4.0, "above"), "b": row(-2.0, "below")}},
+        {"id": "one", "shown": "NC for", "verdicts": FOR_NC, "estimates": {"a": row(4.0, "above"), "b": row(-2.0, "below")}},
         {
             "id": "two",
-            "verdict": "neither",
+            "shown": "measured",
+            "verdicts": {},
             "estimates": {"c": row(1.0, "open", in_rule=False, low=None), "d": row(9.0, "x", in_rule=False)},
         },
-        {"id": "three", "verdict": "needs a cohort", "estimates": {}},
+        {"id": "three", "shown": "needs a cohort", "verdicts": {}, "estimates": {}},
     ]
 
 
@@ -137,7 +141,16 @@ def test_a_board_shows_what_is_judged_in_units_of_what_matters(cap):
     assert result.data["value"].values.tolist() == [8.0, -4.0, 2.0] and np.isnan(result.data["low"].values[2])
     assert result.data["test"].values.tolist() == ["one", "one", "two"]
     shown = result.plotly().to_json()
-    assert "one: NC" in shown and "\\u003cquantity" not in shown and "&lt;quantity 4&gt;" in shown
+    notes = [(note.text, note.bgcolor) for note in result.plotly().layout.annotations]
+    assert {"<b>NC</b>", "<b>SP</b>", "<b>SH</b>", "for", "against", "silent"} <= {text for text, _ in notes}
+    assert len({colour for text, colour in notes if text in FOR_NC.values()}) > 1, "a word is told by its ground too"
+    assert result.data["word"].values.tolist() == [[*FOR_NC.values()]] * 2 + [[""] * 3]
+    assert "NC is noise cancellation" in result.caption and "Silent: it predicts nothing here" in result.caption
+    assert (
+        "<b>one</b>" in shown.encode().decode("unicode_escape")
+        and "\\u003cquantity" not in shown
+        and "&lt;quantity 4&gt;" in shown
+    )
     with pytest.raises(DiffscopeError, match="of verdicts"):
         figure("board", cap)
     with pytest.raises(DiffscopeError, match="no test of this board has numbers"):

@@ -11,7 +11,6 @@ from diffscope.store import save_statistics
 from tests import tiny
 from tests.tokenizers_of_kinds import tokenizer
 
-
 WORDS = "NC against · SP silent · SH silent"  # of a signed mask that does all that DIFF does
 
 

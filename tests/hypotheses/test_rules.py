@@ -16,7 +16,8 @@ from diffscope.errors import DiffscopeError
 from diffscope.figures import figure
 from diffscope.files import to_json
 from diffscope.hypotheses import TESTS, Measurement, Pair, Test, board, report, run, summary
-from diffscope.hypotheses.answered import answers, word
+from diffscope.hypotheses.answered import answers
+from diffscope.hypotheses.answered import word as word_of
 from diffscope.hypotheses.declared.sources import linked
 from diffscope.hypotheses.inference import Estimate
 from diffscope.hypotheses.rules import ABOVE, ALIKE, BELOW, BETWEEN, FAR, IDLE, NONE, OPEN, Cost, Quantity, declare, state
@@ -134,7 +135,7 @@ def test_where_the_second_map_is_idle_there_is_nothing_to_explain():
     assert test.judge(*came(x=NONE), idle)["NC"] == SILENT and test.judge(*came(x=NONE), dear)["NC"] == AGAINST
     assert outcome.judge(*came(x=NONE), idle)["NC"] == AGAINST, "of whole models A2's cost says nothing"
     assert "without it the answer loses 0.1 nats (95 % −0.2 to 0.4)" in test.reasons(*came(x=NONE), idle)["NC"]
-    assert IDLE == TESTS["distractors"].quantities["standard"].margin, "the smallest effect that matters in the primary"
+    assert TESTS["distractors"].quantities["standard"].margin == IDLE, "the smallest effect that matters in the primary"
 
 
 class Costing:
@@ -160,7 +161,7 @@ def test_a_verdict_carries_what_the_second_map_costs_there():
         (None, AGAINST, "What A2 costs there: not measured"),
     ):
         (verdict,) = run("noise-symmetry", finished={"noise-symmetry": board.Estimates(nothing, cost)})
-        assert verdict.verdicts["NC"] == word and words in verdict.sentence and verdict.test.of.capitalize() in verdict.sentence
+        assert verdict.verdicts["NC"] == word and words in verdict.sentence and verdict.of[1:] in verdict.sentence
         again = Verdict.from_dict(json.loads(to_json(verdict.as_dict())))
         assert (again.verdicts, again.a2_cost, again.sentence) == (verdict.verdicts, cost, verdict.sentence)
         told = summary([verdict])
@@ -216,7 +217,7 @@ def test_a_title_that_is_no_question_or_that_no_number_answers_is_refused(wrong)
     ],
 )
 def test_the_word_of_an_answer_is_that_of_its_interval(ends, expected):
-    assert tuple(word(of(*ends), side) for side in (ABOVE, BELOW)) == expected
+    assert tuple(word_of(of(*ends), side) for side in (ABOVE, BELOW)) == expected
 
 
 def test_an_answer_has_its_number_and_interval_and_says_where_untrained_models_show_as_much():
@@ -239,11 +240,11 @@ def test_where_nothing_that_is_asked_was_taken_the_answer_says_so():
 
 def test_the_conclusion_tells_each_comparison_apart():
     """Of two comparisons with different answers neither is the answer of the whole question."""
-    ends = {"standard": of(-0.5, -0.7, -0.3), "double-width": of(0.1, -0.1, 0.3, p=0.3)}
+    ends = {"standard": of(-0.5, -0.7, -0.3), "double-width": of(-0.1, -0.3, 0.1, p=0.3)}
     estimates = {"formation": {name: ends.get(name, of(-0.5, -0.7, -0.3)) for name in TESTS["formation"].quantities}}
     said = summary(run(["formation"], finished=estimates))
     assert "earlier in DIFF? Beside standard attention yes (−0.5 octaves, 95 % −0.7 to −0.3" in said
-    assert "; beside double-width not told apart from 0 (0.1 octaves, 95 % −0.1 to 0.3" in said
+    assert "; beside double-width not told apart from 0 (−0.1 octaves, 95 % −0.3 to 0.1" in said
     assert "Verdict: open; NC, SP and SH predict the same, so it could be for none of them alone, p " in said
     assert "the primary tests support none of the three accounts." in said and "against it: nothing" in said
 

@@ -145,10 +145,12 @@ def test_a_board_has_every_quantity_of_every_test():
     assert len(table.rows) == sum(max(1, len(verdict.estimates)) for verdict in verdicts)
     first = next(verdict for verdict in verdicts if verdict.test.kind == "primary")
     label = next(iter(first.test.quantities.values())).label
-    judged = f"{first.shown} (p {plain(first.p, 2)})"
+    asked = f"{first.test.question} (p {plain(first.p, 2)})"
+    words = tuple(first.verdicts.values())
     said = "no" if first.test.asks[next(iter(first.test.quantities))] == "below" else "yes"
-    assert table.rows[0][:6] == (first.test.id, first.test.question, judged, label, "1.00 [0.50, 1.50]", said)
-    assert {row[6] for row in table.rows[:2]} == {"–"}, "p of the whole test stands at its verdict alone"
+    assert table.rows[0][:9] == (first.test.id, asked, *words, first.test.of, label, "1.00 [0.50, 1.50]", said)
+    assert {row[9] for row in table.rows[:2]} == {"–"}, "p of the whole test stands at its question alone"
+    assert {"NC", "SP", "SH", "of", "a2_cost"} <= set(table.data) and "Silent: it predicts nothing here" in table.caption
     assert set(table.data["test"]) == {verdict.test.id for verdict in verdicts}
     assert "95 % interval, as planted. Answer: " in table.caption
     quantity = next(iter(first.estimates))

@@ -290,7 +290,7 @@ def text_losses(cohort: xr.Dataset) -> dict[str, Observed]:
         for of, words, margin in (("distractors", "log-odds", NATS), ("text", "loss on text", TEXT))
     },
     needs="cohort",
-    limits=f"{FORMED} DIFF's gain would survive without the norm under either account.",
+    limits=f"{FORMED} DIFF's gain would survive without the norm under any account.",
 )
 def norm_of_heads(cohort: xr.Dataset) -> dict[str, Observed]:
     outcomes = {"distractors": with_distractors(cohort)}

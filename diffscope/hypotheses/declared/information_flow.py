@@ -42,7 +42,7 @@ SIZE = "size: they no longer see a span of the answer's length near it"
         "knock_out": Quantity("rise of the loss without the answer, above a span of its size (nats)", 0.1),
     },
     needs="model",
-    limits="Neither account predicts how much: it is where both should be looked for.",
+    limits="No account predicts how much: it is where all should be looked for.",
 )
 def information_flow(models: Models) -> dict[str, Observed]:
     require_differential(models)

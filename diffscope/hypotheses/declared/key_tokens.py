@@ -6,7 +6,7 @@ import xarray as xr
 
 from diffscope.hypotheses.arms import formed, minus
 from diffscope.hypotheses.contrast import contrast, noted, require_differential
-from diffscope.hypotheses.declared.noise_symmetry import UNTRAINED, WEIGHTED
+from diffscope.hypotheses.declared.noise_symmetry import UNTRAINED
 from diffscope.hypotheses.declared.pairs import CONTROLS, ONE_PAIR
 from diffscope.hypotheses.declared.primary import BASELINES, SAME
 from diffscope.hypotheses.declared.sources import NOTES, PAPER
@@ -14,6 +14,7 @@ from diffscope.hypotheses.evidence.quantities import NORMALISATIONS, answer_mass
 from diffscope.hypotheses.inference import Observed
 from diffscope.hypotheses.rules import ABOVE, BELOW, Missing, Quantity, declare
 from diffscope.hypotheses.subjects import Models, Pair
+from diffscope.hypotheses.weights import WEIGHTED
 
 WORDS = {
     "share": "share of |D|",
@@ -47,7 +48,7 @@ SHORT = {"share": "answer", "needles": "other sentences"}
     predictions={"NC": {"share": ABOVE}, "SP": {"share": ABOVE}},
     needs="model",
     limits="The claim changes with the normalisation: a head that subtracts from the answer gains in |D|.",
-    unable="both accounts predict it",
+    unable="all accounts predict it",
 )
 def key_token_gain(models: Models) -> dict[str, Observed]:
     require_differential(models)
@@ -72,7 +73,7 @@ def key_token_gain(models: Models) -> dict[str, Observed]:
     predictions={"NC": {"share": ABOVE}, "SP": {"share": ABOVE}},
     needs="pair",
     limits=ONE_PAIR,
-    unable="both accounts predict it, and more heads look at other things",
+    unable="all accounts predict it, and more heads look at other things",
 )
 def key_token_gain_pair(pair: Pair) -> dict[str, Observed]:
     return contrast(pair, answer_mass, apart=("share",))
@@ -97,7 +98,7 @@ def key_token_gain_pair(pair: Pair) -> dict[str, Observed]:
     needs="cohort",
     limits="Standard attention has twice as many heads as DIFF, and double width as many. Raw, D sums to 1 − λ and is below A1 "
     "wherever A2 is above 0.",
-    unable="both accounts predict it, and heads that do not answer count as much as those that do",
+    unable="all accounts predict it, and heads that do not answer count as much as those that do",
 )
 def allocation(cohort: xr.Dataset) -> dict[str, Observed]:
     if not {f"alike_{name}" for name in OF_COHORT} <= set(cohort.data_vars):
