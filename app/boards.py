@@ -13,6 +13,7 @@ from sources import own_prompts, written
 from diffscope.errors import DiffscopeError, PromptError
 from diffscope.hypotheses import TESTS, Settings, Verdict, gather, run
 from diffscope.hypotheses.api import with_own
+from diffscope.hypotheses.weights import KNOCK_OUT, Weights
 from diffscope.scope import Scope, load
 
 MOST_PROMPTS = 200
@@ -28,6 +29,8 @@ class Choices:
         A model and the standard one that it is compared with, or the folder of a cohort.
     prompts, length, untrained : int
         As of :class:`diffscope.hypotheses.Settings`.
+    weights : {"knock-out", "a2", "answer"}
+        As of :class:`diffscope.hypotheses.Settings`.
     own : GivenFile, optional
         A file with prompts.
     tests : tuple of str
@@ -40,6 +43,7 @@ class Choices:
     prompts: int
     length: int
     untrained: int
+    weights: Weights
     own: GivenFile | None
     tests: tuple[str, ...]
 
@@ -47,7 +51,7 @@ class Choices:
     def key(self) -> tuple:
         """What results depend on; a model or cohort that was written again is another one."""
         named = (self.model, self.beside, self.cohort)
-        return (*named, *map(written, named), self.prompts, self.length, self.untrained, self.own and self.own.key)
+        return (*named, *map(written, named), self.prompts, self.length, self.untrained, self.weights, self.own and self.own.key)
 
     @property
     def names(self) -> list[str]:
@@ -67,7 +71,7 @@ class Choices:
 
     def settings(self) -> Settings:
         """The prompts, and how much is spent on them."""
-        settings = Settings(prompts=self.prompts, length=self.length, untrained=self.untrained)
+        settings = Settings(prompts=self.prompts, length=self.length, untrained=self.untrained, weights=self.weights)
         if self.own is None:
             return settings
         own = own_prompts(self.own.name, self.own.content)
@@ -79,6 +83,7 @@ class Choices:
         """Python that gives the board."""
         named = {"model": called(self.model), "baseline": self.beside, "cohort": self.cohort, "own": self.own and self.own.name}
         amount = {"prompts": self.prompts, "length": self.length, "untrained": self.untrained}
+        amount |= {} if self.weights == KNOCK_OUT else {"weights": self.weights}
         options = {name: value for name, value in named.items() if value} | amount
         words = ", ".join(f"{name}={value!r}" for name, value in options.items())
         return f"import diffscope\n\nboard = diffscope.hypotheses.test({words})\n"

@@ -91,7 +91,7 @@ def _judged(verdicts: Sequence[Verdict]) -> str:
     for verdict in verdicts:
         judged = [_of_rule(verdict, name) for name in verdict.estimates if name in {*verdict.corrected, *verdict.test.asks}]
         words = tuple(verdict.verdicts.values()) or (numbers.ABSENT,) * len(ACCOUNTS)
-        there = (verdict.test.of, verdict.cost or numbers.ABSENT) if verdict.verdicts else (verdict.shown, numbers.ABSENT)
+        there = (verdict.of, verdict.cost or numbers.ABSENT) if verdict.verdicts else (verdict.shown, numbers.ABSENT)
         end = (*words, *((numbers.plain(verdict.p, 2),) if once else ()), *there)
         first, *others = judged or [(numbers.ABSENT,) * (len(header) - 1 - len(end))]
         rows += [

@@ -23,6 +23,7 @@ from diffscope.hypotheses import TESTS, lacking, report, summary
 from diffscope.hypotheses.api import steps_of
 from diffscope.hypotheses.conclusion import by_word, of_kind, together
 from diffscope.hypotheses.declared import KINDS
+from diffscope.hypotheses.weights import A2, ANSWER, KNOCK_OUT
 
 MODEL = "the model"
 COHORT = "a trained cohort"
@@ -36,6 +37,11 @@ OF_KIND = {
     "primary": "what a study of many trainings is decided by; fixed before its data",
     "mechanism": "what an account says of how it comes about; a row opens where it stands",
     "measurement": "shown without a verdict: no account predicts them, or they cannot tell accounts apart",
+}
+COUNT = {  # what heads count with, in the words of the choice
+    KNOCK_OUT: "what the answer loses without them",
+    A2: "what it loses without their A2",
+    ANSWER: "A1's mass on the answer",
 }
 ARMS = {
     "answers": "answers",
@@ -88,10 +94,18 @@ def choose_subject(kind: str) -> Choices | None:
             **kept_value("hypotheses-untrained", 24),
             help="Models of random weights that a trained one is compared with.",
         )
+        weights = st.selectbox(
+            "Heads count with",
+            list(COUNT),
+            **kept_option("hypotheses-weights", list(COUNT)),
+            format_func=COUNT.get,
+            help="A mean over heads says little of heads that do nothing: by default heads count with what the answer loses "
+            "without them. By layer, and by A1's mass on the answer, the numbers stand beside.",
+        )
         tests = st.multiselect("Tests", list(TESTS), **kept("hypotheses-tests"), placeholder="all of them")
     if not model and not cohort:
         return None
-    return Choices(model, beside, cohort, int(prompts), int(length), int(untrained), own, tuple(tests))
+    return Choices(model, beside, cohort, int(prompts), int(length), int(untrained), weights, own, tuple(tests))
 
 
 def _comparable(card: dict, of: dict) -> bool:

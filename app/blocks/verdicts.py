@@ -77,7 +77,7 @@ def _say_where(verdict) -> None:
     if verdict is None or not verdict.verdicts:
         return
     cost = f" · What A2 costs there: {verdict.cost}" if verdict.cost else ""
-    st.caption(plain(f"Of {verdict.test.of}{cost}"))
+    st.caption(plain(f"Of {verdict.of}{cost}"))
 
 
 def _p(verdict) -> str:
@@ -147,7 +147,7 @@ def show_details(test, verdict=None, code: str = "", plot: bool = True) -> None:
     """What was declared of a test, what came of it, and where its question is from; parameters as of :func:`show_test`."""
     measured = verdict is not None and bool(verdict.estimates)
     _say("Name", test.id)
-    _say("Method", test.statistic)
+    _say("Method", test.statistic if verdict is None else verdict.statistic)
     _say("Control", "; ".join(test.controls))
     if measured and plot:
         show_estimates([verdict], key=f"test-{test.id}")
@@ -187,7 +187,9 @@ def show_numbers(verdict, code: str = "") -> None:
         if estimate.layers
     ]
     if layers:
-        st.caption("by attention layer, counted from 0 at the input; mean over prompts, heads and seeds (not judged)")
+        st.caption(
+            "by attention layer, counted from 0 at the input; mean over prompts, heads as they count, and seeds (not judged)"
+        )
         st.dataframe(pd.DataFrame(layers), hide_index=True, height=36 + 28 * len(layers), row_height=28)
     id = verdict.test.id
     figure = partial(figures.board, [verdict])

@@ -16,6 +16,7 @@ from diffscope.errors import DiffscopeError, PromptError
 from diffscope.fields import ANY, FLAG, TEXT, Kind, check_fields, finite, listed, maybe, one_of, shown, whole
 
 LEAST_SUM = 1e-3
+SCATTERED = 1e4  # so many times a draw around the unit interval
 TENSOR = Kind(
     "a tensor of finite numbers", lambda x: isinstance(x, Tensor) and x.is_floating_point() and bool(x.float().isfinite().all())
 )
@@ -283,6 +284,28 @@ class Reshape(Change):
                 "choose normalise_d(by='absolute'), or other layers"
             )
         return torch.where(acts, d / torch.where(total == 0, 1.0, total), d)
+
+
+@dataclass(frozen=True)
+class ScatterNegatives(Change):
+    """Each row gains what its negative weights lack to 0, but at keys drawn at random: the control of a positive D.
+
+    The draw of a query is the same for all heads and whatever other rows there are.
+    """
+
+    takes = {"seed": whole(0)}
+
+    heads: tuple[int, ...]
+    seed: int
+
+    def difference(self, at: At, d: Tensor) -> Tensor:
+        keys, device = at.layer.n_keys, d.device
+        of_keys, of_queries = (key_noise(self.seed + more, at.layer.layer, keys).abs().to(device) for more in (0, 1))
+        draws = (of_keys * (1 + of_queries[at.positions, None]) * SCATTERED).frac()  # (query, key), as good as independent
+        source = draws.masked_fill(~at.visible, 2.0).argsort(-1)  # visible keys in random order
+        place = (~at.visible).to(torch.int8).argsort(dim=-1, stable=True)  # visible keys as they stand
+        lacking = (-d).clamp_min(0).gather(-1, source.expand_as(d))  # (head, query, key)
+        return torch.where(chosen(self.heads, at), d + torch.zeros_like(d).scatter(-1, place.expand_as(d), lacking), d)
 
 
 @dataclass(frozen=True)

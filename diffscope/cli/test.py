@@ -42,6 +42,13 @@ Length = Annotated[int, typer.Option(min=64, help="Tokens a prompt.")]
 Untrained = Annotated[int, typer.Option(min=3, help="Models of random weights that a trained one is compared with.")]
 Template = Annotated[str | None, typer.Option(metavar="TEXT", help="The needle sentence; without, what was trained on.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of prompts and untrained models.")]
+Weights = Annotated[
+    str,
+    typer.Option(
+        metavar="knock-out|a2|answer",
+        help="What heads count with: the answer's loss without each, or without its A2; A1's mass on it.",
+    ),
+]
 Out = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Keep the board: .md, .html, .json; as a table .tex, .parquet, .csv.")
 ]
@@ -68,6 +75,7 @@ def command(
     untrained: Untrained = 24,
     template: Template = None,
     seed: Seed = 50_000,
+    weights: Weights = "knock-out",
     device: Device = None,
     dtype: Dtype = None,
     out: Out = None,
@@ -94,7 +102,7 @@ def command(
     if out is not None:
         check_out(out)
     count, own = read_prompts_option(prompts, 10)
-    chosen_settings = Settings(prompts=count, length=length, seed=seed, template=template, untrained=untrained)
+    chosen_settings = Settings(prompts=count, length=length, seed=seed, template=template, untrained=untrained, weights=weights)
     with counting("testing", unit="%") as progress:
         subjects = gather(
             model or [],

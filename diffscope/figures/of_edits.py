@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 SCORES = {"log_odds": "log-odds of the answer", "loss": "loss of the text", "exact": "share of exact answers"}
 TAKEN = {"head": "the output of one head", "A2": "the second map of one head (λ = 0)"}
+ALL = "all"  # heads of a layer
 UNEDITED = ", unedited"  # behind the name of a model
 
 
@@ -118,8 +119,9 @@ def ablation(
 ) -> Figure:
     """What each head is worth: how the answer's log-odds change when it alone is taken away, as cells by layer and head.
 
-    Every cell is a mean over prompts, in nats, with one standard error below it. Panels are named by the model, with the change
-    that taking all heads of these layers away makes. Heads that stand in for each other cost little one by one.
+    Every cell is a mean over prompts, in nats, with one standard error below it; the last of a layer is of all its heads at once.
+    Panels are named by the model, with the change that taking all heads of these layers away makes. Heads that stand in for each
+    other cost little one by one.
 
     Parameters
     ----------
@@ -131,7 +133,7 @@ def ablation(
     Returns
     -------
     Figure
-        ``value`` and ``error`` (panel, y, x): y layers, x heads.
+        ``value`` and ``error`` (panel, y, x): y layers, x heads, and all of the layer.
 
     Raises
     ------
@@ -144,12 +146,13 @@ def ablation(
     >>> from diffscope import figures, readings, tasks
     >>> reading = readings.ablations(diffscope.load("mini-diff"), tasks.examples()[:2], layers=[0, 1])
     >>> figures.ablation(reading)
-    <diffscope figure 'ablation' of value, error (panel: 1, y: 2, x: 2)>
+    <diffscope figure 'ablation' of value, error (panel: 1, y: 2, x: 3)>
     """
     estimates = estimates_of(subject, "everything", "diffscope.readings.ablations(scope, prompts)")
     named = {f"{name} ({_everything(table)})": table for name, table in estimates.items()}
-    values = together({name: table["change"] for name, table in named.items()})
-    errors = [table["change_se"] for table in named.values()]
+    most = max(table.sizes["head"] for table in named.values())
+    values = together({name: _with_layers(table, "", most) for name, table in named.items()})
+    errors = [_with_layers(table, "_se", most) for table in named.values()]
     error = xr.concat(errors, values["model"], coords="minimal", compat="override", join="outer")
     values = values.assign_attrs(long_name="change of log-odds", units="nats")
     figure = cells(values, panels="model", error=error, venue=venue, wide=wide, width=width, title=title)
@@ -160,6 +163,13 @@ def ablation(
         f"Change of the answer's log-odds against its distractors without {whats}, mean over prompts (n = {prompts}){within}."
     )
     return drawn("ablation", figure, caption, model=", ".join(estimates), what=whats, prompts=prompts)
+
+
+def _with_layers(estimates: xr.Dataset, end: str, most: int) -> xr.DataArray:
+    """Changes of each of so many heads, or their errors, and after them those of all heads of the layer, (layer, head)."""
+    heads = estimates[f"change{end}"].transpose("layer", "head").reindex(head=range(most))
+    heads = heads.assign_coords(head=[str(head) for head in heads["head"].values])
+    return xr.concat([heads, estimates[f"layer_change{end}"].expand_dims(head=[ALL])], "head").transpose("layer", "head")
 
 
 def _of_score(estimates: Mapping[str, xr.Dataset], name: str) -> xr.Dataset:

@@ -146,13 +146,13 @@ def _rejection(subject: Study, arms: Chosen, look: dict[str, Any]) -> Drawn:
             "σ": float(row["quantity"].removeprefix(REJECTION).partition(" ")[0].rstrip(",")),
         }
         for row in subject.described
-        if row["quantity"].startswith(REJECTION)
+        if row["quantity"].startswith(REJECTION) and ";" not in row["quantity"]  # the second view stands in tables
     ]
     values, _ = _labelled(_rows(rows, arms, "rejection", MAIN[:1]), ("arm", "of", "σ"))
     words = {"long_name": "common-mode rejection", "units": "dB"}
     axes = {"x": "σ", "series": "of", "panels": "arm", "log": "x", "references": {"none, or none above": 0.0}}
     figure = _curves(values.sortby("σ"), words, **axes, **look)
-    noise = "by the strength σ of the noise in the scores of both maps, heads weighted by A1's mass on the answer"
+    noise = "by the strength σ of the noise in the scores of both maps, heads weighted by what they cost the answer"
     return figure, f"Common-mode rejection on irrelevant tokens {noise}. {INTERVALS}. {DESCRIBED}"
 
 

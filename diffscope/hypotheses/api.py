@@ -22,6 +22,7 @@ from diffscope.hypotheses.kept import KeptModels
 from diffscope.hypotheses.progress import Job
 from diffscope.hypotheses.subjects import UNTRAINED, Models, Pair, Progress, Settings
 from diffscope.hypotheses.verdicts import Board, Verdict
+from diffscope.hypotheses.weights import KNOCK_OUT, Weights
 from diffscope.lab.standing import Standing, standing
 from diffscope.lab.training.cohort import DATASET, open_dataset
 from diffscope.lab.training.run_folder import WEIGHTS
@@ -53,6 +54,7 @@ def test(
     template: str | None = None,
     untrained: int = UNTRAINED,
     own: str | Path | Sequence[TextPrompt] | None = None,
+    weights: Weights = KNOCK_OUT,
     progress: Progress | None = None,
 ) -> Board:
     """Test hypotheses of how differential attention works, and judge them by the rules they declared.
@@ -80,6 +82,8 @@ def test(
     own : path, or sequence of TextPrompt, optional
         A person's own prompts in place of retrieval prompts, as :func:`diffscope.tasks.read_prompts` reads them from a file; each
         has an answer, and a span ``answer`` where its text states it.
+    weights : {"knock-out", "a2", "answer"}
+        What heads count with: what the answer loses without each, without A2 of each, or A1's mass on the answer.
     progress : callable, optional
         Called with (done, 100, words) of the whole run; it never goes back.
 
@@ -94,7 +98,7 @@ def test(
         There is no such test, no such model, or nothing to test.
     """
     needs = {declared.needs for declared in chosen(tests)}
-    settings = Settings(prompts, length, needles, seed, template, untrained)
+    settings = Settings(prompts, length, needles, seed, template, untrained, weights=weights)
     if own is not None:
         settings = with_own(settings, read_prompts(own) if isinstance(own, str | Path) else own)
     subjects = gather(_several(model), _several(baseline), cohort, seeds=seeds, needs=needs, settings=settings, progress=progress)
@@ -238,7 +242,7 @@ def gather(
     if cohort is not None:
         dataset = with_evidence(_only(open_cohort(Path(cohort)), seeds), Path(cohort))
         template = json.loads(dataset.attrs["recipe"])["grid"]["template"]
-        kept = None if models else kept_models(Path(cohort), dataset)
+        kept = None if models else kept_models(Path(cohort), dataset, settings.weights)
         if kept is not None:
             model, pair, series = kept
             return Subjects([str(cohort)], settings, model, dataset, pair, series, Job(progress))

@@ -17,6 +17,7 @@ from diffscope.hypotheses.rules import MEASURED, Cost, Declared, Missing, Observ
 from diffscope.hypotheses.subjects import Models, Pair, Progress
 from diffscope.hypotheses.verdicts import Board, Verdict, sentence
 
+PARTS = ("values", "untrained", "heads", "weights", "answering", "by_answer")  # of what is observed, by seed
 A2_COST = "a2_cost"  # what a subject calls the cost of its second maps, and a cohort's dataset, (arm, seed), in nats
 Subject = Models | Pair | Sequence[Models] | xr.Dataset
 
@@ -163,7 +164,7 @@ def over_trainings(observe: Observer, trainings: Sequence[Models]) -> dict[str, 
     joined = {}
     for name in observed[0]:
         parts = [quantities[name] for quantities in observed]
-        arrays = {part: [getattr(of, part) for of in parts] for part in ("values", "untrained", "heads", "weights")}
+        arrays = {part: [getattr(of, part) for of in parts] for part in PARTS}
         whole = {part: None if any(of is None for of in each) else np.concatenate(each) for part, each in arrays.items()}
         seeds = [seed for of in parts for seed in of.seeds]
         notes = dict.fromkeys(filter(None, (note, *(of.note for of in parts))))

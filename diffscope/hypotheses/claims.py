@@ -100,7 +100,7 @@ class Measured:
     ----------
     bearing : Bearing
     estimate : Estimate or None
-        None where the test could not run; `why` says what it needs.
+        None where the test could not run, or its value is undefined and there is no second view; `why` says what it needs.
     answer : str
     board : str
         Which board it is of.
@@ -156,6 +156,7 @@ def compare(claims: Sequence[Claim], boards: Mapping[str, Sequence[Verdict]]) ->
 
 def _measured(bearing: Bearing, boards: Mapping[str, Sequence[Verdict]]) -> Measured:
     whys = []
+    by_answer = None  # the first view is undefined, and the second is not
     for name, board in boards.items():
         for verdict in board:
             estimate = verdict.estimates.get(bearing.quantity) if verdict.test.id == bearing.test else None
@@ -163,7 +164,8 @@ def _measured(bearing: Bearing, boards: Mapping[str, Sequence[Verdict]]) -> Meas
                 return Measured(bearing, estimate, answered(bearing, estimate), name)
             if verdict.test.id == bearing.test:
                 whys.append(verdict.shown if estimate is None else estimate.why or "it has no interval")
-    return Measured(bearing, None, NOT_MEASURED, why=whys[0] if whys else f"{bearing.test} was not run")
+                by_answer = estimate if estimate is not None and estimate.by_answer else by_answer
+    return Measured(bearing, by_answer, NOT_MEASURED, why=whys[0] if whys else f"{bearing.test} was not run")
 
 
 def answered(bearing: Bearing, estimate: Estimate) -> str:

@@ -7,10 +7,13 @@ from pathlib import Path
 import numpy as np
 import xarray as xr
 
+from diffscope.hypotheses.a2_cost import WHOLE
 from diffscope.hypotheses.arms import formed
+from diffscope.hypotheses.evidence.at_end import A2_LOST
 from diffscope.hypotheses.evidence.of_run import EVIDENCE, keep_evidence, open_evidence
 from diffscope.hypotheses.kept import KeptModels, for_cohort, kept_of, open_kept
 from diffscope.hypotheses.subjects import Pair
+from diffscope.hypotheses.weights import KNOCK_OUT, Weights
 from diffscope.lab.training.recipe import Recipe
 from diffscope.tasks.retrieval import TEMPLATE
 
@@ -29,7 +32,9 @@ def with_evidence(cohort: xr.Dataset, folder: Path) -> xr.Dataset:
         for seed in cohort["seed"].values
         if (path := folder / str(arm) / f"seed-{seed}" / EVIDENCE).is_file()
     }
-    runs = {name: for_cohort(dataset) for name, dataset in opened.items()}
+    known = all(A2_LOST in dataset["end_quantity"] for dataset in opened.values() if dataset.attrs["differential"])
+    of = "A2" if known else WHOLE
+    runs = {name: for_cohort(dataset, of) for name, dataset in opened.items()}
     if not runs:
         return cohort
     missing = xr.full_like(next(iter(runs.values())), np.nan)
@@ -38,20 +43,23 @@ def with_evidence(cohort: xr.Dataset, folder: Path) -> xr.Dataset:
         for arm in cohort["arm"].values
     ]
     read = xr.concat(rows, "arm", join="outer").assign_coords(arm=cohort["arm"], seed=cohort["seed"])
+    read["a2_cost"].attrs["of"] = of
     return cohort.merge(read.drop_vars([name for name in read.data_vars if name in cohort]))
 
 
-def kept_models(folder: Path, cohort: xr.Dataset) -> tuple[KeptModels, Pair | None, list[KeptModels]] | None:
+def kept_models(
+    folder: Path, cohort: xr.Dataset, weights: Weights = KNOCK_OUT
+) -> tuple[KeptModels, Pair | None, list[KeptModels]] | None:
     """A cohort's formed runs of DIFF by their evidence: their ends, beside those of standard attention, and each one's steps.
 
-    None where no formed run of DIFF has any.
+    None where no formed run of DIFF has any. Heads count with `weights`, as of :class:`~diffscope.hypotheses.kept.KeptModels`.
     """
     (alone,) = _formed(kept_of(folder, "diff"), cohort, "diff")
     if not alone:
         return None
     diff, standard = _formed(kept_of(folder, "diff", "standard"), cohort, "diff", "standard")
-    pair = Pair(open_kept(diff), open_kept(standard)) if standard else None
-    return open_kept(alone), pair, [open_kept([path], series=True) for path in alone]
+    pair = Pair(open_kept(diff, weights=weights), open_kept(standard, weights=weights)) if standard else None
+    return open_kept(alone, weights=weights), pair, [open_kept([path], True, weights) for path in alone]
 
 
 def _formed(paths: list[list[Path]], cohort: xr.Dataset, *arms: str) -> list[list[Path]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -50,12 +51,14 @@ def contrast(
         series = [_followed(tables) for tables in (trained, *rounds) if name in tables[0].values]
         values = [over_steps(np.stack([table.mean(name).values for table in tables])) for tables in series]
         heads = [table.by_head(name) for table in series[0]]
+        moved = None if heads[0] is None else over_steps(np.stack(heads).reshape(steps, -1)).reshape(1, *heads[0].shape)
+        second = [table.by_answer(name) for table in series[0]]
         observed[name] = Observed(
             values[0][None],
             np.array([value.mean() for value in values[1:]]) if values[1:] else None,
-            heads=None if heads[0] is None else over_steps(np.stack(heads).reshape(steps, -1)).reshape(1, *heads[0].shape),
-            weights=_stacked([series[0][-1].weights]),
             seeds=subject.seeds if len(subject.seeds) == 1 else (),
+            by_answer=None if second[0] is None else over_steps(np.stack([of.values for of in second]))[None],
+            **_of_heads(series[0][-1:], name, moved),
         )
     return observed
 
@@ -69,15 +72,30 @@ def beside(trained: Sequence[Table], untrained: Sequence[Table], name: str) -> O
     if heads[0] is None:
         return Observed(values, null)
     layers = np.mean([table.by_layer(name) for table in trained], 0)
-    return Observed(values, null, layers, heads=np.stack(heads), weights=_stacked([table.weights for table in trained]))
+    second = [table.by_answer(name) for table in trained]
+    by_answer = None if second[0] is None else np.stack([of.values for of in second])
+    return Observed(values, null, layers, by_answer=by_answer, **_of_heads(trained, name, np.stack(heads)))
+
+
+def _of_heads(tables: Sequence[Table], name: str, heads: np.ndarray | None) -> dict[str, Any]:
+    """What :class:`Observed` has of heads (seed, layer, head), and what they count with, if it is one mean of them."""
+    counting = [table.counting(name) for table in tables]
+    one_mean = heads is not None and (counting[0] is not None or tables[0].costs is None)
+    return {
+        "heads": heads if one_mean else None,
+        "weights": _stacked(counting) if one_mean else None,
+        "answering": _stacked([table.weights for table in tables]),
+        "weighted_by": tables[0].weighted_by if heads is not None else "",
+        "lacking": tables[0].lacks(name),
+    }
 
 
 def heads_in_words(observed: Observed, what: str) -> str:
     """What heads come to each for itself: their unweighted mean and spread, and those that answer apart from the others."""
-    if observed.heads is None or observed.weights is None or not np.isfinite(observed.heads).any():
+    if observed.heads is None or observed.answering is None or not np.isfinite(observed.heads).any():
         return ""
     values = observed.heads.ravel()
-    answers = (observed.weights > ANSWERS).ravel()
+    answers = (observed.answering > ANSWERS).ravel()
     parts = [f"unweighted mean {_mean(values):.3g}, heads {np.nanmin(values):.3g} to {np.nanmax(values):.3g}"]
     for words, chosen in (("that answer", answers), ("of the others", ~answers)):
         parts.append(f"{chosen.sum()} heads {words} {_mean(values[chosen]):.3g}")
@@ -103,8 +121,8 @@ def require_series(series: Models) -> None:
 
 
 def _followed(tables: Sequence[Table]) -> list[Table]:
-    """The tables of a series, in which the heads that answer at its end are followed from the first step on."""
-    return [replace(table, weights=tables[-1].weights) for table in tables]
+    """The tables of a series, in which the heads that count at its end are followed from the first step on."""
+    return [replace(table, weights=tables[-1].weights, costs=tables[-1].costs) for table in tables]
 
 
 def _stacked(weights: Sequence) -> np.ndarray | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +12,21 @@ import numpy as np
 import xarray as xr
 
 from diffscope.files import plain
+from diffscope.hypotheses.a2_cost import WHOLE
 from diffscope.hypotheses.arms import formed
 from diffscope.hypotheses.declared.key_tokens import OF_COHORT
+from diffscope.hypotheses.evidence.at_end import HEAD_LOST
 from diffscope.hypotheses.evidence.of_run import EVIDENCE, open_evidence
 from diffscope.hypotheses.evidence.tables import HEADS, weighted
 from diffscope.hypotheses.intervals import students_t
-from diffscope.hypotheses.kept import alike
+from diffscope.hypotheses.kept import alike, cost_by_layer, costs_of, table_of
+from diffscope.hypotheses.weights import SECOND
 
 END = "end"
 FORMED = "formed"  # the checkpoint at which the lookup circuit had
 Place = tuple[str, int | str | None, int | None]  # a quantity, its step, its layer
 
-#: quantities by layer at the end of a run, as the evidence names them; heads weighted by A1's mass on the answer
+#: quantities by layer at the end of a run, as the evidence names them; heads weighted by what they cost the answer
 BY_LAYER = {
     "shared_noise.sharing": "sharing on irrelevant tokens above the pairing control (overlap)",
     "shared_noise.kind": "sharing on the other sentences' numbers above that on the answer (overlap)",
@@ -43,6 +47,9 @@ OUTCOMES = {
     "lost_differential": "log-odds lost to opposite noise in all layers (nats)",
 }
 WHEN = "answer's share in |D|, answered right − wrong, where a head has both among as many distractors"
+BY_ANSWER = f"; {SECOND}"  # the second view
+COST = "rise of the answer's loss without {} (nats)"
+COSTS: dict[str, str] = {WHOLE: "each head of a layer, one by one, in sum", "A2": "A2 of a layer"}
 HEAD = {"mean": "rise of the answer's loss without a head, mean (nats)", "max": "the same, the head that does most (nats)"}
 
 
@@ -94,18 +101,34 @@ def of_run(evidence: xr.Dataset, checkpoints: Sequence[int], turned: float) -> d
     }
     values |= {(f"{OF_COHORT[name]}, heads alike", END, None): float(mass) for name, mass in alike(end).items()}
     values[WHEN, END, None] = _right_minus_wrong(evidence.isel(step=-1))
-    without = end["end_value"].sel(end_quantity="knock_out.loss")  # (layer, head)
+    without = end["end_value"].sel(end_quantity=HEAD_LOST, drop=True)  # (layer, head)
     values |= {(words, END, None): float(getattr(without, how)()) for how, words in HEAD.items()}
     differential = bool(evidence.attrs["differential"])
     for name, words in ((BY_LAYER if differential else {}) | OF_ANY_ARM).items():
         if name in end["quantity"]:
-            by_head = end["value"].sel(quantity=name)
-            layers = by_head.mean("head") if name in OF_ANY_ARM else weighted(by_head, end["weight"], ["head"])
-            values |= {(words, END, layer): float(value) for layer, value in enumerate(layers.values)}
+            values |= {(f"{words}{view}", END, layer): value for view, layer, value in _by_layer(name, evidence)}
     if differential:
-        values |= _of_second_map(end)
+        values |= _costs_by_layer(evidence)
+        values |= _of_second_map(end, costs_of(evidence))
         values |= _lambda_along(evidence, checkpoints, turned)
     return {place: value for place, value in values.items() if np.isfinite(value)}
+
+
+def _by_layer(name: str, evidence: xr.Dataset) -> Iterator[tuple[str, int, float]]:
+    """A quantity in each layer at the end, its heads weighted by what they cost and then by A1's mass on the answer, or alike."""
+    label, _, quantity = name.partition(".")
+    table = table_of(evidence, -1, label)
+    alike = replace(table, weights=None)
+    by_cost = replace(table, costs=costs_of(evidence))
+    views = {"": alike} if name in OF_ANY_ARM else {"": by_cost, BY_ANSWER: table}
+    for view, of in views.items():
+        yield from ((view, layer, float(value)) for layer, value in enumerate(of.by_layer(quantity)))
+
+
+def _costs_by_layer(evidence: xr.Dataset) -> dict[Place, float]:
+    """What the heads of each layer cost, and what its A2 does, where that was kept."""
+    costs = {COST.format(words): cost_by_layer(evidence, of) for of, words in COSTS.items()}
+    return {(words, END, layer): float(value) for words, of in costs.items() for layer, value in enumerate(of)}
 
 
 def _lambda_along(evidence: xr.Dataset, checkpoints: Sequence[int], turned: float) -> dict[Place, float]:
@@ -120,7 +143,7 @@ def _lambda_along(evidence: xr.Dataset, checkpoints: Sequence[int], turned: floa
     return values
 
 
-def _of_second_map(end: xr.Dataset) -> dict[Place, float]:
+def _of_second_map(end: xr.Dataset, costs: xr.DataArray) -> dict[Place, float]:
     """What A1 and A2 are made of by layer, and rejection by strength of the noise."""
     values: dict[Place, float] = {}
     for name in ("A1", "A2"):
@@ -132,7 +155,8 @@ def _of_second_map(end: xr.Dataset) -> dict[Place, float]:
         for over, words in (("", ""), ("_over_paired", ", above that with another head's A2")):
             rejection = end["end_value"].sel(end_quantity=f"noise_sweep.irrelevant_{sigma}{over}")
             key = f"common-mode rejection on irrelevant tokens, σ = {sigma}{words} (dB)"
-            values[key, END, None] = float(weighted(rejection, end["weight"], HEADS))
+            values[key, END, None] = float(weighted(rejection, costs, HEADS))
+            values[f"{key}{BY_ANSWER}", END, None] = float(weighted(rejection, end["weight"], HEADS))
     return values
 
 

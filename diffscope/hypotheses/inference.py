@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from typing import Literal
 
 import numpy as np
@@ -56,6 +56,14 @@ class Observed:
         What heads count with; by default alike within a layer, and layers alike.
     seeds : tuple of int
         What the seeds are called; by default 0, 1, 2.
+    answering : ndarray (seed, layer, head), optional
+        A1's mass on the answer in each head, which tells the heads that answer from the others.
+    by_answer : ndarray (seed, prompt), optional
+        The values with heads weighted by that, where they count with something else: the second view.
+    weighted_by : str
+        What heads count with, as :data:`diffscope.hypotheses.weights.BY` names it; empty of what has no heads.
+    lacking : str
+        Why nothing of it is defined, if that is known.
     """
 
     values: np.ndarray
@@ -67,6 +75,10 @@ class Observed:
     heads: np.ndarray | None = None
     weights: np.ndarray | None = None
     seeds: tuple[int, ...] = ()
+    answering: np.ndarray | None = None
+    by_answer: np.ndarray | None = None
+    weighted_by: str = ""
+    lacking: str = ""
 
 
 @dataclass(frozen=True)
@@ -120,6 +132,11 @@ class Estimate:
         Share of the values that were undefined and are left out.
     without : tuple of LeftOut
         The estimate without each seed, and without heads.
+    weighted_by : str
+        What heads count with, as :data:`diffscope.hypotheses.weights.BY` names it; empty of what has no heads.
+    by_answer : tuple of float
+        The value and the ends of its interval with heads weighted by A1's mass on the answer, where they count with something
+        else: the second view, not judged.
     """
 
     value: float
@@ -139,6 +156,8 @@ class Estimate:
     interval: str = ""
     undefined: float = 0.0
     without: tuple[LeftOut, ...] = ()
+    weighted_by: str = ""
+    by_answer: tuple[float, ...] = ()
 
     @property
     def least_p(self) -> float:
@@ -150,12 +169,14 @@ class Estimate:
         """From a JSON object with its fields, and perhaps others; null is NaN."""
         values = _of_fields(cls, row)
         without = tuple(LeftOut(**_of_fields(LeftOut, left)) for left in row["without"])
-        layers = tuple(math.nan if layer is None else layer for layer in row["layers"])
-        return cls(**{**values, "layers": layers, "without": without})
+        lists = {name: tuple(math.nan if x is None else x for x in row.get(name, ())) for name in ("layers", "by_answer")}
+        return cls(**{**values, **lists, "without": without})
 
 
 def _of_fields(cls: type, row: Mapping) -> dict:
-    return {field.name: math.nan if row[field.name] is None else row[field.name] for field in fields(cls)}
+    """The fields that a row has: what was written before there were others lacks them."""
+    names = [field.name for field in fields(cls) if field.name in row or field.default is MISSING]
+    return {name: math.nan if row[name] is None else row[name] for name in names}
 
 
 def estimate(observed: Observed, seed: int = 0, *, leave_out: bool = True) -> Estimate:
@@ -169,9 +190,18 @@ def estimate(observed: Observed, seed: int = 0, *, leave_out: bool = True) -> Es
       of fewer seeds, it is the interval's t); of one seed it is of the signs of prompts.
     """
     observed = _in_octaves(observed) if observed.average == "geometric" else observed
+    by_answer = _by_answer(observed, seed)
     observed = _defined(observed)
-    whole = _estimate(observed, seed)
+    whole = replace(_estimate(observed, seed), by_answer=by_answer)
     return replace(whole, without=_without(observed, whole)) if leave_out and not whole.why else whole
+
+
+def _by_answer(observed: Observed, seed: int) -> tuple[float, ...]:
+    """The second view's value and interval, of the same seeds and prompts; none without one."""
+    if observed.by_answer is None:
+        return ()
+    second = _estimate(_defined(replace(observed, values=observed.by_answer, by_answer=None, untrained=None, layers=None)), seed)
+    return float(second.value), float(second.low), float(second.high)
 
 
 def as_estimate(observed: Observed | Estimate, seed: int = 0) -> Estimate:
@@ -196,7 +226,7 @@ def _defined(observed: Observed) -> Observed:
     names = np.array(observed.seeds or range(len(values)))[kept]
     parts = {
         name: None if (of := getattr(observed, name)) is None else np.asarray(of, dtype=float)[kept]
-        for name in ("heads", "weights")
+        for name in ("heads", "weights", "answering")
     }
     untrained = observed.untrained
     if untrained is not None:
@@ -223,7 +253,7 @@ def _estimate(observed: Observed, seed: int) -> Estimate:
     seeds, prompts = values.shape
     counts = {"prompts": prompts, "seeds": seeds, "untrained": 0 if untrained is None else len(untrained)}
     if (seeds == 1 and prompts < 2) or prompts == 0:
-        return _undefined("fewer than two prompts or seeds have a value", **counts)
+        return _undefined(observed.lacking or "fewer than two prompts or seeds have a value", **counts)
     if untrained is not None and len(untrained) < 3:
         return _undefined("fewer than three untrained models have a value", **counts)
     middle = np.median if observed.average == "median" else np.mean
@@ -259,6 +289,7 @@ def _estimate(observed: Observed, seed: int) -> Estimate:
         p_t=p_t,
         interval=over,
         undefined=undefined,
+        weighted_by=observed.weighted_by,
     )
 
 

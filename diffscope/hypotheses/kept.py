@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import xarray as xr
+from scipy import special
 
 from diffscope.errors import DiffscopeError
+from diffscope.hypotheses.a2_cost import WHOLE, A2Cost
+from diffscope.hypotheses.evidence.at_end import A2_LOST, A2_OF_LAYER, HEAD_LOST
 from diffscope.hypotheses.evidence.of_run import EVIDENCE, open_evidence
-from diffscope.hypotheses.evidence.quantities import label_of
+from diffscope.hypotheses.evidence.quantities import DIFFERENCES, RATIOS, a1_mass, label_of
 from diffscope.hypotheses.evidence.tables import HEADS, Table, weighted
 from diffscope.hypotheses.inference import Observed
+from diffscope.hypotheses.intervals import LEVEL, students_t
 from diffscope.hypotheses.rules import Missing
 from diffscope.hypotheses.subjects import Read, Take
+from diffscope.hypotheses.weights import A2, ANSWER, KNOCK_OUT, Weights
 
 REJECTION = "rejected_noise.over_paired"
 NOT_KEPT = "the models themselves, since the evidence that was kept of runs does not hold it"
+A2_NOT_KEPT = "what A2 of each head costs, which the evidence that was kept of runs does not hold; weight heads by knock-out"
 #: masses in D by name, as the evidence calls them; of standard attention in its one map
 ALIKE = {
     "share": "answer_mass.share",
@@ -45,11 +52,14 @@ class KeptModels:
     names : sequence of str
     series : bool
         Whether the steps of one run are asked for, in place of the ends of several.
+    weights : {"knock-out", "a2", "answer"}
+        What heads count with, as of :class:`diffscope.hypotheses.subjects.Settings`: what they cost at the end of the run.
     """
 
     evidence: Sequence[xr.Dataset]
     names: Sequence[str]
     series: bool = False
+    weights: Weights = KNOCK_OUT
 
     scopes = ()
     prompts_are = "nested"  # each run has its own
@@ -114,15 +124,91 @@ class KeptModels:
         label = label_of(quantities)
         if label is None:
             raise Missing(NOT_KEPT)
-        trained = [_table(dataset, step, label).apart(apart) for dataset, step in places]
+        costs = [self._costs(dataset) for dataset, _ in places]
+        trained = [
+            replace(table_of(dataset, step, label), costs=cost, weighted_by=self.weights).apart(apart)
+            for (dataset, step), cost in zip(places, costs)
+        ]
         count = self.evidence[0].sizes["untrained"]
         moved = self.series and take is None  # another untrained model at each step, as of models that are open
-        order = [((index + moved * number) % count, place) for index in range(count) for number, place in enumerate(places)]
-        untrained = [_null(dataset, step, index, label) for index, (dataset, step) in order]
+        order = [((index + moved * number) % count, number) for index in range(count) for number in range(len(places))]
+        untrained = [_null(*places[number], index, label, costs[number]) for index, number in order]
         return trained, untrained
 
+    def _costs(self, dataset: xr.Dataset) -> xr.DataArray | None:
+        """What heads count with, (layer, head) in nats; None by A1's mass on the answer.
 
-def _table(dataset: xr.Dataset, step: int, kept_as: str) -> Table:
+        Raises
+        ------
+        Missing
+            It was not kept, or no head costs anything.
+        """
+        if self.weights == ANSWER:
+            return None
+        a2 = self.weights == A2 and bool(dataset.attrs["differential"])
+        costs = at_end_of(dataset, A2_LOST if a2 else HEAD_LOST)
+        if costs is None:
+            raise Missing(A2_NOT_KEPT)
+        if not float(costs.clip(min=0).sum()) > 0:
+            raise Missing(f"a run that loses something without {'A2 of ' if a2 else ''}one of its heads, to weight them by it")
+        return costs.clip(min=0)
+
+    @cached_property
+    def a2_cost(self) -> A2Cost | None:
+        """What the second map costs the answer in the heads that count at the end, as they count; None without a second map.
+
+        Of whole heads if what A2 alone costs was not kept. The interval is over seeds; of one run over its prompts, the errors of
+        heads taken to go together.
+        """
+        if not self.differential:
+            return None
+        known = [at_end_of(dataset, A2_LOST) for dataset in self.evidence]
+        of: Literal["A2", "whole heads"] = "A2" if all(cost is not None for cost in known) else WHOLE
+        name = A2_LOST if of == "A2" else HEAD_LOST
+        heads = [at_end_of(dataset, name) for dataset in self.evidence]
+        counting = [_counting(dataset, self._costs(dataset)) for dataset in self.evidence]
+        values = np.array([float((cost * share).sum()) for cost, share in zip(heads, counting)])
+        if len(values) > 1:
+            low, high = students_t(values)[0]
+        else:
+            prompts = json.loads(self.asked[0])["few"]
+            error = float((at_end_of(self.evidence[0], name, "end_error") * counting[0]).sum())
+            reach = float(special.stdtrit(prompts - 1, 1 - LEVEL / 2)) * error
+            low, high = values[0] - reach, values[0] + reach
+        layers = np.mean([cost_by_layer(dataset, of) for dataset in self.evidence], 0)
+        return A2Cost(float(values.mean()), float(low), float(high), of, tuple(layers.tolist()))
+
+
+def at_end_of(dataset: xr.Dataset, name: str, variable: str = "end_value") -> xr.DataArray | None:
+    """What was taken of heads at the end of a run, (layer, head), mean over numbers of distractors; None if it was not kept."""
+    if name not in dataset["end_quantity"]:
+        return None
+    return dataset[variable].sel(end_quantity=name, drop=True).mean("distractors").transpose(*HEADS)
+
+
+def costs_of(dataset: xr.Dataset) -> xr.DataArray:
+    """What the loss of each head costs the answer at the end of a run, (layer, head) in nats; 0 of what costs nothing."""
+    lost = dataset["end_value"].sel(end_quantity=HEAD_LOST, drop=True)
+    return lost.mean("distractors").transpose(*HEADS).clip(min=0)
+
+
+def _counting(dataset: xr.Dataset, costs: xr.DataArray | None) -> xr.DataArray:
+    """The share of each head in what heads count with at the end, (layer, head); without costs A1's mass on the answer."""
+    weights = dataset["weight"].isel(step=-1).mean("distractors") if costs is None else costs
+    return weights / weights.sum()
+
+
+def cost_by_layer(dataset: xr.Dataset, of: str) -> np.ndarray:
+    """What A2 of each layer costs at once, or the sum of what its heads cost, (layer,) in nats; NaN if it was not kept."""
+    if of == WHOLE:
+        return dataset["end_value"].sel(end_quantity=HEAD_LOST).mean("distractors").sum("head").values
+    if at_end_of(dataset, A2_LOST) is None:
+        return np.full(dataset.sizes["layer"], np.nan)
+    end = dataset["outcome"].isel(step=-1).mean("distractors")
+    return np.array([float(end.sel(measure=A2_OF_LAYER.format(layer))) for layer in range(dataset.sizes["layer"])])
+
+
+def table_of(dataset: xr.Dataset, step: int, kept_as: str) -> Table:
     """The quantities of one model at one step, mean over numbers of distractors."""
     at = dataset.isel(step=step).mean("distractors")
     places = [("value", "quantity"), ("outcome", "measure")]
@@ -135,12 +221,30 @@ def _table(dataset: xr.Dataset, step: int, kept_as: str) -> Table:
     }
     if not values:
         raise Missing(NOT_KEPT)
-    return Table(values, at["weight"])
+    over = {name: _mass_of_a1(at, span) for name, span in RATIOS.get(kept_as, {}).items()}
+    return Table(values, at["weight"], over=over, differences=DIFFERENCES.get(kept_as, {}))
 
 
-def _null(dataset: xr.Dataset, step: int, index: int, kept_as: str) -> Table:
-    """The same of an untrained model; what was not taken of untrained models is left out."""
-    at = dataset["null"].isel(step=step, untrained=index).mean("distractors")
+def _mass_of_a1(at: xr.Dataset, span: str) -> xr.DataArray | None:
+    """A1's mass on a key set, (layer, head); None if it was not kept."""
+    if span == "answer":
+        return at["weight"]
+    name = f"{label_of(a1_mass)}.{span}"
+    return at["value"].sel(quantity=name, drop=True) if name in at["quantity"] else None
+
+
+def _null(dataset: xr.Dataset, step: int, index: int, kept_as: str, costs: xr.DataArray | None) -> Table:
+    """The same of an untrained model; what was not taken of untrained models is left out.
+
+    Its heads count as those of the trained model in their layer, if its layers were kept, and else there is nothing of it.
+    """
+    name = "null" if costs is None else "null_by_layer"
+    if name not in dataset:
+        return Table({})
+    at = dataset[name].isel(step=step, untrained=index).mean("distractors")
+    if costs is not None:
+        layers = weighted(at.expand_dims("head"), costs.sum("head").expand_dims("head"), HEADS)
+        at = layers.assign_coords(quantity=at["quantity"])
     arrays = {name: at.sel(quantity=label, drop=True) for label, name in _labels(dataset["quantity"], kept_as)}
     return Table({name: array.expand_dims("prompt") for name, array in arrays.items() if array.notnull()})
 
@@ -150,22 +254,37 @@ def _labels(names: xr.DataArray, kept_as: str) -> list[tuple[str, str]]:
     return [(str(label), str(label).partition(".")[2]) for label in names.values if str(label).startswith(f"{kept_as}.")]
 
 
-def for_cohort(evidence: xr.Dataset) -> xr.Dataset:
+def for_cohort(evidence: xr.Dataset, of: str = WHOLE) -> xr.Dataset:
     """What the tests of a cohort read of one run's evidence, at its end.
+
+    Parameters
+    ----------
+    evidence : Dataset
+    of : {"A2", "whole heads"}
+        What ``a2_cost`` is of.
 
     Returns
     -------
     Dataset
         ``cmrr_over_paired``, in dB: common-mode rejection by injection on irrelevant tokens above that with another head's A2,
-        heads weighted by A1's mass on the answer; ``cmrr_over_paired_by_head`` and ``answer_mass`` (layer, head). The first two
-        are NaN of standard attention. And what :func:`alike` gives, as ``alike_NAME``.
+        heads weighted by A1's mass on the answer; ``cmrr_over_paired_by_cost``, the same weighted by what heads cost;
+        ``cmrr_over_paired_by_head`` and ``answer_mass`` (layer, head); ``a2_cost``, what A2 costs in the heads that answer, in
+        nats. All but the mass are NaN of standard attention. And what :func:`alike` gives, as ``alike_NAME``.
     """
     at = evidence.isel(step=-1, drop=True).mean("distractors")
     at = at.assign_coords(layer=range(at.sizes["layer"]), head=range(at.sizes["head"]))  # arms differ in their heads
     nothing = xr.full_like(at["weight"], np.nan)
     of_heads = at["value"].sel(quantity=REJECTION, drop=True) if REJECTION in evidence["quantity"] else nothing
     rejection = weighted(of_heads, at["weight"], HEADS)
-    read = {"cmrr_over_paired": rejection, "cmrr_over_paired_by_head": of_heads, "answer_mass": at["weight"]}
+    by_cost = weighted(of_heads, costs_of(evidence), HEADS)
+    lost = at_end_of(evidence, A2_LOST if of == "A2" else HEAD_LOST) if evidence.attrs["differential"] else nothing
+    read = {
+        "cmrr_over_paired": rejection,
+        "cmrr_over_paired_by_cost": by_cost,
+        "cmrr_over_paired_by_head": of_heads,
+        "answer_mass": at["weight"],
+        "a2_cost": weighted(lost, at["weight"], HEADS).assign_attrs(of=of),
+    }
     return xr.Dataset(read | {f"alike_{name}": mass for name, mass in alike(at).items()})
 
 
@@ -188,6 +307,6 @@ def kept_of(folder: str | Path, *arms: str) -> list[list[Path]]:
     return [[of_arm[seed] for seed in seeds] for of_arm in paths]
 
 
-def open_kept(paths: Sequence[Path], series: bool = False) -> KeptModels:
+def open_kept(paths: Sequence[Path], series: bool = False, weights: Weights = KNOCK_OUT) -> KeptModels:
     """The evidence in some files."""
-    return KeptModels([open_evidence(path) for path in paths], [str(path.parent) for path in paths], series)
+    return KeptModels([open_evidence(path) for path in paths], [str(path.parent) for path in paths], series, weights)

@@ -29,6 +29,7 @@ NORMALISATIONS = ("share", "raw", "signed", "positive")
 RANKS = ("erank", "erank_energy", "participation", "stable_rank", "r90")
 RETRIEVAL = "Here 0.7 M parameters that look up numbers in at most 512 tokens; log-odds in place of exact answers."
 TEXT = "Of a cohort that learns to retrieve, on held-out text; the text cohort of the study has the perplexity of models of text."
+HEADS = "Heads weighted by what they cost the answer, and beside it by A1's mass on it."
 LIVE = "Of the seeds whose weights are at hand, beside standard attention with twice the heads."
 
 
@@ -195,7 +196,7 @@ CLAIMS = (
         "DIFF's maps are usually less sparse than a plain softmax, of higher entropy.",
         "no figure at hand",
         _of("sparsity-pair", BELOW, "gini", "entropy", "hoyer", "pseudo_norm"),
-        "Heads weighted by A1's mass on the answer. Standard attention has twice as many heads. All four are larger "
+        f"{HEADS} Standard attention has twice as many heads. All four are larger "
         "where DIFF is sparser. The paper and the notes say the opposite.",
     ),
     Claim(
@@ -239,7 +240,7 @@ CLAIMS = (
         "λA2 is of low rank.",
         "effective rank 2–5 (which definition is not said)",
         _of("low-rank-noise", (2.0, 5.0), *RANKS),
-        "Heads weighted by A1's mass on the answer. Each of five definitions, at 256 tokens, where a map that attends "
+        f"{HEADS} Each of five definitions, at 256 tokens, where a map that attends "
         "to nothing has 47.8, 5.98, 3.54, 2.15 and 6: so the range itself says little.",
     ),
     Claim(
@@ -248,7 +249,7 @@ CLAIMS = (
         "λA2 is a background that is the same everywhere.",
         "no control is given",
         _of("low-rank-noise", NONE, *(f"{name}_over_uniform" for name in RANKS)),
-        "Heads weighted by A1's mass on the answer. Octaves over a map that attends to nothing: a uniform background is "
+        f"{HEADS} Octaves over a map that attends to nothing: a uniform background is "
         "0. Of what parts A2 is made is under Described.",
     ),
     Claim(
@@ -257,7 +258,7 @@ CLAIMS = (
         "λA2 is made of few patterns.",
         "no control is given",
         _of("low-rank-noise", BELOW, *(f"{name}_over_permuted" for name in RANKS)),
-        "Heads weighted by A1's mass on the answer. Octaves over the same map with the keys of each row permuted.",
+        f"{HEADS} Octaves over the same map with the keys of each row permuted.",
     ),
     Claim(
         "fixed-map",
@@ -277,7 +278,7 @@ CLAIMS = (
         "The subtraction raises the weight of key tokens.",
         "+30–50 %",
         _of("key-token-gain", ABOVE, "share", "signed", "positive", "share_answering", "positive_answering"),
-        "Gains are shares of A1's mass: 0.3 is 30 %. Ratios of sums over heads and prompts. A raw sum of D cannot rise "
+        "Gains are shares of A1's mass: 0.3 is 30 %. Ratios of weighted sums over heads and prompts. A raw sum of D cannot rise "
         "where λ and A2 are above 0.",
     ),
     Claim(
@@ -286,8 +287,7 @@ CLAIMS = (
         "Attention after the subtraction has lower entropy.",
         '"lower"',
         _of("sparsity", ABOVE, "entropy", "entropy_answering") + _of("sparsity-pair", ABOVE, "entropy"),
-        "Heads weighted by A1's mass on the answer. Entropy of A1, or of the standard model, which has twice the heads, "
-        "minus that of D: above 0 is lower.",
+        f"{HEADS} Entropy of A1, or of the standard model, which has twice the heads, minus that of D: above 0 is lower.",
     ),
     Claim(
         "optimal-lambda",
@@ -320,8 +320,8 @@ CLAIMS = (
         "Weights of tokens that do not matter are suppressed, to near zero or below it.",
         "near-zero or negative",
         _of("amplifier", (0.0, 1.0), "noise_gain"),
-        "Σ|D| over ΣA1 on irrelevant tokens: below 1 is less than before, and near zero would be near 0. Heads weighted "
-        "by A1's mass on the answer, where the ratio is largest.",
+        "Σ|D| over ΣA1 on irrelevant tokens: below 1 is less than before, and near zero would be near 0. A ratio "
+        f"of weighted sums. {HEADS}",
     ),
     # The review
     Claim(
@@ -330,7 +330,7 @@ CLAIMS = (
         "If noise cancels, A1 and A2 are more alike on irrelevant tokens than on relevant ones, and ever more so in training.",
         "asked for",
         _of("noise-symmetry", ABOVE, "sharing", "kind") + _of("noise-symmetry-training", ABOVE, "sharing", "kind"),
-        "Above the controls. Heads weighted by A1's mass on the answer.",
+        f"Above the controls. {HEADS}",
     ),
     Claim(
         "removed",
@@ -346,8 +346,8 @@ CLAIMS = (
         "If noise cancels, λ is near 1.",
         "asked for; λ_init 0.2 to 0.8 by layer (the review has the schedule backwards)",
         _of("amplifier", (0.9, 1.1), "lam"),
-        "0.9 to 1.1 is ours. Mean over heads, weighted by A1's mass on the answer: one layer may be at 1 where the mean "
-        "is not. λ by layer, while the circuit forms and at the end, is under Described.",
+        f"0.9 to 1.1 is ours. {HEADS} The two differ: the first layer, which costs most, is near 1, and those that answer "
+        "are not. λ by layer, while the circuit forms and at the end, is under Described.",
     ),
     Claim(
         "lambda-1",
@@ -379,8 +379,7 @@ CLAIMS = (
         "If it is sparsity, DIFF's maps are sparser than standard attention's.",
         "asked for; the paper calls its patterns sparser",
         _of("sparsity-pair", ABOVE, "gini", "entropy", "pseudo_norm"),
-        "Heads weighted by A1's mass on the answer. Standard attention has twice as many heads. The DEX paper says less "
-        "sparse, the notes on it sparser.",
+        f"{HEADS} Standard attention has twice as many heads. The DEX paper says less sparse, the notes on it sparser.",
     ),
     Claim(
         "signed-mask",
@@ -445,8 +444,7 @@ CLAIMS = (
         "Do sinks vanish? D has less of one than standard attention, and in training keeps less of it than A1.",
         "asked for",
         _of("sinks", BELOW, "d") + _of("sinks-training", BELOW, "kept"),
-        "Of the answering query, heads weighted by A1's mass on the answer, so that a head which is all sink hardly "
-        "counts. It says nothing where no model has a sink.",
+        f"Of the answering query. {HEADS} A head which is all sink hardly counts. It says nothing where no model has a sink.",
     ),
     # Sensitivity of Differential Attention
     Claim(

@@ -15,12 +15,14 @@ from diffscope.hypotheses.declared import KINDS
 from diffscope.hypotheses.inference import Estimate
 from diffscope.hypotheses.kept_study import BoardWords
 from diffscope.hypotheses.rules import Quantity
-from diffscope.hypotheses.verdicts import Verdict, decided
+from diffscope.hypotheses.verdicts import Verdict, decided, second_view
 
 COLUMNS = (
     "quantity",
     "estimate",
     "95 % interval",
+    "by layer",
+    "heads by A1's mass on the answer",
     "of",
     "without an effect",
     "p (turned signs or untrained models)",
@@ -54,6 +56,8 @@ def rows(verdict: Verdict) -> list[list[str]]:
                 quantity.label,
                 number(estimate.value),
                 f"{number(estimate.low)} to {number(estimate.high)}",
+                ", ".join(map(number, estimate.layers)),
+                second_view(estimate),
                 estimate.interval or estimate.method,
                 f"{number(estimate.null_low)} to {number(estimate.null_high)}",
                 number(estimate.p),
@@ -95,10 +99,10 @@ def facts(verdict: Verdict) -> list[tuple[str, str]]:
         ("Question", test.question),
         ("Answer", verdict.answer),
         ("Source", test.source),
-        ("Statistic", test.statistic),
+        ("Statistic", verdict.statistic),
         ("Controls", "; ".join(test.controls)),
         ("Rule", test.rule),
-        *([("Of", test.of), *([("What A2 costs there", verdict.cost)] if test.inside else [])] if verdict.verdicts else []),
+        *([("Of", verdict.of), *([("What A2 costs there", verdict.cost)] if test.inside else [])] if verdict.verdicts else []),
         *planted,
         ("Verdict", verdict.sentence),
     ]
@@ -129,7 +133,7 @@ def _line(verdict: Verdict) -> tuple[str, ...]:
     if verdict.test.kind == "measurement":
         return cells
     words = tuple(verdict.verdicts.get(account, "") for account in ACCOUNTS)
-    there = (verdict.test.of, verdict.cost) if verdict.verdicts else ("", "")
+    there = (verdict.of, verdict.cost) if verdict.verdicts else ("", "")
     p = (number(verdict.p),) if verdict.test.kind == "primary" else ()
     return *cells, *p, *words, *there
 

@@ -80,9 +80,9 @@ def _described(study: Study) -> str:
         return ""
     parts = [
         "## Described\n\nMeans over the seeds in which the lookup circuit formed, with 95 % intervals (Student's t over seeds), "
-        "and the number of seeds; not corrected and not judged. By layer heads are weighted by A1's mass on the answer, but "
-        "alike where it says so, for λ, and for the parts of maps, which are Shapley shares. Losses without a head are of all "
-        "heads of an arm, of which some have twice as many.\n"
+        "and the number of seeds; not corrected and not judged. By layer heads are weighted by what they cost the answer, "
+        "and beside it by A1's mass on it, but alike where it says so, for λ, and for the parts of maps, which are Shapley "
+        "shares. Losses without a head are of all heads of an arm, of which some have twice as many.\n"
     ]
     wholes = [row for row in study.described if row["layer"] is None]
     parts.append(_pivot(wholes, "quantity", "arm"))

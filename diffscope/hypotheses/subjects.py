@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import xarray as xr
 
 from diffscope.errors import DiffscopeError
-from diffscope.hypotheses.evidence.answers import lost_without_heads
+from diffscope.hypotheses.a2_cost import A2Cost, a2_cost
+from diffscope.hypotheses.evidence.costs import lost_without_a2, lost_without_heads
 from diffscope.hypotheses.evidence.last_query import LastQuery, read
 from diffscope.hypotheses.evidence.matching import Match
+from diffscope.hypotheses.evidence.quantities import DIFFERENCES, RATIOS, a1_on, label_of
 from diffscope.hypotheses.evidence.tables import Table
 from diffscope.hypotheses.evidence.untrained import untrained_like
 from diffscope.hypotheses.rules import Missing
+from diffscope.hypotheses.weights import A2, ANSWER, BY, KNOCK_OUT, Weights
 from diffscope.lab.scoring import draw
 from diffscope.scope import Scope
 from diffscope.tasks.own import own_prompts, with_answers
@@ -30,6 +33,7 @@ FEW = 10  # prompts of what takes long: two at each depth
 FEWER = 5  # of untrained models, which differ more from each other than with the prompt
 Progress = Callable[[float, int, str], None]
 Take = Callable[[Scope, Sequence[Prompt], Sequence[Match] | None], xr.Dataset]
+T = TypeVar("T")
 Read = Callable[[Any], dict[str, xr.DataArray]]  # of what was taken, LastQuery or Dataset, quantities by name
 
 
@@ -55,9 +59,11 @@ class Settings:
         Number of the first of these, so that several trainings can have others each.
     own : tuple of TextPrompt
         A person's own prompts in place of retrieval prompts; of those the first `prompts`.
-    weights : {"answer", "knock-out"}
-        What heads count with: A1's mass on the answer, or the loss of the answer without them (untrained models' heads then count
-        as those of the trained model in their place).
+    weights : {"knock-out", "a2", "answer"}
+        What heads count with: by how much the answer's loss rises without them, or without their second map alone, or A1's mass
+        on the answer. By the first two untrained models' heads count as those of the trained model in their place, a head whose
+        loss costs nothing counts 0, and what comes of A1's mass on the answer stands beside, as the second view. A standard head
+        has one map: it counts with what the head costs by either.
     """
 
     prompts: int = 40
@@ -68,7 +74,11 @@ class Settings:
     untrained: int = UNTRAINED
     first: int = 0
     own: tuple[TextPrompt, ...] = ()
-    weights: Literal["answer", "knock-out"] = "answer"
+    weights: Weights = KNOCK_OUT
+
+    def __post_init__(self):
+        if self.weights not in BY:
+            raise DiffscopeError(f"heads are not weighted by {self.weights!r}; choose {', '.join(BY)}")
 
     def prompts_for(self, scope: Scope) -> list[Prompt]:
         """The prompts in the tokens of a model."""
@@ -171,11 +181,50 @@ class Models:
 
     @cached_property
     def knocked_out(self) -> list[xr.DataArray]:
-        """What each head's loss costs the answer in each model, (layer, head), nats; 0 where it costs nothing."""
-        costs = [lost_without_heads(scope, self.few).mean("prompt").clip(min=0) for scope in self.scopes]
-        if not all(float(cost.sum()) > 0 for cost in costs):
-            raise Missing("a model that loses something without one of its heads, to weight them by it")
+        """What each head's loss costs the answer in each model, (layer, head, prompt), nats."""
+        costs = []
+        for scope in self._counted:
+            costs.append(lost_without_heads(scope, self.few).sel(measure="loss", drop=True))
+            self._tell(len(costs), len(self._counted), f"{scope.name} without each head")
         return costs
+
+    @cached_property
+    def without_a2(self) -> list[xr.Dataset]:
+        """What the second map of each head and layer costs the answer in each model, in nats of its loss."""
+        costs = []
+        for scope in self._counted:
+            costs.append(lost_without_a2(scope, self.few).sel(measure="loss", drop=True))
+            self._tell(len(costs), len(self._counted), f"{scope.name} without A2 of each head")
+        return costs
+
+    @property
+    def _counted(self) -> Sequence[Scope]:
+        """The models whose heads are weighed: of a series its last, whose heads are followed from the first step on."""
+        return self.scopes[-1:] if self.series else self.scopes
+
+    @cached_property
+    def costs(self) -> list[xr.DataArray] | None:
+        """What heads count with in each model, (layer, head) in nats, no less than 0; None by A1's mass on the answer."""
+        by = self.settings.weights
+        if by == ANSWER:
+            return None
+        a2 = by == A2 and self.differential
+        each = [of["head"] for of in self.without_a2] if a2 else self.knocked_out
+        costs = [cost.mean("prompt").clip(min=0) for cost in each]
+        if not all(float(cost.sum()) > 0 for cost in costs):
+            raise Missing(f"a model that loses something without {'A2 of ' if a2 else ''}one of its heads, to weight them by it")
+        return costs
+
+    @cached_property
+    def a2_cost(self) -> A2Cost | None:
+        """What the second map costs the answer in the heads that count, as they count; None without a second map."""
+        if not self.differential:
+            return None
+        reads = self.last_queries[-1:] if self.series else self.last_queries
+        counting = self.costs or [read.answering for read in reads]
+        return a2_cost(
+            [of["head"] for of in self.without_a2], counting, [of["layer_together"] for of in self.without_a2], self.prompts_are
+        )
 
     def untrained_models(self, in_a_row: int = 1) -> Iterator[tuple[Scope, list[Match]]]:
         """Models of the first one's architecture with random weights, and what of the trained ones in turn they are given.
@@ -203,10 +252,23 @@ class Models:
         """
         trained, untrained = (self.last_queries, self.untrained) if take is None else self.measure_each(take)
         tables = [tables_of(quantities, *two) for two in ((trained, self.last_queries), (untrained, self.untrained))]
-        if self.settings.weights == "knock-out":
-            costs = self.knocked_out
-            tables = [[replace(table, weights=costs[i % len(costs)]) for i, table in enumerate(models)] for models in tables]
+        if (costs := self.costs) is not None:
+            by = self.settings.weights
+            tables = [
+                [replace(table, costs=costs[i % len(costs)], weighted_by=by) for i, table in enumerate(models)]
+                for models in tables
+            ]
         return [table.apart(apart) for table in tables[0]], tables[1]
+
+    def take_of_trained(self, take: Callable[[Scope, Models], T]) -> list[T]:
+        """Apply ``take(scope, models)`` to every trained model, once for each `take`."""
+        if take not in self._taken:
+            taken = []
+            for scope in self.scopes:
+                taken.append(take(scope, self))
+                self._tell(len(taken), len(self.scopes), take.__name__.strip("_").replace("_", " "))
+            self._taken[take] = taken
+        return self._taken[take]
 
     def measure_each(self, take: Take) -> tuple[list[xr.Dataset], list[xr.Dataset]]:
         """Apply ``take(scope, prompts, match)`` to every trained model and to untrained ones made like them, on few prompts.
@@ -243,7 +305,18 @@ class Models:
 
 def tables_of(quantities: Read, taken: Sequence, last_queries: Sequence[LastQuery]) -> list[Table]:
     """Quantities of models, from what was taken of them; their heads are weighted by A1's mass on the answer."""
-    return [Table(quantities(of_model), read.answering) for of_model, read in zip(taken, last_queries, strict=True)]
+    label = label_of(quantities) or ""
+    ratios, differences = RATIOS.get(label, {}), DIFFERENCES.get(label, {})
+    return [
+        Table(
+            quantities(of_model),
+            read.answering,
+            over={name: a1_on(read, span) for name, span in ratios.items()},
+            differences=differences,
+            weighted_by=ANSWER,
+        )
+        for of_model, read in zip(taken, last_queries, strict=True)
+    ]
 
 
 def _kind(scope: Scope) -> tuple:
@@ -292,4 +365,8 @@ class Pair:
 
 def _minus(diff: Table, standard: Table) -> Table:
     both = [name for name in diff.values if name in standard.values]
-    return replace(diff, values={name: diff.values[name] - standard.mean(name) for name in both})
+    second = None
+    if diff.costs is not None:
+        by_answer = {name: standard.by_answer(name) for name in both}
+        second = {name: diff.values[name] - (standard.mean(name) if of is None else of) for name, of in by_answer.items()}
+    return replace(diff, values={name: diff.values[name] - standard.mean(name) for name in both}, second=second)

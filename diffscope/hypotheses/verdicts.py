@@ -23,6 +23,7 @@ from diffscope.hypotheses.rules import (
     deciding,
     in_nats,
 )
+from diffscope.hypotheses.weights import ANSWER, BY, SECOND, words_by
 
 DECLARED = ("id", "kind", "question", "source", "statistic", "controls", "of", "rule", "needs", "limits")
 NEEDS = "needs "  # how what is shown of a test that could not be run begins
@@ -82,12 +83,22 @@ class Verdict:
         declared = {
             "question": self.test.question,
             "answer": self.answer,
-            "statistic": self.test.statistic,
+            "statistic": self.statistic,
             "controls": "; ".join(self.test.controls),
-            **({"of": self.test.of, "what A2 costs there": self.cost} if self.verdicts else {}),
+            **({"of": self.of, "what A2 costs there": self.cost} if self.verdicts else {}),
         }
         parts = (display.facts(declared), table if self.estimates else "", display.paragraph(self.sentence))
         return display.card(f"{self.test.id}: {came}", *parts)
+
+    @property
+    def statistic(self) -> str:
+        """What was estimated, with heads weighted as they were."""
+        return words_by(self.test.statistic, weighted_by(self.estimates.values()))
+
+    @property
+    def of(self) -> str:
+        """Of which heads and queries it is, with heads weighted as they were."""
+        return words_by(self.test.of, weighted_by(self.estimates.values()))
 
     @property
     def shown(self) -> str:
@@ -155,7 +166,7 @@ class Verdict:
             }
             for name, estimate in self.estimates.items()
         }
-        declared = {name: getattr(self.test, name) for name in DECLARED}
+        declared = {name: getattr(self.test, name) for name in DECLARED} | {"statistic": self.statistic, "of": self.of}
         cost = None if self.a2_cost is None else asdict(self.a2_cost)
         came = {"answer": self.answer, "shown": self.shown, "verdicts": dict(self.verdicts), "reasons": self.reasons}
         more = {"lacks": self.lacks, "a2_cost": cost, "sentence": self.sentence}
@@ -174,7 +185,8 @@ class Verdict:
         rows = record["estimates"]
         if test is None or not _same_rule(test, record):
             raise DiffscopeError(f"the test {record['id']!r} is judged by another rule now; run it anew with diffscope test")
-        estimates = {name: Estimate.from_json(row) for name, row in rows.items()}
+        heads = {} if test.needs == "cohort" else {"weighted_by": ANSWER}  # of what was written before there was another way
+        estimates = {name: Estimate.from_json(heads | row) for name, row in rows.items()}
         p = {name: row["p_corrected"] for name, row in rows.items() if row["in_rule"]}
         corrected = {name: math.nan if value is None else value for name, value in p.items()}
         states = {name: row["state"] for name, row in rows.items()}
@@ -204,8 +216,14 @@ def _same_rule(test: Declared, record: Mapping) -> bool:
     rows = record["estimates"]
     then = {name: (row["label"], row["margin"]) for name, row in rows.items()}
     now = {name: (quantity.label, quantity.margin) for name, quantity in test.quantities.items()}
-    same = (test.kind, test.rule, test.statistic) == (record.get("kind"), record["rule"], record["statistic"])
+    statistics = {words_by(test.statistic, weights) for weights in BY}
+    same = (test.kind, test.rule) == (record.get("kind"), record["rule"]) and record["statistic"] in statistics
     return same and then.items() <= now.items()
+
+
+def weighted_by(estimates: Iterable[Estimate]) -> str:
+    """What heads count with in estimates, as :data:`diffscope.hypotheses.weights.BY` names it; empty without heads."""
+    return next((estimate.weighted_by for estimate in estimates if estimate.weighted_by), "")
 
 
 def sentence(
@@ -220,7 +238,14 @@ def sentence(
     parts = [_in_words(test, name, estimates[name], corrected) for name in names]
     parts += _conclusions(test, estimates, states, cost) if isinstance(test, Test) else []
     notes = dict.fromkeys(part for name in names for part in estimates[name].note.split(". ") if part and test.judged)
-    of = [f"of {test.of}", *([f"what A2 costs there: {cost_in_words(cost)}"] if test.inside else [])] if test.judged else []
+    of = (
+        [
+            f"of {words_by(test.of, weighted_by(estimates.values()))}",
+            *([f"what A2 costs there: {cost_in_words(cost)}"] if test.inside else []),
+        ]
+        if test.judged
+        else []
+    )
     texts = [
         f"{'. '.join(map(_capital, [*parts, *of]))}. From {'; '.join(_counted(test, estimates, names))}.",
         *(f"{_capital(note)}." for note in notes),
@@ -250,6 +275,7 @@ def _in_words(test: Declared, name: str, estimate: Estimate, corrected: Mapping[
     if estimate.why:
         return f"{quantity.label}: undefined, {estimate.why}"
     words = f"{quantity.label}: {number(estimate.value)} (95 % {number(estimate.low)} to {number(estimate.high)}"
+    words += f"; {SECOND} {second_view(estimate)}" if estimate.by_answer else ""
     if name not in corrected:
         p = f"; p = {number(uncorrected(test, estimate))}, not corrected" if test.judged else ""
         return f"{words}{p})"
@@ -257,6 +283,14 @@ def _in_words(test: Declared, name: str, estimate: Estimate, corrected: Mapping[
     after = "" if whole(test) else f"; after {CORRECTIONS[test.kind]} {number(corrected[name])}"
     p = f"p = {number(uncorrected(test, estimate))}{signs}{after}"
     return "; ".join(filter(None, (f"{words}; {p})", decided(estimate, quantity))))
+
+
+def second_view(estimate: Estimate) -> str:
+    """The estimate with heads weighted by A1's mass on the answer, and its interval; empty without one."""
+    if not estimate.by_answer:
+        return ""
+    value, low, high = map(number, estimate.by_answer)
+    return f"{value}, {low} to {high}"
 
 
 def decided(estimate: Estimate, quantity: Quantity) -> str:

@@ -54,8 +54,9 @@ def ablations(
     -------
     Reading
         ``estimates``, in nats: ``change`` (layer, head) of the log-odds of the answer against all distractors, mean over
-        prompts, its standard error ``change_se``, and ``change_of_prompt`` (layer, head, prompt); ``everything``, the change
-        where all heads of these layers lose it at once, with ``everything_se`` and ``everything_of_prompt``; ``log_odds`` of the
+        prompts, its standard error ``change_se``, and ``change_of_prompt`` (layer, head, prompt); ``layer_change`` (layer,), the
+        change where all heads of one layer lose it at once, with its error and prompts; ``everything``, where all heads of these
+        layers do, with ``everything_se`` and ``everything_of_prompt``; ``log_odds`` of the
         model as it is, with ``log_odds_se`` and ``log_odds_of_prompt``. The attribute ``everything_of`` says which heads
         these are. NaN where a layer has no such head or no second map, and for errors of one prompt.
 
@@ -89,11 +90,12 @@ def ablations(
     if not places:
         raise UnsupportedModel(f"{scope.name} has no second map in these layers; standard attention has heads to take away")
     tell = progress or (lambda done, total: None)
-    runs = len(places) + 2
+    layers_with_heads = [layer for layer in chosen if layer in heads]
+    runs = len(places) + len(layers_with_heads) + 2
     tell(0, runs)
     unedited = of_prompts(scope, asked, text=False)["log_odds"]
     tell(1, runs)
-    everything = of_prompts(scope, asked, [_without(what, layer) for layer in chosen if layer in heads], text=False)["log_odds"]
+    everything = of_prompts(scope, asked, [_without(what, layer) for layer in layers_with_heads], text=False)["log_odds"]
     tell(2, runs)
     shape = (len(chosen), max(heads.values()), len(asked))
     coords = {"layer": chosen, "head": range(shape[1])}
@@ -102,7 +104,11 @@ def ablations(
         edited = of_prompts(scope, asked, [_without(what, layer, head)], text=False)["log_odds"]
         without.loc[{"layer": layer, "head": head}] = edited.values
         tell(done, runs)
-    estimates = _estimates(without - unedited, everything - unedited, unedited, what)
+    of_layers = without.isel(head=0, drop=True).copy(data=np.full((len(chosen), len(asked)), np.nan))
+    for done, layer in enumerate(layers_with_heads, 3 + len(places)):
+        of_layers.loc[{"layer": layer}] = of_prompts(scope, asked, [_without(what, layer)], text=False)["log_odds"].values
+        tell(done, runs)
+    estimates = _estimates(without - unedited, of_layers - unedited, everything - unedited, unedited, what)
     estimates = estimates.assign_attrs(
         model=scope.name,
         what=what,
@@ -130,11 +136,18 @@ def _without(what: str, layer: int, head: int | None = None) -> Edit:
     return ablate_heads(layer, head) if what == "head" else set_lambda(0.0, layer, head)
 
 
-def _estimates(change: xr.DataArray, everything: xr.DataArray, unedited: xr.DataArray, what: str) -> xr.Dataset:
+def _estimates(
+    change: xr.DataArray, of_layers: xr.DataArray, everything: xr.DataArray, unedited: xr.DataArray, what: str
+) -> xr.Dataset:
     """Means over prompts, with their errors and what they are of."""
     formula = f"{LOG_ODDS}, without {WORDS[what]} − as it is, prompt by prompt"
     rows = {
         "change": (change, "change of the answer’s log-odds", formula),
+        "layer_change": (
+            of_layers,
+            "change of the answer’s log-odds without all of a layer",
+            formula.replace("a head", "all heads of a layer"),
+        ),
         "everything": (everything, "change of the answer’s log-odds without all of them", formula.replace("a head", "all heads")),
         "log_odds": (unedited, "log-odds of the answer", LOG_ODDS),
     }
@@ -163,4 +176,18 @@ def _sentence(estimates: xr.Dataset) -> str:
     many = f"{clear} of {counted(change.size, 'head')} change it by more than two"
     within = f"; ± is one standard error over {prompts}, and {many}" if np.isfinite(error).any() else ""
     whole = change_in_nats(float(estimates["everything"]), float(estimates["everything_se"]))
-    return f"{start}, the loss of one head's {what} {takes} {named}{within}. Without any of them the change is {whole}."
+    layers = _by_layer(estimates)
+    return f"{start}, the loss of one head's {what} {takes} {named}{within}.{layers} Without any of them the change is {whole}."
+
+
+def _by_layer(estimates: xr.Dataset) -> str:
+    """What the absence of each layer's heads at once changes; nothing of one layer, which is all of them."""
+    change, error = estimates["layer_change"], estimates["layer_change_se"]
+    if change.sizes["layer"] < 2:
+        return ""
+    each = (
+        f"L{layer} {change_in_nats(float(value), float(within))}"
+        for layer, value, within in zip(change["layer"].values, change.values, error.values)
+        if np.isfinite(value)
+    )
+    return f" Without all of a layer: {', '.join(each)}."

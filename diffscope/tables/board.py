@@ -14,6 +14,8 @@ from diffscope.hypotheses.verdicts import Verdict
 from diffscope.tables import numbers
 from diffscope.tables.table import Table
 
+SECOND = ("by_answer", "by_answer_low", "by_answer_high")
+VIEWS = ("by layer", "heads by A1's mass [95 %]")  # beside estimates that are means over heads
 HEADER = ("test", "question", *ACCOUNTS, "of; what A2 costs there", "quantity", "estimate [95 %]", "answer", "p corrected", "n")
 
 FIRST = 3 + len(ACCOUNTS)  # cells of a test, which stand at its first quantity alone
@@ -32,7 +34,9 @@ def board(verdicts: Sequence[Verdict]) -> Table:
     Table
         ``data`` has a row a quantity, with the interval, what would be without an effect, the answer to the question where it is
         asked of this quantity, p and corrected p, which is one of a whole primary test; a test that could not run has one row
-        without a value.
+        without a value. ``weighted_by`` says what heads count with, ``layers`` has the mean in each layer, and ``by_answer``,
+        ``by_answer_low`` and ``by_answer_high`` the same with heads weighted by A1's mass on the answer. The table shows the two
+        if any estimate is a mean over heads.
 
     Raises
     ------
@@ -45,10 +49,13 @@ def board(verdicts: Sequence[Verdict]) -> Table:
     if not listed or not all(isinstance(verdict, Verdict) for verdict in listed):
         raise DiffscopeError("a board is a list of verdicts, as diffscope.hypotheses.test gives it; hand that over")
     records = [record for verdict in in_order(listed) for record in _records(verdict)]
+    views = any(record["weighted_by"] for record in records)
+    after = HEADER.index("answer")
+    header = (*HEADER[:after], *VIEWS, *HEADER[after:]) if views else HEADER
     rows = []
     for before, record in zip([None, *records], records):
         again = before is not None and before["test"] == record["test"]
-        rows.append((*([""] * FIRST if again else _first(record)), *_cells(record)))
+        rows.append((*([""] * FIRST if again else _first(record)), *_cells(record, views)))
     caption = (
         f"Verdicts of declared tests. {LEGEND} {_brackets(records)}Answer: yes or no "
         "if the whole 95 % interval lies on one side of 0; only for quantities that the question names. p is corrected within "
@@ -57,7 +64,7 @@ def board(verdicts: Sequence[Verdict]) -> Table:
     )
     reasons = dict.fromkeys(record["why"] for record in records if record["why"])
     notes = (f"Undefined. {'; '.join(reasons)}.",) if reasons else ()
-    return Table("board", HEADER, tuple(rows), caption, pd.DataFrame(records), notes)
+    return Table("board", header, tuple(rows), caption, pd.DataFrame(records), notes)
 
 
 def _brackets(records: Sequence[dict]) -> str:
@@ -80,7 +87,7 @@ def _records(verdict: Verdict) -> list[dict]:
         "question": verdict.test.question,
         "verdict": verdict.shown,
         **{account: verdict.verdicts.get(account, "") for account in ACCOUNTS},
-        "of": verdict.test.of if verdict.verdicts else "",
+        "of": verdict.of if verdict.verdicts else "",
         "a2_cost": cost.value if cost else math.nan,
         "a2_cost_low": cost.low if cost else math.nan,
         "a2_cost_high": cost.high if cost else math.nan,
@@ -88,9 +95,9 @@ def _records(verdict: Verdict) -> list[dict]:
         "p_of_test": verdict.p,
     }
     if not verdict.estimates:
-        names = ("value", "low", "high", "null_low", "null_high", "p", "p_corrected")
-        empty = {name: math.nan for name in names}
-        return [{**test, "quantity": "", **empty, "answer": "", "interval": "", "seeds": 0, "prompts": 0, "state": "", "why": ""}]
+        names = ("value", "low", "high", *SECOND, "null_low", "null_high", "p", "p_corrected")
+        empty = {name: math.nan for name in names} | dict.fromkeys(("answer", "interval", "state", "why", "weighted_by"), "")
+        return [{**test, "quantity": "", **empty, "layers": "", "seeds": 0, "prompts": 0}]
     return [
         {
             **test,
@@ -98,6 +105,9 @@ def _records(verdict: Verdict) -> list[dict]:
             "value": estimate.value,
             "low": estimate.low,
             "high": estimate.high,
+            **dict(zip(SECOND, estimate.by_answer or (math.nan,) * 3)),
+            "layers": ", ".join(numbers.plain(layer, 2) for layer in estimate.layers),
+            "weighted_by": estimate.weighted_by,
             "null_low": estimate.null_low,
             "null_high": estimate.null_high,
             "answer": word(estimate, verdict.test.asks[name]) if name in verdict.test.asks else "",
@@ -121,8 +131,9 @@ def _first(record: dict) -> tuple[str, ...]:
     return record["test"], f"{record['question']}{p}", *words, there or record["verdict"]
 
 
-def _cells(record: dict) -> tuple[str, ...]:
+def _cells(record: dict, views: bool) -> tuple[str, ...]:
     count = f"{record['seeds']} × {record['prompts']}" if record["seeds"] else numbers.ABSENT
     value = numbers.with_interval(record["value"], record["low"], record["high"])
     p = numbers.plain(record["p_corrected"], 2)
-    return (record["quantity"] or numbers.ABSENT, value, record["answer"] or numbers.ABSENT, p, count)
+    second = (record["layers"] or numbers.ABSENT, numbers.with_interval(*(record[name] for name in SECOND))) if views else ()
+    return (record["quantity"] or numbers.ABSENT, value, *second, record["answer"] or numbers.ABSENT, p, count)

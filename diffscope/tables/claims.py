@@ -11,14 +11,28 @@ from diffscope.hypotheses.study import ALL, WEIGHTS, Study
 from diffscope.tables import numbers
 from diffscope.tables.table import Table
 
-HEADER = ("source", "claim", "published", "quantity", "claimed", "here [95 %]", "untrained", "seeds", "answer", "limits")
+BY_ANSWER = "heads by A1's mass [95 %]"
+HEADER = (
+    "source",
+    "claim",
+    "published",
+    "quantity",
+    "claimed",
+    "here [95 %]",
+    BY_ANSWER,
+    "untrained",
+    "seeds",
+    "answer",
+    "limits",
+)
 CAPTION = (
     "Published claims beside this study. Brackets: 95 % intervals, not corrected for the number of claims, so that of "
     "twenty intervals of nothing one has a sign. Same sign, other sign: the whole interval is on the claimed side of 0, or "
     "on the other. Within, outside: of a claimed range, which is often ± the smallest effect that matters, the whole "
     "interval is within it, or outside. Undecided: neither. Untrained: where the mean of as many models would lie if they "
     "had random weights; where that shows as much, training has no part in a sign. Seeds in brackets: of those whose "
-    "weights are at hand, on other prompts."
+    "weights are at hand, on other prompts. Heads are weighted by what they cost the answer; the answer is of that, and "
+    "beside it stands the same by A1's mass on the answer."
 )
 
 
@@ -55,7 +69,7 @@ def _rows(compared: Compared) -> list[tuple[str, ...]]:
     claim = compared.claim
     about = (SHORT[claim.source], claim.says, claim.published)
     if not compared.measured:
-        return [(*about, *[numbers.ABSENT] * 5, compared.answer, claim.limits)]
+        return [(*about, *[numbers.ABSENT] * 6, compared.answer, claim.limits)]
     first, *rest = (_cells(measured) for measured in compared.measured)
     return [(*about, *first, claim.limits), *(("", "", "", *cells, "") for cells in rest)]
 
@@ -65,11 +79,13 @@ def _cells(measured: Measured) -> tuple[str, ...]:
     estimate = measured.estimate
     about = (measured.bearing.declared.label, measured.bearing.claimed)
     if estimate is None:
-        return (*about, *[numbers.ABSENT] * 3, f"{measured.answer}: {measured.why}")
+        return (*about, *[numbers.ABSENT] * 4, f"{measured.answer}: {measured.why}")
+    second = numbers.with_interval(*estimate.by_answer) if estimate.by_answer else numbers.ABSENT
     here = numbers.with_interval(estimate.value, estimate.low, estimate.high)
     untrained = f"{numbers.plain(estimate.null_low, 2)} to {numbers.plain(estimate.null_high, 2)}"
     seeds = f"({estimate.seeds})" if measured.board == WEIGHTS else str(estimate.seeds)
-    return (*about, here, untrained if estimate.untrained else numbers.ABSENT, seeds, measured.answer)
+    answer = f"{measured.answer}: {measured.why}" if measured.why else measured.answer
+    return (*about, here, second, untrained if estimate.untrained else numbers.ABSENT, seeds, answer)
 
 
 def _records(compared: Compared) -> list[dict]:
@@ -100,6 +116,8 @@ def _numbers(measured: Measured | None) -> dict[str, float | int | str]:
         name: getattr(estimate, name) if estimate is not None and estimate.untrained else math.nan
         for name in ("null_low", "null_high")
     }
+    by_answer = estimate.by_answer if estimate is not None and estimate.by_answer else (math.nan,) * 3
+    second = dict(zip(("by_answer", "by_answer_low", "by_answer_high"), by_answer))
     counts = {name: 0 if estimate is None else getattr(estimate, name) for name in ("seeds", "prompts")}
     over = "" if estimate is None else estimate.interval or estimate.method
-    return {**ends, **nulls, **counts, "interval": over, "board": "" if measured is None else measured.board}
+    return {**ends, **second, **nulls, **counts, "interval": over, "board": "" if measured is None else measured.board}

@@ -186,6 +186,7 @@ def test_heads_are_worth_what_the_reading_says(scope, standard):
         heads = reading.estimates.sizes["head"]  # the other model may have more
         np.testing.assert_array_equal(figure.data["value"][panel][:, :heads], reading.estimates["change"])
         np.testing.assert_array_equal(figure.data["error"][panel][:, :heads], reading.estimates["change_se"])
+        np.testing.assert_array_equal(figure.data["value"][panel][:, -1], reading.estimates["layer_change"])
         whole = f"{float(reading.estimates['everything']):+.1f}".replace("-", "−")
         assert f"(all heads of layers 0 and 1: {whole})" in str(figure.data["panel"].values[panel])
 

@@ -76,8 +76,8 @@ def test_evidence_is_what_the_model_says(cohort):
     for name in ("sharing", "difference", "kind"):
         live = shared_noise(last_query)[name].mean("prompt").values
         np.testing.assert_allclose(kept["value"].sel(quantity=f"shared_noise.{name}")[-1, 0], live, rtol=1e-4)
-    table = open_kept([folder / of_run.EVIDENCE]).tables(amplifier)[0][0]
     live = amplifier(last_query)["noise_gain"].mean("prompt")
+    table = open_kept([folder / of_run.EVIDENCE], weights="answer").tables(amplifier)[0][0]
     assert float(table.mean("noise_gain")[0]) == pytest.approx(np.average(live, weights=last_query.answering), rel=1e-4)
     assert kept["step"].values.tolist() == [0, 10, 11]
     size = (folder / of_run.EVIDENCE).stat().st_size
@@ -118,7 +118,7 @@ def test_what_no_evidence_holds_is_asked_of_the_models_at_hand(cohort, tmp_path)
     dataset = planted_cohort("NC", 3).sel(arm=["diff", "standard"]).drop_vars("cmrr_over_paired")
     dataset.attrs["recipe"] = json.dumps({"name": "planted", "grid": {"template": TEMPLATE}})
     save_statistics(dataset, folder / "cohort.nc", dated=False)
-    few = Settings(prompts=10, length=128, untrained=3)
+    few = Settings(prompts=10, length=128, untrained=3, weights="answer")
     ids = ["low-rank-noise", "information-flow", "sparsity-pair", "redundancy-importance"]
     study = run_study(folder, tmp_path / "study", tests=ids, settings=few)
     ranks, flow, _, redundancy = study.boards[ALL]
@@ -171,7 +171,7 @@ def test_untrained_models_are_made_like_each_step(cohort):
         of = [quantity for quantity in kept["quantity"].values if str(quantity).startswith(f"{name}.")]
         steps = slice(None) if name not in {label_of(read) for read in (*FROM_INJECTION, *FROM_ATTRIBUTION)} else slice(-1, None)
         assert kept["null"].sel(quantity=of).isel(step=steps).notnull().all("untrained").any("quantity").all(), name
-    series = open_kept([cohort / "diff/seed-0" / of_run.EVIDENCE], series=True)
+    series = open_kept([cohort / "diff/seed-0" / of_run.EVIDENCE], series=True, weights="answer")
     (first, second, _, *again), null = series.tables(shared_noise)[1], kept["null"].sel(quantity="shared_noise.sharing")
     expected = [null[0, 0, 0], null[1, 1, 0], null[1, 0, 0]]  # another untrained model at each step
     assert [float(table.values["sharing"].item()) for table in (first, second, again[0])] == expected
@@ -262,5 +262,9 @@ def test_every_label_of_shipped_evidence_is_one_that_is_declared(path):
     labels = of_run.open_evidence(path)
     names = {str(name) for dim in ("quantity", "end_quantity") for name in labels[dim].values}
     declared = {quantities.label_of(read) for read in vars(quantities).values() if callable(read)} - {None}
-    assert {name.partition(".")[0] for name in names} <= declared | {"knock_out"}  # that one has no function of quantities
+    assert {name.partition(".")[0] for name in names} <= declared | {
+        "knock_out",
+        "a2_out",
+        "previous",
+    }  # these have no function of quantities
     assert {f"share_when.{name}" for name in ("right", "wrong")} <= names or "text" in path.parents[2].name

@@ -11,7 +11,7 @@ from tests import tiny
 
 def test_a_pair_is_the_difference_of_its_models():
     scopes = [diffscope.load(name) for name in ("mini-diff", "mini-standard")]
-    settings = Settings(prompts=10, length=128, needles=2, untrained=3)
+    settings = Settings(prompts=10, length=128, needles=2, untrained=3, weights="answer")
     pair = Pair(*(Models([scope], settings) for scope in scopes))
     prompt = pair.diff.prompts[4]
     observed = key_token_gain_pair.observe(pair)["share"]

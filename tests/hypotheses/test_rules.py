@@ -161,7 +161,7 @@ def test_a_verdict_carries_what_the_second_map_costs_there():
         (None, AGAINST, "What A2 costs there: not measured"),
     ):
         (verdict,) = run("noise-symmetry", finished={"noise-symmetry": board.Estimates(nothing, cost)})
-        assert verdict.verdicts["NC"] == word and words in verdict.sentence and verdict.test.of[1:] in verdict.sentence
+        assert verdict.verdicts["NC"] == word and words in verdict.sentence and verdict.of[1:] in verdict.sentence
         again = Verdict.from_dict(json.loads(to_json(verdict.as_dict())))
         assert (again.verdicts, again.a2_cost, again.sentence) == (verdict.verdicts, cost, verdict.sentence)
         told = summary([verdict])

@@ -130,6 +130,19 @@ def test_the_sentence_names_the_head_that_costs_most(scope, prompts):
     )
 
 
+def test_what_all_second_maps_of_a_layer_cost_is_read_by_layer(scope, prompts):
+    """In mini-diff A2 works in layer 0 alone."""
+    reading = readings.ablations(scope, prompts[:2], what="A2")
+    plain, _ = one_by_one(scope, prompts[:2])
+    for layer in range(3):
+        change = one_by_one(scope, prompts[:2], edits.zero_a2(layer))[0] - plain
+        np.testing.assert_allclose(reading.estimates["layer_change_of_prompt"].sel(layer=layer), change, rtol=1e-3, atol=1e-4)
+    changes = reading.estimates["layer_change"]
+    assert float(changes[0]) < -3 and abs(changes[1:]).max() < 1 and " Without all of a layer: L0 −" in reading.sentence
+    alone = readings.ablations(scope, prompts[:2], what="A2", layers=[1])  # of one layer that is all there is
+    assert "Without all of a layer" not in alone.sentence
+
+
 @pytest.fixture
 def planted(scope, prompts, monkeypatch):
     """Sentences about three prompts whose log-odds every edit, by its words, changes by what a table says."""

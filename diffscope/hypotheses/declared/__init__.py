@@ -14,6 +14,7 @@ from diffscope.hypotheses.declared import (
     noise_symmetry,
     primary,
     robustness,
+    signed_heads,
     sinks,
     sparsity,
 )
@@ -44,6 +45,7 @@ _MODULES = (
     sparsity,
     sinks,
     low_rank,
+    signed_heads,
     information_flow,
     gradient_dynamics,
     robustness,

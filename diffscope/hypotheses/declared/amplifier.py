@@ -10,7 +10,7 @@ import numpy as np
 import xarray as xr
 
 from diffscope.hypotheses.contrast import contrast, noted, require_differential, require_series
-from diffscope.hypotheses.declared.noise_symmetry import ANSWERING, AT_LAST, UNTRAINED, WEIGHTED
+from diffscope.hypotheses.declared.noise_symmetry import ANSWERING, AT_LAST, UNTRAINED
 from diffscope.hypotheses.declared.sources import NOTES, REVIEW
 from diffscope.hypotheses.declared.steps import AS_TRAINED, growth, log_steps
 from diffscope.hypotheses.evidence.quantities import amplifier as amplified
@@ -18,6 +18,7 @@ from diffscope.hypotheses.evidence.quantities import lambda_fit
 from diffscope.hypotheses.inference import Observed
 from diffscope.hypotheses.rules import BELOW, Quantity, declare
 from diffscope.hypotheses.subjects import Models
+from diffscope.hypotheses.weights import BY, KNOCK_OUT, WEIGHTED
 from diffscope.stats.formulas import cmrr
 
 QUANTITIES = {
@@ -73,7 +74,7 @@ def amplifier(models: Models) -> dict[str, Observed]:
     asks={"floor": BELOW, "gain": BELOW},
     source=f"{REVIEW}: (1 − λ) must approach 0; unilm issue 1699 on λ over training",
     statistic="growth of amplifier's quantities from the first checkpoint to the last: slope over log2(1 + step), times the "
-    "range of that; heads weighted by A1's mass on the answer at the last checkpoint",
+    f"range of that; heads {BY[KNOCK_OUT]} at the last checkpoint",
     controls=("pairing: A2 of the layer's other heads", AS_TRAINED),
     quantities={
         name: Quantity(f"growth of {QUANTITIES[name].label}", QUANTITIES[name].margin, short=QUANTITIES[name].short)

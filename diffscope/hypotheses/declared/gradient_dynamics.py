@@ -12,6 +12,7 @@ from diffscope.hypotheses.evidence.quantities import pulls
 from diffscope.hypotheses.inference import Observed
 from diffscope.hypotheses.rules import BELOW, Quantity, declare
 from diffscope.hypotheses.subjects import Models
+from diffscope.hypotheses.weights import BY, KNOCK_OUT
 
 
 @declare(
@@ -21,7 +22,7 @@ from diffscope.hypotheses.subjects import Models
     source=f"{REVIEW}: experiment 3 for noise cancellation; {SENSITIVITY} on opposed gradients; unilm: their ratio is near λ",
     statistic="gradients on the scores of the queries that the answer's first tokens follow, mean over checkpoints weighted by "
     "log2(1 + step): cosine of descent with the gradient of 1 − overlap on irrelevant tokens; cosine between the two branches; "
-    "log2 of their norms' ratio; heads weighted by A1's mass on the answer at the last checkpoint",
+    f"log2 of their norms' ratio; heads {BY[KNOCK_OUT]} at the last checkpoint",
     controls=(AS_TRAINED,),
     quantities={
         "push": Quantity("descent of the loss towards less overlap on irrelevant tokens (cosine)", 0.02),

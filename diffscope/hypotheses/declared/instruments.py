@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from diffscope.hypotheses.contrast import contrast, noted, require_differential
-from diffscope.hypotheses.declared.noise_symmetry import ANSWERING, UNTRAINED, WEIGHTED
+from diffscope.hypotheses.declared.noise_symmetry import ANSWERING, UNTRAINED
 from diffscope.hypotheses.declared.sources import PAPER, REVIEW
 from diffscope.hypotheses.evidence.attribution import attributed
 from diffscope.hypotheses.evidence.injection import SIGMA, injected, log_odds_lost
@@ -16,6 +16,7 @@ from diffscope.hypotheses.inference import Observed
 from diffscope.hypotheses.kept import KeptModels
 from diffscope.hypotheses.rules import ABOVE, Quantity, declare
 from diffscope.hypotheses.subjects import Models
+from diffscope.hypotheses.weights import WEIGHTED
 
 NATS = 0.1
 

@@ -6,7 +6,7 @@ import xarray as xr
 
 from diffscope.hypotheses.arms import formed, minus
 from diffscope.hypotheses.contrast import contrast, noted, require_differential
-from diffscope.hypotheses.declared.noise_symmetry import UNTRAINED, WEIGHTED
+from diffscope.hypotheses.declared.noise_symmetry import UNTRAINED
 from diffscope.hypotheses.declared.pairs import CONTROLS, ONE_PAIR
 from diffscope.hypotheses.declared.primary import BASELINES, SAME
 from diffscope.hypotheses.declared.sources import NOTES, PAPER
@@ -14,6 +14,7 @@ from diffscope.hypotheses.evidence.quantities import NORMALISATIONS, answer_mass
 from diffscope.hypotheses.inference import Observed
 from diffscope.hypotheses.rules import ABOVE, BELOW, Missing, Quantity, declare
 from diffscope.hypotheses.subjects import Models, Pair
+from diffscope.hypotheses.weights import WEIGHTED
 
 WORDS = {
     "share": "share of |D|",

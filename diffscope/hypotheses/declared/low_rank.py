@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from diffscope.hypotheses.contrast import contrast, require_differential
-from diffscope.hypotheses.declared.noise_symmetry import UNTRAINED, WEIGHTED
+from diffscope.hypotheses.declared.noise_symmetry import UNTRAINED
 from diffscope.hypotheses.declared.sources import NOTES
 from diffscope.hypotheses.evidence.answers import with_answer
 from diffscope.hypotheses.evidence.quantities import rank_ratios
@@ -17,6 +17,7 @@ from diffscope.hypotheses.inference import Observed
 from diffscope.hypotheses.kept import KeptModels
 from diffscope.hypotheses.rules import ABOVE, BELOW, NONE, Quantity, declare
 from diffscope.hypotheses.subjects import Models
+from diffscope.hypotheses.weights import WEIGHTED
 from diffscope.scope import Scope
 from diffscope.stats.formulas.rank import DEFINITIONS
 
@@ -64,8 +65,13 @@ def low_rank(models: Models | KeptModels) -> dict[str, Observed]:
         return observed | models.outcomes(*(f"low_{rank}" for rank in LOW_RANKS), "mean", "uniform", "zero")
     if not models.scopes:
         return observed
-    each = [rises(scope, models.few, _others(scope, models)) for scope in models.scopes]
-    return observed | {name: Observed(np.stack([rise[name] for rise in each])) for name in each[0]}
+    each = models.take_of_trained(stand_ins)
+    return observed | {name: Observed(np.stack([rise[name] for rise in each])) for name in each[0] if name != "distance"}
+
+
+def stand_ins(scope: Scope, models: Models) -> dict[str, np.ndarray]:
+    """By how much each stand-in for A2 raises the loss of every answer, (prompt,) in nats."""
+    return rises(scope, models.few, _others(scope, models))
 
 
 def _others(scope: Scope, models: Models) -> list[list[int]]:

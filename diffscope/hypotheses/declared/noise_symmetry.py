@@ -11,11 +11,11 @@ from diffscope.hypotheses.evidence.quantities import shared_noise
 from diffscope.hypotheses.inference import Observed
 from diffscope.hypotheses.rules import ABOVE, Quantity, declare
 from diffscope.hypotheses.subjects import Models
+from diffscope.hypotheses.weights import BY, KNOCK_OUT, WEIGHTED
 
 UNTRAINED = "untrained models of the same architecture, with scores as far apart as the trained ones' and their λ"
-WEIGHTED = "mean over heads, weighted by A1's mass on the answer"
-ANSWERING = "all heads, weighted by A1's mass on the answer; the answering query"
-AT_LAST = "all heads, weighted by A1's mass on the answer at the last checkpoint; the answering query"
+ANSWERING = f"all heads, {BY[KNOCK_OUT]}; the answering query"
+AT_LAST = f"all heads, {BY[KNOCK_OUT]} at the last checkpoint; the answering query"
 KINDS = {"": ("overlap", 0.02), "_cosine": ("cosine", 0.02), "_js": ("Jensen–Shannon divergence", 0.01)}
 SHARED = {
     "sharing": "sharing on irrelevant tokens above the pairing control",
@@ -65,7 +65,7 @@ def noise_symmetry(models: Models) -> dict[str, Observed]:
     asks={"sharing": ABOVE},
     source=f"{REVIEW}: experiments 1 and 3 for noise cancellation, across training stages; unilm issue 1661",
     statistic="growth of noise-symmetry's quantities from the first checkpoint to the last: slope over log2(1 + step), times the "
-    "range of that; heads weighted by A1's mass on the answer at the last checkpoint",
+    f"range of that; heads {BY[KNOCK_OUT]} at the last checkpoint",
     controls=("those of noise-symmetry", AS_TRAINED),
     quantities={name: Quantity(f"growth of {quantity.label}", quantity.margin) for name, quantity in QUANTITIES.items()},
     predictions={"NC": {"sharing": ABOVE}},

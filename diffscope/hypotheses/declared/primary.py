@@ -36,6 +36,7 @@ OCTAVES = 0.15  # of steps: formation repeated on another processor moves by a t
 NATS = IDLE  # of log-odds: odds by two thirds
 PER_DOUBLING = 0.2  # nats
 SIGMA = 0.5  # standard deviation of the injected noise, in units of the scaled scores
+BY_COST = "cmrr_over_paired_by_cost"
 BY_HEAD = {"heads": "cmrr_over_paired_by_head", "weights": "answer_mass"}  # (arm, seed, layer, head)
 WHOLE = "whole models; all prompts that runs are scored on"
 SAME = ("same data, order and parameters within 1 %; the learning rate tuned for each arm on seeds not used again",)
@@ -186,7 +187,10 @@ def slopes_of(values: xr.DataArray) -> dict[str, xr.DataArray]:
     f"maps (σ = {SIGMA:g}) does to a head's output over what the same noise does (dB); heads weighted by A1's mass on the "
     "answer; DIFF's heads minus the same heads with A2 of another head",
     controls=("A2 of another head of the layer",),
-    quantities={"diff": Quantity("common-mode rejection above that with another head's A2 (dB)", 3.0, within=1.0)},
+    quantities={
+        "diff": Quantity("common-mode rejection above that with another head's A2 (dB)", 3.0, within=1.0),
+        "by_cost": Quantity("the same, heads weighted by what they cost the answer (dB)", 3.0, within=1.0),
+    },
     predictions={"NC": {"diff": ABOVE}, "SP": {"diff": NONE}},
     of="all heads of DIFF, weighted by A1's mass on the answer; the answering query",
     inside=True,
@@ -202,7 +206,11 @@ def common_noise(cohort: xr.Dataset) -> dict[str, Observed]:
         heads = {name: of.transpose("seed", "layer", "head").values[places] for name, of in of_heads.items()}
     seeds = tuple(int(seed) for seed in cohort["seed"].values[places])
     note = remarks(cohort, places, ("diff",))
-    return {"diff": Observed(values.values[places, None], prompts="nested", seeds=seeds, note=note, **heads)}
+    observed = {"diff": Observed(values.values[places, None], prompts="nested", seeds=seeds, note=note, **heads)}
+    if BY_COST in cohort:  # not what was declared: the first view of every mechanism, beside it
+        by_cost = of_arm(cohort[BY_COST], "diff").values[places, None]
+        observed["by_cost"] = Observed(by_cost, prompts="nested", seeds=seeds)
+    return observed
 
 
 def at_sigma(values: xr.DataArray) -> xr.DataArray:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 
 from diffscope.hypotheses.contrast import contrast, require_series
-from diffscope.hypotheses.declared.noise_symmetry import WEIGHTED
 from diffscope.hypotheses.declared.pairs import CONTROLS, ONE_PAIR
 from diffscope.hypotheses.declared.sources import REVIEW
 from diffscope.hypotheses.declared.steps import AS_TRAINED, growth, log_steps
@@ -13,6 +12,7 @@ from diffscope.hypotheses.evidence.quantities import sink_shares
 from diffscope.hypotheses.inference import Observed
 from diffscope.hypotheses.rules import BELOW, Quantity, declare
 from diffscope.hypotheses.subjects import Models, Pair
+from diffscope.hypotheses.weights import WEIGHTED
 
 UNABLE = "any second map that has a sink takes from it, whatever else it does"
 NEEDS_ONE = "Of models without a sink (a share of the first token near 0) it says nothing."

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from diffscope.hypotheses.contrast import contrast, noted, require_differential
-from diffscope.hypotheses.declared.noise_symmetry import UNTRAINED, WEIGHTED
+from diffscope.hypotheses.declared.noise_symmetry import UNTRAINED
 from diffscope.hypotheses.declared.pairs import CONTROLS, ONE_PAIR
 from diffscope.hypotheses.declared.sources import DEX, REVIEW
 from diffscope.hypotheses.evidence.quantities import sparser, sparsity_of_maps
 from diffscope.hypotheses.inference import Observed
 from diffscope.hypotheses.rules import ABOVE, Quantity, declare
 from diffscope.hypotheses.subjects import Models, Pair
+from diffscope.hypotheses.weights import WEIGHTED
 
 SOURCE = f"{REVIEW}: experiment 2 for sparsification; {DEX}, with which notes on it disagree"
 UNABLE = "cancelling shared noise leaves a sparser map as well"

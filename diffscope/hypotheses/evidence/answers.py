@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
-import xarray as xr
 
-from diffscope import edits
 from diffscope.edits import Edit
 from diffscope.lab import scoring
 from diffscope.scope import Scope
@@ -30,14 +27,3 @@ def answers(scope: Scope, prompts: Sequence[Prompt], *edits: Edit) -> scoring.An
 def with_answer(prompt: Prompt) -> list[int]:
     """A prompt's tokens with those of its answer but the last, which nothing follows."""
     return [*prompt.ids, *prompt.answer[:-1]]
-
-
-def lost_without_heads(scope: Scope, prompts: Sequence[Prompt]) -> xr.DataArray:
-    """By how much the loss of the answer rises without each head, (layer, head, prompt), in nats; NaN where there is no head."""
-    layers = scope.capture(prompts[0].ids).layers
-    before = answers(scope, prompts).loss
-    lost = np.full((len(layers), max(layer.n_heads for layer in layers), len(prompts)), np.nan)
-    for number, layer in enumerate(layers):
-        for head in range(layer.n_heads):
-            lost[number, head] = answers(scope, prompts, edits.ablate_heads(layer.layer, head)).loss - before
-    return xr.DataArray(lost, dims=("layer", "head", "prompt"))

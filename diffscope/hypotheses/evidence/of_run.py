@@ -41,7 +41,9 @@ from diffscope.tasks.retrieval import TEMPLATE, Prompt, Retrieval
 
 EVIDENCE = "evidence.nc"
 #: Raised by one where what is taken of a run would come out otherwise, or be named otherwise, than in the files that there are.
-EVIDENCE_FORMAT = 1
+EVIDENCE_FORMAT = 2
+#: Formats that are read: what the first lacks, costs of A2, A1's mass on irrelevant tokens and untrained layers, was not kept.
+READABLE = (1, 2)
 SEEDED = re.compile(r"seed-\d+")  # the folder of a run of a cohort
 FIRST_SEED = 60_000  # prompts of no other purpose have these seeds
 LENGTH = 256
@@ -79,10 +81,10 @@ def evidence_of_run(
         quantity of :mod:`diffscope.hypotheses.evidence.quantities`, named LABEL.NAME. ``weight`` (step, distractors, layer,
         head): A1's mass on the answer. ``end_value`` and ``end_error`` (end_quantity, distractors, layer, head): the same of what
         is taken at the end alone. ``null`` (quantity, untrained, step, distractors): of the untrained models, weighted mean
-        over heads. ``lam``, ``lambda_star`` (step, distractors, layer), ``lam_init`` (layer,). ``outcome`` and ``outcome_error``
-        (measure, step, distractors): the answers' ``loss``, ``log_odds``, ``right``, the loss of text, and what stand-ins for A2
-        cost at the end. All float32; NaN where something is not defined, or not taken at that step. Attributes say how it was
-        made.
+        over heads, and ``null_by_layer`` (…, layer): mean over the heads of each layer alike. ``lam``, ``lambda_star`` (step,
+        distractors, layer), ``lam_init`` (layer,). ``outcome`` and ``outcome_error`` (measure, step, distractors): the answers'
+        ``loss``, ``log_odds``, ``right``, the loss of text, and at the end what stand-ins for A2 cost, and to lose it in a layer.
+        All float32; NaN where something is not defined, or not taken at that step. Attributes say how it was made.
     """
     folder = Path(folder)
     names = _names_of(folder)
@@ -133,13 +135,13 @@ def keep_evidence(
 
 
 def outdated(folder: str | Path) -> list[str]:
-    """The runs of a cohort, ``ARM/seed-N``, whose evidence is of another format than this, or is missing."""
+    """The runs of a cohort, ``ARM/seed-N``, whose evidence is of a format that is not read here, or is missing."""
     names = []
     for run in sorted(
         path for path in Path(folder).glob("*/seed-*") if (path / "config.json").is_file() or (path / EVIDENCE).is_file()
     ):
         path = run / EVIDENCE
-        if not path.is_file() or open_statistics(path).attrs.get("format") != EVIDENCE_FORMAT:
+        if not path.is_file() or open_statistics(path).attrs.get("format") not in READABLE:
             names.append(f"{run.parent.name}/{run.name}")
     return names
 
@@ -154,10 +156,10 @@ def open_evidence(path: str | Path) -> xr.Dataset:
     """
     path = Path(path)
     dataset = open_statistics(path)
-    if (found := dataset.attrs.get("format")) != EVIDENCE_FORMAT:
+    if (found := dataset.attrs.get("format")) not in READABLE:
         raise DiffscopeError(
-            f"{path} has format {found} of evidence, and format {EVIDENCE_FORMAT} is read here; take it anew with: "
-            "diffscope train RECIPE --out FOLDER --evidence"
+            f"{path} has format {found} of evidence, and formats {', '.join(map(str, READABLE))} are read here; take it "
+            "anew with: diffscope train RECIPE --out FOLDER --evidence"
         )
     folder = path.absolute().parent
     here = f"{folder.parent.name}/{folder.name}"
@@ -239,10 +241,13 @@ def _named(functions: Sequence[Callable], taken: LastQuery | xr.Dataset) -> dict
 
 def _untrained(
     scope: Scope, seed: int, cells: Mapping[int, Sequence[Prompt]], rows: Sequence[Mapping[int, _Taken]]
-) -> dict[tuple[int, int], dict[str, float]]:
-    """Weighted means over the heads of an untrained model made like each checkpoint, by number of the checkpoint and cell."""
+) -> dict[tuple[int, int], dict[str, np.ndarray]]:
+    """Means over heads of an untrained model made like each checkpoint, by number of the checkpoint and cell.
+
+    Each array is of all heads, weighted by A1's mass on the answer, and then of the heads of each layer alike: (1 + layer,).
+    """
     model = Scope(untrained_like(scope.model, seed), scope.tokenizer, "untrained", scope.family)
-    table: dict[tuple[int, int], dict[str, float]] = {}
+    table: dict[tuple[int, int], dict[str, np.ndarray]] = {}
     for count, prompts in cells.items():
         batches = _captured(model, prompts)
         matches = [row[count].last_query.matches for row in rows]
@@ -255,8 +260,14 @@ def _untrained(
             if last_query.differential and number == len(matches) - 1:  # of trained models, too, they are judged at the end alone
                 values |= _named(FROM_INJECTION, injected(model, few, match))
                 values |= _named(FROM_ATTRIBUTION, attributed(model, few, match))
-            table[number, count] = {name: float(weighted(array, weights, HEADS).mean()) for name, array in values.items()}
+            table[number, count] = {name: _means_over_heads(array, weights) for name, array in values.items()}
     return table
+
+
+def _means_over_heads(array: xr.DataArray, weights: xr.DataArray) -> np.ndarray:
+    """Mean over prompts of the weighted mean over all heads, and of the mean over the heads of each layer: (1 + layer,)."""
+    whole = weighted(array, weights, HEADS).mean()
+    return np.append(whole, weighted(array, None, ["head"]).mean("prompt"))
 
 
 def _assembled(rows: Sequence[Mapping[int, _Taken]], labels: Sequence[int], null: Sequence[dict]) -> xr.Dataset:
@@ -267,10 +278,12 @@ def _assembled(rows: Sequence[Mapping[int, _Taken]], labels: Sequence[int], null
     names, value, error = _means([of.values for of in taken], shape)
     ends, end_value, end_error = _means([of.ends for of in taken[-len(counts) :]], shape[1:])
     measures, outcome, outcome_error = _means([of.outcomes for of in taken], shape)
-    nulls = np.full((len(names), len(null), *shape), np.nan, np.float32)
+    layers = taken[0].last_query.layers.sizes["layer"]
+    nulls = np.full((len(names), len(null), *shape, 1 + layers), np.nan, np.float32)
     for model, table in enumerate(null):
         for (step, count), means in table.items():
-            nulls[:, model, step, counts.index(count)] = [means.get(name, np.nan) for name in names]
+            for name in set(names) & set(means):
+                nulls[names.index(name), model, step, counts.index(count)] = means[name]
 
     def by_layer(name: str) -> np.ndarray:
         return np.stack([of.last_query.layers[name].values for of in taken]).reshape(*shape, -1).astype(np.float32)
@@ -284,7 +297,8 @@ def _assembled(rows: Sequence[Mapping[int, _Taken]], labels: Sequence[int], null
             "end_value": (("end_quantity", *by_head[1:]), end_value),
             "end_error": (("end_quantity", *by_head[1:]), end_error),
             "weight": (by_head, weight.reshape(*shape, *weight.shape[1:])),
-            "null": (("quantity", "untrained", *CELL), nulls),
+            "null": (("quantity", "untrained", *CELL), nulls[..., 0]),
+            "null_by_layer": (("quantity", "untrained", *CELL, "layer"), nulls[..., 1:]),
             "outcome": (("measure", *CELL), outcome),
             "outcome_error": (("measure", *CELL), outcome_error),
             "lam": ((*CELL, "layer"), by_layer("lam")),

@@ -21,6 +21,13 @@ Function = TypeVar("Function", bound=Read)
 NORMALISATIONS = ("share", "raw", "signed", "positive")
 SIGNS = {"rho": ("", 1), "cosine": ("_cosine", -1), "js": ("_js", 1)}  # ρ and JS are small where maps agree, a cosine is large
 
+#: the key set whose mass in A1 a ratio is over, and quantities that are one ratio minus another, by the label they are kept under
+RATIOS = {
+    "key_gain": dict.fromkeys(NORMALISATIONS, "answer"),
+    "amplifier": {"noise_gain": "irrelevant", "noise_gain_without_needles": "context", "signal_gain": "answer"},
+}
+DIFFERENCES = {"amplifier": {"gain": ("noise_gain", "signal_gain")}}
+
 _LABELS: dict[Read, str] = {}
 
 
@@ -66,8 +73,8 @@ def amplifier(last_query: LastQuery) -> Quantities:
         quantities[f"floor{end}"] = floor - _on(heads["paired_floor"], name)
         quantities[f"floor_itself{end}"] = floor
         quantities[f"excess{end}"] = octaves(_on(heads["residual"], name) / floor)
-        quantities[f"noise_gain{end}"] = _on(heads["absolute"], name) / _a1(last_query, name)
-    quantities["signal_gain"] = _d(last_query, "raw") / _a1(last_query, "answer")
+        quantities[f"noise_gain{end}"] = _on(heads["absolute"], name) / a1_on(last_query, name)
+    quantities["signal_gain"] = _d(last_query, "raw") / a1_on(last_query, "answer")
     quantities["gain"] = quantities["noise_gain"] - quantities["signal_gain"]
     lam = heads["lam"] / heads["gain"]
     quantities["lam"] = lam
@@ -78,7 +85,7 @@ def amplifier(last_query: LastQuery) -> Quantities:
 @kept_as("key_gain")
 def key_gain(last_query: LastQuery) -> Quantities:
     """The answer's mass in D over that in A1, minus 1: a ratio of sums over prompts, in four normalisations."""
-    before = _a1(last_query, "answer")
+    before = a1_on(last_query, "answer")
     return {name: _d(last_query, name) / before - 1 for name in NORMALISATIONS}
 
 
@@ -87,6 +94,12 @@ def answer_mass(last_query: LastQuery) -> Quantities:
     """The answer's and the other sentences' mass in D, in four normalisations."""
     masses = {name: _d(last_query, name) for name in NORMALISATIONS}
     return masses | {"needles": _d(last_query, "share", "needles"), "a1": _mass(last_query, "A1", "answer", "share")}
+
+
+@kept_as("a1_mass")
+def a1_mass(last_query: LastQuery) -> Quantities:
+    """A1's mass on the irrelevant tokens and on the text, which noise gains are over."""
+    return {name: _mass(last_query, "A1", name, "raw") for name in ("irrelevant", "context")}
 
 
 @kept_as("sparser")
@@ -207,10 +220,15 @@ def share_when(last_query: LastQuery, right: np.ndarray) -> Quantities:
     return {"right": share.where(is_right), "wrong": share.where(~is_right)}
 
 
-FROM_LAST_QUERY = (shared_noise, amplifier, key_gain, answer_mass, sparser, sparsity_of_maps, sink_shares)
+FROM_LAST_QUERY = (shared_noise, amplifier, key_gain, answer_mass, a1_mass, sparser, sparsity_of_maps, sink_shares)
 FROM_FLOWS = (flow_shares, pulls)
 FROM_INJECTION = (rejected_noise,)
 FROM_ATTRIBUTION = (taken_back,)
+
+
+def a1_on(last_query: LastQuery, span: str) -> xr.DataArray:
+    """A1's mass on a key set, mean over prompts: (layer, head)."""
+    return _mass(last_query, "A1", span, "raw").mean("prompt")
 
 
 def octaves(ratio: xr.DataArray) -> xr.DataArray:
@@ -228,8 +246,3 @@ def _mass(last_query: LastQuery, name: str, span: str, normalisation: str) -> xr
 
 def _d(last_query: LastQuery, normalisation: str, span: str = "answer") -> xr.DataArray:
     return _mass(last_query, "D", span, normalisation)
-
-
-def _a1(last_query: LastQuery, span: str) -> xr.DataArray:
-    """A1's mass on a key set, mean over prompts: (layer, head)."""
-    return _mass(last_query, "A1", span, "raw").mean("prompt")

@@ -23,14 +23,15 @@ def rises(scope: Scope, prompts: Sequence[Prompt], others: Sequence[Sequence[int
     scope : Scope
     prompts : sequence of Prompt
     others : sequence of token ids
-        Other prompts with their answers, whose mean map is one of the stand-ins.
+        Other prompts with their answers, whose mean map, and whose mean by distance, are two of the stand-ins.
     """
     before = answers(scope, prompts).loss
     stand_ins = {f"low_{rank}": edits.low_rank_a2(rank, normalise=True) for rank in LOW_RANKS}
     stand_ins |= {"uniform": edits.uniform_a2(), "zero": edits.zero_a2()}
     table = {name: answers(scope, prompts, edit).loss - before for name, edit in stand_ins.items()}
-    try:
-        table["mean"] = answers(scope, prompts, edits.mean_a2(scope, others)).loss - before
-    except PromptError:  # prompts of several lengths have no mean map
-        table["mean"] = np.full(len(before), np.nan)
+    for name, of_others in (("mean", edits.mean_a2), ("distance", edits.positional_a2)):
+        try:
+            table[name] = answers(scope, prompts, of_others(scope, others)).loss - before
+        except PromptError:  # prompts of several lengths have no mean map, and there may be no others
+            table[name] = np.full(len(before), np.nan)
     return table

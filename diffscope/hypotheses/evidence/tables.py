@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import xarray as xr
 
 HEADS = ["layer", "head"]
+COSTS_NOTHING = 0.1  # nats of the answer's loss, of all heads of a layer
 ANSWERS = 0.1  # a head answers if this much of A1 is on the answer
 
 
@@ -20,25 +21,76 @@ class Table:
     ----------
     values : mapping of str to DataArray (prompt, layer, head), or (prompt,)
     weights : DataArray (layer, head), optional
-        What heads count with, by default A1's mass on the answer; None of what has no heads.
+        A1's mass on the answer, which heads count with unless there are costs; None of what has no heads.
+    costs : DataArray (layer, head), optional
+        What heads cost the answer, in nats: then they count with that.
+    over : mapping of str to DataArray (layer, head), or None
+        Of ratios of masses, the mass that each head's is divided by: weighted by costs they are ratios of weighted sums, since a
+        head that hardly looks at what is divided by has a ratio without a bound. None where it was not kept: then the ratio is
+        undefined.
+    differences : mapping of str to (str, str)
+        Quantities that are one ratio minus another; weighted by costs they are the difference of the two ratios of sums.
+    second : mapping of str to DataArray, optional
+        The values where heads count with A1's mass, if these are others.
+    weighted_by : str
+        How heads are weighted, as :data:`diffscope.hypotheses.weights.BY` names it.
     """
 
     values: Mapping[str, xr.DataArray]
     weights: xr.DataArray | None = None
+    costs: xr.DataArray | None = None
+    over: Mapping[str, xr.DataArray | None] = field(default_factory=dict)
+    differences: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    second: Mapping[str, xr.DataArray] | None = None
+    weighted_by: str = ""
 
     def mean(self, name: str) -> xr.DataArray:
         """A quantity of the model, (prompt,): the mean over all heads, weighted. What is undefined or infinite is left out."""
-        return weighted(self.values[name], self.weights, HEADS)
+        return self._weighted(name, HEADS)
+
+    def by_answer(self, name: str) -> xr.DataArray | None:
+        """The same with heads weighted by A1's mass on the answer, (prompt,); None if :meth:`mean` is that already."""
+        if self.costs is None or "head" not in self.values[name].dims:
+            return None
+        return weighted((self.second or self.values)[name], self.weights, HEADS)
 
     def by_layer(self, name: str) -> np.ndarray | None:
-        """The same within each layer, mean over prompts: (layer,)."""
-        values = self.values[name]
-        return None if "head" not in values.dims else weighted(values, self.weights, ["head"]).mean("prompt").values
+        """The mean within each layer and over prompts, (layer,).
+
+        Heads count as in :meth:`mean`, but alike in a layer whose heads cost next to nothing: what they cost is chance there.
+        """
+        return None if "head" not in self.values[name].dims else self._weighted(name, ["head"]).mean("prompt").values
 
     def by_head(self, name: str) -> np.ndarray | None:
         """Mean over prompts of every head alone, (layer, head)."""
         values = self.values[name]
         return None if "head" not in values.dims else _finite(values).mean("prompt").transpose(*HEADS).values
+
+    def counting(self, name: str) -> xr.DataArray | None:
+        """What heads count with for a quantity, (layer, head); None if they have no weights, or are not of one mean."""
+        if self.costs is None:
+            return self.weights
+        if name in self.differences:
+            return None
+        if name not in self.over:
+            return self.costs
+        over = self.over[name]
+        return xr.full_like(self.costs, np.nan) if over is None else self.costs * over
+
+    def lacks(self, name: str) -> str:
+        """Why a quantity is undefined with heads weighted by costs; empty if it is not, for all that is known here."""
+        parts = self.differences.get(name, (name,))
+        unknown = self.costs is not None and any(part in self.over and self.over[part] is None for part in parts)
+        return "what it is divided by was not kept head by head, and a ratio of sums over heads needs that" if unknown else ""
+
+    def _weighted(self, name: str, dims: list[str]) -> xr.DataArray:
+        if self.costs is not None and name in self.differences:
+            first, second = (self._weighted(part, dims) for part in self.differences[name])
+            return first - second
+        whole = self
+        if self.costs is not None and dims == ["head"]:
+            whole = replace(self, costs=self.costs.where(self.costs.sum("head") >= COSTS_NOTHING, 1.0))
+        return weighted(self.values[name], whole.counting(name), dims)
 
     def apart(self, names: Sequence[str]) -> Table:
         """With some quantities of heads that answer and of the others, each head alike: ``NAME_answering``, ``NAME_others``."""

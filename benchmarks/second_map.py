@@ -1,0 +1,99 @@
+"""What the second map does in each layer of a model: what its loss costs, whose signs matter, what can stand in, where it looks.
+
+    python -m benchmarks.second_map mini-diff
+
+Rises of the answer's loss in nats, mean over prompts ± standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+import xarray as xr
+
+import diffscope
+from diffscope import edits
+from diffscope.edits import Edit
+from diffscope.hypotheses import Settings
+from diffscope.hypotheses.evidence.answers import answers, with_answer
+from diffscope.hypotheses.evidence.costs import lost_without_a2, lost_without_heads
+from diffscope.hypotheses.evidence.signs import previous_token_share, rises_by_signs, rises_when_blind
+from diffscope.scope import Scope
+from diffscope.tasks.retrieval import Prompt
+
+CHANGES = {"negative": "D's negative weights set to 0", "scattered": "as much added at random keys", "plus": "A1 + λA2"}
+BLIND = {
+    "A2": "A2 does not see the token before the answer's number",
+    "A1": "A1 does not see it",
+    "A2 elsewhere": "A2 does not see the one before that",
+}
+
+
+def main() -> None:
+    """Print a table by layer, and beneath it what the maps have to see."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", default="mini-diff")
+    parser.add_argument("--prompts", type=int, default=20)
+    parser.add_argument("--length", type=int, default=256, help="tokens a prompt")
+    parser.add_argument("--distractors", type=int, default=24)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    scope = diffscope.load(options.model)
+    settings = Settings(prompts=options.prompts, length=options.length, needles=options.distractors + 1)
+    prompts = settings.prompts_for(scope)
+    print(f"| {scope.name}, {len(prompts)} prompts | {' | '.join(f'layer {layer}' for layer in scope.layers)} |")
+    print("|---" * (1 + len(scope.layers)) + "|")
+    for words, cells in rows(scope, prompts, settings):
+        print(f"| {words} | {' | '.join(cells)} |", flush=True)
+    for words, of in zip(BLIND.values(), rises_when_blind(scope, prompts).sel(blind=list(BLIND))):
+        print(f"{words}: {mean(of)}")
+
+
+def rows(scope: Scope, prompts: Sequence[Prompt], settings: Settings) -> Iterator[tuple[str, list[str]]]:
+    """What is measured, and its cell in each layer."""
+    a2 = lost_without_a2(scope, prompts).sel(measure="loss")
+    yield "without A2", [mean(of) for of in a2["layer_together"]]
+    yield "without A2 of one head", [", ".join(map(mean, of)) for of in a2["alone"]]
+    yield "without a whole head", [", ".join(map(mean, of)) for of in lost_without_heads(scope, prompts).sel(measure="loss")]
+    signs = rises_by_signs(scope, prompts)
+    for name, words in CHANGES.items():
+        yield words, [mean(of) for of in signs["layers"].sel(change=name)]
+    before = answers(scope, prompts).loss
+    for words, edit in stand_ins(scope, settings).items():
+        yield words, [mean(answers(scope, prompts, edit(layer)).loss - before) for layer in scope.layers]
+    shares = previous_token_share(scope, prompts).mean("prompt")
+    for name in ("a2", "a1"):
+        cells = [", ".join(f"{value:.2f}" for value in of if np.isfinite(value)) for of in shares[name].values]
+        yield f"{name.upper()} on the token before the number, by head", cells
+
+
+def stand_ins(scope: Scope, settings: Settings) -> dict[str, Callable[[int], Edit]]:
+    """What is put in A2's place in a layer, and A1 taken out, by words."""
+    others = [with_answer(prompt) for prompt in replace(settings, seed=settings.seed + 1).prompts_for(scope)]
+    longest = max(map(len, others))
+    others = [ids for ids in others if len(ids) == longest]
+    every = range(longest)
+    return {
+        "without A1": lambda layer: edits.knock_out(every, every, branch=1, layers=layer),
+        "A2 uniform": edits.uniform_a2,
+        "A2 = its mean over other prompts": lambda layer: edits.mean_a2(scope, others, layers=layer),
+        "A2 = its mean at each distance": lambda layer: edits.positional_a2(scope, others, layers=layer),
+        "A2 of head 0 in all heads": lambda layer: edits.a2_of_head(0, layers=layer),
+        "A2 of the last head in all": lambda layer: edits.a2_of_head(
+            scope.capture(others[0]).layers[0].n_heads - 1, layers=layer
+        ),
+    }
+
+
+def mean(rises: np.ndarray | xr.DataArray) -> str:
+    """The mean over prompts ± its standard error."""
+    values = np.asarray(rises, dtype=float)
+    return "–" if np.isnan(values).all() else f"{values.mean():.2f} ± {values.std(ddof=1) / np.sqrt(len(values)):.2f}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""What heads and second maps cost the answer, and heads weighted by that."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray as xr
+
+import diffscope
+from diffscope import edits
+from diffscope.errors import DiffscopeError
+from diffscope.hypotheses import Models, Settings, run
+from diffscope.hypotheses.evidence import of_run
+from diffscope.hypotheses.evidence.answers import answers
+from diffscope.hypotheses.evidence.costs import lost_without_a2, lost_without_heads
+from diffscope.hypotheses.evidence.quantities import amplifier, rejected_noise, shared_noise, sparser
+from diffscope.hypotheses.evidence.tables import Table
+from diffscope.hypotheses.inference import Estimate, Observed, estimate
+from diffscope.hypotheses.kept import kept_of, open_kept
+from diffscope.hypotheses.rules import Missing
+from diffscope.hypotheses.verdicts import Verdict
+
+OLD = Path(__file__).parents[2] / "benchmarks" / "results" / "laptop"
+
+
+@pytest.fixture(scope="module")
+def scope():
+    return diffscope.load("mini-diff")
+
+
+def test_costs_are_rises_of_the_loss_and_falls_of_the_log_odds(scope, prompts):
+    before = answers(scope, prompts[:2])
+    heads = lost_without_heads(scope, prompts[:2])
+    without = answers(scope, prompts[:2], edits.ablate_heads(0, 1))
+    np.testing.assert_allclose(heads.sel(measure="loss")[0, 1], without.loss - before.loss)
+    np.testing.assert_allclose(heads.sel(measure="log_odds")[0, 1], before.log_odds - without.log_odds)
+    a2 = lost_without_a2(scope, prompts[:2]).sel(measure="loss")
+    for where, edit in (("alone", edits.zero_a2(layers=0, heads=0)), ("layer_together", edits.zero_a2(layers=0))):
+        cost = a2[where][0, 0] if where == "alone" else a2[where][0]
+        np.testing.assert_allclose(cost, answers(scope, prompts[:2], edit).loss - before.loss)
+    np.testing.assert_allclose(a2["head"].sum("head"), a2["layer_together"], atol=1e-9)  # two heads: Shapley values
+    assert float(a2["layer_together"][0].mean()) > 3 > 0.5 > abs(a2["layer_together"][1:].mean("prompt")).max()
+
+
+def test_a_standard_layer_has_no_second_map_to_lose(prompts):
+    a2 = lost_without_a2(diffscope.load("mini-standard"), prompts[:1])
+    assert a2["alone"].isnull().all() and a2["layer_together"].isnull().all() and (a2["together"] == 0).all()
+
+
+def test_idle_heads_come_out_idle_and_working_ones_not(scope):
+    """In mini-diff A2 works in layer 0, and the answer is read in layers 1 and 2."""
+    few = Settings(prompts=5, length=128, untrained=3)
+    by_cost, by_answer = (Models([scope], replace(few, weights=weights)).a2_cost for weights in ("knock-out", "answer"))
+    assert by_cost.of == "A2" and by_cost.low > 2 and by_cost.layers == by_answer.layers and len(by_cost.layers) == 3
+    assert abs(by_answer.value) < 0.5 < by_cost.value
+    assert Models([diffscope.load("mini-standard")], few).a2_cost is None
+
+
+def test_the_kept_cohort_by_what_its_heads_cost():
+    """Of the shipped study's runs; by A1's mass on the answer beside it, as it was published."""
+    paths = kept_of(OLD, "diff")[0]
+    models = open_kept(paths)
+    board = run(["amplifier", "common-mode-injection", "sparsity"], model=models)
+    found = {verdict.test.id: verdict.estimates for verdict in board}
+    expected = {
+        ("amplifier", "lam"): ((1.076, 0.953, 1.200), (0.483, 0.360, 0.606)),
+        ("amplifier", "floor_itself"): ((0.987, 0.980, 0.993), (0.968, 0.954, 0.982)),
+        ("common-mode-injection", "over_paired"): ((-0.072, -0.246, 0.102), (-0.030, -0.092, 0.033)),
+        ("sparsity", "gini"): ((-0.129, -0.186, -0.072), (-0.046, -0.065, -0.028)),
+    }
+    for (test, quantity), (first, second) in expected.items():
+        of = found[test][quantity]
+        assert (of.value, of.low, of.high) == pytest.approx(first, abs=6e-4), quantity
+        assert of.by_answer == pytest.approx(second, abs=6e-4) and of.weighted_by == "knock-out" and len(of.layers) == 3
+        assert not of.untrained  # their heads were kept by A1's mass alone
+    gain = found["amplifier"]["noise_gain"]  # over a mass that was not kept
+    assert np.isnan(gain.value) and "was not kept head by head" in gain.why and gain.by_answer[0] == pytest.approx(5.26, abs=0.01)
+    cost = models.a2_cost
+    assert cost.of == "whole heads" and cost.low > 5 and cost.layers[0] > 10 > 1 > cost.layers[1]
+    assert open_kept(paths, weights="answer").a2_cost.value < 0.5
+    alone = open_kept(paths[5:6], series=True).a2_cost
+    assert alone.low < alone.value < alone.high
+    with pytest.raises(Missing, match="weight heads by knock-out"):
+        open_kept(paths, weights="a2").tables(shared_noise)
+
+
+def test_ratios_are_of_weighted_sums_and_not_means_of_ratios():
+    """A head that hardly looks at what is divided by has a ratio without a bound."""
+    heads = ("layer", "head")
+    mass = xr.DataArray([[1e-4, 0.8]], dims=heads)
+    costs = xr.DataArray([[3.0, 1.0]], dims=heads)
+    values = {
+        "signal": xr.DataArray([[[50.0, 0.9]]], dims=("prompt", *heads)),
+        "noise": xr.DataArray([[[2.0, 1.0]]], dims=("prompt", *heads)),
+    }
+    table = Table(
+        values | {"gain": values["noise"] - values["signal"]},
+        mass,
+        costs,
+        {"signal": mass, "noise": costs * 0 + 1},
+        {"gain": ("noise", "signal")},
+    )
+    signal = (3 * 1e-4 * 50 + 0.8 * 0.9) / (3e-4 + 0.8)
+    assert table.mean("signal").item() == pytest.approx(signal)
+    assert table.mean("gain").item() == pytest.approx((3 * 2 + 1) / 4 - signal)
+    assert table.by_answer("noise").item() == pytest.approx((2e-4 + 0.8) / (1e-4 + 0.8))
+    unknown = replace(table, over={"signal": None})
+    assert np.isnan(unknown.mean("signal").item()) and unknown.by_answer("signal").item() > 0
+    idle = replace(table, costs=costs / 100)  # of a layer that costs nothing what its heads cost is chance
+    assert float(idle.by_layer("noise")[0]) == pytest.approx(1.5)
+
+
+def test_heads_of_untrained_models_count_as_those_of_the_trained(scope):
+    models = Models([scope], Settings(prompts=5, length=128, untrained=3))
+    (trained,), untrained = models.tables(sparser)
+    assert all(table.costs is models.costs[0] for table in (trained, *untrained))
+    costs = models.costs[0].values
+    gini = sparser(models.last_queries[0])["gini"].transpose("prompt", "layer", "head").values
+    np.testing.assert_allclose(trained.mean("gini"), (gini * costs).sum((1, 2)) / costs.sum(), rtol=1e-6)
+    (by_a2,), _ = Models([scope], Settings(prompts=5, length=128, untrained=3, weights="a2")).tables(sparser)
+    expected = models.without_a2[0]["head"].mean("prompt").clip(min=0)
+    np.testing.assert_allclose(by_a2.costs, expected)
+    with pytest.raises(DiffscopeError, match="not weighted by 'mass'"):
+        Settings(weights="mass")
+
+
+def test_a_verdict_says_how_heads_were_weighted_and_is_read_again():
+    paths = kept_of(OLD, "diff")[0]
+    (first,), (second,) = (run("sparsity", model=open_kept(paths, weights=weights)) for weights in ("knock-out", "answer"))
+    assert "weighted by what the answer's loss rises by without each" in first.statistic
+    assert "weighted by A1's mass on the answer" in second.statistic and second.statistic != first.statistic
+    for verdict in (first, second):
+        record = verdict.as_dict()
+        again = Verdict.from_dict(record)
+        assert again.statistic == verdict.statistic and again.estimates["gini"].by_answer == verdict.estimates["gini"].by_answer
+    before = second.as_dict()  # as it was written before there was another way
+    for row in before["estimates"].values():
+        del row["weighted_by"], row["by_answer"]
+    assert Verdict.from_dict(before).estimates["gini"].value == second.estimates["gini"].value
+
+
+def test_new_evidence_keeps_what_a2_costs(tmp_path, tokenizer, monkeypatch):
+
+    for name, value in (("PROMPTS", 10), ("DISTRACTORS", (4,)), ("LENGTH", 128), ("TEXTS", 2)):
+        monkeypatch.setattr(of_run, name, value)
+    folder = tmp_path / "diff" / "seed-0"
+    shutil.copytree(diffscope.models.loading.locate("mini-diff")[0], folder, ignore=shutil.ignore_patterns("checkpoints"))
+    monkeypatch.setitem(of_run.evidence_of_run.__kwdefaults__, "untrained", 3)
+    models = open_kept([of_run.keep_evidence(folder, seed=0, arm="diff")])
+    assert models.a2_cost.of == "A2" and models.a2_cost.value > 1 and models.a2_cost.layers[0] > 3
+    assert np.isfinite(models.tables(amplifier)[0][0].mean("gain")).all()
+    _, untrained = models.tables(rejected_noise)
+    assert len(untrained) == 3 and "over_paired" in untrained[0].values
+    by_layer = models.evidence[0]["null_by_layer"].sel(quantity="rejected_noise.over_paired")[1, -1, 0].values
+    costs = models.evidence[0]["end_value"].sel(end_quantity="knock_out.loss")[0].clip(min=0).sum("head").values
+    assert untrained[1].mean("over_paired").item() == pytest.approx(np.average(by_layer, weights=costs), rel=1e-4)
+    assert np.isfinite(open_kept([folder / of_run.EVIDENCE], weights="a2").tables(sparser)[0][0].mean("gini")).all()
+
+
+def test_the_second_view_is_of_the_same_seeds():
+    values = np.array([[1.0], [2.0], [np.nan]])
+    of = estimate(Observed(values, by_answer=np.array([[3.0], [5.0], [np.nan]]), prompts="nested"))
+    assert isinstance(of, Estimate) and of.by_answer[0] == 4 and of.value == 1.5
