@@ -60,6 +60,7 @@ STEPS = (0, 10, 50, 200, 800)
 ROUNDS = 8  # series of untrained models
 PULLS = {"NC": 0.3, "neither": 0.0, "against": -0.3}
 TAKES = (injected, attributed)
+OF_EDITS = ("signed-weights", "a2-content", "a2-signal")  # of whole models that are edited, which synthetic attention is not
 PARTS = ("models", "cohorts", "random", "power")
 RATES = ("false_for", "false_against")
 
@@ -96,7 +97,7 @@ def verdict(test, subject):
 
 def tests_on(needs):
     """The tests on such a subject whose quantities can be planted, without measurements."""
-    return [test for test in TESTS.values() if isinstance(test, Test) and test.needs == needs]
+    return [test for test in TESTS.values() if isinstance(test, Test) and test.needs == needs and test.id not in OF_EDITS]
 
 
 def group(seed):

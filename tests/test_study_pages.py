@@ -35,7 +35,7 @@ def test_a_page_quotes_the_study_and_says_when_it_no_longer_does(study, tmp_path
     estimate = formation.estimates[next(iter(formation.corrected))]
     words = " | ".join(formation.verdicts.values())
     assert f"| {estimate.value:.2f} [{estimate.low:.2f}, {estimate.high:.2f}] |" in row and row.endswith(
-        f"| {words} | {numbers.plain(formation.p, 2)} | {formation.test.of} | – |"
+        f"| {words} | {numbers.plain(formation.p, 2)} | {formation.of} | – |"
     )
     assert (tmp_path / "study" / "answers.svg").is_file() and (tmp_path / "study" / "primary.svg").is_file()
     assert "## Runs" in (tmp_path / "study" / "all_seeds.md").read_text()
