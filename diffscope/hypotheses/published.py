@@ -350,7 +350,7 @@ CLAIMS = (
         "If noise cancels, λ is near 1.",
         "asked for; λ_init 0.2 to 0.8 by layer (the review has the schedule backwards)",
         _of("amplifier", (0.9, 1.1), "lam"),
-        f"0.9 to 1.1 is ours. {HEADS} The weights decide: the first layer, which costs most, is near 1, and the heads that answer "
+        f"0.9 to 1.1 is ours. {HEADS} The weights decide: the first layer, which costs most, is near 1, and heads that answer "
         "are not. λ by layer, while the circuit forms and at the end, is under Described.",
     ),
     Claim(

@@ -24,7 +24,7 @@ from diffscope.errors import DiffscopeError
 from diffscope.hypotheses.evidence.answers import answers
 from diffscope.hypotheses.evidence.costs import lost_without_a2
 from diffscope.instruments.injection import cmrr_by_injection
-from diffscope.instruments.signal_to_noise import mean_gain, over_prompts, signal_to_noise
+from diffscope.instruments.signal_to_noise import mean_gain, over_prompts, signal_to_noise, tells
 from diffscope.lab.training.cohort import Cohort, collect
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.runs import home
@@ -39,7 +39,7 @@ PROMPTS = 60_000  # with the seed of a run, the seed of the prompts that its evi
 COUNT = 24
 FEW = 8  # prompts of what runs the model many times on each
 DISTRACTORS = 24
-LENGTH = {"mechanism": 160, "lookup": 384, "text": 384, "sinks": 128}
+LENGTH = {"mechanism": 160, "lookup": 384, "text": 384, "sinks": 64}
 SIGMA = 0.5
 MAPS = ("A1", "A2", "D", "net D")
 
@@ -94,11 +94,9 @@ def take(part: str, scope: Scope, seed: int, texts=None) -> xr.Dataset:
     -------
     Dataset
         Of the task's answers, in nats: ``lost_without_a2`` (layer), all of a layer's second maps at once, and
-        ``lost_without_a2_of_head`` (layer, head); ``lost_without_signs``, ``lost_with_one_a2`` and ``lost_with_plus`` (layer).
-        ``gain_by_head`` (layer, head, stage), the signal-to-noise gain in dB, and ``signal_to_noise_gain``, its mean with what A2
-        of each head costs as weight; ``snr_of_a2`` (layer, head). ``rejection`` and ``rejection_ceiling`` (layer, head), dB, by
-        injection on what is neither answer nor query. ``previous_token_a1`` and ``previous_token_a2`` (layer, head); and of
-        sinks ``sink`` (queries, map, layer, head) and ``copy_log_odds``. NaN for models without a second map.
+        ``lost_without_a2_of_head`` (layer, head); ``lost_without_signs``, ``lost_with_one_a2`` and ``lost_with_plus`` (layer);
+        what :func:`gain` and :func:`rejection` give; ``previous_token_a1`` and ``previous_token_a2`` (layer, head); and of sinks
+        ``sink`` (queries, map, layer, head) and ``copy_log_odds``. Models without a second map lack most of it.
     """
     task = task_of(part, scope, seed, texts)
     batch = scope.capture([prompt.ids for prompt in task.prompts])
@@ -113,21 +111,39 @@ def take(part: str, scope: Scope, seed: int, texts=None) -> xr.Dataset:
 def of_second_map(scope: Scope, task: Task) -> dict[str, xr.DataArray]:
     """What only a model with two maps has: what A2 costs, its signs, gain and rejection."""
     costs = lost_without_a2(scope, task.prompts).sel(measure="loss", drop=True).mean("prompt")
-    layers = costs["layer"].values if "layer" in costs.coords else np.arange(costs.sizes["layer"])
     of_heads = (costs["alone"] + costs["after_others"]) / 2  # (layer, head)
     taken = {"lost_without_a2": costs["layer_together"], "lost_without_a2_of_head": of_heads}
-    for name, edit in {"signs": edits.d_plus, "one_a2": edits.share_a2, "plus": edits.plus}.items():
-        of = "without" if name == "signs" else "with"
-        taken[f"lost_{of}_{name}"] = by_layer(scope, task.prompts, layers, edit)
+    layers = range(costs.sizes["layer"])
+    for name, edit in {"without_signs": edits.d_plus, "with_one_a2": edits.share_a2, "with_plus": edits.plus}.items():
+        taken[f"lost_{name}"] = by_layer(scope, task.prompts, layers, edit)
     gains = [signal_to_noise(scope, prompt.ids, spans=_named(prompt), **task.exchanged(prompt)) for prompt in task.prompts[:FEW]]
-    together = over_prompts(gains)
-    own = together["snr_gain"].sel(a2="own", drop=True)
-    taken |= {"gain_by_head": own, "snr_of_a2": together["snr"].sel(output="lambda_A2", stage="before", drop=True)}
-    weights = own.isel(stage=0, drop=True).copy(data=np.nan_to_num(of_heads.values).clip(min=0))
-    if float(weights.sum()) > 0:
-        mean = mean_gain(together, weights)["snr_gain"]
-        taken["signal_to_noise_gain"] = mean.sel(a2="own", stage="before", drop=True)
-    return taken | rejection(scope, task.prompts[:FEW])
+    return taken | gain(over_prompts(gains), of_heads) | rejection(scope, task.prompts[:FEW])
+
+
+def gain(together: xr.Dataset, costs: xr.DataArray) -> dict[str, xr.DataArray]:
+    """The signal-to-noise gain of heads, and its mean over those that tell the answer, weighted by what their A2 costs.
+
+    Parameters
+    ----------
+    together : Dataset
+        Of :func:`diffscope.instruments.signal_to_noise.over_prompts`.
+    costs : DataArray (layer, head)
+        Nats; what is below 0 counts as 0.
+    """
+    before = together.sel(stage="before", drop=True)
+    told = tells(together).sel(stage="before", drop=True)  # (layer, head)
+    weights = told.astype(float).copy(data=np.nan_to_num(costs.transpose("layer", "head").values).clip(min=0))
+    taken = {"gain_by_head": together["snr_gain"], "snr_by_head": before["snr"], "tells": told.astype(float)}
+    taken["a2_cost_where_told"] = weights.where(told, 0.0).sum()
+    if not float(taken["a2_cost_where_told"]) > 0:
+        return taken
+    means = mean_gain(together, weights)["snr_gain"].sel(stage="before", drop=True)
+    ahead = before["snr"].sel(output="A1", drop=True) - before["snr"].sel(output="lambda_A2", drop=True)
+    return taken | {
+        "signal_to_noise_gain": means.sel(a2="own", drop=True),
+        "gain_over_uniform": means.sel(a2="own", drop=True) - means.sel(a2="uniform", drop=True),
+        "snr_first_ahead": ahead.where(told).weighted(weights).mean(),
+    }
 
 
 def by_layer(scope: Scope, prompts: Sequence[Prompt], layers: Sequence[int], edit: Callable[..., Edit]) -> xr.DataArray:
@@ -171,7 +187,8 @@ def previous_token(batch, prompts: Sequence[Prompt]) -> dict[str, xr.DataArray]:
         for name, values in zip(tables, torch.stack(of_prompts).double().mean(0)):
             tables[name].append(values.numpy())
     coords = {"layer": [layer.layer for layer in batch.layers]}
-    return {f"previous_token_{name.lower()}": xr.DataArray(np.stack(of), coords, ("layer", "head")) for name, of in tables.items()}
+    named = {f"previous_token_{name.lower()}": np.stack(of) for name, of in tables.items()}
+    return {name: xr.DataArray(values, coords, ("layer", "head")) for name, values in named.items()}
 
 
 def sinks(batch, prompts: Sequence[Prompt]) -> xr.DataArray:
@@ -237,6 +254,7 @@ def _filled(run: xr.Dataset, missing: xr.Dataset) -> xr.Dataset:
 
 
 def main() -> None:
+    """Take the evidence of a part as the command line says."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=list(LENGTH))
     parser.add_argument("run", type=Path, help="the folder that the part is trained into")

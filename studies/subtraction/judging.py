@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import xarray as xr
 
+from diffscope.accounts import OPEN, SILENT
 from diffscope.hypotheses.inference import Estimate, as_estimate
-from diffscope.hypotheses.intervals import LEVEL, holm
-from diffscope.accounts import ACCOUNTS, OPEN, SILENT
-from diffscope.hypotheses.rules import ABOVE, BELOW, Cost, Declared, Missing, Test, state
+from diffscope.hypotheses.intervals import holm
+from diffscope.hypotheses.rules import Cost, Declared, Missing, Test, state
 from studies.subtraction.primaries import PARTS, Part
 
+Estimates = Mapping[str, Mapping[str, Estimate]]  # by primary and quantity
 NOT_TESTED = "not tested: one before it in the order was not found"
 
 
@@ -25,22 +26,27 @@ class Judged:
     Attributes
     ----------
     test : Test
-    estimate : Estimate or None
-        None if it could not be read; then `note` says what it needs.
+    estimates : dict of str to Estimate
+        By quantity; empty if it could not be read, and then `note` says what it needs.
     p : float
-        Corrected as its part says.
-    state : str
-        As :func:`diffscope.hypotheses.rules.state` says; empty if it could not be read.
+        Corrected as its part says; of several quantities the largest. NaN in a fixed order after one that was not found.
+    states : dict of str to str
+        By quantity, as :func:`diffscope.hypotheses.rules.state` says.
     words : dict of account to {"for", "against", "open", "silent"}
     note : str
     """
 
     test: Test
-    estimate: Estimate | None
+    estimates: Mapping[str, Estimate] = field(default_factory=dict)
     p: float = math.nan
-    state: str = ""
+    states: Mapping[str, str] = field(default_factory=dict)
     words: Mapping[str, str] = field(default_factory=dict)
     note: str = ""
+
+    @property
+    def found(self) -> bool:
+        """Whether there is an effect on the side that the primary asks about."""
+        return bool(self.states) and all(self.states[name] == wanted for name, wanted in self.test.asks.items())
 
 
 def judge(name: str, dataset: xr.Dataset, cost: Cost | None = None) -> list[Judged]:
@@ -53,77 +59,67 @@ def judge(name: str, dataset: xr.Dataset, cost: Cost | None = None) -> list[Judg
     cost : Cost, optional
         What the second map costs in the heads that tests inside heads are about.
     """
-    estimates: dict[str, Estimate] = {}
+    estimates = {}
     notes = {}
     for test in PARTS[name].tests:
         try:
-            (observed,) = test.observe(dataset).values()
-            estimates[test.id] = as_estimate(observed)
+            estimates[test.id] = {name: as_estimate(of) for name, of in test.observe(dataset).items()}
         except Missing as error:
             notes[test.id] = f"needs {error}"
     return judged(PARTS[name], estimates, notes, cost)
 
 
-def judged(
-    part: Part, estimates: Mapping[str, Estimate], notes: Mapping[str, str] | None = None, cost: Cost | None = None
-) -> list[Judged]:
+def judged(part: Part, estimates: Estimates, notes: Mapping[str, str] | None = None, cost: Cost | None = None) -> list[Judged]:
     """Judge the estimates of a part's primaries; one that has none keeps its place in the correction with a p of 1."""
-    p = corrected(part, [estimates.get(test.id) for test in part.tests])
     rows = []
-    for test, of_test in zip(part.tests, p):
+    for test, p in zip(part.tests, corrected(part, estimates)):
         assert isinstance(test, Test)
         if test.id not in estimates:
-            rows.append(Judged(test, None, note=(notes or {}).get(test.id, "")))
+            rows.append(Judged(test, note=(notes or {}).get(test.id, "")))
             continue
-        estimate = estimates[test.id]
-        shown = _state(test, estimate, of_test)
-        if math.isnan(of_test):
-            words = {account: OPEN if account in test.predictions else SILENT for account in ACCOUNTS}
-            rows.append(Judged(test, estimate, of_test, shown, words, NOT_TESTED))
-            continue
-        (quantity,) = test.quantities
-        words = test.judge({quantity: estimate}, {quantity: shown}, cost if test.inside else None)
-        rows.append(Judged(test, estimate, of_test, shown, words))
+        of_test = estimates[test.id]
+        states = _states(test, of_test, p)
+        words = test.judge(of_test, states, cost if test.inside else None)
+        if math.isnan(p):
+            words = {account: SILENT if word == SILENT else OPEN for account, word in words.items()}
+        rows.append(Judged(test, of_test, p, states, words, NOT_TESTED if math.isnan(p) else ""))
     return rows
 
 
-def corrected(part: Part, estimates: Sequence[Estimate | None]) -> list[float]:
+def corrected(part: Part, estimates: Estimates) -> list[float]:
     """p of a part's primaries as its correction says; NaN in a fixed order after one that was not found."""
-    p = [1.0 if estimate is None or math.isnan(estimate.p) else estimate.p for estimate in estimates]
+    p = [_p(estimates[test.id]) if test.id in estimates else 1.0 for test in part.tests]
     if part.correction == "Holm":
         return holm(p)
     if part.correction == "none":
         return p
     rest = []
     found = True
-    for test, estimate, of_test in zip(part.tests, estimates, p):
+    for test, of_test in zip(part.tests, p):
         rest.append(of_test if found else math.nan)
-        found = found and estimate is not None and _found(test, estimate, of_test)
+        states = _states(test, estimates[test.id], of_test) if test.id in estimates else {}
+        found = found and bool(states) and all(states[name] == wanted for name, wanted in test.asks.items())
     return rest
 
 
-def _found(test: Declared, estimate: Estimate, p: float) -> bool:
-    """Whether the effect that the primary is about is there."""
-    (wanted,) = test.asks.values()
-    return p <= LEVEL and _state(test, estimate, p) == wanted
+def _p(estimates: Mapping[str, Estimate]) -> float:
+    """The largest p of a primary's quantities; what has none counts as 1."""
+    return max(1.0 if math.isnan(estimate.p) else estimate.p for estimate in estimates.values())
 
 
-def _state(test: Declared, estimate: Estimate, p: float) -> str:
-    (quantity,) = test.quantities.values()
-    return state(estimate, 1.0 if math.isnan(p) else p, quantity.margin, quantity.no_effect)
+def _states(test: Declared, estimates: Mapping[str, Estimate], p: float) -> dict[str, str]:
+    states = {}
+    for name, quantity in test.quantities.items():
+        states[name] = state(estimates[name], 1.0 if math.isnan(p) else p, quantity.margin, quantity.no_effect)
+    return states
 
 
-def found(row: Judged) -> bool:
-    """Whether a primary found an effect on the side that it asks about."""
-    return row.estimate is not None and row.state in (ABOVE, BELOW) and row.state in row.test.asks.values()
-
-
-def shares(rows: Sequence[Sequence[Judged]]) -> dict[str, dict[str, float]]:
-    """Of many simulated readings of a part: by primary, the share in which it was found, and of each account's word."""
+def shares(readings: Sequence[Sequence[Judged]]) -> dict[str, dict[str, float]]:
+    """Of many simulated readings of a part: by primary, the share in which it was found, and that of each account's words."""
     table: dict[str, dict[str, float]] = {}
-    for number, first in enumerate(rows[0]):
-        column = [row[number] for row in rows]
-        cells = {"found": float(np.mean([found(row) for row in column]))}
+    for number, first in enumerate(readings[0]):
+        column = [rows[number] for rows in readings]
+        cells = {"found": float(np.mean([row.found for row in column]))}
         for account in first.words:
             for word in ("for", "against"):
                 cells[f"{account} {word}"] = float(np.mean([row.words[account] == word for row in column]))

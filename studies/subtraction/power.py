@@ -15,9 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
+from diffscope.accounts import ACCOUNTS
 from diffscope.files import write_json
 from diffscope.hypotheses.inference import Estimate, Observed, estimate
-from diffscope.hypotheses.rules import ABOVE, ACCOUNTS, NONE, Declared, Test
+from diffscope.hypotheses.rules import ABOVE, NONE, Declared, Quantity, Test
 from studies.subtraction.judging import Judged, judged, shares
 from studies.subtraction.primaries import PARTS, previous_token_subtracted, share_of_seeds
 
@@ -46,27 +47,29 @@ SCALES = {
 OF_SEEDS = (0.9, 0.97, 1.0)  # probability per seed, of the primary that counts seeds
 
 
-def scale_of(test: Declared) -> Scale:
+def scale_of(test: Declared, quantity: Quantity) -> Scale:
     """The scale of a primary's quantity."""
-    (quantity,) = test.quantities.values()
     return SCALES["nats a token" if test.id.startswith("loss-of-text") else quantity.units]
 
 
-def effect_of(test: Test, truth: str, size: int) -> float:
+def effect_of(test: Test, name: str, truth: str, size: int) -> float:
     """The mean of a primary's quantity if an account is true, in its units; 0 of whatever that account does not predict."""
-    ((name, wanted),) = test.predictions.get(truth, {"": NONE}).items()
+    wanted = test.predictions.get(truth, {}).get(name, NONE)
     if wanted == NONE:
         return 0.0
-    effect = scale_of(test).effects[size]
+    effect = scale_of(test, test.quantities[name]).effects[size]
     return effect if wanted == ABOVE else -effect
 
 
-def simulated(test: Test, seeds: int, truth: str, size: int, rng: np.random.Generator) -> Estimate:
-    """The estimate of one primary off simulated seeds."""
+def simulated(test: Test, seeds: int, truth: str, size: int, rng: np.random.Generator) -> dict[str, Estimate]:
+    """The estimates of one primary off simulated seeds."""
     if test is previous_token_subtracted:
-        return share_of_seeds(rng.random(seeds) < (OF_SEEDS[size] if truth in test.predictions else CHANCE))
-    values = rng.normal(effect_of(test, truth, size), scale_of(test).spread, size=(seeds, 1))
-    return estimate(Observed(values, prompts="nested"), leave_out=False)
+        return {"seeds": share_of_seeds(rng.random(seeds) < (OF_SEEDS[size] if truth in test.predictions else CHANCE))}
+    estimates = {}
+    for name, quantity in test.quantities.items():
+        values = rng.normal(effect_of(test, name, truth, size), scale_of(test, quantity).spread, size=(seeds, 1))
+        estimates[name] = estimate(Observed(values, prompts="nested"), leave_out=False)
+    return estimates
 
 
 def readings(name: str, truth: str, size: int, count: int) -> list[list[Judged]]:
@@ -121,6 +124,7 @@ def _in_words(by_primary: Mapping[str, float]) -> str:
 
 
 def main() -> None:
+    """Simulate as the command line says."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--readings", type=int, default=1000, help="simulated readings of each part, truth and size")
     parser.add_argument("--out", type=Path, default=OUT)

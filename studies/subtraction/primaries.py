@@ -29,7 +29,8 @@ SHARE, AHEAD = 0.5, 0.3  # of A2's weight on the token before the number, and by
 SOURCE = "an independent reading of the first study, whose headline was measured where the second map is idle"
 GUO = "Active-Dormant Attention Heads (Guo et al., arXiv 2410.13835)"
 SAME = ("same data, order and initial weights where tensors are alike, parameters within 1 %",)
-LAST = "the answering query; heads weighted by what taking out their second map costs the answer"
+LAST = "the answering query; heads that tell the answer, weighted by what taking out their second map costs it"
+GAINS = {"gain": "signal_to_noise_gain", "over_uniform": "gain_over_uniform", "first_ahead": "snr_first_ahead"}
 WHOLE = "the whole model: nothing is looked at inside heads"
 
 
@@ -79,8 +80,8 @@ def _over_seeds(part: xr.Dataset, values: np.ndarray, places: np.ndarray) -> Obs
     question="Does the second map of the first layer attend to the token before the number, so that its content is subtracted?",
     asks={"seeds": ABOVE},
     source=SOURCE,
-    statistic=f"seeds in which a head of layer 0 has A2 ≥ {SHARE:g} on the token before the number, and ≥ {AHEAD:g} more there than "
-    "A1; p by the sign test",
+    statistic=f"seeds in which a head of layer 0 has A2 ≥ {SHARE:g} on the token before the number, and ≥ {AHEAD:g} more "
+    "there than A1; p by the sign test",
     controls=("A1 of the same head",),
     quantities={"seeds": Quantity("share of seeds in which it does", 0.5)},
     predictions={"SH": {"seeds": ABOVE}},
@@ -89,6 +90,7 @@ def _over_seeds(part: xr.Dataset, values: np.ndarray, places: np.ndarray) -> Obs
     limits="Borne out only if it is so in every seed. It says where A2 looks; what that costs is measured beside it.",
 )
 def previous_token_subtracted(part: xr.Dataset) -> dict[str, Estimate]:
+    """Seeds in which a head of layer 0 attends to the token before the number with A2."""
     a2, a1 = (of_arm(measured(part, f"previous_token_{name}"), "diff").sel(layer=0) for name in ("a2", "a1"))  # (seed, head)
     there = np.isfinite(a2).all("head")
     does = ((a2 >= SHARE) & (a2 - a1 >= AHEAD)).any("head")[there.values]
@@ -129,9 +131,15 @@ def _lookup(
         limits=limits,
     )
     def observe(part: xr.Dataset) -> dict[str, Observed]:
-        return {"difference": differences(part, measured(part, "log_odds_of_runs"), "diff", other)}
+        """Log-odds of DIFF minus those of another arm, seed by seed."""
+        return {"difference": differences(part, log_odds_of_runs(part), "diff", other)}
 
     return observe
+
+
+def log_odds_of_runs(part: xr.Dataset) -> xr.DataArray:
+    """Log-odds of the answer, mean over prompts and the cells of the grid, (arm, seed), nats."""
+    return measured(part, "log_odds").astype(float).mean("prompt").mean(("length", "distractors"))
 
 
 ALL_ABOVE = {account: {"difference": ABOVE} for account in ("NC", "SP", "SH")}
@@ -157,6 +165,7 @@ EVERY = "All three accounts predict it: it can speak against them, and for none 
     limits=EVERY,
 )
 def onset_of_the_lookup(part: xr.Dataset) -> dict[str, Observed]:
+    """Octaves between the onsets of DIFF and plus, seed by seed."""
     return {"difference": differences(part, np.log2(onsets(part)), "diff", "plus")}
 
 
@@ -187,6 +196,7 @@ def onsets(part: xr.Dataset) -> xr.DataArray:
     limits=EVERY,
 )
 def loss_of_text_plus(part: xr.Dataset) -> dict[str, Observed]:
+    """Held-out loss of DIFF minus that of plus, seed by seed."""
     return {"difference": differences(part, held_out_loss(part), "diff", "plus")}
 
 
@@ -205,6 +215,7 @@ def loss_of_text_plus(part: xr.Dataset) -> dict[str, Observed]:
     limits=EVERY,
 )
 def loss_of_text_norm(part: xr.Dataset) -> dict[str, Observed]:
+    """Held-out loss of DIFF minus that of standard attention with its norm, seed by seed."""
     return {"difference": differences(part, held_out_loss(part), "diff", "standard-norm")}
 
 
@@ -220,19 +231,26 @@ def _gain(name: str, where: str) -> Declared:
         question=f"Does the subtraction raise the signal above the noise {where}?",
         asks={"gain": ABOVE},
         source="Differential Transformer (Ye et al., 2024): differential amplifiers",
-        statistic="variance of a head's output that comes of exchanging the answer, over that of exchanging everything else; of D·V "
+        statistic="variance of a head's output that comes of exchanging the answer, over that of exchanging the filler; of D·V "
         "minus of A1·V (dB), before the norm",
-        controls=("A1·V of the same head",),
-        quantities={"gain": Quantity("signal-to-noise gain of the subtraction (dB)", DECIBELS, within=NO_GAIN)},
-        predictions={"NC": {"gain": ABOVE}},
+        controls=("A1·V of the same head", "a uniform A2 in the place of the learned one"),
+        quantities={
+            "gain": Quantity("signal-to-noise gain of the subtraction (dB)", DECIBELS, within=NO_GAIN),
+            "over_uniform": Quantity("gain above that with a uniform A2 (dB)", NO_GAIN),
+            "first_ahead": Quantity("signal-to-noise ratio of A1·V minus that of λA2·V (dB)", NO_GAIN),
+        },
+        predictions={"NC": dict.fromkeys(("gain", "over_uniform", "first_ahead"), ABOVE)},
         needs="cohort",
         of=LAST,
         inside=True,
-        limits="A head whose second map carries the signal may gain as well: what A2·V carries alone is shown beside it.",
+        limits="A gain alone bears out nothing: signed heads gain more than an amplifier, and a flat pedestal gains as much with "
+        "a uniform A2.",
     )
     def observe(part: xr.Dataset) -> dict[str, Observed]:
-        values = of_arm(measured(part, "signal_to_noise_gain"), "diff").values.astype(float)
-        return {"gain": _over_seeds(part, values, np.flatnonzero(np.isfinite(values)))}
+        """Gain of DIFF's subtraction, seed by seed, and its two controls."""
+        values = {name: of_arm(measured(part, variable), "diff").values.astype(float) for name, variable in GAINS.items()}
+        places = np.flatnonzero(np.isfinite(list(values.values())).all(0))
+        return {name: _over_seeds(part, of, places) for name, of in values.items()}
 
     return observe
 
@@ -251,6 +269,7 @@ def _gain(name: str, where: str) -> Declared:
     of=WHOLE,
 )
 def copies_without_signs(part: xr.Dataset) -> dict[str, Observed]:
+    """Log-odds of the copy of DIFF minus those of D⁺, seed by seed."""
     return {"difference": differences(part, measured(part, "copy_log_odds"), "diff", "d-plus")}
 
 
@@ -269,6 +288,7 @@ def copies_without_signs(part: xr.Dataset) -> dict[str, Observed]:
     limits=EVERY,
 )
 def copies_plus(part: xr.Dataset) -> dict[str, Observed]:
+    """Log-odds of the copy of DIFF minus those of plus, seed by seed."""
     return {"difference": differences(part, measured(part, "copy_log_odds"), "diff", "plus")}
 
 

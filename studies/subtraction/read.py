@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import xarray as xr
 
+from diffscope.accounts import ACCOUNTS
 from diffscope.errors import DiffscopeError
 from diffscope.hypotheses.inference import Observed, estimate
 from diffscope.hypotheses.rules import Cost
@@ -22,37 +23,39 @@ HERE = Path(__file__).parent
 
 
 def cost_of(dataset: xr.Dataset) -> Cost | None:
-    """What A2 costs DIFF's heads, each counting with what it costs; of a seed in which no head's A2 costs anything it is 0.
-
-    None if no run of DIFF has it.
-    """
-    if "lost_without_a2_of_head" not in dataset or "diff" not in dataset["arm"].values:
+    """What A2 costs in DIFF's heads that tell the answer, all of them together; None if no two runs of DIFF have it."""
+    if "a2_cost_where_told" not in dataset or "diff" not in dataset["arm"].values:
         return None
-    costs = dataset["lost_without_a2_of_head"].sel(arm="diff").transpose("seed", "layer", "head").values
-    costs = costs[np.isfinite(costs).any((1, 2))]
+    costs = dataset["a2_cost_where_told"].sel(arm="diff").values.astype(float)
+    costs = costs[np.isfinite(costs)]
     if len(costs) < 2:
         return None
-    weights = np.nan_to_num(costs).clip(min=0)
-    total = weights.sum((1, 2))
-    means = (weights * np.nan_to_num(costs)).sum((1, 2)) / np.where(total > 0, total, 1.0)
-    over_seeds = estimate(Observed(means[:, None], prompts="nested"), leave_out=False)
+    over_seeds = estimate(Observed(costs[:, None], prompts="nested"), leave_out=False)
     return Cost(over_seeds.value, over_seeds.low, over_seeds.high)
 
 
 def table(rows: Sequence[Judged], cost: Cost | None) -> str:
-    """What came of the primaries as Markdown."""
-    lines = ["| primary | estimate | 95 % | p, corrected | NC | SP | SH | of | A2 costs there |", "|---|---|---|---|---|---|---|---|---|"]
+    """What came of the primaries as Markdown, one row a quantity."""
+    columns = ("primary", "quantity", "estimate", "95 %", "p, corrected", *ACCOUNTS, "of", "A2 costs there")
+    lines = [_line(columns), _line(["---"] * len(columns))]
     for row in rows:
-        words = [row.words.get(account, "–") for account in ("NC", "SP", "SH")]
-        numbers = ["–"] * 3
-        if row.estimate is not None:
-            numbers = [f"{row.estimate.value:.3g}", f"{row.estimate.low:.3g} to {row.estimate.high:.3g}", f"{row.p:.3g}"]
+        words = [row.words.get(account, "–") for account in ACCOUNTS]
         costs = "–"
         if row.test.inside:
             costs = "not measured" if cost is None else f"{cost.value:.3g} nats [{cost.low:.3g}, {cost.high:.3g}]"
-        note = f" ({row.note})" if row.note else ""
-        lines.append(f"| {row.test.id}{note} | {' | '.join([*numbers, *words, row.test.of, costs])} |")
+        lead = [f"{row.test.id} ({row.note})" if row.note else row.test.id]
+        tail = [f"{row.p:.3g}", *words, row.test.of, costs]
+        for name, of in row.estimates.items():
+            numbers = [row.test.quantities[name].label, f"{of.value:.3g}", f"{of.low:.3g} to {of.high:.3g}"]
+            lines.append(_line([*lead, *numbers, *tail]))
+            lead, tail = [""], [""] * len(tail)
+        if not row.estimates:
+            lines.append(_line([*lead, "–", "–", "–", *tail]))
     return "\n".join(lines)
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def main() -> None:
