@@ -34,7 +34,7 @@ LAMBDAS = (0.5, 0.75, 1.0, 1.25)
 MAPS = ("A1", "A2")
 EDITS: dict[str, Callable[[int], Edit]] = {
     "without A2": edits.zero_a2,
-    "negative weights of D set to 0": edits.positive_d,
+    "negative weights of D set to 0": edits.d_plus,
     "A2 uniform": edits.uniform_a2,
 }
 

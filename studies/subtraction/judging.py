@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import xarray as xr
 
-from diffscope.accounts import OPEN, SILENT
+from diffscope.accounts import ACCOUNTS, OPEN, SILENT
 from diffscope.hypotheses.inference import Estimate, as_estimate
 from diffscope.hypotheses.intervals import holm
 from diffscope.hypotheses.rules import Cost, Declared, Missing, Test, state
@@ -75,7 +75,9 @@ def judged(part: Part, estimates: Estimates, notes: Mapping[str, str] | None = N
     for test, p in zip(part.tests, corrected(part, estimates)):
         assert isinstance(test, Test)
         if test.id not in estimates:
-            rows.append(Judged(test, note=(notes or {}).get(test.id, "")))
+            idle = test.idle(cost)
+            words = dict.fromkeys(ACCOUNTS, SILENT) if idle else {}
+            rows.append(Judged(test, words=words, note="A2 is idle" if idle else (notes or {}).get(test.id, "")))
             continue
         of_test = estimates[test.id]
         states = _states(test, of_test, p)
