@@ -8,7 +8,7 @@ CAPTIONS = (
     "lock a token.",
     "**The sentence** above the maps says what the head does there, and what the same number is where nothing is expected.",
     "**Other pages.** Compare two models, change one and see what it says then, and read what tests say of the question: does it "
-    "cancel noise, is it sparse, or are its heads signed?",
+    "cancel noise, is it sparse, or does it carry signal with a minus sign?",
 )
 
 

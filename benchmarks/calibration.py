@@ -61,7 +61,7 @@ ROUNDS = 8  # series of untrained models
 PULLS = {"NC": 0.3, "neither": 0.0, "against": -0.3}
 TAKES = (injected, attributed)
 OF_EDITS = ("signed-weights", "a2-content", "a2-signal")  # of whole models that are edited, which synthetic attention is not
-PARTS = ("models", "cohorts", "random", "power")
+PARTS = ("cohorts", "power", "models", "random")
 RATES = ("false_for", "false_against")
 
 
@@ -303,41 +303,47 @@ def of_models(models, processes):
     return result | {"pairs": pairs(models, task_of_all())}
 
 
+def report(result):
+    """All of it as Markdown: what it comes to by account first."""
+    planted_parts = [name for name in ("planted_cohorts", "planted", "checkpoints") if name in result]
+    texts = [f"By account, {name.replace('_', ' ')}\n\n{account_table(of)}" for name, of in result.get("by_account", {}).items()]
+    texts += [f"{name.replace('_', ' ').capitalize()}\n\n{table(result[name])}" for name in planted_parts]
+    if "cohorts" in result:
+        shares = ", ".join(f"{share:.1%} of {seeds} seeds" for seeds, share in result["cohorts"].items())
+        texts.append(f"Two arms that differ by their seeds alone: p at most {LEVEL:g} in {shares}.")
+    for name, words in (("pairs", "pairs without a difference"), ("random", "models of random weights")):
+        lines = [f"- {place}: {share:.1%}" for place, share in result.get(name, {}).items()]
+        texts += ["\n".join([f"{result['models']} {words}, share of p at most {LEVEL:g}", "", *lines])] if lines else []
+    if "random_verdicts" in result:
+        said = {word: share for word, share in result["random_verdicts"].items() if not word.endswith(SILENT)}
+        texts.append(f"Words on random weights: {', '.join(f'{word} {share:.1%}' for word, share in said.items())}.")
+    return "\n\n".join(texts)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--models", type=int, default=20, help="models of each truth, and cohorts")
     parser.add_argument("--cohorts", type=int, default=100, help="cohorts of each cell of the power of primaries")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--out", help="a JSON file for all numbers; power beside it in power.json")
+    parser.add_argument("--out", type=Path, help="a JSON file for all numbers; power beside it in power.json")
     options = parser.parse_args()
     result = {"models": options.models, "untrained": UNTRAINED}
-    if "models" in options.parts:
-        result |= of_models(options.models, options.processes)
-    if "cohorts" in options.parts:
-        result["planted_cohorts"] = planted_cohorts(options.models)
-        result["cohorts"] = {seeds: no_difference(50 * options.models, seeds) for seeds in (3, 6, 8)}
-        print(f"\ncohorts without a difference, by seeds: {result['cohorts']} of p at most {LEVEL:g}")
-    planted_parts = [name for name in ("planted", "checkpoints", "planted_cohorts") if name in result]
-    for name in planted_parts:
-        print(f"\n{name.replace('_', ' ')}\n\n{table(result[name])}")
-    if planted_parts:
-        result["by_account"] = {name: by_account(result[name]) for name in planted_parts}
-        result["by_account"]["all"] = by_account({k: v for name in planted_parts for k, v in result[name].items()})
-        for name, found in result["by_account"].items():
-            print(f"\nby account, {name.replace('_', ' ')}\n\n{account_table(found)}")
-    if "pairs" in result:
-        print(f"\n{options.models} pairs without a difference: share of p at most {LEVEL:g}")
-        print("\n".join(f"{name}: {share:.1%}" for name, share in result["pairs"].items()))
-    if "random" in options.parts:
-        result["random"], result["random_verdicts"] = random_models(options.models, task_of_all())
-        print(f"\n{options.models} models of random weights: share of p at most {LEVEL:g}")
-        print("\n".join(f"{name}: {share:.1%}" for name, share in result["random"].items()))
-        print("words on them: " + ", ".join(f"{name} {share:.1%}" for name, share in result["random_verdicts"].items()))
-    if options.out:
-        Path(options.out).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    if "power" in options.parts:
-        power.measure(options.cohorts, Path(options.out).with_name("power.json") if options.out else None)
+    for part in (part for part in PARTS if part in options.parts):
+        if part == "power":
+            power.measure(options.cohorts, options.out and options.out.with_name("power.json"))
+        elif part == "cohorts":
+            result["planted_cohorts"] = planted_cohorts(options.models)
+            result["cohorts"] = {str(seeds): no_difference(50 * options.models, seeds) for seeds in (3, 6, 8)}
+        elif part == "models":
+            result |= of_models(options.models, options.processes)
+        else:
+            result["random"], result["random_verdicts"] = random_models(options.models, task_of_all())
+        named = [name for name in ("planted_cohorts", "planted", "checkpoints") if name in result]
+        result["by_account"] = {name: by_account(result[name]) for name in named}
+        if options.out:
+            options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(report(result))
 
 
 if __name__ == "__main__":

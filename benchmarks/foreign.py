@@ -4,7 +4,7 @@
 
 A DiffLlama and a Llama of transformers with random weights, beside a random Llama as their standard model, and the first
 checkpoint of the bundled DIFF model, before its first step, beside the bundled standard model with random weights. Ends with
-status 1 if any verdict is NC, SP or both.
+status 1 if any test is for an account.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import diffscope
+from diffscope.accounts import ACCOUNTS, FOR
 from diffscope.lab.training.train import initialise
 from diffscope.models import DiffForCausalLM
 
@@ -67,7 +68,9 @@ def main():
     if options.out:
         with open(options.out, "w") as file:
             json.dump(verdicts, file, indent=1, ensure_ascii=False)
-    return int(any(verdict in ("NC", "SP", "both") for board in verdicts.values() for verdict in board.values()))
+    return int(
+        any(f"{account} {FOR}" in shown for board in verdicts.values() for shown in board.values() for account in ACCOUNTS)
+    )
 
 
 if __name__ == "__main__":

@@ -218,7 +218,7 @@ def on_screen(data: xr.Dataset, title: str | None = None, height: int | None = N
     figure.update_layout(
         **theme.screen_layout(
             height=height or 84 + 50 * count + (24 if title else 0),
-            margin={"l": 8, "r": 8 + PIXELS * data.sizes["account"], "t": 54 if title else 30, "b": 8},
+            margin={"l": 8, "r": 8 + (0 if _alone(data) else PIXELS * data.sizes["account"]), "t": 54 if title else 30, "b": 8},
             legend={"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom", "font": {"size": 11}},
             xaxis=theme.screen_axis(
                 tickvals=np.arcsinh(TICKS),
@@ -229,7 +229,7 @@ def on_screen(data: xr.Dataset, title: str | None = None, height: int | None = N
             ),
             yaxis=theme.screen_axis(visible=False, range=[count - 0.6, -0.85]),
             shapes=[NO_EFFECT],
-            annotations=[*_labels(data), *_badges(data)],
+            annotations=_labels(data) if _alone(data) else [*_labels(data), *_badges(data)],
         )
     )
     if title:
@@ -237,11 +237,19 @@ def on_screen(data: xr.Dataset, title: str | None = None, height: int | None = N
     return figure
 
 
+def _alone(data: xr.Dataset) -> bool:
+    """Whether there is one test, whose words take no columns of a narrow screen."""
+    return len(set(data["test"].values)) == 1
+
+
 def _labels(data: xr.Dataset) -> list[dict]:
-    """What stands above each row: of the first of a test its name and verdict, then the quantity."""
+    """What stands above each row: of the first of a test its name, alone with its words, then the quantity."""
     place = {"xref": "paper", "x": 0.004, "xanchor": "left", "yanchor": "bottom", "align": "left", "showarrow": False}
     labels = []
-    for row, (name, label) in enumerate(zip(_names(data), data["label"].values)):
+    names = _names(data)
+    if _alone(data):
+        names[0] = f"{names[0]}: {data['verdict'].values[0]}"
+    for row, (name, label) in enumerate(zip(names, data["label"].values)):
         first, *others = wrap(f"{name} · {label}" if name else str(label), LINE)
         words = f"<b>{for_html(name)}</b>{for_html(first[len(name) :])}"
         text = "<br>".join([words, *map(for_html, others)])

@@ -115,7 +115,7 @@ def test_a_row_opens_where_it_stands(app, quick):
     text = shown(test.markdown)
     assert all(words in text for words in (TESTS["sparsity"].statistic, TESTS["sparsity"].rule, *TESTS["sparsity"].controls))
     assert "https://arxiv.org/abs/2505.16333" in text and "Verdict" in text
-    assert any("<b>sparsity</b>" in labels[0] and "for" not in labels for labels in charts(test))
+    assert any("<b>sparsity: measured</b>" in labels[0] for labels in charts(test))
     layers = next(frame.value for frame in test.dataframe if "layer 1" in frame.value)
     assert layers["layer 1"].tolist() == ["0.75"] * len(TESTS["sparsity"].quantities)
 
