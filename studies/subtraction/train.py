@@ -27,7 +27,7 @@ try:
 except ImportError:  # Windows
     flock = None
 
-PARTS = ("sinks", "mechanism", "text", "lookup")
+PARTS = ("sinks", "sinks-tied", "mechanism", "text", "lookup")
 EVERY = 500  # steps, between two lines
 
 
