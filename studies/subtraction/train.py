@@ -21,6 +21,7 @@ from diffscope.lab.training.beginnings import with_text
 from diffscope.lab.training.cohort import Cohort, train_cohort
 from diffscope.lab.training.forecast import forecast, progress_by_arm
 from diffscope.lab.training.recipe import Recipe
+from diffscope.lab.training.runs import name
 
 try:
     from fcntl import LOCK_EX, LOCK_NB, flock
@@ -29,6 +30,8 @@ except ImportError:  # Windows
 
 PARTS = ("sinks", "sinks-tied", "mechanism", "text", "lookup")
 EVERY = 500  # steps, between two lines
+#: Processor seconds a step of pilots on an AMD EPYC, mean over arms; forecasts use them until a run has logged its own.
+PILOTS = {"sinks": 0.02, "sinks-tied": 0.02, "mechanism": 0.3, "text": 1.2, "lookup": 0.3}
 
 
 def cohort(part: str, folder: Path, text: Path | None) -> Cohort:
@@ -103,12 +106,15 @@ def show(parts: tuple[str, ...], folder: Path, text: Path | None, processes: int
         except DiffscopeError as error:
             print(f"{part}: {error}")
             continue
-        rows = progress_by_arm(wanted.recipe, wanted.out, wanted.planned())
-        print(f"{part}: {sum(row.left.seconds for row in rows) / processes / 3600:.1f} hours of {processes} processes are left")
+        rows = progress_by_arm(wanted.recipe, wanted.out, wanted.planned(), PILOTS[part])
+        begun = any(row.done or row.under_way for row in rows)
+        hours = sum(row.left.seconds for row in rows) / processes / 3600
+        print(f"{part}: at most {hours:.1f} hours of {processes} processes are left{'' if begun else '; not begun'}")
         for row in rows:
             kind = "choosing its rate" if row.tuning else "trained"
             step = f"{row.left.step:.2f} s a step, {row.left.seconds / 3600:.1f} h of one process"
-            print(f"  {row.arm:14} {kind:18} {row.done:3} done, {row.left.runs:3} left; {step}")
+            now = "".join(f"; {name(each.run)}: step {each.step} of {each.steps}" for each in row.under_way)
+            print(f"  {row.arm:14} {kind:18} {row.done:3} done, {row.left.runs:3} left; {step}{now}")
 
 
 def main() -> int:

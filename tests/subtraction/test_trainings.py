@@ -58,6 +58,14 @@ def test_parts_are_trained_in_order_and_one_without_its_corpus_is_named(monkeypa
     assert [line for line in told if "give --text FOLDER" in line] == [line for line in told if line.startswith("text")]
 
 
+def test_the_status_of_a_part_that_has_not_begun_is_of_its_pilots(tmp_path, capsys):
+    module.show(("text", "sinks"), tmp_path / "none", None, processes=2)
+    text, sinks, *arms = capsys.readouterr().out.splitlines()
+    assert "give --text FOLDER" in text and len(arms) == 6
+    assert sinks == f"sinks: at most {72 * 2000 * module.PILOTS['sinks'] / 2 / 3600:.1f} hours of 2 processes are left; not begun"
+    assert not (tmp_path / "none").exists()
+
+
 def test_a_second_process_does_not_train_at_once(tmp_path):
     with module.alone(tmp_path), pytest.raises(DiffscopeError, match="is being trained already"), module.alone(tmp_path):
         pass

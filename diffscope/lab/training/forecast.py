@@ -103,12 +103,14 @@ def forecast(recipe: Recipe, out: Path, planned: Sequence[Shard]) -> Left:
     return Left(len(planned) - len(done), seconds, step)
 
 
-def progress_by_arm(recipe: Recipe, out: Path, planned: Sequence[Shard]) -> list[Progress]:
+def progress_by_arm(recipe: Recipe, out: Path, planned: Sequence[Shard], step: float = np.nan) -> list[Progress]:
     """How far the runs of each arm have come, those that choose its rate apart.
 
-    An arm none of whose runs has logged a step is expected to take as long a step as the others do on average.
+    An arm none of whose runs has logged a step is expected to take as long a step as the others do on average; if none has,
+    `step` seconds, as pilots took.
     """
     usual = forecast(recipe, out, planned).step
+    usual = step if np.isnan(usual) else usual
     rows = []
     for tuning in (True, False):
         of_kind = [run for run in planned if ("tuning" in run.spec) == tuning]
