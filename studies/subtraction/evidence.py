@@ -39,7 +39,8 @@ PROMPTS = 60_000  # with the seed of a run, the seed of the prompts that its evi
 COUNT = 24
 FEW = 8  # prompts of what runs the model many times on each
 DISTRACTORS = 24
-LENGTH = {"mechanism": 160, "lookup": 384, "text": 384, "sinks": 64}
+LENGTH = {"mechanism": 160, "lookup": 384, "text": 384, "sinks": 64, "sinks-tied": 64}
+COPYING = ("sinks", "sinks-tied")
 SIGMA = 0.5
 MAPS = ("A1", "A2", "D", "net D")
 
@@ -62,7 +63,7 @@ def task_of(part: str, scope: Scope, seed: int, texts=None) -> Task:
     """Return the prompts of a part's evidence, fresh for every seed; `texts` is held-out text for running text."""
     rng = np.random.default_rng([PROMPTS, seed])
     length = LENGTH[part]
-    if part == "sinks":
+    if part in COPYING:
         task = Backcopy()
         characters = [[token] for token in range(1, len(task.transitions)) if token not in task.trigger_ids]
 
@@ -83,7 +84,7 @@ def take(part: str, scope: Scope, seed: int, texts=None) -> xr.Dataset:
 
     Parameters
     ----------
-    part : {"mechanism", "lookup", "text", "sinks"}
+    part : {"mechanism", "lookup", "text", "sinks", "sinks-tied"}
     scope : Scope
     seed : int
         Of the run.
@@ -101,7 +102,7 @@ def take(part: str, scope: Scope, seed: int, texts=None) -> xr.Dataset:
     task = task_of(part, scope, seed, texts)
     batch = scope.capture([prompt.ids for prompt in task.prompts])
     taken = previous_token(batch, task.prompts)
-    if part == "sinks":
+    if part in COPYING:
         taken |= {"sink": sinks(batch, task.prompts), "copy_log_odds": copy_log_odds(scope, seed)}
     if all(layer.differential for layer in batch.layers):
         taken |= of_second_map(scope, task)

@@ -54,7 +54,7 @@ def judge(name: str, dataset: xr.Dataset, cost: Cost | None = None) -> list[Judg
 
     Parameters
     ----------
-    name : {"mechanism", "lookup", "text", "sinks"}
+    name : {"mechanism", "lookup", "text", "sinks", "sinks-tied"}
     dataset : Dataset
     cost : Cost, optional
         What the second map costs in the heads that tests inside heads are about.

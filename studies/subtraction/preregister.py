@@ -21,11 +21,17 @@ from studies.subtraction.primaries import PARTS
 
 HERE = Path(__file__).parent
 FILE = HERE / "preregistered.json"
+COPIES = [
+    "first token's weight in A1, A2, |D| and net D at dormant queries and at triggers, by arm: does the subtraction take the sink "
+    "away? (sink)",
+    "which map carries the copied token at triggers: snr_by_head of A1·V and λA2·V; rejection with its ceiling",
+    "loss on copies and excess risk on bigrams, of all six arms",
+]
 SECONDARY = {
     "mechanism": [
         "loss of the answer without A2, by layer; with the negative weights of D set to 0; with one A2 for all heads of a layer; "
         "with A2 added: lost_without_a2, lost_without_signs, lost_with_one_a2, lost_with_plus",
-        "signal-to-noise gain by head, before and after the norm, and the ratio of A2·V alone: gain_by_head, snr_of_a2",
+        "signal-to-noise gain by head, before and after the norm, and the ratio of A2·V alone: gain_by_head, snr_by_head",
         "rejection by injection beside its ceiling: rejection, rejection_ceiling",
         "onsets at 50, 80 and 90 % once, and of the mean of three evaluations over 90 %, beside the criterion of the recipe",
     ],
@@ -37,12 +43,8 @@ SECONDARY = {
         "rejection at all queries with its ceiling; loss of the planted lookup without A2, by layer; one A2 a layer",
         "onset of the planted lookup; loss on hits and on other tokens; loss on the other domain; standard attention",
     ],
-    "sinks": [
-        "first token's weight in A1, A2, |D| and net D at dormant queries and at triggers, by arm: does the subtraction take the "
-        "sink away? (sink)",
-        "which map carries the copied token at triggers: snr_of_a2 and the ratio of A1·V; rejection with its ceiling",
-        "loss on copies and excess risk on bigrams, of all six arms",
-    ],
+    "sinks": COPIES,
+    "sinks-tied": COPIES,
 }
 
 

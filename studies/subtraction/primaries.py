@@ -255,41 +255,35 @@ def _gain(name: str, where: str) -> Declared:
     return observe
 
 
-@declare(
-    id="copies-without-signs",
-    kind="primary",
-    question="Does DIFF copy better than the same model whose negative weights are set to 0?",
-    asks={"difference": ABOVE},
-    source=GUO,
-    statistic="log-odds of the copied token against all others (nats), mean over triggers; DIFF − D⁺, paired by seed",
-    controls=SAME,
-    quantities={"difference": Quantity("log-odds of the copy, DIFF − D⁺ (nats)", NATS)},
-    predictions=SIGN_ABOVE,
-    needs="cohort",
-    of=WHOLE,
-)
-def copies_without_signs(part: xr.Dataset) -> dict[str, Observed]:
-    """Log-odds of the copy of DIFF minus those of D⁺, seed by seed."""
-    return {"difference": differences(part, measured(part, "copy_log_odds"), "diff", "d-plus")}
+def _copies(other: str, words: str, predictions: Mapping[str, Mapping[str, str]], name: str, limits: str) -> Declared:
+    @declare(
+        id=name,
+        kind="primary",
+        question=f"Does DIFF copy better than the same model {words}?",
+        asks={"difference": ABOVE},
+        source=GUO,
+        statistic=f"log-odds of the copied token against all others (nats), mean over triggers; DIFF − {other}, paired by seed",
+        controls=SAME,
+        quantities={"difference": Quantity(f"log-odds of the copy, DIFF − {other} (nats)", NATS)},
+        predictions=predictions,
+        needs="cohort",
+        of=WHOLE,
+        limits=limits,
+    )
+    def observe(part: xr.Dataset) -> dict[str, Observed]:
+        """Log-odds of the copy of DIFF minus those of another arm, seed by seed."""
+        return {"difference": differences(part, measured(part, "copy_log_odds"), "diff", other)}
+
+    return observe
 
 
-@declare(
-    id="copies-plus",
-    kind="primary",
-    question="Does DIFF copy better than the same model that adds its second map?",
-    asks={"difference": ABOVE},
-    source=GUO,
-    statistic="log-odds of the copied token against all others (nats), mean over triggers; DIFF − plus, paired by seed",
-    controls=SAME,
-    quantities={"difference": Quantity("log-odds of the copy, DIFF − plus (nats)", NATS)},
-    predictions=ALL_ABOVE,
-    needs="cohort",
-    of=WHOLE,
-    limits=EVERY,
-)
-def copies_plus(part: xr.Dataset) -> dict[str, Observed]:
-    """Log-odds of the copy of DIFF minus those of plus, seed by seed."""
-    return {"difference": differences(part, measured(part, "copy_log_odds"), "diff", "plus")}
+def _sinks(ending: str, where: str) -> tuple[Declared, ...]:
+    """The primaries of a training on copies; `ending` tells the two trainings apart."""
+    return (
+        _gain(f"gain-at-triggers{ending}", where),
+        _copies("d-plus", "whose negative weights are set to 0", SIGN_ABOVE, f"copies-without-signs{ending}", ""),
+        _copies("plus", "that adds its second map", ALL_ABOVE, f"copies-plus{ending}", EVERY),
+    )
 
 
 PARTS: dict[str, Part] = {
@@ -305,7 +299,9 @@ PARTS: dict[str, Part] = {
         "Holm",
     ),
     "text": Part((loss_of_text_plus, loss_of_text_norm, _gain("gain-in-text", "in running text")), 6, "in order"),
-    "sinks": Part((_gain("gain-at-triggers", "where both maps have a sink"), copies_without_signs, copies_plus), 12, "Holm"),
+    "sinks": Part(_sinks("", "at triggers, where the first map has a sink at all other queries"), 12, "Holm"),
+    # The same questions of a training whose sinks are weaker and in both maps: a replication, corrected by itself.
+    "sinks-tied": Part(_sinks("-tied", "at triggers, where both maps have weak sinks"), 12, "Holm"),
 }
 
 
