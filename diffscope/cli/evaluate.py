@@ -147,9 +147,7 @@ def _evaluate_drawn(facts, prompts, looks, field, device, dtype, as_json):
 
 def _evaluate_backcopy(scope, task, facts, prompts, looks, progress, as_json):
     """What the command says of a model of the Bigram-Backcopy task: its losses, and how much first tokens have of attention."""
-    import numpy as np
-
-    from diffscope.lab.scoring import mass_by_queries
+    from diffscope.lab.scoring import copying
 
     if any(facts[name] for name in ("template", "text", "near")) or not facts["answerable"] or facts["questions"] > 1:
         raise DiffscopeError(
@@ -157,11 +155,8 @@ def _evaluate_backcopy(scope, task, facts, prompts, looks, progress, as_json):
             "and --text"
         )
     length = facts["length"]
-    scores = task.score(scope.model, prompts, length, np.random.default_rng(facts["seed"]))
     progress(30, 100, "measuring attention")
-    rng = np.random.default_rng([facts["seed"], 1])
-    masses = mass_by_queries(scope, [task.prompt(length, rng) for _ in range(min(looks, prompts))], ("dormant", "triggers"))
-    masses = masses.sel(span="sink", normalisation="share", drop=True).mean("prompt")  # (queries, layer, head, map)
+    scores, masses = copying(scope, task, length, prompts, min(looks, prompts), facts["seed"])  # (queries, layer, head, map)
     if as_json:
         kept = {name: facts[name] for name in ("model", "seed", "length")}
         show_json({**kept, "prompts": prompts, **scores._asdict(), "excess": scores.excess, "first_token": masses.to_dict()})

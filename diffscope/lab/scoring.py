@@ -16,6 +16,7 @@ from diffscope.errors import PromptError
 from diffscope.lab.training.stages import Grid
 from diffscope.scope import Scope
 from diffscope.stats.negative_mass import NEEDED, negative_mass
+from diffscope.tasks.backcopy import Backcopy, CopyScores
 from diffscope.tasks.log_odds import Logits, against_numbers, first_token_odds, log_odds, told_by_first
 from diffscope.tasks.recall import Recall
 from diffscope.tasks.retrieval import GRADES, Prompt, Retrieval
@@ -330,3 +331,32 @@ def mass_by_queries(scope: Scope, prompts: Sequence[Prompt], queries: Sequence[s
         measured = [capture.measure(["span_mass"], queries=name)["span_mass"].mean("query", skipna=False) for name in queries]
         rows.append(xr.concat(measured, xr.DataArray(list(queries), dims="queries", name="queries")))
     return xr.concat(rows, "prompt")
+
+
+def copying(
+    scope: Scope, task: Backcopy, length: int, sequences: int, looked_at: int, seed: int
+) -> tuple[CopyScores, xr.DataArray]:
+    """How well a model does the Bigram-Backcopy task, and how much of its attention the first token has.
+
+    Parameters
+    ----------
+    scope : Scope
+        Of a model of the task's tokenizer.
+    task : Backcopy
+    length, sequences : int
+        Tokens of a sequence, and sequences that it is scored on.
+    looked_at : int
+        Sequences whose attention is measured.
+    seed : int
+
+    Returns
+    -------
+    CopyScores
+    xarray.DataArray (queries, layer, head, map)
+        The first token's share of the weights' sizes at dormant queries and at triggers, mean over them and over sequences.
+    """
+    scores = task.score(scope.model, sequences, length, np.random.default_rng(seed))
+    rng = np.random.default_rng([seed, 1])
+    prompts = [task.prompt(length, rng) for _ in range(looked_at)]
+    masses = mass_by_queries(scope, prompts, ("dormant", "triggers"))
+    return scores, masses.sel(span="sink", normalisation="share", drop=True).mean("prompt")

@@ -206,7 +206,7 @@ class Retrieval:
         number = prompt.spans["answer"]
         asked = range(number[0] - len(prompt.spans["query"]), number[-1] + 1 + len(self._wording.tail)) if number else ()
         sentences = self._sentences(prompt)
-        named = {*prompt.spans["query"], *prompt.spans["sink"], *range(len(self._opening)), *asked}
+        named = {*prompt.spans["query"], *prompt.spans["sink"], *range(len(self.opening)), *asked}
         text = sorted(set(range(len(ids))) - named - {at for sentence in sentences for at in sentence})
         for run in runs(text):
             ids[run] = self.filler.take(len(run), rng)[0]

@@ -1,9 +1,10 @@
 """What is taken of every finished run of the study, and a part's dataset of all of them.
 
-    python -m studies.subtraction.evidence sinks runs/subtraction/sinks
+    python -m studies.subtraction.evidence sinks runs/subtraction
+    python -m studies.subtraction.evidence text runs/subtraction --text CORPUS
 
-takes the evidence of runs that have none yet and writes ``studies/subtraction/evidence/PART.nc`` over (arm, seed), scores of the
-runs included. It prints how many runs there are, and no number of them: they are read by ``studies.subtraction.read``.
+takes the evidence of finished runs that have none yet and writes ``studies/subtraction/evidence/PART.nc`` over (arm, seed), their
+scores included. It prints how many runs there are, and no number of them: they are read by ``studies.subtraction.read``.
 """
 
 from __future__ import annotations
@@ -25,13 +26,15 @@ from diffscope.hypotheses.evidence.answers import answers
 from diffscope.hypotheses.evidence.costs import lost_without_a2
 from diffscope.instruments.injection import cmrr_by_injection
 from diffscope.instruments.signal_to_noise import mean_gain, over_prompts, signal_to_noise, tells
+from diffscope.lab.training.beginnings import corpus_of
 from diffscope.lab.training.cohort import Cohort, collect
-from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.runs import home
 from diffscope.scope import Scope, load
 from diffscope.store import open_statistics, save_statistics
 from diffscope.tasks import Backcopy, PlantedLookups
 from diffscope.tasks.retrieval import Prompt, Retrieval
+from diffscope.tasks.text_folder import HELD_OUT
+from studies.subtraction.train import cohort as cohort_of
 
 HERE = Path(__file__).parent
 FILE = "evidence.nc"  # in a run's folder
@@ -106,7 +109,8 @@ def take(part: str, scope: Scope, seed: int, texts=None) -> xr.Dataset:
         taken |= {"sink": sinks(batch, task.prompts), "copy_log_odds": copy_log_odds(scope, seed)}
     if all(layer.differential for layer in batch.layers):
         taken |= of_second_map(scope, task)
-    return xr.Dataset(taken).drop_vars(["family"], errors="ignore")
+    dataset = xr.Dataset(taken).drop_vars("family", errors="ignore")
+    return dataset.assign_coords(head=range(dataset.sizes["head"]))  # arms have different numbers of heads
 
 
 def of_second_map(scope: Scope, task: Task) -> dict[str, xr.DataArray]:
@@ -134,7 +138,7 @@ def gain(together: xr.Dataset, costs: xr.DataArray) -> dict[str, xr.DataArray]:
     before = together.sel(stage="before", drop=True)
     told = tells(together).sel(stage="before", drop=True)  # (layer, head)
     weights = told.astype(float).copy(data=np.nan_to_num(costs.transpose("layer", "head").values).clip(min=0))
-    taken = {"gain_by_head": together["snr_gain"], "snr_by_head": before["snr"], "tells": told.astype(float)}
+    taken = {"gain_by_head": together["snr_gain"].rename(stage="norm"), "snr_by_head": before["snr"], "tells": told.astype(float)}
     taken["a2_cost_where_told"] = weights.where(told, 0.0).sum()
     if not float(taken["a2_cost_where_told"]) > 0:
         return taken
@@ -224,29 +228,36 @@ def copy_log_odds(scope: Scope, seed: int, rows: int = 64) -> xr.DataArray:
     return xr.DataArray(float((chosen[:, 0] - others).mean()))
 
 
-def gather(part: str, out: Path, recipe: Recipe, texts=None) -> xr.Dataset:
-    """Take the evidence of finished runs that have none, and put all of them together with their scores, over (arm, seed)."""
-    cohort = Cohort(recipe, out)
+def gather(part: str, cohort: Cohort) -> xr.Dataset:
+    """Take the evidence of finished runs that have none, and put all of them together with their scores, over (arm, seed).
+
+    Raises
+    ------
+    DiffscopeError
+        No run is finished.
+    """
     scores = collect(cohort)
-    runs = {}
     done = {shard.id for shard in cohort.outcome().done}
+    runs = {}
     for shard in cohort.runs():
-        if shard.id not in done:
-            continue
-        place = home(out, shard) / FILE
-        if not place.is_file():
-            save_statistics(take(part, load(home(out, shard)), shard.spec["seed"], texts), place, dated=False)
-        runs[shard.spec["arm"], shard.spec["seed"]] = open_statistics(place).drop_attrs()
+        if shard.id in done:
+            runs[shard.spec["arm"], shard.spec["seed"]] = _of_run(part, cohort, home(cohort.out, shard), shard.spec["seed"])
     fullest = max(runs.values(), key=lambda run: len(run.data_vars))
     missing = xr.full_like(fullest, np.nan)
-    rows = [
-        xr.concat(
-            [_filled(runs.get((arm, seed), missing), missing) for seed in scores["seed"].values.tolist()], "seed", join="outer"
-        )
-        for arm in scores["arm"].values.tolist()
-    ]
-    taken = xr.concat(rows, "arm", join="outer").assign_coords(arm=scores["arm"], seed=scores["seed"])
-    return scores.merge(taken)
+    seeds, arms = (scores[name].values.tolist() for name in ("seed", "arm"))
+    rows = [xr.concat([_filled(runs.get((arm, seed), missing), missing) for seed in seeds], "seed", join="outer") for arm in arms]
+    return scores.merge(xr.concat(rows, "arm", join="outer").assign_coords(arm=arms, seed=seeds))
+
+
+def _of_run(part: str, cohort: Cohort, folder: Path, seed: int) -> xr.Dataset:
+    """The evidence of a run, which is taken if it is not in its folder yet."""
+    place = folder / FILE
+    if not place.is_file():
+        scope = load(folder)
+        corpus = corpus_of(cohort.recipe)
+        texts = None if corpus is None else corpus.filler(HELD_OUT, scope.tokenizer)
+        save_statistics(take(part, scope, seed, texts), place, dated=False)
+    return open_statistics(place).drop_attrs()
 
 
 def _filled(run: xr.Dataset, missing: xr.Dataset) -> xr.Dataset:
@@ -258,11 +269,12 @@ def main() -> None:
     """Take the evidence of a part as the command line says."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=list(LENGTH))
-    parser.add_argument("run", type=Path, help="the folder that the part is trained into")
+    parser.add_argument("runs", type=Path, help="the folder that the study is trained into")
+    parser.add_argument("--text", type=Path, help="the folder of the corpus, for the part that was trained on it")
     parser.add_argument("--out", type=Path, default=HERE / "evidence")
     options = parser.parse_args()
     try:
-        dataset = gather(options.part, options.run, Recipe.load(str(HERE / f"{options.part}.toml")))
+        dataset = gather(options.part, cohort_of(options.part, options.runs, options.text))
     except DiffscopeError as error:
         sys.exit(f"error: {error}")
     options.out.mkdir(exist_ok=True)

@@ -2,9 +2,9 @@
 
     python -m studies.subtraction.preregister
 
-``preregistered.json`` holds, by part, the recipe's digest, its arms and seeds, and every primary with its quantity, margins,
-predictions and correction; and the revision of the code that reads them. It is committed before the first reading, and
-``studies.subtraction.read`` refuses to read by other declarations.
+``preregistered.json`` holds, by part, the recipe, and every primary with its quantities, margins, predictions, correction and the
+function that reads it. It is committed before the first reading, and ``studies.subtraction.read`` refuses to read by other
+declarations.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from studies.subtraction.primaries import PARTS
 HERE = Path(__file__).parent
 FILE = HERE / "preregistered.json"
 COPIES = [
-    "first token's weight in A1, A2, |D| and net D at dormant queries and at triggers, by arm: does the subtraction take the sink "
-    "away? (sink)",
+    "first token's weight in A1, A2, |D| and net D at dormant queries and at triggers, by arm: does the subtraction take the "
+    "sink away? (sink)",
     "which map carries the copied token at triggers: snr_by_head of A1·V and λA2·V; rejection with its ceiling",
     "loss on copies and excess risk on bigrams, of all six arms",
 ]

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
-from studies.subtraction import evidence, power, preregister
-from studies.subtraction.judging import judge
-from studies.subtraction.primaries import PARTS, onsets, share_of_seeds
-from studies.subtraction.read import cost_of, table
 
 from diffscope.hypotheses.rules import Cost
 from diffscope.models import DiffConfig, DiffForCausalLM
 from diffscope.scope import Scope
 from diffscope.tasks import Backcopy
+from studies.subtraction import evidence, power, preregister
+from studies.subtraction.judging import judge
+from studies.subtraction.primaries import PARTS, onsets, share_of_seeds
+from studies.subtraction.read import cost_of, table
 
 WORKS = Cost(5.0, 4.0, 6.0)
 
