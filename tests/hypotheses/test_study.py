@@ -205,7 +205,7 @@ def test_shipped_studies_are_of_these_rules(name, tmp_path):
         assert ids and ids == [id for id in TESTS if id in ids]  # a test that is declared later is on no board yet
     for verdict in study.boards["all seeds"]:
         if verdict.estimates:
-            judged = verdict.test.judge(verdict.estimates, verdict.states) if verdict.test.judged else {}
+            judged = verdict.test.judge(verdict.estimates, verdict.states, verdict.a2_cost) if verdict.test.judged else {}
             assert verdict.verdicts == judged
         else:
             assert verdict.lacks and not verdict.verdicts
