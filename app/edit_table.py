@@ -211,6 +211,7 @@ STAGES: dict[str, tuple[Kind, ...]] = {
             (Number("factor", "Factor", 0.5, -1.0, 3.0, 0.05),),
             second=True,
         ),
+        Kind("plus", "A₂ added", "A₁ + λ·A₂", second=True),
         Kind("a2_of_head", "A₂ of another head", "A₂ of head {of}", (Number("of", "Of head", 0, 0, 4095, 1, True),), second=True),
         Kind("remove_norm", "norm removed", "no norm", heads=False),
         Kind("scalar_norm", "norm → one number a head", "norm → one number a head", (COUNT,), heads=False),
@@ -249,6 +250,7 @@ STAGES: dict[str, tuple[Kind, ...]] = {
     "maps": (
         Kind("zero_a2", "A₂ → zero", "A₂ → 0", second=True),
         Kind("uniform_a2", "A₂ → uniform", "A₂ → uniform", second=True),
+        Kind("share_a2", "A₂ → mean over heads", "A₂ → mean over heads", second=True),
         Kind(
             "low_rank_a2",
             "A₂ → rank r",
@@ -267,7 +269,7 @@ STAGES: dict[str, tuple[Kind, ...]] = {
     ),
     "difference": (
         Kind("absolute_d", "|D|", "D → |D|"),
-        Kind("positive_d", "D⁺", "D → D⁺"),
+        Kind("d_plus", "D⁺", "D → D⁺"),
         Kind(
             "normalise_d",
             "normalised D",

@@ -35,7 +35,7 @@ from diffscope.errors import DiffscopeError, NoDigest
 from diffscope.hypotheses.study import Study
 from diffscope.models import DiffConfig, DiffForCausalLM
 from diffscope.store import FORMATS, save_statistics
-from tests.studies import study as planted_study
+from tests.study_data import study as planted_study
 
 PATIENCE = 60  # seconds in which a file has to open
 MEMORY = 8 * 2**30  # bytes of address space beyond what is taken at the start

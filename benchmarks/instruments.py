@@ -24,13 +24,15 @@ STRONG = 1.0  # of the noise in all layers
 PARTS = ("uniform", "distance", "key", "other", "rest")
 
 
-def rejection(captures: list[diffscope.Capture]) -> np.ndarray:
-    """Common-mode rejection by injection in dB, (layer, head), ratio of mean squares over prompts."""
-    runs = [diffscope.cmrr_by_injection(capture).sel(span="irrelevant", sigma=SIGMA) for capture in captures]
-    squares = {
-        name: np.mean([run[name].values ** 2 for run in runs], 0) for name in ("change_differential", "change_common")
-    }  # (layer, head)
-    return 10 * np.log10(squares["change_differential"] / squares["change_common"])
+def rejection(captures: list[diffscope.Capture]) -> tuple[np.ndarray, np.ndarray]:
+    """Common-mode rejection by injection and its ceiling in dB, (layer, head), ratios of mean squares over prompts."""
+    runs = [diffscope.cmrr_by_injection(capture, spans=["irrelevant"], sigmas=[SIGMA]).squeeze() for capture in captures]
+
+    def ratio(end: str) -> np.ndarray:
+        of_mode = [np.mean([run[f"change_{mode}{end}"] ** 2 for run in runs], 0) for mode in ("differential", "common")]
+        return 10 * np.log10(of_mode[0] / of_mode[1])
+
+    return ratio(""), ratio("_ceiling")
 
 
 def lost(scope: diffscope.Scope, prompts: list) -> xr.Dataset:
@@ -50,12 +52,13 @@ def main() -> None:
     task = Retrieval(scope.tokenizer, held_out=True, template=template_of("mini-diff"))
     prompts, others = (draw(task, PROMPTS, LENGTH, NEEDLES, seed) for seed in (SEED, SEED + 1))
     captures = [scope.capture(list(prompt.ids), spans=prompt.spans) for prompt in prompts]
-    own, moved = rejection(captures), rejection([with_a2_moved(capture) for capture in captures])
+    (own, most), (moved, _) = rejection(captures), rejection([with_a2_moved(capture) for capture in captures])
     lam = captures[0].lam.mean([dim for dim in captures[0].lam.dims if dim != "layer"]).values
-    print("| layer | λ | if maps were equal | CMRR_inj of its two heads | with A2 of the other head |\n|---|---|---|---|---|")
+    columns = ("layer", "λ", "if maps were equal", "CMRR_inj of its two heads", "of at most", "with A2 of the other head")
+    print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
     for layer, value in enumerate(lam):
         equal = 20 * np.log10((1 + value) / abs(1 - value))
-        cells = (", ".join(f"{each:.1f}" for each in of[layer]) for of in (own, moved))
+        cells = (", ".join(f"{each:.1f}" for each in of[layer]) for of in (own, most, moved))
         print(f"| {layer} | {value:.2f} | {equal:.1f} dB | {' dB | '.join(cells)} dB |")
     for name in ("mini-diff", "mini-standard"):
         values = lost(diffscope.load(name), prompts)

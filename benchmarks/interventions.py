@@ -94,7 +94,7 @@ def main() -> None:
     table("The second map replaced (mini-diff)", diff, prompts, plain, seconds)
     norms = [("no norm", edits.remove_norm()), ("norm → one number a head", edits.scalar_norm(diff, others))]
     table("The norm replaced (mini-diff)", diff, prompts, plain, norms)
-    shapes = [("\\|D\\|", edits.absolute_d()), ("D⁺", edits.positive_d()), ("A1 top-8", edits.top_k_a1(8))]
+    shapes = [("\\|D\\|", edits.absolute_d()), ("D⁺", edits.d_plus()), ("A1 top-8", edits.top_k_a1(8))]
     table("The signs of D, and a sparse A1 (mini-diff)", diff, prompts, plain, shapes)
     table("The standard model's map made sparse", standard, prompts, baseline, [("A top-8", edits.top_k_a1(8))])
 

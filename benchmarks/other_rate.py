@@ -17,9 +17,10 @@ from pathlib import Path
 
 from diffscope.errors import DiffscopeError
 from diffscope.files import write_json
+from diffscope.lab.training.formation import formation
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.scores import read_metrics
-from diffscope.lab.training.train import formation, train
+from diffscope.lab.training.train import train
 from diffscope.store import provenance
 
 PROCESSES = 2

@@ -74,16 +74,15 @@ def slopes(scores: xr.DataArray) -> list[str]:
 
 
 def steps_to_form(cohort: xr.Dataset) -> list[str]:
-    """DIFF against double width in octaves of steps, by what a run that never formed counts as."""
-    runs = cohort.sel(arm="double-width")
-    along = runs["retrieval"].dropna("step", how="all")  # (seed, step)
-    reached = (along >= RETRIEVAL_FROM).idxmax("step").where((along >= RETRIEVAL_FROM).any("step"))
-    formed = runs["formation"]
+    """DIFF against double width in octaves of steps, by what a run that never formed counts as.
+
+    Other criteria, the same for all runs, are in :mod:`benchmarks.second_reading`.
+    """
+    formed = cohort["formation"].sel(arm="double-width")
     of_diff = cohort["formation"].sel(arm="diff")
     counted = {
         "with the steps after which it was given up": formed.fillna(float(cohort["formation_limit"])),
         "left out": formed,
-        "when it first reached 90 %": formed.fillna(reached),
     }
     lines = [
         "\n## Steps to form, DIFF − double-width (octaves)\n",

@@ -37,6 +37,7 @@ _NAMES = {
     "load": "scope",
     "log_odds_under_noise": "instruments.injection",
     "open": "opening",
+    "signal_to_noise": "instruments.signal_to_noise",
     **dict.fromkeys(
         ("attention", "conformance", "edits", "errors", "families", "figures", "hypotheses", "instruments", "lab", "lens"), None
     ),
@@ -90,6 +91,7 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
     from diffscope.instruments.anatomy import anatomy as anatomy
     from diffscope.instruments.injection import cmrr_by_injection as cmrr_by_injection
     from diffscope.instruments.injection import log_odds_under_noise as log_odds_under_noise
+    from diffscope.instruments.signal_to_noise import signal_to_noise as signal_to_noise
     from diffscope.opening import open as open
     from diffscope.prompts import Chars as Chars
     from diffscope.scope import Scope as Scope

@@ -53,8 +53,8 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from diffscope.errors import UnsupportedModel
 from diffscope.families import diffllama
 from diffscope.models import load_model
-from diffscope.models.controls import GatedAttention, ReweightedAttention
-from diffscope.models.mechanisms import Attention, DiffV1Attention, DiffV2Attention
+from diffscope.models.controls import GatedAttention
+from diffscope.models.mechanisms import Attention, DiffV1Attention, DiffV2Attention, PlusAttention, SharedA2Attention
 
 __all__ = ["DifferentialAdapter", "DifferentialAttentionBridge", "boot", "register"]
 
@@ -126,14 +126,13 @@ class Geometry:
             heads = module.config.num_attention_heads // 2
             kv_heads = module.config.num_key_value_heads // 2
             return cls(heads, kv_heads, 2, 2, module.head_dim, 2 * module.head_dim, part_first=True)
-        reweighted = isinstance(module, (ReweightedAttention, GatedAttention)) or getattr(module, "second_dim", None) is not None
-        if isinstance(module, Attention) and not reweighted:
+        if isinstance(module, Attention) and not _has_more(module):
             dim = module.head_dim
             width = dim * module.value_width
             return cls(module.heads, module.kv_heads, module.query_maps, module.key_maps, dim, width, part_first=False)
         raise UnsupportedModel(
             f"no hook points for attention of the class {type(module).__name__}: they exist for DiffLlama and for diffscope's "
-            "own V1 (with second maps of full width), V2 and standard models, and a model can be bridged once"
+            "own V1 and plus (with second maps of full width), V2 and standard models, and a model can be bridged once"
         )
 
     @property
@@ -153,12 +152,22 @@ class Geometry:
         return HeadParts(self.heads)
 
 
+def _has_more(module: Attention) -> bool:
+    """Whether a module does something to its maps or heads that no hook point shows."""
+    narrow = getattr(module, "second_dim", None) is not None
+    return narrow or module.changes_weights or isinstance(module, (GatedAttention, SharedA2Attention))
+
+
 def lambda_of(module: nn.Module, x: Tensor) -> Tensor:
-    """λ as the module computes it from its input x (batch, query, d_model), broadcastable to (batch, head, query)."""
+    """λ of D = A1 − λ·A2, by the module's input x (batch, query, d_model), broadcastable to (batch, head, query).
+
+    That of a model that adds its second map has a minus sign.
+    """
     if isinstance(module, DiffV2Attention):
         return module.lam(x).transpose(1, 2)
     if isinstance(module, DiffV1Attention):
-        return module.lam().to(x.dtype).reshape(1, 1, 1)
+        lam = module.lam().to(x.dtype).reshape(1, 1, 1)
+        return -lam if isinstance(module, PlusAttention) else lam
     return diffllama.lambda_of(module, x.dtype)[0].reshape(1, 1, 1)
 
 

@@ -25,6 +25,8 @@ MODELS = {
     "v1-grouped": lambda: tiny.own("v1", kv_heads=2),
     "v2": lambda: tiny.own("v2"),
     "v2-grouped": lambda: tiny.own("v2", kv_heads=2),
+    "v1-plus": lambda: tiny.own("plus", kv_heads=2),
+    "v1-shared-a2": lambda: tiny.own("shared_a2", kv_heads=2),
     "own-standard": lambda: tiny.own("standard", kv_heads=2),
     "diffllama": lambda: tiny.diffllama(),
     "diffllama-grouped": lambda: tiny.diffllama(kv=4),

@@ -24,6 +24,7 @@ from diffscope.cli.app import find_app
 from diffscope.cli.output import time_left
 from diffscope.hypotheses import TESTS
 from diffscope.store import open_statistics
+from tests import tiny
 
 PROMPT = "The magic number of Paris is 7421. The magic number of Rome is 1234."
 
@@ -639,6 +640,42 @@ def test_evaluate_answers_several_questions_and_prompts_of_ones_own(run, tmp_pat
     assert status == 1 and '"answer": "…"' in out and '"spans": {"answer": "…"}' in out
     status, _, err = run("evaluate", "--model", "mini-diff", "--prompts", file, "--near")
     assert status == 2 and "taken as they are" in err
+
+
+def test_evaluate_weighs_unknown_by_evidence(run):
+    asked = ("evaluate", "--model", "mini-diff", "--prompts", 10, "--looks", 10, "--unanswerable")
+    status, out, _ = run(*asked, "--json")
+    evidence = json.loads(out)["evidence"]
+    assert status == 0 and list(evidence["sensitivity"]) == ["nothing", "qualifier", "city"]
+    unknown = {grade: cell["mean"] for grade, cell in evidence["unknown"].items()}
+    assert evidence["sensitivity"]["nothing"]["mean"] == pytest.approx(unknown["nothing"] - unknown["stated"])
+    status, out, _ = run(*asked)
+    assert status == 0 and "sensitivity" in out and f"{unknown['stated 4']:+.2f}" in out
+    status, out, _ = run(*asked, "--length", 64, "--needles", 10)
+    assert status == 0 and "exact answers" in out and "not weighed by evidence: 13 needles do not fit 64 tokens" in out
+
+
+def test_evaluate_gives_a_model_of_bigram_backcopy_its_task(run, tmp_path):
+    from diffscope.tasks import Backcopy
+
+    tiny.own(vocab_size=64, pad_token_id=None).save_pretrained(tmp_path)
+    Backcopy().tokenizer.save_pretrained(tmp_path)
+    asked = ("evaluate", "--model", tmp_path, "--length", 48, "--prompts", 10, "--looks", 10)
+    status, out, _ = run(*asked, "--json")
+    shown = json.loads(out)
+    assert status == 0 and shown["excess"] == pytest.approx(shown["bigram"] - shown["entropy"]) and shown["copied"] > 1
+    assert shown["first_token"]["dims"] == ["queries", "layer", "head", "map"]
+    status, out, _ = run(*asked)
+    assert status == 0 and f"{shown['copied']:.4f}" in out and "A2, dormant" in " ".join(out.split())
+    for options in (["--near"], ["--template", " {city} {number}."], ["--questions", "2"]):
+        status, _, err = run(*asked, *options)
+        assert status == 2 and "is asked nothing; leave out --near" in err
+    status, _, err = run(
+        "sweep", "--model", "mini-diff", "--stats", "gini", "--prompts", "backcopy:count=2,length=48", "--out", tmp_path / "out"
+    )
+    assert status == 2 and "other tokens than the Bigram-Backcopy task" in err
+    status, out, _ = run("test", "--model", tmp_path)
+    assert status == 1 and "this tokenizer cannot split the text of prompts" in out
 
 
 # What fits a screen

@@ -10,7 +10,7 @@ import diffscope
 from diffscope import display, hypotheses, readings
 from diffscope.prompts import encode
 from tests import tiny
-from tests.studies import estimate
+from tests.study_data import estimate
 from tests.tokenizers_of_kinds import KINDS, tokenizer
 
 TEXT = 'A naïve <script>alert("1 & 2")</script> 🙂 日本\n\n  The number: 7421. Ask <b>who</b>'

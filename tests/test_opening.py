@@ -18,7 +18,7 @@ from diffscope.proof.fidelity import Fidelity
 from diffscope.scope.record import Record
 from diffscope.store import FORMATS, open_tensors, save_statistics, save_tensors
 from tests import tiny
-from tests.studies import study as planted_study
+from tests.study_data import study as planted_study
 
 
 @pytest.fixture(scope="module")

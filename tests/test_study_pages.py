@@ -1,17 +1,18 @@
 """The pages of a study are of that study, and where they no longer are it is said."""
 
+import re
 from pathlib import Path
 
 import pytest
 
-from benchmarks import study_cells
+from benchmarks import first_layer, second_reading, study_cells
 from diffscope.errors import DiffscopeError
-from diffscope.hypotheses.kept_study import shipped
+from diffscope.hypotheses.kept_study import READ_AGAIN, shipped
 from diffscope.hypotheses.study import open_study
 from diffscope.lab.training.cohort import Cohort, collect
 from diffscope.lab.training.recipe import Recipe
 from diffscope.tables import numbers
-from tests.studies import study as planted_study
+from tests.study_data import study as planted_study
 from tools import study_pages
 
 ROOT = Path(__file__).parents[1]
@@ -51,6 +52,49 @@ def test_what_is_not_there_cannot_be_quoted(study):
 def test_the_cells_of_the_study_are_of_the_runs_that_were_kept():
     cohort = collect(Cohort(Recipe.load("laptop"), ROOT / "benchmarks" / "results" / "laptop"))
     assert (ROOT / "docs" / "study" / "cells.md").read_text(encoding="utf-8") == study_cells.page(cohort) + "\n"
+
+
+def test_the_second_reading_is_of_the_runs_that_were_kept():
+    page = second_reading.page(ROOT / "benchmarks" / "results" / "laptop")
+    assert (ROOT / "docs" / "study" / "second_reading.md").read_text(encoding="utf-8") == page + "\n"
+
+
+def cells(page, row):
+    """The first numbers of the cells of the first such row on a page of the study."""
+    text = (ROOT / "docs" / "study" / page).read_text(encoding="utf-8").replace("−", "-")
+    line = next(line for line in text.splitlines() if line.startswith(f"| {row} |"))
+    return [float(re.match(r"-?[\d.]+", cell.strip())[0]) for cell in line.split("|")[2:-1]]
+
+
+def test_what_is_said_of_a_second_reading_is_what_its_pages_say():
+    said = READ_AGAIN["laptop"]
+    _, a2 = cells("first_layer.md", "layer 0, head 0")
+    needed, *idle = cells("first_layer.md", "without A2")
+    assert f"({a2:.2f} of A2)" in said and f"{needed:.1f} nats" in said and max(map(abs, idle)) < 0.05
+    share, cost = (cells("second_reading.md", f"{words}, share (%)")[0] for words in second_reading.WEIGHTS[:2])
+    assert f"{share:.0f} % of their weight" in said.replace("\n", " ") and f"{cost:.0f} % of what heads cost" in said
+    leads = [-lead for share in ("50", "80", "90") for lead in cells("second_reading.md", f"{share} % once")[:2]]
+    assert f"({min(leads):.2f} to {max(leads):.2f} octaves)" in said
+
+
+def test_the_second_map_of_the_bundled_model_is_needed_where_it_looks_at_the_token_before():
+    scope = first_layer.diffscope.load(first_layer.MODEL)
+    prompts = first_layer.prompts_for(scope, 4)
+    masses = first_layer.before_the_number(scope, prompts)
+    assert masses["A2"][:, 0, 0].mean() > 0.9 and masses["A1"][:, 0].max() < 0.2
+    rises = {words: [each.mean() for each in by_layer] for words, by_layer in first_layer.rises(scope, prompts, 3)}
+    for words in ("without A2", "negative weights of D set to 0"):
+        first, *others = rises[words]
+        assert first > 5 and max(map(abs, others)) < 0.2, words
+    assert max(map(abs, rises["one A2 for the layer's heads, their mean"])) < 0.5
+    assert max(map(abs, rises["λ = 1"])) < 0.5
+
+
+def test_a_reader_in_a_hurry_reads_for_a_minute():
+    page = (ROOT / "docs" / "study.md").read_text(encoding="utf-8")
+    hurry = re.sub(r"<!--.*?-->|A[12]\b", "", page.partition("## In a hurry")[2].partition("\n## ")[0])
+    assert len(re.findall(r"[^\W\d_][\w’'-]*", hurry)) <= 250
+    assert len(re.findall(r"\d+(?:\.\d+)?", hurry)) <= 25
 
 
 @pytest.mark.parametrize("name", shipped())

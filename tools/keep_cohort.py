@@ -14,15 +14,10 @@ import sys
 from collections.abc import Collection
 from pathlib import Path
 
-from safetensors.torch import load_file, save_file
-
-from diffscope.digests import write_sums
 from diffscope.errors import DiffscopeError
-from diffscope.files import replacing
 from diffscope.lab.training.cohort import DATASET, has_scores, open_dataset
+from diffscope.lab.training.kept_weights import copy_in_half, copy_tokenizer
 from diffscope.lab.training.run_folder import WEIGHTS
-
-TOKENIZER = ("tokenizer.json", "tokenizer_config.json")  # the same of all runs, so it is kept once
 
 
 def keep(run: Path, target: Path, arms: Collection[str] = (), seeds: Collection[int] = ()) -> list[str]:
@@ -65,16 +60,10 @@ def keep(run: Path, target: Path, arms: Collection[str] = (), seeds: Collection[
     for folder in folders:
         copy = target / folder.relative_to(run)
         copy.mkdir(parents=True, exist_ok=True)
-        tensors = {name: tensor.half() for name, tensor in load_file(folder / WEIGHTS).items()}
-        with replacing(copy / WEIGHTS) as unfinished:
-            save_file(tensors, unfinished, metadata={"format": "pt"})
-        shutil.copyfile(folder / "config.json", copy / "config.json")
-        write_sums(copy, (WEIGHTS, "config.json"))
+        copy_in_half(folder, copy)
     target.mkdir(parents=True, exist_ok=True)
-    for name in TOKENIZER if folders else ():
-        shutil.copyfile(folders[0] / name, target / name)
     if folders:
-        write_sums(target, TOKENIZER)
+        copy_tokenizer(folders[0], target)
     shutil.copyfile(run / DATASET, target / DATASET)
     return [str(folder.relative_to(run)) for folder in folders]
 

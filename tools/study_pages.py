@@ -23,6 +23,7 @@ from diffscope.figures.of_study import quantities
 from diffscope.hypotheses.answered import word
 from diffscope.hypotheses.conclusion import of_kind, together
 from diffscope.hypotheses.correction import by_signs, whole
+from diffscope.hypotheses.kept_study import READ_AGAIN
 from diffscope.hypotheses.report import left_out
 from diffscope.hypotheses.study import ALL, Study, open_study
 from diffscope.hypotheses.study_report import markdown, rates, runs
@@ -62,8 +63,7 @@ def quotes(study: Study) -> dict[str, str]:
     return {
         "conclusion": f"{together(board)}\n",
         "primaries": _judged(of_kind(board, "primary")),
-        "mechanisms": _judged(of_kind(board, "mechanism")),
-        "measurements": _measured(of_kind(board, "measurement")),
+        "second-reading": f"{READ_AGAIN.get(study.facts['recipe'], 'Not read a second time.')}\n",
         "answers": _answers(study),
         "decided": _decided(board),
         "runs": _below(runs(study)),
@@ -99,16 +99,6 @@ def _judged(verdicts: Sequence[Verdict]) -> str:
             *(("", *cells, *[""] * len(end)) for cells in others),
         ]
     return _table(header, rows)
-
-
-def _measured(verdicts: Iterable[Verdict]) -> str:
-    """What every measurement asks, and the answer."""
-    rows = [
-        (verdict.test.id, verdict.test.question, verdict.answer, str(max(each.seeds for each in verdict.estimates.values())))
-        for verdict in verdicts
-        if verdict.estimates
-    ]
-    return _table(("measurement", "question", "answer", "seeds"), rows)
 
 
 def _of_rule(verdict: Verdict, name: str) -> tuple[str, ...]:

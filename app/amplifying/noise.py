@@ -92,7 +92,7 @@ def show_rejection(subject, cap, layer: int, head: int, query: int, noise: Noise
     if reading is None:
         return
     estimates = reading.estimates
-    data = estimates[["cmrr_injected", "cmrr_injected_error", "equal_maps"]]
+    data = estimates[["cmrr_injected", "cmrr_injected_error", "cmrr_ceiling", "equal_maps"]]
     lines = (f"reading = rejection(cap, {query}, span={noise.span!r}, sigmas={SIGMAS})",)
     imports = "from diffscope.readings.noise import rejection, rejection_sentence"
     with blocks.beside("amplifier-rejected", "amplifier-by-sigma") as (left, right):
@@ -100,7 +100,7 @@ def show_rejection(subject, cap, layer: int, head: int, query: int, noise: Noise
             show(
                 "rejected",
                 charts.rejected(estimates, noise.sigma),
-                f"CMRR by injection of every head at σ = {noise.sigma:g}, beside controls",
+                f"CMRR by injection of every head at σ = {noise.sigma:g}, beside controls and ceiling",
                 data,
                 python(
                     subject,
@@ -116,7 +116,7 @@ def show_rejection(subject, cap, layer: int, head: int, query: int, noise: Noise
             show(
                 "by-sigma",
                 charts.rejected_by_sigma(estimates, layer, head),
-                f"CMRR by injection of layer {layer}, head {head} over σ, beside controls",
+                f"CMRR by injection of layer {layer}, head {head} over σ, beside controls and ceiling",
                 data.drop_vars("equal_maps").sel(layer=layer, head=head),
                 python(
                     subject, imports, *lines, f"charts.rejected_by_sigma(reading.estimates, {layer}, {head}).save('by_sigma.pdf')"

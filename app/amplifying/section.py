@@ -18,6 +18,7 @@ def python(subject, imports: str, *lines: str) -> str:
 
 #: what the page asks, by the anchor of its section
 SECTIONS = {
+    "signal": "Signal and noise",
     "lambda": "λ and λ*",
     "gains": "Residual and gains",
     "ranks": "Effective ranks",

@@ -1,4 +1,4 @@
-"""Amplifier: what the subtraction leaves and passes, taken literally: gains, ranks, rejection of noise, anatomy, logits."""
+"""Amplifier: what the subtraction leaves and passes, taken literally: signal, gains, ranks, rejection, anatomy, logits."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from amplifying.gains import show_gains
 from amplifying.noise import show_noise
 from amplifying.ranks import show_ranks
 from amplifying.section import SECTIONS, contents
+from amplifying.signal import show_signal
 from choices import choose_subject
 from distractors import choose_distractors
 from place import choose_head, choose_query, follow
@@ -18,8 +19,8 @@ from diffscope.attention.indexing import check_index
 from diffscope.figures.panels import short_name
 
 STANDARD = (
-    "Standard attention has one map and subtracts nothing: it has no λ, nothing to reject, and no gains. Its ranks, what its "
-    "maps are made of, what noise costs its answer and what its heads add to the logits can be asked all the same."
+    "Standard attention has one map and subtracts nothing: it has no λ, nothing to reject, and no gains. Its signal and "
+    "noise, its ranks, what its maps are made of, what noise costs its answer and what its heads add to the logits can be asked."
 )
 
 
@@ -37,10 +38,11 @@ def show_amplifier(subject, cap) -> None:
     contents(name for name in SECTIONS if cap.differential or name not in ("lambda", "gains"))
     check_index("layer", layer, cap.layer_numbers)
     check_index("head", head, range(cap.n_heads))
+    if not cap.differential:
+        st.info(STANDARD)
+    show_signal(subject, cap, query, distractors)
     if cap.differential:
         show_gains(subject, cap, query)
-    else:
-        st.info(STANDARD)
     show_ranks(subject, cap)
     show_noise(subject, cap, layer, head, query, distractors)
     show_anatomy(subject, cap)

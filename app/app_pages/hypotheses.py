@@ -210,19 +210,23 @@ def show_claims(name: str) -> None:
         )
 
 
-def show_answer(board: Board | None) -> None:
-    """What can be said today: by a study, else that there is none yet and why."""
-    from diffscope.hypotheses.kept_study import NONE_SHIPPED, shipped
+def show_answer(board: Board | None, of: str | None) -> None:
+    """What can be said today: by the study of this name, or by those that are shipped, else that there is none yet and why."""
+    from diffscope.hypotheses.kept_study import NONE_SHIPPED, READ_AGAIN, shipped
     from diffscope.hypotheses.study import TAKEN_BACK
 
     st.markdown(f"### {QUESTION}")
     if board is not None and _decides(board):
         st.markdown(f"**{plain(board.title)}.** {plain(together(list(board.verdicts.values())))}")
+        if of in READ_AGAIN:
+            st.markdown(plain(READ_AGAIN[of]))
         return
     for name in shipped():
         with in_words():
             boards = study(name).boards
             st.markdown(f"**The {plain(name)} study.** {plain(together(next(iter(boards.values()))))}")
+            if name in READ_AGAIN:
+                st.markdown(plain(READ_AGAIN[name]))
     if not shipped():
         st.info(f"**Not decided yet.** {plain(NONE_SHIPPED[0].upper() + NONE_SHIPPED[1:])}.")
         with st.expander("What became of a first study?", key="hypotheses-first"):
@@ -319,7 +323,7 @@ with in_words():
     if choices is not None:
         board = tested(choices)
     with answer:
-        show_answer(board)
+        show_answer(board, None if chosen is None else kind)
         if chosen is not None:
             st.caption(f"{REPORT[0].upper()}{REPORT[1:]}.")
             show_arms(kind, chosen)

@@ -5,7 +5,7 @@ Each is a frozen dataclass whose `heads` are those it acts on; tensors lead with
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -68,6 +68,7 @@ class Change:
     """
 
     kinds: ClassVar[dict[str, type[Change]]] = {}
+    of_all_heads: ClassVar[bool] = False  # whether the rows of a head depend on those of others, so that all are to be computed
     takes: ClassVar[dict[str, Kind]] = {}  # fields that may not hold whatever their type can
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -99,6 +100,11 @@ class Change:
         tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
         plain = {name: value for name, value in values.items() if name not in tensors}
         return tensors, {"class": type(self).__name__, **plain}
+
+    @property
+    def of_difference(self) -> bool:
+        """Whether it acts on D after the subtraction, so that D need not be gain·A1 − λ·A2."""
+        return type(self).difference is not Change.difference
 
     @staticmethod
     def assemble(tensors: dict[str, Tensor], record: dict) -> Change:
@@ -172,6 +178,16 @@ class UniformA2(ChangeOfA2):
     def second(self, at: At, a2: Tensor) -> Tensor:
         visible = at.visible.to(a2.dtype)
         return visible / visible.sum(-1, keepdim=True).clamp_min(1) * mass(at, a2)
+
+
+@dataclass(frozen=True)
+class SharedA2(ChangeOfA2):
+    """The mean of the second maps of all heads of the layer, of those too that keep their own."""
+
+    of_all_heads = True
+
+    def second(self, at: At, a2: Tensor) -> Tensor:
+        return a2.mean(0, keepdim=True)
 
 
 @dataclass(frozen=True)
@@ -355,6 +371,25 @@ class Quantise(Change):
         step = largest / (2 ** (self.bits - 1) - 1)
         rounded = (seen / step.clamp_min(1e-30)).round() * step
         return torch.where(chosen(self.heads, at), rounded.masked_fill(hidden, -torch.inf), logits)
+
+
+@dataclass(frozen=True)
+class ShapeOfA1(Change):
+    """A2 spreads its mass on some keys as A1 does; that mass, and its weights on other keys, stay."""
+
+    heads: tuple[int, ...]
+    keys: tuple[int, ...]
+
+    def logits(self, at: At, branch: int, logits: Tensor) -> Tensor:
+        if branch == 1:
+            return logits
+        before = next(number for number, change in enumerate(at.layer.changes) if change is self)
+        unchanged = replace(at.layer, changes=at.layer.changes[:before])
+        first = unchanged.changed_logits(1, At(unchanged, at.heads, at.queries))
+        keys = torch.tensor([key for key in self.keys if key < logits.shape[-1]], device=logits.device, dtype=torch.int64)
+        mass = logits[..., keys].logsumexp(-1, keepdim=True) - first[..., keys].logsumexp(-1, keepdim=True)  # (head, query, 1)
+        shaped = logits.index_copy(-1, keys, first[..., keys] + mass)
+        return torch.where(chosen(self.heads, at) & mass.isfinite(), shaped, logits)
 
 
 def key_noise(seed: int, layer: int, keys: int) -> Tensor:

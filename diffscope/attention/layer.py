@@ -137,6 +137,11 @@ class LayerAttention:
         return not self.differential and not self.changes
 
     @property
+    def d_is_changed(self) -> bool:
+        """Whether D is changed after the subtraction, so that it need not be gain·A1 − λ·A2."""
+        return any(change.of_difference for change in self.changes)
+
+    @property
     def differential(self) -> bool:
         """Whether there is a second map."""
         return self.pairing.a2 is not None
@@ -250,6 +255,12 @@ class LayerAttention:
             logits = change.logits(at, branch, logits)
         return logits
 
+    def changed_difference(self, at: At, d: Tensor) -> Tensor:
+        """D with all changes made, from gain·A1 − λ·A2, both (head, query, key)."""
+        for change in self.changes:
+            d = change.difference(at, d)
+        return d
+
     def _softmax(self, branch: int, at: At, workspace: Workspace, out: Tensor | None) -> Tensor:
         """A1 or A2 of some heads and queries, (head, query, key); it may or may not be `out`."""
         of_heads = self.pairing.of_branch(branch)[at.heads]
@@ -286,6 +297,8 @@ class LayerAttention:
         Rows
         """
         self._one_prompt()
+        if heads is not None and any(change.of_all_heads for change in self.changes):
+            return self.rows(queries, None, workspace).of_heads(self._heads(heads))
         at = At(self, self._heads(heads), self._queries(queries))
 
         def per_row(x: Tensor) -> Tensor:
@@ -306,8 +319,7 @@ class LayerAttention:
             a1, a2 = change.maps(at, a1, a2)
         amplified = a1 if (gain == 1).all() else torch.mul(gain[..., None], a1, out=room[-1])
         d = amplified if a2 is None else torch.addcmul(amplified, lam[..., None], a2, value=-1, out=room[-1])
-        for change in self.changes:
-            d = change.difference(at, d)
+        d = self.changed_difference(at, d)
         n = self.mask.counts(at.queries, self.n_keys, self.n_keys - self.n_queries)
         return Rows(a1, a2, d, lam, gain, n, at.queries, bool(self.changes), buffer)
 

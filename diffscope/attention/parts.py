@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -146,6 +146,20 @@ class Pairing:
         return cls(head, head + heads, torch.cat([group, group + groups]), group)
 
     @classmethod
+    def one_second(cls, heads: int, groups: int | None = None, device: Device = None) -> Pairing:
+        """Head h has the map h, and all heads have the map H. Of `groups` + 1 key heads the last serves the second map.
+
+        Parameters
+        ----------
+        heads, groups, device
+            As of :meth:`plain`; there are `groups` value heads.
+        """
+        groups = _divides(groups, heads)
+        head = torch.arange(heads, device=device)
+        group = head * groups // heads
+        return cls(head, torch.full_like(head, heads), torch.cat([group, group.new_tensor([groups])]), group)
+
+    @classmethod
     def stripes(cls, heads: int, groups: int | None = None, *, shared_keys: bool = False, device: Device = None) -> Pairing:
         """Head h has the maps 2h and 2h + 1; parameters as of :meth:`grouped`."""
         return cls.grouped(heads, heads, groups, shared_keys=shared_keys, device=device)
@@ -263,3 +277,9 @@ class Rows:
     changed: bool = False
     buffer: Tensor | None = None
     start: int = 0
+
+    def of_heads(self, heads: Tensor) -> Rows:
+        """The rows of some heads, int64 (head,), of a block that has the rows of all."""
+        a2 = None if self.a2 is None else self.a2[heads]
+        chosen = {name: getattr(self, name)[heads] for name in ("a1", "d", "lam", "gain")}
+        return replace(self, a2=a2, buffer=None, **chosen)

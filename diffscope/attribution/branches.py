@@ -48,7 +48,7 @@ class LastQuery:
         Raises
         ------
         UnsupportedModel
-            The branches do not add up to the head's output: an edit changed what follows from them.
+            The branches do not add up to the head's output: an edit, or the model itself, changes what follows from them.
         """
         query = [layer.n_queries - 1]
         rows = layer.rows(query)
@@ -62,8 +62,8 @@ class LastQuery:
         off = parts.sum(0) - layer.finish(whole, query)[:, 0]
         if not off.abs().max() <= ENOUGH * parts.abs().sum(0).max():
             raise UnsupportedModel(
-                f"layer {layer.layer}: an edit changes D or the output of heads, so that they are no sum of two branches; "
-                "attribute without it"
+                f"layer {layer.layer}: D or the output of heads is changed after the subtraction, so heads are no sum of two "
+                "branches; leave out the edit that does so, or take a model that does not"
             )
         return last
 

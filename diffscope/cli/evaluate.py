@@ -1,5 +1,6 @@
 """``diffscope evaluate``: does a model retrieve, and where does it look when it answers?"""
 
+import math
 from typing import Annotated
 
 import typer
@@ -7,7 +8,7 @@ import typer
 import diffscope
 from diffscope.cli.options import Device, Dtype, Json, Model, check_model, read_prompts_option
 from diffscope.cli.output import counting, say, show_json, show_table, working
-from diffscope.errors import DiffscopeError
+from diffscope.errors import DiffscopeError, PromptError
 
 EXAMPLE = (
     "diffscope evaluate --model mini-diff --needles 4",
@@ -94,18 +95,21 @@ def _evaluate_drawn(facts, prompts, looks, field, device, dtype, as_json):
     from diffscope.lab import scoring
     from diffscope.lab.standing import standing
     from diffscope.readings.signs import of_depths
-    from diffscope.tasks import Recall, Retrieval, read_texts
+    from diffscope.tasks import Backcopy, Recall, Retrieval, read_texts
     from diffscope.tasks.trained_on import template_of
 
     answerable = facts["answerable"]
     scoring.check_spread(min(looks, prompts) if answerable else prompts)
     texts = None if facts["text"] is None else read_texts(facts["text"], field)
-    facts["template"] = facts["template"] or template_of(facts["model"])
     with counting("evaluating", unit="%") as progress:
         progress(0, 100, f"loading {facts['model']}")
         scope = diffscope.load(facts["model"], device=device, dtype=dtype)
         progress(10, 100, "drawing prompts")
         facts["length"] = facts["length"] or _usual_length(facts["model"], scope)
+        if (task := Backcopy()).speaks(scope.tokenizer):
+            _evaluate_backcopy(scope, task, facts, prompts, looks, progress, as_json)
+            return
+        facts["template"] = facts["template"] or template_of(facts["model"])
         task = Retrieval(scope.tokenizer, held_out=True, template=facts["template"], texts=texts)
         drawn = _draw(task, prompts, facts)
         progress(15, 100, "answering")
@@ -119,14 +123,18 @@ def _evaluate_drawn(facts, prompts, looks, field, device, dtype, as_json):
             table = scoring.span_by_depth(
                 scope, seen, lambda done, total: progress(40 + 60 * done / total, 100, f"measuring attention, {done} of {total}")
             )
+        else:
+            progress(40, 100, "asking with and without evidence")
+            evidence = _evidence(scope, task, min(looks, prompts), facts)
     facts["dtype"] = str(scope.model.dtype).removeprefix("torch.")
     if as_json:
-        answers = {"answers": stands.as_dict()} if answerable else {}
+        answers = {"answers": stands.as_dict()} if answerable else {"evidence": evidence}
         measured = {} if table is None else {"table": table["mean"].to_dict()}
         show_json({**facts, **scores, **answers, "text_loss": losses, **measured})
         return
     _show_scores(facts, scores, losses, prompts, stands)
     if table is None:
+        _show_evidence(evidence)
         return
     say(f"attention of the last query, mean over heads, then layers; {table.attrs['averaged_over']}")
     spans = ["sink", "answer", "needles", "context", "query"]
@@ -135,6 +143,48 @@ def _evaluate_drawn(facts, prompts, looks, field, device, dtype, as_json):
         say(words)
     for normalisation in table["mean"]["normalisation"].values:
         _show(table["mean"], table["standard_error"], "D", str(normalisation), spans)
+
+
+def _evaluate_backcopy(scope, task, facts, prompts, looks, progress, as_json):
+    """What the command says of a model of the Bigram-Backcopy task: its losses, and how much first tokens have of attention."""
+    import numpy as np
+
+    from diffscope.lab.scoring import mass_by_queries
+
+    if any(facts[name] for name in ("template", "text", "near")) or not facts["answerable"] or facts["questions"] > 1:
+        raise DiffscopeError(
+            "a model of the Bigram-Backcopy task is asked nothing; leave out --near, --unanswerable, --questions, --template "
+            "and --text"
+        )
+    length = facts["length"]
+    scores = task.score(scope.model, prompts, length, np.random.default_rng(facts["seed"]))
+    progress(30, 100, "measuring attention")
+    rng = np.random.default_rng([facts["seed"], 1])
+    masses = mass_by_queries(scope, [task.prompt(length, rng) for _ in range(min(looks, prompts))], ("dormant", "triggers"))
+    masses = masses.sel(span="sink", normalisation="share", drop=True).mean("prompt")  # (queries, layer, head, map)
+    if as_json:
+        kept = {name: facts[name] for name in ("model", "seed", "length")}
+        show_json({**kept, "prompts": prompts, **scores._asdict(), "excess": scores.excess, "first_token": masses.to_dict()})
+        return
+    say(f"{facts['model']}: {scores.exact:.1%} exact copies after triggers, loss {scores.copied:.4f} nats a token (least 0)")
+    least = f"least {scores.entropy:.4f}, so {scores.excess:.4f} above it"
+    say(f"loss on all other tokens {scores.bigram:.4f} nats ({least}); {prompts} sequences of {length} tokens of Bigram-Backcopy")
+    say()
+    say("share of the weights' sizes that is on the first token, mean over queries and sequences")
+    rows = []
+    for layer in masses["layer"].values:
+        for head in masses["head"].values:
+            cells = masses.sel(layer=layer, head=head)
+            shares = [
+                float(cells.sel(queries=queries, map=kind)) for queries in cells["queries"].values for kind in cells["map"].values
+            ]
+            rows.append([int(layer), int(head), *(_rounded(share) for share in shares)])
+    titles = [f"{kind}, {queries}" for queries in masses["queries"].values for kind in masses["map"].values]
+    show_table(["layer", "head", *titles], rows)
+
+
+def _rounded(share):
+    return None if math.isnan(share) else f"{share:.3f}"
 
 
 def _usual_length(model, scope):
@@ -207,6 +257,52 @@ def _show_scores(facts, scores, losses, prompts, stands):
     say(f"{facts['length']} tokens, {facts['needles']} needles of {kind}, {question}; “{facts['template'].strip()}”; {source}")
     by_kind = f"{losses['hit']:.3f} on tokens that complete a 3-gram seen before, {losses['other']:.3f} on others"
     say(f"loss on plain text, nats a token: {by_kind}")
+
+
+def _evidence(scope, task, prompts, facts):
+    """Mean log-odds of "unknown" by evidence, of those sensitivity and bias, with standard errors; or why there are none."""
+    from diffscope.lab.scoring import unknown_by_evidence
+    from diffscope.lab.training.stages import Grid
+
+    grid = Grid((facts["length"],), (facts["needles"] - 1,), prompts, facts["template"])
+    try:
+        table = unknown_by_evidence(scope.model, task, grid, facts["seed"]).isel(length=0, distractors=0)
+    except PromptError as error:  # these prompts have more sentences than the others
+        return {"wanting": str(error)}
+    means, errors = table.mean("prompt"), table.std("prompt", ddof=1) / math.sqrt(prompts)
+    return {
+        name: {
+            str(grade): {"mean": float(mean), "standard_error": float(error)}
+            for grade, mean, error in zip(table[name][table[name].dims[0]].values, means[name].values, errors[name].values)
+        }
+        for name in table.data_vars
+    } | {"prompts": prompts}
+
+
+EVIDENCE = {
+    "nothing": "another city, nothing alike",
+    "qualifier": "the same qualifier, another city",
+    "city": "the same city, another qualifier",
+    "stated": "the city asked for",
+    "stated 2": "the city asked for, twice",
+    "stated 4": "the city asked for, four times",
+}
+
+
+def _show_evidence(evidence):
+    say()
+    if "wanting" in evidence:
+        say(f"not weighed by evidence: {evidence['wanting']}")
+        return
+    say(f'log-odds of "unknown" against all numbers of the text, nats, {evidence["prompts"]} prompts ± standard error;')
+    say("sensitivity: without an answer minus with it, of one prompt; bias: their mean")
+
+    def cell(name, grade):
+        value = evidence[name].get(grade)
+        return "" if value is None else f"{value['mean']:+.2f} ± {value['standard_error']:.2f}"
+
+    rows = [[words, *(cell(name, grade) for name in ("unknown", "sensitivity", "bias"))] for grade, words in EVIDENCE.items()]
+    show_table(['"Old Paris" is asked for; its number is stated of', "log-odds", "sensitivity", "bias"], rows)
 
 
 def _show(mean, error, kind, normalisation, spans):

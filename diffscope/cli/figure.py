@@ -28,7 +28,9 @@ Kind = Annotated[str | None, typer.Option(metavar="NAME", help="Which figure; --
 List = Annotated[bool, typer.Option("--list", help="The figures that there are; with --kind what one takes.")]
 Baseline = Annotated[str | None, typer.Option(metavar="NAME|FOLDER|HUB-ID", help="A second model, beside the first.")]
 Answer = Annotated[str | None, typer.Option(metavar="TEXT", help="attribution: the answer that is asked for.")]
-Distractor = Annotated[list[str] | None, typer.Option(metavar="TEXT", help="attribution: another answer. Repeatable.")]
+Distractor = Annotated[
+    list[str] | None, typer.Option(metavar="TEXT", help="attribution, signal_to_noise: another answer. Repeatable.")
+]
 Prompts = Annotated[str, typer.Option(metavar="N|FILE", help="How many prompts are drawn, or a file of your own.")]
 Cohort = Annotated[Path | None, typer.Option(metavar="FOLDER", help="A trained cohort, for the figure cohort.")]
 Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Where to draw it: .pdf, .svg, .png, .pgf, .html or .json.")]

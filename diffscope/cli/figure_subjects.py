@@ -116,6 +116,18 @@ def branches(source: Source, kind: str):
         return readings.branches(scope, asked, readings.made_up(scope, len(asked.ids), OTHERS))
 
 
+def signal_to_noise(source: Source, kind: str) -> dict:
+    """What the subtraction of each model gains, where the answer and the text around it are exchanged."""
+    from diffscope import readings
+
+    prompt, spans = source.given()
+    read = {}
+    for name, scope in source.scopes().items():
+        with counting(name) as progress:
+            read[name] = readings.signal_to_noise(scope, prompt, spans=spans, answers=source.distractor, progress=progress)
+    return read
+
+
 def checkpoints(source: Source, kind: str) -> dict:
     """Captures of one prompt at every checkpoint that was kept, and at the end."""
     from diffscope.lab.training.checkpoints import checkpoints_of
@@ -247,6 +259,7 @@ SUBJECTS: dict[str, tuple[Callable, str]] = {
     "curves": (values, FILE),
     "depth_by_length": (depths, "model baseline prompts length device dtype"),
     "interventions": (interventions, "model baseline prompts length device dtype"),
+    "signal_to_noise": (signal_to_noise, f"{ONE_PROMPT} baseline distractor"),
     "strips": (values, FILE),
     "study": (study, FILE),
     "sweep": (of_file, FILE),

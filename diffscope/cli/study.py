@@ -94,7 +94,7 @@ def _run(preset, cohort, fresh, out, device, processes, as_json, prompts, length
 
 
 def _show(folder, board, out, as_json):
-    from diffscope.hypotheses.kept_study import find, read_words, shipped
+    from diffscope.hypotheses.kept_study import DEFAULT, READ_AGAIN, find, read_words, shipped
 
     if as_json or out is not None:
         return _show_anew(folder, board, out, as_json)
@@ -103,6 +103,8 @@ def _show(folder, board, out, as_json):
         return _show_anew(folder, board, out, as_json)
     _tell(words, board)
     if folder is None or folder in shipped():
+        if said := READ_AGAIN.get(folder or DEFAULT):
+            note(said)
         note(REPORT)
 
 

@@ -149,14 +149,14 @@ def _steps(option):
 
 
 def _prompts(option):
-    """``TASK:FIELD=N,FIELD=N``, of which ``template`` is text, or a file, as a table of a plan."""
-    from diffscope.lab.sweeps.prompt_sets import TASKS
+    """``TASK:FIELD=N,FIELD=N``, of which some are text, or a file, as a table of a plan."""
+    from diffscope.lab.sweeps.prompt_sets import OF_TEXT, TASKS
 
     task, _, fields = option.partition(":")
     if task not in TASKS:
         return {"file": option}
     pairs = [field.partition("=") for field in fields.split(",") if field]
-    texts = {name.strip(): value for name, _, value in pairs if name.strip() == "template"}
+    texts = {name.strip(): value for name, _, value in pairs if name.strip() in OF_TEXT}
     numbers = {name.strip(): value for name, _, value in pairs if name.strip() not in texts}
     if not all(value.isdigit() for value in numbers.values()):
         raise DiffscopeError(f"--prompts {option!r} is not TASK:FIELD=NUMBER,…; for example retrieval:count=20,length=256")

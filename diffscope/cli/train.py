@@ -8,12 +8,21 @@ import typer
 from diffscope.cli.options import Device, Json, check_out
 from diffscope.cli.output import counting, kept_when_stopped, note, show_json, show_table, working
 from diffscope.cli.sweep import Count, Ranks, Ray, where_of
-from diffscope.cli.training_report import collected, show_progress, show_report, tell_failures, tell_outdated, tell_versions
+from diffscope.cli.training_report import (
+    collected,
+    show_progress,
+    show_report,
+    show_status,
+    tell_failures,
+    tell_outdated,
+    tell_versions,
+)
 from diffscope.errors import DiffscopeError
 
 EXAMPLE = (
     "diffscope train laptop --out runs/laptop --processes 2",
     "diffscope train laptop --arm diff --arm standard --seed 0 --out runs/laptop",
+    "diffscope train laptop --out runs/laptop --status",
     "diffscope train laptop --table",
 )
 
@@ -31,6 +40,11 @@ Table = Annotated[bool, typer.Option("--table", help="Show what the arms are mad
 Draw = Annotated[
     Path | None, typer.Option("--figure", metavar="FILE", help="Draw curves and answers: .pdf, .svg, .png or .html.")
 ]
+Text = Annotated[Path | None, typer.Option(metavar="FOLDER", help="The corpus of a recipe that trains on one.")]
+AnyText = Annotated[bool, typer.Option("--any-text", help="Take another corpus than the one that the recipe names.")]
+Status = Annotated[
+    bool, typer.Option("--status", help="Train nothing; say which runs are done, under way and left, and how long they take.")
+]
 Anew = Annotated[
     bool, typer.Option("--evidence", help="Train nothing; take the evidence of runs that have none, or one of another format.")
 ]
@@ -46,6 +60,8 @@ def command(
     seed: Seeds = None,
     out: Out = None,
     learning_rate: Rate = None,
+    text: Text = None,
+    any_text: AnyText = False,
     processes: Count = None,
     rank: Ranks = None,
     ray: Ray = None,
@@ -54,6 +70,7 @@ def command(
     tensorboard: Board = False,
     table: Table = False,
     report: Report = False,
+    status: Status = False,
     evidence: Anew = False,
     figure: Draw = None,
     as_json: Json = False,
@@ -62,7 +79,7 @@ def command(
     from diffscope.figures.base import check_suffix
     from diffscope.lab.training.recipe import Recipe
 
-    chosen = _chosen(recipe, preset, learning_rate)
+    chosen = _chosen(recipe, preset, learning_rate, text, any_text)
     if table:
         _show_arms(chosen, as_json)
         return
@@ -72,13 +89,16 @@ def command(
     if out is None:
         raise DiffscopeError("training needs --out FOLDER; --table shows the arms of a recipe")
     if not chosen.scored:
-        if any((processes, rank, ray, report, figure, as_json)):
+        if any((processes, rank, ray, report, status, figure, as_json)):
             raise DiffscopeError(f"recipe {chosen.name!r} has no [grid]: it trains its arms one by one, without scores to report")
         _train_alone(chosen, arm, seed, out, threads, device, tensorboard)
         return
     from diffscope.lab.training.cohort import Cohort
 
     wanted = Cohort(chosen, out, tuple(arm or ()), tuple(seed or ()), device or "cpu")
+    if status:
+        show_status(wanted, processes or 1, as_json)
+        return
     if evidence:
         _take_anew(wanted)
         return
@@ -99,15 +119,16 @@ def command(
         raise DiffscopeError(f"{failed} runs failed, see {out / 'failed'}; the same command tries them again")
 
 
-def _chosen(recipe, preset, learning_rate):
-    """The recipe that was named; with one learning rate for all arms if one is given."""
+def _chosen(recipe, preset, learning_rate, text, any_text):
+    """The recipe that was named, on its corpus; with one learning rate for all arms if one is given."""
     from dataclasses import replace
 
+    from diffscope.lab.training.beginnings import with_text
     from diffscope.lab.training.recipe import Recipe
 
     if (recipe is None) == (preset is None):
         raise DiffscopeError("name one recipe: diffscope train laptop, or --preset laptop, or a .toml file")
-    chosen = Recipe.load(recipe or preset)
+    chosen = with_text(Recipe.load(recipe or preset), text, any_text)
     return chosen if learning_rate is None else replace(chosen, learning_rate=learning_rate, tuning=None)
 
 
@@ -121,13 +142,15 @@ def _train_cohort(wanted, where, processes, how):
     tell_versions(wanted)
     note(f"{wanted.recipe.name}: {forecast(wanted.recipe, wanted.out, wanted.planned()).words(processes)}")
     with counting(f"training {wanted.recipe.name}") as progress:
-        outcome = train_cohort(wanted, where, **how, evidence=take_evidence, progress=progress)
+        evidence = None if wanted.recipe.keep_weights else take_evidence
+        outcome = train_cohort(wanted, where, **how, evidence=evidence, progress=progress)
     tell_failures(wanted, outcome)
     if not any("tuning" not in run.spec for run in outcome.done):
         note("no run is finished yet" + (", and this rank has nothing left to do" if how["rank"] else ""))
         return len(outcome.failed)
     show_progress(wanted, collected(wanted))
-    tell_outdated(wanted)
+    if not wanted.recipe.keep_weights:
+        tell_outdated(wanted)
     note(forecast(wanted.recipe, wanted.out, wanted.planned()).words(processes))
     return len(outcome.failed)
 
@@ -137,7 +160,13 @@ def _take_anew(wanted):
     """Take the evidence of finished runs that have none, or one of another format."""
     from diffscope.hypotheses.cohort_evidence import take_evidence
     from diffscope.hypotheses.evidence.of_run import outdated
+    from diffscope.lab.training.stages import RETRIEVAL
 
+    if wanted.recipe.task != RETRIEVAL:
+        task = wanted.recipe.task
+        raise DiffscopeError(
+            f"evidence is taken on retrieval prompts, and {wanted.recipe.name!r} trains {task}; read its weights"
+        )
     names = outdated(wanted.out)
     with counting("taking evidence") as progress:
         for done, run in enumerate(names):

@@ -24,12 +24,14 @@ def collected(cohort):
     """The dataset of a folder's finished runs, written into it anew."""
     from diffscope.lab.jobs import job
     from diffscope.lab.training.cohort import CURVES, DATASET, MEASURED, collect
+    from diffscope.lab.training.scores import OF_TASK
     from diffscope.store import save_statistics
 
     with job.locked(cohort.out / DATASET), working("putting runs together"):  # ranks may end at the same time
         dataset = collect(cohort)
         save_statistics(dataset, cohort.out / DATASET, dated=False)
-        save_statistics(dataset[list(MEASURED)], cohort.out / CURVES, dated=False)
+        curves = [name for name in (*MEASURED, *OF_TASK) if name in dataset]
+        save_statistics(dataset[curves], cohort.out / CURVES, dated=False)
     return dataset
 
 
@@ -55,6 +57,7 @@ def show_progress(cohort, dataset):
     table = cohort.tuning()
     if table is not None:
         show_tuning(table, cohort.rates(), cohort.recipe)
+        tell_unformed(cohort)
     _show_formation(summary(dataset), cohort.recipe)
     note(f"{int(dataset['finished'].sum())} runs are finished; --report shows their scores")
 
@@ -64,6 +67,18 @@ def _show_formation(rows, recipe):
         ["arm", "parameters", "learning rate", "formed at step"],
         [[row["arm"], row["parameters"], f"{row['rate']:g}", _formed(row, recipe)] for row in rows],
     )
+
+
+def tell_unformed(cohort):
+    """Name the arms that formed at no rate with every tuning seed, if that is how rates are chosen."""
+    from diffscope.lab.training.runs import unformed
+    from diffscope.lab.training.stages import FORMED_IN_ALL
+
+    if cohort.recipe.tuning.rule != FORMED_IN_ALL:
+        return
+    for arm, count in unformed(cohort.tuning(), cohort.rates()).items():
+        of = len(cohort.recipe.tuning.seeds)
+        note(f"{arm} forms at no rate of [tuning] with all {of} seeds; its rate is the one at which most do, {count} of {of}")
 
 
 def show_tuning(table, rates, recipe):
@@ -99,6 +114,52 @@ def _formed(row, recipe):
     return ", ".join([*steps, *(f"(seed {seed} missing)" for seed in row["missing"])])
 
 
+def show_status(cohort, processes, as_json):
+    """Which runs are done, under way and left, by arm, and how long the rest takes so many processes."""
+    from diffscope.lab.training.forecast import Left, forecast, progress_by_arm
+    from diffscope.lab.training.runs import name
+
+    planned = cohort.planned()
+    left = forecast(cohort.recipe, cohort.out, planned)
+    arms = progress_by_arm(cohort.recipe, cohort.out, planned)
+    seconds = sum(row.left.seconds for row in arms)
+    if as_json:
+        rows = [
+            {
+                "arm": row.arm,
+                "tuning": row.tuning,
+                "done": row.done,
+                "left": row.left.runs,
+                "under_way": [
+                    {"run": name(each.run), "step": each.step, "steps": each.steps, "minutes_since": each.minutes}
+                    for each in row.under_way
+                ],
+                "seconds_a_step": row.left.step,
+                "hours_left": row.left.seconds / processes / 3600,
+            }
+            for row in arms
+        ]
+        hours = seconds / processes / 3600
+        show_json({"recipe": cohort.recipe.name, "processes": processes, "left": left.runs, "hours_left": hours, "arms": rows})
+        return
+    show_table(
+        ["arm", "runs", "done", "under way", "left", "s a step", "hours left"],
+        [
+            [
+                row.arm,
+                "choose its rate" if row.tuning else "",
+                row.done,
+                ", ".join(f"{name(each.run)}: step {each.step}" for each in row.under_way) or None,
+                row.left.runs,
+                row.left.step,
+                row.left.seconds / processes / 3600,
+            ]
+            for row in arms
+        ],
+    )
+    note(Left(left.runs, seconds, left.step).words(processes))
+
+
 def show_report(cohort, figure, as_json):
     """What the finished runs learned, and which failed or are missing."""
     from diffscope.lab.training.cohort import DATASET, is_copy, open_copy, summary
@@ -125,6 +186,9 @@ def show_report(cohort, figure, as_json):
 
 
 def _show_runs(dataset, rows, recipe):
+    if "copied" in dataset:
+        _show_copies(dataset, rows, recipe)
+        return
     if "text" not in dataset:  # no run formed
         _show_formation(rows, recipe)
         return
@@ -133,19 +197,37 @@ def _show_runs(dataset, rows, recipe):
         show_table(["arm", *of_text], [[row["arm"], row["text_hit"], row["text_other"]] for row in rows])
         return
     counts = [int(count) for count in dataset["distractors"].values]
+    of_sentences = "near" in dataset.dims
     headers = ["arm", "rate", "formed at step", *(f"{count} distractors: exact, log-odds" for count in counts)]
-    headers += ["near-duplicates", "says unknown: rightly", "wrongly", *of_text]
+    headers += ["near-duplicates", "says unknown: rightly", "wrongly"] if of_sentences else []
     table = []
     for row in rows:
         cells = [f"{row['exact_match_by_distractors'][n]:.1%}, {row['log_odds_by_distractors'][n]:.2f}" for n in counts]
-        cells += [f"{row[name]:.1%}" for name in ("near", "unknown_when_unanswerable", "unknown_when_answerable")]
+        if of_sentences:
+            cells += [f"{row[name]:.1%}" for name in ("near", "unknown_when_unanswerable", "unknown_when_answerable")]
         table.append([row["arm"], f"{row['rate']:g}", _formed(row, recipe), *cells, row["text_hit"], row["text_other"]])
     say("exact answers and their log-odds (nats), by number of distractors; mean over prompts, lengths, seeds that formed")
-    show_table(headers, [*table, _by_chance(dataset, counts)])
+    show_table([*headers, *of_text], [*table, _by_chance(dataset, counts)])
+
+
+def _show_copies(dataset, rows, recipe):
+    """How well the copies of Bigram-Backcopy are predicted in the end, mean over seeds."""
+    names = ["copied", "copy_loss", "bigram_excess"]
+    evaluated = dataset[names].dropna("step", how="all")  # of runs of one length, at the same steps
+    last = evaluated.isel(step=-1).mean("seed")
+    say("tokens after a trigger: share that is right, and loss (nats); the loss on bigrams above the least; mean over seeds")
+    table = []
+    for row in rows:
+        ends = last.sel(arm=row["arm"])
+        values = [float(ends[name]) for name in names]
+        table.append([row["arm"], f"{row['rate']:g}", _formed(row, recipe), *values])
+    show_table(["arm", "rate", "formed at step", "copied", "loss", "bigrams"], table)
 
 
 def _by_chance(dataset, counts):
     """What a model that copies any number would give."""
-    near = [1 / (1 + near) for near in dataset["near"].values if near]
     by_count = [f"{1 / (count + 1):.1%}" for count in counts]
-    return ["copying any number", "", "", *by_count, f"{sum(near) / len(near):.1%}", "", "", None, None]
+    if "near" in dataset.dims:
+        near = [1 / (1 + near) for near in dataset["near"].values if near]
+        by_count += [f"{sum(near) / len(near):.1%}", "", ""]
+    return ["copying any number", "", "", *by_count, None, None]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from diffscope import display
+from diffscope.attention.changes import Reshape
 from diffscope.attention.layer import LayerAttention
 from diffscope.families.base import HALVES, STRIPES, Convention
 from diffscope.models import lambda_init_schedule
@@ -245,6 +246,7 @@ def differences(layers: list[LayerAttention], convention: Convention | None) -> 
         return ["one softmax map a head: no A2, no λ", *(line for line, holds in scores if holds)]
     convention = convention or _shown(layer)
     width, d = layer.v.shape[-1], layer.q.shape[-1]
+    positive = Reshape(tuple(range(layer.n_heads)), "positive")
     lines = [
         *scores,
         ("several heads share one second map", "one A2" in described_pairing(layer)),
@@ -256,6 +258,8 @@ def differences(layers: list[LayerAttention], convention: Convention | None) -> 
         (f"RoPE: {convention.rope}", convention.rope not in ("half", "interleaved")),
         ("both maps of a head look at the same keys", shares_keys(layer)),
         (f"λ = {convention.lam} instead of one number a layer", layer.lam[0].numel() > 1),
+        ("λ is negative: A2 is added, D = A1 + |λ|·A2", bool((layer.lam <= 0).all() and layer.lam.any())),
+        ("negative weights of D are set to 0", any(change == positive for change in layer.changes)),
         (f"values are {width} wide instead of 2d = {2 * d}", width != 2 * d),
         ("no norm of the heads' outputs", layer.norm is None),
         ("the norm has no learned weight", layer.norm is not None and layer.norm.weight is None),

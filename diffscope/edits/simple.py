@@ -20,6 +20,7 @@ from diffscope.attention.changes import (
     ReplaceOutput,
     Reshape,
     ScaleA2,
+    SharedA2,
     TopKA1,
     UniformA2,
     key_noise,
@@ -50,6 +51,11 @@ def set_lambda(value: float, layers: Places = None, heads: Places = None) -> Edi
 def scale_lambda(factor: float, layers: Places = None, heads: Places = None) -> Edit:
     """λ times `factor`, token by token where it has a value a token."""
     return _with_lambda("λ × {:g}", factor, torch.mul, layers, heads)
+
+
+def plus(layers: Places = None, heads: Places = None) -> Edit:
+    """A1 + λ·A2 in place of A1 − λ·A2: λ changes its sign, so that a model ``plus`` subtracts what it adds."""
+    return _with_lambda("A1 + λ·A2", -1.0, torch.mul, layers, heads)
 
 
 def _with_lambda(label: str, number: float, to: Callable[[Tensor, float], Tensor], layers: Places, heads: Places) -> Edit:
@@ -97,6 +103,14 @@ def a2_of_head(of: int, layers: Places = None, heads: Places = None) -> Edit:
         return replace(layer, pairing=replace(layer.pairing, a2=a2))
 
     return field_edit(label, make, layers, heads)
+
+
+def share_a2(layers: Places = None, heads: Places = None) -> Edit:
+    """One second map for the heads: the mean of the second maps of all heads of the layer.
+
+    To give them that of one head, use ``a2_of_head``.
+    """
+    return row_edit("A2 = its mean over heads", Stage.MAPS, lambda layer, heads: SharedA2(heads), layers, heads, second=True)
 
 
 def low_rank_a2(rank: int, layers: Places = None, heads: Places = None, *, normalise: bool = False) -> Edit:
@@ -150,8 +164,8 @@ def absolute_d(layers: Places = None, heads: Places = None) -> Edit:
     return _reshaped("|D|", "absolute", layers, heads)
 
 
-def positive_d(layers: Places = None, heads: Places = None) -> Edit:
-    """D⁺: what is positive of D."""
+def d_plus(layers: Places = None, heads: Places = None) -> Edit:
+    """D⁺: D with its negative weights set to 0."""
     return _reshaped("D⁺", "positive", layers, heads)
 
 

@@ -156,6 +156,7 @@ EXPONENTIAL = "exp(λq1·λk1) − exp(λq2·λk2) + λ_init"
 SIGMOID = "sigmoid(W·x), per token and head"
 STRIPES = "2h, 2h + 1"
 HALVES = "h, h + H"
+ONE_SECOND = "h, and one second map for all heads"
 
 
 class Family(ABC):

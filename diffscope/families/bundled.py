@@ -1,4 +1,4 @@
-"""diffscope's own models: DIFF V1 and V2, the standard baseline, and the controls."""
+"""diffscope's own models: DIFF V1 and V2, the standard baseline, and the control arms."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import torch
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import repeat_kv
 
-from diffscope.attention.changes import SignedMask, TopKA1
+from diffscope.attention.changes import Reshape, SignedMask, TopKA1
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.parts import Norm, Pairing
 from diffscope.families.base import (
     EXPONENTIAL,
+    ONE_SECOND,
     SIGMOID,
     STRIPES,
     Convention,
@@ -23,10 +24,17 @@ from diffscope.families.base import (
     filled,
     mask_of,
 )
-from diffscope.families.diffllama import read_two_calls
+from diffscope.families.diffllama import read_halves
 from diffscope.families.projections import norm_of, wide_linear
-from diffscope.models.controls import GatedAttention, SignedAttention, TopKAttention
-from diffscope.models.mechanisms import Attention, DiffV1Attention, DiffV2Attention, HeadScale
+from diffscope.models.controls import DPlusAttention, GatedAttention, SignedAttention, TopKAttention
+from diffscope.models.mechanisms import (
+    Attention,
+    DiffV1Attention,
+    DiffV2Attention,
+    HeadScale,
+    PlusAttention,
+    SharedA2Attention,
+)
 
 
 def norm_of_heads(module: Attention) -> Norm | None:
@@ -50,10 +58,13 @@ class Own(Family):
     def convention_of(self, module: ForeignModule) -> Convention | None:
         if isinstance(module, DiffV1Attention):
             learned = module.fixed is None
-            schedule = 0 if learned and module.config.lambda_init is None else None
+            added = isinstance(module, PlusAttention)
+            schedule = 0 if learned and module.config.lambda_init is None and not added else None
             lam = EXPONENTIAL if learned else f"{module.fixed:g}, fixed"
+            lam = f"−({lam}), as A2 is added" if added else lam
             norms: dict[str | None, str | None] = {"rms": "rms, affine", "scalar": "one number a head", "none": None}
-            return Convention(STRIPES, lam, schedule, norms[module.config.head_norm], post_scale=True, rope="half")
+            pairing = ONE_SECOND if isinstance(module, SharedA2Attention) else STRIPES
+            return Convention(pairing, lam, schedule, norms[module.config.head_norm], post_scale=True, rope="half")
         if isinstance(module, DiffV2Attention):
             return Convention(STRIPES, SIGMOID, None, norm=None, post_scale=False, rope="half", keys="shared by both maps")
         return None
@@ -61,10 +72,7 @@ class Own(Family):
     def read(self, passage: Passage) -> LayerAttention:
         module = passage.module
         if isinstance(module, DiffV1Attention):
-            lam = module.lam()
-            layer = read_two_calls(passage, self.name, norm_of_heads(module), lam.to(passage.calls[0].query.dtype), lam)
-            # A constant never had the value λ_init, which still sets the factor behind the norm.
-            return layer if module.fixed in (None, module.lambda_init) else replace(layer, lam_init=None)
+            return self._like_v1(passage)
         layer = self._one_call(passage)
         if isinstance(module, GatedAttention):
             return replace(layer, gate=module.gates(passage.hidden).transpose(1, 2).unsqueeze(-1))
@@ -74,6 +82,26 @@ class Own(Family):
             return replace(layer, changes=(change,))
         if isinstance(module, SignedAttention):
             return replace(layer, changes=(self._signed_mask(passage),))
+        return layer
+
+    def _like_v1(self, passage: Passage) -> LayerAttention:
+        """V1, and the arms that differ from it in one respect."""
+        module = passage.module
+        lam = module.lam()
+        used = lam.to(passage.calls[0].query.dtype)
+        calls = 1 if isinstance(module, DPlusAttention) else 2
+        layer = read_halves(passage, self.name, norm_of_heads(module), used, lam, calls)
+        if module.fixed not in (None, module.lambda_init):  # a constant never had that value, which still sets the factor
+            layer = replace(layer, lam_init=None)
+        if isinstance(module, PlusAttention):  # D = gain·A1 − λ·A2 is A1 + λ·A2 with λ of the other sign
+            init = None if layer.lam_init is None else -layer.lam_init
+            return replace(layer, lam=-layer.lam, lam_fp32=-layer.lam_fp32, lam_init=init)
+        if isinstance(module, DPlusAttention):
+            return replace(layer, changes=(Reshape(tuple(range(module.heads)), "positive"),))
+        if isinstance(module, SharedA2Attention):  # attended once a head, so that every head finds it beside its own keys
+            pairing = Pairing.one_second(module.heads, module.kv_heads, layer.q.device)
+            q, k = layer.q[:, : module.heads + 1], layer.k[:, : module.kv_heads + 1]
+            return replace(layer, q=q, k=k, pairing=pairing)
         return layer
 
     def _one_call(self, passage: Passage) -> LayerAttention:

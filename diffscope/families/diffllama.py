@@ -1,4 +1,4 @@
-"""DIFF V1 as implementations have it that call the attention interface twice a layer, once per half of the values: DiffLlama."""
+"""DIFF V1 as implementations have it whose first maps come before all second ones in the attention interface: DiffLlama."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from diffscope.attention.parts import Norm, Pairing
 from diffscope.families.base import EXPONENTIAL, HALVES, Convention, Family, ForeignModule, Passage, expect_calls, mask_of
 
 
-def read_two_calls(passage: Passage, family: str, norm: Norm | None, lam: Tensor, lam_fp32: Tensor) -> LayerAttention:
+def read_halves(
+    passage: Passage, family: str, norm: Norm | None, lam: Tensor, lam_fp32: Tensor, calls: int = 2
+) -> LayerAttention:
     """A layer whose first H query maps are the heads' first maps and whose last H their second ones.
 
     The interface saw q (batch, 2H, query, d), k (batch, 2G, key, d), and in two calls the two
-    halves of the values, each (batch, 2G, key, d) with the G value heads repeated for either branch.
+    halves of the values, each (batch, 2G, key, d) with the G value heads repeated for either branch; or in one call both halves.
     """
-    expect_calls(passage, family, 2)
-    first, second = passage.calls
+    expect_calls(passage, family, calls)
+    first = passage.calls[0]
     module = passage.module
     heads, groups = first.query.shape[1] // 2, first.key.shape[1] // 2
     return LayerAttention(
@@ -26,7 +28,7 @@ def read_two_calls(passage: Passage, family: str, norm: Norm | None, lam: Tensor
         family=family,
         q=first.query,
         k=first.key,
-        v=torch.cat([first.value[:, :groups], second.value[:, :groups]], dim=-1),  # (batch, value head, key, 2d)
+        v=torch.cat([call.value[:, :groups] for call in passage.calls], dim=-1),  # (batch, value head, key, 2d)
         scale=first.scaling,
         pairing=Pairing.halves(heads, groups, first.query.device),
         lengths=passage.lengths,
@@ -66,4 +68,4 @@ class DiffLlama(Family):
     def read(self, passage: Passage) -> LayerAttention:
         norm = Norm("rms", passage.module.groupnorm.eps)
         dtype = passage.calls[0].given_dtype or passage.calls[0].query.dtype
-        return read_two_calls(passage, self.name, norm, *lambda_of(passage.module, dtype))
+        return read_halves(passage, self.name, norm, *lambda_of(passage.module, dtype))

@@ -3,8 +3,8 @@
 >>> from diffscope import figures
 >>> sorted(figures.FIGURES)
 ['ablation', 'allocation', 'amplifier', 'anatomy', 'attribution', 'board', 'by_depth', 'cells', 'checkpoints', 'cohort',
- 'curves', 'depth_by_length', 'fidelity', 'heads', 'interventions', 'lambdas', 'maps', 'rejection', 'row', 'similarity',
- 'statistic_by_layer', 'strips', 'study', 'sweep', 'training']
+ 'curves', 'depth_by_length', 'fidelity', 'heads', 'interventions', 'lambdas', 'maps', 'rejection', 'row', 'signal_to_noise',
+ 'similarity', 'statistic_by_layer', 'strips', 'study', 'sweep', 'training']
 
 One function a figure: ``figures.maps(capture, layer=2, head=1)`` returns a `Figure`. Its ``.data`` is what is drawn (xarray),
 ``.plotly()`` draws it to explore, ``.matplotlib()`` to print, and ``.save(path)`` writes it by its suffix.
@@ -22,7 +22,7 @@ from diffscope.figures.notebook import view
 from diffscope.figures.of_captures import allocation, similarity, statistic_by_layer
 from diffscope.figures.of_depths import by_depth, depth_by_length
 from diffscope.figures.of_edits import ablation, interventions
-from diffscope.figures.of_readings import amplifier, anatomy, attribution, rejection
+from diffscope.figures.of_readings import amplifier, anatomy, attribution, rejection, signal_to_noise
 from diffscope.figures.of_study import study
 from diffscope.figures.of_sweeps import sweep
 from diffscope.figures.of_training import checkpoints, training
@@ -51,6 +51,7 @@ __all__ = [
     "maps",
     "rejection",
     "row",
+    "signal_to_noise",
     "similarity",
     "statistic_by_layer",
     "strips",
@@ -83,6 +84,7 @@ FIGURES: dict[str, Callable[..., Figure]] = {
         maps,
         rejection,
         row,
+        signal_to_noise,
         similarity,
         statistic_by_layer,
         strips,

@@ -21,6 +21,11 @@ from diffscope.readings.pairing import LARGEST, LEAST, MIDDLE, OWN
 
 CONTROLS = {OWN: "own A₂", MIDDLE: "A₂ of other heads"}
 MAPS = {"lambda_A2": "λ·A₂", "A1": "A₁", "D": "D", "A2": "A₂"}
+CEILING = "ceiling (A₂ of A₁'s shape)"
+OUTPUTS = {"A1": "A₁·V", "lambda_A2": "λ·A₂·V", "D": "D·V"}
+SECONDS = {"own": "own A₂", "uniform": "uniform A₂", "next head": "A₂ of the next head"}
+STAGES = {"before": "before the norm", "after": "after the norm"}
+SIDES = {"signal_change": "signal", "noise_change": "noise"}
 RANKS = {"map": "the map", "permuted": "its rows permuted", "uniform": "uniform map"}
 MODES = {"common": "common noise", "differential": "opposite noise"}
 PANELS_OF_PARTS = {"A₂": ("A2", AS_IT_IS), "A₂ of the next head": ("A2", NEXT), "A₁": ("A1", AS_IT_IS)}
@@ -118,18 +123,19 @@ def ranks(estimates: xr.Dataset, definition: str = "erank") -> Figure:
 
 
 def rejected(estimates: xr.Dataset, sigma: float) -> Figure:
-    """What every head rejects of injected noise of one strength, with its standard error, beside the pairing control."""
+    """What every head rejects of injected noise of one strength, with its standard error, beside controls and ceiling."""
     chosen = estimates.sel(sigma=sigma)
     error = by_head(chosen["cmrr_injected_error"].sel(control=OWN, drop=True))
     values, low, high = _beside_controls(_titled(chosen["cmrr_injected"], "CMRR by injection"))
     own = values["control"] == CONTROLS[OWN]
+    most = [by_head(each) for each in _ceiling(chosen)]
     equal = by_head(chosen["equal_maps"]).expand_dims(control=["equal maps, small noise"])
     return curves(
-        xr.concat([values, equal], "control"),
+        xr.concat([values, *most, equal], "control"),
         x="head",
         series="control",
-        low=xr.concat([xr.where(own, values - error, low), equal], "control"),
-        high=xr.concat([xr.where(own, values + error, high), equal], "control"),
+        low=xr.concat([xr.where(own, values - error, low), *most, equal], "control"),
+        high=xr.concat([xr.where(own, values + error, high), *most, equal], "control"),
         references={"nothing cancels": 0.0},
         style="points",
         controls=[CONTROLS[MIDDLE]],
@@ -138,17 +144,18 @@ def rejected(estimates: xr.Dataset, sigma: float) -> Figure:
 
 
 def rejected_by_sigma(estimates: xr.Dataset, layer: int, head: int) -> Figure:
-    """What one head rejects over the strength of the noise, beside the pairing control."""
-    chosen = estimates["cmrr_injected"].sel(layer=layer, head=head, drop=True)
-    error = estimates["cmrr_injected_error"].sel(layer=layer, head=head, control=OWN, drop=True)
-    values, low, high = _ranged(_titled(chosen, f"CMRR of L{layer}H{head}"))
+    """What one head rejects over the strength of the noise, beside the pairing control and the ceiling."""
+    of_head = estimates.sel(layer=layer, head=head, drop=True)
+    error = of_head["cmrr_injected_error"].sel(control=OWN, drop=True)
+    values, low, high = _ranged(_titled(of_head["cmrr_injected"], f"CMRR of L{layer}H{head}"))
     own = values["control"] == CONTROLS[OWN]
+    most = _ceiling(of_head)
     return curves(
-        _with_sigma(values),
+        _with_sigma(xr.concat([values, *most], "control")),
         x="sigma",
         series="control",
-        low=xr.where(own, values - error, low),
-        high=xr.where(own, values + error, high),
+        low=xr.concat([xr.where(own, values - error, low), *most], "control"),
+        high=xr.concat([xr.where(own, values + error, high), *most], "control"),
         references={"nothing cancels": 0.0},
         log="x",
         controls=[CONTROLS[MIDDLE]],
@@ -156,8 +163,9 @@ def rejected_by_sigma(estimates: xr.Dataset, layer: int, head: int) -> Figure:
 
 
 def rejected_by_all(estimates: xr.Dataset) -> Figure:
-    """What heads reject over the strength of the noise: their median and each of them, beside the pairing control."""
+    """What heads reject over the strength of the noise, their median and each of them, beside pairing control and ceiling."""
     values = _worded(_titled(estimates["cmrr_injected"].sel(control=list(CONTROLS)), "CMRR by injection"), control=CONTROLS)
+    values = xr.concat([values, *_ceiling(estimates)], "control")
     heads = _with_sigma(values.where(np.isfinite(values)))
     return curves(
         heads.median(["layer", "head"], keep_attrs=True),
@@ -168,6 +176,66 @@ def rejected_by_all(estimates: xr.Dataset) -> Figure:
         log="x",
         controls=[CONTROLS[MIDDLE]],
     )
+
+
+def _ceiling(estimates: xr.Dataset) -> list[xr.DataArray]:
+    """The ceiling of rejection as a series of its own; none where it was not measured."""
+    if "cmrr_ceiling" not in estimates:
+        return []
+    return [estimates["cmrr_ceiling"].expand_dims(control=[CEILING])]
+
+
+def gained(estimates: xr.Dataset) -> Figure:
+    """What the subtraction gains in signal-to-noise ratio in every head, with its standard error, beside other second maps."""
+    gain = estimates["snr_gain"]
+    values = _staged(_titled(gain, "signal-to-noise gain"), gain, a2=SECONDS)
+    error = _staged(estimates["snr_gain_error"], gain, a2=SECONDS).where(values["a2"] == SECONDS["own"])
+    return curves(
+        values,
+        x="head",
+        series="a2",
+        panels="stage",
+        low=values - error,
+        high=values + error,
+        references={"as before": 0.0},
+        style="points",
+        controls=[SECONDS["uniform"]],
+        wide=True,
+    )
+
+
+def heard(estimates: xr.Dataset) -> Figure:
+    """The signal-to-noise ratio of A1·V, λA2·V and D·V of every head, with standard errors."""
+    chosen = estimates.sel(output=list(OUTPUTS))
+    values = _staged(_titled(chosen["snr"], "signal-to-noise ratio"), chosen["snr"], output=OUTPUTS)
+    error = _staged(chosen["snr_error"], chosen["snr"], output=OUTPUTS)
+    known = values["output"][values.notnull().any([dim for dim in values.dims if dim != "output"]).values]
+    values, error = values.sel(output=known), error.sel(output=known)
+    return curves(
+        values,
+        x="head",
+        series="output",
+        panels="stage",
+        low=values - error,
+        high=values + error,
+        references={"as much as the text around": 0.0},
+        style="points",
+        wide=True,
+    )
+
+
+def gained_by_side(estimates: xr.Dataset) -> Figure:
+    """What the subtraction does to the signal, and what to the noise, of every head."""
+    sides = [estimates[name].sel(a2="own", drop=True) for name in SIDES]
+    values = xr.concat(sides, xr.DataArray(list(SIDES.values()), dims="side", name="side"), combine_attrs="override")
+    values = _staged(_titled(values, "change by the subtraction"), values)
+    return curves(values, x="head", series="side", panels="stage", references={"as before": 0.0}, style="bars", wide=True)
+
+
+def _staged(values: xr.DataArray, known: xr.DataArray, **words: Mapping[str, str]) -> xr.DataArray:
+    """Values of every head before the norm, and after it where others are known."""
+    stages = [stage for stage in STAGES if stage == "before" or known.sel(stage=stage).notnull().any()]
+    return by_head(_worded(values.sel(stage=stages), stage=STAGES, **words))
 
 
 def lost(estimates: xr.Dataset) -> Figure:

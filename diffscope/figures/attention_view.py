@@ -225,7 +225,7 @@ def _about(
         "shape": list(maps["visible"].shape),
         "queries": attention.n_queries,
         "keys": attention.n_keys,
-        "panels": [_panel(name, len(names) > 1) for name in names],
+        "panels": [_panel(name, len(names) > 1, maps[name].values) for name in names],
         "tokens": readable(encoded),
         "spans": [
             {"name": name, "colour": theme.span_colour(name), "ranges": runs(positions)}
@@ -235,9 +235,9 @@ def _about(
     }
 
 
-def _panel(name: str, differential: bool) -> dict[str, str]:
+def _panel(name: str, differential: bool, values: np.ndarray) -> dict[str, str]:
     title = theme.TITLES[name] if differential else theme.TITLES["A"]
-    return {"name": name, "title": title, "short": title.partition(" = ")[0], "scale": theme.SCALES[name]}
+    return {"name": name, "title": title, "short": title.partition(" = ")[0], "scale": theme.scale_of(name, values)}
 
 
 def _in_bins(maps: xr.Dataset, names: Sequence[str], exact: bool) -> tuple[dict, dict]:

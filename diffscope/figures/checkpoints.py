@@ -49,7 +49,7 @@ def data(
 
 def _limits(data: xr.Dataset) -> tuple[str, float, float]:
     """The scale of the colours and its ends, the same for all pictures."""
-    kind = theme.SCALES[data.attrs["map"]]
+    kind = theme.scale_of(data.attrs["map"], data["map"].values)
     return kind, *theme.colour_limits(kind, float(np.nanmax(np.abs(data["map"].values), initial=0.0)))
 
 

@@ -169,7 +169,7 @@ def _pictures(thumbnails: xr.DataArray) -> tuple[dict[str, np.ndarray], dict]:
     }
     about = {
         "title": theme.TITLES[name].partition(" = ")[0],
-        "scale": theme.SCALES[name],
+        "scale": theme.scale_of(name, values),
         "signed": levels.signed,
         "limit": limit,
         "clipped": bool((sizes > limit).any()),

@@ -150,7 +150,7 @@ def _extent(dataset: xr.Dataset) -> tuple[float, float]:
 
 def _scale(dataset: xr.Dataset) -> tuple[str, float, float]:
     """The scale of the colours and its ends, the same for all pictures."""
-    kind = theme.SCALES[dataset.attrs["map"]]
+    kind = theme.scale_of(dataset.attrs["map"], dataset["map"].values)
     return kind, *theme.colour_limits(kind, float(np.nanmax(np.abs(dataset["map"].values), initial=0.0)))
 
 

@@ -12,7 +12,7 @@ from diffscope.comparison import Comparison
 from diffscope.errors import DiffscopeError
 from diffscope.figures import maps_print, maps_screen
 from diffscope.figures.base import register
-from diffscope.figures.panels import short_name
+from diffscope.figures.panels import CHANGED_DIFFERENCE, short_name
 from diffscope.figures.selection import described, layer_at, one_prompt, visible_cells, window, with_readable_tokens
 
 LARGEST = 512  # positions a side that are drawn one by one; above, bins that keep the largest weight
@@ -58,6 +58,8 @@ def data(
         array.attrs |= {"head": head, "lam": lam}
     if attention.d_is_a1:
         dataset = dataset.rename(A1="A")
+    if attention.differential and attention.d_is_changed and "D" in dataset:
+        dataset["D"].attrs["title"] = CHANGED_DIFFERENCE
     dataset.attrs = {
         "figure": "maps",
         **described(cap, attention, head),

@@ -108,7 +108,8 @@ def rejection(
     """Common-mode rejection by injection, in dB: along the strength of the noise, or of every head at one strength.
 
     Along σ it is the median over heads with every head as a point behind it, or one head with its standard error over draws. The
-    control is the same with the A2 of other heads of the layer. 0 dB: what both maps get passes as opposite noise does.
+    control is the same with the A2 of other heads of the layer, the ceiling the same with an A2 of A1's shape there. 0 dB: what
+    both maps get passes as opposite noise does.
 
     Parameters
     ----------
@@ -137,7 +138,7 @@ def rejection(
     >>> from diffscope import figures, readings
     >>> cap = diffscope.load("mini-diff").capture("Magic numbers. Paris 7421. Rome 2174. Paris")
     >>> figures.rejection(readings.rejection(cap, sigmas=(0.5, 1.0), draws=2))
-    <diffscope figure 'rejection' of value, points (panel: 1, series: 2, x: 2, point: 6)>
+    <diffscope figure 'rejection' of value, points (panel: 1, series: 3, x: 2, point: 6)>
     """
     from diffscope.figures import amplifier_charts as charts
     from diffscope.readings.noise import rejection as read
@@ -161,9 +162,78 @@ def rejection(
         parts = {name: charts.rejected_by_all(table) for name, table in drawn_of.items()}
         what = "median over heads, points single heads"
     figure = panels_beside(parts, venue, wide, width, title)
-    caption = f"Common-mode rejection by injection, {what}, beside the same with the A2 of other heads.{_undefined(lacking)}"
+    without = any("cmrr_ceiling" not in table for table in drawn_of.values())
+    most = "Ceiling not measured." if without else "Ceiling: A2 with A1's shape on those keys."
+    caption = (
+        f"Common-mode rejection by injection, {what}, beside the same with the A2 of other heads. {most}{_undefined(lacking)}"
+    )
     facts = {"layer": layer, "head": head, "sigma": sigma}
     return drawn("rejection", figure, caption, edits=edits_of(estimates), model=", ".join(estimates), **facts)
+
+
+def signal_to_noise(
+    subject: Readings,
+    *,
+    quantity: str = "gain",
+    venue: str | None = None,
+    wide: bool | None = None,
+    width: float | None = None,
+    title: str | None = None,
+) -> Figure:
+    """What the subtraction gains in signal-to-noise ratio in every head, in dB, before and after the norm.
+
+    "gain" is the ratio of D·V minus that of A1·V, beside the same with a uniform A2 and with that of the next head; "ratio" the
+    ratios of A1·V, λA2·V and D·V themselves; "sides" what the subtraction does to the signal and to the noise. Signal is what
+    another answer changes, noise what other text around it does.
+
+    Parameters
+    ----------
+    subject : Reading, its estimates, or mapping of str to either
+        Of :func:`diffscope.readings.signal_to_noise` or :func:`diffscope.signal_to_noise`, by model.
+    quantity : {"gain", "ratio", "sides"}
+    venue, wide, width, title
+        As of :func:`diffscope.figures.maps`.
+
+    Returns
+    -------
+    Figure
+        ``value`` (panel, series, x), x being heads such as L1H0, and ``low`` and ``high``, a standard error from it.
+
+    Raises
+    ------
+    DiffscopeError
+        It is of something else, there is no such quantity, or it is undefined everywhere, as a gain of standard attention is.
+
+    Examples
+    --------
+    >>> import diffscope
+    >>> from diffscope import figures
+    >>> text = "Magic numbers. Paris 7421. Rome 2174. Paris"
+    >>> measured = diffscope.signal_to_noise(diffscope.load("mini-diff"), text, spans={"answer": "7421"}, draws=3)
+    >>> figures.signal_to_noise(measured)
+    <diffscope figure 'signal_to_noise' of value, low, high (panel: 2, series: 3, x: 6)>
+    """
+    from diffscope.figures import amplifier_charts as charts
+
+    known = {
+        "gain": (
+            "snr_gain",
+            charts.gained,
+            "Signal-to-noise gain of the subtraction, ± standard error, beside other second maps",
+        ),
+        "ratio": ("snr", charts.heard, "Signal-to-noise ratio of what heads give out, ± standard error"),
+        "sides": ("signal_change", charts.gained_by_side, "What the subtraction does to signal and noise of what heads give out"),
+    }
+    if quantity not in known:
+        raise DiffscopeError(f"there is no quantity {quantity!r}; choose from {', '.join(known)}")
+    variable, chart, what = known[quantity]
+    estimates = estimates_of(subject, "snr", "diffscope.readings.signal_to_noise(scope, prompt)")
+    drawn_of, lacking = _where_defined(estimates, variable)
+    figure = panels_beside({name: chart(table) for name, table in drawn_of.items()}, venue, wide, width, title)
+    about = next(iter(drawn_of.values())).attrs
+    of = f"; {about['answers']} answers, each in {about['fillers']} other texts"
+    caption = f"{what}{of}.{_undefined(lacking)}"
+    return drawn("signal_to_noise", figure, caption, edits=edits_of(estimates), model=", ".join(estimates), quantity=quantity)
 
 
 def anatomy(

@@ -153,7 +153,7 @@ def _rejection(subject: Study, arms: Chosen, look: dict[str, Any]) -> Drawn:
     axes = {"x": "σ", "series": "of", "panels": "arm", "log": "x", "references": {"none, or none above": 0.0}}
     figure = _curves(values.sortby("σ"), words, **axes, **look)
     noise = "by the strength σ of the noise in the scores of both maps, heads weighted by what they cost the answer"
-    return figure, f"Common-mode rejection on irrelevant tokens {noise}. {INTERVALS}. {DESCRIBED}"
+    return figure, f"Common-mode rejection on irrelevant tokens {noise}; ceiling not measured. {INTERVALS}. {DESCRIBED}"
 
 
 QUANTITIES: dict[str, Callable[[Study, Chosen, dict[str, Any]], Drawn]] = {

@@ -16,6 +16,7 @@ FAINT = (
     10  # times the rest the largest weight may be before a picture of bins is faint: the first queries have few keys to share it
 )
 CHANGED = "D: A₁ as the layer changes it"  # where there is no second map
+CHANGED_DIFFERENCE = "D: A₁ − λ·A₂ as the layer changes it"
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,8 @@ def panels(data: xr.Dataset, scale: str = "shared", limit: float | str | None = 
     shown = []
     for name, array in data.data_vars.items():
         drawn = array.attrs.get("map", name)
-        kind = theme.SCALES[drawn]
         values = seen[str(name)]
+        kind = theme.scale_of(str(drawn), values)
         end = shared if scale == "shared" else _end([values], limit, pooled)
         changed = name == "D" and data.attrs.get("lam") is None
         title = array.attrs.get("title", CHANGED if changed else theme.TITLES[drawn])

@@ -15,6 +15,8 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
+import numpy as np
+
 from diffscope.attention.maps import MAPS
 from diffscope.figures import typeface
 
@@ -89,6 +91,11 @@ def colour_scale(kind: str, contrast: str = "sqrt") -> list[tuple[float, str]]:
     lower = [(0.5 - p / 2, colour) for p, colour in reversed(_stops(TAKEN, contrast))]
     upper = [(0.5 + p / 2, colour) for p, colour in _stops(BLUES, contrast)]
     return lower + upper[1:]
+
+
+def scale_of(name: str, values: np.ndarray) -> str:
+    """The colour scale of a map: with two sides where values are below 0, as those of λ·A2 are where λ is."""
+    return "diverging" if (values < 0).any() else SCALES[name]
 
 
 def colour_limits(kind: str, top: float) -> tuple[float, float]:

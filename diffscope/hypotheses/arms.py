@@ -10,6 +10,7 @@ import xarray as xr
 
 from diffscope.hypotheses.inference import Observed
 from diffscope.hypotheses.rules import Missing
+from diffscope.lab.training.onsets import Criterion, onset
 
 MANY = (24, 48)  # distractors
 
@@ -54,6 +55,25 @@ def steps_to_form(cohort: xr.Dataset) -> xr.DataArray:
     limit = float(measured(cohort, "formation_limit"))
     own = ~cohort["arm"].isin(went_on(cohort))
     return xr.where(formed(cohort), steps, limit).where(finished(cohort) & own)
+
+
+def onsets(cohort: xr.Dataset, criterion: Criterion) -> xr.DataArray:
+    """Steps until the curve of exact answers meets a criterion, (arm, seed); inf of a run that never does.
+
+    NaN where a run is missing, and of arms that continue another's formed model.
+    """
+    curves = measured(cohort, "retrieval").transpose("arm", "seed", "step")
+    steps = curves["step"].values
+    reached = [[onset(steps, curve, criterion) for curve in of_seeds] for of_seeds in curves.values]
+    own = ~cohort["arm"].isin(went_on(cohort))
+    return curves.isel(step=0, drop=True).copy(data=reached).where(finished(cohort) & own)
+
+
+def octaves_of_steps(cohort: xr.Dataset, steps: xr.DataArray, arm: str, other: str) -> np.ndarray:
+    """log2 of one arm's steps over another's, (seed,), of seeds that both have; a run that never gets there has the limit's."""
+    given = steps.clip(max=float(measured(cohort, "formation_limit")))
+    differences = np.log2((of_arm(given, arm) / of_arm(given, other)).values)
+    return differences[np.isfinite(differences)]
 
 
 def went_on(cohort: xr.Dataset) -> list[str]:

@@ -18,6 +18,7 @@ SAME = "same sign"
 OTHER = "other sign"
 UNDECIDED = "open"
 NOT_ASKED = "cannot be asked"
+NOT_YET = "not yet tested"
 NOT_MEASURED = "not measured"
 WITHIN = "within"
 OUTSIDE = "outside"
@@ -79,9 +80,11 @@ class Claim:
     published : str
         The figures that the source gives, if any.
     bearings : tuple of Bearing
-        None of a claim that cannot be asked here.
+        None of a claim that cannot be asked here, or is not yet.
     limits : str
         In what the question here is another one, or why it cannot be asked.
+    open : bool
+        Of a claim without bearings: a test could ask it, and none does yet. `limits` says what is known so far.
     """
 
     id: str
@@ -90,6 +93,7 @@ class Claim:
     published: str
     bearings: tuple[Bearing, ...]
     limits: str
+    open: bool = False
 
 
 @dataclass(frozen=True)
@@ -131,7 +135,7 @@ class Compared:
     def answer(self) -> str:
         """The answer of all of its quantities where they agree, else how many have which."""
         if not self.claim.bearings:
-            return NOT_ASKED
+            return NOT_YET if self.claim.open else NOT_ASKED
         answers = list(dict.fromkeys(each.answer for each in self.measured))
         if len(answers) == 1:
             return answers[0]

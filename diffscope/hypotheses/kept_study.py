@@ -14,12 +14,25 @@ from diffscope.lab.training.revision import revision
 
 SHIPPED = Path(__file__).parent / "studies"
 FILE = "study.json"
+DEFAULT = "laptop"  # the shipped study that is meant where none is named
 WORDS = "words"
 REMEDY = "run the study anew"
 NONE_SHIPPED = (
     "no study is shipped with this package; make one of your own with: diffscope train laptop "
     "--out runs/laptop, then: diffscope study run --cohort runs/laptop"
 )
+#: by shipped study, what a second, independent reading of it found that its boards do not say
+READ_AGAIN = {
+    "laptop": (
+        "Read a second time: in the one DIFF model whose weights are shipped the second map is needed in the first layer only. "
+        "There it is the head that looks at the token before (0.97 of A2), and its weight is subtracted: signal with a minus "
+        "sign. Without it the answer's loss rises by 10.1 nats. From the heads that read the answer it can be taken out at no "
+        "cost, so nothing is cancelled there either. The mechanism tests look at those: the first layer has 1 % of their "
+        "weight, and in all eight models 95 % of what heads cost. DIFF reaches 50, 80 and 90 % earlier than both controls (0.27 "
+        "to 0.75 octaves); by the rule fixed before, 95 % twice in a row, one control run decides. DIFF trained at twice their "
+        "rate."
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -63,7 +76,7 @@ def find(folder: str | Path | None = None) -> Path:
     DiffscopeError
         There is none.
     """
-    named = SHIPPED / "laptop" if folder is None else Path(folder)
+    named = SHIPPED / DEFAULT if folder is None else Path(folder)
     path = next((place / FILE for place in (named, SHIPPED / named) if (place / FILE).is_file()), None)
     if path is None:
         known = f"shipped: {', '.join(shipped())}" if shipped() else NONE_SHIPPED

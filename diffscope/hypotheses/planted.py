@@ -111,7 +111,7 @@ class Planted:
             along = (a1 - a2).sign() * irrelevant
             gradient = pull * along + torch.from_numpy(rng.normal(size=along.shape)).float()
             lam = torch.stack([maps.lam[:, 0] for maps in last])
-            rows.append(LastRow(number, a1, a2, d, gradient, lam, torch.ones_like(lam)))
+            rows.append(LastRow(number, a1, a2, d, gradient, lam, torch.ones_like(lam), gradient))
         return flows_of_rows(rows, keys)
 
     def read(self, prompts: Sequence[Prompt], seed: int, match: Sequence[Match] | None = None) -> LastQuery:

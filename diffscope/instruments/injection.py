@@ -16,7 +16,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from diffscope.attention.changes import AddNoise, key_noise
+from diffscope.attention.changes import AddNoise, Change, ShapeOfA1, key_noise
 from diffscope.attention.layer import BLOCK_ELEMENTS, LayerAttention
 from diffscope.attention.precision import exactly
 from diffscope.capture import Capture, CaptureBatch
@@ -44,6 +44,7 @@ def cmrr_by_injection(
     sigmas: Sequence[float] = SIGMAS,
     draws: int = DRAWS,
     seed: int = 0,
+    ceiling: bool = True,
 ) -> xr.Dataset:
     """How much less of common noise comes out of a head than of opposite noise, in decibels.
 
@@ -58,7 +59,8 @@ def cmrr_by_injection(
     that :func:`diffscope.stats.measure` takes from the gains alone, since +n and −n differ by 2n. Noise is added where the edit
     :func:`diffscope.edits.inject_noise` adds it: draw i is that of the edit with seed `seed` + i.
 
-    Each head is an amplifier of its own, so heads may share maps in any way.
+    Each head is an amplifier of its own, so heads may share maps in any way. What there is to reach stands beside it: the
+    ceiling is the same with the learned λ and with A2's mass on X, but spread over X as A1 spreads its own.
 
     Parameters
     ----------
@@ -73,14 +75,18 @@ def cmrr_by_injection(
     draws : int
         How often noise is drawn.
     seed : int
+    ceiling : bool
+        Whether to measure the ceiling, which takes as long again.
 
     Returns
     -------
     xarray.Dataset (prompt of a batch, layer, head, sigma, span)
         ``cmrr_injected`` and its standard error over draws ``cmrr_injected_error``, in dB; ``change_common`` and
-        ``change_differential``, the root mean squares themselves, in units of O. Of several prompts or heads, take ratios of
-        their mean squares rather than means of decibels. NaN where no noise comes out (a row that sees one key, or none of X),
-        in prompts without the span, and in standard attention, which has one input and so no common mode.
+        ``change_differential``, the root mean squares themselves, in units of O; ``cmrr_ceiling`` in dB, and its own
+        ``change_common_ceiling`` and ``change_differential_ceiling``. Of several prompts or heads, take ratios of mean squares
+        rather than means of decibels. NaN where no noise comes out (a row that sees one key, or none of X), in prompts without
+        the span, and in standard attention, which has one input and so no common mode; the ceiling also where an edit puts
+        another map in the place of A1 or A2.
 
     Raises
     ------
@@ -101,7 +107,7 @@ def cmrr_by_injection(
         rows = _queries(prompt, queries)
         sets = prompt.key_sets()
         chosen = [sets.get(name, torch.zeros(0, dtype=torch.int64)) for name in names]
-        tables.append([_of_layer(layer.prompt(index), rows, chosen, sigmas, draws, seed) for layer in cap.layers])
+        tables.append([_of_layer(layer.prompt(index), rows, chosen, sigmas, draws, seed, ceiling) for layer in cap.layers])
     dataset = gathered("cmrr_by_injection", cap, tables, ("head", "sigma", "span"), {"sigma": list(sigmas), "span": names})
     standard = [layer.layer for layer in cap.layers if not layer.differential]
     if standard:
@@ -129,10 +135,11 @@ def with_a2_moved(cap: Capture | CaptureBatch, by: int = 1) -> Capture | Capture
     """
     if not any(layer.differential and len(set(layer.pairing.of_branch(2).tolist())) > 1 for layer in cap.layers):
         raise DiffscopeError("no layer of this capture has two second maps to exchange")
-    return replace(cap, layers=[_moved(layer, by) for layer in cap.layers])
+    return replace(cap, layers=[layer_with_a2_moved(layer, by) for layer in cap.layers])
 
 
-def _moved(layer: LayerAttention, by: int) -> LayerAttention:
+def layer_with_a2_moved(layer: LayerAttention, by: int) -> LayerAttention:
+    """A layer in which head h has the second map of head h + `by`; standard attention as it is."""
     if not layer.differential:
         return layer
     return replace(layer, pairing=replace(layer.pairing, a2=torch.roll(layer.pairing.of_branch(2), -by)))
@@ -161,21 +168,48 @@ def _queries(prompt: Encoded, queries: str | slice | Sequence[int] | None) -> Te
 @torch.no_grad()
 @exactly
 def _of_layer(
-    layer: LayerAttention, queries: Tensor, key_sets: Sequence[Tensor], sigmas: Sequence[float], draws: int, seed: int
+    layer: LayerAttention,
+    queries: Tensor,
+    key_sets: Sequence[Tensor],
+    sigmas: Sequence[float],
+    draws: int,
+    seed: int,
+    ceiling: bool,
 ) -> dict[str, Tensor]:
     """The table of one layer and prompt, each (head, sigma, span)."""
     changes = injected(layer, queries, key_sets, sigmas, draws, seed).cpu()  # (mode, head, sigma, span, draw)
     common, differential = changes
-    decibels = cmrr_injected(differential, common)
-    error = cmrr_injected_error(differential, common)
-    if not layer.differential:
-        decibels, error = torch.full_like(decibels, torch.nan), torch.full_like(error, torch.nan)
-    return {
-        "cmrr_injected": decibels,
-        "cmrr_injected_error": error,
+    table = {
+        "cmrr_injected": cmrr_injected(differential, common),
+        "cmrr_injected_error": cmrr_injected_error(differential, common),
         "change_common": common.mean(-1).sqrt(),
         "change_differential": differential.mean(-1).sqrt(),
     }
+    if ceiling:
+        common, differential = injected_at_most(layer, queries, key_sets, sigmas, draws, seed)
+        table["cmrr_ceiling"] = cmrr_injected(differential, common)
+        table["change_common_ceiling"] = common.mean(-1).sqrt()
+        table["change_differential_ceiling"] = differential.mean(-1).sqrt()
+    if not layer.differential:
+        table |= {name: torch.full_like(values, torch.nan) for name, values in table.items() if name.startswith("cmrr")}
+    return table
+
+
+def injected_at_most(
+    layer: LayerAttention, queries: Tensor, key_sets: Sequence[Tensor], sigmas: Sequence[float], draws: int, seed: int
+) -> Tensor:
+    """As :func:`injected`, where A2 spreads its mass on each key set as A1 does: the ceiling of rejection.
+
+    NaN in standard attention, and where an edit makes other maps of A1 and A2.
+    """
+    if not layer.differential or any(type(change).maps is not Change.maps for change in layer.changes):
+        return torch.full((len(MODES), layer.n_heads, len(sigmas), len(key_sets), draws), torch.nan, dtype=torch.float64)
+    heads = tuple(range(layer.n_heads))
+    tables = []
+    for keys in key_sets:
+        shaped = replace(layer, changes=(*layer.changes, ShapeOfA1(heads, tuple(keys.tolist()))))
+        tables.append(injected(shaped, queries, [keys], sigmas, draws, seed).cpu())
+    return torch.cat(tables, -2)
 
 
 def injected(

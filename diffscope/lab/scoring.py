@@ -16,9 +16,9 @@ from diffscope.errors import PromptError
 from diffscope.lab.training.stages import Grid
 from diffscope.scope import Scope
 from diffscope.stats.negative_mass import NEEDED, negative_mass
-from diffscope.tasks.log_odds import Logits, first_token_odds, log_odds, told_by_first
+from diffscope.tasks.log_odds import Logits, against_numbers, first_token_odds, log_odds, told_by_first
 from diffscope.tasks.recall import Recall
-from diffscope.tasks.retrieval import Prompt, Retrieval
+from diffscope.tasks.retrieval import GRADES, Prompt, Retrieval
 
 Judge = Callable[[torch.nn.Module, list[Prompt]], Mapping[str, np.ndarray]]
 Seed = int | Sequence[int]
@@ -66,6 +66,15 @@ def controlled(task: Retrieval, count: int, length: int, distractors: int, seed:
     return [task.controlled(length, distractors, [*seeds, i], depth=DEPTHS[i % len(DEPTHS)], **kind) for i in range(count)]
 
 
+def graded(task: Retrieval, count: int, length: int, distractors: int, seed: Seed, grade: str, slots: int = 8) -> list[Prompt]:
+    """`count` prompts with evidence of one grade, paired by seed as those of :func:`controlled`; see :meth:`Retrieval.graded`."""
+    seeds = [[*_seeds(seed), i] for i in range(count)]
+    return [
+        task.graded(length, grade, each, distractors=distractors, slots=slots, depth=DEPTHS[i % len(DEPTHS)])
+        for i, each in enumerate(seeds)
+    ]
+
+
 def mixture(grid: Grid, task: Retrieval, seed: Seed = 20_000) -> list[Prompt]:
     """The prompts on which a training is scored along the way: of all cells of the grid in turn, at all depths in each."""
     task = task.with_template(grid.template)
@@ -77,7 +86,15 @@ def mixture(grid: Grid, task: Retrieval, seed: Seed = 20_000) -> list[Prompt]:
     ]
 
 
-def on_grid(model, task: Retrieval, grid: Grid, seed: Seed = 30_000, judge: Judge | None = None, **kind) -> xr.Dataset:
+def on_grid(
+    model,
+    task: Retrieval,
+    grid: Grid,
+    seed: Seed = 30_000,
+    judge: Judge | None = None,
+    prompts: Callable[..., list[Prompt]] = controlled,
+    **kind,
+) -> xr.Dataset:
     """How a model answers in every cell of a grid.
 
     Parameters
@@ -89,8 +106,10 @@ def on_grid(model, task: Retrieval, grid: Grid, seed: Seed = 30_000, judge: Judg
     judge : callable, optional
         Gives values for each prompt by name, ``judge(model, prompts)``; by default ``exact_match``, whether the answer is exact,
         and ``log_odds``, as :class:`Answers` has them.
+    prompts : callable
+        Draws those of a cell: :func:`controlled` or :func:`graded`.
     kind
-        As of :func:`controlled`.
+        As of that function.
 
     Returns
     -------
@@ -103,11 +122,44 @@ def on_grid(model, task: Retrieval, grid: Grid, seed: Seed = 30_000, judge: Judg
     shape = (len(grid.lengths), len(grid.distractors), grid.prompts)
     table: dict[str, np.ndarray] = {}
     for length, distractors in grid.cells:
-        prompts = controlled(task, grid.prompts, length, distractors, seed, slots=grid.slots(length), **kind)
+        drawn = prompts(task, grid.prompts, length, distractors, seed, slots=grid.slots(length), **kind)
         cell = grid.lengths.index(length), grid.distractors.index(distractors)
-        for name, values in judge(model, prompts).items():
+        for name, values in judge(model, drawn).items():
             table.setdefault(name, np.full(shape, np.nan))[cell] = values
     return xr.Dataset({name: (("length", "distractors", "prompt"), values) for name, values in table.items()}, coords)
+
+
+def unknown_by_evidence(model, task: Retrieval, grid: Grid, seed: Seed = 30_000) -> xr.Dataset:
+    """How much a model prefers "unknown", by what evidence of an answer the text has, in nats.
+
+    Exact answers "unknown" are a share, with a floor and a ceiling. Log-odds have neither, so a model that never says "unknown"
+    still tells whether it does so more readily of a question without an answer.
+
+    Parameters
+    ----------
+    model
+    task : Retrieval
+    grid : Grid
+        Each length has to have room for three sentences beside those of its fullest cell.
+    seed : int or sequence of int
+
+    Returns
+    -------
+    xarray.Dataset
+        ``unknown`` (grade, length, distractors, prompt): log-odds of "unknown" against all numbers of the text together. Of a
+        prompt, each grade has the same numbers in the text. ``sensitivity`` (unanswerable, length, distractors, prompt): those of
+        a grade without an answer minus those of the same prompt with its answer stated once. ``bias``, of the same shape: their
+        mean. More of it is more caution, whatever the evidence.
+    """
+
+    def judge(model, prompts):
+        return {"unknown": model_answers(model, [against_numbers(prompt, task.unknown) for prompt in prompts]).log_odds}
+
+    parts = [on_grid(model, task, grid, seed, judge, graded, grade=grade) for grade in GRADES]
+    table = xr.concat(parts, xr.DataArray(list(GRADES), dims="grade", name="grade"))
+    stated = table["unknown"].sel(grade="stated", drop=True)
+    without = table["unknown"].sel(grade=[grade for grade, times in GRADES.items() if not times]).rename(grade="unanswerable")
+    return table.assign(sensitivity=without - stated, bias=(without + stated) / 2)
 
 
 def exactness(model, prompts: Sequence[Prompt]) -> dict[str, np.ndarray]:
@@ -116,7 +168,6 @@ def exactness(model, prompts: Sequence[Prompt]) -> dict[str, np.ndarray]:
     return {"exact_match": answered.right, "log_odds": answered.log_odds}
 
 
-@torch.no_grad()
 def text_losses(model, recall: Recall, length: int, seed: Seed = 40_000, texts: int = 64, tokens: int = 8192) -> dict[str, float]:
     """Loss on plain text, in nats a token, on tokens that the text gives away (``hit``) and on all ``other`` ones.
 
@@ -124,15 +175,21 @@ def text_losses(model, recall: Recall, length: int, seed: Seed = 40_000, texts: 
     fit into `tokens` tokens.
     """
     ids, hits = recall.rows(texts, length, np.random.default_rng(seed))  # (text, token)
+    loss = losses_of_texts(model, ids, tokens)
+    hit = torch.from_numpy(hits[:, 1:])
+    return {"hit": float(loss[hit].mean()), "other": float(loss[~hit].mean())}
+
+
+@torch.no_grad()
+def losses_of_texts(model, ids: np.ndarray, tokens: int = 8192) -> torch.Tensor:
+    """Loss in nats on every token of texts (text, token) but the first: (text, token − 1)."""
     device = model.get_input_embeddings().weight.device
     losses = []
-    for batch in torch.from_numpy(ids).split(max(1, tokens // length)):
+    for batch in torch.from_numpy(ids).split(max(1, tokens // ids.shape[1])):
         batch = batch.to(device)
         logits = model(batch, use_cache=False).logits[:, :-1].float()
         losses.append(F.cross_entropy(logits.transpose(1, 2), batch[:, 1:], reduction="none").cpu())
-    loss = torch.cat(losses).double()  # (text, token − 1)
-    hit = torch.from_numpy(hits[:, 1:])
-    return {"hit": float(loss[hit].mean()), "other": float(loss[~hit].mean())}
+    return torch.cat(losses).double()
 
 
 @torch.no_grad()
@@ -249,3 +306,27 @@ def span_by_depth(scope: Scope, prompts: list[Prompt], progress: Callable[[int, 
         "standard_error": overall.std("prompt", ddof=1, skipna=False) / np.sqrt(count),
     }
     return xr.Dataset(table, attrs={"averaged_over": f"{count} prompts a depth, the last query of each", "model": scope.name})
+
+
+def mass_by_queries(scope: Scope, prompts: Sequence[Prompt], queries: Sequence[str]) -> xr.DataArray:
+    """The mass that queries of each name give to the spans of their prompts.
+
+    Parameters
+    ----------
+    scope : Scope
+    prompts : sequence of Prompt
+        With the same spans, each of which holds tokens or is empty in all of them.
+    queries : sequence of str
+        Names of spans, such as ``dormant`` and ``triggers`` of :class:`~diffscope.tasks.Backcopy`.
+
+    Returns
+    -------
+    xarray.DataArray (prompt, queries, layer, head, map, span, normalisation)
+        Mean of ``span_mass`` over the queries of a name.
+    """
+    rows = []
+    for prompt in prompts:
+        capture = scope.capture(prompt.ids, spans={name: positions for name, positions in prompt.spans.items() if positions})
+        measured = [capture.measure(["span_mass"], queries=name)["span_mass"].mean("query", skipna=False) for name in queries]
+        rows.append(xr.concat(measured, xr.DataArray(list(queries), dims="queries", name="queries")))
+    return xr.concat(rows, "prompt")

@@ -6,7 +6,8 @@ import math
 
 from transformers import LlamaConfig
 
-ATTENTIONS = ("v1", "v2", "standard", "top_k", "signed", "gated")
+ATTENTIONS = ("v1", "v2", "standard", "top_k", "signed", "gated", "plus", "d_plus", "shared_a2")
+LIKE_V1 = ("v1", "plus", "d_plus", "shared_a2")  # V1, and what differs from it in one respect
 HEAD_NORMS = ("rms", "scalar", "none")
 
 
@@ -20,30 +21,35 @@ class DiffConfig(LlamaConfig):
 
     Parameters
     ----------
-    attention : {"v1", "v2", "standard", "top_k", "signed", "gated"}
+    attention : {"v1", "v2", "standard", "top_k", "signed", "gated", "plus", "d_plus", "shared_a2"}
         ``v1`` is arXiv 2410.05258: two maps a head, values twice as wide, per-head RMSNorm.
         ``v2`` has twice the query heads on the same keys and values and a λ per token and head.
         ``standard`` is one softmax a head, the baseline.
         ``top_k`` keeps the ``top_keys`` largest weights of each row and divides them by their sum.
         ``signed`` multiplies the weights with a learned mask between −1 and 1.
         ``gated`` gives every second head a learned signed gate per token.
+        ``plus``, ``d_plus`` and ``shared_a2`` are ``v1`` but for one thing: ``plus`` adds λ·A2 to A1 instead of subtracting it,
+        ``d_plus`` sets the negative weights of A1 − λ·A2 to 0 before the norm, and in ``shared_a2`` all heads of a layer have
+        one second map.
     num_attention_heads, num_key_value_heads : int
         Count heads, not maps: a differential head has two maps.
     head_dim : int, optional
         Width d of one map's queries and keys. By default ``hidden_size`` is shared out so that
-        the output projection is square: ``hidden_size / (2 · heads)`` for ``v1``, whose values
-        are 2d wide, and ``hidden_size / heads`` otherwise.
+        the output projection is square: ``hidden_size / (2 · heads)`` for ``v1`` and what is like
+        it, whose values are 2d wide, and ``hidden_size / heads`` otherwise.
     lambda_init : float, optional
         Constant λ_init of every layer; by default the paper's schedule over depth.
     lambda_std_dev : float
         Standard deviation of the four λ vectors at initialisation.
     fixed_lambda : float or "init", optional
-        λ of every layer of ``v1``, not learned; ``init`` is its λ_init.
+        λ of every layer of ``v1`` and what is like it, not learned; ``init`` is its λ_init.
     head_norm : {"rms", "scalar", "none"}, optional
         Between a head's output and the output projection: RMSNorm over the head's width, one learned number a head, or
-        nothing. By default ``rms`` for ``v1`` and ``none`` otherwise; only ``v1`` and ``standard`` take another one.
+        nothing. By default ``rms`` for ``v1`` and what is like it and ``none`` otherwise; only they and ``standard`` take
+        another one.
     second_dim : int, optional
-        Width of the second map's queries and keys in ``v1``, even and less than ``head_dim``: its scores are of that rank.
+        Width of the second map's queries and keys in ``v1``, ``plus`` and ``d_plus``, even and less than ``head_dim``: its
+        scores are of that rank.
     top_keys : int, optional
         k of ``top_k`` attention; ``top_k`` itself is a word of generation.
     mask_dim : int
@@ -65,20 +71,22 @@ class DiffConfig(LlamaConfig):
         if self.attention not in ATTENTIONS:
             raise ValueError(f"attention={self.attention!r} is unknown; choose one of {', '.join(ATTENTIONS)}")
         if self.head_dim is None:
-            maps = 2 if self.attention == "v1" else 1
+            maps = 2 if self.attention in LIKE_V1 else 1
             self.head_dim = self.hidden_size // (maps * self.num_attention_heads)
-        usual = "rms" if self.attention == "v1" else "none"
+        usual = "rms" if self.attention in LIKE_V1 else "none"
         self.head_norm = self.head_norm or usual
         if self.head_norm not in HEAD_NORMS:
             raise ValueError(f"head_norm={self.head_norm!r} is unknown; choose one of {', '.join(HEAD_NORMS)}")
-        if self.head_norm != usual and self.attention not in ("v1", "standard"):
-            raise ValueError(f"head_norm is for v1 and standard attention; {self.attention} has none")
+        if self.head_norm != usual and self.attention not in (*LIKE_V1, "standard"):
+            raise ValueError(f"head_norm is for {', '.join(LIKE_V1)} and standard attention; {self.attention} has none")
         self._check_own_fields()
         super().__post_init__(**kwargs)
 
     def _check_own_fields(self) -> None:
-        if self.attention != "v1" and (self.fixed_lambda is not None or self.second_dim is not None):
-            raise ValueError(f"fixed_lambda and second_dim are of v1 attention; this is {self.attention}")
+        if self.attention not in LIKE_V1 and (self.fixed_lambda is not None or self.second_dim is not None):
+            raise ValueError(f"fixed_lambda and second_dim are of {', '.join(LIKE_V1)} attention; this is {self.attention}")
+        if self.attention == "shared_a2" and self.second_dim is not None:
+            raise ValueError("shared_a2 attention takes no second_dim: its second map is as wide as the first ones; leave it out")
         number = isinstance(self.fixed_lambda, int | float) and not isinstance(self.fixed_lambda, bool)
         if self.fixed_lambda not in (None, "init") and not (number and math.isfinite(self.fixed_lambda)):
             raise ValueError(f'fixed_lambda is a number or "init", not {self.fixed_lambda!r}')

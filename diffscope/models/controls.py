@@ -1,6 +1,6 @@
-"""Control arms with another attention mechanism: top-k, a signed mask, gated heads.
+"""Control arms with another attention mechanism: top-k, a signed mask, gated heads, a difference without its negative part.
 
-Top-k and the signed mask change the attention weights, which only the implementation ``eager`` gives out.
+All but the gated heads change the attention weights, which only the implementation ``eager`` gives out.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import repeat_kv
 
 from diffscope.models.configuration import DiffConfig
-from diffscope.models.mechanisms import Attention, eager_attention_forward
+from diffscope.models.mechanisms import Attention, DiffV1Attention, eager_attention_forward
 
 __all__ = ["CONTROLS", "eager_attention_forward"]  # transformers looks for eager attention in the module of a model's attention
 
 
 class ReweightedAttention(Attention):
     """One softmax a head, whose weights are changed before they meet the values."""
+
+    changes_weights = True
 
     def reweight(self, x: Tensor, weights: Tensor, extra: Tensor) -> Tensor:
         """The changed weights, (batch, head, query, key).
@@ -34,12 +36,7 @@ class ReweightedAttention(Attention):
     def mix(self, x, q, k, v, mask, **kwargs):
         extra = v[..., self.head_dim :]
         v = v[..., : self.head_dim]
-        wide = torch.promote_types(q.dtype, torch.float32)
-        with torch.autocast(q.device.type, enabled=False):  # in half precision many weights of a row would be equal
-            _, weights = self.attend(q.to(wide), k.to(wide), v.to(wide), mask, **kwargs)
-        if weights is None:
-            raise ValueError(f'{self.config.attention} attention changes the weights, which takes attn_implementation="eager"')
-        weights = self.reweight(x, weights, extra).to(v.dtype)
+        weights = self.reweight(x, self.weights(q, k, v, mask, **kwargs), extra).to(v.dtype)
         return torch.matmul(weights, repeat_kv(v, self.num_key_value_groups)).transpose(1, 2), weights
 
 
@@ -104,4 +101,21 @@ class GatedAttention(Attention):
         return out * self.gates(x).unsqueeze(-1), weights
 
 
-CONTROLS: dict[str, type[Attention]] = {"top_k": TopKAttention, "signed": SignedAttention, "gated": GatedAttention}
+class DPlusAttention(DiffV1Attention):
+    """V1 whose negative weights are set to 0: max(A1 − λ·A2, 0), then the norm. It cancels and makes sparse, and has no sign."""
+
+    changes_weights = True
+
+    def mix(self, x, q, k, v, mask, **kwargs):
+        first, second = self.weights(q, k, v.repeat(1, 2, 1, 1), mask, **kwargs).chunk(2, dim=1)
+        positive = self.combine(first, second).clamp_min(0).to(v.dtype)  # (batch, head, query, key)
+        out = torch.matmul(positive, repeat_kv(v, self.num_key_value_groups)).transpose(1, 2)
+        return (1 - self.lambda_init) * self.subln(out), positive
+
+
+CONTROLS: dict[str, type[Attention]] = {
+    "top_k": TopKAttention,
+    "signed": SignedAttention,
+    "gated": GatedAttention,
+    "d_plus": DPlusAttention,
+}

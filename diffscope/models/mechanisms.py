@@ -1,8 +1,8 @@
-"""The attention mechanisms of the DIFF Transformer: V1, V2 and the standard baseline.
+"""The attention mechanisms of the DIFF Transformer: V1 and two arms beside it, V2, and the standard baseline.
 
 All three give queries and keys (after RoPE) and values to the Hugging Face attention interface, so that eager, SDPA and
-flash-attn are a setting of the model, and an observer registered there sees what each layer attended with. The control arms
-are in ``controls``.
+flash-attn are a setting of the model, and an observer registered there sees what each layer attended with. The other control
+arms are in ``controls``.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ class Attention(nn.Module):
     query_maps = 1  # query maps of one head
     key_maps = 1  # key maps of one key-value head
     value_width = 1  # width of a value in units of head_dim
+    changes_weights = False  # whether it changes the attention weights, which only the implementation "eager" gives out
 
     def __init__(self, config: DiffConfig, layer_idx: int):
         super().__init__()
@@ -104,6 +105,23 @@ class Attention(nn.Module):
         interface = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
         dropout = self.config.attention_dropout if self.training else 0.0
         return interface(self, q, k, v, mask, dropout=dropout, scaling=self.scaling, **kwargs)
+
+    def weights(self, q: Tensor, k: Tensor, v: Tensor, mask, **kwargs) -> Tensor:
+        """The attention weights of all maps in float32 or wider, (batch, map, query, key), for a mechanism that changes them.
+
+        In half precision many weights of a row would be equal.
+
+        Raises
+        ------
+        ValueError
+            The model's attention implementation does not give them out.
+        """
+        wide = torch.promote_types(q.dtype, torch.float32)
+        with torch.autocast(q.device.type, enabled=False):
+            _, weights = self.attend(q.to(wide), k.to(wide), v.to(wide), mask, **kwargs)
+        if weights is None or weights.dim() < 4:  # flex attention gives log-sum-exps in their place
+            raise ValueError(f'{self.config.attention} attention changes the weights, which takes attn_implementation="eager"')
+        return weights
 
     def mix(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, mask, **kwargs) -> tuple[Tensor, Tensor | None]:
         """The heads' outputs, (batch, query, head, width), as they enter the output projection, and weights or None."""
@@ -179,8 +197,37 @@ class DiffV1Attention(Attention):
         halves = [self.attend(q, k, half.repeat(1, 2, 1, 1), mask, **kwargs) for half in v.chunk(2, dim=-1)]
         out = torch.cat([out for out, _ in halves], dim=-1)  # (batch, query, map, 2·dim)
         first, second = out.chunk(2, dim=2)  # (batch, query, head, 2·dim)
-        difference = first - self.lam().to(out.dtype) * second
-        return (1 - self.lambda_init) * self.subln(difference), halves[0][1]
+        return (1 - self.lambda_init) * self.subln(self.combine(first, second)), halves[0][1]
+
+    def combine(self, first: Tensor, second: Tensor) -> Tensor:
+        """A1 and A2, or A1·V and A2·V, as the difference; all have one shape."""
+        return first - self.lam().to(first.dtype) * second
+
+
+class PlusAttention(DiffV1Attention):
+    """V1 with a plus: A1 + λ·A2, everything else as it is, so that what differs from V1 is the minus sign alone."""
+
+    def combine(self, first, second):
+        return first + self.lam().to(first.dtype) * second
+
+
+class SharedA2Attention(DiffV1Attention):
+    """V1 with one second map for all heads of a layer: the last `head_dim` rows of the projections are its query and key.
+
+    The idea is that of grouped differential attention: fewer second maps than first ones.
+    """
+
+    def __init__(self, config: DiffConfig, layer_idx: int):
+        super().__init__(config, layer_idx)
+        dim = self.head_dim
+        self.q_proj = nn.Linear(config.hidden_size, (self.heads + 1) * dim, bias=config.attention_bias)
+        self.k_proj = nn.Linear(config.hidden_size, (self.kv_heads + 1) * dim, bias=config.attention_bias)
+
+    def split_maps(self, x: Tensor, maps: int) -> Tensor:
+        """First maps of all heads, then as often the second map; so the layout is that of V1, with grouped keys too."""
+        x = x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # (batch, head + 1, token, dim)
+        first, second = x[:, :-1], x[:, -1:]
+        return torch.cat([first, second.expand_as(first)], dim=1)
 
 
 class DiffV2Attention(Attention):
@@ -201,4 +248,10 @@ class DiffV2Attention(Attention):
         return out[:, :, 0::2] - self.lam(x).unsqueeze(-1) * out[:, :, 1::2], weights
 
 
-MECHANISMS: dict[str, type[Attention]] = {"standard": Attention, "v1": DiffV1Attention, "v2": DiffV2Attention}
+MECHANISMS: dict[str, type[Attention]] = {
+    "standard": Attention,
+    "v1": DiffV1Attention,
+    "v2": DiffV2Attention,
+    "plus": PlusAttention,
+    "shared_a2": SharedA2Attention,
+}

@@ -17,7 +17,7 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from diffscope.models.configuration import DiffConfig
-from diffscope.models.controls import CONTROLS, Gate, ReweightedAttention
+from diffscope.models.controls import CONTROLS, Gate
 from diffscope.models.mechanisms import MECHANISMS, Attention, DiffV1Attention
 
 
@@ -57,7 +57,7 @@ class DiffModel(DiffPreTrainedModel, LlamaModel):
     """The decoder without its language-model head."""
 
     def __init__(self, config: DiffConfig):
-        if issubclass((MECHANISMS | CONTROLS)[config.attention], ReweightedAttention):
+        if (MECHANISMS | CONTROLS)[config.attention].changes_weights:
             config._attn_implementation = "eager"
         DiffPreTrainedModel.__init__(self, config)
         self.padding_idx = config.pad_token_id

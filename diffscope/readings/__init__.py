@@ -25,6 +25,7 @@ from diffscope.readings.noise import rejection
 from diffscope.readings.predictions import answers, asked, next_tokens, predict
 from diffscope.readings.question import made_up, other_prompts, question
 from diffscope.readings.reading import Reading
+from diffscope.readings.signal_to_noise import signal_to_noise
 from diffscope.readings.training import along_training
 
 __all__ = [
@@ -52,4 +53,5 @@ __all__ = [
     "predict",
     "question",
     "rejection",
+    "signal_to_noise",
 ]

@@ -120,11 +120,14 @@ def _of_lambda(estimates: xr.Dataset) -> str:
     (lam,) = _defined(estimates["lambda"])
     (initial,) = _defined(estimates["lambda_init"])
     began = f", at initialisation {between(initial)}" if len(initial) else ""
-    return f"λ is {between(lam)}{began}."
+    added = f" A2 is added where λ is negative, {_heads(int((lam < 0).sum()), len(lam))}." if (lam < 0).any() else ""
+    return f"λ is {between(lam)}{began}.{added}"
 
 
 def _of_cmrr(estimates: xr.Dataset) -> str:
     (decibels,) = _defined(estimates["cmrr"])
+    if not len(decibels):
+        return ""
     return f"Were both maps equal, what they share would be rejected by {between(decibels, figures)} dB."
 
 

@@ -22,9 +22,14 @@ def of_composition(cap: Capture) -> float:
 
 
 def of_rejection(cap: Capture, sigmas: int, draws: int) -> float:
-    """Seconds for :func:`diffscope.readings.noise.rejection` with so many strengths and draws, and all its controls."""
-    rows = sum(layer.n_heads**2 for layer in cap.layers if layer.differential) * sigmas * draws
+    """Seconds for :func:`diffscope.readings.noise.rejection` with so many strengths and draws, ceiling and controls too."""
+    rows = sum(layer.n_heads * (layer.n_heads + 1) for layer in cap.layers if layer.differential) * sigmas * draws
     return 3e-7 * rows * cap.n_tokens
+
+
+def of_signal_to_noise(scope: Scope, tokens: int, draws: int) -> float:
+    """Seconds for :func:`diffscope.readings.signal_to_noise.signal_to_noise` with so many answers and fillers."""
+    return of_runs(scope, tokens, draws**2)
 
 
 def of_runs(scope: Scope, tokens: int, runs: int) -> float:

@@ -25,7 +25,7 @@ SMALL_NOISE = 20 * math.log10(2)  # dB above the statistic cmrr, since +n and -n
 
 READS = {
     "cmrr_injected": "At 0 dB what both maps get passes as opposite noise does: nothing cancels. At 20 dB a tenth of it passes. "
-    "Only what is above the controls is the head's own.",
+    "Only what is above the controls is the head's own. The ceiling is the same if A2 had A1's shape there.",
     "log_odds_lost": "If what both maps get cancels, common noise costs the answer less than opposite noise of the same size.",
 }
 
@@ -58,8 +58,9 @@ def rejection(
     -------
     Reading
         ``estimates``: ``cmrr_injected`` and its standard error ``cmrr_injected_error`` (layer, head, sigma, control), in dB; the
-        middle of the controls is a ratio of their mean squares. ``controls`` (layer, head) is their number, ``equal_maps``
-        (layer, head) what small noise would give if both maps were equal.
+        middle of the controls is a ratio of their mean squares. ``cmrr_ceiling`` (layer, head, sigma) is what there is to reach:
+        the same with an A2 of A1's shape on the keys. ``controls`` (layer, head) is their number, ``equal_maps`` (layer, head)
+        what small noise would give if both maps were equal.
 
     Raises
     ------
@@ -71,8 +72,14 @@ def rejection(
 
     done = count(1)
 
+    def injecting(capture: Capture, ceiling: bool) -> xr.Dataset:
+        injected = cmrr_by_injection(capture, [at], spans=[span], sigmas=sigmas, draws=draws, seed=seed, ceiling=ceiling)
+        return injected.isel(span=0, drop=True)
+
+    whole = injecting(cap, ceiling=True)
+
     def measure(capture: Capture) -> xr.Dataset:
-        injected = cmrr_by_injection(capture, [at], spans=[span], sigmas=sigmas, draws=draws, seed=seed).isel(span=0, drop=True)
+        injected = whole if capture is cap else injecting(capture, ceiling=False)
         squares = {f"{mode}_squared": injected[f"change_{mode}"] ** 2 for mode in ("common", "differential")}
         if progress:
             progress(next(done), cap.n_heads)
@@ -85,6 +92,7 @@ def rejection(
     gains = cap.measure("cmrr", queries=[at])["cmrr"].isel(query=0, drop=True) + SMALL_NOISE
     estimates = estimates.drop_vars(["differential_squared", "common_squared"]).assign(
         cmrr_injected=xr.where(own["control"] == MIDDLE, ratio, own).transpose(*own.dims).assign_attrs(own.attrs),
+        cmrr_ceiling=whole["cmrr_ceiling"],
         equal_maps=described(gains, "what equal maps would reject of small noise", "20 log10((g + lambda) / |g - lambda|)", "dB"),
     )
     estimates["cmrr_injected"].attrs |= {"reads": READS["cmrr_injected"], "span": span}
@@ -103,9 +111,11 @@ def rejection_sentence(estimates: xr.Dataset, sigma: float) -> str:
         return f"Noise on {span} tokens changes nothing here: there is nothing to reject."
     whole = float(values["equal_maps"].min()), float(values["equal_maps"].max())
     start = (
-        f"Of noise of σ = {sigma:g} on {span} tokens the rejection by head is {between(own.values[own.notnull()], decibels)} dB; "
-        f"that of equal maps would be {between(whole, decibels)} dB of small noise"
+        f"Of noise of σ = {sigma:g} on {span} tokens the rejection by head is {between(own.values[own.notnull()], decibels)} dB"
+        f"{_at_most(values)}"
     )
+    if values["equal_maps"].notnull().any():
+        start += f"; that of equal maps would be {between(whole, decibels)} dB of small noise"
     least, largest = (rejected.sel(control=control) for control in (LEAST, LARGEST))
     compared = own.notnull() & largest.notnull()
     if not compared.any():
@@ -124,6 +134,21 @@ def rejection_sentence(estimates: xr.Dataset, sigma: float) -> str:
         f"{start}. With other heads' A2 it is {between(controls, decibels)} dB ({many} a head): {above} of {heads} above every "
         "control by more than two standard errors."
     )
+
+
+def _at_most(values: xr.Dataset) -> str:
+    """The ceilings of heads, in words that come after what they reject."""
+    if "cmrr_ceiling" not in values or not values["cmrr_ceiling"].notnull().any():
+        return ", ceiling not measured"
+    ceiling = values["cmrr_ceiling"].values
+    return f" of at most {between(ceiling[~np.isnan(ceiling)], decibels)} dB (if A2 had A1's shape there)"
+
+
+def of_at_most(rejected: float, ceiling: float | None) -> str:
+    """What is rejected, of what there is to reach: 0.5 dB of at most 5.8 dB; without a ceiling, that there is none."""
+    if ceiling is None or math.isnan(ceiling):
+        return f"{decibels(rejected)} dB (ceiling not measured)"
+    return f"{decibels(rejected)} dB of at most {decibels(ceiling)} dB"
 
 
 def decibels(value: float) -> str:

@@ -145,6 +145,8 @@ def attributes(statistic: Statistic, layer: LayerAttention) -> dict[str, str]:
         attrs["averaged_over"] = words.averaged_over
     if not layer.differential and (why := _why(statistic, layer.d_is_a1)):
         attrs["why"] = why
+    if statistic.name == "cmrr" and layer.differential and layer.d_is_changed:
+        attrs["why"] = "D is changed after the subtraction, so it has no gains of a common and a differential mode"
     if "ranked_map" in statistic.dims and layer.differential:
         scalar = layer.lam.shape[-1] == 1
         attrs["lambda"] = "one value a head, cancels in the rank of lambda_A2" if scalar else "by token, does not cancel"

@@ -208,7 +208,7 @@ OTHERS = {
         "20 log10((|g + lambda|/2) / |g - lambda|), of the sizes of both gains; inf at lambda = g, -inf at lambda = -g, where "
         "nothing of the differential mode comes through",
         ("-inf", "inf"),
-        f"{NO_SECOND}; where g and lambda are 0",
+        f"{NO_SECOND}; where D is changed after the subtraction, as d_plus does; where g and lambda are 0",
         f"{DIFF}: its analogy with differential amplifiers",
         "not",
     ),
@@ -273,8 +273,13 @@ class Instrument(NamedTuple):
 
 
 NOISY = ("head", "sigma", "span")
+OTHER_MAPS = "where an edit makes other maps of A1 and A2"
 NO_CHANGE = "rows that see one key, or none of X"
 AMPLIFIER = f"{DIFF}: its analogy with differential amplifiers"
+BY_OUTPUT = ("head", "output", "stage")
+BY_A2 = ("head", "a2", "stage")
+SIGNAL_POWER = "How Linear are Auditory Cortical Responses? (Sahani & Linden, 2003): signal and noise power"
+JACKKNIFE = "jackknife over answers and over fillers, of several prompts over these"
 PARTS = ("head", "map", "part")
 SHAPLEY = "A Value for n-Person Games (Shapley, 1953)"
 NO_ROWS = f"prompts of one token; A2 and the part other of {NO_SECOND}"
@@ -331,6 +336,130 @@ INSTRUMENTS: dict[str, dict[str, Instrument]] = {
                 ("0", "inf"),
                 "nowhere",
                 averaged_over="draws and queries, as root mean squares",
+            ),
+        ),
+        "cmrr_ceiling": Instrument(
+            NOISY,
+            Definition(
+                "dB",
+                "what cmrr_injected would be if A2 had A1's shape on X",
+                "cmrr_injected of A1 and A2', A2'_X = A1_X sum_X A2 / sum_X A1, at the learned lambda",
+                ("-inf", "inf"),
+                f"as cmrr_injected; {OTHER_MAPS}",
+                AMPLIFIER,
+                "not",
+                "draws and queries, as root mean squares",
+            ),
+        ),
+        "change_common_ceiling": Instrument(
+            NOISY,
+            Definition(
+                "activation",
+                "what common noise changes in a head's output if A2 has A1's shape on X",
+                "as change_common, of A1 and A2'",
+                ("0", "inf"),
+                f"in standard attention; {OTHER_MAPS}",
+                averaged_over="draws and queries, as root mean squares",
+            ),
+        ),
+        "change_differential_ceiling": Instrument(
+            NOISY,
+            Definition(
+                "activation",
+                "what opposite noise changes in a head's output if A2 has A1's shape on X",
+                "as change_differential, of A1 and A2'",
+                ("0", "inf"),
+                f"in standard attention; {OTHER_MAPS}",
+                averaged_over="draws and queries, as root mean squares",
+            ),
+        ),
+    },
+    "signal_to_noise": {
+        "signal": Instrument(
+            BY_OUTPUT,
+            Definition(
+                "activation^2",
+                "what the answer changes in a head's output, the filler kept",
+                "mean over fillers of the variance over answers, trace of the covariance; O = M V of M = A1, lambda A2, D",
+                ("0", "inf"),
+                f"lambda A2 and what is made with it of {NO_SECOND}; after the norm where there is none",
+                SIGNAL_POWER,
+                averaged_over="fillers; summed over queries",
+            ),
+        ),
+        "noise": Instrument(
+            BY_OUTPUT,
+            Definition(
+                "activation^2",
+                "what the filler changes in a head's output, the answer kept",
+                "mean over answers of the variance over fillers, trace of the covariance",
+                ("0", "inf"),
+                "as signal",
+                SIGNAL_POWER,
+                averaged_over="answers; summed over queries",
+            ),
+        ),
+        "interaction": Instrument(
+            BY_OUTPUT,
+            Definition(
+                "activation^2",
+                "what an answer changes in one filler and not in another, a part of signal and of noise",
+                "sum |O[a,f] - O[a,.] - O[.,f] + O[.,.]|² / ((I - 1)(J - 1)), of I answers and J fillers",
+                ("0", "inf"),
+                "as signal",
+            ),
+        ),
+        "snr": Instrument(
+            BY_OUTPUT,
+            Definition(
+                "dB",
+                "signal-to-noise ratio of a head's output",
+                "10 log10(signal / noise)",
+                ("-inf", "inf"),
+                "where signal or noise is 0; as signal",
+                averaged="not",
+            ),
+        ),
+        "snr_error": Instrument(
+            BY_OUTPUT,
+            Definition("dB", "standard error of snr", JACKKNIFE, ("0", "inf"), "as snr; of two draws", averaged="not"),
+        ),
+        "snr_gain": Instrument(
+            BY_A2,
+            Definition(
+                "dB",
+                "signal-to-noise gain of the subtraction",
+                "snr of D V - snr of A1 V; D with the head's own A2, with a uniform one, or with that of the next head",
+                ("-inf", "inf"),
+                f"where a variance is 0; {NO_SECOND}; next head where it has the same A2; after the norm where there is none",
+                AMPLIFIER,
+                "not",
+            ),
+        ),
+        "snr_gain_error": Instrument(
+            BY_A2,
+            Definition("dB", "standard error of snr_gain", JACKKNIFE, ("0", "inf"), "as snr_gain; of two draws", averaged="not"),
+        ),
+        "signal_change": Instrument(
+            BY_A2,
+            Definition(
+                "dB",
+                "what the subtraction does to the signal",
+                "10 log10(signal of D V / signal of A1 V)",
+                ("-inf", "inf"),
+                "as snr_gain",
+                averaged="not",
+            ),
+        ),
+        "noise_change": Instrument(
+            BY_A2,
+            Definition(
+                "dB",
+                "what the subtraction does to the noise",
+                "10 log10(noise of D V / noise of A1 V)",
+                ("-inf", "inf"),
+                "as snr_gain",
+                averaged="not",
             ),
         ),
     },

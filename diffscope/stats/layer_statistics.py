@@ -31,10 +31,10 @@ def lam(request: Request) -> Tensor:
 
 
 def cmrr(request: Request) -> Tensor:
-    """Common-mode rejection ratio, (head, query), in decibels; NaN for standard attention."""
+    """Common-mode rejection ratio, (head, query), in decibels; NaN for standard attention, and where D is changed afterwards."""
     layer = request.layer
     decibels = branches.cmrr(_per_query(request, layer.lam), _per_query(request, layer.gain))
-    return decibels if layer.differential else torch.full_like(decibels, math.nan)
+    return decibels if layer.differential and not layer.d_is_changed else torch.full_like(decibels, math.nan)
 
 
 def logit_outliers(request: Request) -> Tensor:

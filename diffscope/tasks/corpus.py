@@ -10,6 +10,7 @@ import gzip
 import hashlib
 import itertools
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -21,7 +22,7 @@ from diffscope.errors import PromptError
 from diffscope.tasks.pieces import OWN, after_word
 
 FILE = Path(__file__).with_name("standard_library.json.gz")
-MANY = 1000  # failed draws after which it is checked whether any draw can succeed
+MANY = 1000  # texts that are encoded together; and failed draws after which it is checked whether any draw can succeed
 
 
 @cache
@@ -59,7 +60,10 @@ class Filler:
     cuts: np.ndarray  # (token,) bool: a new word begins here
 
     @classmethod
-    def of(cls, texts, tokenizer: PreTrainedTokenizerBase) -> Filler:
+    def of(cls, texts: Iterable[str] | Filler, tokenizer: PreTrainedTokenizerBase) -> Filler:
+        """The filler of texts, of which one that exists already is taken as it is."""
+        if isinstance(texts, Filler):
+            return texts
         return _filler(tuple(texts), tokenizer, len(tokenizer))
 
     def take(self, length: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -71,7 +75,8 @@ class Filler:
         for tries in itertools.count():
             start = int(rng.integers(len(self.ids) - length))
             if self.cuts[start] and self.cuts[start + length]:
-                return self.ids[start : start + length], self.cuts[start : start + length]
+                ids = np.asarray(self.ids[start : start + length], dtype=np.int64)  # those of a file are smaller
+                return ids, np.asarray(self.cuts[start : start + length])
             if tries == MANY and not (self.cuts[: len(self.cuts) - length] & self.cuts[length:]).any():
                 raise PromptError(f"nowhere in the text {length} tokens begin and end between words; give a longer text")
 
@@ -79,14 +84,21 @@ class Filler:
 @lru_cache(maxsize=4)  # a training and its scores ask for the same text again and again
 def _filler(texts: tuple[str, ...], tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> Filler:
     """The filler of texts; `vocabulary` tells a tokenizer from what it was before tokens were added to it."""
-    encoded = after_word(tokenizer, [" " + text for text in texts])
-    ids = np.array([token for text in encoded for token in text], dtype=np.int64)
-    pieces = tokenizer.convert_ids_to_tokens(list(range(vocabulary)))
-    # A lone space would join the white space before it.
-    begins = np.array([piece.startswith(("Ġ", "▁", " ")) and len(piece) > 1 for piece in pieces])
-    if not begins[ids].any():
+    parts = []
+    for first in range(0, len(texts), MANY):  # a tokenizer holds much more of each token than its number
+        encoded = after_word(tokenizer, [" " + text for text in texts[first : first + MANY]])
+        parts.append(np.array([token for text in encoded for token in text], dtype=np.int64))
+    ids = np.concatenate([np.empty(0, dtype=np.int64), *parts])
+    cuts = word_begins(tokenizer)[ids]
+    if not cuts.any():
         raise PromptError(f"nowhere in this text a token begins a word, so it cannot be cut; use another text, or {OWN}")
-    cuts = begins[ids]
     for array in (ids, cuts):
         array.setflags(write=False)
     return Filler(ids, cuts)
+
+
+def word_begins(tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
+    """Return which tokens begin a word, (token of the vocabulary,) bool."""
+    pieces = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+    # A lone space would join the white space before it.
+    return np.array([piece.startswith(("Ġ", "▁", " ")) and len(piece) > 1 for piece in pieces])

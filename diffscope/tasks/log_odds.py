@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -53,6 +54,12 @@ def log_odds(logits: Logits, prompts: Sequence[Prompt], device, tokens: int | No
             scores = [sum(known[index, branch[: end + 1]] for end in range(len(branch))) for branch in candidates]
             values[index] = scores[0] - logsumexp(scores[1:])
     return values
+
+
+def against_numbers(prompt: Prompt, answer: Sequence[int]) -> Prompt:
+    """The prompt with another answer, such as "unknown", which has all numbers of the text as its distractors."""
+    stated = [prompt.answer] if prompt.spans["answer"] else []
+    return replace(prompt, answer=list(answer), distractors=[*stated, *prompt.distractors], judged=[])
 
 
 def _log_p(

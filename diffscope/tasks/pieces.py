@@ -7,7 +7,7 @@ from itertools import takewhile
 
 from transformers import PreTrainedTokenizerBase
 
-from diffscope.errors import PromptError
+from diffscope.errors import PromptError, first_line
 
 WORD = "a"  # stands before a piece when it is encoded, as something does wherever pieces are put together
 OWN = "give prompts of your own (--prompts FILE)"
@@ -32,10 +32,13 @@ def after_word(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list
     Raises
     ------
     PromptError
-        A text shares a token with that word.
+        A text shares a token with that word, or cannot be split.
     """
-    before = tokenizer(WORD, add_special_tokens=False)["input_ids"]
-    encoded = tokenizer([WORD + text for text in texts], add_special_tokens=False, verbose=False)["input_ids"]
+    try:
+        before = tokenizer(WORD, add_special_tokens=False)["input_ids"]
+        encoded = tokenizer([WORD + text for text in texts], add_special_tokens=False, verbose=False)["input_ids"]
+    except Exception as error:  # the tokenizers library raises that itself, where a character is no token
+        raise PromptError(f"this tokenizer cannot split the text of prompts ({first_line(error)}); {OWN}") from None
     for text, ids in zip(texts, encoded):
         if ids[: len(before)] != before:
             raise PromptError(

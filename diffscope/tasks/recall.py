@@ -52,7 +52,7 @@ class Recall:
     Parameters
     ----------
     tokenizer
-    texts : sequence of str, optional
+    texts : sequence of str or Filler, optional
         By default the documentation strings of the Python standard library.
     held_out : bool
         Of those, take the ones that training never sees.
@@ -61,7 +61,7 @@ class Recall:
     """
 
     tokenizer: PreTrainedTokenizerBase
-    texts: Sequence[str] | None = None
+    texts: Sequence[str] | Filler | None = None
     held_out: bool = True
     n: int = 3
     filler: Filler = field(init=False, repr=False)
@@ -84,6 +84,21 @@ class Recall:
         hits : ndarray of bool, (row, length)
         """
         ids = np.array([self.text(length, rng).ids for _ in range(count)])
+        return ids, np.array([earlier(row.tolist(), self.n) >= 0 for row in ids])
+
+    def windows(self, length: int, most: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Windows of the whole text one after the other, or `most` of them evenly spaced, and their hits.
+
+        Returns
+        -------
+        ids : ndarray of int64, (window, length)
+        hits : ndarray of bool, (window, length)
+        """
+        inside = length - len(self._first)
+        starts = np.arange(0, len(self.filler.ids) - inside + 1, inside)
+        if most is not None and most < len(starts):
+            starts = starts[np.arange(most) * len(starts) // most]
+        ids = np.array([[*self._first, *self.filler.ids[start : start + inside]] for start in starts])
         return ids, np.array([earlier(row.tolist(), self.n) >= 0 for row in ids])
 
     def prompt(self, length: int, rng: np.random.Generator) -> Prompt:

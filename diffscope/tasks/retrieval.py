@@ -7,6 +7,7 @@ pieces are joined only where a word begins; a template that a tokenizer joins to
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from diffscope.errors import PromptError
 from diffscope.tasks.corpus import Filler, standard_library_text
+from diffscope.tasks.exchanging import runs
 from diffscope.tasks.pieces import OWN, opening
 from diffscope.tasks.tokenizer import CITIES, QUALIFIERS, UNKNOWN
 from diffscope.tasks.wording import Wording
@@ -65,10 +67,15 @@ class Prompt:
         return self.judged or [list(range(len(self.answer)))]
 
 
+# Grades of evidence for a question of Retrieval.graded, weakest first, and how often the text states the answer.
+GRADES = {"nothing": 0, "qualifier": 0, "city": 0, "stated": 1, "stated 2": 2, "stated 4": 4}
+
+Mention = tuple[list[int], list[int]]  # the tokens of a sentence of a training row, and the kind of each
+
+
 class _Piece(NamedTuple):
     """What is inserted into the text of a prompt."""
 
-    place: int
     tokens: list[int]
     kind: str  # "answer", "needles" or "text"
     number: list[int]  # that a sentence states
@@ -87,22 +94,32 @@ class Retrieval:
         Draw the filler from modules that training never sees.
     template : str
         The sentence; the question is what stands before the number.
-    texts : sequence of str, optional
-        Other text for the filler than the documentation strings of the Python standard library.
+    texts : sequence of str or Filler, optional
+        Other text for the filler than the documentation strings of the Python standard library, or the filler itself.
+
+    Attributes
+    ----------
+    opening : list of int
+        Tokens that the tokenizer puts before a text.
     """
 
     tokenizer: PreTrainedTokenizerBase
     held_out: bool = True
     template: str = TEMPLATE
-    texts: Sequence[str] | None = field(default=None, repr=False)
+    texts: Sequence[str] | Filler | None = field(default=None, repr=False)
     filler: Filler = field(init=False, repr=False)
 
     def __post_init__(self):
         if self.tokenizer is None:
             raise PromptError(f"retrieval prompts need a tokenizer, and this model has none; load one with it, or {OWN}")
-        self._opening = opening(self.tokenizer)
+        self.opening = opening(self.tokenizer)
         self._wording = Wording(self.tokenizer, self.template)
         self.filler = Filler.of(standard_library_text(self.held_out) if self.texts is None else self.texts, self.tokenizer)
+
+    @property
+    def unknown(self) -> list[int]:
+        """Tokens of the answer to what no sentence states."""
+        return self._wording.encode(UNKNOWN)
 
     def with_template(self, template: str) -> Retrieval:
         """The same task with another sentence."""
@@ -162,12 +179,61 @@ class Retrieval:
         order = sorted(range(needles), key=lambda i: (places[i], (i == 0) == (depth is None or depth >= 0.5)))
         kinds = ["answer"] + ["needles"] * (needles - 1)
         names = ["answer", *(f"answer_{number}" for number in range(2, questions + 1)), *[""] * (needles - questions)]
-        pieces = [_Piece(places[i], sentences[i], kinds[i], numbers[i], names[i]) for i in order]
-        prompt = self._assemble(text, pieces, cities[0], question, numbers[0])
+        pieces = [_Piece(sentences[i], kinds[i], numbers[i], names[i]) for i in order]
+        prompt = self._assemble(text, places[order], pieces, cities[0], question, numbers[0])
         if questions == 1:
             return prompt
         answer, judged = self._answers(cities[:questions], numbers)
         return replace(prompt, answer=answer, judged=judged)
+
+    def redrawn(self, prompt: Prompt, rng: np.random.Generator) -> list[int]:
+        """The tokens of another prompt like a prompt of this task: its text, and what its other sentences are about, drawn anew.
+
+        The question, the sentence that answers it, and the places and lengths of all sentences stay.
+
+        Parameters
+        ----------
+        prompt : Prompt
+            Of one question.
+        rng : numpy.random.Generator
+
+        Raises
+        ------
+        PromptError
+            There is no other sentence of as many tokens.
+        """
+        ids = np.array(prompt.ids)
+        number = prompt.spans["answer"]
+        asked = range(number[0] - len(prompt.spans["query"]), number[-1] + 1 + len(self._wording.tail)) if number else ()
+        sentences = self._sentences(prompt)
+        named = {*prompt.spans["query"], *prompt.spans["sink"], *range(len(self._opening)), *asked}
+        text = sorted(set(range(len(ids))) - named - {at for sentence in sentences for at in sentence})
+        for run in runs(text):
+            ids[run] = self.filler.take(len(run), rng)[0]
+        cities = [city for city in self._cities(len(CITIES), rng) if city != prompt.city]
+        for sentence, stated in zip(sentences, self._numbers(len(sentences), rng)):
+            fitting = (city for city in cities if len(self._wording.sentence(city, stated)) == len(sentence))
+            city = next(fitting, None)
+            if city is None:
+                raise PromptError(
+                    f"this tokenizer has no other sentence of {len(sentence)} tokens for {prompt.city!r} to stand among"
+                )
+            cities.remove(city)
+            ids[sentence] = self._wording.sentence(city, stated)
+        return ids.tolist()
+
+    def _sentences(self, prompt: Prompt) -> list[list[int]]:
+        """The positions of each sentence about another city."""
+        needles = prompt.spans["needles"]
+        sentences = []
+        for stated in prompt.distractors:
+            end = [*stated, *self._wording.tail]
+            stop = len(end)
+            while [prompt.ids[at] for at in needles[stop - len(end) : stop]] != end:
+                stop += 1
+            sentences.append(needles[:stop])
+            needles = needles[stop:]
+        return sentences
 
     def _answers(self, cities: Sequence[str], numbers: Sequence[list[int]]) -> tuple[list[int], list[list[int]]]:
         """The number of the first city, then question and number of each further one, and where the numbers are in that."""
@@ -219,11 +285,8 @@ class Retrieval:
             More distractors than slots, or than there are near-duplicates; or the sentences do not fit the length.
         """
         most = len(QUALIFIERS) - 1 if near else len(CITIES) - 2
-        if not 0 <= distractors <= slots <= most:
-            raise PromptError(f"{distractors} distractors in {slots} slots; give from 0 to slots, and at most {most} slots")
-        seeds = [seed] if isinstance(seed, int) else list(seed)
-        # Each draws the same whatever the slots and the length; a 0 at the end of a seed would be lost.
-        what, where, reading, filling = (np.random.default_rng([*seeds, stream]) for stream in (1, 2, 3, 4))
+        _check_slots(distractors, slots, most)
+        what, where, reading, filling = _streams(seed)
         cities = self._cities(len(CITIES), what)
         numbers = self._numbers(len(CITIES), what)
         if near:
@@ -234,17 +297,107 @@ class Retrieval:
         stated = [0 if answerable else 1, *range(2, slots + 2)]
         sentences = [self._wording.sentence(cities[i], numbers[i]) for i in stated]
         question = self._wording.question(cities[0]) if answerable else self._wording.asked(cities[0])
+        kinds = ["answer" if answerable else "needles"] + ["needles"] * distractors + ["text"] * (slots - distractors)
+        names = ["answer" if answerable else "", *[""] * slots]
+        pieces = [_Piece(*each) for each in zip(sentences, kinds, [numbers[i] for i in stated], names)]
+        answer = numbers[0] if answerable else self.unknown
+        return self._placed(length, [depth, *where.random(slots)], pieces, cities[0], question, answer, reading, filling)
+
+    def graded(
+        self, length: int, grade: str, seed: int | Sequence[int], *, distractors: int = 3, slots: int = 8, depth: float = 0.5
+    ) -> Prompt:
+        """A question such as "Old Paris" for whose answer the text has evidence of a given grade.
+
+        Prompts of one seed state the same numbers, whatever their grade. Those of the grades up to ``stated`` have equal tokens
+        but for one city: that of the sentence which says the first number. In ``stated 2`` and ``stated 4`` the sentence about
+        the asked city also stands in the places of as many tokens of real text.
+
+        Parameters
+        ----------
+        length : int
+            Tokens of the prompt, <bos> and question included.
+        grade : str
+            One of :data:`GRADES`, from nothing alike to the answer stated four times.
+        seed : int or sequence of int
+        distractors, slots, depth
+            As of :meth:`controlled`; the distractors are cities without a qualifier.
+
+        Returns
+        -------
+        Prompt
+            Its answer is "unknown" in the grades that do not state the number; ``answer`` spans each statement of it. Where a
+            token of white space begins every number, it is part of the numbers and not of the question, so that numbers and
+            "unknown" continue the same tokens.
+
+        Raises
+        ------
+        PromptError
+            There is no such grade; as :meth:`controlled`; or no cities have equally many tokens.
+        """
+        check_grade(grade)
+        _check_slots(distractors, slots, len(CITIES) - 3)
+        what, where, reading, filling = _streams(seed)
+        cities = self._cities(len(CITIES), what)
+        asked, alike = self._of_grades(cities, what.permutation(QUALIFIERS))
+        numbers = self._numbers(len(CITIES), what)
+        others = [city for city in cities if city not in {name.split()[1] for name in (asked, *alike.values())}][:slots]
+        times = GRADES[grade]
+        sentence = self._wording.sentence(alike.get(grade, asked), numbers[0])
+        kinds = ["answer" if times else "needles", *(["answer" if i < times else "text" for i in range(1, max(GRADES.values()))])]
+        pieces = [_Piece(sentence, kind, numbers[0], "answer" if kind == "answer" else "") for kind in kinds]
+        for i, city in enumerate(others, 1):
+            kind = "needles" if i <= distractors else "text"
+            pieces.append(_Piece(self._wording.sentence(city, numbers[i]), kind, numbers[i]))
+        depths = [depth, *where.random(len(pieces) - 1)]
+        question = self._wording.asked(asked)
+        prompt = self._placed(length, depths, pieces, asked, question, numbers[0], reading, filling)
+        lead = list(self._wording.question(asked)[len(question) :])
+        answer = [*lead, *numbers[0]] if times else self.unknown
+        return replace(prompt, answer=answer, distractors=[[*lead, *number] for number in prompt.distractors])
+
+    def _of_grades(self, cities: Sequence[str], qualifiers: Sequence[str]) -> tuple[str, dict[str, str]]:
+        """The city to ask for, and those of as many tokens that stand in its place in the grades that do not state its number."""
+        for city, qualifier in itertools.product(cities, qualifiers):
+            asked = f"{qualifier} {city}"
+            others = [other for other in cities if other != city]
+            another = [other for other in qualifiers if other != qualifier]
+            choices = {
+                "nothing": (f"{what} {where}" for where in others for what in another),
+                "qualifier": (f"{qualifier} {where}" for where in others),
+                "city": (f"{what} {city}" for what in another),
+            }
+            tokens = len(self._wording.asked(asked))
+            alike = {
+                grade: next((name for name in names if len(self._wording.asked(name)) == tokens), "")
+                for grade, names in choices.items()
+            }
+            if all(alike.values()):
+                return asked, alike
+        raise PromptError(f"this tokenizer has no cities of equally many tokens, one for each grade; {OWN}")
+
+    def _placed(
+        self,
+        length: int,
+        depths: Sequence[float],
+        pieces: Sequence[_Piece],
+        city: str,
+        question: tuple[int, ...],
+        answer: list[int],
+        reading: np.random.Generator,
+        filling: np.random.Generator,
+    ) -> Prompt:
+        """A prompt of `length` tokens whose pieces stand at `depths`, fractions of its text; of kind "text" they are that.
+
+        `reading` draws the text around them, `filling` as many tokens of text as each of them has.
+        """
+        sentences = [piece.tokens for piece in pieces]
         fillings = [self.filler.take(len(sentence), filling)[0].tolist() for sentence in sentences]
         text, cuts = self.filler.take(self._room(length, question, sentences), reading)
-        depths = np.array([depth, *where.random(slots)])
         borders = np.flatnonzero(cuts)
-        places = [borders[np.abs(borders - fraction * len(text)).argmin()] for fraction in depths]
-        kinds = ["answer" if answerable else "needles"] + ["needles"] * distractors + ["text"] * (slots - distractors)
-        chosen = [fillings[i] if kind == "text" else sentences[i] for i, kind in enumerate(kinds)]
+        places = np.array([borders[np.abs(borders - fraction * len(text)).argmin()] for fraction in depths])
+        chosen = [piece._replace(tokens=instead) if piece.kind == "text" else piece for piece, instead in zip(pieces, fillings)]
         order = np.argsort(depths, kind="stable")
-        names = ["answer" if answerable else "", *[""] * slots]
-        pieces = [_Piece(places[i], chosen[i], kinds[i], numbers[stated[i]], names[i]) for i in order]
-        return self._assemble(text, pieces, cities[0], question, numbers[0] if answerable else self._wording.encode(UNKNOWN))
+        return self._assemble(text, places[order], [chosen[i] for i in order], city, question, answer)
 
     def _room(self, length: int, question: tuple[int, ...], sentences: list[list[int]]) -> int:
         """Tokens of a prompt that are left for text.
@@ -254,29 +407,35 @@ class Retrieval:
         PromptError
             There are too few.
         """
-        room = length - len(self._opening) - len(question) - sum(map(len, sentences))
+        room = length - len(self.opening) - len(question) - sum(map(len, sentences))
         if room < len(sentences):
             least = length - room + len(sentences)
             raise PromptError(f"{len(sentences)} needles do not fit {length} tokens; use at least {least}")
         return room
 
     def _assemble(
-        self, text: np.ndarray, pieces: list[_Piece], city: str, question: tuple[int, ...], answer: list[int]
+        self,
+        text: np.ndarray,
+        places: Sequence[int],
+        pieces: Sequence[_Piece],
+        city: str,
+        question: tuple[int, ...],
+        answer: list[int],
     ) -> Prompt:
-        """A prompt of what the tokenizer puts first, the text with pieces inserted, and the question."""
-        ids = [*self._opening]
+        """A prompt of what the tokenizer puts first, the text with pieces inserted at places that rise, and the question."""
+        ids = [*self.opening]
         spans: dict[str, list[int]] = {"sink": [0], "answer": [], "needles": []}
         done = 0
         begin = 0  # of the queried needle
         queried: list[int] = []
         distractors = []
-        for place, tokens, kind, stated, name in pieces:
+        for place, (tokens, kind, stated, name) in zip(places, pieces):
             ids += text[done:place].tolist()
             done = place
             if name:
                 number = len(ids) + len(tokens) - len(self._wording.tail) - len(stated)
-                spans[name] = list(range(number, number + len(stated)))
-            if kind == "answer":
+                spans.setdefault(name, []).extend(range(number, number + len(stated)))
+            if kind == "answer" and not queried:
                 begin = len(ids)
                 queried = tokens
             elif kind == "needles":
@@ -285,7 +444,7 @@ class Retrieval:
             ids += tokens
         ids += text[done:].tolist()
         spans["query"] = list(range(len(ids), len(ids) + len(question)))
-        before = len(self._opening)
+        before = len(self.opening)
         depth = (begin - before) / max(1, len(ids) - before - len(queried)) if queried else float("nan")
         return Prompt([*ids, *question], answer, spans, depth, city, distractors)
 
@@ -320,27 +479,21 @@ class Retrieval:
         kind : ndarray of int8, (row, length)
             0 text, 1 an answer that follows from what stands before it, 2 a number that nothing could predict.
         """
-        first = len(self._opening)
+        first = len(self.opening)
         ids = np.zeros((rows, length), dtype=np.int64)
-        ids[:, :first] = self._opening
+        ids[:, :first] = self.opening
         kind = np.zeros((rows, length), dtype=np.int8)
         for row in range(rows):
-            sentences = self._mentions(needles, mentions, rng, near, unanswerable)
+            sentences = self.mentions(needles, mentions, rng, near, unanswerable)
             text, cuts = self.filler.take(length - first - sum(len(tokens) for tokens, _ in sentences), rng)
             places = np.sort(self._places(cuts, len(sentences), rng, None, 0))
             places[-1] = len(text)
-            column = first
-            done = 0
-            for (tokens, kinds), place in zip(sentences, places):
-                ids[row, column : column + place - done] = text[done:place]
-                column += place - done
-                done = place
-                ids[row, column : column + len(tokens)] = tokens
-                kind[row, column : column + len(tokens)] = kinds
-                column += len(tokens)
+            ids[row, first:], kind[row, first:] = mentioned(text, sentences, places)
         return ids, kind
 
-    def _mentions(self, needles: int, mentions: int, rng, near: float, unanswerable: float) -> list[tuple[list[int], list[int]]]:
+    def mentions(
+        self, needles: int, mentions: int, rng: np.random.Generator, near: float = 0.0, unanswerable: float = 0.0
+    ) -> list[Mention]:
         """The sentences of a training row in their order, each with the kind of its tokens."""
         cities = self._cities(needles, rng)
         numbers = self._numbers(needles, rng)
@@ -361,7 +514,7 @@ class Retrieval:
             seen.add(which)
         if ends_unknown:
             question = self._wording.asked(self._never_mentioned(cities, rng))
-            answer = self._wording.encode(UNKNOWN)
+            answer = self.unknown
             kinds = [0] * len(question) + [1] * len(answer) + [0] * len(self._wording.tail)
             sentences.append(([*question, *answer, *self._wording.tail], kinds))
         return sentences
@@ -372,3 +525,34 @@ class Retrieval:
         others = [f"{qualifier} {cities[0].split()[1]}" for qualifier in QUALIFIERS] if qualified else CITIES
         others = [city for city in others if city not in cities]
         return others[int(rng.integers(len(others)))]
+
+
+def check_grade(grade: str) -> None:
+    """Raise PromptError where there is no such grade of evidence."""
+    if grade not in GRADES:
+        raise PromptError(f"there is no grade {grade!r} of evidence; choose from {', '.join(GRADES)}")
+
+
+def _check_slots(distractors: int, slots: int, most: int) -> None:
+    """Raise PromptError unless there are slots for the distractors, and cities for the slots."""
+    if not 0 <= distractors <= slots <= most:
+        raise PromptError(f"{distractors} distractors in {slots} slots; give from 0 to slots, and at most {most} slots")
+
+
+def _streams(seed: int | Sequence[int]) -> list[np.random.Generator]:
+    """Random numbers for what is said, where, the text, and the text in place of sentences.
+
+    Each draws the same whatever the slots and the length; a 0 at the end of a seed would be lost.
+    """
+    seeds = [seed] if isinstance(seed, int) else list(seed)
+    return [np.random.default_rng([*seeds, stream]) for stream in (1, 2, 3, 4)]
+
+
+def mentioned(text: np.ndarray, sentences: Sequence[Mention], places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Text (token,) with sentences inserted at `places`, which rise; the tokens of both, and the kind of each."""
+    of_text = np.zeros(len(text), dtype=np.int8)
+    ids, kinds = [], []
+    for start, end, (tokens, of_tokens) in zip([0, *places[:-1]], places, sentences):
+        ids += [text[start:end], np.array(tokens, dtype=np.int64)]
+        kinds += [of_text[start:end], np.array(of_tokens, dtype=np.int8)]
+    return np.concatenate([*ids, text[places[-1] :]]), np.concatenate([*kinds, of_text[places[-1] :]])

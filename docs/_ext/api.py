@@ -39,6 +39,7 @@ MODULES: dict[str, Sequence[str] | None] = {
     "diffscope.stats.formulas": FORMULAS,
     "diffscope.instruments": (),
     "diffscope.instruments.injection": ("with_a2_moved",),
+    "diffscope.instruments.signal_to_noise": ("mean_gain", "over_prompts"),
     "diffscope.hypotheses": None,
     "diffscope.tasks": None,
     "diffscope.prompts": (),

@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 import pytest
-from small_models import PROMPT
+from small_models import PROMPT, example
 
 OTHER, OWN = "a folder or a saved capture", "own text"
 SIGMAS = (0.1, 0.2, 0.5, 1.0, 2.0)
@@ -86,6 +86,12 @@ def test_every_section_shows_the_numbers_of_the_library(amplifier, scope, cap):
             inside = np.isfinite(panel)
             np.testing.assert_allclose(panel[inside], own[inside], rtol=1e-6)
         assert gains[title].attrs["says"] in words(test) and gains[title].attrs["reads"] in words(test)
+    signal = diffscope.signal_to_noise(scope, PROMPT, spans=example("as on the page").spans)
+    drawn = chart(test, "signal-to-noise gain, dB")
+    for series, a2 in {"own A₂": "own", "uniform A₂": "uniform", "A₂ of the next head": "next head"}.items():
+        for panel, stage in enumerate(("before", "after")):
+            np.testing.assert_allclose(drawn[series][panel], by_head(signal["snr_gain"].sel(a2=a2, stage=stage)), rtol=1e-6)
+    assert "more with the answer than with the text around it" in words(test)
     measured = cap.measure("effective_rank")["effective_rank"].sel(definition="erank")
     drawn = chart(test, "erank")
     for panel, name in enumerate(("lambda_A2", "A1", "D")):
@@ -123,7 +129,14 @@ def test_what_noise_costs_the_answer_is_what_the_library_measures(amplifier, sco
 def test_of_standard_attention_it_says_what_cannot_be_asked_and_shows_what_can(amplifier, folders):
     test = amplifier(model=str(folders["small-standard"]))
     assert "has one map and subtracts nothing" in words(test) and "either mode is the same" in words(test)
-    assert titles(test) == ["erank", "log-odds lost, nats", "share of the map", "added, directly, nats", "added, directly, nats"]
+    assert titles(test) == [
+        "signal-to-noise ratio, dB",
+        "erank",
+        "log-odds lost, nats",
+        "share of the map",
+        "added, directly, nats",
+        "added, directly, nats",
+    ]
     assert not test.warning
     assert "A2" not in " ".join(chart(test, "share of the map"))
 
@@ -170,7 +183,7 @@ def test_definitions_are_chosen(amplifier, cap):
 def test_without_an_answer_only_what_needs_one_is_left_out(amplifier):
     test = amplifier(example=OWN, prompt=PROMPT)
     lines = [warning.value for warning in test.warning]
-    assert len(lines) == 2 and all("none is known" in line for line in lines)
+    assert len(lines) == 3 and all("none is known" in line for line in lines)
     assert {"λ", "noise gain", "erank", "CMRR by injection, dB", "share of the map"} <= set(titles(test))
 
 
@@ -189,7 +202,7 @@ def test_a_saved_capture_has_gains_and_ranks_and_no_model_to_run(amplifier, cap,
     cap.save(tmp_path / "kept.dscope")
     test = amplifier(model=OTHER, path=str(tmp_path / "kept.dscope"))
     assert {"λ", "noise gain", "erank", "CMRR by injection, dB"} <= set(titles(test))
-    assert len(test.warning) == 4 and all("no model to run" in warning.value for warning in test.warning)
+    assert len(test.warning) == 5 and all("no model to run" in warning.value for warning in test.warning)
 
 
 def test_long_work_waits_for_a_button_and_runs_in_the_background(amplifier, monkeypatch):
@@ -215,7 +228,7 @@ def test_every_view_can_be_taken_away(amplifier, monkeypatch):
     monkeypatch.setattr(blocks, "take_away", lambda name, **parts: taken.update({name: parts}))
     amplifier()
     names = [name for name in taken if name.startswith("small-diff-") and "layer" not in name]  # not of the first page
-    assert len(names) == 14
+    assert len(names) == 17
     for name in names:
         assert all(table(taken[name]["data"](), suffix) for suffix in (".csv", ".parquet", ".nc"))
         assert taken[name]["figure"]().matplotlib()
@@ -228,7 +241,7 @@ def test_the_python_that_is_shown_draws_the_same(amplifier, tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Figure, "to_bytes", lambda self, suffix: self.matplotlib().get_label().encode())
     codes = [code.value for code in amplifier().code if code.language == "python"]
-    assert len(codes) == 14
+    assert len(codes) == 17
     for code in codes:
         exec(compile(code, "shown", "exec"), {})
-    assert len(list(tmp_path.glob("*.pdf"))) == 14
+    assert len(list(tmp_path.glob("*.pdf"))) == 17

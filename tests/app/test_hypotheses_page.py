@@ -14,7 +14,7 @@ from diffscope.hypotheses import TESTS, kept_study, study
 from diffscope.hypotheses.kept_study import shipped
 from diffscope.hypotheses.study import open_study
 from tests.contradictions import of_row
-from tests.studies import study as planted_study
+from tests.study_data import study as planted_study
 
 FOLDER = "a folder or a saved capture"
 

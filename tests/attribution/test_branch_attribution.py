@@ -39,6 +39,7 @@ MODELS = {
     "DiffLlama, grouped": lambda: tiny.diffllama(kv=4),
     "V1, grouped": lambda: tiny.own("v1", kv_heads=2),
     "V1, one number a head": lambda: tiny.own("v1", head_norm="scalar"),
+    "A2 added": lambda: tiny.own("plus", kv_heads=2),
     "V2": lambda: tiny.own("v2"),
     "gated": lambda: tiny.own("gated"),
     "signed": lambda: tiny.own("signed", signed_keys=4),

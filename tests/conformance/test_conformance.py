@@ -22,6 +22,7 @@ from tests.layouts import phi4flash, planted
 RIGHT = {
     "v1": lambda: tiny.own("v1", kv_heads=2),
     "v2": lambda: tiny.own("v2", kv_heads=2),
+    **{arm: lambda arm=arm: tiny.own(arm, kv_heads=2) for arm in ("plus", "d_plus", "shared_a2")},
     "diffllama": lambda: tiny.diffllama(kv=4),
     "llama": lambda: tiny.standard("llama"),
     "mistral-window": lambda: tiny.standard("mistral"),

@@ -149,9 +149,14 @@ def as_d(new):
 NEED_A2 = {
     "set λ": (lambda s, **at: edits.set_lambda(0.3, **at), lambda *_: dict(lam=lambda lam, head: np.full_like(lam, 0.3))),
     "scale λ": (lambda s, **at: edits.scale_lambda(-1.7, **at), lambda *_: dict(lam=lambda lam, head: -1.7 * lam)),
+    "A2 added": (lambda s, **at: edits.plus(**at), lambda *_: dict(lam=lambda lam, head: -lam)),
     "zero A2": (lambda s, **at: edits.zero_a2(**at), as_a2(lambda a2, head: 0 * a2)),
     "uniform A2": (lambda s, **at: edits.uniform_a2(**at), as_a2(lambda a2, head: slow.uniform(len(a2)))),
     "A2 of head 2": (lambda s, **at: edits.a2_of_head(2, **at), lambda *_: dict(second=lambda head: 2)),
+    "A2 shared": (
+        lambda s, **at: edits.share_a2(**at),
+        lambda s, *_: dict(maps=with_a2(lambda a2, head: np.mean([s.a2(each) for each in range(s.heads)], axis=0))),
+    ),
     "A2 rank 3": (lambda s, **at: edits.low_rank_a2(3, **at), as_a2(lambda a2, head: slow.low_rank(a2, 3))),
     "A2 rank 3 normalised": (
         lambda s, **at: edits.low_rank_a2(3, normalise=True, **at),
@@ -172,7 +177,7 @@ NEED_NOTHING = {
         as_a1(lambda a: slow.top_k(a, 3, renormalise=False)),
     ),
     "|D|": (lambda s, **at: edits.absolute_d(**at), as_d(np.abs)),
-    "D⁺": (lambda s, **at: edits.positive_d(**at), as_d(lambda d: np.where(d > 0, d, 0))),
+    "D⁺": (lambda s, **at: edits.d_plus(**at), as_d(lambda d: np.where(d > 0, d, 0))),
     "D by sum": (lambda s, **at: edits.normalise_d(**at), as_d(lambda d: d / d.sum(1, keepdims=True))),
     "D by absolute": (
         lambda s, **at: edits.normalise_d("absolute", **at),
@@ -666,7 +671,7 @@ def test_padding_that_nobody_spoke_of(side):
     mask = torch.tensor([[0] * 11 + [1] * 9 if side == "left" else [1] * 9 + [0] * 11, [1] * 20])
     places = (mask.cumsum(1) - 1).clamp_min(0)
     text = slice(11, None) if side == "left" else slice(9)
-    for edit in (edits.uniform_a2(), edits.top_k_a1(3), edits.positive_d(), edits.quantise_logits(8, per="row")):
+    for edit in (edits.uniform_a2(), edits.top_k_a1(3), edits.d_plus(), edits.quantise_logits(8, per="row")):
         alone = logits_under(scope, short, edit)
         with scope.edit(edit), torch.no_grad():
             together = scope.model(ids, attention_mask=mask, position_ids=places).logits
@@ -928,7 +933,7 @@ def test_edits_that_come_to_the_same(ids, name, value):
         ([edits.zero_a2()], [edits.set_lambda(0.0)]),
         ([edits.set_lambda(value)], [edits.set_lambda(1.0), edits.scale_lambda(value)]),
         ([edits.uniform_a2(), edits.low_rank_a2(len(ids))], [edits.uniform_a2()]),
-        ([edits.absolute_d(), edits.positive_d()], [edits.absolute_d()]),
+        ([edits.absolute_d(), edits.d_plus()], [edits.absolute_d()]),
         ([edits.a2_of_head(0, heads=0)], []),
         ([edits.drop_sink(1, branch=1), edits.drop_sink(1, branch=2)], [edits.drop_sink()]),
         ([edits.ablate_heads(heads=[0, 1]), edits.ablate_heads(heads=[2, 3])], [edits.ablate_heads()]),

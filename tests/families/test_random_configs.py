@@ -25,7 +25,8 @@ from tests import tiny
 from tests.layouts import motif, phi4flash, unilm
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
-REAL = ("v1", "v2", "standard", "diffllama", "llama", "qwen3", "mistral")
+OWN = ("v1", "v2", "standard", "plus", "shared_a2")
+REAL = (*OWN, "diffllama", "llama", "qwen3", "mistral")
 LAYOUTS = ("motif", "phi4flash", "unilm naive", "unilm flash1")
 
 
@@ -73,7 +74,7 @@ def model_of(case):
         **{**tiny.SHAPE, "vocab_size": 64, "hidden_size": 8 * maps * case["heads"]},
     )
     torch.manual_seed(case["seed"])
-    if kind in ("v1", "v2", "standard"):
+    if kind in OWN:
         model = DiffForCausalLM(DiffConfig(attention=kind, **shape))
     elif kind == "mistral":
         shape.pop("attention_bias")

@@ -25,7 +25,7 @@ from tests import tiny
 ALL = ["board", "cells", "checkpoints", "cohort", "curves", "fidelity", "heads", "lambdas", "maps", "row", "strips", "training"]
 #: which draw with curves and cells, and have tests of their own
 OF_READINGS = ["ablation", "allocation", "amplifier", "anatomy", "attribution", "by_depth", "depth_by_length", "interventions"]
-OF_READINGS += ["rejection", "similarity", "statistic_by_layer", "study", "sweep"]
+OF_READINGS += ["rejection", "signal_to_noise", "similarity", "statistic_by_layer", "study", "sweep"]
 TOKENS = (
     "<s>",
     "The",
@@ -401,7 +401,7 @@ def test_standard_attention_shows_its_one_map():
 
 def test_a_standard_map_that_its_layer_changes_is_shown_beside_it_and_no_lambda_is(cap):
     cap = capture("standard")
-    cap = replace(cap, layers=[apply([edits.positive_d()], layer) for layer in cap.layers])
+    cap = replace(cap, layers=[apply([edits.d_plus()], layer) for layer in cap.layers])
     drawn = figure("maps", cap, layer=1)
     assert list(drawn.data.data_vars) == ["A1", "D"]
     row = figure("row", cap, layer=1, query=12)

@@ -223,6 +223,45 @@ def test_rejection_is_drawn_along_sigma_of_all_heads_or_of_one(cap):
     np.testing.assert_array_equal(at[0], estimates.sel(sigma=1.0, control="as it is").values.ravel())
 
 
+def test_rejection_stands_beside_its_ceiling_or_says_that_there_is_none(cap):
+    reading = readings.rejection(cap, sigmas=(0.5, 1.0), draws=2)
+    ceiling = reading.estimates["cmrr_ceiling"]
+    for figure, expected in (
+        (figures.rejection(reading, sigma=1.0), ceiling.sel(sigma=1.0).values.ravel()),
+        (figures.rejection(reading, layer=2, head=1), ceiling.sel(layer=2, head=1).values),
+        (figures.rejection(reading), np.median(ceiling.values.reshape(6, 2), 0)),
+    ):
+        (series,) = [name for name in figure.data["series"].values if "ceiling" in name]
+        np.testing.assert_allclose(figure.data["value"].sel(series=series)[0], expected)
+        assert "Ceiling: A2 with A1's shape" in figure.caption
+    without = figures.rejection(reading.estimates.drop_vars("cmrr_ceiling"))
+    assert "Ceiling not measured." in without.caption and without.data.sizes["series"] == 2
+
+
+def test_signal_and_noise_are_drawn_with_their_errors(scope, standard):
+    told = {"spans": examples()[0].spans, "draws": 3}
+    reading = readings.signal_to_noise(scope, examples()[0].text, **told)
+    estimates = reading.estimates
+    gain = drawn_on_both(figures.signal_to_noise(reading)).data
+    for series, a2 in {"own A₂": "own", "uniform A₂": "uniform", "A₂ of the next head": "next head"}.items():
+        for panel, stage in enumerate(("before", "after")):
+            expected = estimates["snr_gain"].sel(a2=a2, stage=stage).values.ravel()
+            np.testing.assert_allclose(gain["value"].sel(series=series)[panel], expected)
+    own = gain.sel(series="own A₂").isel(panel=0)
+    error = estimates["snr_gain_error"].sel(a2="own", stage="before").values.ravel()
+    np.testing.assert_allclose(own["high"] - own["value"], error)
+    ratio = drawn_on_both(figures.signal_to_noise(estimates, quantity="ratio")).data["value"]
+    expected = estimates["snr"].sel(output="lambda_A2", stage="after").values.ravel()
+    np.testing.assert_allclose(ratio.sel(series="λ·A₂·V")[1], expected)
+    sides = drawn_on_both(figures.signal_to_noise(reading, quantity="sides")).data["value"]
+    np.testing.assert_allclose(sides.sel(series="signal")[0] - sides.sel(series="noise")[0], own["value"])
+    lone = readings.signal_to_noise(standard, examples()[0].text, **told)
+    assert figures.signal_to_noise(lone, quantity="ratio").data["panel"].size == 1  # there is no norm
+    assert "Undefined: theirs." in figures.signal_to_noise({"ours": reading, "theirs": lone}).caption
+    with pytest.raises(DiffscopeError, match="undefined everywhere, as it is of standard attention"):
+        figures.signal_to_noise(lone)
+
+
 def test_what_a2_is_made_of_stands_beside_the_next_heads(scope, standard, cap):
     reading = readings.composition(cap, readings.other_prompts(scope, cap, 2))
     figure = drawn_on_both(figures.anatomy(reading))
@@ -285,6 +324,8 @@ def test_a_training_is_drawn_of_captures_by_step(cap):
         (lambda cap, found: figures.rejection(cap, layer=1, head=8), "no head 8 in these estimates; choose from 0, 1"),
         (lambda cap, found: figures.anatomy(cap), r"of diffscope.readings.composition\(cap"),
         (lambda cap, found: figures.attribution(cap), "of diffscope.readings.branches"),
+        (lambda cap, found: figures.signal_to_noise(cap), r"of diffscope.readings.signal_to_noise\(scope"),
+        (lambda cap, found: figures.signal_to_noise(cap, quantity="snr"), "no quantity 'snr'; choose from gain"),
     ],
 )
 def test_what_cannot_be_drawn_is_one_line(cap, retrieval, draw, words):

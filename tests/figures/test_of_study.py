@@ -13,7 +13,7 @@ from diffscope.errors import DiffscopeError
 from diffscope.figures.of_study import quantities
 from diffscope.hypotheses.outcomes import outcomes
 from diffscope.hypotheses.planted_cohort import planted_cohort
-from tests.studies import study as planted_study
+from tests.study_data import study as planted_study
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from diffscope.hypotheses.board import run
 from diffscope.hypotheses.claims import Bearing, Claim, answered, compare
 from diffscope.hypotheses.published import CLAIMS, SHORT
 from diffscope.hypotheses.study import ALL, WEIGHTS, Study
-from tests.studies import estimate, study
+from tests.study_data import estimate, study
 
 INTERVALS = {  # (low, high): above, below, none within ± 0.5, not above 0.5, not below −0.5, in 2 to 5
     (0.1, 0.4): ("same sign", "other sign", "within", "within", "within", "outside, below"),
@@ -76,6 +76,7 @@ def test_the_table_has_every_claim_with_its_quantities(tmp_path):
     assert rows.loc[("redundancy", "redundancy-importance"), "answer"].tolist() == ["same sign", "other sign"]
     assert rows.loc[("rank", "low-rank-noise"), "claimed"].unique().tolist() == ["2 to 5"]
     assert (table.data.query("claim == 'scaling'")["answer"] == "cannot be asked").all()
+    assert table.data.query("claim == 'negative'")["answer"].tolist() == ["not yet tested"]
     assert sum(bool(row[0]) for row in table.rows) == len(CLAIMS) and "not corrected" in table.caption
     seeds = {row[3]: row[table.header.index("seeds")] for row in table.rows}
     assert seeds["CKA between heads' outputs, DIFF − standard"] == "(5)"

@@ -55,7 +55,7 @@ def test_rises_are_those_of_the_edits(scope, prompts):
     before = answers(scope, few).loss
     rises = rises_by_signs(scope, few)
     np.testing.assert_allclose(
-        rises["layers"].sel(change="negative")[0], answers(scope, few, edits.positive_d(layers=0)).loss - before
+        rises["layers"].sel(change="negative")[0], answers(scope, few, edits.d_plus(layers=0)).loss - before
     )
     np.testing.assert_allclose(rises["together"].sel(change="plus"), answers(scope, few, edits.scale_lambda(-1.0)).loss - before)
     start = min(few[1].spans["answer"])

@@ -20,7 +20,7 @@ from diffscope.hypotheses.planted_cohort import planted_cohort
 from diffscope.hypotheses.study import FinishedTests, open_study, run_study, survival
 from diffscope.hypotheses.study_report import markdown
 from diffscope.store import save_statistics
-from tests.studies import study as planted_study
+from tests.study_data import study as planted_study
 
 PACKAGE = Path(diffscope.__file__).parent
 IDS = ["signed-mask", "distractors-or-length", "formation", "noise-symmetry"]

@@ -85,6 +85,8 @@ def by_hand(layer, query, keys, sigma, draws, opposite):
 
 REAL = {
     "v1-grouped": lambda: tiny.own("v1", kv_heads=2),
+    "plus": lambda: tiny.own("plus", kv_heads=2),
+    "shared-a2": lambda: tiny.own("shared_a2", kv_heads=2),
     "v2": lambda: tiny.own("v2"),
     "diffllama-grouped": lambda: tiny.diffllama(kv=4),
     "gemma2": lambda: tiny.gemma2(),
@@ -119,6 +121,46 @@ def test_a_draw_is_that_of_the_edit():
         with scope.edit(edits.inject_noise(0.7, mode, cap.spans["irrelevant"], seed=5)):
             noisy = scope.capture(IDS).layers[0].prompt(0).head_outputs([19])
         assert np.allclose(measured[f"change_{mode}"], (noisy - plain).norm(dim=-1)[:, 0], rtol=1e-8)
+
+
+@few
+@given(st.integers(0, 99), st.floats(0.0, 1.0))
+def test_maps_of_one_shape_are_at_their_ceiling(seed, lam):
+    measured = diffscope.cmrr_by_injection(capture_of(layer_of(scores(seed, seed), lam=lam)), sigmas=[0.5], draws=3)
+    at = measured.sel(span="irrelevant")
+    assert np.allclose(at["change_common_ceiling"], at["change_common"], rtol=1e-9, atol=1e-15)
+    assert np.allclose(at["change_differential_ceiling"], at["change_differential"], rtol=1e-9)
+
+
+def test_the_ceiling_is_of_a_second_map_with_the_first_ones_shape_and_its_own_mass():
+    """Against maps made by hand: A2' on X is A1 there, scaled to what A2 has there; elsewhere A2."""
+    layer = layer_of(scores(3, 4, size=1.5), lam=0.7)
+    cap = capture_of(layer, spans={"answer": [5, 6]})
+    measured = diffscope.cmrr_by_injection(cap, spans=["irrelevant"], sigmas=[0.6], draws=3).squeeze()
+    keys = cap.spans["irrelevant"]
+    rows = layer.rows([23])
+    shaped = rows.a2.clone()
+    shaped[..., keys] = rows.a1[..., keys] * rows.a2[..., keys].sum() / rows.a1[..., keys].sum()
+    made = scores(3, 4, size=1.5)
+    made[1, -1] = shaped[0, 0].log()
+    expected = diffscope.cmrr_by_injection(
+        capture_of(layer_of(made, lam=0.7), spans={"answer": [5, 6]}), spans=["irrelevant"], sigmas=[0.6], draws=3, ceiling=False
+    ).squeeze()
+    assert np.allclose(measured["cmrr_ceiling"], expected["cmrr_injected"], rtol=1e-9)
+    assert np.allclose(measured["change_common_ceiling"], expected["change_common"], rtol=1e-9)
+    assert float(measured["cmrr_ceiling"]) > float(measured["cmrr_injected"]) and "cmrr_ceiling" not in expected
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_real_models_have_a_ceiling_where_two_maps_are_theirs(name):
+    scope = diffscope.load(REAL[name]().double())
+    cap = scope.capture(IDS, spans=SPANS)
+    ceiling = diffscope.cmrr_by_injection(cap, sigmas=[0.5], draws=2)["cmrr_ceiling"].sel(span="irrelevant")
+    assert np.isfinite(ceiling).all() if cap.differential else ceiling.isnull().all()
+    if cap.differential:
+        with scope.edit(edits.uniform_a2()):
+            edited = scope.capture(IDS, spans=SPANS)
+        assert diffscope.cmrr_by_injection(edited, sigmas=[0.5], draws=2)["cmrr_ceiling"].isnull().all()
 
 
 def test_queries_count_alike_and_blocks_do_not_matter(monkeypatch):

@@ -82,6 +82,82 @@ template = " {city} {number}."
 """,
 ).replace("distractors = [0, 3]", "distractors = [3, 20]\nwithout = [[96, 20]]")
 
+MODEL = PIECE[PIECE.index("model = ") : PIECE.index("[arms]")]
+
+# Bigram-Backcopy, whose vocabulary is its own and has nothing to pad with.
+COPYING = f"""
+name = "copying"
+seeds = [0]
+vocab_size = 64
+learning_rate = 4e-3
+weight_decay = 0.05
+checkpoints = [4]
+evaluate_every = 5
+keep_weights = true
+match = "diff"
+{MODEL.replace(", pad_token_id = 1", "")}
+[arms]
+diff = {{ attention = "v1", num_attention_heads = 2, num_key_value_heads = 2 }}
+
+[[stages]]
+steps = 12
+task = "backcopy"
+warmup = 2
+shapes = [[8, 32]]
+text_weight = 1.0
+
+[copying]
+length = 32
+rows = 8
+"""
+
+# Running text of a corpus, in half of whose windows lookups are planted.
+RUNNING = f"""
+name = "running"
+seeds = [0]
+vocab_size = 700
+learning_rate = 4e-3
+weight_decay = 0.05
+checkpoints = []
+evaluate_every = 5
+formed_by = "mean of three"
+keep_weights = true
+match = "diff"
+{MODEL}
+[arms]
+diff = {{ attention = "v1", num_attention_heads = 2, num_key_value_heads = 2 }}
+
+[[stages]]
+steps = 12
+task = "planted"
+warmup = 2
+shapes = [[3, 96]]
+needles = [1, 2]
+planted = 0.5
+text_weight = 1.0
+template = " {{city}} {{number}}."
+
+[evaluation]
+lengths = [64]
+distractors = [0, 1]
+prompts = 5
+template = " {{city}} {{number}}."
+
+[evaluation_text]
+length = 64
+texts = 4
+
+[grid]
+lengths = [64]
+distractors = [1]
+prompts = 5
+template = " {{city}} {{number}}."
+
+[plain_text]
+length = 64
+texts = 6
+"""
+
 
 def small() -> Recipe:
     """Mini, as small as it still trains."""

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 import diffscope
 from diffscope import store
-from diffscope.cli import main
+from diffscope.cli import main, training_report
 from diffscope.digests import SUMS
 from diffscope.errors import DiffscopeError
 from diffscope.hypotheses import cohort_evidence
@@ -26,11 +26,12 @@ from diffscope.lab.training import cohort as cohort_module
 from diffscope.lab.training import revision
 from diffscope.lab.training.cohort import Cohort, collect, open_dataset, summary, train_cohort
 from diffscope.lab.training.forecast import forecast
+from diffscope.lab.training.formation import formation
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.run_folder import events
-from diffscope.lab.training.runs import home
-from diffscope.lab.training.stages import Stage
-from diffscope.lab.training.train import formation, train
+from diffscope.lab.training.runs import chosen_rates, home, unformed
+from diffscope.lab.training.stages import FORMED_IN_ALL, Stage
+from diffscope.lab.training.train import train
 from diffscope.store import open_statistics, save_statistics
 from diffscope.tasks import Retrieval
 from tests.lab.small_recipes import FORMING, PIECE
@@ -320,6 +321,63 @@ def test_what_is_left_is_foretold(forming, tmp_path):
     wanted = sum(max(0.0, np.mean(spent[:2]) - seconds) for seconds in spent[2:])
     assert left.runs == 3 and left.seconds == pytest.approx(wanted)
     assert "3 runs are left, about " in left.words(2) and "of 2 processes" in left.words(2)
+
+
+def test_the_status_of_a_cohort_is_told_from_its_files(forming, tmp_path, capsys):
+    cohort, _, _ = forming
+    half = shutil.copytree(cohort.out, tmp_path / "half")
+    for name in ("diff/seed-1", "top-2/seed-1"):
+        (half / name / "scores.nc").unlink()
+    shutil.rmtree(half / "top-2/seed-1")
+    before = sorted(half.rglob("*"))
+    command = ["train", str(cohort.out.parent / "small.toml"), "--out", str(half), "--status"]
+    assert main([*command, "--json", "--processes", "2"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    rows = {(row["arm"], row["tuning"]): row for row in told["arms"]}
+    assert set(rows) == {("diff", True), ("standard", True), ("diff", False), ("standard", False), ("top-2", False)}
+    assert (rows["diff", True]["done"], rows["diff", True]["left"]) == (4, 0)
+    assert (rows["diff", False]["done"], rows["diff", False]["left"], told["left"]) == (1, 1, 2)
+    (under_way,) = rows["diff", False]["under_way"]
+    assert under_way["run"] == "diff, seed 1" and (under_way["step"], under_way["steps"]) == (20, 20)
+    assert rows["top-2", False]["under_way"] == [] and rows["top-2", False]["done"] == 0
+    last = json.loads((half / "diff/seed-0/metrics.jsonl").read_text().splitlines()[-1])
+    spent = json.loads((half / "diff/seed-1/metrics.jsonl").read_text().splitlines()[-1])["seconds"]
+    assert rows["diff", False]["hours_left"] == pytest.approx(max(0.0, last["seconds"] - spent) / 2 / 3600)
+    assert told["hours_left"] == pytest.approx(sum(row["hours_left"] for row in told["arms"]))
+    assert main(command) == 0
+    shown = capsys.readouterr()
+    assert "diff, seed 1: step 20" in shown.out and "2 runs are left" in shown.err
+    assert sorted(half.rglob("*")) == before  # no lock, and nothing written
+
+
+def tuning_runs_of(**arms):
+    """What tuning runs came to: by arm the areas and formations (rate, seed)."""
+    areas, formed = (np.array([arm[part] for arm in arms.values()], dtype=float) for part in (0, 1))
+    dims = ("arm", "rate", "tuning_seed")
+    coords = {"arm": list(arms), "rate": [1e-3, 2e-3], "tuning_seed": [100, 101]}
+    return xr.Dataset({"tuning_area": (dims, areas), "tuning_formation": (dims, formed)}, coords)
+
+
+def test_rates_may_have_to_form_with_all_seeds():
+    never = np.nan
+    table = tuning_runs_of(
+        all_form=([[0.9, 0.9], [0.5, 0.5]], [[10, 20], [10, never]]),
+        none_forms=([[0.9, 0.9], [0.5, 0.5]], [[never, never], [never, never]]),
+        most=([[0.5, 0.5], [0.9, 0.9]], [[never, never], [10, never]]),
+        diverges=([[0.9, np.inf], [1.5, 1.5]], [[10, never], [10, never]]),
+    )
+    assert set(chosen_rates(table).values()) == {2e-3, 1e-3} and chosen_rates(table)["all_form"] == 2e-3
+    rates = chosen_rates(table, FORMED_IN_ALL)
+    assert rates == {"all_form": 1e-3, "none_forms": 2e-3, "most": 2e-3, "diverges": 2e-3}
+    assert unformed(table, rates) == {"none_forms": 0, "most": 1, "diverges": 1}
+
+
+def test_an_arm_that_forms_with_no_seed_is_named(forming, capsys):
+    cohort, _, _ = forming
+    strict = replace(cohort, recipe=replace(cohort.recipe, tuning=replace(cohort.recipe.tuning, rule=FORMED_IN_ALL)))
+    training_report.tell_unformed(strict)
+    told = capsys.readouterr().err
+    assert "diff forms at no rate of [tuning] with all 2 seeds; its rate is the one at which most do, 0 of 2" in told
 
 
 def test_what_is_kept_of_a_training_goes_on_as_the_original(forming, tmp_path):

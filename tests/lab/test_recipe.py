@@ -125,6 +125,22 @@ def test_a_step_draws_one_of_its_shapes():
     assert shapes == {(4, 48), (2, 64)}
 
 
+def test_short_prompts_have_fewer_mentions_and_cities_in_proportion():
+    stage = Stage(1, ((2, 96), (2, 320)), 0.1, (2, 24), 30, spacing=6.4)
+    task = Retrieval(diffscope.load("mini-diff").tokenizer).with_template(" {city} {number}.")
+    most = {96: 0, 320: 0}
+    for step in range(200):
+        _, kind = stage.draw(task, np.random.default_rng([0, step]))
+        first, again = ((kind == number).sum(1) // 2 for number in (2, 1))  # two tokens a number
+        assert set(first + again) == {15 if kind.shape[1] == 96 else 30} and first.min() >= 2
+        most[kind.shape[1]] = max(most[kind.shape[1]], int(first.max()))
+    assert most == {96: 12, 320: 24}
+    short = Stage(1, ((2, 16),), 0.1, (2, 24), 30, spacing=6.4)
+    assert [mistake for mistake, right in short.rules() if not right] == [
+        "spacing = 6.4 leaves a shape with less than 3 mentions"
+    ]
+
+
 def test_a_stage_without_needles_is_plain_text():
     task = Retrieval(diffscope.load("mini-diff").tokenizer, held_out=False)
     ids, kind = Stage(1, ((3, 70),), 1.0).draw(task, np.random.default_rng(0))
@@ -141,6 +157,11 @@ COHORT = {
     "low rank": dict(attention="v1", num_attention_heads=2, num_key_value_heads=2, second_dim=4),
     "v2": dict(attention="v2", num_attention_heads=4, num_key_value_heads=4),
     "lambda 0": dict(attention="v1", num_attention_heads=2, num_key_value_heads=2, fixed_lambda=0.0),
+    "plus": dict(attention="plus", num_attention_heads=2, num_key_value_heads=2),
+    "d plus": dict(attention="d_plus", num_attention_heads=2, num_key_value_heads=2),
+    "shared A2": dict(attention="shared_a2", num_attention_heads=2, num_key_value_heads=2),
+    "shared A2, lambda 0": dict(attention="shared_a2", num_attention_heads=2, num_key_value_heads=2, fixed_lambda=0.0),
+    "standard, norm": dict(attention="standard", num_attention_heads=4, num_key_value_heads=4, head_norm="rms"),
     "as it is": dict(attention="v2", num_attention_heads=4, num_key_value_heads=4, intermediate_size=40),
 }
 

@@ -29,7 +29,7 @@ from diffscope.models.loading import load_tokenizer, locate
 from diffscope.stats.averaging import average
 from diffscope.stats.sampling import Sample
 from diffscope.store import NAMES, open_statistics, provenance
-from diffscope.tasks import Retrieval
+from diffscope.tasks import Backcopy, Retrieval
 from diffscope.tasks.trained_on import template_of
 from tests import tiny
 from tests.lab.forked import begun, ended
@@ -444,7 +444,7 @@ def test_a_run_folder_has_its_checkpoints(tmp_path):
 @pytest.mark.parametrize("task", TASKS)
 def test_the_first_of_many_prompts_are_those_of_few(task):
     """So that a longer plan keeps the shards of a shorter one."""
-    tokenizer = load_tokenizer(locate("mini-diff")[0], False)
+    tokenizer = Backcopy().tokenizer if task == "backcopy" else load_tokenizer(locate("mini-diff")[0], False)
     few, many = (prompt_sets({"task": task, "length": 128, "count": count})[0].prompts(tokenizer) for count in (3, 7))
     for left, right in zip(few, many[:3], strict=True):
         assert (left.ids, left.answer, left.spans, left.city) == (right.ids, right.answer, right.spans, right.city)
@@ -471,6 +471,7 @@ def test_the_first_of_many_prompts_are_those_of_few(task):
         ({"dtype": 7}, "7"),
         ({"prompts": "prompts.jsonl"}, "is a table"),
         ({"prompts": {"task": "singing"}}, "no task 'singing'"),
+        ({"prompts": {"task": "graded", "grade": ["city", "cities"]}}, "no grade 'cities' of evidence"),
         ({"prompts": {"task": "retrieval", "lenght": 96}}, "no field 'lenght'"),
         ({"prompts": {"task": "controlled", "noise": 3}}, "'noise' of the task 'controlled' is called 'distractors'"),
         ({"prompts": {"task": "retrieval", "length": "long"}}, "no whole number"),

@@ -196,8 +196,10 @@ def test_text_losses_are_means_over_hits_and_others(undisturbed):
 
 def test_arms_of_a_seed_begin_equal_in_what_they_share_and_seeds_differ():
     recipe = Recipe.load("laptop")
+    one_thing = {arm: {**recipe.arms["diff"], "attention": arm.replace("-", "_")} for arm in ("plus", "d-plus")}
+    recipe = replace(recipe, arms=recipe.arms | one_thing)
     begun = {}
-    for arm, seed in (("diff", 0), ("standard", 0), ("low-rank", 0), ("gated", 0), ("diff", 1)):
+    for arm, seed in (("diff", 0), ("standard", 0), ("low-rank", 0), ("gated", 0), ("plus", 0), ("d-plus", 0), ("diff", 1)):
         model = DiffForCausalLM(recipe.config(arm, 600))
         initialise(model, seed)
         begun[arm, seed] = dict(model.named_parameters())
@@ -212,6 +214,9 @@ def test_arms_of_a_seed_begin_equal_in_what_they_share_and_seeds_differ():
             assert twin is None or twin.shape != tensor.shape or torch.equal(twin, tensor), name
         constant = (tensor == tensor.flatten()[0]).all()
         assert constant or not torch.equal(tensor, begun["diff", 1][name]), name
+    for arm in one_thing:
+        assert begun[arm, 0].keys() == begun["diff", 0].keys()
+        assert all(torch.equal(tensor, begun["diff", 0][name]) for name, tensor in begun[arm, 0].items())
     lam = "model.layers.0.self_attn.lambda_q1"
     assert 0.05 < begun["diff", 0][lam].std() < 0.2
 

@@ -23,17 +23,23 @@ CONTROLS = {
     "top-k": dict(attention="top_k", top_keys=3),
     "signed": dict(attention="signed", mask_dim=4),
     "gated": dict(attention="gated"),
+    "plus": dict(attention="plus"),
+    "plus, low rank": dict(attention="plus", second_dim=2),
+    "d-plus": dict(attention="d_plus"),
+    "d-plus, λ = 1": dict(attention="d_plus", fixed_lambda=1.0),
+    "shared A2": dict(attention="shared_a2"),
+    "shared A2, no norm": dict(attention="shared_a2", head_norm="none"),
 }
-DIFFERENTIAL = [name for name in CONTROLS if name.startswith("v1")]
+DIFFERENTIAL = [name for name in CONTROLS if name.startswith(("v1", "plus", "d-plus", "shared"))]
 
 
 def made(name, **more):
     """A tiny model whose own parameters are not at their initial values."""
-    model = tiny.own(heads=4, kv_heads=2, **{**CONTROLS[name], **more})
+    model = tiny.own(**{"heads": 4, "kv_heads": 2, **CONTROLS[name], **more})
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter, values in model.named_parameters():
-            if any(part in parameter for part in ("subln", "mask_", "gate_proj")):
+            if any(part in parameter for part in ("subln", "mask_", "gate_proj", "lambda_q1")):
                 values.add_(torch.randn(values.shape, generator=generator) * 0.5)
     return model
 
@@ -96,6 +102,119 @@ def test_saved_and_opened_again(name, tmp_path):
     diffscope.load(model).capture(ids).save(tmp_path / "kept.dscope")
     capture = diffscope.open(tmp_path / "kept.dscope")
     assert np.array_equal(capture.map("D", layer=0, head=1), diffscope.load(model).capture(ids).map("D", layer=0, head=1))
+
+
+ARMS = {"plus": edits.plus, "d_plus": edits.d_plus}
+BOUND = {torch.float32: 1e-5, torch.float64: 1e-12}
+
+
+def spread(difference, of):
+    return float(difference.abs().max() / of.std())
+
+
+@pytest.mark.parametrize("dtype", BOUND)
+@pytest.mark.parametrize("attention", ARMS)
+def test_an_arm_is_the_edit_of_v1_with_the_same_weights(attention, dtype):
+    model = made("v1, λ = 0", fixed_lambda=None).to(dtype)
+    arm = tiny.own(attention, heads=4, kv_heads=2).to(dtype)
+    arm.load_state_dict(model.state_dict())
+    ids = tiny.ids(40)
+    with diffscope.load(model).edit(ARMS[attention]()):
+        edited = logits(model, ids)
+    own = logits(arm, ids)
+    assert spread(edited - own, own) < BOUND[dtype] < 1e-2 < spread(logits(model, ids) - own, own)
+    with diffscope.load(arm).edit(ARMS[attention]()):  # again: added becomes subtracted, and what is positive stays
+        again = logits(arm, ids)
+    assert spread(again - (logits(model, ids) if attention == "plus" else own), own) < BOUND[dtype]
+
+
+def v1_of_shared(shared, of_head=None):
+    """V1 with the first maps and values of a model of one second map, and that map as the second one of all heads, or of one."""
+    model = made("v1, λ = 0", fixed_lambda=None, kv_heads=shared.config.num_key_value_heads).to(shared.dtype)
+    state = dict(shared.state_dict())
+    for name in [name for name in state if "q_proj" in name or "k_proj" in name]:
+        rows = state[name].unflatten(0, (-1, shared.config.head_dim))  # (head + 1, dim, hidden)
+        second = model.state_dict()[name].unflatten(0, (-1, 2, shared.config.head_dim))[:, 1].clone()  # (head, dim, hidden)
+        second[slice(None) if of_head is None or "k_proj" in name else of_head] = rows[-1]
+        state[name] = torch.stack([rows[:-1], second], dim=1).flatten(0, 2)
+    model.load_state_dict(state)
+    return model
+
+
+@pytest.mark.parametrize("dtype", BOUND)
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_a_shared_second_map_is_that_of_v1_in_every_head(kv_heads, dtype):
+    shared = made("shared A2", kv_heads=kv_heads).to(dtype)
+    ids = tiny.ids(40)
+    own = logits(shared, ids)
+    alike = v1_of_shared(shared)
+    assert spread(logits(alike, ids) - own, own) < BOUND[dtype]
+    for edit in (edits.share_a2(), edits.a2_of_head(1)):
+        with diffscope.load(alike).edit(edit):
+            assert spread(logits(alike, ids) - own, own) < BOUND[dtype]
+    others = v1_of_shared(shared, of_head=2)
+    assert spread(logits(others, ids) - own, own) > 1e-2
+    with diffscope.load(others).edit(edits.a2_of_head(2)):
+        assert spread(logits(others, ids) - own, own) < BOUND[dtype]
+
+
+def test_a_map_that_is_a_mean_over_heads_is_one_whichever_heads_are_looked_at():
+    scope = diffscope.load(made("v1, λ = 1"))
+    whole = scope.capture(tiny.ids(30)).layers[1].rows().a2.mean(0)
+    with scope.edit(edits.share_a2(layers=1, heads=[0, 3])):
+        layer = scope.capture(tiny.ids(30)).layers[1]
+    for head in (0, 3):
+        assert torch.allclose(layer.rows(heads=[head]).a2[0], whole, atol=1e-6)
+    assert torch.equal(layer.rows(heads=[3, 1]).a2, layer.rows().a2[[3, 1]])
+    assert not torch.allclose(layer.rows(heads=[1]).a2[0], whole, atol=1e-2)
+
+
+def test_captures_of_the_arms_show_what_heads_multiply_their_values_with():
+    ids = tiny.ids(30)
+    for name in ("plus", "d-plus", "shared A2"):
+        model = made(name)
+        model.set_attn_implementation("eager")
+        with torch.no_grad():
+            weights = [maps[0] for maps in model(torch.tensor([ids]), output_attentions=True).attentions]  # (map, query, key)
+        cap = diffscope.load(model).capture(ids)
+        for layer, maps, block in zip(cap.layers, weights, model.model.layers):
+            lam = block.self_attn.lam().item()
+            rows = layer.rows()
+            first, second = rows.a1, rows.a2
+            if name == "d-plus":
+                exact = (first - lam * second).clamp_min(0)
+                assert torch.allclose(maps, exact, atol=1e-6) and (maps == 0).any(-1)[:, 2:].any()
+            else:
+                assert torch.allclose(maps, torch.cat([first, second]), atol=1e-6)
+                exact = first + lam * second if name == "plus" else first - lam * second
+            assert torch.allclose(rows.d, exact, atol=1e-6)
+            assert (second[1:] == second[:1]).all() == (name == "shared A2")
+            sign = -1 if name == "plus" else 1
+            assert float(layer.lam) == pytest.approx(sign * lam)
+            assert layer.lam_init == pytest.approx(sign * block.self_attn.lambda_init)
+
+
+def test_statistics_of_a_difference_without_its_negative_part_are_its_own():
+    """What takes D for A1 − λ·A2, whose rows sum to 1 − λ, is wrong here."""
+    cap = diffscope.load(made("d-plus")).capture(tiny.ids(40), spans={"answer": (5, 9)})
+    rows = [layer.rows() for layer in cap.layers]
+    d = torch.stack([each.d for each in rows]).double()  # (layer, head, query, key)
+    measured = cap.measure(["row_sum", "negative_share", "span_mass", "cmrr", "effective_rank", "noise_gain"])
+    of_d = measured.sel(map="D", span="answer")
+    assert np.allclose(of_d["row_sum"], d.sum(-1), atol=1e-6)
+    assert (of_d["negative_share"].fillna(0) == 0).all()
+    mass = of_d["span_mass"].isel(query=slice(12, None))
+    share = (d[..., 12:, 5:9].sum(-1) / d[..., 12:, :].sum(-1)).numpy()
+    for normalisation in ("share", "signed", "positive"):
+        assert np.allclose(mass.sel(normalisation=normalisation), share, atol=1e-5)
+    assert measured["cmrr"].isnull().all() and "after the subtraction" in measured["cmrr"].attrs["why"]
+    singular = torch.linalg.svdvals(d[1, 2])
+    entropy = torch.special.entr(singular / singular.sum()).sum()
+    erank = measured["effective_rank"].sel(layer=1, head=2, ranked_map="D", definition="erank", control="map")
+    assert float(erank) == pytest.approx(float(entropy.exp()), rel=1e-3)
+    assert float(cap.pooled_maps(1, [2], size=8, names=["D"])["D"].min()) >= 0
+    with pytest.raises(UnsupportedModel, match="no sum of two branches"):
+        diffscope.branch_attribution(diffscope.load(made("d-plus")), [tiny.ids(40)], [5], [[8, 9]])
 
 
 def test_top_k_is_the_softmax_of_the_largest_scores():
@@ -174,7 +293,7 @@ def test_statistics_of_a_signed_map_are_not_those_of_its_softmax():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", ["top-k", "signed"])
+@pytest.mark.parametrize("name", ["top-k", "signed", "d-plus"])
 def test_weights_are_chosen_in_single_precision(name, dtype):
     """Rounded to half precision many weights of a flat row are equal, and which of them are largest is chance."""
     fields = dict(top_keys=8) if name == "top-k" else {}
@@ -221,7 +340,7 @@ def test_fields_that_do_not_go_together_are_refused(fields, why):
         DiffConfig(**fields)
 
 
-@pytest.mark.parametrize("name", ["top-k", "signed"])
+@pytest.mark.parametrize("name", ["top-k", "signed", "d-plus"])
 def test_weights_that_are_not_handed_out_are_asked_for(name):
     model = made(name)
     model.set_attn_implementation("sdpa")
@@ -229,7 +348,7 @@ def test_weights_that_are_not_handed_out_are_asked_for(name):
         logits(model, tiny.ids(10))
 
 
-@pytest.mark.parametrize("name", ["top-k", "signed", "gated", "v1, low rank"])
+@pytest.mark.parametrize("name", ["top-k", "signed", "gated", "v1, low rank", "plus, low rank", "d-plus", "shared A2"])
 def test_the_lens_says_what_it_has_no_hook_points_for(name):
     pytest.importorskip("transformer_lens")
     from diffscope import lens

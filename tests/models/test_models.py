@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 from diffscope.models import DiffConfig, lambda_init_schedule
 from tests import tiny
 
-ATTENTIONS = ("v1", "v2", "standard", "gated")  # that run with every implementation
+ATTENTIONS = ("v1", "v2", "standard", "gated", "plus", "shared_a2")  # that run with every implementation
 DTYPES = [(torch.float32, 1e-5), (torch.float64, 1e-12)]
 
 

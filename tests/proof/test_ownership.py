@@ -100,6 +100,7 @@ CACHED = {
     "v1": lambda: tiny.own("v1"),
     "v2": lambda: tiny.own("v2", kv_heads=2),
     "signed": lambda: tiny.own("signed"),
+    **{arm: lambda arm=arm: tiny.own(arm, kv_heads=2) for arm in ("plus", "d_plus", "shared_a2")},
     "axolotl": axolotl.tiny,
     "motif": motif.tiny,
     "gdla": gdla.tiny,

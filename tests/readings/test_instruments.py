@@ -8,12 +8,14 @@ import torch
 
 import diffscope
 from diffscope import PromptError, readings
+from diffscope.hypotheses.planted_signal import PlantedSignal
 from diffscope.instruments.injection import with_a2_moved
 from diffscope.readings.branches import FIRST, OTHER, SECOND, branches
 from diffscope.readings.composition import NEXT, composition
-from diffscope.readings.noise import lost, rejection, rejection_sentence
+from diffscope.readings.noise import decibels, lost, of_at_most, rejection, rejection_sentence
 from diffscope.readings.question import made_up, other_prompts, question
 from diffscope.readings.ranks import ranks, ranks_sentence
+from diffscope.readings.signal_to_noise import sentence
 from diffscope.tasks import examples
 from tests.instruments.planted import capture_of, layer_of
 
@@ -64,6 +66,33 @@ def test_the_controls_of_rejection_are_ratios_of_mean_squares_over_other_heads()
     np.testing.assert_array_equal(estimates["cmrr_injected"].sel(control="as it is"), own)
     np.testing.assert_allclose(estimates["equal_maps"], 20 * math.log10(1.8 / 0.2), rtol=1e-6)
     assert "σ = 2 on answer tokens" in rejection_sentence(estimates.expand_dims("layer"), 2.0)
+
+
+def test_rejection_is_told_with_its_ceiling():
+    planted = capture_of(layer_of(torch.cat([drawn(1, 2, 3)] * 2), lam=0.5), spans=SPANS)
+    reading = rejection(planted, sigmas=(0.5,), draws=4)
+    assert "dB of at most" in reading.sentence
+    own = reading.estimates["cmrr_injected"].sel(control="as it is")
+    np.testing.assert_allclose(reading.estimates["cmrr_ceiling"], own)
+    without = reading.estimates.drop_vars("cmrr_ceiling")
+    assert ", ceiling not measured;" in rejection_sentence(without, 0.5)
+    assert of_at_most(0.53, 5.81) == "0.5 dB of at most 5.8 dB" and of_at_most(0.5, None).endswith("(ceiling not measured)")
+
+
+def test_a_gain_is_told_of_the_heads_that_tell_the_answer_beside_other_second_maps():
+    amplifier = PlantedSignal("amplifier", seed=1).measured(6)
+    told = sentence(amplifier)
+    assert told.startswith("In 1 of 2 heads") or told.startswith("In 2 of 2 heads")
+    own, uniform = (amplifier["snr_gain"].sel(a2=name, stage="before") for name in ("own", "uniform"))
+    heard = amplifier["snr"].sel(output=["A1", "D"], stage="before").max("output") > 0
+    values = own.values[heard.values]
+    assert f"by {decibels(values.min())}" in told and "upwards" in told
+    assert f"with a uniform A2 it would by {decibels(uniform.values[heard.values].min())}" in told
+    quiet = amplifier.assign(snr=amplifier["snr"] - 99)
+    assert "In none of 2 heads" in sentence(quiet)
+    text = "The magic number: Oslo 7421. It is late. The magic number: Oslo"
+    standard = readings.signal_to_noise(diffscope.load("mini-standard"), text, spans={"answer": "7421"}, draws=2)
+    assert standard.sentence.startswith("Nothing is subtracted here")
 
 
 def test_noise_that_cannot_reach_the_query_is_said_to_change_nothing():

@@ -12,7 +12,10 @@ from diffscope.proof.fidelity import fidelities, other_pairings
 from tests import tiny
 
 KINDS = {
-    **{name: lambda name=name: tiny.own(name, num_hidden_layers=3) for name in ("v1", "v2", "standard")},
+    **{
+        name: lambda name=name: tiny.own(name, num_hidden_layers=3)
+        for name in ("v1", "v2", "standard", "plus", "d_plus", "shared_a2")
+    },
     "grouped": lambda: tiny.own("v2", kv_heads=2, num_hidden_layers=3),
     "window": lambda: tiny.standard("mistral"),
     "sinks": lambda: tiny.standard("gpt_oss"),

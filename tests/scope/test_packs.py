@@ -19,7 +19,11 @@ PACK = {"input_ids": torch.tensor([ROW]), "position_ids": torch.tensor([POSITION
 WHOLE = torch.ones(len(ROW), len(ROW)).tril().bool()
 BLOCKS = torch.block_diag(*(torch.ones(n, n).tril() for n in LENGTHS)).bool()
 STANDARD = {name: lambda name=name: tiny.standard(name) for name in ("llama", "mistral", "qwen3", "gpt2")}
-MODELS = {**STANDARD, **{name: lambda name=name: tiny.own(name) for name in ("v1", "v2", "gated")}, "diffllama": tiny.diffllama}
+MODELS = {
+    **STANDARD,
+    **{name: lambda name=name: tiny.own(name) for name in ("v1", "v2", "gated", "plus", "shared_a2")},
+    "diffllama": tiny.diffllama,
+}
 
 
 def added(visible):

@@ -11,7 +11,7 @@ import diffscope
 from diffscope import DiffscopeError, edits, tables
 from diffscope.tables.numbers import plain, with_interval, with_spread
 from tests import tiny
-from tests.studies import study as planted_study
+from tests.study_data import study as planted_study
 
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12], [20, 21, 22, 23, 24, 25], [30, 31, 5, 6, 7, 8, 9]]
 

@@ -283,3 +283,21 @@ def test_text_is_encoded_once_for_a_tokenizer_and_anew_when_it_got_tokens():
     tokenizer.add_tokens([" question"])
     (added,) = tokenizer.convert_tokens_to_ids([" question"])
     assert added not in before.ids and (Filler.of(texts, tokenizer).ids == added).sum() == 2
+
+
+def test_a_prompt_drawn_anew_keeps_its_question_its_answer_and_all_places(task):
+    """Its text is new, and so are the cities and numbers of its other sentences, some of which stand together."""
+    for seed in range(20):
+        prompt = task.prompt(128, 5, np.random.default_rng(seed))
+        ids = task.redrawn(prompt, np.random.default_rng(seed))
+        assert len(ids) == 128
+        number = prompt.spans["answer"]
+        asked = list(range(number[0] - len(prompt.spans["query"]), number[-1] + 2))
+        kept = [0, *asked, *prompt.spans["query"]]
+        assert [ids[at] for at in kept] == [prompt.ids[at] for at in kept]
+        other = task.tokenizer.decode([ids[at] for at in prompt.spans["needles"]])
+        cities = [city for city in CITIES if f" The magic number: {city} " in other]
+        assert other.count(" The magic number: ") == 4 == len(set(cities)) and prompt.city not in cities
+        assert other != text_of(task, prompt, "needles")
+        text = sorted(set(range(128)) - {*kept, *prompt.spans["needles"]})
+        assert np.mean([ids[at] != prompt.ids[at] for at in text]) > 0.5

@@ -32,7 +32,7 @@ def flows(scope: Scope, prompts: Sequence[Prompt], match: Sequence[Match] | None
         ``flow_answer``, ``flow_needles``: shares of Σ|D·∂L/∂D|; ``mass_answer``: the answer's share in |D|. Of differential
         models four more, all of gradients on the scores: ``push``, how far descent goes along ρ on irrelevant tokens; ``cosine``
         of the gradients of the two branches; ``ratio``, log2 of their norms' ratio, second over first; ``ratio_lambda``, that
-        minus log2 λ/g.
+        minus log2 |λ/g|.
     """
     tokens = min(TOKENS, *(len(prompt.answer) for prompt in prompts))
     tables = [_flows_of_token(scope, prompts, token, match) for token in range(tokens)]
@@ -55,21 +55,21 @@ def flows_of_rows(rows: Sequence[LastRow], keys: Sequence[KeySets]) -> xr.Datase
 
 def _flows_of_row(row: LastRow, prompt: int, keys: KeySets) -> HeadTable:
     d, a1 = (tensor[prompt].cpu() for tensor in (row.d, row.a1))
-    gradient = row.gradient[prompt].cpu()  # (head, key)
+    gradient, pull = (tensor[prompt].cpu() for tensor in (row.gradient, row.pull))  # (head, key)
     table = {f"flow_{name}": flow_share(d, gradient, keys[name]) for name in ("answer", "needles")}
     table["mass_answer"] = (d.abs() * keys["answer"]).sum(-1) / d.abs().sum(-1)
     if row.a2 is None:
         return table
     a2, lam, gain = (tensor[prompt].cpu() for tensor in (row.a2, row.lam, row.gain))
-    pulls = on_scores(a1, gain[:, None] * gradient), on_scores(a2, -lam[:, None] * gradient)  # (head, key) each
+    pulls = on_scores(a1, gain[:, None] * pull), on_scores(a2, -lam[:, None] * pull)  # (head, key) each
     along = tuple(map(on_scores, (a1, a2), rho_gradient(a1, a2, keys["irrelevant"])))
     ratio = torch.log2(pulls[1].norm(dim=-1) / pulls[0].norm(dim=-1))
-    ratio_lambda = ratio - torch.log2(lam / gain)
+    ratio_lambda = ratio - torch.log2((lam / gain).abs())
     return table | {
         "push": descent_of_rho(pulls, along),
         "cosine": alignment(*pulls),
         "ratio": ratio.where(ratio.isfinite(), torch.nan),
-        "ratio_lambda": ratio_lambda.where(ratio_lambda.isfinite(), torch.nan),  # λ of 0 or below has no logarithm
+        "ratio_lambda": ratio_lambda.where(ratio_lambda.isfinite(), torch.nan),  # λ of 0 has no logarithm
     }
 
 

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from diffscope.attention.changes import At
 from diffscope.attention.layer import LayerAttention
+from diffscope.attention.parts import Rows
 from diffscope.errors import PromptError, UnsupportedModel
 from diffscope.families import Passage
 from diffscope.proof.prove import prove
@@ -25,8 +27,11 @@ class LastRow:
     a1, d : Tensor (prompt, head, key)
     a2 : Tensor (prompt, head, key), or None
     gradient : Tensor (prompt, head, key)
-        ∂L/∂D, in nats; all other queries as they are. On A1 it is g times that, on A2 −λ times.
+        ∂L/∂D, in nats; all other queries as they are.
     lam, gain : Tensor (prompt, head)
+    pull : Tensor (prompt, head, key)
+        ∂L/∂(g·A1 − λ·A2), which is ∂L/∂D unless the layer changes D after the subtraction. On A1 it is g times that, on A2 −λ
+        times.
     """
 
     layer: int
@@ -36,6 +41,7 @@ class LastRow:
     gradient: Tensor
     lam: Tensor
     gain: Tensor
+    pull: Tensor
 
 
 def last_rows(
@@ -104,11 +110,20 @@ def _last_row(layer: LayerAttention, received: Tensor) -> LastRow:
         rows = prompt.rows(query)
         values = prompt.v[0][prompt.pairing.value_of_head].to(prompt.dtype)  # (head, key, width)
         with torch.enable_grad():
-            d = rows.d.clone().requires_grad_()  # (head, 1, key)
+            before = _before_changes(prompt, rows).clone().requires_grad_()  # (head, 1, key)
+            d = prompt.changed_difference(At(prompt, torch.arange(prompt.n_heads, device=before.device), rows.queries), before)
             out = prompt.finish(d @ values, query).transpose(0, 1).reshape(-1)
-            (gradient,) = torch.autograd.grad((out * received[index].reshape(-1).to(out.dtype)).sum(), d)
-        fields = {"a1": rows.a1, "a2": rows.a2, "d": rows.d, "gradient": gradient, "lam": rows.lam, "gain": rows.gain}
+            gradient, pull = torch.autograd.grad((out * received[index].reshape(-1).to(out.dtype)).sum(), (d, before))
+        fields = {name: getattr(rows, name) for name in ("a1", "a2", "d", "lam", "gain")} | {"gradient": gradient, "pull": pull}
         for name, tensor in fields.items():
             if tensor is not None:
                 parts.setdefault(name, []).append(tensor[:, 0])
     return LastRow(layer.layer, **{"a2": None} | {name: torch.stack(tensors) for name, tensors in parts.items()})
+
+
+def _before_changes(layer: LayerAttention, rows: Rows) -> Tensor:
+    """g·A1 − λ·A2 of some rows, (head, query, key)."""
+    if not layer.d_is_changed:
+        return rows.d
+    first = rows.gain[..., None] * rows.a1
+    return first if rows.a2 is None else first - rows.lam[..., None] * rows.a2

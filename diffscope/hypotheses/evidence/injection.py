@@ -62,11 +62,11 @@ def injection(
 def injection_of(cap: Capture, sigmas: Sequence[float] = SIGMAS, draws: int = DRAWS, seed: int = 0) -> xr.Dataset:
     """The table of :func:`injection` of one prompt that was captured with its spans, (layer, head, sigma, span)."""
     spans = [name for name in SPANS if name in cap.spans]
-    own = cmrr_by_injection(cap, spans=spans, sigmas=sigmas, draws=draws, seed=seed)
+    own = cmrr_by_injection(cap, spans=spans, sigmas=sigmas, draws=draws, seed=seed, ceiling=False)
     squares = []
     for by in range(1, cap.n_heads if cap.differential else 1):
         moved = with_a2_moved(cap, by) if _several_second_maps(cap) else cap
-        changed = cmrr_by_injection(moved, spans=spans, sigmas=sigmas, draws=draws, seed=seed)
+        changed = cmrr_by_injection(moved, spans=spans, sigmas=sigmas, draws=draws, seed=seed, ceiling=False)
         squares.append(changed[list(SQUARES)].where(_another(cap, moved)) ** 2)
     paired = xr.full_like(own[list(SQUARES)], np.nan)
     if squares:

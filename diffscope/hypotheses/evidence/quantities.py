@@ -78,7 +78,8 @@ def amplifier(last_query: LastQuery) -> Quantities:
     quantities["gain"] = quantities["noise_gain"] - quantities["signal_gain"]
     lam = heads["lam"] / heads["gain"]
     quantities["lam"] = lam
-    quantities["common_gain"] = 2 * abs(1 - lam) / (1 + abs(lam))  # of the common mode over that of the differential mode
+    # Of the common mode over that of the differential mode, of which nothing comes through where λ is −1.
+    quantities["common_gain"] = 2 * abs(1 - lam) / abs(1 + lam).where(lam != -1)
     return quantities
 
 

@@ -43,7 +43,7 @@ def rises_by_signs(scope: Scope, prompts: Sequence[Prompt]) -> xr.Dataset:
     table = np.full((len(SIGNS), len(scope.layers) + 1, len(prompts)), np.nan)
     for place, layer in enumerate((*scope.layers, None)):
         changes = {
-            "negative": edits.positive_d(layers=layer),
+            "negative": edits.d_plus(layers=layer),
             "scattered": scattered_negatives(layer),
             "plus": edits.scale_lambda(-1.0, layers=layer),
             "zero": edits.zero_a2(layers=layer),

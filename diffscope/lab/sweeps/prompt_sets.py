@@ -14,8 +14,8 @@ import numpy as np
 from diffscope.errors import PromptError
 from diffscope.lab import scoring
 from diffscope.lab.scoring import draw
-from diffscope.tasks import Prompt, Recall, Retrieval, TextPrompt, read_prompts
-from diffscope.tasks.retrieval import TEMPLATE
+from diffscope.tasks import Backcopy, Prompt, Recall, Retrieval, TextPrompt, read_prompts
+from diffscope.tasks.retrieval import TEMPLATE, check_grade
 from diffscope.tasks.wording import check_template
 
 DEFAULTS = {"count": 20, "length": 256, "seed": 0}
@@ -43,6 +43,29 @@ def controlled(
     return scoring.controlled(task, count, length, distractors, seed, **kind)
 
 
+def graded(
+    tokenizer,
+    count: int,
+    length: int,
+    seed: int,
+    grade: str = "city",
+    distractors: int = 3,
+    slots: int = 8,
+    template: str = TEMPLATE,
+) -> list[Prompt]:
+    """Questions for whose answers the text has evidence of one grade."""
+    return scoring.graded(Retrieval(tokenizer, template=template), count, length, distractors, seed, grade, slots)
+
+
+def backcopy(tokenizer, count: int, length: int, seed: int) -> list[Prompt]:
+    """Sequences of the Bigram-Backcopy task that end with a trigger."""
+    task = Backcopy()
+    if not task.speaks(tokenizer):
+        raise PromptError("this model has other tokens than the Bigram-Backcopy task; train one with Backcopy().tokenizer")
+    rng = np.random.default_rng(seed)
+    return [task.prompt(length, rng) for _ in range(count)]
+
+
 def recall(tokenizer, count: int, length: int, seed: int, n: int = 3) -> list[Prompt]:
     """Real text that ends before a token which completes an n-gram seen before."""
     task = Recall(tokenizer, n=n)
@@ -59,7 +82,12 @@ def text(tokenizer, count: int, length: int, seed: int) -> list[Prompt]:
 
 #: Tasks by name. Their parameters after the tokenizer are the fields that a plan may give. With one seed, a task draws the same
 #: first prompts however many it draws.
-TASKS: dict[str, Callable[..., list[Prompt]]] = {task.__name__: task for task in (retrieval, controlled, recall, text)}
+TASKS: dict[str, Callable[..., list[Prompt]]] = {
+    task.__name__: task for task in (retrieval, controlled, graded, recall, text, backcopy)
+}
+
+
+OF_TEXT = {"template": check_template, "grade": check_grade}  # fields of tasks that are text, and what checks them
 
 
 @dataclass(frozen=True)
@@ -173,9 +201,9 @@ def _check_values(name: str, values: list, default) -> None:
         kinds = {str: "no text", bool: "neither true nor false"}
         kind = kinds.get(type(usual), "no whole number, or too small")
         raise PromptError(f"{name} = {wrong[0]!r} is {kind}; for example {name} = {4 if usual is None else usual!r}")
-    if name == "template":
-        for template in values:
-            check_template(template)
+    if check := OF_TEXT.get(name):
+        for value in values:
+            check(value)
 
 
 def _fits(value, usual) -> bool:

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from functools import cache
+from dataclasses import replace
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch.nn import functional as F
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from diffscope.errors import DiffscopeError
 from diffscope.lab.training.recipe import Recipe
-from diffscope.tasks.corpus import standard_library_text
+from diffscope.lab.training.stages import BACKCOPY
+from diffscope.tasks.backcopy import Backcopy
+from diffscope.tasks.corpus import fingerprint, standard_library_text
 from diffscope.tasks.retrieval import TEMPLATE
+from diffscope.tasks.text_folder import TextFolder, require_digest
 from diffscope.tasks.tokenizer import CITIES, train_tokenizer
 
 # Kinds of target, see Retrieval.training_rows
@@ -20,9 +27,66 @@ GIVEN_AWAY = 1
 NO_KIND = -1
 
 
-def tokenizer_for(recipe: Recipe) -> PreTrainedTokenizerFast:
-    """The cohort's tokenizer, learned from the training text and the needle sentence, so that its words are single tokens."""
-    return _tokenizer(recipe.vocab_size, recipe.words)
+def tokenizer_for(recipe: Recipe) -> PreTrainedTokenizerBase:
+    """The cohort's tokenizer: of its task, of its corpus, or learned from the training text.
+
+    One that is learned knows the needle sentence, so that its words are single tokens.
+    """
+    if recipe.task == BACKCOPY:
+        return Backcopy().tokenizer
+    corpus = corpus_of(recipe)
+    return _tokenizer(recipe.vocab_size, recipe.words) if corpus is None else corpus.tokenizer()
+
+
+def corpus_of(recipe: Recipe) -> TextFolder | None:
+    """The corpus that a recipe trains on, None if that is the text which comes with diffscope.
+
+    Raises
+    ------
+    DiffscopeError
+        The recipe has a corpus, and no folder of one was given; or it has none.
+    """
+    if recipe.corpus is None:
+        if recipe.text is not None:
+            raise DiffscopeError(f"recipe {recipe.name!r} trains on no corpus; leave out --text")
+        return None
+    if recipe.text is None:
+        raise DiffscopeError(f"recipe {recipe.name!r} trains on the corpus {recipe.corpus}; give its folder with --text FOLDER")
+    return _opened(recipe.text, recipe.corpus)
+
+
+@lru_cache(maxsize=2)  # every run of a cohort asks for it, and to prove it takes a second
+def _opened(folder: Path, digest: str) -> TextFolder:
+    return require_digest(folder, digest)
+
+
+def with_text(recipe: Recipe, folder: Path | None, any_text: bool = False) -> Recipe:
+    """A recipe with the folder of its corpus.
+
+    Parameters
+    ----------
+    recipe : Recipe
+    folder : Path or None
+    any_text : bool
+        Take another corpus than the recipe's. Its digest takes the place of the recipe's, so that runs on one are not found as
+        runs on the other.
+
+    Raises
+    ------
+    DiffscopeError
+        The folder holds another corpus, or the recipe has none.
+    """
+    placed = replace(recipe, text=folder and folder.resolve())
+    if any_text and folder is not None and recipe.corpus is not None:
+        placed = replace(placed, corpus=TextFolder(folder).digest)
+    if folder is not None:
+        corpus_of(placed)
+    return placed
+
+
+def text_digest(recipe: Recipe) -> str:
+    """The digest of what a recipe trains on."""
+    return recipe.corpus or fingerprint(standard_library_text(held_out=False))
 
 
 @cache
@@ -31,7 +95,28 @@ def _tokenizer(vocab_size: int, words: tuple[str, ...]) -> PreTrainedTokenizerFa
     return train_tokenizer([*standard_library_text(held_out=False), *sentences], vocab_size, words)
 
 
-def losses(logits: torch.Tensor, ids: torch.Tensor, kind: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+class Losses(NamedTuple):
+    """Losses of one step of training, in nats.
+
+    Attributes
+    ----------
+    answers : Tensor ()
+        Mean cross-entropy on the answers that what stands before gives away; NaN if there are none.
+    text : Tensor ()
+        The same on everything but answers.
+    every : Tensor ()
+        The same on both together, token by token.
+    right : Tensor ()
+        Share of the tokens of those answers that are the first choice.
+    """
+
+    answers: torch.Tensor
+    text: torch.Tensor
+    every: torch.Tensor
+    right: torch.Tensor
+
+
+def losses(logits: torch.Tensor, ids: torch.Tensor, kind: torch.Tensor) -> Losses:
     """Losses of one step of training.
 
     Parameters
@@ -40,15 +125,6 @@ def losses(logits: torch.Tensor, ids: torch.Tensor, kind: torch.Tensor) -> tuple
     ids : Tensor (row, token)
     kind : Tensor (row, token)
         As :meth:`~diffscope.tasks.Retrieval.training_rows` gives it.
-
-    Returns
-    -------
-    answers : Tensor ()
-        Mean cross-entropy, in nats, on the answers that an earlier mention gives away.
-    text : Tensor ()
-        The same on everything but numbers.
-    right : Tensor ()
-        Share of the tokens of those answers that are the first choice.
     """
     # The last token's target is of no kind. To cut it off would cost a copy of all logits.
     target = ids.roll(-1, 1)
@@ -56,8 +132,9 @@ def losses(logits: torch.Tensor, ids: torch.Tensor, kind: torch.Tensor) -> tuple
     kind[:, -1] = NO_KIND
     loss = F.cross_entropy(logits.float().flatten(0, 1), target.flatten(), reduction="none").view_as(target)
     answers = kind == GIVEN_AWAY
+    text = kind == TEXT
     right = (logits.detach()[answers].argmax(-1) == target[answers]).float().mean()
-    return loss[answers].mean(), loss[kind == TEXT].mean(), right
+    return Losses(loss[answers].mean(), loss[text].mean(), loss[answers | text].mean(), right)
 
 
 @torch.no_grad()

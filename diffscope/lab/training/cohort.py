@@ -15,6 +15,8 @@ from diffscope.errors import DiffscopeError
 from diffscope.lab.jobs import shards
 from diffscope.lab.jobs.ray_cluster import OnRay
 from diffscope.lab.training.beginnings import tokenizer_for
+from diffscope.lab.training.drawing import Draws, filler_of
+from diffscope.lab.training.formation import FORMED_BY, ONSETS, SHARES, formation, onsets
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.run_folder import RUN, read_run, revision
 from diffscope.lab.training.runs import (
@@ -30,14 +32,15 @@ from diffscope.lab.training.runs import (
     tuning_runs,
     tuning_table,
 )
-from diffscope.lab.training.scores import MEASURED, area, diverged, near_grid, read_metrics, score
-from diffscope.lab.training.stages import FORMED
-from diffscope.lab.training.train import Diverged, NotFormed, check_tools, formation, train
+from diffscope.lab.training.scores import MEASURED, OF_TASK, area, diverged, metrics, near_grid, read_metrics, score
+from diffscope.lab.training.stages import BACKCOPY, RETRIEVAL
+from diffscope.lab.training.train import Diverged, NotFormed, check_tools, train
 from diffscope.store import open_statistics, other_versions, save_statistics
 from diffscope.tasks.retrieval import Retrieval
 
 DATASET = "cohort.nc"
 CURVES = "metrics.parquet"
+FORMED = FORMED_BY["twice"].share
 Evidence = Callable[[Path, Recipe, int], object]
 __all__ = ["CURVES", "DATASET", "FORMED", "MEASURED", "name", "runs"]
 
@@ -68,7 +71,9 @@ class Cohort:
     def rates(self) -> dict[str, float]:
         """The learning rate of each arm for which it is known."""
         table = self.tuning()
-        return dict.fromkeys(self.recipe.arms, self.recipe.learning_rate) if table is None else chosen_rates(table)
+        if table is None:
+            return dict.fromkeys(self.recipe.arms, self.recipe.learning_rate)
+        return chosen_rates(table, self.recipe.tuning.rule)
 
     def planned(self) -> list[shards.Shard]:
         """All runs, those that choose a rate first; runs whose rate is not known yet count with the first one of the recipe."""
@@ -193,21 +198,28 @@ def check_prompts(recipe: Recipe) -> None:
     PromptError
         Sentences do not fit the length of their prompt.
     """
-    training = Retrieval(tokenizer_for(recipe), held_out=False)
-    task = Retrieval(tokenizer_for(recipe), held_out=True)
+    tokenizer = tokenizer_for(recipe)
     grids = [grid for grid in (recipe.evaluation, recipe.grid) if grid is not None]
+    texts = [part for part in (recipe.evaluation_text, recipe.plain_text, recipe.copying) if part is not None]
     for arm in recipe.arms:
-        positions = recipe.config(arm, recipe.vocab_size).max_position_embeddings
-        longest = max([recipe.length, *(length for grid in grids for length in grid.lengths)])
+        positions = recipe.config(arm, len(tokenizer)).max_position_embeddings
+        lengths = [*(length for grid in grids for length in grid.lengths), *(part.length for part in texts)]
+        longest = max([recipe.length, *lengths])
         if longest > positions:
             raise DiffscopeError(
                 f"arm {arm!r} has {positions} positions (max_position_embeddings), and prompts of {longest} tokens"
             )
     for stage in recipe.stages:
         for shape in stage.shapes:
-            fullest = replace(stage, shapes=(shape,), needles=(stage.needles[1],) * 2)
-            fullest.draw(training.with_template(stage.template), np.random.default_rng(0))
-    kinds = [(grid, {}) for grid in grids] + ([] if recipe.grid is None else [(near_grid(recipe.grid), {"near": True})])
+            planted = 1.0 if stage.planted else 0.0
+            fullest = replace(stage, shapes=(shape,), needles=(stage.needles[1],) * 2, planted=planted)
+            Draws(replace(recipe, stages=(fullest,)), tokenizer, seed=0).rows(0, 0)
+    if recipe.task == BACKCOPY:
+        return
+    task = Retrieval(tokenizer, texts=filler_of(recipe, tokenizer, held_out=True))
+    kinds = [(grid, {}) for grid in grids]
+    if recipe.grid is not None and recipe.task == RETRIEVAL:
+        kinds.append((near_grid(recipe.grid), {"near": True}))
     for grid, kind in kinds:
         for length, distractors in grid.cells:
             task.with_template(grid.template).controlled(length, distractors, 0, slots=grid.slots(length), **kind)
@@ -230,12 +242,11 @@ def _tune(spec: dict, target: Path, recipe: Recipe, out: Path, device: str, prog
         return
     rows = read_metrics(folder)
     formed = formation(rows, tuned)
-    steps = {"step": [row["step"] for row in rows]}
-    curves = {
-        key: ("step", np.array([row.get(key, np.nan) for row in rows])) for key in ("answer_loss", "text_loss", "retrieval")
-    }
+    taken = ("answer_loss", "text_loss", "retrieval", *OF_TASK)
+    curves = metrics(rows)
+    curves = curves[[key for key in taken if key in curves]]
     outcome = {"area": area(rows), "formation": np.nan if formed is None else float(formed), "seconds": rows[-1]["seconds"]}
-    save_statistics(xr.Dataset({**curves, **outcome}, steps, attrs=said_of(run)), target, dated=False)
+    save_statistics(curves.assign(outcome).assign_attrs(said_of(run)), target, dated=False)
 
 
 def _train_and_score(
@@ -267,8 +278,9 @@ def collect(cohort: Cohort) -> xr.Dataset:
     -------
     xarray.Dataset
         The variables of :func:`diffscope.lab.training.scores.score`, with ``formation_limit``, the step at which runs that have
-        not formed end; ``finished`` (arm, seed), 0 where the run is missing; ``rate`` and ``parameters`` (arm); and, of a recipe
-        with tuning, ``tuning_area`` and ``tuning_formation`` (arm, rate_tried, tuning_seed).
+        not formed end; ``onset`` (arm, seed, share), the first step with that share of right answers; ``finished`` (arm, seed),
+        0 where the run is missing; ``rate`` and ``parameters`` (arm); and, of a recipe with tuning, ``tuning_area`` and
+        ``tuning_formation`` (arm, rate_tried, tuning_seed).
 
     Raises
     ------
@@ -284,6 +296,8 @@ def collect(cohort: Cohort) -> xr.Dataset:
     finished = {(run.spec["arm"], run.spec["seed"]): opened[run.id] for run in planned if run.id in opened}
     dataset = _over_runs(recipe, finished)
     dataset["formation_limit"] = float(recipe.stages[0].steps)
+    if (shares := next((dataset[name] for name in SHARES if name in dataset), None)) is not None:
+        dataset["onset"] = _onsets(shares)
     rates = everything.rates()
     dataset["rate"] = "arm", [_rate_of(recipe, arm, rates) for arm in recipe.arms]
     table = everything.tuning()
@@ -323,6 +337,15 @@ def _over_runs(recipe: Recipe, results: dict[tuple[str, int], xr.Dataset]) -> xr
     counts = dataset.get("parameters", xr.full_like(dataset["formation"], np.nan))  # unknown of runs that diverged
     dataset["parameters"] = counts.max("seed")  # equal for all finished seeds
     return dataset
+
+
+def _onsets(shares: xr.DataArray) -> xr.DataArray:
+    """The onsets (arm, seed, share) of the runs whose shares of right answers (arm, seed, step) are given."""
+    steps = shares["step"].values
+    values = xr.apply_ufunc(
+        lambda of_run: onsets(steps, of_run), shares, input_core_dims=[["step"]], output_core_dims=[["share"]], vectorize=True
+    )
+    return values.assign_coords(share=list(ONSETS))
 
 
 def _filled(result: xr.Dataset, missing: xr.Dataset) -> xr.Dataset:
@@ -418,6 +441,8 @@ def _means(runs: xr.Dataset) -> dict:
         means[variable] = runs[variable].mean(("length", "distractors", "prompt")).to_series().to_dict()
         means[f"{variable}_by_distractors"] = runs[variable].mean(("seed", "length", "prompt")).to_series().to_dict()
         means[f"{variable}_by_length"] = runs[variable].mean(("seed", "distractors", "prompt")).to_series().to_dict()
+    if "exact_match_near" not in runs:
+        return means
     return means | {
         "near": float(runs["exact_match_near"].sel(near=runs["near"] > 0).mean()),
         "unknown_when_unanswerable": float(runs["says_unknown"].sel(question="unanswerable").mean()),

@@ -1,7 +1,8 @@
-"""How long the rest of a cohort takes, from the runs that are finished or under way."""
+"""What of a cohort is done, under way and left, and how long the rest takes: from the files of its runs, without any lock."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from diffscope.lab.training.scores import read_metrics
 
 @dataclass(frozen=True)
 class Left:
-    """What is left of a cohort.
+    """What is left of a cohort, or of one of its arms.
 
     Attributes
     ----------
@@ -44,6 +45,47 @@ class Left:
         return f"{self.runs} runs are left, about {time}{together}, at {self.step:.2f} s a step"
 
 
+@dataclass(frozen=True)
+class UnderWay:
+    """A run that has begun and not ended; whether a process works on it now, its files do not say.
+
+    Attributes
+    ----------
+    run : Shard
+    step, steps : int
+        Done, and the most that there are.
+    minutes : float
+        Since it last logged anything.
+    """
+
+    run: Shard
+    step: int
+    steps: int
+    minutes: float
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far the runs of one arm have come.
+
+    Attributes
+    ----------
+    arm : str
+    done : int
+    tuning : bool
+        Whether they are those that choose the arm's rate.
+    under_way : list of UnderWay
+    left : Left
+        Without those that are done; `left.runs` counts those under way too.
+    """
+
+    arm: str
+    done: int
+    tuning: bool
+    under_way: list[UnderWay]
+    left: Left
+
+
 def forecast(recipe: Recipe, out: Path, planned: Sequence[Shard]) -> Left:
     """What is left of some runs: each as long as the finished ones of its kind took, or all its steps where there is none."""
     spent = {run.id: _last(home(out, run)) for run in planned}
@@ -55,11 +97,46 @@ def forecast(recipe: Recipe, out: Path, planned: Sequence[Shard]) -> Left:
     for tuning in (True, False):
         alike = [run for run in planned if ("tuning" in run.spec) == tuning]
         whole = [spent[run.id]["seconds"] for run in alike if run.id in done and spent[run.id]]
-        most = recipe.tuning.steps if tuning and alike else recipe.steps
-        expected = float(np.mean(whole)) if whole else most * step
+        expected = float(np.mean(whole)) if whole else most_steps(recipe, tuning) * step if alike else 0.0
         own = [spent[run.id]["seconds"] if spent[run.id] else 0.0 for run in alike if run.id not in done]
         seconds += float(np.maximum(0.0, expected - np.array(own)).sum())
     return Left(len(planned) - len(done), seconds, step)
+
+
+def progress_by_arm(recipe: Recipe, out: Path, planned: Sequence[Shard], step: float = np.nan) -> list[Progress]:
+    """How far the runs of each arm have come, those that choose its rate apart.
+
+    An arm none of whose runs has logged a step is expected to take as long a step as the others do on average; if none has,
+    `step` seconds, as pilots took.
+    """
+    usual = forecast(recipe, out, planned).step
+    usual = step if np.isnan(usual) else usual
+    rows = []
+    for tuning in (True, False):
+        of_kind = [run for run in planned if ("tuning" in run.spec) == tuning]
+        for arm in dict.fromkeys(run.spec["arm"] for run in of_kind):
+            alike = [run for run in of_kind if run.spec["arm"] == arm]
+            left = forecast(recipe, out, alike)
+            if np.isnan(left.step):
+                left = Left(left.runs, left.runs * most_steps(recipe, tuning) * usual, usual)
+            rows.append(Progress(arm, len(alike) - left.runs, tuning, _under_way(recipe, out, alike), left))
+    return rows
+
+
+def most_steps(recipe: Recipe, tuning: bool) -> int:
+    """The most steps of a run, or of one that chooses a rate."""
+    return recipe.tuning.steps if tuning else recipe.steps
+
+
+def _under_way(recipe: Recipe, out: Path, runs: Sequence[Shard]) -> list[UnderWay]:
+    begun = []
+    for run in runs:
+        last = _last(home(out, run))
+        if last is None or result(out, run, SUFFIX).exists():
+            continue
+        minutes = (time.time() - (home(out, run) / METRICS).stat().st_mtime) / 60
+        begun.append(UnderWay(run, last["step"], most_steps(recipe, "tuning" in run.spec), minutes))
+    return begun
 
 
 def _last(folder: Path) -> dict | None:

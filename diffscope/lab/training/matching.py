@@ -34,7 +34,8 @@ def _count(fields: dict) -> int:
         count = DiffForCausalLM(config).num_parameters()
     if config.fixed_lambda != 0:
         return count
-    heads = config.num_attention_heads + config.num_key_value_heads
+    maps = config.num_attention_heads + config.num_key_value_heads
+    heads = 2 if config.attention == "shared_a2" else maps  # of which there are second queries and keys
     width = config.second_dim or config.head_dim
     return count - config.num_hidden_layers * heads * width * (config.hidden_size + config.attention_bias)
 

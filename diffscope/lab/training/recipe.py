@@ -14,11 +14,23 @@ from huggingface_hub.dataclasses import type_validator
 
 from diffscope.errors import DiffscopeError, PromptError
 from diffscope.lab.training.matching import make_config, matching_width, parameters
-from diffscope.lab.training.stages import Continued, Grid, Minor, PlainText, Stage, Tuning
+from diffscope.lab.training.stages import BACKCOPY, Continued, Copying, Grid, Minor, PlainText, Stage, Tuning
 from diffscope.models import DiffConfig
 
-PARTS = {"evaluation": Grid, "grid": Grid, "plain_text": PlainText, "minor": Minor, "tuning": Tuning}
+PARTS = {
+    "evaluation": Grid,
+    "evaluation_text": PlainText,
+    "copying": Copying,
+    "grid": Grid,
+    "plain_text": PlainText,
+    "minor": Minor,
+    "tuning": Tuning,
+}
 PRECISIONS = ("float32", "bfloat16")
+FORMED_BY = ("twice", "mean of three")  # see formation.py
+UNTRAINED = ("arms", "seeds", "grid", "plain_text", "minor", "tuning", "then", "continued", "source", "keep_weights", "text")
+# Fields that recipes were once written down without.
+LATER = ("evaluation_text", "copying", "formed_by", "corpus", "keep_weights", "task", "planted", "spacing", "rule")
 CLOSE = 0.005  # share of parameters by which arms may differ before their MLPs are made wider or narrower
 BUNDLED = Path(__file__).parent / "recipes"
 
@@ -38,6 +50,10 @@ class Recipe:
         The prompts on which models are scored along the way; `prompts` is their number in all, over the cells in turn.
     grid : Grid, optional
         The prompts on which models are scored in the end; `prompts` is their number in each cell.
+    evaluation_text : PlainText, optional
+        The held-out text on which models are scored along the way.
+    copying : Copying, optional
+        The sequences of Bigram-Backcopy on which models of that task are scored along the way.
     plain_text : PlainText, optional
         The held-out text on which they are scored in the end; by default as long as the middle length of the grid.
     seeds : tuple of int
@@ -50,6 +66,13 @@ class Recipe:
         Arms that begin where another arm's first stage ended. They have that arm's learning rate.
     then : str, optional
         The recipe of a cohort that is trained after this one.
+    formed_by : {"twice", "mean of three"}
+        When a run counts as formed: at the first of two evaluations in a row that each reach a share of right answers, or at the
+        last of three whose mean does. That share is the stage's `formed`, or 0.95 and 0.90.
+    corpus : str, optional
+        The digest of the text that it trains on, by default the documentation strings of Python's standard library.
+    keep_weights : bool
+        Keep the weights of finished runs in half precision, in ``OUT/weights``. Evidence is then taken later, by ``--evidence``.
     words : tuple of str
         Additional words of the vocabulary, each with the space before it.
     precision : {"float32", "bfloat16"}
@@ -88,7 +111,13 @@ class Recipe:
     tuning: Tuning | None = None
     continued: dict[str, Continued] = field(default_factory=dict)
     then: str | None = None
+    evaluation_text: PlainText | None = None
+    copying: Copying | None = None
+    formed_by: str = "twice"
+    corpus: str | None = None
+    keep_weights: bool = False
     source: str = field(default="", compare=False)
+    text: Path | None = field(default=None, compare=False)  # the folder of the corpus
 
     @classmethod
     def load(cls, name: str) -> Recipe:
@@ -129,13 +158,16 @@ class Recipe:
         yield f"match = {self.match!r} is none of its arms: {', '.join(self.arms)}", self.match in (None, *self.arms)
         yield f"seeds = {self.seeds!r} is no list of numbers from 0 on", bool(self.seeds) and min(self.seeds) >= 0
         yield f"precision = {self.precision!r} is neither float32 nor bfloat16", self.precision in PRECISIONS
-        yield f"vocab_size = {self.vocab_size!r} has to be 300 or more", self.vocab_size >= 300
+        learned = self.corpus is None and self.task != BACKCOPY
+        yield f"vocab_size = {self.vocab_size!r} has to be 300 or more", self.vocab_size >= (300 if learned else 1)
         yield f"learning_rate = {self.learning_rate!r} has to be above 0", 0 < self.learning_rate < math.inf
         yield f"weight_decay = {self.weight_decay!r} has to be 0 or more", 0 <= self.weight_decay < math.inf
         yield f"evaluate_every = {self.evaluate_every!r} has to be 1 or more", self.evaluate_every >= 1
         yield f"checkpoints = {self.checkpoints!r} have to be 0 or more", min(self.checkpoints, default=0) >= 0
         yield "the first stage needs a warmup of 1 or more", self.stages[0].warmup >= 1
-        yield "formed needs an [evaluation]", self.evaluation is not None or all(stage.formed is None for stage in self.stages)
+        yield "formed needs an [evaluation]", self.evaluates or all(stage.formed is None for stage in self.stages)
+        yield f"formed_by = {self.formed_by!r} is neither {' nor '.join(map(repr, FORMED_BY))}", self.formed_by in FORMED_BY
+        yield from self._rules_of_the_task()
         minor = () if self.minor is None else self.minor.arms
         yield f"[minor] names arms that there are not: {', '.join(set(minor) - set(self.arms))}", set(minor) <= set(self.arms)
         for arm, continued in self.continued.items():
@@ -148,6 +180,29 @@ class Recipe:
             common = set(self.tuning.seeds) & {*self.seeds, *(self.minor.seeds if self.minor else ())}
             yield f"[tuning] uses seeds that are used again: {sorted(common)}", not common
 
+    def _rules_of_the_task(self) -> Iterator[tuple[str, bool]]:
+        tasks = {stage.task for stage in self.stages}
+        yield (
+            f"stages of task {BACKCOPY!r} have a vocabulary of their own, and go with no others",
+            BACKCOPY not in tasks or len(tasks) == 1,
+        )
+        of_copies = tasks == {BACKCOPY}
+        yield f"[copying] is of task {BACKCOPY!r}", of_copies or self.copying is None
+        yield (
+            f"task {BACKCOPY!r} is scored by [copying] alone, and has no corpus",
+            not of_copies or (self.evaluation, self.evaluation_text, self.grid, self.plain_text, self.corpus) == (None,) * 5,
+        )
+
+    @property
+    def task(self) -> str:
+        """What it trains in the end."""
+        return self.stages[-1].task
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether models are scored along the way by how many answers are right."""
+        return self.evaluation is not None or self.copying is not None
+
     @property
     def steps(self) -> int:
         """The most steps of a run."""
@@ -156,7 +211,7 @@ class Recipe:
     @property
     def scored(self) -> bool:
         """Whether models are scored when they are trained, and their scores put together."""
-        return self.grid is not None or self.plain_text is not None
+        return any(part is not None for part in (self.grid, self.plain_text, self.copying))
 
     @property
     def groups(self) -> list[tuple[tuple[str, ...], tuple[int, ...]]]:
@@ -182,7 +237,8 @@ class Recipe:
     def tuned(self, rate: float) -> Recipe:
         """The recipe of a training that shows how well a learning rate does: the first stage alone, whether it forms or not."""
         stage = replace(self.stages[0], steps=self.tuning.steps, formed=None)
-        return replace(self, stages=(stage,), learning_rate=rate, checkpoints=(), continued={}, seeds=self.tuning.seeds)
+        alone = dict(checkpoints=(), continued={}, keep_weights=False, seeds=self.tuning.seeds)
+        return replace(self, stages=(stage,), learning_rate=rate, **alone)
 
     def config(self, arm: str, vocab_size: int) -> DiffConfig:
         """The model configuration of one arm.
@@ -212,14 +268,15 @@ class Recipe:
         return [{**row, "parameters": counts[arm], "ratio": counts[arm] / reference} for arm, row in rows.items()]
 
     def as_dict(self) -> dict:
-        """Everything but the source text, ready for JSON."""
-        return {key: value for key, value in asdict(self).items() if key != "source"}
+        """Everything but the source text and the corpus' folder, ready for JSON; fields of ``LATER`` only if they are used."""
+        values = _used(self) | {"stages": [_used(stage) for stage in self.stages]}
+        values |= {} if self.tuning is None else {"tuning": _used(self.tuning)}
+        return {key: value for key, value in values.items() if key not in ("source", "text")}
 
     def trains(self, arm: str) -> dict:
         """The fields that the training of one arm depends on, beside the seed; those left at their default are not among them."""
-        others = ("arms", "seeds", "grid", "plain_text", "minor", "tuning", "then", "continued", "source")
         usual = {part.name: part.default for part in fields_of(self)} | {"words": ()}
-        values = {name: value for name, value in asdict(self).items() if name not in others and value != usual[name]}
+        values = {name: value for name, value in asdict(self).items() if name not in UNTRAINED and value != usual[name]}
         values["stages"] = [without_defaults(stage) for stage in self.stages]
         continued = self.continued.get(arm)
         before = None if continued is None else continued.arm
@@ -231,6 +288,11 @@ def without_defaults(part: Stage | Grid | PlainText) -> dict:
     """Return the fields of a part of a recipe that are not left at their default, so that a new field changes no old recipe."""
     usual = {each.name: each.default for each in fields_of(part)}
     return {name: value for name, value in asdict(part).items() if value != usual[name]}
+
+
+def _used(part: Recipe | Stage | Tuning) -> dict:
+    usual = {each.name: each.default for each in fields_of(part)}
+    return {name: value for name, value in asdict(part).items() if name not in LATER or value != usual[name]}
 
 
 def _check_names(path: Path, table: dict) -> None:

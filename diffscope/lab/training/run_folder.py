@@ -17,10 +17,10 @@ from safetensors.torch import load_file, save_file
 from diffscope.digests import BLANK, KEY, read_proven, read_proven_json, seal, write_proven_json, write_sums
 from diffscope.errors import DiffscopeError
 from diffscope.files import remove, replacing, write_text
+from diffscope.lab.training.beginnings import text_digest
 from diffscope.lab.training.optimizer import Optimizer
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.revision import revision
-from diffscope.tasks.corpus import fingerprint, standard_library_text
 
 WEIGHTS = "model.safetensors"
 RUN = "run.json"
@@ -28,7 +28,7 @@ METRICS = "metrics.jsonl"
 STATE = "state.safetensors"
 
 
-def facts_of_run(device: str = "cpu") -> dict:
+def facts_of_run(recipe: Recipe, device: str = "cpu") -> dict:
     """What a training depends on beside its recipe and seed: code, device, versions, threads, text."""
     return {
         "revision": revision(),
@@ -38,7 +38,7 @@ def facts_of_run(device: str = "cpu") -> dict:
         "transformers": transformers.__version__,
         "threads": torch.get_num_threads(),
         "processor": processor(),
-        "fingerprint": fingerprint(standard_library_text(held_out=False)),
+        "fingerprint": text_digest(recipe),
     }
 
 
@@ -54,8 +54,7 @@ def processor() -> str:
 
 def recipe_text(recipe: Recipe, arm: str) -> str:
     """What a run depends on, beside its seed and the versions of libraries, as JSON."""
-    text = fingerprint(standard_library_text(held_out=False))
-    return json.dumps({**recipe.trains(arm), "training_text": text}, sort_keys=True)
+    return json.dumps({**recipe.trains(arm), "training_text": text_digest(recipe)}, sort_keys=True)
 
 
 def weights_of(model) -> dict[str, torch.Tensor]:

@@ -19,6 +19,7 @@ from diffscope.errors import DiffscopeError
 from diffscope.lab.jobs import shards
 from diffscope.lab.training.recipe import Recipe, without_defaults
 from diffscope.lab.training.run_folder import check_same, differences, recipe_text
+from diffscope.lab.training.stages import FORMED_IN_ALL, LEAST_LOSS
 from diffscope.store import open_statistics
 
 SCORES = "scores"  # the name of a run's result in its folder
@@ -179,8 +180,11 @@ def tuning_table(recipe: Recipe, out: Path, arms: Sequence[str] = ()) -> xr.Data
     return xr.Dataset({f"tuning_{name}": (tuple(coords), values) for name, values in table.items()}, coords)
 
 
-def chosen_rates(table: xr.Dataset) -> dict[str, float]:
-    """The rate of each arm with the least area, mean over the tuning seeds; of those whose runs are all there.
+def chosen_rates(table: xr.Dataset, rule: str = LEAST_LOSS) -> dict[str, float]:
+    """The rate of each arm whose tuning runs are all there.
+
+    By the rule "least loss" it is the rate with the least area, mean over the tuning seeds. By "formed in all" it is that among
+    the rates at which all seeds formed; if there is none, among those at which most did, and :func:`unformed` names the arm.
 
     Raises
     ------
@@ -188,11 +192,27 @@ def chosen_rates(table: xr.Dataset) -> dict[str, float]:
         An arm diverged at every rate.
     """
     area = table["tuning_area"].mean("tuning_seed", skipna=False)  # (arm, rate)
+    formed = _formed(table)  # (arm, rate)
     rates = {}
     for arm in area["arm"].values:
         values = area.sel(arm=arm).values
         if np.isinf(values).all():
             raise DiffscopeError(f"arm {arm} diverges at every rate of [tuning]; give smaller ones")
-        if not np.isnan(values).any():
-            rates[str(arm)] = float(area["rate"].values[values.argmin()])
+        if np.isnan(values).any():
+            continue
+        if rule == FORMED_IN_ALL:
+            counts = np.where(np.isinf(values), -1, formed.sel(arm=arm).values)
+            values = np.where(counts == counts.max(), values, np.inf)
+        rates[str(arm)] = float(area["rate"].values[values.argmin()])
     return rates
+
+
+def unformed(table: xr.Dataset, rates: Mapping[str, float]) -> dict[str, int]:
+    """The arms that did not form with every tuning seed at their rate, with the number of seeds with which they did."""
+    counts = {arm: int(_formed(table).sel(arm=arm, rate=rate)) for arm, rate in rates.items()}
+    return {arm: count for arm, count in counts.items() if count < table.sizes["tuning_seed"]}
+
+
+def _formed(table: xr.Dataset) -> xr.DataArray:
+    """In how many tuning seeds an arm formed at a rate, (arm, rate)."""
+    return table["tuning_formation"].notnull().sum("tuning_seed")

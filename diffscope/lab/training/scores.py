@@ -8,20 +8,27 @@ from pathlib import Path
 import numpy as np
 import xarray as xr
 
-from diffscope.lab.scoring import exact_answers, on_grid, text_losses
+from diffscope.lab.scoring import exact_answers, losses_of_texts, on_grid, text_losses
+from diffscope.lab.training.beginnings import corpus_of
+from diffscope.lab.training.drawing import filler_of
+from diffscope.lab.training.formation import formation
 from diffscope.lab.training.matching import parameters
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.run_folder import METRICS
 from diffscope.lab.training.run_folder import read_metrics as rows_of
 from diffscope.lab.training.runs import NEAR
-from diffscope.lab.training.stages import Grid, PlainText
-from diffscope.lab.training.train import LOG_EVERY, formation
-from diffscope.scope import load
+from diffscope.lab.training.stages import BACKCOPY, RETRIEVAL, Grid, PlainText
+from diffscope.lab.training.train import LOG_EVERY
+from diffscope.scope import Scope, load
 from diffscope.tasks.recall import Recall
 from diffscope.tasks.retrieval import Retrieval
+from diffscope.tasks.text_folder import HELD_OUT, TRAIN
 from diffscope.tasks.tokenizer import UNKNOWN
 
 MEASURED = ("answer_loss", "text_loss", "answer_tokens_right", "gradient_norm", "seconds", "stage", "retrieval")
+#: Curves that only some recipes have.
+OF_TASK = ("loss", "retrieval_log_odds", "copied", "copy_loss", "bigram_excess", "held_out_loss")
+LOSSES = ("loss", "answer_loss", "text_loss")  # the first of them that a run has is the one that it lowers
 PROMPTS = 30_000  # with the seed of a run, the seed of the prompts that it is scored on
 TEXTS = 40_000
 MOST_TEXTS = 64
@@ -37,7 +44,8 @@ def score(folder: Path, recipe: Recipe, arm: str, seed: int, device: str = "cpu"
         another arm, that had; ``parameters``. Of a run that did all its stages too: ``exact_match``, ``log_odds`` (length,
         distractors, prompt) of the answers, and with the ending ``_near`` (near, prompt) those among near-duplicate cities;
         ``says_unknown`` (question, distractors, prompt), both at the middle length of the grid; ``text`` (token), the mean loss
-        in nats on held-out text, on tokens that the text gives away and on others.
+        in nats on held-out text, on tokens that the text gives away and on others; of a corpus on ``all`` too, and
+        ``text_by_domain`` (domain, token). Of Bigram-Backcopy the curves are all there is.
     """
     rows = read_metrics(folder)
     scope = load(folder, device=device)
@@ -47,12 +55,15 @@ def score(folder: Path, recipe: Recipe, arm: str, seed: int, device: str = "cpu"
     scores["parameters"] = float(parameters(scope.model.config.to_dict()))
     if rows[-1]["stage"] < len(recipe.stages) - 1:  # it never formed
         return scores
-    texts = recipe.plain_text or PlainText(middle(recipe.grid).lengths[0], MOST_TEXTS)
-    losses = text_losses(scope.model, Recall(scope.tokenizer), texts.length, [TEXTS, seed], texts.texts)
-    scores["text"] = xr.DataArray(list(losses.values()), dims="token", coords={"token": list(losses)})
+    if recipe.task == BACKCOPY:  # whose last evaluation is of the final model
+        return scores
+    scores.update(_text(scope, recipe, seed))
     if recipe.grid is None:
         return scores
-    task = Retrieval(scope.tokenizer, held_out=True)
+    task = Retrieval(scope.tokenizer, texts=filler_of(recipe, scope.tokenizer, held_out=True))
+    if recipe.task != RETRIEVAL:  # it was trained on no near-duplicates, and to say "unknown" never
+        scores.update(on_grid(scope.model, task, recipe.grid, [PROMPTS, seed]).astype("float32"))
+        return scores
     near = on_grid(scope.model, task, near_grid(recipe.grid), [PROMPTS, seed], near=True).isel(length=0, drop=True)
     parts = [
         on_grid(scope.model, task, recipe.grid, [PROMPTS, seed]),
@@ -62,6 +73,25 @@ def score(folder: Path, recipe: Recipe, arm: str, seed: int, device: str = "cpu"
     for part in parts:
         scores.update({name: values.astype("float32") for name, values in part.items()})
     return scores
+
+
+def _text(scope: Scope, recipe: Recipe, seed: int) -> dict[str, xr.DataArray]:
+    """The loss on held-out text: drawn by the seed, or of a corpus the same windows for all runs, of another domain too."""
+    texts = recipe.plain_text or PlainText(middle(recipe.grid).lengths[0], MOST_TEXTS)
+    corpus = corpus_of(recipe)
+    if corpus is None:
+        losses = text_losses(scope.model, Recall(scope.tokenizer), texts.length, [TEXTS, seed], texts.texts)
+        return {"text": xr.DataArray(list(losses.values()), dims="token", coords={"token": list(losses)})}
+    splits = [split for split in corpus.splits if split != TRAIN]
+    rows = []
+    for split in splits:
+        recall = Recall(scope.tokenizer, corpus.filler(split, scope.tokenizer))
+        ids, hits = recall.windows(texts.length, texts.texts)  # (window, token)
+        loss = losses_of_texts(scope.model, ids).numpy()
+        rows.append([loss[hits[:, 1:]].mean(), loss[~hits[:, 1:]].mean(), loss.mean()])
+    coords = {"domain": splits, "token": ["hit", "other", "all"]}
+    by_domain = xr.DataArray(rows, dims=("domain", "token"), coords=coords)
+    return {"text": by_domain.sel(domain=HELD_OUT, drop=True), "text_by_domain": by_domain}
 
 
 def diverged(rows: list[dict], recipe: Recipe) -> xr.Dataset:
@@ -103,11 +133,12 @@ def read_metrics(folder: Path) -> list[dict]:
 
 def metrics(rows: list[dict]) -> xr.Dataset:
     """The rows that a run logged, by step; NaN where one was not taken."""
-    columns = {name: ("step", np.array([row.get(name, np.nan) for row in rows], dtype=float)) for name in MEASURED}
+    names = [*MEASURED, *(name for name in OF_TASK if any(name in row for row in rows))]
+    columns = {name: ("step", np.array([row.get(name, np.nan) for row in rows], dtype=float)) for name in names}
     return xr.Dataset(columns, coords={"step": [row["step"] for row in rows]})
 
 
 def area(rows: list[dict]) -> float:
-    """Mean over steps of the loss that a run lowers: on answers, or on text where there are none."""
-    name = "answer_loss" if "answer_loss" in rows[0] else "text_loss"
+    """Mean over steps of the loss that a run lowers."""
+    name = next(name for name in LOSSES if name in rows[0])
     return float(np.mean([row[name] for row in rows if row["step"] % LOG_EVERY == 0]))

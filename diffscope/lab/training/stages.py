@@ -8,14 +8,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from diffscope.tasks.retrieval import TEMPLATE, Retrieval
+from diffscope.tasks.retrieval import TEMPLATE
 from diffscope.tasks.tokenizer import CITIES
 from diffscope.tasks.wording import check_template
 
 Rule = tuple[str, bool]  # a message, and whether the field that it is about is right
 LOWEST = 0.05  # of the learning rate, at the end of a cool-down
-HELD = 2  # evaluations in a row that have to reach `formed`
-FORMED = 0.95  # share of exact answers at which the lookup circuit has formed, where a stage does not say
+RETRIEVAL = "retrieval"
+BACKCOPY = "backcopy"
+PLANTED = "planted"
+TASKS = (RETRIEVAL, BACKCOPY, PLANTED)
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,10 @@ class Stage:
     unanswerable: float = 0.0  # share of prompts that end with a city whose number is unknown
     warmup: int = 0  # steps over which the learning rate rises
     cooldown: float = 0.0  # share of the steps over which it falls in the end, to a twentieth
-    formed: float | None = None  # share of exact answers at which the stage ends; a run that does not get there ends with it
+    formed: float | None = None  # share of right answers at which the stage ends; a run that does not get there ends with it
+    task: str = RETRIEVAL  # or "backcopy", or "planted": running text with lookups planted in a share of its windows
+    planted: float = 0.0  # that share
+    spacing: float = 0.0  # fewest tokens of a prompt a mention: in shorter prompts are fewer mentions, and cities in proportion
 
     def rules(self) -> Iterator[Rule]:
         """For each rule the message for a field that breaks it, and whether the field keeps it."""
@@ -55,31 +60,58 @@ class Stage:
         )
         yield (
             f"mentions = {self.mentions} leaves no number that an earlier mention gives away",
-            self.mentions > most or self.plain_text,
+            self.mentions > most or self.needles == (0, 0) or self.task != RETRIEVAL,
+        )
+        yield (
+            f"spacing = {self.spacing} leaves a shape with less than 3 mentions",
+            (self.spacing == 0 or all(self.spacing > 0 and self._mentions(length) >= 3 for _, length in self.shapes)),
         )
         yield f"warmup = {self.warmup} has to be 0 or more", self.warmup >= 0
         yield f"cooldown = {self.cooldown} is no share from 0 to 1", 0 <= self.cooldown <= 1
         yield f"formed = {self.formed} is no share above 0, up to 1", self.formed is None or 0 < self.formed <= 1
         yield "formed needs prompts with needles, and these are plain text", self.formed is None or not self.plain_text
+        yield f"task = {self.task!r} is none of {', '.join(TASKS)}", self.task in TASKS
+        yield (
+            f"task {self.task!r} trains all tokens alike: text_weight has to be 1, and near, unanswerable and mentions 0",
+            self.task == RETRIEVAL or (self.text_weight, *shares, self.mentions) == (1, 0, 0, 0),
+        )
+        yield (
+            f"planted = {self.planted} is the share of windows, above 0 up to 1, of a stage with task = {PLANTED!r} and needles",
+            (0 < self.planted <= 1 and fewest >= 1) if self.task == PLANTED else self.planted == 0,
+        )
+        yield (
+            f"task {PLANTED!r} passes through a text in windows of one length; give one of shapes",
+            (self.task != PLANTED or len(self.shapes) == 1),
+        )
+        yield f"task {BACKCOPY!r} has no needles", self.task != BACKCOPY or self.needles == (0, 0)
 
     @property
     def plain_text(self) -> bool:
-        return self.needles == (0, 0)
+        """Whether it is text alone, with nothing to look up or to copy."""
+        return self.task == RETRIEVAL and self.needles == (0, 0)
 
     def share_of_rate(self, step: int) -> float:
         """The share of the learning rate that a step of the stage has, counted from 0."""
         left = (self.steps - step) / max(1, self.cooldown * self.steps)
         return min(1.0, (step + 1) / max(1, self.warmup), max(LOWEST, left))
 
-    def draw(self, task: Retrieval, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """The rows of one step and the kind of each token, as :meth:`Retrieval.training_rows` gives them."""
+    def draw(self, task, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """The rows of one step and the kind of each token, as ``training_rows`` of the stage's task gives them."""
         rows, length = self.shapes[int(rng.integers(len(self.shapes))) if len(self.shapes) > 1 else 0]
+        if self.task != RETRIEVAL:
+            return task.training_rows(rows, length, rng)
         if self.plain_text:
             texts = [task.filler.take(length - 1, rng)[0] for _ in range(rows)]
             ids = np.array([[task.tokenizer.bos_token_id, *text] for text in texts])
             return ids, np.zeros(ids.shape, dtype=np.int8)
-        needles = int(rng.integers(self.needles[0], self.needles[1] + 1))
-        return task.training_rows(rows, length, needles, self.mentions, rng, self.near, self.unanswerable)
+        mentions = self._mentions(length)
+        most = self.needles[1] * mentions // self.mentions
+        needles = int(rng.integers(min(self.needles[0], most), most + 1))
+        return task.training_rows(rows, length, needles, mentions, rng, self.near, self.unanswerable)
+
+    def _mentions(self, length: int) -> int:
+        """Sentences of a prompt of so many tokens."""
+        return min(self.mentions, int(length / self.spacing)) if self.spacing else self.mentions
 
 
 @dataclass(frozen=True)
@@ -130,18 +162,36 @@ class PlainText:
 
 
 @dataclass(frozen=True)
+class Copying:
+    """Sequences of Bigram-Backcopy that a model is scored on along the way."""
+
+    length: int  # tokens of a sequence, the first one included
+    rows: int
+
+    def rules(self) -> Iterator[Rule]:
+        """For each rule the message for a field that breaks it, and whether the field keeps it."""
+        yield f"length = {self.length} has to be 3 or more, and rows = {self.rows} 1 or more", self.length >= 3 and self.rows >= 1
+
+
+LEAST_LOSS = "least loss"
+FORMED_IN_ALL = "formed in all"
+
+
+@dataclass(frozen=True)
 class Tuning:
     """How the learning rate of each arm is chosen: the first stage alone, at each rate, with seeds that are not used again."""
 
     rates: tuple[float, ...]
     seeds: tuple[int, ...]
     steps: int
+    rule: str = LEAST_LOSS  # or "formed in all": the least loss among the rates at which all seeds formed
 
     def rules(self) -> Iterator[Rule]:
         """For each rule the message for a field that breaks it, and whether the field keeps it."""
         yield f"rates = {self.rates} has to hold numbers above 0", bool(self.rates) and min(self.rates) > 0
         yield f"seeds = {self.seeds} has to hold numbers from 0 on", bool(self.seeds) and min(self.seeds) >= 0
         yield f"steps = {self.steps} has to be 1 or more", self.steps >= 1
+        yield f"rule = {self.rule!r} is neither {LEAST_LOSS!r} nor {FORMED_IN_ALL!r}", self.rule in (LEAST_LOSS, FORMED_IN_ALL)
 
 
 @dataclass(frozen=True)

@@ -9,18 +9,20 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from diffscope.errors import DiffscopeError, MissingExtra
 from diffscope.lab.jobs.job import locked, torch_threads
-from diffscope.lab.scoring import exact_answers, mixture
 from diffscope.lab.training.beginnings import initialise, losses, tokenizer_for
+from diffscope.lab.training.drawing import Draws
+from diffscope.lab.training.evaluations import evaluations
+from diffscope.lab.training.formation import formation
+from diffscope.lab.training.kept_weights import keep_weights
 from diffscope.lab.training.optimizer import Optimizer
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.run_folder import (
@@ -42,15 +44,14 @@ from diffscope.lab.training.run_folder import (
     write_metrics,
 )
 from diffscope.lab.training.runs import SCORES, SUFFIX
-from diffscope.lab.training.stages import FORMED, HELD
+from diffscope.lab.training.stages import RETRIEVAL
 from diffscope.models import DiffForCausalLM
 from diffscope.models.loading import move
-from diffscope.tasks.retrieval import Retrieval
 
 SAVE_EVERY = 50  # steps
 LOG_EVERY = 10  # steps
 FORMED_WEIGHTS = "formed.safetensors"  # what another arm goes on from
-PROMPTS = 20_000  # with the seed, the seed of the prompts on which a training is scored along the way
+UNDEFINED = ("answer_loss", "answer_tokens_right")  # NaN in a step without answers
 
 
 class NotFormed(DiffscopeError):
@@ -113,6 +114,9 @@ def train(
     with locked(folder), torch_threads(threads or torch.get_num_threads()):
         if not is_finished(folder, recipe_text(recipe, arm)):
             _train(recipe, arm, seed, folder, device, board, progress)
+        if recipe.keep_weights:
+            keep_weights(folder)
+            (folder / STATE).unlink(missing_ok=True)
     return folder
 
 
@@ -155,11 +159,8 @@ class _Trainer:
         self.optimizer = Optimizer(self.model, recipe.weight_decay)
         self.forward = _compiled(self.model) if recipe.compiled else self.model
         self.autocast = torch.autocast(torch.device(device).type, torch.bfloat16, enabled=recipe.precision == "bfloat16")
-        task = Retrieval(self.tokenizer, held_out=False)
-        self.tasks = {stage.template: task.with_template(stage.template) for stage in recipe.stages}
-        self.scored = None
-        if recipe.evaluation is not None:
-            self.scored = mixture(recipe.evaluation, Retrieval(self.tokenizer, held_out=True), [PROMPTS, seed])
+        self.draws = Draws(recipe, self.tokenizer, seed)
+        self.evaluations = evaluations(recipe, self.tokenizer, seed)
 
     def step(self, place: Place) -> tuple[dict[str, torch.Tensor], int]:
         """The step at a place: what may be logged of it, and the length of its prompts in tokens."""
@@ -170,24 +171,29 @@ class _Trainer:
         if continued is not None:
             last = self.recipe.arms[self.arm]["top_keys"]
             self.model.config.top_keys = continued.keys(place.step, stage.steps, last)
-        drawn = stage.draw(self.tasks[stage.template], np.random.default_rng([self.seed, place.stage, place.step]))
+        drawn = self.draws.rows(place.stage, place.step)
         ids, kind = (torch.from_numpy(array).to(self.model.device) for array in drawn)  # (row, token)
         with self.autocast:
             logits = self.forward(ids, use_cache=False).logits
-        answers, text, right = losses(logits, ids, kind)
-        loss = stage.text_weight * text
-        if not stage.plain_text:
-            loss = answers + loss
+        answers, text, every, right = losses(logits, ids, kind)
+        if stage.task != RETRIEVAL:
+            loss = every
+        elif stage.plain_text:
+            loss = stage.text_weight * text
+        else:
+            loss = answers + stage.text_weight * text
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step(self.recipe.learning_rate * stage.share_of_rate(place.step))
         values = dict(text_loss=text, gradient_norm=norm)
         if not stage.plain_text:
             values |= dict(answer_loss=answers, answer_tokens_right=right)
+        if stage.task != RETRIEVAL:
+            values |= dict(loss=every)
         return values, ids.shape[1]
 
     def row(self, values: dict[str, torch.Tensor], length: int, place: Place, seconds: float) -> dict:
-        """A row of metrics at a place, with ``retrieval`` where the recipe evaluates.
+        """A row of metrics at a place, with what :func:`~diffscope.lab.training.evaluations.evaluations` score if it evaluates.
 
         Raises
         ------
@@ -195,31 +201,22 @@ class _Trainer:
             A loss is not finite.
         """
         row = {name: round(value.item(), 5) for name, value in values.items()}
+        if self.recipe.stages[place.stage].task != RETRIEVAL:
+            row = {name: value for name, value in row.items() if name not in UNDEFINED or math.isfinite(value)}
         if not all(math.isfinite(value) for name, value in row.items() if name != "answer_tokens_right"):
             raise Diverged(
                 f"{self.arm}, seed {self.seed}: the loss is not finite at step {place.done}; try a smaller learning rate"
             )
         row |= {"step": place.done, "stage": place.stage, "length": length, "seconds": round(seconds, 1)}
         if self.evaluates(place):
-            with self.autocast:
-                row["retrieval"] = float(exact_answers(self.model, self.scored).mean())
+            with torch.no_grad(), self.autocast:
+                for evaluate in self.evaluations:
+                    row |= evaluate(self.model)
         return row
 
     def evaluates(self, place: Place) -> bool:
         last = place.step == self.recipe.stages[place.stage].steps
-        return self.scored is not None and (place.done % self.recipe.evaluate_every == 0 or last)
-
-
-def formation(metrics: Sequence[dict], recipe: Recipe) -> int | None:
-    """The step at which a run formed: of the first of two evaluations in a row, in one stage, that reach what it calls formed."""
-    evaluated = [row for row in metrics if "retrieval" in row]
-    for first in range(len(evaluated) - HELD + 1):
-        rows = evaluated[first : first + HELD]
-        stages = {row["stage"] for row in rows}
-        wanted = recipe.stages[rows[0]["stage"]].formed or FORMED
-        if len(stages) == 1 and all(row["retrieval"] >= wanted for row in rows):
-            return rows[0]["step"]
-    return None
+        return bool(self.evaluations) and (place.done % self.recipe.evaluate_every == 0 or last)
 
 
 class _Clock:
@@ -240,7 +237,7 @@ def _train(recipe: Recipe, arm: str, seed: int, folder: Path, device: str, board
     trainer = _Trainer(recipe, arm, seed, device)
     place, metrics = _restored(trainer, folder, text)
     folder.mkdir(exist_ok=True)
-    note_run(folder / RUN, place.done, {"arm": arm, "seed": seed, "recipe": text}, facts_of_run(device))
+    note_run(folder / RUN, place.done, {"arm": arm, "seed": seed, "recipe": text}, facts_of_run(recipe, device))
     clock = _Clock(device, metrics[-1]["seconds"] if metrics else 0.0)
     most = sum(stage.steps for stage in recipe.stages[recipe.first_stage(arm) :])
     if place.done == 0:
@@ -315,8 +312,8 @@ def _next_stage(trainer: _Trainer, folder: Path, place: Place, formed: bool) -> 
 
 
 def _note(row: dict) -> str:
-    answers = f"answer loss {row['answer_loss']:.3f}, " if "answer_loss" in row else ""
-    return f"{answers}text loss {row['text_loss']:.3f}"
+    names = [name for name in ("answer_loss", "text_loss") if name in row]
+    return ", ".join(f"{name.replace('_', ' ')} {row[name]:.3f}" for name in names)
 
 
 def _compiled(model):

@@ -1,0 +1,154 @@
+"""What the second map of the bundled mini-diff does, layer by layer: where it looks, and what the answer loses without it.
+
+    python -m benchmarks.first_layer > docs/study/first_layer.md
+
+mini-diff is the DIFF model of seed 5 of the study's cohort, the one of its eight whose weights are shipped.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+import diffscope
+from diffscope import edits
+from diffscope.attention.changes import FixA2
+from diffscope.attention.layer import LayerAttention
+from diffscope.attention.maps import map_of
+from diffscope.edits import Edit
+from diffscope.edits.base import Stage, row_edit
+from diffscope.hypotheses.evidence.answers import answers
+from diffscope.hypotheses.intervals import students_t
+from diffscope.lab.scoring import draw
+from diffscope.scope import Scope
+from diffscope.tasks import Retrieval
+from diffscope.tasks.retrieval import Prompt
+from diffscope.tasks.trained_on import template_of
+
+MODEL = "mini-diff"
+LENGTH, NEEDLES, PROMPTS, SEED = 256, 25, 100, 70_000
+STEPS = (0, 50, 100, 200, 400)
+LAMBDAS = (0.5, 0.75, 1.0, 1.25)
+MAPS = ("A1", "A2")
+EDITS: dict[str, Callable[[int], Edit]] = {
+    "without A2": edits.zero_a2,
+    "negative weights of D set to 0": edits.d_plus,
+    "A2 uniform": edits.uniform_a2,
+}
+
+
+def prompts_for(scope: Scope, count: int) -> list[Prompt]:
+    """Held-out text with 24 distractors and one question."""
+    task = Retrieval(scope.tokenizer, held_out=True, template=template_of(MODEL))
+    return draw(task, count, LENGTH, NEEDLES, SEED)
+
+
+def before_the_number(scope: Scope, prompts: Sequence[Prompt]) -> dict[str, np.ndarray]:
+    """What A1 and A2 give to the token before the number that is asked for, (prompt, layer, head).
+
+    The query is the number's first token where the text states it, and the key is the last token of its city.
+    """
+    layers = scope.capture([prompt.ids for prompt in prompts]).layers
+    masses = {}
+    for name in MAPS:
+        masses[name] = np.stack(
+            [[_of_token_before(layer.prompt(index), name, prompt) for layer in layers] for index, prompt in enumerate(prompts)]
+        )
+    return masses
+
+
+def _of_token_before(layer: LayerAttention, name: str, prompt: Prompt) -> np.ndarray:
+    """(head,)."""
+    number = prompt.spans["answer"][0]
+    return map_of(layer.rows(), name)[:, number, number - 1].numpy()
+
+
+def mean_of_heads(layer: int) -> Edit:
+    """One second map for all heads of a layer, the mean of theirs; of one prompt at a time."""
+
+    def change(at: LayerAttention, heads: tuple[int, ...]) -> FixA2:
+        mean = map_of(at.rows(), "A2").mean(0, keepdim=True)  # (1, query, key)
+        return FixA2(heads, mean.expand(at.n_heads, -1, -1)[None])
+
+    return row_edit("A2 = mean of the layer's", Stage.MAPS, change, layer, None, second=True, whole=True)
+
+
+def rises(scope: Scope, prompts: Sequence[Prompt], layers: int) -> Iterator[tuple[str, list[np.ndarray]]]:
+    """By how much the answer's loss rises under each edit of one layer, (prompt,) in nats, by layer."""
+    before = answers(scope, prompts).loss
+    for words, edit in EDITS.items():
+        yield words, [answers(scope, prompts, edit(layer)).loss - before for layer in range(layers)]
+    one_by_one = [[answers(scope, [prompt], mean_of_heads(layer)).loss[0] for prompt in prompts] for layer in range(layers)]
+    yield "one A2 for the layer's heads, their mean", [np.array(losses) - before for losses in one_by_one]
+    for value in LAMBDAS:
+        yield f"λ = {value:g}", [answers(scope, prompts, edits.set_lambda(value, layer)).loss - before for layer in range(layers)]
+
+
+def in_words(values: np.ndarray) -> str:
+    """Mean and 95 % interval over prompts."""
+    (low, high), _, _ = students_t(values.astype(float))
+    return f"{values.mean():.2f} ({low:.2f} to {high:.2f})".replace("-", "−")
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (header, ["---"] * len(header), *rows))
+
+
+def page(count: int) -> str:
+    """All of it, as Markdown."""
+    scope = diffscope.load(MODEL)
+    prompts = prompts_for(scope, count)
+    masses = before_the_number(scope, prompts)
+    layers, heads = masses["A1"].shape[1:]
+    places = [(layer, head) for layer in range(layers) for head in range(heads)]
+    looks = [
+        (f"layer {layer}, head {head}", *(in_words(masses[name][:, layer, head]) for name in MAPS)) for layer, head in places
+    ]
+    named = [f"layer {layer}" for layer in range(layers)]
+    costs = [(words, *map(in_words, by_layer)) for words, by_layer in rises(scope, prompts, layers)]
+    learned = answers(scope, prompts)
+    return (
+        "# The second map of mini-diff, layer by layer\n\n"
+        f"`python -m benchmarks.first_layer --prompts {count}`: the DIFF model of seed 5, the one of the cohort's eight whose "
+        f"weights are shipped, on {count} held-out prompts of {LENGTH} tokens with {NEEDLES - 1} distractors, of which it "
+        f"answers {learned.right.mean():.0%} (loss {learned.loss.mean():.2f} nats). Means with 95 % intervals over prompts: of "
+        "this model, and of no other. Read after the study, and corrected for nothing. The next study does the same with all "
+        "eight seeds.\n\n"
+        "## What the token before the number gets\n\nQuery: the number that is asked for, where the text states it. Key: the "
+        f"token before it, the end of its city.\n\n{table(('', *MAPS), looks)}\n"
+        f"## The same along the training, layer 0\n\n{table(('step', 'λ', *_columns(heads)), _along(prompts, count))}\n"
+        "## What the answer loses\n\nRise of its loss in nats, one layer changed at a time; its λ at the end is "
+        f"{', '.join(f'{lam:.2f}' for lam in _lambdas(scope, prompts))}.\n\n{table(('', *named), costs)}"
+    )
+
+
+def _columns(heads: int) -> list[str]:
+    return [f"{name}, head {head}" for name in MAPS for head in range(heads)]
+
+
+def _lambdas(scope: Scope, prompts: Sequence[Prompt]) -> list[float]:
+    return [float(layer.lam.mean()) for layer in scope.capture(prompts[0].ids).layers]
+
+
+def _along(prompts: Sequence[Prompt], count: int) -> list[tuple[str, ...]]:
+    rows = []
+    for step in (*STEPS, None):
+        scope = diffscope.load(MODEL if step is None else f"{MODEL}@{step}")
+        masses = before_the_number(scope, prompts)
+        means = [f"{masses[name][:, 0, head].mean():.2f}" for name in MAPS for head in range(masses[name].shape[2])]
+        rows.append(("end" if step is None else str(step), f"{_lambdas(scope, prompts)[0]:.2f}", *means))
+    return rows
+
+
+def main() -> None:
+    """Print what the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", type=int, default=PROMPTS)
+    print(page(parser.parse_args().prompts), end="")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""When a run has learned its task: by the criterion that its recipe declares, and by onsets that are the same for all runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from diffscope.lab.training.onsets import AVERAGED, TWICE, Criterion, onset
+from diffscope.lab.training.recipe import Recipe
+
+SHARES = ("retrieval", "copied")  # of right answers; a recipe evaluates one of them
+ONSETS = (0.5, 0.8, 0.9)  # shares of right answers, each reached once
+#: What a recipe's `formed_by` asks for, at the share that its stage names.
+FORMED_BY = {"twice": TWICE, "mean of three": AVERAGED}
+
+
+def formation(metrics: Sequence[dict], recipe: Recipe) -> int | None:
+    """Return the step at which a run formed by the criterion of its recipe, within one stage, or None."""
+    evaluated = [row for row in metrics if share_of(row) is not None]
+    for number in sorted({row["stage"] for row in evaluated}):
+        rows = [row for row in evaluated if row["stage"] == number]
+        criterion = FORMED_BY[recipe.formed_by]
+        wanted = recipe.stages[number].formed or criterion.share
+        step = onset([row["step"] for row in rows], [share_of(row) for row in rows], replace(criterion, share=wanted))
+        if np.isfinite(step):
+            return int(step)
+    return None
+
+
+def share_of(row: dict) -> float | None:
+    """Return the share of right answers in a row of metrics, or None if the run was not evaluated there."""
+    return next((row[name] for name in SHARES if name in row), None)
+
+
+def onsets(steps: Sequence[int], shares: Sequence[float]) -> np.ndarray:
+    """Return for each of ``ONSETS`` the first step with that share of right answers, NaN if it is not reached: (share,).
+
+    Parameters
+    ----------
+    steps, shares
+        Of the rows of a run; a share is NaN where the run was not evaluated.
+    """
+    reached = np.array([onset(steps, shares, Criterion(level)) for level in ONSETS])
+    return np.where(np.isfinite(reached), reached, np.nan)

@@ -1,0 +1,204 @@
+"""A prompt with its answer and its filler exchanged, token for token, so that lengths and positions stay."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from diffscope.errors import PromptError, SpanError
+from diffscope.prompts import Encoded
+from diffscope.tasks.corpus import Filler, standard_library_text
+from diffscope.tasks.pieces import after_word
+
+DIGITS = re.compile(r"([Ġ▁ ]*)([0-9]+)")
+SENTENCE_ENDS = (".", "!", "?", ":", "\n")
+MOST = 32  # tokens of a sentence that are looked through
+
+
+def filler_of(
+    prompt: Encoded, signal: str, queries: Sequence[int], needles: bool, keep: Sequence[str], special: Collection[int] = ()
+) -> list[int]:
+    """The positions of a prompt that are filler.
+
+    That is what is neither the signal, nor the question, nor the sink, nor a query, nor a special token. The words that lead to
+    the answer stay as well: as many tokens before it as the end of the prompt repeats, or else those of its sentence.
+
+    Parameters
+    ----------
+    prompt : Encoded
+    signal : str
+        The span that is exchanged for other tokens.
+    queries : sequence of int
+    needles : bool
+        Whether the span ``needles`` is filler.
+    keep : sequence of str
+        Other spans that stay.
+    special : collection of int
+        Tokens that stay wherever they stand, such as those that mark turns of a chat.
+
+    Raises
+    ------
+    SpanError
+        There is no such span.
+    PromptError
+        Nothing is left.
+    """
+    for name in (signal, *keep):
+        if not prompt.spans.get(name):
+            raise SpanError(f"there is no span {name!r} to exchange or keep; spans are {', '.join(prompt.spans)}")
+    names = [signal, "query", "sink", *keep, *([] if needles else ["needles"])]
+    stay = {*queries, *_leading(prompt, signal), *(at for name in names for at in prompt.spans.get(name, ()))}
+    filler = [at for at, token in enumerate(prompt.ids) if at not in stay and token not in special]
+    if not filler:
+        raise PromptError("there is no filler to exchange: every token is of the answer, the question or a span that is kept")
+    return filler
+
+
+def _leading(prompt: Encoded, signal: str) -> set[int]:
+    """What leads to the answer, and where the end of the prompt repeats it."""
+    first = prompt.spans[signal][0]
+    end = max(prompt.spans.get("query", (len(prompt.ids) - 1,))) + 1
+    ids = prompt.ids
+    same = 0
+    while same < min(first, end - first) and ids[first - same - 1] == ids[end - same - 1]:
+        same += 1
+    if same:
+        return {*range(first - same, first), *range(end - same, end)}
+    begin = first
+    while begin and first - begin < MOST and not prompt.tokens[begin - 1].rstrip(" ").endswith(SENTENCE_ENDS):
+        begin -= 1
+    return set(range(begin, first)) if prompt.text is not None else set()
+
+
+def other_answers(
+    prompt: Encoded,
+    signal: str,
+    count: int,
+    rng: np.random.Generator,
+    tokenizer: PreTrainedTokenizerBase | None,
+    given: Sequence[Any] | None = None,
+) -> list[list[int]]:
+    """The answer and others in its place, of as many tokens each.
+
+    Parameters
+    ----------
+    prompt : Encoded
+    signal : str
+    count : int
+        How many there are to be, the answer itself included.
+    rng : numpy.random.Generator
+    tokenizer : PreTrainedTokenizerBase, optional
+    given : sequence of str, or of token ids, optional
+        Other answers, of which as many are taken as there are up to `count`. By default numbers: every token of digits is
+        exchanged for any other token of as many digits.
+
+    Returns
+    -------
+    list of list of int
+        All different, the prompt's own first.
+
+    Raises
+    ------
+    PromptError
+        There are none of as many tokens, or the answer is no number and none are given.
+    """
+    own = [prompt.ids[at] for at in prompt.spans[signal]]
+    if given is not None:
+        chosen = _chosen(own, [(each, _in_tokens(each, tokenizer)) for each in given], count - 1, rng)
+    else:
+        chosen = _numbers(own, count - 1, rng, tokenizer)
+    if not chosen:
+        raise PromptError("there is no other answer; give some of as many tokens: answers=['…', '…']")
+    return [own, *chosen]
+
+
+def _chosen(own: list[int], given: Sequence[tuple[Any, list[int]]], count: int, rng: np.random.Generator) -> list[list[int]]:
+    """Some of the answers that were given, each once."""
+    for text, ids in given:
+        if len(ids) != len(own):
+            raise PromptError(f"the answer has {len(own)} tokens and {text!r} has {len(ids)}; give answers of as many tokens")
+    others = [ids for ids in dict.fromkeys(tuple(ids) for _, ids in given) if list(ids) != own]
+    return [list(others[at]) for at in rng.permutation(len(others))[:count]]
+
+
+def _in_tokens(answer: Any, tokenizer: PreTrainedTokenizerBase | None) -> list[int]:
+    if not isinstance(answer, str):
+        return list(answer)
+    if tokenizer is None:
+        raise PromptError("this model has no tokenizer; give other answers as token ids")
+    return after_word(tokenizer, [answer if answer[:1].isspace() else f" {answer}"])[0]
+
+
+def _numbers(own: list[int], count: int, rng: np.random.Generator, tokenizer: PreTrainedTokenizerBase | None) -> list[list[int]]:
+    """Other numbers, token by token of as many digits."""
+    if tokenizer is None:
+        raise PromptError("this model has no tokenizer, so other numbers are not known; give answers=[[…], […]] as token ids")
+    kind_of = list(map(_kind, tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))))
+    kinds = [kind_of[token] for token in own]
+    if not any(kinds):
+        raise PromptError("the answer is no number, so other answers have to be given: answers=['…', '…']")
+    of_kind = {kind: [token for token, other in enumerate(kind_of) if other == kind] for kind in kinds}
+    pools = [[token] if kind is None else of_kind[kind] for token, kind in zip(own, kinds)]
+    count = min(count, int(np.prod([float(len(pool)) for pool in pools])) - 1)
+    chosen: dict[tuple[int, ...], None] = {tuple(own): None}
+    while len(chosen) <= count:
+        chosen.setdefault(tuple(pool[rng.integers(len(pool))] for pool in pools))
+    return [list(answer) for answer in chosen][1:]
+
+
+def _kind(piece: str) -> tuple[str, int] | None:
+    """The white space before a token's digits and how many these are; None of other tokens."""
+    found = DIGITS.fullmatch(str(piece))
+    return None if found is None else (found[1], len(found[2]))
+
+
+def other_fillers(
+    prompt: Encoded,
+    filler: Sequence[int],
+    count: int,
+    rng: np.random.Generator,
+    tokenizer: PreTrainedTokenizerBase | None,
+    given: Sequence[Any] | None = None,
+) -> list[list[int]]:
+    """Other tokens for the filler of a prompt, one row a draw, in the order of the positions.
+
+    Parameters
+    ----------
+    prompt : Encoded
+    filler : sequence of int
+        Positions, ascending.
+    count : int
+    rng : numpy.random.Generator
+    tokenizer : PreTrainedTokenizerBase, optional
+    given : sequence of str, or of rows of token ids, optional
+        Texts that pieces are cut from, whole words; or other prompts of exactly as many tokens, one a draw, of which the tokens
+        at the same positions are taken. By default the documentation strings of the Python standard library.
+
+    Raises
+    ------
+    PromptError
+        There is no tokenizer for texts, a row has another length, there are fewer than two rows, or a text is too short.
+    """
+    if given is not None and not all(isinstance(each, str) for each in given):
+        rows = [list(row) for row in given]
+        if wrong := next((row for row in rows if len(row) != len(prompt.ids)), None):
+            raise PromptError(f"a prompt to take filler from has {len(wrong)} tokens, and {len(prompt.ids)} are needed, as here")
+        if len(rows) < 2:
+            raise PromptError("a variance needs two fillers at least; give more prompts")
+        return [[row[at] for at in filler] for row in rows[:count]]
+    if tokenizer is None:
+        raise PromptError("this model has no tokenizer; give other prompts of as many token ids: fillers=[[…], […]]")
+    source = Filler.of(standard_library_text(True) if given is None else given, tokenizer)
+    lengths = [len(run) for run in runs(filler)]
+    return [[token for length in lengths for token in source.take(length, rng)[0].tolist()] for _ in range(count)]
+
+
+def runs(positions: Sequence[int]) -> list[list[int]]:
+    """Ascending positions as stretches that follow each other."""
+    cuts = [0, *(at + 1 for at, (one, two) in enumerate(pairwise(positions)) if two > one + 1), len(positions)]
+    return [list(positions[start:stop]) for start, stop in pairwise(cuts)]

@@ -1,0 +1,114 @@
+"""Write down what will be read, by which code and rule, before any run is read.
+
+    python -m studies.subtraction.preregister
+
+``preregistered.json`` holds, by part, the recipe's digest, its arms and seeds, and every primary with its quantity, margins,
+predictions and correction; and the revision of the code that reads them. It is committed before the first reading, and
+``studies.subtraction.read`` refuses to read by other declarations.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from diffscope.errors import DiffscopeError
+from diffscope.files import write_json
+from diffscope.hypotheses.rules import Declared, Test
+from diffscope.lab.training.recipe import Recipe
+from studies.subtraction.primaries import PARTS
+
+HERE = Path(__file__).parent
+FILE = HERE / "preregistered.json"
+COPIES = [
+    "first token's weight in A1, A2, |D| and net D at dormant queries and at triggers, by arm: does the subtraction take the sink "
+    "away? (sink)",
+    "which map carries the copied token at triggers: snr_by_head of A1·V and λA2·V; rejection with its ceiling",
+    "loss on copies and excess risk on bigrams, of all six arms",
+]
+SECONDARY = {
+    "mechanism": [
+        "loss of the answer without A2, by layer; with the negative weights of D set to 0; with one A2 for all heads of a layer; "
+        "with A2 added: lost_without_a2, lost_without_signs, lost_with_one_a2, lost_with_plus",
+        "signal-to-noise gain by head, before and after the norm, and the ratio of A2·V alone: gain_by_head, snr_by_head",
+        "rejection by injection beside its ceiling: rejection, rejection_ceiling",
+        "onsets at 50, 80 and 90 % once, and of the mean of three evaluations over 90 %, beside the criterion of the recipe",
+    ],
+    "lookup": [
+        "shared-a2 against DIFF in onset and log-odds: does one second map a layer do?",
+        "log-odds by length and by distractors; what A2 costs by layer; signs by layer; gain; rejection with its ceiling",
+    ],
+    "text": [
+        "rejection at all queries with its ceiling; loss of the planted lookup without A2, by layer; one A2 a layer",
+        "onset of the planted lookup; loss on hits and on other tokens; loss on the other domain; standard attention",
+    ],
+    "sinks": COPIES,
+    "sinks-tied": COPIES,
+}
+
+
+def declarations() -> dict:
+    """What is declared, by part, as JSON."""
+    return {name: _of_part(name) for name in PARTS}
+
+
+def _of_part(name: str) -> dict:
+    recipe = Recipe.load(str(HERE / f"{name}.toml"))
+    part = PARTS[name]
+    return {
+        "recipe": json.loads(json.dumps(recipe.as_dict())),
+        "seeds": part.seeds,
+        "correction": part.correction,
+        "primaries": [_of_test(test) for test in part.tests],
+        "secondary": SECONDARY[name],
+    }
+
+
+def _of_test(test: Declared) -> dict:
+    assert isinstance(test, Test)
+    quantities = {
+        key: {"label": quantity.label, "margin": quantity.margin, "no effect within": quantity.no_effect}
+        for key, quantity in test.quantities.items()
+    }
+    return {
+        "id": test.id,
+        "question": test.question,
+        "statistic": test.statistic,
+        "of": test.of,
+        "quantities": quantities,
+        "predictions": {account: dict(predicted) for account, predicted in test.predictions.items()},
+        "rule": test.rule,
+        "limits": test.limits,
+        "silent where A2 is idle": test.inside,
+        "read by": f"{test.observe.__module__}.{test.observe.__name__}",
+    }
+
+
+def check_declared() -> None:
+    """Raise unless the primaries and recipes are the ones that were written down.
+
+    Raises
+    ------
+    DiffscopeError
+    """
+    if not FILE.is_file():
+        raise DiffscopeError(f"{FILE} is not there; write it with: python -m studies.subtraction.preregister, and commit it")
+    then = json.loads(FILE.read_text(encoding="utf-8"))
+    now = declarations()
+    changed = [name for name in now if then.get(name) != now[name]]
+    if changed:
+        raise DiffscopeError(f"{', '.join(changed)}: what is declared now is not what {FILE.name} says; read by its revision")
+
+
+def main() -> None:
+    """Write the declarations."""
+    try:
+        write_json(FILE, declarations(), indent=1)
+    except DiffscopeError as error:
+        sys.exit(f"error: {error}")
+    print(f"{FILE.name}: {sum(len(part.tests) for part in PARTS.values())} primaries of {len(PARTS)} parts; commit it")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""When a run counts as formed, by the criterion of its recipe, and when it reached shares of right answers."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from diffscope.lab.training.formation import formation, onsets
+from diffscope.lab.training.recipe import Recipe
+from diffscope.store import open_statistics
+from tests.lab.small_recipes import small
+
+LAPTOP = Path(__file__).parents[2] / "benchmarks" / "results" / "laptop"
+
+
+def rows(*shares, name="retrieval", stages=(0,) * 9):
+    return [{"step": 10 * i, "stage": stage, name: share} for i, (share, stage) in enumerate(zip(shares, stages))]
+
+
+@pytest.mark.parametrize(
+    "criterion, curve, step",
+    [
+        ("twice", rows(0.96, 0.9, 0.95, 0.95), 20),
+        ("mean of three", rows(0.8, 0.96, 0.94, 0.9), 20),  # 0.9 over the first three, known at the last of them
+        ("mean of three", rows(0.8, 0.95, 0.94, 0.9), 30),
+        ("mean of three", rows(1.0, 1.0), None),
+        ("mean of three", rows(1.0, 1.0, 1.0, stages=(0, 0, 1)), None),
+        ("mean of three", rows(0.9, 0.9, 0.9, name="copied"), 20),
+    ],
+)
+def test_a_run_forms_by_the_criterion_of_its_recipe(criterion, curve, step):
+    assert formation(curve, replace(small(), formed_by=criterion)) == step
+
+
+def test_a_stage_may_name_another_share():
+    stages = tuple(replace(stage, formed=0.5) for stage in small().stages)
+    recipe = replace(small(), formed_by="mean of three", stages=stages)
+    assert formation(rows(0.4, 0.5, 0.6), recipe) == 20
+
+
+def test_the_criterion_decides_what_is_trained_and_old_recipes_do_not_name_it():
+    recipe = Recipe.load("laptop")
+    assert "formed_by" not in recipe.trains("diff") and "formed_by" not in recipe.as_dict()
+    assert replace(recipe, formed_by="mean of three").trains("diff") != recipe.trains("diff")
+
+
+def test_onsets_are_the_first_step_with_a_share_right():
+    steps = [5, 10, 15, 20]
+    assert onsets(steps, [np.nan, 0.5, 0.79, 0.85]).tolist()[:2] == [10, 20]
+    assert np.isnan(onsets(steps, [np.nan, 0.5, 0.79, 0.85])[2])
+    kept = open_statistics(LAPTOP / "diff" / "seed-0" / "scores.nc")  # along which it was evaluated every 25 steps
+    assert onsets(kept["step"].values, kept["retrieval"].values).tolist() == [325, 400, 400]
