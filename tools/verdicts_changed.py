@@ -44,12 +44,13 @@ def page(before: Sequence[Mapping], board: Sequence[Verdict]) -> str:
     lines = [
         "# What became of every verdict",
         "",
-        "The first board had one word a test: NC, SP, both, neither or inconclusive. It has a column for each account now, and",
-        "a third account. Questions, predictions of NC and SP, smallest effects that matter and estimates are those that were",
-        "written down before. What follows from them has changed in three points: *against* is said where an interval excludes",
-        "a prediction (before, one wholly on the other side could be *inconclusive*); that there is no effect, and what all",
-        "accounts predict, is for none of them; and primaries are corrected by the p that is printed, of turned signs. What",
-        "signed heads predict was added after the cohort had been read, so on this cohort its words are hindsight.",
+        "The first board had one word a test: NC, SP, both, neither or inconclusive. It has a column for each account now,",
+        "and a third account. Questions, predictions of NC and SP, and smallest effects that matter are those that were written",
+        "down before. What follows from them has changed: *against* is said where an interval excludes a prediction (before,",
+        "one wholly on the other side could be *inconclusive*); that there is no effect, and what all accounts predict, is for",
+        "none of them; a test of heads whose second map is idle is silent; heads count with what they cost the answer, by A1's",
+        "mass on the answer before; and primaries are corrected by the p that is printed, of turned signs. What signed heads",
+        "predict was added after the cohort had been read, so on this cohort its words are hindsight.",
         "This page is written by `python -m tools.verdicts_changed`.",
         "",
         LEGEND,
@@ -63,7 +64,7 @@ def page(before: Sequence[Mapping], board: Sequence[Verdict]) -> str:
         old = "was not declared" if record is None else record["verdict"]
         lines.append(f"| {verdict.test.id} | {old} | {' | '.join(words)} | {why(record, verdict)} | {holm(record, verdict)} |")
     others = [verdict.test.id for verdict in board if not isinstance(verdict.test, Test) and verdict.test.id not in then]
-    moved = list(changed_numbers(then, board))
+    moved = changed_numbers(then, board)
     lines += ["", f"New measurements, which have no verdict: {', '.join(others) or 'none'}.", "", numbers_in_words(moved)]
     return "\n".join(lines) + "\n"
 
@@ -72,6 +73,8 @@ def why(record: Mapping | None, verdict: Verdict) -> str:
     """Why each account's word is what it is, where that is not what the one word of before said of it."""
     if verdict.lacks:
         return f"needs {verdict.lacks}"
+    if verdict.idle:
+        return next(iter(verdict.reasons[account] for account in verdict.test.predictions))
     parts = []
     said = {} if record is None else BEFORE[record["verdict"]]
     for account, word in verdict.verdicts.items():
@@ -98,15 +101,15 @@ def holm(record: Mapping | None, verdict: Verdict) -> str:
     return f"{number(old)} → {number(verdict.p)}"
 
 
-def changed_numbers(then: Mapping[str, Mapping], board: Sequence[Verdict]) -> list[str]:
-    """The quantities of which another number stands on the board now."""
-    moved = []
+def changed_numbers(then: Mapping[str, Mapping], board: Sequence[Verdict]) -> dict[str, int]:
+    """By test how many of its quantities are other numbers on the board now."""
+    moved: dict[str, int] = {}
     for verdict in board:
         rows = then.get(verdict.test.id, {"estimates": {}})["estimates"]
         for name, estimate in verdict.estimates.items():
             pairs = [(rows[name][of], getattr(estimate, of)) for of in NUMBERS] if name in rows else []
             if any(not _alike(old, now) for old, now in pairs):
-                moved.append(f"{verdict.test.id}, {verdict.test.quantities[name].label}")
+                moved[verdict.test.id] = moved.get(verdict.test.id, 0) + 1
     return moved
 
 
@@ -116,11 +119,12 @@ def _alike(old: float | None, now: float) -> bool:
     return math.isclose(old, now, rel_tol=ALIKE, abs_tol=ALIKE)
 
 
-def numbers_in_words(moved: Sequence[str]) -> str:
+def numbers_in_words(moved: Mapping[str, int]) -> str:
     """Which estimates are other numbers than before."""
     if not moved:
         return "All estimates, intervals and uncorrected p are the numbers of before: only what is made of them has changed."
-    return f"Other numbers than before stand at: {'; '.join(moved)}."
+    named = ", ".join(f"{id} ({count})" for id, count in moved.items())
+    return f"Other numbers than before, and of how many quantities: {named}. All others are those of before."
 
 
 def main() -> None:
