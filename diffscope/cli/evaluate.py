@@ -155,7 +155,7 @@ def _evaluate_backcopy(scope, task, facts, prompts, looks, progress, as_json):
             "and --text"
         )
     length = facts["length"]
-    progress(30, 100, "measuring attention")
+    progress(30, 100, "scoring copies and measuring attention")
     scores, masses = copying(scope, task, length, prompts, min(looks, prompts), facts["seed"])  # (queries, layer, head, map)
     if as_json:
         kept = {name: facts[name] for name in ("model", "seed", "length")}
