@@ -92,9 +92,21 @@ class TextFolder:
         return hashlib.sha256("".join(f"{sha256(file)}  {name}\n" for name, file in sorted(files)).encode()).hexdigest()
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """Return the folder's tokenizer; if it has none, one is trained on the text to train on and saved there."""
+        """Return the folder's tokenizer; if it has none, one is trained on the text to train on and saved there.
+
+        Raises
+        ------
+        DiffscopeError
+            The folder has a record and no tokenizer, so that it would not be what the record says any more.
+        CorruptFile
+            The tokenizer cannot be read.
+        """
         folder = self.path / TOKENIZER
         if not folder.is_dir():
+            if self.record is not None:
+                raise DiffscopeError(
+                    f"{self.path} has a {RECORD} and no tokenizer, which its digest is of too; add one, or remove {RECORD}"
+                )
             learned = train_tokenizer(self.texts(TRAIN), VOCABULARY, words=[UNKNOWN])
             with replacing(folder) as unfinished:
                 learned.save_pretrained(unfinished)

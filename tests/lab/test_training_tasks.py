@@ -77,6 +77,15 @@ def test_weights_are_kept_in_half_precision_and_open(copying):
     assert diffscope.load(kept).model.state_dict().keys() == half.keys()
 
 
+def test_kept_weights_are_those_of_the_last_training(copying, tmp_path):
+    """A run whose folder was removed is trained again, perhaps by another recipe."""
+    train(copying.recipe, "diff", tmp_path)
+    shutil.rmtree(tmp_path / "diff")
+    run = train(replace(copying.recipe, learning_rate=1e-3), "diff", tmp_path)
+    whole, half = (diffscope.load(folder).model.state_dict() for folder in (run, tmp_path / "weights" / "diff" / "seed-0"))
+    assert all(torch.equal(half[name], whole[name].half().float()) for name in whole)
+
+
 def test_a_cohort_of_copies_is_reported(copying, capsys):
     command = ["train", str(copying.out.parent / "small.toml"), "--out", str(copying.out)]
     assert main([*command, "--report"]) == 0
@@ -137,6 +146,10 @@ def test_another_corpus_is_refused_unless_any_will_do(corpus, tmp_path):
         with_text(recipe, other)
     taken = with_text(recipe, other, any_text=True)
     assert taken.corpus == TextFolder(other).digest and taken.trains("diff") != recipe.trains("diff")
+    shutil.rmtree(other / "tokenizer")
+    bare = with_text(recipe, other, any_text=True)
+    tokenizer_for(bare)
+    assert with_text(recipe, other, any_text=True).corpus == bare.corpus, "the tokenizer that is trained changes nothing later"
     with pytest.raises(DiffscopeError, match="give its folder with --text"):
         tokenizer_for(recipe)
     with pytest.raises(DiffscopeError, match="leave out --text"):

@@ -160,6 +160,14 @@ def test_a_study_takes_its_own_corpus_only_unless_told(folder):
         require_digest(folder, "sha256:00")
 
 
+def test_a_folder_with_a_record_is_given_no_tokenizer(folder):
+    """It would not be the folder of its record any more, and be refused when it is opened again."""
+    record(folder)
+    with pytest.raises(DiffscopeError, match="has a corpus.json and no tokenizer"):
+        TextFolder(folder).tokenizer()
+    TextFolder(folder)
+
+
 def test_the_digest_is_of_what_the_tokenizer_learned(folder):
     """Not of what versions of the libraries write beside it."""
     opened = TextFolder(folder)

@@ -57,6 +57,7 @@ def corpus_of(recipe: Recipe) -> TextFolder | None:
 
 @lru_cache(maxsize=2)  # every run of a cohort asks for it, and to prove it takes a second
 def _opened(folder: Path, digest: str) -> TextFolder:
+    TextFolder(folder).tokenizer()  # one that is trained is part of the digest, the first time as later
     return require_digest(folder, digest)
 
 
@@ -78,7 +79,9 @@ def with_text(recipe: Recipe, folder: Path | None, any_text: bool = False) -> Re
     """
     placed = replace(recipe, text=folder and folder.resolve())
     if any_text and folder is not None and recipe.corpus is not None:
-        placed = replace(placed, corpus=TextFolder(folder).digest)
+        other = TextFolder(folder)
+        other.tokenizer()
+        placed = replace(placed, corpus=other.digest)
     if folder is not None:
         corpus_of(placed)
     return placed

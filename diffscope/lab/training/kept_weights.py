@@ -9,7 +9,7 @@ from pathlib import Path
 from safetensors.torch import load_file, save_file
 
 from diffscope.digests import write_sums
-from diffscope.files import replacing
+from diffscope.files import remove, replacing
 from diffscope.lab.training.run_folder import METRICS, RUN, WEIGHTS
 
 KEPT = "weights"  # in the folder of a cohort
@@ -40,6 +40,8 @@ def copy_tokenizer(run: Path, target: Path) -> None:
 def keep_weights(run: Path) -> Path:
     """Keep the weights of a finished run ``OUT/ARM/seed-N`` in ``OUT/weights/ARM/seed-N``, unless they are there already.
 
+    Those of an earlier run, whose folder was removed to train it again, are replaced.
+
     Returns
     -------
     Path
@@ -48,8 +50,9 @@ def keep_weights(run: Path) -> Path:
     """
     target = run.parents[1] / KEPT
     copy = target / run.parent.name / run.name
-    if copy.is_dir():
+    if all((copy / name).is_file() and (copy / name).read_bytes() == (run / name).read_bytes() for name in (METRICS, RUN)):
         return copy
+    remove(copy)
     copy.parent.mkdir(parents=True, exist_ok=True)
     with replacing(copy, alone=True) as unfinished:
         unfinished.mkdir()
