@@ -209,7 +209,7 @@ class Models:
         if by == ANSWER:
             return None
         a2 = by == A2 and self.differential
-        each = [of["head"] for of in self.without_a2] if a2 else self.knocked_out
+        each = [of["of_head"] for of in self.without_a2] if a2 else self.knocked_out
         costs = [cost.mean("prompt").clip(min=0) for cost in each]
         if not all(float(cost.sum()) > 0 for cost in costs):
             raise Missing(f"a model that loses something without {'A2 of ' if a2 else ''}one of its heads, to weight them by it")
@@ -223,7 +223,10 @@ class Models:
         reads = self.last_queries[-1:] if self.series else self.last_queries
         counting = self.costs or [read.answering for read in reads]
         return a2_cost(
-            [of["head"] for of in self.without_a2], counting, [of["layer_together"] for of in self.without_a2], self.prompts_are
+            [of["of_head"] for of in self.without_a2],
+            counting,
+            [of["layer_together"] for of in self.without_a2],
+            self.prompts_are,
         )
 
     def untrained_models(self, in_a_row: int = 1) -> Iterator[tuple[Scope, list[Match]]]:

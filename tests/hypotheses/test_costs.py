@@ -40,7 +40,7 @@ def test_costs_are_rises_of_the_loss_and_falls_of_the_log_odds(scope, prompts):
     for where, edit in (("alone", edits.zero_a2(layers=0, heads=0)), ("layer_together", edits.zero_a2(layers=0))):
         cost = a2[where][0, 0] if where == "alone" else a2[where][0]
         np.testing.assert_allclose(cost, answers(scope, prompts[:2], edit).loss - before.loss)
-    np.testing.assert_allclose(a2["head"].sum("head"), a2["layer_together"], atol=1e-9)  # two heads: Shapley values
+    np.testing.assert_allclose(a2["of_head"].sum("head"), a2["layer_together"], atol=1e-9)  # two heads: Shapley values
     assert float(a2["layer_together"][0].mean()) > 3 > 0.5 > abs(a2["layer_together"][1:].mean("prompt")).max()
 
 
@@ -120,7 +120,7 @@ def test_heads_of_untrained_models_count_as_those_of_the_trained(scope):
     gini = sparser(models.last_queries[0])["gini"].transpose("prompt", "layer", "head").values
     np.testing.assert_allclose(trained.mean("gini"), (gini * costs).sum((1, 2)) / costs.sum(), rtol=1e-6)
     (by_a2,), _ = Models([scope], Settings(prompts=5, length=128, untrained=3, weights="a2")).tables(sparser)
-    expected = models.without_a2[0]["head"].mean("prompt").clip(min=0)
+    expected = models.without_a2[0]["of_head"].mean("prompt").clip(min=0)
     np.testing.assert_allclose(by_a2.costs, expected)
     with pytest.raises(DiffscopeError, match="not weighted by 'mass'"):
         Settings(weights="mass")

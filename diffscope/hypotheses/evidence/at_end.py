@@ -52,7 +52,7 @@ def at_end(scope: Scope, prompts: Sequence[Prompt], several: Sequence[Prompt]) -
     if not captured.differential:
         return values, outcomes
     without_a2 = lost_without_a2(scope, few)
-    values |= {f"a2_out.{measure}": lost for measure, lost in _by_measure(without_a2["head"]).items()}
+    values |= {f"a2_out.{measure}": lost for measure, lost in _by_measure(without_a2["of_head"]).items()}
     outcomes |= {
         A2_OF_LAYER.format(layer): lost.values for layer, lost in enumerate(without_a2["layer_together"].sel(measure="loss"))
     }

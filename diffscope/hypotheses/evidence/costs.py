@@ -45,9 +45,9 @@ def lost_without_a2(scope: Scope, prompts: Sequence[Prompt]) -> xr.Dataset:
     Returns
     -------
     Dataset
-        In nats, as :func:`lost_without_heads` has them: ``alone`` and ``after_others`` (measure, layer, head, prompt), ``head``,
-        the mean of both, ``layer_together`` (measure, layer, prompt), and ``together`` (measure, prompt). NaN where there is no
-        head or no second map.
+        In nats, as :func:`lost_without_heads` has them: ``alone`` and ``after_others`` (measure, layer, head, prompt),
+        ``of_head``, the mean of both, ``layer_together`` (measure, layer, prompt), and ``together`` (measure, prompt). NaN where
+        there is no head or no second map.
     """
     before = _answered(scope, prompts)
     heads = heads_of(scope, prompts[0].ids, differential=True)
@@ -68,7 +68,7 @@ def lost_without_a2(scope: Scope, prompts: Sequence[Prompt]) -> xr.Dataset:
         {
             "alone": (by_head, alone),
             "after_others": (by_head, after),
-            "head": (by_head, (alone + after) / 2),
+            "of_head": (by_head, (alone + after) / 2),
             "layer_together": (("measure", "layer", "prompt"), whole),
             "together": (("measure", "prompt"), together),
         },
