@@ -3,13 +3,16 @@
     python -m studies.subtraction.evidence sinks runs/subtraction
     python -m studies.subtraction.evidence text runs/subtraction --text CORPUS
 
-takes the evidence of finished runs that have none yet and writes ``studies/subtraction/evidence/PART.nc`` over (arm, seed), their
-scores included. It prints how many runs there are, and no number of them: they are read by ``studies.subtraction.read``.
+takes the evidence of finished runs that have none yet, or one that other code took, and writes
+``studies/subtraction/evidence/PART.nc`` over (arm, seed), their scores included. It prints how many runs there are and none of
+their numbers: those are read by ``studies.subtraction.read``.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
+import hashlib
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -28,6 +31,7 @@ from diffscope.instruments.injection import cmrr_by_injection
 from diffscope.instruments.signal_to_noise import mean_gain, over_prompts, signal_to_noise, tells
 from diffscope.lab.training.beginnings import corpus_of
 from diffscope.lab.training.cohort import Cohort, collect
+from diffscope.lab.training.run_folder import WEIGHTS
 from diffscope.lab.training.runs import home
 from diffscope.scope import Scope, load
 from diffscope.store import open_statistics, save_statistics
@@ -77,7 +81,11 @@ def task_of(part: str, scope: Scope, seed: int, texts=None) -> Task:
         return Task([task.prompt(length, rng) for _ in range(COUNT)], exchanged)
     if part == "text":
         planted = PlantedLookups(scope.tokenizer, texts)
-        return Task([planted.prompt(length, rng, distractors=DISTRACTORS // 4) for _ in range(COUNT)], lambda prompt: {})
+
+        def held_out(prompt: Prompt) -> dict:
+            return {"fillers": [planted.retrieval.redrawn(prompt, rng) for _ in range(FEW)]}
+
+        return Task([planted.prompt(length, rng, distractors=DISTRACTORS // 4) for _ in range(COUNT)], held_out)
     task = Retrieval(scope.tokenizer, held_out=True, template=" {city} {number}.")
     return Task([task.prompt(length, DISTRACTORS + 1, rng) for _ in range(COUNT)], lambda prompt: {})
 
@@ -99,30 +107,30 @@ def take(part: str, scope: Scope, seed: int, texts=None) -> xr.Dataset:
     Dataset
         Of the task's answers, in nats: ``lost_without_a2`` (layer), all of a layer's second maps at once, and
         ``lost_without_a2_of_head`` (layer, head); ``lost_without_signs``, ``lost_with_one_a2`` and ``lost_with_plus`` (layer);
-        what :func:`gain` and :func:`rejection` give; ``previous_token_a1`` and ``previous_token_a2`` (layer, head); and of sinks
-        ``sink`` (queries, map, layer, head) and ``copy_log_odds``. Models without a second map lack most of it.
+        what :func:`gain` and :func:`rejection` give; of lookups ``previous_token_a1`` and ``previous_token_a2`` (layer, head);
+        and of copies ``sink`` (queries, map, layer, head) and ``copy_log_odds``. Models without a second map lack most of it.
     """
     task = task_of(part, scope, seed, texts)
     batch = scope.capture([prompt.ids for prompt in task.prompts])
-    taken = previous_token(batch, task.prompts)
     if part in COPYING:
-        taken |= {"sink": sinks(batch, task.prompts), "copy_log_odds": copy_log_odds(scope, seed)}
+        taken = {"sink": sinks(batch, task.prompts), "copy_log_odds": copy_log_odds(scope, seed)}
+    else:
+        taken = previous_token(batch, task.prompts)
     if all(layer.differential for layer in batch.layers):
-        taken |= of_second_map(scope, task)
+        taken |= of_second_map(scope, task, queries=None if part == "text" else (-1,))
     dataset = xr.Dataset(taken).drop_vars("family", errors="ignore")
     return dataset.assign_coords(head=range(dataset.sizes["head"]))  # arms have different numbers of heads
 
 
-def of_second_map(scope: Scope, task: Task) -> dict[str, xr.DataArray]:
-    """What only a model with two maps has: what A2 costs, its signs, gain and rejection."""
+def of_second_map(scope: Scope, task: Task, queries: Sequence[int] | None) -> dict[str, xr.DataArray]:
+    """What only a model with two maps has: what A2 costs, its signs, gain, and rejection at some queries or at all."""
     costs = lost_without_a2(scope, task.prompts).sel(measure="loss", drop=True).mean("prompt")
-    of_heads = (costs["alone"] + costs["after_others"]) / 2  # (layer, head)
-    taken = {"lost_without_a2": costs["layer_together"], "lost_without_a2_of_head": of_heads}
+    taken = {"lost_without_a2": costs["layer_together"], "lost_without_a2_of_head": costs["of_head"]}
     layers = range(costs.sizes["layer"])
     for name, edit in {"without_signs": edits.d_plus, "with_one_a2": edits.share_a2, "with_plus": edits.plus}.items():
         taken[f"lost_{name}"] = by_layer(scope, task.prompts, layers, edit)
     gains = [signal_to_noise(scope, prompt.ids, spans=_named(prompt), **task.exchanged(prompt)) for prompt in task.prompts[:FEW]]
-    return taken | gain(over_prompts(gains), of_heads) | rejection(scope, task.prompts[:FEW])
+    return taken | gain(over_prompts(gains), costs["of_head"]) | rejection(scope, task.prompts[:FEW], queries)
 
 
 def gain(together: xr.Dataset, costs: xr.DataArray) -> dict[str, xr.DataArray]:
@@ -136,10 +144,14 @@ def gain(together: xr.Dataset, costs: xr.DataArray) -> dict[str, xr.DataArray]:
         Nats; what is below 0 counts as 0.
     """
     before = together.sel(stage="before", drop=True)
-    told = tells(together).sel(stage="before", drop=True)  # (layer, head)
-    weights = told.astype(float).copy(data=np.nan_to_num(costs.transpose("layer", "head").values).clip(min=0))
-    taken = {"gain_by_head": together["snr_gain"].rename(stage="norm"), "snr_by_head": before["snr"], "tells": told.astype(float)}
-    taken["a2_cost_where_told"] = weights.where(told, 0.0).sum()
+    chosen = tells(together).sel(stage="before", drop=True)  # (layer, head)
+    weights = chosen.astype(float).copy(data=np.nan_to_num(costs.transpose("layer", "head").values).clip(min=0))
+    taken = {
+        "gain_by_head": together["snr_gain"].rename(stage="norm"),
+        "snr_by_head": before["snr"],
+        "tells": chosen.astype(float),
+    }
+    taken["a2_cost_where_told"] = weights.where(chosen, 0.0).sum()
     if not float(taken["a2_cost_where_told"]) > 0:
         return taken
     means = mean_gain(together, weights)["snr_gain"].sel(stage="before", drop=True)
@@ -147,7 +159,7 @@ def gain(together: xr.Dataset, costs: xr.DataArray) -> dict[str, xr.DataArray]:
     return taken | {
         "signal_to_noise_gain": means.sel(a2="own", drop=True),
         "gain_over_uniform": means.sel(a2="own", drop=True) - means.sel(a2="uniform", drop=True),
-        "snr_first_ahead": ahead.where(told).weighted(weights).mean(),
+        "snr_first_ahead": ahead.where(chosen).weighted(weights).mean(),
     }
 
 
@@ -158,10 +170,13 @@ def by_layer(scope: Scope, prompts: Sequence[Prompt], layers: Sequence[int], edi
     return xr.DataArray(rises, {"layer": list(layers)}, "layer")
 
 
-def rejection(scope: Scope, prompts: Sequence[Prompt]) -> dict[str, xr.DataArray]:
-    """Common-mode rejection by injection on what is neither answer nor query, and its ceiling, (layer, head), dB."""
+def rejection(scope: Scope, prompts: Sequence[Prompt], queries: Sequence[int] | None) -> dict[str, xr.DataArray]:
+    """Common-mode rejection by injection on what is not answer, query or sink, and its ceiling, (layer, head), dB.
+
+    Of the last query, or with None of all queries, whose squared changes are averaged.
+    """
     batch = scope.capture([prompt.ids for prompt in prompts], spans=[_named(prompt) for prompt in prompts])
-    measured = cmrr_by_injection(batch, spans=["irrelevant"], sigmas=[SIGMA], draws=8).isel(sigma=0, span=0, drop=True)
+    measured = cmrr_by_injection(batch, queries, spans=["irrelevant"], sigmas=[SIGMA], draws=8).isel(sigma=0, span=0, drop=True)
     changes = measured[[name for name in measured.data_vars if str(name).startswith("change_")]]
     squares = np.square(changes).mean("prompt")  # of each (layer, head)
     return {
@@ -231,6 +246,8 @@ def copy_log_odds(scope: Scope, seed: int, rows: int = 64) -> xr.DataArray:
 def gather(part: str, cohort: Cohort) -> xr.Dataset:
     """Take the evidence of finished runs that have none, and put all of them together with their scores, over (arm, seed).
 
+    A run that diverged has no model, so all of its evidence is NaN.
+
     Raises
     ------
     DiffscopeError
@@ -240,8 +257,11 @@ def gather(part: str, cohort: Cohort) -> xr.Dataset:
     done = {shard.id for shard in cohort.outcome().done}
     runs = {}
     for shard in cohort.runs():
-        if shard.id in done:
-            runs[shard.spec["arm"], shard.spec["seed"]] = _of_run(part, cohort, home(cohort.out, shard), shard.spec["seed"])
+        folder = home(cohort.out, shard)
+        if shard.id in done and (folder / WEIGHTS).is_file():
+            runs[shard.spec["arm"], shard.spec["seed"]] = _of_run(part, cohort, folder, shard.spec["seed"])
+    if not runs:
+        raise DiffscopeError(f"no finished run in {cohort.out} has a model to take evidence of; train again what diverged")
     fullest = max(runs.values(), key=lambda run: len(run.data_vars))
     missing = xr.full_like(fullest, np.nan)
     seeds, arms = (scores[name].values.tolist() for name in ("seed", "arm"))
@@ -250,14 +270,21 @@ def gather(part: str, cohort: Cohort) -> xr.Dataset:
 
 
 def _of_run(part: str, cohort: Cohort, folder: Path, seed: int) -> xr.Dataset:
-    """The evidence of a run, which is taken if it is not in its folder yet."""
+    """The evidence of a run, which is taken if its folder has none that was taken by this code."""
     place = folder / FILE
-    if not place.is_file():
-        scope = load(folder)
-        corpus = corpus_of(cohort.recipe)
-        texts = None if corpus is None else corpus.filler(HELD_OUT, scope.tokenizer)
-        save_statistics(take(part, scope, seed, texts), place, dated=False)
+    if place.is_file() and (taken := open_statistics(place)).attrs.get("taken_by") == taken_by():
+        return taken.drop_attrs()
+    scope = load(folder)
+    corpus = corpus_of(cohort.recipe)
+    texts = None if corpus is None else corpus.filler(HELD_OUT, scope.tokenizer)
+    save_statistics(take(part, scope, seed, texts).assign_attrs(taken_by=taken_by()), place, dated=False)
     return open_statistics(place).drop_attrs()
+
+
+def taken_by() -> str:
+    """The digest of the code of this module, so that runs are never put together that other code was used on."""
+    code = ast.parse(Path(__file__).read_text(encoding="utf-8"))
+    return hashlib.sha256(ast.dump(code).encode()).hexdigest()[:16]
 
 
 def _filled(run: xr.Dataset, missing: xr.Dataset) -> xr.Dataset:

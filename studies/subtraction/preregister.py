@@ -13,10 +13,13 @@ import json
 import sys
 from pathlib import Path
 
+import xarray as xr
+
 from diffscope.errors import DiffscopeError
 from diffscope.files import write_json
 from diffscope.hypotheses.rules import Declared, Test
 from diffscope.lab.training.recipe import Recipe
+from studies.subtraction import evidence
 from studies.subtraction.primaries import PARTS
 
 HERE = Path(__file__).parent
@@ -60,6 +63,7 @@ def _of_part(name: str) -> dict:
         "recipe": json.loads(json.dumps(recipe.as_dict())),
         "seeds": part.seeds,
         "correction": part.correction,
+        "evidence": {"prompts": evidence.COUNT, "of gain and rejection": evidence.FEW, "tokens": evidence.LENGTH[name]},
         "primaries": [_of_test(test) for test in part.tests],
         "secondary": SECONDARY[name],
     }
@@ -99,6 +103,28 @@ def check_declared() -> None:
     changed = [name for name in now if then.get(name) != now[name]]
     if changed:
         raise DiffscopeError(f"{', '.join(changed)}: what is declared now is not what {FILE.name} says; read by its revision")
+
+
+def check_evidence(name: str, dataset: xr.Dataset) -> None:
+    """Raise unless the evidence of a part is of all runs that it declares, and of no others.
+
+    Raises
+    ------
+    DiffscopeError
+    """
+    declared = _of_part(name)["recipe"]
+    of = json.loads(dataset.attrs.get("recipe", "{}"))
+    if differing := sorted(field for field in declared | of if declared.get(field) != of.get(field)):
+        raise DiffscopeError(
+            f"the evidence of {name} is of runs by another recipe (it differs in {', '.join(differing)}); take it anew"
+        )
+    if (seeds := dataset["seed"].values.tolist()) != declared["seeds"]:
+        raise DiffscopeError(
+            f"the evidence of {name} is of the seeds {seeds}, and {declared['seeds']} are declared; leave out the others"
+        )
+    finished = int(dataset["finished"].sum())
+    if finished < dataset["finished"].size:
+        raise DiffscopeError(f"{finished} of {dataset['finished'].size} runs are finished; a part is read once, when all are")
 
 
 def main() -> None:

@@ -15,10 +15,11 @@ import numpy as np
 import xarray as xr
 from scipy import stats
 
+from diffscope.hypotheses import arms
 from diffscope.hypotheses.arms import measured, of_arm
 from diffscope.hypotheses.inference import Estimate, Observed
 from diffscope.hypotheses.rules import ABOVE, BELOW, NONE, Declared, Missing, Quantity, declare
-from diffscope.lab.training.onsets import AVERAGED, onset
+from diffscope.lab.training.onsets import AVERAGED
 
 NATS = 0.5  # of log-odds: odds by two thirds
 OCTAVES = 0.15  # of steps
@@ -139,7 +140,7 @@ def _lookup(
 
 def log_odds_of_runs(part: xr.Dataset) -> xr.DataArray:
     """Log-odds of the answer, mean over prompts and the cells of the grid, (arm, seed), nats."""
-    return measured(part, "log_odds").astype(float).mean("prompt").mean(("length", "distractors"))
+    return arms.log_odds(part).mean(("length", "distractors"))
 
 
 ALL_ABOVE = {account: {"difference": ABOVE} for account in ("NC", "SP", "SH")}
@@ -155,8 +156,8 @@ EVERY = "All three accounts predict it: it can speak against them, and for none 
     question="Does the lookup arise earlier if the second map is subtracted than if it is added?",
     asks={"difference": BELOW},
     source=SOURCE,
-    statistic="log2 of the step at which the mean of three evaluations first reaches 90 % (a run that never does counts with its "
-    "last step); DIFF − plus, paired by seed",
+    statistic="log2 of the step at which the mean of three evaluations first reaches 90 % (a run that never does counts with the "
+    "last step of the stage that it has to do so in); DIFF − plus, paired by seed",
     controls=SAME,
     quantities={"difference": Quantity("onset, DIFF − plus (octaves)", OCTAVES)},
     predictions=ALL_BELOW,
@@ -170,15 +171,12 @@ def onset_of_the_lookup(part: xr.Dataset) -> dict[str, Observed]:
 
 
 def onsets(part: xr.Dataset) -> xr.DataArray:
-    """Onset of each run, (arm, seed), in steps: of one that has none its last step, NaN where a run is missing."""
-    curves = measured(part, "retrieval").transpose("arm", "seed", "step")
-    steps = curves["step"].values
-    values = np.full(curves.shape[:2], np.nan)
-    for place in np.ndindex(values.shape):
-        shares = curves.values[place]
-        if np.isfinite(shares).any():
-            values[place] = min(onset(steps, shares, AVERAGED), steps[np.isfinite(shares)][-1])
-    return curves.isel(step=0, drop=True).copy(data=values)
+    """Onset of each run, (arm, seed), in steps: of one that has none, or that diverged before it, the most that there are.
+
+    NaN where a run is missing.
+    """
+    limit = float(measured(part, "formation_limit"))
+    return arms.onsets(part, AVERAGED).clip(max=limit)
 
 
 @declare(

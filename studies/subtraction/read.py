@@ -16,7 +16,7 @@ from diffscope.hypotheses.inference import Observed, estimate
 from diffscope.hypotheses.rules import Cost
 from diffscope.store import open_statistics
 from studies.subtraction.judging import Judged, judge
-from studies.subtraction.preregister import check_declared
+from studies.subtraction.preregister import check_declared, check_evidence
 from studies.subtraction.primaries import PARTS
 
 HERE = Path(__file__).parent
@@ -67,11 +67,9 @@ def main() -> None:
     try:
         check_declared()
         dataset = open_statistics(options.evidence / f"{options.part}.nc")
+        check_evidence(options.part, dataset)
     except DiffscopeError as error:
         sys.exit(f"error: {error}")
-    finished = int(dataset["finished"].sum())
-    if finished < dataset["finished"].size:
-        sys.exit(f"error: {finished} of {dataset['finished'].size} runs are finished; a part is read once, when all are")
     cost = cost_of(dataset)
     print(table(judge(options.part, dataset, cost), cost))
 

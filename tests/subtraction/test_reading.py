@@ -7,14 +7,21 @@ import pytest
 import torch
 import xarray as xr
 
+import diffscope
+from diffscope.errors import DiffscopeError
 from diffscope.hypotheses.rules import Cost
+from diffscope.lab.training.cohort import Cohort, train_cohort
+from diffscope.lab.training.recipe import Recipe
 from diffscope.models import DiffConfig, DiffForCausalLM
 from diffscope.scope import Scope
 from diffscope.tasks import Backcopy
+from diffscope.tasks.corpus import Filler
+from diffscope.tasks.exchanging import other_fillers
 from studies.subtraction import evidence, power, preregister
 from studies.subtraction.judging import judge
 from studies.subtraction.primaries import PARTS, onsets, share_of_seeds
 from studies.subtraction.read import cost_of, table
+from tests.lab.small_recipes import COPYING
 
 WORKS = Cost(5.0, 4.0, 6.0)
 
@@ -109,12 +116,15 @@ def test_a_part_without_evidence_says_what_it_needs():
         assert table(rows, None).count("needs ") == len(rows)
 
 
-def test_a_run_without_an_onset_counts_with_its_last_step():
-    curves = np.array([[[0.0, 0.9, 0.9, 0.9], [0.0, 0.5, 0.2, np.nan]], [[np.nan] * 4, [1.0, 1.0, 1.0, 1.0]]])
-    part = xr.Dataset(
-        {"retrieval": (("arm", "seed", "step"), curves)}, {"arm": ["diff", "plus"], "seed": [0, 1], "step": [25, 50, 75, 100]}
+def test_a_run_without_an_onset_counts_with_the_last_step_of_its_stage():
+    """One that diverged early does so too: it is not the first to look up."""
+    curves = np.array(
+        [[[0.0, 0.9, 0.9, 0.9], [0.0, 0.5, 0.2, 0.1]], [[np.nan] * 4, [1.0, 1.0, 1.0, 1.0]], [[0.1, *[np.nan] * 3]] * 2]
     )
-    np.testing.assert_array_equal(onsets(part), [[100, 75], [np.nan, 75]])
+    values = {"retrieval": (("arm", "seed", "step"), curves), "formation_limit": 100.0}
+    values["finished"] = (("arm", "seed"), [[1, 1], [0, 1], [1, 1]])
+    coords = {"arm": ["diff", "plus", "d-plus"], "seed": [0, 1], "step": [25, 50, 75, 100]}
+    np.testing.assert_array_equal(onsets(xr.Dataset(values, coords)), [[100, 100], [np.nan, 75], [100, 100]])
 
 
 def test_the_cost_is_of_the_heads_that_tell_the_answer():
@@ -162,7 +172,7 @@ def copier():
 
 def test_evidence_of_uniform_maps_is_as_it_has_to_be(copier):
     taken = evidence.take("sinks", copier, 0)
-    np.testing.assert_allclose(taken["previous_token_a1"], taken["previous_token_a2"], rtol=1e-6)
+    assert "previous_token_a1" not in taken  # which is of lookups
     uniform = taken["sink"].sel(queries="dormant", map="A1")
     np.testing.assert_allclose(taken["sink"].sel(queries="dormant", map="D"), uniform, rtol=1e-5)  # D is uniform too
     np.testing.assert_allclose(uniform, uniform.isel(layer=0, head=0), rtol=1e-6)
@@ -170,6 +180,92 @@ def test_evidence_of_uniform_maps_is_as_it_has_to_be(copier):
     np.testing.assert_allclose(taken["lost_with_one_a2"], 0, atol=1e-6)  # heads have one second map already
     assert set(taken["lost_without_a2"].dims) == {"layer"}
     assert np.isfinite(taken["copy_log_odds"])
+
+
+def test_the_previous_token_is_the_city_before_the_number(monkeypatch):
+    """A model that scores nothing has at the number's first token the same weight on every token up to it."""
+    monkeypatch.setattr(evidence, "COUNT", 2)
+    scope = diffscope.load("mini-diff")
+    for layer in scope.model.model.layers:
+        torch.nn.init.zeros_(layer.self_attn.q_proj.weight)
+    task = evidence.task_of("mechanism", scope, 0)
+    answers = [prompt.spans["answer"] for prompt in task.prompts]
+    before = [scope.tokenizer.decode([prompt.ids[at[0] - 1]]).strip() for prompt, at in zip(task.prompts, answers)]
+    assert before == [prompt.city for prompt in task.prompts]
+    taken = evidence.previous_token(scope.capture([prompt.ids for prompt in task.prompts]), task.prompts)
+    uniform = np.mean([1 / (at[0] + 1) for at in answers])
+    np.testing.assert_allclose(taken["previous_token_a2"], uniform, rtol=1e-5)
+
+
+def test_running_text_is_exchanged_for_held_out_text_of_its_corpus():
+    scope = diffscope.load("mini-diff")
+    texts = ["the sea and the land and a river and a lake with boats and ships that go there " * 40]
+    task = evidence.task_of("text", scope, 0, texts)
+    (prompt, *_) = task.prompts
+    fillers = task.exchanged(prompt)["fillers"]
+    filler = context(prompt)
+    others = other_fillers(scope.encode(prompt.ids), filler, evidence.FEW, np.random.default_rng(0), None, fillers)
+    of_text = set(Filler.of(texts, scope.tokenizer).ids.tolist())
+    assert len(fillers) == evidence.FEW and len(set(map(tuple, others))) > 1
+    assert all(set(row) <= of_text for row in others) and len(filler) > 100
+
+
+def context(prompt):
+    """Positions that are of no sentence and not of the question."""
+    named = {at for name in ("needles", "query", "sink") for at in prompt.spans[name]}
+    stated = prompt.spans["answer"]
+    return [at for at in range(len(prompt.ids)) if at not in named and not stated[0] - 4 <= at <= stated[-1] + 1]
+
+
+def test_rejection_is_of_the_queries_that_are_asked_for(copier):
+    task = evidence.task_of("sinks", copier, 0)
+    last, every = (evidence.rejection(copier, task.prompts[:2], queries) for queries in ((-1,), None))
+    assert not np.allclose(last["rejection"], every["rejection"])
+
+
+@pytest.fixture
+def copies(tmp_path):
+    """A small cohort of copies that is trained."""
+    (tmp_path / "copies.toml").write_text(COPYING.replace("seeds = [0]", "seeds = [0, 1]"))
+    cohort = Cohort(Recipe.load(str(tmp_path / "copies.toml")), tmp_path / "out")
+    assert not train_cohort(cohort).failed
+    return cohort
+
+
+def test_evidence_is_taken_once_by_one_code_and_not_of_runs_without_a_model(copies, monkeypatch):
+    taken = []
+
+    def take(part, scope, seed, texts):
+        taken.append(seed)
+        return xr.Dataset({"copy_log_odds": float(len(taken))})
+
+    monkeypatch.setattr(evidence, "take", take)
+    first = evidence.gather("sinks", copies)
+    count = len(taken)
+    assert first["copy_log_odds"].notnull().all() and count == first["finished"].size
+    assert evidence.gather("sinks", copies).identical(first) and len(taken) == count
+    monkeypatch.setattr(evidence, "taken_by", lambda: "other code")
+    assert evidence.gather("sinks", copies)["copy_log_odds"].min() > count
+    (copies.out / "diff" / "seed-0" / "model.safetensors").unlink()  # as of a run that diverged
+    again = evidence.gather("sinks", copies)
+    assert again["copy_log_odds"].sel(arm="diff", seed=0).isnull() and again["finished"].all()
+    check(copies.recipe, again)
+
+
+def check(recipe, dataset):
+    """The evidence is that of its recipe, and of no other seed or recipe."""
+    declared = {"recipe": json.loads(json.dumps(recipe.as_dict()))}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(preregister, "_of_part", lambda name: declared)
+        preregister.check_evidence("sinks", dataset)
+        for wrong, words in (
+            (dataset.reindex(seed=[0, 1, 99]), "99"),
+            (dataset.assign_attrs(recipe="{}"), "another recipe"),
+            (dataset.drop_attrs(), "another recipe"),
+            (dataset.assign(finished=dataset["finished"] * 0), "0 of "),
+        ):
+            with pytest.raises(DiffscopeError, match=words):
+                preregister.check_evidence("sinks", wrong)
 
 
 def test_log_odds_of_copies_are_those_of_the_loss(copier):
