@@ -128,6 +128,8 @@ def _chosen(recipe, preset, learning_rate, text, any_text):
 
     if (recipe is None) == (preset is None):
         raise DiffscopeError("name one recipe: diffscope train laptop, or --preset laptop, or a .toml file")
+    if any_text and text is None:
+        raise DiffscopeError("--any-text allows another corpus and names none; give its folder with --text FOLDER")
     chosen = with_text(Recipe.load(recipe or preset), text, any_text)
     return chosen if learning_rate is None else replace(chosen, learning_rate=learning_rate, tuning=None)
 

@@ -213,9 +213,11 @@ def _show_runs(dataset, rows, recipe):
 def _show_copies(dataset, rows, recipe):
     """How well the copies of Bigram-Backcopy are predicted in the end, mean over seeds."""
     names = ["copied", "copy_loss", "bigram_excess"]
-    evaluated = dataset[names].dropna("step", how="all")  # of runs of one length, at the same steps
+    evaluated = dataset[names].dropna("step", how="all")  # of runs of one length, at the same steps, unless one diverged
     last = evaluated.isel(step=-1).mean("seed")
-    say("tokens after a trigger: share that is right, and loss (nats); the loss on bigrams above the least; mean over seeds")
+    say(
+        "tokens after a trigger: share that is right, and loss (nats); the loss on bigrams above the least; mean over seeds that ended"
+    )
     table = []
     for row in rows:
         ends = last.sel(arm=row["arm"])

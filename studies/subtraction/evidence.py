@@ -302,10 +302,10 @@ def main() -> None:
     options = parser.parse_args()
     try:
         dataset = gather(options.part, cohort_of(options.part, options.runs, options.text))
+        options.out.mkdir(parents=True, exist_ok=True)
+        save_statistics(dataset, options.out / f"{options.part}.nc", dated=False)
     except DiffscopeError as error:
         sys.exit(f"error: {error}")
-    options.out.mkdir(exist_ok=True)
-    save_statistics(dataset, options.out / f"{options.part}.nc", dated=False)
     print(f"{options.part}: evidence of {int(dataset['finished'].sum())} of {dataset['finished'].size} runs")
 
 

@@ -16,7 +16,7 @@ from diffscope.hypotheses.rules import Cost, Declared, Missing, Test, state
 from studies.subtraction.primaries import PARTS, Part
 
 Estimates = Mapping[str, Mapping[str, Estimate]]  # by primary and quantity
-NOT_TESTED = "not tested: one before it in the order was not found"
+NOT_TESTED = "not tested: one before it in the order was not detected"
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Judged:
     estimates : dict of str to Estimate
         By quantity; empty if it could not be read, and then `note` says what it needs.
     p : float
-        Corrected as its part says; of several quantities the largest. NaN in a fixed order after one that was not found.
+        Corrected as its part says; of several quantities the largest. NaN in a fixed order after one that was not detected.
     states : dict of str to str
         By quantity, as :func:`diffscope.hypotheses.rules.state` says.
     words : dict of account to {"for", "against", "open", "silent"}
@@ -44,9 +44,9 @@ class Judged:
     note: str = ""
 
     @property
-    def found(self) -> bool:
+    def detected(self) -> bool:
         """Whether there is an effect on the side that the primary asks about."""
-        return bool(self.states) and all(self.states[name] == wanted for name, wanted in self.test.asks.items())
+        return _as_asked(self.test, self.states)
 
 
 def judge(name: str, dataset: xr.Dataset, cost: Cost | None = None) -> list[Judged]:
@@ -89,19 +89,24 @@ def judged(part: Part, estimates: Estimates, notes: Mapping[str, str] | None = N
 
 
 def corrected(part: Part, estimates: Estimates) -> list[float]:
-    """p of a part's primaries as its correction says; NaN in a fixed order after one that was not found."""
+    """p of a part's primaries as its correction says; NaN in a fixed order after one that was not detected."""
     p = [_p(estimates[test.id]) if test.id in estimates else 1.0 for test in part.tests]
     if part.correction == "Holm":
         return holm(p)
     if part.correction == "none":
         return p
     rest = []
-    found = True
+    detected = True
     for test, of_test in zip(part.tests, p):
-        rest.append(of_test if found else math.nan)
+        rest.append(of_test if detected else math.nan)
         states = _states(test, estimates[test.id], of_test) if test.id in estimates else {}
-        found = found and bool(states) and all(states[name] == wanted for name, wanted in test.asks.items())
+        detected = detected and _as_asked(test, states)
     return rest
+
+
+def _as_asked(test: Declared, states: Mapping[str, str]) -> bool:
+    """Whether every quantity that a primary asks about is on the side that it asks for; not if there is none."""
+    return bool(states) and all(states[name] == wanted for name, wanted in test.asks.items())
 
 
 def _p(estimates: Mapping[str, Estimate]) -> float:
@@ -117,11 +122,11 @@ def _states(test: Declared, estimates: Mapping[str, Estimate], p: float) -> dict
 
 
 def shares(readings: Sequence[Sequence[Judged]]) -> dict[str, dict[str, float]]:
-    """Of many simulated readings of a part: by primary, the share in which it was found, and that of each account's words."""
+    """Of many simulated readings of a part: by primary, the share in which it was detected, and that of each account's words."""
     table: dict[str, dict[str, float]] = {}
     for number, first in enumerate(readings[0]):
         column = [rows[number] for rows in readings]
-        cells = {"found": float(np.mean([row.found for row in column]))}
+        cells = {"detected": float(np.mean([row.detected for row in column]))}
         for account in first.words:
             for word in ("for", "against"):
                 cells[f"{account} {word}"] = float(np.mean([row.words[account] == word for row in column]))

@@ -9,6 +9,7 @@ pilots, and their means follow from which account is true.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from diffscope.accounts import ACCOUNTS
-from diffscope.files import write_json
+from diffscope.errors import DiffscopeError
+from diffscope.files import check_target, write_json
 from diffscope.hypotheses.inference import Estimate, Observed, estimate
 from diffscope.hypotheses.rules import ABOVE, NONE, Declared, Quantity, Test
 from studies.subtraction.judging import Judged, judged, shares
@@ -101,21 +103,21 @@ def power(count: int) -> list[dict]:
                 table = shares(read)
                 for_it = {id: cells[f"{truth} for"] for id, cells in table.items() if f"{truth} for" in cells}
                 row = {"part": name, "truth": truth, "size": "none" if truth == NOTHING else ("small", "middle", "large")[size]}
-                found = {id: cells["found"] for id, cells in table.items()}
-                rows.append(row | false_words(read, truth) | {"found": found, "for it": for_it, "words": table})
+                detected = {id: cells["detected"] for id, cells in table.items()}
+                rows.append(row | false_words(read, truth) | {"detected": detected, "for it": for_it, "words": table})
     return rows
 
 
 def in_table(rows: list[dict]) -> str:
     """Power as Markdown: one row a part, truth and size."""
     lines = [
-        "| part | true is | effects | for a wrong account | against the true one | found, by primary | for the true account |",
+        "| part | true is | effects | for a wrong account | against the true one | detected, by primary | for the true account |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        found, for_it = (_in_words(row[name]) for name in ("found", "for it"))
+        detected, for_it = (_in_words(row[name]) for name in ("detected", "for it"))
         wrong, against = (f"{row[name]:.1%}" for name in ("for a wrong account", "against the true account"))
-        lines.append(f"| {row['part']} | {row['truth']} | {row['size']} | {wrong} | {against} | {found} | {for_it or '–'} |")
+        lines.append(f"| {row['part']} | {row['truth']} | {row['size']} | {wrong} | {against} | {detected} | {for_it or '–'} |")
     return "\n".join(lines)
 
 
@@ -129,6 +131,12 @@ def main() -> None:
     parser.add_argument("--readings", type=int, default=1000, help="simulated readings of each part, truth and size")
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
+    if options.readings < 1:
+        sys.exit(f"error: --readings {options.readings} simulates nothing; give 1 or more")
+    try:
+        check_target(options.out)
+    except DiffscopeError as error:
+        sys.exit(f"error: {error}")
     rows = power(options.readings)
     write_json(options.out, {"readings": options.readings, "rows": rows}, indent=1)
     print(in_table(rows))

@@ -1,7 +1,7 @@
 """The primary tests of the study, as they were declared before any of its runs was read.
 
 Each part has primaries of its own, with a correction of its own: in the lookup and of the sinks Holm's over all of them, of the
-language models a fixed order, in which a primary is tested only if those before it were found. All of them are read off one
+language models a fixed order, in which a primary is tested only if those before it were detected. All of them are read off one
 dataset of the part over (arm, seed), which :mod:`studies.subtraction.evidence` puts together.
 """
 
@@ -45,7 +45,7 @@ class Part:
         Its primaries, in the order in which they are tested.
     seeds : int
     correction : {"none", "Holm", "in order"}
-        "in order": each at 0.05, and only if those before it were found.
+        "in order": each at 0.05, and only if those before it were detected.
     """
 
     tests: tuple[Declared, ...]
@@ -93,24 +93,24 @@ def _over_seeds(part: xr.Dataset, values: np.ndarray, places: np.ndarray) -> Obs
 def previous_token_subtracted(part: xr.Dataset) -> dict[str, Estimate]:
     """Seeds in which a head of layer 0 attends to the token before the number with A2."""
     a2, a1 = (of_arm(measured(part, f"previous_token_{name}"), "diff").sel(layer=0) for name in ("a2", "a1"))  # (seed, head)
-    there = np.isfinite(a2).all("head")
-    does = ((a2 >= SHARE) & (a2 - a1 >= AHEAD)).any("head")[there.values]
-    return {"seeds": share_of_seeds(does.values)}
+    trained = np.isfinite(a2).all("head").values  # (seed,)
+    attends = ((a2 >= SHARE) & (a2 - a1 >= AHEAD)).any("head").values
+    return {"seeds": share_of_seeds(attends[trained])}
 
 
-def share_of_seeds(does: np.ndarray) -> Estimate:
-    """The share of seeds of which something is so, its exact interval, and p against one half (two-sided).
+def share_of_seeds(holds: np.ndarray) -> Estimate:
+    """The share of seeds in which a statement holds, its exact interval, and p against one half (two-sided).
 
     Parameters
     ----------
-    does : ndarray (seed,), bool
+    holds : ndarray (seed,), bool
     """
-    if len(does) < 2:
+    if len(holds) < 2:
         raise Missing("two seeds at least that have a value")
-    test = stats.binomtest(int(does.sum()), len(does))
+    test = stats.binomtest(int(holds.sum()), len(holds))
     interval = test.proportion_ci()
-    numbers = dict(value=float(does.mean()), low=float(interval.low), high=float(interval.high), null_low=0.5, null_high=0.5)
-    counts = dict(prompts=1, seeds=len(does), untrained=0)
+    numbers = dict(value=float(holds.mean()), low=float(interval.low), high=float(interval.high), null_low=0.5, null_high=0.5)
+    counts = dict(prompts=1, seeds=len(holds), untrained=0)
     return Estimate(**numbers, p=float(test.pvalue), **counts, method="sign test", interval="of the share (Clopper–Pearson)")
 
 

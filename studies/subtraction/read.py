@@ -44,7 +44,7 @@ def table(rows: Sequence[Judged], cost: Cost | None) -> str:
         if row.test.inside:
             costs = "not measured" if cost is None else f"{cost.value:.3g} nats [{cost.low:.3g}, {cost.high:.3g}]"
         lead = [f"{row.test.id} ({row.note})" if row.note else row.test.id]
-        tail = [f"{row.p:.3g}", *words, row.test.of, costs]
+        tail = ["–" if np.isnan(row.p) else f"{row.p:.3g}", *words, row.test.of, costs]
         for name, of in row.estimates.items():
             numbers = [row.test.quantities[name].label, f"{of.value:.3g}", f"{of.low:.3g} to {of.high:.3g}"]
             lines.append(_line([*lead, *numbers, *tail]))

@@ -49,8 +49,8 @@ def cohort(part: str, folder: Path, text: Path | None) -> Cohort:
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Hold the folder's queue for this process.
+def queue_of(folder: Path) -> Iterator[None]:
+    """Lock the folder's queue for this process.
 
     Raises
     ------
@@ -86,13 +86,13 @@ def train(parts: tuple[str, ...], folder: Path, text: Path | None, tell: Callabl
 
 
 def _lines(part: str, tell: Callable[[str], None]) -> Callable[[int, int, str], None]:
-    """A function of progress that says one line in so many steps."""
-    told = -1
+    """A function of progress that prints one line in so many steps."""
+    printed = -1
 
     def progress(done: int, total: int, note: str) -> None:
-        nonlocal told
-        if done // EVERY != told:
-            told = done // EVERY
+        nonlocal printed
+        if done // EVERY != printed:
+            printed = done // EVERY
             tell(f"{part}: {done} of {total} steps: {note}")
 
     return progress
@@ -127,11 +127,13 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=2, help="for how many the hours of --status are")
     options = parser.parse_args()
     parts = tuple(part for part in PARTS if part in (options.part or PARTS))
+    if options.processes < 1:
+        parser.error(f"--processes {options.processes} train nothing; give 1 or more")
     if options.status:
         show(parts, options.folder, options.text, options.processes)
         return 0
     try:
-        with alone(options.folder):
+        with queue_of(options.folder):
             os.nice(19)  # whoever works on the machine comes first
             return min(1, train(parts, options.folder, options.text, lambda line: print(line, flush=True)))
     except DiffscopeError as error:

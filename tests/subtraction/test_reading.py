@@ -71,12 +71,12 @@ def text(plus, norm, gain, seeds=6):
 AMPLIFIER = {"signal_to_noise_gain": 5.0, "gain_over_uniform": 4.0, "snr_first_ahead": 10.0}
 
 
-def test_in_a_fixed_order_nothing_is_tested_after_what_was_not_found():
-    found = judge("text", text(-0.1, -0.1, AMPLIFIER), WORKS)
-    assert [row.found for row in found] == [True, True, True]
-    assert words(found)["gain-in-text"] == {"NC": "for", "SP": "silent", "SH": "silent"}
+def test_in_a_fixed_order_nothing_is_tested_after_what_was_not_detected():
+    all_three = judge("text", text(-0.1, -0.1, AMPLIFIER), WORKS)
+    assert [row.detected for row in all_three] == [True, True, True]
+    assert words(all_three)["gain-in-text"] == {"NC": "for", "SP": "silent", "SH": "silent"}
     first_fails = judge("text", text(0.0, -0.1, AMPLIFIER), WORKS)
-    assert [row.found for row in first_fails] == [False, False, False]
+    assert [row.detected for row in first_fails] == [False, False, False]
     assert words(first_fails)["gain-in-text"]["NC"] == "open"
     assert "not tested" in first_fails[2].note
 

@@ -67,7 +67,7 @@ def test_the_status_of_a_part_that_has_not_begun_is_of_its_pilots(tmp_path, caps
 
 
 def test_a_second_process_does_not_train_at_once(tmp_path):
-    with module.alone(tmp_path), pytest.raises(DiffscopeError, match="is being trained already"), module.alone(tmp_path):
+    with module.queue_of(tmp_path), pytest.raises(DiffscopeError, match="is being trained already"), module.queue_of(tmp_path):
         pass
-    with module.alone(tmp_path):
+    with module.queue_of(tmp_path):
         pass
