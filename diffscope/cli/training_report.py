@@ -216,7 +216,7 @@ def _show_copies(dataset, rows, recipe):
     evaluated = dataset[names].dropna("step", how="all")  # of runs of one length, at the same steps, unless one diverged
     last = evaluated.isel(step=-1).mean("seed")
     say(
-        "tokens after a trigger: share that is right, and loss (nats); the loss on bigrams above the least; mean over seeds that ended"
+        "tokens after a trigger: share that is right, and loss (nats); that on bigrams above the least; mean over seeds that ended"
     )
     table = []
     for row in rows:
