@@ -215,9 +215,8 @@ def _show_copies(dataset, rows, recipe):
     names = ["copied", "copy_loss", "bigram_excess"]
     evaluated = dataset[names].dropna("step", how="all")  # of runs of one length, at the same steps, unless one diverged
     last = evaluated.isel(step=-1).mean("seed")
-    say(
-        "tokens after a trigger: share that is right, and loss (nats); that on bigrams above the least; mean over seeds that ended"
-    )
+    say("tokens after a trigger: share that is right, and loss (nats); the loss on bigrams above the least;")
+    say("mean over seeds that did not diverge")
     table = []
     for row in rows:
         ends = last.sel(arm=row["arm"])
