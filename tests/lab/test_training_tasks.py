@@ -94,6 +94,10 @@ def test_a_cohort_of_copies_is_reported(copying, capsys):
     assert main([*command, "--evidence"]) == 2 and "trains backcopy; read its weights" in capsys.readouterr().err
 
 
+def test_any_text_has_to_be_named(capsys):
+    assert main(["train", "mini", "--any-text", "--table"]) == 2 and "with --text FOLDER" in capsys.readouterr().err
+
+
 def test_a_loss_is_of_all_tokens_and_a_step_may_have_no_answers():
     logits = torch.randn(2, 6, 11, requires_grad=True)
     ids = torch.randint(11, (2, 6))
