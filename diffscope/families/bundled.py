@@ -99,8 +99,9 @@ class Own(Family):
         if isinstance(module, DPlusAttention):
             return replace(layer, changes=(Reshape(tuple(range(module.heads)), "positive"),))
         if isinstance(module, SharedA2Attention):  # attended once a head, so that every head finds it beside its own keys
-            pairing = Pairing.one_second(module.heads, module.kv_heads, layer.q.device)
-            q, k = layer.q[:, : module.heads + 1], layer.k[:, : module.kv_heads + 1]
+            groups = layer.v.shape[1]
+            pairing = Pairing.one_second(module.heads, groups, layer.q.device)
+            q, k = layer.q[:, : module.heads + 1], layer.k[:, : groups + 1]
             return replace(layer, q=q, k=k, pairing=pairing)
         return layer
 
