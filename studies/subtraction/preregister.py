@@ -49,6 +49,13 @@ SECONDARY = {
     "sinks": COPIES,
     "sinks-tied": COPIES,
 }
+FILLER = {  # what stands in the prompts' text, and is exchanged for more of the same
+    "mechanism": "held-out documentation strings",
+    "lookup": "held-out documentation strings",
+    "text": "held-out text of the corpus",
+    "sinks": "sequences of the task",
+    "sinks-tied": "sequences of the task",
+}
 
 
 def declarations() -> dict:
@@ -63,7 +70,12 @@ def _of_part(name: str) -> dict:
         "recipe": json.loads(json.dumps(recipe.as_dict())),
         "seeds": part.seeds,
         "correction": part.correction,
-        "evidence": {"prompts": evidence.COUNT, "of gain and rejection": evidence.FEW, "tokens": evidence.LENGTH[name]},
+        "evidence": {
+            "prompts": evidence.COUNT,
+            "of gain and rejection": evidence.FEW,
+            "tokens": evidence.LENGTH[name],
+            "filler": FILLER[name],
+        },
         "primaries": [_of_test(test) for test in part.tests],
         "secondary": SECONDARY[name],
     }
