@@ -61,7 +61,7 @@ def quotes(study: Study) -> dict[str, str]:
     """What the page quotes, by name."""
     board = study.boards[ALL]
     return {
-        "conclusion": f"{together(board)}\n",
+        "conclusion": "".join(f"- {point}\n" for point in together(board)),
         "primaries": _judged(of_kind(board, "primary")),
         "second-reading": f"{READ_AGAIN.get(study.facts['recipe'], 'Not read a second time.')}\n",
         "answers": _answers(study),

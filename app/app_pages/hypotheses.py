@@ -217,20 +217,26 @@ def show_answer(board: Board | None, of: str | None) -> None:
 
     st.markdown(f"### {QUESTION}")
     if board is not None and _decides(board):
-        st.markdown(f"**{plain(board.title)}.** {plain(together(list(board.verdicts.values())))}")
+        show_together(board.title, list(board.verdicts.values()))
         if of in READ_AGAIN:
             st.markdown(plain(READ_AGAIN[of]))
         return
     for name in shipped():
         with in_words():
             boards = study(name).boards
-            st.markdown(f"**The {plain(name)} study.** {plain(together(next(iter(boards.values()))))}")
+            show_together(f"The {name} study", next(iter(boards.values())))
             if name in READ_AGAIN:
                 st.markdown(plain(READ_AGAIN[name]))
     if not shipped():
         st.info(f"**Not decided yet.** {plain(NONE_SHIPPED[0].upper() + NONE_SHIPPED[1:])}.")
         with st.expander("What became of a first study?", key="hypotheses-first"):
             st.markdown(plain(TAKEN_BACK))
+
+
+def show_together(title: str, verdicts: list) -> None:
+    """What a board says, in one line and then point by point."""
+    first, *others = together(verdicts)
+    st.markdown(f"**{plain(title)}.** {plain(first)}\n\n" + "".join(f"- {plain(point)}\n" for point in others))
 
 
 def _decides(board: Board) -> bool:
