@@ -67,7 +67,7 @@ def cells(page, row):
 
 
 def test_what_is_said_of_a_second_reading_is_what_its_pages_say():
-    said = READ_AGAIN["laptop"]
+    said = " ".join(READ_AGAIN["laptop"])
     _, a2 = cells("first_layer.md", "layer 0, head 0")
     needed, *idle = cells("first_layer.md", "without A2")
     assert f"({a2:.2f} of A2)" in said and f"{needed:.1f} nats" in said and max(map(abs, idle)) < 0.05

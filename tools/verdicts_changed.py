@@ -2,8 +2,8 @@
 
     python -m tools.verdicts_changed      # writes docs/study/verdicts_changed.md
 
-The verdict before is read from the file of the revision that is named, in the words of then; the words now are those of the study that is
-shipped. Estimates are compared as well: the page says which of them are other numbers.
+The verdict before is read from the file of the last revision that had it, in the words of then; the words now are those of the
+study that is shipped. Estimates are compared as well: the page says which of them are other numbers.
 """
 
 from __future__ import annotations
