@@ -40,8 +40,6 @@ QUANTITIES = {
     "rejected_noise.irrelevant": "common-mode rejection (dB)",
     "rejected_noise.over_paired": "the same minus that with another head's A2 (dB)",
     "shared_noise.sharing": "sharing on irrelevant tokens above the pairing control (overlap)",
-    "amplifier.noise_gain": "noise gain",
-    "amplifier.signal_gain": "signal gain",
     "sparser.gini": "Gini of D − of A1",
     "sparser.entropy": "normalised entropy of A1 − of D",
 }

@@ -61,14 +61,24 @@ def quotes(study: Study) -> dict[str, str]:
     """What the page quotes, by name."""
     board = study.boards[ALL]
     return {
-        "conclusion": f"{together(board)}\n",
+        "conclusion": _points(together(board)),
         "primaries": _judged(of_kind(board, "primary")),
-        "second-reading": f"{READ_AGAIN.get(study.facts['recipe'], 'Not read a second time.')}\n",
+        "second-reading": _read_again(study.facts["recipe"]),
         "answers": _answers(study),
         "decided": _decided(board),
         "runs": _below(runs(study)),
         "rates": _below(rates(study.facts.get("training", {}))),
     }
+
+
+def _points(points: Iterable[str]) -> str:
+    return "".join(f"- {point}\n" for point in points)
+
+
+def _read_again(recipe: str) -> str:
+    """What a second reading of a study found, point by point."""
+    first, *points = READ_AGAIN.get(recipe, ("Not read a second time.",))
+    return f"{first}\n\n{_points(points)}"
 
 
 def _judged(verdicts: Sequence[Verdict]) -> str:

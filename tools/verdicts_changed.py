@@ -1,9 +1,9 @@
 """What became of every verdict of the first study when the rule was changed: a page that is made from the two study files.
 
-    python -m tools.verdicts_changed --before REVISION      # writes docs/study/verdicts_changed.md
+    python -m tools.verdicts_changed      # writes docs/study/verdicts_changed.md
 
-The verdict before is read from the file of that revision, in the words of then; the words now are those of the study that is
-shipped. Estimates are compared as well: the page says which of them are other numbers.
+The verdict before is read from the file of the last revision that had it, in the words of then; the words now are those of the
+study that is shipped. Estimates are compared as well: the page says which of them are other numbers.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from diffscope.hypotheses.verdicts import Verdict
 ROOT = Path(__file__).parents[1]
 STUDY = "diffscope/hypotheses/studies/laptop/study.json"
 PAGE = ROOT / "docs" / "study" / "verdicts_changed.md"
+LAST = "f4eee4f"  # the last revision that ships the study with the verdicts of before
 NUMBERS = ("value", "low", "high", "p", "p_t")
 ALIKE = 1e-6  # of a number, which was measured again
 BEFORE = {  # what a verdict of one word said of each of the two accounts that there were
@@ -130,7 +131,7 @@ def numbers_in_words(moved: Mapping[str, int]) -> str:
 def main() -> None:
     """Do what the command line says."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--before", default="main", help="a revision that ships the study with the verdicts of before")
+    parser.add_argument("--before", default=LAST, help="a revision that ships the study with the verdicts of before")
     options = parser.parse_args()
     try:
         shown = subprocess.run(["git", "show", f"{options.before}:{STUDY}"], cwd=ROOT, capture_output=True, check=True)

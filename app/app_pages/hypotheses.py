@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import blocks
@@ -217,20 +218,27 @@ def show_answer(board: Board | None, of: str | None) -> None:
 
     st.markdown(f"### {QUESTION}")
     if board is not None and _decides(board):
-        st.markdown(f"**{plain(board.title)}.** {plain(together(list(board.verdicts.values())))}")
+        show_points(board.title, together(list(board.verdicts.values())))
         if of in READ_AGAIN:
-            st.markdown(plain(READ_AGAIN[of]))
+            show_points("", READ_AGAIN[of])
         return
     for name in shipped():
         with in_words():
             boards = study(name).boards
-            st.markdown(f"**The {plain(name)} study.** {plain(together(next(iter(boards.values()))))}")
+            show_points(f"The {name} study", together(next(iter(boards.values()))))
             if name in READ_AGAIN:
-                st.markdown(plain(READ_AGAIN[name]))
+                show_points("", READ_AGAIN[name])
     if not shipped():
         st.info(f"**Not decided yet.** {plain(NONE_SHIPPED[0].upper() + NONE_SHIPPED[1:])}.")
         with st.expander("What became of a first study?", key="hypotheses-first"):
             st.markdown(plain(TAKEN_BACK))
+
+
+def show_points(title: str, points: Sequence[str]) -> None:
+    """The first in a line, after a title if there is one, and the others as a list below it."""
+    first, *others = map(plain, points)
+    start = f"**{plain(title)}.** " if title else ""
+    st.markdown(f"{start}{first}\n\n" + "".join(f"- {point}\n" for point in others))
 
 
 def _decides(board: Board) -> bool:

@@ -104,7 +104,7 @@ def _show(folder, board, out, as_json):
     _tell(words, board)
     if folder is None or folder in shipped():
         if said := READ_AGAIN.get(folder or DEFAULT):
-            note(said)
+            note("\n".join((said[0], *(f"- {point}" for point in said[1:]))))
         note(REPORT)
 
 

@@ -92,6 +92,7 @@ def _rows(verdict: Mapping) -> list[dict]:
     shown = [estimate for estimate in estimates if estimate["in_rule"]] or estimates[:1]
     rows = []
     for estimate in shown:
+        numbers = {name: np.nan if estimate[name] is None else estimate[name] / estimate["margin"] for name in NUMBERS}
         words = {
             "test": verdict["id"],
             "verdict": verdict["shown"],
@@ -99,7 +100,6 @@ def _rows(verdict: Mapping) -> list[dict]:
             "label": estimate["label"],
             "state": estimate["state"],
         }
-        numbers = {name: np.nan if estimate[name] is None else estimate[name] / estimate["margin"] for name in NUMBERS}
         rows.append(words | numbers)
     return rows
 
@@ -113,6 +113,12 @@ def _first(data: xr.Dataset) -> np.ndarray:
 def _names(data: xr.Dataset) -> list[str]:
     """The test of the rows that begin one, empty for the others."""
     return [str(test) if first else "" for test, first in zip(data["test"].values, _first(data))]
+
+
+def _quantities(data: xr.Dataset) -> list[str]:
+    """What each row is of; one in which nothing is drawn says why."""
+    known = np.isfinite(data["value"].values)
+    return [str(label) if drawn else f"{label}: not measured" for label, drawn in zip(data["label"].values, known)]
 
 
 def _words(data: xr.Dataset) -> list[tuple[int, int, str]]:
@@ -133,7 +139,7 @@ def _ink(state: str) -> str:
 def in_print(data: xr.Dataset, width: float, title: str | None = None, **_):
     count = data.sizes["row"]
     room = int((width - COLUMN * data.sizes["account"]) * ACROSS / LETTER)
-    labels = [wrap(for_print(str(label)), max(16, room)) for label in data["label"].values]
+    labels = [wrap(for_print(label), max(16, room)) for label in _quantities(data)]
     lines = max(map(len, labels))
     figure = canvas(width, (ROW + ANOTHER * (lines - 1)) * count + 0.7)
     columns = COLUMN * data.sizes["account"]
@@ -249,8 +255,8 @@ def _labels(data: xr.Dataset) -> list[dict]:
     names = _names(data)
     if _alone(data):
         names[0] = f"{names[0]}: {data['verdict'].values[0]}"
-    for row, (name, label) in enumerate(zip(names, data["label"].values)):
-        first, *others = wrap(f"{name} · {label}" if name else str(label), LINE)
+    for row, (name, label) in enumerate(zip(names, _quantities(data))):
+        first, *others = wrap(f"{name} · {label}" if name else label, LINE)
         words = f"<b>{for_html(name)}</b>{for_html(first[len(name) :])}"
         text = "<br>".join([words, *map(for_html, others)])
         labels.append({**place, "y": row - 0.2, "text": text, "font": {"size": 10.5, "color": theme.MUTED}})

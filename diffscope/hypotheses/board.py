@@ -112,7 +112,15 @@ def result_of(test: Declared, subject: Subject | None) -> Result:
             f"observed {', '.join(observed) or 'none'}"
         )
     estimates = {name: as_estimate(values) for name, values in observed.items()}
-    return Estimates(estimates, cost_of(subject) if test.inside else None)
+    return Estimates(estimates, _cost_there(test, estimates, subject))
+
+
+def _cost_there(test: Declared, estimates: Mapping[str, Estimate], subject: Subject) -> Cost | None:
+    """What the second maps cost where a test looks: by its own quantity, if it takes them out, or in the heads as they count."""
+    if not test.inside or not test.without_a2:
+        return cost_of(subject) if test.inside else None
+    without = estimates.get(test.without_a2)
+    return None if without is None or without.why else Cost(without.value, without.low, without.high)
 
 
 def cost_of(subject: Subject) -> Cost | None:

@@ -22,7 +22,7 @@ OUTCOMES = {  # of a test on which accounts agree: what its word says of the ben
 
 def summary(verdicts: Sequence[Verdict]) -> str:
     """What the evidence supports taken together, and what is missing; paragraphs with an empty line between them."""
-    return "\n\n".join(filter(None, (_counts(verdicts), together(verdicts), _missing(verdicts), _corrections(verdicts))))
+    return "\n\n".join(filter(None, (_counts(verdicts), *together(verdicts), _missing(verdicts), _corrections(verdicts))))
 
 
 def of_kind(verdicts: Iterable[Verdict], kind: str) -> list[Verdict]:
@@ -60,17 +60,17 @@ def _by_word(account: str, judged: Iterable[Verdict]) -> dict[str, list[str]]:
     return ids
 
 
-def together(verdicts: Sequence[Verdict]) -> str:
-    """What tests say together: whether there is a benefit, then account by account, then which of them the evidence supports."""
+def together(verdicts: Sequence[Verdict]) -> list[str]:
+    """What tests say together, a paragraph each: which accounts the evidence supports, each account, and whether DIFF is better.
+
+    Last comes in which heads the second map is idle, and where that is not known.
+    """
     judged = [verdict for kind in ("primary", "mechanism") for verdict in of_kind(verdicts, kind) if verdict.verdicts]
     if not judged:
-        return "No test with a verdict was run: nothing is said here of any account."
+        return ["No test with a verdict was run: nothing is said here of any account."]
     alike = [verdict for verdict in judged if not verdict.test.tells_apart and verdict.test.kind == "primary"]
-    return " ".join(
-        filter(
-            None, (*map(_benefit, alike), *(_of_account(each, judged) for each in ACCOUNTS), _supported(judged), _costs(judged))
-        )
-    )
+    accounts = (_of_account(account, judged) for account in ACCOUNTS)
+    return [*filter(None, (_supported(judged), *accounts, *map(_benefit, alike), _costs(judged)))]
 
 
 def _benefit(verdict: Verdict) -> str:

@@ -21,16 +21,17 @@ NONE_SHIPPED = (
     "no study is shipped with this package; make one of your own with: diffscope train laptop "
     "--out runs/laptop, then: diffscope study run --cohort runs/laptop"
 )
-#: by shipped study, what a second, independent reading of it found that its boards do not say
+#: by shipped study, what a second, independent reading of it found that its boards do not say: what it is, then point by point
 READ_AGAIN = {
     "laptop": (
-        "Read a second time: in the one DIFF model whose weights are shipped the second map is needed in the first layer only. "
-        "There it is the head that looks at the token before (0.97 of A2), and its weight is subtracted: signal with a minus "
-        "sign. Without it the answer's loss rises by 10.1 nats. From the heads that read the answer it can be taken out at no "
-        "cost, so nothing is cancelled there either. The mechanism tests look at those: the first layer has 1 % of their "
-        "weight, and in all eight models 95 % of what heads cost. DIFF reaches 50, 80 and 90 % earlier than both controls (0.27 "
-        "to 0.75 octaves); by the rule fixed before, 95 % twice in a row, one control run decides. DIFF trained at twice their "
-        "rate."
+        "A second, independent reading found what the tests do not say:",
+        "Where the second map works, in the one DIFF model of eight whose weights are shipped: in the first layer only. There "
+        "it looks from the number at the token before (0.97 of A2) and is subtracted: signal with a minus sign. Without it the "
+        "answer's loss rises by 10.1 nats, without A2 of another layer by less than 0.05.",
+        "Which heads count, in all eight: the first layer has 1 % of A1's mass on the answer, and on average 95 % of what "
+        "heads cost.",
+        "Whether DIFF learns sooner: it reaches 50, 80 and 90 % before both controls (0.27 to 0.75 octaves); by the rule "
+        "fixed before, 95 % twice in a row, one control run decides. DIFF trained at twice their rate.",
     ),
 }
 

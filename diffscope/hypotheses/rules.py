@@ -105,8 +105,11 @@ class Cost:
 
     @property
     def idle(self) -> bool:
-        """Whether it is less than the smallest effect that matters, so that there is nothing for an account to explain."""
-        return self.value < IDLE
+        """Whether it is less than the smallest effect that matters, so that there is nothing for an account to explain.
+
+        Only of A2 alone: what whole heads cost is no bound on that, since to lose A2 leaves A1 as it was not trained to stand.
+        """
+        return self.of == "A2" and self.value < IDLE
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -133,6 +136,9 @@ class Declared:
         Of which heads and queries it is.
     inside : bool
         Whether it looks inside heads. Then it says nothing where their second map costs the answer less than :data:`IDLE`.
+    without_a2 : str
+        The quantity that is itself what the second maps cost there, of a test that takes them out; by default the mean over
+        heads as they count, which of many heads that stand in for each other is small though all of them together are needed.
     """
 
     id: str
@@ -148,6 +154,7 @@ class Declared:
     kind: Kind = "measurement"
     of: str = ""
     inside: bool = False
+    without_a2: str = ""
 
     @property
     def judged(self) -> tuple[str, ...]:
@@ -308,6 +315,7 @@ def declare(
     unable: str = "",
     of: str = "",
     inside: bool | None = None,
+    without_a2: str = "",
 ) -> Callable[[Observer], Declared]:
     """Make a function that observes quantities a :class:`Test`, or a :class:`Measurement` where nothing is predicted of them.
 
@@ -336,6 +344,8 @@ def declare(
                 f"{', '.join(quantities)}, states {', '.join(states)}"
             )
 
+    if without_a2 and without_a2 not in quantities:
+        raise DiffscopeError(f"the test {id!r} has no quantity {without_a2!r}; there are {', '.join(quantities)}")
     judges = bool(predictions) and not unable
     if judges and not of:
         raise DiffscopeError(f"the test {id!r} does not say of which heads and queries it is; give it as of=…")
@@ -354,6 +364,7 @@ def declare(
             "limits": " ".join(filter(None, (limits, unable and f"It cannot tell the accounts apart: {unable}."))),
             "of": of,
             "inside": judges and (needs != "cohort" if inside is None else inside),
+            "without_a2": without_a2,
         }
         return Test(**fields, predictions=predictions, kind=kind) if judges else Measurement(**fields)
 

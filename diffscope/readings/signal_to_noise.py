@@ -21,7 +21,7 @@ READS = {
     "snr": "Above 0 dB an output changes more with the answer than with the text around it. An A2 that carries nothing but noise "
     "is far below A1; one that is above A1 carries signal, with a minus sign.",
     "signal_change": "Why it gains or loses: cancelling takes noise away (below 0) and spares the signal (at 0); signed heads "
-    "add to the signal (above 0).",
+    "add more signal than noise. Both rise together in a head whose A1·V is next to nothing.",
 }
 
 

@@ -29,7 +29,7 @@ CAPTION = (
     "Published claims beside this study. Brackets: 95 % intervals, not corrected for the number of claims, so that of "
     "twenty intervals of nothing one has a sign. Same sign, other sign: the whole interval is on the claimed side of 0, or "
     "on the other. Within, outside: of a claimed range, which is often ± the smallest effect that matters, the whole "
-    "interval is within it, or outside. Undecided: neither. Untrained: where the mean of as many models would lie if they "
+    "interval is within it, or outside. Open: none of these. Untrained: where the mean of as many models would lie if they "
     "had random weights; where that shows as much, training has no part in a sign. Seeds in brackets: of those whose "
     "weights are at hand, on other prompts. Heads are weighted by what they cost the answer; the answer is of that, and "
     "beside it stands the same by A1's mass on the answer."

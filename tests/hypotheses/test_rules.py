@@ -5,6 +5,7 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import xarray as xr
 from hypothesis import given
@@ -19,9 +20,10 @@ from diffscope.hypotheses import TESTS, Measurement, Pair, Test, board, report, 
 from diffscope.hypotheses.answered import answers
 from diffscope.hypotheses.answered import word as word_of
 from diffscope.hypotheses.declared.sources import linked
-from diffscope.hypotheses.inference import Estimate
+from diffscope.hypotheses.inference import Estimate, Observed
 from diffscope.hypotheses.rules import ABOVE, ALIKE, BELOW, BETWEEN, FAR, IDLE, NONE, OPEN, Cost, Quantity, declare, state
 from diffscope.hypotheses.verdicts import Board, Verdict
+from diffscope.hypotheses.weights import BY, words_by
 
 
 def of(value, low, high, null=(-1.0, 1.0), p=0.01):
@@ -158,6 +160,7 @@ def test_a_verdict_carries_what_the_second_map_costs_there():
         (Cost(0.1, 0.0, 0.2), SILENT, "A2 is idle in these heads"),
         (Cost(4.0, 3.0, 5.0), AGAINST, "What A2 costs there: 4 nats (95 % 3 to 5)"),
         (Cost(4.0, 3.0, 5.0, "whole heads"), AGAINST, "for whole heads; for A2 alone not measured"),
+        (Cost(0.1, 0.0, 0.2, "whole heads"), AGAINST, "for whole heads; for A2 alone not measured"),  # no bound on A2's
         (None, AGAINST, "What A2 costs there: not measured"),
     ):
         (verdict,) = run("noise-symmetry", finished={"noise-symmetry": board.Estimates(nothing, cost)})
@@ -166,6 +169,30 @@ def test_a_verdict_carries_what_the_second_map_costs_there():
         assert (again.verdicts, again.a2_cost, again.sentence) == (verdict.verdicts, cost, verdict.sentence)
         told = summary([verdict])
         assert ("was not measured" in told) == (cost is None or cost.of != "A2") and ("is idle" in told) == (word == SILENT)
+
+
+def test_a_test_that_takes_the_second_maps_out_is_idle_by_what_that_costs():
+    """Heads that stand in for each other cost little one by one, and all of them together much."""
+    for together, word in ((3.0, AGAINST), (0.1, SILENT)):
+        values = {"x": Observed(np.array([[0.0, 0.01, -0.01]])), "y": Observed(together + np.array([[0.0, 0.01, -0.01]]))}
+        test = declared({"NC": {"x": ABOVE}}, lambda models, values=values: values, without_a2="y")
+        result = board.result_of(test, Costing(0.1 if word == AGAINST else 3.0))
+        assert result.a2_cost.value == pytest.approx(together)
+        assert test.judge(result, dict.fromkeys(result, NONE), result.a2_cost)["NC"] == word
+    with pytest.raises(DiffscopeError, match="no quantity 'z2'"):
+        declared({"NC": {"x": ABOVE}}, without_a2="z2")
+    assert {id for id, test in TESTS.items() if test.without_a2} == {"signed-weights", "a2-content", "a2-signal"}
+
+
+def test_a_test_says_once_what_its_heads_count_with():
+    """The weights of the statistic are those of the heads that it is said to be of, whichever are chosen."""
+    for test in TESTS.values():
+        if not test.inside:
+            continue
+        for weights in BY:
+            said = [words_by(words, weights) for words in (test.of, test.statistic)]
+            of, statistic = ({way for way in BY.values() if way in words} for words in said)
+            assert of <= statistic, test.id
 
 
 def declared(predictions=None, observe=lambda models: {}, needs="model", **more):

@@ -30,7 +30,7 @@ from diffscope.hypotheses.weights import BY, KNOCK_OUT
         "ratio": Quantity("norm of the second gradient over the first, over λ (octaves)", 0.32),
     },
     predictions={"NC": {"push": BELOW}},
-    of="all heads, weighted by A1's mass on the answer at the last checkpoint; the queries that the answer's first tokens follow",
+    of=f"all heads, {BY[KNOCK_OUT]} at the last checkpoint; the queries that the answer's first tokens follow",
     needs="checkpoints",
     limits="Of the scores of two queries and the loss of two tokens; the optimiser's own steps are not asked. On the maps "
     "themselves the two gradients are opposed and their ratio is λ, by construction.",

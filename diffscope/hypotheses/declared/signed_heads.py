@@ -13,7 +13,7 @@ from diffscope.hypotheses.contrast import require_differential
 from diffscope.hypotheses.declared.low_rank import stand_ins
 from diffscope.hypotheses.declared.noise_symmetry import UNTRAINED
 from diffscope.hypotheses.declared.sources import DEX, REVIEW
-from diffscope.hypotheses.evidence.at_end import BLIND, PREVIOUS, SIGN, SIGN_OF_LAYER
+from diffscope.hypotheses.evidence.at_end import A2_OF_LAYER, BLIND, PREVIOUS, SIGN, SIGN_OF_LAYER
 from diffscope.hypotheses.evidence.signs import BLINDED, SIGNS, previous_token_share, rises_by_signs, rises_when_blind
 from diffscope.hypotheses.inference import Observed
 from diffscope.hypotheses.kept import NOT_KEPT, KeptModels, at_end_of
@@ -44,6 +44,7 @@ EDITED = "models that answer, whose maps can be edited"
     predictions={"SH": {"negative": ABOVE}},
     needs="model",
     of="all heads at once; every query",
+    without_a2="zero",
     limits="Of all heads and queries at once, by layer beside it. The model was not trained to do without: what that would cost "
     "is another question. Cancelled noise or a flat pedestal may leave negative weights that matter, or none: neither account "
     "predicts it. The arm that is trained with D⁺ asks the same without an edit.",
@@ -78,6 +79,7 @@ def signed_weights(models: Models | KeptModels) -> dict[str, Observed]:
     },
     needs="model",
     of="all heads at once; every query",
+    without_a2="zero",
     limits="Noise that A1 shares and signal are both content of the prompt, and neither can be replaced by a flat map: of these "
     "two it favours none. A signal that lies at a fixed distance, as the token before, is largely in the mean over prompts too. "
     "Of prompts of one length.",
@@ -114,10 +116,12 @@ def a2_content(models: Models | KeptModels) -> dict[str, Observed]:
             short="A2 blind to it",
         ),
         "blind_a1": Quantity("rise of the loss when A1 does not see the token before the number (nats)", NATS),
+        "zero": Quantity("rise of the loss without A2 of the first layer (nats)", NATS),
     },
     predictions={"SH": {"previous": ABOVE, "blind": ABOVE}},
     needs="model",
     of="the head of the first layer whose A2 looks most at the token before; the first token of the answer's number",
+    without_a2="zero",
     limits="Of one signal of one task, that numbers follow their city; no such head is nothing against a second map that carries "
     "another signal, nor for noise. What a map loses at a key its other keys get.",
 )
@@ -132,6 +136,7 @@ def a2_signal(models: Models | KeptModels) -> dict[str, Observed]:
         observed[name] = replace(_observed(models, np.stack([of[name] for of in masses]), layers), untrained=null)
     observed["blind"] = _observed(models, blind["A2"] - blind["A2 elsewhere"])
     observed["blind_a1"] = _observed(models, blind["A1"])
+    observed["zero"] = _observed(models, _without_a2_of_first_layer(models))
     return observed
 
 
@@ -192,6 +197,13 @@ def _blind(models: Models | KeptModels) -> dict[str, np.ndarray]:
         return _of_kept(models, BLIND, list(BLINDED))
     taken = _with_scopes(models).take_of_trained(_rises_when_blind)
     return {name: np.stack([of.sel(blind=name) for of in taken]) for name in BLINDED}
+
+
+def _without_a2_of_first_layer(models: Models | KeptModels) -> np.ndarray:
+    """Rises of the loss without A2 of the first layer, (seed, prompt)."""
+    if isinstance(models, KeptModels):
+        return _of_kept(models, A2_OF_LAYER, ["0"])["0"]
+    return np.stack([of["layer_together"].isel(layer=0).values for of in models.without_a2])
 
 
 def _rises_by_signs(scope: Scope, models: Models) -> xr.Dataset:
