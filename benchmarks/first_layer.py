@@ -14,11 +14,9 @@ import numpy as np
 
 import diffscope
 from diffscope import edits
-from diffscope.attention.changes import FixA2
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.maps import map_of
 from diffscope.edits import Edit
-from diffscope.edits.base import Stage, row_edit
 from diffscope.hypotheses.evidence.answers import answers
 from diffscope.hypotheses.intervals import students_t
 from diffscope.lab.scoring import draw
@@ -36,6 +34,7 @@ EDITS: dict[str, Callable[[int], Edit]] = {
     "without A2": edits.zero_a2,
     "negative weights of D set to 0": edits.d_plus,
     "A2 uniform": edits.uniform_a2,
+    "one A2 for the layer's heads, their mean": edits.share_a2,
 }
 
 
@@ -65,23 +64,11 @@ def _of_token_before(layer: LayerAttention, name: str, prompt: Prompt) -> np.nda
     return map_of(layer.rows(), name)[:, number, number - 1].numpy()
 
 
-def mean_of_heads(layer: int) -> Edit:
-    """One second map for all heads of a layer, the mean of theirs; of one prompt at a time."""
-
-    def change(at: LayerAttention, heads: tuple[int, ...]) -> FixA2:
-        mean = map_of(at.rows(), "A2").mean(0, keepdim=True)  # (1, query, key)
-        return FixA2(heads, mean.expand(at.n_heads, -1, -1)[None])
-
-    return row_edit("A2 = mean of the layer's", Stage.MAPS, change, layer, None, second=True, whole=True)
-
-
 def rises(scope: Scope, prompts: Sequence[Prompt], layers: int) -> Iterator[tuple[str, list[np.ndarray]]]:
     """By how much the answer's loss rises under each edit of one layer, (prompt,) in nats, by layer."""
     before = answers(scope, prompts).loss
     for words, edit in EDITS.items():
         yield words, [answers(scope, prompts, edit(layer)).loss - before for layer in range(layers)]
-    one_by_one = [[answers(scope, [prompt], mean_of_heads(layer)).loss[0] for prompt in prompts] for layer in range(layers)]
-    yield "one A2 for the layer's heads, their mean", [np.array(losses) - before for losses in one_by_one]
     for value in LAMBDAS:
         yield f"λ = {value:g}", [answers(scope, prompts, edits.set_lambda(value, layer)).loss - before for layer in range(layers)]
 
