@@ -14,10 +14,9 @@ import numpy as np
 
 import diffscope
 from diffscope import edits
-from diffscope.attention.layer import LayerAttention
-from diffscope.attention.maps import map_of
 from diffscope.edits import Edit
 from diffscope.hypotheses.evidence.answers import answers
+from diffscope.hypotheses.evidence.signs import previous_token_share
 from diffscope.hypotheses.intervals import students_t
 from diffscope.lab.scoring import draw
 from diffscope.scope import Scope
@@ -45,23 +44,9 @@ def prompts_for(scope: Scope, count: int) -> list[Prompt]:
 
 
 def before_the_number(scope: Scope, prompts: Sequence[Prompt]) -> dict[str, np.ndarray]:
-    """What A1 and A2 give to the token before the number that is asked for, (prompt, layer, head).
-
-    The query is the number's first token where the text states it, and the key is the last token of its city.
-    """
-    layers = scope.capture([prompt.ids for prompt in prompts]).layers
-    masses = {}
-    for name in MAPS:
-        masses[name] = np.stack(
-            [[_of_token_before(layer.prompt(index), name, prompt) for layer in layers] for index, prompt in enumerate(prompts)]
-        )
-    return masses
-
-
-def _of_token_before(layer: LayerAttention, name: str, prompt: Prompt) -> np.ndarray:
-    """(head,)."""
-    number = prompt.spans["answer"][0]
-    return map_of(layer.rows(), name)[:, number, number - 1].numpy()
+    """What A1 and A2 give to the token before the number that is asked for, (prompt, layer, head)."""
+    shares = previous_token_share(scope, prompts)
+    return {name: shares[name.lower()].values for name in MAPS}
 
 
 def rises(scope: Scope, prompts: Sequence[Prompt], layers: int) -> Iterator[tuple[str, list[np.ndarray]]]:

@@ -27,6 +27,7 @@ from diffscope.edits import Edit
 from diffscope.errors import DiffscopeError
 from diffscope.hypotheses.evidence.answers import answers
 from diffscope.hypotheses.evidence.costs import lost_without_a2
+from diffscope.hypotheses.evidence.signs import previous_token_share
 from diffscope.instruments.injection import cmrr_by_injection
 from diffscope.instruments.signal_to_noise import mean_gain, over_prompts, signal_to_noise, tells
 from diffscope.lab.training.beginnings import corpus_of
@@ -115,11 +116,13 @@ def take(part: str, scope: Scope, seed: int, texts=None) -> xr.Dataset:
     if part in COPYING:
         taken = {"sink": sinks(batch, task.prompts), "copy_log_odds": copy_log_odds(scope, seed)}
     else:
-        taken = previous_token(batch, task.prompts)
+        shares = previous_token_share(scope, task.prompts).mean("prompt")
+        taken = {f"previous_token_{name}": shares[name] for name in ("a1", "a2")}
     if all(layer.differential for layer in batch.layers):
         taken |= of_second_map(scope, task, queries=None if part == "text" else (-1,))
     dataset = xr.Dataset(taken).drop_vars("family", errors="ignore")
-    return dataset.assign_coords(head=range(dataset.sizes["head"]))  # arms have different numbers of heads
+    # Arms have different numbers of heads.
+    return dataset.assign_coords(layer=range(dataset.sizes["layer"]), head=range(dataset.sizes["head"]))
 
 
 def of_second_map(scope: Scope, task: Task, queries: Sequence[int] | None) -> dict[str, xr.DataArray]:
@@ -192,23 +195,6 @@ def _decibels(ratio: xr.DataArray) -> xr.DataArray:
 def _named(prompt: Prompt) -> dict[str, list[int]]:
     """The spans of a prompt that it has."""
     return {name: list(at) for name, at in prompt.spans.items() if at}
-
-
-def previous_token(batch, prompts: Sequence[Prompt]) -> dict[str, xr.DataArray]:
-    """A1 and A2 of every head from the answer's first token in the text to the token before it, mean over prompts."""
-    tables = {"A1": [], "A2": []}
-    for layer in batch.layers:
-        of_prompts = []
-        for index, prompt in enumerate(prompts):
-            at = prompt.spans["answer"][0]
-            rows = layer.prompt(index).rows([at])
-            second = torch.full_like(rows.a1, torch.nan) if rows.a2 is None else rows.a2
-            of_prompts.append(torch.stack([rows.a1[:, 0, at - 1], second[:, 0, at - 1]]))  # (map, head)
-        for name, values in zip(tables, torch.stack(of_prompts).double().mean(0)):
-            tables[name].append(values.numpy())
-    coords = {"layer": [layer.layer for layer in batch.layers]}
-    named = {f"previous_token_{name.lower()}": np.stack(of) for name, of in tables.items()}
-    return {name: xr.DataArray(values, coords, ("layer", "head")) for name, values in named.items()}
 
 
 def sinks(batch, prompts: Sequence[Prompt]) -> xr.DataArray:

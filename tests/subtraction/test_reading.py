@@ -192,9 +192,9 @@ def test_the_previous_token_is_the_city_before_the_number(monkeypatch):
     answers = [prompt.spans["answer"] for prompt in task.prompts]
     before = [scope.tokenizer.decode([prompt.ids[at[0] - 1]]).strip() for prompt, at in zip(task.prompts, answers)]
     assert before == [prompt.city for prompt in task.prompts]
-    taken = evidence.previous_token(scope.capture([prompt.ids for prompt in task.prompts]), task.prompts)
+    taken = evidence.previous_token_share(scope, task.prompts).mean("prompt")
     uniform = np.mean([1 / (at[0] + 1) for at in answers])
-    np.testing.assert_allclose(taken["previous_token_a2"], uniform, rtol=1e-5)
+    np.testing.assert_allclose(taken["a2"], uniform, rtol=1e-5)
 
 
 def test_running_text_is_exchanged_for_held_out_text_of_its_corpus():
