@@ -108,7 +108,7 @@ class DPlusAttention(DiffV1Attention):
 
     def mix(self, x, q, k, v, mask, **kwargs):
         first, second = self.weights(q, k, v.repeat(1, 2, 1, 1), mask, **kwargs).chunk(2, dim=1)
-        positive = self.combine(first, second).clamp_min(0).to(v.dtype)  # (batch, head, query, key)
+        positive = self.combine(first, second, self.lam()).clamp_min(0).to(v.dtype)  # (batch, head, query, key)
         out = torch.matmul(positive, repeat_kv(v, self.num_key_value_groups)).transpose(1, 2)
         return (1 - self.lambda_init) * self.subln(out), positive
 

@@ -197,18 +197,19 @@ class DiffV1Attention(Attention):
         halves = [self.attend(q, k, half.repeat(1, 2, 1, 1), mask, **kwargs) for half in v.chunk(2, dim=-1)]
         out = torch.cat([out for out, _ in halves], dim=-1)  # (batch, query, map, 2·dim)
         first, second = out.chunk(2, dim=2)  # (batch, query, head, 2·dim)
-        return (1 - self.lambda_init) * self.subln(self.combine(first, second)), halves[0][1]
+        difference = self.combine(first, second, self.lam())
+        return (1 - self.lambda_init) * self.subln(difference), halves[0][1]
 
-    def combine(self, first: Tensor, second: Tensor) -> Tensor:
-        """A1 and A2, or A1·V and A2·V, as the difference; all have one shape."""
-        return first - self.lam().to(first.dtype) * second
+    def combine(self, first: Tensor, second: Tensor, lam: Tensor) -> Tensor:
+        """A1 and A2, or A1·V and A2·V, as the difference; all have one shape, and λ is a scalar."""
+        return first - lam.to(first.dtype) * second
 
 
 class PlusAttention(DiffV1Attention):
     """V1 with a plus: A1 + λ·A2, everything else as it is, so that what differs from V1 is the minus sign alone."""
 
-    def combine(self, first, second):
-        return first + self.lam().to(first.dtype) * second
+    def combine(self, first, second, lam):
+        return first + lam.to(first.dtype) * second
 
 
 class SharedA2Attention(DiffV1Attention):

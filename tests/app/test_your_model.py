@@ -81,15 +81,15 @@ def test_a_standard_model_lacks_a_second_map_and_says_what_to_do(app, folders):
     assert "one map each" in table(test, "verdict")["what is read"][0]
     lacking = groups_of(test)
     assert len(lacking) == 4 and all("lack" in words for words in lacking)
-    assert "8 tests lack a second map: this is standard attention" in lacking
+    assert "11 tests lack a second map: this is standard attention" in lacking
     assert "as the standard model beside a differential one" in lines(test)
 
 
 def test_tests_that_can_run_are_told_from_those_that_cannot(app, folders):
     test = press(page(app, source="the list", listed=str(folders["small-diff"])), "open")
     ready, *lacking = groups_of(test)
-    assert "8 tests can be run" in ready or "prompts that can be made for its tokenizer" in ready
-    assert "6 tests lack a standard model beside it" in lacking and "15 tests lack a trained cohort" in lacking
+    assert "11 tests can be run" in ready or "prompts that can be made for its tokenizer" in ready
+    assert "6 tests lack a standard model beside it" in lacking and "18 tests lack a trained cohort" in lacking
     assert "noise-symmetry" in lines(test) and "Is D sparser than A1?" in lines(test)
 
 
