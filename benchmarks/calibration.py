@@ -142,7 +142,7 @@ def planted(models, count, noise, truth):
 def pairs(models, task):
     """p at most 0.05 on pairs of which neither was trained, by quantity of the measurements that need no model."""
     names = ("key-token-gain-pair", "sparsity-pair", "sinks")
-    found = Counter()
+    rejections = Counter()
     prompts = draw(task, 10, 160, 4, 0)
     both = [Planted(truth, sink=SINK, signal=0.0) for truth in ("neither", "standard")]
     pools = [[model.read(prompts, 10_000 + i) for i in range(GROUPS * UNTRAINED)] for model in both]
@@ -153,8 +153,8 @@ def pairs(models, task):
         ]
         for name in names:
             for quantity, observed in TESTS[name].observe(Pair(*subjects)).items():
-                found[f"{name}: {quantity}"] += as_estimate(observed).p <= LEVEL
-    return {name: count / models for name, count in found.items()}
+                rejections[f"{name}: {quantity}"] += as_estimate(observed).p <= LEVEL
+    return {name: count / models for name, count in rejections.items()}
 
 
 def series(models, truth):
@@ -241,8 +241,8 @@ def table(results):
     for name, words in results.items():
         *place, size = name.split(" | ")
         sizes[size] = None
-        said = (f"{word} {share:.0%}" for word, share in words.items() if not (word.endswith(SILENT) and share == 1))
-        rows.setdefault(tuple(place), {})[size] = ", ".join(said) or SILENT
+        counted = (f"{word} {share:.0%}" for word, share in words.items() if not (word.endswith(SILENT) and share == 1))
+        rows.setdefault(tuple(place), {})[size] = ", ".join(counted) or SILENT
     lines = [f"| test | planted truth | {' | '.join(sizes)} |", "|---|---|" + "---|" * len(sizes)]
     return "\n".join(
         lines + [f"| {' | '.join(place)} | {' | '.join(row.get(size, '') for size in sizes)} |" for place, row in rows.items()]
@@ -256,7 +256,7 @@ def half_true(account, truth):
 
 def by_account(results):
     """Of each account the share of false positives and false refutations over tests, truths and sizes, and power by test."""
-    found = {}
+    rates = {}
     for account in ACCOUNTS:
         false, refuted, true = [], [], {}
         for name, words in results.items():
@@ -269,20 +269,20 @@ def by_account(results):
             refuted.append((words.get(f"{account} {AGAINST}", 0.0), name))
             if TESTS[test].own(account):
                 true.setdefault(test, []).append(words.get(f"{account} {FOR}", 0.0))
-        found[account] = {
+        rates[account] = {
             "false_for": sum(share for share, _ in false) / max(1, len(false)),
             "worst_false_for": max(false, default=(0.0, "")),
             "false_against": sum(share for share, _ in refuted) / max(1, len(refuted)),
             "worst_false_against": max(refuted, default=(0.0, "")),
             "power": {test: [min(shares), max(shares)] for test, shares in true.items()},
         }
-    return found
+    return rates
 
 
-def account_table(found):
+def account_table(rates):
     """The same as Markdown."""
     lines = ["| account | false *for* (worst) | false *against* (worst) | power, least to most over sizes |", "|---|---|---|---|"]
-    for account, of in found.items():
+    for account, of in rates.items():
         worst = [
             f"{of[name]:.1%} ({of[f'worst_{name}'][0]:.0%}: {of[f'worst_{name}'][1].replace(' | ', ', ')})" for name in RATES
         ]
@@ -295,10 +295,10 @@ def of_models(models, processes):
     """Planted models, checkpoints and pairs."""
     cells = [(count, noise, truth) for count, noise in SIZES for truth in MODEL_TRUTHS]
     with ProcessPoolExecutor(processes, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
-        found = [pool.submit(planted, models, *cell) for cell in cells]
+        jobs = [pool.submit(planted, models, *cell) for cell in cells]
         along = [pool.submit(series, models, truth) for truth in MODEL_TRUTHS]
         along += [pool.submit(pulled, models, pull) for pull in PULLS]
-        parts = {"planted": found, "checkpoints": along}
+        parts = {"planted": jobs, "checkpoints": along}
         result = {name: {place: words for cell in of for place, words in cell.result().items()} for name, of in parts.items()}
     return result | {"pairs": pairs(models, task_of_all())}
 
@@ -315,8 +315,8 @@ def report(result):
         lines = [f"- {place}: {share:.1%}" for place, share in result.get(name, {}).items()]
         texts += ["\n".join([f"{result['models']} {words}, share of p at most {LEVEL:g}", "", *lines])] if lines else []
     if "random_verdicts" in result:
-        said = {word: share for word, share in result["random_verdicts"].items() if not word.endswith(SILENT)}
-        texts.append(f"Words on random weights: {', '.join(f'{word} {share:.1%}' for word, share in said.items())}.")
+        shares = {word: share for word, share in result["random_verdicts"].items() if not word.endswith(SILENT)}
+        texts.append(f"Words on random weights: {', '.join(f'{word} {share:.1%}' for word, share in shares.items())}.")
     return "\n\n".join(texts)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import xarray as xr
 
 import diffscope
-from diffscope.hypotheses.planted_signal import EXPECTED, TRUTHS, WORDS, PlantedSignal, told
+from diffscope.hypotheses.planted_signal import EXPECTED, TRUTHS, WORDS, PlantedSignal, account_of
 from diffscope.instruments.signal_to_noise import DRAWS, mean_gain, over_prompts
 from diffscope.lab.scoring import draw
 from diffscope.tasks import Recall, Retrieval
@@ -45,7 +45,7 @@ def of_truth(truth: str, size: str, repetitions: int) -> dict:
     snr = xr.concat([each["snr"].sel(stage="before").mean("head") for each in measured], "repetition").mean(
         ["repetition", "layer"]
     )
-    words = Counter(map(told, measured))
+    words = Counter(map(account_of, measured))
     return {
         "truth": truth,
         "size": size,
@@ -71,12 +71,12 @@ def truths(repetitions: int) -> None:
     print("| truth | size | true gain | gain, mean (sd) | error | signal | noise | uniform A2 | SNR of A2 − A1 | told |")
     print("|---|---|---|---|---|---|---|---|---|---|")
     for row in rows:
-        said = ", ".join(f"{word} {share:.0%}" for word, share in row["told"].items() if share)
+        words = ", ".join(f"{word} {share:.0%}" for word, share in row["told"].items() if share)
         cells = [f"{row[name]:.1f}" for name in ("error", "signal_change", "noise_change", "uniform")]
         second = row["snr"]["lambda_A2"] - row["snr"]["A1"]
         print(
             f"| {row['truth']} | {row['size']} | {row['true_gain']:.1f} | {row['gain']:.1f} ({row['sd']:.1f}) | "
-            f"{' | '.join(cells)} | {second:.1f} | {said} |"
+            f"{' | '.join(cells)} | {second:.1f} | {words} |"
         )
 
 
@@ -103,8 +103,8 @@ def of_city(name: str, sentences: int, length: int) -> xr.Dataset:
         cities = [ids for city in CITIES if len(ids := after_word(scope.tokenizer, [f" {city}"])[0]) == 1]
         spans = prompt.spans | {"city": [number - 1], "sentence": list(range(number - len(prompt.spans["query"]), number))}
         fillers = [task.redrawn(prompt, rng) for _ in range(DRAWS)]
-        given = dict(answers=cities, fillers=fillers, needles=True, keep=("answer", "sentence"), queries=[number])
-        tables.append(diffscope.signal_to_noise(scope, prompt.ids, spans=spans, signal="city", **given))
+        exchanged = dict(answers=cities, fillers=fillers, needles=True, keep=("answer", "sentence"), queries=[number])
+        tables.append(diffscope.signal_to_noise(scope, prompt.ids, spans=spans, signal="city", **exchanged))
     return over_prompts(tables)
 
 
@@ -158,9 +158,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("truths", "models"))
     parser.add_argument("--repetitions", type=int, default=REPETITIONS)
-    asked = parser.parse_args()
-    if asked.what == "truths":
-        truths(asked.repetitions)
+    options = parser.parse_args()
+    if options.what == "truths":
+        truths(options.repetitions)
     else:
         models()
 

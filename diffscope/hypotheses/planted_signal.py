@@ -148,7 +148,7 @@ class PlantedSignal:
         return signal_to_noise(scope, rows[0], spans=spans, answers=answers, fillers=rows[1:], draws=draws, seed=self.seed)
 
 
-def told(measured: xr.Dataset, weights: xr.DataArray | None = None, least: float = -np.inf) -> str:
+def account_of(measured: xr.Dataset, weights: xr.DataArray | None = None, least: float = -np.inf) -> str:
     """What the numbers of a model say together, one of ``WORDS``; `weights` and `least` as of :func:`mean_gain`.
 
     A gain of 3 dB is there, one of 1 dB is not. If A2·V tells the answer better than A1·V, the heads are signed; if a uniform A2

@@ -88,13 +88,13 @@ def sentence(estimates: xr.Dataset) -> str:
     error = estimates["snr_gain_error"].sel(stage=BEFORE, a2="own")
     own = gain.sel(a2="own")
     above, below = (int((sign * own > CLEARLY * error).where(heard, False).sum()) for sign in (1, -1))
-    said = {name: _between(gain.sel(a2=name).where(heard)) for name in ("own", "uniform", "next head")}
-    others = f"; with a uniform A2 it would by {said['uniform']} dB"
-    if said["next head"]:
-        others += f", with the next head's by {said['next head']} dB"
+    ranges = {name: _between(gain.sel(a2=name).where(heard)) for name in ("own", "uniform", "next head")}
+    others = f"; with a uniform A2 it would by {ranges['uniform']} dB"
+    if ranges["next head"]:
+        others += f", with the next head's by {ranges['next head']} dB"
     return (
         f"In {int(heard.sum())} of {of} the output changes more with the answer than with the text around it. There the "
-        f"subtraction changes the signal-to-noise ratio by {said['own']} dB, in {above} of them upwards and in {below} downwards "
+        f"subtraction changes the signal-to-noise ratio by {ranges['own']} dB, in {above} of them upwards, in {below} downwards "
         f"by more than two standard errors{others}."
     )
 

@@ -153,8 +153,8 @@ def _numbers(own: list[int], count: int, rng: np.random.Generator, tokenizer: Pr
 
 def _kind(piece: str) -> tuple[str, int] | None:
     """The white space before a token's digits and how many these are; None of other tokens."""
-    found = DIGITS.fullmatch(str(piece))
-    return None if found is None else (found[1], len(found[2]))
+    digits = DIGITS.fullmatch(str(piece))
+    return None if digits is None else (digits[1], len(digits[2]))
 
 
 def other_fillers(

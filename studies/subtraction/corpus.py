@@ -94,15 +94,15 @@ def build(folder: Path, packages: Path, recorded: dict | None) -> dict:
     with tempfile.TemporaryDirectory(dir=folder, prefix=".unfinished-") as workspace:
         for split, inside in splits.items():
             write_paragraphs(Path(workspace, f"{split}.jsonl"), inside)
-        made = TextFolder(workspace)
-        tokenizer = made.tokenizer()
-        files = sorted(file for file in made.path.rglob("*") if file.is_file())
+        built = TextFolder(workspace)
+        tokenizer = built.tokenizer()
+        files = sorted(file for file in built.path.rglob("*") if file.is_file())
         record = {
-            "digest": made.digest,
-            "files": {file.relative_to(made.path).as_posix(): sha256(file) for file in files},
+            "digest": built.digest,
+            "files": {file.relative_to(built.path).as_posix(): sha256(file) for file in files},
             **described(splits, fetched, duplicates, tokenizer),
         }
-        move_into(folder, made.path, record)
+        move_into(folder, built.path, record)
     return record
 
 
@@ -197,11 +197,11 @@ def token_counts(tokenizer, texts: list[str], at_once: int = 4096) -> Iterator[i
         yield from map(len, after_word(tokenizer, [" " + text for text in texts[first : first + at_once]]))
 
 
-def move_into(folder: Path, made: Path, record: dict) -> None:
+def move_into(folder: Path, built: Path, record: dict) -> None:
     """Put a complete corpus in the place of an older one; the record, by which it is known, goes first and comes last."""
     remove(folder / RECORD)
     remove(folder / TOKENIZER)
-    for item in sorted(made.iterdir()):
+    for item in sorted(built.iterdir()):
         item.replace(folder / item.name)
     write_json(folder / RECORD, record, indent=1)
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from diffscope.hypotheses.planted_signal import EXPECTED, TRUTHS, PlantedSignal, told
+from diffscope.hypotheses.planted_signal import EXPECTED, TRUTHS, PlantedSignal, account_of
 from diffscope.instruments.signal_to_noise import mean_gain
 
 
@@ -13,7 +13,7 @@ def test_the_gain_is_the_one_that_there_is_and_its_kind_is_told(truth):
     gains = [float(mean_gain(each, least=-np.inf)["snr_gain"].sel(a2="own", stage="before")) for each in measured]
     error = np.std(gains, ddof=1) / np.sqrt(len(gains))
     assert np.mean(gains) == pytest.approx(PlantedSignal(truth).true_gain(), abs=1 + 3 * error)  # heads' decibels, not their sums
-    assert [told(each) for each in measured].count(EXPECTED[truth]) >= 5
+    assert [account_of(each) for each in measured].count(EXPECTED[truth]) >= 5
 
 
 def test_what_stands_beside_the_gain_tells_why():
