@@ -179,42 +179,40 @@ def onsets(part: xr.Dataset) -> xr.DataArray:
     return arms.onsets(part, AVERAGED).clip(max=limit)
 
 
-@declare(
-    id="loss-of-text-plus",
-    kind="primary",
-    question="Is the loss on held-out text lower if the second map is subtracted than if it is added?",
-    asks={"difference": BELOW},
-    source=SOURCE,
-    statistic="mean loss on held-out documents (nats a token), the same windows for all runs; DIFF − plus, paired by seed",
-    controls=SAME,
-    quantities={"difference": Quantity("held-out loss, DIFF − plus (nats)", TEXT)},
-    predictions=ALL_BELOW,
-    needs="cohort",
-    of=WHOLE,
-    limits=EVERY,
-)
-def loss_of_text_plus(part: xr.Dataset) -> dict[str, Observed]:
-    """Held-out loss of DIFF minus that of plus, seed by seed."""
-    return {"difference": differences(part, held_out_loss(part), "diff", "plus")}
+def _loss_of_text(other: str, words: str, question: str, name: str) -> Declared:
+    @declare(
+        id=name,
+        kind="primary",
+        question=question,
+        asks={"difference": BELOW},
+        source=SOURCE,
+        statistic=f"mean loss on held-out documents (nats a token), the same windows for all runs; DIFF − {words}, by seed",
+        controls=SAME,
+        quantities={"difference": Quantity(f"held-out loss, DIFF − {words} (nats)", TEXT)},
+        predictions=ALL_BELOW,
+        needs="cohort",
+        of=WHOLE,
+        limits=EVERY,
+    )
+    def observe(part: xr.Dataset) -> dict[str, Observed]:
+        """Held-out loss of DIFF minus that of another arm, seed by seed."""
+        return {"difference": differences(part, held_out_loss(part), "diff", other)}
+
+    return observe
 
 
-@declare(
-    id="loss-of-text-norm",
-    kind="primary",
-    question="Is the loss on held-out text lower than that of standard attention with DIFF's norm?",
-    asks={"difference": BELOW},
-    source=SOURCE,
-    statistic="mean loss on held-out documents (nats a token), the same windows for all runs; DIFF − standard + norm, by seed",
-    controls=SAME,
-    quantities={"difference": Quantity("held-out loss, DIFF − standard + norm (nats)", TEXT)},
-    predictions=ALL_BELOW,
-    needs="cohort",
-    of=WHOLE,
-    limits=EVERY,
+LOSS_OF_PLUS = _loss_of_text(
+    "plus",
+    "plus",
+    "Is the loss on held-out text lower if the second map is subtracted than if it is added?",
+    "loss-of-text-plus",
 )
-def loss_of_text_norm(part: xr.Dataset) -> dict[str, Observed]:
-    """Held-out loss of DIFF minus that of standard attention with its norm, seed by seed."""
-    return {"difference": differences(part, held_out_loss(part), "diff", "standard-norm")}
+LOSS_OF_NORM = _loss_of_text(
+    "standard-norm",
+    "standard + norm",
+    "Is the loss on held-out text lower than that of standard attention with DIFF's norm?",
+    "loss-of-text-norm",
+)
 
 
 def held_out_loss(part: xr.Dataset) -> xr.DataArray:
@@ -296,7 +294,7 @@ PARTS: dict[str, Part] = {
         8,
         "Holm",
     ),
-    "text": Part((loss_of_text_plus, loss_of_text_norm, _gain("gain-in-text", "in running text")), 6, "in order"),
+    "text": Part((LOSS_OF_PLUS, LOSS_OF_NORM, _gain("gain-in-text", "in running text")), 6, "in order"),
     "sinks": Part(_sinks("", "at triggers, where the first map has a sink at all other queries"), 12, "Holm"),
     # The same questions of a training whose sinks are weaker and in both maps: a replication, corrected by itself.
     "sinks-tied": Part(_sinks("-tied", "at triggers, where both maps have weak sinks"), 12, "Holm"),
