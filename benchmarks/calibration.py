@@ -33,12 +33,12 @@ from benchmarks import power
 from benchmarks.calibration_cohorts import no_difference, planted_cohorts
 from diffscope.accounts import ACCOUNTS, AGAINST, FOR, SILENT
 from diffscope.cards import BUNDLED
+from diffscope.evidence.branches import attributed
+from diffscope.evidence.flows import flows
+from diffscope.evidence.last_query import last_query_of
+from diffscope.evidence.noise import injected
+from diffscope.evidence.untrained import untrained_like
 from diffscope.hypotheses import TESTS, Pair, Test, run
-from diffscope.hypotheses.evidence.attribution import attributed
-from diffscope.hypotheses.evidence.flows import flows
-from diffscope.hypotheses.evidence.injection import injected
-from diffscope.hypotheses.evidence.last_query import last_query_of
-from diffscope.hypotheses.evidence.untrained import untrained_like
 from diffscope.hypotheses.inference import as_estimate
 from diffscope.hypotheses.intervals import LEVEL
 from diffscope.hypotheses.planted import TRUTHS, Planted, PlantedModels

@@ -15,8 +15,8 @@ import numpy as np
 import diffscope
 from diffscope import edits
 from diffscope.edits import Edit
-from diffscope.hypotheses.evidence.answers import answers
-from diffscope.hypotheses.evidence.signs import previous_token_share
+from diffscope.evidence.answers import answers
+from diffscope.evidence.signs import previous_token_share
 from diffscope.hypotheses.intervals import students_t
 from diffscope.lab.scoring import draw
 from diffscope.scope import Scope

@@ -14,8 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
+from diffscope.evidence import take as of_run
 from diffscope.hypotheses.cohort_evidence import take_evidence
-from diffscope.hypotheses.evidence import of_run
 from diffscope.lab.training.cohort import Cohort, train_cohort
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.stages import Grid, Stage

@@ -17,11 +17,11 @@ import torch
 
 import diffscope
 from diffscope import edits
+from diffscope.evidence.answers import answers
+from diffscope.evidence.flows import flows
 from diffscope.hypotheses import Settings
 from diffscope.hypotheses.api import models_of, open_cohort
 from diffscope.hypotheses.declared.robustness import likeness
-from diffscope.hypotheses.evidence.answers import answers
-from diffscope.hypotheses.evidence.flows import flows
 from diffscope.lab.scoring import span_by_depth
 
 BITS = (16, 8, 6, 4)

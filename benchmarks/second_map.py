@@ -18,10 +18,10 @@ import xarray as xr
 import diffscope
 from diffscope import edits
 from diffscope.edits import Edit
+from diffscope.evidence.answers import answers, with_answer
+from diffscope.evidence.costs import lost_without_a2, lost_without_heads
+from diffscope.evidence.signs import previous_token_share, rises_by_signs, rises_when_blind
 from diffscope.hypotheses import Settings
-from diffscope.hypotheses.evidence.answers import answers, with_answer
-from diffscope.hypotheses.evidence.costs import lost_without_a2, lost_without_heads
-from diffscope.hypotheses.evidence.signs import previous_token_share, rises_by_signs, rises_when_blind
 from diffscope.scope import Scope
 from diffscope.tasks.retrieval import Prompt
 

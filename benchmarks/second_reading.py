@@ -18,9 +18,9 @@ import xarray as xr
 
 from benchmarks.study_cells import BASELINES, in_words
 from diffscope.errors import DiffscopeError
+from diffscope.evidence.heads import HEADS, weighted
+from diffscope.evidence.take import EVIDENCE, open_evidence
 from diffscope.hypotheses.arms import formed, octaves_of_steps, onsets, rates, went_on, with_distractors
-from diffscope.hypotheses.evidence.of_run import EVIDENCE, open_evidence
-from diffscope.hypotheses.evidence.tables import HEADS, weighted
 from diffscope.hypotheses.intervals import students_t
 from diffscope.lab.training.cohort import Cohort, collect
 from diffscope.lab.training.onsets import CRITERIA, Criterion, onset

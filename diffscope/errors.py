@@ -87,3 +87,7 @@ class Stopped(KeyboardInterrupt):
 def first_line(error: BaseException) -> str:
     """The first line of another library's message, without the advice that follows, at most 200 characters."""
     return str(error).strip().partition("\n")[0][:200]
+
+
+class Missing(DiffscopeError):
+    """A test lacks something; the message says what it needs."""

@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 
 from diffscope.errors import DiffscopeError
+from diffscope.evidence.take import EVIDENCE
 from diffscope.files import replacing
-from diffscope.hypotheses.evidence.of_run import EVIDENCE
 from diffscope.lab.training.run_folder import RUN
 from diffscope.lab.training.runs import SCORES, SUFFIX, TUNING
 

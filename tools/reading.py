@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 
 from diffscope.errors import DiffscopeError
+from diffscope.evidence.take import EVIDENCE, EVIDENCE_FORMAT, outdated
 from diffscope.files import write_json
-from diffscope.hypotheses.evidence.of_run import EVIDENCE, EVIDENCE_FORMAT, outdated
 from diffscope.lab.jobs.shards import result
 from diffscope.lab.training.cohort import Cohort
 from diffscope.lab.training.recipe import Recipe

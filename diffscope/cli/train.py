@@ -160,8 +160,8 @@ def _train_cohort(wanted, where, processes, how):
 @kept_when_stopped(SAVED)
 def _take_anew(wanted):
     """Take the evidence of finished runs that have none, or one of another format."""
+    from diffscope.evidence.take import outdated
     from diffscope.hypotheses.cohort_evidence import take_evidence
-    from diffscope.hypotheses.evidence.of_run import outdated
     from diffscope.lab.training.stages import RETRIEVAL
 
     if wanted.recipe.task != RETRIEVAL:

@@ -37,7 +37,7 @@ def collected(cohort):
 
 def tell_outdated(cohort):
     """Name the runs whose evidence is missing or of another format than this."""
-    from diffscope.hypotheses.evidence.of_run import outdated
+    from diffscope.evidence.take import outdated
 
     if names := outdated(cohort.out):
         shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

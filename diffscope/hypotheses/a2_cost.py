@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 import xarray as xr
 
-from diffscope.hypotheses.evidence.tables import HEADS, weighted
+from diffscope.evidence.heads import HEADS, weighted
 from diffscope.hypotheses.inference import Observed, estimate
 from diffscope.hypotheses.rules import Cost
 

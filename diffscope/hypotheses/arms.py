@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
+from diffscope.errors import Missing
 from diffscope.hypotheses.inference import Observed
-from diffscope.hypotheses.rules import Missing
 from diffscope.lab.training.onsets import Criterion, onset
 
 MANY = (24, 48)  # distractors

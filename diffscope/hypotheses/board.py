@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 import xarray as xr
 
-from diffscope.errors import DiffscopeError, PromptError
+from diffscope.errors import DiffscopeError, Missing, PromptError
 from diffscope.hypotheses.correction import corrected
 from diffscope.hypotheses.declared import NEEDED, chosen
 from diffscope.hypotheses.inference import Estimate, Observed, as_estimate
 from diffscope.hypotheses.intervals import students_t
-from diffscope.hypotheses.rules import MEASURED, Cost, Declared, Missing, Observer, Test, state
+from diffscope.hypotheses.rules import MEASURED, Cost, Declared, Observer, Test, state
 from diffscope.hypotheses.subjects import Models, Pair, Progress
 from diffscope.hypotheses.verdicts import Board, Verdict, sentence
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import xarray as xr
 
+from diffscope.evidence.at_end import A2_LOST
+from diffscope.evidence.take import EVIDENCE, keep_evidence, open_evidence
 from diffscope.hypotheses.a2_cost import WHOLE
 from diffscope.hypotheses.arms import formed
-from diffscope.hypotheses.evidence.at_end import A2_LOST
-from diffscope.hypotheses.evidence.of_run import EVIDENCE, keep_evidence, open_evidence
 from diffscope.hypotheses.kept import KeptModels, for_cohort, kept_of, open_kept
 from diffscope.hypotheses.subjects import Pair
 from diffscope.hypotheses.weights import KNOCK_OUT, Weights

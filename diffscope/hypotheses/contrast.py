@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from diffscope.hypotheses.evidence.tables import ANSWERS, Table
+from diffscope.errors import Missing
+from diffscope.evidence.heads import ANSWERS, Table
 from diffscope.hypotheses.inference import Observed
-from diffscope.hypotheses.rules import Missing
 from diffscope.hypotheses.subjects import Models, Pair, Read, Take
 
 OverSteps = Callable[[np.ndarray], np.ndarray]

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from diffscope.evidence.at_end import HEAD_LOST
+from diffscope.evidence.heads import HEADS, weighted
+from diffscope.evidence.take import EVIDENCE, open_evidence
 from diffscope.files import plain
 from diffscope.hypotheses.a2_cost import WHOLE
 from diffscope.hypotheses.arms import formed
 from diffscope.hypotheses.declared.key_tokens import OF_COHORT
-from diffscope.hypotheses.evidence.at_end import HEAD_LOST
-from diffscope.hypotheses.evidence.of_run import EVIDENCE, open_evidence
-from diffscope.hypotheses.evidence.tables import HEADS, weighted
 from diffscope.hypotheses.intervals import students_t
 from diffscope.hypotheses.kept import alike, cost_by_layer, costs_of, table_of
 from diffscope.hypotheses.weights import SECOND

@@ -13,15 +13,14 @@ import numpy as np
 import xarray as xr
 from scipy import special
 
-from diffscope.errors import DiffscopeError
+from diffscope.errors import DiffscopeError, Missing
+from diffscope.evidence.at_end import A2_LOST, A2_OF_LAYER, HEAD_LOST
+from diffscope.evidence.heads import HEADS, Table, weighted
+from diffscope.evidence.quantities import DIFFERENCES, RATIOS, a1_mass, label_of
+from diffscope.evidence.take import EVIDENCE, open_evidence
 from diffscope.hypotheses.a2_cost import WHOLE, A2Cost
-from diffscope.hypotheses.evidence.at_end import A2_LOST, A2_OF_LAYER, HEAD_LOST
-from diffscope.hypotheses.evidence.of_run import EVIDENCE, open_evidence
-from diffscope.hypotheses.evidence.quantities import DIFFERENCES, RATIOS, a1_mass, label_of
-from diffscope.hypotheses.evidence.tables import HEADS, Table, weighted
 from diffscope.hypotheses.inference import Observed
 from diffscope.hypotheses.intervals import LEVEL, students_t
-from diffscope.hypotheses.rules import Missing
 from diffscope.hypotheses.subjects import Read, Take
 from diffscope.hypotheses.weights import A2, ANSWER, KNOCK_OUT, Weights
 
@@ -48,7 +47,7 @@ class KeptModels:
     Attributes
     ----------
     evidence : sequence of Dataset
-        As :func:`diffscope.hypotheses.evidence.of_run.evidence_of_run` gives it.
+        As :func:`diffscope.evidence.take.evidence_of_run` gives it.
     names : sequence of str
     series : bool
         Whether the steps of one run are asked for, in place of the ends of several.

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from diffscope.errors import Missing
 from diffscope.files import plain
 from diffscope.hypotheses.arms import formed, log_odds, measured, steps_to_form, went_on, with_distractors
 from diffscope.hypotheses.intervals import students_t
-from diffscope.hypotheses.rules import Missing
 
 FEWEST = 3  # seeds of which there is an interval
 FORMATION = "formation"

@@ -29,14 +29,14 @@ import xarray as xr
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.parts import Pairing
 from diffscope.capture import Capture
-from diffscope.hypotheses.evidence.attribution import attributed, rejection
-from diffscope.hypotheses.evidence.flows import flows_of_rows
-from diffscope.hypotheses.evidence.gradients import LastRow
-from diffscope.hypotheses.evidence.injection import SIGMA, injected, injection_of
-from diffscope.hypotheses.evidence.last_query import BATCH, LastQuery, last_query_of
-from diffscope.hypotheses.evidence.matching import Match, matched
-from diffscope.hypotheses.evidence.spans import as_spans, key_sets, number_spans
-from diffscope.hypotheses.evidence.tables import Table
+from diffscope.evidence.branches import attributed, rejection
+from diffscope.evidence.flows import flows_of_rows
+from diffscope.evidence.gradients import LastRow
+from diffscope.evidence.heads import Table
+from diffscope.evidence.key_sets import as_spans, key_sets, number_spans
+from diffscope.evidence.last_query import BATCH, LastQuery, last_query_of
+from diffscope.evidence.matching import Match, matched
+from diffscope.evidence.noise import SIGMA, injected, injection_of
 from diffscope.hypotheses.subjects import Read, Take, tables_of
 from diffscope.instruments.injection import DRAWS
 from diffscope.prompts import Encoded
@@ -96,7 +96,7 @@ class Planted:
         return scores
 
     def flows(self, prompts: Sequence[Prompt], pull: float, seed: int, match: Sequence[Match] | None = None) -> xr.Dataset:
-        """The same as :func:`diffscope.hypotheses.evidence.flows.flows`: a gradient at random, and `pull`.
+        """The same as :func:`diffscope.evidence.flows.flows`: a gradient at random, and `pull`.
 
         The pull is along 1 − overlap: above 0 descent makes the maps more alike on irrelevant tokens, below 0 less.
         """
@@ -115,7 +115,7 @@ class Planted:
         return flows_of_rows(rows, keys)
 
     def read(self, prompts: Sequence[Prompt], seed: int, match: Sequence[Match] | None = None) -> LastQuery:
-        """The same as :func:`diffscope.hypotheses.evidence.last_query.read` gives of a model."""
+        """The same as :func:`diffscope.evidence.last_query.read` gives of a model."""
         rng = np.random.default_rng([seed, TRUTHS.index(self.truth)])
         alike = rng.uniform(-CHANCE, CHANCE, (self.layers, self.heads))
         starts = range(0, len(prompts), BATCH)
@@ -126,7 +126,7 @@ class Planted:
         return last_query_of(batches, prompts, match, seed)
 
     def injected(self, prompts: Sequence[Prompt], seed: int, match: Sequence[Match] | None = None) -> xr.Dataset:
-        """The same as :func:`diffscope.hypotheses.evidence.injection.injected`."""
+        """The same as :func:`diffscope.evidence.noise.injected`."""
         tables = []
         for index, prompt in enumerate(prompts):
             rng = np.random.default_rng([seed, TRUTHS.index(self.truth), 2, index])
@@ -141,7 +141,7 @@ class Planted:
         return xr.concat(tables, "prompt", join="outer", combine_attrs="drop_conflicts")
 
     def attributed(self, prompts: Sequence[Prompt], seed: int) -> xr.Dataset:
-        """What :func:`diffscope.hypotheses.evidence.attribution.rejection` says where a number's mass is what its logit gains."""
+        """What :func:`diffscope.evidence.branches.rejection` says where a number's mass is what its logit gains."""
         rng = np.random.default_rng([seed, TRUTHS.index(self.truth), 3])
         places = [number_spans(prompt) for prompt in prompts]
         tables = []

@@ -26,10 +26,6 @@ Needs = Literal["model", "pair", "checkpoints", "cohort"]
 Kind = Literal["primary", "mechanism", "measurement"]
 
 
-class Missing(DiffscopeError):
-    """A test lacks something; the message says what it needs."""
-
-
 @dataclass(frozen=True)
 class Quantity:
     """One number that a test estimates, with its controls taken off.

@@ -18,6 +18,7 @@ from statsmodels.api import SurvfuncRight
 from diffscope import __version__
 from diffscope.digests import carries_digest, read_proven_json, write_proven_json
 from diffscope.errors import CorruptFile, DiffscopeError, first_line
+from diffscope.evidence.take import EVIDENCE_FORMAT
 from diffscope.files import plain
 from diffscope.hypotheses import report
 from diffscope.hypotheses.api import Subjects, formed_models_of, gather, open_cohort
@@ -26,7 +27,6 @@ from diffscope.hypotheses.arms import went_on
 from diffscope.hypotheses.board import Result
 from diffscope.hypotheses.declared import TESTS
 from diffscope.hypotheses.described import described
-from diffscope.hypotheses.evidence.of_run import EVIDENCE_FORMAT
 from diffscope.hypotheses.inference import Estimate
 from diffscope.hypotheses.kept_study import FILE, REMEDY, WORDS, StudyWords, find
 from diffscope.hypotheses.outcomes import outcomes

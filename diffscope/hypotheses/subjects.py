@@ -10,15 +10,14 @@ from typing import Any, ClassVar, Literal, TypeVar
 import numpy as np
 import xarray as xr
 
-from diffscope.errors import DiffscopeError
+from diffscope.errors import DiffscopeError, Missing
+from diffscope.evidence.costs import lost_without_a2, lost_without_heads
+from diffscope.evidence.heads import Table
+from diffscope.evidence.last_query import LastQuery, read
+from diffscope.evidence.matching import Match
+from diffscope.evidence.quantities import DIFFERENCES, RATIOS, a1_on, label_of
+from diffscope.evidence.untrained import untrained_like
 from diffscope.hypotheses.a2_cost import A2Cost, a2_cost
-from diffscope.hypotheses.evidence.costs import lost_without_a2, lost_without_heads
-from diffscope.hypotheses.evidence.last_query import LastQuery, read
-from diffscope.hypotheses.evidence.matching import Match
-from diffscope.hypotheses.evidence.quantities import DIFFERENCES, RATIOS, a1_on, label_of
-from diffscope.hypotheses.evidence.tables import Table
-from diffscope.hypotheses.evidence.untrained import untrained_like
-from diffscope.hypotheses.rules import Missing
 from diffscope.hypotheses.weights import A2, ANSWER, BY, KNOCK_OUT, Weights
 from diffscope.lab.scoring import draw
 from diffscope.scope import Scope

@@ -25,9 +25,9 @@ import xarray as xr
 from diffscope import edits
 from diffscope.edits import Edit
 from diffscope.errors import DiffscopeError
-from diffscope.hypotheses.evidence.answers import answers
-from diffscope.hypotheses.evidence.costs import lost_without_a2
-from diffscope.hypotheses.evidence.signs import previous_token_share
+from diffscope.evidence.answers import answers
+from diffscope.evidence.costs import lost_without_a2
+from diffscope.evidence.signs import previous_token_share
 from diffscope.instruments.injection import cmrr_by_injection
 from diffscope.instruments.signal_to_noise import mean_gain, over_prompts, signal_to_noise, tells
 from diffscope.lab.training.beginnings import corpus_of

@@ -10,9 +10,10 @@ import numpy as np
 import xarray as xr
 
 from diffscope.accounts import ACCOUNTS, OPEN, SILENT
+from diffscope.errors import Missing
 from diffscope.hypotheses.inference import Estimate, as_estimate
 from diffscope.hypotheses.intervals import holm
-from diffscope.hypotheses.rules import Cost, Declared, Missing, Test, state
+from diffscope.hypotheses.rules import Cost, Declared, Test, state
 from studies.subtraction.primaries import PARTS, Part
 
 Estimates = Mapping[str, Mapping[str, Estimate]]  # by primary and quantity

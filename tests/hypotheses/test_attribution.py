@@ -9,8 +9,8 @@ from scipy.special import softmax
 
 import diffscope
 from diffscope.errors import PromptError
-from diffscope.hypotheses.evidence.attribution import BRANCHES, attributions, rejection
-from diffscope.hypotheses.evidence.spans import number_spans
+from diffscope.evidence.branches import BRANCHES, attributions, rejection
+from diffscope.evidence.key_sets import number_spans
 from diffscope.tasks.retrieval import Prompt, Retrieval
 
 KEYS, DISTRACTORS, PROMPTS, LAMBDA = 150, 12, 60, 0.8

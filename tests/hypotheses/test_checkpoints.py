@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from diffscope.cards import BUNDLED
+from diffscope.errors import Missing
 from diffscope.hypotheses import Settings, gather, run
 from diffscope.hypotheses.board import over_trainings
 from diffscope.hypotheses.declared.steps import growth, late_mean
 from diffscope.hypotheses.inference import Observed
 from diffscope.hypotheses.planted import Planted, PlantedModels
-from diffscope.hypotheses.rules import Missing
 
 STEPS = [f"m@{step}" for step in (0, 10, 50, 200, 800)]
 

@@ -10,16 +10,15 @@ import xarray as xr
 
 import diffscope
 from diffscope import edits
-from diffscope.errors import DiffscopeError
+from diffscope.errors import DiffscopeError, Missing
+from diffscope.evidence import take as of_run
+from diffscope.evidence.answers import answers
+from diffscope.evidence.costs import lost_without_a2, lost_without_heads
+from diffscope.evidence.heads import Table
+from diffscope.evidence.quantities import amplifier, rejected_noise, shared_noise, sparser
 from diffscope.hypotheses import Models, Settings, run
-from diffscope.hypotheses.evidence import of_run
-from diffscope.hypotheses.evidence.answers import answers
-from diffscope.hypotheses.evidence.costs import lost_without_a2, lost_without_heads
-from diffscope.hypotheses.evidence.quantities import amplifier, rejected_noise, shared_noise, sparser
-from diffscope.hypotheses.evidence.tables import Table
 from diffscope.hypotheses.inference import Estimate, Observed, estimate
 from diffscope.hypotheses.kept import kept_of, open_kept
-from diffscope.hypotheses.rules import Missing
 from diffscope.hypotheses.verdicts import Verdict
 
 OLD = Path(__file__).parents[2] / "benchmarks" / "results" / "laptop"

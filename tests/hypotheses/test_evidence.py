@@ -6,9 +6,9 @@ import torch
 
 import diffscope
 from diffscope import edits
+from diffscope.evidence.answers import answers
+from diffscope.evidence.ranks import second_map_ranks
 from diffscope.hypotheses.declared.information_flow import knock_out
-from diffscope.hypotheses.evidence.answers import answers
-from diffscope.hypotheses.evidence.ranks import second_map_ranks
 from diffscope.lab.scoring import exact_answers
 
 

@@ -6,7 +6,7 @@ import torch
 import diffscope
 from diffscope import edits
 from diffscope.errors import PromptError, UnsupportedModel
-from diffscope.hypotheses.evidence.gradients import last_rows
+from diffscope.evidence.gradients import last_rows
 from tests import tiny
 
 IDS = [list(range(3, 23)), list(range(40, 60))]

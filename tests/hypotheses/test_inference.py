@@ -10,8 +10,8 @@ import xarray as xr
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
+from diffscope.evidence.heads import Table
 from diffscope.hypotheses.contrast import beside
-from diffscope.hypotheses.evidence.tables import Table
 from diffscope.hypotheses.inference import Estimate, Observed, estimate, head_changes
 from diffscope.hypotheses.intervals import benjamini_hochberg, crossed, flipped_signs, holm, students_t
 from diffscope.hypotheses.rules import OPEN, Quantity, deciding, state

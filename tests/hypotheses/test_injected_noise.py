@@ -5,7 +5,7 @@ import pytest
 
 import diffscope
 from diffscope import PromptError
-from diffscope.hypotheses.evidence.injection import injection, log_odds_lost
+from diffscope.evidence.noise import injection, log_odds_lost
 from diffscope.instruments.injection import with_a2_moved
 from diffscope.tasks import Retrieval
 

@@ -12,12 +12,10 @@ import xarray as xr
 import diffscope
 from diffscope import tables
 from diffscope.errors import DiffscopeError
-from diffscope.hypotheses import Settings, run
-from diffscope.hypotheses.cohort_evidence import kept_models, with_evidence
-from diffscope.hypotheses.described import described
-from diffscope.hypotheses.evidence import of_run, quantities
-from diffscope.hypotheses.evidence.last_query import last_query_of
-from diffscope.hypotheses.evidence.quantities import (
+from diffscope.evidence import quantities
+from diffscope.evidence import take as of_run
+from diffscope.evidence.last_query import last_query_of
+from diffscope.evidence.quantities import (
     FROM_ATTRIBUTION,
     FROM_FLOWS,
     FROM_INJECTION,
@@ -27,6 +25,9 @@ from diffscope.hypotheses.evidence.quantities import (
     label_of,
     shared_noise,
 )
+from diffscope.hypotheses import Settings, run
+from diffscope.hypotheses.cohort_evidence import kept_models, with_evidence
+from diffscope.hypotheses.described import described
 from diffscope.hypotheses.kept import for_cohort, kept_of, open_kept
 from diffscope.hypotheses.planted_cohort import planted_cohort
 from diffscope.hypotheses.study import ALL, WEIGHTS, run_study

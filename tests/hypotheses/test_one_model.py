@@ -7,12 +7,12 @@ import xarray as xr
 
 import diffscope
 from diffscope.errors import DiffscopeError
+from diffscope.evidence import key_sets as spans_of
+from diffscope.evidence import last_query, quantities
+from diffscope.evidence.heads import Table
+from diffscope.evidence.mean_maps import lambda_distance
+from diffscope.evidence.untrained import untrained_like
 from diffscope.hypotheses import TESTS, Models, Settings, run, summary
-from diffscope.hypotheses.evidence import last_query, quantities
-from diffscope.hypotheses.evidence import spans as spans_of
-from diffscope.hypotheses.evidence.mean_maps import lambda_distance
-from diffscope.hypotheses.evidence.tables import Table
-from diffscope.hypotheses.evidence.untrained import untrained_like
 from diffscope.hypotheses.planted import Planted, PlantedModels
 from diffscope.lab.scoring import draw
 from diffscope.tasks import Retrieval

@@ -7,17 +7,17 @@ import diffscope
 from diffscope import edits
 from diffscope.accounts import AGAINST, FOR, OPEN, SILENT
 from diffscope.errors import PromptError
-from diffscope.hypotheses import Models, Settings, run
-from diffscope.hypotheses.declared import TESTS
-from diffscope.hypotheses.declared.signed_heads import on_previous
-from diffscope.hypotheses.evidence.answers import answers
-from diffscope.hypotheses.evidence.signs import (
+from diffscope.evidence.answers import answers
+from diffscope.evidence.signs import (
     previous_token_share,
     rises_by_signs,
     rises_when_blind,
     scattered_negatives,
     start_of_number,
 )
+from diffscope.hypotheses import Models, Settings, run
+from diffscope.hypotheses.declared import TESTS
+from diffscope.hypotheses.declared.signed_heads import on_previous
 from diffscope.hypotheses.planted import Planted, PlantedModels
 from diffscope.scope import Scope
 from diffscope.tasks.retrieval import Prompt

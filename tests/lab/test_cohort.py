@@ -18,8 +18,8 @@ from diffscope import store
 from diffscope.cli import main, training_report
 from diffscope.digests import SUMS
 from diffscope.errors import DiffscopeError
+from diffscope.evidence import take as of_run
 from diffscope.hypotheses import cohort_evidence
-from diffscope.hypotheses.evidence import of_run
 from diffscope.lab import scoring
 from diffscope.lab.jobs.shards import result
 from diffscope.lab.training import cohort as cohort_module

@@ -9,12 +9,12 @@ from functools import partial
 import numpy as np
 import xarray as xr
 
+from diffscope.evidence.quantities import amplifier as amplified
+from diffscope.evidence.quantities import lambda_fit
 from diffscope.hypotheses.contrast import contrast, noted, require_differential, require_series
 from diffscope.hypotheses.declared.noise_symmetry import ANSWERING, AT_LAST, UNTRAINED
 from diffscope.hypotheses.declared.sources import NOTES, REVIEW
 from diffscope.hypotheses.declared.steps import AS_TRAINED, growth, log_steps
-from diffscope.hypotheses.evidence.quantities import amplifier as amplified
-from diffscope.hypotheses.evidence.quantities import lambda_fit
 from diffscope.hypotheses.inference import Observed
 from diffscope.hypotheses.rules import BELOW, Quantity, declare
 from diffscope.hypotheses.subjects import Models

@@ -9,6 +9,7 @@ import xarray as xr
 from scipy.stats import norm
 
 from diffscope.accounts import ACCOUNTS
+from diffscope.errors import Missing
 from diffscope.hypotheses.arms import (
     measured,
     minus,
@@ -19,7 +20,7 @@ from diffscope.hypotheses.arms import (
 from diffscope.hypotheses.declared.primary import BASELINES, NATS, OCTAVES, SAME, WHOLE
 from diffscope.hypotheses.declared.sources import DEX, NOTES, PAPER, REVIEW
 from diffscope.hypotheses.inference import Observed
-from diffscope.hypotheses.rules import ABOVE, BELOW, NONE, Declared, Missing, Quantity, declare
+from diffscope.hypotheses.rules import ABOVE, BELOW, NONE, Declared, Quantity, declare
 
 TEXT = 0.05  # nats a token
 FORMED = "Of models in which the circuit formed."

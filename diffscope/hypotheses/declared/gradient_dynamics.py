@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
+from diffscope.evidence.flows import flows
+from diffscope.evidence.quantities import pulls
 from diffscope.hypotheses.contrast import contrast, require_series
 from diffscope.hypotheses.declared.sources import REVIEW, SENSITIVITY
 from diffscope.hypotheses.declared.steps import AS_TRAINED, late_mean, log_steps
-from diffscope.hypotheses.evidence.flows import flows
-from diffscope.hypotheses.evidence.quantities import pulls
 from diffscope.hypotheses.inference import Observed
 from diffscope.hypotheses.rules import BELOW, Quantity, declare
 from diffscope.hypotheses.subjects import Models

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from diffscope import edits
+from diffscope.evidence.answers import answers
+from diffscope.evidence.flows import flows
+from diffscope.evidence.key_sets import sized_spans
+from diffscope.evidence.quantities import flow_shares
 from diffscope.hypotheses.contrast import contrast, require_differential
 from diffscope.hypotheses.declared.noise_symmetry import UNTRAINED
 from diffscope.hypotheses.declared.pairs import CONTROLS, ONE_PAIR
 from diffscope.hypotheses.declared.sources import NOTES
-from diffscope.hypotheses.evidence.answers import answers
-from diffscope.hypotheses.evidence.flows import flows
-from diffscope.hypotheses.evidence.quantities import flow_shares
-from diffscope.hypotheses.evidence.spans import sized_spans
 from diffscope.hypotheses.inference import Observed
 from diffscope.hypotheses.rules import ABOVE, Quantity, declare
 from diffscope.hypotheses.subjects import Models, Pair

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from diffscope.evidence.branches import attributed
+from diffscope.evidence.noise import SIGMA, injected, log_odds_lost
+from diffscope.evidence.quantities import rejected_noise, taken_back
 from diffscope.hypotheses.contrast import contrast, noted, require_differential
 from diffscope.hypotheses.declared.noise_symmetry import ANSWERING, UNTRAINED
 from diffscope.hypotheses.declared.sources import PAPER, REVIEW
-from diffscope.hypotheses.evidence.attribution import attributed
-from diffscope.hypotheses.evidence.injection import SIGMA, injected, log_odds_lost
-from diffscope.hypotheses.evidence.quantities import rejected_noise, taken_back
 from diffscope.hypotheses.inference import Observed
 from diffscope.hypotheses.kept import KeptModels
 from diffscope.hypotheses.rules import ABOVE, Quantity, declare

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import xarray as xr
 
+from diffscope.errors import Missing
+from diffscope.evidence.quantities import NORMALISATIONS, answer_mass, key_gain
 from diffscope.hypotheses.arms import formed, minus
 from diffscope.hypotheses.contrast import contrast, noted, require_differential
 from diffscope.hypotheses.declared.noise_symmetry import UNTRAINED
 from diffscope.hypotheses.declared.pairs import CONTROLS, ONE_PAIR
 from diffscope.hypotheses.declared.primary import BASELINES, SAME
 from diffscope.hypotheses.declared.sources import NOTES, PAPER
-from diffscope.hypotheses.evidence.quantities import NORMALISATIONS, answer_mass, key_gain
 from diffscope.hypotheses.inference import Observed
-from diffscope.hypotheses.rules import ABOVE, BELOW, Missing, Quantity, declare
+from diffscope.hypotheses.rules import ABOVE, BELOW, Quantity, declare
 from diffscope.hypotheses.subjects import Models, Pair
 from diffscope.hypotheses.weights import WEIGHTED
 

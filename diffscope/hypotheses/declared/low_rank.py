@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 
+from diffscope.evidence.ablations import LOW_RANKS, rises
+from diffscope.evidence.answers import with_answer
+from diffscope.evidence.quantities import rank_ratios
+from diffscope.evidence.ranks import second_map_ranks
 from diffscope.hypotheses.contrast import contrast, require_differential
 from diffscope.hypotheses.declared.noise_symmetry import UNTRAINED
 from diffscope.hypotheses.declared.sources import NOTES
-from diffscope.hypotheses.evidence.answers import with_answer
-from diffscope.hypotheses.evidence.quantities import rank_ratios
-from diffscope.hypotheses.evidence.ranks import second_map_ranks
-from diffscope.hypotheses.evidence.stand_ins import LOW_RANKS, rises
 from diffscope.hypotheses.inference import Observed
 from diffscope.hypotheses.kept import KeptModels
 from diffscope.hypotheses.rules import ABOVE, BELOW, NONE, Quantity, declare

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
+from diffscope.evidence.quantities import shared_noise
 from diffscope.hypotheses.contrast import contrast, noted, require_differential, require_series
 from diffscope.hypotheses.declared.sources import REVIEW
 from diffscope.hypotheses.declared.steps import AS_TRAINED, growth, log_steps
-from diffscope.hypotheses.evidence.quantities import shared_noise
 from diffscope.hypotheses.inference import Observed
 from diffscope.hypotheses.rules import ABOVE, Quantity, declare
 from diffscope.hypotheses.subjects import Models

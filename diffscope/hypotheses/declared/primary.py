@@ -11,6 +11,7 @@ import numpy as np
 import xarray as xr
 
 from diffscope.accounts import ACCOUNTS
+from diffscope.errors import Missing
 from diffscope.hypotheses.arms import (
     MANY,
     common,
@@ -28,7 +29,7 @@ from diffscope.hypotheses.arms import (
 from diffscope.hypotheses.censored import failures_at_worst, first_to_form
 from diffscope.hypotheses.declared.sources import PAPER, REVIEW
 from diffscope.hypotheses.inference import Estimate, Observed
-from diffscope.hypotheses.rules import ABOVE, BELOW, IDLE, NONE, Missing, Quantity, declare
+from diffscope.hypotheses.rules import ABOVE, BELOW, IDLE, NONE, Quantity, declare
 
 BESIDE = {"standard": "standard attention", "double-width": "double-width"}  # in short
 BASELINES = {"standard": "standard attention", "double-width": "DIFF's head count at double width"}

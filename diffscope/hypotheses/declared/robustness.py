@@ -10,11 +10,11 @@ import xarray as xr
 
 from diffscope import edits
 from diffscope.capture import Capture
+from diffscope.evidence.answers import answers
+from diffscope.evidence.matching import Match, matched
 from diffscope.hypotheses.contrast import contrast
 from diffscope.hypotheses.declared.pairs import ONE_PAIR
 from diffscope.hypotheses.declared.sources import DEX, PAPER
-from diffscope.hypotheses.evidence.answers import answers
-from diffscope.hypotheses.evidence.matching import Match, matched
 from diffscope.hypotheses.inference import Observed
 from diffscope.hypotheses.rules import ABOVE, BELOW, Quantity, declare
 from diffscope.hypotheses.subjects import Pair

@@ -9,15 +9,16 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from diffscope.errors import Missing
+from diffscope.evidence.at_end import A2_OF_LAYER, BLIND, PREVIOUS, SIGN, SIGN_OF_LAYER
+from diffscope.evidence.signs import BLINDED, SIGNS, previous_token_share, rises_by_signs, rises_when_blind
 from diffscope.hypotheses.contrast import require_differential
 from diffscope.hypotheses.declared.low_rank import stand_ins
 from diffscope.hypotheses.declared.noise_symmetry import UNTRAINED
 from diffscope.hypotheses.declared.sources import DEX, REVIEW
-from diffscope.hypotheses.evidence.at_end import A2_OF_LAYER, BLIND, PREVIOUS, SIGN, SIGN_OF_LAYER
-from diffscope.hypotheses.evidence.signs import BLINDED, SIGNS, previous_token_share, rises_by_signs, rises_when_blind
 from diffscope.hypotheses.inference import Observed
 from diffscope.hypotheses.kept import NOT_KEPT, KeptModels, at_end_of
-from diffscope.hypotheses.rules import ABOVE, NONE, Missing, Quantity, declare
+from diffscope.hypotheses.rules import ABOVE, NONE, Quantity, declare
 from diffscope.hypotheses.subjects import Models
 from diffscope.scope import Scope
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
+from diffscope.evidence.quantities import sink_shares
 from diffscope.hypotheses.contrast import contrast, require_series
 from diffscope.hypotheses.declared.pairs import CONTROLS, ONE_PAIR
 from diffscope.hypotheses.declared.sources import REVIEW
 from diffscope.hypotheses.declared.steps import AS_TRAINED, growth, log_steps
-from diffscope.hypotheses.evidence.quantities import sink_shares
 from diffscope.hypotheses.inference import Observed
 from diffscope.hypotheses.rules import BELOW, Quantity, declare
 from diffscope.hypotheses.subjects import Models, Pair

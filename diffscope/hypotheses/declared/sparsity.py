@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from diffscope.evidence.quantities import sparser, sparsity_of_maps
 from diffscope.hypotheses.contrast import contrast, noted, require_differential
 from diffscope.hypotheses.declared.noise_symmetry import UNTRAINED
 from diffscope.hypotheses.declared.pairs import CONTROLS, ONE_PAIR
 from diffscope.hypotheses.declared.sources import DEX, REVIEW
-from diffscope.hypotheses.evidence.quantities import sparser, sparsity_of_maps
 from diffscope.hypotheses.inference import Observed
 from diffscope.hypotheses.rules import ABOVE, Quantity, declare
 from diffscope.hypotheses.subjects import Models, Pair

@@ -10,8 +10,8 @@ import xarray as xr
 
 from diffscope.capture import Capture
 from diffscope.errors import PromptError
-from diffscope.hypotheses.evidence.last_query import BATCH
-from diffscope.hypotheses.evidence.matching import Match, matched
+from diffscope.evidence.last_query import BATCH
+from diffscope.evidence.matching import Match, matched
 from diffscope.instruments.injection import DRAWS, SIGMAS, cmrr_by_injection, log_odds_under_noise, with_a2_moved
 from diffscope.scope import Scope
 from diffscope.tasks.retrieval import Prompt
@@ -37,7 +37,7 @@ def injection(
     prompts : sequence of Prompt
         Each gets draws of its own, so that their spread holds that of the noise.
     match : sequence of Match, optional
-        As of :func:`diffscope.hypotheses.evidence.last_query.read`.
+        As of :func:`diffscope.evidence.last_query.read`.
     sigmas, draws
         As of :func:`diffscope.instruments.injection.cmrr_by_injection`.
 
@@ -134,5 +134,5 @@ def log_odds_lost(
 
 
 def injected(scope: Scope, prompts: Sequence[Prompt], match: Sequence[Match] | None = None) -> xr.Dataset:
-    """The table of :func:`injection` with one strength of noise; a take, as :mod:`diffscope.hypotheses.evidence.flows` says."""
+    """The table of :func:`injection` with one strength of noise; a take, as :mod:`diffscope.evidence.flows` says."""
     return injection(scope, prompts, match, (SIGMA,))

@@ -9,8 +9,8 @@ import xarray as xr
 
 from diffscope.attribution import branch_attribution
 from diffscope.edits.base import field_edit
-from diffscope.hypotheses.evidence.matching import Match, matched
-from diffscope.hypotheses.evidence.spans import number_spans
+from diffscope.evidence.key_sets import number_spans
+from diffscope.evidence.matching import Match, matched
 from diffscope.scope import Scope
 from diffscope.tasks.retrieval import Prompt
 
@@ -61,7 +61,7 @@ def attributions(scope: Scope, prompts: Sequence[Prompt]) -> xr.Dataset:
 
 
 def attributed(scope: Scope, prompts: Sequence[Prompt], match: Sequence[Match] | None = None) -> xr.Dataset:
-    """The table of :func:`attributions`; a take, as :mod:`diffscope.hypotheses.evidence.flows` says.
+    """The table of :func:`attributions`; a take, as :mod:`diffscope.evidence.flows` says.
 
     With a match the model runs with its layers made like the others.
     """

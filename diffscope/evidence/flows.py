@@ -1,7 +1,7 @@
 """Where the loss of the answer draws on attention, and which way it pushes the scores.
 
 A take: (scope, prompts, match) gives a Dataset (prompt, layer, head); with `match` the maps are those of layers made like others
-(see :func:`diffscope.hypotheses.evidence.matching.matched`).
+(see :func:`diffscope.evidence.matching.matched`).
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import numpy as np
 import torch
 import xarray as xr
 
-from diffscope.hypotheses.evidence.gradients import LastRow, last_rows
-from diffscope.hypotheses.evidence.matching import Match, matched
-from diffscope.hypotheses.evidence.spans import KeySets, key_sets
+from diffscope.evidence.gradients import LastRow, last_rows
+from diffscope.evidence.key_sets import KeySets, key_sets
+from diffscope.evidence.matching import Match, matched
 from diffscope.scope import Scope
 from diffscope.stats.formulas.saliency import alignment, descent_of_rho, flow_share, on_scores, rho_gradient
 from diffscope.tasks.retrieval import Prompt

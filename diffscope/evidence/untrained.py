@@ -6,7 +6,7 @@ import hashlib
 
 import torch
 
-from diffscope.hypotheses.rules import Missing
+from diffscope.errors import Missing
 
 
 def untrained_like(model: torch.nn.Module, seed: int) -> torch.nn.Module:

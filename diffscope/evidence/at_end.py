@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
-from diffscope.hypotheses.evidence.answers import answers, with_answer
-from diffscope.hypotheses.evidence.costs import lost_without_a2, lost_without_heads
-from diffscope.hypotheses.evidence.injection import SIGMA, injection, log_odds_lost
-from diffscope.hypotheses.evidence.quantities import label_of, noise_sweep, parts_of_maps, rank_ratios
-from diffscope.hypotheses.evidence.ranks import second_map_ranks
-from diffscope.hypotheses.evidence.signs import BLINDED, SIGNS, previous_token_share, rises_by_signs, rises_when_blind
-from diffscope.hypotheses.evidence.stand_ins import rises
+from diffscope.evidence.ablations import rises
+from diffscope.evidence.answers import answers, with_answer
+from diffscope.evidence.costs import lost_without_a2, lost_without_heads
+from diffscope.evidence.noise import SIGMA, injection, log_odds_lost
+from diffscope.evidence.quantities import label_of, noise_sweep, parts_of_maps, rank_ratios
+from diffscope.evidence.ranks import second_map_ranks
+from diffscope.evidence.signs import BLINDED, SIGNS, previous_token_share, rises_by_signs, rises_when_blind
 from diffscope.instruments.anatomy import anatomy
 from diffscope.scope import Scope
 from diffscope.tasks.retrieval import Prompt

@@ -9,7 +9,7 @@ import xarray as xr
 
 from diffscope import edits
 from diffscope.edits import Edit
-from diffscope.hypotheses.evidence.answers import answers
+from diffscope.evidence.answers import answers
 from diffscope.scope import Scope
 from diffscope.tasks.retrieval import Prompt
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 import xarray as xr
 
-from diffscope.hypotheses.evidence.last_query import LastQuery
+from diffscope.evidence.last_query import LastQuery
 
 Quantities = dict[str, xr.DataArray]
 Read = Callable[..., Quantities]

@@ -8,7 +8,7 @@ import numpy as np
 
 from diffscope import edits
 from diffscope.errors import PromptError
-from diffscope.hypotheses.evidence.answers import answers
+from diffscope.evidence.answers import answers
 from diffscope.scope import Scope
 from diffscope.tasks.retrieval import Prompt
 

@@ -14,13 +14,14 @@ import torch
 import xarray as xr
 
 from diffscope.errors import DiffscopeError
-from diffscope.hypotheses.evidence.answers import answers
-from diffscope.hypotheses.evidence.at_end import at_end
-from diffscope.hypotheses.evidence.attribution import attributed
-from diffscope.hypotheses.evidence.flows import flows
-from diffscope.hypotheses.evidence.injection import injected
-from diffscope.hypotheses.evidence.last_query import BATCH, LastQuery, last_query_of
-from diffscope.hypotheses.evidence.quantities import (
+from diffscope.evidence.answers import answers
+from diffscope.evidence.at_end import at_end
+from diffscope.evidence.branches import attributed
+from diffscope.evidence.flows import flows
+from diffscope.evidence.heads import HEADS, weighted
+from diffscope.evidence.last_query import BATCH, LastQuery, last_query_of
+from diffscope.evidence.noise import injected
+from diffscope.evidence.quantities import (
     FROM_ATTRIBUTION,
     FROM_FLOWS,
     FROM_INJECTION,
@@ -29,8 +30,7 @@ from diffscope.hypotheses.evidence.quantities import (
     lambda_fit,
     share_when,
 )
-from diffscope.hypotheses.evidence.tables import HEADS, weighted
-from diffscope.hypotheses.evidence.untrained import untrained_like
+from diffscope.evidence.untrained import untrained_like
 from diffscope.lab.scoring import controlled, text_losses
 from diffscope.lab.training.run_folder import METRICS, revision
 from diffscope.models.loading import checkpoints
@@ -78,7 +78,7 @@ def evidence_of_run(
     -------
     Dataset
         ``value`` and ``error`` (quantity, step, distractors, layer, head): mean over prompts and its standard error of every
-        quantity of :mod:`diffscope.hypotheses.evidence.quantities`, named LABEL.NAME. ``weight`` (step, distractors, layer,
+        quantity of :mod:`diffscope.evidence.quantities`, named LABEL.NAME. ``weight`` (step, distractors, layer,
         head): A1's mass on the answer. ``end_value`` and ``end_error`` (end_quantity, distractors, layer, head): the same of what
         is taken at the end alone. ``null`` (quantity, untrained, step, distractors): of the untrained models, weighted mean
         over heads, and ``null_by_layer`` (…, layer): mean over the heads of each layer alike. ``lam``, ``lambda_star`` (step,

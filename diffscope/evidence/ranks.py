@@ -9,7 +9,7 @@ import torch
 import xarray as xr
 
 from diffscope.attention.layer import LayerAttention
-from diffscope.hypotheses.evidence.matching import Match, matched
+from diffscope.evidence.matching import Match, matched
 from diffscope.scope import Scope
 from diffscope.stats.formulas.rank import (
     CONTROLS,
@@ -23,7 +23,7 @@ from diffscope.tasks.retrieval import Prompt
 
 
 def second_map_ranks(scope: Scope, prompts: Sequence[Prompt], match: Sequence[Match] | None = None) -> xr.Dataset:
-    """Effective ranks of λA2, exact; a take, as :mod:`diffscope.hypotheses.evidence.flows` says.
+    """Effective ranks of λA2, exact; a take, as :mod:`diffscope.evidence.flows` says.
 
     Returns
     -------

@@ -12,9 +12,9 @@ import xarray as xr
 from torch import Tensor
 
 from diffscope.attention.layer import LayerAttention
-from diffscope.hypotheses.evidence.matching import Match, match_of, matched, mean_match
-from diffscope.hypotheses.evidence.mean_maps import lambda_distance
-from diffscope.hypotheses.evidence.spans import SETS, key_sets, number_spans, sized_spans
+from diffscope.evidence.key_sets import SETS, key_sets, number_spans, sized_spans
+from diffscope.evidence.matching import Match, match_of, matched, mean_match
+from diffscope.evidence.mean_maps import lambda_distance
 from diffscope.scope import Scope
 from diffscope.stats.formulas import branches, distribution
 from diffscope.stats.formulas.spans import NORMALISATIONS, denominators, fixed_by_construction
@@ -84,7 +84,7 @@ def read(
     scope : Scope
     prompts : sequence of Prompt
     match : list of Match, optional
-        Of another model's layers, which each layer is made like: :func:`~diffscope.hypotheses.evidence.matching.matched`.
+        Of another model's layers, which each layer is made like: :func:`~diffscope.evidence.matching.matched`.
     progress : callable, optional
         Called with (prompts done, prompts in all).
     seed : int

@@ -13,9 +13,9 @@ from diffscope.attention.layer import LayerAttention
 from diffscope.edits import Edit
 from diffscope.edits.base import Places, Stage, row_edit
 from diffscope.errors import PromptError
-from diffscope.hypotheses.evidence.answers import answers
-from diffscope.hypotheses.evidence.last_query import BATCH
-from diffscope.hypotheses.evidence.matching import Match, matched
+from diffscope.evidence.answers import answers
+from diffscope.evidence.last_query import BATCH
+from diffscope.evidence.matching import Match, matched
 from diffscope.scope import Scope
 from diffscope.tasks.retrieval import Prompt
 
