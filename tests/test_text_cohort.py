@@ -10,7 +10,7 @@ import torch
 import diffscope
 from benchmarks import text_cohort
 from diffscope import DiffscopeError, readings
-from diffscope.lab.training.run_folder import save_checkpoint
+from diffscope.lab.training.run import save_checkpoint
 from diffscope.tasks.recall import Recall
 from tests import tiny
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from diffscope.errors import DiffscopeError
 from diffscope.lab.training.cohort import DATASET, has_scores, open_dataset
 from diffscope.lab.training.kept_weights import copy_in_half, copy_tokenizer
-from diffscope.lab.training.run_folder import WEIGHTS
+from diffscope.lab.training.run import WEIGHTS
 
 
 def keep(run: Path, target: Path, arms: Collection[str] = (), seeds: Collection[int] = ()) -> list[str]:

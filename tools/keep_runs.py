@@ -16,7 +16,7 @@ from pathlib import Path
 from diffscope.errors import DiffscopeError
 from diffscope.evidence.take import EVIDENCE
 from diffscope.files import replacing
-from diffscope.lab.training.run_folder import RUN
+from diffscope.lab.training.run import RUN
 from diffscope.lab.training.runs import SCORES, SUFFIX, TUNING
 
 RUNS = "*/seed-*"

@@ -16,7 +16,7 @@ from pathlib import Path
 from diffscope.errors import DiffscopeError
 from diffscope.evidence.take import EVIDENCE, EVIDENCE_FORMAT, outdated
 from diffscope.files import write_json
-from diffscope.lab.jobs.shards import result
+from diffscope.lab.queue import result
 from diffscope.lab.training.cohort import Cohort
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.runs import SUFFIX

@@ -93,7 +93,7 @@ def command(
 def _evaluate_drawn(facts, prompts, looks, field, device, dtype, as_json):
     """What the command says of prompts that it draws."""
     from diffscope.lab import scoring
-    from diffscope.lab.standing import standing
+    from diffscope.lab.accuracy import standing
     from diffscope.readings.signs import of_depths
     from diffscope.tasks import Backcopy, Recall, Retrieval, read_texts
     from diffscope.tasks.trained_on import template_of
@@ -201,7 +201,7 @@ def _draw(task, prompts, facts):
 
 def _evaluate_own(model, scope, texts, as_json):
     """What the command says of a person's own prompts: each by itself, and how the model stands."""
-    from diffscope.lab.standing import of_each, standing
+    from diffscope.lab.accuracy import of_each, standing
     from diffscope.stats.negative_mass import WHATEVER
     from diffscope.tasks import own_prompts
 

@@ -67,8 +67,8 @@ def command(
     as_json: Json = False,
 ):
     """Measure statistics of models, at steps of their training, on prompts. What stopped goes on with the same command."""
-    from diffscope.lab.jobs.shards import Rank
-    from diffscope.lab.sweeps.plan import Plan
+    from diffscope.lab.plan import Plan
+    from diffscope.lab.queue import Rank
 
     if out is None and not dry_run:
         raise DiffscopeError("a sweep needs --out FOLDER; --dry-run shows what it would do")
@@ -102,7 +102,7 @@ def command(
 
 @kept_when_stopped("what is complete is kept, and the same command goes on")
 def _sweep(plan, out, where, rank, as_json, **how):
-    from diffscope.lab.sweeps.sweep import sweep
+    from diffscope.lab.sweep import sweep
 
     with counting("sweeping") as progress:
         swept = sweep(plan, out, where, rank=rank, progress=progress, **how)
@@ -150,7 +150,7 @@ def _steps(option):
 
 def _prompts(option):
     """``TASK:FIELD=N,FIELD=N``, of which some are text, or a file, as a table of a plan."""
-    from diffscope.lab.sweeps.prompt_sets import OF_TEXT, TASKS
+    from diffscope.lab.prompt_sets import OF_TEXT, TASKS
 
     task, _, fields = option.partition(":")
     if task not in TASKS:
@@ -164,7 +164,7 @@ def _prompts(option):
 
 
 def _show_plan(plan, device, as_json):
-    from diffscope.lab.sweeps.sweep import values_a_prompt
+    from diffscope.lab.sweep import values_a_prompt
 
     pieces = plan.pieces(device)
     values = values_a_prompt(plan, device)

@@ -105,7 +105,7 @@ def command(
     if report:
         show_report(wanted, figure, as_json)
         return
-    from diffscope.lab.jobs import shards
+    from diffscope.lab import queue as shards
 
     rank = None if rank is None else shards.Rank.of(rank)
     how = dict(threads=threads, tensorboard=tensorboard, rank=rank)
@@ -180,7 +180,7 @@ def _take_anew(wanted):
 @kept_when_stopped(SAVED)
 def _train_alone(recipe, arms, seeds, out, threads, device, tensorboard):
     """A recipe without a grid: models are trained one by one, and scored with ``diffscope evaluate``."""
-    from diffscope.lab.jobs.shards import telling_full_disk
+    from diffscope.lab.queue import telling_full_disk
     from diffscope.lab.training.train import train
 
     for seed in seeds or recipe.seeds:

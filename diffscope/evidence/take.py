@@ -32,7 +32,7 @@ from diffscope.evidence.quantities import (
 )
 from diffscope.evidence.untrained import untrained_like
 from diffscope.lab.scoring import controlled, text_losses
-from diffscope.lab.training.run_folder import METRICS, revision
+from diffscope.lab.training.run import METRICS, revision
 from diffscope.models.loading import checkpoints
 from diffscope.scope import Scope, load
 from diffscope.store import open_statistics, save_statistics

@@ -23,9 +23,9 @@ from diffscope.hypotheses.progress import Job
 from diffscope.hypotheses.subjects import UNTRAINED, Models, Pair, Progress, Settings
 from diffscope.hypotheses.verdicts import Board, Verdict
 from diffscope.hypotheses.weights import KNOCK_OUT, Weights
-from diffscope.lab.standing import Standing, standing
+from diffscope.lab.accuracy import Standing, standing
 from diffscope.lab.training.cohort import DATASET, open_dataset
-from diffscope.lab.training.run_folder import WEIGHTS
+from diffscope.lab.training.run import WEIGHTS
 from diffscope.models import loading
 from diffscope.scope import Scope, load
 from diffscope.tasks.retrieval import TEMPLATE

@@ -32,7 +32,7 @@ from diffscope.hypotheses.kept_study import FILE, REMEDY, WORDS, StudyWords, fin
 from diffscope.hypotheses.outcomes import outcomes
 from diffscope.hypotheses.subjects import Progress, Settings
 from diffscope.hypotheses.verdicts import Board, Verdict
-from diffscope.lab.training.run_folder import revision
+from diffscope.lab.training.run import revision
 from diffscope.scope import Scope, load
 from diffscope.store import provenance
 

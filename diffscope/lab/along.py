@@ -8,8 +8,8 @@ import numpy as np
 import xarray as xr
 
 from diffscope.errors import DiffscopeError
+from diffscope.lab.accuracy import Standing, standing
 from diffscope.lab.scoring import draw, score
-from diffscope.lab.standing import Standing, standing
 from diffscope.scope import Scope, load
 from diffscope.tasks.retrieval import Retrieval
 from diffscope.tasks.trained_on import template_of

@@ -15,8 +15,8 @@ from scipy.stats import binomtest
 
 from diffscope.edits import Edit
 from diffscope.errors import DiffscopeError, OutOfMemoryAhead, PromptError, UnsupportedModel
+from diffscope.lab.accuracy import logits_of
 from diffscope.lab.scoring import DEPTHS, answers
-from diffscope.lab.standing import logits_of
 from diffscope.readings import signs
 from diffscope.readings.reading import Reading, described
 from diffscope.readings.words import counted, decimal, figures, listed, percent

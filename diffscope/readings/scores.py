@@ -11,8 +11,8 @@ import xarray as xr
 
 from diffscope.edits import Edit
 from diffscope.errors import DiffscopeError, PromptError, UnsupportedModel
+from diffscope.lab.accuracy import TOKENS, logits_of
 from diffscope.lab.scoring import answers
-from diffscope.lab.standing import TOKENS, logits_of
 from diffscope.scope import Scope
 from diffscope.scope.runners import as_losses
 from diffscope.scope.state import state_of

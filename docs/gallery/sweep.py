@@ -9,8 +9,8 @@ import tempfile
 
 import diffscope
 from diffscope import figures
-from diffscope.lab.sweeps.plan import Plan
-from diffscope.lab.sweeps.sweep import sweep
+from diffscope.lab.plan import Plan
+from diffscope.lab.sweep import sweep
 
 prompts = {"task": "controlled", "count": 3, "length": 128, "slots": 4, "distractors": [1, 2, 4]}
 models = ["mini-diff", "mini-standard"]

@@ -32,7 +32,7 @@ from diffscope.instruments.injection import cmrr_by_injection
 from diffscope.instruments.signal_to_noise import mean_gain, over_prompts, signal_to_noise, tells
 from diffscope.lab.training.beginnings import corpus_of
 from diffscope.lab.training.cohort import Cohort, collect
-from diffscope.lab.training.run_folder import WEIGHTS
+from diffscope.lab.training.run import WEIGHTS
 from diffscope.lab.training.runs import home
 from diffscope.scope import Scope, load
 from diffscope.store import open_statistics, save_statistics

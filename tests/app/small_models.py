@@ -49,7 +49,7 @@ def save_model(folder, attention, layers):
 
 def save_run(folder):
     """A differential model after 10 steps, with checkpoints of other weights at the steps 0 and 4."""
-    from diffscope.lab.training.run_folder import METRICS, save_checkpoint, write_metrics
+    from diffscope.lab.training.run import METRICS, save_checkpoint, write_metrics
     from diffscope.models import DiffForCausalLM
 
     save_model(folder, "v1", 3)

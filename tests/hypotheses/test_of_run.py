@@ -33,7 +33,7 @@ from diffscope.hypotheses.planted_cohort import planted_cohort
 from diffscope.hypotheses.study import ALL, WEIGHTS, run_study
 from diffscope.hypotheses.subjects import Pair
 from diffscope.lab.scoring import controlled
-from diffscope.lab.training.run_folder import revision, save_checkpoint
+from diffscope.lab.training.run import revision, save_checkpoint
 from diffscope.store import save_statistics
 from diffscope.tasks import Retrieval
 from diffscope.tasks.retrieval import TEMPLATE

@@ -7,11 +7,11 @@ import pytest
 
 import diffscope
 from diffscope.errors import CorruptFile, DiffscopeError, PromptError
+from diffscope.lab.accuracy import standing
 from diffscope.lab.along import answers_along
 from diffscope.lab.scoring import draw
-from diffscope.lab.standing import standing
 from diffscope.lab.training.checkpoints import checkpoints_of
-from diffscope.lab.training.run_folder import METRICS, RUN, note_run, save_checkpoint, write_metrics
+from diffscope.lab.training.run import METRICS, RUN, note_run, save_checkpoint, write_metrics
 from diffscope.models.loading import steps_of
 from diffscope.tasks.retrieval import TEMPLATE, Retrieval
 from tests import tiny

@@ -21,14 +21,14 @@ from diffscope.errors import DiffscopeError
 from diffscope.evidence import take as of_run
 from diffscope.hypotheses import cohort_evidence
 from diffscope.lab import scoring
-from diffscope.lab.jobs.shards import result
+from diffscope.lab.queue import result
 from diffscope.lab.training import cohort as cohort_module
 from diffscope.lab.training import revision
 from diffscope.lab.training.cohort import Cohort, collect, open_dataset, summary, train_cohort
 from diffscope.lab.training.forecast import forecast
 from diffscope.lab.training.formation import formation
 from diffscope.lab.training.recipe import Recipe
-from diffscope.lab.training.run_folder import events
+from diffscope.lab.training.run import events
 from diffscope.lab.training.runs import chosen_rates, home, unformed
 from diffscope.lab.training.stages import FORMED_IN_ALL, Stage
 from diffscope.lab.training.train import train

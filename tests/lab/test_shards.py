@@ -19,7 +19,7 @@ from diffscope.files import unfinished_folder
 from diffscope.lab.jobs.job import Failure, Job, locked
 from diffscope.lab.jobs.processes import Here, Processes
 from diffscope.lab.jobs.ray_cluster import OnRay
-from diffscope.lab.jobs.shards import Outcome, Rank, Shard, _next_for, result, run
+from diffscope.lab.queue import Outcome, Rank, Shard, _next_for, result, run
 from tests.lab.forked import begun, ended
 
 SHARDS = [Shard({"number": number}) for number in range(6)]
@@ -272,7 +272,7 @@ def alive(pid):
 def test_killed_anywhere_and_resumed_nothing_is_lost_or_done_twice(tmp_path):
     script = (
         "from functools import partial\nfrom diffscope.lab.jobs.processes import Processes\n"
-        "from diffscope.lab.jobs.shards import run\nfrom tests.lab import test_shards as t\n"
+        "from diffscope.lab.queue import run\nfrom tests.lab import test_shards as t\n"
         f"if __name__ == '__main__': run(t.SHARDS, partial(t.write_slowly, log={str(tmp_path / 'log')!r}), {str(tmp_path)!r}, "
         "Processes(2), suffix='.txt')"
     )

@@ -20,11 +20,11 @@ from diffscope import store
 from diffscope.cli import main
 from diffscope.errors import DiffscopeError, ModelNotFound
 from diffscope.lab.jobs.processes import Processes
-from diffscope.lab.jobs.shards import Rank
+from diffscope.lab.plan import Plan, fingerprint
+from diffscope.lab.prompt_sets import TASKS, prompt_sets
+from diffscope.lab.queue import Rank
 from diffscope.lab.scoring import draw
-from diffscope.lab.sweeps.plan import Plan, fingerprint
-from diffscope.lab.sweeps.prompt_sets import TASKS, prompt_sets
-from diffscope.lab.sweeps.sweep import sweep
+from diffscope.lab.sweep import sweep
 from diffscope.models.loading import load_tokenizer, locate
 from diffscope.stats.averaging import average
 from diffscope.stats.sampling import Sample
@@ -257,7 +257,7 @@ def test_ctrl_c_says_that_it_goes_on(run, tmp_path, monkeypatch, stage):
             target.write_text("all of it")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("diffscope.lab.sweeps.sweep.measure", interrupted)
+    monkeypatch.setattr("diffscope.lab.sweep.measure", interrupted)
     options = ("--model", "mini-diff", "--stats", "gini", "--prompts", "retrieval:count=2,length=96")
     assert run(*options, "--out", tmp_path) == (130, "", "stopped; what is complete is kept, and the same command goes on\n")
     assert [path.name for path in (tmp_path / "shards").iterdir()] == [".lock"]
@@ -400,13 +400,13 @@ def test_statistics_of_another_format_are_measured_anew(tmp_path, monkeypatch):
     """The name of a statistic may stay where its meaning changes, as that of `overlap` did."""
     sweep(small(), tmp_path)
     before = {path.name for path in tmp_path.glob("shards/*.nc")}
-    monkeypatch.setattr("diffscope.lab.sweeps.plan.STATISTICS_FORMAT", 0)
+    monkeypatch.setattr("diffscope.lab.plan.STATISTICS_FORMAT", 0)
     assert not sweep(small(), tmp_path).outcome.failed
     assert len({path.name for path in tmp_path.glob("shards/*.nc")} - before) == len(before)
 
 
 def test_fingerprints_see_large_files_in_pieces(tmp_path, monkeypatch):
-    from diffscope.lab.sweeps import plan
+    from diffscope.lab import plan
 
     monkeypatch.setattr(plan, "PIECE", 16)
     folder = tmp_path / "model"

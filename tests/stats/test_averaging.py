@@ -14,7 +14,7 @@ import diffscope
 from diffscope.cli import main
 from diffscope.errors import DiffscopeError
 from diffscope.figures import figure
-from diffscope.lab.sweeps.sweep import _measured, _of_prompt
+from diffscope.lab.sweep import _measured, _of_prompt
 from diffscope.stats import STATISTICS
 from diffscope.stats.averaging import average, averaged
 from diffscope.stats.sampling import STRATUM, WEIGHT, Sample

@@ -10,7 +10,7 @@ import torch
 import diffscope
 from diffscope.errors import PromptError
 from diffscope.lab import scoring
-from diffscope.lab.standing import standing
+from diffscope.lab.accuracy import standing
 from diffscope.tasks import Retrieval
 from diffscope.tasks.log_odds import log_odds
 from diffscope.tasks.retrieval import Prompt

@@ -11,8 +11,8 @@ from diffscope.cli import main
 from diffscope.digests import write_proven_json
 from diffscope.errors import CorruptFile, DiffscopeError
 from diffscope.hypotheses import Settings, gather
-from diffscope.lab.sweeps.plan import Plan
-from diffscope.lab.training.run_folder import save_checkpoint
+from diffscope.lab.plan import Plan
+from diffscope.lab.training.run import save_checkpoint
 from diffscope.models.loading import load_model
 from diffscope.tasks.retrieval import TEMPLATE
 from diffscope.tasks.trained_on import asked_otherwise, sentence_of, template_of

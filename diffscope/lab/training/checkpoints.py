@@ -8,7 +8,7 @@ from pathlib import Path
 
 from diffscope.cards import CARD_FILE
 from diffscope.errors import CorruptFile, first_line
-from diffscope.lab.training.run_folder import METRICS, read_metrics
+from diffscope.lab.training.run import METRICS, read_metrics
 from diffscope.models.loading import locate, steps_of
 from diffscope.tasks.retrieval import TEMPLATE
 from diffscope.tasks.trained_on import template_of

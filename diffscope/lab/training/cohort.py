@@ -12,13 +12,13 @@ import numpy as np
 import xarray as xr
 
 from diffscope.errors import DiffscopeError
-from diffscope.lab.jobs import shards
+from diffscope.lab import queue as shards
 from diffscope.lab.jobs.ray_cluster import OnRay
 from diffscope.lab.training.beginnings import tokenizer_for
 from diffscope.lab.training.drawing import Draws, filler_of
 from diffscope.lab.training.formation import FORMED_BY, ONSETS, SHARES, formation, onsets
 from diffscope.lab.training.recipe import Recipe
-from diffscope.lab.training.run_folder import RUN, read_run, revision
+from diffscope.lab.training.run import RUN, read_run, revision
 from diffscope.lab.training.runs import (
     SCORES,
     SUFFIX,
@@ -128,7 +128,7 @@ def train_cohort(
     ----------
     cohort : Cohort
     where, threads, rank
-        As of :func:`diffscope.lab.jobs.shards.run`.
+        As of :func:`diffscope.lab.queue.run`.
     tensorboard : bool
     evidence : callable, optional
         Keeps what it takes of a finished run in the run's folder, ``evidence(folder, recipe, seed)``.

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from diffscope.lab.jobs.shards import Shard, result
+from diffscope.lab.queue import Shard, result
 from diffscope.lab.training.recipe import Recipe
-from diffscope.lab.training.run_folder import METRICS
+from diffscope.lab.training.run import METRICS
 from diffscope.lab.training.runs import SUFFIX, home
 from diffscope.lab.training.scores import read_metrics
 

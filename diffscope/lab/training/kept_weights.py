@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from diffscope.digests import write_sums
 from diffscope.files import remove, replacing
-from diffscope.lab.training.run_folder import METRICS, RUN, WEIGHTS
+from diffscope.lab.training.run import METRICS, RUN, WEIGHTS
 
 KEPT = "weights"  # in the folder of a cohort
 CONFIG = "config.json"

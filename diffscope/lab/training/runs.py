@@ -16,9 +16,9 @@ import numpy as np
 import xarray as xr
 
 from diffscope.errors import DiffscopeError
-from diffscope.lab.jobs import shards
+from diffscope.lab import queue as shards
 from diffscope.lab.training.recipe import Recipe, without_defaults
-from diffscope.lab.training.run_folder import check_same, differences, recipe_text
+from diffscope.lab.training.run import check_same, differences, recipe_text
 from diffscope.lab.training.stages import FORMED_IN_ALL, LEAST_LOSS
 from diffscope.store import open_statistics
 

@@ -14,8 +14,8 @@ from diffscope.lab.training.drawing import filler_of
 from diffscope.lab.training.formation import formation
 from diffscope.lab.training.matching import parameters
 from diffscope.lab.training.recipe import Recipe
-from diffscope.lab.training.run_folder import METRICS
-from diffscope.lab.training.run_folder import read_metrics as rows_of
+from diffscope.lab.training.run import METRICS
+from diffscope.lab.training.run import read_metrics as rows_of
 from diffscope.lab.training.runs import NEAR
 from diffscope.lab.training.stages import BACKCOPY, RETRIEVAL, Grid, PlainText
 from diffscope.lab.training.train import LOG_EVERY

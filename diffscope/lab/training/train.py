@@ -25,7 +25,7 @@ from diffscope.lab.training.formation import formation
 from diffscope.lab.training.kept_weights import keep_weights
 from diffscope.lab.training.optimizer import Optimizer
 from diffscope.lab.training.recipe import Recipe
-from diffscope.lab.training.run_folder import (
+from diffscope.lab.training.run import (
     METRICS,
     RUN,
     STATE,

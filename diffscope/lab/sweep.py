@@ -18,12 +18,12 @@ from torch import OutOfMemoryError, nn
 
 from diffscope.errors import DiffscopeError, DiffscopeWarning, PromptError
 from diffscope.files import remove, write_text
+from diffscope.lab.combine import Part, assemble
 from diffscope.lab.jobs.job import locked
 from diffscope.lab.jobs.ray_cluster import OnRay
-from diffscope.lab.jobs.shards import Outcome, Progress, Rank, own_gpu, result, run, telling_full_disk
-from diffscope.lab.sweeps.combine import Part, assemble
-from diffscope.lab.sweeps.plan import LAST, Piece, Plan, rows_of
-from diffscope.lab.sweeps.prompt_sets import restored
+from diffscope.lab.plan import LAST, Piece, Plan, rows_of
+from diffscope.lab.prompt_sets import restored
+from diffscope.lab.queue import Outcome, Progress, Rank, own_gpu, result, run, telling_full_disk
 from diffscope.models.loading import load_tokenizer, locate, move
 from diffscope.scope import Scope, load
 from diffscope.stats.averaging import average
@@ -84,7 +84,7 @@ def sweep(
     out : path
         A folder for this plan alone; it gets ``dataset.zarr``.
     where, rank, progress
-        As of :func:`diffscope.lab.jobs.shards.run`.
+        As of :func:`diffscope.lab.queue.run`.
     device : str
         Where the models run.
     suffix : {".zarr", ".nc", ".parquet", ".csv"}

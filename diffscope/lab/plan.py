@@ -16,8 +16,8 @@ from typing import NamedTuple
 from transformers.utils import cached_file
 
 from diffscope.errors import DiffscopeError, ModelNotFound, first_line
-from diffscope.lab.jobs.shards import Shard
-from diffscope.lab.sweeps.prompt_sets import PromptSet, prompt_sets
+from diffscope.lab.prompt_sets import PromptSet, prompt_sets
+from diffscope.lab.queue import Shard
 from diffscope.models.loading import TOKENIZER_FILES, checkpoints, locate, named_dtype, tokenizer_folder
 from diffscope.stats import STATISTICS
 from diffscope.stats.registry import select
@@ -63,7 +63,7 @@ class Plan:
     models : tuple of str
         Bundled names, folders or hub ids.
     prompts : tuple of dict
-        See :func:`diffscope.lab.sweeps.prompt_sets.prompt_sets`.
+        See :func:`diffscope.lab.prompt_sets.prompt_sets`.
     statistics : tuple of str
         Names or groups.
     checkpoints : "all", "last", or tuple of int

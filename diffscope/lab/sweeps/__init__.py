@@ -1,1 +1,0 @@
-"""Measuring many prompts of many models."""
