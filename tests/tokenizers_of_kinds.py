@@ -6,7 +6,7 @@ from functools import cache
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from diffscope.tasks.corpus import standard_library_text
+from diffscope.tasks.text import standard_library_text
 
 KINDS = ("gpt2", "llama3", "qwen", "gemma", "llama2", "metaspace")
 # A word with the space before it; digits by threes, or one by one; never with a space before them.

@@ -34,9 +34,9 @@ from diffscope.lab.training.scores import read_metrics
 from diffscope.models.loading import checkpoints
 from diffscope.scope import Scope, load
 from diffscope.tasks.examples import FILES as EXAMPLES
+from diffscope.tasks.files import TextPrompt
 from diffscope.tasks.retrieval import TEMPLATE, Retrieval
 from diffscope.tasks.trained_on import last_sentence
-from diffscope.tasks.user_files import TextPrompt
 from tools.model_examples import questions, texts, write_prompts
 
 PREFIX = "mini-"

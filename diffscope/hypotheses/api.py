@@ -28,9 +28,9 @@ from diffscope.lab.training.cohort import DATASET, open_dataset
 from diffscope.lab.training.run import WEIGHTS
 from diffscope.models import loading
 from diffscope.scope import Scope, load
+from diffscope.tasks.files import TextPrompt, read_prompts
 from diffscope.tasks.retrieval import TEMPLATE
 from diffscope.tasks.trained_on import asked_otherwise, template_of
-from diffscope.tasks.user_files import TextPrompt, read_prompts
 
 ROUNDS = 8  # series of untrained models beside one of checkpoints
 ROUNDS_OF_SEVERAL = 3  # beside each of several

@@ -21,10 +21,10 @@ from diffscope.hypotheses.a2_cost import A2Cost, a2_cost
 from diffscope.hypotheses.weights import A2, ANSWER, BY, KNOCK_OUT, Weights
 from diffscope.lab.scoring import draw
 from diffscope.scope import Scope
+from diffscope.tasks.files import TextPrompt
 from diffscope.tasks.own import own_prompts, with_answers
 from diffscope.tasks.retrieval import Prompt, Retrieval
 from diffscope.tasks.trained_on import template_of
-from diffscope.tasks.user_files import TextPrompt
 
 CHANGEABLE = ("dtype", "torch_dtype", "transformers_version")
 UNTRAINED = 24  # models of random weights

@@ -16,7 +16,7 @@ from diffscope.lab import scoring
 from diffscope.lab.scoring import draw
 from diffscope.tasks import Backcopy, Prompt, Recall, Retrieval, TextPrompt, read_prompts
 from diffscope.tasks.retrieval import TEMPLATE, check_grade
-from diffscope.tasks.wording import check_template
+from diffscope.tasks.template import check_template
 
 DEFAULTS = {"count": 20, "length": 256, "seed": 0}
 

@@ -2,11 +2,11 @@
 
 from diffscope.tasks.backcopy import Backcopy
 from diffscope.tasks.examples import examples
+from diffscope.tasks.files import TextPrompt, read_prompts, read_texts
 from diffscope.tasks.own import own_prompts
 from diffscope.tasks.planted import PlantedLookups
 from diffscope.tasks.recall import Recall
 from diffscope.tasks.retrieval import Prompt, Retrieval
-from diffscope.tasks.user_files import TextPrompt, read_prompts, read_texts
 
 __all__ = [
     "Backcopy",

@@ -25,8 +25,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, proce
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from diffscope.errors import PromptError
-from diffscope.tasks.corpus import standard_library_text
 from diffscope.tasks.retrieval import Prompt
+from diffscope.tasks.text import standard_library_text
 from diffscope.tasks.tokenizer import BOS
 
 CHARACTERS = 63  # with <bos> a vocabulary of 64

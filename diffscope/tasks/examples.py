@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from diffscope.errors import PromptError
-from diffscope.tasks.user_files import TextPrompt, read_prompts
+from diffscope.tasks.files import TextPrompt, read_prompts
 
 FILE = Path(__file__).parent / "examples.json"
 TEXTS = Path(__file__).parent / "examples_of_text.json"

@@ -12,8 +12,8 @@ from transformers import PreTrainedTokenizerBase
 
 from diffscope.errors import PromptError, SpanError
 from diffscope.prompts import Encoded
-from diffscope.tasks.corpus import Filler, standard_library_text
 from diffscope.tasks.pieces import after_word
+from diffscope.tasks.text import Filler, standard_library_text
 
 DIGITS = re.compile(r"([Ġ▁ ]*)([0-9]+)")
 SENTENCE_ENDS = (".", "!", "?", ":", "\n")

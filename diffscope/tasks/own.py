@@ -8,9 +8,9 @@ from transformers import PreTrainedTokenizerBase
 
 from diffscope.errors import PromptError, SpanError
 from diffscope.prompts import Chars, encode, find_span
+from diffscope.tasks.files import TextPrompt
 from diffscope.tasks.pieces import closing
 from diffscope.tasks.retrieval import Prompt
-from diffscope.tasks.user_files import TextPrompt
 
 
 def own_prompts(tokenizer: PreTrainedTokenizerBase | None, prompts: Sequence[TextPrompt]) -> list[Prompt]:

@@ -10,8 +10,8 @@ from numpy.lib.stride_tricks import sliding_window_view
 from transformers import PreTrainedTokenizerBase
 
 from diffscope.errors import PromptError
-from diffscope.tasks.corpus import MANY, Filler
 from diffscope.tasks.retrieval import Mention, Prompt, Retrieval, mentioned
+from diffscope.tasks.text import MANY, Filler
 
 PLANTED = " {city} {number}."  # the city alone is the question
 

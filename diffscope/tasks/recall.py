@@ -13,9 +13,9 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from diffscope.errors import PromptError
-from diffscope.tasks.corpus import Filler, standard_library_text
 from diffscope.tasks.pieces import opening
 from diffscope.tasks.retrieval import Prompt
+from diffscope.tasks.text import Filler, standard_library_text
 
 TRIES = 1000  # texts drawn to find one with a hit at its end
 

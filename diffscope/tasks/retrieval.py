@@ -17,11 +17,11 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from diffscope.errors import PromptError
-from diffscope.tasks.corpus import Filler, standard_library_text
 from diffscope.tasks.exchanging import runs
 from diffscope.tasks.pieces import OWN, opening
+from diffscope.tasks.template import Wording
+from diffscope.tasks.text import Filler, standard_library_text
 from diffscope.tasks.tokenizer import CITIES, QUALIFIERS, UNKNOWN
-from diffscope.tasks.wording import Wording
 
 # The number follows its city at once, so that looking it up is one step of induction, which small models learn early.
 TEMPLATE = " The magic number: {city} {number}."

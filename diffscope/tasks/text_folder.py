@@ -20,10 +20,10 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from diffscope.digests import check_sums, write_sums
 from diffscope.errors import CorruptFile, DiffscopeError, PromptError, first_line
 from diffscope.files import remove, replacing
-from diffscope.tasks.corpus import Filler, word_begins
+from diffscope.tasks.files import PLAIN, read_texts
 from diffscope.tasks.pieces import after_word
+from diffscope.tasks.text import Filler, word_begins
 from diffscope.tasks.tokenizer import UNKNOWN, train_tokenizer
-from diffscope.tasks.user_files import PLAIN, read_texts
 
 TRAIN, HELD_OUT, OTHER_DOMAIN = "train", "held_out", "other_domain"
 SPLITS = (TRAIN, HELD_OUT, OTHER_DOMAIN)

@@ -5,7 +5,7 @@ import pytest
 
 from diffscope.errors import DiffscopeError
 from diffscope.lab.training.passes import Passes
-from diffscope.tasks.corpus import Filler
+from diffscope.tasks.text import Filler
 
 RNG = np.random.default_rng(0)
 

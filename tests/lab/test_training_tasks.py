@@ -21,7 +21,7 @@ from diffscope.lab.training.drawing import Draws
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.train import train
 from diffscope.tasks import Backcopy
-from diffscope.tasks.corpus import standard_library_text
+from diffscope.tasks.text import standard_library_text
 from diffscope.tasks.text_folder import TextFolder
 from tests.lab.forked import begun, ended
 from tests.lab.small_recipes import COPYING, RUNNING

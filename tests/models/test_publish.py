@@ -17,7 +17,7 @@ from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.train import train
 from diffscope.models import loading
 from diffscope.tasks import Retrieval, trained_on
-from diffscope.tasks.user_files import read_prompts
+from diffscope.tasks.files import read_prompts
 from tests.lab.small_recipes import PIECE
 from tools import model_examples, publish_models
 from tools.publish_models import card_text, publish

@@ -15,8 +15,8 @@ from diffscope.lab.training.recipe import Recipe
 from diffscope.models import DiffConfig, DiffForCausalLM
 from diffscope.scope import Scope
 from diffscope.tasks import Backcopy
-from diffscope.tasks.corpus import Filler
 from diffscope.tasks.exchanging import other_fillers
+from diffscope.tasks.text import Filler
 from studies.subtraction import evidence, power, preregister
 from studies.subtraction.judging import judge
 from studies.subtraction.primaries import PARTS, onsets, share_of_seeds

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from diffscope.errors import PromptError
 from diffscope.tasks import PlantedLookups, Recall
-from diffscope.tasks.corpus import Filler, standard_library_text
+from diffscope.tasks.text import Filler, standard_library_text
 from diffscope.tasks.tokenizer import CITIES, train_tokenizer
 
 

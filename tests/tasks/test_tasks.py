@@ -13,8 +13,8 @@ from diffscope.errors import PromptError
 from diffscope.models import bundled
 from diffscope.prompts import encode
 from diffscope.tasks import Recall, Retrieval, examples
-from diffscope.tasks.corpus import Filler, fingerprint, standard_library_text
 from diffscope.tasks.recall import earlier
+from diffscope.tasks.text import Filler, fingerprint, standard_library_text
 from diffscope.tasks.tokenizer import CITIES, QUALIFIERS, train_tokenizer
 from tests import tiny
 

@@ -7,7 +7,7 @@ import pytest
 
 from diffscope.errors import CorruptFile, DiffscopeError, PromptError
 from diffscope.tasks import text_folder
-from diffscope.tasks.corpus import Filler
+from diffscope.tasks.text import Filler
 from diffscope.tasks.text_folder import TextFolder, require_digest, sha256
 from diffscope.tasks.tokenizer import train_tokenizer
 

@@ -16,8 +16,8 @@ from diffscope.errors import DiffscopeError
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.stages import BACKCOPY
 from diffscope.tasks.backcopy import Backcopy
-from diffscope.tasks.corpus import fingerprint, standard_library_text
 from diffscope.tasks.retrieval import TEMPLATE
+from diffscope.tasks.text import fingerprint, standard_library_text
 from diffscope.tasks.text_folder import TextFolder, require_digest
 from diffscope.tasks.tokenizer import CITIES, train_tokenizer
 

@@ -10,9 +10,9 @@ from diffscope.lab.training.passes import Passes
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.stages import BACKCOPY, PLANTED, Stage
 from diffscope.tasks.backcopy import Backcopy
-from diffscope.tasks.corpus import Filler, standard_library_text
 from diffscope.tasks.planted import PlantedLookups
 from diffscope.tasks.retrieval import Retrieval
+from diffscope.tasks.text import Filler, standard_library_text
 from diffscope.tasks.text_folder import HELD_OUT, TRAIN
 
 

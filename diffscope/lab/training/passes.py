@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from diffscope.errors import DiffscopeError
-from diffscope.tasks.corpus import Filler
+from diffscope.tasks.text import Filler
 
 
 @dataclass

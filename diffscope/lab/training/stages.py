@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from diffscope.tasks.retrieval import TEMPLATE
+from diffscope.tasks.template import check_template
 from diffscope.tasks.tokenizer import CITIES
-from diffscope.tasks.wording import check_template
 
 Rule = tuple[str, bool]  # a message, and whether the field that it is about is right
 LOWEST = 0.05  # of the learning rate, at the end of a cool-down

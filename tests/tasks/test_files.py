@@ -9,7 +9,7 @@ from pyarrow import parquet
 
 from diffscope.errors import CorruptFile, MissingExtra, PromptError, SpanError
 from diffscope.prompts import Chars, encode
-from diffscope.tasks.user_files import read_prompts, read_texts
+from diffscope.tasks.files import read_prompts, read_texts
 from tests import tiny
 
 TEXTS = ("one\u2028line, no more", "  zwei  ", "drei 🙂")
