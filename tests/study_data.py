@@ -1,9 +1,9 @@
 """A study of every declared test, with estimates that are made up: what a study that is kept or shipped is like."""
 
 from diffscope.hypotheses import TESTS, run
-from diffscope.hypotheses.inference import Estimate
 from diffscope.hypotheses.outcomes import outcomes
 from diffscope.hypotheses.planted_cohort import planted_cohort
+from diffscope.hypotheses.statistics import Estimate
 from diffscope.hypotheses.study import ALL, FRESH, Study
 
 SEEDS = [0, 1, 2, 3, 4]

@@ -22,7 +22,6 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
-from benchmarks import text_cohort
 from diffscope.cards import BUNDLED, CARD_FILE
 from diffscope.digests import write_sums
 from diffscope.errors import DiffscopeError
@@ -37,6 +36,7 @@ from diffscope.tasks.examples import FILES as EXAMPLES
 from diffscope.tasks.files import TextPrompt
 from diffscope.tasks.retrieval import TEMPLATE, Retrieval
 from diffscope.tasks.trained_on import last_sentence
+from studies.laptop import text as text_cohort
 from tools.model_examples import questions, texts, write_prompts
 
 PREFIX = "mini-"

@@ -15,7 +15,7 @@ _NAMES = {
     "Pair": "subjects",
     "Settings": "subjects",
     "Test": "rules",
-    "Verdict": "verdicts",
+    "Verdict": "verdict",
     "gather": "api",
     "lacking": "api",
     "run": "board",
@@ -50,4 +50,4 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
     from diffscope.hypotheses.subjects import Models as Models
     from diffscope.hypotheses.subjects import Pair as Pair
     from diffscope.hypotheses.subjects import Settings as Settings
-    from diffscope.hypotheses.verdicts import Verdict as Verdict
+    from diffscope.hypotheses.verdict import Verdict as Verdict

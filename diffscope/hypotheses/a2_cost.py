@@ -10,8 +10,8 @@ import numpy as np
 import xarray as xr
 
 from diffscope.evidence.heads import HEADS, weighted
-from diffscope.hypotheses.inference import Observed, estimate
 from diffscope.hypotheses.rules import Cost
+from diffscope.hypotheses.statistics import Observed, estimate
 
 WHOLE = "whole heads"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from diffscope.hypotheses.inference import Estimate
 from diffscope.hypotheses.rules import ABOVE, Declared, Quantity
+from diffscope.hypotheses.statistics import Estimate
 
 YES = "yes"
 NO = "no"

@@ -21,7 +21,7 @@ from diffscope.hypotheses.declared import NEEDED, chosen
 from diffscope.hypotheses.kept import KeptModels
 from diffscope.hypotheses.progress import Job
 from diffscope.hypotheses.subjects import UNTRAINED, Models, Pair, Progress, Settings
-from diffscope.hypotheses.verdicts import Board, Verdict
+from diffscope.hypotheses.verdict import Board, Verdict
 from diffscope.hypotheses.weights import KNOCK_OUT, Weights
 from diffscope.lab.accuracy import Standing, standing
 from diffscope.lab.training.cohort import DATASET, open_dataset

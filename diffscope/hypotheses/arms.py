@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 
 from diffscope.errors import Missing
-from diffscope.hypotheses.inference import Observed
+from diffscope.hypotheses.statistics import Observed
 from diffscope.lab.training.onsets import Criterion, onset
 
 MANY = (24, 48)  # distractors

@@ -11,11 +11,11 @@ import xarray as xr
 from diffscope.errors import DiffscopeError, Missing, PromptError
 from diffscope.hypotheses.correction import corrected
 from diffscope.hypotheses.declared import NEEDED, chosen
-from diffscope.hypotheses.inference import Estimate, Observed, as_estimate
 from diffscope.hypotheses.intervals import students_t
 from diffscope.hypotheses.rules import MEASURED, Cost, Declared, Observer, Test, state
+from diffscope.hypotheses.statistics import Estimate, Observed, as_estimate
 from diffscope.hypotheses.subjects import Models, Pair, Progress
-from diffscope.hypotheses.verdicts import Board, Verdict, sentence
+from diffscope.hypotheses.verdict import Board, Verdict, sentence
 
 PARTS = ("values", "untrained", "heads", "weights", "answering", "by_answer")  # of what is observed, by seed
 A2_COST = "a2_cost"  # what a subject calls the cost of its second maps, and a cohort's dataset, (arm, seed), in nats

@@ -7,8 +7,8 @@ import math
 import numpy as np
 from scipy import stats
 
-from diffscope.hypotheses.inference import Estimate
 from diffscope.hypotheses.intervals import LEVEL, flipped_signs
+from diffscope.hypotheses.statistics import Estimate
 
 
 def first_to_form(steps: np.ndarray, other: np.ndarray, formed: np.ndarray, other_formed: np.ndarray, note: str = "") -> Estimate:

@@ -10,9 +10,9 @@ from typing import Literal
 from diffscope.hypotheses.answered import NO, YES, number, undefined, word
 from diffscope.hypotheses.answered import OPEN as NOT_TOLD_APART
 from diffscope.hypotheses.declared import TESTS
-from diffscope.hypotheses.inference import Estimate
 from diffscope.hypotheses.rules import ABOVE, BELOW, NONE, Quantity
-from diffscope.hypotheses.verdicts import Verdict
+from diffscope.hypotheses.statistics import Estimate
+from diffscope.hypotheses.verdict import Verdict
 
 SAME = "same sign"
 OTHER = "other sign"

@@ -11,7 +11,7 @@ from diffscope.hypotheses.correction import CORRECTIONS, PRIMARIES, by_signs
 from diffscope.hypotheses.declared import KINDS
 from diffscope.hypotheses.intervals import LEVEL
 from diffscope.hypotheses.rules import MEASURED
-from diffscope.hypotheses.verdicts import Verdict
+from diffscope.hypotheses.verdict import Verdict
 
 OUTCOMES = {  # of a test on which accounts agree: what its word says of the benefit
     SILENT: "it holds, and says nothing of why: {accounts} predict the same",

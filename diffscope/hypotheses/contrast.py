@@ -10,7 +10,7 @@ import numpy as np
 
 from diffscope.errors import Missing
 from diffscope.evidence.heads import ANSWERS, Table
-from diffscope.hypotheses.inference import Observed
+from diffscope.hypotheses.statistics import Observed
 from diffscope.hypotheses.subjects import Models, Pair, Read, Take
 
 OverSteps = Callable[[np.ndarray], np.ndarray]

@@ -17,9 +17,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from diffscope.hypotheses.declared import TESTS
-from diffscope.hypotheses.inference import Estimate
 from diffscope.hypotheses.intervals import benjamini_hochberg, holm
 from diffscope.hypotheses.rules import Declared
+from diffscope.hypotheses.statistics import Estimate
 
 CORRECTIONS = {"primary": "Holm", "mechanism": "Benjamini–Hochberg"}
 PRIMARIES = tuple(id for id, test in TESTS.items() if test.kind == "primary")

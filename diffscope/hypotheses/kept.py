@@ -19,8 +19,8 @@ from diffscope.evidence.heads import HEADS, Table, weighted
 from diffscope.evidence.quantities import DIFFERENCES, RATIOS, a1_mass, label_of
 from diffscope.evidence.take import EVIDENCE, open_evidence
 from diffscope.hypotheses.a2_cost import WHOLE, A2Cost
-from diffscope.hypotheses.inference import Observed
 from diffscope.hypotheses.intervals import LEVEL, students_t
+from diffscope.hypotheses.statistics import Observed
 from diffscope.hypotheses.subjects import Read, Take
 from diffscope.hypotheses.weights import A2, ANSWER, KNOCK_OUT, Weights
 

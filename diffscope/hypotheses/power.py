@@ -15,13 +15,13 @@ import numpy as np
 from diffscope.hypotheses.board import run
 from diffscope.hypotheses.correction import PRIMARIES, corrected
 from diffscope.hypotheses.declared import TESTS
-from diffscope.hypotheses.inference import Estimate, Observed, estimate
 from diffscope.hypotheses.planted_cohort import Sizes, planted_cohort
 from diffscope.hypotheses.rules import NONE, Test, state
+from diffscope.hypotheses.statistics import Estimate, Observed, estimate
 
 COHORTS = tuple(id for id, test in TESTS.items() if test.needs == "cohort" and isinstance(test, Test))
 Shares = dict[str, dict[str, float]]
-KEPT = Path(__file__).with_name("primary_power.json")  # which benchmarks/power.py wrote
+KEPT = Path(__file__).with_name("primary_power.json")  # which studies/laptop/calibration/power.py wrote
 ENOUGH = 0.8  # of planted effects that are found
 NO_RUN, EACH = "none", "1 in 8 of each arm"  # which runs never form
 

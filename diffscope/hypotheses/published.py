@@ -58,7 +58,7 @@ CLAIMS = (
         _of("allocation", BELOW, *(f"{arm}_needles" for arm in BASELINES)) + _of("amplifier", BELOW, "gain"),
         "The distractors' share alone, each head alike; and of DIFF alone what the subtraction leaves of A1 on "
         "irrelevant tokens minus what it leaves on the answer, a ratio that is large in heads with little noise. All "
-        "irrelevant context by depth is what benchmarks/text_cohort.py reads.",
+        "irrelevant context by depth is what studies/laptop/text.py reads.",
     ),
     Claim(
         "common-mode",
@@ -225,7 +225,7 @@ CLAIMS = (
         (),
         "It can be asked, and was not. Known so far, of the one DIFF model of the cohort whose weights are shipped, and read "
         "after the study: with the negative weights of D set to 0 in layer 0 the answer's loss rises by 10.1 nats, in layers 1 "
-        "and 2 by 0.01. There A2 is on the token before, and is subtracted (python -m benchmarks.first_layer). It is being "
+        "and 2 by 0.01. There A2 is on the token before, and is subtracted (python -m studies.laptop.first_layer). It is being "
         "repeated with all eight. The signed mask is an arm of its own: see the review.",
         open=True,
     ),

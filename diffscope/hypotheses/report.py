@@ -12,10 +12,10 @@ from diffscope.hypotheses.answered import number
 from diffscope.hypotheses.conclusion import of_kind, summary
 from diffscope.hypotheses.correction import PRIMARIES, whole
 from diffscope.hypotheses.declared import KINDS
-from diffscope.hypotheses.inference import Estimate
 from diffscope.hypotheses.kept_study import BoardWords
 from diffscope.hypotheses.rules import Quantity
-from diffscope.hypotheses.verdicts import Verdict, decided, second_view
+from diffscope.hypotheses.statistics import Estimate
+from diffscope.hypotheses.verdict import Verdict, decided, second_view
 
 COLUMNS = (
     "quantity",

@@ -27,11 +27,11 @@ from diffscope.hypotheses.arms import went_on
 from diffscope.hypotheses.board import Result
 from diffscope.hypotheses.declared import TESTS
 from diffscope.hypotheses.described import described
-from diffscope.hypotheses.inference import Estimate
 from diffscope.hypotheses.kept_study import FILE, REMEDY, WORDS, StudyWords, find
 from diffscope.hypotheses.outcomes import outcomes
+from diffscope.hypotheses.statistics import Estimate
 from diffscope.hypotheses.subjects import Progress, Settings
-from diffscope.hypotheses.verdicts import Board, Verdict
+from diffscope.hypotheses.verdict import Board, Verdict
 from diffscope.lab.training.run import revision
 from diffscope.scope import Scope, load
 from diffscope.store import provenance

@@ -11,9 +11,9 @@ import xarray as xr
 
 from diffscope.accounts import ACCOUNTS, OPEN, SILENT
 from diffscope.errors import Missing
-from diffscope.hypotheses.inference import Estimate, as_estimate
 from diffscope.hypotheses.intervals import holm
 from diffscope.hypotheses.rules import Cost, Declared, Test, state
+from diffscope.hypotheses.statistics import Estimate, as_estimate
 from studies.subtraction.primaries import PARTS, Part
 
 Estimates = Mapping[str, Mapping[str, Estimate]]  # by primary and quantity

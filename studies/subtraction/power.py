@@ -19,8 +19,8 @@ import numpy as np
 from diffscope.accounts import ACCOUNTS
 from diffscope.errors import DiffscopeError
 from diffscope.files import check_target, write_json
-from diffscope.hypotheses.inference import Estimate, Observed, estimate
 from diffscope.hypotheses.rules import ABOVE, NONE, Declared, Quantity, Test
+from diffscope.hypotheses.statistics import Estimate, Observed, estimate
 from studies.subtraction.judging import Judged, judged, shares
 from studies.subtraction.primaries import PARTS, previous_token_subtracted, share_of_seeds
 

@@ -18,8 +18,8 @@ from scipy import stats
 from diffscope.errors import Missing
 from diffscope.hypotheses import arms
 from diffscope.hypotheses.arms import measured, of_arm
-from diffscope.hypotheses.inference import Estimate, Observed
 from diffscope.hypotheses.rules import ABOVE, BELOW, NONE, Declared, Quantity, declare
+from diffscope.hypotheses.statistics import Estimate, Observed
 from diffscope.lab.training.onsets import AVERAGED
 
 NATS = 0.5  # of log-odds: odds by two thirds

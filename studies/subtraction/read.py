@@ -12,8 +12,8 @@ import xarray as xr
 
 from diffscope.accounts import ACCOUNTS
 from diffscope.errors import DiffscopeError
-from diffscope.hypotheses.inference import Observed, estimate
 from diffscope.hypotheses.rules import Cost
+from diffscope.hypotheses.statistics import Observed, estimate
 from diffscope.store import open_statistics
 from studies.subtraction.judging import Judged, judge
 from studies.subtraction.preregister import check_declared, check_evidence

@@ -23,7 +23,7 @@ FOLDER = "a folder or a saved capture"
 def quick(monkeypatch):
     """Tests that are done at once, with estimates that are made up."""
     from diffscope.hypotheses import board
-    from diffscope.hypotheses.inference import Estimate
+    from diffscope.hypotheses.statistics import Estimate
 
     runs = []
 

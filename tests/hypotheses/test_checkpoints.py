@@ -10,8 +10,8 @@ from diffscope.errors import Missing
 from diffscope.hypotheses import Settings, gather, run
 from diffscope.hypotheses.board import over_trainings
 from diffscope.hypotheses.declared.steps import growth, late_mean
-from diffscope.hypotheses.inference import Observed
 from diffscope.hypotheses.planted import Planted, PlantedModels
+from diffscope.hypotheses.statistics import Observed
 
 STEPS = [f"m@{step}" for step in (0, 10, 50, 200, 800)]
 

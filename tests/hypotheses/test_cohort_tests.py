@@ -10,7 +10,6 @@ import xarray as xr
 from scipy import stats
 from statsmodels.duration.survfunc import survdiff
 
-from benchmarks.power import for_boards
 from diffscope.accounts import ACCOUNTS, AGAINST, FOR, SILENT
 from diffscope.hypotheses import TESTS, arms, power, report, run, summary
 from diffscope.hypotheses.censored import failures_at_worst, first_to_form
@@ -18,6 +17,7 @@ from diffscope.hypotheses.correction import PRIMARIES
 from diffscope.hypotheses.declared import cohort as declared
 from diffscope.hypotheses.declared import primary
 from diffscope.hypotheses.planted_cohort import Sizes, planted_cohort
+from studies.laptop.calibration.power import for_boards
 
 STRONG = Sizes(log_odds=2.0, slope=1.0, steps=1.0, rejection=8.0)
 OF_COHORTS = [id for id, test in TESTS.items() if test.needs == "cohort" and test.judged]

@@ -17,9 +17,9 @@ from diffscope.evidence.costs import lost_without_a2, lost_without_heads
 from diffscope.evidence.heads import Table
 from diffscope.evidence.quantities import amplifier, rejected_noise, shared_noise, sparser
 from diffscope.hypotheses import Models, Settings, run
-from diffscope.hypotheses.inference import Estimate, Observed, estimate
 from diffscope.hypotheses.kept import kept_of, open_kept
-from diffscope.hypotheses.verdicts import Verdict
+from diffscope.hypotheses.statistics import Estimate, Observed, estimate
+from diffscope.hypotheses.verdict import Verdict
 
 OLD = Path(__file__).parents[2] / "benchmarks" / "results" / "laptop"
 

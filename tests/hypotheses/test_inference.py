@@ -12,10 +12,10 @@ from statsmodels.stats.multitest import multipletests
 
 from diffscope.evidence.heads import Table
 from diffscope.hypotheses.contrast import beside
-from diffscope.hypotheses.inference import Estimate, Observed, estimate, head_changes
 from diffscope.hypotheses.intervals import benjamini_hochberg, crossed, flipped_signs, holm, students_t
 from diffscope.hypotheses.rules import OPEN, Quantity, deciding, state
-from diffscope.hypotheses.verdicts import decided
+from diffscope.hypotheses.statistics import Estimate, Observed, estimate, head_changes
+from diffscope.hypotheses.verdict import decided
 
 
 def test_a_spread_that_is_rounding_is_none():

@@ -20,9 +20,9 @@ from diffscope.hypotheses import TESTS, Measurement, Pair, Test, board, report, 
 from diffscope.hypotheses.answered import answers
 from diffscope.hypotheses.answered import word as word_of
 from diffscope.hypotheses.declared.sources import linked
-from diffscope.hypotheses.inference import Estimate, Observed
 from diffscope.hypotheses.rules import ABOVE, ALIKE, BELOW, BETWEEN, FAR, IDLE, NONE, OPEN, Cost, Quantity, declare, state
-from diffscope.hypotheses.verdicts import Board, Verdict
+from diffscope.hypotheses.statistics import Estimate, Observed
+from diffscope.hypotheses.verdict import Board, Verdict
 from diffscope.hypotheses.weights import BY, words_by
 
 

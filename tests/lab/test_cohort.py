@@ -34,8 +34,8 @@ from diffscope.lab.training.stages import FORMED_IN_ALL, Stage
 from diffscope.lab.training.train import train
 from diffscope.store import open_statistics, save_statistics
 from diffscope.tasks import Retrieval
+from studies.laptop import preregister as reading
 from tests.lab.small_recipes import FORMING, PIECE
-from tools import reading
 from tools.keep_cohort import keep
 from tools.keep_runs import keep_runs
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import diffscope
-from benchmarks import text_cohort
 from diffscope import cards
 from diffscope.digests import check_sums
 from diffscope.errors import DiffscopeError
@@ -18,6 +17,7 @@ from diffscope.lab.training.train import train
 from diffscope.models import loading
 from diffscope.tasks import Retrieval, trained_on
 from diffscope.tasks.files import read_prompts
+from studies.laptop import text as text_cohort
 from tests.lab.small_recipes import PIECE
 from tools import model_examples, publish_models
 from tools.publish_models import card_text, publish

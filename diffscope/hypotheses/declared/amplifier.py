@@ -15,8 +15,8 @@ from diffscope.hypotheses.contrast import contrast, noted, require_differential,
 from diffscope.hypotheses.declared.noise_symmetry import ANSWERING, AT_LAST, UNTRAINED
 from diffscope.hypotheses.declared.sources import NOTES, REVIEW
 from diffscope.hypotheses.declared.steps import AS_TRAINED, growth, log_steps
-from diffscope.hypotheses.inference import Observed
 from diffscope.hypotheses.rules import BELOW, Quantity, declare
+from diffscope.hypotheses.statistics import Observed
 from diffscope.hypotheses.subjects import Models
 from diffscope.hypotheses.weights import BY, KNOCK_OUT, WEIGHTED
 from diffscope.stats.formulas import cmrr

@@ -19,8 +19,8 @@ from diffscope.hypotheses.arms import (
 )
 from diffscope.hypotheses.declared.primary import BASELINES, NATS, OCTAVES, SAME, WHOLE
 from diffscope.hypotheses.declared.sources import DEX, NOTES, PAPER, REVIEW
-from diffscope.hypotheses.inference import Observed
 from diffscope.hypotheses.rules import ABOVE, BELOW, NONE, Declared, Quantity, declare
+from diffscope.hypotheses.statistics import Observed
 
 TEXT = 0.05  # nats a token
 FORMED = "Of models in which the circuit formed."

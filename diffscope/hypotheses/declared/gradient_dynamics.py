@@ -9,8 +9,8 @@ from diffscope.evidence.quantities import pulls
 from diffscope.hypotheses.contrast import contrast, require_series
 from diffscope.hypotheses.declared.sources import REVIEW, SENSITIVITY
 from diffscope.hypotheses.declared.steps import AS_TRAINED, late_mean, log_steps
-from diffscope.hypotheses.inference import Observed
 from diffscope.hypotheses.rules import BELOW, Quantity, declare
+from diffscope.hypotheses.statistics import Observed
 from diffscope.hypotheses.subjects import Models
 from diffscope.hypotheses.weights import BY, KNOCK_OUT
 

@@ -15,8 +15,8 @@ from diffscope.hypotheses.contrast import contrast, require_differential
 from diffscope.hypotheses.declared.noise_symmetry import UNTRAINED
 from diffscope.hypotheses.declared.pairs import CONTROLS, ONE_PAIR
 from diffscope.hypotheses.declared.sources import NOTES
-from diffscope.hypotheses.inference import Observed
 from diffscope.hypotheses.rules import ABOVE, Quantity, declare
+from diffscope.hypotheses.statistics import Observed
 from diffscope.hypotheses.subjects import Models, Pair
 from diffscope.scope import Scope
 from diffscope.tasks.retrieval import Prompt

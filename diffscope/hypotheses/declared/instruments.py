@@ -12,9 +12,9 @@ from diffscope.evidence.quantities import rejected_noise, taken_back
 from diffscope.hypotheses.contrast import contrast, noted, require_differential
 from diffscope.hypotheses.declared.noise_symmetry import ANSWERING, UNTRAINED
 from diffscope.hypotheses.declared.sources import PAPER, REVIEW
-from diffscope.hypotheses.inference import Observed
 from diffscope.hypotheses.kept import KeptModels
 from diffscope.hypotheses.rules import ABOVE, Quantity, declare
+from diffscope.hypotheses.statistics import Observed
 from diffscope.hypotheses.subjects import Models
 from diffscope.hypotheses.weights import WEIGHTED
 

@@ -13,9 +13,9 @@ from diffscope.evidence.ranks import second_map_ranks
 from diffscope.hypotheses.contrast import contrast, require_differential
 from diffscope.hypotheses.declared.noise_symmetry import UNTRAINED
 from diffscope.hypotheses.declared.sources import NOTES
-from diffscope.hypotheses.inference import Observed
 from diffscope.hypotheses.kept import KeptModels
 from diffscope.hypotheses.rules import ABOVE, BELOW, NONE, Quantity, declare
+from diffscope.hypotheses.statistics import Observed
 from diffscope.hypotheses.subjects import Models
 from diffscope.hypotheses.weights import WEIGHTED
 from diffscope.scope import Scope

@@ -8,8 +8,8 @@ from diffscope.evidence.quantities import shared_noise
 from diffscope.hypotheses.contrast import contrast, noted, require_differential, require_series
 from diffscope.hypotheses.declared.sources import REVIEW
 from diffscope.hypotheses.declared.steps import AS_TRAINED, growth, log_steps
-from diffscope.hypotheses.inference import Observed
 from diffscope.hypotheses.rules import ABOVE, Quantity, declare
+from diffscope.hypotheses.statistics import Observed
 from diffscope.hypotheses.subjects import Models
 from diffscope.hypotheses.weights import BY, KNOCK_OUT, WEIGHTED
 

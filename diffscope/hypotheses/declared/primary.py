@@ -28,8 +28,8 @@ from diffscope.hypotheses.arms import (
 )
 from diffscope.hypotheses.censored import failures_at_worst, first_to_form
 from diffscope.hypotheses.declared.sources import PAPER, REVIEW
-from diffscope.hypotheses.inference import Estimate, Observed
 from diffscope.hypotheses.rules import ABOVE, BELOW, IDLE, NONE, Quantity, declare
+from diffscope.hypotheses.statistics import Estimate, Observed
 
 BESIDE = {"standard": "standard attention", "double-width": "double-width"}  # in short
 BASELINES = {"standard": "standard attention", "double-width": "DIFF's head count at double width"}

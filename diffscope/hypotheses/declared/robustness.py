@@ -15,8 +15,8 @@ from diffscope.evidence.matching import Match, matched
 from diffscope.hypotheses.contrast import contrast
 from diffscope.hypotheses.declared.pairs import ONE_PAIR
 from diffscope.hypotheses.declared.sources import DEX, PAPER
-from diffscope.hypotheses.inference import Observed
 from diffscope.hypotheses.rules import ABOVE, BELOW, Quantity, declare
+from diffscope.hypotheses.statistics import Observed
 from diffscope.hypotheses.subjects import Pair
 from diffscope.scope import Scope
 from diffscope.tasks.retrieval import Prompt

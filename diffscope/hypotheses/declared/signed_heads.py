@@ -16,9 +16,9 @@ from diffscope.hypotheses.contrast import require_differential
 from diffscope.hypotheses.declared.low_rank import stand_ins
 from diffscope.hypotheses.declared.noise_symmetry import UNTRAINED
 from diffscope.hypotheses.declared.sources import DEX, REVIEW
-from diffscope.hypotheses.inference import Observed
 from diffscope.hypotheses.kept import NOT_KEPT, KeptModels, at_end_of
 from diffscope.hypotheses.rules import ABOVE, NONE, Quantity, declare
+from diffscope.hypotheses.statistics import Observed
 from diffscope.hypotheses.subjects import Models
 from diffscope.scope import Scope
 

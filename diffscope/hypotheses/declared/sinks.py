@@ -9,8 +9,8 @@ from diffscope.hypotheses.contrast import contrast, require_series
 from diffscope.hypotheses.declared.pairs import CONTROLS, ONE_PAIR
 from diffscope.hypotheses.declared.sources import REVIEW
 from diffscope.hypotheses.declared.steps import AS_TRAINED, growth, log_steps
-from diffscope.hypotheses.inference import Observed
 from diffscope.hypotheses.rules import BELOW, Quantity, declare
+from diffscope.hypotheses.statistics import Observed
 from diffscope.hypotheses.subjects import Models, Pair
 from diffscope.hypotheses.weights import WEIGHTED
 

@@ -1,6 +1,6 @@
 """What the second map of the bundled mini-diff does, layer by layer: where it looks, and what the answer loses without it.
 
-    python -m benchmarks.first_layer > docs/study/first_layer.md
+    python -m studies.laptop.first_layer > docs/study/first_layer.md
 
 mini-diff is the DIFF model of seed 5 of the study's cohort, the one of its eight whose weights are shipped.
 """
@@ -84,7 +84,7 @@ def page(count: int) -> str:
     learned = answers(scope, prompts)
     return (
         "# The second map of mini-diff, layer by layer\n\n"
-        f"`python -m benchmarks.first_layer --prompts {count}`: the DIFF model of seed 5, the one of the cohort's eight whose "
+        f"`python -m studies.laptop.first_layer --prompts {count}`: the DIFF model of seed 5, the one of the cohort's eight whose "
         f"weights are shipped, on {count} held-out prompts of {LENGTH} tokens with {NEEDLES - 1} distractors, of which it "
         f"answers {learned.right.mean():.0%} (loss {learned.loss.mean():.2f} nats). Means with 95 % intervals over prompts: of "
         "this model, and of no other. Read after the study, and corrected for nothing. The next study does the same with all "

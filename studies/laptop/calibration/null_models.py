@@ -1,6 +1,6 @@
 """The whole board on models in which there is nothing to find: do the tests find it all the same?
 
-    python benchmarks/foreign.py --out foreign.json
+    python studies/laptop/calibration/null_models.py --out foreign.json
 
 A DiffLlama and a Llama of transformers with random weights, beside a random Llama as their standard model, and the first
 checkpoint of the bundled DIFF model, before its first step, beside the bundled standard model with random weights. Ends with

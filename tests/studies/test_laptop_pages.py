@@ -5,17 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import first_layer, second_reading, study_cells
 from diffscope.errors import DiffscopeError
 from diffscope.hypotheses.kept_study import READ_AGAIN, shipped
 from diffscope.hypotheses.study import open_study
 from diffscope.lab.training.cohort import Cohort, collect
 from diffscope.lab.training.recipe import Recipe
 from diffscope.tables import numbers
+from studies.laptop import cells as study_cells
+from studies.laptop import first_layer, second_reading
+from studies.laptop import pages as study_pages
 from tests.study_data import study as planted_study
-from tools import study_pages
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGE = "# Study\n\n<!-- conclusion -->\n<!-- end -->\n\ntext\n\n<!-- primaries -->\nof before\n<!-- end -->\n"
 
 
@@ -99,4 +100,4 @@ def test_a_reader_in_a_hurry_reads_for_a_minute():
 
 @pytest.mark.parametrize("name", shipped())
 def test_the_documentation_is_of_the_shipped_study(name):
-    assert not study_pages.outdated(open_study(name)), "python -m tools.study_pages"
+    assert not study_pages.outdated(open_study(name)), "python -m studies.laptop.pages"

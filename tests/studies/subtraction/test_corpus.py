@@ -15,7 +15,7 @@ from diffscope.tasks.text_folder import TextFolder, sha256
 from studies.subtraction import corpus, debian
 from studies.subtraction.readers import is_running_english, running_english
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PROSE = "The river that runs through the town is as wide as a lake when it has rained for a week."
 OTHER_PROSE = "Nobody who lives in the hills above it has ever seen the sea, and few of them want to go there."
 THIRD_PROSE = "It is said that the bridge was built by a man who had never before been out of his own house."

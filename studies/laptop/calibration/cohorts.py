@@ -1,8 +1,8 @@
 """Do the tests of a cohort tell planted truths apart, and how often do they find what is not there?
 
-    python -m benchmarks.calibration_cohorts --cohorts 40 --out cohorts.json
+    python -m studies.laptop.calibration.cohorts --cohorts 40 --out cohorts.json
 
-The part of benchmarks/calibration.py that is of cohorts. The tests are run together and corrected as on a board.
+The part of studies/laptop/calibration/calibrate.py that is of cohorts. The tests are run together and corrected as on a board.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import json
 
 import numpy as np
 
-from diffscope.hypotheses.inference import Observed, estimate
 from diffscope.hypotheses.intervals import LEVEL
 from diffscope.hypotheses.planted_cohort import TRUTHS, Sizes
 from diffscope.hypotheses.power import verdicts
+from diffscope.hypotheses.statistics import Observed, estimate
 
 EFFECTS = {
     "medium": Sizes(log_odds=1.0, slope=0.5, steps=0.6, rejection=6.0),

@@ -1,6 +1,6 @@
 """What became of every verdict of the first study when the rule was changed: a page that is made from the two study files.
 
-    python -m tools.verdicts_changed      # writes docs/study/verdicts_changed.md
+    python -m studies.laptop.verdicts_changed      # writes docs/study/verdicts_changed.md
 
 The verdict before is read from the file of the last revision that had it, in the words of then; the words now are those of the
 study that is shipped. Estimates are compared as well: the page says which of them are other numbers.
@@ -21,9 +21,9 @@ from diffscope.errors import DiffscopeError
 from diffscope.hypotheses.answered import number
 from diffscope.hypotheses.rules import Test
 from diffscope.hypotheses.study import ALL, open_study
-from diffscope.hypotheses.verdicts import Verdict
+from diffscope.hypotheses.verdict import Verdict
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 STUDY = "diffscope/hypotheses/studies/laptop/study.json"
 PAGE = ROOT / "docs" / "study" / "verdicts_changed.md"
 LAST = "f4eee4f"  # the last revision that ships the study with the verdicts of before
@@ -52,7 +52,7 @@ def page(before: Sequence[Mapping], board: Sequence[Verdict]) -> str:
         "none of them; a test of heads whose second map is idle is silent; heads count with what they cost the answer, by A1's",
         "mass on the answer before; and primaries are corrected by the p that is printed, of turned signs. What signed heads",
         "predict was added after the cohort had been read, so on this cohort its words are hindsight.",
-        "This page is written by `python -m tools.verdicts_changed`.",
+        "This page is written by `python -m studies.laptop.verdicts_changed`.",
         "",
         LEGEND,
         "",

@@ -1,7 +1,7 @@
 """What the documentation says of a shipped study, from that study: its boards, published claims, figures, and tables.
 
-    python -m tools.study_pages laptop              # into docs/study, and the tables that docs/study.md quotes
-    python -m tools.study_pages laptop --check      # write nothing; say what is no longer of the study that is shipped
+    python -m studies.laptop.pages laptop              # into docs/study, and the tables that docs/study.md quotes
+    python -m studies.laptop.pages laptop --check      # write nothing; say what is no longer of the study that is shipped
 
 ``docs/study.md`` quotes a table between ``<!-- NAME -->`` and ``<!-- end -->``; what stands between them is replaced.
 """
@@ -27,10 +27,10 @@ from diffscope.hypotheses.kept_study import READ_AGAIN
 from diffscope.hypotheses.report import left_out
 from diffscope.hypotheses.study import ALL, Study, open_study
 from diffscope.hypotheses.study_report import markdown, rates, runs
-from diffscope.hypotheses.verdicts import Verdict
+from diffscope.hypotheses.verdict import Verdict
 from diffscope.tables import numbers
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 PAGE = "study.md"
 FOLDER = "study"
 WIDTH = 7.0  # inches of a figure
@@ -199,7 +199,7 @@ def main() -> None:
         if not options.check:
             write(study)
         elif names := outdated(study):
-            sys.exit(f"no longer of the study: {', '.join(names)}; write them anew with python -m tools.study_pages")
+            sys.exit(f"no longer of the study: {', '.join(names)}; write them anew with python -m studies.laptop.pages")
     except DiffscopeError as error:
         sys.exit(f"error: {error}")
 

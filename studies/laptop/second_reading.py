@@ -1,6 +1,6 @@
 """What a second, independent reading of the study's kept runs found left out: onsets by several criteria, and other head weights.
 
-    python -m benchmarks.second_reading benchmarks/results/laptop > docs/study/second_reading.md
+    python -m studies.laptop.second_reading benchmarks/results/laptop > docs/study/second_reading.md
 
 Means over seeds, 95 % intervals (Student's t over seeds, paired), p of every way to turn the seeds' signs. Nothing is corrected.
 """
@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 import xarray as xr
 
-from benchmarks.study_cells import BASELINES, in_words
 from diffscope.errors import DiffscopeError
 from diffscope.evidence.heads import HEADS, weighted
 from diffscope.evidence.take import EVIDENCE, open_evidence
@@ -28,6 +27,7 @@ from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.runs import SCORES, SUFFIX
 from diffscope.stats.formulas.rank import DEFINITIONS
 from diffscope.store import open_statistics
+from studies.laptop.cells import BASELINES, in_words
 
 DIFF = "diff"
 FEWEST = 5  # seeds of a contrast of arms

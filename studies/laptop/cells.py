@@ -1,7 +1,7 @@
 """What the study's cohort came to cell by cell: DIFF minus each standard arm by length and number of distractors, and the rest of
 what was looked at after the study was read, so that nothing here has a corrected p.
 
-    python -m benchmarks.study_cells runs/laptop > docs/study/cells.md
+    python -m studies.laptop.cells runs/laptop > docs/study/cells.md
 
 Means over seeds, 95 % intervals (Student's t over seeds, paired), p of every way to turn the seeds' signs; of formed models.
 """
@@ -76,7 +76,7 @@ def slopes(scores: xr.DataArray) -> list[str]:
 def steps_to_form(cohort: xr.Dataset) -> list[str]:
     """DIFF against double width in octaves of steps, by what a run that never formed counts as.
 
-    Other criteria, the same for all runs, are in :mod:`benchmarks.second_reading`.
+    Other criteria, the same for all runs, are in :mod:`studies.laptop.second_reading`.
     """
     formed = cohort["formation"].sel(arm="double-width")
     of_diff = cohort["formation"].sel(arm="diff")

@@ -1,14 +1,14 @@
 """Do the tests tell planted truths apart, and how often do they find what is not there? One command for all of it.
 
-    python -m benchmarks.calibration --out benchmarks/results/calibration.json          # a quarter of an hour of one core
-    python -m benchmarks.calibration --models 200 --parts random                        # random models alone
+    python -m studies.laptop.calibration.calibrate --out benchmarks/results/calibration.json          # a quarter of an hour of one core
+    python -m studies.laptop.calibration.calibrate --models 200 --parts random                        # random models alone
 
 Four parts. ``models``: synthetic attention with a planted truth (noise that is cancelled, a pedestal that is taken away, a key
 that is marked with a minus sign, noise and a pedestal, noise of each map's own, an answer that stands out as any number does,
 nothing), whose λ was trained away from where it began: the share of each word of each account, beside scores at random that are
 made as sharp and given the trained λ; the same of checkpoints (the truth is there from the third on), and of pairs that nobody
 trained. ``random``: of models with random weights, made like mini-diff and its checkpoints, the share of p at most 0.05 of every
-quantity that the rule of a mechanism test uses. ``cohorts``: benchmarks/calibration_cohorts.py. ``power``: benchmarks/power.py.
+quantity that the rule of a mechanism test uses. ``cohorts``: studies/laptop/calibration/cohorts.py. ``power``: studies/laptop/calibration/power.py.
 
 By account stands what it comes to: how often a test was *for* an account that is not true (false positives), or *against* one
 that is, and how often each test that can be for an account is, where it is true (power). p is not corrected, but for the cohorts,
@@ -29,8 +29,6 @@ from pathlib import Path
 import torch
 
 import diffscope
-from benchmarks import power
-from benchmarks.calibration_cohorts import no_difference, planted_cohorts
 from diffscope.accounts import ACCOUNTS, AGAINST, FOR, SILENT
 from diffscope.cards import BUNDLED
 from diffscope.evidence.branches import attributed
@@ -39,15 +37,17 @@ from diffscope.evidence.last_query import last_query_of
 from diffscope.evidence.noise import injected
 from diffscope.evidence.untrained import untrained_like
 from diffscope.hypotheses import TESTS, Pair, Test, run
-from diffscope.hypotheses.inference import as_estimate
 from diffscope.hypotheses.intervals import LEVEL
 from diffscope.hypotheses.planted import TRUTHS, Planted, PlantedModels
 from diffscope.hypotheses.power import of_accounts
 from diffscope.hypotheses.rules import state
+from diffscope.hypotheses.statistics import as_estimate
 from diffscope.lab.scoring import draw
 from diffscope.models.loading import checkpoints
 from diffscope.scope import Scope, load
 from diffscope.tasks import Retrieval
+from studies.laptop.calibration import power
+from studies.laptop.calibration.cohorts import no_difference, planted_cohorts
 
 UNTRAINED = 12
 GROUPS = 4  # of UNTRAINED models of scores at random, or series of such; one for each planted model in turn

@@ -1,7 +1,7 @@
 """What a cohort of plain text shows: perplexity, attention sinks, attention by depth in four normalisations, λ along training.
 
-    python -m benchmarks.text_cohort runs/laptop/laptop-text --out benchmarks/results/text_cohort.json
-    python -m benchmarks.text_cohort --page benchmarks/results/text_cohort.json > docs/study/text.md
+    python -m studies.laptop.text runs/laptop/laptop-text --out benchmarks/results/text_cohort.json
+    python -m studies.laptop.text --page benchmarks/results/text_cohort.json > docs/study/text.md
 
 Means over seeds, with 95 % intervals (Student's t) where there are three or more; DIFF minus each standard arm is paired by seed.
 Losses are of all text of modules that no model was trained on; maps of a few texts drawn from it, others for each seed, the same
@@ -44,7 +44,7 @@ PROMPTS = 10  # at each of five depths
 STATISTICS = ("sink_mass", "sink_rate", "column_sink", "entropy_normalised", "gini")
 BASELINES = ("standard", "double-width")
 INTRODUCTION = (
-    "What `python -m benchmarks.text_cohort` read of models that write text. Losses: all held-out text, {windows} windows of "
+    "What `python -m studies.laptop.text` read of models that write text. Losses: all held-out text, {windows} windows of "
     "{length} tokens of documentation strings one after another, and {texts} texts of the training. Maps: {few} held-out texts "
     "for each seed, the same for its arms. Means over {seeds} seeds with 95 % intervals (Student's t), "
     "differences paired by seed; no interval is corrected, and they are of the seeds of models, not of what text there might be. "

@@ -1,4 +1,4 @@
-"""Write down what a study will be made of, before it is read: ``python tools/reading.py runs/laptop benchmarks/results/laptop``.
+"""Write down what a study will be made of, before it is read: ``python studies/laptop/preregister.py runs/laptop benchmarks/results/laptop``.
 
 The file, ``reading.json`` in the second folder, is committed before ``diffscope study run``: the revision, which names the rules
 and all other code, the format of the evidence, a digest of the data, and which runs are finished, failed or missing. It has no
@@ -23,7 +23,7 @@ from diffscope.lab.training.runs import SUFFIX
 
 FILE = "reading.json"
 STATES = ("finished", "failed", "missing")
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def reading(run: Path, recipe: Recipe, revision: str) -> dict:

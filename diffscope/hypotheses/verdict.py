@@ -12,7 +12,6 @@ from diffscope.errors import DiffscopeError
 from diffscope.hypotheses.answered import ABSENT, answers, number
 from diffscope.hypotheses.correction import CORRECTIONS, by_signs, uncorrected, whole
 from diffscope.hypotheses.declared import SUBJECTS, TESTS
-from diffscope.hypotheses.inference import Estimate
 from diffscope.hypotheses.rules import (
     MEASURED,
     Cost,
@@ -23,6 +22,7 @@ from diffscope.hypotheses.rules import (
     deciding,
     in_nats,
 )
+from diffscope.hypotheses.statistics import Estimate
 from diffscope.hypotheses.weights import ANSWER, BY, SECOND, words_by
 
 DECLARED = ("id", "kind", "question", "source", "statistic", "controls", "of", "rule", "needs", "limits")

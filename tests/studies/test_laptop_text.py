@@ -8,13 +8,13 @@ import pytest
 import torch
 
 import diffscope
-from benchmarks import text_cohort
 from diffscope import DiffscopeError, readings
 from diffscope.lab.training.run import save_checkpoint
 from diffscope.tasks.recall import Recall
+from studies.laptop import text as text_cohort
 from tests import tiny
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 MANY = 9  # windows of text
 windows = text_cohort.windows
 

@@ -1,6 +1,6 @@
 """Whether arms form at another learning rate than the one that was chosen for them: exploratory, and no part of the study.
 
-    python -m benchmarks.other_rate no-norm --rate 0.002 --out benchmarks/results/other_rate.json
+    python -m studies.laptop.other_rate no-norm --rate 0.002 --out benchmarks/results/other_rate.json
 
 The first stage alone of the laptop's cohort, with the seeds of its side arms, in as many steps as a tuning run has. Runs are kept
 in ``runs/other-rate`` and go on where they stopped; the file has what is finished: step at which the lookup circuit formed, by

@@ -1,8 +1,8 @@
-"""Make the shipped study anew from the kept runs: ``python -m tools.shipped_study laptop``, about ten minutes of one core.
+"""Make the shipped study anew from the kept runs: ``python -m studies.laptop.shipped_study laptop``, about ten minutes of one core.
 
 It is what ``diffscope study run`` makes of ``benchmarks/results/NAME`` under today's rules. Of models there are no weights any
 more, so the board of the seeds whose weights were at hand is carried over from the study that was shipped before. Afterwards:
-``python -m tools.study_pages NAME``.
+``python -m studies.laptop.pages NAME``.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from tempfile import TemporaryDirectory
 from diffscope.digests import read_proven_json
 from diffscope.hypotheses.kept_study import FILE, REMEDY, SHIPPED
 from diffscope.hypotheses.study import WEIGHTS, run_study
-from diffscope.hypotheses.verdicts import Board, Verdict
+from diffscope.hypotheses.verdict import Board, Verdict
 
-RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """Would the primary tests of a cohort find what is there, and how often what is not? By simulation, before there is any data.
 
-    python -m benchmarks.power --cohorts 500 --out benchmarks/results/power.json      # or as a part of benchmarks.calibration
+    python -m studies.laptop.calibration.power --cohorts 500 --out benchmarks/results/power.json      # or as a part of studies.laptop.calibration.calibrate
 
 Cohorts are planted (`diffscope.hypotheses.planted_cohort`) with effects of several sizes, seeds as spread as in pilot trainings
 (paired differences of log-odds by 0.4 to 0.95 nats, of slopes by 0.19 to 0.63, formation by 50 steps of 350 to 700; of
