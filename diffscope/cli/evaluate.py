@@ -256,8 +256,7 @@ def _show_scores(facts, scores, losses, prompts, stands):
 
 def _evidence(scope, task, prompts, facts):
     """Mean log-odds of "unknown" by evidence, of those sensitivity and bias, with standard errors; or why there are none."""
-    from diffscope.lab.scoring import unknown_by_evidence
-    from diffscope.lab.training.stages import Grid
+    from diffscope.lab.training.grid import Grid, unknown_by_evidence
 
     grid = Grid((facts["length"],), (facts["needles"] - 1,), prompts, facts["template"])
     try:

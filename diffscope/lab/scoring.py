@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -13,15 +13,13 @@ from scipy.stats import binomtest
 from torch.nn import functional as F
 
 from diffscope.errors import PromptError
-from diffscope.lab.training.stages import Grid
 from diffscope.scope import Scope
 from diffscope.stats.negative_mass import NEEDED, negative_mass
 from diffscope.tasks.backcopy import Backcopy, CopyScores
-from diffscope.tasks.log_odds import Logits, against_numbers, first_token_odds, log_odds, told_by_first
+from diffscope.tasks.log_odds import Logits, first_token_odds, log_odds, told_by_first
 from diffscope.tasks.recall import Recall
-from diffscope.tasks.retrieval import GRADES, Prompt, Retrieval
+from diffscope.tasks.retrieval import Prompt, Retrieval
 
-Judge = Callable[[torch.nn.Module, list[Prompt]], Mapping[str, np.ndarray]]
 Seed = int | Sequence[int]
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
@@ -47,7 +45,8 @@ class Answers(NamedTuple):
     log_odds: np.ndarray
 
 
-def _seeds(seed: Seed) -> list[int]:
+def seeds_of(seed: Seed) -> list[int]:
+    """Return a seed as a list of numbers, to which more can be added."""
     return [seed] if isinstance(seed, int) else list(seed)
 
 
@@ -63,110 +62,17 @@ def controlled(task: Retrieval, count: int, length: int, distractors: int, seed:
     `kind` goes to :meth:`~diffscope.tasks.Retrieval.controlled`. Prompt i of a seed has the same city, number and depth at every
     length and with any number of distractors, which are the first of the same ones.
     """
-    seeds = _seeds(seed)
+    seeds = seeds_of(seed)
     return [task.controlled(length, distractors, [*seeds, i], depth=DEPTHS[i % len(DEPTHS)], **kind) for i in range(count)]
 
 
 def graded(task: Retrieval, count: int, length: int, distractors: int, seed: Seed, grade: str, slots: int = 8) -> list[Prompt]:
     """`count` prompts with evidence of one grade, paired by seed as those of :func:`controlled`; see :meth:`Retrieval.graded`."""
-    seeds = [[*_seeds(seed), i] for i in range(count)]
+    seeds = [[*seeds_of(seed), i] for i in range(count)]
     return [
         task.graded(length, grade, each, distractors=distractors, slots=slots, depth=DEPTHS[i % len(DEPTHS)])
         for i, each in enumerate(seeds)
     ]
-
-
-def mixture(grid: Grid, task: Retrieval, seed: Seed = 20_000) -> list[Prompt]:
-    """The prompts on which a training is scored along the way: of all cells of the grid in turn, at all depths in each."""
-    task = task.with_template(grid.template)
-    cells = grid.cells
-    places = [(*cells[index % len(cells)], DEPTHS[index // len(cells) % len(DEPTHS)]) for index in range(grid.prompts)]
-    return [
-        task.controlled(length, distractors, [*_seeds(seed), index], slots=grid.slots(length), depth=depth)
-        for index, (length, distractors, depth) in enumerate(places)
-    ]
-
-
-def on_grid(
-    model,
-    task: Retrieval,
-    grid: Grid,
-    seed: Seed = 30_000,
-    judge: Judge | None = None,
-    prompts: Callable[..., list[Prompt]] = controlled,
-    **kind,
-) -> xr.Dataset:
-    """How a model answers in every cell of a grid.
-
-    Parameters
-    ----------
-    model
-    task : Retrieval
-    grid : Grid
-    seed : int or sequence of int
-    judge : callable, optional
-        Gives values for each prompt by name, ``judge(model, prompts)``; by default ``exact_match``, whether the answer is exact,
-        and ``log_odds``, as :class:`Answers` has them.
-    prompts : callable
-        Draws those of a cell: :func:`controlled` or :func:`graded`.
-    kind
-        As of that function.
-
-    Returns
-    -------
-    xarray.Dataset (length, distractors, prompt)
-        NaN in cells that the grid leaves out.
-    """
-    task = task.with_template(grid.template)
-    judge = judge or exactness
-    coords = {"length": list(grid.lengths), "distractors": list(grid.distractors)}
-    shape = (len(grid.lengths), len(grid.distractors), grid.prompts)
-    table: dict[str, np.ndarray] = {}
-    for length, distractors in grid.cells:
-        drawn = prompts(task, grid.prompts, length, distractors, seed, slots=grid.slots(length), **kind)
-        cell = grid.lengths.index(length), grid.distractors.index(distractors)
-        for name, values in judge(model, drawn).items():
-            table.setdefault(name, np.full(shape, np.nan))[cell] = values
-    return xr.Dataset({name: (("length", "distractors", "prompt"), values) for name, values in table.items()}, coords)
-
-
-def unknown_by_evidence(model, task: Retrieval, grid: Grid, seed: Seed = 30_000) -> xr.Dataset:
-    """How much a model prefers "unknown", by what evidence of an answer the text has, in nats.
-
-    Exact answers "unknown" are a share, with a floor and a ceiling. Log-odds have neither, so a model that never says "unknown"
-    still tells whether it does so more readily of a question without an answer.
-
-    Parameters
-    ----------
-    model
-    task : Retrieval
-    grid : Grid
-        Each length has to have room for three sentences beside those of its fullest cell.
-    seed : int or sequence of int
-
-    Returns
-    -------
-    xarray.Dataset
-        ``unknown`` (grade, length, distractors, prompt): log-odds of "unknown" against all numbers of the text together. Of a
-        prompt, each grade has the same numbers in the text. ``sensitivity`` (unanswerable, length, distractors, prompt): those of
-        a grade without an answer minus those of the same prompt with its answer stated once. ``bias``, of the same shape: their
-        mean. More of it is more caution, whatever the evidence.
-    """
-
-    def judge(model, prompts):
-        return {"unknown": model_answers(model, [against_numbers(prompt, task.unknown) for prompt in prompts]).log_odds}
-
-    parts = [on_grid(model, task, grid, seed, judge, graded, grade=grade) for grade in GRADES]
-    table = xr.concat(parts, xr.DataArray(list(GRADES), dims="grade", name="grade"))
-    stated = table["unknown"].sel(grade="stated", drop=True)
-    without = table["unknown"].sel(grade=[grade for grade, times in GRADES.items() if not times]).rename(grade="unanswerable")
-    return table.assign(sensitivity=without - stated, bias=(without + stated) / 2)
-
-
-def exactness(model, prompts: Sequence[Prompt]) -> dict[str, np.ndarray]:
-    """Whether a model answers prompts exactly, and the log-odds of its answers; see :class:`Answers`."""
-    answered = model_answers(model, prompts)
-    return {"exact_match": answered.right, "log_odds": answered.log_odds}
 
 
 def text_losses(model, recall: Recall, length: int, seed: Seed = 40_000, texts: int = 64, tokens: int = 8192) -> dict[str, float]:

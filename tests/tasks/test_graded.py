@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 import diffscope
 from diffscope.errors import PromptError
-from diffscope.lab.scoring import unknown_by_evidence
-from diffscope.lab.training.stages import Grid
+from diffscope.lab.training.grid import Grid, unknown_by_evidence
 from diffscope.tasks import Retrieval
 from diffscope.tasks.retrieval import GRADES
 from tests.tokenizers_of_kinds import KINDS, tokenizer

@@ -8,8 +8,9 @@ import numpy as np
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from diffscope.lab.scoring import losses_of_texts, mixture, model_answers
+from diffscope.lab.scoring import losses_of_texts, model_answers
 from diffscope.lab.training.drawing import filler_of
+from diffscope.lab.training.grid import mixture
 from diffscope.lab.training.recipe import Recipe
 from diffscope.tasks.backcopy import Backcopy
 from diffscope.tasks.recall import Recall

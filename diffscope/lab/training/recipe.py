@@ -13,8 +13,9 @@ from typing import get_type_hints
 from huggingface_hub.dataclasses import type_validator
 
 from diffscope.errors import DiffscopeError, PromptError
+from diffscope.lab.training.grid import Grid, PlainText
 from diffscope.lab.training.matching import make_config, matching_width, parameters
-from diffscope.lab.training.stages import BACKCOPY, Continued, Copying, Grid, Minor, PlainText, Stage, Tuning
+from diffscope.lab.training.stages import BACKCOPY, Continued, Copying, Minor, Stage, Tuning
 from diffscope.models import DiffConfig
 
 PARTS = {

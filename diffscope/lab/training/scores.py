@@ -8,16 +8,17 @@ from pathlib import Path
 import numpy as np
 import xarray as xr
 
-from diffscope.lab.scoring import exact_answers, losses_of_texts, on_grid, text_losses
+from diffscope.lab.scoring import exact_answers, losses_of_texts, text_losses
 from diffscope.lab.training.beginnings import corpus_of
 from diffscope.lab.training.drawing import filler_of
 from diffscope.lab.training.formation import formation
+from diffscope.lab.training.grid import Grid, PlainText, on_grid
 from diffscope.lab.training.matching import parameters
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.run import METRICS
 from diffscope.lab.training.run import read_metrics as rows_of
 from diffscope.lab.training.runs import NEAR
-from diffscope.lab.training.stages import BACKCOPY, RETRIEVAL, Grid, PlainText
+from diffscope.lab.training.stages import BACKCOPY, RETRIEVAL
 from diffscope.lab.training.train import LOG_EVERY
 from diffscope.scope import Scope, load
 from diffscope.tasks.recall import Recall

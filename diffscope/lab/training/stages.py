@@ -1,4 +1,4 @@
-"""What a model is trained on and scored on: the stages of a training, and the grid of prompts."""
+"""What a model is trained on: the stages of a training, and the arms and learning rates of a cohort."""
 
 from __future__ import annotations
 
@@ -112,53 +112,6 @@ class Stage:
     def _mentions(self, length: int) -> int:
         """Sentences of a prompt of so many tokens."""
         return min(self.mentions, int(length / self.spacing)) if self.spacing else self.mentions
-
-
-@dataclass(frozen=True)
-class Grid:
-    """Prompts that a model is scored on: every length with every number of distractors, at five depths in turn."""
-
-    lengths: tuple[int, ...]
-    distractors: tuple[int, ...]  # sentences beside the queried one
-    prompts: int
-    template: str = TEMPLATE
-    without: tuple[tuple[int, int], ...] = ()  # (length, distractors) of cells whose sentences do not fit
-
-    def rules(self) -> Iterator[Rule]:
-        """For each rule the message for a field that breaks it, and whether the field keeps it."""
-        check_template(self.template)
-        yield (
-            f"lengths = {self.lengths} and distractors = {self.distractors} have to hold a number each",
-            bool(self.lengths and self.distractors),
-        )
-        yield f"distractors = {self.distractors} have to be 0 or more", min(self.distractors) >= 0
-        yield f"prompts = {self.prompts} has to be 1 or more", self.prompts >= 1
-        yield (
-            f"without = {self.without} leaves a length without a cell",
-            all(any((length, distractors) not in self.without for distractors in self.distractors) for length in self.lengths),
-        )
-
-    def slots(self, length: int) -> int:
-        """Distractors for which every prompt of a length has room; see :meth:`~diffscope.tasks.Retrieval.controlled`."""
-        return max(distractors for of_length, distractors in self.cells if of_length == length)
-
-    @property
-    def cells(self) -> list[tuple[int, int]]:
-        """(length, distractors) of every cell that there is."""
-        cells = ((length, distractors) for length in self.lengths for distractors in self.distractors)
-        return [cell for cell in cells if cell not in self.without]
-
-
-@dataclass(frozen=True)
-class PlainText:
-    """Held-out text that a model is scored on."""
-
-    length: int  # tokens of a text, the first one included
-    texts: int
-
-    def rules(self) -> Iterator[Rule]:
-        """For each rule the message for a field that breaks it, and whether the field keeps it."""
-        yield f"length = {self.length} and texts = {self.texts} have to be 2 or more", min(self.length, self.texts) >= 2
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,158 @@
+"""Score a model on a grid of prompts: every length with every number of distractors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import xarray as xr
+from torch import nn
+
+from diffscope.lab.scoring import DEPTHS, Seed, controlled, graded, model_answers, seeds_of
+from diffscope.lab.training.stages import Rule
+from diffscope.tasks.log_odds import against_numbers
+from diffscope.tasks.retrieval import GRADES, TEMPLATE, Prompt, Retrieval
+from diffscope.tasks.template import check_template
+
+Judge = Callable[[nn.Module, list[Prompt]], Mapping[str, np.ndarray]]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Prompts that a model is scored on: every length with every number of distractors, at five depths in turn."""
+
+    lengths: tuple[int, ...]
+    distractors: tuple[int, ...]  # sentences beside the queried one
+    prompts: int
+    template: str = TEMPLATE
+    without: tuple[tuple[int, int], ...] = ()  # (length, distractors) of cells whose sentences do not fit
+
+    def rules(self) -> Iterator[Rule]:
+        """For each rule the message for a field that breaks it, and whether the field keeps it."""
+        check_template(self.template)
+        yield (
+            f"lengths = {self.lengths} and distractors = {self.distractors} have to hold a number each",
+            bool(self.lengths and self.distractors),
+        )
+        yield f"distractors = {self.distractors} have to be 0 or more", min(self.distractors) >= 0
+        yield f"prompts = {self.prompts} has to be 1 or more", self.prompts >= 1
+        yield (
+            f"without = {self.without} leaves a length without a cell",
+            all(any((length, distractors) not in self.without for distractors in self.distractors) for length in self.lengths),
+        )
+
+    def slots(self, length: int) -> int:
+        """Distractors for which every prompt of a length has room; see :meth:`~diffscope.tasks.Retrieval.controlled`."""
+        return max(distractors for of_length, distractors in self.cells if of_length == length)
+
+    @property
+    def cells(self) -> list[tuple[int, int]]:
+        """(length, distractors) of every cell that there is."""
+        cells = ((length, distractors) for length in self.lengths for distractors in self.distractors)
+        return [cell for cell in cells if cell not in self.without]
+
+
+@dataclass(frozen=True)
+class PlainText:
+    """Held-out text that a model is scored on."""
+
+    length: int  # tokens of a text, the first one included
+    texts: int
+
+    def rules(self) -> Iterator[Rule]:
+        """For each rule the message for a field that breaks it, and whether the field keeps it."""
+        yield f"length = {self.length} and texts = {self.texts} have to be 2 or more", min(self.length, self.texts) >= 2
+
+
+def mixture(grid: Grid, task: Retrieval, seed: Seed = 20_000) -> list[Prompt]:
+    """The prompts on which a training is scored along the way: of all cells of the grid in turn, at all depths in each."""
+    task = task.with_template(grid.template)
+    cells = grid.cells
+    places = [(*cells[index % len(cells)], DEPTHS[index // len(cells) % len(DEPTHS)]) for index in range(grid.prompts)]
+    return [
+        task.controlled(length, distractors, [*seeds_of(seed), index], slots=grid.slots(length), depth=depth)
+        for index, (length, distractors, depth) in enumerate(places)
+    ]
+
+
+def on_grid(
+    model,
+    task: Retrieval,
+    grid: Grid,
+    seed: Seed = 30_000,
+    judge: Judge | None = None,
+    prompts: Callable[..., list[Prompt]] = controlled,
+    **kind,
+) -> xr.Dataset:
+    """How a model answers in every cell of a grid.
+
+    Parameters
+    ----------
+    model
+    task : Retrieval
+    grid : Grid
+    seed : int or sequence of int
+    judge : callable, optional
+        Gives values for each prompt by name, ``judge(model, prompts)``; by default ``exact_match``, whether the answer is exact,
+        and ``log_odds``, as :class:`Answers` has them.
+    prompts : callable
+        Draws those of a cell: :func:`controlled` or :func:`graded`.
+    kind
+        As of that function.
+
+    Returns
+    -------
+    xarray.Dataset (length, distractors, prompt)
+        NaN in cells that the grid leaves out.
+    """
+    task = task.with_template(grid.template)
+    judge = judge or exactness
+    coords = {"length": list(grid.lengths), "distractors": list(grid.distractors)}
+    shape = (len(grid.lengths), len(grid.distractors), grid.prompts)
+    table: dict[str, np.ndarray] = {}
+    for length, distractors in grid.cells:
+        drawn = prompts(task, grid.prompts, length, distractors, seed, slots=grid.slots(length), **kind)
+        cell = grid.lengths.index(length), grid.distractors.index(distractors)
+        for name, values in judge(model, drawn).items():
+            table.setdefault(name, np.full(shape, np.nan))[cell] = values
+    return xr.Dataset({name: (("length", "distractors", "prompt"), values) for name, values in table.items()}, coords)
+
+
+def unknown_by_evidence(model, task: Retrieval, grid: Grid, seed: Seed = 30_000) -> xr.Dataset:
+    """How much a model prefers "unknown", by what evidence of an answer the text has, in nats.
+
+    Exact answers "unknown" are a share, with a floor and a ceiling. Log-odds have neither, so a model that never says "unknown"
+    still tells whether it does so more readily of a question without an answer.
+
+    Parameters
+    ----------
+    model
+    task : Retrieval
+    grid : Grid
+        Each length has to have room for three sentences beside those of its fullest cell.
+    seed : int or sequence of int
+
+    Returns
+    -------
+    xarray.Dataset
+        ``unknown`` (grade, length, distractors, prompt): log-odds of "unknown" against all numbers of the text together. Of a
+        prompt, each grade has the same numbers in the text. ``sensitivity`` (unanswerable, length, distractors, prompt): those of
+        a grade without an answer minus those of the same prompt with its answer stated once. ``bias``, of the same shape: their
+        mean. More of it is more caution, whatever the evidence.
+    """
+
+    def judge(model, prompts):
+        return {"unknown": model_answers(model, [against_numbers(prompt, task.unknown) for prompt in prompts]).log_odds}
+
+    parts = [on_grid(model, task, grid, seed, judge, graded, grade=grade) for grade in GRADES]
+    table = xr.concat(parts, xr.DataArray(list(GRADES), dims="grade", name="grade"))
+    stated = table["unknown"].sel(grade="stated", drop=True)
+    without = table["unknown"].sel(grade=[grade for grade, times in GRADES.items() if not times]).rename(grade="unanswerable")
+    return table.assign(sensitivity=without - stated, bias=(without + stated) / 2)
+
+
+def exactness(model, prompts: Sequence[Prompt]) -> dict[str, np.ndarray]:
+    """Whether a model answers prompts exactly, and the log-odds of its answers; see :class:`Answers`."""
+    answered = model_answers(model, prompts)
+    return {"exact_match": answered.right, "log_odds": answered.log_odds}
