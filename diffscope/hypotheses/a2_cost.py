@@ -11,7 +11,7 @@ import xarray as xr
 
 from diffscope.evidence.heads import HEADS, weighted
 from diffscope.hypotheses.rules import Cost
-from diffscope.hypotheses.statistics import Observed, estimate
+from diffscope.hypotheses.statistics import Sample, estimate
 
 WHOLE = "whole heads"
 
@@ -52,6 +52,6 @@ def a2_cost(
         Whether the models had the same prompts.
     """
     values = np.stack([weighted(cost, weights, HEADS).values for cost, weights in zip(heads, counting, strict=True)])
-    of = estimate(Observed(values, prompts=prompts_are), leave_out=False)  # (seed, prompt)
+    of = estimate(Sample(values, prompts=prompts_are), leave_out=False)  # (seed, prompt)
     together = np.mean([layer.mean("prompt").values for layer in layers], 0)
     return A2Cost(of.value, of.low, of.high, "A2", tuple(together.tolist()))

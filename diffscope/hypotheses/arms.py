@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 
 from diffscope.errors import Missing
-from diffscope.hypotheses.statistics import Observed
+from diffscope.hypotheses.statistics import Sample
 from diffscope.lab.training.onsets import Criterion, onset
 
 MANY = (24, 48)  # distractors
@@ -107,7 +107,7 @@ def common(cohort: xr.Dataset, *values: xr.DataArray) -> np.ndarray:
     return np.flatnonzero(seeds)
 
 
-def minus(cohort: xr.Dataset, values: xr.DataArray, arm: str, other: str) -> Observed:
+def minus(cohort: xr.Dataset, values: xr.DataArray, arm: str, other: str) -> Sample:
     """One arm minus another, seed by seed, of values (arm, seed)."""
     left, right = of_arm(values, arm), of_arm(values, other)
     places = common(cohort, left, right)
@@ -115,10 +115,10 @@ def minus(cohort: xr.Dataset, values: xr.DataArray, arm: str, other: str) -> Obs
     return observed(cohort, difference, places, (arm, other))
 
 
-def observed(cohort: xr.Dataset, differences: np.ndarray, places: np.ndarray, arms: Sequence[str]) -> Observed:
+def observed(cohort: xr.Dataset, differences: np.ndarray, places: np.ndarray, arms: Sequence[str]) -> Sample:
     """What was observed of seeds, each with prompts of its own; and, in words, which are left out and how arms were trained."""
     seeds = tuple(int(seed) for seed in cohort["seed"].values[places])
-    return Observed(differences[:, None], prompts="nested", seeds=seeds, note=remarks(cohort, places, arms))
+    return Sample(differences[:, None], prompts="nested", seeds=seeds, note=remarks(cohort, places, arms))
 
 
 def remarks(cohort: xr.Dataset, places: np.ndarray, arms: Sequence[str]) -> str:

@@ -12,8 +12,8 @@ from diffscope.errors import DiffscopeError, Missing, PromptError
 from diffscope.hypotheses.correction import corrected
 from diffscope.hypotheses.declared import NEEDED, chosen
 from diffscope.hypotheses.intervals import students_t
-from diffscope.hypotheses.rules import MEASURED, Cost, Declared, Observer, Test, state
-from diffscope.hypotheses.statistics import Estimate, Observed, as_estimate
+from diffscope.hypotheses.rules import MEASURED, Cost, Declared, Measure, Test, state
+from diffscope.hypotheses.statistics import Estimate, Sample, as_estimate
 from diffscope.hypotheses.subjects import Models, Pair, Progress
 from diffscope.hypotheses.verdict import Board, Verdict, sentence
 
@@ -90,13 +90,13 @@ def result_of(test: Declared, subject: Subject | None) -> Result:
     Raises
     ------
     DiffscopeError
-        What was observed is not what the test declares. Other mistakes of an observer are raised as they are, with a note that
+        What was observed is not what the test declares. Other mistakes of a measure are raised as they are, with a note that
         names the test.
     """
     if subject is None:
         return NEEDED[test.needs]
     try:
-        observed = over_trainings(test.observe, subject) if test.needs == "checkpoints" else test.observe(subject)
+        observed = over_trainings(test.measure, subject) if test.needs == "checkpoints" else test.measure(subject)
     except Missing as error:
         return str(error)
     except PromptError as error:
@@ -104,11 +104,11 @@ def result_of(test: Declared, subject: Subject | None) -> Result:
     except DiffscopeError as error:
         return f"a model and prompts that allow it: {error}"
     except Exception as error:
-        error.add_note(f"raised by {test.observe.__qualname__}, which observes the test {test.id!r}")
+        error.add_note(f"raised by {test.measure.__qualname__}, which measures the test {test.id!r}")
         raise
     if not set(test.judged) <= set(observed) <= set(test.quantities):
         raise DiffscopeError(
-            f"the test {test.id!r} declares the quantities {', '.join(test.quantities)}, and {test.observe.__qualname__} "
+            f"the test {test.id!r} declares the quantities {', '.join(test.quantities)}, and {test.measure.__qualname__} "
             f"observed {', '.join(observed) or 'none'}"
         )
     estimates = {name: as_estimate(values) for name, values in observed.items()}
@@ -157,13 +157,13 @@ def _mean_cost(values: Sequence[float] | np.ndarray, of: str) -> Cost:
     return Cost(float(means.mean()), low, high, of)
 
 
-def over_trainings(observe: Observer, trainings: Sequence[Models]) -> dict[str, Observed]:
+def over_trainings(measure: Measure, trainings: Sequence[Models]) -> dict[str, Sample]:
     """What is observed of each training, as seeds; one that lacks what others have is left out."""
     observed = []
     lacking = []
     for series in trainings:
         try:
-            observed.append(observe(series))
+            observed.append(measure(series))
         except Missing as error:
             lacking.append(error)
     if not observed:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 from scipy import stats
 
-from diffscope.hypotheses.intervals import LEVEL, flipped_signs
+from diffscope.hypotheses.intervals import LEVEL, sign_flip_test
 from diffscope.hypotheses.statistics import Estimate
 
 
@@ -68,7 +68,7 @@ def failures_at_worst(values: np.ndarray, other: np.ndarray, note: str = "") -> 
         high=float(high) if np.isfinite(high) else math.nan,
         null_low=math.nan,
         null_high=math.nan,
-        p=flipped_signs(ranks),
+        p=sign_flip_test(ranks),
         prompts=1,
         seeds=count,
         untrained=0,

@@ -171,13 +171,13 @@ def _missing(verdicts: Sequence[Verdict]) -> str:
         parts.append(f"more seeds, prompts or models for what is open ({', '.join(undecided)})")
     if few := [verdict.test.id for verdict in of_kind(verdicts, "primary") if _too_few(verdict)]:
         parts.append(
-            f"seeds: there are too few for turned signs to come out at {LEVEL:g} after Holm's correction in {', '.join(few)}"
+            f"seeds: there are too few for sign flips to come out at {LEVEL:g} after Holm's correction in {', '.join(few)}"
         )
     absent = set(PRIMARIES) - {verdict.test.id for verdict in verdicts}
     if absent and len(absent) < len(PRIMARIES):
         parts.append(f"the primary tests that were not asked for ({', '.join(id for id in PRIMARIES if id in absent)})")
     sentences = [f"Missing: {'; '.join(parts)}."] if parts else []
-    fragile = [f"{verdict.test.id} ({', '.join(words)})" for verdict in verdicts if (words := verdict.decided_by())]
+    fragile = [f"{verdict.test.id} ({', '.join(words)})" for verdict in verdicts if (words := verdict.decisive())]
     if fragile:
         sentences.append(f"One seed or one head decides what is shown, or leaves it open, in: {'; '.join(fragile)}.")
     return " ".join(sentences)

@@ -10,7 +10,7 @@ import numpy as np
 
 from diffscope.errors import Missing
 from diffscope.evidence.heads import ANSWERS, Table
-from diffscope.hypotheses.statistics import Observed
+from diffscope.hypotheses.statistics import Sample
 from diffscope.hypotheses.subjects import Models, Pair, Read, Take
 
 OverSteps = Callable[[np.ndarray], np.ndarray]
@@ -22,7 +22,7 @@ def contrast(
     take: Take | None = None,
     over_steps: OverSteps | None = None,
     apart: Sequence[str] = (),
-) -> dict[str, Observed]:
+) -> dict[str, Sample]:
     """Quantities of trained models beside the same of untrained ones, heads weighted.
 
     Parameters
@@ -53,7 +53,7 @@ def contrast(
         heads = [table.by_head(name) for table in series[0]]
         moved = None if heads[0] is None else over_steps(np.stack(heads).reshape(steps, -1)).reshape(1, *heads[0].shape)
         second = [table.by_answer(name) for table in series[0]]
-        observed[name] = Observed(
+        observed[name] = Sample(
             values[0][None],
             np.array([value.mean() for value in values[1:]]) if values[1:] else None,
             seeds=subject.seeds if len(subject.seeds) == 1 else (),
@@ -63,22 +63,22 @@ def contrast(
     return observed
 
 
-def beside(trained: Sequence[Table], untrained: Sequence[Table], name: str) -> Observed:
+def beside(trained: Sequence[Table], untrained: Sequence[Table], name: str) -> Sample:
     """One quantity of trained models, seeds of one, and of untrained ones where these have it."""
     values = np.stack([table.mean(name).values for table in trained])
     null = np.array([float(table.mean(name).mean()) for table in untrained if name in table.values]) if untrained else None
     null = None if null is None or not len(null) else null
     heads = [table.by_head(name) for table in trained]
     if heads[0] is None:
-        return Observed(values, null)
+        return Sample(values, null)
     layers = np.mean([table.by_layer(name) for table in trained], 0)
     second = [table.by_answer(name) for table in trained]
     by_answer = None if second[0] is None else np.stack([of.values for of in second])
-    return Observed(values, null, layers, by_answer=by_answer, **_of_heads(trained, name, np.stack(heads)))
+    return Sample(values, null, layers, by_answer=by_answer, **_of_heads(trained, name, np.stack(heads)))
 
 
 def _of_heads(tables: Sequence[Table], name: str, heads: np.ndarray | None) -> dict[str, Any]:
-    """What :class:`Observed` has of heads (seed, layer, head), and what they count with, if it is one mean of them."""
+    """What :class:`Sample` has of heads (seed, layer, head), and what they count with, if it is one mean of them."""
     counting = [table.counting(name) for table in tables]
     one_mean = heads is not None and (counting[0] is not None or tables[0].costs is None)
     return {
@@ -90,7 +90,7 @@ def _of_heads(tables: Sequence[Table], name: str, heads: np.ndarray | None) -> d
     }
 
 
-def heads_in_words(observed: Observed, what: str) -> str:
+def heads_in_words(observed: Sample, what: str) -> str:
     """What heads come to each for itself: their unweighted mean and spread, and those that answer apart from the others."""
     if observed.heads is None or observed.answering is None or not np.isfinite(observed.heads).any():
         return ""
@@ -102,7 +102,7 @@ def heads_in_words(observed: Observed, what: str) -> str:
     return f"{what} by heads: {'; '.join(parts)}"
 
 
-def noted(observed: dict[str, Observed], names: dict[str, str]) -> dict[str, Observed]:
+def noted(observed: dict[str, Sample], names: dict[str, str]) -> dict[str, Sample]:
     """What was observed, with :func:`heads_in_words` said of some quantities, which `names` calls by words."""
     return observed | {name: replace(observed[name], note=heads_in_words(observed[name], what)) for name, what in names.items()}
 

@@ -4,7 +4,7 @@ A primary holds only if all of its comparisons do, so its p is the largest of th
 over the primaries that are declared, and one that could not be run counts as a p of 1: to ask for fewer does not help. Mechanism
 tests are explored: Benjamini and Hochberg's correction is over every quantity that their rules use on this board.
 
-Of primaries the p of turned signs is corrected, whatever the number of seeds: signs of few seeds can be turned in few ways, so
+Of primaries the p of sign flips is corrected, whatever the number of seeds: signs of few seeds can be turned in few ways, so
 that with fewer than eight seeds no primary alone can come out at 0.05 after the correction. Of mechanism tests the p of
 Student's t is corrected. The other of the two is shown beside it.
 """
@@ -33,7 +33,7 @@ def whole(test: Declared) -> bool:
 
 
 def by_signs(test: Declared, estimate: Estimate) -> bool:
-    """Whether the p that is corrected is that of turned signs, beside which Student's t is known."""
+    """Whether the p that is corrected is that of sign flips, beside which Student's t is known."""
     return test.kind == "primary" and not math.isnan(estimate.p_t)
 
 

@@ -72,7 +72,7 @@ def _of_t(value: float, error: float, freedom: float, seeds: int) -> tuple[Range
     return (value - reach, value + reach), (-reach, reach), float(2 * special.stdtr(freedom, -abs(value) / error))
 
 
-def flipped_signs(means: np.ndarray) -> float:
+def sign_flip_test(means: np.ndarray) -> float:
     """p of the mean by every way to turn the signs of seeds: exact where without an effect each could as well have been opposite.
 
     Its smallest value is 2^(1 − seeds). Of more than sixteen seeds a sample of the ways is drawn.

@@ -20,7 +20,7 @@ from diffscope.evidence.quantities import DIFFERENCES, RATIOS, a1_mass, label_of
 from diffscope.evidence.take import EVIDENCE, open_evidence
 from diffscope.hypotheses.a2_cost import WHOLE, A2Cost
 from diffscope.hypotheses.intervals import LEVEL, students_t
-from diffscope.hypotheses.statistics import Observed
+from diffscope.hypotheses.statistics import Sample
 from diffscope.hypotheses.subjects import Read, Take
 from diffscope.hypotheses.weights import A2, ANSWER, KNOCK_OUT, Weights
 
@@ -95,7 +95,7 @@ class KeptModels:
         names = ["lam", "lam_init", "lambda_star"]
         return [dataset[names].isel(step=step).mean("distractors") for dataset, step in self._places]
 
-    def outcomes(self, *names: str) -> dict[str, Observed]:
+    def outcomes(self, *names: str) -> dict[str, Sample]:
         """What whole models came to, mean over prompts, by name: those of these measures that were taken of any of them.
 
         A model of which one was not taken is NaN.
@@ -103,7 +103,7 @@ class KeptModels:
         ends = [dataset["outcome"].isel(step=-1).mean("distractors") for dataset in self.evidence]
         table = xr.concat([end.reindex(measure=list(names)) for end in ends], "seed").transpose("measure", "seed").values
         taken = {name: values[:, None] for name, values in zip(names, table) if np.isfinite(values).any()}  # (seed, prompt)
-        return {name: Observed(values, prompts="nested", seeds=self.seeds) for name, values in taken.items()}
+        return {name: Sample(values, prompts="nested", seeds=self.seeds) for name, values in taken.items()}
 
     @property
     def _places(self) -> list[tuple[xr.Dataset, int]]:

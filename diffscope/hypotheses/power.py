@@ -17,7 +17,7 @@ from diffscope.hypotheses.correction import PRIMARIES, corrected
 from diffscope.hypotheses.declared import TESTS
 from diffscope.hypotheses.planted_cohort import Sizes, planted_cohort
 from diffscope.hypotheses.rules import NONE, Test, state
-from diffscope.hypotheses.statistics import Estimate, Observed, estimate
+from diffscope.hypotheses.statistics import Estimate, Sample, estimate
 
 COHORTS = tuple(id for id, test in TESTS.items() if test.needs == "cohort" and isinstance(test, Test))
 Shares = dict[str, dict[str, float]]
@@ -65,7 +65,7 @@ def primaries(
     """
     spread = {} if spreads is None else {"spreads": spreads}
     cohort = planted_cohort(truth, seeds * count, effects, **spread, **planted)
-    observed = {id: TESTS[id].observe(cohort) for id in PRIMARIES}
+    observed = {id: TESTS[id].measure(cohort) for id in PRIMARIES}
     counts: dict[str, Counter[str]] = {id: Counter() for id in PRIMARIES}
     found = 0
     for results in _of_cohorts(observed, count, seeds):
@@ -79,7 +79,7 @@ def primaries(
 
 
 def _of_cohorts(
-    observed: Mapping[str, Mapping[str, Observed | Estimate]], count: int, seeds: int
+    observed: Mapping[str, Mapping[str, Sample | Estimate]], count: int, seeds: int
 ) -> Iterator[dict[str, dict[str, Estimate]]]:
     """The estimates of what the rules use, of every so many seeds."""
     for number in range(count):
@@ -88,7 +88,7 @@ def _of_cohorts(
             results[id] = {}
             for name in TESTS[id].judged:
                 whole = quantities[name]
-                assert isinstance(whole, Observed)
+                assert isinstance(whole, Sample)
                 members = np.array(whole.seeds) // seeds == number
                 results[id][name] = estimate(replace(whole, values=whole.values[members], seeds=()), leave_out=False)
         yield results

@@ -25,7 +25,7 @@ COLUMNS = (
     "heads by A1's mass on the answer",
     "of",
     "without an effect",
-    "p (turned signs or untrained models)",
+    "p (sign flips or untrained models)",
     "p (Student's t)",
     "p corrected",
     "smallest that matters",
@@ -83,7 +83,7 @@ def left_out(estimate: Estimate, quantity: Quantity) -> str:
     """From where to where an estimate and its p go without one seed, and without one head, and what decides."""
     words = []
     for unit in ("seed", "head"):
-        rest = [left for left in estimate.without if left.unit == unit]
+        rest = [left for left in estimate.leave_one_out if left.unit == unit]
         if rest:
             values, p = ([getattr(left, of) for left in rest] for of in ("value", "p"))
             of_p = f", p {number(min(p))} to {number(max(p))}" if all(map(math.isfinite, p)) else ""

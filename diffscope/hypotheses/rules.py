@@ -9,19 +9,19 @@ from typing import Any, Literal, get_args
 from diffscope.accounts import ACCOUNTS, AGAINST, FOR, OPEN, SILENT
 from diffscope.errors import DiffscopeError
 from diffscope.hypotheses.intervals import LEVEL
-from diffscope.hypotheses.statistics import Estimate, LeftOut, Observed
+from diffscope.hypotheses.statistics import Estimate, LeaveOneOut, Sample
 
 IDLE = 0.5  # nats of the answer's log-odds: the smallest effect that matters; a second map that costs less explains nothing
 ABOVE = "above"
 BELOW = "below"
 NONE = "none"
-ALIKE = "as untrained"
-FAR = "far"
+AS_NULL = "as untrained"
+BEYOND_MARGIN = "far"
 BETWEEN = "between"
 FEWEST = 5  # seeds, of which it is said what one of them decides
 MEASURED = "measured"  # what is shown in place of a verdict, which a measurement has not, and of a state that no rule uses
 UNITS = ("octaves", "nats", "nats per doubling", "dB")
-Observer = Callable[[Any], Mapping[str, Observed | Estimate]]
+Measure = Callable[[Any], Mapping[str, Sample | Estimate]]
 Needs = Literal["model", "pair", "checkpoints", "cohort"]
 Kind = Literal["primary", "mechanism", "measurement"]
 
@@ -122,7 +122,7 @@ class Declared:
         What is estimated.
     needs : {"model", "pair", "checkpoints", "cohort"}
         What it is observed on.
-    observe : callable
+    measure : callable
         Gives what was observed of every quantity of such a subject, by name; raises :class:`Missing` where that cannot be.
     limits : str
         What it cannot say, whatever comes out.
@@ -145,7 +145,7 @@ class Declared:
     controls: tuple[str, ...]
     quantities: Mapping[str, Quantity]
     needs: Needs
-    observe: Observer
+    measure: Measure
     limits: str = ""
     kind: Kind = "measurement"
     of: str = ""
@@ -234,7 +234,7 @@ class Test(Declared):
         """Whether all that an account predicts came out."""
         predicted = self.predictions.get(account, {})
         return bool(predicted) and all(
-            states[name] == wanted or (wanted == NONE and states[name] == ALIKE) for name, wanted in predicted.items()
+            states[name] == wanted or (wanted == NONE and states[name] == AS_NULL) for name, wanted in predicted.items()
         )
 
     def failures(self, account: str, estimates: Mapping[str, Estimate]) -> list[str]:
@@ -312,7 +312,7 @@ def declare(
     of: str = "",
     inside: bool | None = None,
     without_a2: str = "",
-) -> Callable[[Observer], Declared]:
+) -> Callable[[Measure], Declared]:
     """Make a function that observes quantities a :class:`Test`, or a :class:`Measurement` where nothing is predicted of them.
 
     The parameters are the attributes of these two. What cannot tell the accounts apart is a measurement, and `unable` says why.
@@ -321,7 +321,7 @@ def declare(
     Raises
     ------
     DiffscopeError
-        There is nothing of that name to observe; something is asked or predicted of a quantity that is not estimated; or a test
+        There is nothing of that name to measure; something is asked or predicted of a quantity that is not estimated; or a test
         does not say of which heads and queries it is.
     """
     if not question.endswith("?") or not asks or not set(asks) <= set(quantities) or not set(asks.values()) <= {ABOVE, BELOW}:
@@ -346,7 +346,7 @@ def declare(
     if judges and not of:
         raise DiffscopeError(f"the test {id!r} does not say of which heads and queries it is; give it as of=…")
 
-    def declared(observe: Observer) -> Declared:
+    def declared(measure: Measure) -> Declared:
         fields = {
             "id": id,
             "question": question,
@@ -356,7 +356,7 @@ def declare(
             "controls": controls,
             "quantities": quantities,
             "needs": needs,
-            "observe": observe,
+            "measure": measure,
             "limits": " ".join(filter(None, (limits, unable and f"It cannot tell the accounts apart: {unable}."))),
             "of": of,
             "inside": judges and (needs != "cohort" if inside is None else inside),
@@ -379,18 +379,18 @@ def state(estimate: Estimate, p: float, margin: float, within: float | None = No
     within = margin if within is None else within
     middle = (estimate.null_low + estimate.null_high) / 2
     if -within < estimate.low and estimate.high < within:
-        return ALIKE if estimate.untrained and p > LEVEL else NONE
+        return AS_NULL if estimate.untrained and p > LEVEL else NONE
     if p <= LEVEL and estimate.low > 0 and estimate.value - max(middle, 0) >= margin:
         return ABOVE
     if p <= LEVEL and estimate.high < 0 and estimate.value - min(middle, 0) <= -margin:
         return BELOW
     if estimate.low >= margin or estimate.high <= -margin:
-        return FAR
+        return BEYOND_MARGIN
     between = within <= estimate.low <= estimate.high < margin or -margin < estimate.low <= estimate.high <= -within
     return BETWEEN if between else OPEN
 
 
-def deciding(estimate: Estimate, quantity: Quantity) -> list[LeftOut]:
+def decisive(estimate: Estimate, quantity: Quantity) -> list[LeaveOneOut]:
     """The seeds and heads without which an estimate would show something else, by its interval and size alone.
 
     Of what is left of fewer than five seeds nothing is said: their interval is wide whichever is left out.
@@ -399,7 +399,7 @@ def deciding(estimate: Estimate, quantity: Quantity) -> list[LeftOut]:
     few = estimate.seeds < FEWEST
     return [
         left
-        for left in estimate.without
+        for left in estimate.leave_one_out
         if not (few and left.unit == "seed") and by_interval(replace(estimate, **_numbers(left)), quantity) != whole
     ]
 
@@ -409,5 +409,5 @@ def by_interval(estimate: Estimate, quantity: Quantity) -> str:
     return state(estimate, 0.0, quantity.margin, quantity.no_effect)
 
 
-def _numbers(left: LeftOut) -> dict[str, float]:
+def _numbers(left: LeaveOneOut) -> dict[str, float]:
     return {"value": left.value, "low": left.low, "high": left.high}

@@ -22,7 +22,7 @@ from diffscope.hypotheses.intervals import (
     bootstrap,
     crossed,
     crossed_medians,
-    flipped_signs,
+    sign_flip_test,
     students_t,
 )
 
@@ -32,7 +32,7 @@ OVER_PROMPTS = "over prompts: of these models alone"
 
 
 @dataclass(frozen=True)
-class Observed:
+class Sample:
     """What one quantity of a test came to.
 
     Attributes
@@ -82,7 +82,7 @@ class Observed:
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class LeaveOneOut:
     """The estimate without one seed, or without one head.
 
     Attributes
@@ -125,12 +125,12 @@ class Estimate:
     note : str
         What else has to be said of it.
     p_t : float
-        Where `p` is of turned signs, Student's t beside it.
+        Where `p` is of sign flips, Student's t beside it.
     interval : str
         What the interval is over.
     undefined : float
         Share of the values that were undefined and are left out.
-    without : tuple of LeftOut
+    leave_one_out : tuple of LeaveOneOut
         The estimate without each seed, and without heads.
     weighted_by : str
         What heads count with, as :data:`diffscope.hypotheses.weights.BY` names it; empty of what has no heads.
@@ -155,7 +155,7 @@ class Estimate:
     p_t: float = math.nan
     interval: str = ""
     undefined: float = 0.0
-    without: tuple[LeftOut, ...] = ()
+    leave_one_out: tuple[LeaveOneOut, ...] = ()
     weighted_by: str = ""
     by_answer: tuple[float, ...] = ()
 
@@ -168,9 +168,9 @@ class Estimate:
     def from_json(cls, row: Mapping) -> Estimate:
         """From a JSON object with its fields, and perhaps others; null is NaN."""
         values = _of_fields(cls, row)
-        without = tuple(LeftOut(**_of_fields(LeftOut, left)) for left in row["without"])
+        leave_one_out = tuple(LeaveOneOut(**_of_fields(LeaveOneOut, left)) for left in row["leave_one_out"])
         lists = {name: tuple(math.nan if x is None else x for x in row.get(name, ())) for name in ("layers", "by_answer")}
-        return cls(**{**values, **lists, "without": without})
+        return cls(**{**values, **lists, "leave_one_out": leave_one_out})
 
 
 def _of_fields(cls: type, row: Mapping) -> dict:
@@ -179,7 +179,7 @@ def _of_fields(cls: type, row: Mapping) -> dict:
     return {name: math.nan if row[name] is None else row[name] for name in names}
 
 
-def estimate(observed: Observed, seed: int = 0, *, leave_out: bool = True) -> Estimate:
+def estimate(observed: Sample, seed: int = 0, *, leave_out: bool = True) -> Estimate:
     """Mean, interval, null and p of one quantity, and, with `leave_out`, what it is without each seed and head.
 
     - Several seeds: the interval is Student's t over the means of the seeds where each had prompts of its own, whose spread is
@@ -193,10 +193,10 @@ def estimate(observed: Observed, seed: int = 0, *, leave_out: bool = True) -> Es
     by_answer = _by_answer(observed, seed)
     observed = _defined(observed)
     whole = replace(_estimate(observed, seed), by_answer=by_answer)
-    return replace(whole, without=_without(observed, whole)) if leave_out and not whole.why else whole
+    return replace(whole, leave_one_out=_leave_one_out(observed, whole)) if leave_out and not whole.why else whole
 
 
-def _by_answer(observed: Observed, seed: int) -> tuple[float, ...]:
+def _by_answer(observed: Sample, seed: int) -> tuple[float, ...]:
     """The second view's value and interval, of the same seeds and prompts; none without one."""
     if observed.by_answer is None:
         return ()
@@ -204,12 +204,12 @@ def _by_answer(observed: Observed, seed: int) -> tuple[float, ...]:
     return float(second.value), float(second.low), float(second.high)
 
 
-def as_estimate(observed: Observed | Estimate, seed: int = 0) -> Estimate:
+def as_estimate(observed: Sample | Estimate, seed: int = 0) -> Estimate:
     """The estimate of what was observed; what a test estimated with a model of its own stays as it is."""
     return observed if isinstance(observed, Estimate) else estimate(observed, seed)
 
 
-def _in_octaves(observed: Observed) -> Observed:
+def _in_octaves(observed: Sample) -> Sample:
     """Ratios as octaves; one that is not above 0 is undefined."""
     with np.errstate(divide="ignore", invalid="ignore"):
         values = np.log2(np.asarray(observed.values, dtype=float))
@@ -218,7 +218,7 @@ def _in_octaves(observed: Observed) -> Observed:
     return replace(observed, values=values, untrained=untrained, heads=heads)
 
 
-def _defined(observed: Observed) -> Observed:
+def _defined(observed: Sample) -> Sample:
     """Without seeds, prompts and untrained models that have no value, what is infinite as NaN."""
     values = np.asarray(observed.values, dtype=float)
     values = np.where(np.isfinite(values), values, np.nan)
@@ -236,7 +236,7 @@ def _defined(observed: Observed) -> Observed:
     return replace(observed, values=values[kept], untrained=untrained, seeds=tuple(names.tolist()), note=note, **parts)
 
 
-def _with_lost_seeds(observed: Observed, kept: np.ndarray) -> str:
+def _with_lost_seeds(observed: Sample, kept: np.ndarray) -> str:
     """What has to be said of a quantity, and first which seeds have no value of it."""
     lost = np.array(observed.seeds or range(len(kept)))[~kept].tolist()
     if not lost or not kept.any():
@@ -245,7 +245,7 @@ def _with_lost_seeds(observed: Observed, kept: np.ndarray) -> str:
     return "; ".join(filter(None, (words, observed.note)))
 
 
-def _estimate(observed: Observed, seed: int) -> Estimate:
+def _estimate(observed: Sample, seed: int) -> Estimate:
     """The estimate of values of which every seed has some."""
     undefined = float(np.isnan(observed.values).mean()) if observed.values.size else 1.0
     values = observed.values[:, np.isfinite(observed.values).any(0)]
@@ -270,7 +270,7 @@ def _estimate(observed: Observed, seed: int) -> Estimate:
             interval, null, p = students_t(means)
         method, over = "Student's t", CROSSED if together else OVER_SEEDS
         if seeds >= FEWEST_FLIPPED and not together:
-            p, p_t = flipped_signs(means), p
+            p, p_t = sign_flip_test(means), p
             method = f"signs of seeds turned, which with {seeds} cannot give a p below {2.0 ** (1 - seeds):.2g}"
     if untrained is not None:
         null, p = against_untrained(means, untrained)
@@ -297,34 +297,34 @@ def _undefined(why: str, **counts: int) -> Estimate:
     return Estimate(*[math.nan] * 6, **counts, method="", why=why)
 
 
-def _without(observed: Observed, whole: Estimate) -> tuple[LeftOut, ...]:
+def _leave_one_out(observed: Sample, whole: Estimate) -> tuple[LeaveOneOut, ...]:
     """The estimate without each of three seeds or more, and without heads."""
-    without = []
+    leave_one_out = []
     if whole.seeds > 2:
         for index, name in enumerate(observed.seeds):
             fewer = replace(observed, values=np.delete(observed.values, index, 0))
-            without.append(_left_out("seed", f"seed {name}", _estimate(fewer, 0)))
+            leave_one_out.append(_left_out("seed", f"seed {name}", _estimate(fewer, 0)))
     if observed.heads is None:
-        return tuple(without)
+        return tuple(leave_one_out)
     changes = head_changes(observed.heads, observed.weights)
     if whole.seeds == 1:
         for (layer, head), change in np.ndenumerate(changes[0]):
             if np.isfinite(change):
                 moved = (float(x + change) for x in (whole.value, whole.low, whole.high))
-                without.append(LeftOut("head", f"head {head} of layer {layer}", *moved, math.nan))
-        return tuple(without)
+                leave_one_out.append(LeaveOneOut("head", f"head {head} of layer {layer}", *moved, math.nan))
+        return tuple(leave_one_out)
     flat = changes.reshape(len(changes), -1)  # a head of one seed is not that of another: the one that does most, in each
     for words, most in (("raises", np.nanmin), ("lowers", np.nanmax)):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # a seed in which no head takes part
             change = np.nan_to_num(most(flat, axis=1))
         moved_values = replace(observed, values=observed.values + change[:, None])
-        without.append(_left_out("head", f"the head of each seed that {words} it most", _estimate(moved_values, 0)))
-    return tuple(without)
+        leave_one_out.append(_left_out("head", f"the head of each seed that {words} it most", _estimate(moved_values, 0)))
+    return tuple(leave_one_out)
 
 
-def _left_out(unit: str, what: str, rest: Estimate) -> LeftOut:
-    return LeftOut(unit, what, rest.value, rest.low, rest.high, rest.p)
+def _left_out(unit: str, what: str, rest: Estimate) -> LeaveOneOut:
+    return LeaveOneOut(unit, what, rest.value, rest.low, rest.high, rest.p)
 
 
 def head_changes(heads: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:

@@ -19,7 +19,7 @@ from diffscope.hypotheses.rules import (
     Quantity,
     Test,
     by_interval,
-    deciding,
+    decisive,
     in_nats,
 )
 from diffscope.hypotheses.statistics import Estimate
@@ -147,9 +147,9 @@ class Verdict:
         p = "" if math.isnan(self.p) else f" (p {number(self.p)} of the whole test, after {CORRECTIONS[self.test.kind]})"
         return f"{self.shown}{p}"
 
-    def decided_by(self) -> list[str]:
+    def decisive(self) -> list[str]:
         """The seeds and heads without which a quantity that the rule uses would show something else."""
-        rests = (deciding(self.estimates[name], self.test.quantities[name]) for name in self.corrected)
+        rests = (decisive(self.estimates[name], self.test.quantities[name]) for name in self.corrected)
         return list(dict.fromkeys(left.what for rest in rests for left in rest))
 
     def as_dict(self) -> dict:
@@ -162,7 +162,7 @@ class Verdict:
                 "p_corrected": self.corrected.get(name),
                 "in_rule": name in self.corrected,
                 "state": self.states[name],
-                "decided_by": [left.what for left in deciding(estimate, self.test.quantities[name])],
+                "decisive": [left.what for left in decisive(estimate, self.test.quantities[name])],
             }
             for name, estimate in self.estimates.items()
         }
@@ -279,7 +279,7 @@ def _in_words(test: Declared, name: str, estimate: Estimate, corrected: Mapping[
     if name not in corrected:
         p = f"; p = {number(uncorrected(test, estimate))}, not corrected" if test.judged else ""
         return f"{words}{p})"
-    signs = f" by turned signs, {number(estimate.p_t)} by Student's t" if by_signs(test, estimate) else ""
+    signs = f" by sign flips, {number(estimate.p_t)} by Student's t" if by_signs(test, estimate) else ""
     after = "" if whole(test) else f"; after {CORRECTIONS[test.kind]} {number(corrected[name])}"
     p = f"p = {number(uncorrected(test, estimate))}{signs}{after}"
     return "; ".join(filter(None, (f"{words}; {p})", decided(estimate, quantity))))
@@ -295,7 +295,7 @@ def second_view(estimate: Estimate) -> str:
 
 def decided(estimate: Estimate, quantity: Quantity) -> str:
     """That one seed or head decides what an estimate shows, or that it shows nothing yet, in words; empty where none does."""
-    rest = deciding(estimate, quantity)
+    rest = decisive(estimate, quantity)
     if not rest:
         return ""
     shown = by_interval(estimate, quantity)

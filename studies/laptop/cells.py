@@ -19,10 +19,10 @@ from diffscope.errors import DiffscopeError
 from diffscope.hypotheses.api import open_cohort
 from diffscope.hypotheses.arms import went_on
 from diffscope.hypotheses.declared.primary import slopes_of
-from diffscope.hypotheses.intervals import flipped_signs, students_t
+from diffscope.hypotheses.intervals import sign_flip_test, students_t
 
 BASELINES = ("standard", "double-width")
-FEWEST = 5  # seeds of a p by turned signs
+FEWEST = 5  # seeds of a p by sign flips
 NEAR = [2, 4, 6]
 RETRIEVAL_FROM = 0.9  # share of prompts along the training
 TITLE = "# The study's cohort, cell by cell\n\nLooked at after the study was read; nothing here is corrected.\n"
@@ -32,7 +32,7 @@ def in_words(values: np.ndarray) -> str:
     """Mean, interval and p of one number a seed."""
     finite = values[np.isfinite(values)]
     (low, high), _, _ = students_t(finite)
-    p = f", p {flipped_signs(finite):.2g}" if len(finite) >= FEWEST else ""
+    p = f", p {sign_flip_test(finite):.2g}" if len(finite) >= FEWEST else ""
     return f"{finite.mean():.2f} ({low:.2f} to {high:.2f}{p}; {len(finite)} seeds)".replace("-", "−")
 
 

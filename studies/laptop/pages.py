@@ -138,7 +138,7 @@ def _answers(study: Study) -> str:
 
 def _decided(board: Iterable[Verdict]) -> str:
     """Which tests one seed or one head decides, or leaves open."""
-    rows = [(verdict.test.id, verdict.shown, ", ".join(what)) for verdict in board if (what := verdict.decided_by())]
+    rows = [(verdict.test.id, verdict.shown, ", ".join(what)) for verdict in board if (what := verdict.decisive())]
     return _table(("test", "verdict", "decided, or left open, by"), rows)
 
 

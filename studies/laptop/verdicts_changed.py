@@ -50,7 +50,7 @@ def page(before: Sequence[Mapping], board: Sequence[Verdict]) -> str:
         "down before. What follows from them has changed: *against* is said where an interval excludes a prediction (before,",
         "one wholly on the other side could be *inconclusive*); that there is no effect, and what all accounts predict, is for",
         "none of them; a test of heads whose second map is idle is silent; heads count with what they cost the answer, by A1's",
-        "mass on the answer before; and primaries are corrected by the p that is printed, of turned signs. What signed heads",
+        "mass on the answer before; and primaries are corrected by the p that is printed, of sign flips. What signed heads",
         "predict was added after the cohort had been read, so on this cohort its words are hindsight.",
         "This page is written by `python -m studies.laptop.verdicts_changed`.",
         "",

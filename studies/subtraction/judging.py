@@ -64,7 +64,7 @@ def judge(name: str, dataset: xr.Dataset, cost: Cost | None = None) -> list[Judg
     notes = {}
     for test in PARTS[name].tests:
         try:
-            estimates[test.id] = {name: as_estimate(of) for name, of in test.observe(dataset).items()}
+            estimates[test.id] = {name: as_estimate(of) for name, of in test.measure(dataset).items()}
         except Missing as error:
             notes[test.id] = f"needs {error}"
     return judged(PARTS[name], estimates, notes, cost)

@@ -20,7 +20,7 @@ from diffscope.accounts import ACCOUNTS
 from diffscope.errors import DiffscopeError
 from diffscope.files import check_target, write_json
 from diffscope.hypotheses.rules import ABOVE, NONE, Declared, Quantity, Test
-from diffscope.hypotheses.statistics import Estimate, Observed, estimate
+from diffscope.hypotheses.statistics import Estimate, Sample, estimate
 from studies.subtraction.judging import Judged, judged, shares
 from studies.subtraction.primaries import PARTS, previous_token_subtracted, share_of_seeds
 
@@ -70,7 +70,7 @@ def simulated(test: Test, seeds: int, truth: str, size: int, rng: np.random.Gene
     estimates = {}
     for name, quantity in test.quantities.items():
         values = rng.normal(effect_of(test, name, truth, size), scale_of(test, quantity).spread, size=(seeds, 1))
-        estimates[name] = estimate(Observed(values, prompts="nested"), leave_out=False)
+        estimates[name] = estimate(Sample(values, prompts="nested"), leave_out=False)
     return estimates
 
 

@@ -97,7 +97,7 @@ def _of_test(test: Declared) -> dict:
         "rule": test.rule,
         "limits": test.limits,
         "silent where A2 is idle": test.inside,
-        "read by": f"{test.observe.__module__}.{test.observe.__name__}",
+        "read by": f"{test.measure.__module__}.{test.measure.__name__}",
     }
 
 

@@ -19,7 +19,7 @@ from diffscope.errors import Missing
 from diffscope.hypotheses import arms
 from diffscope.hypotheses.arms import measured, of_arm
 from diffscope.hypotheses.rules import ABOVE, BELOW, NONE, Declared, Quantity, declare
-from diffscope.hypotheses.statistics import Estimate, Observed
+from diffscope.hypotheses.statistics import Estimate, Sample
 from diffscope.lab.training.onsets import AVERAGED
 
 NATS = 0.5  # of log-odds: odds by two thirds
@@ -54,7 +54,7 @@ class Part:
     correction: Literal["none", "Holm", "in order"]
 
 
-def differences(part: xr.Dataset, values: xr.DataArray, arm: str, other: str) -> Observed:
+def differences(part: xr.Dataset, values: xr.DataArray, arm: str, other: str) -> Sample:
     """One arm minus another, seed by seed, of values (arm, seed).
 
     Raises
@@ -67,13 +67,13 @@ def differences(part: xr.Dataset, values: xr.DataArray, arm: str, other: str) ->
     return _over_seeds(part, (left - right).values, places)
 
 
-def _over_seeds(part: xr.Dataset, values: np.ndarray, places: np.ndarray) -> Observed:
+def _over_seeds(part: xr.Dataset, values: np.ndarray, places: np.ndarray) -> Sample:
     if len(places) < 2:
         raise Missing("two seeds at least that have a value")
     seeds = part["seed"].values
     without = [str(seed) for place, seed in enumerate(seeds) if place not in places]
     note = f"without a value: seed {', '.join(without)}" if without else ""
-    return Observed(values[places, None], prompts="nested", seeds=tuple(int(seed) for seed in seeds[places]), note=note)
+    return Sample(values[places, None], prompts="nested", seeds=tuple(int(seed) for seed in seeds[places]), note=note)
 
 
 @declare(
@@ -132,7 +132,7 @@ def _lookup(
         of=WHOLE,
         limits=limits,
     )
-    def observe(part: xr.Dataset) -> dict[str, Observed]:
+    def observe(part: xr.Dataset) -> dict[str, Sample]:
         """Log-odds of DIFF minus those of another arm, seed by seed."""
         return {"difference": differences(part, log_odds_of_runs(part), "diff", other)}
 
@@ -166,7 +166,7 @@ EVERY = "All three accounts predict it: it can speak against them, and for none 
     of=WHOLE,
     limits=EVERY,
 )
-def onset_of_the_lookup(part: xr.Dataset) -> dict[str, Observed]:
+def onset_of_the_lookup(part: xr.Dataset) -> dict[str, Sample]:
     """Octaves between the onsets of DIFF and plus, seed by seed."""
     return {"difference": differences(part, np.log2(onsets(part)), "diff", "plus")}
 
@@ -195,7 +195,7 @@ def _loss_of_text(other: str, words: str, question: str, name: str) -> Declared:
         of=WHOLE,
         limits=EVERY,
     )
-    def observe(part: xr.Dataset) -> dict[str, Observed]:
+    def observe(part: xr.Dataset) -> dict[str, Sample]:
         """Held-out loss of DIFF minus that of another arm, seed by seed."""
         return {"difference": differences(part, held_out_loss(part), "diff", other)}
 
@@ -243,7 +243,7 @@ def _gain(name: str, where: str) -> Declared:
         limits="A gain alone bears out nothing: signed heads gain more than an amplifier, and a flat pedestal gains as much with "
         "a uniform A2.",
     )
-    def observe(part: xr.Dataset) -> dict[str, Observed]:
+    def observe(part: xr.Dataset) -> dict[str, Sample]:
         """Gain of DIFF's subtraction, seed by seed, and its two controls."""
         values = {name: of_arm(measured(part, variable), "diff").values.astype(float) for name, variable in GAINS.items()}
         places = np.flatnonzero(np.isfinite(list(values.values())).all(0))
@@ -267,7 +267,7 @@ def _copies(other: str, words: str, predictions: Mapping[str, Mapping[str, str]]
         of=WHOLE,
         limits=limits,
     )
-    def observe(part: xr.Dataset) -> dict[str, Observed]:
+    def observe(part: xr.Dataset) -> dict[str, Sample]:
         """Log-odds of the copy of DIFF minus those of another arm, seed by seed."""
         return {"difference": differences(part, measured(part, "copy_log_odds"), "diff", other)}
 

@@ -13,7 +13,7 @@ import xarray as xr
 from diffscope.accounts import ACCOUNTS
 from diffscope.errors import DiffscopeError
 from diffscope.hypotheses.rules import Cost
-from diffscope.hypotheses.statistics import Observed, estimate
+from diffscope.hypotheses.statistics import Sample, estimate
 from diffscope.store import open_statistics
 from studies.subtraction.judging import Judged, judge
 from studies.subtraction.preregister import check_declared, check_evidence
@@ -30,7 +30,7 @@ def cost_of(dataset: xr.Dataset) -> Cost | None:
     costs = costs[np.isfinite(costs)]
     if len(costs) < 2:
         return None
-    over_seeds = estimate(Observed(costs[:, None], prompts="nested"), leave_out=False)
+    over_seeds = estimate(Sample(costs[:, None], prompts="nested"), leave_out=False)
     return Cost(over_seeds.value, over_seeds.low, over_seeds.high)
 
 

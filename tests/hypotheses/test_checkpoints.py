@@ -11,7 +11,7 @@ from diffscope.hypotheses import Settings, gather, run
 from diffscope.hypotheses.board import over_trainings
 from diffscope.hypotheses.declared.steps import growth, late_mean
 from diffscope.hypotheses.planted import Planted, PlantedModels
-from diffscope.hypotheses.statistics import Observed
+from diffscope.hypotheses.statistics import Sample
 
 STEPS = [f"m@{step}" for step in (0, 10, 50, 200, 800)]
 
@@ -77,13 +77,13 @@ def test_later_checkpoints_count_more_and_the_first_not_at_all():
 
 
 def test_trainings_that_are_left_out_are_counted():
-    def observe(series):
+    def measure(series):
         if series:
             raise Missing("a checkpoint that answers")
-        return {"distance": Observed(np.array([[1.0, 2.0]]), np.arange(3.0))}
+        return {"distance": Sample(np.array([[1.0, 2.0]]), np.arange(3.0))}
 
-    joined = over_trainings(observe, [0, 1, 0])["distance"]
+    joined = over_trainings(measure, [0, 1, 0])["distance"]
     assert joined.values.shape == (2, 2) and joined.untrained.tolist() == [0, 1, 2, 0, 1, 2]
     assert joined.note == "1 of 3 trainings are left out, for want of a checkpoint that answers"
     with pytest.raises(Missing):
-        over_trainings(observe, [1, 1])
+        over_trainings(measure, [1, 1])

@@ -81,7 +81,7 @@ def test_planted_truths_are_told_apart(truth, expected):
 
 def test_the_slopes_are_least_squares_over_the_cells_that_exist():
     cohort = planted_cohort("NC", 5, STRONG, TIGHT)
-    results = primary.distractors_or_length.observe(cohort)
+    results = primary.distractors_or_length.measure(cohort)
     cells = cohort["log_odds"].mean("prompt")
     gap = (cells.sel(arm="diff") - cells.sel(arm="standard")).values  # (seed, length, distractors)
     length, distractors = np.meshgrid(np.log2(cohort["length"]), np.log2(cohort["distractors"]), indexing="ij")
@@ -122,7 +122,7 @@ def test_seeds_of_a_comparison_are_paired_by_name():
     cohort = planted_cohort("neither", 6, spreads=TIGHT)
     cohort["finished"].loc[{"arm": "signed", "seed": [0, 3]}] = 0
     cohort["log_odds"].loc[{"arm": "signed", "seed": [0, 3]}] = np.nan
-    results = declared.signed_mask.observe(cohort.assign_coords(seed=[10, 11, 12, 13, 14, 15]))
+    results = declared.signed_mask.measure(cohort.assign_coords(seed=[10, 11, 12, 13, 14, 15]))
     assert results["own"].seeds == (11, 12, 14, 15) and results["own"].values.shape == (4, 1)
 
 
@@ -131,8 +131,8 @@ def test_an_arm_that_continues_another_has_formed_and_has_no_time_of_its_own():
     formed, of_standard = (arms.formed(cohort).sel(arm=arm).values for arm in ("top-8", "standard"))
     assert (formed == of_standard).all() and 0 < formed.sum() < 6
     assert np.isnan(arms.steps_to_form(cohort).sel(arm="top-8").values[formed]).all()
-    assert "top-8" not in declared.formation_arms.observe(cohort)
-    assert declared.top_k.observe(cohort)["own"].values.size == formed.sum()
+    assert "top-8" not in declared.formation_arms.measure(cohort)
+    assert declared.top_k.measure(cohort)["own"].values.size == formed.sum()
 
 
 def test_of_when_it_formed_a_cohort_in_which_nothing_did_says_nothing():
@@ -199,7 +199,7 @@ def test_faithfulness_is_signal_detection():
         },
         coords,
     )
-    observed = declared.faithfulness.observe(dataset)
+    observed = declared.faithfulness.measure(dataset)
     rare = stats.norm.ppf(0.5 / 100)
     often = stats.norm.ppf(80.5 / 100)
     assert observed["d"].values.ravel() == pytest.approx([often - rare] * 2)
@@ -230,8 +230,8 @@ def test_the_p_that_is_corrected_is_the_one_that_is_printed():
         (verdict,) = run("common-noise", cohort=planted_cohort("NC", seeds, STRONG, TIGHT))
         estimate = verdict.estimates["diff"]
         assert estimate.p == 2 / 2**seeds and verdict.corrected["diff"] == pytest.approx(4 * estimate.p) != 4 * estimate.p_t
-        assert f"p = {estimate.p:.3g} by turned signs" in verdict.sentence and verdict.verdicts["NC"] == word
-        assert ("too few for turned signs" in summary([verdict])) == (seeds == 7)
+        assert f"p = {estimate.p:.3g} by sign flips" in verdict.sentence and verdict.verdicts["NC"] == word
+        assert ("too few for sign flips" in summary([verdict])) == (seeds == 7)
     (mechanism,) = run("lambda-1", cohort=planted_cohort("NC", 8, STRONG, TIGHT))
     assert mechanism.corrected["distractors"] == mechanism.estimates["distractors"].p_t < 2 / 256
 
@@ -265,7 +265,7 @@ def test_heads_of_the_premise_are_left_out_too():
     cohort["answer_mass"] = ("arm", "seed", "layer", "head"), np.ones_like(heads)
     cohort["cmrr_over_paired"] = cohort["cmrr_over_paired"] + 4.0
     (verdict,) = run("common-noise", cohort=cohort)
-    assert verdict.verdicts["NC"] == FOR and "the head of each seed that raises it most" in verdict.decided_by()
+    assert verdict.verdicts["NC"] == FOR and "the head of each seed that raises it most" in verdict.decisive()
 
 
 def test_the_board_says_what_it_supports_together():

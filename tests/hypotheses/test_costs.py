@@ -18,7 +18,7 @@ from diffscope.evidence.heads import Table
 from diffscope.evidence.quantities import amplifier, rejected_noise, shared_noise, sparser
 from diffscope.hypotheses import Models, Settings, run
 from diffscope.hypotheses.kept import kept_of, open_kept
-from diffscope.hypotheses.statistics import Estimate, Observed, estimate
+from diffscope.hypotheses.statistics import Estimate, Sample, estimate
 from diffscope.hypotheses.verdict import Verdict
 
 OLD = Path(__file__).parents[2] / "benchmarks" / "results" / "laptop"
@@ -160,5 +160,5 @@ def test_new_evidence_keeps_what_a2_costs(tmp_path, tokenizer, monkeypatch):
 
 def test_the_second_view_is_of_the_same_seeds():
     values = np.array([[1.0], [2.0], [np.nan]])
-    of = estimate(Observed(values, by_answer=np.array([[3.0], [5.0], [np.nan]]), prompts="nested"))
+    of = estimate(Sample(values, by_answer=np.array([[3.0], [5.0], [np.nan]]), prompts="nested"))
     assert isinstance(of, Estimate) and of.by_answer[0] == 4 and of.value == 1.5

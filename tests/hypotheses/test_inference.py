@@ -12,25 +12,25 @@ from statsmodels.stats.multitest import multipletests
 
 from diffscope.evidence.heads import Table
 from diffscope.hypotheses.contrast import beside
-from diffscope.hypotheses.intervals import benjamini_hochberg, crossed, flipped_signs, holm, students_t
-from diffscope.hypotheses.rules import OPEN, Quantity, deciding, state
-from diffscope.hypotheses.statistics import Estimate, Observed, estimate, head_changes
+from diffscope.hypotheses.intervals import benjamini_hochberg, crossed, holm, sign_flip_test, students_t
+from diffscope.hypotheses.rules import OPEN, Quantity, decisive, state
+from diffscope.hypotheses.statistics import Estimate, Sample, estimate, head_changes
 from diffscope.hypotheses.verdict import decided
 
 
 def test_a_spread_that_is_rounding_is_none():
     values = np.array([[0.1, 0.2], [0.2, 0.1], [0.15, 0.15]])
-    assert estimate(Observed(values)).p == 0.25 and estimate(Observed(values, np.full(4, 0.15))).p == 1
+    assert estimate(Sample(values)).p == 0.25 and estimate(Sample(values, np.full(4, 0.15))).p == 1
 
 
 def test_a_seed_without_values_is_left_out():
     values = np.array([[1.0, 3.0], [np.nan, np.nan], [2.0, 4.0]])
-    assert estimate(Observed(values)).seeds == 2
+    assert estimate(Sample(values)).seeds == 2
 
 
 def test_seeds_that_are_left_out_are_named():
     values = np.array([[2.0, 4.0], [-1.0, np.nan], [8.0, 2.0]])
-    result = estimate(Observed(values, prompts="nested", average="geometric", seeds=(4, 7, 9), note="of heads"))
+    result = estimate(Sample(values, prompts="nested", average="geometric", seeds=(4, 7, 9), note="of heads"))
     assert result.note == "left out, as undefined: seed 7; of heads" and result.seeds == 2
 
 
@@ -40,11 +40,11 @@ def test_what_is_infinite_is_left_out_of_every_mean():
     array[0, 1, 0], array[1, 1, 1] = np.inf, -np.inf
     observed = beside([Table({"gain": array})], [], "gain")
     assert observed.layers.tolist() == [1, 1] and observed.values.tolist() == [[1, 1, 1]]
-    assert estimate(Observed(np.array([[1.0, 3.0, np.inf], [2.0, 4.0, 3.0]]))).value == 2.5
+    assert estimate(Sample(np.array([[1.0, 3.0, np.inf], [2.0, 4.0, 3.0]]))).value == 2.5
 
 
 def test_several_seeds_with_prompts_of_their_own_are_students_t_over_their_means():
-    result = estimate(Observed(np.array([[1.0, 3.0], [2.0, 4.0], [5.0, 7.0]]), prompts="nested"))
+    result = estimate(Sample(np.array([[1.0, 3.0], [2.0, 4.0], [5.0, 7.0]]), prompts="nested"))
     wanted = stats.ttest_1samp([2.0, 3.0, 6.0], 0)
     interval = wanted.confidence_interval()
     assert (result.value, result.p) == pytest.approx((11 / 3, wanted.pvalue))
@@ -53,16 +53,16 @@ def test_several_seeds_with_prompts_of_their_own_are_students_t_over_their_means
 
 
 def test_one_seed_is_a_permutation_of_signs():
-    result = estimate(Observed(np.array([[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]])))
+    result = estimate(Sample(np.array([[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]])))
     assert result.p == pytest.approx(2 / 64) and result.low > 0 and result.value == 3.5  # two of 2^6 signs are as far out
-    assert estimate(Observed(np.array([[-1.0, 1.0]]))).p == 1
+    assert estimate(Sample(np.array([[-1.0, 1.0]]))).p == 1
 
 
 def test_p_against_untrained_models_is_uniform_where_nothing_was_trained():
     rng = np.random.default_rng(0)
-    p = [estimate(Observed(np.full((1, 2), rng.normal()), rng.normal(size=5))).p for _ in range(400)]
+    p = [estimate(Sample(np.full((1, 2), rng.normal()), rng.normal(size=5))).p for _ in range(400)]
     assert stats.kstest(p, "uniform").pvalue > 0.01
-    seeds = estimate(Observed(np.array([[3.0, 3.0], [4.0, 4.0]]), np.array([0.0, 1.0, 2.0, 1.0])))
+    seeds = estimate(Sample(np.array([[3.0, 3.0], [4.0, 4.0]]), np.array([0.0, 1.0, 2.0, 1.0])))
     wanted = stats.ttest_ind([3, 4], [0, 1, 2, 1], equal_var=False)
     assert seeds.p == pytest.approx(wanted.pvalue)
     assert 3.5 - seeds.null_high == pytest.approx(wanted.confidence_interval().low)  # one t gives both
@@ -71,9 +71,9 @@ def test_p_against_untrained_models_is_uniform_where_nothing_was_trained():
 @pytest.mark.parametrize(
     "observed, why",
     [
-        (Observed(np.full((1, 5), np.nan)), "fewer than two prompts"),
-        (Observed(np.array([[1.0, np.nan]])), "fewer than two prompts"),
-        (Observed(np.ones((1, 5)), np.array([1.0, np.nan, 2.0])), "fewer than three untrained"),
+        (Sample(np.full((1, 5), np.nan)), "fewer than two prompts"),
+        (Sample(np.array([[1.0, np.nan]])), "fewer than two prompts"),
+        (Sample(np.ones((1, 5)), np.array([1.0, np.nan, 2.0])), "fewer than three untrained"),
     ],
 )
 def test_what_cannot_be_estimated_is_nan_and_says_why(observed, why):
@@ -91,12 +91,12 @@ def test_corrections_are_those_of_statsmodels():
 
 def test_signs_are_turned_in_every_way():
     means = np.array([0.5, 0.9, 1.3, 0.2, 0.7, 0.4, -0.1, 0.6])
-    assert flipped_signs(means) == 4 / 256  # the sum is reached by these signs and where −0.1 is turned, and by the opposite
+    assert sign_flip_test(means) == 4 / 256  # the sum is reached by these signs and where −0.1 is turned, and by the opposite
     wanted = stats.permutation_test((means,), np.mean, permutation_type="samples", n_resamples=256).pvalue
-    assert flipped_signs(means) == pytest.approx(wanted)
+    assert sign_flip_test(means) == pytest.approx(wanted)
     many = np.random.default_rng(0).normal(0.4, 1, 30)
-    assert flipped_signs(many) == pytest.approx(stats.ttest_1samp(many, 0).pvalue, rel=0.2)
-    five = estimate(Observed(np.arange(1.0, 6)[:, None], prompts="nested"))
+    assert sign_flip_test(many) == pytest.approx(stats.ttest_1samp(many, 0).pvalue, rel=0.2)
+    five = estimate(Sample(np.arange(1.0, 6)[:, None], prompts="nested"))
     assert five.p == five.least_p == 2 / 32 and "cannot give a p below 0.062" in five.method
     assert five.p_t == pytest.approx(stats.ttest_1samp(np.arange(1, 6), 0).pvalue)
 
@@ -108,7 +108,7 @@ def test_crossed_prompts_are_a_sample_too():
     for _ in range(400):
         values = rng.normal(size=(6, 1)) * 0.3 + rng.normal(size=(1, 5)) + rng.normal(size=(6, 5))
         for name in covered:
-            result = estimate(Observed(values, prompts=name))
+            result = estimate(Sample(values, prompts=name))
             covered[name] += result.low < 0 < result.high
     assert 0.91 < covered["crossed"] / 400 < 0.99 and covered["nested"] / 400 < 0.75
 
@@ -123,27 +123,27 @@ def test_crossed_without_an_effect_of_prompts_is_students_t():
 
 def test_ratios_without_a_bound_are_not_averaged_arithmetically():
     ratios = np.array([[2.0, 4.0, 1e9], [2.0, 2.0, 4.0], [4.0, 2.0, -1.0]])
-    geometric = estimate(Observed(ratios[1:], prompts="nested", average="geometric"))
+    geometric = estimate(Sample(ratios[1:], prompts="nested", average="geometric"))
     assert geometric.value == pytest.approx((4 / 3 + 1.5) / 2) and geometric.undefined == pytest.approx(1 / 6)
     heads = np.array([[[2.0, 8.0]]])  # in octaves as the prompts are
-    one = estimate(Observed(np.full((1, 8), 4.0) * 2 ** np.linspace(-0.1, 0.1, 8), heads=heads, average="geometric"))
-    assert {left.what: round(left.value, 6) for left in one.without} == {"head 0 of layer 0": 3.0, "head 1 of layer 0": 1.0}
-    median = estimate(Observed(ratios[:2], average="median"))
+    one = estimate(Sample(np.full((1, 8), 4.0) * 2 ** np.linspace(-0.1, 0.1, 8), heads=heads, average="geometric"))
+    assert {left.what: round(left.value, 6) for left in one.leave_one_out} == {"head 0 of layer 0": 3.0, "head 1 of layer 0": 1.0}
+    median = estimate(Sample(ratios[:2], average="median"))
     assert median.value == 3 and median.interval == "seeds and prompts, crossed"
 
 
 def test_what_one_seed_decides_is_said():
     quantity = Quantity("x", 0.5)
     values = np.array([1.0, 1.2, 0.9, 1.1, 1.0, -2.5])[:, None]
-    result = estimate(Observed(values, prompts="nested", seeds=(0, 1, 2, 3, 4, 9)))
-    assert [left.what for left in deciding(result, quantity)] == ["seed 9"]
+    result = estimate(Sample(values, prompts="nested", seeds=(0, 1, 2, 3, 4, 9)))
+    assert [left.what for left in decisive(result, quantity)] == ["seed 9"]
     assert decided(result, quantity).startswith("left open by seed 9 (without it 1.04, ")
-    without = next(left for left in result.without if left.what == "seed 9")
+    without = next(left for left in result.leave_one_out if left.what == "seed 9")
     assert without.value == pytest.approx(1.04) and without.p == 2 / 32
-    steady = estimate(Observed(values[:5], prompts="nested"))
-    assert deciding(steady, quantity) == [] and len(steady.without) == 5
-    few = estimate(Observed(np.array([1.0, 1.1, 0.9, -1.0])[:, None], prompts="nested"))
-    assert len(few.without) == 4 and deciding(few, quantity) == []  # of so few any one decides
+    steady = estimate(Sample(values[:5], prompts="nested"))
+    assert decisive(steady, quantity) == [] and len(steady.leave_one_out) == 5
+    few = estimate(Sample(np.array([1.0, 1.1, 0.9, -1.0])[:, None], prompts="nested"))
+    assert len(few.leave_one_out) == 4 and decisive(few, quantity) == []  # of so few any one decides
     again = Estimate.from_json(json.loads(json.dumps(asdict(result))))
     assert again == result
 
@@ -152,13 +152,13 @@ def test_what_one_head_decides_is_said():
     quantity = Quantity("x", 0.1)
     heads = np.array([[[0.0, 1.2], [0.0, 0.0]]])  # (seed, layer, head)
     values = np.full((1, 8), heads.mean()) + np.linspace(-0.05, 0.05, 8)
-    result = estimate(Observed(values, heads=heads))
+    result = estimate(Sample(values, heads=heads))
     assert result.low > 0.2
-    assert [left.what for left in deciding(result, quantity)] == ["head 1 of layer 0"]
+    assert [left.what for left in decisive(result, quantity)] == ["head 1 of layer 0"]
     assert decided(result, quantity).startswith("decided by head 1 of layer 0 (without it 0, ")
-    several = estimate(Observed(np.full((6, 1), 0.3) + np.linspace(-0.05, 0.05, 6)[:, None], heads=np.repeat(heads, 6, 0)))
-    raises = next(left for left in several.without if "raises" in left.what)
-    assert raises.value == pytest.approx(0.0, abs=1e-12) and deciding(several, quantity) == [raises]
+    several = estimate(Sample(np.full((6, 1), 0.3) + np.linspace(-0.05, 0.05, 6)[:, None], heads=np.repeat(heads, 6, 0)))
+    raises = next(left for left in several.leave_one_out if "raises" in left.what)
+    assert raises.value == pytest.approx(0.0, abs=1e-12) and decisive(several, quantity) == [raises]
 
 
 def test_a_mean_over_heads_without_each_of_them():

@@ -14,7 +14,7 @@ def test_a_pair_is_the_difference_of_its_models():
     settings = Settings(prompts=10, length=128, needles=2, untrained=3, weights="answer")
     pair = Pair(*(Models([scope], settings) for scope in scopes))
     prompt = pair.diff.prompts[4]
-    observed = key_token_gain_pair.observe(pair)["share"]
+    observed = key_token_gain_pair.measure(pair)["share"]
     shares = []
     for scope, models in zip(scopes, (pair.diff, pair.standard)):
         cap = scope.capture(prompt.ids)

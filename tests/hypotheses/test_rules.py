@@ -20,8 +20,21 @@ from diffscope.hypotheses import TESTS, Measurement, Pair, Test, board, report, 
 from diffscope.hypotheses.answered import answers
 from diffscope.hypotheses.answered import word as word_of
 from diffscope.hypotheses.declared.sources import linked
-from diffscope.hypotheses.rules import ABOVE, ALIKE, BELOW, BETWEEN, FAR, IDLE, NONE, OPEN, Cost, Quantity, declare, state
-from diffscope.hypotheses.statistics import Estimate, Observed
+from diffscope.hypotheses.rules import (
+    ABOVE,
+    AS_NULL,
+    BELOW,
+    BETWEEN,
+    BEYOND_MARGIN,
+    IDLE,
+    NONE,
+    OPEN,
+    Cost,
+    Quantity,
+    declare,
+    state,
+)
+from diffscope.hypotheses.statistics import Estimate, Sample
 from diffscope.hypotheses.verdict import Board, Verdict
 from diffscope.hypotheses.weights import BY, words_by
 
@@ -34,12 +47,12 @@ def of(value, low, high, null=(-1.0, 1.0), p=0.01):
     "estimate, p, expected",
     [
         (of(0.5, 0.3, 0.7), 0.01, ABOVE),
-        (of(0.5, 0.3, 0.7), 0.06, FAR),
-        (of(0.5, 0.3, 0.7, null=(0.8, 1.0)), 0.01, FAR),  # untrained models have more of it
+        (of(0.5, 0.3, 0.7), 0.06, BEYOND_MARGIN),
+        (of(0.5, 0.3, 0.7, null=(0.8, 1.0)), 0.01, BEYOND_MARGIN),  # untrained models have more of it
         (of(0.5, -0.1, 1.1), 0.01, OPEN),
-        (of(0.5, 0.3, 0.7, null=(0.4, 0.5)), 0.01, FAR),  # and hardly less
+        (of(0.5, 0.3, 0.7, null=(0.4, 0.5)), 0.01, BEYOND_MARGIN),  # and hardly less
         (of(0.05, 0.01, 0.09), 0.01, NONE),  # not 0, and too small to matter
-        (of(0.05, 0.01, 0.09), 0.06, ALIKE),
+        (of(0.05, 0.01, 0.09), 0.06, AS_NULL),
         (of(0.15, 0.05, 0.25), 0.01, ABOVE),
         (of(-0.5, -0.7, -0.3), 0.01, BELOW),
     ],
@@ -59,8 +72,8 @@ STATED = {  # intervals that show a state, with what matters at 1
     ABOVE: (2.0, 3.0),
     BELOW: (-3.0, -2.0),
     NONE: (-0.5, 0.5),
-    ALIKE: (-0.4, 0.4),
-    FAR: (1.5, 2.5),
+    AS_NULL: (-0.4, 0.4),
+    BEYOND_MARGIN: (1.5, 2.5),
     OPEN: (-0.5, 2.0),
 }
 
@@ -75,8 +88,8 @@ def came(**states):
     [
         (ABOVE, ABOVE, FOR),
         (NONE, ABOVE, AGAINST),
-        (ALIKE, ABOVE, AGAINST),
-        (FAR, ABOVE, OPEN),  # an effect, but no more than without training
+        (AS_NULL, ABOVE, AGAINST),
+        (BEYOND_MARGIN, ABOVE, OPEN),  # an effect, but no more than without training
         (BELOW, ABOVE, AGAINST),
         (OPEN, ABOVE, OPEN),
         (ABOVE, BELOW, AGAINST),
@@ -174,7 +187,7 @@ def test_a_verdict_carries_what_the_second_map_costs_there():
 def test_a_test_that_takes_the_second_maps_out_is_idle_by_what_that_costs():
     """Heads that stand in for each other cost little one by one, and all of them together much."""
     for together, word in ((3.0, AGAINST), (0.1, SILENT)):
-        values = {"x": Observed(np.array([[0.0, 0.01, -0.01]])), "y": Observed(together + np.array([[0.0, 0.01, -0.01]]))}
+        values = {"x": Sample(np.array([[0.0, 0.01, -0.01]])), "y": Sample(together + np.array([[0.0, 0.01, -0.01]]))}
         test = declared({"NC": {"x": ABOVE}}, lambda models, values=values: values, without_a2="y")
         result = board.result_of(test, Costing(0.1 if word == AGAINST else 3.0))
         assert result.a2_cost.value == pytest.approx(together)
@@ -195,11 +208,11 @@ def test_a_test_says_once_what_its_heads_count_with():
             assert of <= statistic, test.id
 
 
-def declared(predictions=None, observe=lambda models: {}, needs="model", **more):
+def declared(predictions=None, measure=lambda models: {}, needs="model", **more):
     words = {"id": "x", "question": "Is it?", "asks": {"x": ABOVE}, "source": "", "statistic": "", "controls": (), "needs": needs}
     words["of"] = "all heads; the last query"
     quantities = {name: Quantity(name, 1.0) for name in "xyz"}
-    return declare(quantities=quantities, predictions=predictions, **{**words, **more})(observe)
+    return declare(quantities=quantities, predictions=predictions, **{**words, **more})(measure)
 
 
 def test_what_tells_nothing_apart_is_a_measurement():
@@ -210,7 +223,7 @@ def test_what_tells_nothing_apart_is_a_measurement():
     assert not isinstance(declared({"NC": {"x": ABOVE}}), Measurement)
 
 
-@pytest.mark.parametrize("predictions", [{"NC": {"w": ABOVE}}, {"NC": {"x": ALIKE}}, {"noise": {"x": ABOVE}}])
+@pytest.mark.parametrize("predictions", [{"NC": {"w": ABOVE}}, {"NC": {"x": AS_NULL}}, {"noise": {"x": ABOVE}}])
 def test_a_prediction_of_what_is_not_there_is_refused_when_it_is_declared(predictions):
     with pytest.raises(DiffscopeError, match="the test 'x' predicts"):
         declared(predictions)
@@ -317,11 +330,11 @@ def test_the_p_of_a_whole_test_stands_once_at_its_verdict():
 
 def test_a_mistake_of_an_observer_names_the_test():
     with pytest.raises(KeyError) as caught:
-        board.result_of(declared(observe=lambda models: models["mass"]), {})
-    assert "observes the test 'x'" in caught.value.__notes__[0]
+        board.result_of(declared(measure=lambda models: models["mass"]), {})
+    assert "measures the test 'x'" in caught.value.__notes__[0]
     for observed, predictions in (({"w": None}, None), ({}, {"NC": {"x": ABOVE}})):
         with pytest.raises(DiffscopeError, match="the test 'x' declares the quantities x, y, z, and .* observed (w|none)"):
-            board.result_of(declared(predictions, observe=lambda models, observed=observed: observed), {})
+            board.result_of(declared(predictions, measure=lambda models, observed=observed: observed), {})
 
 
 def test_every_declaration_is_whole():

@@ -16,7 +16,7 @@ from diffscope.hypotheses.declared.noise_symmetry import ANSWERING, AT_LAST, UNT
 from diffscope.hypotheses.declared.sources import NOTES, REVIEW
 from diffscope.hypotheses.declared.steps import AS_TRAINED, growth, log_steps
 from diffscope.hypotheses.rules import BELOW, Quantity, declare
-from diffscope.hypotheses.statistics import Observed
+from diffscope.hypotheses.statistics import Sample
 from diffscope.hypotheses.subjects import Models
 from diffscope.hypotheses.weights import BY, KNOCK_OUT, WEIGHTED
 from diffscope.stats.formulas import cmrr
@@ -58,7 +58,7 @@ DISTANCE = Quantity("distance of λ from the λ* of the mean map over prompts, b
     needs="model",
     limits="A λ far from the best coefficient leaves more than the floor: it is shown beside, as are λ and CMRR by layer.",
 )
-def amplifier(models: Models) -> dict[str, Observed]:
+def amplifier(models: Models) -> dict[str, Sample]:
     require_differential(models)
     observed = contrast(models, amplified)
     observed["distance"] = contrast(models, lambda_fit)["distance"]
@@ -85,7 +85,7 @@ def amplifier(models: Models) -> dict[str, Observed]:
     needs="checkpoints",
     limits="λ may rise while the circuit forms and fall again: a slope does not say so, the values by layer and step do.",
 )
-def amplifier_training(series: Models) -> dict[str, Observed]:
+def amplifier_training(series: Models) -> dict[str, Sample]:
     require_series(series)
     observed = contrast(series, amplified, over_steps=partial(growth, log_steps(series)))
     observed = {name: observed[name] for name in amplifier_training.quantities}

@@ -20,7 +20,7 @@ from diffscope.hypotheses.arms import (
 from diffscope.hypotheses.declared.primary import BASELINES, NATS, OCTAVES, SAME, WHOLE
 from diffscope.hypotheses.declared.sources import DEX, NOTES, PAPER, REVIEW
 from diffscope.hypotheses.rules import ABOVE, BELOW, NONE, Declared, Quantity, declare
-from diffscope.hypotheses.statistics import Observed
+from diffscope.hypotheses.statistics import Sample
 
 TEXT = 0.05  # nats a token
 FORMED = "Of models in which the circuit formed."
@@ -77,13 +77,13 @@ def against(id: str, arm: str, question: str, source: str, signed: Mapping[str, 
         needs="cohort",
         limits=f"{FORMED} That two arms are equal, few seeds cannot show.",
     )
-    def observe(cohort: xr.Dataset) -> dict[str, Observed]:
+    def measure(cohort: xr.Dataset) -> dict[str, Sample]:
         values = with_distractors(cohort)
         gaps = {name: minus(cohort, values, "diff", name) for name in (arm, *BASELINES)}
         best = min(gaps, key=lambda name: gaps[name].values.mean())
         return {"gap": gaps[best], "own": minus(cohort, values, arm, "standard"), "difference": gaps[arm]}
 
-    return observe
+    return measure
 
 
 signed_mask = against(
@@ -126,7 +126,7 @@ gated = against(
     needs="cohort",
     limits=FORMED,
 )
-def lambda_one(cohort: xr.Dataset) -> dict[str, Observed]:
+def lambda_one(cohort: xr.Dataset) -> dict[str, Sample]:
     results = {"distractors": minus(cohort, with_distractors(cohort), "lambda-1", "diff")}
     if "text" in cohort:
         results["text"] = minus(cohort, text_loss(cohort, "other"), "lambda-1", "diff")
@@ -155,13 +155,13 @@ def beside(id: str, arm: str, question: str, predictions: Mapping[str, Mapping[s
         needs="cohort",
         limits=f"{FORMED} {limits}",
     )
-    def observe(cohort: xr.Dataset) -> dict[str, Observed]:
+    def measure(cohort: xr.Dataset) -> dict[str, Sample]:
         outcomes = {"distractors": with_distractors(cohort)}
         results = {name: minus(cohort, values, "diff", arm) for name, values in outcomes.items()}
         more = {"steps": np.log2(steps_to_form(cohort))} | ({"text": text_loss(cohort, "other")} if "text" in cohort else {})
         return results | _where_there(cohort, {name: (values, "diff", arm) for name, values in more.items()})
 
-    return observe
+    return measure
 
 
 plus = beside(
@@ -197,7 +197,7 @@ d_plus = beside(
     needs="cohort",
     limits=f"{FORMED} Stated after the first cohort had been read, so on that one it is described, and decides nothing.",
 )
-def low_rank_and_lambda_one(cohort: xr.Dataset) -> dict[str, Observed]:
+def low_rank_and_lambda_one(cohort: xr.Dataset) -> dict[str, Sample]:
     values = with_distractors(cohort)
     pairs = {
         "low-rank": ("diff", "low-rank"),
@@ -224,7 +224,7 @@ def low_rank_and_lambda_one(cohort: xr.Dataset) -> dict[str, Observed]:
     needs="cohort",
     limits=FORMED,
 )
-def faithfulness(cohort: xr.Dataset) -> dict[str, Observed]:
+def faithfulness(cohort: xr.Dataset) -> dict[str, Sample]:
     unknown = measured(cohort, "says_unknown")
     questions = unknown.notnull().sum(("distractors", "prompt"))
     rate = ((unknown.sum(("distractors", "prompt")) + 0.5) / (questions + 1)).where(questions > 0)
@@ -249,7 +249,7 @@ def faithfulness(cohort: xr.Dataset) -> dict[str, Observed]:
     needs="cohort",
     limits="An arm that is continued from another's formed model has no formation of its own.",
 )
-def formation_arms(cohort: xr.Dataset) -> dict[str, Observed]:
+def formation_arms(cohort: xr.Dataset) -> dict[str, Sample]:
     steps = np.log2(steps_to_form(cohort))
     return _where_there(cohort, {arm: (steps, arm, "diff") for arm in OTHERS})
 
@@ -270,7 +270,7 @@ def formation_arms(cohort: xr.Dataset) -> dict[str, Observed]:
     needs="cohort",
     limits="Of a cohort that learns to retrieve: of models in which the circuit formed, on the text of the recipe.",
 )
-def text_losses(cohort: xr.Dataset) -> dict[str, Observed]:
+def text_losses(cohort: xr.Dataset) -> dict[str, Sample]:
     measured(cohort, "text")
     losses = {token: text_loss(cohort, token) for token in ("hit", "other")}
     return _where_there(cohort, {f"{arm}_{token}": (losses[token], arm, "diff") for arm in OTHERS for token in losses})
@@ -293,7 +293,7 @@ def text_losses(cohort: xr.Dataset) -> dict[str, Observed]:
     needs="cohort",
     limits=f"{FORMED} DIFF's gain would survive without the norm under any account.",
 )
-def norm_of_heads(cohort: xr.Dataset) -> dict[str, Observed]:
+def norm_of_heads(cohort: xr.Dataset) -> dict[str, Sample]:
     outcomes = {"distractors": with_distractors(cohort)}
     if "text" in cohort:
         outcomes["text"] = text_loss(cohort, "other")
@@ -317,7 +317,7 @@ def norm_of_heads(cohort: xr.Dataset) -> dict[str, Observed]:
     needs="cohort",
     limits="Both accounts leave it open; DIFF beside either arm is a primary test.",
 )
-def head_geometry(cohort: xr.Dataset) -> dict[str, Observed]:
+def head_geometry(cohort: xr.Dataset) -> dict[str, Sample]:
     outcomes = {"distractors": with_distractors(cohort), "steps": np.log2(steps_to_form(cohort))}
     if "text" in cohort:
         outcomes["text"] = text_loss(cohort, "other")
@@ -339,12 +339,12 @@ def head_geometry(cohort: xr.Dataset) -> dict[str, Observed]:
     needs="cohort",
     limits=FORMED,
 )
-def near_duplicates(cohort: xr.Dataset) -> dict[str, Observed]:
+def near_duplicates(cohort: xr.Dataset) -> dict[str, Sample]:
     values = measured(cohort, "log_odds_near").astype(float).mean("prompt").mean("near")
     return _where_there(cohort, {arm: (values, "diff", arm) for arm in ("standard", "double-width")})
 
 
-def _where_there(cohort: xr.Dataset, pairs: Mapping[str, tuple[xr.DataArray, str, str]]) -> dict[str, Observed]:
+def _where_there(cohort: xr.Dataset, pairs: Mapping[str, tuple[xr.DataArray, str, str]]) -> dict[str, Sample]:
     """Arm minus arm of values, by name, of those that the cohort has two seeds of."""
     results = {}
     lacking = []

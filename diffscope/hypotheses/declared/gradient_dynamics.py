@@ -10,7 +10,7 @@ from diffscope.hypotheses.contrast import contrast, require_series
 from diffscope.hypotheses.declared.sources import REVIEW, SENSITIVITY
 from diffscope.hypotheses.declared.steps import AS_TRAINED, late_mean, log_steps
 from diffscope.hypotheses.rules import BELOW, Quantity, declare
-from diffscope.hypotheses.statistics import Observed
+from diffscope.hypotheses.statistics import Sample
 from diffscope.hypotheses.subjects import Models
 from diffscope.hypotheses.weights import BY, KNOCK_OUT
 
@@ -35,6 +35,6 @@ from diffscope.hypotheses.weights import BY, KNOCK_OUT
     limits="Of the scores of two queries and the loss of two tokens; the optimiser's own steps are not asked. On the maps "
     "themselves the two gradients are opposed and their ratio is λ, by construction.",
 )
-def gradient_dynamics(series: Models) -> dict[str, Observed]:
+def gradient_dynamics(series: Models) -> dict[str, Sample]:
     require_series(series)
     return contrast(series, pulls, flows, partial(late_mean, log_steps(series)))

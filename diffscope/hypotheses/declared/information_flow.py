@@ -16,7 +16,7 @@ from diffscope.hypotheses.declared.noise_symmetry import UNTRAINED
 from diffscope.hypotheses.declared.pairs import CONTROLS, ONE_PAIR
 from diffscope.hypotheses.declared.sources import NOTES
 from diffscope.hypotheses.rules import ABOVE, Quantity, declare
-from diffscope.hypotheses.statistics import Observed
+from diffscope.hypotheses.statistics import Sample
 from diffscope.hypotheses.subjects import Models, Pair
 from diffscope.scope import Scope
 from diffscope.tasks.retrieval import Prompt
@@ -44,14 +44,14 @@ SIZE = "size: they no longer see a span of the answer's length near it"
     needs="model",
     limits="No account predicts how much: it is where all should be looked for.",
 )
-def information_flow(models: Models) -> dict[str, Observed]:
+def information_flow(models: Models) -> dict[str, Sample]:
     require_differential(models)
     observed = contrast(models, flow_shares, flows)
     if not models.scopes:  # of kept evidence there is no model to be edited
         return observed
     rises = [knock_out(scope, models.few) for scope in models.scopes]
     layers = np.mean([by_layer for _, by_layer in rises], 0)
-    return observed | {"knock_out": Observed(np.stack([total for total, _ in rises]), layers=layers)}
+    return observed | {"knock_out": Sample(np.stack([total for total, _ in rises]), layers=layers)}
 
 
 @declare(
@@ -69,7 +69,7 @@ def information_flow(models: Models) -> dict[str, Observed]:
     needs="pair",
     limits=ONE_PAIR,
 )
-def information_flow_pair(pair: Pair) -> dict[str, Observed]:
+def information_flow_pair(pair: Pair) -> dict[str, Sample]:
     observed = contrast(pair, flow_shares, flows)
     observed = {name: observed[name] for name in ("flow", "needles")}
     if not pair.diff.scopes:
@@ -77,7 +77,7 @@ def information_flow_pair(pair: Pair) -> dict[str, Observed]:
     diff, standard = (
         np.stack([knock_out(scope, models.few)[0] for scope in models.scopes]) for models in (pair.diff, pair.standard)
     )
-    return observed | {"knock_out": Observed(diff - standard)}
+    return observed | {"knock_out": Sample(diff - standard)}
 
 
 def knock_out(scope: Scope, prompts: Sequence[Prompt]) -> tuple[np.ndarray, np.ndarray]:

@@ -14,7 +14,7 @@ from diffscope.hypotheses.declared.noise_symmetry import ANSWERING, UNTRAINED
 from diffscope.hypotheses.declared.sources import PAPER, REVIEW
 from diffscope.hypotheses.kept import KeptModels
 from diffscope.hypotheses.rules import ABOVE, Quantity, declare
-from diffscope.hypotheses.statistics import Observed
+from diffscope.hypotheses.statistics import Sample
 from diffscope.hypotheses.subjects import Models
 from diffscope.hypotheses.weights import WEIGHTED
 
@@ -45,18 +45,18 @@ NATS = 0.1
     needs="model",
     limits="Of noise that is put in; that training puts shared noise there it does not show.",
 )
-def common_mode_injection(models: Models | KeptModels) -> dict[str, Observed]:
+def common_mode_injection(models: Models | KeptModels) -> dict[str, Sample]:
     require_differential(models)
     observed = contrast(models, rejected_noise, injected)
     if isinstance(models, KeptModels):
         return noted(observed | _lost_of_kept(models), {"over_paired": "rejection above its control"})
     lost = [log_odds_lost(scope, models.few, (SIGMA,))["log_odds_lost"].isel(sigma=0) for scope in models.scopes]
     if lost:
-        observed["lost"] = Observed(np.stack([(of.sel(mode="common") - of.sel(mode="differential")).values for of in lost]))
+        observed["lost"] = Sample(np.stack([(of.sel(mode="common") - of.sel(mode="differential")).values for of in lost]))
     return noted(observed, {"over_paired": "rejection above its control"})
 
 
-def _lost_of_kept(models: KeptModels) -> dict[str, Observed]:
+def _lost_of_kept(models: KeptModels) -> dict[str, Sample]:
     """Log-odds lost to common noise minus those lost to opposite noise, as they were kept; none where they were not."""
     lost = models.outcomes("lost_common", "lost_differential")
     if len(lost) < 2:
@@ -98,6 +98,6 @@ def _lost_of_kept(models: KeptModels) -> dict[str, Observed]:
     limits="Of direct paths to the logits, the final norm as it was; what later layers make of it is left out. It needs three "
     "distractors a prompt.",
 )
-def branch_attribution(models: Models) -> dict[str, Observed]:
+def branch_attribution(models: Models) -> dict[str, Sample]:
     require_differential(models)
     return noted(contrast(models, taken_back, attributed), {"rejection": "correlation above its control"})

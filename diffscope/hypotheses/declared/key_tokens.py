@@ -13,7 +13,7 @@ from diffscope.hypotheses.declared.pairs import CONTROLS, ONE_PAIR
 from diffscope.hypotheses.declared.primary import BASELINES, SAME
 from diffscope.hypotheses.declared.sources import NOTES, PAPER
 from diffscope.hypotheses.rules import ABOVE, BELOW, Quantity, declare
-from diffscope.hypotheses.statistics import Observed
+from diffscope.hypotheses.statistics import Sample
 from diffscope.hypotheses.subjects import Models, Pair
 from diffscope.hypotheses.weights import WEIGHTED
 
@@ -51,7 +51,7 @@ SHORT = {"share": "answer", "needles": "other sentences"}
     limits="The claim changes with the normalisation: a head that subtracts from the answer gains in |D|.",
     unable="all accounts predict it",
 )
-def key_token_gain(models: Models) -> dict[str, Observed]:
+def key_token_gain(models: Models) -> dict[str, Sample]:
     require_differential(models)
     observed = contrast(models, key_gain, apart=APART)
     return noted(observed, {"share": "gain in |D|", "positive": "gain in the positive part"})
@@ -76,7 +76,7 @@ def key_token_gain(models: Models) -> dict[str, Observed]:
     limits=ONE_PAIR,
     unable="all accounts predict it, and more heads look at other things",
 )
-def key_token_gain_pair(pair: Pair) -> dict[str, Observed]:
+def key_token_gain_pair(pair: Pair) -> dict[str, Sample]:
     return contrast(pair, answer_mass, apart=("share",))
 
 
@@ -101,7 +101,7 @@ def key_token_gain_pair(pair: Pair) -> dict[str, Observed]:
     "wherever A2 is above 0.",
     unable="all accounts predict it, and heads that do not answer count as much as those that do",
 )
-def allocation(cohort: xr.Dataset) -> dict[str, Observed]:
+def allocation(cohort: xr.Dataset) -> dict[str, Sample]:
     if not {f"alike_{name}" for name in OF_COHORT} <= set(cohort.data_vars):
         raise Missing("a cohort with the evidence of its runs")
     masses = {name: cohort[f"alike_{name}"].where(formed(cohort)) for name in OF_COHORT}

@@ -15,7 +15,7 @@ from diffscope.hypotheses.declared.noise_symmetry import UNTRAINED
 from diffscope.hypotheses.declared.sources import NOTES
 from diffscope.hypotheses.kept import KeptModels
 from diffscope.hypotheses.rules import ABOVE, BELOW, NONE, Quantity, declare
-from diffscope.hypotheses.statistics import Observed
+from diffscope.hypotheses.statistics import Sample
 from diffscope.hypotheses.subjects import Models
 from diffscope.hypotheses.weights import WEIGHTED
 from diffscope.scope import Scope
@@ -58,7 +58,7 @@ LOSS = 0.1  # nats
     "made from all rows, those that hold the answer's first token included.",
     unable="any fixed second map, such as a flat one with a sink, is of few patterns too",
 )
-def low_rank(models: Models | KeptModels) -> dict[str, Observed]:
+def low_rank(models: Models | KeptModels) -> dict[str, Sample]:
     require_differential(models)
     observed = contrast(models, rank_ratios, second_map_ranks)
     if isinstance(models, KeptModels):  # there is no model to be edited: what edits came to was kept
@@ -66,7 +66,7 @@ def low_rank(models: Models | KeptModels) -> dict[str, Observed]:
     if not models.scopes:
         return observed
     each = models.take_of_trained(stand_ins)
-    return observed | {name: Observed(np.stack([rise[name] for rise in each])) for name in each[0] if name != "distance"}
+    return observed | {name: Sample(np.stack([rise[name] for rise in each])) for name in each[0] if name != "distance"}
 
 
 def stand_ins(scope: Scope, models: Models) -> dict[str, np.ndarray]:

@@ -9,7 +9,7 @@ from diffscope.hypotheses.contrast import contrast, noted, require_differential,
 from diffscope.hypotheses.declared.sources import REVIEW
 from diffscope.hypotheses.declared.steps import AS_TRAINED, growth, log_steps
 from diffscope.hypotheses.rules import ABOVE, Quantity, declare
-from diffscope.hypotheses.statistics import Observed
+from diffscope.hypotheses.statistics import Sample
 from diffscope.hypotheses.subjects import Models
 from diffscope.hypotheses.weights import BY, KNOCK_OUT, WEIGHTED
 
@@ -54,7 +54,7 @@ QUANTITIES = {
     limits="Heads of one layer may share noise as well: then the pairing control hides it. Irrelevant is all but the answer, the "
     "question and the first token, the queried city's sentence included.",
 )
-def noise_symmetry(models: Models) -> dict[str, Observed]:
+def noise_symmetry(models: Models) -> dict[str, Sample]:
     require_differential(models)
     return noted(contrast(models, shared_noise), {"sharing": "sharing", "kind": "sharing on other numbers above the answer"})
 
@@ -73,6 +73,6 @@ def noise_symmetry(models: Models) -> dict[str, Observed]:
     needs="checkpoints",
     limits="Of one training the interval is over prompts.",
 )
-def noise_symmetry_training(series: Models) -> dict[str, Observed]:
+def noise_symmetry_training(series: Models) -> dict[str, Sample]:
     require_series(series)
     return contrast(series, shared_noise, over_steps=partial(growth, log_steps(series)))

@@ -29,7 +29,7 @@ from diffscope.hypotheses.arms import (
 from diffscope.hypotheses.censored import failures_at_worst, first_to_form
 from diffscope.hypotheses.declared.sources import PAPER, REVIEW
 from diffscope.hypotheses.rules import ABOVE, BELOW, IDLE, NONE, Quantity, declare
-from diffscope.hypotheses.statistics import Estimate, Observed
+from diffscope.hypotheses.statistics import Estimate, Sample
 
 BESIDE = {"standard": "standard attention", "double-width": "double-width"}  # in short
 BASELINES = {"standard": "standard attention", "double-width": "DIFF's head count at double width"}
@@ -68,9 +68,9 @@ FORMED = "What is said is of models in which the circuit formed; with failures a
     needs="cohort",
     limits="A run that is given up might have formed later: of arms that fail, less than the whole difference is seen.",
 )
-def formation(cohort: xr.Dataset) -> dict[str, Observed | Estimate]:
+def formation(cohort: xr.Dataset) -> dict[str, Sample | Estimate]:
     steps = steps_to_form(cohort)
-    results: dict[str, Observed | Estimate] = {arm: minus(cohort, np.log2(steps), "diff", arm) for arm in BASELINES}
+    results: dict[str, Sample | Estimate] = {arm: minus(cohort, np.log2(steps), "diff", arm) for arm in BASELINES}
     for arm in BASELINES:
         two = [of_arm(steps, name) for name in ("diff", arm)]
         places = common(cohort, *two)
@@ -107,10 +107,10 @@ def formation(cohort: xr.Dataset) -> dict[str, Observed | Estimate]:
     needs="cohort",
     limits=FORMED,
 )
-def distractors(cohort: xr.Dataset) -> dict[str, Observed | Estimate]:
+def distractors(cohort: xr.Dataset) -> dict[str, Sample | Estimate]:
     together = with_distractors(cohort)
     each = {count: with_distractors(cohort, [count]) for count in MANY}
-    results: dict[str, Observed | Estimate] = {arm: minus(cohort, together, "diff", arm) for arm in BASELINES}
+    results: dict[str, Sample | Estimate] = {arm: minus(cohort, together, "diff", arm) for arm in BASELINES}
     results |= {f"{arm}_{count}": minus(cohort, values, "diff", arm) for arm in BASELINES for count, values in each.items()}
     for arm in BASELINES:
         ended = (of_arm(finished(cohort), "diff") & of_arm(finished(cohort), arm)).values
@@ -146,7 +146,7 @@ def distractors(cohort: xr.Dataset) -> dict[str, Observed | Estimate]:
     needs="cohort",
     limits="What is said is of models in which the circuit formed, and of the grid's numbers of distractors and lengths.",
 )
-def distractors_or_length(cohort: xr.Dataset) -> dict[str, Observed]:
+def distractors_or_length(cohort: xr.Dataset) -> dict[str, Sample]:
     scores = log_odds(cohort)
     results = {}
     for arm in BASELINES:
@@ -198,7 +198,7 @@ def slopes_of(values: xr.DataArray) -> dict[str, xr.DataArray]:
     needs="cohort",
     limits="Of noise that is put in; that training puts shared noise there it does not show.",
 )
-def common_noise(cohort: xr.Dataset) -> dict[str, Observed]:
+def common_noise(cohort: xr.Dataset) -> dict[str, Sample]:
     values = of_arm(at_sigma(measured(cohort, "cmrr_over_paired")).where(formed(cohort)), "diff")
     places = common(cohort, values)
     heads = {}
@@ -207,10 +207,10 @@ def common_noise(cohort: xr.Dataset) -> dict[str, Observed]:
         heads = {name: of.transpose("seed", "layer", "head").values[places] for name, of in of_heads.items()}
     seeds = tuple(int(seed) for seed in cohort["seed"].values[places])
     note = remarks(cohort, places, ("diff",))
-    observed = {"diff": Observed(values.values[places, None], prompts="nested", seeds=seeds, note=note, **heads)}
+    observed = {"diff": Sample(values.values[places, None], prompts="nested", seeds=seeds, note=note, **heads)}
     if BY_COST in cohort:  # not what was declared: the first view of every mechanism, beside it
         by_cost = of_arm(cohort[BY_COST], "diff").values[places, None]
-        observed["by_cost"] = Observed(by_cost, prompts="nested", seeds=seeds)
+        observed["by_cost"] = Sample(by_cost, prompts="nested", seeds=seeds)
     return observed
 
 

@@ -16,7 +16,7 @@ from diffscope.hypotheses.contrast import contrast
 from diffscope.hypotheses.declared.pairs import ONE_PAIR
 from diffscope.hypotheses.declared.sources import DEX, PAPER
 from diffscope.hypotheses.rules import ABOVE, BELOW, Quantity, declare
-from diffscope.hypotheses.statistics import Observed
+from diffscope.hypotheses.statistics import Sample
 from diffscope.hypotheses.subjects import Pair
 from diffscope.scope import Scope
 from diffscope.tasks.retrieval import Prompt
@@ -50,7 +50,7 @@ EXACT = 0.02  # share of exact answers that matters
     needs="pair",
     limits=ONE_PAIR,
 )
-def outliers_quantisation(pair: Pair) -> dict[str, Observed]:
+def outliers_quantisation(pair: Pair) -> dict[str, Sample]:
     observed = contrast(pair, _values, tails)
 
     def lost(scope: Scope) -> dict[str, np.ndarray]:
@@ -79,7 +79,7 @@ def outliers_quantisation(pair: Pair) -> dict[str, Observed]:
     limits="DIFF has half as many heads, each twice as wide: losing one loses more. The worst head is found on the prompts that "
     f"it is judged on. {ONE_PAIR}",
 )
-def redundancy_importance(pair: Pair) -> dict[str, Observed]:
+def redundancy_importance(pair: Pair) -> dict[str, Sample]:
     observed = contrast(pair, _values, likeness)
 
     def lost(scope: Scope) -> dict[str, np.ndarray]:
@@ -121,10 +121,10 @@ def _values(taken: xr.Dataset) -> dict[str, xr.DataArray]:
     return dict(taken.data_vars)
 
 
-def _of_scopes(pair: Pair, lost: Callable[[Scope], dict[str, np.ndarray]]) -> dict[str, Observed]:
+def _of_scopes(pair: Pair, lost: Callable[[Scope], dict[str, np.ndarray]]) -> dict[str, Sample]:
     """What each DIFF model loses, (prompt,) by name, minus what its standard model loses."""
     losses = [(lost(diff), lost(standard)) for diff, standard in zip(pair.diff.scopes, pair.standard.scopes, strict=True)]
-    return {name: Observed(np.stack([diff[name] - standard[name] for diff, standard in losses])) for name in losses[0][0]}
+    return {name: Sample(np.stack([diff[name] - standard[name] for diff, standard in losses])) for name in losses[0][0]}
 
 
 def _without_heads(scope: Scope, prompts: Sequence[Prompt]) -> np.ndarray:

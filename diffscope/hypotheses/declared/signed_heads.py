@@ -18,7 +18,7 @@ from diffscope.hypotheses.declared.noise_symmetry import UNTRAINED
 from diffscope.hypotheses.declared.sources import DEX, REVIEW
 from diffscope.hypotheses.kept import NOT_KEPT, KeptModels, at_end_of
 from diffscope.hypotheses.rules import ABOVE, NONE, Quantity, declare
-from diffscope.hypotheses.statistics import Observed
+from diffscope.hypotheses.statistics import Sample
 from diffscope.hypotheses.subjects import Models
 from diffscope.scope import Scope
 
@@ -50,7 +50,7 @@ EDITED = "models that answer, whose maps can be edited"
     "is another question. Cancelled noise or a flat pedestal may leave negative weights that matter, or none: neither account "
     "predicts it. The arm that is trained with D⁺ asks the same without an edit.",
 )
-def signed_weights(models: Models | KeptModels) -> dict[str, Observed]:
+def signed_weights(models: Models | KeptModels) -> dict[str, Sample]:
     require_differential(models)
     together, layers = _signs(models)
     observed = {name: _observed(models, together[name], layers[name]) for name in ("scattered", "plus", "zero")}
@@ -85,7 +85,7 @@ def signed_weights(models: Models | KeptModels) -> dict[str, Observed]:
     "two it favours none. A signal that lies at a fixed distance, as the token before, is largely in the mean over prompts too. "
     "Of prompts of one length.",
 )
-def a2_content(models: Models | KeptModels) -> dict[str, Observed]:
+def a2_content(models: Models | KeptModels) -> dict[str, Sample]:
     require_differential(models)
     names = list(a2_content.quantities)
     if isinstance(models, KeptModels):
@@ -126,7 +126,7 @@ def a2_content(models: Models | KeptModels) -> dict[str, Observed]:
     limits="Of one signal of one task, that numbers follow their city; no such head is nothing against a second map that carries "
     "another signal, nor for noise. What a map loses at a key its other keys get.",
 )
-def a2_signal(models: Models | KeptModels) -> dict[str, Observed]:
+def a2_signal(models: Models | KeptModels) -> dict[str, Sample]:
     require_differential(models)
     masses, untrained = _previous(models)
     blind = _blind(models)
@@ -236,5 +236,5 @@ def _with_scopes(models: Models) -> Models:
     return models
 
 
-def _observed(models: Models | KeptModels, values: np.ndarray, layers: np.ndarray | None = None) -> Observed:
-    return Observed(values, layers=layers, prompts=models.prompts_are, seeds=models.seeds)
+def _observed(models: Models | KeptModels, values: np.ndarray, layers: np.ndarray | None = None) -> Sample:
+    return Sample(values, layers=layers, prompts=models.prompts_are, seeds=models.seeds)

@@ -10,7 +10,7 @@ from diffscope.hypotheses.declared.pairs import CONTROLS, ONE_PAIR
 from diffscope.hypotheses.declared.sources import REVIEW
 from diffscope.hypotheses.declared.steps import AS_TRAINED, growth, log_steps
 from diffscope.hypotheses.rules import BELOW, Quantity, declare
-from diffscope.hypotheses.statistics import Observed
+from diffscope.hypotheses.statistics import Sample
 from diffscope.hypotheses.subjects import Models, Pair
 from diffscope.hypotheses.weights import WEIGHTED
 
@@ -36,7 +36,7 @@ NEEDS_ONE = "Of models without a sink (a share of the first token near 0) it say
     limits=f"Of the answering query alone. {NEEDS_ONE} {ONE_PAIR}",
     unable=UNABLE,
 )
-def sinks(pair: Pair) -> dict[str, Observed]:
+def sinks(pair: Pair) -> dict[str, Sample]:
     observed = contrast(pair, sink_shares)
     return {name: observed[name] for name in sinks.quantities}
 
@@ -59,7 +59,7 @@ def sinks(pair: Pair) -> dict[str, Observed]:
     limits=f"Of the answering query alone; of one training the interval is over prompts. {NEEDS_ONE}",
     unable=UNABLE,
 )
-def sinks_training(series: Models) -> dict[str, Observed]:
+def sinks_training(series: Models) -> dict[str, Sample]:
     require_series(series)
     observed = contrast(series, sink_shares, over_steps=partial(growth, log_steps(series)))
     return {name: observed[name] for name in sinks_training.quantities}

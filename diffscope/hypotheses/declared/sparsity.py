@@ -8,7 +8,7 @@ from diffscope.hypotheses.declared.noise_symmetry import UNTRAINED
 from diffscope.hypotheses.declared.pairs import CONTROLS, ONE_PAIR
 from diffscope.hypotheses.declared.sources import DEX, REVIEW
 from diffscope.hypotheses.rules import ABOVE, Quantity, declare
-from diffscope.hypotheses.statistics import Observed
+from diffscope.hypotheses.statistics import Sample
 from diffscope.hypotheses.subjects import Models, Pair
 from diffscope.hypotheses.weights import WEIGHTED
 
@@ -40,7 +40,7 @@ APART = ("gini", "entropy")
     limits="Sparser than A1 is not sparser than what a standard model learns: that needs the pair.",
     unable=UNABLE,
 )
-def sparsity(models: Models) -> dict[str, Observed]:
+def sparsity(models: Models) -> dict[str, Sample]:
     require_differential(models)
     return noted(contrast(models, sparser, apart=APART), {"gini": "Gini", "entropy": "entropy"})
 
@@ -67,5 +67,5 @@ def sparsity(models: Models) -> dict[str, Observed]:
     limits=ONE_PAIR,
     unable=UNABLE,
 )
-def sparsity_pair(pair: Pair) -> dict[str, Observed]:
+def sparsity_pair(pair: Pair) -> dict[str, Sample]:
     return contrast(pair, sparsity_of_maps, apart=("gini",))

@@ -87,7 +87,7 @@ class FixedModels(PlantedModels):
 
 def verdict(test, subject):
     """The words that follow from what is observed of a subject, p not corrected."""
-    estimates = {name: as_estimate(observed) for name, observed in test.observe(subject).items()}
+    estimates = {name: as_estimate(observed) for name, observed in test.measure(subject).items()}
     states = {}
     for name in test.judged:
         quantity = test.quantities[name]
@@ -152,7 +152,7 @@ def pairs(models, task):
             for model, pool in zip(both, pools)
         ]
         for name in names:
-            for quantity, observed in TESTS[name].observe(Pair(*subjects)).items():
+            for quantity, observed in TESTS[name].measure(Pair(*subjects)).items():
                 rejections[f"{name}: {quantity}"] += as_estimate(observed).p <= LEVEL
     return {name: count / models for name, count in rejections.items()}
 
@@ -227,7 +227,7 @@ def random_models(models, task):
         along = FixedModels(Planted("neither"), prompts, names=names, read=read[i], beside=beside, taken=growing)
         for needs, subject in (("model", one), ("checkpoints", along)):
             for test in tests_on(needs):
-                estimates = {name: as_estimate(observed) for name, observed in test.observe(subject).items()}
+                estimates = {name: as_estimate(observed) for name, observed in test.measure(subject).items()}
                 for name in test.judged:
                     significant[f"{test.id}: {name}"] += estimates[name].p <= LEVEL
                 verdicts.update(f"{test.id}: {word}" for word in verdict(test, subject))

@@ -15,7 +15,7 @@ import numpy as np
 from diffscope.hypotheses.intervals import LEVEL
 from diffscope.hypotheses.planted_cohort import TRUTHS, Sizes
 from diffscope.hypotheses.power import verdicts
-from diffscope.hypotheses.statistics import Observed, estimate
+from diffscope.hypotheses.statistics import Sample, estimate
 
 EFFECTS = {
     "medium": Sizes(log_odds=1.0, slope=0.5, steps=0.6, rejection=6.0),
@@ -38,7 +38,7 @@ def no_difference(count: int, seeds: int, spread: float = 1.0) -> float:
     """Share of p at most 0.05 where two arms differ by their seeds alone."""
     rng = np.random.default_rng([seeds, count])
     values = spread * rng.normal(size=(count, seeds, 1))
-    return float(np.mean([estimate(Observed(of, prompts="nested")).p <= LEVEL for of in values]))
+    return float(np.mean([estimate(Sample(of, prompts="nested")).p <= LEVEL for of in values]))
 
 
 def main() -> None:
