@@ -1,7 +1,7 @@
 """Keep what is finished of a training, so that it can go on elsewhere: ``python tools/keep_runs.py runs/laptop KEPT``.
 
 Copies the scores of runs, with those that choose a rate, and of each run its evidence and what it was made with.
-No weights, checkpoints or states: ``tools/keep_cohort.py`` copies models. A folder that holds the copy goes on as the original
+No weights, checkpoints or states. A folder that holds the copy goes on as the original
 would, whatever versions run there: ``cp -r KEPT runs/laptop``, then the same ``diffscope train`` trains what is not in it. An arm
 that continues another one needs that one's weights: remove that one's folder first, and it is trained again too.
 """
