@@ -16,10 +16,11 @@ from unittest.mock import patch
 
 from diffscope.evidence import take as of_run
 from diffscope.hypotheses.cohort_evidence import take_evidence
-from diffscope.lab.training.cohort import Cohort, train_cohort
+from diffscope.lab.training.cohort import Cohort
 from diffscope.lab.training.grid import Grid
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.stages import Stage
+from diffscope.lab.training.train_cohort import train_cohort
 from diffscope.store import save_statistics
 
 ARMS = ("diff", "standard", "double-width")

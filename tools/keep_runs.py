@@ -1,7 +1,7 @@
 """Keep what is finished of a training, so that it can go on elsewhere: ``python tools/keep_runs.py runs/laptop KEPT``.
 
 Copies the scores of runs, with those that choose a rate, and of each run its evidence and what it was made with.
-No weights, checkpoints or states: ``tools/keep_cohort.py`` copies models. A folder that holds the copy goes on as the original
+No weights, checkpoints or states. A folder that holds the copy goes on as the original
 would, whatever versions run there: ``cp -r KEPT runs/laptop``, then the same ``diffscope train`` trains what is not in it. An arm
 that continues another one needs that one's weights: remove that one's folder first, and it is trained again too.
 """
@@ -17,10 +17,10 @@ from diffscope.errors import DiffscopeError
 from diffscope.evidence.take import EVIDENCE
 from diffscope.files import replacing
 from diffscope.lab.training.run import RUN
-from diffscope.lab.training.runs import SCORES, SUFFIX, TUNING
+from diffscope.lab.training.runs import SCORES, TUNING
 
 RUNS = "*/seed-*"
-KEPT = (f"{RUNS}/{SCORES}{SUFFIX}", f"{TUNING}/*/{RUNS}/{SCORES}{SUFFIX}", f"{RUNS}/{EVIDENCE}", f"{RUNS}/{RUN}")
+KEPT = (f"{RUNS}/{SCORES}", f"{TUNING}/*/{RUNS}/{SCORES}", f"{RUNS}/{EVIDENCE}", f"{RUNS}/{RUN}")
 LARGEST = 200_000  # bytes of a file
 
 
@@ -64,7 +64,7 @@ def keep_runs(run: Path, target: Path, largest: int = LARGEST) -> list[str]:
 
 def _belongs_to_finished(path: Path) -> bool:
     """Whether a file is a result, or of a run that has its evidence."""
-    return path.name == f"{SCORES}{SUFFIX}" or (path.parent / EVIDENCE).is_file()
+    return path.name == SCORES or (path.parent / EVIDENCE).is_file()
 
 
 def main() -> None:

@@ -28,8 +28,7 @@ from diffscope.errors import DiffscopeError
 from diffscope.files import write_json
 from diffscope.lab.scoring import draw, exact_answers, score
 from diffscope.lab.training.recipe import Recipe
-from diffscope.lab.training.run import RUN, WEIGHTS, read_run
-from diffscope.lab.training.scores import read_metrics
+from diffscope.lab.training.run import RUN, WEIGHTS, read_metrics, read_run
 from diffscope.models.loading import checkpoints
 from diffscope.scope import Scope, load
 from diffscope.tasks.examples import FILES as EXAMPLES

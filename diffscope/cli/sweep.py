@@ -1,4 +1,4 @@
-"""``diffscope sweep``: models × checkpoints × prompts × statistics, measured in shards that survive anything."""
+"""``diffscope sweep``: models × checkpoints × prompts × statistics, measured in shards, each made once and whole."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -32,13 +32,7 @@ Queries = Annotated[
     str | None, typer.Option(metavar="last|all|SPAN|sample:N", help="Whose rows are measured; of several, means.")
 ]
 PerShard = Annotated[int | None, typer.Option(min=1, metavar="N", help="Prompts a shard.")]
-Count = Annotated[int | None, typer.Option(min=1, metavar="N", help="Work in so many processes; with --ray, in so many actors.")]
-Ranks = Annotated[
-    str | None,
-    typer.Option(
-        "--rank", metavar="I/N|auto", help="Do only this rank's part; auto takes it from torchrun's or Slurm's environment."
-    ),
-]
+Count = Annotated[int | None, typer.Option(min=1, metavar="N", help="How many processes work; with --ray, items at once.")]
 Ray = Annotated[str | None, typer.Option(metavar="ADDRESS", help="Work on a Ray cluster: local, auto or HOST:PORT.")]
 Format = Annotated[Literal["zarr", "nc", "parquet", "csv"], typer.Option("--format", help="Of the dataset.")]
 Changed = Annotated[bool, typer.Option("--changed", help="Continue although the plan or the installed versions have changed.")]
@@ -58,7 +52,6 @@ def command(
     per_shard: PerShard = None,
     dtype: Dtype = None,
     processes: Count = None,
-    rank: Ranks = None,
     ray: Ray = None,
     device: Device = None,
     file_format: Format = "zarr",
@@ -68,7 +61,6 @@ def command(
 ):
     """Measure statistics of models, at steps of their training, on prompts. What stopped goes on with the same command."""
     from diffscope.lab.plan import Plan
-    from diffscope.lab.queue import Rank
 
     if out is None and not dry_run:
         raise DiffscopeError("a sweep needs --out FOLDER; --dry-run shows what it would do")
@@ -87,59 +79,38 @@ def command(
     if dry_run:
         _show_plan(whole, device, as_json)
         return
-    where = where_of(processes, ray, device)
-    _sweep(
-        whole,
-        out,
-        where,
-        None if rank is None else Rank.of(rank),
-        as_json,
-        device=device,
-        suffix=f".{file_format}",
-        changed=changed,
-    )
+    how = dict(processes=processes, ray=ray, device=device, suffix=f".{file_format}", changed=changed)
+    _sweep(whole, out, as_json, **how)
 
 
 @kept_when_stopped("what is complete is kept, and the same command goes on")
-def _sweep(plan, out, where, rank, as_json, **how):
+def _sweep(plan, out, as_json, **how):
+    """Carry out a plan and say what came of it."""
     from diffscope.lab.sweep import sweep
 
     with counting("sweeping") as progress:
-        swept = sweep(plan, out, where, rank=rank, progress=progress, **how)
+        swept = sweep(plan, out, progress=progress, **how)
     outcome = swept.outcome
     if as_json:
-        counts = {"done": len(outcome.done), "waiting": len(outcome.waiting)}
-        failed = [{"id": piece.shard.id, "shard": str(piece), "cause": cause} for piece, cause in swept.failures]
-        show_json({"dataset": swept.dataset, **counts, "failed": failed, "left_out": plan.left_out})
+        failed = [{"file": shard.item.place, "shard": str(shard), "cause": cause} for shard, cause in swept.failures]
+        show_json({"dataset": swept.dataset, "done": len(outcome.done), "failed": failed, "left_out": plan.left_out})
     if plan.left_out:
         note(f"left out, for a mean over queries says nothing of it: {', '.join(plan.left_out)}")
     if swept.versions:
         note(f"Shards were measured with other versions: {swept.versions}. They are not measured again.")
-    for piece, cause in swept.failures:
-        note(f"failed: {piece}: {cause}")
+    for shard, cause in swept.failures:
+        note(f"failed: {shard}: {cause}")
     note(
-        f"{len(outcome.done)} of {len(swept.pieces)} shards are done" + (f", dataset in {swept.dataset}" if swept.dataset else "")
+        f"{len(outcome.done)} of {len(swept.shards)} shards are done" + (f", dataset in {swept.dataset}" if swept.dataset else "")
     )
-    if outcome.waiting:
-        note(f"{len(outcome.waiting)} wait for other ranks; the one that ends last joins the dataset")
     if outcome.failed:
         raise DiffscopeError(
-            f"{len(outcome.failed)} of {len(swept.pieces)} shards failed, see {out / 'failed'}; the same command tries them again"
+            f"{len(outcome.failed)} of {len(swept.shards)} shards failed, see {out / 'failed'}; the same command tries them again"
         )
 
 
-def where_of(processes, ray, device):
-    """Who does the work, as --processes and --ray say it; None for this process alone."""
-    from diffscope.lab.jobs.processes import Processes
-    from diffscope.lab.jobs.ray_cluster import OnRay
-
-    gpus = device.startswith("cuda")
-    if ray is not None:
-        return OnRay(ray, processes, gpus)
-    return None if processes is None else Processes(processes, gpus)
-
-
 def _steps(option):
+    """Read the option --checkpoints."""
     if option in ("all", "last"):
         return option
     steps = option.split(",")
@@ -149,7 +120,7 @@ def _steps(option):
 
 
 def _prompts(option):
-    """``TASK:FIELD=N,FIELD=N``, of which some are text, or a file, as a table of a plan."""
+    """Read ``TASK:FIELD=N,FIELD=N`` or the name of a file as a table of a plan."""
     from diffscope.lab.prompt_sets import OF_TEXT, TASKS
 
     task, _, fields = option.partition(":")
@@ -164,21 +135,22 @@ def _prompts(option):
 
 
 def _show_plan(plan, device, as_json):
+    """Show how many shards a plan has, and how large its dataset is."""
     from diffscope.lab.sweep import values_a_prompt
 
-    pieces = plan.pieces(device)
+    shards = plan.shards(device)
     values = values_a_prompt(plan, device)
     rows = []
     for model in plan.models:
-        mine = [piece for piece in pieces if piece.subject.model == model]
-        prompts = sum(piece.count for piece in mine)
-        steps = len({piece.subject for piece in mine})
+        mine = [shard for shard in shards if shard.subject.model == model]
+        prompts = sum(shard.count for shard in mine)
+        steps = len({shard.subject for shard in mine})
         rows.append([model, steps, prompts // steps, len(mine), prompts * values[model] * 4 / 2**20])
     if as_json:
-        shards = [{"id": piece.shard.id, "shard": str(piece)} for piece in pieces]
-        show_json({"shards": shards, "mebibytes": sum(row[-1] for row in rows), "left_out": plan.left_out})
+        files = [{"file": shard.item.place, "shard": str(shard)} for shard in shards]
+        show_json({"shards": files, "mebibytes": sum(row[-1] for row in rows), "left_out": plan.left_out})
         return
     show_table(["model", "checkpoints", "prompts", "shards", "MiB"], rows)
-    say(f"{len(pieces)} shards of up to {plan.per_shard} prompts, about {sum(row[-1] for row in rows):.1f} MiB of numbers")
+    say(f"{len(shards)} shards of up to {plan.per_shard} prompts, about {sum(row[-1] for row in rows):.1f} MiB of numbers")
     if plan.left_out:
         say(f"left out, for a mean over queries says nothing of it: {', '.join(plan.left_out)}")

@@ -7,7 +7,7 @@ import typer
 
 from diffscope.cli.options import Device, Json, check_out
 from diffscope.cli.output import counting, kept_when_stopped, note, show_json, show_table, working
-from diffscope.cli.sweep import Count, Ranks, Ray, where_of
+from diffscope.cli.sweep import Count, Ray
 from diffscope.cli.training_report import (
     collected,
     show_progress,
@@ -63,7 +63,6 @@ def command(
     text: Text = None,
     any_text: AnyText = False,
     processes: Count = None,
-    rank: Ranks = None,
     ray: Ray = None,
     threads: Threads = 1,
     device: Device = None,
@@ -88,11 +87,6 @@ def command(
         check_suffix(figure)
     if out is None:
         raise DiffscopeError("training needs --out FOLDER; --table shows the arms of a recipe")
-    if not chosen.scored:
-        if any((processes, rank, ray, report, status, figure, as_json)):
-            raise DiffscopeError(f"recipe {chosen.name!r} has no [grid]: it trains its arms one by one, without scores to report")
-        _train_alone(chosen, arm, seed, out, threads, device, tensorboard)
-        return
     from diffscope.lab.training.cohort import Cohort
 
     wanted = Cohort(chosen, out, tuple(arm or ()), tuple(seed or ()), device or "cpu")
@@ -105,14 +99,11 @@ def command(
     if report:
         show_report(wanted, figure, as_json)
         return
-    from diffscope.lab import queue as shards
-
-    rank = None if rank is None else shards.Rank.of(rank)
-    how = dict(threads=threads, tensorboard=tensorboard, rank=rank)
-    failed = _train_cohort(wanted, where_of(processes, ray, device or "cpu"), processes or 1, how)
+    how = dict(processes=processes, ray=ray, threads=threads, tensorboard=tensorboard)
+    failed = _train_cohort(wanted, how)
     if chosen.then is not None and not (arm or seed):
         following = Cohort(Recipe.load(chosen.then), out / chosen.then, device=wanted.device)
-        failed += _train_cohort(following, where_of(processes, ray, device or "cpu"), processes or 1, how)
+        failed += _train_cohort(following, how)
     if figure is not None or as_json:
         show_report(wanted, figure, as_json)
     if failed:
@@ -135,25 +126,26 @@ def _chosen(recipe, preset, learning_rate, text, any_text):
 
 
 @kept_when_stopped(SAVED)
-def _train_cohort(wanted, where, processes, how):
-    """Train what is left of a cohort, and say what came of it but for its scores; the number of runs that failed."""
+def _train_cohort(wanted, how):
+    """Train what is left of a cohort, show what came of it but for its scores, and return how many runs failed."""
     from diffscope.hypotheses.cohort_evidence import take_evidence
-    from diffscope.lab.training.cohort import train_cohort
-    from diffscope.lab.training.forecast import forecast
+    from diffscope.lab.training.cohort import progress_by_arm, remaining_in_words
+    from diffscope.lab.training.train_cohort import train_cohort
 
     tell_versions(wanted)
-    note(f"{wanted.recipe.name}: {forecast(wanted.recipe, wanted.out, wanted.planned()).words(processes)}")
+    note(f"{wanted.recipe.name}: {remaining_in_words(progress_by_arm(wanted), how['processes'] or 1)}")
     with counting(f"training {wanted.recipe.name}") as progress:
         evidence = None if wanted.recipe.keep_weights else take_evidence
-        outcome = train_cohort(wanted, where, **how, evidence=evidence, progress=progress)
+        outcome = train_cohort(wanted, **how, evidence=evidence, progress=progress)
     tell_failures(wanted, outcome)
     if not any("tuning" not in run.spec for run in outcome.done):
-        note("no run is finished yet" + (", and this rank has nothing left to do" if how["rank"] else ""))
+        note("no run is finished yet")
         return len(outcome.failed)
     show_progress(wanted, collected(wanted))
     if not wanted.recipe.keep_weights:
         tell_outdated(wanted)
-    note(forecast(wanted.recipe, wanted.out, wanted.planned()).words(processes))
+    if outcome.failed or outcome.waiting:
+        note(remaining_in_words(progress_by_arm(wanted), how["processes"] or 1))
     return len(outcome.failed)
 
 
@@ -177,22 +169,8 @@ def _take_anew(wanted):
     note(f"took the evidence of {len(names)} runs")
 
 
-@kept_when_stopped(SAVED)
-def _train_alone(recipe, arms, seeds, out, threads, device, tensorboard):
-    """A recipe without a grid: models are trained one by one, and scored with ``diffscope evaluate``."""
-    from diffscope.lab.queue import telling_full_disk
-    from diffscope.lab.training.train import train
-
-    for seed in seeds or recipe.seeds:
-        for arm in arms or recipe.arms:
-            with counting(f"training {arm}") as progress, telling_full_disk(out):
-                how = dict(seed=seed, threads=threads, device=device or "cpu", tensorboard=tensorboard)
-                folder = train(recipe, arm, out, **how, progress=progress)
-            note(f"trained {arm} into {folder}")
-
-
 def _show_arms(recipe, as_json):
-    from diffscope.lab.training.train import tokenizer_for
+    from diffscope.lab.training.beginnings import tokenizer_for
 
     with working("learning the vocabulary"):
         rows = recipe.table(len(tokenizer_for(recipe)))

@@ -9,25 +9,21 @@ from diffscope.errors import DiffscopeError
 
 def tell_failures(cohort, outcome):
     """Name the runs that failed, each with its cause."""
+    from diffscope.lab.training.runs import run_label
+
     for run in cohort.planned():
-        if run.id in outcome.failed:
-            note(f"failed: {_name(run)}: {outcome.failed[run.id]}")
-
-
-def _name(run):
-    from diffscope.lab.training.runs import name
-
-    return name(run)
+        if run.place in outcome.failed:
+            note(f"failed: {run_label(run)}: {outcome.failed[run.place]}")
 
 
 def collected(cohort):
-    """The dataset of a folder's finished runs, written into it anew."""
-    from diffscope.lab.jobs import job
-    from diffscope.lab.training.cohort import CURVES, DATASET, MEASURED, collect
-    from diffscope.lab.training.scores import OF_TASK
+    """Collect a folder's finished runs in its dataset."""
+    from diffscope.lab.queue import lock
+    from diffscope.lab.training.cohort import CURVES, DATASET, collect
+    from diffscope.lab.training.scores import MEASURED, OF_TASK
     from diffscope.store import save_statistics
 
-    with job.locked(cohort.out / DATASET), working("putting runs together"):  # ranks may end at the same time
+    with lock(cohort.out, "dataset"), working("putting runs together"):  # of two commands that end together
         dataset = collect(cohort)
         save_statistics(dataset, cohort.out / DATASET, dated=False)
         curves = [name for name in (*MEASURED, *OF_TASK) if name in dataset]
@@ -115,32 +111,30 @@ def _formed(row, recipe):
 
 
 def show_status(cohort, processes, as_json):
-    """Which runs are done, under way and left, by arm, and how long the rest takes so many processes."""
-    from diffscope.lab.training.forecast import Left, forecast, progress_by_arm
-    from diffscope.lab.training.runs import name
+    """Show which runs are done, under way and left, by arm, and how long the rest takes so many processes."""
+    from diffscope.lab.training.cohort import progress_by_arm, remaining_in_words
+    from diffscope.lab.training.runs import run_label
 
-    planned = cohort.planned()
-    left = forecast(cohort.recipe, cohort.out, planned)
-    arms = progress_by_arm(cohort.recipe, cohort.out, planned)
-    seconds = sum(row.left.seconds for row in arms)
+    arms = progress_by_arm(cohort)
     if as_json:
         rows = [
             {
                 "arm": row.arm,
                 "tuning": row.tuning,
                 "done": row.done,
-                "left": row.left.runs,
+                "left": row.left,
                 "under_way": [
-                    {"run": name(each.run), "step": each.step, "steps": each.steps, "minutes_since": each.minutes}
+                    {"run": run_label(each.run), "step": each.step, "steps": each.steps, "minutes_since": each.minutes}
                     for each in row.under_way
                 ],
-                "seconds_a_step": row.left.step,
-                "hours_left": row.left.seconds / processes / 3600,
+                "seconds_a_step": row.step,
+                "hours_left": row.seconds / processes / 3600,
             }
             for row in arms
         ]
-        hours = seconds / processes / 3600
-        show_json({"recipe": cohort.recipe.name, "processes": processes, "left": left.runs, "hours_left": hours, "arms": rows})
+        left = sum(row.left for row in arms)
+        hours = sum(row.seconds for row in arms) / processes / 3600
+        show_json({"recipe": cohort.recipe.name, "processes": processes, "left": left, "hours_left": hours, "arms": rows})
         return
     show_table(
         ["arm", "runs", "done", "under way", "left", "s a step", "hours left"],
@@ -149,29 +143,26 @@ def show_status(cohort, processes, as_json):
                 row.arm,
                 "choose its rate" if row.tuning else "",
                 row.done,
-                ", ".join(f"{name(each.run)}: step {each.step}" for each in row.under_way) or None,
-                row.left.runs,
-                row.left.step,
-                row.left.seconds / processes / 3600,
+                ", ".join(f"{run_label(each.run)}: step {each.step}" for each in row.under_way) or None,
+                row.left,
+                row.step,
+                row.seconds / processes / 3600,
             ]
             for row in arms
         ],
     )
-    note(Left(left.runs, seconds, left.step).words(processes))
+    note(remaining_in_words(arms, processes))
 
 
 def show_report(cohort, figure, as_json):
-    """What the finished runs learned, and which failed or are missing."""
-    from diffscope.lab.training.cohort import DATASET, is_copy, open_copy, summary
+    """Show what the finished runs learned, and which failed or are missing."""
+    from diffscope.lab.training.cohort import DATASET, summary
 
     if not cohort.out.is_dir():
         raise DiffscopeError(f"there is no folder {cohort.out}")
-    if is_copy(cohort.out):
-        dataset = open_copy(cohort.out, cohort.recipe)
-    else:
-        tell_failures(cohort, cohort.outcome())
-        dataset = collected(cohort)
-        tell_versions(cohort)
+    tell_failures(cohort, cohort.outcome())
+    dataset = collected(cohort)
+    tell_versions(cohort)
     failed = re.findall(r"(?:^|; )([^\s:]+, seed \d+): (.*?)(?=; [^\s:]+, seed \d+: |$)", dataset.attrs.get("failed", ""))
     rows = summary(dataset)
     if as_json:

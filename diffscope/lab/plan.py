@@ -17,7 +17,7 @@ from transformers.utils import cached_file
 
 from diffscope.errors import DiffscopeError, ModelNotFound, first_line
 from diffscope.lab.prompt_sets import PromptSet, prompt_sets
-from diffscope.lab.queue import Shard
+from diffscope.lab.queue import Item
 from diffscope.models.loading import TOKENIZER_FILES, checkpoints, locate, named_dtype, tokenizer_folder
 from diffscope.stats import STATISTICS
 from diffscope.stats.registry import select
@@ -42,10 +42,10 @@ class Subject(NamedTuple):
     opened: str  # what ``load`` takes
 
 
-class Piece(NamedTuple):
-    """A shard, and where in the dataset its result belongs."""
+class Shard(NamedTuple):
+    """Some prompts of one model: an item of the queue, and where in the dataset its result belongs."""
 
-    shard: Shard
+    item: Item
     subject: Subject
     first: int  # number of its first prompt among those of all prompt sets
     count: int
@@ -186,7 +186,7 @@ class Plan:
                 raise ModelNotFound(f"{model} has no checkpoint {step}; kept are the steps {', '.join(map(str, [*saved, last]))}")
             yield Subject(model, step, model if step == last else f"{model}@{step}")
 
-    def pieces(self, device: str) -> list[Piece]:
+    def shards(self, device: str) -> list[Shard]:
         """All shards of the plan, model by model.
 
         A shard is found by what it measures. The versions that it was measured with stand in its file, and not in its spec.
@@ -204,7 +204,7 @@ class Plan:
             "averaged": {} if self.queries == LAST else {name: STATISTICS[name].averaged for name in self.measured},
             "dtype": self.dtype,
         }
-        pieces = []
+        shards = []
         for subject in self.subjects:
             model = {"model": subject.opened, "weights": fingerprint(subject.opened)}
             offset = 0
@@ -212,14 +212,20 @@ class Plan:
                 for first in range(0, prompts.count, self.per_shard):
                     stop = min(first + self.per_shard, prompts.count)
                     spec = {**model, **common, "prompts": prompts.spec, "first": first, "stop": stop}
-                    shard = Shard(spec, affinity=subject.opened)
-                    pieces.append(Piece(shard, subject, offset + first, stop - first))
+                    item = Item(f"shards/{_digest(spec)}.nc", spec)
+                    shards.append(Shard(item, subject, offset + first, stop - first))
                 offset += prompts.count
-        return pieces
+        return shards
 
     def as_json(self) -> str:
         """The plan as text; equal plans give equal texts, others do not."""
         return json.dumps(asdict(self), sort_keys=True, ensure_ascii=False)
+
+
+def _digest(spec: dict) -> str:
+    """Return the first 16 hexadecimal digits of the SHA-256 of a spec as canonical JSON."""
+    text = json.dumps(spec, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def rows_of(queries: str):

@@ -1,261 +1,392 @@
-"""Shards: pure pieces of work, each done once, in whichever process; a result that exists is complete and is not made again.
+"""A folder as a queue: each process takes the next item whose result is missing and whose lock is free.
 
-A folder holds the results, ``shards/ID.SUFFIX`` or where a shard says, each of which appears under its name in one move, and
-``failed/ID.json``, the causes of failures. There is no other state, so a run that was killed goes on by being started again.
+A result appears under its name in one move, and one that exists is not made again. Beside the results lie only the causes of
+failures (``failed/``) and empty lock files (``.locks/``). So work that was killed resumes when it is started again, and several
+processes, on one machine or on many that share the folder, divide the items without knowing of each other.
 """
 
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, MutableSequence, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import connection, get_context, parent_process
+from multiprocessing.context import BaseContext
 from pathlib import Path
+from threading import Thread
 
 import torch
+from filelock import FileLock, Timeout
 
 from diffscope.errors import DiffscopeError
-from diffscope.files import remove, unfinished_folder, write_json
-from diffscope.lab.jobs.job import Failure, Job, Work, disk_is_full
-from diffscope.lab.jobs.processes import Executor, Here
+from diffscope.files import replacing, write_json
 
+Work = Callable[[dict, Path], None]
 Progress = Callable[[int, int, str], None]
+FAILED_FOLDER = "failed"
+LOCK_FOLDER = ".locks"
+CAUSE = 300  # characters of a cause of failure
+POLL = 0.2  # seconds between two looks at what other processes do
+UNTOUCHED, DONE, FAILED, HELD = 0, -1, -2, -3  # states of an item in a run; a positive number is that of the worker that has it
 
 
 @dataclass(frozen=True)
-class Shard:
+class Item:
     """One piece of work.
 
     Attributes
     ----------
-    spec : dict
-        All that its result depends on, as JSON knows it.
-    affinity : str
-        Shards with the same key go to the same worker, which keeps what they share, such as a model, loaded.
     place : str
-        Where its result lies in the folder, without the suffix; by default ``shards/ID``. Two shards of a folder that differ must
-        not have the same place.
+        Path of its result below the folder of the queue. Items with the same place are the same item.
+    spec : dict
+        What the work is given, as JSON knows it.
     """
 
+    place: str
     spec: dict
-    affinity: str = field(default="", compare=False)
-    place: str = field(default="", compare=False)
 
-    @cached_property
-    def id(self) -> str:
-        """The first 16 hexadecimal digits of the SHA-256 of the spec as canonical JSON."""
-        text = json.dumps(self.spec, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+    def result(self, folder: str | os.PathLike) -> Path:
+        """Return the path of its result, which exists once it is complete."""
+        return Path(folder) / self.place
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Which of some shards are done in a folder.
+    """How far some items are.
 
     Attributes
     ----------
-    done : tuple of Shard
+    done : tuple of Item
     failed : dict of str to str
-        By id, the cause in one line.
-    waiting : tuple of Shard
-        Not tried yet: the shards of other ranks, for example.
+        By place, the cause in one line.
+    waiting : tuple of Item
+        Not tried yet, or under way.
     """
 
-    done: tuple[Shard, ...]
+    done: tuple[Item, ...]
     failed: dict[str, str]
-    waiting: tuple[Shard, ...]
+    waiting: tuple[Item, ...]
 
     @classmethod
-    def of(cls, shards: Sequence[Shard], folder: Path, suffix: str) -> Outcome:
-        done = [shard for shard in shards if result(folder, shard, suffix).exists()]
-        ids = {shard.id for shard in done}
-        missing = [shard for shard in shards if shard.id not in ids]
-        causes = {shard.id: _cause(folder, shard) for shard in missing}
-        failed = {id: cause for id, cause in causes.items() if cause is not None}
-        return cls(tuple(done), failed, tuple(shard for shard in missing if shard.id not in failed))
-
-
-@dataclass(frozen=True)
-class Rank:
-    """One of several runs that share the work: number `index` of `world` does every `world`-th shard."""
-
-    index: int = 0
-    world: int = 1
-    local: int = 0  # its number on its machine, which decides its GPU
-
-    def __post_init__(self):
-        if not 0 <= self.index < self.world:
-            raise DiffscopeError(f"there is no rank {self.index} of {self.world}; ranks are 0 to {self.world - 1}")
-
-    @classmethod
-    def of(cls, text: str, environment: Mapping[str, str] = os.environ) -> Rank:
-        """The rank that ``--rank`` names: ``I/N``, or ``auto`` for the one that torchrun or Slurm puts into the environment.
-
-        For torchrun it is RANK of WORLD_SIZE; for Slurm the task of a job array, and within it the task of srun.
-
-        Raises
-        ------
-        DiffscopeError
-            The text is neither, the environment has no rank, or the numbers of a job array are not evenly spaced.
-        """
-        if text != "auto":
-            index, _, world = text.partition("/")
-            if not (index.isdigit() and world.isdigit()):
-                raise DiffscopeError(f"--rank {text!r} is neither auto nor RANK/WORLD, such as 0/8")
-            return cls(int(index), int(world))
-        number = {name: int(value) for name, value in environment.items() if name in _VARIABLES and value.isdigit()}
-        if {"RANK", "WORLD_SIZE"} <= number.keys():
-            return cls(number["RANK"], number["WORLD_SIZE"], number.get("LOCAL_RANK", 0))
-        if not {"SLURM_ARRAY_TASK_ID", "SLURM_PROCID"} & number.keys():
-            raise DiffscopeError("--rank auto finds no rank of torchrun or Slurm in the environment; say it: --rank 0/8")
-        index, world = _array_task(number)
-        tasks = number.get("SLURM_STEP_NUM_TASKS", 1)  # of srun; SLURM_NTASKS is there in a batch script too, which is one task
-        return cls(index * tasks + number.get("SLURM_PROCID", 0), world * tasks, number.get("SLURM_LOCALID", 0))
-
-
-def own_gpu(device: str, rank: Rank | None) -> str:
-    """The GPU of a rank, where several on one machine see all of its GPUs."""
-    count = torch.cuda.device_count() if device == "cuda" and rank else 0
-    return f"cuda:{rank.local % count}" if count else device
-
-
-_ARRAY = tuple(f"SLURM_ARRAY_TASK_{name}" for name in ("ID", "MIN", "MAX", "STEP", "COUNT"))
-_VARIABLES = {*_ARRAY, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "RANK", "WORLD_SIZE", "LOCAL_RANK"}
-
-
-def _array_task(number: Mapping[str, int]) -> tuple[int, int]:
-    """The task of a job array, counted from 0, and how many tasks it has."""
-    if "SLURM_ARRAY_TASK_ID" not in number:
-        return 0, 1
-    task, first, last, step, count = (number.get(name, 1 if name.endswith("STEP") else None) for name in _ARRAY)
-    if None in (first, last, count) or (last - first) // step + 1 != count:
-        raise DiffscopeError("the numbers of this job array are not evenly spaced; say the rank: --rank I/N")
-    return (task - first) // step, count
-
-
-def result(folder: Path, shard: Shard, suffix: str) -> Path:
-    """Where a shard's result is, once it is complete."""
-    return Path(folder) / f"{shard.place or f'shards/{shard.id}'}{suffix}"
+    def of(cls, items: Sequence[Item], folder: str | os.PathLike) -> Outcome:
+        """Read the outcome of items from the files of a folder."""
+        done = tuple(item for item in items if item.result(folder).exists())
+        places = {item.place for item in done}
+        missing = [item for item in items if item.place not in places]
+        records = {item.place: _record(item, folder) for item in missing}
+        read = {place: record.read_text(encoding="utf-8") for place, record in records.items() if record.is_file()}
+        failed = {place: json.loads(text)["cause"] for place, text in read.items()}
+        return cls(done, failed, tuple(item for item in missing if item.place not in failed))
 
 
 def run(
-    shards: Sequence[Shard],
+    items: Sequence[Item],
     work: Work,
     folder: str | os.PathLike,
-    where=None,
     *,
-    rank: Rank | None = None,
-    suffix: str = ".nc",
+    processes: int | None = None,
+    ray: str | None = None,
+    gpus: bool = False,
     threads: int = 1,
     progress: Progress | None = None,
 ) -> Outcome:
-    """Make the results that do not exist yet.
+    """Make the results that do not exist yet, each once, and wait for those that another run is making.
 
     Parameters
     ----------
-    shards : sequence of Shard
+    items : sequence of Item
+        Neighbours share what takes long to load, such as a model: a process takes them in this order.
     work : callable
-        ``work(spec, target)`` makes one file or folder called `target`, which gets its own name when it is complete. A function
-        of a module, or a ``functools.partial`` of one. Long work that can go on where it was stopped keeps what it needs for
-        that in a folder of its own, and makes `target`, a summary perhaps, at the end.
+        ``work(spec, target)`` writes one file or folder called `target`, which gets its own name when it is complete. A function
+        of a module, or a ``functools.partial`` of one.
     folder : path
-        On a file system that all workers share.
-    where : Here, Processes or OnRay, optional
-        Of ``diffscope.lab.jobs.processes`` and ``diffscope.lab.jobs.ray_cluster``; by default this process.
-    rank : Rank, optional
-        Which part of the shards this run does; by default all.
-    suffix : str
-        Of the results.
+        On a file system that all processes share.
+    processes : int, optional
+        How many processes of this machine work; by default this one alone. With `ray`, the most items at once; by default as many
+        as the cluster has room for.
+    ray : str, optional
+        Run the items as tasks of a Ray cluster: ``local``, ``auto`` or HOST:PORT, as of :mod:`diffscope.lab.ray_tasks`.
+    gpus : bool
+        Whether the work runs on CUDA. Then each process has the GPU of its number, this one that of ``LOCAL_RANK``.
     threads : int
-        Of torch, in whichever process a shard is done; afterwards this process has as many as before.
+        Threads of torch for each item.
     progress : callable, optional
-        Called with (shards tried, shards to try, a short note), first before any is tried.
+        Called with (items tried, items to try, a short note), first before any is tried.
 
     Returns
     -------
     Outcome
-        Of all shards, those of other ranks too. The next run tries again what failed.
+        The next run tries again what failed.
 
     Raises
     ------
     DiffscopeError
-        The disk is full, or workers cannot be started. What is complete is kept.
+        The disk is full, or processes cannot be started. What is complete stays.
     """
     folder = Path(folder).resolve()
-    rank = rank or Rank()
-    unique = list({shard.id: shard for shard in shards}.values())
-    with telling_full_disk(folder):
-        (folder / "failed").mkdir(parents=True, exist_ok=True)
-        todo = [shard for shard in unique[rank.index :: rank.world] if not result(folder, shard, suffix).exists()]
-        jobs = {shard.id: Job(work, shard.spec, result(folder, shard, suffix), threads) for shard in todo}
-        if todo:
-            with (where or Here()).executor(len(todo)) as executor:
-                _work_off(executor, todo, jobs, folder, progress)
-    return Outcome.of(unique, folder, suffix)
+    items = list({item.place: item for item in items}.values())
+    with stop_on_full_disk(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        todo = [item for item in items if not item.result(folder).exists()]
+        tell = partial(_tell, progress)
+        tell([UNTOUCHED] * len(todo))
+        make = partial(attempt, work=work, folder=folder, threads=threads)
+        if ray is not None and todo:
+            from diffscope.lab.ray_tasks import run_on_ray
+
+            run_on_ray(todo, make, folder, ray, processes, gpus, threads, tell)
+        elif processes is not None and todo:
+            _run_in_processes(todo, make, folder, min(processes, len(todo)), gpus, tell)
+        elif todo:
+            with _current_gpu(int(os.environ.get("LOCAL_RANK", 0)) if gpus else None):
+                _walk(todo, make, folder, [UNTOUCHED] * len(todo), tell=tell)
+    return Outcome.of(items, folder)
 
 
-def _work_off(executor: Executor, todo: list[Shard], jobs: dict[str, Job], folder: Path, progress: Progress | None) -> None:
-    """Keep all workers busy until no shard is left."""
-    total = len(todo)
-    tried = 0
-    failed = 0
-    running = {}
-    idle = list(range(executor.size))
-    affinities = [""] * executor.size  # of the shard that each worker did last
+def _tell(progress: Progress | None, state: Sequence[int]) -> None:
+    """Report how many items have ended, and how many of them failed."""
     if progress:
-        progress(0, total, "")
-    while todo or running:
-        while todo and idle:
-            worker = idle.pop(0)
-            shard = todo.pop(_next_for(affinities[worker], todo, affinities))
-            running[worker] = shard
-            affinities[worker] = shard.affinity
-            jobs[shard.id].final.parent.mkdir(parents=True, exist_ok=True)
-            executor.submit(worker, jobs[shard.id])
-        worker, failure = executor.wait()
-        shard = running.pop(worker)
-        idle.append(worker)
-        _note_failure(folder, shard, failure)
-        tried += 1
-        if failure is not None:
-            failed += 1
-        if progress:
-            progress(tried, total, f"({failed} failed)" if failed else "")
+        failed = sum(each == FAILED for each in state)
+        ended = failed + sum(each == DONE for each in state)
+        progress(ended, len(state), f"({failed} failed)" if failed else "")
 
 
-def _next_for(affinity: str, todo: list[Shard], affinities: list[str]) -> int:
-    """Index of a worker's next shard: one of its affinity, else one of an affinity that no worker has, else the first."""
-    same = (index for index, shard in enumerate(todo) if shard.affinity == affinity)
-    new = (index for index, shard in enumerate(todo) if shard.affinity not in affinities)
-    return next(same, next(new, 0))
+def _walk(
+    todo: Sequence[Item],
+    make: Callable[[Item], int],
+    folder: Path,
+    state: MutableSequence[int],
+    worker: int = 1,
+    offset: int = 0,
+    tell: Callable[[Sequence[int]], None] | None = None,
+) -> None:
+    """Make one result after the other, from an offset on, until each item has been tried by one of the workers.
+
+    Parameters
+    ----------
+    state : sequence of int (item,)
+        What the workers of this run share; it changes under the item's lock, so that none is tried twice.
+    """
+    left = [*range(offset, len(todo)), *range(offset)]
+    while left:
+        for index in left:
+            if state[index] == UNTOUCHED:
+                with lock(folder, todo[index].place, wait=False) as mine:
+                    if mine and state[index] == UNTOUCHED:
+                        state[index] = worker
+                        state[index] = make(todo[index])
+                if tell:
+                    tell(state)
+        left = [index for index in left if state[index] == UNTOUCHED]  # another run has their locks
+        if left:
+            time.sleep(POLL)
 
 
-def _note_failure(folder: Path, shard: Shard, failure: Failure | None) -> None:
-    """Write down the cause of a failure, or remove that of an earlier one; a full disk ends the run."""
-    path = folder / "failed" / f"{shard.id}.json"
-    if failure is None:
-        path.unlink(missing_ok=True)
-        remove(unfinished_folder(path))
-        return
-    if failure.disk_full:
-        raise OSError(errno.ENOSPC, failure.cause)
-    record = {"cause": failure.cause, "spec": shard.spec, "details": failure.details}
-    write_json(path, record, indent=1, alone=True)
+def attempt(item: Item, work: Work, folder: Path, threads: int) -> int:
+    """Make the result of an item whose lock this process holds; write the cause down if that fails.
 
-
-def _cause(folder: Path, shard: Shard) -> str | None:
+    Returns
+    -------
+    int
+        DONE or FAILED.
+    """
+    result = item.result(folder)
     try:
-        return json.loads((folder / "failed" / f"{shard.id}.json").read_text(encoding="utf-8"))["cause"]
-    except FileNotFoundError:
-        return None
+        result.parent.mkdir(parents=True, exist_ok=True)
+        if not result.exists():
+            with torch_threads(threads), replacing(result, alone=True) as target:
+                work(item.spec, target)
+    except Exception as error:  # the other items are still made, whatever goes wrong with one
+        if disk_is_full(error):
+            raise
+        note_failure(folder, item, cause_of(error), "".join(traceback.format_exception(error)))
+        return FAILED
+    _record(item, folder).unlink(missing_ok=True)
+    return DONE
+
+
+def cause_of(error: Exception) -> str:
+    """Return why something failed, in one line."""
+    message = " ".join(str(error).split())
+    if not message or not isinstance(error, DiffscopeError):
+        message = f"{type(error).__name__}: {message}".removesuffix(": ")
+    return message[:CAUSE]
+
+
+def note_failure(folder: Path, item: Item, cause: str, details: str = "") -> None:
+    """Write down why an item failed."""
+    record = _record(item, folder)
+    record.parent.mkdir(parents=True, exist_ok=True)
+    write_json(record, {"cause": cause, "spec": item.spec, "details": details}, indent=1)
+
+
+def _record(item: Item, folder: str | os.PathLike) -> Path:
+    """Return where the cause of an item's failure is written."""
+    return Path(folder) / FAILED_FOLDER / f"{item.place}.json"
 
 
 @contextmanager
-def telling_full_disk(folder: Path) -> Iterator[None]:
+def lock(folder: str | os.PathLike, name: str, wait: bool = True) -> Iterator[bool]:
+    """Hold a lock that all processes of a folder share, and yield whether it is held.
+
+    The system releases it when its process ends, however that ends. Its file stays: to remove it would let two processes hold it.
+
+    Parameters
+    ----------
+    folder : path
+    name : str
+    wait : bool
+        Whether to wait as long as another process holds it, in place of yielding False.
+    """
+    path = Path(folder) / LOCK_FOLDER / f"{name}.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    held = FileLock(path, timeout=-1 if wait else 0)
+    try:
+        held.acquire()
+    except Timeout:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        held.release()
+
+
+# Several processes of this machine
+
+
+def _run_in_processes(
+    todo: Sequence[Item],
+    make: Callable[[Item], int],
+    folder: Path,
+    count: int,
+    gpus: bool,
+    tell: Callable[[Sequence[int]], None],
+) -> None:
+    """Let processes walk through the items, each from its own offset; one that dies costs its item and is replaced.
+
+    Raises
+    ------
+    DiffscopeError
+        A process ended before it could begin.
+    OSError
+        The disk is full.
+    """
+    context = _context()
+    state = context.RawArray("i", len(todo))
+    running = {}
+
+    def start(worker: int) -> None:
+        offset = (worker - 1) * len(todo) // count
+        walk = partial(_walk, todo, make, folder, state, worker, offset)
+        process = context.Process(target=_serve, args=(walk, worker - 1 if gpus else None), daemon=True)
+        process.start()
+        running[process.sentinel] = worker, process
+
+    how = ""
+    try:
+        for worker in range(1, count + 1):
+            start(worker)
+        while running:
+            for sentinel in connection.wait(list(running), POLL):
+                worker, process = running.pop(sentinel)
+                process.join()
+                if process.exitcode == errno.ENOSPC:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                if process.exitcode:
+                    how = _end_in_words(process.exitcode)
+                    lost = [index for index, has in enumerate(state) if has == worker]
+                    for index in lost:  # one, or none if it could not begin
+                        note_failure(folder, todo[index], f"its process {how}")
+                        state[index] = FAILED
+                    if lost:
+                        start(worker)
+            tell(state)
+    finally:
+        for _, process in running.values():
+            process.kill()
+            process.join()
+    if UNTOUCHED in list(state):
+        raise DiffscopeError(f"a worker process {how} before it could begin; a script needs if __name__ == '__main__'")
+
+
+def _end_in_words(code: int) -> str:
+    if code > 0:
+        return f"ended with status {code}"
+    return f"was killed by {signal.Signals(-code).name}; was there memory enough?"
+
+
+def _context() -> BaseContext:
+    """Return how processes are started: as forks of one that has imported what takes long, where forks are safe."""
+    if sys.platform != "linux":
+        return get_context("spawn")
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["diffscope.lab.queue", "diffscope.families"])
+    return context
+
+
+def _serve(walk: Callable[[], None], gpu: int | None) -> None:
+    """Walk through the items in a worker process, which ends with the process that started it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the first one decides
+    Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        with _current_gpu(gpu):
+            walk()
+    except Exception as error:
+        if disk_is_full(error):
+            sys.exit(errno.ENOSPC)
+        raise
+
+
+def _end_with_parent() -> None:
+    """End this process when its parent ends, even if that is killed."""
+    connection.wait([parent_process().sentinel])
+    os._exit(1)
+
+
+@contextmanager
+def _current_gpu(number: int | None) -> Iterator[None]:
+    """Make one of the machine's GPUs, counted round, the one that "cuda" means here."""
+    if number is None or not torch.cuda.is_available():
+        yield
+        return
+    with torch.cuda.device(number % torch.cuda.device_count()):
+        yield
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Run torch with `count` threads, then with as many as before: sums depend on how they are split."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+# A full disk
+
+
+def disk_is_full(error: BaseException | None) -> bool:
+    """Return whether an exception, or one that it came from, says that nothing more can be written."""
+    if error is None or isinstance(error, DiffscopeError):  # which has been put into words already
+        return False
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    # safetensors and the arrays of zarr say it in words only.
+    return full or "No space left on device" in str(error) or disk_is_full(error.__cause__ or error.__context__)
+
+
+@contextmanager
+def stop_on_full_disk(folder: Path) -> Iterator[None]:
     """Turn the error of a full disk, whichever library raises it, into one line."""
     try:
         yield
@@ -263,5 +394,5 @@ def telling_full_disk(folder: Path) -> Iterator[None]:
         if not disk_is_full(error):
             raise
         raise DiffscopeError(
-            f"no space is left for {folder}; what is complete is kept, and the same command goes on when there is space"
+            f"no space is left for {folder}; what is complete stays there, and the same command resumes when there is space"
         ) from None

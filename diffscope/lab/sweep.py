@@ -7,30 +7,29 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import xarray as xr
 from torch import OutOfMemoryError, nn
 
 from diffscope.errors import DiffscopeError, DiffscopeWarning, PromptError
 from diffscope.files import remove, write_text
-from diffscope.lab.combine import Part, assemble
-from diffscope.lab.jobs.job import locked
-from diffscope.lab.jobs.ray_cluster import OnRay
-from diffscope.lab.plan import LAST, Piece, Plan, rows_of
+from diffscope.lab.plan import LAST, Plan, Shard, rows_of
 from diffscope.lab.prompt_sets import restored
-from diffscope.lab.queue import Outcome, Progress, Rank, own_gpu, result, run, telling_full_disk
+from diffscope.lab.queue import Outcome, Progress, lock, run, stop_on_full_disk
 from diffscope.models.loading import load_tokenizer, locate, move
 from diffscope.scope import Scope, load
 from diffscope.stats.averaging import average
+from diffscope.stats.datasets import agreed
 from diffscope.store import attributes_of, open_statistics, other_versions, save_statistics, statistics_format
 from diffscope.tasks import Prompt, TextPrompt
 
-SHARD = ".nc"  # one small file
 FACTS = ("family", "attention", "dtype", "warnings")
 KEY_SETS = ("sink", "context", "irrelevant")  # those of every prompt
 AVERAGED = "queries ({}), of those rows that have a finite value; of ratios without a bound the median"
@@ -46,52 +45,53 @@ class Swept:
 
     Attributes
     ----------
-    pieces : list of Piece
+    shards : list of Shard
     outcome : Outcome
     dataset : Path or None
-        Where everything is together; None as long as shards are waiting, or if none was done.
+        Where everything is together; None if no shard was measured.
     versions : str
         Which versions shards were measured with, if these are not the ones that run here; else empty.
     """
 
-    pieces: list[Piece]
+    shards: list[Shard]
     outcome: Outcome
     dataset: Path | None = None
     versions: str = ""
 
     @property
-    def failures(self) -> list[tuple[Piece, str]]:
-        """What failed, and why."""
-        return [(piece, self.outcome.failed[piece.shard.id]) for piece in self.pieces if piece.shard.id in self.outcome.failed]
+    def failures(self) -> list[tuple[Shard, str]]:
+        """Return each shard that failed, with the cause."""
+        failed = self.outcome.failed
+        return [(shard, failed[shard.item.place]) for shard in self.shards if shard.item.place in failed]
 
 
 def sweep(
     plan: Plan,
     out: str | os.PathLike,
-    where=None,
     *,
-    rank: Rank | None = None,
+    processes: int | None = None,
+    ray: str | None = None,
     device: str = "cpu",
     suffix: str = ".zarr",
     changed: bool = False,
     progress: Progress | None = None,
 ) -> Swept:
-    """Measure what is not measured yet and, when nothing is waiting any more, join it.
+    """Measure what is not measured yet, and join it.
 
     Parameters
     ----------
     plan : Plan
     out : path
         A folder for this plan alone; it gets ``dataset.zarr``.
-    where, rank, progress
+    processes, ray, progress
         As of :func:`diffscope.lab.queue.run`.
     device : str
         Where the models run.
     suffix : {".zarr", ".nc", ".parquet", ".csv"}
         Of the dataset.
     changed : bool
-        Go on in a folder of another plan, or of shards that other versions measured: what both have in common is kept, and the
-        dataset will be that of this plan.
+        Resume in a folder of another plan, or of shards that other versions measured: what both have in common is kept, and the
+        dataset is that of this plan.
 
     Returns
     -------
@@ -105,39 +105,39 @@ def sweep(
     """
     out = Path(out)
     target = out / f"dataset{statistics_format('dataset' + suffix)}"
-    pieces = plan.pieces(device)
-    shards = [piece.shard for piece in pieces]
-    if not isinstance(where, OnRay):  # whose machines may have a device that this one lacks
+    shards = plan.shards(device)
+    items = [shard.item for shard in shards]
+    if ray is None:  # whose machines may have a device that this one lacks
         move(nn.Identity(), device)
-    with _forgetting(), telling_full_disk(out):
+    with _forgetting(), stop_on_full_disk(out):
         span_names(plan)
         _note_plan(plan, out, changed)
-        before = Outcome.of(shards, out, SHARD)
+        before = Outcome.of(items, out)
         versions = _other_versions(before, out)
-        if versions and len(before.done) < len(shards) and not changed:
+        if versions and len(before.done) < len(items) and not changed:
             raise DiffscopeError(
                 f"{out} holds shards that were measured with {versions}; give another folder to measure all of it anew, or "
                 "--changed to keep them and measure the rest with what is here"
             )
         if before.waiting:
             _remove_datasets(out)  # joined of other weights, or of less
-        work = partial(measure, device=own_gpu(device, rank))
-        outcome = run(shards, work, out, where, rank=rank, suffix=SHARD, progress=progress)
-        if outcome.waiting or not outcome.done:
-            return Swept(pieces, outcome, versions=versions)
-        with locked(target):  # ranks may end at the same time
-            outcome = Outcome.of(shards, out, SHARD)  # another rank may have done what failed here
+        work = partial(measure, device=device)
+        how = dict(processes=processes, ray=ray, gpus=device.startswith("cuda"))
+        outcome = run(items, work, out, **how, progress=progress)
+        if not outcome.done:
+            return Swept(shards, outcome)
+        with lock(out, "dataset"):  # of two runs of one sweep, which end together
             for abandoned in out.glob(f".{target.name}-*"):  # by a run that was killed while it joined
                 remove(abandoned)
             versions = _other_versions(outcome, out)
-            dataset = join(plan, pieces, outcome, out)
+            dataset = join(plan, shards, outcome, out)
             save_statistics(dataset.assign_attrs({"measured_with": versions} if versions else {}), target, dated=False)
-        return Swept(pieces, outcome, target, versions)
+        return Swept(shards, outcome, target, versions)
 
 
 def _other_versions(outcome: Outcome, out: Path) -> str:
-    """Say which versions shards were measured with, if these are not the ones that run here."""
-    return other_versions(attributes_of(result(out, shard, SHARD)) for shard in outcome.done)
+    """Return which versions shards were measured with, if these are not the ones that run here."""
+    return other_versions(attributes_of(item.result(out)) for item in outcome.done)
 
 
 def _note_plan(plan: Plan, out: Path, changed: bool) -> None:
@@ -145,7 +145,7 @@ def _note_plan(plan: Plan, out: Path, changed: bool) -> None:
     path = out / "plan.json"
     text = plan.as_json()
     out.mkdir(parents=True, exist_ok=True)
-    with locked(path):  # ranks begin at the same time
+    with lock(out, "plan"):  # of two runs of one sweep, which begin together
         before = path.read_text(encoding="utf-8") if path.is_file() else text
         if before != text and not changed:
             old = json.loads(before)
@@ -273,23 +273,31 @@ def _content(prompt: Prompt | TextPrompt) -> tuple[str | list[int], dict]:
     return prompt.ids, {name: positions for name, positions in prompt.spans.items() if positions and name != "sink"}
 
 
-def join(plan: Plan, pieces: Sequence[Piece], outcome: Outcome, out: Path) -> xr.Dataset:
-    """All that was measured, by model, step and prompt.
+class Part(NamedTuple):
+    """A result, and where it belongs."""
+
+    name: str  # whose result it is, for attributes in which parts differ
+    place: Mapping  # its label along each leading dimension that it does not have itself
+    dataset: xr.Dataset
+
+
+def join(plan: Plan, shards: Sequence[Shard], outcome: Outcome, out: Path) -> xr.Dataset:
+    """Join all that was measured, by model, step and prompt.
 
     Where a shard failed, or a model has no such layer, head or map, there is NaN.
     """
-    steps = {} if plan.checkpoints == LAST else {"step": sorted({piece.subject.step for piece in pieces})}
-    done = {shard.id for shard in outcome.done}
+    steps = {} if plan.checkpoints == LAST else {"step": sorted({shard.subject.step for shard in shards})}
+    done = {item.place for item in outcome.done}
     parts = []
-    for piece in pieces:
-        if piece.shard.id in done:
-            place = {"model": piece.subject.model, **{name: piece.subject.step for name in steps}}
-            dataset = open_statistics(result(out, piece.shard, SHARD))
-            dataset = dataset.assign_coords(prompt=range(piece.first, piece.first + piece.count))
+    for shard in shards:
+        if shard.item.place in done:
+            place = {"model": shard.subject.model, **{name: shard.subject.step for name in steps}}
+            dataset = open_statistics(shard.item.result(out))
+            dataset = dataset.assign_coords(prompt=range(shard.first, shard.first + shard.count))
             facts = {name: dataset.attrs[name] for name in FACTS if name in dataset.attrs}
-            parts.append(Part(piece.subject.model, place, dataset.drop_attrs(deep=False).assign_attrs(facts)))
+            parts.append(Part(shard.subject.model, place, dataset.drop_attrs(deep=False).assign_attrs(facts)))
     leading = {"model": plan.models, **steps, "prompt": range(sum(prompts.count for prompts in plan.sets))}
-    failed = [f"{piece}: {outcome.failed[piece.shard.id]}" for piece in pieces if piece.shard.id in outcome.failed]
+    failed = [f"{shard}: {outcome.failed[shard.item.place]}" for shard in shards if shard.item.place in outcome.failed]
     attrs = {
         "plan": plan.as_json(),
         "averaged_over": "nothing: the last query of each prompt" if plan.queries == LAST else AVERAGED.format(plan.queries),
@@ -298,6 +306,41 @@ def join(plan: Plan, pieces: Sequence[Piece], outcome: Outcome, out: Path) -> xr
     }
     attrs = {name: text for name, text in attrs.items() if text}
     return assemble(parts, leading).assign_coords(_labels(plan)).assign_attrs(attrs)
+
+
+def assemble(parts: Sequence[Part], leading: Mapping[str, Sequence]) -> xr.Dataset:
+    """Put parts into one Dataset by their labels; values that no part has are NaN.
+
+    Parameters
+    ----------
+    parts : sequence of Part
+    leading : mapping of str to labels
+        The first dimensions of every variable. Along the others, labels that are numbers ascend, and texts keep the order of the
+        parts.
+    """
+    index = {dim: np.array(labels) for dim, labels in leading.items()}
+    for dim in dict.fromkeys(dim for part in parts for dim in part.dataset.dims if dim not in index):
+        of_parts = [part.dataset[dim].values.tolist() for part in parts if dim in part.dataset.dims]
+        labels = list(dict.fromkeys(label for labels in of_parts for label in labels))
+        index[dim] = np.array(labels if isinstance(labels[0], str) else sorted(labels))
+    whole = xr.Dataset(coords=index, attrs=_merged_attrs([(part.name, part.dataset.attrs) for part in parts]))
+    for name in dict.fromkeys(name for part in parts for name in part.dataset.data_vars):
+        holders = [(part, part.dataset[name]) for part in parts if name in part.dataset]
+        dims = [*leading, *(dim for dim in holders[0][1].dims if dim not in leading)]
+        dtype = np.result_type(np.float32, *(values.dtype for _, values in holders))
+        array = xr.DataArray(np.full([len(index[dim]) for dim in dims], np.nan, dtype), {dim: index[dim] for dim in dims}, dims)
+        for part, values in holders:
+            array.loc[{**part.place, **{dim: values[dim] for dim in values.dims}}] = values
+        whole[name] = array.assign_attrs(_merged_attrs([(part.name, values.attrs) for part, values in holders]))
+    return whole
+
+
+def _merged_attrs(named: Sequence[tuple[str, dict]]) -> dict:
+    """Merge the attributes of several results: first among those of one name, then among names."""
+    by_name: dict[str, list[dict]] = {}
+    for name, attrs in named:
+        by_name.setdefault(name, []).append(attrs)
+    return agreed([agreed(attrs, [name] * len(attrs)) for name, attrs in by_name.items()], list(by_name))
 
 
 def _labels(plan: Plan) -> dict:

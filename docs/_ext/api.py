@@ -49,7 +49,7 @@ MODULES: dict[str, Sequence[str] | None] = {
     "diffscope.attention": None,
     "diffscope.models": None,
     "diffscope.lab": (),
-    "diffscope.lab.queue": ("Outcome", "Rank", "Shard", "run"),
+    "diffscope.lab.queue": ("Item", "Outcome", "run"),
     "diffscope.store": ("open_statistics", "save_statistics"),
     "diffscope.lens": None,
     "diffscope.errors": None,

@@ -19,7 +19,7 @@ from diffscope.errors import DiffscopeError
 from diffscope.files import write_json
 from diffscope.lab.training.formation import formation
 from diffscope.lab.training.recipe import Recipe
-from diffscope.lab.training.scores import read_metrics
+from diffscope.lab.training.run import read_metrics
 from diffscope.lab.training.train import train
 from diffscope.store import provenance
 

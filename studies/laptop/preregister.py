@@ -16,10 +16,8 @@ from pathlib import Path
 from diffscope.errors import DiffscopeError
 from diffscope.evidence.take import EVIDENCE, EVIDENCE_FORMAT, outdated
 from diffscope.files import write_json
-from diffscope.lab.queue import result
 from diffscope.lab.training.cohort import Cohort
 from diffscope.lab.training.recipe import Recipe
-from diffscope.lab.training.runs import SUFFIX
 
 FILE = "reading.json"
 STATES = ("finished", "failed", "missing")
@@ -46,18 +44,18 @@ def reading(run: Path, recipe: Recipe, revision: str) -> dict:
         raise DiffscopeError(f"the evidence of {', '.join(others)} is of another format, or is missing; take it first")
     cohort = Cohort(recipe, run)
     outcome = cohort.outcome()
-    done = {shard.id for shard in outcome.done}
+    done = {item.place for item in outcome.done}
     arms: dict[str, dict[str, list[int]]] = {arm: {state: [] for state in STATES} for arm in recipe.arms}
-    for shard in cohort.planned():
-        if "tuning" not in shard.spec:
-            state = "finished" if shard.id in done else "failed" if shard.id in outcome.failed else "missing"
-            arms[shard.spec["arm"]][state].append(shard.spec["seed"])
+    for item in cohort.planned():
+        if "tuning" not in item.spec:
+            state = "finished" if item.place in done else "failed" if item.place in outcome.failed else "missing"
+            arms[item.spec["arm"]][state].append(item.spec["seed"])
     return {
         "recipe": recipe.name,
         "revision": revision,
         "evidence_format": EVIDENCE_FORMAT,
         "rates": cohort.rates(),
-        "data": _digest(run, [result(run, shard, SUFFIX) for shard in outcome.done]),
+        "data": _digest(run, [item.result(run) for item in outcome.done]),
         "arms": arms,
     }
 

@@ -24,7 +24,7 @@ from diffscope.hypotheses.intervals import students_t
 from diffscope.lab.training.cohort import Cohort, collect
 from diffscope.lab.training.onsets import CRITERIA, Criterion, onset
 from diffscope.lab.training.recipe import Recipe
-from diffscope.lab.training.runs import SCORES, SUFFIX
+from diffscope.lab.training.runs import SCORES
 from diffscope.stats.formulas.rank import DEFINITIONS
 from diffscope.store import open_statistics
 from studies.laptop.cells import BASELINES, in_words
@@ -128,7 +128,7 @@ def at_one_rate(folder: Path, recipe: Recipe) -> list[str]:
 
 
 def _onset_of(run: Path, criterion: Criterion) -> str:
-    scores = open_statistics(run / f"{SCORES}{SUFFIX}")
+    scores = open_statistics(run / SCORES)
     step = onset(scores["step"].values, scores["retrieval"].values, criterion)
     return "never" if math.isinf(step) else f"{step:g}"
 

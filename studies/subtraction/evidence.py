@@ -33,7 +33,7 @@ from diffscope.instruments.signal_to_noise import mean_gain, over_prompts, signa
 from diffscope.lab.training.beginnings import corpus_of
 from diffscope.lab.training.cohort import Cohort, collect
 from diffscope.lab.training.run import WEIGHTS
-from diffscope.lab.training.runs import home
+from diffscope.lab.training.runs import run_folder
 from diffscope.scope import Scope, load
 from diffscope.store import open_statistics, save_statistics
 from diffscope.tasks import Backcopy, PlantedLookups
@@ -240,12 +240,11 @@ def gather(part: str, cohort: Cohort) -> xr.Dataset:
         No run is finished.
     """
     scores = collect(cohort)
-    done = {shard.id for shard in cohort.outcome().done}
     runs = {}
-    for shard in cohort.runs():
-        folder = home(cohort.out, shard)
-        if shard.id in done and (folder / WEIGHTS).is_file():
-            runs[shard.spec["arm"], shard.spec["seed"]] = _of_run(part, cohort, folder, shard.spec["seed"])
+    for run in cohort.runs():
+        folder = run_folder(cohort.out, run)
+        if run.result(cohort.out).exists() and (folder / WEIGHTS).is_file():
+            runs[run.spec["arm"], run.spec["seed"]] = _of_run(part, cohort, folder, run.spec["seed"])
     if not runs:
         raise DiffscopeError(f"no finished run in {cohort.out} has a model to take evidence of; train again what diverged")
     fullest = max(runs.values(), key=lambda run: len(run.data_vars))

@@ -16,17 +16,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from diffscope.errors import DiffscopeError
 from diffscope.lab.training.beginnings import with_text
-from diffscope.lab.training.cohort import Cohort, train_cohort
-from diffscope.lab.training.forecast import forecast, progress_by_arm
+from diffscope.lab.training.cohort import Cohort, progress_by_arm, remaining_in_words
 from diffscope.lab.training.recipe import Recipe
-from diffscope.lab.training.runs import name
-
-try:
-    from fcntl import LOCK_EX, LOCK_NB, flock
-except ImportError:  # Windows
-    flock = None
+from diffscope.lab.training.runs import run_label
+from diffscope.lab.training.train_cohort import train_cohort
 
 PARTS = ("sinks", "sinks-tied", "mechanism", "text", "lookup")
 EVERY = 500  # steps, between two lines
@@ -58,13 +55,11 @@ def queue_of(folder: Path) -> Iterator[None]:
         Another process holds it.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".queue", "a") as file:
-        try:
-            if flock is not None:
-                flock(file, LOCK_EX | LOCK_NB)
-        except BlockingIOError:
-            raise DiffscopeError(f"{folder} is being trained already; see how far it is with --status") from None
-        yield
+    try:
+        with FileLock(folder / ".queue", timeout=0):
+            yield
+    except Timeout:
+        raise DiffscopeError(f"{folder} is being trained already; see how far it is with --status") from None
 
 
 def train(parts: tuple[str, ...], folder: Path, text: Path | None, tell: Callable[[str], None]) -> int:
@@ -73,7 +68,7 @@ def train(parts: tuple[str, ...], folder: Path, text: Path | None, tell: Callabl
     for part in parts:
         try:
             wanted = cohort(part, folder, text)
-            tell(f"{part}: {forecast(wanted.recipe, wanted.out, wanted.planned()).words()}")
+            tell(f"{part}: {remaining_in_words(progress_by_arm(wanted))}")
             outcome = train_cohort(wanted, progress=_lines(part, tell))
         except DiffscopeError as error:
             failed += 1
@@ -106,15 +101,15 @@ def show(parts: tuple[str, ...], folder: Path, text: Path | None, processes: int
         except DiffscopeError as error:
             print(f"{part}: {error}")
             continue
-        rows = progress_by_arm(wanted.recipe, wanted.out, wanted.planned(), PILOTS[part])
+        rows = progress_by_arm(wanted, PILOTS[part])
         begun = any(row.done or row.under_way for row in rows)
-        hours = sum(row.left.seconds for row in rows) / processes / 3600
+        hours = sum(row.seconds for row in rows) / processes / 3600
         print(f"{part}: at most {hours:.1f} hours of {processes} processes are left{'' if begun else '; not begun'}")
         for row in rows:
             kind = "choosing its rate" if row.tuning else "trained"
-            step = f"{row.left.step:.2f} s a step, {row.left.seconds / 3600:.1f} h of one process"
-            now = "".join(f"; {name(each.run)}: step {each.step} of {each.steps}" for each in row.under_way)
-            print(f"  {row.arm:14} {kind:18} {row.done:3} done, {row.left.runs:3} left; {step}{now}")
+            step = f"{row.step:.2f} s a step, {row.seconds / 3600:.1f} h of one process"
+            now = "".join(f"; {run_label(each.run)}: step {each.step} of {each.steps}" for each in row.under_way)
+            print(f"  {row.arm:14} {kind:18} {row.done:3} done, {row.left:3} left; {step}{now}")
 
 
 def main() -> int:

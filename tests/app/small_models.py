@@ -49,7 +49,7 @@ def save_model(folder, attention, layers):
 
 def save_run(folder):
     """A differential model after 10 steps, with checkpoints of other weights at the steps 0 and 4."""
-    from diffscope.lab.training.run import METRICS, save_checkpoint, write_metrics
+    from diffscope.lab.training.run import save_checkpoint, write_metrics
     from diffscope.models import DiffForCausalLM
 
     save_model(folder, "v1", 3)
@@ -58,5 +58,5 @@ def save_run(folder):
         other = DiffForCausalLM(model.config)
         other.load_state_dict({name: tensor * (1.5 + step) for name, tensor in model.state_dict().items()})
         save_checkpoint(other, folder / "checkpoints" / f"step-{step:06d}")
-    write_metrics(folder / METRICS, [{"step": 10, "text_loss": 3.0}])
+    write_metrics(folder, [{"step": 10, "text_loss": 3.0}])
     return folder

@@ -1,9 +1,9 @@
 """Recipes small enough to train in a test."""
 
-from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from diffscope.lab.training.recipe import Recipe
-from diffscope.lab.training.stages import Stage
 
 PIECE = """
 name = "small"
@@ -159,9 +159,44 @@ texts = 6
 """
 
 
-def small() -> Recipe:
-    """Mini, as small as it still trains."""
-    recipe = Recipe.load("mini")
-    stages = (Stage(12, ((2, 72),), 0.1, (2, 2), 6, warmup=3), Stage(12, ((2, 96),), 0.3, (2, 3), 7, cooldown=0.5))
-    model = {**recipe.model, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2}
-    return replace(recipe, vocab_size=400, stages=stages, model=model, checkpoints=(6,), evaluate_every=20)
+# A pair of models that learn short prompts first and longer ones then.
+PAIR = PIECE[: PIECE.index("[[stages]]")].replace("checkpoints = [5]", "checkpoints = [6]")
+PAIR = PAIR.replace("seeds = [0, 1]", "seeds = [0]").replace("evaluate_every = 5", "evaluate_every = 20")
+PAIR += """
+[[stages]]
+steps = 12
+warmup = 3
+shapes = [[2, 72]]
+needles = [2, 2]
+mentions = 6
+text_weight = 0.1
+
+[[stages]]
+steps = 12
+cooldown = 0.5
+shapes = [[2, 96]]
+needles = [2, 3]
+mentions = 7
+text_weight = 0.3
+
+[evaluation]
+lengths = [128]
+distractors = [3]
+prompts = 20
+
+[plain_text]
+length = 64
+texts = 4
+"""
+
+
+def recipe_in(folder: Path, text: str) -> Recipe:
+    """Return the recipe of a text, which is written into a folder."""
+    (folder / "small.toml").write_text(text)
+    return Recipe.load(str(folder / "small.toml"))
+
+
+def pair() -> Recipe:
+    """Return the recipe of a pair of models, as small as it still trains."""
+    with TemporaryDirectory() as folder:
+        return recipe_in(Path(folder), PAIR)

@@ -34,9 +34,9 @@ def test_the_model_itself_stands_at_the_last_step_of_its_training(run):
     assert kept == [(step, f"mini-diff@{step}") for step in steps_of("mini-diff")] and last == (max(names), "mini-diff")
     assert checkpoints_of("mini-standard").names == {} and checkpoints_of("mini-diff@0").names == {}
     assert checkpoints_of(str(run)).names == {0: f"{run}@0", 40: f"{run}@40"}  # nothing says when it ended
-    write_metrics(run / METRICS, [{"step": 10}, {"step": 40}])
+    write_metrics(run, [{"step": 10}, {"step": 40}])
     assert checkpoints_of(str(run)).names == {0: f"{run}@0", 40: str(run)}
-    write_metrics(run / METRICS, [{"step": 10}, {"step": 50}])
+    write_metrics(run, [{"step": 10}, {"step": 50}])
     kept = checkpoints_of(str(run))
     assert kept.names == {0: f"{run}@0", 40: f"{run}@40", 50: str(run)} and kept.last == 50 and kept.template == TEMPLATE
     stages = [{"needles": [2, 4], "template": f" {{city}}{mark} {{number}}."} for mark in (":", "")]

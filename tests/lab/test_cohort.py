@@ -16,28 +16,25 @@ from safetensors.torch import load_file
 import diffscope
 from diffscope import store
 from diffscope.cli import main, training_report
-from diffscope.digests import SUMS
 from diffscope.errors import DiffscopeError
 from diffscope.evidence import take as of_run
 from diffscope.hypotheses import cohort_evidence
 from diffscope.lab import scoring
-from diffscope.lab.queue import result
 from diffscope.lab.training import cohort as cohort_module
 from diffscope.lab.training import revision
-from diffscope.lab.training.cohort import Cohort, collect, open_dataset, summary, train_cohort
-from diffscope.lab.training.forecast import forecast
+from diffscope.lab.training import train_cohort as training
+from diffscope.lab.training.cohort import Cohort, collect, progress_by_arm, remaining_in_words, summary
 from diffscope.lab.training.formation import formation
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.run import events
-from diffscope.lab.training.runs import chosen_rates, home, unformed
+from diffscope.lab.training.runs import chosen_rates, run_folder, unformed
 from diffscope.lab.training.stages import FORMED_IN_ALL, Stage
 from diffscope.lab.training.train import train
-from diffscope.store import open_statistics, save_statistics
+from diffscope.lab.training.train_cohort import train_cohort
+from diffscope.store import open_statistics
 from diffscope.tasks import Retrieval
 from studies.laptop import preregister as reading
 from tests.lab.small_recipes import FORMING, PIECE
-from tools.keep_cohort import keep
-from tools.keep_runs import keep_runs
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
@@ -146,18 +143,16 @@ def test_seeds_of_earlier_commands_stay_in_the_dataset(cohort_run, tmp_path):
     assert json.loads(dataset.attrs["made_by"])["standard/seed-1"][0]["torch"] == torch.__version__
 
 
-def test_a_rank_with_nothing_to_do_is_no_failure(tmp_path, capsys, monkeypatch):
+def test_a_run_that_fails_is_named_and_evidence_is_taken_of_the_others(tmp_path, capsys, monkeypatch):
     taken = []  # tests/hypotheses/test_of_run.py takes evidence; here it matters of which run
     monkeypatch.setattr(cohort_evidence, "keep_evidence", lambda *run, arm: taken.append((*run, arm)))
     (tmp_path / "small.toml").write_text(PIECE)
-    command = ["train", str(tmp_path / "small.toml"), "--arm", "diff", "--seed", "0", "--out", str(tmp_path / "out")]
-    assert main([*command, "--rank", "1/2"]) == 0
-    assert "nothing left to do" in capsys.readouterr().err and not (tmp_path / "out" / "diff").exists()
+    command = ["train", str(tmp_path / "small.toml"), "--arm", "diff", "--out", str(tmp_path / "out")]
     recipe = replace(Recipe.load(str(tmp_path / "small.toml")), stages=(Stage(1, ((2, 64),), 0.1, (2, 3), 5, warmup=1),))
-    train(recipe, "diff", tmp_path / "out")  # in the way of the other rank
-    assert main([*command, "--rank", "0/2"]) == 2
+    train(recipe, "diff", tmp_path / "out")  # in the way
+    assert main([*command, "--seed", "0"]) == 2
     assert "failed: diff, seed 0: " in capsys.readouterr().err
-    assert main([*command[:-4], "--seed", "1", "--out", str(tmp_path / "out")]) == 0  # that one did not fail
+    assert main([*command, "--seed", "1"]) == 0  # that one did not fail
     assert taken == [(tmp_path / "out/diff/seed-1", " {city} {number}.", 1, "diff")]
 
 
@@ -174,7 +169,7 @@ def test_a_run_that_fails_is_reported_and_the_others_go_on(tmp_path):
     recipe = Recipe.load(str(tmp_path / "small.toml"))
     train(replace(recipe, learning_rate=1.0), "diff", tmp_path / "out")  # in the way
     outcome = train_cohort(Cohort(recipe, tmp_path / "out"))
-    assert [shard.spec["arm"] for shard in outcome.done] == ["standard"]
+    assert [run.spec["arm"] for run in outcome.done] == ["standard"]
     assert ["begun with another recipe" in cause for cause in outcome.failed.values()] == [True]
     dataset = collect(Cohort(recipe, tmp_path / "out"))
     assert dataset["finished"].values.tolist() == [[0], [1]] and "diff, seed 0: " in dataset.attrs["failed"]
@@ -201,7 +196,6 @@ def test_a_cohort_on_the_command_line(cohort_run, tmp_path, capsys):
         ([path, "--arm", "none", "--out", str(tmp_path)], "has no arm 'none'"),
         ([path], "needs --out"),
         ([path, "--out", str(tmp_path), "--report", "--figure", str(tmp_path / "f.jpg")], "cannot write a figure as '.jpg'"),
-        (["mini", "--out", str(tmp_path), "--report"], "has no [grid]"),
         ([path, "--report", "--out", str(tmp_path)], "no run in"),
     ):
         assert main(["train", *arguments]) == 2
@@ -305,22 +299,19 @@ def test_a_continued_arm_says_which_weights_are_lost(forming, tmp_path):
         train(recipe, "top-2", out, seed=1)
 
 
-def test_what_is_left_is_foretold(forming, tmp_path):
+def test_what_is_left_is_estimated_from_the_runs_that_are_done(forming, tmp_path):
     cohort, _, _ = forming
-    left = forecast(cohort.recipe, cohort.out, cohort.planned())
-    assert left.runs == 0 and left.words() == "nothing is left"
-    fresh = replace(cohort, out=tmp_path)
-    left = forecast(fresh.recipe, tmp_path, fresh.planned())
-    assert left.runs == 13 and left.words() == "13 runs are left"
-    half = shutil.copytree(cohort.out, tmp_path / "half")
-    runs = [run for run in cohort.planned() if "tuning" not in run.spec]
-    for run in runs[2:]:
-        result(half, run, ".nc").unlink()
-    left = forecast(cohort.recipe, half, runs)
-    spent = [json.loads((home(half, run) / "metrics.jsonl").read_text().splitlines()[-1])["seconds"] for run in runs]
-    wanted = sum(max(0.0, np.mean(spent[:2]) - seconds) for seconds in spent[2:])
-    assert left.runs == 3 and left.seconds == pytest.approx(wanted)
-    assert "3 runs are left, about " in left.words(2) and "of 2 processes" in left.words(2)
+    assert remaining_in_words(progress_by_arm(cohort)) == "nothing is left"
+    assert remaining_in_words(progress_by_arm(replace(cohort, out=tmp_path))) == "13 runs are left"
+    half = replace(cohort, out=shutil.copytree(cohort.out, tmp_path / "half"))
+    diff = [run for run in cohort.runs() if run.spec["arm"] == "diff"]
+    diff[1].result(half.out).unlink()
+    spent = [json.loads((run_folder(half.out, run) / "metrics.jsonl").read_text().splitlines()[-1])["seconds"] for run in diff]
+    rows = {(row.arm, row.tuning): row for row in progress_by_arm(half)}
+    assert rows["diff", False].left == 1 and rows["diff", False].seconds == pytest.approx(max(0.0, spent[0] - spent[1]))
+    assert remaining_in_words(rows.values(), 2).startswith("1 runs are left, about ") and "of 2 processes" in remaining_in_words(
+        rows.values(), 2
+    )
 
 
 def test_the_status_of_a_cohort_is_told_from_its_files(forming, tmp_path, capsys):
@@ -380,14 +371,12 @@ def test_an_arm_that_forms_with_no_seed_is_named(forming, capsys):
     assert "diff forms at no rate of [tuning] with all 2 seeds; its rate is the one at which most do, 0 of 2" in told
 
 
-def test_what_is_kept_of_a_training_goes_on_as_the_original(forming, tmp_path):
+def test_scores_without_models_count_as_finished_runs(forming, tmp_path):
     cohort, _, _ = forming
-    original = shutil.copytree(cohort.out, tmp_path / "original")
-    (original / "diff/seed-0/evidence.nc").write_bytes(b"evidence")
-    copied = keep_runs(original, tmp_path / "kept")
-    assert len(copied) == 13 + 2 and {"diff/seed-0/evidence.nc", "diff/seed-0/run.json"} < set(copied)
-    assert keep_runs(original, tmp_path / "kept") == []
     there = replace(cohort, out=tmp_path / "kept")
+    for item in cohort.planned():
+        item.result(there.out).parent.mkdir(parents=True)
+        shutil.copy(item.result(cohort.out), item.result(there.out))
     assert not there.outcome().waiting and there.rates() == cohort.rates()
     assert collect(there)["log_odds"].identical(collect(cohort)["log_odds"])
     shutil.rmtree(there.out / "top-2")
@@ -396,11 +385,6 @@ def test_what_is_kept_of_a_training_goes_on_as_the_original(forming, tmp_path):
     shutil.rmtree(there.out / "standard/seed-1")
     assert not train_cohort(there).failed
     assert collect(there)["log_odds"].identical(collect(cohort)["log_odds"])
-    (original / "diff/seed-0/evidence.nc").write_bytes(b"x" * 300_000)
-    with pytest.raises(DiffscopeError, match="at most 200,000 of a file"):
-        keep_runs(original, tmp_path / "kept")
-    with pytest.raises(DiffscopeError, match="is finished"):
-        keep_runs(tmp_path / "nothing", tmp_path / "kept")
 
 
 @pytest.fixture
@@ -429,8 +413,8 @@ def test_kept_runs_are_found_whatever_the_versions(name, count, other_versions):
 
 def test_kept_runs_go_on_under_other_versions_and_the_command_says_so(tmp_path, other_versions, monkeypatch, capsys):
     kept = shutil.copytree(RESULTS / "laptop-text", tmp_path / "kept")
-    monkeypatch.setattr(cohort_module, "train", refuse)
-    monkeypatch.setattr(cohort_module, "score", refuse)
+    monkeypatch.setattr(training, "train_run", refuse)
+    monkeypatch.setattr(training, "score", refuse)
     for command in ([], ["--report"]):
         assert main(["train", "laptop-text", "--out", str(kept), *command]) == 0
         told = capsys.readouterr()
@@ -448,7 +432,7 @@ def test_kept_runs_go_on_under_other_versions_and_the_command_says_so(tmp_path, 
 )
 def test_kept_runs_are_not_taken_for_those_of_another_recipe(tmp_path, change, words, monkeypatch):
     kept = shutil.copytree(RESULTS / "laptop", tmp_path / "kept")
-    monkeypatch.setattr(cohort_module, "train", refuse)
+    monkeypatch.setattr(training, "train_run", refuse)
     recipe = Recipe.load("laptop")
     if "grid" in change:
         change = {"grid": replace(recipe.grid, prompts=recipe.grid.prompts + 1)}
@@ -483,10 +467,10 @@ def test_what_a_study_will_be_made_of_is_written_down_without_scores(forming, tm
     with pytest.raises(DiffscopeError, match="diff/seed-0.*or is missing"):  # nothing took its evidence
         reading.reading(copy, cohort.recipe, "abc")
     monkeypatch.setattr(reading, "outdated", lambda folder: [])
-    shard = next(run for run in cohort.runs() if run.spec["arm"] == "diff")
-    result(copy, shard, ".nc").unlink()
+    run = next(run for run in cohort.runs() if run.spec["arm"] == "diff")
+    run.result(copy).unlink()
     table = reading.reading(copy, cohort.recipe, "abc")
-    seed = shard.spec["seed"]
+    seed = run.spec["seed"]
     assert table["arms"]["diff"]["missing"] == [seed] and seed not in table["arms"]["diff"]["finished"]
     assert table["arms"]["standard"]["missing"] == [] and table["rates"] == cohort.rates() and table["revision"] == "abc"
     assert table["arms"]["diff"]["failed"] == [] and table["evidence_format"] == of_run.EVIDENCE_FORMAT
@@ -510,51 +494,3 @@ def test_evidence_is_taken_of_a_finished_run(tmp_path):
 
     train_cohort(Cohort(recipe, tmp_path / "out", arms=("diff",)), evidence=evidence)
     assert (tmp_path / "out/diff/seed-3/taken").read_text() == "3 0.004 True"
-
-
-def test_a_copy_is_reported_on_as_the_original(cohort_run, tmp_path, capsys):
-    _, out, _ = cohort_run
-    command = ["train", str(out.parent / "small.toml"), "--report", "--json", "--out"]
-    assert main([*command, str(out)]) == 0
-    original = capsys.readouterr().out
-    copy = tmp_path / "copy"
-    assert keep(out, copy, arms=["diff"], seeds=[1]) == ["diff/seed-1"]
-    assert not [
-        path.name for path in copy.rglob("*") if path.name in ("scores.nc", "metrics.jsonl", "metrics.parquet", "standard")
-    ]
-    before = {path: path.stat().st_mtime_ns for path in copy.rglob("*")}
-    assert main([*command, str(copy), "--figure", str(tmp_path / "f.svg")]) == 0
-    assert capsys.readouterr().out == original and (tmp_path / "f.svg").exists()
-    assert main(["train", "laptop", "--report", "--out", str(copy)]) == 2 and "of another recipe" in capsys.readouterr().err
-    assert main([*command[:2], "--out", str(copy)]) == 2 and "a copy to be read with --report" in capsys.readouterr().err
-    assert before == {path: path.stat().st_mtime_ns for path in copy.rglob("*")}
-    original, saved = (diffscope.load(folder / "diff" / "seed-1") for folder in (out, copy))
-    assert saved.tokenizer.get_vocab() == original.tokenizer.get_vocab() and len(list(copy.rglob("tokenizer.json"))) == 1
-    assert {path.parent for path in copy.rglob(SUMS)} == {copy, copy / "diff" / "seed-1"}
-    plain, half = original.model.state_dict(), saved.model.state_dict()
-    for name, tensor in plain.items():
-        assert half[name].dtype == torch.float32 and torch.equal(half[name], tensor.half().float()), name
-
-
-def test_what_cannot_be_copied_is_named(cohort_run, tmp_path):
-    _, out, _ = cohort_run
-    assert main(["train", str(out.parent / "small.toml"), "--report", "--out", str(out)]) == 0
-    assert len(keep(out, tmp_path / "all")) == 4
-    with pytest.raises(DiffscopeError, match="holds no cohort.nc"):
-        keep(tmp_path / "nowhere", tmp_path / "other")
-    with pytest.raises(DiffscopeError, match="no finished run of 'v9'; it has diff, standard"):
-        keep(out, tmp_path / "other", arms=["v9"])
-    with pytest.raises(DiffscopeError, match="copy into another folder"):
-        keep(out, out)
-    with pytest.raises(DiffscopeError, match="no finished run of 7; it has 0, 1"):
-        keep(out, tmp_path / "other", seeds=[7])
-
-
-def test_old_names_are_told_the_new_ones(tmp_path):
-    dataset = xr.Dataset({"exact_match": ("noise", [0.0, 1.0])})
-    save_statistics(dataset, tmp_path / "family.nc")
-    with pytest.raises(DiffscopeError, match="family.nc is called cohort.nc"):
-        open_dataset(tmp_path)
-    save_statistics(dataset, tmp_path / "cohort.nc")
-    with pytest.raises(DiffscopeError, match="'noise' of .* is called 'distractors'"):
-        open_dataset(tmp_path)

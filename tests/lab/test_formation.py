@@ -9,7 +9,7 @@ import pytest
 from diffscope.lab.training.formation import formation, onsets
 from diffscope.lab.training.recipe import Recipe
 from diffscope.store import open_statistics
-from tests.lab.small_recipes import small
+from tests.lab.small_recipes import pair
 
 LAPTOP = Path(__file__).parents[2] / "benchmarks" / "results" / "laptop"
 
@@ -30,12 +30,12 @@ def rows(*shares, name="retrieval", stages=(0,) * 9):
     ],
 )
 def test_a_run_forms_by_the_criterion_of_its_recipe(criterion, curve, step):
-    assert formation(curve, replace(small(), formed_by=criterion)) == step
+    assert formation(curve, replace(pair(), formed_by=criterion)) == step
 
 
 def test_a_stage_may_name_another_share():
-    stages = tuple(replace(stage, formed=0.5) for stage in small().stages)
-    recipe = replace(small(), formed_by="mean of three", stages=stages)
+    stages = tuple(replace(stage, formed=0.5) for stage in pair().stages)
+    recipe = replace(pair(), formed_by="mean of three", stages=stages)
     assert formation(rows(0.4, 0.5, 0.6), recipe) == 20
 
 

@@ -19,10 +19,9 @@ import diffscope
 from diffscope import store
 from diffscope.cli import main
 from diffscope.errors import DiffscopeError, ModelNotFound
-from diffscope.lab.jobs.processes import Processes
+from diffscope.lab import sweep as module
 from diffscope.lab.plan import Plan, fingerprint
 from diffscope.lab.prompt_sets import TASKS, prompt_sets
-from diffscope.lab.queue import Rank
 from diffscope.lab.scoring import draw
 from diffscope.lab.sweep import sweep
 from diffscope.models.loading import load_tokenizer, locate
@@ -92,9 +91,9 @@ def few(tmp_path_factory):
 
 
 def files(folder):
-    """Every file below a folder, byte for byte; of the runs themselves no trace is compared, for there is to be none."""
+    """Return every file below a folder, byte for byte; lock files, which are empty, apart."""
     contents = {str(path.relative_to(folder)): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
-    return {name: content for name, content in contents.items() if Path(name).name != ".lock"}
+    return {name: content for name, content in contents.items() if not name.startswith(".locks")}
 
 
 def small(**changes):
@@ -220,18 +219,14 @@ def test_other_formats(tmp_path, suffix):
 
 
 @pytest.mark.slow
-def test_two_processes_and_two_ranks_give_the_same_bytes(few, tmp_path):
+def test_two_processes_give_the_same_bytes(few, tmp_path):
     plan, out = few
-    sweep(plan, tmp_path / "processes", Processes(2))
-    first = sweep(plan, tmp_path / "ranks", rank=Rank(1, 2))
-    assert first.dataset is None and first.outcome.waiting
-    assert sweep(plan, tmp_path / "ranks", rank=Rank(0, 2)).dataset
-    assert files(out) == files(tmp_path / "processes") == files(tmp_path / "ranks")
+    sweep(plan, tmp_path / "processes", processes=2)
+    assert files(out) == files(tmp_path / "processes")
 
 
 @pytest.mark.slow
 def test_killed_and_resumed_gives_the_same_bytes(few, tmp_path):
-    """benchmarks/sweep_kills.py does it at twenty points."""
     plan, out = few
     options = ["--model=mini-diff", "--model=mini-standard", "--stats=gini", "--prompts=retrieval:count=4,length=96"]
     process = begun(main, ["sweep", *options, "--per-shard=1", f"--out={tmp_path / 'out'}"])
@@ -260,7 +255,7 @@ def test_ctrl_c_says_that_it_goes_on(run, tmp_path, monkeypatch, stage):
     monkeypatch.setattr("diffscope.lab.sweep.measure", interrupted)
     options = ("--model", "mini-diff", "--stats", "gini", "--prompts", "retrieval:count=2,length=96")
     assert run(*options, "--out", tmp_path) == (130, "", "stopped; what is complete is kept, and the same command goes on\n")
-    assert [path.name for path in (tmp_path / "shards").iterdir()] == [".lock"]
+    assert not list((tmp_path / "shards").iterdir())
 
 
 @pytest.mark.parametrize("program", ["diffscope", "python", "torch"])
@@ -436,7 +431,7 @@ def test_a_run_folder_has_its_checkpoints(tmp_path):
     assert np.allclose(gini.transpose(*expected.dims), expected, equal_nan=True)
     assert not np.allclose(gini, dataset["gini"].isel(model=0, prompt=0).sel(step=0), equal_nan=True)
     with pytest.raises(ModelNotFound, match="no checkpoint 90; kept are the steps 0, 30, 60"):
-        small(models=str(folder), checkpoints=[90]).pieces("cpu")
+        small(models=str(folder), checkpoints=[90]).shards("cpu")
     with pytest.raises(ModelNotFound, match="no checkpoint '90'"):
         locate(f"{folder}@90")
 
@@ -496,7 +491,7 @@ def test_a_plan_that_cannot_be_is_one_line_before_anything_runs(changes, words, 
     assert "\n" not in str(told.value) and not (tmp_path / "out").exists()
 
 
-def test_a_dataset_of_what_has_been_replaced_goes_before_it_is_measured_anew(tmp_path):
+def test_a_dataset_of_what_has_been_replaced_goes_before_it_is_measured_anew(tmp_path, monkeypatch):
     scope = diffscope.load("mini-diff")
     for part in (scope.model, scope.tokenizer):
         part.save_pretrained(tmp_path / "model")
@@ -505,8 +500,10 @@ def test_a_dataset_of_what_has_been_replaced_goes_before_it_is_measured_anew(tmp
     dataset = sweep(plan, out).dataset
     scope.model.model.embed_tokens.weight.data *= 2
     scope.model.save_pretrained(tmp_path / "model")
-    assert sweep(plan, out, rank=Rank(0, 2)).dataset is None and not dataset.exists()
-    assert sweep(plan, out, rank=Rank(1, 2)).dataset == dataset and dataset.exists()
+    measure = module.measure
+    monkeypatch.setattr(module, "measure", lambda *args, **how: seen.append(dataset.exists()) or measure(*args, **how))
+    seen = []
+    assert sweep(plan, out).dataset == dataset and dataset.exists() and seen == [False, False]
 
 
 def test_prompts_may_have_a_template_of_their_own(tmp_path):
@@ -553,7 +550,6 @@ def test_options_are_a_plan(run, tmp_path):
         (["--checkpoints", "soon", "--out", "x"], "--checkpoints"),
         (["--processes", "0", "--out", "x"], "--processes"),
         (["nowhere.toml", "--out", "x"], "nowhere.toml cannot be read"),
-        (["--model", "mini-diff", "--stats", "gini", "--prompts", "retrieval", "--rank", "3/2", "--out", "x"], "no rank 3"),
         (
             ["--model", "mini-diff", "--stats", "gini", "--prompts", "retrieval", "--ray", "localhost:1", "--out", "x"],
             "no Ray cluster",

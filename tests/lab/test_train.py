@@ -23,12 +23,12 @@ from diffscope.lab.training.train import train
 from diffscope.models import DiffForCausalLM
 from diffscope.tasks import Recall, Retrieval
 from tests.lab.forked import begun, ended
-from tests.lab.small_recipes import PIECE, small
+from tests.lab.small_recipes import PIECE, pair
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    return train(small(), "mini-diff", tmp_path_factory.mktemp("run"))
+    return train(pair(), "diff", tmp_path_factory.mktemp("run"))
 
 
 def train_and_die(folder):
@@ -38,13 +38,13 @@ def train_and_die(folder):
         if done == 10:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    train(small(), "mini-diff", folder, progress=die)
+    train(pair(), "diff", folder, progress=die)
 
 
 def test_killed_and_resumed_is_bit_equal(undisturbed, tmp_path):
     assert ended(begun(train_and_die, tmp_path), 300) == -signal.SIGKILL
     resumed_from = []
-    again = train(small(), "mini-diff", tmp_path, progress=lambda done, total, note: resumed_from.append(done))
+    again = train(pair(), "diff", tmp_path, progress=lambda done, total, note: resumed_from.append(done))
     assert resumed_from[0] == 10  # the state of step 5 was there, steps 6 to 10 were done again
     left = load_file(undisturbed / "model.safetensors")
     right = load_file(again / "model.safetensors")
@@ -58,23 +58,23 @@ def test_killed_and_resumed_is_bit_equal(undisturbed, tmp_path):
 
 
 def test_killed_while_the_model_was_written_it_is_written_again(undisturbed, tmp_path):
-    again = shutil.copytree(undisturbed, tmp_path / "mini-diff" / "seed-0")
+    again = shutil.copytree(undisturbed, tmp_path / "diff" / "seed-0")
     (again / "model.safetensors").unlink()
     (again / "unfinished").mkdir()
     (again / "unfinished" / "model.safetensors").write_bytes(b"half of it")
-    assert train(small(), "mini-diff", tmp_path) == again and not (again / "unfinished").exists()
+    assert train(pair(), "diff", tmp_path) == again and not (again / "unfinished").exists()
     assert (again / "model.safetensors").read_bytes() == (undisturbed / "model.safetensors").read_bytes()
 
 
 def test_a_run_says_what_it_was_begun_and_gone_on_with(undisturbed, tmp_path):
     begun = json.loads((undisturbed / "run.json").read_text())
     assert begun["device"] == "cpu" and begun["torch"] == torch.__version__ and begun["gone_on"] == []
-    again = shutil.copytree(undisturbed, tmp_path / "mini-diff" / "seed-0")
+    again = shutil.copytree(undisturbed, tmp_path / "diff" / "seed-0")
     older = {name: value for name, value in begun.items() if name not in (KEY, "recipe", "gone_on")} | {"torch": "2.0"}
     write_proven_json(again / "run.json", older)
     (again / "model.safetensors").unlink()
     for _ in range(2):  # the second time it is finished
-        train(small(), "mini-diff", tmp_path)
+        train(pair(), "diff", tmp_path)
         facts = json.loads((again / "run.json").read_text())
         assert facts["torch"] == "2.0" and facts["recipe"] == begun["recipe"]
         assert [(stretch["step"], stretch["torch"]) for stretch in facts["gone_on"]] == [(24, torch.__version__)]
@@ -85,7 +85,7 @@ def test_a_run_keeps_checkpoints_from_step_0(undisturbed):
     assert names == [f"step-{step:06d}" for step in (0, 6, 12, 24)]
     first = load_file(undisturbed / "checkpoints" / names[0] / "model.safetensors")
     fresh = DiffForCausalLM(diffscope.load(undisturbed).model.config)
-    initialise(fresh, small().seeds[0])
+    initialise(fresh, pair().seeds[0])
     name = "model.layers.1.self_attn.q_proj.weight"
     assert torch.equal(first[name], fresh.state_dict()[name].half())
 
@@ -108,20 +108,20 @@ def test_a_bit_of_a_trained_model_does_not_change_unseen(undisturbed, tmp_path):
 def test_both_arms_see_the_same_prompts_in_the_same_order(monkeypatch, tmp_path):
     seen = {}
     original = Retrieval.training_rows
-    for arm in ("mini-diff", "mini-standard"):
+    for arm in ("diff", "standard"):
         monkeypatch.setattr(
             Retrieval,
             "training_rows",
             lambda self, *args, arm=arm: seen.setdefault(arm, []).append(original(self, *args)) or seen[arm][-1],
         )
-        train(replace(small(), stages=(Stage(3, ((2, 72),), 0.1, (2, 2), 6, warmup=1),)), arm, tmp_path)
+        train(replace(pair(), stages=(Stage(3, ((2, 72),), 0.1, (2, 2), 6, warmup=1),)), arm, tmp_path)
     for ours, theirs in zip(*seen.values(), strict=True):
         assert np.array_equal(ours[0], theirs[0]) and np.array_equal(ours[1], theirs[1])
 
 
 def test_an_unknown_arm_is_refused_before_anything_is_made(tmp_path):
-    with pytest.raises(DiffscopeError, match="its arms are: mini-diff, mini-standard"):
-        train(small(), "mini-v9", tmp_path)
+    with pytest.raises(DiffscopeError, match="its arms are: diff, standard"):
+        train(pair(), "v9", tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -170,10 +170,10 @@ def test_the_depth_table_is_the_mean_of_its_captures(undisturbed):
 
 
 def test_another_recipe_does_not_go_on_in_the_same_folder(tmp_path):
-    short = replace(small(), stages=(Stage(2, ((2, 72),), 0.1, (2, 2), 6, warmup=1),))
-    train(short, "mini-diff", tmp_path)
+    short = replace(pair(), stages=(Stage(2, ((2, 72),), 0.1, (2, 2), 6, warmup=1),))
+    train(short, "diff", tmp_path)
     with pytest.raises(DiffscopeError, match="begun with another recipe"):
-        train(replace(short, learning_rate=1.0), "mini-diff", tmp_path)
+        train(replace(short, learning_rate=1.0), "diff", tmp_path)
 
 
 def test_too_few_prompts_are_refused(undisturbed):
@@ -234,24 +234,24 @@ def test_vectors_do_not_decay():
 
 
 def test_a_loss_that_is_not_finite_ends_the_run(tmp_path):
-    recipe = replace(small(), learning_rate=1e30, evaluate_every=1)
+    recipe = replace(pair(), learning_rate=1e30, evaluate_every=1)
     with pytest.raises(DiffscopeError, match="the loss is not finite at step"):
-        train(recipe, "mini-diff", tmp_path)
+        train(recipe, "diff", tmp_path)
 
 
 def test_curves_are_whole_when_a_run_was_killed_before_it_wrote_them(undisturbed, tmp_path):
-    again = shutil.copytree(undisturbed, tmp_path / "mini-diff" / "seed-0")
+    again = shutil.copytree(undisturbed, tmp_path / "diff" / "seed-0")
     (again / "model.safetensors").unlink()
     (again / "metrics.jsonl").unlink()
-    train(small(), "mini-diff", tmp_path)
+    train(pair(), "diff", tmp_path)
     assert (again / "metrics.jsonl").read_bytes() == (undisturbed / "metrics.jsonl").read_bytes()
 
 
 def test_checkpoints_of_a_run_that_left_no_state_are_replaced(undisturbed, tmp_path):
-    stale = tmp_path / "mini-diff" / "seed-0" / "checkpoints" / "step-000000"
+    stale = tmp_path / "diff" / "seed-0" / "checkpoints" / "step-000000"
     stale.mkdir(parents=True)
     (stale / "model.safetensors").write_bytes(b"of another recipe")
-    train(small(), "mini-diff", tmp_path)
+    train(pair(), "diff", tmp_path)
     expected = undisturbed / "checkpoints" / "step-000000" / "model.safetensors"
     assert (stale / "model.safetensors").read_bytes() == expected.read_bytes()
 

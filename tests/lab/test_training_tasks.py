@@ -16,20 +16,16 @@ from diffscope.cli import main
 from diffscope.errors import DiffscopeError
 from diffscope.lab.training import train as module
 from diffscope.lab.training.beginnings import losses, tokenizer_for, with_text
-from diffscope.lab.training.cohort import Cohort, check_prompts, collect, train_cohort
+from diffscope.lab.training.cohort import Cohort, collect
 from diffscope.lab.training.drawing import Draws
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.train import train
+from diffscope.lab.training.train_cohort import check_prompts, train_cohort
 from diffscope.tasks import Backcopy
 from diffscope.tasks.text import standard_library_text
 from diffscope.tasks.text_folder import TextFolder
 from tests.lab.forked import begun, ended
-from tests.lab.small_recipes import COPYING, RUNNING
-
-
-def recipe_in(folder, text):
-    (folder / "small.toml").write_text(text)
-    return Recipe.load(str(folder / "small.toml"))
+from tests.lab.small_recipes import COPYING, RUNNING, recipe_in
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +91,7 @@ def test_a_cohort_of_copies_is_reported(copying, capsys):
 
 
 def test_any_text_has_to_be_named(capsys):
-    assert main(["train", "mini", "--any-text", "--table"]) == 2 and "with --text FOLDER" in capsys.readouterr().err
+    assert main(["train", "laptop", "--any-text", "--table"]) == 2 and "with --text FOLDER" in capsys.readouterr().err
 
 
 def test_a_loss_is_of_all_tokens_and_a_step_may_have_no_answers():
@@ -157,7 +153,7 @@ def test_another_corpus_is_refused_unless_any_will_do(corpus, tmp_path):
     with pytest.raises(DiffscopeError, match="give its folder with --text"):
         tokenizer_for(recipe)
     with pytest.raises(DiffscopeError, match="leave out --text"):
-        with_text(Recipe.load("mini"), folder)
+        with_text(Recipe.load("laptop"), folder)
 
 
 def train_and_die(recipe, folder):

@@ -64,7 +64,7 @@ def _last_step(folder: Path) -> int | None:
     try:
         if card.is_file():
             return int(json.loads(card.read_text(encoding="utf-8"))["curves"][-1]["step"])
-        rows = read_metrics(folder / METRICS) if (folder / METRICS).is_file() else []
+        rows = read_metrics(folder) if (folder / METRICS).is_file() else []
         return int(rows[-1]["step"]) if rows else None
     except (ValueError, LookupError, TypeError) as error:
         raise CorruptFile(f"what {folder} says of its training cannot be read ({first_line(error)}); copy it again") from None

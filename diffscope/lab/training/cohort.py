@@ -1,48 +1,28 @@
-"""A matched cohort: every arm trained with every seed, scored alike, and put together as one labelled dataset."""
+"""A matched cohort: its runs, how far they are, and all that finished ones measured as one labelled dataset."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import xarray as xr
 
 from diffscope.errors import DiffscopeError
-from diffscope.lab import queue as shards
-from diffscope.lab.jobs.ray_cluster import OnRay
-from diffscope.lab.training.beginnings import tokenizer_for
-from diffscope.lab.training.drawing import Draws, filler_of
-from diffscope.lab.training.formation import FORMED_BY, ONSETS, SHARES, formation, onsets
+from diffscope.lab.queue import Item, Outcome
+from diffscope.lab.training.formation import FORMED_BY, ONSETS, SHARES, onsets
 from diffscope.lab.training.recipe import Recipe
-from diffscope.lab.training.run import RUN, read_run, revision
-from diffscope.lab.training.runs import (
-    SCORES,
-    SUFFIX,
-    chosen_rates,
-    home,
-    name,
-    results,
-    run_of,
-    runs,
-    said_of,
-    tuning_runs,
-    tuning_table,
-)
-from diffscope.lab.training.scores import MEASURED, OF_TASK, area, diverged, metrics, near_grid, read_metrics, score
-from diffscope.lab.training.stages import BACKCOPY, RETRIEVAL
-from diffscope.lab.training.train import Diverged, NotFormed, check_tools, train
-from diffscope.store import open_statistics, other_versions, save_statistics
-from diffscope.tasks.retrieval import Retrieval
+from diffscope.lab.training.run import METRICS, read_metrics, revision
+from diffscope.lab.training.runs import chosen_rates, results, run_folder, run_label, runs, tuning_runs, tuning_table
+from diffscope.store import open_statistics, other_versions
 
 DATASET = "cohort.nc"
 CURVES = "metrics.parquet"
 FORMED = FORMED_BY["twice"].share
-Evidence = Callable[[Path, Recipe, int], object]
-__all__ = ["CURVES", "DATASET", "FORMED", "MEASURED", "name", "runs"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +33,7 @@ class Cohort:
     ----------
     recipe : Recipe
     out : Path
+        Its folder.
     arms, seeds : tuple
         Those that are trained; by default all of the recipe.
     device : str
@@ -64,215 +45,58 @@ class Cohort:
     seeds: tuple[int, ...] = ()
     device: str = "cpu"
 
+    def tuning_runs(self) -> list[Item]:
+        """Return the runs that choose a rate, none of a recipe without tuning."""
+        return [] if self.recipe.tuning is None else tuning_runs(self.recipe, self.arms)
+
     def tuning(self) -> xr.Dataset | None:
-        """What came of the runs that choose a rate; None of a recipe without tuning."""
+        """Tabulate the results of the runs that choose a rate; None of a recipe without tuning."""
         return None if self.recipe.tuning is None else tuning_table(self.recipe, self.out, self.arms)
 
     def rates(self) -> dict[str, float]:
-        """The learning rate of each arm for which it is known."""
+        """Return the learning rate of each arm for which it is known."""
         table = self.tuning()
         if table is None:
             return dict.fromkeys(self.recipe.arms, self.recipe.learning_rate)
         return chosen_rates(table, self.recipe.tuning.rule)
 
-    def planned(self) -> list[shards.Shard]:
-        """All runs, those that choose a rate first; runs whose rate is not known yet count with the first one of the recipe."""
-        tuning = [] if self.recipe.tuning is None else tuning_runs(self.recipe, self.arms)
+    def planned(self) -> list[Item]:
+        """Return all runs, those that choose a rate first; runs whose rate is not known yet have the recipe's."""
         rates = dict.fromkeys(self.recipe.arms, self.recipe.learning_rate) | self.rates()
-        return [*tuning, *runs(self.recipe, self.arms, self.seeds, rates)]
+        return [*self.tuning_runs(), *runs(self.recipe, self.arms, self.seeds, rates)]
 
-    def runs(self) -> list[shards.Shard]:
-        """The runs whose rates are known, without those that choose them."""
+    def runs(self) -> list[Item]:
+        """Return the runs whose rates are known, without those that choose them."""
         return runs(self.recipe, self.arms, self.seeds, self.rates())
 
-    def outcome(self) -> shards.Outcome:
-        """Which of :meth:`planned` are done."""
-        return shards.Outcome.of(self.planned(), self.out, SUFFIX)
+    def outcome(self) -> Outcome:
+        """Return which of :meth:`planned` are done."""
+        return Outcome.of(self.planned(), self.out)
 
     def results(self) -> dict[str, xr.Dataset]:
-        """Open what finished runs came to, by id, those that choose a rate too; see :func:`diffscope.lab.training.runs.results`.
+        """Open the results of finished runs by place, those that choose a rate too.
 
         Raises
         ------
         DiffscopeError
             The folder holds runs of another recipe.
         """
-        tuning = [] if self.recipe.tuning is None else tuning_runs(self.recipe, self.arms)
-        return results(self.out, [*tuning, *self.runs()])
+        return results(self.out, [*self.tuning_runs(), *self.runs()])
 
     def other_versions(self) -> str:
-        """Say which versions and revision finished runs were made with, if these are not the ones that run here."""
+        """Return which versions and revision finished runs were made with, if these are not the ones that run here."""
         made = [result.attrs for result in self.results().values()]
         facts = (each for attrs in made for each in json.loads(attrs.get("made_by", "null")) or [])
         return other_versions([*made, *({"revision": each["revision"]} for each in facts)], revision=revision())
 
     def groups(self) -> list[Cohort]:
-        """Its arms in the groups in which they are trained."""
+        """Return its arms in the groups in which they are trained."""
         groups = ([arm for arm in group if arm in (self.arms or group)] for group, _ in self.recipe.groups)
         return [replace(self, arms=tuple(group)) for group in groups if group]
 
 
-def train_cohort(
-    cohort: Cohort,
-    where=None,
-    *,
-    threads: int = 1,
-    tensorboard: bool = False,
-    rank: shards.Rank | None = None,
-    evidence: Evidence | None = None,
-    progress: Callable[[int, int, str], None] | None = None,
-) -> shards.Outcome:
-    """Choose the learning rate of every arm, then train and score the runs that are not done yet, group by group.
-
-    Parameters
-    ----------
-    cohort : Cohort
-    where, threads, rank
-        As of :func:`diffscope.lab.queue.run`.
-    tensorboard : bool
-    evidence : callable, optional
-        Keeps what it takes of a finished run in the run's folder, ``evidence(folder, recipe, seed)``.
-    progress : callable, optional
-        Called with (done, total, words): in this process in steps, elsewhere in runs.
-
-    Raises
-    ------
-    DiffscopeError
-        A prompt cannot be drawn, or the folder holds runs of another recipe, or the copy of a cohort, as
-        ``tools/keep_cohort.py`` makes it.
-    """
-    if is_copy(cohort.out):
-        raise DiffscopeError(
-            f"{cohort.out} holds {DATASET} and no scores of runs, a copy to be read with --report; train into another folder"
-        )
-    cohort.results()  # a recipe that cannot be scored, or that the folder's runs are not of, is refused before anything runs
-    check_prompts(cohort.recipe)
-    if not isinstance(where, OnRay):  # whose machines may have what this one lacks
-        check_tools(cohort.device, tensorboard)
-    counter = _Counter(cohort, progress, here=where is None)
-    device = shards.own_gpu(cohort.device, rank)
-    options = dict(recipe=cohort.recipe, out=cohort.out.resolve(), device=device)
-    steps = counter.steps if progress and where is None else None
-    tune = partial(_tune, **options, progress=steps)
-    work = partial(_train_and_score, **options, tensorboard=tensorboard, evidence=evidence, progress=steps)
-    for group in cohort.groups():
-        if cohort.recipe.tuning is not None:
-            planned = tuning_runs(cohort.recipe, group.arms)
-            shards.run(planned, tune, cohort.out, where, rank=rank, suffix=SUFFIX, threads=threads, progress=counter.runs)
-        group.results()  # their rates may not have been known before
-        shards.run(group.runs(), work, cohort.out, where, rank=rank, suffix=SUFFIX, threads=threads, progress=counter.runs)
-    return cohort.outcome()
-
-
-class _Counter:
-    """Progress over several lots of runs, in steps where they are done in this process, else in runs."""
-
-    def __init__(self, cohort: Cohort, progress: Callable[[int, int, str], None] | None, here: bool):
-        outcome = cohort.outcome()
-        self.left = len(outcome.waiting) + len(outcome.failed)
-        self.size = cohort.recipe.steps if here else 1
-        self.before = 0  # in earlier lots
-        self.tried = 0  # in this one
-        self.progress = progress
-
-    def runs(self, tried: int, total: int, note: str) -> None:
-        self.tried = tried
-        if self.progress and self.size == 1:
-            self.progress(self.before + tried, self.left, note)
-        if tried == total:
-            self.before += tried
-            self.tried = 0
-
-    def steps(self, done: int, total: int, note: str) -> None:
-        share = done / total * self.size
-        self.progress(round((self.before + self.tried) * self.size + share), self.left * self.size, note)
-
-
-def check_prompts(recipe: Recipe) -> None:
-    """Draw a step of every shape and a prompt of every cell, so that what cannot be drawn is known before the training.
-
-    Raises
-    ------
-    DiffscopeError
-        Prompts are longer than a model has positions.
-    PromptError
-        Sentences do not fit the length of their prompt.
-    """
-    tokenizer = tokenizer_for(recipe)
-    grids = [grid for grid in (recipe.evaluation, recipe.grid) if grid is not None]
-    texts = [part for part in (recipe.evaluation_text, recipe.plain_text, recipe.copying) if part is not None]
-    for arm in recipe.arms:
-        positions = recipe.config(arm, len(tokenizer)).max_position_embeddings
-        lengths = [*(length for grid in grids for length in grid.lengths), *(part.length for part in texts)]
-        longest = max([recipe.length, *lengths])
-        if longest > positions:
-            raise DiffscopeError(
-                f"arm {arm!r} has {positions} positions (max_position_embeddings), and prompts of {longest} tokens"
-            )
-    for stage in recipe.stages:
-        for shape in stage.shapes:
-            planted = 1.0 if stage.planted else 0.0
-            fullest = replace(stage, shapes=(shape,), needles=(stage.needles[1],) * 2, planted=planted)
-            Draws(replace(recipe, stages=(fullest,)), tokenizer, seed=0).rows(0, 0)
-    if recipe.task == BACKCOPY:
-        return
-    task = Retrieval(tokenizer, texts=filler_of(recipe, tokenizer, held_out=True))
-    kinds = [(grid, {}) for grid in grids]
-    if recipe.grid is not None and recipe.task == RETRIEVAL:
-        kinds.append((near_grid(recipe.grid), {"near": True}))
-    for grid, kind in kinds:
-        for length, distractors in grid.cells:
-            task.with_template(grid.template).controlled(length, distractors, 0, slots=grid.slots(length), **kind)
-
-
-def _told(spec: dict, progress) -> Callable[[int, int, str], None] | None:
-    run = shards.Shard(spec)
-    return progress and (lambda done, total, note: progress(done, total, f"{name(run)}: {note}"))
-
-
-def _tune(spec: dict, target: Path, recipe: Recipe, out: Path, device: str, progress) -> None:
-    """Train one run that shows how well a rate does, and save its curves and what they come to."""
-    tuned = recipe.tuned(spec["rate"])
-    run = run_of(spec)
-    folder = home(out, run)
-    try:
-        train(tuned, spec["arm"], folder.parents[1], seed=spec["seed"], device=device, progress=_told(spec, progress))
-    except Diverged:
-        save_statistics(xr.Dataset({"area": np.inf, "formation": np.nan}, attrs=said_of(run)), target, dated=False)
-        return
-    rows = read_metrics(folder)
-    formed = formation(rows, tuned)
-    taken = ("answer_loss", "text_loss", "retrieval", *OF_TASK)
-    curves = metrics(rows)
-    curves = curves[[key for key in taken if key in curves]]
-    outcome = {"area": area(rows), "formation": np.nan if formed is None else float(formed), "seconds": rows[-1]["seconds"]}
-    save_statistics(curves.assign(outcome).assign_attrs(said_of(run)), target, dated=False)
-
-
-def _train_and_score(
-    spec: dict, target: Path, recipe: Recipe, out: Path, device: str, tensorboard: bool, evidence: Evidence | None, progress
-) -> None:
-    arm = spec["arm"]
-    seed = spec["seed"]
-    tuned = replace(recipe, learning_rate=spec["rate"])
-    said = said_of(run_of(spec))
-    try:
-        folder = train(tuned, arm, out, seed=seed, device=device, tensorboard=tensorboard, progress=_told(spec, progress))
-    except NotFormed:  # what it was to continue; a run that never formed either
-        save_statistics(xr.Dataset({"formation": np.nan}, attrs=said), target, dated=False)
-        return
-    except Diverged:  # a run that failed, which counts as that; what it had learned before is known
-        folder = out / arm / f"seed-{seed}"
-        save_statistics(diverged(read_metrics(folder), tuned).assign_attrs(said), target, dated=False)
-        return
-    if evidence is not None:
-        evidence(folder, tuned, seed)
-    scores = score(folder, tuned, arm, seed, device)
-    save_statistics(scores.assign_attrs(said, made_by=json.dumps(_made_by(folder / RUN))), target, dated=False)
-
-
 def collect(cohort: Cohort) -> xr.Dataset:
-    """All finished runs as one dataset over (arm, seed), NaN where a run is missing.
+    """Join all finished runs in one dataset over (arm, seed), NaN where a run is missing.
 
     Returns
     -------
@@ -293,7 +117,7 @@ def collect(cohort: Cohort) -> xr.Dataset:
     opened = results(cohort.out, planned)
     if not opened:
         raise DiffscopeError(f"no run in {cohort.out} is finished yet; train with: diffscope train RECIPE --out {cohort.out}")
-    finished = {(run.spec["arm"], run.spec["seed"]): opened[run.id] for run in planned if run.id in opened}
+    finished = {(run.spec["arm"], run.spec["seed"]): opened[run.place] for run in planned if run.place in opened}
     dataset = _over_runs(recipe, finished)
     dataset["formation_limit"] = float(recipe.stages[0].steps)
     if (shares := next((dataset[name] for name in SHARES if name in dataset), None)) is not None:
@@ -303,8 +127,8 @@ def collect(cohort: Cohort) -> xr.Dataset:
     table = everything.tuning()
     if table is not None:
         dataset = dataset.merge(table.rename(rate="rate_tried").reindex(arm=list(recipe.arms)))
-    causes = shards.Outcome.of(planned, cohort.out, SUFFIX).failed
-    failed = "; ".join(f"{name(run)}: {causes[run.id]}" for run in planned if run.id in causes)
+    causes = Outcome.of(planned, cohort.out).failed
+    failed = "; ".join(f"{run_label(run)}: {causes[run.place]}" for run in planned if run.place in causes)
     made_by = {
         f"{arm}/seed-{seed}": json.loads(result.attrs["made_by"])
         for (arm, seed), result in finished.items()
@@ -324,7 +148,7 @@ def _rate_of(recipe: Recipe, arm: str, rates: dict[str, float]) -> float:
 
 
 def _over_runs(recipe: Recipe, results: dict[tuple[str, int], xr.Dataset]) -> xr.Dataset:
-    """The results of runs over (arm, seed), NaN where there is none."""
+    """Put the results of runs side by side over (arm, seed), NaN where there is none."""
     seeds = sorted({*_all_seeds(recipe), *(seed for _, seed in results)})
     fullest = max(results.values(), key=lambda result: len(result.data_vars))
     missing = xr.full_like(fullest.drop_attrs().astype(float), np.nan)
@@ -340,7 +164,7 @@ def _over_runs(recipe: Recipe, results: dict[tuple[str, int], xr.Dataset]) -> xr
 
 
 def _onsets(shares: xr.DataArray) -> xr.DataArray:
-    """The onsets (arm, seed, share) of the runs whose shares of right answers (arm, seed, step) are given."""
+    """Return the onsets (arm, seed, share) of runs from their shares of right answers (arm, seed, step)."""
     steps = shares["step"].values
     values = xr.apply_ufunc(
         lambda of_run: onsets(steps, of_run), shares, input_core_dims=[["step"]], output_core_dims=[["share"]], vectorize=True
@@ -349,64 +173,31 @@ def _onsets(shares: xr.DataArray) -> xr.DataArray:
 
 
 def _filled(result: xr.Dataset, missing: xr.Dataset) -> xr.Dataset:
-    """A run's result with all variables: those that it lacks, because it never formed, are NaN."""
+    """Fill up the result of a run: variables that it lacks, because it never formed, are NaN."""
     return result.merge(missing.drop_vars([name for name in missing.data_vars if name in result]), join="outer")
 
 
-def is_copy(out: Path) -> bool:
-    """Whether a folder holds the dataset of a cohort without the scores it was made of, as ``tools/keep_cohort.py`` copies it."""
-    return (Path(out) / DATASET).is_file() and not has_scores(out)
-
-
-def has_scores(out: Path) -> bool:
-    """Whether a run in a folder is finished."""
-    return any(Path(out).glob(f"*/seed-*/{SCORES}{SUFFIX}"))
-
-
-def open_copy(out: Path, recipe: Recipe) -> xr.Dataset:
-    """The dataset of a copy; DiffscopeError if it is of another recipe, seeds apart."""
-    dataset = open_dataset(out)
-    recipes = [json.loads(text) | {"seeds": None} for text in (dataset.attrs["recipe"], json.dumps(recipe.as_dict()))]
-    if recipes[0] != recipes[1]:
-        raise DiffscopeError(f"{out} is a copy of a cohort of another recipe, named {recipes[0]['name']!r}; report with that one")
-    return dataset
-
-
 def open_dataset(folder: Path) -> xr.Dataset:
-    """The dataset that :func:`collect` made and ``diffscope train`` wrote into a folder.
+    """Open the dataset that :func:`collect` made and ``diffscope train`` wrote into a folder.
 
     Raises
     ------
     DiffscopeError
-        The folder holds none, or one with names that have changed since.
+        The folder holds none.
     """
     path = folder / DATASET
-    old = folder / "family.nc"
-    if not path.is_file() and old.is_file():
-        raise DiffscopeError(f"{old} is called {DATASET}; make it anew with: diffscope train RECIPE --out {folder} --report")
     if not path.is_file():
         raise DiffscopeError(f"{folder} holds no {DATASET}; make a trained cohort with: diffscope train laptop --out {folder}")
-    dataset = open_statistics(path)
-    if "noise" in dataset.dims:
-        raise DiffscopeError(f"the dimension 'noise' of {path} is called 'distractors'; rename it with Dataset.rename")
-    return dataset
-
-
-def _made_by(path: Path) -> list[dict] | None:
-    """The facts (revision, device, versions) under which a run began and each under which it went on; None without its folder."""
-    if not path.is_file():
-        return None
-    facts = read_run(path)
-    return [{name: facts[name] for name in facts.keys() - {"gone_on", "recipe"}}, *facts.get("gone_on", [])]
+    return open_statistics(path)
 
 
 def seeds_in(out: Path) -> set[int]:
-    """The seeds of the runs in a folder."""
+    """Return the seeds of the runs in a folder."""
     return {int(folder.name.removeprefix("seed-")) for folder in out.glob("*/seed-*") if folder.name[5:].isdigit()}
 
 
 def summary(cohort: xr.Dataset) -> list[dict]:
-    """One row for each arm with finished runs, with means over prompts, cells and finished seeds that formed.
+    """Summarise each arm with finished runs in a row of means over prompts, cells and finished seeds that formed.
 
     ``formation`` gives the step by seed, None where the lookup circuit never formed; ``missing`` the seeds without a finished
     run.
@@ -431,7 +222,7 @@ def _formation_of(runs: xr.Dataset) -> dict:
 
 
 def _means(runs: xr.Dataset) -> dict:
-    """Scores of an arm, mean over prompts, cells and seeds."""
+    """Average the scores of an arm over prompts, cells and seeds."""
     if "text" not in runs:  # no run formed
         return {}
     means = {f"text_{token}": float(runs["text"].sel(token=token).mean()) for token in ("hit", "other")}
@@ -448,3 +239,98 @@ def _means(runs: xr.Dataset) -> dict:
         "unknown_when_unanswerable": float(runs["says_unknown"].sel(question="unanswerable").mean()),
         "unknown_when_answerable": float(runs["says_unknown"].sel(question="answerable").mean()),
     }
+
+
+# How far it is
+
+
+class UnderWay(NamedTuple):
+    """A run that has begun and not ended; whether a process works on it now, its files do not say."""
+
+    run: Item
+    step: int  # done
+    steps: int  # the most
+    minutes: float  # since it last logged anything
+
+
+class ArmProgress(NamedTuple):
+    """How far the runs of one arm are: either those that choose its rate (`tuning`) or the others."""
+
+    arm: str
+    tuning: bool
+    done: int
+    left: int  # those under way included
+    under_way: list[UnderWay]
+    seconds: float  # that one process needs for the rest; NaN as long as no run has logged anything
+    step: float  # mean seconds of a step
+
+
+def progress_by_arm(cohort: Cohort, step: float = np.nan) -> list[ArmProgress]:
+    """Read from the files of a cohort, without any lock, how far each arm is and how long the rest takes.
+
+    A run is expected to take as long as the finished ones of its arm did, or all its steps where there is none.
+
+    Parameters
+    ----------
+    cohort : Cohort
+    step : float
+        Seconds of a step, expected of all arms as long as no run has logged one.
+    """
+    planned = cohort.planned()
+    logged = {run.place: _last_row(run_folder(cohort.out, run)) for run in planned}
+    usual = _seconds_a_step(logged.values())
+    usual = step if np.isnan(usual) else usual
+    rows = []
+    for tuning in (True, False):
+        of_kind = [run for run in planned if ("tuning" in run.spec) == tuning]
+        for arm in dict.fromkeys(run.spec["arm"] for run in of_kind):
+            alike = [run for run in of_kind if run.spec["arm"] == arm]
+            rows.append(_arm_progress(cohort, arm, tuning, alike, logged, usual))
+    return rows
+
+
+def _arm_progress(
+    cohort: Cohort, arm: str, tuning: bool, alike: Sequence[Item], logged: dict[str, dict | None], usual: float
+) -> ArmProgress:
+    recipe = cohort.recipe
+    most = recipe.tuning.steps if tuning else recipe.steps
+    step = _seconds_a_step(logged[run.place] for run in alike)
+    step = usual if np.isnan(step) else step
+    left = [run for run in alike if not run.result(cohort.out).exists()]
+    finished = [logged[run.place]["seconds"] for run in alike if run not in left and logged[run.place]]
+    expected = float(np.mean(finished)) if finished else most * step
+    seconds = 0.0
+    under_way = []
+    for run in left:
+        last = logged[run.place]
+        seconds += float(np.maximum(0.0, expected - (last["seconds"] if last else 0.0)))
+        if last:
+            minutes = (time.time() - (run_folder(cohort.out, run) / METRICS).stat().st_mtime) / 60
+            under_way.append(UnderWay(run, last["step"], most, minutes))
+    return ArmProgress(arm, tuning, len(alike) - len(left), len(left), under_way, seconds, step)
+
+
+def remaining_in_words(rows: Sequence[ArmProgress], processes: int = 1) -> str:
+    """Say how many runs are left, and how long they take so many processes."""
+    left = sum(row.left for row in rows)
+    if not left:
+        return "nothing is left"
+    seconds = sum(row.seconds for row in rows)
+    if np.isnan(seconds):
+        return f"{left} runs are left"
+    hours = seconds / processes / 3600
+    duration = f"{hours:.1f} hours" if hours >= 1 else f"{hours * 60:.0f} minutes"
+    return f"{left} runs are left, about {duration}" + (f" of {processes} processes" if processes > 1 else "")
+
+
+def _last_row(folder: Path) -> dict | None:
+    """Return the last row that a run has logged."""
+    rows = read_metrics(folder) if (folder / METRICS).is_file() else []
+    return rows[-1] if rows else None
+
+
+def _seconds_a_step(rows: Iterable[dict | None]) -> float:
+    """Return the mean seconds of a step of some runs, given their last rows."""
+    logged = [row for row in rows if row is not None]
+    steps = sum(row["step"] for row in logged)
+    return sum(row["seconds"] for row in logged) / steps if steps else np.nan

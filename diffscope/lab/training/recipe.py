@@ -146,7 +146,7 @@ class Recipe:
                 _check_types(part)
             mistake = next((mistake for part in parts for mistake, right in part.rules() if not right), None)
         except (tomllib.TOMLDecodeError, UnicodeDecodeError, AttributeError, TypeError, KeyError, PromptError) as error:
-            raise DiffscopeError(f"{path}: not a complete recipe ({error}); compare it with {BUNDLED / 'mini.toml'}") from None
+            raise DiffscopeError(f"{path}: not a complete recipe ({error}); compare it with {BUNDLED / 'laptop.toml'}") from None
         if mistake:
             raise DiffscopeError(f"{path}: {mistake}")
         return recipe

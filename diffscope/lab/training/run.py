@@ -232,11 +232,11 @@ def events(folder: Path | None, metrics: list[dict]) -> Iterator[Callable[[dict]
         yield write
 
 
-def read_metrics(path: Path) -> list[dict]:
-    """The rows that :func:`write_metrics` wrote."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+def read_metrics(folder: Path) -> list[dict]:
+    """Read the rows that a run logged."""
+    return [json.loads(line) for line in (folder / METRICS).read_text(encoding="utf-8").splitlines()]
 
 
-def write_metrics(path: Path, metrics: list[dict]) -> None:
-    """Write rows of metrics as JSON, an object a line."""
-    write_text(path, "".join(json.dumps(row) + "\n" for row in metrics), alone=True)
+def write_metrics(folder: Path, metrics: list[dict]) -> None:
+    """Write the rows that a run logged as JSON, an object a line."""
+    write_text(folder / METRICS, "".join(json.dumps(row) + "\n" for row in metrics), alone=True)

@@ -1,7 +1,7 @@
-"""The runs of a cohort as pieces of work: those that choose each arm's learning rate, and those that use it.
+"""The runs of a cohort as items of a queue: those that choose each arm's learning rate, and those that use it.
 
-A run is found by what it is: its result lies in its folder, ``ARM/seed-N/scores.nc``, and says what it was trained and scored by.
-Versions of programs are written down in it, and never part of what it is found by.
+A run is found by what it is: its result lies in its folder, ``ARM/seed-N/scores.nc``, and names what it was trained and scored
+by. Versions of programs are recorded in it, and are never part of what it is found by.
 """
 
 from __future__ import annotations
@@ -16,20 +16,19 @@ import numpy as np
 import xarray as xr
 
 from diffscope.errors import DiffscopeError
-from diffscope.lab import queue as shards
+from diffscope.lab.queue import Item
 from diffscope.lab.training.recipe import Recipe, without_defaults
 from diffscope.lab.training.run import check_same, differences, recipe_text
 from diffscope.lab.training.stages import FORMED_IN_ALL, LEAST_LOSS
 from diffscope.store import open_statistics
 
-SCORES = "scores"  # the name of a run's result in its folder
-SUFFIX = ".nc"
+SCORES = "scores.nc"  # a run's result, in its folder
 NEAR = (0, 2, 4, 6)  # near-duplicates among the distractors, at the middle length of the grid
 TUNING = "tuning"  # the folder of runs that choose a rate
 
 
 def tuned_arms(recipe: Recipe, arms: Sequence[str] = ()) -> list[str]:
-    """The arms whose rate is chosen, for these arms or for all: one that continues another has that one's rate."""
+    """Return the arms whose rate is chosen, for some arms or for all: one that continues another has that one's rate."""
     if recipe.tuning is None:
         return []
     return list(dict.fromkeys(_source(recipe, arm) for arm in arms or recipe.arms))
@@ -39,8 +38,8 @@ def _source(recipe: Recipe, arm: str) -> str:
     return recipe.continued[arm].arm if arm in recipe.continued else arm
 
 
-def tuning_runs(recipe: Recipe, arms: Sequence[str] = ()) -> list[shards.Shard]:
-    """The runs that show how well each learning rate does, of some arms or of all."""
+def tuning_runs(recipe: Recipe, arms: Sequence[str] = ()) -> list[Item]:
+    """Return the runs that show how well each learning rate does, of some arms or of all."""
     return [
         run_of({"tuning": True, **_spec(recipe.tuned(rate), arm, seed)})
         for arm in tuned_arms(recipe, arms)
@@ -54,18 +53,16 @@ def runs(
     arms: Sequence[str] = (),
     seeds: Sequence[int] = (),
     rates: Mapping[str, float] | None = None,
-) -> list[shards.Shard]:
-    """The runs of a cohort, group by group, all arms of a seed before those of the next seed; by default all of them.
+) -> list[Item]:
+    """Return the runs of a cohort, group by group, all arms of a seed before those of the next seed; by default all of them.
 
     Of a recipe with tuning, only the arms whose rates are given.
 
     Raises
     ------
     DiffscopeError
-        The recipe has no such arm, or nothing to score its models on.
+        The recipe has no such arm.
     """
-    if not recipe.scored:
-        raise DiffscopeError(f"recipe {recipe.name!r} has no [grid] to score its models on; compare it with laptop.toml")
     for arm in arms or recipe.arms:
         recipe.config(arm, recipe.vocab_size)
     planned = []
@@ -80,7 +77,7 @@ def _rate(recipe: Recipe, arm: str, rates: Mapping[str, float] | None) -> float 
     return recipe.learning_rate if recipe.tuning is None else (rates or {}).get(_source(recipe, arm))
 
 
-def _run(recipe: Recipe, arm: str, seed: int, rates: Mapping[str, float] | None) -> shards.Shard:
+def _run(recipe: Recipe, arm: str, seed: int, rates: Mapping[str, float] | None) -> Item:
     tuned = replace(recipe, learning_rate=_rate(recipe, arm, rates))
     parts = {name: part for name in ("grid", "plain_text") if (part := getattr(recipe, name)) is not None}
     scored = {name: without_defaults(part) for name, part in parts.items()}
@@ -91,29 +88,34 @@ def _spec(recipe: Recipe, arm: str, seed: int) -> dict:
     return {"arm": arm, "seed": seed, "rate": recipe.learning_rate, "recipe": recipe_text(recipe, arm)}
 
 
-def run_of(spec: dict) -> shards.Shard:
+def run_of(spec: dict) -> Item:
     """Return the run of a spec, with the place of its result."""
     above = f"{TUNING}/rate-{spec['rate']:g}/" if "tuning" in spec else ""
-    return shards.Shard(spec, place=f"{above}{spec['arm']}/seed-{spec['seed']}/{SCORES}")
+    return Item(above + place_of(spec["arm"], spec["seed"]), spec)
 
 
-def home(out: Path, run: shards.Shard) -> Path:
-    """The folder in which a run is trained."""
-    return (out / run.place).parent
+def place_of(arm: str, seed: int) -> str:
+    """Return where the result of an arm's run lies below the folder of its cohort."""
+    return f"{arm}/seed-{seed}/{SCORES}"
 
 
-def said_of(run: shards.Shard) -> dict:
-    """Return the attributes by which a result says what it is of, and what it was trained and scored by."""
+def run_folder(out: Path, run: Item) -> Path:
+    """Return the folder in which a run is trained."""
+    return run.result(out).parent
+
+
+def identity(run: Item) -> dict:
+    """Return the attributes by which a result names its run, and what it was trained and scored by."""
     return {name: run.spec[name] for name in ("arm", "seed", "rate", "recipe", "scoring") if name in run.spec}
 
 
-def results(out: Path, planned: Sequence[shards.Shard]) -> dict[str, xr.Dataset]:
-    """Open what the finished ones of some runs came to.
+def results(out: Path, planned: Sequence[Item]) -> dict[str, xr.Dataset]:
+    """Open the results of those runs that are finished.
 
     Returns
     -------
     dict of str to Dataset
-        By the id of the run.
+        By the place of the run.
 
     Raises
     ------
@@ -122,10 +124,10 @@ def results(out: Path, planned: Sequence[shards.Shard]) -> dict[str, xr.Dataset]
     """
     opened = {}
     for run in planned:
-        path = shards.result(out, run, SUFFIX)
+        path = run.result(out)
         if path.is_file():
-            opened[run.id] = _opened(path, path.stat().st_mtime_ns)
-            of = opened[run.id].attrs
+            opened[run.place] = _opened(path, path.stat().st_mtime_ns)
+            of = opened[run.place].attrs
             _check_which(path, of, run)
             check_same(path.parent, of.get("recipe"), run.spec["recipe"])
             if "scoring" in run.spec and (differing := differences(of.get("scoring"), run.spec["scoring"])):
@@ -136,8 +138,8 @@ def results(out: Path, planned: Sequence[shards.Shard]) -> dict[str, xr.Dataset]
     return opened
 
 
-def _check_which(path: Path, of: Mapping, run: shards.Shard) -> None:
-    """Refuse a result that says that it is of another arm, seed or rate than the run in whose folder it lies."""
+def _check_which(path: Path, of: Mapping, run: Item) -> None:
+    """Refuse a result of another arm, seed or rate than the run in whose folder it lies."""
     if wrong := [key for key in ("arm", "seed", "rate") if of.get(key) != run.spec[key]]:
         found, wanted = (", ".join(f"{key} {facts.get(key)}" for key in wrong) for facts in (of, run.spec))
         raise DiffscopeError(
@@ -146,19 +148,19 @@ def _check_which(path: Path, of: Mapping, run: shards.Shard) -> None:
         )
 
 
-@lru_cache(maxsize=1024)  # the same results are asked for again and again while a cohort is trained
+@lru_cache(maxsize=1024)  # read again and again while a cohort is trained
 def _opened(path: Path, changed: int) -> xr.Dataset:
     return open_statistics(path)
 
 
-def name(run: shards.Shard) -> str:
-    """A run as text: its arm and seed, and the rate of one that is to choose it."""
+def run_label(run: Item) -> str:
+    """Return the name of a run for people: its arm and seed, and the rate of one that is to choose it."""
     rate = f", rate {run.spec['rate']:g}" if "tuning" in run.spec else ""
     return f"{run.spec['arm']}, seed {run.spec['seed']}{rate}"
 
 
 def tuning_table(recipe: Recipe, out: Path, arms: Sequence[str] = ()) -> xr.Dataset:
-    """What the runs that choose a rate came to.
+    """Tabulate the results of the runs that choose a rate.
 
     Returns
     -------
@@ -174,14 +176,14 @@ def tuning_table(recipe: Recipe, out: Path, arms: Sequence[str] = ()) -> xr.Data
     planned = tuning_runs(recipe, arms)
     opened = results(out, planned)
     for index, run in enumerate(planned):
-        if run.id in opened:
+        if run.place in opened:
             for name, values in table.items():
-                values.flat[index] = float(opened[run.id][name])
+                values.flat[index] = float(opened[run.place][name])
     return xr.Dataset({f"tuning_{name}": (tuple(coords), values) for name, values in table.items()}, coords)
 
 
 def chosen_rates(table: xr.Dataset, rule: str = LEAST_LOSS) -> dict[str, float]:
-    """The rate of each arm whose tuning runs are all there.
+    """Choose the rate of each arm whose tuning runs are all there.
 
     By the rule "least loss" it is the rate with the least area, mean over the tuning seeds. By "formed in all" it is that among
     the rates at which all seeds formed; if there is none, among those at which most did, and :func:`unformed` names the arm.
@@ -208,11 +210,11 @@ def chosen_rates(table: xr.Dataset, rule: str = LEAST_LOSS) -> dict[str, float]:
 
 
 def unformed(table: xr.Dataset, rates: Mapping[str, float]) -> dict[str, int]:
-    """The arms that did not form with every tuning seed at their rate, with the number of seeds with which they did."""
+    """Return the arms that did not form with every tuning seed at their rate, with the number of seeds with which they did."""
     counts = {arm: int(_formed(table).sel(arm=arm, rate=rate)) for arm, rate in rates.items()}
     return {arm: count for arm, count in counts.items() if count < table.sizes["tuning_seed"]}
 
 
 def _formed(table: xr.Dataset) -> xr.DataArray:
-    """In how many tuning seeds an arm formed at a rate, (arm, rate)."""
+    """Count with how many tuning seeds an arm formed at a rate, (arm, rate)."""
     return table["tuning_formation"].notnull().sum("tuning_seed")

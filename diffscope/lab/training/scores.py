@@ -15,8 +15,7 @@ from diffscope.lab.training.formation import formation
 from diffscope.lab.training.grid import Grid, PlainText, on_grid
 from diffscope.lab.training.matching import parameters
 from diffscope.lab.training.recipe import Recipe
-from diffscope.lab.training.run import METRICS
-from diffscope.lab.training.run import read_metrics as rows_of
+from diffscope.lab.training.run import read_metrics
 from diffscope.lab.training.runs import NEAR
 from diffscope.lab.training.stages import BACKCOPY, RETRIEVAL
 from diffscope.lab.training.train import LOG_EVERY
@@ -125,11 +124,6 @@ def _says_unknown(model, task: Retrieval, grid: Grid, seed: int) -> xr.Dataset:
     ]
     both = xr.concat(questions, "question").isel(length=0, drop=True)
     return both.assign_coords(question=["answerable", "unanswerable"])
-
-
-def read_metrics(folder: Path) -> list[dict]:
-    """The rows that a run logged."""
-    return rows_of(folder / METRICS)
 
 
 def metrics(rows: list[dict]) -> xr.Dataset:

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from diffscope.errors import DiffscopeError, MissingExtra
-from diffscope.lab.jobs.job import locked, torch_threads
+from diffscope.lab.queue import lock, torch_threads
 from diffscope.lab.training.beginnings import initialise, losses, tokenizer_for
 from diffscope.lab.training.drawing import Draws
 from diffscope.lab.training.evaluations import evaluations
@@ -26,7 +26,6 @@ from diffscope.lab.training.kept_weights import keep_weights
 from diffscope.lab.training.optimizer import Optimizer
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.run import (
-    METRICS,
     RUN,
     STATE,
     events,
@@ -43,7 +42,7 @@ from diffscope.lab.training.run import (
     save_weights,
     write_metrics,
 )
-from diffscope.lab.training.runs import SCORES, SUFFIX
+from diffscope.lab.training.runs import SCORES, place_of
 from diffscope.lab.training.stages import RETRIEVAL
 from diffscope.models import DiffForCausalLM
 from diffscope.models.loading import move
@@ -108,16 +107,37 @@ def train(
     seed = recipe.seeds[0] if seed is None else seed
     recipe.config(arm, recipe.vocab_size)  # an unknown arm is refused before anything is made
     check_tools(device, tensorboard)
-    folder = Path(out) / arm / f"seed-{seed}"
-    board = Path(out) / "tensorboard" / arm / f"seed-{seed}" if tensorboard else None
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with locked(folder), torch_threads(threads or torch.get_num_threads()):
-        if not is_finished(folder, recipe_text(recipe, arm)):
-            _train(recipe, arm, seed, folder, device, board, progress)
-        if recipe.keep_weights:
-            keep_weights(folder)
-            (folder / STATE).unlink(missing_ok=True)
+    out = Path(out)
+    folder = out / arm / f"seed-{seed}"
+    board = out / "tensorboard" / arm / f"seed-{seed}" if tensorboard else None
+    with lock(out, place_of(arm, seed)), torch_threads(threads or torch.get_num_threads()):
+        train_run(recipe, arm, seed, folder, device, board=board, progress=progress)
     return folder
+
+
+def train_run(
+    recipe: Recipe,
+    arm: str,
+    seed: int,
+    folder: Path,
+    device: str,
+    *,
+    board: Path | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> None:
+    """Train one run into its folder, whose lock this process holds; what is finished stays as it is.
+
+    Parameters
+    ----------
+    board : Path, optional
+        Where the metrics go for TensorBoard.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    if not is_finished(folder, recipe_text(recipe, arm)):
+        _train(recipe, arm, seed, folder, device, board, progress)
+    if recipe.keep_weights:
+        keep_weights(folder)
+        (folder / STATE).unlink(missing_ok=True)
 
 
 def check_tools(device: str, tensorboard: bool) -> None:
@@ -251,7 +271,7 @@ def _train(recipe: Recipe, arm: str, seed: int, folder: Path, device: str, board
                 try:
                     row = trainer.row(values, length, place, clock.seconds)
                 except Diverged:
-                    write_metrics(folder / METRICS, metrics)
+                    write_metrics(folder, metrics)
                     raise
                 metrics.append(row)
                 write_events(row)
@@ -265,8 +285,8 @@ def _train(recipe: Recipe, arm: str, seed: int, folder: Path, device: str, board
                 place = _next_stage(trainer, folder, place, formed)
             if ends or place.done % SAVE_EVERY == 0:
                 save_state(folder / STATE, vars(place), trainer.model, trainer.optimizer, metrics, text)
-                write_metrics(folder / METRICS, metrics)
-    write_metrics(folder / METRICS, metrics)  # a run killed right after its last state was saved has not written them
+                write_metrics(folder, metrics)
+    write_metrics(folder, metrics)  # a run killed right after its last state was saved has not written them
     save_model(folder, trainer.model, trainer.tokenizer)
 
 
@@ -288,10 +308,10 @@ def _restored(trainer: _Trainer, folder: Path, text: str) -> tuple[Place, list[d
     if continued is not None:
         before = folder.parents[1] / continued.arm / folder.name
         if not is_finished(before, recipe_text(trainer.recipe, continued.arm)):
-            scored = (before / f"{SCORES}{SUFFIX}").is_file()  # a copy of kept runs, which has no models
+            scored = (before / SCORES).is_file()  # a copy of kept runs, which has no models
             missing = "has no model; remove that folder to train it again" if scored else "is not trained yet; train that first"
             raise DiffscopeError(f"{trainer.arm} continues {continued.arm}, of which {before} {missing}")
-        if formation(read_metrics(before / METRICS), trainer.recipe) is None and trainer.recipe.stages[0].formed is not None:
+        if formation(read_metrics(before), trainer.recipe) is None and trainer.recipe.stages[0].formed is not None:
             raise NotFormed(f"{continued.arm}, seed {trainer.seed}, which {trainer.arm} continues, never formed")
         if not (before / FORMED_WEIGHTS).is_file():
             raise DiffscopeError(

@@ -10,8 +10,9 @@ import xarray as xr
 import diffscope
 from diffscope.errors import DiffscopeError
 from diffscope.hypotheses.rules import Cost
-from diffscope.lab.training.cohort import Cohort, train_cohort
+from diffscope.lab.training.cohort import Cohort
 from diffscope.lab.training.recipe import Recipe
+from diffscope.lab.training.train_cohort import train_cohort
 from diffscope.models import DiffConfig, DiffForCausalLM
 from diffscope.scope import Scope
 from diffscope.tasks import Backcopy

@@ -1,1 +1,0 @@
-"""Long work in jobs that survive being killed, on this machine or on many."""
