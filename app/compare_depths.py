@@ -16,10 +16,10 @@ from sides import PROMPTS, Pair, Side, edits_in_code, edits_of
 from words import plain
 
 from diffscope import figures, readings
-from diffscope.lab.scoring import DEPTHS
 from diffscope.readings import signs
 from diffscope.readings.depths import ROOM, usual_lengths
 from diffscope.tasks import Retrieval
+from diffscope.tasks.sampling import DEPTHS
 from diffscope.tasks.trained_on import asked_otherwise, template_of
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096)

@@ -18,9 +18,9 @@ import xarray as xr
 import diffscope
 from diffscope.hypotheses.planted_signal import EXPECTED, TRUTHS, WORDS, PlantedSignal, account_of
 from diffscope.instruments.signal_to_noise import DRAWS, mean_gain, over_prompts
-from diffscope.lab.scoring import draw
 from diffscope.tasks import Recall, Retrieval
 from diffscope.tasks.pieces import after_word
+from diffscope.tasks.sampling import draw
 from diffscope.tasks.tokenizer import CITIES
 from diffscope.tasks.trained_on import template_of
 

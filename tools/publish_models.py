@@ -26,7 +26,7 @@ from diffscope.cards import BUNDLED, CARD_FILE
 from diffscope.digests import write_sums
 from diffscope.errors import DiffscopeError
 from diffscope.files import write_json
-from diffscope.lab.scoring import draw, exact_answers, score
+from diffscope.lab.accuracy import accuracy_of, exact_by_depth
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.run import RUN, WEIGHTS, read_run
 from diffscope.lab.training.scores import read_metrics
@@ -35,6 +35,7 @@ from diffscope.scope import Scope, load
 from diffscope.tasks.examples import FILES as EXAMPLES
 from diffscope.tasks.files import TextPrompt
 from diffscope.tasks.retrieval import TEMPLATE, Retrieval
+from diffscope.tasks.sampling import draw
 from diffscope.tasks.trained_on import last_sentence
 from studies.laptop import text as text_cohort
 from tools.model_examples import questions, texts, write_prompts
@@ -259,7 +260,7 @@ def write_card(folder: Path, source: Path, recipe: Recipe, arm: str, seed: int, 
 def answer_scores(scope: Scope, recipe: Recipe) -> dict:
     """How a model answers unseen prompts in the sentence of its training."""
     task = Retrieval(scope.tokenizer, held_out=True, template=_template(recipe))
-    return score(exact_answers(scope.model, draw(task, length=recipe.length, **SCORED)))
+    return exact_by_depth(accuracy_of(scope, draw(task, length=recipe.length, **SCORED)).right)
 
 
 def text_scores(scope: Scope) -> dict:

@@ -165,8 +165,8 @@ def ablations(source: Source, kind: str) -> dict:
 
 def _of_prompts(source: Source, read: Callable) -> dict:
     """A reading of each model on the prompts of --prompts."""
-    from diffscope.lab.scoring import controlled
     from diffscope.tasks import Retrieval, read_prompts
+    from diffscope.tasks.sampling import controlled
 
     told = {}
     scopes = source.scopes()

@@ -23,7 +23,7 @@ from diffscope.hypotheses.progress import Job
 from diffscope.hypotheses.subjects import UNTRAINED, Models, Pair, Progress, Settings
 from diffscope.hypotheses.verdict import Board, Verdict
 from diffscope.hypotheses.weights import KNOCK_OUT, Weights
-from diffscope.lab.accuracy import Standing, standing
+from diffscope.lab.accuracy import Accuracy, accuracy_of
 from diffscope.lab.training.cohort import DATASET, open_dataset
 from diffscope.lab.training.run import WEIGHTS
 from diffscope.models import loading
@@ -162,27 +162,27 @@ class Subjects:
         return verdicts
 
     @cached_property
-    def standings(self) -> list[Standing]:
+    def accuracies(self) -> list[Accuracy]:
         """How the models, and those beside them, answer the prompts; none where these prompts cannot be made or asked."""
         standard = [] if self.pair is None else [self.pair.standard]
-        standings = []
+        accuracies = []
         for models in filter(None, (self.model, *standard)):
             for scope in models.scopes:
                 self.job.opening(1, 1, f"asking {scope.name}")
                 with suppress(PromptError):  # the tests that need them say so
-                    standings.append(standing(scope, models.prompts))
-        return standings
+                    accuracies.append(accuracy_of(scope, models.prompts))
+        return accuracies
 
     @property
     def statements(self) -> list[str]:
         """The same in words; of many models those that answer at chance, and how many others there are."""
-        if len(self.standings) <= FEW_MODELS:
-            return [*self.remarks, *[standing.sentence for standing in self.standings]]
-        weak = [standing.sentence for standing in self.standings if standing.at_chance]
+        if len(self.accuracies) <= FEW_MODELS:
+            return [*self.remarks, *[each.sentence for each in self.accuracies]]
+        weak = [each.sentence for each in self.accuracies if each.at_chance]
         return [
             *self.remarks,
             *weak,
-            f"{len(self.standings) - len(weak)} of {len(self.standings)} models answer better than chance",
+            f"{len(self.accuracies) - len(weak)} of {len(self.accuracies)} models answer better than chance",
         ]
 
 

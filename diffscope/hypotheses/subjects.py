@@ -19,11 +19,11 @@ from diffscope.evidence.quantities import DIFFERENCES, RATIOS, a1_on, label_of
 from diffscope.evidence.untrained import untrained_like
 from diffscope.hypotheses.a2_cost import A2Cost, a2_cost
 from diffscope.hypotheses.weights import A2, ANSWER, BY, KNOCK_OUT, Weights
-from diffscope.lab.scoring import draw
 from diffscope.scope import Scope
 from diffscope.tasks.files import TextPrompt
 from diffscope.tasks.own import own_prompts, with_answers
 from diffscope.tasks.retrieval import Prompt, Retrieval
+from diffscope.tasks.sampling import draw
 from diffscope.tasks.trained_on import template_of
 
 CHANGEABLE = ("dtype", "torch_dtype", "transformers_version")

@@ -15,15 +15,16 @@ from scipy.stats import binomtest
 
 from diffscope.edits import Edit
 from diffscope.errors import DiffscopeError, OutOfMemoryAhead, PromptError, UnsupportedModel
-from diffscope.lab.accuracy import logits_of
-from diffscope.lab.scoring import DEPTHS, answers
 from diffscope.readings import signs
 from diffscope.readings.reading import Reading, described
 from diffscope.readings.words import counted, decimal, figures, listed, percent
 from diffscope.scope import Scope
+from diffscope.scope.answering import logits_of
 from diffscope.stats.averaging import averaged
 from diffscope.stats.negative_mass import FORMULA, NEEDED, negative_mass
 from diffscope.tasks.retrieval import Prompt, Retrieval
+from diffscope.tasks.sampling import DEPTHS
+from diffscope.tasks.scoring import answers
 from diffscope.tasks.trained_on import template_of
 
 LENGTHS = (128, 256, 512)
@@ -108,35 +109,50 @@ def depths(
         raise PromptError(f"{scope.name} has positions for {scope.positions} tokens; choose no length above that")
     if task is None:
         task = Retrieval(scope.tokenizer, template=template_of(scope.model))  # type: ignore[arg-type]  # without one it says so
-    drawn = _draw(task, lengths, prompts, distractors, seed)
-    looks = _looks(scope, drawn, edits, progress or (lambda done, total: None))
-    cells = [[_cell(islice(looks, prompts)) for _ in DEPTHS] for _ in lengths]
-    table = xr.combine_nested(cells, ["length", "depth"], combine_attrs="override")
-    axes = {
-        "length": ("length", list(lengths), {"long_name": "tokens of the prompt"}),
-        "depth": ("depth", list(DEPTHS), {"long_name": "depth of the answer"}),
+    cells = {
+        (length, depth): [
+            task.controlled(length, distractors, [seed, number], slots=distractors, depth=depth) for number in range(prompts)
+        ]
+        for length in lengths
+        for depth in DEPTHS
     }
-    table = table.assign_coords(axes).transpose(*CELL, ...)
-    estimates = _estimates(table).assign_attrs(
-        table.attrs,
-        prompts=prompts,
-        distractors=distractors,
-        seed=seed,
-        template=task.template,
-        digest=_digest(drawn),
-        averaged_over=f"heads, then layers, then {counted(prompts, 'prompt')} of each length and depth",
-    )
+    estimates = depths_of(scope, cells, edits, progress)
+    estimates = estimates.assign_attrs(distractors=distractors, seed=seed, template=task.template)
     return Reading(_sentence(estimates), estimates)
 
 
-def _draw(task: Retrieval, lengths: Sequence[int], prompts: int, distractors: int, seed: int) -> list[Prompt]:
-    """All prompts, length by length, depth by depth."""
-    return [
-        task.controlled(length, distractors, [seed, number], slots=distractors, depth=depth)
-        for length in lengths
-        for depth in DEPTHS
-        for number in range(prompts)
-    ]
+def depths_of(
+    scope: Scope,
+    cells: Mapping[tuple[int, float], Sequence[Prompt]],
+    edits: Sequence[Edit] = (),
+    progress: Progress | None = None,
+) -> xr.Dataset:
+    """Measure where the last query of given prompts looks, and whether they are answered; the ``estimates`` of :func:`depths`.
+
+    Parameters
+    ----------
+    scope : Scope
+    cells : mapping of (int, float) to sequence of Prompt
+        The prompts of each length and depth, equally many: every length with every depth, length by length.
+    edits, progress
+        As of :func:`depths`.
+    """
+    drawn = [prompt for prompts in cells.values() for prompt in prompts]
+    lengths, depths = (list(dict.fromkeys(axis)) for axis in zip(*cells))
+    count = len(drawn) // len(cells)
+    looks = _looks(scope, drawn, edits, progress or (lambda done, total: None))
+    table = xr.combine_nested([[_cell(islice(looks, count)) for _ in depths] for _ in lengths], CELL, combine_attrs="override")
+    axes = {
+        "length": ("length", lengths, {"long_name": "tokens of the prompt"}),
+        "depth": ("depth", depths, {"long_name": "depth of the answer"}),
+    }
+    table = table.assign_coords(axes).transpose(*CELL, ...)
+    return _estimates(table).assign_attrs(
+        table.attrs,
+        prompts=count,
+        digest=_digest(drawn),
+        averaged_over=f"heads, then layers, then {counted(count, 'prompt')} of each length and depth",
+    )
 
 
 def _digest(prompts: Sequence[Prompt]) -> str:
@@ -174,7 +190,7 @@ def _look(scope: Scope, prompt: Prompt, seen: np.ndarray) -> xr.Dataset:
     n = len(prompt.ids)
     spans = {name: prompt.spans[name] for name in SPANS}
     measured = scope.measure(prompt.ids, NEEDED, spans=spans, queries=[n - 1])
-    answered = answers(logits_of(scope), [prompt], scope.runner.device)
+    answered = answers(logits_of(scope), [prompt])
     encoded = scope.encode(prompt.ids, spans).positions()
     mass = measured["span_mass"].isel(query=0, drop=True)
     counts = np.stack([seen[:, list(encoded[name])].sum(1) for name in mass["span"].values], 1)  # (layer, span)

@@ -59,8 +59,7 @@ def predict(scope: Scope, cap: Capture, question: Prompt | None = None) -> Predi
     question : Prompt, optional
         What :func:`asked` gives, for the answer.
     """
-    device = scope.runner.device
-    following = answering.logits_of(scope, torch.tensor([cap.ids], device=device), 1)[0, 0].double().log_softmax(-1)
+    following = answering.logits_of(scope)(torch.tensor([cap.ids]), 1)[0, 0].double().log_softmax(-1)
     if question is None:
         return Prediction(following.cpu().numpy())
     answer = answering.answered(scope, [question])

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import xarray as xr
-from torch import Tensor
+from torch import Tensor, nn
 
 from diffscope.errors import PromptError, SpanError, UnsupportedModel
 from diffscope.prompts import Chars, Encoded, encode
 from diffscope.tasks import Prompt, TextPrompt, own_prompts
-from diffscope.tasks.log_odds import log_odds
+from diffscope.tasks.log_odds import Logits, log_odds
+from diffscope.tasks.scoring import TOKENS, batches
 
 if TYPE_CHECKING:
     from diffscope.scope.scope import Scope
 
-TOKENS = 8192  # that run together
-LOGITS = 2**25  # of them that are held in float64 at once
+LOGITS = 2**25  # that are held in float64 at once
 #: What is said of an answer: what it is, by which formula, in which units.
 DEFINITIONS = {
     "log_p": ("log probability of the answer", "sum over its tokens of log p(token | the prompt and the tokens before)", "nats"),
@@ -93,11 +93,42 @@ def _characters(encoded: Encoded) -> list[Chars]:
     return [Chars(encoded.offsets[run[0]][0], encoded.offsets[run[-1]][1]) for run in stretches]
 
 
-def logits_of(scope: Scope, ids: Tensor, width: int) -> Tensor:
-    """Logits of the last tokens of prompts of one length: ids (prompt, token) → (prompt, width, vocabulary)."""
-    length = ids.shape[1]
-    with scope.running((length,) * len(ids)):
-        return scope.runner.logits(ids, torch.ones_like(ids), columns=range(length - width, length))
+def logits_of(model: Scope | nn.Module) -> Logits:
+    """Return the function that runs a model on token ids and gives the logits of the last tokens.
+
+    Parameters
+    ----------
+    model : Scope or torch.nn.Module
+        A scope runs under the edits that are on. A module is called as it is, with ``logits_to_keep``, as transformers' models
+        and the bundled ones take it.
+
+    Returns
+    -------
+    callable
+        ``logits(ids, width)``: ids (prompt, token) → logits (prompt, width, vocabulary) of the last `width` tokens. Of a scope it
+        raises PromptError if there are more tokens than the model has positions, or a token outside its vocabulary.
+    """
+    if isinstance(model, nn.Module):
+        device = model.get_input_embeddings().weight.device
+        return lambda ids, width: model(ids.to(device), use_cache=False, logits_to_keep=width).logits
+
+    def logits(ids: Tensor, width: int) -> Tensor:
+        length = ids.shape[1]
+        _check_fit(model, ids)
+        ids = ids.to(model.runner.device)
+        with model.running((length,) * len(ids)):
+            return model.runner.logits(ids, torch.ones_like(ids), columns=range(length - width, length))
+
+    return logits
+
+
+def _check_fit(scope: Scope, ids: Tensor) -> None:
+    """Raise PromptError unless the model has positions for ids (prompt, token), and a vocabulary that holds them."""
+    length, largest, vocabulary = ids.shape[1], int(ids.max()), scope.runner.vocabulary
+    if scope.positions is not None and length > scope.positions:
+        raise PromptError(f"a prompt with its answer has {length} tokens, but {scope.name} has positions for {scope.positions}")
+    if vocabulary is not None and largest >= vocabulary:
+        raise PromptError(f"token id {largest} is outside the vocabulary of {scope.name}, {vocabulary}; use its tokenizer")
 
 
 def against_all_else(log_p: float) -> float:
@@ -107,34 +138,22 @@ def against_all_else(log_p: float) -> float:
 
 
 def answered(scope: Scope, questions: Sequence[Prompt]) -> xr.Dataset:
-    """What :meth:`diffscope.Scope.answer` says, of prompts with their answers in tokens.
-
-    Prompts with equally many tokens, and equally many in their answers, run together.
-    """
+    """Score prompts with their answers in tokens; :meth:`diffscope.Scope.answer` documents the values."""
     if not scope.runner.predicts:
         raise UnsupportedModel(f"{scope.name} predicts no next tokens, so that it gives no answer")
-    device = scope.runner.device
+    logits = logits_of(scope)
     log_p = np.full(len(questions), np.nan)
     rank = np.zeros(len(questions), dtype=np.int64)
     exact = np.zeros(len(questions), dtype=bool)
-    shapes: dict[tuple[int, int], list[int]] = {}
-    for index, question in enumerate(questions):
-        shapes.setdefault((len(question.ids), len(question.answer)), []).append(index)
-    for (length, width), members in shapes.items():
-        size = max(1, min(TOKENS // (length + width), LOGITS // (width * (scope.runner.vocabulary or LOGITS))))
-        for first in range(0, len(members), size):
-            batch = members[first : first + size]
-            ids = torch.tensor([[*questions[i].ids, *questions[i].answer[:-1]] for i in batch], device=device)
-            wanted = torch.tensor([questions[i].answer for i in batch], device=device)[..., None]  # (prompt, width, 1)
-            logits = logits_of(scope, ids, width).double()  # (prompt, width, vocabulary)
-            log_p[batch] = logits.log_softmax(-1).gather(-1, wanted).sum((1, 2)).cpu().numpy()
-            rank[batch] = 1 + (logits[:, 0] > logits[:, 0].gather(-1, wanted[:, 0])).sum(-1).cpu().numpy()
-            exact[batch] = (logits.argmax(-1) == wanted[..., 0]).all(-1).cpu().numpy()
+    for members, ids, answer in batches(questions, TOKENS, max(1, LOGITS // (scope.runner.vocabulary or LOGITS))):
+        scores = logits(ids, answer.shape[1]).double()  # (prompt, width, vocabulary)
+        wanted = answer.to(scores.device)[..., None]  # (prompt, width, 1)
+        log_p[members] = scores.log_softmax(-1).gather(-1, wanted).sum((1, 2)).cpu().numpy()
+        rank[members] = 1 + (scores[:, 0] > scores[:, 0].gather(-1, wanted[:, 0])).sum(-1).cpu().numpy()
+        exact[members] = (scores.argmax(-1) == wanted[..., 0]).all(-1).cpu().numpy()
     odds = np.array([against_all_else(value) for value in log_p])
     rivalled = [index for index, question in enumerate(questions) if question.distractors]
-    if rivalled:
-        rivals = [questions[index] for index in rivalled]
-        odds[rivalled] = log_odds(lambda ids, width: logits_of(scope, ids, width), rivals, device, TOKENS)
+    odds[rivalled] = log_odds(logits, [questions[index] for index in rivalled], TOKENS)
     tokens = np.array([len(question.answer) for question in questions])
     values = {"log_odds": odds, "loss": -log_p / tokens, "log_p": log_p, "rank": rank, "exact": exact, "tokens": tokens}
     return xr.Dataset({name: ("prompt", array, _described(name)) for name, array in values.items()})

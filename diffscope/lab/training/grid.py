@@ -9,10 +9,12 @@ import numpy as np
 import xarray as xr
 from torch import nn
 
-from diffscope.lab.scoring import DEPTHS, Seed, controlled, graded, model_answers, seeds_of
 from diffscope.lab.training.stages import Rule
+from diffscope.scope.answering import logits_of
 from diffscope.tasks.log_odds import against_numbers
 from diffscope.tasks.retrieval import GRADES, TEMPLATE, Prompt, Retrieval
+from diffscope.tasks.sampling import DEPTHS, Seed, controlled, graded, seeds_of
+from diffscope.tasks.scoring import answers
 from diffscope.tasks.template import check_template
 
 Judge = Callable[[nn.Module, list[Prompt]], Mapping[str, np.ndarray]]
@@ -95,7 +97,7 @@ def on_grid(
     seed : int or sequence of int
     judge : callable, optional
         Gives values for each prompt by name, ``judge(model, prompts)``; by default ``exact_match``, whether the answer is exact,
-        and ``log_odds``, as :class:`Answers` has them.
+        and ``log_odds``, as :class:`diffscope.tasks.scoring.Answers` has them.
     prompts : callable
         Draws those of a cell: :func:`controlled` or :func:`graded`.
     kind
@@ -143,7 +145,8 @@ def unknown_by_evidence(model, task: Retrieval, grid: Grid, seed: Seed = 30_000)
     """
 
     def judge(model, prompts):
-        return {"unknown": model_answers(model, [against_numbers(prompt, task.unknown) for prompt in prompts]).log_odds}
+        unknown = [against_numbers(prompt, task.unknown) for prompt in prompts]
+        return {"unknown": answers(logits_of(model), unknown).log_odds}
 
     parts = [on_grid(model, task, grid, seed, judge, graded, grade=grade) for grade in GRADES]
     table = xr.concat(parts, xr.DataArray(list(GRADES), dims="grade", name="grade"))
@@ -153,6 +156,6 @@ def unknown_by_evidence(model, task: Retrieval, grid: Grid, seed: Seed = 30_000)
 
 
 def exactness(model, prompts: Sequence[Prompt]) -> dict[str, np.ndarray]:
-    """Whether a model answers prompts exactly, and the log-odds of its answers; see :class:`Answers`."""
-    answered = model_answers(model, prompts)
+    """Whether a model answers prompts exactly, and the log-odds of its answers; see :class:`diffscope.tasks.scoring.Answers`."""
+    answered = answers(logits_of(model), prompts)
     return {"exact_match": answered.right, "log_odds": answered.log_odds}
