@@ -35,7 +35,8 @@ from diffscope.lab.training.cohort import open_dataset
 from diffscope.lab.training.grid import exactness
 from diffscope.models import DiffForCausalLM
 from diffscope.scope import Scope
-from diffscope.tasks.retrieval import Prompt, Retrieval
+from diffscope.tasks.prompt import Prompt
+from diffscope.tasks.retrieval import Retrieval
 from diffscope.tasks.sampling import controlled, draw
 
 ROOT = Path(__file__).parents[1]

@@ -32,11 +32,11 @@ from diffscope.lab.training.run import RUN, WEIGHTS, read_run
 from diffscope.lab.training.scores import read_metrics
 from diffscope.models.loading import checkpoints
 from diffscope.scope import Scope, load
-from diffscope.tasks.examples import FILES as EXAMPLES
-from diffscope.tasks.files import TextPrompt
+from diffscope.tasks.files import EXAMPLES
+from diffscope.tasks.prompt import TextPrompt
 from diffscope.tasks.retrieval import TEMPLATE, Retrieval
 from diffscope.tasks.sampling import draw
-from diffscope.tasks.trained_on import last_sentence
+from diffscope.tasks.trained_on import last_template
 from studies.laptop import text as text_cohort
 from tools.model_examples import questions, texts, write_prompts
 
@@ -310,7 +310,7 @@ def card_text(summary: dict, facts: dict, curves: list[dict]) -> str:
 
 def _template(recipe: Recipe) -> str:
     """The sentence that models were trained on last."""
-    return last_sentence(recipe.as_dict()) or TEMPLATE
+    return last_template(recipe.as_dict()) or TEMPLATE
 
 
 def sentence(template: str) -> str:

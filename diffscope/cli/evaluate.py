@@ -208,9 +208,9 @@ def _evaluate_own(model, scope, texts, as_json):
     """What the command says of a person's own prompts: each by itself, and how the model stands."""
     from diffscope.lab.accuracy import accuracy_of, prompt_by_prompt
     from diffscope.stats.negative_mass import WHATEVER
-    from diffscope.tasks import own_prompts
+    from diffscope.tasks import encode_prompts
 
-    prompts = own_prompts(scope.tokenizer, texts)
+    prompts = encode_prompts(scope.tokenizer, texts)
     answered = [prompt for prompt in prompts if prompt.answer]
     accuracy = accuracy_of(scope, answered) if answered else None
     with counting("measuring attention") as progress:

@@ -8,7 +8,7 @@ from diffscope.edits import Edit
 from diffscope.scope import Scope
 from diffscope.scope.answering import logits_of
 from diffscope.tasks import scoring
-from diffscope.tasks.retrieval import Prompt
+from diffscope.tasks.prompt import Prompt
 
 
 def answers(scope: Scope, prompts: Sequence[Prompt], *edits: Edit) -> scoring.Answers:

@@ -36,8 +36,9 @@ from diffscope.models.loading import checkpoints
 from diffscope.scope import Scope, load
 from diffscope.scope.answering import logits_of
 from diffscope.store import open_statistics, save_statistics
+from diffscope.tasks.prompt import Prompt
 from diffscope.tasks.recall import Recall
-from diffscope.tasks.retrieval import TEMPLATE, Prompt, Retrieval
+from diffscope.tasks.retrieval import TEMPLATE, Retrieval
 from diffscope.tasks.sampling import controlled
 from diffscope.tasks.scoring import text_losses
 

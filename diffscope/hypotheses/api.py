@@ -28,9 +28,10 @@ from diffscope.lab.training.cohort import DATASET, open_dataset
 from diffscope.lab.training.run import WEIGHTS
 from diffscope.models import loading
 from diffscope.scope import Scope, load
-from diffscope.tasks.files import TextPrompt, read_prompts
+from diffscope.tasks.files import read_prompts
+from diffscope.tasks.prompt import TextPrompt
 from diffscope.tasks.retrieval import TEMPLATE
-from diffscope.tasks.trained_on import asked_otherwise, template_of
+from diffscope.tasks.trained_on import template_mismatches, template_of
 
 ROUNDS = 8  # series of untrained models beside one of checkpoints
 ROUNDS_OF_SEVERAL = 3  # beside each of several
@@ -270,7 +271,7 @@ def gather(
     ]
     names = [_name(name) for name in (*models, *baselines)]
     beside = {} if settings.own else {_name(of): _model(of) for of in (*models, *baselines)}
-    remarks = asked_otherwise(settings.template or TEMPLATE, beside)
+    remarks = template_mismatches(settings.template or TEMPLATE, beside)
     names += [] if cohort is None else [str(cohort)]
     pair = Pair(model, standard) if model and standard else None
     return Subjects(names, settings, model, dataset, pair, series, job, remarks)

@@ -14,7 +14,8 @@ from diffscope.errors import DiffscopeError
 from diffscope.scope import Scope, load
 from diffscope.scope.answering import logits_of
 from diffscope.stats.negative_mass import NEEDED, negative_mass
-from diffscope.tasks.retrieval import Prompt, Retrieval
+from diffscope.tasks.prompt import Prompt
+from diffscope.tasks.retrieval import Retrieval
 from diffscope.tasks.sampling import DEPTHS, draw
 from diffscope.tasks.scoring import answers
 from diffscope.tasks.trained_on import template_of

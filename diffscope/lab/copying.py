@@ -9,7 +9,7 @@ import xarray as xr
 
 from diffscope.scope import Scope
 from diffscope.tasks.backcopy import Backcopy, CopyScores
-from diffscope.tasks.retrieval import Prompt
+from diffscope.tasks.prompt import Prompt
 
 
 def mass_by_queries(scope: Scope, prompts: Sequence[Prompt], queries: Sequence[str]) -> xr.DataArray:

@@ -13,7 +13,8 @@ import numpy as np
 
 from diffscope.errors import PromptError
 from diffscope.tasks import Backcopy, Prompt, Recall, Retrieval, TextPrompt, read_prompts, sampling
-from diffscope.tasks.retrieval import TEMPLATE, check_grade
+from diffscope.tasks.lookups import check_grade
+from diffscope.tasks.retrieval import TEMPLATE
 from diffscope.tasks.template import check_template
 
 DEFAULTS = {"count": 20, "length": 256, "seed": 0}

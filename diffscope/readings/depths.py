@@ -22,7 +22,8 @@ from diffscope.scope import Scope
 from diffscope.scope.answering import logits_of
 from diffscope.stats.averaging import averaged
 from diffscope.stats.negative_mass import FORMULA, NEEDED, negative_mass
-from diffscope.tasks.retrieval import Prompt, Retrieval
+from diffscope.tasks.prompt import Prompt
+from diffscope.tasks.retrieval import Retrieval
 from diffscope.tasks.sampling import DEPTHS
 from diffscope.tasks.scoring import answers
 from diffscope.tasks.trained_on import template_of

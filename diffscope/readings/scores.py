@@ -12,7 +12,7 @@ from diffscope.errors import DiffscopeError, PromptError, UnsupportedModel
 from diffscope.scope import Scope
 from diffscope.scope.answering import logits_of
 from diffscope.scope.state import state_of
-from diffscope.tasks import Prompt, TextPrompt, own_prompts
+from diffscope.tasks import Prompt, TextPrompt, encode_prompts
 from diffscope.tasks.scoring import answers, prompt_losses
 
 LOG_ODDS = "log p(answer) − log Σ p(distractor)"
@@ -45,7 +45,7 @@ def questions(scope: Scope, prompts: Any) -> list[Prompt]:
         if not isinstance(prompt, (Prompt, TextPrompt)):
             kind = type(prompt).__name__
             raise PromptError(f"prompt {number} is a {kind}; give prompts of diffscope.tasks, which have an answer to be scored")
-        own = own_prompts(scope.tokenizer, [prompt])[0] if isinstance(prompt, TextPrompt) else prompt
+        own = encode_prompts(scope.tokenizer, [prompt])[0] if isinstance(prompt, TextPrompt) else prompt
         if not own.answer:
             raise PromptError(f"prompt {number} has no answer, so that nothing of it can be scored; give it one")
         asked.append(own)

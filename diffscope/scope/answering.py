@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from diffscope.errors import PromptError, SpanError, UnsupportedModel
 from diffscope.prompts import Chars, Encoded, encode
-from diffscope.tasks import Prompt, TextPrompt, own_prompts
+from diffscope.tasks import Prompt, TextPrompt, encode_prompts
 from diffscope.tasks.log_odds import Logits, log_odds
 from diffscope.tasks.scoring import TOKENS, batches
 
@@ -40,7 +40,7 @@ def asked(scope: Scope, encoded: Encoded, answer: str, distractors: Sequence[str
     """A prompt with what is to come next, in the tokens of the model.
 
     Where the prompt states the answer as its span ``answer``, the white space before the answer is that before the span. All that
-    is said of a person's own prompts holds (:func:`diffscope.tasks.own_prompts`); the answer of a chat begins its reply.
+    is said of a person's own prompts holds (:func:`diffscope.tasks.encode_prompts`); the answer of a chat begins its reply.
 
     Raises
     ------
@@ -81,7 +81,7 @@ def asked_of_each(scope: Scope, prompts: Sequence[Encoded], answer: Any, distrac
 def _own(scope: Scope, prompt: TextPrompt) -> Prompt:
     """A prompt that has no name in the tokens of a model; nor has it one in errors."""
     try:
-        return own_prompts(scope.tokenizer, [prompt])[0]
+        return encode_prompts(scope.tokenizer, [prompt])[0]
     except (PromptError, SpanError) as error:
         raise type(error)(str(error).removeprefix(f"prompt {prompt.name!r}: ")) from None
 

@@ -25,7 +25,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, proce
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from diffscope.errors import PromptError
-from diffscope.tasks.retrieval import Prompt
+from diffscope.tasks.prompt import Prompt
 from diffscope.tasks.text import standard_library_text
 from diffscope.tasks.tokenizer import BOS
 

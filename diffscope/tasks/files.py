@@ -7,12 +7,12 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from diffscope.errors import CorruptFile, MissingExtra, PromptError, SpanError, first_line
 from diffscope.prompts import DERIVED_SETS, Chars
+from diffscope.tasks.prompt import TextPrompt
 
 PLAIN = (".txt", ".md")
 RECORDS = (".jsonl", ".ndjson", ".json", ".parquet")
@@ -21,30 +21,10 @@ HUB_NAME = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:/(\w[\w.-]*))?")
 WITH_SPLIT = re.compile(r"(.+?):(\w[\w.+:%\[\]-]*)")  # the first colon after which all can be a split: not that of C:\
 KINDS = {dict: "an object", list: "a list", str: "text", int: "a number", float: "a number", type(None): "null"}
 
+HERE = Path(__file__).parent
+EXAMPLES = {"retrieval": HERE / "examples.json", "text": HERE / "examples_of_text.json"}
+
 Rows = Iterable[tuple[str, object]]  # where each stands ("FILE, line 3"), and what stands there
-
-
-@dataclass(frozen=True)
-class TextPrompt:
-    """A prompt as text.
-
-    Attributes
-    ----------
-    name : str
-    text : str
-    spans : dict of str to list of Chars
-        Character ranges, as ``Scope.capture`` and :func:`diffscope.prompts.encode` take them.
-    answer : str or None
-        What should come next.
-    distractors : tuple of str
-        Other answers that one might give, such as those that the text states about something else.
-    """
-
-    name: str
-    text: str
-    spans: dict[str, list[Chars]]
-    answer: str | None
-    distractors: tuple[str, ...] = ()
 
 
 def read_texts(source: str | os.PathLike, field: str | None = None) -> tuple[str, ...]:
@@ -125,6 +105,24 @@ def read_prompts(source: str | os.PathLike) -> tuple[TextPrompt, ...]:
     if not prompts:
         raise PromptError(f'{path} holds no prompts; give at least one, such as {{"prompt": "…"}}')
     return prompts
+
+
+def examples(kind: str = "retrieval") -> list[TextPrompt]:
+    """Return the prompts that come with diffscope, with the spans ``answer``, ``needles`` and ``query``.
+
+    Parameters
+    ----------
+    kind : {"retrieval", "text"}
+        Questions whose answers stand in the text; or plain text whose next token followed the last two tokens earlier, too.
+
+    Raises
+    ------
+    PromptError
+        There is no such kind.
+    """
+    if kind not in EXAMPLES:
+        raise PromptError(f"there are no examples of {kind!r}; there are {', '.join(EXAMPLES)}")
+    return list(read_prompts(EXAMPLES[kind]))
 
 
 def _located(source: str | os.PathLike) -> tuple[Path | None, str | None]:

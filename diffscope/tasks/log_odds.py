@@ -13,7 +13,7 @@ import torch
 from scipy.special import logsumexp
 
 from diffscope.errors import PromptError
-from diffscope.tasks.retrieval import Prompt
+from diffscope.tasks.prompt import Prompt
 
 Logits = Callable[[torch.Tensor, int], torch.Tensor]
 Context = tuple[int, tuple[int, ...]]  # which prompt, and the tokens that follow it

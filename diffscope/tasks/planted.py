@@ -10,7 +10,9 @@ from numpy.lib.stride_tricks import sliding_window_view
 from transformers import PreTrainedTokenizerBase
 
 from diffscope.errors import PromptError
-from diffscope.tasks.retrieval import Mention, Prompt, Retrieval, mentioned
+from diffscope.tasks.lookups import Mention, draw_mentions, insert_mentions
+from diffscope.tasks.prompt import Prompt
+from diffscope.tasks.retrieval import Retrieval
 from diffscope.tasks.text import MANY, Filler
 
 PLANTED = " {city} {number}."  # the city alone is the question
@@ -91,9 +93,9 @@ class PlantedLookups:
         PromptError
             No text that is drawn has room for the sentences and is without their cities and numbers.
         """
-        first = len(self.retrieval.opening)
+        first = len(self.retrieval.prefix)
         ids = np.zeros((rows, length), dtype=np.int64)
-        ids[:, :first] = self.retrieval.opening
+        ids[:, :first] = self.retrieval.prefix
         kind = np.zeros((rows, length), dtype=np.int8)
         for row in range(rows):
             if rng.random() < self.share:
@@ -106,10 +108,10 @@ class PlantedLookups:
         """The tokens and kinds of a window whose sentences stand in its first half, and one of them again in its second."""
         fewest, most = self.distractors
         cities = 1 + int(rng.integers(fewest, most + 1))
-        sentences = self.retrieval.mentions(cities, cities + 1, rng)
+        sentences = draw_mentions(self.retrieval.encoded, cities, cities + 1, rng)
         text, early, late = self._room(sentences, length - sum(len(tokens) for tokens, _ in sentences), rng)
         places = [*np.sort(rng.choice(early, cities, replace=False)), rng.choice(late)]
-        return mentioned(text, sentences, np.array(places))
+        return insert_mentions(text, sentences, places)
 
     def _room(self, sentences: Sequence[Mention], length: int, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
         """Text without a city or a number of these sentences, and in its halves the places where they may stand.

@@ -13,8 +13,8 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from diffscope.errors import PromptError
-from diffscope.tasks.pieces import opening
-from diffscope.tasks.retrieval import Prompt
+from diffscope.tasks.prompt import Prompt
+from diffscope.tasks.template import prefix_tokens
 from diffscope.tasks.text import Filler, standard_library_text
 
 TRIES = 1000  # texts drawn to find one with a hit at its end
@@ -68,7 +68,7 @@ class Recall:
 
     def __post_init__(self):
         self.filler = Filler.of(standard_library_text(self.held_out) if self.texts is None else self.texts, self.tokenizer)
-        self._first = opening(self.tokenizer)
+        self._first = prefix_tokens(self.tokenizer)
 
     def text(self, length: int, rng: np.random.Generator) -> Prompt:
         """Plain text of `length` tokens, <bos> included if there is one, with no span but ``sink`` and without an answer."""

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from diffscope.errors import PromptError
-from diffscope.tasks.retrieval import Prompt, Retrieval
+from diffscope.tasks.prompt import Prompt
+from diffscope.tasks.retrieval import Retrieval
 
 Seed = int | Sequence[int]
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the queried sentence, as a fraction of the text before the question

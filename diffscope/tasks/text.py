@@ -10,16 +10,17 @@ import gzip
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from diffscope.errors import PromptError
-from diffscope.tasks.pieces import OWN, after_word
+from diffscope.tasks.template import USE_OWN, encode_continuation
 
 FILE = Path(__file__).with_name("standard_library.json.gz")
 MANY = 1000  # texts that are encoded together; and failed draws after which it is checked whether any draw can succeed
@@ -80,21 +81,41 @@ class Filler:
             if tries == MANY and not (self.cuts[: len(self.cuts) - length] & self.cuts[length:]).any():
                 raise PromptError(f"nowhere in the text {length} tokens begin and end between words; give a longer text")
 
+    def fill(self, positions: Sequence[int], rng: np.random.Generator) -> list[int]:
+        """Draw a token for each of ascending positions; each stretch of neighbouring ones gets one piece of text."""
+        cuts = [0, *(at + 1 for at, (one, two) in enumerate(pairwise(positions)) if two > one + 1), len(positions)]
+        return [token for start, stop in pairwise(cuts) for token in self.take(stop - start, rng)[0].tolist()]
+
 
 @lru_cache(maxsize=4)  # a training and its scores ask for the same text again and again
 def _filler(texts: tuple[str, ...], tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> Filler:
     """The filler of texts; `vocabulary` tells a tokenizer from what it was before tokens were added to it."""
     parts = []
     for first in range(0, len(texts), MANY):  # a tokenizer holds much more of each token than its number
-        encoded = after_word(tokenizer, [" " + text for text in texts[first : first + MANY]])
+        encoded = encode_continuation(tokenizer, [" " + text for text in texts[first : first + MANY]])
         parts.append(np.array([token for text in encoded for token in text], dtype=np.int64))
     ids = np.concatenate([np.empty(0, dtype=np.int64), *parts])
     cuts = word_begins(tokenizer)[ids]
     if not cuts.any():
-        raise PromptError(f"nowhere in this text a token begins a word, so it cannot be cut; use another text, or {OWN}")
+        raise PromptError(f"nowhere in this text a token begins a word, so it cannot be cut; use another text, or {USE_OWN}")
     for array in (ids, cuts):
         array.setflags(write=False)
     return Filler(ids, cuts)
+
+
+def insert(text: np.ndarray, sentences: Sequence[Sequence[int]], places: Sequence[int]) -> tuple[np.ndarray, list[int]]:
+    """Insert sentences into text (token,) at places, in ascending order.
+
+    Returns
+    -------
+    ids : ndarray (token,)
+    starts : list of int
+        The position in `ids` at which each sentence begins.
+    """
+    parts = [part for start, stop, tokens in zip([0, *places], places, sentences) for part in (text[start:stop], tokens)]
+    inserted = np.cumsum([0, *map(len, sentences)])
+    ids = np.concatenate([*parts, text[places[-1] :] if len(places) else text]).astype(text.dtype)
+    return ids, [int(place + before) for place, before in zip(places, inserted)]
 
 
 def word_begins(tokenizer: PreTrainedTokenizerBase) -> np.ndarray:

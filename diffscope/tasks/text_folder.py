@@ -21,7 +21,7 @@ from diffscope.digests import check_sums, write_sums
 from diffscope.errors import CorruptFile, DiffscopeError, PromptError, first_line
 from diffscope.files import remove, replacing
 from diffscope.tasks.files import PLAIN, read_texts
-from diffscope.tasks.pieces import after_word
+from diffscope.tasks.template import encode_continuation
 from diffscope.tasks.text import Filler, word_begins
 from diffscope.tasks.tokenizer import UNKNOWN, train_tokenizer
 
@@ -241,7 +241,7 @@ def _text_files(folder: Path) -> Iterator[Path]:
 def _encoded(tokenizer: PreTrainedTokenizerBase, texts: tuple[str, ...]) -> Iterator[list[int]]:
     """The tokens of texts that follow one another, each after a space, many texts at a time."""
     for first in range(0, len(texts), AT_ONCE):
-        block = after_word(tokenizer, [" " + text for text in texts[first : first + AT_ONCE]])
+        block = encode_continuation(tokenizer, [" " + text for text in texts[first : first + AT_ONCE]])
         yield [token for text in block for token in text]
 
 

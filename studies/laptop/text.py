@@ -31,9 +31,9 @@ from diffscope.scope import Scope
 from diffscope.scope.answering import logits_of
 from diffscope.stats.averaging import averaged
 from diffscope.store import provenance
-from diffscope.tasks.pieces import opening
 from diffscope.tasks import scoring
 from diffscope.tasks.recall import Recall, earlier
+from diffscope.tasks.template import prefix_tokens
 
 LENGTH = 512
 TEXTS = 64  # of those that models were trained on
@@ -87,7 +87,7 @@ Values = dict[str, float]
 def windows(scope: Scope) -> tuple[np.ndarray, np.ndarray]:
     """All held-out text in windows (window, token) that each begin as texts do, and which of their tokens are given away."""
     recall = Recall(scope.tokenizer)
-    first = opening(scope.tokenizer)
+    first = prefix_tokens(scope.tokenizer)
     inside = LENGTH - len(first)
     parts = [recall.filler.ids[at : at + inside] for at in range(0, len(recall.filler.ids) - inside + 1, inside)]
     ids = np.array([[*first, *part] for part in parts])

@@ -117,7 +117,7 @@ def test_a_model_of_plain_text_has_its_perplexity_on_its_card_and_examples_of_te
     assert trained < loss and f"trained on {trained:.3f}" in (kept / "README.md").read_text(encoding="utf-8")
     text = (kept / "README.md").read_text(encoding="utf-8")
     assert "One of a matched pair" in text and f"**{math.exp(loss):.1f}**" in text and "\n| 100 | 64 | " in text
-    assert "exact answers" not in text and trained_on.sentence_of(str(kept)) is None
+    assert "exact answers" not in text and trained_on.training_template(str(kept)) is None
     check_sums(kept)
 
 

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from diffscope.errors import PromptError, SpanError
-from diffscope.tasks import Recall, Retrieval, examples, own_prompts, read_prompts
+from diffscope.tasks import Recall, Retrieval, encode_prompts, examples, read_prompts
 from tests import tiny
 from tests.tokenizers_of_kinds import KINDS, tokenizer
 
@@ -105,7 +105,7 @@ def test_what_cannot_be_put_together_is_refused_in_one_line(make, words):
 
 
 def test_own_prompts_are_continued_with_their_answers(task):
-    prompts = own_prompts(task.tokenizer, examples())
+    prompts = encode_prompts(task.tokenizer, examples())
     for prompt, example in zip(prompts, examples(), strict=True):
         text, ids = whole(task, prompt)
         assert text.strip() == f"{example.text} {example.answer}".strip() and task.tokenizer(text)["input_ids"] == ids
@@ -122,11 +122,11 @@ def written(folder, **fields):
 
 def test_own_prompts_without_spans_have_what_was_given(task, tmp_path):
     for prompt in ("My cat is Tom. My dog is Rex. My cat is ", "My cat is Tom. My dog is Rex. My cat is"):
-        (own,) = own_prompts(task.tokenizer, written(tmp_path, prompt=prompt, answer=" Tom", distractors=["Rex"]))
+        (own,) = encode_prompts(task.tokenizer, written(tmp_path, prompt=prompt, answer=" Tom", distractors=["Rex"]))
         text, ids = whole(task, own)
         assert text.strip().endswith("My cat is Tom") and task.tokenizer(text)["input_ids"] == ids
         assert task.tokenizer.decode(own.distractors[0]).strip() == "Rex" and own.spans["answer"] == own.spans["needles"] == []
-    (bare,) = own_prompts(task.tokenizer, written(tmp_path, prompt="My cat is "))
+    (bare,) = encode_prompts(task.tokenizer, written(tmp_path, prompt="My cat is "))
     assert bare.answer == [] and bare.ids == task.tokenizer("My cat is ")["input_ids"]
 
 
@@ -140,5 +140,5 @@ def test_own_prompts_without_spans_have_what_was_given(task, tmp_path):
 )
 def test_own_prompts_that_cannot_be_meant_are_refused_by_name(fields, words, tmp_path):
     with pytest.raises((PromptError, SpanError), match=words) as refusal:
-        own_prompts(tokenizer("gpt2"), written(tmp_path, **fields))
+        encode_prompts(tokenizer("gpt2"), written(tmp_path, **fields))
     assert "my.jsonl, line 1" in str(refusal.value)

@@ -12,7 +12,7 @@ from diffscope.errors import PromptError
 from diffscope.lab.accuracy import accuracy_of
 from diffscope.tasks import Retrieval
 from diffscope.tasks.log_odds import log_odds
-from diffscope.tasks.retrieval import Prompt
+from diffscope.tasks.prompt import Prompt
 from diffscope.tasks.sampling import draw
 from diffscope.tasks.scoring import answers
 

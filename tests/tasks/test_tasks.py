@@ -13,6 +13,7 @@ from diffscope.errors import PromptError
 from diffscope.models import bundled
 from diffscope.prompts import encode
 from diffscope.tasks import Recall, Retrieval, examples
+from diffscope.tasks.exchanging import redrawn
 from diffscope.tasks.recall import earlier
 from diffscope.tasks.text import Filler, fingerprint, standard_library_text
 from diffscope.tasks.tokenizer import CITIES, QUALIFIERS, train_tokenizer
@@ -289,7 +290,7 @@ def test_a_prompt_drawn_anew_keeps_its_question_its_answer_and_all_places(task):
     """Its text is new, and so are the cities and numbers of its other sentences, some of which stand together."""
     for seed in range(20):
         prompt = task.prompt(128, 5, np.random.default_rng(seed))
-        ids = task.redrawn(prompt, np.random.default_rng(seed))
+        ids = redrawn(task, prompt, np.random.default_rng(seed))
         assert len(ids) == 128
         number = prompt.spans["answer"]
         asked = list(range(number[0] - len(prompt.spans["query"]), number[-1] + 2))

@@ -32,8 +32,8 @@ def folder(tmp_path):
 def encodings(monkeypatch):
     """How often something was encoded."""
     calls = []
-    encode = text_folder.after_word
-    monkeypatch.setattr(text_folder, "after_word", lambda *arguments: calls.append(1) or encode(*arguments))
+    encode = text_folder.encode_continuation
+    monkeypatch.setattr(text_folder, "encode_continuation", lambda *arguments: calls.append(1) or encode(*arguments))
     return calls
 
 

@@ -8,12 +8,11 @@ from transformers import PreTrainedTokenizerBase
 
 from diffscope.errors import PromptError, SpanError
 from diffscope.prompts import Chars, encode, find_span
-from diffscope.tasks.files import TextPrompt
-from diffscope.tasks.pieces import closing
-from diffscope.tasks.retrieval import Prompt
+from diffscope.tasks.prompt import Prompt, TextPrompt
+from diffscope.tasks.template import suffix_count
 
 
-def own_prompts(tokenizer: PreTrainedTokenizerBase | None, prompts: Sequence[TextPrompt]) -> list[Prompt]:
+def encode_prompts(tokenizer: PreTrainedTokenizerBase | None, prompts: Sequence[TextPrompt]) -> list[Prompt]:
     """Prompts of a file as :func:`diffscope.tasks.read_prompts` reads them, in tokens.
 
     The answer continues the prompt as it is written; a token of white space alone that comes first, whatever is answered, still
@@ -30,7 +29,7 @@ def own_prompts(tokenizer: PreTrainedTokenizerBase | None, prompts: Sequence[Tex
     return [_prompt(tokenizer, prompt) for prompt in prompts]
 
 
-def with_answers(prompts: Sequence[Prompt]) -> Sequence[Prompt]:
+def require_answers(prompts: Sequence[Prompt]) -> Sequence[Prompt]:
     """The prompts themselves, each of which has an answer and says where its text states it.
 
     Raises
@@ -59,7 +58,7 @@ def _in_tokens(tokenizer: PreTrainedTokenizerBase, prompt: TextPrompt) -> Prompt
     text = prompt.text if prompt.answer is None else prompt.text.rstrip()
     encoded = encode(tokenizer, text)
     spans = {name: list(find_span(encoded, name, _within(ranges, len(text)))) for name, ranges in prompt.spans.items()}
-    ids = list(encoded.ids)[: len(encoded.ids) - closing(tokenizer)]
+    ids = list(encoded.ids)[: len(encoded.ids) - suffix_count(tokenizer)]
     lead: list[int] = []
     answers: list[list[int]] = [[]]
     if prompt.answer is not None:
@@ -109,7 +108,7 @@ def _white(text: str) -> str:
 def _continued(tokenizer: PreTrainedTokenizerBase, text: str, ids: list[int], more: str) -> list[int]:
     """The tokens of a text that comes after another."""
     whole = list(encode(tokenizer, text + more).ids)
-    whole = whole[: len(whole) - closing(tokenizer)]
+    whole = whole[: len(whole) - suffix_count(tokenizer)]
     if whole[: len(ids)] != ids or len(whole) == len(ids):
         raise PromptError(
             f"this tokenizer joins the answer {more!r} to the end of the prompt, {text[-12:]!r}; begin it with a space, or end "
