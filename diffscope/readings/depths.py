@@ -56,7 +56,7 @@ def depths(
     edits: Sequence[Edit] = (),
     progress: Progress | None = None,
 ) -> Reading:
-    """What the last query of retrieval prompts gives to the answer and to irrelevant tokens, and whether the model answers.
+    """Measure what the last query of retrieval prompts gives to the answer and to irrelevant tokens, and score the answers.
 
     The prompts ask for the number of one city among others, in real text. Prompt i has the same cities and numbers at every
     length and depth. One prompt runs at a time, and nobody else waits longer for the model than that.
@@ -157,13 +157,13 @@ def depths_of(
 
 
 def _digest(prompts: Sequence[Prompt]) -> str:
-    """What is the same of the same prompts, and of no others."""
+    """Return a digest of prompts, by which the same ones are recognised."""
     ids = repr([prompt.ids for prompt in prompts]).encode()
     return hashlib.sha256(ids).hexdigest()[:16]
 
 
 def _looks(scope: Scope, prompts: Sequence[Prompt], edits: Sequence[Edit], progress: Progress) -> Iterator[xr.Dataset]:
-    """Each prompt as soon as it was run."""
+    """Measure prompts one by one."""
     progress(0, len(prompts))
     seen: dict[int, np.ndarray] = {}  # by length of the prompt
     for number, prompt in enumerate(prompts, 1):
@@ -177,7 +177,7 @@ def _looks(scope: Scope, prompts: Sequence[Prompt], edits: Sequence[Edit], progr
 
 
 def _seen(scope: Scope, ids: Sequence[int]) -> np.ndarray:
-    """Which keys the last query of a prompt sees in each layer, (layer, key); none where that takes too much memory to see."""
+    """Return which keys the last query sees in each layer, (layer, key); none if that takes too much memory."""
     last = [len(ids) - 1]
     try:
         layers = scope.capture(ids).layers
@@ -187,7 +187,7 @@ def _seen(scope: Scope, ids: Sequence[int]) -> np.ndarray:
 
 
 def _look(scope: Scope, prompt: Prompt, seen: np.ndarray) -> xr.Dataset:
-    """Where the last query of a prompt looks, by layer and head, and how the prompt is answered."""
+    """Measure where the last query of a prompt looks, by layer and head, and score the answer."""
     n = len(prompt.ids)
     spans = {name: prompt.spans[name] for name in SPANS}
     measured = scope.measure(prompt.ids, NEEDED, spans=spans, queries=[n - 1])
@@ -207,7 +207,7 @@ def _look(scope: Scope, prompt: Prompt, seen: np.ndarray) -> xr.Dataset:
 
 
 def _cell(looks: Iterator[xr.Dataset]) -> xr.Dataset:
-    """The prompts of one length and depth: all that is said of each, and of single heads their mean."""
+    """Collect the prompts of one length and depth: their values one by one, and the mean of each head over them."""
     prompts = xr.concat(looks, "prompt", combine_attrs="override")
     over_heads = averaged(prompts["mass"], ["head", "layer"]).values
     return xr.Dataset(
@@ -265,14 +265,14 @@ def _estimates(table: xr.Dataset) -> xr.Dataset:
 
 
 def _error(values: xr.DataArray) -> xr.DataArray:
-    """Standard error of the mean over prompts; NaN of fewer than two."""
+    """Return the standard error of the mean over prompts; NaN for fewer than two."""
     count = values.notnull().sum("prompt")
     spread = values.var("prompt", ddof=1) if values.sizes["prompt"] > 1 else values.isel(prompt=0, drop=True).where(False)
     return (spread / count.where(count > 1)) ** 0.5
 
 
 def _interval(right: xr.DataArray) -> tuple[xr.DataArray, xr.DataArray]:
-    """Ends of the 95 % interval of the share of exact answers."""
+    """Return the ends of the 95 % interval of the share of exact answers."""
     prompts = right.sizes["prompt"]
     count = right.sum("prompt")
     ends = [binomtest(int(exact), prompts).proportion_ci(method="wilson") for exact in count.values.flat]
@@ -293,7 +293,7 @@ def _sentence(estimates: xr.Dataset) -> str:
 
 
 def _strongest(estimates: xr.Dataset) -> str:
-    """The head that gives the answer most, mean over prompts, lengths and depths."""
+    """Name the head that gives the answer most, mean over prompts, lengths and depths."""
     of_heads = estimates[["by_head", "negative_by_head"]].sel(map="D", span="answer").mean(CELL)
     heads = of_heads["by_head"]
     if not heads.notnull().any():
@@ -305,7 +305,7 @@ def _strongest(estimates: xr.Dataset) -> str:
 
 
 def _gets(share: xr.Dataset, span: str) -> str:
-    """What D gives to a span, and beside it A1 and uniform attention."""
+    """Say what D gives to a span, and beside it A1 and uniform attention."""
     mass = share["mass_of_prompt"].sel(span=span)
     mean, error = _over_cells(mass.sel(map="D"))
     if not np.isfinite(mean):
@@ -336,7 +336,7 @@ def _over_cells(values: xr.DataArray) -> tuple[float, float]:
 
 
 def common_lengths(estimates: Mapping[str, xr.Dataset]) -> list[int]:
-    """The lengths of prompts that several were measured on, in ascending order.
+    """Return the lengths of prompts that all of several readings have, in ascending order.
 
     Parameters
     ----------
@@ -404,7 +404,7 @@ def contrast(first: xr.Dataset, second: xr.Dataset, names: tuple[str, str]) -> R
 
 
 def _contrast_sentence(sides: xr.Dataset, first: xr.Dataset, second: xr.Dataset) -> str:
-    """What both give to the answer, the difference in all normalisations, and how both answer."""
+    """Say what both give to the answer, the difference in all normalisations, and how both answer."""
     names = [str(name) for name in sides["side"].values]
     mass = sides["mass"].sel(map="D", normalisation="share").mean(CELL)
     if mass.sel(span="answer").isnull().any():

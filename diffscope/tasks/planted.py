@@ -105,7 +105,7 @@ class PlantedLookups:
         return ids, kind
 
     def _planted(self, length: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """The tokens and kinds of a window whose sentences stand in its first half, and one of them again in its second."""
+        """Draw the tokens and kinds of a window with its sentences in the first half, and one of them again in the second."""
         fewest, most = self.distractors
         cities = 1 + int(rng.integers(fewest, most + 1))
         sentences = draw_mentions(self.retrieval.encoded, cities, cities + 1, rng)
@@ -114,9 +114,9 @@ class PlantedLookups:
         return insert_mentions(text, sentences, places)
 
     def _room(self, sentences: Sequence[Mention], length: int, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
-        """Text without a city or a number of these sentences, and in its halves the places where they may stand.
+        """Draw text without the cities and numbers of these sentences that has room for them at word borders.
 
-        Of one sentence that is in the second half, and of all others in the first.
+        Returns the text and its word borders in the first half, where all sentences but the last stand, and in the second.
         """
         parts = []
         for tokens, kinds in sentences:
@@ -135,5 +135,5 @@ class PlantedLookups:
 
 
 def _holds(text: np.ndarray, part: Sequence[int]) -> bool:
-    """Whether text (token,) has these tokens one after the other."""
+    """Return whether text (token,) holds these tokens in a row."""
     return len(text) >= len(part) and bool((sliding_window_view(text, len(part)) == part).all(1).any())

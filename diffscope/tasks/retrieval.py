@@ -1,8 +1,8 @@
-"""Multi-needle retrieval over real text: "The magic number: CITY N", asked at the end, in the tokens of any tokenizer.
+"""Draw prompts of multi-needle retrieval: "The magic number: CITY N" in real text, asked for at the end, with any tokenizer.
 
 A prompt is what the tokenizer puts before a text (<bos> or nothing), real text with needle sentences in it, and one question or
 several. Its length in tokens is exact and its spans are known by position. Encoding its text gives the same tokens again, because
-pieces are joined only where a word begins; a template that a tokenizer joins to what stands around it is refused.
+fragments are joined only where a word begins. A template that a tokenizer joins to the text around it is refused.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _Piece(NamedTuple):
 
 @dataclass
 class Retrieval:
-    """The retrieval task for one tokenizer.
+    """Draw retrieval prompts with one tokenizer.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ class Retrieval:
 
     @property
     def unknown(self) -> list[int]:
-        """Tokens of the answer to what no sentence states."""
+        """Tokens of the right answer if no sentence states it."""
         return self.encoded.encode(UNKNOWN)
 
     def with_template(self, template: str) -> Retrieval:

@@ -23,12 +23,12 @@ from diffscope.errors import PromptError
 from diffscope.tasks.template import USE_OWN, encode_continuation
 
 FILE = Path(__file__).with_name("standard_library.json.gz")
-MANY = 1000  # texts that are encoded together; and failed draws after which it is checked whether any draw can succeed
+MANY = 1000  # texts that are encoded together; failed draws before it is checked whether any draw can succeed
 
 
 @cache
 def standard_library_text(held_out: bool) -> tuple[str, ...]:
-    """Documentation strings of Python's standard library, in a fixed order.
+    """Return documentation strings of Python's standard library, in a fixed order.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ def standard_library_text(held_out: bool) -> tuple[str, ...]:
 
 @lru_cache(maxsize=2)  # every run of a cohort is named by that of all training texts
 def fingerprint(texts: tuple[str, ...]) -> str:
-    """SHA-256 of texts, by which a model card names the exact text of a training."""
+    """Return the SHA-256 of texts, by which a model card names the exact text of a training."""
     digest = hashlib.sha256()
     for text in texts:
         digest.update(text.encode() + b"\0")
@@ -62,13 +62,13 @@ class Filler:
 
     @classmethod
     def of(cls, texts: Iterable[str] | Filler, tokenizer: PreTrainedTokenizerBase) -> Filler:
-        """The filler of texts, of which one that exists already is taken as it is."""
+        """Encode texts as one stream; a filler is returned as it is."""
         if isinstance(texts, Filler):
             return texts
         return _filler(tuple(texts), tokenizer, len(tokenizer))
 
     def take(self, length: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """`length` consecutive tokens that begin and end at a word border, and where in them a word begins."""
+        """Draw `length` consecutive tokens that begin and end at a word border; also return which of them begin a word."""
         if length < 0:
             raise PromptError(f"the needles alone are {-length} tokens too long for the prompt; use fewer, or a longer prompt")
         if length > len(self.ids) // 2:
@@ -89,7 +89,7 @@ class Filler:
 
 @lru_cache(maxsize=4)  # a training and its scores ask for the same text again and again
 def _filler(texts: tuple[str, ...], tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> Filler:
-    """The filler of texts; `vocabulary` tells a tokenizer from what it was before tokens were added to it."""
+    """Encode texts; `vocabulary` distinguishes a tokenizer from itself before tokens were added to it."""
     parts = []
     for first in range(0, len(texts), MANY):  # a tokenizer holds much more of each token than its number
         encoded = encode_continuation(tokenizer, [" " + text for text in texts[first : first + MANY]])

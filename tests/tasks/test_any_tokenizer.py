@@ -50,32 +50,35 @@ def test_prompts_have_the_tokens_of_their_text_and_exact_spans(task):
         assert prompt.spans["sink"] == [0] and text_of(task, prompt, "needles").count("magic number:") == 3
 
 
-def test_the_first_question_is_the_same_whatever_follows_it(task):
+def test_the_first_question_is_the_same_whatever_follows_it():
+    task = Retrieval(tokenizer("metaspace"))
     alone, three = (task.prompt(200, 4, np.random.default_rng(3), 0.5, questions) for questions in (1, 3))
     assert alone.ids == three.ids and alone.answer == [three.answer[at] for at in three.numbers[0]]
     with pytest.raises(PromptError, match="5 questions about 4 needles; ask for 1 to 4"):
         task.prompt(200, 4, np.random.default_rng(3), questions=5)
 
 
-def test_controlled_prompts_are_those_of_any_tokenizer_too(task):
-    for near, answerable in ((False, True), (True, True), (False, False)):
-        kind = dict(slots=5, near=near, answerable=answerable)
-        cells = [task.controlled(260, count, 5, **kind) for count in (0, 2, 5)]
-        for prompt in cells:
-            text, ids = whole(task, prompt)
-            assert len(prompt.ids) == 260 and task.tokenizer(text)["input_ids"] == ids
-            assert text.endswith(text_of(task, cells[0], "answer") if answerable else f"{prompt.city} unknown")
-        for fewer, more in pairwise(cells):
-            differ = np.flatnonzero(np.array(fewer.ids) != np.array(more.ids))
-            assert set(differ) <= set(more.spans["needles"]) and fewer.spans["query"] == more.spans["query"]
+@pytest.mark.parametrize("kind, near, answerable", list(zip(KINDS, [False, True, False] * 2, [True, True, False] * 2)))
+def test_controlled_prompts_are_those_of_any_tokenizer_too(kind, near, answerable):
+    task = Retrieval(tokenizer(kind))
+    cells = [task.controlled(260, count, 5, slots=5, near=near, answerable=answerable) for count in (0, 2, 5)]
+    for prompt in cells:
+        text, ids = whole(task, prompt)
+        assert len(prompt.ids) == 260 and task.tokenizer(text)["input_ids"] == ids
+        assert text.endswith(text_of(task, cells[0], "answer") if answerable else f"{prompt.city} unknown")
+    for fewer, more in pairwise(cells):
+        differ = np.flatnonzero(np.array(fewer.ids) != np.array(more.ids))
+        assert set(differ) <= set(more.spans["needles"]) and fewer.spans["query"] == more.spans["query"]
 
 
-def test_texts_and_training_rows_begin_as_the_tokenizer_begins(task):
-    opening = task.tokenizer("The")["input_ids"][: -len(task.tokenizer("The", add_special_tokens=False)["input_ids"])]
+@pytest.mark.parametrize("kind", ["gpt2", "llama2"])  # the first puts nothing before a text
+def test_texts_and_training_rows_begin_as_the_tokenizer_begins(kind):
+    task = Retrieval(tokenizer(kind))
+    prefix = task.tokenizer("The")["input_ids"][: -len(task.tokenizer("The", add_special_tokens=False)["input_ids"])]
     rng = np.random.default_rng(0)
-    assert Recall(task.tokenizer).text(40, rng).ids[: len(opening)] == opening
-    ids, kind = task.training_rows(2, 200, 3, 6, rng)
-    assert ids.shape == (2, 200) and (ids[:, : len(opening)] == opening).all() and (kind > 0).any(1).all()
+    assert bool(prefix) == (kind != "gpt2") and Recall(task.tokenizer).text(40, rng).ids[: len(prefix)] == prefix
+    ids, kinds = task.training_rows(2, 200, 3, 6, rng)
+    assert ids.shape == (2, 200) and (ids[:, : len(prefix)] == prefix).all() and (kinds > 0).any(1).all()
 
 
 def joining(pieces):

@@ -15,7 +15,7 @@ from diffscope.prompts import encode
 from diffscope.tasks import Recall, Retrieval, examples
 from diffscope.tasks.exchanging import redrawn
 from diffscope.tasks.recall import earlier
-from diffscope.tasks.text import Filler, fingerprint, standard_library_text
+from diffscope.tasks.text import Filler, fingerprint, insert, standard_library_text
 from diffscope.tasks.tokenizer import CITIES, QUALIFIERS, train_tokenizer
 from tests import tiny
 
@@ -284,6 +284,20 @@ def test_text_is_encoded_once_for_a_tokenizer_and_anew_when_it_got_tokens():
     tokenizer.add_tokens([" question"])
     (added,) = tokenizer.convert_tokens_to_ids([" question"])
     assert added not in before.ids and (Filler.of(texts, tokenizer).ids == added).sum() == 2
+
+
+def test_each_stretch_of_positions_is_filled_with_one_piece_of_text(task):
+    tokens = task.filler.fill([1, 2, 3, 6, 8, 9], np.random.default_rng(0))
+    text = task.filler.ids.tolist()
+    for piece in (tokens[:3], tokens[3:4], tokens[4:]):
+        assert any(text[at : at + len(piece)] == piece for at in range(len(text)))
+    assert len(tokens) == 6
+
+
+def test_sentences_are_inserted_at_their_places_in_the_text():
+    ids, starts = insert(np.arange(5), [[10, 11], [12], [13]], [0, 3, 3])
+    assert ids.tolist() == [10, 11, 0, 1, 2, 12, 13, 3, 4] and starts == [0, 5, 6]
+    assert insert(np.arange(3), [], [])[0].tolist() == [0, 1, 2]
 
 
 def test_a_prompt_drawn_anew_keeps_its_question_its_answer_and_all_places(task):
