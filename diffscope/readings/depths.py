@@ -1,6 +1,6 @@
-"""Where the query that answers looks, and whether it answers, by length of the prompt and depth of the answer in it.
+"""Measure where the answering query looks, and whether it answers, by length of the prompt and depth of the answer in it.
 
-It is Table 3 of "Differential Transformer" (Ye et al., 2024), of any model with a tokenizer, with a second dimension.
+This is Table 3 of "Differential Transformer" (Ye et al., 2024) for any model with a tokenizer, with the length as second axis.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from diffscope.edits import Edit
 from diffscope.errors import DiffscopeError, OutOfMemoryAhead, PromptError, UnsupportedModel
 from diffscope.readings import signs
 from diffscope.readings.reading import Reading, described
-from diffscope.readings.words import counted, decimal, figures, listed, percent
+from diffscope.readings.words import counted, figures, listed, percent
 from diffscope.scope import Scope
 from diffscope.scope.answering import logits_of
 from diffscope.stats.averaging import averaged
@@ -238,7 +238,7 @@ def _estimates(table: xr.Dataset) -> xr.Dataset:
     variables = {
         "mass": described(mass.mean("prompt"), "attention on each span", f"{alike}, then prompts", undefined_left_out=undefined),
         "mass_se": described(
-            _error(mass), "standard error of attention on each span", "standard deviation over prompts / √prompts"
+            standard_error(mass), "standard error of attention on each span", "standard deviation over prompts / √prompts"
         ),
         "mass_of_prompt": described(mass, "attention on each span, by prompt", alike),
         "negative": described(table["negative"], "negative weights on each span", f"{FORMULA}, {alike}, then prompts"),
@@ -257,14 +257,14 @@ def _estimates(table: xr.Dataset) -> xr.Dataset:
         "exact_of_prompt": described(right, "whether the answer is exact", "1: every token of it is the first choice"),
         "log_odds": described(odds.mean("prompt"), "log-odds of the answer", f"{against}, mean over prompts", "nats"),
         "log_odds_se": described(
-            _error(odds), "standard error of log-odds", "standard deviation over prompts / √prompts", "nats"
+            standard_error(odds), "standard error of log-odds", "standard deviation over prompts / √prompts", "nats"
         ),
         "log_odds_of_prompt": described(odds, "log-odds of the answer, by prompt", against, "nats"),
     }
     return xr.Dataset(variables)
 
 
-def _error(values: xr.DataArray) -> xr.DataArray:
+def standard_error(values: xr.DataArray) -> xr.DataArray:
     """Return the standard error of the mean over prompts; NaN for fewer than two."""
     count = values.notnull().sum("prompt")
     spread = values.var("prompt", ddof=1) if values.sizes["prompt"] > 1 else values.isel(prompt=0, drop=True).where(False)
@@ -300,7 +300,7 @@ def _strongest(estimates: xr.Dataset) -> str:
         return ""
     best = of_heads.isel(heads.argmax(...))
     share, negative = float(best["by_head"]), float(best["negative_by_head"])
-    signed = f", {signs.of_it(share, negative)}" if _differential(estimates["mass_of_prompt"]) else ""
+    signed = f", {signs.of_it(share, negative)}" if has_second_map(estimates["mass_of_prompt"]) else ""
     return f" The head with most of the answer is L{int(best['layer'])}H{int(best['head'])}: {percent(share)}{signed}."
 
 
@@ -310,7 +310,7 @@ def _gets(share: xr.Dataset, span: str) -> str:
     mean, error = _over_cells(mass.sel(map="D"))
     if not np.isfinite(mean):
         return "no share, since D is zero everywhere"
-    differential = _differential(mass)
+    differential = has_second_map(mass)
     beside = [f"A1 {percent(_over_cells(mass.sel(map='A1'))[0])}"] if differential else []
     uniform = float(share["uniform"].sel(span=span).mean())
     beside += [f"uniform attention {percent(uniform)}"] if np.isfinite(uniform) else []
@@ -321,18 +321,18 @@ def _gets(share: xr.Dataset, span: str) -> str:
     return f"{percent(mean)}{within} of {weights}" + (f" ({', '.join(beside)})" if beside else "")
 
 
-def _differential(mass: xr.DataArray) -> bool:
-    """Whether there is a second map."""
+def has_second_map(mass: xr.DataArray) -> bool:
+    """Return whether there is a second map."""
     return bool(mass.sel(map="A2").notnull().any())
 
 
 def _over_cells(values: xr.DataArray) -> tuple[float, float]:
-    """Mean over all prompts, lengths and depths, and its standard error.
+    """Average over all prompts, lengths and depths, and return the mean with its standard error.
 
-    Prompts of one number are alike in all lengths and depths: their means are what varies independently.
+    Prompt i has the same cities and numbers at all lengths and depths, so only the means of prompts vary independently.
     """
     of_prompt = values.mean(CELL)
-    return float(of_prompt.mean()), float(_error(of_prompt))
+    return float(of_prompt.mean()), float(standard_error(of_prompt))
 
 
 def common_lengths(estimates: Mapping[str, xr.Dataset]) -> list[int]:
@@ -359,91 +359,3 @@ def common_lengths(estimates: Mapping[str, xr.Dataset]) -> list[int]:
     if not lengths:
         raise DiffscopeError(f"{' and '.join(estimates)} have no length of prompts in common; measure one length of all")
     return sorted(lengths)
-
-
-def contrast(first: xr.Dataset, second: xr.Dataset, names: tuple[str, str]) -> Reading:
-    """Two models, or one with and without an edit, on retrieval prompts by length and depth.
-
-    Parameters
-    ----------
-    first, second : xarray.Dataset
-        The ``estimates`` of :func:`depths`, over the same lengths.
-    names : (str, str)
-        What the two are called.
-
-    Returns
-    -------
-    Reading
-        ``estimates``: those of both that are not of single heads or prompts, along ``side``; ``mass_low`` and ``mass_high``, one
-        standard error below and above ``mass``; ``difference`` (span, normalisation), first − second of D, mean over lengths,
-        depths and prompts, and its standard error over prompts, ``difference_se``: prompt by prompt where both were given the
-        same tokens (``attrs["paired"]``).
-
-    Raises
-    ------
-    DiffscopeError
-        They were taken with other lengths or numbers of prompts.
-    """
-    if first["length"].values.tolist() != second["length"].values.tolist():
-        raise DiffscopeError("the two were measured on other prompts; give both the same lengths, numbers and seed")
-    common_lengths(dict(zip(names, (first, second))))
-    paired = first.attrs["digest"] == second.attrs["digest"]
-    kept = [str(name) for name, values in first.data_vars.items() if not {"layer", "prompt"} & set(values.dims)]
-    sides = xr.concat(
-        [first[kept], second[kept]], xr.DataArray(list(names), dims="side", name="side"), combine_attrs="drop_conflicts"
-    )
-    first_mass, second_mass = (side["mass_of_prompt"].sel(map="D").mean(CELL) for side in (first, second))
-    spread = _error(first_mass - second_mass) if paired else (_error(first_mass) ** 2 + _error(second_mass) ** 2) ** 0.5
-    about = "mean over lengths, depths and prompts"
-    sides["mass_low"] = described(sides["mass"] - sides["mass_se"], "attention less its standard error", "mass − mass_se")
-    sides["mass_high"] = described(sides["mass"] + sides["mass_se"], "attention and its standard error", "mass + mass_se")
-    sides["difference"] = described((first_mass - second_mass).mean("prompt"), "difference of D", f"first − second, {about}")
-    sides["difference_se"] = described(spread, "standard error of the difference", "over prompts")
-    sides.attrs |= {"paired": int(paired)}
-    return Reading(_contrast_sentence(sides, first, second), sides)
-
-
-def _contrast_sentence(sides: xr.Dataset, first: xr.Dataset, second: xr.Dataset) -> str:
-    """Say what both give to the answer, the difference in all normalisations, and how both answer."""
-    names = [str(name) for name in sides["side"].values]
-    mass = sides["mass"].sel(map="D", normalisation="share").mean(CELL)
-    if mass.sel(span="answer").isnull().any():
-        return f"D is zero everywhere on a side, so that there is nothing to compare between {names[0]} and {names[1]}."
-    answer, rest = (mass.sel(span=span).values.tolist() for span in ("answer", "irrelevant"))
-    change = sides[["difference", "difference_se"]].sel(span="answer")
-    share = change.sel(normalisation="share")
-    points = 100 * float(share["difference"])
-    error = 100 * float(share["difference_se"])
-    size = f"{figures(abs(points))} points {'more' if points > 0 else 'less'}" if points else "the same"
-    within = f" (standard error {figures(error)})" if np.isfinite(error) else ""
-    how = "The prompts are the same" if sides.attrs["paired"] else "The prompts are not of the same tokens"
-    right = listed([str(int(side["exact_of_prompt"].sum())) for side in (first, second)])
-    given = [f"{percent(value)}{_signed(side, value)}" for value, side in zip(answer, (first, second))]
-    others = [f"{percent(value)}{_signed(side, value, 'irrelevant')}" for value, side in zip(rest, (first, second))]
-    return (
-        f"{names[0]} gives the answer {given[0]}, {names[1]} {given[1]}: {size}{within}. "
-        f"{_by_normalisation(change['difference'])}. Irrelevant tokens get {listed(others)}. "
-        f"{right} of {counted(first['exact_of_prompt'].size, 'answer')} are exact. {how}."
-    )
-
-
-def _signed(estimates: xr.Dataset, share: float, span: str = "answer") -> str:
-    """How much of what a span gets of |D| is negative; nothing of standard attention."""
-    if not _differential(estimates["mass_of_prompt"]):
-        return ""
-    return f" of |D| ({signs.of_it(share, float(estimates['negative'].sel(map='D', span=span).mean(CELL)))})"
-
-
-def _by_normalisation(differences: xr.DataArray) -> str:
-    """Whether the sign of a difference is the same however masses are normalised."""
-    values = {str(name): float(value) for name, value in zip(differences["normalisation"].values, differences.values)}
-    defined = {name: value for name, value in values.items() if np.isfinite(value)}
-    signs = {np.sign(value) for value in defined.values()}
-    words = [f"{'+' if value > 0 else ''}{decimal(value)} {name}" for name, value in defined.items()]
-    missing = [f"undefined {name}" for name in values if name not in defined]
-    start = "The sign depends on the normalisation"
-    if signs == {0.0}:
-        start = "There is no difference in any normalisation"
-    elif len(signs) == 1:
-        start = "The sign is the same in all normalisations" + (" that are defined" if missing else "")
-    return f"{start}: {listed([*words, *missing])}"

@@ -38,17 +38,20 @@ def training_template(model: str | nn.Module) -> str | None:
     CorruptFile
         The record of a training is damaged.
     """
-    if isinstance(model, nn.Module):
-        folder = Path(str(getattr(model, "name_or_path", "")))
-        if not folder.name:  # an empty name would be the working directory
-            return None
-        folder = folder.parents[1] if folder.parent.name == CHECKPOINTS else folder
-    else:
-        try:
-            folder = locate(model)[0]
-        except ModelNotFound:
-            return None
-    return last_template(_recipe_in(folder))
+    folder = _folder_of(model)
+    return None if folder is None else last_template(_recipe_in(folder))
+
+
+def _folder_of(model: str | nn.Module) -> Path | None:
+    """Return the folder of a model, which of a checkpoint is that of its training; None if it has none here."""
+    if not isinstance(model, nn.Module):
+        with suppress(ModelNotFound):
+            return locate(model)[0]
+        return None
+    folder = Path(str(getattr(model, "name_or_path", "")))
+    if not folder.name:  # an empty name would be the working directory
+        return None
+    return folder.parents[1] if folder.parent.name == CHECKPOINTS else folder
 
 
 def last_template(recipe: Mapping) -> str | None:

@@ -27,7 +27,8 @@ def prompts(scope):
 
 
 def test_an_answer_is_exact_if_greedy_decoding_gives_it(scope, prompts):
-    prompts = [prompts[0], *(replace(prompt, answer=prompt.distractors[0]) for prompt in prompts[1:3]), *prompts[3:]]
+    wrong = [replace(prompt, answer=prompt.distractors[0], distractors=[prompt.answer]) for prompt in prompts[:2]]
+    prompts = [*wrong, *prompts[2:]]
     right = answers(logits_of(scope), prompts).right
     generated = [scope.runner.generate(torch.tensor([p.ids]), len(p.answer), True)[0, len(p.ids) :].tolist() for p in prompts]
     assert right.tolist() == [prompt.answer == tokens for prompt, tokens in zip(prompts, generated)]
