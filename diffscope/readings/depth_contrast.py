@@ -7,7 +7,7 @@ import xarray as xr
 
 from diffscope.errors import DiffscopeError
 from diffscope.readings import signs
-from diffscope.readings.depths import CELL, common_lengths, standard_error, has_second_map
+from diffscope.readings.depths import CELL, common_lengths, has_second_map, standard_error
 from diffscope.readings.reading import Reading, described
 from diffscope.readings.words import counted, decimal, figures, listed, percent
 

@@ -134,6 +134,13 @@ def _never_mentioned(cities: Sequence[str], rng: np.random.Generator) -> str:
     return others[int(rng.integers(len(others)))]
 
 
+def blank_rows(prefix: Sequence[int], rows: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return training rows that hold the tokenizer's prefix alone: ids (row, length), and kinds of the same shape."""
+    ids = np.zeros((rows, length), dtype=np.int64)
+    ids[:, : len(prefix)] = prefix
+    return ids, np.full((rows, length), TEXT, dtype=np.int8)
+
+
 def insert_mentions(text: np.ndarray, mentions: Sequence[Mention], places: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     """Insert sentences into text (token,) at `places`, in ascending order; return all tokens and the kind of each."""
     kinds = insert(np.zeros(len(text), dtype=np.int8), [kinds for _, kinds in mentions], places)[0]

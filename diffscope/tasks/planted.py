@@ -10,7 +10,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from transformers import PreTrainedTokenizerBase
 
 from diffscope.errors import PromptError
-from diffscope.tasks.lookups import Mention, draw_mentions, insert_mentions
+from diffscope.tasks.lookups import Mention, blank_rows, draw_mentions, insert_mentions
 from diffscope.tasks.prompt import Prompt
 from diffscope.tasks.retrieval import Retrieval
 from diffscope.tasks.text import MANY, Filler
@@ -94,9 +94,7 @@ class PlantedLookups:
             No text that is drawn has room for the sentences and is without their cities and numbers.
         """
         first = len(self.retrieval.prefix)
-        ids = np.zeros((rows, length), dtype=np.int64)
-        ids[:, :first] = self.retrieval.prefix
-        kind = np.zeros((rows, length), dtype=np.int8)
+        ids, kind = blank_rows(self.retrieval.prefix, rows, length)
         for row in range(rows):
             if rng.random() < self.share:
                 ids[row, first:], kind[row, first:] = self._planted(length - first, rng)

@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from diffscope.errors import PromptError
 from diffscope.tasks.lookups import (
     GRADES,
+    blank_rows,
     check_grade,
     cities_by_grade,
     draw_cities,
@@ -351,9 +352,7 @@ class Retrieval:
             0 text, 1 an answer that an earlier mention gives away, 2 a number that nothing could predict.
         """
         first = len(self.prefix)
-        ids = np.zeros((rows, length), dtype=np.int64)
-        ids[:, :first] = self.prefix
-        kind = np.zeros((rows, length), dtype=np.int8)
+        ids, kind = blank_rows(self.prefix, rows, length)
         for row in range(rows):
             sentences = draw_mentions(self.encoded, needles, mentions, rng, near, unanswerable)
             text, cuts = self.filler.take(length - first - sum(len(tokens) for tokens, _ in sentences), rng)

@@ -10,10 +10,10 @@ import gzip
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,8 @@ from diffscope.errors import PromptError
 from diffscope.tasks.template import USE_OWN, encode_continuation
 
 FILE = Path(__file__).with_name("standard_library.json.gz")
-MANY = 1000  # texts that are encoded together; failed draws before it is checked whether any draw can succeed
+MANY = 1000  # failed draws before it is checked whether any draw can succeed
+AT_ONCE = 4096  # texts that are encoded together: a tokenizer holds much more of each token than its number
 
 
 @cache
@@ -90,17 +91,19 @@ class Filler:
 @lru_cache(maxsize=4)  # a training and its scores ask for the same text again and again
 def _filler(texts: tuple[str, ...], tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> Filler:
     """Encode texts; `vocabulary` distinguishes a tokenizer from itself before tokens were added to it."""
-    parts = []
-    for first in range(0, len(texts), MANY):  # a tokenizer holds much more of each token than its number
-        encoded = encode_continuation(tokenizer, [" " + text for text in texts[first : first + MANY]])
-        parts.append(np.array([token for text in encoded for token in text], dtype=np.int64))
-    ids = np.concatenate([np.empty(0, dtype=np.int64), *parts])
+    ids = np.fromiter(chain.from_iterable(encode_texts(tokenizer, texts)), dtype=np.int64)
     cuts = word_begins(tokenizer)[ids]
     if not cuts.any():
         raise PromptError(f"nowhere in this text a token begins a word, so it cannot be cut; use another text, or {USE_OWN}")
     for array in (ids, cuts):
         array.setflags(write=False)
     return Filler(ids, cuts)
+
+
+def encode_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> Iterator[list[int]]:
+    """Yield the tokens of each of texts that follow one another, each after a space."""
+    for first in range(0, len(texts), AT_ONCE):
+        yield from encode_continuation(tokenizer, [" " + text for text in texts[first : first + AT_ONCE]])
 
 
 def insert(text: np.ndarray, sentences: Sequence[Sequence[int]], places: Sequence[int]) -> tuple[np.ndarray, list[int]]:

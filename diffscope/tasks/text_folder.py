@@ -12,6 +12,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +22,7 @@ from diffscope.digests import check_sums, write_sums
 from diffscope.errors import CorruptFile, DiffscopeError, PromptError, first_line
 from diffscope.files import remove, replacing
 from diffscope.tasks.files import PLAIN, read_texts
-from diffscope.tasks.template import encode_continuation
-from diffscope.tasks.text import Filler, word_begins
+from diffscope.tasks.text import Filler, encode_texts, word_begins
 from diffscope.tasks.tokenizer import UNKNOWN, train_tokenizer
 
 TRAIN, HELD_OUT, OTHER_DOMAIN = "train", "held_out", "other_domain"
@@ -31,7 +31,6 @@ RECORD = "corpus.json"
 TOKENIZER = "tokenizer"
 TOKENS = "tokens"
 VOCABULARY = 4096  # of a tokenizer that is trained, before cities and numbers
-AT_ONCE = 4096  # texts that are encoded at a time
 ANEW = "build or copy the folder anew"
 
 
@@ -158,7 +157,7 @@ class TextFolder:
             made.mkdir()
             begins = word_begins(tokenizer)
             kind = np.uint16 if len(begins) <= 2**16 else np.uint32
-            ids = np.concatenate([np.array(block, dtype=kind) for block in _encoded(tokenizer, texts)])  # (token,)
+            ids = np.fromiter(chain.from_iterable(encode_texts(tokenizer, texts)), dtype=kind)  # (token,)
             np.save(made / "ids.npy", ids)
             np.save(made / "cuts.npy", begins[ids])
             write_sums(made, ("ids.npy", "cuts.npy"))
@@ -236,13 +235,6 @@ def sha256(file: Path) -> str:
 
 def _text_files(folder: Path) -> Iterator[Path]:
     return (file for file in folder.rglob("*") if file.suffix.lower() in PLAIN and file.is_file())
-
-
-def _encoded(tokenizer: PreTrainedTokenizerBase, texts: tuple[str, ...]) -> Iterator[list[int]]:
-    """Yield the tokens of texts, each after a space, many texts at a time."""
-    for first in range(0, len(texts), AT_ONCE):
-        block = encode_continuation(tokenizer, [" " + text for text in texts[first : first + AT_ONCE]])
-        yield [token for text in block for token in text]
 
 
 def _mapped(place: Path) -> Filler:
