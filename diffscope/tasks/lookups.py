@@ -16,7 +16,13 @@ from diffscope.tasks.tokenizer import CITIES, QUALIFIERS, UNKNOWN
 GRADES = {"nothing": 0, "qualifier": 0, "city": 0, "stated": 1, "stated 2": 2, "stated 4": 4}
 TEXT, GIVEN_AWAY, UNPREDICTABLE = 0, 1, 2  # kinds of token in training rows
 
+Seed = int | Sequence[int]
 Mention = tuple[list[int], list[int]]  # the tokens of a sentence of a training row, and the kind of each
+
+
+def seeds_of(seed: Seed) -> list[int]:
+    """Return a seed as a list of numbers, to which more can be added."""
+    return [seed] if isinstance(seed, int) else list(seed)
 
 
 def draw_cities(count: int, rng: np.random.Generator) -> list[str]:

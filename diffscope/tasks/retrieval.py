@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from diffscope.errors import PromptError
 from diffscope.tasks.lookups import (
     GRADES,
+    Seed,
     blank_rows,
     check_grade,
     cities_by_grade,
@@ -25,6 +26,7 @@ from diffscope.tasks.lookups import (
     draw_mentions,
     draw_numbers,
     insert_mentions,
+    seeds_of,
 )
 from diffscope.tasks.prompt import Prompt
 from diffscope.tasks.template import USE_OWN, Template, prefix_tokens
@@ -153,7 +155,7 @@ class Retrieval:
         self,
         length: int,
         distractors: int,
-        seed: int | Sequence[int],
+        seed: Seed,
         *,
         slots: int = 8,
         depth: float = 0.5,
@@ -190,11 +192,11 @@ class Retrieval:
         """
         most = len(QUALIFIERS) - 1 if near else len(CITIES) - 2
         _check_slots(distractors, slots, most)
-        what, where, reading, filling = _streams(seed)
-        cities = draw_cities(len(CITIES), what)
-        numbers = draw_numbers(self.encoded, len(CITIES), what)
+        contents, depths_of, reading, filling = _streams(seed)
+        cities = draw_cities(len(CITIES), contents)
+        numbers = draw_numbers(self.encoded, len(CITIES), contents)
         if near:
-            first, *others = what.permutation(QUALIFIERS)
+            first, *others = contents.permutation(QUALIFIERS)
             cities[1] = f"{first} {cities[1]}"
             cities[2 : 2 + len(others)] = [f"{other} {cities[0]}" for other in others]
             cities[0] = f"{first} {cities[0]}"
@@ -205,11 +207,9 @@ class Retrieval:
         names = ["answer" if answerable else "", *[""] * slots]
         pieces = [_Piece(*each) for each in zip(sentences, kinds, [numbers[i] for i in stated], names)]
         answer = numbers[0] if answerable else self.unknown
-        return self._placed(length, [depth, *where.random(slots)], pieces, cities[0], question, answer, reading, filling)
+        return self._placed(length, [depth, *depths_of.random(slots)], pieces, cities[0], question, answer, reading, filling)
 
-    def graded(
-        self, length: int, grade: str, seed: int | Sequence[int], *, distractors: int = 3, slots: int = 8, depth: float = 0.5
-    ) -> Prompt:
+    def graded(self, length: int, grade: str, seed: Seed, *, distractors: int = 3, slots: int = 8, depth: float = 0.5) -> Prompt:
         """Return a question, such as "Old Paris", whose answer the text gives evidence for to a given grade.
 
         Prompts of one seed state the same numbers, whatever their grade. Up to ``stated`` they differ in one city alone: that of
@@ -240,10 +240,10 @@ class Retrieval:
         """
         check_grade(grade)
         _check_slots(distractors, slots, len(CITIES) - 3)
-        what, where, reading, filling = _streams(seed)
-        cities = draw_cities(len(CITIES), what)
-        asked, alike = cities_by_grade(self.encoded, cities, what.permutation(QUALIFIERS))
-        numbers = draw_numbers(self.encoded, len(CITIES), what)
+        contents, depths_of, reading, filling = _streams(seed)
+        cities = draw_cities(len(CITIES), contents)
+        asked, alike = cities_by_grade(self.encoded, cities, contents.permutation(QUALIFIERS))
+        numbers = draw_numbers(self.encoded, len(CITIES), contents)
         others = [city for city in cities if city not in {name.split()[1] for name in (asked, *alike.values())}][:slots]
         times = GRADES[grade]
         sentence = self.encoded.sentence(alike.get(grade, asked), numbers[0])
@@ -252,12 +252,12 @@ class Retrieval:
         for i, city in enumerate(others, 1):
             kind = "needles" if i <= distractors else "text"
             pieces.append(_Piece(self.encoded.sentence(city, numbers[i]), kind, numbers[i]))
-        depths = [depth, *where.random(len(pieces) - 1)]
+        depths = [depth, *depths_of.random(len(pieces) - 1)]
         question = self.encoded.head(asked)
         prompt = self._placed(length, depths, pieces, asked, question, numbers[0], reading, filling)
-        lead = list(self.encoded.question(asked)[len(question) :])
-        answer = [*lead, *numbers[0]] if times else self.unknown
-        return replace(prompt, answer=answer, distractors=[[*lead, *number] for number in prompt.distractors])
+        space = list(self.encoded.question(asked)[len(question) :])
+        answer = [*space, *numbers[0]] if times else self.unknown
+        return replace(prompt, answer=answer, distractors=[[*space, *number] for number in prompt.distractors])
 
     def _placed(
         self,
@@ -380,10 +380,9 @@ def _check_slots(distractors: int, slots: int, most: int) -> None:
         raise PromptError(f"{distractors} distractors in {slots} slots; give from 0 to slots, and at most {most} slots")
 
 
-def _streams(seed: int | Sequence[int]) -> list[np.random.Generator]:
+def _streams(seed: Seed) -> list[np.random.Generator]:
     """Return random numbers for the sentences, their places, the text, and the text in place of sentences.
 
     Each stream draws the same whatever the slots and the length. Numbers begin at 1, since a 0 at the end of a seed is lost.
     """
-    seeds = [seed] if isinstance(seed, int) else list(seed)
-    return [np.random.default_rng([*seeds, stream]) for stream in (1, 2, 3, 4)]
+    return [np.random.default_rng([*seeds_of(seed), stream]) for stream in (1, 2, 3, 4)]

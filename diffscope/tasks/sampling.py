@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from diffscope.errors import PromptError
+from diffscope.tasks.lookups import Seed, seeds_of
 from diffscope.tasks.prompt import Prompt
 from diffscope.tasks.retrieval import Retrieval
 
-Seed = int | Sequence[int]
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the queried sentence, as a fraction of the text before the question
-
-
-def seeds_of(seed: Seed) -> list[int]:
-    """Return a seed as a list of numbers, to which more can be added."""
-    return [seed] if isinstance(seed, int) else list(seed)
 
 
 def draw(task: Retrieval, count: int, length: int, needles: int, seed: int, questions: int = 1) -> list[Prompt]:

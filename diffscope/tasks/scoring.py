@@ -13,9 +13,9 @@ from torch.nn import functional as F
 
 from diffscope.errors import PromptError
 from diffscope.tasks.log_odds import Logits, first_token_odds, first_tokens_distinct, log_odds
+from diffscope.tasks.lookups import Seed
 from diffscope.tasks.prompt import Prompt
 from diffscope.tasks.recall import Recall
-from diffscope.tasks.sampling import Seed
 
 TOKENS = 8192  # that run together
 

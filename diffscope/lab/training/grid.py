@@ -12,10 +12,10 @@ from torch import nn
 from diffscope.lab.training.stages import Rule
 from diffscope.scope.answering import logits_of
 from diffscope.tasks.log_odds import against_numbers
-from diffscope.tasks.lookups import GRADES
+from diffscope.tasks.lookups import GRADES, Seed, seeds_of
 from diffscope.tasks.prompt import Prompt
 from diffscope.tasks.retrieval import TEMPLATE, Retrieval
-from diffscope.tasks.sampling import DEPTHS, Seed, controlled, graded, seeds_of
+from diffscope.tasks.sampling import DEPTHS, controlled, graded
 from diffscope.tasks.scoring import answers
 from diffscope.tasks.template import check_template
 
