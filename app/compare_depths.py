@@ -16,11 +16,11 @@ from sides import PROMPTS, Pair, Side, edits_in_code, edits_of
 from words import plain
 
 from diffscope import figures, readings
-from diffscope.lab.scoring import DEPTHS
 from diffscope.readings import signs
 from diffscope.readings.depths import ROOM, usual_lengths
 from diffscope.tasks import Retrieval
-from diffscope.tasks.trained_on import asked_otherwise, template_of
+from diffscope.tasks.sampling import DEPTHS
+from diffscope.tasks.trained_on import template_mismatches, template_of
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096)
 SPANS = {"answer": "the answer", "irrelevant": "irrelevant tokens", "needles": "distractors", "sink": "the first token"}
@@ -51,7 +51,7 @@ def show_depths(pair: Pair) -> None:
         return
     models = {side.name: side.subject.scope().model for side in pair.sides}
     template = template_of(next(iter(models.values())))  # both sides get the same prompts
-    for remark in asked_otherwise(template, models):
+    for remark in template_mismatches(template, models):
         st.caption(f"{plain(remark)}.")
     asked = [_asked(side, settings, template) for side in pair.sides]
     done: dict = state.setdefault("_depths", {})

@@ -11,8 +11,8 @@ import xarray as xr
 
 import diffscope
 from diffscope.instruments.injection import with_a2_moved
-from diffscope.lab.scoring import draw
 from diffscope.tasks import Retrieval
+from diffscope.tasks.sampling import draw
 from diffscope.tasks.trained_on import template_of
 
 PROMPTS = 20

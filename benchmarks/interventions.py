@@ -18,8 +18,8 @@ from torch.nn.functional import cross_entropy
 
 import diffscope
 from diffscope import edits
-from diffscope.lab.scoring import draw
 from diffscope.tasks import Retrieval
+from diffscope.tasks.sampling import draw
 from diffscope.tasks.trained_on import template_of
 
 LENGTH, NEEDLES, ROWS = 256, 4, 25

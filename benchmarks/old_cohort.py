@@ -31,12 +31,13 @@ from statsmodels.api import GLM, families
 import diffscope
 from diffscope.attention.layer import LayerAttention
 from diffscope.capture import CaptureBatch
-from diffscope.lab.scoring import controlled, draw
 from diffscope.lab.training.cohort import open_dataset
 from diffscope.lab.training.grid import exactness
 from diffscope.models import DiffForCausalLM
 from diffscope.scope import Scope
-from diffscope.tasks.retrieval import Prompt, Retrieval
+from diffscope.tasks.prompt import Prompt
+from diffscope.tasks.retrieval import Retrieval
+from diffscope.tasks.sampling import controlled, draw
 
 ROOT = Path(__file__).parents[1]
 FOLDER = "benchmarks/results/laptop"

@@ -22,7 +22,8 @@ from diffscope.evidence.flows import flows
 from diffscope.hypotheses import Settings
 from diffscope.hypotheses.api import models_of, open_cohort
 from diffscope.hypotheses.declared.robustness import likeness
-from diffscope.lab.scoring import span_by_depth
+from diffscope.readings.depths import depths_of
+from diffscope.tasks.sampling import DEPTHS
 
 BITS = (16, 8, 6, 4)
 FEW = 10  # prompts of what takes long
@@ -54,7 +55,8 @@ def measured(scope, prompts) -> dict[str, list[float]]:
     few = prompts[:FEW]
     ids = [prompt.ids for prompt in prompts]
     figures = {}
-    by_depth = span_by_depth(scope, prompts)["mean"].sel(map="D", normalisation="share")
+    cells = {(len(prompts[0].ids), depth): prompts[index :: len(DEPTHS)] for index, depth in enumerate(DEPTHS)}
+    by_depth = depths_of(scope, cells)["mass"].isel(length=0).sel(map="D", normalisation="share")
     figures["answer, by depth 0 to 100 %"] = by_depth.sel(span="answer").values.tolist()
     figures["other needles, by depth"] = by_depth.sel(span="needles").values.tolist()
     rows = (

@@ -23,7 +23,7 @@ from diffscope.evidence.costs import lost_without_a2, lost_without_heads
 from diffscope.evidence.signs import previous_token_share, rises_by_signs, rises_when_blind
 from diffscope.hypotheses import Settings
 from diffscope.scope import Scope
-from diffscope.tasks.retrieval import Prompt
+from diffscope.tasks.prompt import Prompt
 
 CHANGES = {"negative": "D's negative weights set to 0", "scattered": "as much added at random keys", "plus": "A1 + λA2"}
 BLIND = {

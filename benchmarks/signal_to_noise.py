@@ -18,9 +18,10 @@ import xarray as xr
 import diffscope
 from diffscope.hypotheses.planted_signal import EXPECTED, TRUTHS, WORDS, PlantedSignal, account_of
 from diffscope.instruments.signal_to_noise import DRAWS, mean_gain, over_prompts
-from diffscope.lab.scoring import draw
 from diffscope.tasks import Recall, Retrieval
-from diffscope.tasks.pieces import after_word
+from diffscope.tasks.exchanging import redrawn
+from diffscope.tasks.sampling import draw
+from diffscope.tasks.template import encode_continuation
 from diffscope.tasks.tokenizer import CITIES
 from diffscope.tasks.trained_on import template_of
 
@@ -87,7 +88,7 @@ def of_retrieval(name: str, sentences: int, length: int, anew: bool) -> xr.Datas
     rng = np.random.default_rng(SEED)
     tables = []
     for prompt in draw(task, PROMPTS, length, sentences, SEED):
-        fillers = [task.redrawn(prompt, rng) for _ in range(DRAWS)]
+        fillers = [redrawn(task, prompt, rng) for _ in range(DRAWS)]
         tables.append(diffscope.signal_to_noise(scope, prompt.ids, spans=prompt.spans, fillers=fillers, needles=anew))
     return over_prompts(tables)
 
@@ -100,9 +101,9 @@ def of_city(name: str, sentences: int, length: int) -> xr.Dataset:
     tables = []
     for prompt in draw(task, PROMPTS, length, sentences, SEED):
         number = prompt.spans["answer"][0]
-        cities = [ids for city in CITIES if len(ids := after_word(scope.tokenizer, [f" {city}"])[0]) == 1]
+        cities = [ids for city in CITIES if len(ids := encode_continuation(scope.tokenizer, [f" {city}"])[0]) == 1]
         spans = prompt.spans | {"city": [number - 1], "sentence": list(range(number - len(prompt.spans["query"]), number))}
-        fillers = [task.redrawn(prompt, rng) for _ in range(DRAWS)]
+        fillers = [redrawn(task, prompt, rng) for _ in range(DRAWS)]
         exchanged = dict(answers=cities, fillers=fillers, needles=True, keep=("answer", "sentence"), queries=[number])
         tables.append(diffscope.signal_to_noise(scope, prompt.ids, spans=spans, signal="city", **exchanged))
     return over_prompts(tables)

@@ -16,9 +16,9 @@ import pytest
 import diffscope
 from benchmarks import engine, old_cohort, sweeps
 from benchmarks.side_by_side import jobs, methods, oracle, process, report, subjects
-from diffscope.lab.scoring import draw
 from diffscope.stats.registry import select
 from diffscope.tasks import Retrieval
+from diffscope.tasks.sampling import draw
 
 TOKENS = 96
 STATISTICAL = [name for name in methods.METHODS if name not in (*methods.FORWARDS, "capture alone")]

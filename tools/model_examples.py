@@ -13,9 +13,9 @@ from diffscope.errors import DiffscopeError
 from diffscope.files import write_json
 from diffscope.prompts import Chars
 from diffscope.scope import Scope
-from diffscope.tasks.files import TextPrompt
+from diffscope.tasks.prompt import Prompt, TextPrompt
 from diffscope.tasks.recall import Recall
-from diffscope.tasks.retrieval import Prompt, Retrieval
+from diffscope.tasks.retrieval import Retrieval
 
 # (tokens for the bundled tokenizer, needles, depth of the queried one)
 KINDS = ((96, 2, 0.5), (128, 4, 0.0), (128, 4, 0.5), (256, 4, 0.25), (256, 4, 1.0), (256, 6, 0.5))

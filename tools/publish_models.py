@@ -26,15 +26,16 @@ from diffscope.cards import BUNDLED, CARD_FILE
 from diffscope.digests import write_sums
 from diffscope.errors import DiffscopeError
 from diffscope.files import write_json
-from diffscope.lab.scoring import draw, exact_answers, score
+from diffscope.lab.accuracy import accuracy_of, exact_by_depth
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.run import RUN, WEIGHTS, read_metrics, read_run
 from diffscope.models.loading import checkpoints
 from diffscope.scope import Scope, load
-from diffscope.tasks.examples import FILES as EXAMPLES
-from diffscope.tasks.files import TextPrompt
+from diffscope.tasks.files import EXAMPLES
+from diffscope.tasks.prompt import TextPrompt
 from diffscope.tasks.retrieval import TEMPLATE, Retrieval
-from diffscope.tasks.trained_on import last_sentence
+from diffscope.tasks.sampling import draw
+from diffscope.tasks.trained_on import last_template
 from studies.laptop import text as text_cohort
 from tools.model_examples import questions, texts, write_prompts
 
@@ -258,7 +259,7 @@ def write_card(folder: Path, source: Path, recipe: Recipe, arm: str, seed: int, 
 def answer_scores(scope: Scope, recipe: Recipe) -> dict:
     """How a model answers unseen prompts in the sentence of its training."""
     task = Retrieval(scope.tokenizer, held_out=True, template=_template(recipe))
-    return score(exact_answers(scope.model, draw(task, length=recipe.length, **SCORED)))
+    return exact_by_depth(accuracy_of(scope, draw(task, length=recipe.length, **SCORED)).right)
 
 
 def text_scores(scope: Scope) -> dict:
@@ -308,7 +309,7 @@ def card_text(summary: dict, facts: dict, curves: list[dict]) -> str:
 
 def _template(recipe: Recipe) -> str:
     """The sentence that models were trained on last."""
-    return last_sentence(recipe.as_dict()) or TEMPLATE
+    return last_template(recipe.as_dict()) or TEMPLATE
 
 
 def sentence(template: str) -> str:

@@ -23,7 +23,7 @@ from diffscope.attention.indexing import check_index
 from diffscope.capture import Capture
 from diffscope.errors import DiffscopeError, SpanError
 from diffscope.figures.panels import short_name
-from diffscope.lab.along import answers_along
+from diffscope.lab.accuracy import accuracy_over_training
 from diffscope.lab.training.checkpoints import Checkpoints
 from diffscope.lab.training.cohort import open_dataset
 from diffscope.scope import Scope
@@ -241,15 +241,16 @@ def show_answers(subject: Subject, kept_steps: Checkpoints) -> None:
 
 def _ask(job: Job, names: Mapping[int, str], asked: Mapping, open_one: Callable[[str], Scope]) -> object:
     """The work of a job: every checkpoint is opened, asked and let go."""
-    return answers_along(names, **asked, opener=lambda name: Watched(open_one(name), job.go_on), progress=job.tell)
+    return accuracy_over_training(names, **asked, opener=lambda name: Watched(open_one(name), job.go_on), progress=job.tell)
 
 
 def _show_answers(answers, kept_steps: Checkpoints, asked: Mapping) -> None:
     st.markdown(plain(answers.attrs["sentence"]))
     even = answers.assign_coords(step=("step", [str(step) for step in answers["step"].values], {"long_name": EVENLY}))
+    given = ", ".join(f"{name}={value!r}" for name, value in asked.items())
     code = (
-        "import diffscope\nfrom diffscope.lab.along import answers_along\n\n"
-        f"answers = answers_along({kept_steps.names!r}, {', '.join(f'{name}={value!r}' for name, value in asked.items())})\n"
+        "import diffscope\nfrom diffscope.lab.accuracy import accuracy_over_training\n\n"
+        f"answers = accuracy_over_training({kept_steps.names!r}, {given})\n"
         'ends = {"low": answers["exact_low"], "high": answers["exact_high"]}\n'
         'diffscope.figures.curves(answers["exact"], x="step", **ends).save("exact.pdf")\n'
     )

@@ -27,8 +27,8 @@ from diffscope.figures.panels import short_name
 from diffscope.hypotheses import Settings
 from diffscope.models.outline import check_memory
 from diffscope.stats.forecast import size_in_words, time_in_words
-from diffscope.tasks.own import own_prompts as in_tokens
-from diffscope.tasks.own import with_answers
+from diffscope.tasks.encoding import encode_prompts as in_tokens
+from diffscope.tasks.encoding import require_answers
 
 USUAL = 1000  # tokens of a prompt
 LONG = 60.0  # seconds: a check that takes longer is asked for
@@ -220,7 +220,7 @@ def show_own_prompts(loaded) -> None:
         ]
         st.dataframe(pd.DataFrame(rows), hide_index=True, row_height=28, height=36 + 28 * min(len(rows), 8))
         try:
-            with_answers(prompts)
+            require_answers(prompts)
         except DiffscopeError as error:
             st.warning(plain(f"They can be looked at. Tests need prompts, {error}"))
         else:

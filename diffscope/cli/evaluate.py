@@ -92,14 +92,17 @@ def command(
 
 def _evaluate_drawn(facts, prompts, looks, field, device, dtype, as_json):
     """What the command says of prompts that it draws."""
-    from diffscope.lab import scoring
-    from diffscope.lab.accuracy import standing
+    from diffscope.lab.accuracy import accuracy_of, exact_by_depth
+    from diffscope.readings.depths import depths_of
     from diffscope.readings.signs import of_depths
+    from diffscope.scope.answering import logits_of
     from diffscope.tasks import Backcopy, Recall, Retrieval, read_texts
+    from diffscope.tasks.sampling import DEPTHS, check_spread
+    from diffscope.tasks.scoring import text_losses
     from diffscope.tasks.trained_on import template_of
 
     answerable = facts["answerable"]
-    scoring.check_spread(min(looks, prompts) if answerable else prompts)
+    check_spread(min(looks, prompts) if answerable else prompts)
     texts = None if facts["text"] is None else read_texts(facts["text"], field)
     with counting("evaluating", unit="%") as progress:
         progress(0, 100, f"loading {facts['model']}")
@@ -113,41 +116,43 @@ def _evaluate_drawn(facts, prompts, looks, field, device, dtype, as_json):
         task = Retrieval(scope.tokenizer, held_out=True, template=facts["template"], texts=texts)
         drawn = _draw(task, prompts, facts)
         progress(15, 100, "answering")
-        stands = standing(scope, drawn)
-        scores = scoring.score(stands.right)
+        accuracy = accuracy_of(scope, drawn)
+        scores = exact_by_depth(accuracy.right)
         progress(30, 100, "reading text")
-        losses = scoring.text_losses(scope.model, Recall(scope.tokenizer, texts), facts["length"], facts["seed"])
+        losses = text_losses(logits_of(scope.model), Recall(scope.tokenizer, texts), facts["length"], facts["seed"])
         table = None
         if answerable:
             seen = drawn[:looks]
-            table = scoring.span_by_depth(
-                scope, seen, lambda done, total: progress(40 + 60 * done / total, 100, f"measuring attention, {done} of {total}")
+            table = depths_of(
+                scope,
+                {(facts["length"], depth): seen[index :: len(DEPTHS)] for index, depth in enumerate(DEPTHS)},
+                progress=lambda done, total: progress(40 + 60 * done / total, 100, f"measuring attention, {done} of {total}"),
             )
         else:
             progress(40, 100, "asking with and without evidence")
             evidence = _evidence(scope, task, min(looks, prompts), facts)
     facts["dtype"] = str(scope.model.dtype).removeprefix("torch.")
     if as_json:
-        answers = {"answers": stands.as_dict()} if answerable else {"evidence": evidence}
-        measured = {} if table is None else {"table": table["mean"].to_dict()}
+        answers = {"answers": accuracy.as_dict()} if answerable else {"evidence": evidence}
+        measured = {} if table is None else {"table": table["mass"].isel(length=0).to_dict()}
         show_json({**facts, **scores, **answers, "text_loss": losses, **measured})
         return
-    _show_scores(facts, scores, losses, prompts, stands)
+    _show_scores(facts, scores, losses, prompts, accuracy)
     if table is None:
         _show_evidence(evidence)
         return
-    say(f"attention of the last query, mean over heads, then layers; {table.attrs['averaged_over']}")
+    say(f"attention of the last query, mean over {table.attrs['averaged_over']}")
     spans = ["sink", "answer", "needles", "context", "query"]
-    told = table[["mean", "negative"]].rename(mean="mass").expand_dims("length")
-    if words := of_depths({facts["model"]: told}, spans):
+    if words := of_depths({facts["model"]: table}, spans):
         say(words)
-    for normalisation in table["mean"]["normalisation"].values:
-        _show(table["mean"], table["standard_error"], "D", str(normalisation), spans)
+    table = table.isel(length=0)
+    for normalisation in table["normalisation"].values:
+        _show(table["mass"], table["mass_se"], "D", str(normalisation), spans)
 
 
 def _evaluate_backcopy(scope, task, facts, prompts, looks, progress, as_json):
     """What the command says of a model of the Bigram-Backcopy task: its losses, and how much first tokens have of attention."""
-    from diffscope.lab.scoring import copying
+    from diffscope.lab.copying import copying
 
     if any(facts[name] for name in ("template", "text", "near")) or not facts["answerable"] or facts["questions"] > 1:
         raise DiffscopeError(
@@ -190,33 +195,33 @@ def _usual_length(model, scope):
 
 
 def _draw(task, prompts, facts):
-    from diffscope.lab import scoring
+    from diffscope.tasks import sampling
 
     others = facts["needles"] - 1
     if facts["near"] or not facts["answerable"]:
         kind = dict(slots=others, near=facts["near"], answerable=facts["answerable"])
-        return scoring.controlled(task, prompts, facts["length"], others, facts["seed"], **kind)
-    return scoring.draw(task, prompts, facts["length"], facts["needles"], facts["seed"], facts["questions"])
+        return sampling.controlled(task, prompts, facts["length"], others, facts["seed"], **kind)
+    return sampling.draw(task, prompts, facts["length"], facts["needles"], facts["seed"], facts["questions"])
 
 
 def _evaluate_own(model, scope, texts, as_json):
     """What the command says of a person's own prompts: each by itself, and how the model stands."""
-    from diffscope.lab.accuracy import of_each, standing
+    from diffscope.lab.accuracy import accuracy_of, prompt_by_prompt
     from diffscope.stats.negative_mass import WHATEVER
-    from diffscope.tasks import own_prompts
+    from diffscope.tasks import encode_prompts
 
-    prompts = own_prompts(scope.tokenizer, texts)
+    prompts = encode_prompts(scope.tokenizer, texts)
     answered = [prompt for prompt in prompts if prompt.answer]
-    stands = standing(scope, answered) if answered else None
+    accuracy = accuracy_of(scope, answered) if answered else None
     with counting("measuring attention") as progress:
-        rows = of_each(scope, prompts, progress)
+        rows = prompt_by_prompt(scope, prompts, progress)
     wanting = {what: [row["prompt"] for row in rows if row[column] is None] for column, what in WANTED.items()}
     wanting = {what: names for what, names in wanting.items() if names}
     if as_json:
-        show_json({"model": model, "answers": stands and stands.as_dict(), "prompts": rows, "wanting": wanting})
+        show_json({"model": model, "answers": accuracy and accuracy.as_dict(), "prompts": rows, "wanting": wanting})
     else:
-        if stands:
-            say(f"{stands.sentence}.")
+        if accuracy:
+            say(f"{accuracy.sentence}.")
         columns = list(dict.fromkeys(column for row in rows for column in row))
         table = [[_shown(row.get(column)) for column in columns] for row in rows]
         show_table([_titled(name) for name in columns], table)
@@ -238,13 +243,13 @@ def _shown(value):
     return ("yes" if value else "no") if isinstance(value, bool) else value
 
 
-def _show_scores(facts, scores, losses, prompts, stands):
+def _show_scores(facts, scores, losses, prompts, accuracy):
     """Exact answers and losses in words."""
     low, high = scores["interval"]
     kind = "near-duplicate cities" if facts["near"] else "cities"
     question = "one question" if facts["questions"] == 1 else f"{facts['questions']} questions, all to be answered"
     if facts["answerable"]:
-        say(f"{stands.sentence}.")
+        say(f"{accuracy.sentence}.")
     else:
         question = 'one question without an answer, right is "unknown"'
     source = f"text of {facts['text']}" if facts["text"] else "text held out of the bundled models' training"

@@ -165,8 +165,8 @@ def ablations(source: Source, kind: str) -> dict:
 
 def _of_prompts(source: Source, read: Callable) -> dict:
     """A reading of each model on the prompts of --prompts."""
-    from diffscope.lab.scoring import controlled
     from diffscope.tasks import Retrieval, read_prompts
+    from diffscope.tasks.sampling import controlled
 
     told = {}
     scopes = source.scopes()
@@ -188,11 +188,11 @@ def _of_prompts(source: Source, read: Callable) -> dict:
 
 def _template(scopes: dict) -> str:
     """The sentence of the first model, in which all are asked; what was trained on another is told."""
-    from diffscope.tasks.trained_on import asked_otherwise, template_of
+    from diffscope.tasks.trained_on import template_mismatches, template_of
 
     models = {name: scope.model for name, scope in scopes.items()}
     template = template_of(next(iter(models.values())))
-    for remark in asked_otherwise(template, models):
+    for remark in template_mismatches(template, models):
         note(remark)
     return template
 

@@ -113,14 +113,14 @@ def command(
             progress=progress,
             opener=lambda name: diffscope.load(name, device=device, dtype=dtype),
         )
-        standings = subjects.standings
+        accuracies = subjects.accuracies
         verdicts = subjects.run(ids)
     if out is not None:
         keep(verdicts, out, ", ".join(subjects.names), subjects.statements)
     wants = lacking(verdicts)
     if as_json:
         settings = vars(subjects.settings) | {"own": [prompt.name for prompt in subjects.settings.own]}
-        board = {"subjects": subjects.names, "settings": settings, "answers": [standing.as_dict() for standing in standings]}
+        board = {"subjects": subjects.names, "settings": settings, "answers": [each.as_dict() for each in accuracies]}
         show_json({**board, "summary": summary(verdicts), "tests": _dicts(verdicts), "wanting": wants})
     else:
         for statement in subjects.statements:

@@ -10,7 +10,7 @@ from diffscope import edits
 from diffscope.errors import PromptError
 from diffscope.evidence.answers import answers
 from diffscope.scope import Scope
-from diffscope.tasks.retrieval import Prompt
+from diffscope.tasks.prompt import Prompt
 
 LOW_RANKS = (1, 5)  # at most what was reported: "effective rank of only 2–5"
 

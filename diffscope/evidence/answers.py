@@ -1,29 +1,23 @@
-"""How well a model answers retrieval prompts, as it is or under edits."""
+"""Score the answers that a model gives to retrieval prompts, with edits or without."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
 from diffscope.edits import Edit
-from diffscope.lab import scoring
 from diffscope.scope import Scope
-from diffscope.tasks.retrieval import Prompt
+from diffscope.scope.answering import logits_of
+from diffscope.tasks import scoring
+from diffscope.tasks.prompt import Prompt
 
 
 def answers(scope: Scope, prompts: Sequence[Prompt], *edits: Edit) -> scoring.Answers:
-    """How well a model predicts the answers of prompts, under `edits` if there are any."""
-
-    def logits(ids: torch.Tensor, width: int) -> torch.Tensor:
-        with scope.running((ids.shape[1],) * len(ids)):
-            return scope.runner.logits(ids, torch.ones_like(ids), columns=range(ids.shape[1] - width, ids.shape[1]))
-
+    """Score the answers of a model under `edits`; ``right`` is 1 or 0, so that means and differences can be taken."""
     with scope.edit(*edits):
-        answered = scoring.answers(logits, prompts, scope.runner.device)
+        answered = scoring.answers(logits_of(scope), prompts, tokens=None)
     return answered._replace(right=answered.right.astype(float))
 
 
 def with_answer(prompt: Prompt) -> list[int]:
-    """A prompt's tokens with those of its answer but the last, which nothing follows."""
+    """Return a prompt's tokens and those of its answer but the last, which nothing follows."""
     return [*prompt.ids, *prompt.answer[:-1]]

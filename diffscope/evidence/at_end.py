@@ -16,7 +16,7 @@ from diffscope.evidence.ranks import second_map_ranks
 from diffscope.evidence.signs import BLINDED, SIGNS, previous_token_share, rises_by_signs, rises_when_blind
 from diffscope.instruments.anatomy import anatomy
 from diffscope.scope import Scope
-from diffscope.tasks.retrieval import Prompt
+from diffscope.tasks.prompt import Prompt
 
 FEW = 5  # prompts, one at each depth
 HEAD_LOST = "knock_out.loss"  # by how much the answer's loss rises without each head

@@ -12,7 +12,7 @@ from diffscope.edits.base import field_edit
 from diffscope.evidence.key_sets import number_spans
 from diffscope.evidence.matching import Match, matched
 from diffscope.scope import Scope
-from diffscope.tasks.retrieval import Prompt
+from diffscope.tasks.prompt import Prompt
 
 BRANCHES = ("A1", "A2", "A2 of another prompt")
 LEAST = 3  # distractors: a correlation of two is 1 or -1

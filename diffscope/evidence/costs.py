@@ -11,7 +11,7 @@ from diffscope import edits
 from diffscope.edits import Edit
 from diffscope.evidence.answers import answers
 from diffscope.scope import Scope
-from diffscope.tasks.retrieval import Prompt
+from diffscope.tasks.prompt import Prompt
 
 ENOUGH = 8  # tokens, to see what heads there are
 MEASURES = ["loss", "log_odds"]

@@ -17,7 +17,7 @@ from diffscope.evidence.key_sets import KeySets, key_sets
 from diffscope.evidence.matching import Match, matched
 from diffscope.scope import Scope
 from diffscope.stats.formulas.saliency import alignment, descent_of_rho, flow_share, on_scores, rho_gradient
-from diffscope.tasks.retrieval import Prompt
+from diffscope.tasks.prompt import Prompt
 
 HeadTable = dict[str, torch.Tensor]  # by name, (head,)
 TOKENS = 2  # of the answer, each with the query that it follows

@@ -7,7 +7,7 @@ import torch
 
 from diffscope.errors import PromptError
 from diffscope.prompts import Encoded
-from diffscope.tasks.retrieval import Prompt
+from diffscope.tasks.prompt import Prompt
 
 SIZED = 8  # spans of the answer's length that it is compared with
 FEWEST = 3

@@ -18,7 +18,7 @@ from diffscope.evidence.mean_maps import lambda_distance
 from diffscope.scope import Scope
 from diffscope.stats.formulas import branches, distribution
 from diffscope.stats.formulas.spans import NORMALISATIONS, denominators, fixed_by_construction
-from diffscope.tasks.retrieval import Prompt
+from diffscope.tasks.prompt import Prompt
 
 BATCH = 10  # prompts that run together
 ROWS = ("gini", "entropy_normalised", "hoyer", "pseudo_norm")

@@ -14,7 +14,7 @@ from diffscope.evidence.last_query import BATCH
 from diffscope.evidence.matching import Match, matched
 from diffscope.instruments.injection import DRAWS, SIGMAS, cmrr_by_injection, log_odds_under_noise, with_a2_moved
 from diffscope.scope import Scope
-from diffscope.tasks.retrieval import Prompt
+from diffscope.tasks.prompt import Prompt
 
 SPANS = ("irrelevant", "needles", "context", "answer")
 SIGMA = 0.5  # standard deviation of the noise that tests ask about, in nats of the scores

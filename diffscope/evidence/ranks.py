@@ -19,7 +19,7 @@ from diffscope.stats.formulas.rank import (
     singular_values,
     uniform_map,
 )
-from diffscope.tasks.retrieval import Prompt
+from diffscope.tasks.prompt import Prompt
 
 
 def second_map_ranks(scope: Scope, prompts: Sequence[Prompt], match: Sequence[Match] | None = None) -> xr.Dataset:

@@ -17,7 +17,7 @@ from diffscope.evidence.answers import answers
 from diffscope.evidence.last_query import BATCH
 from diffscope.evidence.matching import Match, matched
 from diffscope.scope import Scope
-from diffscope.tasks.retrieval import Prompt
+from diffscope.tasks.prompt import Prompt
 
 SEED = 0  # of the keys that negative weights are scattered to
 BLINDED = {"A2": (2, 1), "A1": (1, 1), "A2 elsewhere": (2, 2)}  # the map, and how far before the number the hidden key is

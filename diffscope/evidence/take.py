@@ -31,13 +31,16 @@ from diffscope.evidence.quantities import (
     share_when,
 )
 from diffscope.evidence.untrained import untrained_like
-from diffscope.lab.scoring import controlled, text_losses
 from diffscope.lab.training.run import METRICS, revision
 from diffscope.models.loading import checkpoints
 from diffscope.scope import Scope, load
+from diffscope.scope.answering import logits_of
 from diffscope.store import open_statistics, save_statistics
+from diffscope.tasks.prompt import Prompt
 from diffscope.tasks.recall import Recall
-from diffscope.tasks.retrieval import TEMPLATE, Prompt, Retrieval
+from diffscope.tasks.retrieval import TEMPLATE, Retrieval
+from diffscope.tasks.sampling import controlled
+from diffscope.tasks.scoring import text_losses
 
 EVIDENCE = "evidence.nc"
 #: Raised by one where what is taken of a run would come out otherwise, or be named otherwise, than in the files that there are.
@@ -200,7 +203,7 @@ def _of_model(
     scope: Scope, cells: Mapping[int, Sequence[Prompt]], several: Mapping[int, Sequence[Prompt]], final: bool
 ) -> dict[int, _Taken]:
     """What is taken of one model, by cell."""
-    losses = text_losses(scope.model, Recall(scope.tokenizer), LENGTH, texts=TEXTS)
+    losses = text_losses(logits_of(scope.model), Recall(scope.tokenizer), LENGTH, texts=TEXTS)
     text = {f"text_{token}": np.array([loss]) for token, loss in losses.items()}
     return {count: _taken(scope, prompts, several[count], text, final) for count, prompts in cells.items()}
 

@@ -23,14 +23,15 @@ from diffscope.hypotheses.progress import Job
 from diffscope.hypotheses.subjects import UNTRAINED, Models, Pair, Progress, Settings
 from diffscope.hypotheses.verdict import Board, Verdict
 from diffscope.hypotheses.weights import KNOCK_OUT, Weights
-from diffscope.lab.accuracy import Standing, standing
+from diffscope.lab.accuracy import Accuracy, accuracy_of
 from diffscope.lab.training.cohort import DATASET, open_dataset
 from diffscope.lab.training.run import WEIGHTS
 from diffscope.models import loading
 from diffscope.scope import Scope, load
-from diffscope.tasks.files import TextPrompt, read_prompts
+from diffscope.tasks.files import read_prompts
+from diffscope.tasks.prompt import TextPrompt
 from diffscope.tasks.retrieval import TEMPLATE
-from diffscope.tasks.trained_on import asked_otherwise, template_of
+from diffscope.tasks.trained_on import template_mismatches, template_of
 
 ROUNDS = 8  # series of untrained models beside one of checkpoints
 ROUNDS_OF_SEVERAL = 3  # beside each of several
@@ -162,27 +163,27 @@ class Subjects:
         return verdicts
 
     @cached_property
-    def standings(self) -> list[Standing]:
+    def accuracies(self) -> list[Accuracy]:
         """How the models, and those beside them, answer the prompts; none where these prompts cannot be made or asked."""
         standard = [] if self.pair is None else [self.pair.standard]
-        standings = []
+        accuracies = []
         for models in filter(None, (self.model, *standard)):
             for scope in models.scopes:
                 self.job.opening(1, 1, f"asking {scope.name}")
                 with suppress(PromptError):  # the tests that need them say so
-                    standings.append(standing(scope, models.prompts))
-        return standings
+                    accuracies.append(accuracy_of(scope, models.prompts))
+        return accuracies
 
     @property
     def statements(self) -> list[str]:
         """The same in words; of many models those that answer at chance, and how many others there are."""
-        if len(self.standings) <= FEW_MODELS:
-            return [*self.remarks, *[standing.sentence for standing in self.standings]]
-        weak = [standing.sentence for standing in self.standings if standing.at_chance]
+        if len(self.accuracies) <= FEW_MODELS:
+            return [*self.remarks, *[each.sentence for each in self.accuracies]]
+        weak = [each.sentence for each in self.accuracies if each.at_chance]
         return [
             *self.remarks,
             *weak,
-            f"{len(self.standings) - len(weak)} of {len(self.standings)} models answer better than chance",
+            f"{len(self.accuracies) - len(weak)} of {len(self.accuracies)} models answer better than chance",
         ]
 
 
@@ -270,7 +271,7 @@ def gather(
     ]
     names = [_name(name) for name in (*models, *baselines)]
     beside = {} if settings.own else {_name(of): _model(of) for of in (*models, *baselines)}
-    remarks = asked_otherwise(settings.template or TEMPLATE, beside)
+    remarks = template_mismatches(settings.template or TEMPLATE, beside)
     names += [] if cohort is None else [str(cohort)]
     pair = Pair(model, standard) if model and standard else None
     return Subjects(names, settings, model, dataset, pair, series, job, remarks)

@@ -41,7 +41,7 @@ from diffscope.hypotheses.subjects import Read, Take, tables_of
 from diffscope.instruments.injection import DRAWS
 from diffscope.prompts import Encoded
 from diffscope.proof.fidelity import Fidelity
-from diffscope.tasks.retrieval import Prompt
+from diffscope.tasks.prompt import Prompt
 
 TRUTHS = ("NC", "SP", "both", "own", "number", "neither", "SH", "standard")
 SHARED = {"NC": 1.0, "both": 0.5, "SP": 0.25}  # strength of the noise that the second map does not differ in

@@ -19,11 +19,11 @@ from diffscope.evidence.quantities import DIFFERENCES, RATIOS, a1_on, label_of
 from diffscope.evidence.untrained import untrained_like
 from diffscope.hypotheses.a2_cost import A2Cost, a2_cost
 from diffscope.hypotheses.weights import A2, ANSWER, BY, KNOCK_OUT, Weights
-from diffscope.lab.scoring import draw
 from diffscope.scope import Scope
-from diffscope.tasks.files import TextPrompt
-from diffscope.tasks.own import own_prompts, with_answers
-from diffscope.tasks.retrieval import Prompt, Retrieval
+from diffscope.tasks.encoding import encode_prompts, require_answers
+from diffscope.tasks.prompt import Prompt, TextPrompt
+from diffscope.tasks.retrieval import Retrieval
+from diffscope.tasks.sampling import draw
 from diffscope.tasks.trained_on import template_of
 
 CHANGEABLE = ("dtype", "torch_dtype", "transformers_version")
@@ -82,7 +82,7 @@ class Settings:
     def prompts_for(self, scope: Scope) -> list[Prompt]:
         """The prompts in the tokens of a model."""
         if self.own:
-            return with_answers(own_prompts(scope.tokenizer, self.own))[: self.prompts]
+            return require_answers(encode_prompts(scope.tokenizer, self.own))[: self.prompts]
         if self.needles < 2:
             raise DiffscopeError("a prompt with one needle has no distractors; give two needles or more")
         task = Retrieval(scope.tokenizer, held_out=True, template=self.template or template_of(scope.model))

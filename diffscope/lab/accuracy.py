@@ -1,53 +1,32 @@
-"""Does a model answer better than chance? What it answers, beside what copying any number of the text would give."""
+"""Score how a model answers beside chance: on one set of prompts, prompt by prompt, and over its training."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
+import xarray as xr
 from scipy.stats import binomtest, t
 
-from diffscope.errors import PromptError
-from diffscope.lab.scoring import answers
-from diffscope.scope import Scope
+from diffscope.errors import DiffscopeError
+from diffscope.scope import Scope, load
+from diffscope.scope.answering import logits_of
 from diffscope.stats.negative_mass import NEEDED, negative_mass
-from diffscope.tasks.log_odds import Logits
-from diffscope.tasks.retrieval import Prompt
+from diffscope.tasks.prompt import Prompt
+from diffscope.tasks.retrieval import Retrieval
+from diffscope.tasks.sampling import DEPTHS, draw
+from diffscope.tasks.scoring import answers
+from diffscope.tasks.trained_on import template_of
 
 LEVEL = 0.05
-TOKENS = 8192  # that run together
-
-
-def logits_of(scope: Scope) -> Logits:
-    """The logits of a model's last tokens, as :func:`diffscope.lab.scoring.answers` takes them."""
-
-    def logits(ids: torch.Tensor, width: int) -> torch.Tensor:
-        length = ids.shape[1]
-        vocabulary = scope.runner.vocabulary
-        if scope.positions is not None and length > scope.positions:
-            raise PromptError(
-                f"a prompt with its answer has {length} tokens, but {scope.name} has positions for {scope.positions}"
-            )
-        if vocabulary is not None and int(ids.max()) >= vocabulary:
-            raise PromptError(
-                f"token id {int(ids.max())} is outside the vocabulary of {scope.name}, {vocabulary}; use its tokenizer"
-            )
-        with scope.running((length,) * len(ids)):
-            return scope.runner.logits(ids, torch.ones_like(ids), columns=range(length - width, length))
-
-    return logits
-
-
-def chance(prompts: Sequence[Prompt]) -> np.ndarray:
-    """Share of exact answers of who copies any number of the text, for each question anew, (prompt,); NaN if unknown."""
-    return np.array([(1 + len(p.distractors)) ** -len(p.numbers) if p.distractors else math.nan for p in prompts])
+SEED = 60_000  # of the prompts that are scored over a training
+NEEDLES = 4
 
 
 @dataclass(frozen=True)
-class Standing:
+class Accuracy:
     """How a model answers, beside chance.
 
     Attributes
@@ -57,13 +36,13 @@ class Standing:
     exact : float
         Share of exact answers.
     chance : float
-        The same of who copies any number of the text; NaN where no distractors are named.
+        Expected share if any number of the text is copied; NaN if no prompt names its distractors.
     p : float
-        Of as many exact answers or more by that chance (binomial).
+        Probability of as many exact answers or more by chance (binomial).
     log_odds, log_odds_low, log_odds_high : float
-        Mean of :func:`log_odds` and its 95 % interval over prompts.
+        Mean log-odds of the answer over prompts in nats, and its 95 % interval.
     blind : float
-        Mean of −log n, n distractors: the log-odds of who prefers none of the numbers.
+        Log-odds of a model that prefers none of the numbers: mean of −log n for n distractors.
     right : ndarray of bool (prompt,)
         Which answers are exact.
     """
@@ -80,18 +59,18 @@ class Standing:
     right: np.ndarray = field(repr=False)
 
     def as_dict(self) -> dict:
-        """Ready for JSON, without the single prompts."""
+        """Return what JSON can hold: all but the single prompts."""
         fields = {name: value for name, value in vars(self).items() if name != "right"}
         return {**fields, "at_chance": self.at_chance, "sentence": self.sentence}
 
     @property
     def at_chance(self) -> bool:
-        """Whether it gives no more exact answers than who copies any number."""
+        """Whether the share of exact answers is not above chance."""
         return self.p > LEVEL
 
     @property
     def sentence(self) -> str:
-        """In words."""
+        """Say how the model answers."""
         if math.isnan(self.chance):
             return (
                 f"{self.model} answers {self.exact:.1%} of {self.prompts} prompts exactly; chance is not known: no prompt names "
@@ -106,47 +85,93 @@ class Standing:
         return f"{self.model} answers at chance ({self.exact:.1%} exact, chance {self.chance:.1%}; {odds}): {what}"
 
 
-def standing(scope: Scope, prompts: Sequence[Prompt]) -> Standing:
-    """How a model answers prompts, each of which has an answer; those that name distractors, if any do."""
+def accuracy_of(scope: Scope, prompts: Sequence[Prompt]) -> Accuracy:
+    """Score the answers of a model.
+
+    Parameters
+    ----------
+    scope : Scope
+    prompts : sequence of Prompt
+        Each with an answer. If some name distractors, only those count.
+    """
     prompts = [prompt for prompt in prompts if prompt.distractors] or prompts
-    answered = answers(logits_of(scope), prompts, scope.runner.device, TOKENS)
-    odds = answered.log_odds[np.isfinite(answered.log_odds)]
+    answered = answers(logits_of(scope), prompts)
     expected = float(np.mean(chance(prompts)))
-    p = math.nan
+    p = blind = math.nan
     if prompts[0].distractors:
         p = float(binomtest(int(answered.right.sum()), len(prompts), expected, alternative="greater").pvalue)
-    mean = float(odds.mean()) if len(odds) else math.nan
-    spread = float(t.ppf(0.975, len(odds) - 1) * odds.std(ddof=1) / math.sqrt(len(odds))) if len(odds) > 1 else math.nan
-    return Standing(
+        blind = float(np.mean([-math.log(len(prompt.distractors)) for prompt in prompts]))
+    mean, low, high = _mean_interval(answered.log_odds[np.isfinite(answered.log_odds)])
+    return Accuracy(
         model=scope.name or "the model",
         prompts=len(prompts),
         exact=float(answered.right.mean()),
         chance=expected,
         p=p,
         log_odds=mean,
-        log_odds_low=mean - spread,
-        log_odds_high=mean + spread,
-        blind=float(np.mean([-math.log(len(prompt.distractors)) for prompt in prompts])) if prompts[0].distractors else math.nan,
+        log_odds_low=low,
+        log_odds_high=high,
+        blind=blind,
         right=answered.right,
     )
 
 
-def of_each(scope: Scope, prompts: Sequence[Prompt], progress: Callable[[int, int], None] | None = None) -> list[dict]:
-    """Of each prompt by itself what is known; None for what is not.
+def chance(prompts: Sequence[Prompt]) -> np.ndarray:
+    """Return the chance to answer all questions of a prompt by copying any number of its text, (prompt,).
+
+    NaN for a prompt that names no distractors.
+    """
+    return np.array([(1 + len(p.distractors)) ** -len(p.numbers) if p.distractors else math.nan for p in prompts])
+
+
+def _mean_interval(values: np.ndarray) -> tuple[float, float, float]:
+    """Return the mean of values and its 95 % interval by Student's t."""
+    mean = float(values.mean()) if len(values) else math.nan
+    spread = float(t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.nan
+    return mean, mean - spread, mean + spread
+
+
+def exact_by_depth(right: np.ndarray) -> dict:
+    """Summarise exact answers: their share with its 95 % interval (Wilson), and the share at each depth.
+
+    Parameters
+    ----------
+    right : ndarray of bool (prompt,)
+        Of prompts in the order of :func:`diffscope.tasks.sampling.draw`.
+    """
+    interval = binomtest(int(right.sum()), len(right)).proportion_ci(method="wilson")
+    return {
+        "retrieval": float(right.mean()),
+        "interval": [float(interval.low), float(interval.high)],
+        "by_depth": {str(depth): float(right[index :: len(DEPTHS)].mean()) for index, depth in enumerate(DEPTHS)},
+        "prompts": len(right),
+    }
+
+
+def prompt_by_prompt(scope: Scope, prompts: Sequence[Prompt], progress: Callable[[int, int], None] | None = None) -> list[dict]:
+    """Score and measure each prompt by itself, however little it says.
+
+    Parameters
+    ----------
+    scope : Scope
+    prompts : sequence of Prompt
+        With an answer, distractors and spans or without.
+    progress : callable, optional
+        Called with (prompts done, prompts in all).
 
     Returns
     -------
     list of dict
-        ``prompt`` its name, ``exact``, ``loss`` and ``log_odds`` of the answer; ``on answer``, ``on needles`` and so on: the
-        share of |D| that the last query gives to a span, mean over heads, then layers; ``negative on answer`` and so on: the part
-        of |D| that negative weights there have, of differential attention.
+        ``prompt``, its name; ``exact``, ``loss`` and ``log_odds`` of the answer; ``on answer``, ``on needles`` and so on, the
+        share of |D| that the last query gives to a span, mean over heads, then layers; ``negative on answer`` and so on, the part
+        of |D| that negative weights there have, of differential attention. None for what is not known.
     """
     logits = logits_of(scope)
     rows = []
     for index, prompt in enumerate(prompts):
         row: dict = {"prompt": prompt.city, "exact": None, "loss": None, "log_odds": None}
         if prompt.answer:
-            answered = answers(logits, [prompt], scope.runner.device)
+            answered = answers(logits, [prompt])
             row |= {"exact": bool(answered.right[0]), "loss": float(answered.loss[0])}
             row["log_odds"] = float(answered.log_odds[0]) if prompt.distractors else None
         spans = {name: positions for name, positions in prompt.spans.items() if positions}
@@ -162,3 +187,96 @@ def of_each(scope: Scope, prompts: Sequence[Prompt], progress: Callable[[int, in
         if progress:
             progress(index + 1, len(prompts))
     return rows
+
+
+def accuracy_over_training(
+    names: Mapping[int, str],
+    prompts: int = 50,
+    length: int = 160,
+    *,
+    needles: int = NEEDLES,
+    template: str | None = None,
+    seed: int = SEED,
+    opener: Callable[[str], Scope] = load,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> xr.Dataset:
+    """Score every checkpoint of a training on the same retrieval prompts.
+
+    Parameters
+    ----------
+    names : mapping of int to str
+        The name of each checkpoint by its step, as :func:`diffscope.lab.training.checkpoints.checkpoints_of` gives them.
+    prompts, length, needles : int
+        How many prompts, tokens of each, and needle sentences in each, that of the question included.
+    template : str, optional
+        The needle sentence; by default the one that the models were trained on.
+    seed : int
+        Of the prompts.
+    opener : callable
+        Opens a checkpoint by its name.
+    progress : callable, optional
+        Called with (checkpoints done, checkpoints in all, words).
+
+    Returns
+    -------
+    xarray.Dataset (step,)
+        ``exact``, the share of exact answers, with ``exact_low`` and ``exact_high``, its 95 % interval (Wilson), and
+        ``standard_error`` (binomial); ``log_odds`` of the answer against all distractors in nats, mean over prompts, with
+        ``log_odds_low`` and ``log_odds_high``. Attributes ``prompts``, ``length``, ``needles``, ``chance`` (the share that
+        copying any number would give) and ``sentence``.
+
+    Raises
+    ------
+    DiffscopeError
+        There is no checkpoint.
+    PromptError
+        The prompts cannot be drawn or run.
+    """
+    if not names:
+        raise DiffscopeError("there is no checkpoint to score; give names by step, such as {0: 'mini-diff@0', 400: …}")
+    drawn = None
+    accuracies = []
+    for number, name in enumerate(names.values()):
+        if progress:
+            progress(number, len(names), f"asking {name}")
+        scope = opener(name)
+        sentence = template or template_of(scope.model)
+        drawn = drawn or draw(Retrieval(scope.tokenizer, held_out=True, template=sentence), prompts, length, needles, seed)
+        accuracies.append(accuracy_of(scope, drawn))
+    return _by_step(list(names), accuracies).assign_attrs(length=length, needles=needles)
+
+
+def _by_step(steps: Sequence[int], accuracies: Sequence[Accuracy]) -> xr.Dataset:
+    """Return accuracies as labelled columns over steps."""
+    low, high = np.transpose([exact_by_depth(each.right)["interval"] for each in accuracies])
+    exact, odds, odds_low, odds_high = np.transpose(
+        [(each.exact, each.log_odds, each.log_odds_low, each.log_odds_high) for each in accuracies]
+    )
+    count = accuracies[0].prompts
+    columns = {
+        "exact": (exact, "exact answers", "1"),
+        "exact_low": (low, "exact answers, lower end of the 95 % interval", "1"),
+        "exact_high": (high, "exact answers, upper end of the 95 % interval", "1"),
+        "standard_error": (np.sqrt(exact * (1 - exact) / count), "standard error of the share of exact answers", "1"),
+        "log_odds": (odds, "log-odds of the answer", "nats"),
+        "log_odds_low": (odds_low, "log-odds, lower end of the 95 % interval", "nats"),
+        "log_odds_high": (odds_high, "log-odds, upper end of the 95 % interval", "nats"),
+    }
+    variables = {name: ("step", values, {"long_name": title, "units": units}) for name, (values, title, units) in columns.items()}
+    dataset = xr.Dataset(variables, {"step": ("step", list(steps), {"long_name": "step of training", "units": "steps"})})
+    about = {"prompts": count, "chance": accuracies[0].chance, "blind": accuracies[0].blind}
+    return dataset.assign_attrs(about, sentence=_sentence(dataset, about))
+
+
+def _sentence(dataset: xr.Dataset, about: Mapping[str, float]) -> str:
+    """Say the shares at the first and the last step with their intervals, and chance."""
+    ends = [dataset.isel(step=at) for at in ((0, -1) if dataset.sizes["step"] > 1 else (0,))]
+    shares = [
+        f"{100 * float(end['exact']):.0f} % at step {int(end['step'])} (95 % {100 * float(end['exact_low']):.0f} to "
+        f"{100 * float(end['exact_high']):.0f})"
+        for end in ends
+    ]
+    return (
+        f"Of the same {about['prompts']} prompts at every step, exact answers are {' and '.join(shares)}; "
+        f"copying any number of the text would give {100 * about['chance']:.0f} %."
+    )

@@ -23,7 +23,7 @@ from diffscope.stats import STATISTICS
 from diffscope.stats.registry import select
 from diffscope.stats.sampling import Sample
 from diffscope.tasks.retrieval import TEMPLATE
-from diffscope.tasks.trained_on import sentence_of
+from diffscope.tasks.trained_on import training_template
 
 REQUIRED = ("models", "prompts", "statistics")
 LAST = "last"
@@ -148,7 +148,7 @@ class Plan:
     @cached_property
     def sets(self) -> list[PromptSet]:
         """Sets of prompts, in order; tasks ask in the sentence that the models were trained on, where they say nothing of it."""
-        sentences = {sentence_of(model) for model in self.models} - {None}
+        sentences = {training_template(model) for model in self.models} - {None}
         template = None if len(sentences) > 1 else next(iter(sentences), TEMPLATE)
         return [prompts for table in self.prompts for prompts in prompt_sets(table, template)]
 

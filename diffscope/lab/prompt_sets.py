@@ -12,10 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from diffscope.errors import PromptError
-from diffscope.lab import scoring
-from diffscope.lab.scoring import draw
-from diffscope.tasks import Backcopy, Prompt, Recall, Retrieval, TextPrompt, read_prompts
-from diffscope.tasks.retrieval import TEMPLATE, check_grade
+from diffscope.tasks import Backcopy, Prompt, Recall, Retrieval, TextPrompt, read_prompts, sampling
+from diffscope.tasks.lookups import check_grade
+from diffscope.tasks.retrieval import TEMPLATE
 from diffscope.tasks.template import check_template
 
 DEFAULTS = {"count": 20, "length": 256, "seed": 0}
@@ -23,7 +22,7 @@ DEFAULTS = {"count": 20, "length": 256, "seed": 0}
 
 def retrieval(tokenizer, count: int, length: int, seed: int, needles: int = 4, template: str = TEMPLATE) -> list[Prompt]:
     """Prompts of the retrieval task, at depths 0, ¼, ½, ¾ and 1 in turn."""
-    return draw(Retrieval(tokenizer, template=template), count, length, needles, seed)
+    return sampling.draw(Retrieval(tokenizer, template=template), count, length, needles, seed)
 
 
 def controlled(
@@ -40,7 +39,7 @@ def controlled(
     """Retrieval prompts whose length and number of distractors are set independently."""
     task = Retrieval(tokenizer, template=template)
     kind = {"slots": slots, "near": bool(near), "answerable": bool(answerable)}
-    return scoring.controlled(task, count, length, distractors, seed, **kind)
+    return sampling.controlled(task, count, length, distractors, seed, **kind)
 
 
 def graded(
@@ -54,7 +53,7 @@ def graded(
     template: str = TEMPLATE,
 ) -> list[Prompt]:
     """Questions for whose answers the text has evidence of one grade."""
-    return scoring.graded(Retrieval(tokenizer, template=template), count, length, distractors, seed, grade, slots)
+    return sampling.graded(Retrieval(tokenizer, template=template), count, length, distractors, seed, grade, slots)
 
 
 def backcopy(tokenizer, count: int, length: int, seed: int) -> list[Prompt]:

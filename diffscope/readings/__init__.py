@@ -15,7 +15,8 @@ from diffscope.readings.bars import bars
 from diffscope.readings.branches import branches
 from diffscope.readings.by_layer import by_layer
 from diffscope.readings.composition import composition
-from diffscope.readings.depths import contrast, depths
+from diffscope.readings.depth_contrast import contrast
+from diffscope.readings.depths import depths
 from diffscope.readings.differences import differences
 from diffscope.readings.effects import effects
 from diffscope.readings.finders import finders

@@ -1,6 +1,6 @@
-"""Where the query that answers looks, and whether it answers, by length of the prompt and depth of the answer in it.
+"""Measure where the answering query looks, and whether it answers, by length of the prompt and depth of the answer in it.
 
-It is Table 3 of "Differential Transformer" (Ye et al., 2024), of any model with a tokenizer, with a second dimension.
+This is Table 3 of "Differential Transformer" (Ye et al., 2024) for any model with a tokenizer, with the length as second axis.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ from scipy.stats import binomtest
 
 from diffscope.edits import Edit
 from diffscope.errors import DiffscopeError, OutOfMemoryAhead, PromptError, UnsupportedModel
-from diffscope.lab.accuracy import logits_of
-from diffscope.lab.scoring import DEPTHS, answers
 from diffscope.readings import signs
 from diffscope.readings.reading import Reading, described
-from diffscope.readings.words import counted, decimal, figures, listed, percent
+from diffscope.readings.words import counted, figures, listed, percent
 from diffscope.scope import Scope
+from diffscope.scope.answering import logits_of
 from diffscope.stats.averaging import averaged
 from diffscope.stats.negative_mass import FORMULA, NEEDED, negative_mass
-from diffscope.tasks.retrieval import Prompt, Retrieval
+from diffscope.tasks.prompt import Prompt
+from diffscope.tasks.retrieval import Retrieval
+from diffscope.tasks.sampling import DEPTHS
+from diffscope.tasks.scoring import answers
 from diffscope.tasks.trained_on import template_of
 
 LENGTHS = (128, 256, 512)
@@ -54,7 +56,7 @@ def depths(
     edits: Sequence[Edit] = (),
     progress: Progress | None = None,
 ) -> Reading:
-    """What the last query of retrieval prompts gives to the answer and to irrelevant tokens, and whether the model answers.
+    """Measure what the last query of retrieval prompts gives to the answer and to irrelevant tokens, and score the answers.
 
     The prompts ask for the number of one city among others, in real text. Prompt i has the same cities and numbers at every
     length and depth. One prompt runs at a time, and nobody else waits longer for the model than that.
@@ -108,45 +110,60 @@ def depths(
         raise PromptError(f"{scope.name} has positions for {scope.positions} tokens; choose no length above that")
     if task is None:
         task = Retrieval(scope.tokenizer, template=template_of(scope.model))  # type: ignore[arg-type]  # without one it says so
-    drawn = _draw(task, lengths, prompts, distractors, seed)
-    looks = _looks(scope, drawn, edits, progress or (lambda done, total: None))
-    cells = [[_cell(islice(looks, prompts)) for _ in DEPTHS] for _ in lengths]
-    table = xr.combine_nested(cells, ["length", "depth"], combine_attrs="override")
-    axes = {
-        "length": ("length", list(lengths), {"long_name": "tokens of the prompt"}),
-        "depth": ("depth", list(DEPTHS), {"long_name": "depth of the answer"}),
+    cells = {
+        (length, depth): [
+            task.controlled(length, distractors, [seed, number], slots=distractors, depth=depth) for number in range(prompts)
+        ]
+        for length in lengths
+        for depth in DEPTHS
     }
-    table = table.assign_coords(axes).transpose(*CELL, ...)
-    estimates = _estimates(table).assign_attrs(
-        table.attrs,
-        prompts=prompts,
-        distractors=distractors,
-        seed=seed,
-        template=task.template,
-        digest=_digest(drawn),
-        averaged_over=f"heads, then layers, then {counted(prompts, 'prompt')} of each length and depth",
-    )
+    estimates = depths_of(scope, cells, edits, progress)
+    estimates = estimates.assign_attrs(distractors=distractors, seed=seed, template=task.template)
     return Reading(_sentence(estimates), estimates)
 
 
-def _draw(task: Retrieval, lengths: Sequence[int], prompts: int, distractors: int, seed: int) -> list[Prompt]:
-    """All prompts, length by length, depth by depth."""
-    return [
-        task.controlled(length, distractors, [seed, number], slots=distractors, depth=depth)
-        for length in lengths
-        for depth in DEPTHS
-        for number in range(prompts)
-    ]
+def depths_of(
+    scope: Scope,
+    cells: Mapping[tuple[int, float], Sequence[Prompt]],
+    edits: Sequence[Edit] = (),
+    progress: Progress | None = None,
+) -> xr.Dataset:
+    """Measure where the last query of given prompts looks, and whether they are answered; the ``estimates`` of :func:`depths`.
+
+    Parameters
+    ----------
+    scope : Scope
+    cells : mapping of (int, float) to sequence of Prompt
+        The prompts of each length and depth, equally many: every length with every depth, length by length.
+    edits, progress
+        As of :func:`depths`.
+    """
+    drawn = [prompt for prompts in cells.values() for prompt in prompts]
+    lengths, depths = (list(dict.fromkeys(axis)) for axis in zip(*cells))
+    count = len(drawn) // len(cells)
+    looks = _looks(scope, drawn, edits, progress or (lambda done, total: None))
+    table = xr.combine_nested([[_cell(islice(looks, count)) for _ in depths] for _ in lengths], CELL, combine_attrs="override")
+    axes = {
+        "length": ("length", lengths, {"long_name": "tokens of the prompt"}),
+        "depth": ("depth", depths, {"long_name": "depth of the answer"}),
+    }
+    table = table.assign_coords(axes).transpose(*CELL, ...)
+    return _estimates(table).assign_attrs(
+        table.attrs,
+        prompts=count,
+        digest=_digest(drawn),
+        averaged_over=f"heads, then layers, then {counted(count, 'prompt')} of each length and depth",
+    )
 
 
 def _digest(prompts: Sequence[Prompt]) -> str:
-    """What is the same of the same prompts, and of no others."""
+    """Return a digest of prompts, by which the same ones are recognised."""
     ids = repr([prompt.ids for prompt in prompts]).encode()
     return hashlib.sha256(ids).hexdigest()[:16]
 
 
 def _looks(scope: Scope, prompts: Sequence[Prompt], edits: Sequence[Edit], progress: Progress) -> Iterator[xr.Dataset]:
-    """Each prompt as soon as it was run."""
+    """Measure prompts one by one."""
     progress(0, len(prompts))
     seen: dict[int, np.ndarray] = {}  # by length of the prompt
     for number, prompt in enumerate(prompts, 1):
@@ -160,7 +177,7 @@ def _looks(scope: Scope, prompts: Sequence[Prompt], edits: Sequence[Edit], progr
 
 
 def _seen(scope: Scope, ids: Sequence[int]) -> np.ndarray:
-    """Which keys the last query of a prompt sees in each layer, (layer, key); none where that takes too much memory to see."""
+    """Return which keys the last query sees in each layer, (layer, key); none if that takes too much memory."""
     last = [len(ids) - 1]
     try:
         layers = scope.capture(ids).layers
@@ -170,11 +187,11 @@ def _seen(scope: Scope, ids: Sequence[int]) -> np.ndarray:
 
 
 def _look(scope: Scope, prompt: Prompt, seen: np.ndarray) -> xr.Dataset:
-    """Where the last query of a prompt looks, by layer and head, and how the prompt is answered."""
+    """Measure where the last query of a prompt looks, by layer and head, and score the answer."""
     n = len(prompt.ids)
     spans = {name: prompt.spans[name] for name in SPANS}
     measured = scope.measure(prompt.ids, NEEDED, spans=spans, queries=[n - 1])
-    answered = answers(logits_of(scope), [prompt], scope.runner.device)
+    answered = answers(logits_of(scope), [prompt])
     encoded = scope.encode(prompt.ids, spans).positions()
     mass = measured["span_mass"].isel(query=0, drop=True)
     counts = np.stack([seen[:, list(encoded[name])].sum(1) for name in mass["span"].values], 1)  # (layer, span)
@@ -190,7 +207,7 @@ def _look(scope: Scope, prompt: Prompt, seen: np.ndarray) -> xr.Dataset:
 
 
 def _cell(looks: Iterator[xr.Dataset]) -> xr.Dataset:
-    """The prompts of one length and depth: all that is said of each, and of single heads their mean."""
+    """Collect the prompts of one length and depth: their values one by one, and the mean of each head over them."""
     prompts = xr.concat(looks, "prompt", combine_attrs="override")
     over_heads = averaged(prompts["mass"], ["head", "layer"]).values
     return xr.Dataset(
@@ -221,7 +238,7 @@ def _estimates(table: xr.Dataset) -> xr.Dataset:
     variables = {
         "mass": described(mass.mean("prompt"), "attention on each span", f"{alike}, then prompts", undefined_left_out=undefined),
         "mass_se": described(
-            _error(mass), "standard error of attention on each span", "standard deviation over prompts / √prompts"
+            standard_error(mass), "standard error of attention on each span", "standard deviation over prompts / √prompts"
         ),
         "mass_of_prompt": described(mass, "attention on each span, by prompt", alike),
         "negative": described(table["negative"], "negative weights on each span", f"{FORMULA}, {alike}, then prompts"),
@@ -240,22 +257,22 @@ def _estimates(table: xr.Dataset) -> xr.Dataset:
         "exact_of_prompt": described(right, "whether the answer is exact", "1: every token of it is the first choice"),
         "log_odds": described(odds.mean("prompt"), "log-odds of the answer", f"{against}, mean over prompts", "nats"),
         "log_odds_se": described(
-            _error(odds), "standard error of log-odds", "standard deviation over prompts / √prompts", "nats"
+            standard_error(odds), "standard error of log-odds", "standard deviation over prompts / √prompts", "nats"
         ),
         "log_odds_of_prompt": described(odds, "log-odds of the answer, by prompt", against, "nats"),
     }
     return xr.Dataset(variables)
 
 
-def _error(values: xr.DataArray) -> xr.DataArray:
-    """Standard error of the mean over prompts; NaN of fewer than two."""
+def standard_error(values: xr.DataArray) -> xr.DataArray:
+    """Return the standard error of the mean over prompts; NaN for fewer than two."""
     count = values.notnull().sum("prompt")
     spread = values.var("prompt", ddof=1) if values.sizes["prompt"] > 1 else values.isel(prompt=0, drop=True).where(False)
     return (spread / count.where(count > 1)) ** 0.5
 
 
 def _interval(right: xr.DataArray) -> tuple[xr.DataArray, xr.DataArray]:
-    """Ends of the 95 % interval of the share of exact answers."""
+    """Return the ends of the 95 % interval of the share of exact answers."""
     prompts = right.sizes["prompt"]
     count = right.sum("prompt")
     ends = [binomtest(int(exact), prompts).proportion_ci(method="wilson") for exact in count.values.flat]
@@ -276,24 +293,24 @@ def _sentence(estimates: xr.Dataset) -> str:
 
 
 def _strongest(estimates: xr.Dataset) -> str:
-    """The head that gives the answer most, mean over prompts, lengths and depths."""
+    """Name the head that gives the answer most, mean over prompts, lengths and depths."""
     of_heads = estimates[["by_head", "negative_by_head"]].sel(map="D", span="answer").mean(CELL)
     heads = of_heads["by_head"]
     if not heads.notnull().any():
         return ""
     best = of_heads.isel(heads.argmax(...))
     share, negative = float(best["by_head"]), float(best["negative_by_head"])
-    signed = f", {signs.of_it(share, negative)}" if _differential(estimates["mass_of_prompt"]) else ""
+    signed = f", {signs.of_it(share, negative)}" if has_second_map(estimates["mass_of_prompt"]) else ""
     return f" The head with most of the answer is L{int(best['layer'])}H{int(best['head'])}: {percent(share)}{signed}."
 
 
 def _gets(share: xr.Dataset, span: str) -> str:
-    """What D gives to a span, and beside it A1 and uniform attention."""
+    """Say what D gives to a span, and beside it A1 and uniform attention."""
     mass = share["mass_of_prompt"].sel(span=span)
     mean, error = _over_cells(mass.sel(map="D"))
     if not np.isfinite(mean):
         return "no share, since D is zero everywhere"
-    differential = _differential(mass)
+    differential = has_second_map(mass)
     beside = [f"A1 {percent(_over_cells(mass.sel(map='A1'))[0])}"] if differential else []
     uniform = float(share["uniform"].sel(span=span).mean())
     beside += [f"uniform attention {percent(uniform)}"] if np.isfinite(uniform) else []
@@ -304,22 +321,22 @@ def _gets(share: xr.Dataset, span: str) -> str:
     return f"{percent(mean)}{within} of {weights}" + (f" ({', '.join(beside)})" if beside else "")
 
 
-def _differential(mass: xr.DataArray) -> bool:
-    """Whether there is a second map."""
+def has_second_map(mass: xr.DataArray) -> bool:
+    """Return whether there is a second map."""
     return bool(mass.sel(map="A2").notnull().any())
 
 
 def _over_cells(values: xr.DataArray) -> tuple[float, float]:
-    """Mean over all prompts, lengths and depths, and its standard error.
+    """Average over all prompts, lengths and depths, and return the mean with its standard error.
 
-    Prompts of one number are alike in all lengths and depths: their means are what varies independently.
+    Prompt i has the same cities and numbers at all lengths and depths, so only the means of prompts vary independently.
     """
     of_prompt = values.mean(CELL)
-    return float(of_prompt.mean()), float(_error(of_prompt))
+    return float(of_prompt.mean()), float(standard_error(of_prompt))
 
 
 def common_lengths(estimates: Mapping[str, xr.Dataset]) -> list[int]:
-    """The lengths of prompts that several were measured on, in ascending order.
+    """Return the lengths of prompts that all of several readings have, in ascending order.
 
     Parameters
     ----------
@@ -342,91 +359,3 @@ def common_lengths(estimates: Mapping[str, xr.Dataset]) -> list[int]:
     if not lengths:
         raise DiffscopeError(f"{' and '.join(estimates)} have no length of prompts in common; measure one length of all")
     return sorted(lengths)
-
-
-def contrast(first: xr.Dataset, second: xr.Dataset, names: tuple[str, str]) -> Reading:
-    """Two models, or one with and without an edit, on retrieval prompts by length and depth.
-
-    Parameters
-    ----------
-    first, second : xarray.Dataset
-        The ``estimates`` of :func:`depths`, over the same lengths.
-    names : (str, str)
-        What the two are called.
-
-    Returns
-    -------
-    Reading
-        ``estimates``: those of both that are not of single heads or prompts, along ``side``; ``mass_low`` and ``mass_high``, one
-        standard error below and above ``mass``; ``difference`` (span, normalisation), first − second of D, mean over lengths,
-        depths and prompts, and its standard error over prompts, ``difference_se``: prompt by prompt where both were given the
-        same tokens (``attrs["paired"]``).
-
-    Raises
-    ------
-    DiffscopeError
-        They were taken with other lengths or numbers of prompts.
-    """
-    if first["length"].values.tolist() != second["length"].values.tolist():
-        raise DiffscopeError("the two were measured on other prompts; give both the same lengths, numbers and seed")
-    common_lengths(dict(zip(names, (first, second))))
-    paired = first.attrs["digest"] == second.attrs["digest"]
-    kept = [str(name) for name, values in first.data_vars.items() if not {"layer", "prompt"} & set(values.dims)]
-    sides = xr.concat(
-        [first[kept], second[kept]], xr.DataArray(list(names), dims="side", name="side"), combine_attrs="drop_conflicts"
-    )
-    first_mass, second_mass = (side["mass_of_prompt"].sel(map="D").mean(CELL) for side in (first, second))
-    spread = _error(first_mass - second_mass) if paired else (_error(first_mass) ** 2 + _error(second_mass) ** 2) ** 0.5
-    about = "mean over lengths, depths and prompts"
-    sides["mass_low"] = described(sides["mass"] - sides["mass_se"], "attention less its standard error", "mass − mass_se")
-    sides["mass_high"] = described(sides["mass"] + sides["mass_se"], "attention and its standard error", "mass + mass_se")
-    sides["difference"] = described((first_mass - second_mass).mean("prompt"), "difference of D", f"first − second, {about}")
-    sides["difference_se"] = described(spread, "standard error of the difference", "over prompts")
-    sides.attrs |= {"paired": int(paired)}
-    return Reading(_contrast_sentence(sides, first, second), sides)
-
-
-def _contrast_sentence(sides: xr.Dataset, first: xr.Dataset, second: xr.Dataset) -> str:
-    """What both give to the answer, the difference in all normalisations, and how both answer."""
-    names = [str(name) for name in sides["side"].values]
-    mass = sides["mass"].sel(map="D", normalisation="share").mean(CELL)
-    if mass.sel(span="answer").isnull().any():
-        return f"D is zero everywhere on a side, so that there is nothing to compare between {names[0]} and {names[1]}."
-    answer, rest = (mass.sel(span=span).values.tolist() for span in ("answer", "irrelevant"))
-    change = sides[["difference", "difference_se"]].sel(span="answer")
-    share = change.sel(normalisation="share")
-    points = 100 * float(share["difference"])
-    error = 100 * float(share["difference_se"])
-    size = f"{figures(abs(points))} points {'more' if points > 0 else 'less'}" if points else "the same"
-    within = f" (standard error {figures(error)})" if np.isfinite(error) else ""
-    how = "The prompts are the same" if sides.attrs["paired"] else "The prompts are not of the same tokens"
-    right = listed([str(int(side["exact_of_prompt"].sum())) for side in (first, second)])
-    given = [f"{percent(value)}{_signed(side, value)}" for value, side in zip(answer, (first, second))]
-    others = [f"{percent(value)}{_signed(side, value, 'irrelevant')}" for value, side in zip(rest, (first, second))]
-    return (
-        f"{names[0]} gives the answer {given[0]}, {names[1]} {given[1]}: {size}{within}. "
-        f"{_by_normalisation(change['difference'])}. Irrelevant tokens get {listed(others)}. "
-        f"{right} of {counted(first['exact_of_prompt'].size, 'answer')} are exact. {how}."
-    )
-
-
-def _signed(estimates: xr.Dataset, share: float, span: str = "answer") -> str:
-    """How much of what a span gets of |D| is negative; nothing of standard attention."""
-    if not _differential(estimates["mass_of_prompt"]):
-        return ""
-    return f" of |D| ({signs.of_it(share, float(estimates['negative'].sel(map='D', span=span).mean(CELL)))})"
-
-
-def _by_normalisation(differences: xr.DataArray) -> str:
-    """Whether the sign of a difference is the same however masses are normalised."""
-    values = {str(name): float(value) for name, value in zip(differences["normalisation"].values, differences.values)}
-    defined = {name: value for name, value in values.items() if np.isfinite(value)}
-    signs = {np.sign(value) for value in defined.values()}
-    words = [f"{'+' if value > 0 else ''}{decimal(value)} {name}" for name, value in defined.items()]
-    missing = [f"undefined {name}" for name in values if name not in defined]
-    start = "The sign depends on the normalisation"
-    if signs == {0.0}:
-        start = "There is no difference in any normalisation"
-    elif len(signs) == 1:
-        start = "The sign is the same in all normalisations" + (" that are defined" if missing else "")
-    return f"{start}: {listed([*words, *missing])}"

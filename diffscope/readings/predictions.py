@@ -44,8 +44,8 @@ class Prediction:
 
 
 def asked(scope: Scope, cap: Capture, answer: str, distractors: Sequence[str] = ()) -> Prompt:
-    """The prompt of a capture with what is to come next, in tokens: :func:`diffscope.scope.answering.asked`."""
-    return answering.asked(scope, cap.prompts[0], answer, distractors)
+    """The prompt of a capture with what is to come next, in tokens: :func:`diffscope.scope.answering.encode_question`."""
+    return answering.encode_question(scope, cap.prompts[0], answer, distractors)
 
 
 def predict(scope: Scope, cap: Capture, question: Prompt | None = None) -> Prediction:
@@ -59,11 +59,10 @@ def predict(scope: Scope, cap: Capture, question: Prompt | None = None) -> Predi
     question : Prompt, optional
         What :func:`asked` gives, for the answer.
     """
-    device = scope.runner.device
-    following = answering.logits_of(scope, torch.tensor([cap.ids], device=device), 1)[0, 0].double().log_softmax(-1)
+    following = answering.logits_of(scope)(torch.tensor([cap.ids]), 1)[0, 0].double().log_softmax(-1)
     if question is None:
         return Prediction(following.cpu().numpy())
-    answer = answering.answered(scope, [question])
+    answer = answering.score_answers(scope, [question])
     log_p, odds = float(answer["log_p"][0]), float(answer["log_odds"][0])
     return Prediction(following.cpu().numpy(), log_p, odds, len(question.distractors))
 

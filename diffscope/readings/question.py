@@ -17,7 +17,7 @@ from diffscope.readings.captures import one_prompt
 from diffscope.readings.predictions import asked
 from diffscope.scope import Scope
 from diffscope.tasks import Retrieval
-from diffscope.tasks.pieces import opening
+from diffscope.tasks.template import prefix_tokens
 from diffscope.tasks.trained_on import template_of
 
 NUMBER = re.compile(r"\d+")
@@ -109,7 +109,7 @@ def _one_made_up(task: Retrieval, length: int, rng: np.random.Generator) -> list
     for needles in NEEDLES:
         with suppress(PromptError):  # so many do not fit
             return task.prompt(length, needles, rng).ids
-    begin = opening(task.tokenizer)
+    begin = prefix_tokens(task.tokenizer)
     return [*begin, *task.filler.take(length - len(begin), rng)[0].tolist()]
 
 

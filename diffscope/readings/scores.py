@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-import torch
 import xarray as xr
 
 from diffscope.edits import Edit
 from diffscope.errors import DiffscopeError, PromptError, UnsupportedModel
-from diffscope.lab.accuracy import TOKENS, logits_of
-from diffscope.lab.scoring import answers
 from diffscope.scope import Scope
-from diffscope.scope.runners import as_losses
+from diffscope.scope.answering import logits_of
 from diffscope.scope.state import state_of
-from diffscope.tasks import Prompt, TextPrompt, own_prompts
+from diffscope.tasks import Prompt, TextPrompt, encode_prompts
+from diffscope.tasks.scoring import answers, prompt_losses
 
 LOG_ODDS = "log p(answer) − log Σ p(distractor)"
 
@@ -48,7 +45,7 @@ def questions(scope: Scope, prompts: Any) -> list[Prompt]:
         if not isinstance(prompt, (Prompt, TextPrompt)):
             kind = type(prompt).__name__
             raise PromptError(f"prompt {number} is a {kind}; give prompts of diffscope.tasks, which have an answer to be scored")
-        own = own_prompts(scope.tokenizer, [prompt])[0] if isinstance(prompt, TextPrompt) else prompt
+        own = encode_prompts(scope.tokenizer, [prompt])[0] if isinstance(prompt, TextPrompt) else prompt
         if not own.answer:
             raise PromptError(f"prompt {number} has no answer, so that nothing of it can be scored; give it one")
         asked.append(own)
@@ -73,9 +70,7 @@ def check_unedited(scope: Scope) -> None:
 
 
 def of_prompts(scope: Scope, prompts: Sequence[Prompt], edits: Sequence[Edit] = (), *, text: bool = True) -> xr.Dataset:
-    """Scores of each prompt under edits, (prompt,).
-
-    Prompts of equal length run together, at most ``TOKENS`` tokens at once.
+    """Score each prompt under edits.
 
     Parameters
     ----------
@@ -88,30 +83,12 @@ def of_prompts(scope: Scope, prompts: Sequence[Prompt], edits: Sequence[Edit] = 
 
     Returns
     -------
-    xarray.Dataset
+    xarray.Dataset (prompt,)
         ``log_odds`` in nats, NaN without distractors; ``exact``, 1 or 0; and ``loss`` of the text, mean over its tokens, in nats.
     """
     with scope.edit(*edits):
-        answered = answers(logits_of(scope), prompts, scope.runner.device, TOKENS)
-        losses = _losses(scope, prompts) if text else None
-    values = {"log_odds": answered.log_odds, "exact": answered.right.astype(float)}
-    if losses is not None:
-        values["loss"] = losses
+        answered = answers(logits_of(scope), prompts)
+        values = {"log_odds": answered.log_odds, "exact": answered.right.astype(float)}
+        if text:
+            values["loss"] = prompt_losses(logits_of(scope), prompts)
     return xr.Dataset({name: ("prompt", scores) for name, scores in values.items()})
-
-
-def _losses(scope: Scope, prompts: Sequence[Prompt]) -> np.ndarray:
-    """Mean loss of the tokens of each prompt, (prompt,)."""
-    losses = np.full(len(prompts), np.nan)
-    lengths: dict[int, list[int]] = {}
-    for index, prompt in enumerate(prompts):
-        lengths.setdefault(len(prompt.ids), []).append(index)
-    for length, members in lengths.items():
-        size = max(1, TOKENS // length)
-        for first in range(0, len(members), size):
-            batch = members[first : first + size]
-            ids = torch.tensor([prompts[index].ids for index in batch], device=scope.runner.device)  # (prompt, token)
-            with scope.running((length,) * len(batch)):
-                logits = scope.runner.logits(ids, torch.ones_like(ids))  # (prompt, token, vocabulary)
-            losses[batch] = [float(as_losses(row, tokens).mean()) for row, tokens in zip(logits, ids)]
-    return losses

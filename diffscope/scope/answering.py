@@ -1,4 +1,4 @@
-"""How a model answers: log-odds and loss of an answer as it continues a prompt."""
+"""Run a model on prompts with answers: its logits, and the log-odds and loss of an answer that continues a prompt."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import xarray as xr
-from torch import Tensor
+from torch import Tensor, nn
 
 from diffscope.errors import PromptError, SpanError, UnsupportedModel
 from diffscope.prompts import Chars, Encoded, encode
-from diffscope.tasks import Prompt, TextPrompt, own_prompts
-from diffscope.tasks.log_odds import log_odds
+from diffscope.tasks import Prompt, TextPrompt, encode_prompts
+from diffscope.tasks.log_odds import Logits, log_odds
+from diffscope.tasks.scoring import TOKENS, batches
 
 if TYPE_CHECKING:
     from diffscope.scope.scope import Scope
 
-TOKENS = 8192  # that run together
-LOGITS = 2**25  # of them that are held in float64 at once
-#: What is said of an answer: what it is, by which formula, in which units.
+LOGITS = 2**25  # that are held in float64 at once
+#: Values of an answer: name, formula, units.
 DEFINITIONS = {
     "log_p": ("log probability of the answer", "sum over its tokens of log p(token | the prompt and the tokens before)", "nats"),
     "loss": ("loss of the answer", "-log_p / tokens of the answer", "nats a token"),
@@ -36,16 +36,16 @@ DEFINITIONS = {
 }
 
 
-def asked(scope: Scope, encoded: Encoded, answer: str, distractors: Sequence[str] = ()) -> Prompt:
-    """A prompt with what is to come next, in the tokens of the model.
+def encode_question(scope: Scope, encoded: Encoded, answer: str, distractors: Sequence[str] = ()) -> Prompt:
+    """Encode a prompt with its answer and distractors in the tokens of the model, as :func:`diffscope.tasks.encode_prompts` does.
 
-    Where the prompt states the answer as its span ``answer``, the white space before the answer is that before the span. All that
-    is said of a person's own prompts holds (:func:`diffscope.tasks.own_prompts`); the answer of a chat begins its reply.
+    If the prompt states the answer as its span ``answer``, the white space before the answer is that before the span. The answer
+    of a chat begins its reply.
 
     Raises
     ------
     PromptError
-        There is no tokenizer, an answer or distractor is empty or cannot be told from the end of the prompt, or is beyond the
+        There is no tokenizer, an answer or distractor is empty or shares a token with the end of the prompt, or it is beyond the
         model's positions.
     """
     if scope.tokenizer is None:
@@ -59,82 +59,103 @@ def asked(scope: Scope, encoded: Encoded, answer: str, distractors: Sequence[str
         question = Prompt(list(encoded.ids), candidates[0], positions, distractors=candidates[1:])
     else:
         spans = {"answer": _characters(encoded)} if "answer" in encoded.spans else {}
-        question = _own(scope, TextPrompt("", encoded.text, spans, answer, tuple(text.strip() for text in distractors)))
+        question = _encode_unnamed(
+            scope, TextPrompt("", encoded.text, spans, answer, tuple(text.strip() for text in distractors))
+        )
     length = len(question.ids) + max(map(len, (question.answer, *question.distractors))) - 1
     if scope.positions is not None and length > scope.positions:
         raise PromptError(f"with its answer the prompt has {length} tokens, and {scope.name} has positions for {scope.positions}")
     return question
 
 
-def asked_of_each(scope: Scope, prompts: Sequence[Encoded], answer: Any, distractors: Any, batch: bool) -> list[Prompt]:
-    """:func:`asked` of every prompt, whose answers and distractors are given for all or one by one; errors say of which."""
-    each = zip(prompts, one_each("answers", answer, len(prompts)), rivals_of(distractors, len(prompts)))
+def encode_questions(scope: Scope, prompts: Sequence[Encoded], answer: Any, distractors: Any, batch: bool) -> list[Prompt]:
+    """Encode every prompt with its answer and distractors, which are given for all or one by one; errors name the prompt."""
+    each = zip(prompts, one_each("answers", answer, len(prompts)), distractors_of_each(distractors, len(prompts)))
     questions = []
     for number, (encoded, text, rivals) in enumerate(each):
         try:
-            questions.append(asked(scope, encoded, text, rivals))
+            questions.append(encode_question(scope, encoded, text, rivals))
         except (PromptError, SpanError) as error:
             raise type(error)(f"prompt {number} of the batch: {error}" if batch else str(error)) from None
     return questions
 
 
-def _own(scope: Scope, prompt: TextPrompt) -> Prompt:
-    """A prompt that has no name in the tokens of a model; nor has it one in errors."""
+def _encode_unnamed(scope: Scope, prompt: TextPrompt) -> Prompt:
+    """Encode a prompt that has no name, so that errors give none."""
     try:
-        return own_prompts(scope.tokenizer, [prompt])[0]
+        return encode_prompts(scope.tokenizer, [prompt])[0]
     except (PromptError, SpanError) as error:
         raise type(error)(str(error).removeprefix(f"prompt {prompt.name!r}: ")) from None
 
 
 def _characters(encoded: Encoded) -> list[Chars]:
-    """The span ``answer`` as ranges of characters, one for each stretch of neighbouring tokens."""
+    """Return the span ``answer`` as ranges of characters, one for each stretch of neighbouring tokens."""
     positions = np.array(encoded.spans["answer"])
     stretches = np.split(positions, np.flatnonzero(np.diff(positions) > 1) + 1)
     return [Chars(encoded.offsets[run[0]][0], encoded.offsets[run[-1]][1]) for run in stretches]
 
 
-def logits_of(scope: Scope, ids: Tensor, width: int) -> Tensor:
-    """Logits of the last tokens of prompts of one length: ids (prompt, token) → (prompt, width, vocabulary)."""
-    length = ids.shape[1]
-    with scope.running((length,) * len(ids)):
-        return scope.runner.logits(ids, torch.ones_like(ids), columns=range(length - width, length))
+def logits_of(model: Scope | nn.Module) -> Logits:
+    """Return the function that runs a model on token ids and gives the logits of the last tokens.
+
+    Parameters
+    ----------
+    model : Scope or torch.nn.Module
+        A scope runs under the edits that are on. A module is called as it is, with ``logits_to_keep``, as transformers' models
+        and the bundled ones take it.
+
+    Returns
+    -------
+    callable
+        ``logits(ids, width)``: ids (prompt, token) → logits (prompt, width, vocabulary) of the last `width` tokens. Of a scope it
+        raises PromptError if there are more tokens than the model has positions, or a token outside its vocabulary.
+    """
+    if isinstance(model, nn.Module):
+        device = model.get_input_embeddings().weight.device
+        return lambda ids, width: model(ids.to(device), use_cache=False, logits_to_keep=width).logits
+
+    def logits(ids: Tensor, width: int) -> Tensor:
+        length = ids.shape[1]
+        _check_fit(model, ids)
+        ids = ids.to(model.runner.device)
+        with model.running((length,) * len(ids)):
+            return model.runner.logits(ids, torch.ones_like(ids), columns=range(length - width, length))
+
+    return logits
 
 
-def against_all_else(log_p: float) -> float:
-    """Log-odds of what has this log probability, in nats."""
+def _check_fit(scope: Scope, ids: Tensor) -> None:
+    """Raise PromptError unless the model has positions for ids (prompt, token), and a vocabulary that holds them."""
+    length, largest, vocabulary = ids.shape[1], int(ids.max()), scope.runner.vocabulary
+    if scope.positions is not None and length > scope.positions:
+        raise PromptError(f"a prompt with its answer has {length} tokens, but {scope.name} has positions for {scope.positions}")
+    if vocabulary is not None and largest >= vocabulary:
+        raise PromptError(f"token id {largest} is outside the vocabulary of {scope.name}, {vocabulary}; use its tokenizer")
+
+
+def odds_against_rest(log_p: float) -> float:
+    """Return the log-odds, in nats, of what has this log probability against all else."""
     rest = -math.expm1(log_p)  # 1 − p, exact also where p is nearly 1
     return log_p - math.log(rest) if rest > 0 else math.inf
 
 
-def answered(scope: Scope, questions: Sequence[Prompt]) -> xr.Dataset:
-    """What :meth:`diffscope.Scope.answer` says, of prompts with their answers in tokens.
-
-    Prompts with equally many tokens, and equally many in their answers, run together.
-    """
+def score_answers(scope: Scope, questions: Sequence[Prompt]) -> xr.Dataset:
+    """Score prompts with their answers in tokens; :meth:`diffscope.Scope.answer` documents the values."""
     if not scope.runner.predicts:
         raise UnsupportedModel(f"{scope.name} predicts no next tokens, so that it gives no answer")
-    device = scope.runner.device
+    logits = logits_of(scope)
     log_p = np.full(len(questions), np.nan)
     rank = np.zeros(len(questions), dtype=np.int64)
     exact = np.zeros(len(questions), dtype=bool)
-    shapes: dict[tuple[int, int], list[int]] = {}
-    for index, question in enumerate(questions):
-        shapes.setdefault((len(question.ids), len(question.answer)), []).append(index)
-    for (length, width), members in shapes.items():
-        size = max(1, min(TOKENS // (length + width), LOGITS // (width * (scope.runner.vocabulary or LOGITS))))
-        for first in range(0, len(members), size):
-            batch = members[first : first + size]
-            ids = torch.tensor([[*questions[i].ids, *questions[i].answer[:-1]] for i in batch], device=device)
-            wanted = torch.tensor([questions[i].answer for i in batch], device=device)[..., None]  # (prompt, width, 1)
-            logits = logits_of(scope, ids, width).double()  # (prompt, width, vocabulary)
-            log_p[batch] = logits.log_softmax(-1).gather(-1, wanted).sum((1, 2)).cpu().numpy()
-            rank[batch] = 1 + (logits[:, 0] > logits[:, 0].gather(-1, wanted[:, 0])).sum(-1).cpu().numpy()
-            exact[batch] = (logits.argmax(-1) == wanted[..., 0]).all(-1).cpu().numpy()
-    odds = np.array([against_all_else(value) for value in log_p])
+    for members, ids, answer in batches(questions, TOKENS, max(1, LOGITS // (scope.runner.vocabulary or LOGITS))):
+        scores = logits(ids, answer.shape[1]).double()  # (prompt, width, vocabulary)
+        wanted = answer.to(scores.device)[..., None]  # (prompt, width, 1)
+        log_p[members] = scores.log_softmax(-1).gather(-1, wanted).sum((1, 2)).cpu().numpy()
+        rank[members] = 1 + (scores[:, 0] > scores[:, 0].gather(-1, wanted[:, 0])).sum(-1).cpu().numpy()
+        exact[members] = (scores.argmax(-1) == wanted[..., 0]).all(-1).cpu().numpy()
+    odds = np.array([odds_against_rest(value) for value in log_p])
     rivalled = [index for index, question in enumerate(questions) if question.distractors]
-    if rivalled:
-        rivals = [questions[index] for index in rivalled]
-        odds[rivalled] = log_odds(lambda ids, width: logits_of(scope, ids, width), rivals, device, TOKENS)
+    odds[rivalled] = log_odds(logits, [questions[index] for index in rivalled], TOKENS)
     tokens = np.array([len(question.answer) for question in questions])
     values = {"log_odds": odds, "loss": -log_p / tokens, "log_p": log_p, "rank": rank, "exact": exact, "tokens": tokens}
     return xr.Dataset({name: ("prompt", array, _described(name)) for name, array in values.items()})
@@ -146,12 +167,12 @@ def _described(name: str) -> dict[str, str]:
 
 
 def one_each(what: str, given: Any, count: int) -> list[Any]:
-    """What is given for every prompt, or one by one.
+    """Return a value for each prompt, from one for all or one each.
 
     Raises
     ------
     PromptError
-        There are not as many as prompts.
+        There are not as many values as prompts.
     """
     several = isinstance(given, (list, tuple))
     each = list(given) if several else [given] * count
@@ -160,8 +181,8 @@ def one_each(what: str, given: Any, count: int) -> list[Any]:
     return each
 
 
-def rivals_of(distractors: Any, count: int) -> list[Sequence[str]]:
-    """The distractors of each prompt: texts, which are those of every prompt, or a list of texts for each."""
+def distractors_of_each(distractors: Any, count: int) -> list[Sequence[str]]:
+    """Return the distractors of each prompt, from texts for all prompts or a list of texts for each."""
     if isinstance(distractors, str) or not isinstance(distractors, Sequence):
         raise PromptError(f"distractors are a list of texts, or one a prompt, and not {distractors!r}")
     if all(isinstance(each, str) for each in distractors):

@@ -313,8 +313,10 @@ class Scope:
             The model predicts no next tokens.
         """
         prompts, _, batch = self._prompts(prompt, spans)
-        questions = answering.asked_of_each(self, prompts, answer, distractors, batch)
-        said = answering.answered(self, questions).assign_attrs(model=self.name, edits="; ".join(map(str, self._state.edits)))
+        questions = answering.encode_questions(self, prompts, answer, distractors, batch)
+        said = answering.score_answers(self, questions).assign_attrs(
+            model=self.name, edits="; ".join(map(str, self._state.edits))
+        )
         return said if batch else said.isel(prompt=0)
 
     def edit(self, *edits: Edit) -> AbstractContextManager[Scope]:

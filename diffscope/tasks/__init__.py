@@ -1,12 +1,12 @@
 """Prompts with exact spans: retrieval with any length and number of distractors, recall on text, plain text, and a user's own."""
 
 from diffscope.tasks.backcopy import Backcopy
-from diffscope.tasks.examples import examples
-from diffscope.tasks.files import TextPrompt, read_prompts, read_texts
-from diffscope.tasks.own import own_prompts
+from diffscope.tasks.encoding import encode_prompts
+from diffscope.tasks.files import examples, read_prompts, read_texts
 from diffscope.tasks.planted import PlantedLookups
+from diffscope.tasks.prompt import Prompt, TextPrompt
 from diffscope.tasks.recall import Recall
-from diffscope.tasks.retrieval import Prompt, Retrieval
+from diffscope.tasks.retrieval import Retrieval
 
 __all__ = [
     "Backcopy",
@@ -15,8 +15,8 @@ __all__ = [
     "Recall",
     "Retrieval",
     "TextPrompt",
+    "encode_prompts",
     "examples",
-    "own_prompts",
     "read_prompts",
     "read_texts",
 ]

@@ -25,17 +25,17 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, proce
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from diffscope.errors import PromptError
-from diffscope.tasks.retrieval import Prompt
+from diffscope.tasks.lookups import GIVEN_AWAY, TEXT
+from diffscope.tasks.prompt import Prompt
 from diffscope.tasks.text import standard_library_text
 from diffscope.tasks.tokenizer import BOS
 
 CHARACTERS = 63  # with <bos> a vocabulary of 64
 TRIGGERS = 3
-TEXT, GIVEN_AWAY = 0, 1  # kinds of token, as Retrieval.training_rows has them
 
 
 class CopyScores(NamedTuple):
-    """How well a model does the task, in nats a token.
+    """The scores of a model on the task, in nats a token.
 
     Attributes
     ----------
@@ -102,7 +102,7 @@ class Backcopy:
         self.transitions = np.divide(table, totals, out=np.zeros(table.shape), where=totals > 0)
 
     def speaks(self, tokenizer: PreTrainedTokenizerBase | None) -> bool:
-        """Whether a tokenizer has this task's tokens, so that its model can be given the task."""
+        """Return whether a tokenizer has this task's tokens, so that its model can be given the task."""
         return tokenizer is not None and tokenizer.get_vocab() == self.tokenizer.get_vocab()
 
     def training_rows(self, rows: int, length: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -154,7 +154,7 @@ class Backcopy:
                 return Prompt(ids.tolist(), [int(ids[-2])], self.spans(ids), (length - 2) / length)
 
     def spans(self, ids: np.ndarray) -> dict[str, list[int]]:
-        """Spans of a sequence of this task, as :meth:`prompt` has them; ``query`` and ``answer`` if it ends with a trigger."""
+        """Return the spans of a sequence, as :meth:`prompt` has them; ``query`` and ``answer`` if it ends with a trigger."""
         ids = np.asarray(ids)
         is_trigger = np.isin(ids, self.trigger_ids)
         triggers = np.flatnonzero(is_trigger)
@@ -172,12 +172,12 @@ class Backcopy:
         }
 
     def entropies(self) -> np.ndarray:
-        """Entropy of the next token after each token in nats, (token,): the Bayes-optimal loss there, 0 after a trigger."""
+        """Return the entropy of the next token after each token in nats, (token,): the Bayes-optimal loss, 0 after a trigger."""
         p = self.transitions
         return -(p * np.log(np.where(p > 0, p, 1))).sum(1)
 
     def bayes_loss(self) -> dict[str, float]:
-        """The least loss that any model can reach in long sequences, in nats a token.
+        """Return the least loss that any model can reach in long sequences, in nats a token.
 
         Returns
         -------
@@ -201,7 +201,7 @@ class Backcopy:
 
     @torch.no_grad()
     def score(self, model: torch.nn.Module, rows: int, length: int, rng: np.random.Generator, tokens: int = 8192) -> CopyScores:
-        """Score a model on sequences that `rng` draws; give one that no training used.
+        """Score a model on sequences that `rng` draws, which should be one that no training used.
 
         Parameters
         ----------
@@ -232,7 +232,7 @@ class Backcopy:
 
 @cache
 def _bigrams() -> tuple[str, np.ndarray]:
-    """The commonest characters of the training text, most common first, and counts (token, token) of neighbours.
+    """Count the commonest characters of the training text, most common first, and pairs of neighbours (token, token).
 
     Row 0, of <bos>, counts the characters themselves.
     """
@@ -255,7 +255,7 @@ def _bigrams() -> tuple[str, np.ndarray]:
 
 
 def _tokenizer(characters: str) -> PreTrainedTokenizerFast:
-    """A tokenizer of one token a character, <bos> before every text."""
+    """Make a tokenizer of one token a character, with <bos> before every text."""
     tokenizer = Tokenizer(models.WordLevel({token: at for at, token in enumerate([BOS, *characters])}))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()

@@ -1,10 +1,9 @@
-"""A prompt with its answer and its filler exchanged, token for token, so that lengths and positions stay."""
+"""Exchange the answer or the filler of a prompt token for token, so that lengths and positions stay."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,12 @@ from transformers import PreTrainedTokenizerBase
 
 from diffscope.errors import PromptError, SpanError
 from diffscope.prompts import Encoded
-from diffscope.tasks.pieces import after_word
+from diffscope.tasks.lookups import draw_cities, draw_numbers
+from diffscope.tasks.prompt import Prompt
+from diffscope.tasks.retrieval import Retrieval
+from diffscope.tasks.template import encode_continuation
 from diffscope.tasks.text import Filler, standard_library_text
+from diffscope.tasks.tokenizer import CITIES
 
 DIGITS = re.compile(r"([Ġ▁ ]*)([0-9]+)")
 SENTENCE_ENDS = (".", "!", "?", ":", "\n")
@@ -23,10 +26,10 @@ MOST = 32  # tokens of a sentence that are looked through
 def filler_of(
     prompt: Encoded, signal: str, queries: Sequence[int], needles: bool, keep: Sequence[str], special: Collection[int] = ()
 ) -> list[int]:
-    """The positions of a prompt that are filler.
+    """Return the positions of a prompt that are filler.
 
-    That is what is neither the signal, nor the question, nor the sink, nor a query, nor a special token. The words that lead to
-    the answer stay as well: as many tokens before it as the end of the prompt repeats, or else those of its sentence.
+    Filler is what is neither the signal, nor the question, nor the sink, nor a query, nor a special token. The words that lead to
+    the answer are no filler either: as many tokens before it as the end of the prompt repeats, or else those of its sentence.
 
     Parameters
     ----------
@@ -60,7 +63,7 @@ def filler_of(
 
 
 def _leading(prompt: Encoded, signal: str) -> set[int]:
-    """What leads to the answer, and where the end of the prompt repeats it."""
+    """Return the positions of the words that lead to the answer, and of their repetition at the end of the prompt."""
     first = prompt.spans[signal][0]
     end = max(prompt.spans.get("query", (len(prompt.ids) - 1,))) + 1
     ids = prompt.ids
@@ -83,19 +86,19 @@ def other_answers(
     tokenizer: PreTrainedTokenizerBase | None,
     given: Sequence[Any] | None = None,
 ) -> list[list[int]]:
-    """The answer and others in its place, of as many tokens each.
+    """Return the answer and others in its place, of as many tokens each.
 
     Parameters
     ----------
     prompt : Encoded
     signal : str
     count : int
-        How many there are to be, the answer itself included.
+        How many, the answer itself included.
     rng : numpy.random.Generator
     tokenizer : PreTrainedTokenizerBase, optional
     given : sequence of str, or of token ids, optional
-        Other answers, of which as many are taken as there are up to `count`. By default numbers: every token of digits is
-        exchanged for any other token of as many digits.
+        Other answers, of which up to `count` − 1 are drawn. By default numbers: every token of digits is exchanged for any other
+        token of as many digits.
 
     Returns
     -------
@@ -118,7 +121,7 @@ def other_answers(
 
 
 def _chosen(own: list[int], given: Sequence[tuple[Any, list[int]]], count: int, rng: np.random.Generator) -> list[list[int]]:
-    """Some of the answers that were given, each once."""
+    """Draw some of the answers that were given, each once."""
     for text, ids in given:
         if len(ids) != len(own):
             raise PromptError(f"the answer has {len(own)} tokens and {text!r} has {len(ids)}; give answers of as many tokens")
@@ -131,11 +134,11 @@ def _in_tokens(answer: Any, tokenizer: PreTrainedTokenizerBase | None) -> list[i
         return list(answer)
     if tokenizer is None:
         raise PromptError("this model has no tokenizer; give other answers as token ids")
-    return after_word(tokenizer, [answer if answer[:1].isspace() else f" {answer}"])[0]
+    return encode_continuation(tokenizer, [answer if answer[:1].isspace() else f" {answer}"])[0]
 
 
 def _numbers(own: list[int], count: int, rng: np.random.Generator, tokenizer: PreTrainedTokenizerBase | None) -> list[list[int]]:
-    """Other numbers, token by token of as many digits."""
+    """Draw other numbers, token by token of as many digits."""
     if tokenizer is None:
         raise PromptError("this model has no tokenizer, so other numbers are not known; give answers=[[…], […]] as token ids")
     kind_of = list(map(_kind, tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))))
@@ -152,7 +155,7 @@ def _numbers(own: list[int], count: int, rng: np.random.Generator, tokenizer: Pr
 
 
 def _kind(piece: str) -> tuple[str, int] | None:
-    """The white space before a token's digits and how many these are; None of other tokens."""
+    """Return the white space before a token's digits and how many digits it has; None for other tokens."""
     digits = DIGITS.fullmatch(str(piece))
     return None if digits is None else (digits[1], len(digits[2]))
 
@@ -165,7 +168,7 @@ def other_fillers(
     tokenizer: PreTrainedTokenizerBase | None,
     given: Sequence[Any] | None = None,
 ) -> list[list[int]]:
-    """Other tokens for the filler of a prompt, one row a draw, in the order of the positions.
+    """Draw other tokens for the filler of a prompt: one row a draw, in the order of the positions.
 
     Parameters
     ----------
@@ -194,11 +197,57 @@ def other_fillers(
     if tokenizer is None:
         raise PromptError("this model has no tokenizer; give other prompts of as many token ids: fillers=[[…], […]]")
     source = Filler.of(standard_library_text(True) if given is None else given, tokenizer)
-    lengths = [len(run) for run in runs(filler)]
-    return [[token for length in lengths for token in source.take(length, rng)[0].tolist()] for _ in range(count)]
+    return [source.fill(filler, rng) for _ in range(count)]
 
 
-def runs(positions: Sequence[int]) -> list[list[int]]:
-    """Ascending positions as stretches that follow each other."""
-    cuts = [0, *(at + 1 for at, (one, two) in enumerate(pairwise(positions)) if two > one + 1), len(positions)]
-    return [list(positions[start:stop]) for start, stop in pairwise(cuts)]
+def redrawn(task: Retrieval, prompt: Prompt, rng: np.random.Generator) -> list[int]:
+    """Draw the text and the other sentences of a retrieval prompt anew, and return its tokens.
+
+    The question, the sentence that answers it, and the places and lengths of all sentences stay.
+
+    Parameters
+    ----------
+    task : Retrieval
+        That the prompt was drawn by.
+    prompt : Prompt
+        Of one question.
+    rng : numpy.random.Generator
+
+    Raises
+    ------
+    PromptError
+        There is no other sentence of as many tokens.
+    """
+    ids = np.array(prompt.ids)
+    number = prompt.spans["answer"]
+    asked = range(number[0] - len(prompt.spans["query"]), number[-1] + 1 + len(task.encoded.suffix)) if number else ()
+    sentences = _sentences(prompt, task.encoded.suffix)
+    stay = {*prompt.spans["query"], *prompt.spans["sink"], *range(len(task.prefix)), *asked}
+    text = sorted(set(range(len(ids))) - stay - {at for sentence in sentences for at in sentence})
+    ids[text] = task.filler.fill(text, rng)
+    cities = [city for city in draw_cities(len(CITIES), rng) if city != prompt.city]
+    for sentence, stated in zip(sentences, draw_numbers(task.encoded, len(sentences), rng)):
+        fitting = (city for city in cities if len(task.encoded.sentence(city, stated)) == len(sentence))
+        city = next(fitting, None)
+        if city is None:
+            raise PromptError(
+                f"this tokenizer has no other sentence of {len(sentence)} tokens for {prompt.city!r} to stand among; draw other "
+                "prompts"
+            )
+        cities.remove(city)
+        ids[sentence] = task.encoded.sentence(city, stated)
+    return ids.tolist()
+
+
+def _sentences(prompt: Prompt, suffix: list[int]) -> list[list[int]]:
+    """Return the positions of each sentence about another city; each ends with its number and the template's suffix."""
+    needles = prompt.spans["needles"]
+    sentences = []
+    for stated in prompt.distractors:
+        end = [*stated, *suffix]
+        stop = len(end)
+        while [prompt.ids[at] for at in needles[stop - len(end) : stop]] != end:
+            stop += 1
+        sentences.append(needles[:stop])
+        needles = needles[stop:]
+    return sentences

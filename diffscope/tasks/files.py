@@ -1,4 +1,4 @@
-"""A user's own material: texts and prompts with spans, from files, folders and Hugging Face data sets."""
+"""Read texts and prompts with spans from files, folders and Hugging Face data sets."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from diffscope.errors import CorruptFile, MissingExtra, PromptError, SpanError, first_line
 from diffscope.prompts import DERIVED_SETS, Chars
+from diffscope.tasks.prompt import TextPrompt
 
 PLAIN = (".txt", ".md")
 RECORDS = (".jsonl", ".ndjson", ".json", ".parquet")
@@ -21,34 +21,14 @@ HUB_NAME = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:/(\w[\w.-]*))?")
 WITH_SPLIT = re.compile(r"(.+?):(\w[\w.+:%\[\]-]*)")  # the first colon after which all can be a split: not that of C:\
 KINDS = {dict: "an object", list: "a list", str: "text", int: "a number", float: "a number", type(None): "null"}
 
+HERE = Path(__file__).parent
+EXAMPLES = {"retrieval": HERE / "examples.json", "text": HERE / "examples_of_text.json"}
+
 Rows = Iterable[tuple[str, object]]  # where each stands ("FILE, line 3"), and what stands there
 
 
-@dataclass(frozen=True)
-class TextPrompt:
-    """A prompt as text.
-
-    Attributes
-    ----------
-    name : str
-    text : str
-    spans : dict of str to list of Chars
-        Character ranges, as ``Scope.capture`` and :func:`diffscope.prompts.encode` take them.
-    answer : str or None
-        What should come next.
-    distractors : tuple of str
-        Other answers that one might give, such as those that the text states about something else.
-    """
-
-    name: str
-    text: str
-    spans: dict[str, list[Chars]]
-    answer: str | None
-    distractors: tuple[str, ...] = ()
-
-
 def read_texts(source: str | os.PathLike, field: str | None = None) -> tuple[str, ...]:
-    """Texts in a fixed order; empty ones and nulls are left out.
+    """Read texts in a fixed order, without empty ones and nulls.
 
     Parameters
     ----------
@@ -94,7 +74,7 @@ def read_texts(source: str | os.PathLike, field: str | None = None) -> tuple[str
 
 
 def read_prompts(source: str | os.PathLike) -> tuple[TextPrompt, ...]:
-    """Prompts with spans, in the order of the file; one without a name is named after the file and the line.
+    """Read prompts with spans in the order of the file; one without a name is named after the file and the line.
 
     Parameters
     ----------
@@ -127,8 +107,26 @@ def read_prompts(source: str | os.PathLike) -> tuple[TextPrompt, ...]:
     return prompts
 
 
+def examples(kind: str = "retrieval") -> list[TextPrompt]:
+    """Return the prompts that come with diffscope, with the spans ``answer``, ``needles`` and ``query``.
+
+    Parameters
+    ----------
+    kind : {"retrieval", "text"}
+        Questions whose answers stand in the text; or plain text whose next token followed the last two tokens earlier, too.
+
+    Raises
+    ------
+    PromptError
+        There is no such kind.
+    """
+    if kind not in EXAMPLES:
+        raise PromptError(f"there are no examples of {kind!r}; there are {', '.join(EXAMPLES)}")
+    return list(read_prompts(EXAMPLES[kind]))
+
+
 def _located(source: str | os.PathLike) -> tuple[Path | None, str | None]:
-    """The path, None for a possible data set of the hub, and the split, None if the source names none."""
+    """Return the path, None for a possible data set of the hub; and the split, None if the source names none."""
     name = os.path.expanduser(source)
     if os.path.exists(name):  # False, where Path.exists raises, for a name too long to be one
         return Path(name), None
@@ -147,7 +145,7 @@ def _located(source: str | os.PathLike) -> tuple[Path | None, str | None]:
 
 
 def _decoded(path: Path) -> str:
-    """A file's text, without a byte order mark."""
+    """Read a file's text, without a byte order mark."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -175,7 +173,7 @@ def _paragraphs(path: Path) -> Rows:
 
 
 def _records(path: Path, columns: Callable | None = None) -> Rows:
-    """The rows of a Parquet file, the lines of JSONL, or the items of a JSON list."""
+    """Yield the rows of a Parquet file, the lines of JSONL, or the items of a JSON list."""
     suffix = path.suffix.lower()
     if suffix == ".parquet":
         yield from _parquet_rows(path, columns)
@@ -225,7 +223,7 @@ def _parquet_rows(path: Path, columns: Callable | None) -> Rows:
 
 
 def _data_set_rows(source: str, path: Path | None, split: str | None, columns: Callable) -> Rows:
-    """The rows of a data set, saved in the folder `path` or, without a path, on the hub."""
+    """Read the rows of a data set, saved in the folder `path` or, without a path, on the hub."""
     try:
         import datasets
     except ImportError as error:
@@ -273,7 +271,7 @@ def _table_rows(name: str, table) -> list[tuple[str, dict]]:
 
 
 def _columns(schema, field: str | None) -> list[str]:
-    """The columns to read: the one named, else ``text``, else all that hold text, else all."""
+    """Return the columns to read: the one named, else ``text``, else all that hold text, else all."""
     if (field or "text") in schema.names:
         return [field or "text"]
     kinds = ("string", "large_string", "dictionary<values=string", "dictionary<values=large_string")
@@ -281,7 +279,7 @@ def _columns(schema, field: str | None) -> list[str]:
 
 
 def _texts(source, rows: Rows, field: str | None) -> Iterator[str]:
-    """The text of each row in a field; a row that is itself a text counts as an object with the field ``text``."""
+    """Yield the text of each row in a field; a row that is itself a text counts as an object with the field ``text``."""
     rows = [(where, {"text": row} if isinstance(row, str) else row) for where, row in rows]
     if field is None:
         values = [(name, value) for _, row in rows if isinstance(row, dict) for name, value in row.items()]
@@ -293,7 +291,7 @@ def _texts(source, rows: Rows, field: str | None) -> Iterator[str]:
 
 
 def _field(where: str, row, field: str) -> str | None:
-    """The text that a row holds in a field, or None for null."""
+    """Return the text that a row holds in a field, or None for null."""
     if not isinstance(row, dict):
         raise PromptError(f"{where}: found {_kind(row)}, expected an object with a field {field!r}")
     if field not in row:
@@ -319,14 +317,14 @@ def _text_prompt(where: str, row) -> TextPrompt:
 
 
 def _others(where: str, texts) -> tuple[str, ...]:
-    """The distractors of a prompt."""
+    """Check the distractors of a prompt."""
     if not isinstance(texts, list) or not all(isinstance(text, str) and text.strip() for text in texts):
         raise PromptError(f"{where}: field 'distractors' holds {_kind(texts)}, expected a list of texts")
     return tuple(texts)
 
 
 def _ranges(which: str, prompt: str, name: str, span) -> list[Chars]:
-    """The characters of a span, which is a text or a list of ranges."""
+    """Return the character ranges of a span, which is given as a text or a list of ranges."""
     if name in DERIVED_SETS:
         raise SpanError(f"{which} follows from the other spans and cannot be given; choose another name")
     if isinstance(span, str) and span.strip():
@@ -347,7 +345,7 @@ def _ranges(which: str, prompt: str, name: str, span) -> list[Chars]:
 
 
 def _kind(value) -> str:
-    """The kind of a value, and how it begins, for messages."""
+    """Describe the kind of a value, and how it begins, for messages."""
     return f"{KINDS.get(type(value), type(value).__name__)} ({ascii(value)[:40]})"
 
 

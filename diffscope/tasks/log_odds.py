@@ -1,4 +1,7 @@
-"""Log-odds of the right number against the others in the text: neither floor nor ceiling, whatever tokens numbers are made of."""
+"""Log-odds of the right number against the others of the text.
+
+Unlike the share of exact answers they have neither floor nor ceiling, and they do not depend on how a tokenizer splits numbers.
+"""
 
 from __future__ import annotations
 
@@ -10,29 +13,29 @@ import torch
 from scipy.special import logsumexp
 
 from diffscope.errors import PromptError
-from diffscope.tasks.retrieval import Prompt
+from diffscope.tasks.prompt import Prompt
 
 Logits = Callable[[torch.Tensor, int], torch.Tensor]
 Context = tuple[int, tuple[int, ...]]  # which prompt, and the tokens that follow it
 
 
 @torch.no_grad()
-def log_odds(logits: Logits, prompts: Sequence[Prompt], device, tokens: int | None = None) -> np.ndarray:
-    """Log-odds of the right number against the numbers of all distractors together, in nats, (prompt,).
+def log_odds(logits: Logits, prompts: Sequence[Prompt], tokens: int | None = None) -> np.ndarray:
+    """Return the log-odds of the right number against the numbers of all distractors together, in nats, (prompt,).
 
-    Of each number as many tokens count as tell it from all others: log p of these, given those before them, is its score, and
-    the log-odds are the right number's score minus the log of the sum of the others' exp(score). Where all first tokens differ
-    this is the logit of the answer's first token minus logsumexp of the distractors' first tokens. 0: the right number is as
-    likely as all others together; −log n, n of them: as likely as each. Of several questions it is that of the first.
+    The score of a number is log p of its shortest prefix that no other number shares. The log-odds are the right number's score
+    minus the logsumexp of the distractors' scores. If all first tokens differ, this is the logit of the answer's first token
+    minus the logsumexp of the distractors' first tokens. 0 means that the right number is as likely as all n others together,
+    −log n that it is as likely as each of them. If a prompt asks several questions, the first one counts.
 
     Parameters
     ----------
-    logits, device
-        ``logits(ids, width)`` of ids (prompt, token) gives the logits (prompt, width, vocabulary) of the last `width` tokens; the
-        ids are on `device`.
+    logits : callable
+        ``logits(ids, width)`` gives, for ids (prompt, token) on the CPU, the logits (prompt, width, vocabulary) of the last
+        `width` tokens.
     prompts : sequence of Prompt
-        NaN for those without an answer or without ``distractors``.
-    tokens : int
+        Those without an answer or without ``distractors`` have NaN.
+    tokens : int, optional
         The most that run together; by default any number.
 
     Raises
@@ -41,13 +44,13 @@ def log_odds(logits: Logits, prompts: Sequence[Prompt], device, tokens: int | No
         A distractor is the answer.
     """
     branches = [_branches(prompt) for prompt in prompts]
-    # What has to be run: a prompt, and as much of a number as others begin with too; then the log p of the tokens after it.
+    # The contexts to run: a prompt and a prefix that several numbers share. Their next tokens need a log p.
     following: dict[Context, set[int]] = {}
     for index, candidates in enumerate(branches):
         for candidate in candidates:
             for end, token in enumerate(candidate):
                 following.setdefault((index, candidate[:end]), set()).add(token)
-    known = _log_p(logits, prompts, following, device, tokens)
+    known = _log_p(logits, prompts, following, tokens)
     values = np.full(len(prompts), np.nan)
     for index, candidates in enumerate(branches):
         if candidates:
@@ -57,15 +60,15 @@ def log_odds(logits: Logits, prompts: Sequence[Prompt], device, tokens: int | No
 
 
 def against_numbers(prompt: Prompt, answer: Sequence[int]) -> Prompt:
-    """The prompt with another answer, such as "unknown", which has all numbers of the text as its distractors."""
+    """Return the prompt with another answer, such as "unknown", and all numbers of the text as its distractors."""
     stated = [prompt.answer] if prompt.spans["answer"] else []
     return replace(prompt, answer=list(answer), distractors=[*stated, *prompt.distractors], judged=[])
 
 
 def _log_p(
-    logits: Logits, prompts: Sequence[Prompt], following: Mapping[Context, set[int]], device, tokens: int | None
+    logits: Logits, prompts: Sequence[Prompt], following: Mapping[Context, set[int]], tokens: int | None
 ) -> dict[Context, float]:
-    """log p of each token that follows a prompt and what is begun after it."""
+    """Return log p of each token in `following`, given a prompt and the tokens before it."""
     known: dict[Context, float] = {}
     lengths: dict[int, list[Context]] = {}
     for index, begun in following:
@@ -74,7 +77,7 @@ def _log_p(
         size = len(contexts) if tokens is None else max(1, tokens // length)
         for first in range(0, len(contexts), size):
             batch = contexts[first : first + size]
-            ids = torch.tensor([[*prompts[index].ids, *begun] for index, begun in batch], device=device)
+            ids = torch.tensor([[*prompts[index].ids, *begun] for index, begun in batch])
             log_p = logits(ids, 1)[:, -1].double().log_softmax(-1)  # (context, vocabulary)
             for row, (index, begun) in zip(log_p, batch):
                 for token in following[index, begun]:
@@ -83,7 +86,7 @@ def _log_p(
 
 
 def _branches(prompt: Prompt) -> list[tuple[int, ...]]:
-    """Of the right number and of each distractor's the first tokens, as many as no other begins with; none without either."""
+    """Return the shortest distinct prefix of the right number, then of each distractor; none if either is missing."""
     right = tuple(prompt.answer[at] for at in prompt.numbers[0])
     if not right or not prompt.distractors:
         return []
@@ -95,20 +98,20 @@ def _branches(prompt: Prompt) -> list[tuple[int, ...]]:
 
 
 def _branch(candidate: tuple[int, ...], candidates: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """As many of its tokens as no other begins with, or all."""
+    """Return the shortest prefix that no other candidate shares, or all of it."""
     for end in range(1, len(candidate)):
         if sum(other[:end] == candidate[:end] for other in candidates) == 1:
             return candidate[:end]
     return candidate
 
 
-def told_by_first(prompt: Prompt) -> bool:
-    """Whether its first token tells each number of a prompt from all others."""
+def first_tokens_distinct(prompt: Prompt) -> bool:
+    """Return whether the first token of each number of a prompt differs from those of all others."""
     return all(len(branch) == 1 for branch in _branches(prompt))
 
 
 def first_token_odds(scores: torch.Tensor, prompt: Prompt) -> float:
-    """What :func:`log_odds` comes to where first tokens tell; `scores` are the logits (vocabulary,) of that token."""
+    """Return the log-odds of a prompt whose numbers have distinct first tokens, from the logits (vocabulary,) of that token."""
     branches = _branches(prompt)
     if not branches:
         return np.nan

@@ -10,7 +10,9 @@ from numpy.lib.stride_tricks import sliding_window_view
 from transformers import PreTrainedTokenizerBase
 
 from diffscope.errors import PromptError
-from diffscope.tasks.retrieval import Mention, Prompt, Retrieval, mentioned
+from diffscope.tasks.lookups import Mention, blank_rows, draw_mentions, insert_mentions
+from diffscope.tasks.prompt import Prompt
+from diffscope.tasks.retrieval import Retrieval
 from diffscope.tasks.text import MANY, Filler
 
 PLANTED = " {city} {number}."  # the city alone is the question
@@ -91,10 +93,8 @@ class PlantedLookups:
         PromptError
             No text that is drawn has room for the sentences and is without their cities and numbers.
         """
-        first = len(self.retrieval.opening)
-        ids = np.zeros((rows, length), dtype=np.int64)
-        ids[:, :first] = self.retrieval.opening
-        kind = np.zeros((rows, length), dtype=np.int8)
+        first = len(self.retrieval.prefix)
+        ids, kind = blank_rows(self.retrieval.prefix, rows, length)
         for row in range(rows):
             if rng.random() < self.share:
                 ids[row, first:], kind[row, first:] = self._planted(length - first, rng)
@@ -103,18 +103,18 @@ class PlantedLookups:
         return ids, kind
 
     def _planted(self, length: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """The tokens and kinds of a window whose sentences stand in its first half, and one of them again in its second."""
+        """Draw the tokens and kinds of a window with its sentences in the first half, and one of them again in the second."""
         fewest, most = self.distractors
         cities = 1 + int(rng.integers(fewest, most + 1))
-        sentences = self.retrieval.mentions(cities, cities + 1, rng)
+        sentences = draw_mentions(self.retrieval.encoded, cities, cities + 1, rng)
         text, early, late = self._room(sentences, length - sum(len(tokens) for tokens, _ in sentences), rng)
         places = [*np.sort(rng.choice(early, cities, replace=False)), rng.choice(late)]
-        return mentioned(text, sentences, np.array(places))
+        return insert_mentions(text, sentences, places)
 
     def _room(self, sentences: Sequence[Mention], length: int, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
-        """Text without a city or a number of these sentences, and in its halves the places where they may stand.
+        """Draw text without the cities and numbers of these sentences that has room for them at word borders.
 
-        Of one sentence that is in the second half, and of all others in the first.
+        Returns the text and its word borders in the first half, where all sentences but the last stand, and in the second.
         """
         parts = []
         for tokens, kinds in sentences:
@@ -133,5 +133,5 @@ class PlantedLookups:
 
 
 def _holds(text: np.ndarray, part: Sequence[int]) -> bool:
-    """Whether text (token,) has these tokens one after the other."""
+    """Return whether text (token,) holds these tokens in a row."""
     return len(text) >= len(part) and bool((sliding_window_view(text, len(part)) == part).all(1).any())

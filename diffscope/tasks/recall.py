@@ -13,15 +13,15 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from diffscope.errors import PromptError
-from diffscope.tasks.pieces import opening
-from diffscope.tasks.retrieval import Prompt
+from diffscope.tasks.prompt import Prompt
+from diffscope.tasks.template import prefix_tokens
 from diffscope.tasks.text import Filler, standard_library_text
 
 TRIES = 1000  # texts drawn to find one with a hit at its end
 
 
 def earlier(ids: Sequence[int], n: int) -> np.ndarray:
-    """Where each token's n-gram was completed earlier in the same text.
+    """Return where each token's n-gram was completed earlier in the same text.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ def earlier(ids: Sequence[int], n: int) -> np.ndarray:
 
 @dataclass
 class Recall:
-    """Prompts of real text, whole or cut before a hit.
+    """Draw prompts of real text, whole or cut before a hit.
 
     Parameters
     ----------
@@ -68,15 +68,15 @@ class Recall:
 
     def __post_init__(self):
         self.filler = Filler.of(standard_library_text(self.held_out) if self.texts is None else self.texts, self.tokenizer)
-        self._first = opening(self.tokenizer)
+        self._first = prefix_tokens(self.tokenizer)
 
     def text(self, length: int, rng: np.random.Generator) -> Prompt:
-        """Plain text of `length` tokens, <bos> included if there is one, with no span but ``sink`` and without an answer."""
+        """Draw plain text of `length` tokens, with the tokenizer's prefix, no span but ``sink`` and no answer."""
         text, _ = self.filler.take(length - len(self._first), rng)
         return Prompt([*self._first, *text.tolist()], [], {"sink": [0], "answer": [], "needles": [], "query": []})
 
     def rows(self, count: int, length: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Plain texts and their hits.
+        """Draw plain texts, and find their hits.
 
         Returns
         -------
@@ -87,7 +87,7 @@ class Recall:
         return ids, np.array([earlier(row.tolist(), self.n) >= 0 for row in ids])
 
     def windows(self, length: int, most: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Windows of the whole text one after the other, or `most` of them evenly spaced, and their hits.
+        """Cut the whole text into windows, or `most` of them evenly spaced, and find their hits.
 
         Returns
         -------
@@ -102,7 +102,7 @@ class Recall:
         return ids, np.array([earlier(row.tolist(), self.n) >= 0 for row in ids])
 
     def prompt(self, length: int, rng: np.random.Generator) -> Prompt:
-        """Text of exactly `length` tokens whose next token is a hit.
+        """Draw text of exactly `length` tokens whose next token is a hit.
 
         ``query`` is the last n − 1 tokens, which occurred before; ``answer`` the token that followed them the last time;
         ``needles`` are the different tokens that followed them at other times.

@@ -1,20 +1,90 @@
-"""The sentence of retrieval prompts, in the tokens of any tokenizer."""
+"""The sentence of retrieval prompts, and fragments of text, in the tokens of any tokenizer.
+
+Fragments are tokenised such that their tokens, one after the other, equal those of the whole text.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
+from itertools import takewhile
 
 from transformers import PreTrainedTokenizerBase
 
-from diffscope.errors import PromptError
-from diffscope.tasks.pieces import OWN, after_word, around
+from diffscope.errors import PromptError, first_line
 from diffscope.tasks.tokenizer import CITIES
 
-SOME = [f"{n:02d}{n * 37 % 100:02d}" for n in range(100)]  # numbers by which a tokenizer's way with numbers is seen
+WORD = "a"  # stands before a fragment while it is encoded, since something stands before it in every prompt
+USE_OWN = "give prompts of your own (--prompts FILE)"
+SAMPLE = [f"{n:02d}{n * 37 % 100:02d}" for n in range(100)]  # numbers that show how a tokenizer splits numbers
+
+
+def prefix_tokens(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the tokens that a tokenizer puts before every text, such as <bos>; many put none."""
+    encoded = tokenizer(WORD, return_special_tokens_mask=True)
+    special = takewhile(lambda pair: pair[1], zip(encoded["input_ids"], encoded["special_tokens_mask"]))
+    return [token for token, _ in special]
+
+
+def suffix_count(tokenizer: PreTrainedTokenizerBase) -> int:
+    """Return how many tokens a tokenizer puts after every text, such as <eos>, which no answer could follow."""
+    mask = tokenizer(WORD, return_special_tokens_mask=True)["special_tokens_mask"]
+    return len(list(takewhile(bool, reversed(mask))))
+
+
+def encode_continuation(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
+    """Return the tokens of each text as it continues a word.
+
+    Raises
+    ------
+    PromptError
+        A text shares a token with that word, or cannot be split.
+    """
+    try:
+        before = tokenizer(WORD, add_special_tokens=False)["input_ids"]
+        encoded = tokenizer([WORD + text for text in texts], add_special_tokens=False, verbose=False)["input_ids"]
+    except Exception as error:  # the tokenizers library raises that itself if a character is no token
+        raise PromptError(f"this tokenizer cannot split the text of prompts ({first_line(error)}); {USE_OWN}") from None
+    for text, ids in zip(texts, encoded):
+        if ids[: len(before)] != before:
+            raise PromptError(
+                f"this tokenizer joins {text[:40]!r} to the word before it, so prompts cannot be put together from sentences; "
+                f"begin the template with a space, or {USE_OWN}"
+            )
+    return [ids[len(before) :] for ids in encoded]
+
+
+def encode_inside(
+    tokenizer: PreTrainedTokenizerBase, before: str, inner: str, after: str
+) -> tuple[list[int], list[int], list[int]]:
+    """Return the tokens of three texts that continue a word together: before the inner text, of it, and after it.
+
+    White space before the inner text may be part of its first token. A token of white space alone is before it.
+
+    Raises
+    ------
+    PromptError
+        The inner text shares a token with another, or the tokenizer does not give the offsets of its tokens.
+    """
+    if not tokenizer.is_fast:
+        raise PromptError(f"this tokenizer does not say where its tokens stand in a text; {USE_OWN}")
+    start = len(WORD) + len(before)
+    stop = start + len(inner)
+    (ids,) = encode_continuation(tokenizer, [before + inner + after])
+    encoded = tokenizer(WORD + before + inner + after, add_special_tokens=False, return_offsets_mapping=True)
+    offsets = encoded["offset_mapping"][-len(ids) :]
+    inside = [at for at, (first, last) in enumerate(offsets) if first < stop and last > start]
+    shared = not inside or offsets[inside[-1]][1] > stop or (WORD + before)[offsets[inside[0]][0] : start].strip()
+    if shared:
+        raise PromptError(
+            f"this tokenizer has no tokens of {inner!r} alone in {before + inner + after!r}; put white space around it in the "
+            f"template, or {USE_OWN}"
+        )
+    return ids[: inside[0]], ids[inside[0] : inside[-1] + 1], ids[inside[-1] + 1 :]
 
 
 def check_template(template: str) -> None:
-    """Raise PromptError where a template does not hold ``{city}`` once and then, after a space, ``{number}`` once."""
+    """Raise PromptError unless a template holds ``{city}`` once and then, after a space, ``{number}`` once."""
     city = "{city}"
     number = " {number}"
     rest = template.replace(city, "", 1).replace(number, "", 1)
@@ -25,71 +95,71 @@ def check_template(template: str) -> None:
         )
 
 
-class Wording:
-    """A needle sentence piece by piece: question, number, and what comes after it.
+class Template:
+    """A needle sentence in tokens: the question, the number, and what comes after it.
 
     Parameters
     ----------
     tokenizer
         Any that marks where words begin; cities and numbers may be of several tokens.
-    template : str
+    text : str
         The sentence, with ``{city}`` and after it ``{number}``.
 
     Attributes
     ----------
-    tail : list of int
+    suffix : list of int
         Tokens of what comes after the number.
 
     Raises
     ------
     PromptError
-        The template is no such sentence, or the tokenizer joins it to what stands around it.
+        The text is no such sentence, or the tokenizer joins it to what stands around it.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str):
-        check_template(template)
-        self.template = template
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, text: str):
+        check_template(text)
+        self.text = text
         self._tokenizer = tokenizer
-        self._head, self._end = template.split(" {number}")
-        self.asked = cache(self._asked)
-        self.number = cache(self._number)
-        parts = [around(tokenizer, " ", number, self._end) for number in SOME]
-        self.tail = parts[0][2]
-        leads = {tuple(lead) for lead, _, _ in parts}
-        # A space that is a token of its own before every number says nothing of which: it belongs to the question.
-        self._lead = list(leads.pop()) if len(leads) == 1 else []
+        self._head, self._end = text.split(" {number}")
+        self.head = cache(self._head_tokens)
+        self.number = cache(self._number_tokens)
+        parts = [encode_inside(tokenizer, " ", number, self._end) for number in SAMPLE]
+        self.suffix = parts[0][2]
+        spaces = {tuple(space) for space, _, _ in parts}
+        # A token of white space that stands before every number does not depend on the number: it belongs to the question.
+        self._space = list(spaces.pop()) if len(spaces) == 1 else []
         self._check()
 
     def _check(self) -> None:
         """Raise PromptError unless sentences have the same tokens alone as between words."""
-        texts = [f"{self._head.format(city=city)} {number}{self._end} a" for city, number in zip(CITIES, SOME)]
+        texts = [f"{self._head.format(city=city)} {number}{self._end} a" for city, number in zip(CITIES, SAMPLE)]
         after = self.encode(" a")
-        for city, number, whole in zip(CITIES, SOME, after_word(self._tokenizer, texts)):
-            if not self.template[0].isspace() or [*self.sentence(city, self.number(number)), *after] != whole:
+        for city, number, whole in zip(CITIES, SAMPLE, encode_continuation(self._tokenizer, texts)):
+            if not self.text[0].isspace() or [*self.sentence(city, self.number(number)), *after] != whole:
                 raise PromptError(
-                    f"this tokenizer has other tokens for the template {self.template!r} alone than between words; begin it with "
-                    f"a space and end it with a point, or {OWN}"
+                    f"this tokenizer has other tokens for the template {self.text!r} alone than between words; begin it with "
+                    f"a space and end it with a point, or {USE_OWN}"
                 )
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text that stands after a word."""
-        return after_word(self._tokenizer, [text])[0]
+        """Return the tokens of a text that continues a word."""
+        return encode_continuation(self._tokenizer, [text])[0]
 
-    def _asked(self, city: str) -> tuple[int, ...]:
-        """The tokens of what stands before the number, without any of it."""
+    def _head_tokens(self, city: str) -> tuple[int, ...]:
+        """Return the tokens before the number and before any white space that belongs to it."""
         return tuple(self.encode(self._head.format(city=city)))
 
     def question(self, city: str) -> tuple[int, ...]:
-        """The tokens after which the first that tells numbers apart comes."""
-        return (*self.asked(city), *self._lead)
+        """Return the tokens before the number; the next token is the first that tells numbers apart."""
+        return (*self.head(city), *self._space)
 
-    def _number(self, number: str) -> list[int]:
-        """The tokens of a number, as it stands after a question."""
-        lead, digits, _ = around(self._tokenizer, " ", number, self._end)
-        if self._lead and lead != self._lead:
-            raise PromptError(f"this tokenizer begins the number {number} otherwise than others; {OWN}")
-        return digits if self._lead else [*lead, *digits]
+    def _number_tokens(self, number: str) -> list[int]:
+        """Return the tokens of a number that follows a question."""
+        space, digits, _ = encode_inside(self._tokenizer, " ", number, self._end)
+        if self._space and space != self._space:
+            raise PromptError(f"this tokenizer begins the number {number} otherwise than others; {USE_OWN}")
+        return digits if self._space else [*space, *digits]
 
     def sentence(self, city: str, number: list[int]) -> list[int]:
-        """The tokens of a whole sentence."""
-        return [*self.question(city), *number, *self.tail]
+        """Return the tokens of a whole sentence, from those of its number."""
+        return [*self.question(city), *number, *self.suffix]

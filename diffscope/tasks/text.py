@@ -10,24 +10,26 @@ import gzip
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from itertools import chain, pairwise
 from pathlib import Path
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from diffscope.errors import PromptError
-from diffscope.tasks.pieces import OWN, after_word
+from diffscope.tasks.template import USE_OWN, encode_continuation
 
 FILE = Path(__file__).with_name("standard_library.json.gz")
-MANY = 1000  # texts that are encoded together; and failed draws after which it is checked whether any draw can succeed
+MANY = 1000  # failed draws before it is checked whether any draw can succeed
+AT_ONCE = 4096  # texts that are encoded together: a tokenizer holds much more of each token than its number
 
 
 @cache
 def standard_library_text(held_out: bool) -> tuple[str, ...]:
-    """Documentation strings of Python's standard library, in a fixed order.
+    """Return documentation strings of Python's standard library, in a fixed order.
 
     Parameters
     ----------
@@ -45,7 +47,7 @@ def standard_library_text(held_out: bool) -> tuple[str, ...]:
 
 @lru_cache(maxsize=2)  # every run of a cohort is named by that of all training texts
 def fingerprint(texts: tuple[str, ...]) -> str:
-    """SHA-256 of texts, by which a model card names the exact text of a training."""
+    """Return the SHA-256 of texts, by which a model card names the exact text of a training."""
     digest = hashlib.sha256()
     for text in texts:
         digest.update(text.encode() + b"\0")
@@ -61,13 +63,13 @@ class Filler:
 
     @classmethod
     def of(cls, texts: Iterable[str] | Filler, tokenizer: PreTrainedTokenizerBase) -> Filler:
-        """The filler of texts, of which one that exists already is taken as it is."""
+        """Encode texts as one stream; a filler is returned as it is."""
         if isinstance(texts, Filler):
             return texts
         return _filler(tuple(texts), tokenizer, len(tokenizer))
 
     def take(self, length: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """`length` consecutive tokens that begin and end at a word border, and where in them a word begins."""
+        """Draw `length` consecutive tokens that begin and end at a word border; also return which of them begin a word."""
         if length < 0:
             raise PromptError(f"the needles alone are {-length} tokens too long for the prompt; use fewer, or a longer prompt")
         if length > len(self.ids) // 2:
@@ -80,21 +82,43 @@ class Filler:
             if tries == MANY and not (self.cuts[: len(self.cuts) - length] & self.cuts[length:]).any():
                 raise PromptError(f"nowhere in the text {length} tokens begin and end between words; give a longer text")
 
+    def fill(self, positions: Sequence[int], rng: np.random.Generator) -> list[int]:
+        """Draw a token for each of ascending positions; each stretch of neighbouring ones gets one piece of text."""
+        cuts = [0, *(at + 1 for at, (one, two) in enumerate(pairwise(positions)) if two > one + 1), len(positions)]
+        return [token for start, stop in pairwise(cuts) for token in self.take(stop - start, rng)[0].tolist()]
+
 
 @lru_cache(maxsize=4)  # a training and its scores ask for the same text again and again
 def _filler(texts: tuple[str, ...], tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> Filler:
-    """The filler of texts; `vocabulary` tells a tokenizer from what it was before tokens were added to it."""
-    parts = []
-    for first in range(0, len(texts), MANY):  # a tokenizer holds much more of each token than its number
-        encoded = after_word(tokenizer, [" " + text for text in texts[first : first + MANY]])
-        parts.append(np.array([token for text in encoded for token in text], dtype=np.int64))
-    ids = np.concatenate([np.empty(0, dtype=np.int64), *parts])
+    """Encode texts; `vocabulary` distinguishes a tokenizer from itself before tokens were added to it."""
+    ids = np.fromiter(chain.from_iterable(encode_texts(tokenizer, texts)), dtype=np.int64)
     cuts = word_begins(tokenizer)[ids]
     if not cuts.any():
-        raise PromptError(f"nowhere in this text a token begins a word, so it cannot be cut; use another text, or {OWN}")
+        raise PromptError(f"nowhere in this text a token begins a word, so it cannot be cut; use another text, or {USE_OWN}")
     for array in (ids, cuts):
         array.setflags(write=False)
     return Filler(ids, cuts)
+
+
+def encode_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> Iterator[list[int]]:
+    """Yield the tokens of each of texts that follow one another, each after a space."""
+    for first in range(0, len(texts), AT_ONCE):
+        yield from encode_continuation(tokenizer, [" " + text for text in texts[first : first + AT_ONCE]])
+
+
+def insert(text: np.ndarray, sentences: Sequence[Sequence[int]], places: Sequence[int]) -> tuple[np.ndarray, list[int]]:
+    """Insert sentences into text (token,) at places, in ascending order.
+
+    Returns
+    -------
+    ids : ndarray (token,)
+    starts : list of int
+        The position in `ids` at which each sentence begins.
+    """
+    parts = [part for start, stop, tokens in zip([0, *places], places, sentences) for part in (text[start:stop], tokens)]
+    inserted = np.cumsum([0, *map(len, sentences)])
+    ids = np.concatenate([*parts, text[places[-1] :] if len(places) else text]).astype(text.dtype)
+    return ids, [int(place + before) for place, before in zip(places, inserted)]
 
 
 def word_begins(tokenizer: PreTrainedTokenizerBase) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""A folder of running text to train on: what is trained on, what is held out, perhaps another domain, perhaps a tokenizer.
+"""Read a folder of running text: a split to train on, a held-out one, and perhaps another domain and a tokenizer.
 
 The text of each split is in ``SPLIT.jsonl``, an object with a ``text`` a line, or in the .txt and .md files of a folder
 ``SPLIT``. A ``corpus.json`` beside them says what each file has to be. Tokens are kept in ``tokens/``, by what they were made of.
@@ -12,6 +12,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +22,7 @@ from diffscope.digests import check_sums, write_sums
 from diffscope.errors import CorruptFile, DiffscopeError, PromptError, first_line
 from diffscope.files import remove, replacing
 from diffscope.tasks.files import PLAIN, read_texts
-from diffscope.tasks.pieces import after_word
-from diffscope.tasks.text import Filler, word_begins
+from diffscope.tasks.text import Filler, encode_texts, word_begins
 from diffscope.tasks.tokenizer import UNKNOWN, train_tokenizer
 
 TRAIN, HELD_OUT, OTHER_DOMAIN = "train", "held_out", "other_domain"
@@ -31,7 +31,6 @@ RECORD = "corpus.json"
 TOKENIZER = "tokenizer"
 TOKENS = "tokens"
 VOCABULARY = 4096  # of a tokenizer that is trained, before cities and numbers
-AT_ONCE = 4096  # texts that are encoded at a time
 ANEW = "build or copy the folder anew"
 
 
@@ -92,7 +91,7 @@ class TextFolder:
         return hashlib.sha256("".join(f"{sha256(file)}  {name}\n" for name, file in sorted(files)).encode()).hexdigest()
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """Return the folder's tokenizer; if it has none, one is trained on the text to train on and saved there.
+        """Return the folder's tokenizer; if there is none, train one on the split ``train`` and save it there.
 
         Raises
         ------
@@ -144,7 +143,7 @@ class TextFolder:
         return _mapped(place)
 
     def _encode(self, split: str, tokenizer: PreTrainedTokenizerBase, place: Path) -> None:
-        """Write the tokens of a split; of two processes that do so at once, the first to finish does it for both."""
+        """Write the tokens of a split; if two processes do so at once, the first to finish does it for both."""
         texts = self.texts(split)
         try:
             place.parent.mkdir(exist_ok=True)
@@ -158,7 +157,7 @@ class TextFolder:
             made.mkdir()
             begins = word_begins(tokenizer)
             kind = np.uint16 if len(begins) <= 2**16 else np.uint32
-            ids = np.concatenate([np.array(block, dtype=kind) for block in _encoded(tokenizer, texts)])  # (token,)
+            ids = np.fromiter(chain.from_iterable(encode_texts(tokenizer, texts)), dtype=kind)  # (token,)
             np.save(made / "ids.npy", ids)
             np.save(made / "cuts.npy", begins[ids])
             write_sums(made, ("ids.npy", "cuts.npy"))
@@ -171,7 +170,7 @@ class TextFolder:
             remove(workspace)
 
     def _source(self, split: str) -> Path | None:
-        """The file or folder of a split."""
+        """Return the file or folder of a split, or None."""
         file, folder = self.path / f"{split}.jsonl", self.path / split
         if file.is_file():
             return file
@@ -238,19 +237,12 @@ def _text_files(folder: Path) -> Iterator[Path]:
     return (file for file in folder.rglob("*") if file.suffix.lower() in PLAIN and file.is_file())
 
 
-def _encoded(tokenizer: PreTrainedTokenizerBase, texts: tuple[str, ...]) -> Iterator[list[int]]:
-    """The tokens of texts that follow one another, each after a space, many texts at a time."""
-    for first in range(0, len(texts), AT_ONCE):
-        block = after_word(tokenizer, [" " + text for text in texts[first : first + AT_ONCE]])
-        yield [token for text in block for token in text]
-
-
 def _mapped(place: Path) -> Filler:
     return Filler(np.load(place / "ids.npy", mmap_mode="r"), np.load(place / "cuts.npy", mmap_mode="r"))
 
 
 def _learned(file: Path) -> str:
-    """The SHA-256 of what a tokenizer learned: its vocabulary, its merges and the tokens added to it."""
+    """Return the SHA-256 of what a tokenizer learned: its vocabulary, its merges and the tokens added to it."""
     try:
         saved = json.loads(file.read_text(encoding="utf-8"))
         added = [[token["id"], token["content"]] for token in saved["added_tokens"]]
@@ -262,7 +254,7 @@ def _learned(file: Path) -> str:
 
 
 def _encodes(tokenizer: PreTrainedTokenizerBase) -> str:
-    """What tells apart tokenizers that may encode a text differently."""
+    """Return a digest that differs for tokenizers that may encode a text differently."""
     if tokenizer.is_fast:
         return hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
     vocabulary = [type(tokenizer).__name__, tokenizer.name_or_path, sorted(tokenizer.get_vocab().items())]

@@ -26,7 +26,7 @@ _SPLIT = r" ?\d{1,2}| ?\p{L}+| ?[^\s\p{L}\d]+|\s+"
 
 
 def train_tokenizer(texts, vocab_size: int, words: Sequence[str] = ()) -> PreTrainedTokenizerFast:
-    """Byte-level BPE over `texts`, in which every city and every two digits are one token.
+    """Train a byte-level BPE on `texts`, in which every city and every two digits are one token.
 
     Parameters
     ----------

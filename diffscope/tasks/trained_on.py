@@ -1,4 +1,4 @@
-"""What a model was trained to look up: the sentence of its retrieval prompts, where its folder says so."""
+"""The sentence of retrieval prompts that a model was trained on, as its folder says."""
 
 from __future__ import annotations
 
@@ -15,77 +15,69 @@ from diffscope.errors import ModelNotFound
 from diffscope.models.loading import locate
 from diffscope.tasks.retrieval import TEMPLATE
 
-RUN = "run.json"  # what a training writes down of itself
+RUN = "run.json"  # the record of a training
 CHECKPOINTS = "checkpoints"
+FOREIGN = (OSError, ValueError, TypeError, LookupError, AttributeError)  # of another program's file with the same name
 
 
 def template_of(model: str | nn.Module) -> str:
-    """The sentence to ask a model in: the one that it was trained on, or the usual one; as of :func:`sentence_of`."""
-    return sentence_of(model) or TEMPLATE
+    """Return the sentence that a model was trained on, or the usual one; see :func:`training_template`."""
+    return training_template(model) or TEMPLATE
 
 
-def sentence_of(model: str | nn.Module) -> str | None:
-    """The sentence that a model was trained on last, None where nothing says so.
+def training_template(model: str | nn.Module) -> str | None:
+    """Return the sentence that a model was trained on last, or None if nothing says so.
 
     Parameters
     ----------
     model : str or torch.nn.Module
-        A bundled name or a folder, of a checkpoint too; or a model that was loaded from one.
+        A bundled name, or the folder of a model or of a checkpoint; or a model that was loaded from one.
 
     Raises
     ------
     CorruptFile
-        What a training wrote down of itself is damaged.
+        The record of a training is damaged.
     """
-    if isinstance(model, nn.Module):
-        loaded = str(getattr(model, "name_or_path", ""))
-        folder = _home(Path(loaded)) if loaded else None  # an empty name would be the folder that one stands in
-    else:
-        try:
-            folder = locate(model)[0]
-        except ModelNotFound:
-            return None
-    return None if folder is None else last_sentence(recipe_in(folder))
+    folder = _folder_of(model)
+    return None if folder is None else last_template(_recipe_in(folder))
 
 
-def _home(weights: Path) -> Path:
-    """The folder of the model that weights are of: of a checkpoint it is that of its training."""
-    return weights.parents[1] if weights.parent.name == CHECKPOINTS else weights
+def _folder_of(model: str | nn.Module) -> Path | None:
+    """Return the folder of a model, which of a checkpoint is that of its training; None if it has none here."""
+    if not isinstance(model, nn.Module):
+        with suppress(ModelNotFound):
+            return locate(model)[0]
+        return None
+    folder = Path(str(getattr(model, "name_or_path", "")))
+    if not folder.name:  # an empty name would be the working directory
+        return None
+    return folder.parents[1] if folder.parent.name == CHECKPOINTS else folder
 
 
-def last_sentence(recipe: Mapping) -> str | None:
-    """The sentence of the last stage of a recipe that has needles; None where all is plain text."""
-    with suppress(TypeError, AttributeError):  # another program's, under the same name
+def last_template(recipe: Mapping) -> str | None:
+    """Return the sentence of the last stage of a recipe that has needles; None if all is plain text."""
+    with suppress(TypeError, AttributeError):
         for stage in reversed(recipe.get("stages") or []):
             if any(stage.get("needles") or ()):
                 return str(stage.get("template", TEMPLATE))
     return None
 
 
-def recipe_in(folder: Path) -> Mapping:
-    """The recipe of a bundled model, by its card, or of a run, by its folder; empty where there is none of ours.
-
-    Raises
-    ------
-    CorruptFile
-        The file of a run is damaged.
-    """
+def _recipe_in(folder: Path) -> Mapping:
+    """Return the recipe in a model's card or in the record of its training; empty if there is none."""
     card, run = folder / CARD_FILE, folder / RUN
-    with suppress(OSError, ValueError, TypeError, LookupError, AttributeError):  # another program's, under the same name
-        if card.is_file():
-            return dict(json.loads(card.read_text(encoding="utf-8"))["recipe"])
-    if not run.is_file():
-        return {}
-    if carries_digest(run):
+    with suppress(*FOREIGN):
+        return dict(json.loads(card.read_text(encoding="utf-8"))["recipe"])
+    if run.is_file() and carries_digest(run):
         return dict(json.loads(read_proven_json(run, f"copy {folder} again")["recipe"]))
-    with suppress(OSError, ValueError, TypeError, LookupError, AttributeError):
+    with suppress(*FOREIGN):
         return dict(json.loads(json.loads(run.read_text(encoding="utf-8"))["recipe"]))
     return {}
 
 
-def asked_otherwise(template: str, models: Mapping[str, str | nn.Module]) -> list[str]:
-    """Which models, by what they are called, were trained on another sentence than they are asked in; a sentence each."""
-    known = {name: sentence_of(model) for name, model in models.items()}
+def template_mismatches(template: str, models: Mapping[str, str | nn.Module]) -> list[str]:
+    """Return a sentence for each model, by its name, that was trained on another template than it is asked in."""
+    known = {name: training_template(model) for name, model in models.items()}
     return [
         f"{name} was trained on “{sentence.strip()}” and is asked in “{template.strip()}”"
         for name, sentence in known.items()

@@ -18,10 +18,10 @@ from diffscope.edits import Edit
 from diffscope.evidence.answers import answers
 from diffscope.evidence.signs import previous_token_share
 from diffscope.hypotheses.intervals import students_t
-from diffscope.lab.scoring import draw
 from diffscope.scope import Scope
 from diffscope.tasks import Retrieval
-from diffscope.tasks.retrieval import Prompt
+from diffscope.tasks.prompt import Prompt
+from diffscope.tasks.sampling import draw
 from diffscope.tasks.trained_on import template_of
 
 MODEL = "mini-diff"

@@ -20,9 +20,7 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
-import torch
 import xarray as xr
-from torch.nn import functional as F
 
 import diffscope
 from diffscope import readings
@@ -30,10 +28,12 @@ from diffscope.errors import DiffscopeError
 from diffscope.files import plain, write_json
 from diffscope.hypotheses.intervals import students_t
 from diffscope.scope import Scope
+from diffscope.scope.answering import logits_of
 from diffscope.stats.averaging import averaged
 from diffscope.store import provenance
-from diffscope.tasks.pieces import opening
+from diffscope.tasks import scoring
 from diffscope.tasks.recall import Recall, earlier
+from diffscope.tasks.template import prefix_tokens
 
 LENGTH = 512
 TEXTS = 64  # of those that models were trained on
@@ -87,7 +87,7 @@ Values = dict[str, float]
 def windows(scope: Scope) -> tuple[np.ndarray, np.ndarray]:
     """All held-out text in windows (window, token) that each begin as texts do, and which of their tokens are given away."""
     recall = Recall(scope.tokenizer)
-    first = opening(scope.tokenizer)
+    first = prefix_tokens(scope.tokenizer)
     inside = LENGTH - len(first)
     parts = [recall.filler.ids[at : at + inside] for at in range(0, len(recall.filler.ids) - inside + 1, inside)]
     ids = np.array([[*first, *part] for part in parts])
@@ -101,12 +101,7 @@ def of_training(scope: Scope, seed: int | Sequence[int]) -> tuple[np.ndarray, np
 
 def losses(scope: Scope, ids: np.ndarray, hits: np.ndarray) -> Values:
     """Mean loss in nats on texts (text, token): of all tokens, of those that the text gives away, of the others; by position."""
-    parts = []
-    with torch.inference_mode():
-        for batch in torch.from_numpy(ids).split(8):
-            logits = scope.model(batch, use_cache=False).logits[:, :-1].float()  # (text, token - 1, vocabulary)
-            parts.append(F.cross_entropy(logits.transpose(1, 2), batch[:, 1:], reduction="none"))
-    table = torch.cat(parts).double().numpy()  # (text, token - 1)
+    table = scoring.losses(logits_of(scope.model), ids, 8 * ids.shape[1]).numpy()  # (text, token − 1)
     given = hits[:, 1:]
     values = {"loss": table.mean(), "loss, given away": table[given].mean(), "loss, others": table[~given].mean()}
     half = table.shape[1] // 2

@@ -24,7 +24,7 @@ import numpy as np
 
 from diffscope.errors import DiffscopeError
 from diffscope.files import remove, write_json
-from diffscope.tasks.pieces import after_word
+from diffscope.tasks.text import encode_texts
 from diffscope.tasks.text_folder import HELD_OUT, OTHER_DOMAIN, RECORD, SPLITS, TOKENIZER, TRAIN, TextFolder, sha256
 from studies.subtraction import debian, ngrams, readers
 
@@ -191,10 +191,9 @@ def described(splits: dict[str, list[Paragraph]], fetched: list[debian.Fetched],
     }
 
 
-def token_counts(tokenizer, texts: list[str], at_once: int = 4096) -> Iterator[int]:
+def token_counts(tokenizer, texts: list[str]) -> Iterator[int]:
     """Yield the number of tokens of each text as it stands in the corpus, after another."""
-    for first in range(0, len(texts), at_once):
-        yield from map(len, after_word(tokenizer, [" " + text for text in texts[first : first + at_once]]))
+    return map(len, encode_texts(tokenizer, texts))
 
 
 def move_into(folder: Path, built: Path, record: dict) -> None:

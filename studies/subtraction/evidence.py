@@ -37,7 +37,9 @@ from diffscope.lab.training.runs import run_folder
 from diffscope.scope import Scope, load
 from diffscope.store import open_statistics, save_statistics
 from diffscope.tasks import Backcopy, PlantedLookups
-from diffscope.tasks.retrieval import Prompt, Retrieval
+from diffscope.tasks.exchanging import redrawn
+from diffscope.tasks.prompt import Prompt
+from diffscope.tasks.retrieval import Retrieval
 from diffscope.tasks.text_folder import HELD_OUT
 from studies.subtraction.train import cohort as cohort_of
 
@@ -84,7 +86,7 @@ def task_of(part: str, scope: Scope, seed: int, texts=None) -> Task:
         planted = PlantedLookups(scope.tokenizer, texts)
 
         def held_out(prompt: Prompt) -> dict:
-            return {"fillers": [planted.retrieval.redrawn(prompt, rng) for _ in range(FEW)]}
+            return {"fillers": [redrawn(planted.retrieval, prompt, rng) for _ in range(FEW)]}
 
         return Task([planted.prompt(length, rng, distractors=DISTRACTORS // 4) for _ in range(COUNT)], held_out)
     task = Retrieval(scope.tokenizer, held_out=True, template=" {city} {number}.")

@@ -11,7 +11,7 @@ from small_models import PROMPT
 import diffscope
 from diffscope import readings
 from diffscope.figures import attention_view
-from diffscope.lab.along import answers_along
+from diffscope.lab.accuracy import accuracy_over_training
 from diffscope.lab.training.checkpoints import checkpoints_of
 from tests.figures.test_figures import trained as cohort
 
@@ -111,7 +111,7 @@ def test_checkpoints_are_asked_in_the_background(page, run):
         time.sleep(0.1)
         fine(test.run())
     names = checkpoints_of(str(run)).names
-    expected = answers_along(names, 10, 96)
+    expected = accuracy_over_training(names, 10, 96)
     assert expected.attrs["sentence"] in shown(test.markdown) and "10 prompts" in expected.attrs["sentence"]
     assert charts(test)["log_odds"]["data"][0]["x"] == ["0", "4", "10"]
     assert test.button(key="training-ask").disabled

@@ -191,7 +191,7 @@ def test_the_example_file_is_right(app, folders, monkeypatch, tmp_path):
     file.write_text("".join(f"{json.dumps(prompt)}\n" for prompt in OWN_PROMPTS))
     scope = diffscope.load("mini-diff")
     from diffscope.tasks import read_prompts
-    from diffscope.tasks.own import own_prompts, with_answers
+    from diffscope.tasks.encoding import encode_prompts, require_answers
 
-    assert len(with_answers(own_prompts(scope.tokenizer, read_prompts(file)))) == len(OWN_PROMPTS)
+    assert len(require_answers(encode_prompts(scope.tokenizer, read_prompts(file)))) == len(OWN_PROMPTS)
     assert json.dumps(OWN_PROMPTS[0]) in [code.value for code in test.code]

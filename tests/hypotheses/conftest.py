@@ -3,8 +3,8 @@
 import pytest
 
 import diffscope
-from diffscope.lab.scoring import draw
 from diffscope.tasks import Retrieval
+from diffscope.tasks.sampling import draw
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,8 @@ import diffscope
 from diffscope.errors import PromptError
 from diffscope.evidence.branches import BRANCHES, attributions, rejection
 from diffscope.evidence.key_sets import number_spans
-from diffscope.tasks.retrieval import Prompt, Retrieval
+from diffscope.tasks.prompt import Prompt
+from diffscope.tasks.retrieval import Retrieval
 
 KEYS, DISTRACTORS, PROMPTS, LAMBDA = 150, 12, 60, 0.8
 

@@ -9,14 +9,15 @@ from diffscope import edits
 from diffscope.evidence.answers import answers
 from diffscope.evidence.ranks import second_map_ranks
 from diffscope.hypotheses.declared.information_flow import knock_out
-from diffscope.lab.scoring import exact_answers
+from diffscope.scope.answering import logits_of
+from diffscope.tasks import scoring
 
 
 def test_answers_are_those_of_the_model_and_of_its_edits(prompts):
     scope = diffscope.load("mini-diff")
     plain = answers(scope, prompts)
     edited = answers(scope, prompts, edits.zero_a2())
-    assert plain.right.tolist() == exact_answers(scope.model, prompts).astype(float).tolist()
+    assert plain.right.tolist() == scoring.answers(logits_of(scope.model), prompts).right.astype(float).tolist()
     ids = torch.tensor([prompts[2].ids + prompts[2].answer])
     width = len(prompts[2].answer)
     with torch.no_grad():

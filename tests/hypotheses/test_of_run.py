@@ -32,11 +32,11 @@ from diffscope.hypotheses.kept import for_cohort, kept_of, open_kept
 from diffscope.hypotheses.planted_cohort import planted_cohort
 from diffscope.hypotheses.study import ALL, WEIGHTS, run_study
 from diffscope.hypotheses.subjects import Pair
-from diffscope.lab.scoring import controlled
 from diffscope.lab.training.run import revision, save_checkpoint
 from diffscope.store import save_statistics
 from diffscope.tasks import Retrieval
 from diffscope.tasks.retrieval import TEMPLATE
+from diffscope.tasks.sampling import controlled
 from tests import tiny
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"

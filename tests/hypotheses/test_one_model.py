@@ -14,8 +14,8 @@ from diffscope.evidence.mean_maps import lambda_distance
 from diffscope.evidence.untrained import untrained_like
 from diffscope.hypotheses import TESTS, Models, Settings, run, summary
 from diffscope.hypotheses.planted import Planted, PlantedModels
-from diffscope.lab.scoring import draw
 from diffscope.tasks import Retrieval
+from diffscope.tasks.sampling import draw
 from tests import tiny
 
 FEW = Settings(prompts=10, length=128, needles=2, untrained=4)

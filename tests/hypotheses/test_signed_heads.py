@@ -20,7 +20,7 @@ from diffscope.hypotheses.declared import TESTS
 from diffscope.hypotheses.declared.signed_heads import on_previous
 from diffscope.hypotheses.planted import Planted, PlantedModels
 from diffscope.scope import Scope
-from diffscope.tasks.retrieval import Prompt
+from diffscope.tasks.prompt import Prompt
 from tests import tiny
 
 IDS = ["signed-weights", "a2-content", "a2-signal"]

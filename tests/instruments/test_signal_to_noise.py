@@ -10,7 +10,7 @@ from diffscope import DiffscopeError, PromptError, SpanError, edits
 from diffscope.instruments import signal_to_noise as instrument
 from diffscope.instruments.signal_to_noise import crossed, mean_gain, over_prompts
 from diffscope.tasks import Retrieval
-from diffscope.tasks.exchanging import filler_of, runs
+from diffscope.tasks.exchanging import filler_of
 from tests import tiny
 from tests.reference import Slow
 
@@ -132,7 +132,6 @@ def test_other_prompts_give_their_tokens_place_by_place(scope):
     for at in design.filler:
         assert design.ids[0, :, at].tolist() == [row[at] for row in FILLERS]
     assert (design.ids[..., [8, 9]] == np.array(IDS)[[8, 9]]).all()
-    assert runs([1, 2, 5, 7, 8]) == [[1, 2], [5], [7, 8]]
 
 
 def test_special_tokens_stay_wherever_they_stand(mini):

@@ -19,7 +19,6 @@ from diffscope.cli import main, training_report
 from diffscope.errors import DiffscopeError
 from diffscope.evidence import take as of_run
 from diffscope.hypotheses import cohort_evidence
-from diffscope.lab import scoring
 from diffscope.lab.training import cohort as cohort_module
 from diffscope.lab.training import revision
 from diffscope.lab.training import train_cohort as training
@@ -31,8 +30,11 @@ from diffscope.lab.training.runs import chosen_rates, run_folder, unformed
 from diffscope.lab.training.stages import FORMED_IN_ALL, Stage
 from diffscope.lab.training.train import train
 from diffscope.lab.training.train_cohort import train_cohort
+from diffscope.scope.answering import logits_of
 from diffscope.store import open_statistics
 from diffscope.tasks import Retrieval
+from diffscope.tasks.sampling import DEPTHS
+from diffscope.tasks.scoring import answers
 from studies.laptop import preregister as reading
 from tests.lab.small_recipes import FORMING, PIECE
 
@@ -77,8 +79,8 @@ def test_a_cohort_is_trained_scored_and_put_together(cohort_run):
         assert [json.loads(line)["answer_loss"] for line in lines] == losses
         scope = diffscope.load(out / arm / f"seed-{seed}")
         task = Retrieval(scope.tokenizer).with_template(recipe.grid.template)
-        prompts = [task.controlled(128, 3, [30_000, seed, i], slots=3, depth=scoring.DEPTHS[i]) for i in range(5)]
-        answered = scoring.model_answers(scope.model, prompts)
+        prompts = [task.controlled(128, 3, [30_000, seed, i], slots=3, depth=DEPTHS[i]) for i in range(5)]
+        answered = answers(logits_of(scope.model), prompts)
         cell = dataset.sel(arm=arm, seed=seed, length=128, distractors=3)
         assert cell["exact_match"].values.tolist() == answered.right.tolist()
         assert cell["log_odds"].values == pytest.approx(answered.log_odds, abs=1e-4)

@@ -22,13 +22,13 @@ from diffscope.errors import DiffscopeError, ModelNotFound
 from diffscope.lab import sweep as module
 from diffscope.lab.plan import Plan, fingerprint
 from diffscope.lab.prompt_sets import TASKS, prompt_sets
-from diffscope.lab.scoring import draw
 from diffscope.lab.sweep import sweep
 from diffscope.models.loading import load_tokenizer, locate
 from diffscope.stats.averaging import average
 from diffscope.stats.sampling import Sample
 from diffscope.store import NAMES, open_statistics, provenance
 from diffscope.tasks import Backcopy, Retrieval
+from diffscope.tasks.sampling import draw
 from diffscope.tasks.trained_on import template_of
 from tests import tiny
 from tests.lab.forked import begun, ended

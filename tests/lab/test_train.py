@@ -13,15 +13,14 @@ from safetensors.torch import load_file
 
 import diffscope
 from diffscope.digests import KEY, write_proven_json
-from diffscope.errors import CorruptFile, DiffscopeError, PromptError
-from diffscope.lab import scoring
+from diffscope.errors import CorruptFile, DiffscopeError
 from diffscope.lab.training import train as module
 from diffscope.lab.training.beginnings import initialise
 from diffscope.lab.training.optimizer import Optimizer
 from diffscope.lab.training.recipe import Recipe, Stage
 from diffscope.lab.training.train import train
 from diffscope.models import DiffForCausalLM
-from diffscope.tasks import Recall, Retrieval
+from diffscope.tasks import Retrieval
 from tests.lab.forked import begun, ended
 from tests.lab.small_recipes import PIECE, pair
 
@@ -125,73 +124,11 @@ def test_an_unknown_arm_is_refused_before_anything_is_made(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_exact_answers_are_what_generate_says(undisturbed):
-    scope = diffscope.load(undisturbed)
-    task = Retrieval(scope.tokenizer, held_out=True)
-    prompts = scoring.draw(task, 12, 96, 2, seed=0)
-    with torch.no_grad():
-        for prompt in prompts[:6]:  # six answers that are right by construction: what the model says is the answer
-            out = scope.model.generate(torch.tensor([prompt.ids]), max_new_tokens=2, do_sample=False, eos_token_id=None)
-            prompt.answer[:] = out[0, -2:].tolist()
-    generated = [
-        scope.model.generate(torch.tensor([p.ids]), max_new_tokens=2, do_sample=False, eos_token_id=None)[0, -2:].tolist()
-        for p in prompts
-    ]
-    assert scoring.exact_answers(scope.model, prompts, tokens=480).tolist() == [p.answer == s for p, s in zip(prompts, generated)]
-
-
-def test_prompts_longer_than_what_runs_at_once_run_one_by_one(undisturbed):
-    scope = diffscope.load(undisturbed)
-    prompts = scoring.draw(Retrieval(scope.tokenizer, held_out=True), 3, 96, 2, seed=0)
-    assert scoring.exact_answers(scope.model, prompts, tokens=40).tolist() == scoring.exact_answers(scope.model, prompts).tolist()
-
-
-def test_scores_by_depth_and_interval():
-    right = np.array([True, False, True, True, True] * 10)
-    scores = scoring.score(right)
-    assert scores["retrieval"] == 0.8 and scores["by_depth"]["0.25"] == 0.0 and scores["by_depth"]["1.0"] == 1.0
-    assert scores["interval"] == pytest.approx([0.6696, 0.8876], abs=1e-3)  # Wilson, 40 of 50
-
-
-def test_the_depth_table_is_the_mean_of_its_captures(undisturbed):
-    scope = diffscope.load(undisturbed)
-    prompts = scoring.draw(Retrieval(scope.tokenizer, held_out=True), 10, 96, 2, seed=0)
-    table = scoring.span_by_depth(scope, prompts)
-    assert table["mass"].dims[0] == "depth" and table["depth"].values.tolist() == list(scoring.DEPTHS)
-    by_hand = [
-        float(scope.capture(p.ids).map("share", 1, 0, queries=[95]).isel(query=0, key=p.spans["answer"]).sum())
-        for p in (prompts[1], prompts[6])
-    ]
-    chosen = dict(depth=0.25, layer=1, head=0, map="D", span="answer", normalisation="share")
-    assert float(table["mass"].sel(chosen)) == pytest.approx(np.mean(by_hand), abs=1e-6)
-    assert np.allclose(table["mean"], table["mass"].mean(["layer", "head"], skipna=False), equal_nan=True, atol=1e-6)
-    spans = table["mass"].sel(map="D", normalisation="share", span=["sink", "answer", "needles", "query", "context"])
-    assert np.allclose(spans.sum("span"), 1, atol=1e-5)
-
-
 def test_another_recipe_does_not_go_on_in_the_same_folder(tmp_path):
     short = replace(pair(), stages=(Stage(2, ((2, 72),), 0.1, (2, 2), 6, warmup=1),))
     train(short, "diff", tmp_path)
     with pytest.raises(DiffscopeError, match="begun with another recipe"):
         train(replace(short, learning_rate=1.0), "diff", tmp_path)
-
-
-def test_too_few_prompts_are_refused(undisturbed):
-    scope = diffscope.load(undisturbed)
-    with pytest.raises(PromptError, match="do not spread"):
-        scoring.span_by_depth(scope, scoring.draw(Retrieval(scope.tokenizer), 5, 96, 2, seed=0))
-
-
-def test_text_losses_are_means_over_hits_and_others(undisturbed):
-    scope = diffscope.load(undisturbed)
-    recall = Recall(scope.tokenizer, n=2)
-    losses = scoring.text_losses(scope.model, recall, 80, seed=3, texts=5, tokens=160)
-    ids, hits = recall.rows(5, 80, np.random.default_rng(3))
-    with torch.no_grad():
-        logp = scope.model(torch.tensor(ids)).logits.double().log_softmax(-1)
-    loss = -logp[:, :-1].gather(-1, torch.tensor(ids[:, 1:, None]))[..., 0].numpy()
-    assert losses["hit"] == pytest.approx(loss[hits[:, 1:]].mean(), rel=1e-5)
-    assert losses["other"] == pytest.approx(loss[~hits[:, 1:]].mean(), rel=1e-5)
 
 
 def test_arms_of_a_seed_begin_equal_in_what_they_share_and_seeds_differ():

@@ -221,8 +221,9 @@ def test_bundled_models_stay_small():
 
 
 def test_bundled_models_really_retrieve():
-    from diffscope.lab.scoring import draw, exact_answers
+    from diffscope.lab.accuracy import accuracy_of
     from diffscope.tasks import Retrieval
+    from diffscope.tasks.sampling import draw
     from diffscope.tasks.trained_on import template_of
 
     for card in bundled():
@@ -231,7 +232,7 @@ def test_bundled_models_really_retrieve():
         scope = diffscope.load(card["name"])
         task = Retrieval(scope.tokenizer, held_out=True, template=template_of(card["name"]))
         prompts = draw(task, 100, card["positions"], needles=4, seed=99)
-        share, of_card = exact_answers(scope.model, prompts).mean(), card["scores"]["retrieval"]
+        share, of_card = accuracy_of(scope, prompts).exact, card["scores"]["retrieval"]
         assert abs(share - of_card) < 4 * math.sqrt(of_card * (1 - of_card) / 100) + 0.02, card["name"]  # drawn anew
         least = 0.92 if card["attention"] == "v1" else 0.5  # whoever copies any number: 0.25
         assert share >= least, card["name"]

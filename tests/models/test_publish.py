@@ -11,12 +11,13 @@ import diffscope
 from diffscope import cards
 from diffscope.digests import check_sums
 from diffscope.errors import DiffscopeError
-from diffscope.lab.scoring import draw, exact_answers
+from diffscope.lab.accuracy import accuracy_of
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.train import train
 from diffscope.models import loading
 from diffscope.tasks import Retrieval, trained_on
 from diffscope.tasks.files import read_prompts
+from diffscope.tasks.sampling import draw
 from studies.laptop import text as text_cohort
 from tests.lab.small_recipes import PIECE
 from tools import model_examples, publish_models
@@ -75,7 +76,7 @@ def test_three_arms_of_a_cohort_become_bundled_models(run, recipe, places):
             assert tensor.dtype == torch.float32 and torch.equal(tensor, trained[name].half().float()), name
         card = json.loads((kept / "card.json").read_text(encoding="utf-8"))
         prompts = draw(Retrieval(scope.tokenizer), 10, 64, 4, 20_000)
-        assert card["summary"]["scores"]["retrieval"] == exact_answers(scope.model, prompts).mean()
+        assert card["summary"]["scores"]["retrieval"] == accuracy_of(scope, prompts).exact
         text = (kept / "README.md").read_text(encoding="utf-8")
         assert text == card_text(card["summary"], card["facts"], card["curves"])
         assert (
@@ -116,7 +117,7 @@ def test_a_model_of_plain_text_has_its_perplexity_on_its_card_and_examples_of_te
     assert trained < loss and f"trained on {trained:.3f}" in (kept / "README.md").read_text(encoding="utf-8")
     text = (kept / "README.md").read_text(encoding="utf-8")
     assert "One of a matched pair" in text and f"**{math.exp(loss):.1f}**" in text and "\n| 100 | 64 | " in text
-    assert "exact answers" not in text and trained_on.sentence_of(str(kept)) is None
+    assert "exact answers" not in text and trained_on.training_template(str(kept)) is None
     check_sums(kept)
 
 

@@ -7,9 +7,10 @@ import torch
 import diffscope
 from diffscope import edits
 from diffscope.errors import DiffscopeError, PromptError
-from diffscope.lab.scoring import DEPTHS
-from diffscope.readings.depths import contrast, depths, usual_lengths
+from diffscope.readings.depth_contrast import contrast
+from diffscope.readings.depths import depths, usual_lengths
 from diffscope.tasks import Retrieval
+from diffscope.tasks.sampling import DEPTHS
 from tests import tiny
 
 LENGTHS = (160, 200)

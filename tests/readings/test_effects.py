@@ -9,7 +9,7 @@ import torch
 import diffscope
 from diffscope import DiffscopeError, PromptError, edits
 from diffscope.readings import answers, asked, effects, next_tokens, predict
-from diffscope.scope.answering import against_all_else
+from diffscope.scope.answering import odds_against_rest
 from diffscope.tasks import examples
 from tests import tiny
 
@@ -159,8 +159,9 @@ def test_without_distractors_the_odds_are_against_all_else(mini, example):
     chosen, cap, _ = example
     said = predict(mini, cap, asked(mini, cap, chosen.answer))
     assert said.log_odds == pytest.approx(said.answer - math.log(1 - math.exp(said.answer)), rel=1e-6)
-    assert against_all_else(-1e-12) == pytest.approx(12 * math.log(10), rel=1e-6)
-    assert against_all_else(math.log(0.5)) == pytest.approx(0, abs=1e-12) and against_all_else(-50.0) == pytest.approx(-50)
+    assert odds_against_rest(-1e-12) == pytest.approx(12 * math.log(10), rel=1e-6)
+    assert odds_against_rest(math.log(0.5)) == pytest.approx(0, abs=1e-12)
+    assert odds_against_rest(-50.0) == pytest.approx(-50)
 
 
 def test_the_most_probable_of_either_side_stand_beside_each_other(mini, example):

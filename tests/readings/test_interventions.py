@@ -10,7 +10,7 @@ import xarray as xr
 import diffscope
 from diffscope import edits, readings
 from diffscope.errors import DiffscopeError, PromptError, UnsupportedModel
-from diffscope.tasks import TextPrompt, examples, own_prompts
+from diffscope.tasks import TextPrompt, encode_prompts, examples
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def test_scores_are_those_of_single_runs_and_changes_are_paired(scope, prompts):
 
 
 def test_numbers_stay_numbers_and_one_prompt_has_no_error(scope, prompts):
-    asked = own_prompts(scope.tokenizer, prompts[:1])[0]
+    asked = encode_prompts(scope.tokenizer, prompts[:1])[0]
     estimates = readings.interventions(
         scope, asked, {2: edits.scale_lambda(2), 0.5: edits.scale_lambda(0.5)}, along="λ"
     ).estimates

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from diffscope.errors import PromptError, SpanError
-from diffscope.tasks import Recall, Retrieval, examples, own_prompts, read_prompts
+from diffscope.tasks import Recall, Retrieval, encode_prompts, examples, read_prompts
 from tests import tiny
 from tests.tokenizers_of_kinds import KINDS, tokenizer
 
@@ -50,32 +50,35 @@ def test_prompts_have_the_tokens_of_their_text_and_exact_spans(task):
         assert prompt.spans["sink"] == [0] and text_of(task, prompt, "needles").count("magic number:") == 3
 
 
-def test_the_first_question_is_the_same_whatever_follows_it(task):
+def test_the_first_question_is_the_same_whatever_follows_it():
+    task = Retrieval(tokenizer("metaspace"))
     alone, three = (task.prompt(200, 4, np.random.default_rng(3), 0.5, questions) for questions in (1, 3))
     assert alone.ids == three.ids and alone.answer == [three.answer[at] for at in three.numbers[0]]
     with pytest.raises(PromptError, match="5 questions about 4 needles; ask for 1 to 4"):
         task.prompt(200, 4, np.random.default_rng(3), questions=5)
 
 
-def test_controlled_prompts_are_those_of_any_tokenizer_too(task):
-    for near, answerable in ((False, True), (True, True), (False, False)):
-        kind = dict(slots=5, near=near, answerable=answerable)
-        cells = [task.controlled(260, count, 5, **kind) for count in (0, 2, 5)]
-        for prompt in cells:
-            text, ids = whole(task, prompt)
-            assert len(prompt.ids) == 260 and task.tokenizer(text)["input_ids"] == ids
-            assert text.endswith(text_of(task, cells[0], "answer") if answerable else f"{prompt.city} unknown")
-        for fewer, more in pairwise(cells):
-            differ = np.flatnonzero(np.array(fewer.ids) != np.array(more.ids))
-            assert set(differ) <= set(more.spans["needles"]) and fewer.spans["query"] == more.spans["query"]
+@pytest.mark.parametrize("kind, near, answerable", list(zip(KINDS, [False, True, False] * 2, [True, True, False] * 2)))
+def test_controlled_prompts_are_those_of_any_tokenizer_too(kind, near, answerable):
+    task = Retrieval(tokenizer(kind))
+    cells = [task.controlled(260, count, 5, slots=5, near=near, answerable=answerable) for count in (0, 2, 5)]
+    for prompt in cells:
+        text, ids = whole(task, prompt)
+        assert len(prompt.ids) == 260 and task.tokenizer(text)["input_ids"] == ids
+        assert text.endswith(text_of(task, cells[0], "answer") if answerable else f"{prompt.city} unknown")
+    for fewer, more in pairwise(cells):
+        differ = np.flatnonzero(np.array(fewer.ids) != np.array(more.ids))
+        assert set(differ) <= set(more.spans["needles"]) and fewer.spans["query"] == more.spans["query"]
 
 
-def test_texts_and_training_rows_begin_as_the_tokenizer_begins(task):
-    opening = task.tokenizer("The")["input_ids"][: -len(task.tokenizer("The", add_special_tokens=False)["input_ids"])]
+@pytest.mark.parametrize("kind", ["gpt2", "llama2"])  # the first puts nothing before a text
+def test_texts_and_training_rows_begin_as_the_tokenizer_begins(kind):
+    task = Retrieval(tokenizer(kind))
+    prefix = task.tokenizer("The")["input_ids"][: -len(task.tokenizer("The", add_special_tokens=False)["input_ids"])]
     rng = np.random.default_rng(0)
-    assert Recall(task.tokenizer).text(40, rng).ids[: len(opening)] == opening
-    ids, kind = task.training_rows(2, 200, 3, 6, rng)
-    assert ids.shape == (2, 200) and (ids[:, : len(opening)] == opening).all() and (kind > 0).any(1).all()
+    assert bool(prefix) == (kind != "gpt2") and Recall(task.tokenizer).text(40, rng).ids[: len(prefix)] == prefix
+    ids, kinds = task.training_rows(2, 200, 3, 6, rng)
+    assert ids.shape == (2, 200) and (ids[:, : len(prefix)] == prefix).all() and (kinds > 0).any(1).all()
 
 
 def joining(pieces):
@@ -105,7 +108,7 @@ def test_what_cannot_be_put_together_is_refused_in_one_line(make, words):
 
 
 def test_own_prompts_are_continued_with_their_answers(task):
-    prompts = own_prompts(task.tokenizer, examples())
+    prompts = encode_prompts(task.tokenizer, examples())
     for prompt, example in zip(prompts, examples(), strict=True):
         text, ids = whole(task, prompt)
         assert text.strip() == f"{example.text} {example.answer}".strip() and task.tokenizer(text)["input_ids"] == ids
@@ -122,11 +125,11 @@ def written(folder, **fields):
 
 def test_own_prompts_without_spans_have_what_was_given(task, tmp_path):
     for prompt in ("My cat is Tom. My dog is Rex. My cat is ", "My cat is Tom. My dog is Rex. My cat is"):
-        (own,) = own_prompts(task.tokenizer, written(tmp_path, prompt=prompt, answer=" Tom", distractors=["Rex"]))
+        (own,) = encode_prompts(task.tokenizer, written(tmp_path, prompt=prompt, answer=" Tom", distractors=["Rex"]))
         text, ids = whole(task, own)
         assert text.strip().endswith("My cat is Tom") and task.tokenizer(text)["input_ids"] == ids
         assert task.tokenizer.decode(own.distractors[0]).strip() == "Rex" and own.spans["answer"] == own.spans["needles"] == []
-    (bare,) = own_prompts(task.tokenizer, written(tmp_path, prompt="My cat is "))
+    (bare,) = encode_prompts(task.tokenizer, written(tmp_path, prompt="My cat is "))
     assert bare.answer == [] and bare.ids == task.tokenizer("My cat is ")["input_ids"]
 
 
@@ -140,5 +143,5 @@ def test_own_prompts_without_spans_have_what_was_given(task, tmp_path):
 )
 def test_own_prompts_that_cannot_be_meant_are_refused_by_name(fields, words, tmp_path):
     with pytest.raises((PromptError, SpanError), match=words) as refusal:
-        own_prompts(tokenizer("gpt2"), written(tmp_path, **fields))
+        encode_prompts(tokenizer("gpt2"), written(tmp_path, **fields))
     assert "my.jsonl, line 1" in str(refusal.value)

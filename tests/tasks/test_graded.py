@@ -12,7 +12,7 @@ import diffscope
 from diffscope.errors import PromptError
 from diffscope.lab.training.grid import Grid, unknown_by_evidence
 from diffscope.tasks import Retrieval
-from diffscope.tasks.retrieval import GRADES
+from diffscope.tasks.lookups import GRADES
 from tests.tokenizers_of_kinds import KINDS, tokenizer
 
 

@@ -9,13 +9,12 @@ import torch
 
 import diffscope
 from diffscope.errors import PromptError
-from diffscope.lab import scoring
-from diffscope.lab.accuracy import standing
+from diffscope.lab.accuracy import accuracy_of
 from diffscope.tasks import Retrieval
 from diffscope.tasks.log_odds import log_odds
-from diffscope.tasks.retrieval import Prompt
-from tests import tiny
-from tests.tokenizers_of_kinds import tokenizer
+from diffscope.tasks.prompt import Prompt
+from diffscope.tasks.sampling import draw
+from diffscope.tasks.scoring import answers
 
 VOCABULARY = 4
 
@@ -58,15 +57,15 @@ def test_log_odds_are_those_of_what_tells_numbers_apart(numbers, telling):
     right, *others = (probability(ids, begins) for begins in telling)
     expected = math.log(right) - math.log(sum(others if len(telling) > 2 else others[:1]))
     for tokens in (None, 5):
-        assert log_odds(logits, [prompt], "cpu", tokens)[0] == pytest.approx(expected, abs=1e-6)
-    assert scoring.answers(logits, [prompt], "cpu").log_odds[0] == pytest.approx(expected, abs=1e-6)
+        assert log_odds(logits, [prompt], tokens)[0] == pytest.approx(expected, abs=1e-6)
+    assert answers(logits, [prompt]).log_odds[0] == pytest.approx(expected, abs=1e-6)
 
 
 def test_log_odds_without_other_answers_are_not_known():
     alone = Prompt([1], [2], {})
-    assert np.isnan(log_odds(logits, [alone], "cpu")[0]) and np.isnan(scoring.answers(logits, [alone], "cpu").log_odds[0])
+    assert np.isnan(log_odds(logits, [alone])[0]) and np.isnan(answers(logits, [alone]).log_odds[0])
     with pytest.raises(PromptError, match="the right answer's own"):
-        log_odds(logits, [Prompt([1], [2], {}, distractors=[[2]])], "cpu")
+        log_odds(logits, [Prompt([1], [2], {}, distractors=[[2]])])
 
 
 def test_of_several_questions_only_the_numbers_are_judged():
@@ -81,17 +80,17 @@ def test_of_several_questions_only_the_numbers_are_judged():
 
     prompt = Prompt([1, 2], [5, 7, 8, 6], {}, judged=[[0], [3]])  # 7 and 8 are given
     for wrong, right in ((1, True), (2, True), (0, False), (3, False)):
-        answered = scoring.answers(giving(wrong), [prompt], "cpu")
+        answered = answers(giving(wrong), [prompt])
         assert answered.right.tolist() == [right]
     sure = -math.log(math.e / (math.e + 9))
-    assert scoring.answers(giving(1), [prompt], "cpu").loss[0] == pytest.approx(sure, rel=1e-5)
+    assert answers(giving(1), [prompt]).loss[0] == pytest.approx(sure, rel=1e-5)
 
 
 def test_greedy_decoding_gives_all_answers_where_they_are_judged_right():
     scope = diffscope.load("mini-diff")
     task = Retrieval(scope.tokenizer)
-    prompts = scoring.draw(task, 5, 128, 3, seed=4, questions=2)
-    right = standing(scope, prompts).right
+    prompts = draw(task, 5, 128, 3, seed=4, questions=2)
+    right = accuracy_of(scope, prompts).right
     for prompt, exact in zip(prompts, right):
         ids = list(prompt.ids)
         given = []
@@ -100,21 +99,3 @@ def test_greedy_decoding_gives_all_answers_where_they_are_judged_right():
             stop = following[0] if following else None
             ids = [*prompt.ids, *prompt.answer[:stop]] if stop else ids
         assert exact == (given == [prompt.answer[i] for at in prompt.numbers for i in at])
-
-
-def test_a_model_that_never_learned_it_answers_at_chance():
-    task = Retrieval(tokenizer("qwen"))
-    scope = diffscope.load(tiny.standard("llama"), tokenizer=task.tokenizer)
-    stands = standing(scope, scoring.draw(task, 10, 180, 4, 0))
-    assert stands.at_chance and stands.chance == 0.25 and stands.blind == pytest.approx(-math.log(3))
-    assert "answers at chance" in stands.sentence and "does not answer" in stands.sentence
-    trained = diffscope.load("mini-diff")
-    stands = standing(trained, scoring.draw(Retrieval(trained.tokenizer), 10, 128, 4, 0))
-    assert not stands.at_chance and stands.log_odds_low > 0 and "at chance" not in stands.sentence
-
-
-def test_a_prompt_beyond_the_model_is_refused_in_one_line():
-    task = Retrieval(tokenizer("gpt2"))
-    scope = diffscope.load(tiny.standard("gpt2"), tokenizer=task.tokenizer)
-    with pytest.raises(PromptError, match="has positions for 256"):
-        standing(scope, scoring.draw(task, 10, 300, 4, 0))

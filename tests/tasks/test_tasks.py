@@ -13,8 +13,9 @@ from diffscope.errors import PromptError
 from diffscope.models import bundled
 from diffscope.prompts import encode
 from diffscope.tasks import Recall, Retrieval, examples
+from diffscope.tasks.exchanging import redrawn
 from diffscope.tasks.recall import earlier
-from diffscope.tasks.text import Filler, fingerprint, standard_library_text
+from diffscope.tasks.text import Filler, fingerprint, insert, standard_library_text
 from diffscope.tasks.tokenizer import CITIES, QUALIFIERS, train_tokenizer
 from tests import tiny
 
@@ -285,11 +286,25 @@ def test_text_is_encoded_once_for_a_tokenizer_and_anew_when_it_got_tokens():
     assert added not in before.ids and (Filler.of(texts, tokenizer).ids == added).sum() == 2
 
 
+def test_each_stretch_of_positions_is_filled_with_one_piece_of_text(task):
+    tokens = task.filler.fill([1, 2, 3, 6, 8, 9], np.random.default_rng(0))
+    text = task.filler.ids.tolist()
+    for piece in (tokens[:3], tokens[3:4], tokens[4:]):
+        assert any(text[at : at + len(piece)] == piece for at in range(len(text)))
+    assert len(tokens) == 6
+
+
+def test_sentences_are_inserted_at_their_places_in_the_text():
+    ids, starts = insert(np.arange(5), [[10, 11], [12], [13]], [0, 3, 3])
+    assert ids.tolist() == [10, 11, 0, 1, 2, 12, 13, 3, 4] and starts == [0, 5, 6]
+    assert insert(np.arange(3), [], [])[0].tolist() == [0, 1, 2]
+
+
 def test_a_prompt_drawn_anew_keeps_its_question_its_answer_and_all_places(task):
     """Its text is new, and so are the cities and numbers of its other sentences, some of which stand together."""
     for seed in range(20):
         prompt = task.prompt(128, 5, np.random.default_rng(seed))
-        ids = task.redrawn(prompt, np.random.default_rng(seed))
+        ids = redrawn(task, prompt, np.random.default_rng(seed))
         assert len(ids) == 128
         number = prompt.spans["answer"]
         asked = list(range(number[0] - len(prompt.spans["query"]), number[-1] + 2))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from diffscope.errors import CorruptFile, DiffscopeError, PromptError
-from diffscope.tasks import text_folder
+from diffscope.tasks import text, text_folder
 from diffscope.tasks.text import Filler
 from diffscope.tasks.text_folder import TextFolder, require_digest, sha256
 from diffscope.tasks.tokenizer import train_tokenizer
@@ -32,8 +32,8 @@ def folder(tmp_path):
 def encodings(monkeypatch):
     """How often something was encoded."""
     calls = []
-    encode = text_folder.after_word
-    monkeypatch.setattr(text_folder, "after_word", lambda *arguments: calls.append(1) or encode(*arguments))
+    encode = text.encode_continuation
+    monkeypatch.setattr(text, "encode_continuation", lambda *arguments: calls.append(1) or encode(*arguments))
     return calls
 
 
@@ -46,7 +46,7 @@ def record(folder, **other):
 
 @pytest.mark.parametrize("at_once", [1, 3, 4096])
 def test_its_tokens_are_those_of_its_texts_from_a_file(folder, tokenizer, monkeypatch, at_once):
-    monkeypatch.setattr(text_folder, "AT_ONCE", at_once)
+    monkeypatch.setattr(text, "AT_ONCE", at_once)
     filler, wanted = TextFolder(folder).filler("train", tokenizer), Filler.of(TRAIN, tokenizer)
     assert isinstance(filler.ids, np.memmap) and filler.ids.dtype == np.uint16
     np.testing.assert_array_equal(filler.ids, wanted.ids)

@@ -15,7 +15,7 @@ from diffscope.lab.plan import Plan
 from diffscope.lab.training.run import save_checkpoint
 from diffscope.models.loading import load_model
 from diffscope.tasks.retrieval import TEMPLATE
-from diffscope.tasks.trained_on import asked_otherwise, sentence_of, template_of
+from diffscope.tasks.trained_on import template_mismatches, template_of, training_template
 from tests import tiny
 
 SHORT = " {city} {number}."
@@ -33,22 +33,27 @@ def run(tmp_path):
 
 
 def test_the_last_stage_with_needles_says_it_and_of_other_models_nothing_does(run, tmp_path, monkeypatch):
-    assert sentence_of(str(run)) == template_of(str(run)) == SHORT
+    assert training_template(str(run)) == template_of(str(run)) == SHORT
     scope = diffscope.load(run)
     save_checkpoint(scope.model, run / "checkpoints" / "step-000040")
-    assert sentence_of(f"{run}@40") == sentence_of(diffscope.load(f"{run}@40").model) == sentence_of(scope.model) == SHORT
+    assert (
+        training_template(f"{run}@40")
+        == training_template(diffscope.load(f"{run}@40").model)
+        == training_template(scope.model)
+        == SHORT
+    )
     for name in ("someone/model", "never saved", ""):
-        assert sentence_of(name) is None and template_of(name) == TEMPLATE
+        assert training_template(name) is None and template_of(name) == TEMPLATE
     monkeypatch.chdir(run)
-    assert sentence_of(tiny.own("v1")) is None  # wherever one stands
+    assert training_template(tiny.own("v1")) is None  # wherever one stands
     for number, content in enumerate(('{"recipe": "of another program"}', "[]", '{"recipe": {"stages": ["a"]}}', "{")):
         for name in ("run.json", "card.json"):
             other = shutil.copytree(run, tmp_path / f"{number}-{name}", ignore=shutil.ignore_patterns("run.json"))
             (other / name).write_text(content)
-            assert sentence_of(str(other)) is None, (name, content)
+            assert training_template(str(other)) is None, (name, content)
     before = json.dumps({"recipe": json.dumps({"stages": [{"needles": [2, 4], "template": SHORT}]})})  # without a digest
     (other / "run.json").write_text(before)
-    assert sentence_of(str(other)) == SHORT
+    assert training_template(str(other)) == SHORT
     (run / "run.json").write_text((run / "run.json").read_text().replace("city", "town"))
     with pytest.raises(CorruptFile, match="copy .* again"):
         template_of(str(run))
@@ -57,8 +62,8 @@ def test_the_last_stage_with_needles_says_it_and_of_other_models_nothing_does(ru
 def test_bundled_models_say_it():
     from diffscope.models import bundled
 
-    assert all(sentence_of(card["name"]) for card in bundled() if card["name"] != "mini-text")
-    assert sentence_of("mini-text") is None and template_of("mini-text") == TEMPLATE
+    assert all(training_template(card["name"]) for card in bundled() if card["name"] != "mini-text")
+    assert training_template("mini-text") is None and template_of("mini-text") == TEMPLATE
 
 
 def test_prompts_are_drawn_in_it(run):
@@ -104,7 +109,7 @@ def test_two_models_are_asked_the_same_and_it_is_told(run, tmp_path):
     diff, standard = subjects.pair.diff.prompts, subjects.pair.standard.prompts
     assert [prompt.ids for prompt in diff] == [prompt.ids for prompt in standard]
     assert subjects.statements[0] == f"{other} was trained on “{TEMPLATE.strip()}” and is asked in “{SHORT.strip()}”"
-    assert asked_otherwise(SHORT, {"a": str(run), "b": "someone/model"}) == []
+    assert template_mismatches(SHORT, {"a": str(run), "b": "someone/model"}) == []
 
 
 def test_evaluate_asks_in_it(run, capsys):

@@ -19,7 +19,7 @@ from diffscope.hypotheses.rules import ABOVE, Quantity, declare
 from diffscope.hypotheses.statistics import Sample
 from diffscope.hypotheses.subjects import Models, Pair
 from diffscope.scope import Scope
-from diffscope.tasks.retrieval import Prompt
+from diffscope.tasks.prompt import Prompt
 
 STATISTIC = (
     "share of Σ|D·∂L/∂D| of the queries that the answer's first tokens follow that comes from the answer, L the loss of each; "

@@ -19,7 +19,7 @@ from diffscope.hypotheses.rules import ABOVE, BELOW, Quantity, declare
 from diffscope.hypotheses.statistics import Sample
 from diffscope.hypotheses.subjects import Pair
 from diffscope.scope import Scope
-from diffscope.tasks.retrieval import Prompt
+from diffscope.tasks.prompt import Prompt
 
 BITS = (8, 6, 4)
 TAILS = {"logits": "logit_outliers", "outputs": "layer_output_outliers"}

@@ -8,13 +8,14 @@ import numpy as np
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from diffscope.lab.scoring import losses_of_texts, model_answers
 from diffscope.lab.training.drawing import filler_of
 from diffscope.lab.training.grid import mixture
 from diffscope.lab.training.recipe import Recipe
+from diffscope.scope.answering import logits_of
 from diffscope.tasks.backcopy import Backcopy
 from diffscope.tasks.recall import Recall
 from diffscope.tasks.retrieval import Retrieval
+from diffscope.tasks.scoring import answers, losses
 
 Evaluate = Callable[[nn.Module], dict[str, float]]
 PROMPTS = 20_000  # with the seed, the seed of the prompts on which a training is scored along the way
@@ -42,7 +43,7 @@ def _answers(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, seed: int) -> E
     prompts = mixture(recipe.evaluation, task, [PROMPTS, seed])
 
     def evaluate(model: nn.Module) -> dict[str, float]:
-        answered = model_answers(model, prompts)
+        answered = answers(logits_of(model), prompts)
         odds = answered.log_odds[np.isfinite(answered.log_odds)]
         values = {"retrieval": float(answered.right.mean())}
         return values | ({"retrieval_log_odds": round(float(odds.mean()), 5)} if len(odds) else {})
@@ -66,6 +67,6 @@ def _text(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Evaluate:
     ids, _ = recall.windows(recipe.evaluation_text.length, recipe.evaluation_text.texts)
 
     def evaluate(model: nn.Module) -> dict[str, float]:
-        return {"held_out_loss": round(float(losses_of_texts(model, ids).mean()), 5)}
+        return {"held_out_loss": round(float(losses(logits_of(model), ids).mean()), 5)}
 
     return evaluate

@@ -9,10 +9,14 @@ import numpy as np
 import xarray as xr
 from torch import nn
 
-from diffscope.lab.scoring import DEPTHS, Seed, controlled, graded, model_answers, seeds_of
 from diffscope.lab.training.stages import Rule
+from diffscope.scope.answering import logits_of
 from diffscope.tasks.log_odds import against_numbers
-from diffscope.tasks.retrieval import GRADES, TEMPLATE, Prompt, Retrieval
+from diffscope.tasks.lookups import GRADES, Seed, seeds_of
+from diffscope.tasks.prompt import Prompt
+from diffscope.tasks.retrieval import TEMPLATE, Retrieval
+from diffscope.tasks.sampling import DEPTHS, controlled, graded
+from diffscope.tasks.scoring import answers
 from diffscope.tasks.template import check_template
 
 Judge = Callable[[nn.Module, list[Prompt]], Mapping[str, np.ndarray]]
@@ -20,7 +24,7 @@ Judge = Callable[[nn.Module, list[Prompt]], Mapping[str, np.ndarray]]
 
 @dataclass(frozen=True)
 class Grid:
-    """Prompts that a model is scored on: every length with every number of distractors, at five depths in turn."""
+    """The prompts that a model is scored on: every length with every number of distractors, at five depths in turn."""
 
     lengths: tuple[int, ...]
     distractors: tuple[int, ...]  # sentences beside the queried one
@@ -29,7 +33,7 @@ class Grid:
     without: tuple[tuple[int, int], ...] = ()  # (length, distractors) of cells whose sentences do not fit
 
     def rules(self) -> Iterator[Rule]:
-        """For each rule the message for a field that breaks it, and whether the field keeps it."""
+        """Yield, for each rule, the message for a field that breaks it and whether the field obeys it."""
         check_template(self.template)
         yield (
             f"lengths = {self.lengths} and distractors = {self.distractors} have to hold a number each",
@@ -43,30 +47,30 @@ class Grid:
         )
 
     def slots(self, length: int) -> int:
-        """Distractors for which every prompt of a length has room; see :meth:`~diffscope.tasks.Retrieval.controlled`."""
+        """Return the largest number of distractors used at a length, for which its prompts have room."""
         return max(distractors for of_length, distractors in self.cells if of_length == length)
 
     @property
     def cells(self) -> list[tuple[int, int]]:
-        """(length, distractors) of every cell that there is."""
+        """(length, distractors) of every cell of the grid."""
         cells = ((length, distractors) for length in self.lengths for distractors in self.distractors)
         return [cell for cell in cells if cell not in self.without]
 
 
 @dataclass(frozen=True)
 class PlainText:
-    """Held-out text that a model is scored on."""
+    """The held-out text that a model is scored on."""
 
     length: int  # tokens of a text, the first one included
     texts: int
 
     def rules(self) -> Iterator[Rule]:
-        """For each rule the message for a field that breaks it, and whether the field keeps it."""
+        """Yield, for each rule, the message for a field that breaks it and whether the field obeys it."""
         yield f"length = {self.length} and texts = {self.texts} have to be 2 or more", min(self.length, self.texts) >= 2
 
 
 def mixture(grid: Grid, task: Retrieval, seed: Seed = 20_000) -> list[Prompt]:
-    """The prompts on which a training is scored along the way: of all cells of the grid in turn, at all depths in each."""
+    """Draw the prompts that a training is scored on along the way, from all cells of the grid and all depths in turn."""
     task = task.with_template(grid.template)
     cells = grid.cells
     places = [(*cells[index % len(cells)], DEPTHS[index // len(cells) % len(DEPTHS)]) for index in range(grid.prompts)]
@@ -85,21 +89,20 @@ def on_grid(
     prompts: Callable[..., list[Prompt]] = controlled,
     **kind,
 ) -> xr.Dataset:
-    """How a model answers in every cell of a grid.
+    """Score a model in every cell of a grid.
 
     Parameters
     ----------
-    model
+    model : torch.nn.Module
     task : Retrieval
     grid : Grid
     seed : int or sequence of int
     judge : callable, optional
-        Gives values for each prompt by name, ``judge(model, prompts)``; by default ``exact_match``, whether the answer is exact,
-        and ``log_odds``, as :class:`Answers` has them.
+        ``judge(model, prompts)`` gives values by name, one a prompt; by default :func:`exactness`.
     prompts : callable
-        Draws those of a cell: :func:`controlled` or :func:`graded`.
+        Draws the prompts of a cell: :func:`diffscope.tasks.sampling.controlled` or ``graded``.
     kind
-        As of that function.
+        Further arguments of that function.
 
     Returns
     -------
@@ -120,30 +123,31 @@ def on_grid(
 
 
 def unknown_by_evidence(model, task: Retrieval, grid: Grid, seed: Seed = 30_000) -> xr.Dataset:
-    """How much a model prefers "unknown", by what evidence of an answer the text has, in nats.
+    """Score how much a model prefers "unknown", by the evidence that the text gives for an answer, in nats.
 
-    Exact answers "unknown" are a share, with a floor and a ceiling. Log-odds have neither, so a model that never says "unknown"
-    still tells whether it does so more readily of a question without an answer.
+    The share of exact answers "unknown" has a floor and a ceiling, log-odds have neither. So they tell whether a model prefers
+    "unknown" more if a question has no answer, even of a model that never says it.
 
     Parameters
     ----------
-    model
+    model : torch.nn.Module
     task : Retrieval
     grid : Grid
-        Each length has to have room for three sentences beside those of its fullest cell.
+        Each length needs room for three sentences more than its fullest cell has.
     seed : int or sequence of int
 
     Returns
     -------
     xarray.Dataset
-        ``unknown`` (grade, length, distractors, prompt): log-odds of "unknown" against all numbers of the text together. Of a
-        prompt, each grade has the same numbers in the text. ``sensitivity`` (unanswerable, length, distractors, prompt): those of
-        a grade without an answer minus those of the same prompt with its answer stated once. ``bias``, of the same shape: their
-        mean. More of it is more caution, whatever the evidence.
+        ``unknown`` (grade, length, distractors, prompt): log-odds of "unknown" against all numbers of the text together; every
+        grade of a prompt states the same numbers. ``sensitivity`` (unanswerable, length, distractors, prompt): the log-odds in a
+        grade without an answer minus those of the same prompt with its answer stated once. ``bias``, of the same shape: their
+        mean, which is higher the more cautious a model is whatever the evidence.
     """
 
     def judge(model, prompts):
-        return {"unknown": model_answers(model, [against_numbers(prompt, task.unknown) for prompt in prompts]).log_odds}
+        unknown = [against_numbers(prompt, task.unknown) for prompt in prompts]
+        return {"unknown": answers(logits_of(model), unknown).log_odds}
 
     parts = [on_grid(model, task, grid, seed, judge, graded, grade=grade) for grade in GRADES]
     table = xr.concat(parts, xr.DataArray(list(GRADES), dims="grade", name="grade"))
@@ -153,6 +157,6 @@ def unknown_by_evidence(model, task: Retrieval, grid: Grid, seed: Seed = 30_000)
 
 
 def exactness(model, prompts: Sequence[Prompt]) -> dict[str, np.ndarray]:
-    """Whether a model answers prompts exactly, and the log-odds of its answers; see :class:`Answers`."""
-    answered = model_answers(model, prompts)
+    """Return ``exact_match`` and ``log_odds`` of a model's answers; see :class:`diffscope.tasks.scoring.Answers`."""
+    answered = answers(logits_of(model), prompts)
     return {"exact_match": answered.right, "log_odds": answered.log_odds}

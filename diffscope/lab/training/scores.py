@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import xarray as xr
 
-from diffscope.lab.scoring import exact_answers, losses_of_texts, text_losses
 from diffscope.lab.training.beginnings import corpus_of
 from diffscope.lab.training.drawing import filler_of
 from diffscope.lab.training.formation import formation
@@ -20,8 +19,10 @@ from diffscope.lab.training.runs import NEAR
 from diffscope.lab.training.stages import BACKCOPY, RETRIEVAL
 from diffscope.lab.training.train import LOG_EVERY
 from diffscope.scope import Scope, load
+from diffscope.scope.answering import logits_of
 from diffscope.tasks.recall import Recall
 from diffscope.tasks.retrieval import Retrieval
+from diffscope.tasks.scoring import answers, losses, text_losses
 from diffscope.tasks.text_folder import HELD_OUT, TRAIN
 from diffscope.tasks.tokenizer import UNKNOWN
 
@@ -78,16 +79,17 @@ def score(folder: Path, recipe: Recipe, arm: str, seed: int, device: str = "cpu"
 def _text(scope: Scope, recipe: Recipe, seed: int) -> dict[str, xr.DataArray]:
     """The loss on held-out text: drawn by the seed, or of a corpus the same windows for all runs, of another domain too."""
     texts = recipe.plain_text or PlainText(middle(recipe.grid).lengths[0], MOST_TEXTS)
+    logits = logits_of(scope.model)
     corpus = corpus_of(recipe)
     if corpus is None:
-        losses = text_losses(scope.model, Recall(scope.tokenizer), texts.length, [TEXTS, seed], texts.texts)
-        return {"text": xr.DataArray(list(losses.values()), dims="token", coords={"token": list(losses)})}
+        means = text_losses(logits, Recall(scope.tokenizer), texts.length, [TEXTS, seed], texts.texts)
+        return {"text": xr.DataArray(list(means.values()), dims="token", coords={"token": list(means)})}
     splits = [split for split in corpus.splits if split != TRAIN]
     rows = []
     for split in splits:
         recall = Recall(scope.tokenizer, corpus.filler(split, scope.tokenizer))
         ids, hits = recall.windows(texts.length, texts.texts)  # (window, token)
-        loss = losses_of_texts(scope.model, ids).numpy()
+        loss = losses(logits, ids).numpy()
         rows.append([loss[hits[:, 1:]].mean(), loss[~hits[:, 1:]].mean(), loss.mean()])
     coords = {"domain": splits, "token": ["hit", "other", "all"]}
     by_domain = xr.DataArray(rows, dims=("domain", "token"), coords=coords)
@@ -117,7 +119,7 @@ def _says_unknown(model, task: Retrieval, grid: Grid, seed: int) -> xr.Dataset:
     word = task.tokenizer(UNKNOWN, add_special_tokens=False)["input_ids"]
 
     def answers_unknown(model, prompts):
-        return {"says_unknown": exact_answers(model, [replace(prompt, answer=word) for prompt in prompts])}
+        return {"says_unknown": answers(logits_of(model), [replace(prompt, answer=word) for prompt in prompts]).right}
 
     questions = [
         on_grid(model, task, grid, [PROMPTS, seed], answers_unknown, answerable=answerable) for answerable in (True, False)

@@ -42,10 +42,10 @@ from diffscope.hypotheses.planted import TRUTHS, Planted, PlantedModels
 from diffscope.hypotheses.power import of_accounts
 from diffscope.hypotheses.rules import state
 from diffscope.hypotheses.statistics import as_estimate
-from diffscope.lab.scoring import draw
 from diffscope.models.loading import checkpoints
 from diffscope.scope import Scope, load
 from diffscope.tasks import Retrieval
+from diffscope.tasks.sampling import draw
 from studies.laptop.calibration import power
 from studies.laptop.calibration.cohorts import no_difference, planted_cohorts
 

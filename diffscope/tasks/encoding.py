@@ -1,4 +1,4 @@
-"""A person's own prompts in the tokens of a model: with its spans, and with an answer to be continued with."""
+"""Encode prompts that are given as text, with their spans and answers, in the tokens of a model."""
 
 from __future__ import annotations
 
@@ -8,35 +8,33 @@ from transformers import PreTrainedTokenizerBase
 
 from diffscope.errors import PromptError, SpanError
 from diffscope.prompts import Chars, encode, find_span
-from diffscope.tasks.files import TextPrompt
-from diffscope.tasks.pieces import closing
-from diffscope.tasks.retrieval import Prompt
+from diffscope.tasks.prompt import Prompt, TextPrompt
+from diffscope.tasks.template import suffix_count
 
 
-def own_prompts(tokenizer: PreTrainedTokenizerBase | None, prompts: Sequence[TextPrompt]) -> list[Prompt]:
-    """Prompts of a file as :func:`diffscope.tasks.read_prompts` reads them, in tokens.
+def encode_prompts(tokenizer: PreTrainedTokenizerBase | None, prompts: Sequence[TextPrompt]) -> list[Prompt]:
+    """Encode prompts, such as those that :func:`diffscope.tasks.read_prompts` reads.
 
-    The answer continues the prompt as it is written; a token of white space alone that comes first, whatever is answered, still
-    belongs to the prompt. Without a span ``query`` the last token is the question. Spans and answers that are not given are
-    empty.
+    The answer continues the prompt as it is written. If all answers begin with the same token of white space, that token belongs
+    to the prompt. Without a span ``query`` the last token is the question. Spans and answers that are not given are empty.
 
     Raises
     ------
     PromptError, SpanError
-        A prompt whose answer or spans are not whole tokens; the message names it.
+        The answer or the spans of a prompt are not whole tokens; the message names the prompt.
     """
     if tokenizer is None:
         raise PromptError("this model came without a tokenizer, and the prompts are text; load the model with it")
     return [_prompt(tokenizer, prompt) for prompt in prompts]
 
 
-def with_answers(prompts: Sequence[Prompt]) -> Sequence[Prompt]:
-    """The prompts themselves, each of which has an answer and says where its text states it.
+def require_answers(prompts: Sequence[Prompt]) -> Sequence[Prompt]:
+    """Return prompts as they are if each has an answer and a span that says where its text states it.
 
     Raises
     ------
     PromptError
-        Some have not; the message names them.
+        Some lack either; the message names them.
     """
     for what, how, lacking in (
         ("an answer", '"answer": "…"', [prompt.city for prompt in prompts if not prompt.answer]),
@@ -59,13 +57,13 @@ def _in_tokens(tokenizer: PreTrainedTokenizerBase, prompt: TextPrompt) -> Prompt
     text = prompt.text if prompt.answer is None else prompt.text.rstrip()
     encoded = encode(tokenizer, text)
     spans = {name: list(find_span(encoded, name, _within(ranges, len(text)))) for name, ranges in prompt.spans.items()}
-    ids = list(encoded.ids)[: len(encoded.ids) - closing(tokenizer)]
+    ids = list(encoded.ids)[: len(encoded.ids) - suffix_count(tokenizer)]
     lead: list[int] = []
     answers: list[list[int]] = [[]]
     if prompt.answer is not None:
         gap, answer = _gap(prompt, text)
         texts = [answer, *(other.strip() for other in prompt.distractors)]
-        lead, answers = _without_lead(tokenizer, [_continued(tokenizer, text, ids, gap + other) for other in texts])
+        lead, answers = _split_common_space(tokenizer, [_continued(tokenizer, text, ids, gap + other) for other in texts])
     query = spans.get("query", [len(ids) - 1]) + list(range(len(ids), len(ids) + len(lead)))
     spans = {"sink": [0], "answer": [], "needles": [], **spans, "query": query}
     if lead and [ids[at] for at in spans["answer"][: len(lead)]] == lead:
@@ -75,14 +73,15 @@ def _in_tokens(tokenizer: PreTrainedTokenizerBase, prompt: TextPrompt) -> Prompt
 
 
 def _within(ranges: Sequence[Chars], length: int) -> list[Chars]:
-    """Ranges of a text whose white space at the end was cut."""
+    """Cut ranges to a text that lost the white space at its end."""
     return [Chars(start, min(stop, length)) for start, stop in ranges if start < length] or list(ranges)
 
 
 def _gap(prompt: TextPrompt, text: str) -> tuple[str, str]:
-    """The white space between a prompt and its answer, and the answer without it.
+    """Return the white space between a prompt and its answer, and the answer without it.
 
-    That which the prompt ends or the answer begins with; or, where the span ``answer`` is that same text, what stands before it.
+    It is what the prompt ends with or the answer begins with. If neither has any and the span ``answer`` is the same text as the
+    answer, it is the white space before that span.
     """
     answer = (prompt.answer or "").strip()
     given = prompt.text[len(text) :] or _white(prompt.answer or "")
@@ -102,14 +101,14 @@ def _gap(prompt: TextPrompt, text: str) -> tuple[str, str]:
 
 
 def _white(text: str) -> str:
-    """The white space that a text begins with."""
+    """Return the white space that a text begins with."""
     return text[: len(text) - len(text.lstrip())]
 
 
 def _continued(tokenizer: PreTrainedTokenizerBase, text: str, ids: list[int], more: str) -> list[int]:
-    """The tokens of a text that comes after another."""
+    """Return the tokens of a text that continues another."""
     whole = list(encode(tokenizer, text + more).ids)
-    whole = whole[: len(whole) - closing(tokenizer)]
+    whole = whole[: len(whole) - suffix_count(tokenizer)]
     if whole[: len(ids)] != ids or len(whole) == len(ids):
         raise PromptError(
             f"this tokenizer joins the answer {more!r} to the end of the prompt, {text[-12:]!r}; begin it with a space, or end "
@@ -118,8 +117,8 @@ def _continued(tokenizer: PreTrainedTokenizerBase, text: str, ids: list[int], mo
     return whole[len(ids) :]
 
 
-def _without_lead(tokenizer: PreTrainedTokenizerBase, answers: list[list[int]]) -> tuple[list[int], list[list[int]]]:
-    """The tokens of white space that all answers begin with, and the answers without these."""
+def _split_common_space(tokenizer: PreTrainedTokenizerBase, answers: list[list[int]]) -> tuple[list[int], list[list[int]]]:
+    """Split off the tokens of white space that all answers begin with."""
     lead: list[int] = []
     while len({answer[0] for answer in answers}) == 1 and min(map(len, answers)) > 1:
         if str(tokenizer.decode([answers[0][0]])).strip():

@@ -1,20 +1,21 @@
-"""Checkpoints by step, and how a model answers along its training."""
+"""Accuracy beside chance, of one model and of the checkpoints of a training."""
 
 import json
+import math
 
 import numpy as np
 import pytest
 
 import diffscope
 from diffscope.errors import CorruptFile, DiffscopeError, PromptError
-from diffscope.lab.accuracy import standing
-from diffscope.lab.along import answers_along
-from diffscope.lab.scoring import draw
+from diffscope.lab.accuracy import accuracy_of, accuracy_over_training, exact_by_depth
 from diffscope.lab.training.checkpoints import checkpoints_of
 from diffscope.lab.training.run import METRICS, RUN, note_run, save_checkpoint, write_metrics
 from diffscope.models.loading import steps_of
 from diffscope.tasks.retrieval import TEMPLATE, Retrieval
+from diffscope.tasks.sampling import draw
 from tests import tiny
+from tests.tokenizers_of_kinds import tokenizer
 
 
 @pytest.fixture
@@ -51,11 +52,11 @@ def test_what_is_written_of_a_training_may_be_damaged(run):
         checkpoints_of(str(run))
 
 
-def test_every_checkpoint_is_asked_the_same_and_its_interval_is_told():
+def test_every_checkpoint_is_scored_on_the_same_prompts_with_intervals():
     told = []
     names = {0: "mini-diff@0", 1900: "mini-diff"}
     template = checkpoints_of("mini-diff").template
-    answers = answers_along(names, 10, 96, template=template, progress=lambda *said: told.append(said))
+    answers = accuracy_over_training(names, 10, 96, template=template, progress=lambda *said: told.append(said))
     assert told == [(0, 2, "asking mini-diff@0"), (1, 2, "asking mini-diff")]
     assert answers["exact"].values.tolist() == [0.0, 1.0] and answers["standard_error"].values.tolist() == [0.0, 0.0]
     z2 = 1.959964**2  # Wilson's interval where all or none are right
@@ -65,14 +66,39 @@ def test_every_checkpoint_is_asked_the_same_and_its_interval_is_told():
     for step, name in names.items():
         scope = diffscope.load(name)
         prompts = draw(Retrieval(scope.tokenizer, held_out=True, template=template), 10, 96, 4, 60_000)
-        assert float(answers["log_odds"].sel(step=step)) == pytest.approx(standing(scope, prompts).log_odds)
+        assert float(answers["log_odds"].sel(step=step)) == pytest.approx(accuracy_of(scope, prompts).log_odds)
     assert "0 % at step 0 (95 % 0 to 28) and 100 % at step 1900 (95 % 72 to 100)" in answers.attrs["sentence"]
 
 
-def test_what_cannot_be_asked_is_refused():
+def test_what_cannot_be_scored_is_refused():
     with pytest.raises(DiffscopeError, match="no checkpoint"):
-        answers_along({})
+        accuracy_over_training({})
     with pytest.raises(PromptError, match=r"positions for (512|1024)"):
-        answers_along({0: "mini-diff@0"}, 10, 2000)
+        accuracy_over_training({0: "mini-diff@0"}, 10, 2000)
     with pytest.raises(PromptError, match="tokenizer"):
-        answers_along({0: "x"}, 10, opener=lambda name: diffscope.load(tiny.own("v1")))
+        accuracy_over_training({0: "x"}, 10, opener=lambda name: diffscope.load(tiny.own("v1")))
+
+
+def test_exact_answers_are_summarised_by_depth():
+    right = np.array([True, False, True, True, True] * 10)
+    scores = exact_by_depth(right)
+    assert scores["retrieval"] == 0.8 and scores["by_depth"]["0.25"] == 0.0 and scores["by_depth"]["1.0"] == 1.0
+    assert scores["interval"] == pytest.approx([0.6696, 0.8876], abs=1e-3)  # Wilson, 40 of 50
+
+
+def test_a_model_that_never_learned_it_answers_at_chance():
+    task = Retrieval(tokenizer("qwen"))
+    scope = diffscope.load(tiny.standard("llama"), tokenizer=task.tokenizer)
+    accuracy = accuracy_of(scope, draw(task, 10, 180, 4, 0))
+    assert accuracy.at_chance and accuracy.chance == 0.25 and accuracy.blind == pytest.approx(-math.log(3))
+    assert "answers at chance" in accuracy.sentence and "does not answer" in accuracy.sentence
+    trained = diffscope.load("mini-diff")
+    accuracy = accuracy_of(trained, draw(Retrieval(trained.tokenizer), 10, 128, 4, 0))
+    assert not accuracy.at_chance and accuracy.log_odds_low > 0 and "at chance" not in accuracy.sentence
+
+
+def test_a_prompt_beyond_the_model_is_refused_in_one_line():
+    task = Retrieval(tokenizer("gpt2"))
+    scope = diffscope.load(tiny.standard("gpt2"), tokenizer=task.tokenizer)
+    with pytest.raises(PromptError, match="has positions for 256"):
+        accuracy_of(scope, draw(task, 10, 300, 4, 0))

@@ -1,0 +1,179 @@
+"""Score a model on prompts and text: the loss, exactness and log-odds of its answers, and the loss of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from diffscope.errors import PromptError
+from diffscope.tasks.log_odds import Logits, first_token_odds, first_tokens_distinct, log_odds
+from diffscope.tasks.lookups import Seed
+from diffscope.tasks.prompt import Prompt
+from diffscope.tasks.recall import Recall
+
+TOKENS = 8192  # that run together
+
+
+class Answers(NamedTuple):
+    """How well a model predicts the answers of prompts.
+
+    Attributes
+    ----------
+    loss : ndarray (prompt,)
+        Cross-entropy of the answer's tokens in nats, mean over them. If a prompt asks several questions, only the tokens of their
+        numbers count.
+    right : ndarray of bool (prompt,)
+        Whether each of these tokens is the first choice, so that greedy decoding gives the answer. Each of several questions is
+        judged as if those before it had been answered rightly, and one wrong answer makes the prompt wrong.
+    log_odds : ndarray (prompt,)
+        Log-odds of the (first) answer against all distractors, in nats; see :func:`diffscope.tasks.log_odds.log_odds`. 0 means as
+        likely as all of them together. NaN for a prompt without distractors.
+    """
+
+    loss: np.ndarray
+    right: np.ndarray
+    log_odds: np.ndarray
+
+
+class Batch(NamedTuple):
+    """Prompts that run together.
+
+    Attributes
+    ----------
+    members : ndarray of int (prompt,)
+        Which of all prompts they are.
+    ids : Tensor (prompt, token)
+        Each prompt with all of its answer but the last token, which nothing follows.
+    answer : Tensor (prompt, width)
+        The tokens that are to be predicted.
+    """
+
+    members: np.ndarray
+    ids: Tensor
+    answer: Tensor
+
+
+def batches(prompts: Sequence[Prompt], tokens: int | None = None, answer_tokens: int | None = None) -> Iterator[Batch]:
+    """Group prompts with equally many tokens, and equally many in their answers, into batches of about equal size.
+
+    Parameters
+    ----------
+    prompts : sequence of Prompt
+    tokens : int, optional
+        About how many prompt tokens may run together; by default any number.
+    answer_tokens : int, optional
+        About how many answer tokens may run together; by default any number.
+    """
+    shapes: dict[tuple[int, int], list[int]] = {}
+    for index, prompt in enumerate(prompts):
+        shapes.setdefault((len(prompt.ids), len(prompt.answer)), []).append(index)
+    for (length, width), members in shapes.items():
+        limits = ((length, tokens), (width, answer_tokens))
+        parts = max([1, *(-(-len(members) * size // most) for size, most in limits if most is not None)])
+        for batch in np.array_split(members, min(len(members), parts)):
+            ids = torch.tensor([[*prompts[i].ids, *prompts[i].answer[:-1]] for i in batch])
+            yield Batch(batch, ids, torch.tensor([prompts[i].answer for i in batch]))
+
+
+@torch.no_grad()
+def answers(logits: Logits, prompts: Sequence[Prompt], tokens: int | None = TOKENS) -> Answers:
+    """Score the answers that a model gives to prompts.
+
+    Parameters
+    ----------
+    logits : callable
+        As :func:`diffscope.scope.answering.logits_of` gives it for a model.
+    prompts : sequence of Prompt
+    tokens : int or None
+        About how many tokens run together; None for any number.
+    """
+    scored = Answers(np.full(len(prompts), np.nan), np.zeros(len(prompts), dtype=bool), np.full(len(prompts), np.nan))
+    for members, ids, answer in batches(prompts, tokens):
+        scores = logits(ids, answer.shape[1]).float()  # (prompt, width, vocabulary)
+        wanted = answer.to(scores.device)  # (prompt, width)
+        judged = np.zeros(answer.shape, dtype=bool)  # tokens of numbers; those between two numbers are given
+        for row, index in enumerate(members):
+            judged[row, list(chain.from_iterable(prompts[index].numbers))] = True
+        losses = F.cross_entropy(scores.transpose(1, 2), wanted, reduction="none").double().cpu().numpy()  # (prompt, width)
+        scored.loss[members] = losses.mean(1, where=judged)
+        scored.right[members] = ((scores.argmax(-1) == wanted).cpu().numpy() | ~judged).all(1)
+        first = scores[:, 0].double().cpu()  # (prompt, vocabulary)
+        scored.log_odds[members] = [first_token_odds(row, prompts[i]) for row, i in zip(first, members)]
+    longer = [index for index, prompt in enumerate(prompts) if not first_tokens_distinct(prompt)]
+    scored.log_odds[longer] = log_odds(logits, [prompts[index] for index in longer], tokens)
+    return scored
+
+
+@torch.no_grad()
+def losses(logits: Logits, ids: np.ndarray, tokens: int = TOKENS) -> Tensor:
+    """Return the loss of every token of texts but the first, in nats.
+
+    Parameters
+    ----------
+    logits : callable
+    ids : ndarray of int (text, token)
+    tokens : int
+        The most that run together, unless one text has more.
+
+    Returns
+    -------
+    Tensor of float64 (text, token − 1)
+
+    Raises
+    ------
+    PromptError
+        The texts have fewer than two tokens.
+    """
+    length = ids.shape[1]
+    if length < 2:
+        raise PromptError("a loss needs a text of at least two tokens; give a longer one")
+    parts = []
+    for batch in torch.from_numpy(ids).split(max(1, tokens // length)):
+        scores = logits(batch, length)[:, :-1].float()  # (text, token − 1, vocabulary)
+        wanted = batch[:, 1:].to(scores.device)
+        parts.append(F.cross_entropy(scores.transpose(1, 2), wanted, reduction="none").cpu())
+    return torch.cat(parts).double()
+
+
+def prompt_losses(logits: Logits, prompts: Sequence[Prompt], tokens: int = TOKENS) -> np.ndarray:
+    """Return the mean loss of the tokens of each prompt in nats, (prompt,)."""
+    means = np.full(len(prompts), np.nan)
+    lengths: dict[int, list[int]] = {}
+    for index, prompt in enumerate(prompts):
+        lengths.setdefault(len(prompt.ids), []).append(index)
+    for members in lengths.values():
+        means[members] = losses(logits, np.array([prompts[index].ids for index in members]), tokens).mean(1)
+    return means
+
+
+def text_losses(
+    logits: Logits, recall: Recall, length: int, seed: Seed = 40_000, texts: int = 64, tokens: int = TOKENS
+) -> dict[str, float]:
+    """Return the mean loss on plain text in nats a token, of tokens that the text gives away (``hit``) and of all ``other`` ones.
+
+    Parameters
+    ----------
+    logits : callable
+    recall : Recall
+        Draws the texts and says which tokens complete an n-gram that stands earlier in the text.
+    length, texts : int
+        Tokens of a text, and how many texts.
+    seed : int or sequence of int
+    tokens : int
+        The most that run together.
+
+    Returns
+    -------
+    dict of str to float
+        NaN if there is no such token.
+    """
+    ids, hits = recall.rows(texts, length, np.random.default_rng(seed))  # (text, token)
+    loss = losses(logits, ids, tokens)
+    hit = torch.from_numpy(hits[:, 1:])
+    return {"hit": float(loss[hit].mean()), "other": float(loss[~hit].mean())}
