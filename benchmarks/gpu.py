@@ -84,7 +84,7 @@ ITEMS = (
         f"--device cuda --lengths 2048 --dtypes float32 bfloat16 --implementations {IMPLEMENTATIONS}",
         "--lengths 32 --dtypes float32 bfloat16 --implementations sdpa --no-layouts",
     ),
-    Item("kernels", "benchmarks.kernels", "--lengths 2048 8192 65536", "--device cpu --lengths 20 --heads 2 --repeats 1"),
+    Item("kernels", "benchmarks.costs", "--lengths 2048 8192 65536", "--device cpu --lengths 20 --heads 2 --repeats 1"),
     Item(
         "a 3B shape at 8K",
         "benchmarks.large",
@@ -106,7 +106,7 @@ ITEMS = (
         "--lengths 64 --repeats 1 --methods diffscope --no-bundled --out {out}/engine.json",
         180.0,
     ),
-    Item("families", "benchmarks.families", "--device cuda", "--first 2", 90.0),
+    Item("families", "benchmarks.conformance_tables", "--device cuda", "--first 2", 90.0),
     Item("float32 proof at 16K", "benchmarks.float32_proof", "--device cuda --length 16384", None, 90.0),
     Item(
         "fidelity at 16K",

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from benchmarks.side_by_side.process import OK, Child, Limits
+from benchmarks.meter import OK, Child, Limits
 from diffscope.attention import LayerAttention, Pairing
 from diffscope.capture import Capture
 from diffscope.figures import figure

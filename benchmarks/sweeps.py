@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 import diffscope
-from benchmarks.side_by_side import report, subjects
-from benchmarks.side_by_side.methods import METHODS, values_of
-from benchmarks.side_by_side.script import Values
+from benchmarks.engine import report, subjects
+from benchmarks.engine.methods import METHODS, values_of
+from benchmarks.engine.script import Values
 from diffscope.stats.definitions import ROW
 
 SIZES = {256: ("bundled", 32), 2048: ("random", 8)}  # tokens: the model, and how many prompts

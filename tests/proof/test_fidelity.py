@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import diffscope
-from benchmarks import planted
+from benchmarks import proof as planted
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.parts import Norm, Pairing
 from diffscope.proof.diagnosis import mismatch

@@ -1,6 +1,6 @@
 """Every family: opened, paired, decoded from the cache, edited, rebuilt; and the mistakes that a check finds.
 
-python -m benchmarks.families > docs/family_table.md
+python -m benchmarks.conformance_tables > docs/family_table.md
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def main() -> None:
     options = parser.parse_args()
     print(
         "# What was opened of each family\n\n"
-        "Made by `python -m benchmarks.families`, on tiny random models in float32 (64 wide, a few layers).\n"
+        "Made by `python -m benchmarks.conformance_tables`, on tiny random models in float32 (64 wide, a few layers).\n"
     )
     print(
         "*Opened*: `diffscope check` passes on a prompt longer than any window, on two prompts of different length and on steps "

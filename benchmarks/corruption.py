@@ -1,6 +1,6 @@
 """Whatever is kept, damaged at random: does it open as it was, or is it refused in one line?
 
-    python -m benchmarks.damages --count 2000 --seed 0
+    python -m benchmarks.corruption --count 2000 --seed 0
 
 Every kind of file is damaged `--count` times and opened. Of what opens, all content is compared with what was saved. Files are
 damaged with their digests, and again as files are that carry none: those of earlier versions, and models of other programs. The

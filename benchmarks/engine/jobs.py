@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 import diffscope
-from benchmarks.side_by_side import oracle, subjects
-from benchmarks.side_by_side.methods import METHODS, values_of
-from benchmarks.side_by_side.script import Values, stacked
+from benchmarks.engine import oracle, subjects
+from benchmarks.engine.methods import METHODS, values_of
+from benchmarks.engine.script import Values, stacked
 from diffscope.stats.definitions import ROW
 
 Prepared = tuple[Callable[[], Values | None], Callable[[Values], Values]]

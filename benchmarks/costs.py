@@ -1,8 +1,8 @@
 """Row statistics by kernel against what the layer itself costs: two flash-attention forwards of a 3B-shaped layer.
 
-python benchmarks/kernels.py
-python benchmarks/kernels.py --lengths 1024 8192 --repeats 9
-TRITON_INTERPRET=1 python benchmarks/kernels.py --device cpu --lengths 40      # whether it runs, no more
+python benchmarks/costs.py
+python benchmarks/costs.py --lengths 1024 8192 --repeats 9
+TRITON_INTERPRET=1 python benchmarks/costs.py --device cpu --lengths 40      # whether it runs, no more
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Signal-to-noise gain of planted truths and of the bundled models.
 
-python -m benchmarks.signal_to_noise truths   # truth × size: mean and sd of the gain, and what is told; into results/
-python -m benchmarks.signal_to_noise models   # by layer and head, as docs/instruments.md quotes it
+python -m studies.laptop.calibration.signal_to_noise truths   # truth × size: mean and sd of the gain, and what is told; into results/
+python -m studies.laptop.calibration.signal_to_noise models   # by layer and head, as docs/instruments.md quotes it
 """
 
 from __future__ import annotations

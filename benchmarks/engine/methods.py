@@ -13,8 +13,8 @@ import torch
 import xarray as xr
 from torch import Tensor, nn
 
-from benchmarks.side_by_side import script, subjects
-from benchmarks.side_by_side.script import Values
+from benchmarks.engine import script, subjects
+from benchmarks.engine.script import Values
 from diffscope.stats.definitions import ROW
 
 Run = Callable[[], Values | None]

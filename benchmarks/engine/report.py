@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from benchmarks.side_by_side.process import OK, available
+from benchmarks.meter import OK, available
 
 BUSY = 0.5  # load beside which times say little
 

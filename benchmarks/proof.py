@@ -1,7 +1,7 @@
 """Which mistakes a proof refuses: planted mistake × length × dtype, on random DiffLlamas of narrow and of usual heads.
 
-python -m benchmarks.planted --lengths 100 1000 4096 --seeds 3
-python -m benchmarks.planted --lengths 16384 65536 --seeds 1
+python -m benchmarks.proof --lengths 100 1000 4096 --seeds 3
+python -m benchmarks.proof --lengths 16384 65536 --seeds 1
 """
 
 from __future__ import annotations

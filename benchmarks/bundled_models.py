@@ -1,6 +1,6 @@
 """What the bundled pair loses when its attention is changed: λ, the second map, the norm, the first map.
 
-    python benchmarks/interventions.py > docs/interventions.md
+    python benchmarks/bundled_models.py > docs/interventions.md
 
 Every prompt is held-out text of 256 tokens with four needles; loss and answers come from one forward pass under each edit.
 """
@@ -76,7 +76,7 @@ def main() -> None:
     plain, baseline = scores(diff, prompts), scores(standard, prompts)
     print("# What the bundled pair loses when its attention is changed\n")
     print(
-        f"`python benchmarks/interventions.py --prompts {options.prompts} --averaged {options.averaged} --seed {options.seed}`: "
+        f"`python benchmarks/bundled_models.py --prompts {options.prompts} --averaged {options.averaged} --seed {options.seed}`: "
         f"{options.prompts} held-out prompts of {LENGTH} tokens, {NEEDLES} needles, one question. Losses in nats a token, mean "
         "over tokens, then prompts; the change is of the same prompts, ± its standard error over prompts. An edit acts on all "
         "layers and heads at once. One pair, one seed: numbers of these two models, not of the architecture."

@@ -21,10 +21,10 @@ from contextlib import ExitStack
 from dataclasses import fields
 from pathlib import Path
 
-from benchmarks.side_by_side import jobs, oracle, report
-from benchmarks.side_by_side.methods import FORWARDS, METHODS, PARTS
-from benchmarks.side_by_side.process import ABSENT, OK, WRONG, Child, Limits
-from benchmarks.side_by_side.report import Result
+from benchmarks.engine import jobs, oracle, report
+from benchmarks.engine.methods import FORWARDS, METHODS, PARTS
+from benchmarks.meter import ABSENT, OK, WRONG, Child, Limits
+from benchmarks.engine.report import Result
 
 LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 BUNDLED_LENGTHS = (128, 256, 512)
