@@ -1,14 +1,15 @@
-"""A process of its own for every method: kept alive between runs, watched while it runs, and free to die."""
+"""Measure time and peak memory, in a process of its own if a method may fail or hold memory that others need."""
 
 from __future__ import annotations
 
 import gc
 import multiprocessing
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -20,9 +21,64 @@ POLL = 0.02  # seconds between two looks at a running process
 LEAVE = 10.0  # seconds that an idle process has to end
 
 
+class Measured(NamedTuple):
+    """What some work returned and took: seconds of the clock and of the processor, and bytes above what was held before."""
+
+    result: Any
+    seconds: float
+    processor: float
+    peak: float
+
+
+class Meter:
+    """Clock and peak memory of a device, above what is held when the meter is made."""
+
+    def __init__(self, device: str = "cpu"):
+        gc.collect()
+        give_back_memory()
+        self._cuda = torch.cuda if device.startswith("cuda") else None
+        self._before = self._cuda.memory_allocated() if self._cuda else memory("VmRSS")
+
+    def measure(self, work: Callable[[], Any]) -> Measured:
+        """Run some work, and return what it took."""
+        if self._cuda:
+            self._cuda.synchronize()
+            self._cuda.reset_peak_memory_stats()
+        else:
+            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak starts again from what is held now
+        start, used = time.perf_counter(), time.process_time()
+        result = work()
+        if self._cuda:
+            self._cuda.synchronize()
+        seconds, processor = time.perf_counter() - start, time.process_time() - used
+        peak = self._cuda.max_memory_allocated() if self._cuda else memory("VmHWM")
+        return Measured(result, seconds, processor, peak - self._before)
+
+
+def memory(name: str, pid: int | str = "self") -> float:
+    """Return a figure of /proc/PID/status in bytes; 0 of a process that is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0
+    return next((1024.0 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:")), 0.0)
+
+
+def available() -> float:
+    """Return the bytes of memory that can still be had."""
+    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+
+
+class Job(Protocol):
+    """Prepares, in a process of its own, a run, and what picks from its result the part that is sent back."""
+
+    def prepare(self) -> tuple[Callable[[], Any], Callable[[Any], Any]]: ...
+
+
 @dataclass(frozen=True)
 class Limits:
-    """Of one run: seconds, and the share of the available memory that a process may take."""
+    """Limits of one run: seconds, and the share of the available memory that a process may take."""
 
     seconds: float = 120.0
     share: float = 0.85
@@ -30,38 +86,27 @@ class Limits:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of one run.
-
-    Attributes
-    ----------
-    state : str
-        ``ok``, or why there is no result; `why` says more.
-    seconds : float
-    peak : float
-        Bytes above what the process held before its first run: resident, or allocated on the GPU.
-    values : Any
-    """
+    """What came of one run: ``ok``, or why there is no result, with seconds and peak bytes as the meter measured them."""
 
     state: str
     why: str = ""
-    seconds: float = field(default=float("nan"))
-    peak: float = field(default=float("nan"))
+    seconds: float = float("nan")
+    peak: float = float("nan")
     values: Any = None
 
 
 class Child:
-    """A process that prepares a job and runs it whenever it is asked to.
+    """A process that prepares a job, and runs it whenever it is asked to.
 
     Parameters
     ----------
     job : Job
-        What it prepares and runs.
     device : str
-        Whose memory and clock are looked at.
+        Whose memory and clock are measured.
     limits : Limits
     """
 
-    def __init__(self, job, device: str, limits: Limits):
+    def __init__(self, job: Job, device: str = "cpu", limits: Limits = Limits()):
         spawning = multiprocessing.get_context("spawn")
         self._connection, theirs = spawning.Pipe()
         self.limits = limits
@@ -71,7 +116,9 @@ class Child:
         self.ready = self._answer()
 
     def run(self) -> Answer:
-        """One run; after a failure the process is gone."""
+        """Run the job once; after a failure the process is gone."""
+        if self.ready.state != OK:
+            return self.ready
         try:
             self._connection.send(True)
         except BrokenPipeError:
@@ -81,10 +128,7 @@ class Child:
     def __enter__(self) -> Child:
         return self
 
-    def __exit__(self, *exception) -> None:
-        self.close()
-
-    def close(self) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._connection.close()  # an idle process ends by itself
         self._process.join(LEAVE)
         self._process.kill()
@@ -112,52 +156,14 @@ class Child:
         return Answer(state, why)
 
 
-def memory(name: str, pid: int | str = "self") -> float:
-    """A figure of /proc/PID/status in bytes; 0 of a process that is gone."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines()
-    except (FileNotFoundError, ProcessLookupError):
-        return 0.0
-    return next((1024.0 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:")), 0.0)
-
-
-def available() -> float:
-    """Bytes of memory that can still be had."""
-    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
-
-
-class Meter:
-    """Clock and peak memory of a device."""
-
-    def __init__(self, device: str):
-        self._cuda = torch.cuda if device.startswith("cuda") else None
-        self._before = self._cuda.memory_allocated() if self._cuda else memory("VmRSS")
-
-    def measured(self, run) -> tuple[Any, float, float]:
-        """Result, seconds, peak bytes above what was held when the meter was made."""
-        if self._cuda:
-            self._cuda.synchronize()
-            self._cuda.reset_peak_memory_stats()
-        else:
-            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak starts again from what is held now
-        start = time.perf_counter()
-        result = run()
-        if self._cuda:
-            self._cuda.synchronize()
-        seconds = time.perf_counter() - start
-        return result, seconds, (self._cuda.max_memory_allocated() if self._cuda else memory("VmHWM")) - self._before
-
-
-def _serve(connection: Connection, job, device: str) -> None:
+def _serve(connection: Connection, job: Job, device: str) -> None:
+    """Prepare a job, and run it until the other end is closed."""
     try:
         run, pick = job.prepare()
-        gc.collect()
-        give_back_memory()
         meter = Meter(device)
         connection.send(Answer(OK))
         while connection.recv():
-            result, seconds, peak = meter.measured(run)
+            result, seconds, _, peak = meter.measure(run)
             answer = Answer(OK, "", seconds, peak, None if result is None else pick(result))
             del result
             gc.collect()
@@ -170,6 +176,7 @@ def _serve(connection: Connection, job, device: str) -> None:
 
 
 def _state_of(problem: Exception) -> str:
+    """Return the word for what a job raised."""
     if isinstance(problem, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(problem):
         return MEMORY
     return ABSENT if isinstance(problem, ImportError | MissingExtra) else REFUSED

@@ -12,10 +12,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from benchmarks.side_by_side import jobs, methods, oracle, process, report, subjects
 
 import diffscope
 from benchmarks import engine, old_cohort, sweeps
-from benchmarks.side_by_side import jobs, methods, oracle, process, report, subjects
 from diffscope.lab.scoring import draw
 from diffscope.stats.registry import select
 from diffscope.tasks import Retrieval
