@@ -231,7 +231,6 @@ def test_two_processes_and_two_ranks_give_the_same_bytes(few, tmp_path):
 
 @pytest.mark.slow
 def test_killed_and_resumed_gives_the_same_bytes(few, tmp_path):
-    """benchmarks/sweep_kills.py does it at twenty points."""
     plan, out = few
     options = ["--model=mini-diff", "--model=mini-standard", "--stats=gini", "--prompts=retrieval:count=4,length=96"]
     process = begun(main, ["sweep", *options, "--per-shard=1", f"--out={tmp_path / 'out'}"])

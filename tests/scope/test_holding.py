@@ -37,7 +37,7 @@ IN_HALF = {
     "forward under autocast (accelerate)": "bfloat16",
     "in bfloat16": "bfloat16",
 }
-OF_OTHERS = ("bitsandbytes", "torchao", "quanto", "quantize_dynamic", "FSDP", "Distributed")  # see benchmarks/wrappings.py
+OF_OTHERS = ("bitsandbytes", "torchao", "quanto", "quantize_dynamic", "FSDP", "Distributed")  # see benchmarks/conformance_tables.py
 
 
 def held_as(name, model):
