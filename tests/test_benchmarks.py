@@ -208,7 +208,7 @@ def test_pages_quote_what_was_measured():
             value, digits, found = float(number.replace(",", "")), len(number.partition(".")[2]), found + 1
             if not any(round(of / SCALES.get(unit, 1), digits) == value for script in named for of in known[script]):
                 stale.append(f"{page.name}: {number} {unit} of {', '.join(named)}")
-    assert not stale and found > 100
+    assert not stale and found > 100, stale
 
 
 def test_a_stale_quote_is_found():
