@@ -1,4 +1,4 @@
-"""How fast the dashboard is, in a headless Chromium, and whether it keeps its memory: ``python -m benchmarks.dashboard``.
+"""Measure how fast the dashboard is in a headless Chromium, and whether it keeps its memory: ``python -m benchmarks.dashboard``.
 
 Bundled model and first example, a server of its own. Times are from the moment of a click, a key or a movement to the moment at
 which the page shows what it asks for; medians of several. The long prompt is of a random DIFF model with as many positions.
@@ -6,22 +6,24 @@ which the page shows what it asks for; medians of several. The long prompt is of
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
-import sys
 import tempfile
 import time
 from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
+from benchmarks import results
+from benchmarks.meter import memory
+from benchmarks.results import LOAD, Section, table
+from diffscope.figures import attention_view
+from tests.tiny import random_capture
 from tools.browser import chromium, dashboard, faults, settle
 from tools.readers import readers_at_once
 
 VIEW = ".st-key-view"
 MAPS = f"{VIEW} canvas[data-map]"
-#: what is asked of each, in milliseconds; bytes; or the share by which memory may change
+#: the most of each, in milliseconds; bytes; or the share by which memory may change
 LIMITS = {
     "first maps": 3000,
     "next head": 300,
@@ -34,7 +36,7 @@ LIMITS = {
     "300 interactions: memory of the page": 0.05,
     "ten readers, three editing: see other than alone": 0,
 }
-#: what ten readers say of edits in their addresses
+#: edits in the addresses of ten readers
 STACKS = ("none", "zero_a2", "none", "none", "set_lambda:0.9:layers=1", "none", "ablate_heads:layers=0", "none", "none", "none")
 
 REST = 4000  # milliseconds in which a browser has drawn the charts of a long prompt, too
@@ -63,7 +65,7 @@ async ([selector, count]) => {
 
 
 def milliseconds(act, until) -> float:
-    """From an act to what it leads to."""
+    """Measure from an act to what it leads to."""
     start = time.perf_counter()
     act()
     until()
@@ -71,12 +73,13 @@ def milliseconds(act, until) -> float:
 
 
 def change_of(locator, value: str):
-    """What waits until a value of an element, a JavaScript function of it, is another one than now."""
+    """Return what waits until a value of an element, a JavaScript function of it, is another one than now."""
     before = [locator.element_handle(), locator.evaluate(value)]
     return lambda: locator.page.wait_for_function(f"([node, before]) => ({value})(node) !== before", arg=before)
 
 
 def first_maps(new_page, address: str) -> float:
+    """Open the page, and wait for its maps."""
     page = new_page(1440, 1000)
     taken = milliseconds(lambda: page.goto(f"{address}/?tour=off"), lambda: page.wait_for_selector(MAPS))
     page.close()
@@ -84,7 +87,7 @@ def first_maps(new_page, address: str) -> float:
 
 
 def next_head(page, count: int, rest: int = 0) -> list[float]:
-    """An arrow key in the view, to the title of the next head's maps; `rest` milliseconds later the next one."""
+    """Press an arrow key in the view and wait for the title of the next head's maps; `rest` milliseconds later the next one."""
     view = page.locator(f"{VIEW} [role=application]")
     title = page.locator(f"{VIEW} strong")
     times = []
@@ -98,7 +101,7 @@ def next_head(page, count: int, rest: int = 0) -> list[float]:
 
 
 def slider_to_tokens(new_page, address: str, count: int) -> list[float]:
-    """A step of the λ slider on the page Intervene, to what the model says next."""
+    """Step the λ slider on the page Intervene, and wait for what the model says next."""
     page = new_page(1440, 1000)
     page.goto(f"{address}/intervene?tour=off")
     settle(page, 120)
@@ -114,7 +117,7 @@ def slider_to_tokens(new_page, address: str, count: int) -> list[float]:
 
 
 def long_prompt(new_page, address: str, folder: Path) -> dict[str, float]:
-    """The view of a prompt of 16,384 tokens: what it is given, its overview after the capture, and a step of the zoom."""
+    """Measure the view of a prompt of 16,384 tokens: its overview after the capture, and a step of the zoom."""
     page = new_page(1440, 1000)
     where = f"model={quote('a folder or a saved capture')}&path={quote(str(folder / 'long.dscope'), safe='')}"
     page.goto(f"{address}/?tour=off&{where}")
@@ -141,23 +144,14 @@ def long_prompt(new_page, address: str, folder: Path) -> dict[str, float]:
 
 
 def save_long(folder: Path, tokens: int = 16384) -> int:
-    """A capture of a long prompt as a file, and how many bytes the view of one head gets."""
-    from benchmarks.pictures import capture_of
-    from diffscope.figures import attention_view
-
-    capture = capture_of(tokens, heads=4, layers=2)
+    """Save a capture of a long prompt; return how many bytes the view of one head gets."""
+    capture = random_capture(tokens, heads=4, layers=2)
     capture.save(folder / "long.dscope")
     return len(attention_view.buffer(capture, 0, 0))
 
 
-def resident(pid: int) -> int:
-    """Bytes of memory of a process."""
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * 4096
-
-
 def interactions(page, server, count: int) -> dict[str, float]:
-    """The change of memory over many steps, after a third as many to warm up."""
+    """Measure the change of memory over many steps, after a third as many to warm up."""
     session = page.context.new_cdp_session(page)
 
     def heap() -> float:
@@ -167,16 +161,16 @@ def interactions(page, server, count: int) -> dict[str, float]:
         return session.send("Runtime.getHeapUsage")["usedSize"]
 
     next_head(page, count // 3)
-    memory, pages = resident(server.pid), heap()
+    held, pages = memory("VmRSS", server.pid), heap()
     next_head(page, count)
     return {
-        "300 interactions: memory of the server": resident(server.pid) / memory - 1,
+        "300 interactions: memory of the server": memory("VmRSS", server.pid) / held - 1,
         "300 interactions: memory of the page": heap() / pages - 1,
     }
 
 
 def ten_readers(new_page, address: str) -> dict[str, float]:
-    """Ten who open the page Intervene at once, three with edits: how many see other than they would alone."""
+    """Open the page Intervene ten times at once, three with edits; count those that show other than they would alone."""
     with dashboard() as (other, _):
         start = time.perf_counter()
         seen, alone = readers_at_once(new_page, address, other, "intervene?tour=off", STACKS)
@@ -190,63 +184,55 @@ def ten_readers(new_page, address: str) -> dict[str, float]:
 
 
 def measure(count: int, steps: int) -> dict[str, float]:
-    """Everything, by what it is called in ``LIMITS``."""
-    results: dict[str, float] = {}
+    """Measure everything, by its name in ``LIMITS``."""
+    found: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as name, dashboard() as (address, server), chromium() as new_page:
-        results["first maps"] = first_maps(new_page, address)
-        results["first maps, server warm"] = first_maps(new_page, address)
+        found["first maps"] = first_maps(new_page, address)
+        found["first maps, server warm"] = first_maps(new_page, address)
         page = new_page(1440, 1000)
         page.goto(f"{address}/?tour=off")
         page.wait_for_selector(MAPS)
         settle(page)
-        results["next head"] = statistics.median(next_head(page, count))
-        results["pointer to readout"] = statistics.median(page.evaluate(POINTER, [MAPS, 100]))
-        results |= interactions(page, server, steps)
+        found["next head"] = statistics.median(next_head(page, count))
+        found["pointer to readout"] = statistics.median(page.evaluate(POINTER, [MAPS, 100]))
+        found |= interactions(page, server, steps)
         problems = faults(page)
         page.close()
-        results["λ slider to next tokens"] = statistics.median(slider_to_tokens(new_page, address, count))
-        results["16,384 tokens: payload"] = save_long(Path(name))
-        results |= long_prompt(new_page, address, Path(name))
-        results |= ten_readers(new_page, address)
+        found["λ slider to next tokens"] = statistics.median(slider_to_tokens(new_page, address, count))
+        found["16,384 tokens: payload"] = save_long(Path(name))
+        found |= long_prompt(new_page, address, Path(name))
+        found |= ten_readers(new_page, address)
     if problems:
         raise RuntimeError("; ".join(problems))
-    return results
+    return found
 
 
-def table(results: dict[str, float]) -> str:
-    """The results as Markdown, beside what is asked."""
-    lines = ["| | measured | at most |", "|---|---|---|"]
-    for name, value in results.items():
-        limit = LIMITS.get(name)
-        units = _units(name)
-        most = "" if limit is None else units(limit)
-        lines.append(f"| {name} | {units(value)} | {most} |")
-    return "\n".join(lines)
-
-
-def _units(name: str):
+def in_words(name: str, value: float) -> str:
+    """Return a measurement, or a limit, in its unit."""
     if "payload" in name:
-        return lambda value: f"{value / 1e6:.2f} MB"
+        return f"{value / 1e6:.2f} MB"
     if "see other" in name:
-        return str
-    if "memory" in name:
-        return lambda value: f"{100 * value:+.1f} %"
-    return lambda value: f"{value:.0f} ms"
+        return str(value)
+    return f"{100 * value:+.1f} %" if "memory" in name else f"{value:.0f} ms"
 
 
-def main() -> int:
-    """Measure, print a table, and keep the numbers where ``--out`` says."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main() -> None:
+    """Measure everything."""
+    parser = results.parser(__doc__)
     parser.add_argument("--count", type=int, default=20, help="of each interaction")
     parser.add_argument("--steps", type=int, default=300, help="over which memory is watched")
-    parser.add_argument("--out", type=Path)
-    chosen = parser.parse_args()
-    results = measure(chosen.count, chosen.steps)
-    print(table(results))
-    if chosen.out:
-        chosen.out.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
-    return 0
+    options = parser.parse_args()
+    numbers = measure(3, 9) if options.quick else measure(options.count, options.steps)
+    rows = [
+        [name, in_words(name, value), in_words(name, LIMITS[name]) if name in LIMITS else None] for name, value in numbers.items()
+    ]
+    caption = "Medians of several; memory is after a third as many steps of warming up."
+    shown = table(caption, ("", "measured", "at most"), rows)
+    command, words = "python -m benchmarks.dashboard", "mini-diff as it is bundled; for the long prompt a random model"
+    text = "Headless Chromium and the server on the same machine, first example."
+    section = Section("dashboard", "The dashboard in a browser", command, words, [shown], text, numbers, load=LOAD)
+    results.keep("dashboard", [section], options)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

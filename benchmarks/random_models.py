@@ -1,15 +1,14 @@
-"""Random DiffLlamas, padded and not, captured, edited and generated from: each held against a slow computation of V1.
+"""Capture, edit and generate from random DiffLlamas, padded and not, and hold each against a slow computation of V1.
 
     python -m benchmarks.random_models --count 300
 
-The slow computation is written from the formula, in float64, from the hidden states that each layer of the run itself was given.
+The slow computation (tests/reference.py) is written from the formula, in float64, from the hidden states that each layer was
+given.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -21,11 +20,15 @@ from torch import Tensor, nn
 from transformers import DiffLlamaConfig, DiffLlamaForCausalLM
 
 import diffscope
+from benchmarks import results
+from benchmarks.results import Section, table
 from diffscope import DiffscopeError, edits
+from tests.reference import DiffLlamaLayer, diffllama_layer, seen_by
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 IMPLEMENTATIONS = ("eager", "sdpa")
 PADDINGS = ("none", "right", "left")
+OUTCOMES = ("right", "wrong", "refused", "traceback")
 WHAT = ("capture", "capture under an edit", "generate under an edit")
 NEW_TOKENS = 4
 VOCABULARY = 300
@@ -50,7 +53,7 @@ EDITS = {
 
 
 def random_model(seed: int) -> DiffLlamaForCausalLM:
-    """A small DiffLlama of random shape, with weights large enough that no map is uniform."""
+    """Return a small DiffLlama of random shape, with weights large enough that no map is uniform."""
     draw = random.Random(seed)
     pairs = draw.choice([1, 1, 2, 3])  # of key heads
     heads = pairs * draw.choice([1, 2, 3])
@@ -86,86 +89,23 @@ def random_model(seed: int) -> DiffLlamaForCausalLM:
 
 
 def random_prompts(seed: int, alike: bool) -> list[list[int]]:
-    """Two or three prompts, of one length if they are to be alike."""
+    """Return two or three prompts, of one length if they are to be alike."""
     draw = random.Random(seed)
     count = draw.choice([2, 3])
     lengths = [draw.randint(2, 24)] * count if alike else [draw.randint(1, 24) for _ in range(count)]
     return [[draw.randrange(2, VOCABULARY) for _ in range(length)] for length in lengths]
 
 
-# the slow computation
-
-
-@dataclass
-class Slow:
-    """One layer on some rows: A1, A2 and D as changed, (batch, head, query, key), and what enters the output projection."""
-
-    a1: Tensor
-    a2: Tensor
-    d: Tensor
-    out: Tensor  # (batch, query, head·2d)
-    size: Tensor  # (batch, query, head·2d): of what was subtracted, after the norm
-
-
-def seen_by(tokens: Tensor) -> Tensor:
-    """Which keys the queries of a padded batch see, bool (batch, query, key); `tokens` (batch, token) are true but on padding."""
-    n = tokens.shape[1]
-    return torch.ones(n, n, dtype=torch.bool).tril() & tokens[:, None]
-
-
-def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    half = x.shape[-1] // 2
-    other = torch.cat([-x[..., half:], x[..., :half]], -1)
-    return x * cos[:, None] + other * sin[:, None]
-
-
-def slow_layer(module: nn.Module, hidden: Tensor, angles: tuple[Tensor, Tensor], seen: Tensor, eager: bool, edit: str) -> Slow:
-    """A layer of DiffLlama from the hidden states that it was given."""
-    d = module.head_dim
-    q, k, v = (part(hidden).unflatten(-1, (-1, d)).transpose(1, 2) for part in (module.q_proj, module.k_proj, module.v_proj))
-    q, k = _turned(q, *angles), _turned(k, *angles)  # (batch, map, token, d)
-    repeat = q.shape[1] // k.shape[1]
-    rounded = eager and hidden.dtype == torch.bfloat16
-    scores = q @ k.repeat_interleave(repeat, 1).mT if rounded else q.double() @ k.double().repeat_interleave(repeat, 1).mT
-    scores = (scores * d**-0.5).double()
-    blind = ~seen.any(-1)  # (batch, query)
-    scores = scores.masked_fill(~seen[:, None], -1e300 if eager else -torch.inf)  # eager attention adds the lowest number
-    maps = scores.softmax(-1)
-    maps = maps.masked_fill(blind[:, None, :, None], 0.0) if not eager else maps
-    a1, a2 = maps.chunk(2, 1)
-    v = torch.cat(v.double().chunk(2, 1), -1).repeat_interleave(repeat, 1)  # (batch, head, key, 2d)
-    first, second = (
-        (one * other).sum(dtype=torch.float32).exp().to(hidden.dtype)
-        for one, other in ((module.lambda_q1, module.lambda_k1), (module.lambda_q2, module.lambda_k2))
-    )
-    lam = float(first - second + module.lambda_init)
-    init = 0.8 - 0.6 * math.exp(-0.3 * module.layer_idx)
-    changed = a1, a2, lam
-    plain = a1 - lam * a2
-    if edit == "A2 uniform":
-        changed = a1, (seen / seen.sum(-1, keepdim=True).clamp_min(1))[:, None].double().expand_as(a2), lam
-    elif edit == "λ = 0.3":
-        changed = a1, a2, 0.3
-    difference = changed[0] - changed[2] * changed[1]
-    difference = difference.abs() if edit == "|D|" else difference
-    difference = torch.where(blind[:, None, :, None], plain, difference)  # padding stays as the model computes it
-    mixed = difference @ v  # (batch, head, query, 2d)
-    factor = (mixed.square().mean(-1, keepdim=True) + module.groupnorm.eps).rsqrt() * (1 - init)
-    size = sum((weight * part @ v).square().mean(-1, keepdim=True).sqrt() for weight, part in ((1, a1), (abs(lam), a2)))
-    out = mixed * factor
-    if edit == "head 0 ablated":
-        out[:, 0] = torch.where(blind[..., None], out[:, 0], 0.0)
-    together = [x.expand_as(out).transpose(1, 2).flatten(2) for x in (out, size * factor)]
-    return Slow(changed[0], changed[1], difference, *together)
+# a model that computes slowly, and what its modules were given
 
 
 @contextmanager
 def slowly(model: nn.Module, tokens: Tensor, eager: bool, edit: str) -> Iterator[None]:
-    """Every attention module computes slowly, under an edit."""
+    """Have every attention module compute slowly, under an edit."""
 
     def forward(module: nn.Module) -> Callable:
         def slow(hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], **_: object) -> tuple[Tensor, None]:
-            slow = slow_layer(module, hidden_states, position_embeddings, seen_by(tokens), eager, edit)
+            slow = diffllama_layer(module, hidden_states, position_embeddings, seen_by(tokens), eager, edit)
             return module.o_proj(slow.out.to(hidden_states.dtype)), None
 
         return slow
@@ -182,7 +122,7 @@ def slowly(model: nn.Module, tokens: Tensor, eager: bool, edit: str) -> Iterator
 
 @contextmanager
 def watched(model: nn.Module) -> Iterator[list[dict]]:
-    """What each attention module was given, and what entered its output projection, in the order of the layers."""
+    """Record what each attention module was given, and what entered its output projection, in the order of the layers."""
     rows: list[dict] = []
     handles = []
 
@@ -227,7 +167,7 @@ class Run:
         return self.implementation == "eager"
 
     def wrong(self, what: str) -> str:
-        """What is wrong; empty where nothing is."""
+        """Return what is wrong; empty if nothing is."""
         edit = "none" if what == "capture" else self.edit
         with torch.no_grad():
             if what == "generate under an edit":
@@ -236,16 +176,16 @@ class Run:
             return bare or self._captured(edit, what == "capture")
 
     def padded(self) -> tuple[Tensor, Tensor]:
-        """Token ids of a batch padded on the left, and where there are tokens."""
+        """Return token ids of a batch padded on the left, and which of them are tokens."""
         longest = max(map(len, self.prompts))
         ids = torch.tensor([[1] * (longest - len(prompt)) + prompt for prompt in self.prompts])
         tokens = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in self.prompts])
         return ids, tokens
 
-    def _slow(self, row: dict, tokens: Tensor, edit: str) -> Slow:
-        return slow_layer(row["module"], row["hidden"], row["angles"], seen_by(tokens.bool()), self.eager, edit)
+    def _slow(self, row: dict, tokens: Tensor, edit: str) -> DiffLlamaLayer:
+        return diffllama_layer(row["module"], row["hidden"], row["angles"], seen_by(tokens.bool()), self.eager, edit)
 
-    def _outputs_wrong(self, row: dict, slow: Slow, tokens: Tensor, own: bool = False) -> str:
+    def _outputs_wrong(self, row: dict, slow: DiffLlamaLayer, tokens: Tensor, own: bool = False) -> str:
         off = (row["entered"].double() - slow.out).abs() / slow.size.clamp_min(1e-30)
         off = off.masked_fill(slow.size == 0, 0)[tokens.bool()]
         worst = float(off.max())
@@ -266,7 +206,7 @@ class Run:
                     return f"layer {layer.layer}: {problem}"
         return ""
 
-    def _maps_wrong(self, layer: diffscope.attention.layer.LayerAttention, slow: Slow) -> str:
+    def _maps_wrong(self, layer: diffscope.attention.layer.LayerAttention, slow: DiffLlamaLayer) -> str:
         for index, n in enumerate(layer.lengths):
             rows = layer.prompt(index).rows()
             for name, shown, expected in (("A1", rows.a1, slow.a1), ("A2", rows.a2, slow.a2), ("D", rows.d, slow.d)):
@@ -302,7 +242,7 @@ class Run:
         return next(filter(None, (self._text_wrong(whole, tokens, edit) for whole, tokens in batches)), "")
 
     def _text_wrong(self, whole: Tensor, tokens: Tensor, edit: str) -> str:
-        """Whether new tokens are those that the slow model finds likeliest, given all before them."""
+        """Check that new tokens are those that the slow model finds likeliest, given all before them."""
         start = tokens.shape[1]
         tokens = torch.cat([tokens, tokens.new_ones(len(whole), whole.shape[1] - start)], 1).long()
         places = (tokens.cumsum(1) - 1).clamp_min(0)
@@ -315,7 +255,7 @@ class Run:
 
 
 def outcome(run: Run, what: str) -> tuple[str, str]:
-    """``right``, ``wrong``, ``refused`` or ``traceback``, and the reason."""
+    """Return ``right``, ``wrong``, ``refused`` or ``traceback``, and the reason."""
     try:
         problem = run.wrong(what)
     except DiffscopeError as error:
@@ -326,7 +266,7 @@ def outcome(run: Run, what: str) -> tuple[str, str]:
 
 
 def tally(count: int, first: int = 0) -> tuple[dict[tuple[str, ...], Counter], list[str]]:
-    """Outcomes of so many models by dtype, implementation, padding and what was done, and what was not right."""
+    """Count outcomes of models by dtype, implementation, padding and what was done; return what was not right, too."""
     counts: dict[tuple[str, ...], Counter] = {}
     reasons = []
     for way in itertools.product(DTYPES, IMPLEMENTATIONS, PADDINGS):
@@ -341,18 +281,23 @@ def tally(count: int, first: int = 0) -> tuple[dict[tuple[str, ...], Counter], l
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Try random models in every way, and say what was not right."""
+    parser = results.parser(__doc__)
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--first", type=int, default=0, help="seed of the first model")
-    given = parser.parse_args()
-    counts, reasons = tally(given.count, given.first)
-    results = ("right", "wrong", "refused", "traceback")
-    print("| dtype | attention | padding | what | " + " | ".join(results) + " |\n|" + "---|" * (4 + len(results)))
-    for way, counter in counts.items():
-        print("| " + " | ".join([*way, *(str(counter[result]) for result in results)]) + " |")
+    options = parser.parse_args()
+    count = 1 if options.quick else options.count
+    counts, reasons = tally(count, options.first)
+    rows = [[*way, *(counter[of] for of in OUTCOMES)] for way, counter in counts.items()]
     total = sum(counts.values(), Counter())
-    print("| **all** | | | | " + " | ".join(str(total[result]) for result in results) + " |")
-    print("\n".join(["", *reasons]))
+    rows.append(["all", "", "", "", *(total[of] for of in OUTCOMES)])
+    caption = f"{count} random models in every dtype, implementation and padding, each against a slow computation of V1."
+    shown = table(caption, ("dtype", "attention", "padding", "what", *OUTCOMES), rows)
+    command = f"python -m benchmarks.random_models --count {count}"
+    words = "random DiffLlamas of one to three layers"
+    numbers = {"total": dict(total), "reasons": reasons}
+    results.keep("random_models", [Section("random", "Random models", command, words, [shown], numbers=numbers)], options)
+    print("\n".join(reasons))
 
 
 if __name__ == "__main__":

@@ -1,13 +1,10 @@
-"""What the second map does in each layer of a model: what its loss costs, whose signs matter, what can stand in, where it looks.
+"""Measure what the second map does in each layer of a model: what its loss costs, what can stand in for it, and where it looks.
 
-    python -m benchmarks.second_map mini-diff
-
-Rises of the answer's loss in nats, mean over prompts ± standard error.
+python -m benchmarks.second_map mini-diff
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -16,6 +13,8 @@ import torch
 import xarray as xr
 
 import diffscope
+from benchmarks import results
+from benchmarks.results import Section, table
 from diffscope import edits
 from diffscope.edits import Edit
 from diffscope.evidence.answers import answers, with_answer
@@ -34,8 +33,8 @@ BLIND = {
 
 
 def main() -> None:
-    """Print a table by layer, and beneath it what the maps have to see."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Measure what the second map does, layer by layer."""
+    parser = results.parser(__doc__)
     parser.add_argument("model", nargs="?", default="mini-diff")
     parser.add_argument("--prompts", type=int, default=20)
     parser.add_argument("--length", type=int, default=256, help="tokens a prompt")
@@ -43,18 +42,21 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     scope = diffscope.load(options.model)
-    settings = Settings(prompts=options.prompts, length=options.length, needles=options.distractors + 1)
+    count = 2 if options.quick else options.prompts
+    settings = Settings(prompts=count, length=options.length, needles=options.distractors + 1)
     prompts = settings.prompts_for(scope)
-    print(f"| {scope.name}, {len(prompts)} prompts | {' | '.join(f'layer {layer}' for layer in scope.layers)} |")
-    print("|---" * (1 + len(scope.layers)) + "|")
-    for words, cells in rows(scope, prompts, settings):
-        print(f"| {words} | {' | '.join(cells)} |", flush=True)
-    for words, of in zip(BLIND.values(), rises_when_blind(scope, prompts).sel(blind=list(BLIND))):
-        print(f"{words}: {mean(of)}")
+    cells = [[words, *of] for words, of in rows(scope, prompts, settings)]
+    blind = [[words, mean(of)] for words, of in zip(BLIND.values(), rises_when_blind(scope, prompts).sel(blind=list(BLIND)))]
+    caption = f"Rises of the answer's loss in nats, mean over {len(prompts)} prompts of {options.length} tokens ± standard error."
+    tables = [table(caption, (scope.name, *(f"layer {layer}" for layer in scope.layers)), cells)]
+    tables.append(table("The same of all layers, for keys that a map does not see.", ("", scope.name), blind))
+    command = f"python -m benchmarks.second_map {scope.name}"
+    title = "The second map, layer by layer"
+    results.keep("second_map", [Section(scope.name, title, command, f"{scope.name}, as it is bundled", tables)], options)
 
 
 def rows(scope: Scope, prompts: Sequence[Prompt], settings: Settings) -> Iterator[tuple[str, list[str]]]:
-    """What is measured, and its cell in each layer."""
+    """Measure each quantity; yield its name and its cell in each layer."""
     a2 = lost_without_a2(scope, prompts).sel(measure="loss")
     yield "without A2", [mean(of) for of in a2["layer_together"]]
     yield "without A2 of one head", [", ".join(map(mean, of)) for of in a2["alone"]]
@@ -72,7 +74,7 @@ def rows(scope: Scope, prompts: Sequence[Prompt], settings: Settings) -> Iterato
 
 
 def stand_ins(scope: Scope, settings: Settings) -> dict[str, Callable[[int], Edit]]:
-    """What is put in A2's place in a layer, and A1 taken out, by words."""
+    """Return what is put in A2's place in a layer, and A1 taken out, by name."""
     others = [with_answer(prompt) for prompt in replace(settings, seed=settings.seed + 1).prompts_for(scope)]
     longest = max(map(len, others))
     others = [ids for ids in others if len(ids) == longest]
@@ -90,7 +92,7 @@ def stand_ins(scope: Scope, settings: Settings) -> dict[str, Callable[[int], Edi
 
 
 def mean(rises: np.ndarray | xr.DataArray) -> str:
-    """The mean over prompts ± its standard error."""
+    """Return the mean over prompts ± its standard error, in words."""
     values = np.asarray(rises, dtype=float)
     return "–" if np.isnan(values).all() else f"{values.mean():.2f} ± {values.std(ddof=1) / np.sqrt(len(values)):.2f}"
 

@@ -1,17 +1,15 @@
-"""Every causal class of the installed transformers at a tiny size: read, and its maps its own; or refused, and in which words.
-
-python -m benchmarks.transformers_models > docs/transformers_table.md
-"""
+"""Try every causal class of the installed transformers at a tiny size: it is read, and its maps are its own, or it is refused."""
 
 from __future__ import annotations
 
 import gc
-import logging
 import re
-import sys
 import warnings
+from argparse import Namespace
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import islice
 from typing import NamedTuple
 
 import torch
@@ -20,6 +18,8 @@ from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
 import diffscope
+from benchmarks.results import table
+from diffscope.tables.table import Table
 from tests import tiny
 from tests.shrunken import VOCABULARY, shrunken
 
@@ -27,6 +27,13 @@ TOKENS = 24  # beyond the windows of 7
 ENOUGH = 1e-5
 OTHERWISE = 0.1  # what no rounding in float32 explains
 IDS = torch.randint(10, VOCABULARY - 40, (TOKENS,), generator=torch.Generator().manual_seed(0)).tolist()
+LEGEND = (
+    "“read”: captured, and each map is that of the model's own output_attentions in eager attention to less than "
+    f"{ENOUGH:.0e} in float32 (a class of which it is not would stand here as WRONG, as would one read in bfloat16 that "
+    "float32 refuses); “not compared”: captured and proved, but the class gives no maps to compare with; “refused”: in the "
+    "words that follow. The differences are the largest over maps and layers: from the model's own maps in eager "
+    "attention, and of D captured in SDPA from D captured in eager attention."
+)
 
 
 class Outcome(NamedTuple):
@@ -39,7 +46,7 @@ class Outcome(NamedTuple):
 
 
 def classes(mapping) -> Iterator[type[PreTrainedModel]]:
-    """The classes of one of transformers' mappings, each once."""
+    """Return the classes of one of transformers' mappings, each once."""
     seen = set()
     for config in [*mapping]:
         listed = mapping[config]
@@ -50,7 +57,7 @@ def classes(mapping) -> Iterator[type[PreTrainedModel]]:
 
 
 def own_maps(model: PreTrainedModel, layers: list[int]) -> list[torch.Tensor] | None:
-    """The maps that a model gives of some layers, each (map, query, key); None where it gives none or not by layer."""
+    """Return the maps that a model gives of some layers, each (map, query, key); None if it gives none or not by layer."""
     try:
         with torch.no_grad():
             out = model(torch.tensor([IDS]), attention_mask=torch.ones(1, TOKENS).long(), output_attentions=True, use_cache=False)
@@ -64,7 +71,7 @@ def own_maps(model: PreTrainedModel, layers: list[int]) -> list[torch.Tensor] | 
 
 
 def largest_difference(capture: diffscope.Capture, maps: list[torch.Tensor], without_sinks: bool = False) -> float | None:
-    """Of all A1 and A2 of a capture from the maps of each layer; None where a layer has another number of maps.
+    """Return how far A1 and A2 are from the maps of each layer; None if a layer has another number of maps.
 
     With `without_sinks`, of what they are without the share of a sink logit.
     """
@@ -82,7 +89,7 @@ def largest_difference(capture: diffscope.Capture, maps: list[torch.Tensor], wit
 
 
 def logits(model: PreTrainedModel, implementation: str) -> torch.Tensor | None:
-    """What the bare model gives in an attention implementation; None where it does not run in it."""
+    """Return the logits of the bare model in an attention implementation; None if it does not run in it."""
     try:
         model.set_attn_implementation(implementation)
         with torch.no_grad():
@@ -92,6 +99,7 @@ def logits(model: PreTrainedModel, implementation: str) -> torch.Tensor | None:
 
 
 def outcome(model_class: type[PreTrainedModel], dtype: torch.dtype) -> Outcome:
+    """Capture a tiny model of a class in both attention implementations."""
     try:
         model = tiny.awake(shrunken(model_class)).to(dtype)
     except Exception as error:
@@ -117,7 +125,7 @@ def outcome(model_class: type[PreTrainedModel], dtype: torch.dtype) -> Outcome:
 
 
 def compared(model: PreTrainedModel, captures: dict, given: dict, wrong_above: float) -> Outcome:
-    """The captures of a model in one or both implementations, against its own maps and against each other."""
+    """Compare captures in one or both implementations with the model's own maps and with each other."""
     first = next(iter(captures.values()))
     words = [first.facts["warnings"]] if "warnings" in first.facts else []
     sdpa = float("nan")
@@ -140,30 +148,39 @@ def compared(model: PreTrainedModel, captures: dict, given: dict, wrong_above: f
 
 
 def shortened(words: str, name: str) -> str:
-    """A refusal without what differs from class to class."""
+    """Return a refusal without what differs from class to class."""
     words = re.sub(r"^layer \d+: | \((in a float32 run of the layer: )?error [^)]*\)| \(families: [^)]*\)", "", words)
     words = re.sub(r"[;,] ((or )?make it known|this version of) [^;]*", "", words)
-    return words.removeprefix(f"{name} ").replace("|", "\\|")
+    return words.removeprefix(f"{name} ")
 
 
 def cells(result: Outcome) -> tuple[str, str]:
+    """Return the word for an outcome, and its differences."""
     if result.kind in ("refused", "BUG", "not tried"):
-        return ("**BUG**" if result.kind == "BUG" else result.kind), "–"
-    kind = {"equal": "read", "not compared": "read, not compared", "WRONG": "**WRONG**"}[result.kind]
-    return kind, f"{result.eager:.0e} / {result.sdpa:.0e}".replace("nan", "–")
+        return result.kind, "–"
+    word = {"equal": "read", "not compared": "read, not compared", "WRONG": "WRONG"}[result.kind]
+    return word, f"{result.eager:.0e} / {result.sdpa:.0e}".replace("nan", "–")
 
 
-def table(title: str, mapping) -> Counter:
-    print(f"\n## {title}\n\n| class | float32 | eager / SDPA | bfloat16 | words |\n|---|---|---|---|---|")
+def tables(options: Namespace) -> list[Table]:
+    """Try every class of both mappings."""
+    mappings = {
+        "Causal language models": MODEL_FOR_CAUSAL_LM_MAPPING,
+        "Models of images and text, on text alone": MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    }
+    return [table_of(title, islice(classes(mapping), 2 if options.quick else None)) for title, mapping in mappings.items()]
+
+
+def table_of(title: str, of: Iterable[type[PreTrainedModel]]) -> Table:
+    """Try some classes; what no tiny model could be made of is counted, and named in the caption."""
     counted: Counter = Counter()
-    left_out = []
-    for model_class in classes(mapping):
+    rows, left_out = [], []
+    for model_class in of:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             full, half = (outcome(model_class, dtype) for dtype in (torch.float32, torch.bfloat16))
         gc.collect()
         counted[full.kind] += 1
-        counted["BUG"] += half.kind == "BUG" and full.kind != "BUG"
         if full.kind == "not tried":
             left_out.append(f"{model_class.__name__} ({full.words})")
             continue
@@ -172,33 +189,12 @@ def table(title: str, mapping) -> Counter:
             words += f"{'; ' if words else ''}bfloat16: {shortened(half.words, model_class.__name__)}"
         in_half = cells(half)[0]
         if full.kind == "refused" and in_half.startswith("read"):
-            in_half = "**WRONG**"  # rounding hides from the proof what float32 shows
-            counted["WRONG"] += 1
-        print(f"| {model_class.__name__} | {' | '.join(cells(full))} | {in_half} | {words} |", flush=True)
-    print("\nIn all " + ", ".join(f"{count} {kind}" for kind, count in (+counted).most_common()) + ".")
-    if left_out:
-        print("\nNot tried, because no tiny model of it could be made or run on text alone:\n")
-        print("\n".join(f"- {line}" for line in left_out))
-    return counted
-
-
-def main() -> None:
-    logging.disable(logging.WARNING)
-    print(f"# The models of transformers {transformers.__version__}\n")
-    print(
-        "Made by `python -m benchmarks.transformers_models`: a tiny random model of every class that transformers maps to causal "
-        f"language models, and to models of images and text (on text alone), with a prompt of {TOKENS} tokens.\n\n"
-        "*read*: captured, and each map is that of the model's own `output_attentions` in eager attention to less than "
-        f"{ENOUGH:.0e} in float32 (a class where it is not would stand here as WRONG, as would one read in bfloat16 that float32 "
-        "refuses); *not compared*: captured and proved, but the class gives no maps to compare with; *refused*: in the words "
-        "that follow. The differences are the largest over maps and layers: from the model's own maps in eager attention, and of "
-        "D captured in SDPA from D captured in eager attention."
+            in_half = "WRONG"  # rounding hides from the proof what float32 shows
+        rows.append([model_class.__name__, *cells(full), in_half, words])
+    count = ", ".join(f"{count} {kind}" for kind, count in counted.most_common())
+    notes = (
+        [f"Not tried, because no tiny model of it could be made or run on text alone: {'; '.join(left_out)}."] if left_out else []
     )
-    counted = table("Causal language models", MODEL_FOR_CAUSAL_LM_MAPPING)
-    counted += table("Models of images and text, on text alone", MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING)
-    if counted["WRONG"] or counted["BUG"]:
-        sys.exit(f"{counted['WRONG']} wrong, {counted['BUG']} with a traceback")
-
-
-if __name__ == "__main__":
-    main()
+    caption = f"{title} of transformers {transformers.__version__}, a prompt of {TOKENS} tokens. In all {count}. {LEGEND}"
+    made = table(caption, ("class", "float32", "eager / SDPA", "bfloat16", "words"), rows)
+    return replace(made, notes=tuple(notes))

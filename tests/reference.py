@@ -1,6 +1,14 @@
-"""Attention from raw q, k, v and λ, row by row in float64 numpy: what edits are held against. Of diffscope it uses nothing."""
+"""Slow references: attention row by row in float64, statistics of rows, and a layer of DiffLlama. They use nothing of diffscope.
+
+:class:`Slow` computes attention from raw q, k, v and λ; :func:`row_statistics` are the definitions of statistics, of which
+:func:`of_layer` makes those of a layer; :func:`diffllama_layer` begins at a module's hidden states.
+"""
+
+import math
+from typing import NamedTuple
 
 import numpy as np
+import torch
 
 
 class Slow:
@@ -19,12 +27,21 @@ class Slow:
         self.q, self.k, self.v = (array(x)[:, : self.n] for x in (layer.q, layer.k, layer.v))
         self.lam = np.broadcast_to(array(layer.lam)[:, : self.n], (self.heads, self.n))
         self.sink = None if layer.sink_logit is None else array(layer.sink_logit)
+        self.gain = np.broadcast_to(array(layer.gain)[:, : self.n], (self.heads, self.n))
+        self.gate = None
+        if layer.gate is not None:
+            self.gate = np.broadcast_to(array(layer.gate), (self.heads, layer.n_queries, self.v.shape[-1]))
+        self.correction = None if layer.correction is None else layer.correction.double().numpy()
         self.window = layer.mask.window if layer.mask.kind == "window" else self.n
         self.layer, self.number = layer, layer.layer
-        assert layer.mask.kind in ("causal", "window") and (layer.gain == 1).all()
+        assert layer.mask.kind in ("causal", "window", "full")
 
     def sees(self, query, key):
-        return 0 <= query - key < self.window
+        return self.layer.mask.kind == "full" or 0 <= query - key < self.window
+
+    def seen(self):
+        """Which keys the queries see, bool (query, key)."""
+        return np.array([[self.sees(query, key) for key in range(self.n)] for query in range(self.n)])
 
     def scores(self, head, branch):
         pairing = self.layer.pairing
@@ -63,7 +80,8 @@ class Slow:
         if maps:
             a1, a2 = maps(a1, a2, head)
         lam = self.lam[head] if lam is None else lam(self.lam[head], head)
-        d = a1 if a2 is None else a1 - lam[:, None] * a2
+        d = self.gain[head][:, None] * a1
+        d = d if a2 is None else d - lam[:, None] * a2
         return a1, a2, difference(d, head) if difference else d
 
     def plain(self, head):
@@ -78,9 +96,14 @@ class Slow:
             of_model = self.layer.norm
             if of_model is not None and norm is not None:
                 weight = np.ones(out.shape[1]) if of_model.weight is None else of_model.weight.double().numpy()
+                weight = weight if weight.ndim == 1 else weight[head]
                 for query in range(self.n):
-                    out[query] = out[query] * weight * (1 / rms(out[query], of_model.eps) if norm == "own" else norm(head))
+                    size = rms(out[query], of_model.eps) if of_model.kind == "rms" else 1.0
+                    out[query] = out[query] * weight * (1 / size if norm == "own" else norm(head))
             out = out * self.layer.post_scale
+            if self.correction is not None:
+                out = out - out @ self.correction[head]
+            out = out if self.gate is None else out * self.gate[head, : self.n]
             outs.append(output(out, head) if output else out)
         return np.concatenate(outs, axis=1)
 
@@ -91,7 +114,7 @@ def rms(x, eps):
 
 def softmax(table, sinks=None):
     """Row by row, with a sink logit for each or without; a row of −∞ is zeros."""
-    out = np.zeros_like(table)
+    out = np.zeros_like(table, dtype=float)
     for number, values in enumerate(table):
         if np.isfinite(values).any():
             logits = values if sinks is None else np.append(values, sinks[number])
@@ -163,3 +186,206 @@ def without(table, keys, queries=None, lonely="kept"):
         if lonely == "kept" and not np.isfinite(out[query]).any():
             out[query] = table[query]
     return out
+
+
+# Row statistics: the definitions, in float64.
+#
+# What is a count or a position jumps where the exact value is on an edge. There the reference is a range: weights that rounding
+# may put on either side of a threshold (`SLACK` of the weights that made them) count or do not.
+
+LEVELS, TOP = (0.1, 0.5, 0.9, 0.99), (1, 5, 10)
+ROWS, WORST = 32, 1e-3
+SLACK, SMALLEST = 1e-4, 1e-35  # below, float32 has few digits or none
+PEAKS = 8
+
+NUMBERS = (
+    "entropy",
+    "entropy_normalised",
+    "effective_tokens",
+    "participation",
+    "gini",
+    "hoyer",
+    "pseudo_norm",
+    "near_zero",
+    "negative_share",
+    "negative_count",
+    "argmax",
+)
+
+
+def spread(n):
+    """Return the rows that are compared, the first and the last among them."""
+    return np.unique(np.linspace(0, n - 1, ROWS).round().astype(int))
+
+
+def row_statistics(x, made_of):
+    """Return statistics of one row over the keys it can see.
+
+    Parameters
+    ----------
+    x : float64 ndarray, (key,)
+    made_of : float64 ndarray, (key,)
+        What x is a difference of, added up: what rounding is relative to.
+
+    Returns
+    -------
+    dict
+        Numbers, sequences, and for counts the least and the largest: ``name_low``, ``name_high``. ``peaks`` are the positions
+        of the largest weights, ``shortfalls`` by what share each is below the first.
+    """
+    n, size = len(x), np.abs(x)
+    total = size.sum()
+    p = size / total
+    ascending = np.sort(p)
+    slack = SLACK * made_of + SMALLEST
+    limit, blur = 0.1 * total / n, slack + SLACK * total / n
+    order = np.argsort(-p, kind="stable")[:PEAKS]
+    entropy = -sum(float(each) * math.log(each) for each in p if each > 0)
+    if n == 1:
+        statistics = dict.fromkeys(NUMBERS, math.nan)
+    else:
+        length = math.sqrt((p**2).sum())
+        statistics = {
+            "entropy": entropy,
+            "entropy_normalised": entropy / math.log(n),
+            "effective_tokens": math.exp(entropy),
+            "participation": 1 / length**2,
+            "gini": sum((2 * i - n - 1) * each for i, each in enumerate(ascending, 1)) / n,
+            "hoyer": (math.sqrt(n) - 1 / length) / (math.sqrt(n) - 1),
+            "pseudo_norm": np.sqrt(p).sum() ** 2,
+            "near_zero": (size < limit).mean(),
+            "negative_share": -x[x < 0].sum() / total,
+            "negative_count": (x < 0).sum(),
+            "argmax": order[0],
+        }
+    statistics["row_sum"] = x.sum()
+    statistics["top_k_mass"] = [ascending[-k:].sum() if n > k else math.nan for k in TOP]
+    statistics["quantiles"] = [ascending[max(math.ceil(q * n - 1e-9), 1) - 1] * n if n > 1 else math.nan for q in LEVELS]
+    statistics |= {"near_zero_low": (size < limit - blur).mean(), "near_zero_high": (size < limit + blur).mean()}
+    statistics |= {"negative_count_low": (x < -slack).sum(), "negative_count_high": (x < slack).sum()}
+    statistics["peaks"] = np.resize(order, PEAKS)
+    statistics["shortfalls"] = np.resize(1 - p[order] / p[order[0]], PEAKS)
+    return statistics
+
+
+def of_layer(q, k, lam, rows):
+    """Return statistics of A1, A2 and D at some rows of one layer.
+
+    Parameters
+    ----------
+    q, k : float64 ndarray, (map, token, d)
+        All heads' first maps, then all heads' second maps.
+    lam : float
+    rows : sequence of int
+
+    Returns
+    -------
+    dict of str to ndarray, (map, head, row, ...)
+    """
+    heads, scale = len(q) // 2, q.shape[-1] ** -0.5
+    rows_of_maps = []
+    for head in range(heads):
+        for row in rows:
+            a1, a2 = softmax([scale * (k[branch, : row + 1] @ q[branch, row]) for branch in (head, head + heads)])
+            rows_of_maps.append([row_statistics(a1, a1), row_statistics(a2, a2), row_statistics(a1 - lam * a2, a1 + lam * a2)])
+
+    def gathered(name):
+        values = np.array([[of_map[name] for of_map in maps] for maps in rows_of_maps], dtype=np.float64)  # (head·row, map, ...)
+        return values.reshape(heads, len(rows), *values.shape[1:]).transpose(2, 0, 1, *range(3, values.ndim + 1))
+
+    return {name: gathered(name) for name in rows_of_maps[0][0]}
+
+
+def error(measured, reference):
+    """Return the largest deviation relative to max(1, |value|), and the statistic that has it.
+
+    A position deviates by what share the weight there is below the largest. Where one is undefined and the other is not, or a
+    statistic is missing, the deviation is infinite.
+
+    Parameters
+    ----------
+    measured : dict of str to ndarray, (..., map, head, row, ...)
+    reference : the same of :func:`of_layer`, perhaps with a leading layer axis
+    """
+    worst, where = 0.0, ""
+    for name in (*NUMBERS, "row_sum", "top_k_mass", "quantiles"):
+        value, exact = measured.get(name), reference[name]
+        if value is None or value.shape != exact.shape:
+            return math.inf, name
+        if name == "argmax":
+            shares = np.where(reference["peaks"] == value[..., None], reference["shortfalls"], 1.0)
+            off = np.where(np.isnan(exact), 0.0, shares.min(-1))
+        elif f"{name}_low" in reference:
+            low, high = reference[f"{name}_low"], reference[f"{name}_high"]
+            off = np.maximum(np.maximum(low - value, value - high), 0) / np.maximum(1, np.abs(exact))
+        else:
+            off = np.abs(value - exact) / np.maximum(1, np.abs(exact))
+        off = np.where(np.isnan(value) & np.isnan(exact), 0.0, np.where(np.isnan(value) != np.isnan(exact), np.inf, off))
+        if off.max() > worst:
+            worst, where = float(off.max()), name
+    return worst, where
+
+
+# A layer of DiffLlama, of hidden states.
+
+
+class DiffLlamaLayer(NamedTuple):
+    """A layer on some rows: A1, A2 and D as changed, (batch, head, query, key), and what enters the output projection."""
+
+    a1: torch.Tensor
+    a2: torch.Tensor
+    d: torch.Tensor
+    out: torch.Tensor  # (batch, query, head·2d)
+    size: torch.Tensor  # (batch, query, head·2d): of what was subtracted, after the norm
+
+
+def seen_by(tokens):
+    """Return which keys queries see, bool (batch, query, key); `tokens`, (batch, token), are false on padding."""
+    n = tokens.shape[1]
+    return torch.ones(n, n, dtype=torch.bool).tril() & tokens[:, None]
+
+
+def rotated(x, cos, sin):
+    half = x.shape[-1] // 2
+    other = torch.cat([-x[..., half:], x[..., :half]], -1)
+    return x * cos[:, None] + other * sin[:, None]
+
+
+def diffllama_layer(module, hidden, angles, seen, eager, edit):
+    """Compute a layer of DiffLlama in float64 from the hidden states that it was given, (batch, token, width)."""
+    d = module.head_dim
+    q, k, v = (part(hidden).unflatten(-1, (-1, d)).transpose(1, 2) for part in (module.q_proj, module.k_proj, module.v_proj))
+    q, k = rotated(q, *angles), rotated(k, *angles)  # (batch, map, token, d)
+    repeat = q.shape[1] // k.shape[1]
+    rounded = eager and hidden.dtype == torch.bfloat16
+    scores = q @ k.repeat_interleave(repeat, 1).mT if rounded else q.double() @ k.double().repeat_interleave(repeat, 1).mT
+    scores = (scores * d**-0.5).double()
+    blind = ~seen.any(-1)  # (batch, query)
+    scores = scores.masked_fill(~seen[:, None], -1e300 if eager else -torch.inf)  # eager attention adds the lowest number
+    maps = scores.softmax(-1)
+    maps = maps.masked_fill(blind[:, None, :, None], 0.0) if not eager else maps
+    a1, a2 = maps.chunk(2, 1)
+    v = torch.cat(v.double().chunk(2, 1), -1).repeat_interleave(repeat, 1)  # (batch, head, key, 2d)
+    first, second = (
+        (one * other).sum(dtype=torch.float32).exp().to(hidden.dtype)
+        for one, other in ((module.lambda_q1, module.lambda_k1), (module.lambda_q2, module.lambda_k2))
+    )
+    lam = float(first - second + module.lambda_init)
+    init = 0.8 - 0.6 * math.exp(-0.3 * module.layer_idx)
+    changed = a1, a2, lam
+    plain = a1 - lam * a2
+    if edit == "A2 uniform":
+        changed = a1, (seen / seen.sum(-1, keepdim=True).clamp_min(1))[:, None].double().expand_as(a2), lam
+    elif edit == "λ = 0.3":
+        changed = a1, a2, 0.3
+    difference = changed[0] - changed[2] * changed[1]
+    difference = difference.abs() if edit == "|D|" else difference
+    difference = torch.where(blind[:, None, :, None], plain, difference)  # padding stays as the model computes it
+    mixed = difference @ v  # (batch, head, query, 2d)
+    factor = (mixed.square().mean(-1, keepdim=True) + module.groupnorm.eps).rsqrt() * (1 - init)
+    size = sum((weight * part @ v).square().mean(-1, keepdim=True).sqrt() for weight, part in ((1, a1), (abs(lam), a2)))
+    out = mixed * factor
+    if edit == "head 0 ablated":
+        out[:, 0] = torch.where(blind[..., None], out[:, 0], 0.0)
+    together = [x.expand_as(out).transpose(1, 2).flatten(2) for x in (out, size * factor)]
+    return DiffLlamaLayer(changed[0], changed[1], difference, *together)

@@ -12,7 +12,7 @@ import torch
 import xarray as xr
 
 import diffscope
-from benchmarks.damages import damage, keep_all, without_digests
+from benchmarks.corruption import damage, keep_all, without_digests
 from diffscope.cards import BUNDLED, CARD_FILE
 from diffscope.cli import main
 from diffscope.digests import END, KEY, MARK, SUMS, check_sums, write_sums

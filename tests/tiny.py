@@ -1,5 +1,6 @@
 """Tiny random models of the real classes, with weights large enough that every map matters."""
 
+import numpy as np
 import torch
 from transformers import (
     DiffLlamaConfig,
@@ -18,7 +19,11 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from diffscope.attention import LayerAttention, Pairing
+from diffscope.capture import Capture
 from diffscope.models import DiffConfig, DiffForCausalLM
+from diffscope.prompts import Encoded
+from diffscope.proof.fidelity import Fidelity
 from diffscope.tasks.tokenizer import train_tokenizer
 
 VOCABULARY = 900
@@ -111,3 +116,30 @@ def stepwise(model, ids, first=10):
         for token in ids[first:]:
             steps.append(model(torch.tensor([[token]]), past_key_values=cache, use_cache=True).logits[0])
     return torch.cat(steps)
+
+
+def random_capture(tokens, heads=1, layers=1, width=32):
+    """Layers of random queries and keys, as a capture of a prompt of so many tokens; there are no values."""
+    generator = torch.Generator().manual_seed(0)
+
+    def random(count):
+        return torch.randn(1, count, tokens, width, generator=generator)
+
+    held = [
+        LayerAttention(
+            layer=number,
+            family="random",
+            q=1.5 * random(2 * heads),
+            k=random(2 * heads),
+            v=torch.zeros(1, heads, tokens, 1),
+            scale=width**-0.5,
+            pairing=Pairing.stripes(heads),
+            lengths=(tokens,),
+            lam=torch.full((1, heads, 1), 0.7),
+        )
+        for number in range(layers)
+    ]
+    texts = tuple(f"t{i}" for i in range(tokens))
+    prompt = Encoded(None, tuple(range(tokens)), texts, tuple((0, 0) for _ in texts), {"sink": (0,)})
+    proofs = [Fidelity(error=0.0, tolerance=1e-5, rows=tokens, decided=True, reason="") for _ in held]
+    return Capture([prompt], held, proofs, [[]], np.zeros((layers, 1, 2)), {"model": "random", "family": "random"})

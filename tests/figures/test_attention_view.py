@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from safetensors.numpy import load
 
 import diffscope
-from benchmarks.pictures import capture_of
 from diffscope import edits
 from diffscope.figures import attention_view
 from diffscope.figures.view_state import checked_state
 from tests import tiny
+from tests.tiny import random_capture
 from tests.views import unpacked, words_of
 
 NAMES = ("A1", "A2", "lambda_A2", "D")
@@ -54,7 +54,7 @@ def test_standard_attention_has_one_panel():
 
 
 def test_a_long_prompt_is_in_bins_and_its_window_exact():
-    long = capture_of(2000, heads=3)
+    long = random_capture(2000, heads=3)
     window = (slice(1900, 2000), slice(3, 80))
     maps = attention_view.whole_maps(long, 0, 1, size=100)
     data = attention_view.buffer(long, 0, 1, maps=maps, window=window, lines=True)
@@ -73,12 +73,12 @@ def test_a_long_prompt_is_in_bins_and_its_window_exact():
     assert about["lines"] == {"top": 1900, "queries": 100, "count": 8, "map": "D"}
     assert np.array_equal(tensors["lines.key"], links["key"])
     np.testing.assert_allclose(tensors["lines.weight"].astype(float) * about["unit"], links["weight"], rtol=1e-3)
-    assert "detail" not in words_of(attention_view.buffer(capture_of(50), 0, 0, window=window))
+    assert "detail" not in words_of(attention_view.buffer(random_capture(50), 0, 0, window=window))
     assert "lines" not in words_of(attention_view.buffer(long, 0, 1, maps=maps, lines=True))  # of 2000 queries they are not small
 
 
 def test_a_long_prompt_stays_small():
-    capture = capture_of(16384, heads=32)
+    capture = random_capture(16384, heads=32)
     maps = attention_view.whole_maps(capture, 0, 0)
     window = (slice(9000, 9256), slice(4000, 4256))
     assert len(attention_view.buffer(capture, 0, 0, maps=maps, window=window, lines=True)) < 2_000_000
@@ -124,7 +124,7 @@ def test_nothing_of_a_prompt_stands_in_the_page_as_text():
     capture = scope.capture(f"The code is {hostile} 7421.", spans={hostile: [1]})
     page = attention_view.page(capture, 0, 0)
     assert "alert(1)" not in page and not re.search(r"(src|href)=|https?://|import ", page)
-    assert len(attention_view.page(capture_of(4096, heads=8), 0, 0)) < 1_000_000
+    assert len(attention_view.page(random_capture(4096, heads=8), 0, 0)) < 1_000_000
 
 
 @pytest.fixture
@@ -232,7 +232,7 @@ def test_keys_and_clicks_do_what_they_say(page, capture, tmp_path):
 
 @pytest.mark.browser
 def test_the_heading_says_what_is_drawn_at_every_zoom(page, tmp_path):
-    long = capture_of(2000, heads=3)
+    long = random_capture(2000, heads=3)
     window = (slice(1000, 1200), slice(1000, 1200))
     data = attention_view.buffer(long, 0, 1, maps=attention_view.whole_maps(long, 0, 1, size=100), window=window, lines=True)
     (view,) = shown(page, tmp_path, data)

@@ -8,12 +8,12 @@ import pytest
 from safetensors.numpy import load
 
 import diffscope
-from benchmarks.pictures import capture_of
 from diffscope import figures
 from diffscope.errors import DiffscopeError, MissingExtra
 from diffscope.figures import attention_view
 from diffscope.figures.notebook import AttentionPage, attention_widget, framed
 from tests import tiny
+from tests.tiny import random_capture
 from tests.views import unpacked
 
 # what a notebook does with a widget's module: a model with its traits, messages sent and changes told
@@ -65,7 +65,7 @@ def test_the_view_moves_from_head_to_head_and_tells_what_is_locked(capture):
 
 
 def test_a_small_window_is_answered_with_exact_values():
-    long = capture_of(2000)
+    long = random_capture(2000)
     widget = attention_widget(long)
     assert "detail.D" not in load(widget.data)
     tell(widget, "window", top=1900, left=10, size=200)
@@ -76,8 +76,8 @@ def test_a_small_window_is_answered_with_exact_values():
 
 
 def test_a_head_that_a_layer_lacks_gives_way_to_its_last():
-    ragged = capture_of(20, heads=3, layers=1)
-    ragged.layers.append(capture_of(20, heads=1, layers=2).layers[1])
+    ragged = random_capture(20, heads=3, layers=1)
+    ragged.layers.append(random_capture(20, heads=1, layers=2).layers[1])
     widget = attention_widget(ragged, 0, 2)
     tell(widget, "head", layer=1, head=0)
     assert (widget.layer, widget.head) == (1, 0)
@@ -93,7 +93,7 @@ def test_without_anywidget_there_is_a_page(capture, monkeypatch):
 
 
 def test_what_a_notebook_keeps_of_a_view_is_small():
-    assert len(framed(capture_of(2048), 0, 0)) < 1_000_000 and len(framed(capture_of(8192), 0, 0)) < 1_000_000
+    assert len(framed(random_capture(2048), 0, 0)) < 1_000_000 and len(framed(random_capture(8192), 0, 0)) < 1_000_000
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import diffscope
-from benchmarks import planted
+from benchmarks import proof as mistaken
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.parts import Norm, Pairing
 from diffscope.proof.diagnosis import mismatch
@@ -91,22 +91,22 @@ def test_what_rounds_as_models_do_is_not_refused(kind, dtype):
     assert worst < 0.7
 
 
-@pytest.mark.parametrize("length, dtype", [*itertools.product([100, 1000], planted.DTYPES), (4096, "float32")])
+@pytest.mark.parametrize("length, dtype", [*itertools.product([100, 1000], mistaken.DTYPES), (4096, "float32")])
 def test_planted_mistakes_are_refused_at_every_length(length, dtype):
-    read = planted.read(planted.diffllama("heads of 8", 0, planted.DTYPES[dtype], length), tiny.ids(length))
+    read = mistaken.read(mistaken.diffllama("heads of 8", 0, mistaken.DTYPES[dtype], length), tiny.ids(length))
     right = read.proof()
     assert right.error < 0.7 * right.tolerance
-    for name, mistake in planted.MISTAKES.items():
+    for name, mistake in mistaken.MISTAKES.items():
         wrong = read.proof(mistake)
         assert wrong.error > wrong.tolerance, name
 
 
 @pytest.mark.slow
 def test_a_long_prompt_is_held_as_tightly_as_a_short_one():
-    read = planted.read(planted.diffllama("heads of 8", 1, torch.float32, 16_384), tiny.ids(16_384))
+    read = mistaken.read(mistaken.diffllama("heads of 8", 1, torch.float32, 16_384), tiny.ids(16_384))
     right = read.proof()
     assert right.error < 0.7 * right.tolerance and right.lam_within < 1e-4
-    for name, mistake in planted.MISTAKES.items():
+    for name, mistake in mistaken.MISTAKES.items():
         wrong = read.proof(mistake)
         assert wrong.error > wrong.tolerance, name
 

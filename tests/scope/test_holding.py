@@ -37,7 +37,8 @@ IN_HALF = {
     "forward under autocast (accelerate)": "bfloat16",
     "in bfloat16": "bfloat16",
 }
-OF_OTHERS = ("bitsandbytes", "torchao", "quanto", "quantize_dynamic", "FSDP", "Distributed")  # see benchmarks/wrappings.py
+# What benchmarks/conformance_tables.py tries too.
+OF_OTHERS = ("bitsandbytes", "torchao", "quanto", "quantize_dynamic", "FSDP", "Distributed")
 
 
 def held_as(name, model):

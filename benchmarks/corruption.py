@@ -1,15 +1,14 @@
-"""Whatever is kept, damaged at random: does it open as it was, or is it refused in one line?
+"""Damage saved files at random: each opens as it was, or is refused in one line.
 
-    python -m benchmarks.damages --count 2000 --seed 0
+    python -m benchmarks.corruption --count 2000 --seed 0
 
 Every kind of file is damaged `--count` times and opened. Of what opens, all content is compared with what was saved. Files are
-damaged with their digests, and again as files are that carry none: those of earlier versions, and models of other programs. The
-exit status says whether any file with a digest opened with another content, or anything at all ended in a traceback.
+damaged with their digests, and again without, as models of other programs are. The exit status says whether any file with a
+digest opened with another content, or anything ended in a traceback.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import logging
@@ -30,11 +29,15 @@ import xarray as xr
 from transformers.utils.logging import disable_progress_bar
 
 import diffscope
+from benchmarks import results
+from benchmarks.meter import memory
+from benchmarks.results import Section, table
 from diffscope.digests import END, KEY, MARK, SUMS, write_sums
 from diffscope.errors import DiffscopeError, NoDigest
 from diffscope.hypotheses.study import Study
 from diffscope.models import DiffConfig, DiffForCausalLM
 from diffscope.store import FORMATS, save_statistics
+from diffscope.tables.table import Table
 from tests.study_data import study as planted_study
 
 PATIENCE = 60  # seconds in which a file has to open
@@ -42,26 +45,30 @@ MEMORY = 8 * 2**30  # bytes of address space beyond what is taken at the start
 ENDS = 400  # bytes at both ends of a file, where formats have their headers and footers
 OUTCOMES = ("unchanged", "refused", "warned", "silent", "traceback")
 
-# Damages: what becomes of the bytes of a file.
+# Damages of the bytes of a file.
 
 
 def flip_bits(data: bytearray, rng: random.Random) -> bytearray:
+    """Flip one to eight bits."""
     for at in (rng.randrange(len(data)) for _ in range(rng.choice((1, 1, 2, 8)))):
         data[at] ^= 1 << rng.randrange(8)
     return data
 
 
 def truncate(data: bytearray, rng: random.Random) -> bytearray:
+    """Cut the end off."""
     return data[: rng.choice((0, rng.randrange(len(data)), len(data) - rng.randint(1, min(9, len(data)))))]
 
 
 def zero(data: bytearray, rng: random.Random) -> bytearray:
+    """Set a piece to zero."""
     at, size = _piece(data, rng)
     data[at : at + size] = bytes(size)
     return data
 
 
 def swap(data: bytearray, rng: random.Random) -> bytearray:
+    """Exchange two pieces."""
     size = min(_piece(data, rng)[1], len(data) // 2)
     first = rng.randrange(len(data) - 2 * size + 1)
     second = rng.randrange(first + size, len(data) - size + 1)
@@ -70,6 +77,7 @@ def swap(data: bytearray, rng: random.Random) -> bytearray:
 
 
 def change_header(data: bytearray, rng: random.Random) -> bytearray:
+    """Change bytes at both ends."""
     ends = min(ENDS, len(data))
     for _ in range(rng.randint(1, 4)):
         at = rng.randrange(ends)
@@ -78,19 +86,21 @@ def change_header(data: bytearray, rng: random.Random) -> bytearray:
 
 
 def delete(data: bytearray, rng: random.Random) -> bytearray:
+    """Take a piece out."""
     at, size = _piece(data, rng)
     del data[at : at + size]
     return data
 
 
 def insert(data: bytearray, rng: random.Random) -> bytearray:
+    """Put a piece in."""
     at, size = _piece(data, rng)
     data[at:at] = rng.choice((rng.randbytes(size), data[at : at + size], bytes(size)))
     return data
 
 
 def _piece(data: bytearray, rng: random.Random) -> tuple[int, int]:
-    """Where a piece of a file begins and how long it is, short ones as often as long ones."""
+    """Draw where a piece of a file begins and how long it is, short ones as often as long ones."""
     size = min(len(data), int(2 ** rng.uniform(0, 12)))
     return rng.randrange(len(data) - size + 1), size
 
@@ -106,11 +116,11 @@ DAMAGES: dict[str, Callable[[bytearray, random.Random], bytearray]] = {
 }
 
 
-# What is damaged.
+# The files.
 
 
 def keep_all(root: Path) -> dict[str, Path]:
-    """Write a file or folder of every kind; returns them by what they are called."""
+    """Write a file or folder of every kind; return them by name."""
     scope = diffscope.load("mini-diff")
     capture = scope.capture("The magic number: Rome 4217. The magic number: Rome", spans={"answer": "4217"})
     capture.save(root / "a.dscope")
@@ -137,7 +147,7 @@ def keep_all(root: Path) -> dict[str, Path]:
 
 
 def without_digests(kept: dict[str, Path]) -> None:
-    """Turn what is kept into what was kept before digests were."""
+    """Take the digests out of saved files, as if another program had written them."""
     for path in _files(kept):
         if path.name == SUMS:
             path.unlink()
@@ -153,7 +163,7 @@ def _files(kept: dict[str, Path]) -> list[Path]:
 
 
 def content(path: Path) -> str:
-    """All that is in what is kept, as a digest."""
+    """Return a digest of the whole content of a saved file."""
     opened = diffscope.load(path) if path.name == "model" else diffscope.open(path)
     if isinstance(opened, Study):
         return _digest({}, [opened.facts, opened.boards, opened.survival])
@@ -179,11 +189,11 @@ def _digest(tensors: dict[str, torch.Tensor], plain: object) -> str:
     return digest.hexdigest()
 
 
-# What becomes of it.
+# Opening them.
 
 
 def outcome(path: Path, before: str) -> str:
-    """One of ``OUTCOMES``, of a file that was damaged."""
+    """Open a damaged file; return one of ``OUTCOMES``."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -201,7 +211,7 @@ def outcome(path: Path, before: str) -> str:
 
 
 def damage(kept: dict[str, Path], count: int, rng: random.Random) -> Counter[tuple[str, str, str]]:
-    """How often each (kind, damage, outcome) occurred."""
+    """Damage files of every kind; count each (kind, damage, outcome)."""
     counts: Counter[tuple[str, str, str]] = Counter()
     for kind, path in kept.items():
         before = content(path)
@@ -220,41 +230,52 @@ def damage(kept: dict[str, Path], count: int, rng: random.Random) -> Counter[tup
     return counts
 
 
-def table(counts: Counter[tuple[str, str, str]]) -> str:
-    """Outcomes of every kind and damage that occurred, as Markdown."""
-    rows = ["| kind | " + " | ".join(DAMAGES) + " |", "|---" * (1 + len(DAMAGES)) + "|"]
+def shown(caption: str, counts: Counter[tuple[str, str, str]]) -> Table:
+    """Return a table of the outcomes of every kind and damage that occurred."""
+    rows = []
     for kind in dict.fromkeys(kind for kind, _, _ in counts):
-        cells = [", ".join(f"{n} {end}" for end in OUTCOMES if (n := counts[kind, name, end])) for name in DAMAGES]
-        rows.append(f"| {kind} | " + " | ".join(cells) + " |")
-    return "\n".join(rows)
+        rows.append([kind, *(", ".join(f"{n} {end}" for end in OUTCOMES if (n := counts[kind, name, end])) for name in DAMAGES)])
+    return table(caption, ("kind", *DAMAGES), rows)
 
 
 def out_of_time(number: int, frame: FrameType | None) -> None:
+    """Raise: a file took too long to open."""
     raise TimeoutError(f"not open after {PATIENCE} seconds")
 
 
+CAPTIONS = (
+    "With digests. “Refused” is one line that says what to do; “unchanged” opens as it was. Damages that change nothing "
+    "are not counted.",
+    "Without digests, as other programs write models: “warned” is another content, opened with the warning that the file "
+    "carries no digest, “silent” another without a word. Nobody can know of a model without digests that a weight is "
+    "another number.",
+)
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Damage every kind of file, with digests and without."""
+    parser = results.parser(__doc__)
     parser.add_argument("--count", type=int, default=2000, help="damages of each kind of file")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     logging.disable(logging.CRITICAL)
     disable_progress_bar()
     signal.signal(signal.SIGALRM, out_of_time)
-    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    taken = int(memory("VmSize"))
     resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY, taken + MEMORY))
-    rng = random.Random(options.seed)
+    rng, count = random.Random(options.seed), 21 if options.quick else options.count
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore", NoDigest)
         kept = keep_all(Path(folder))
-        proven = damage(kept, options.count, rng)
-        print(f"With digests:\n\n{table(proven)}\n", flush=True)
+        counts = [damage(kept, count, rng)]
         without_digests(kept)
-        unproven = damage(kept, options.count, rng)
-        print(f"Without:\n\n{table(unproven)}")
-    return any(
-        end == "traceback" or (end == "silent" and counts is proven) for counts in (proven, unproven) for *_, end in counts
-    )
+        counts.append(damage(kept, count, rng))
+    tables = [shown(caption, of) for caption, of in zip(CAPTIONS, counts)]
+    command = f"python -m benchmarks.corruption --count {count} --seed {options.seed}"
+    words = "mini-diff as it is bundled, and a random model of two layers"
+    text = f"A file or folder of every kind is damaged {count:,} times in seven ways and opened."
+    results.keep("corruption", [Section("files", "Damaged files", command, words, tables, text)], options)
+    return any(end == "traceback" or (end == "silent" and of is counts[0]) for of in counts for *_, end in of)
 
 
 if __name__ == "__main__":

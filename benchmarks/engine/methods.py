@@ -1,4 +1,4 @@
-"""What a user would run, each as a function of a model and a prompt that prepares it and returns the run itself.
+"""What a user would run: functions of a model and a prompt that prepare it and return the run itself.
 
 A run returns values by statistic, (layer, map, head, query, ...), or None where it is only a forward pass.
 Nothing is imported before a method is prepared, so that a process holds what its own method needs.
@@ -13,15 +13,15 @@ import torch
 import xarray as xr
 from torch import Tensor, nn
 
-from benchmarks.side_by_side import script, subjects
-from benchmarks.side_by_side.script import Values
+from benchmarks.engine import script, subjects
+from benchmarks.engine.script import Values
 from diffscope.stats.definitions import ROW
 
 Run = Callable[[], Values | None]
 
 
 def with_diffscope(model: nn.Module, ids: Tensor) -> Run:
-    """Capture with its proof, and all statistics."""
+    """Measure with diffscope: a capture with its proof, and all statistics."""
     import diffscope
 
     scope = diffscope.load(model)
@@ -29,7 +29,7 @@ def with_diffscope(model: nn.Module, ids: Tensor) -> Run:
 
 
 def capture(model: nn.Module, ids: Tensor) -> Run:
-    """Capture with its proof, no statistics."""
+    """Capture with its proof, without statistics."""
     import diffscope
 
     scope = diffscope.load(model)
@@ -41,7 +41,7 @@ def capture(model: nn.Module, ids: Tensor) -> Run:
 
 
 def measured_capture(model: nn.Module, ids: Tensor) -> Run:
-    """The statistics of a capture at hand."""
+    """Measure the statistics of a capture at hand."""
     import diffscope
 
     captured = diffscope.load(model).capture(ids[0].tolist())
@@ -49,12 +49,12 @@ def measured_capture(model: nn.Module, ids: Tensor) -> Run:
 
 
 def values_of(dataset: xr.Dataset) -> Values:
-    """Values of a Dataset by statistic, (layer, map, head, query, ...)."""
+    """Return values of a Dataset by statistic, (layer, map, head, query, ...)."""
     return {name: values.transpose("layer", "map", "head", "query", ...).values for name, values in dataset.items()}
 
 
 def eager(model: nn.Module, ids: Tensor) -> Run:
-    """The attention weights of the library, then the script; head h has the maps h and h + H."""
+    """Take the attention weights of the library, then run the script; head h has the maps h and h + H."""
     model.set_attn_implementation("eager")
 
     @torch.no_grad()
@@ -66,7 +66,7 @@ def eager(model: nn.Module, ids: Tensor) -> Run:
 
 
 def _of_weights(model: nn.Module, weights: list[Tensor]) -> Values:
-    """From maps (map, query, key) of each layer."""
+    """Run the script on maps (map, query, key) of each layer."""
     layers = []
     for module, of_layer in zip(subjects.attentions(model), weights):
         a1, a2 = (half.cpu().numpy() for half in of_layer.chunk(2))
@@ -75,7 +75,7 @@ def _of_weights(model: nn.Module, weights: list[Tensor]) -> Values:
 
 
 def numpy_maps(model: nn.Module, ids: Tensor) -> Run:
-    """All maps by numpy from q and k, and the script on all of them at once."""
+    """Compute all maps by numpy from q and k, and run the script on all of them at once."""
 
     def run() -> Values:
         layers = []
@@ -88,7 +88,7 @@ def numpy_maps(model: nn.Module, ids: Tensor) -> Run:
 
 
 def _softmax(q: np.ndarray, k: np.ndarray) -> np.ndarray:
-    """Causal maps (map, query, key) from q and k (map, token, d)."""
+    """Return causal maps (map, query, key) from q and k (map, token, d)."""
     maps = q @ k.transpose(0, 2, 1)
     maps *= np.float32(q.shape[-1] ** -0.5)
     maps[:, ~np.tri(q.shape[1], dtype=bool)] = -np.inf
@@ -99,7 +99,7 @@ def _softmax(q: np.ndarray, k: np.ndarray) -> np.ndarray:
 
 
 def transformer_lens(model: nn.Module, ids: Tensor) -> Run:
-    """The hook points of both maps, kept by ``run_with_cache``, then the script."""
+    """Cache the hook points of both maps by ``run_with_cache``, then run the script."""
     from diffscope import lens
 
     modules = subjects.attentions(model)
@@ -118,7 +118,7 @@ def transformer_lens(model: nn.Module, ids: Tensor) -> Run:
 
 
 def nnsight(model: nn.Module, ids: Tensor) -> Run:
-    """The attention weights saved in a trace, then the script."""
+    """Save the attention weights in a trace, then run the script."""
     import nnsight
 
     model.set_attn_implementation("eager")
@@ -134,7 +134,7 @@ def nnsight(model: nn.Module, ids: Tensor) -> Run:
 
 
 def model_forward(model: nn.Module, ids: Tensor) -> Run:
-    """The model alone, without statistics."""
+    """Run the model alone, without statistics."""
 
     @torch.no_grad()
     def run() -> None:
@@ -144,7 +144,7 @@ def model_forward(model: nn.Module, ids: Tensor) -> Run:
 
 
 def attention_forward(model: nn.Module, ids: Tensor) -> Run:
-    """The attention calls of the layers alone: two each, for the two halves of the values, as wide as the keys."""
+    """Run the attention calls of the layers alone: two each, for the two halves of the values, as wide as the keys."""
     layers = []
     for q, k, v in subjects.projected(model, ids, "qkv"):
         layers += [(q[None], k[None], half.repeat(2, 1, 1)[None]) for half in v.chunk(2)]

@@ -1,18 +1,25 @@
-"""What is measured: models with their prompts, and the queries and keys of their layers."""
+"""Models with their prompts, the queries and keys of their layers, and what one process does with them."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import DiffLlamaConfig, DiffLlamaForCausalLM
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
+import diffscope
+from benchmarks.engine.script import Values, stacked
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.parts import Pairing
 from diffscope.models.loading import load_model
 from diffscope.models.mechanisms import Attention
+from diffscope.stats.definitions import ROW
+from tests import reference
 
 HEADS, DIM, HIDDEN, VOCABULARY = 8, 64, 1024, 512
 # Standard deviation of the scores: the entropy of a row of n keys is then around half of ln n, from 500 to 64K keys.
@@ -20,7 +27,7 @@ SPREAD = 2.75
 
 
 def random_model(tokens: int, device: str) -> nn.Module:
-    """One layer of DiffLlama with attention that is neither uniform nor on one key."""
+    """Return one layer of DiffLlama with attention that is neither uniform nor on one key."""
     config = DiffLlamaConfig(
         hidden_size=HIDDEN,
         intermediate_size=256,
@@ -44,6 +51,7 @@ def random_model(tokens: int, device: str) -> nn.Module:
 
 
 def bundled_model(tokens: int, device: str) -> nn.Module:
+    """Return the bundled mini-diff."""
     return load_model("mini-diff", device=device)[0].eval()
 
 
@@ -51,18 +59,19 @@ SUBJECTS = {"random": random_model, "bundled": bundled_model}
 
 
 def prompt(model: nn.Module, tokens: int) -> Tensor:
-    """Random token ids, (1, token)."""
+    """Return random token ids, (1, token)."""
     generator = torch.Generator().manual_seed(1)
     return torch.randint(2, model.config.vocab_size, (1, tokens), generator=generator).to(model.device)
 
 
 def attentions(model: nn.Module) -> list[nn.Module]:
+    """Return the attention module of each layer."""
     return [layer.self_attn for layer in model.model.layers]
 
 
 @torch.no_grad()
 def lambda_of(module: nn.Module) -> float:
-    """exp(λq1·λk1) − exp(λq2·λk2) + λ_init (Ye et al. 2024, eq. 2)."""
+    """Return λ of a layer: exp(λq1·λk1) − exp(λq2·λk2) + λ_init (Ye et al. 2024, eq. 2)."""
     first = torch.sum(module.lambda_q1.double() * module.lambda_k1.double()).exp()
     second = torch.sum(module.lambda_q2.double() * module.lambda_k2.double()).exp()
     return float(first - second) + module.lambda_init
@@ -70,7 +79,7 @@ def lambda_of(module: nn.Module) -> float:
 
 @torch.no_grad()
 def projected(model: nn.Module, ids: Tensor, names: str = "qk", dtype: torch.dtype | None = None) -> list[list[Tensor]]:
-    """Queries and keys after the rotation, and values, of every layer, from the inputs of its attention.
+    """Return queries and keys after the rotation, and values, of every layer, from the inputs of its attention.
 
     Parameters
     ----------
@@ -109,7 +118,7 @@ def projected(model: nn.Module, ids: Tensor, names: str = "qk", dtype: torch.dty
 
 
 def random_layer(tokens: int, device: str) -> LayerAttention:
-    """One layer of random queries and keys, as wide as the random model's, for lengths whose forward would take too long."""
+    """Return a layer of random queries and keys, as wide as the random model's, for lengths whose forward takes too long."""
     generator = torch.Generator().manual_seed(0)
 
     def random(maps: int, width: int, size: float) -> Tensor:
@@ -126,3 +135,86 @@ def random_layer(tokens: int, device: str) -> LayerAttention:
         lengths=(tokens,),
         lam=torch.full((1, 1, 1), 0.8, device=device),
     )
+
+
+# What one process does.
+
+Prepared = tuple[Callable[[], Values | None], Callable[[Values], Values]]
+
+
+def _at(rows: np.ndarray) -> Callable[[Values], Values]:
+    """Return what takes some rows of values (layer, map, head, query, ...)."""
+    return lambda values: {name: x[:, :, :, rows] for name, x in values.items()}
+
+
+@dataclass(frozen=True)
+class Whole:
+    """All row statistics of all queries by one method, of which the reference's rows are sent back."""
+
+    method: str
+    subject: str
+    tokens: int
+    device: str
+
+    def prepare(self) -> Prepared:
+        from benchmarks.engine.methods import METHODS
+
+        model = SUBJECTS[self.subject](self.tokens, self.device)
+        return METHODS[self.method](model, prompt(model, self.tokens)), _at(reference.spread(self.tokens))
+
+
+@dataclass(frozen=True)
+class WholeReference:
+    """The same rows in float64, (layer, map, head, row, ...)."""
+
+    subject: str
+    tokens: int
+    device: str
+
+    def prepare(self) -> Prepared:
+        model = SUBJECTS[self.subject](self.tokens, self.device)
+        return lambda: reference_of(model, prompt(model, self.tokens), reference.spread(self.tokens)), lambda result: result
+
+
+def reference_of(model: nn.Module, ids: Tensor, rows: np.ndarray) -> Values:
+    """Return the statistics of some rows of a model in float64."""
+    layers = zip(attentions(model), projected(model, ids, dtype=torch.float64))
+    return stacked([reference.of_layer(*(x.cpu().numpy() for x in qk), lambda_of(module), rows) for module, qk in layers])
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Statistics of a sample of the queries of a layer whose inputs are at hand."""
+
+    tokens: int
+    rows: int
+    device: str
+
+    def prepare(self) -> Prepared:
+        layer = random_layer(self.tokens, self.device)
+        queries = self.queries()
+
+        def run() -> Values:
+            measured = diffscope.stats.measure(layer, list(ROW), queries=queries).expand_dims("layer")
+            return {name: values.transpose("layer", "map", "head", "query", ...).values for name, values in measured.items()}
+
+        return run, _at(reference.spread(len(queries)))
+
+    def queries(self) -> np.ndarray:
+        """Return the positions that are sampled, int64 (query,)."""
+        drawn = diffscope.Sample(self.rows).draw(self.tokens)
+        return np.arange(self.tokens) if drawn is None else drawn.queries.numpy()
+
+
+@dataclass(frozen=True)
+class SampledReference:
+    """Some rows of the same sample in float64."""
+
+    sampled: Sampled
+
+    def prepare(self) -> Prepared:
+        layer = random_layer(self.sampled.tokens, self.sampled.device)
+        queries = self.sampled.queries()
+        rows = queries[reference.spread(len(queries))]
+        q, k = (x[0].double().cpu().numpy() for x in (layer.q, layer.k))
+        return lambda: stacked([reference.of_layer(q, k, float(layer.lam), rows)]), lambda result: result

@@ -1,4 +1,4 @@
-"""All row statistics of whole attention maps in numpy, as one would write them who has the maps in memory."""
+"""All row statistics of whole attention maps in numpy, as a user would write them who has the maps in memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LEVELS = np.array([0.1, 0.5, 0.9, 0.99])
 
 @np.errstate(invalid="ignore")  # 0/0 of rows with a single key
 def row_statistics(x: np.ndarray) -> Values:
-    """Statistics of the rows of causal maps.
+    """Return statistics of the rows of causal maps.
 
     Parameters
     ----------
@@ -55,21 +55,22 @@ def row_statistics(x: np.ndarray) -> Values:
 
 
 def all_at_once(a1: np.ndarray, a2: np.ndarray, lam: float) -> Values:
-    """Statistics of A1, A2 and D, (map, head, query, ...), from maps (head, query, key)."""
+    """Return statistics of A1, A2 and D, (map, head, query, ...), from maps (head, query, key)."""
     maps = [row_statistics(a1), row_statistics(a2), row_statistics(a1 - np.float32(lam) * a2)]
     return {name: np.stack([statistics[name] for statistics in maps]) for name in maps[0]}
 
 
 def head_by_head(a1: np.ndarray, a2: np.ndarray, lam: float) -> Values:
-    """The same, in less memory."""
+    """Return the same in less memory."""
     heads = [all_at_once(a1[head : head + 1], a2[head : head + 1], lam) for head in range(len(a1))]
     return joined(heads, axis=1)
 
 
 def joined(parts: list[Values], axis: int) -> Values:
+    """Join parts along an axis."""
     return {name: np.concatenate([statistics[name] for statistics in parts], axis) for name in parts[0]}
 
 
 def stacked(layers: list[Values]) -> Values:
-    """Along a new first axis."""
+    """Stack layers along a new first axis."""
     return {name: np.stack([statistics[name] for statistics in layers]) for name in layers[0]}
