@@ -20,8 +20,9 @@ from diffscope.tasks.files import read_prompts
 from diffscope.tasks.sampling import draw
 from studies.laptop import text as text_cohort
 from tests.lab.small_recipes import PIECE
-from tools import model_examples, publish_models
-from tools.publish_models import card_text, publish
+from tools import model_examples
+from tools import publish as publish_models
+from tools.publish import card_text, publish
 
 DOUBLE_WIDTH = '\ndouble-width = { attention = "standard", num_attention_heads = 2, num_key_value_heads = 2 }\n'
 

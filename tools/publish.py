@@ -1,6 +1,6 @@
 """Turn arms of a trained cohort, with one seed, into the bundled models with their cards.
 
-``python -m tools.publish_models runs/laptop --seed 0`` publishes DIFF, standard attention with maps as wide as DIFF's, and
+``python -m tools.publish runs/laptop --seed 0`` publishes DIFF, standard attention with maps as wide as DIFF's, and
 standard attention with as few heads as DIFF has, as ``mini-diff``, ``mini-standard`` and ``mini-double-width``; of a cohort
 without these arms, as ``runs/mini`` is, all arms; of one of plain text DIFF, as ``mini-text``. Weights are kept in half
 precision, and scored as they are kept.

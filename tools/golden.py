@@ -1,7 +1,7 @@
 """Whether a change of the code left every number as it was, to the bit.
 
-``python tools/same_numbers.py save FILE`` writes every statistic of one prompt on the bundled models, what every edit that needs
-no other prompts does to the next token's logits, and ``check`` of every published layout. ``python tools/same_numbers.py compare
+``python tools/golden.py save FILE`` writes every statistic of one prompt on the bundled models, what every edit that needs
+no other prompts does to the next token's logits, and ``check`` of every published layout. ``python tools/golden.py compare
 FILE`` takes them again and prints what differs. Both on the same machine, in the environment of the tests.
 """
 
