@@ -1,4 +1,4 @@
-"""Every control of every page, used in a headless Chromium: ``python -m tools.drive_dashboard [--pages compare …]``.
+"""Use every control of every page in a headless Chromium: ``python -m tools.drive_dashboard [--pages compare …]``.
 
 After each step the page must show no red box, and its console no error. Controls are found on the page, so that new ones are
 driven without being named here. What changes the model or the prompt for all that follows is set back. At last every choice is
