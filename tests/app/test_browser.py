@@ -24,9 +24,7 @@ def address(home, folders):
 
 @pytest.fixture
 def page(new_page):
-    page = new_page(1500, 1100)
-    page.set_default_timeout(60_000)
-    return page
+    return new_page(1500, 1100)
 
 
 def heading(page):

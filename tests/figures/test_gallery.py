@@ -13,14 +13,6 @@ FEWER = {"board": ("prompts=10)", "prompts=10, untrained=3)")}  # of untrained m
 OF_A_TRAINING = {"cohort"}  # needs a cohort, whose training takes hours
 
 
-@pytest.fixture(scope="module", autouse=True)
-def bundled_models():
-    from diffscope import models
-
-    if not models.bundled():
-        pytest.skip("no model is bundled with this checkout")
-
-
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_a_script_draws_what_can_be_read_in_a_column(script):
     source, names = script.read_text(encoding="utf-8"), {}
