@@ -14,7 +14,7 @@ app:
 	@$(BIN)/diffscope app --port $(PORT)
 
 test: dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=30 --durations-min=1
 
 dev:
 	@tools/environment.sh dev

@@ -18,8 +18,7 @@ from benchmarks.meter import memory
 from benchmarks.results import LOAD, Section, table
 from diffscope.figures import attention_view
 from tests.tiny import random_capture
-from tools.browser import chromium, dashboard, faults, settle
-from tools.readers import readers_at_once
+from tools.browser import chromium, concurrent_views, dashboard, faults, settle
 
 VIEW = ".st-key-view"
 MAPS = f"{VIEW} canvas[data-map]"
@@ -173,7 +172,7 @@ def ten_readers(new_page, address: str) -> dict[str, float]:
     """Open the page Intervene ten times at once, three with edits; count those that show other than they would alone."""
     with dashboard() as (other, _):
         start = time.perf_counter()
-        seen, alone = readers_at_once(new_page, address, other, "intervene?tour=off", STACKS)
+        seen, alone = concurrent_views(new_page, address, other, "intervene?tour=off", STACKS)
         taken = time.perf_counter() - start
     if len({text for text, _ in alone}) != len(set(STACKS)):
         raise RuntimeError("edits change nothing that the page says, so that readers could not be told apart")

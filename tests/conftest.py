@@ -6,7 +6,9 @@ import sys
 
 import pytest
 
-from tools.browser import CHROMIUM, chromium
+from tools.browser import CHROMIUM
+
+pytest_plugins = ["tests.fixtures"]
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
@@ -49,41 +51,3 @@ def _skip(items, marker, reason):
     for item in items:
         if item.get_closest_marker(marker):
             item.add_marker(pytest.mark.skip(reason=reason))
-
-
-@pytest.fixture(scope="session")
-def browser_profile(tmp_path_factory):
-    """Where the browser keeps its cache from module to module."""
-    return tmp_path_factory.mktemp("browser")
-
-
-@pytest.fixture(scope="module")
-def open_page(browser_profile):
-    """What opens pages of a browser; no longer than a module has it, since meanwhile nothing else can run an event loop."""
-    with chromium(browser_profile) as opened:
-        yield opened
-
-
-@pytest.fixture
-def new_page(open_page):
-    """What opens a page: width, height; ``page.problems`` are what its console complains of. It is closed after the test."""
-    pages = []
-
-    def opened(*size, **options):
-        pages.append(open_page(*size, **options))
-        return pages[-1]
-
-    yield opened
-    for page in pages:
-        page.close()
-
-
-@pytest.fixture(scope="session")
-def tiny_diff_folder(tmp_path_factory):
-    """A saved folder with a tiny random DIFF V1 model and its tokenizer."""
-    from tests import tiny
-
-    folder = tmp_path_factory.mktemp("models") / "tiny-diff"
-    tiny.own("v1").save_pretrained(folder)
-    tiny.tokenizer().save_pretrained(folder)
-    return folder

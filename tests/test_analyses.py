@@ -126,7 +126,7 @@ def test_the_notebook_runs_on_another_model(model, begin, folders):
 def test_an_error_ends_a_notebook_and_is_named(tmp_path):
     cells = [nbformat.v4.new_code_cell("MODEL = 'x'"), nbformat.v4.new_code_cell("1 / 0"), nbformat.v4.new_code_cell("2")]
     path = tmp_path / "a.ipynb"
-    notebooks.write(nbformat.v4.new_notebook(cells=cells), path)
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
     executed = notebooks.execute(notebooks.read(path, "C:\\a folder"))
     assert notebooks.failure(executed) == "ZeroDivisionError: division by zero"
     assert [cell.execution_count for cell in executed.cells] == [1, 2, None]
@@ -147,7 +147,7 @@ def test_the_notebook_is_kept_with_its_results(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_the_notebook_asks_one_question_of_one_model_or_study(name):
     notebook = read(name)
-    assert len(notebooks.subject_cells(notebook)) == 1
+    assert len(notebooks.subjects(notebook)) == 1
     words = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
     headings = re.findall(r"^(#+) (.+)$", "\n".join(words), re.M)
     assert [mark for mark, _ in headings] == ["#"] + ["##"] * (len(headings) - 1)

@@ -33,18 +33,6 @@ def name(parameter):
     return " ".join(parameter) if isinstance(parameter, list) else None
 
 
-@pytest.fixture
-def run(capsys):
-    """Run the command; returns its exit status, stdout and stderr."""
-
-    def run(*arguments):
-        status = main([str(argument) for argument in arguments])
-        printed = capsys.readouterr()
-        return status, printed.out, printed.err
-
-    return run
-
-
 @pytest.fixture(scope="session")
 def saved(tiny_diff_folder, tmp_path_factory):
     """A saved capture of the tiny model."""

@@ -2,12 +2,13 @@
 
 import inspect
 import json
+from functools import partial
 
 import numpy as np
 import pytest
 
 import diffscope
-from diffscope.cli import figure, main
+from diffscope.cli import figure
 from diffscope.figures import FIGURES
 
 PROMPT = "The magic number: Paris 7421. The magic number: Rome 2174. The magic number: Paris"
@@ -16,22 +17,9 @@ GIVEN = ["--model", "mini-diff", "--prompt", PROMPT, "--span", "answer=7421"]
 OF_SCRIPTS = set("prompt measured low high references at diagonal controls within looks error joined".split())
 
 
-@pytest.fixture(scope="module", autouse=True)
-def bundled_models():
-    from diffscope import models
-
-    if not models.bundled():
-        pytest.skip("no model is bundled with this checkout")
-
-
 @pytest.fixture
-def run(capsys):
-    def run(*arguments):
-        status = main(["figure", *map(str, arguments)])
-        printed = capsys.readouterr()
-        return status, printed.out, printed.err
-
-    return run
+def run(run):
+    return partial(run, "figure")
 
 
 def test_every_keyword_of_every_figure_is_an_option(run):

@@ -18,9 +18,12 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
-def requirements(*groups):
-    names = PROJECT["dependencies"] + [line for group in groups for line in PROJECT["optional-dependencies"][group]]
-    return [Requirement(line) for line in names]
+def requirements(*extras):
+    """What is installed with some extras, those that an extra is made of included."""
+    lines = PROJECT["dependencies"] + [line for extra in extras for line in PROJECT["optional-dependencies"][extra]]
+    found = [Requirement(line) for line in lines]
+    own = {extra for requirement in found if requirement.name == PROJECT["name"] for extra in requirement.extras}
+    return requirements(*{*extras, *own}) if not own <= set(extras) else [it for it in found if it.name != PROJECT["name"]]
 
 
 @pytest.mark.parametrize("name", sorted(diffscope._NAMES))
@@ -69,6 +72,12 @@ def test_constraints_pin_every_dependency_within_its_range():
         (pin,) = [pin for pin in pins if canonicalize_name(pin.name) == canonicalize_name(requirement.name)]
         (version,) = [pinned.version for pinned in pin.specifier]
         assert requirement.specifier.contains(version), requirement
+
+
+def test_the_tools_of_a_checkout_include_the_extras_that_tests_need():
+    names = {canonicalize_name(requirement.name) for requirement in requirements("dev")}
+    assert {"ray", "nnsight", "numba", "triton", "datasets", "anywidget", "tensorboardx", "statsmodels"} <= names
+    assert PROJECT["name"] not in names
 
 
 def test_the_citation_is_of_this_version():

@@ -1,4 +1,4 @@
-"""A dashboard that runs, and a headless Chromium that looks at it: for screenshots, drives, timings and tests."""
+"""Run a dashboard and look at it with a headless Chromium: for screenshots, drives, timings and tests."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import quote
 from urllib.request import urlopen
 
 ROOT = Path(__file__).parents[1]
@@ -26,13 +27,16 @@ OFFLINE = [
 ]
 #: pages by the last part of their address
 PAGES = ("", "compare", "intervene", "amplifier", "training", "hypotheses", "your_model")
+EDITS, NEXT, GRID = ".st-key-intervene-edits", ".st-key-intervene-next", ".st-key-intervene-grid"
+LONGEST = 240  # seconds until a page shows what it asks for
+View = tuple[str, tuple[str, ...]]  # the next tokens, as the page writes them, and the edits that it lists
 
 
 @contextmanager
 def dashboard(
     *options: str, environment: dict[str, str] | None = None, script: Path = ROOT / "app" / "main.py"
 ) -> Iterator[tuple[str, subprocess.Popen]]:
-    """Run the dashboard of this checkout, or another script; gives its address, without a slash at the end, and its process."""
+    """Run the dashboard of this checkout, or another script; yield its address, without a slash at the end, and its process."""
     from diffscope.cli.app import SERVE  # what it needs is not there where tests for a GPU run
 
     with socket.socket() as probe:
@@ -67,10 +71,10 @@ def _wait(server: subprocess.Popen, address: str, seconds: float = 60) -> None:
 
 @contextmanager
 def chromium(profile: Path | None = None) -> Iterator:
-    """A function that opens a page of a browser: width, height, options; ``page.problems`` is what its console complains of.
+    """Yield a function that opens a page of a browser: width, height, options; ``page.problems`` lists errors of its console.
 
-    Each page is a visitor of its own, with options of Playwright's. With a folder for a profile all are one visitor, whose cache
-    is kept there: to open the dashboard again is then a quarter less work.
+    Each page is a visitor of its own, and takes options of Playwright's. With a profile folder all pages are one visitor, whose
+    cache is kept there: opening the dashboard again is then a quarter less work.
     """
     from playwright.sync_api import sync_playwright
 
@@ -106,15 +110,63 @@ def settle(page, seconds: float = 60) -> None:
 
 
 def faults(page) -> list[str]:
-    """Red boxes of the page, and what its console complained of."""
+    """Return the red boxes of the page and the errors of its console, a line each."""
     boxes = page.locator("[data-testid=stException]").all_inner_texts()
     return [*(f"red box: {text[:300]}" for text in boxes), *(f"console: {text[:300]}" for text in page.problems)]
 
 
-def asked_elsewhere(page, home: str) -> list[str]:
-    """A list that grows by what the page asks for from elsewhere, as it comes."""
-    asked = []
+def foreign_requests(page, home: str) -> list[str]:
+    """Return a list that grows with every address elsewhere that the page requests."""
+    addresses = []
     own = (home, home.replace("http", "ws", 1), "data:", "blob:", "about:")
-    page.on("request", lambda request: None if request.url.startswith(own) else asked.append(request.url))
-    page.on("websocket", lambda socket: None if socket.url.startswith(own) else asked.append(socket.url))
-    return asked
+    page.on("request", lambda request: None if request.url.startswith(own) else addresses.append(request.url))
+    page.on("websocket", lambda socket: None if socket.url.startswith(own) else addresses.append(socket.url))
+    return addresses
+
+
+def concurrent_views(new_page, home: str, other: str, where: str, stacks: Sequence[str]) -> tuple[list[View], list[View]]:
+    """Open the page Intervene for several visitors at once, and for each of them alone on another dashboard.
+
+    Parameters
+    ----------
+    new_page : callable
+        As :func:`chromium` yields it.
+    home, other : str
+        Addresses of two dashboards, which share nothing: all visitors are at the first at once, and one after the other at the
+        second.
+    where : str
+        The page and its query.
+    stacks : sequence of str
+        What each visitor's address says of edits.
+
+    Returns
+    -------
+    together, alone : list of View
+        What each visitor sees beside the others, and alone.
+
+    Raises
+    ------
+    RuntimeError
+        A page shows that something went wrong.
+    """
+    pages = [new_page(1200, 900) for _ in stacks]
+    for page, stack in zip(pages, stacks):
+        page.goto(f"{home}/{where}&edit={quote(stack)}", wait_until="commit", timeout=1000 * LONGEST)
+    together = [_view(page) for page in pages]
+    alone = {}
+    for stack in dict.fromkeys(stacks):
+        page = new_page(1200, 900)
+        page.goto(f"{other}/{where}&edit={quote(stack)}", timeout=1000 * LONGEST)
+        alone[stack] = _view(page)
+    return together, [alone[stack] for stack in stacks]
+
+
+def _view(page) -> View:
+    page.wait_for_selector(f"{GRID} canvas", timeout=1000 * LONGEST)
+    settle(page, LONGEST)
+    view = page.locator(NEXT).inner_text(), tuple(page.locator(f"{EDITS} strong").all_inner_texts())
+    problems = faults(page)
+    page.close()
+    if problems:
+        raise RuntimeError("; ".join(problems))
+    return view

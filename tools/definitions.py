@@ -32,26 +32,26 @@ AVERAGED = {"mean": "mean", "median": "median", "not": "not averaged"}
 
 
 def page() -> str:
-    """The whole file."""
+    """Return the whole file."""
     parts = [HEAD]
     for kind, (title, what) in KINDS.items():
         parts.append(f"## {title}\n\n{what}\n")
         parts += [entry(name) for name, statistic in STATISTICS.items() if statistic.kind == kind]
     for function, variables in INSTRUMENTS.items():
         parts.append(f"## diffscope.{function}\n\nWhat [that function](instruments.md) of a capture or a model gives.\n")
-        parts += [described(name, words, dims) for name, (dims, words) in variables.items()]
+        parts += [section(name, words, dims) for name, (dims, words) in variables.items()]
     labels = [f"| `{dim}` | {', '.join(f'`{label}`' for label in map(str, values))} |" for dim, values in LABELS.items()]
     return "\n".join([*parts, "## Labels\n\n| dimension | labels |\n|---|---|", *labels, ""])
 
 
 def entry(name: str) -> str:
-    """What there is to say of one statistic."""
+    """Return the section of one statistic."""
     statistic = STATISTICS[name]
-    return described(name, statistic.words, statistic.dims)
+    return section(name, statistic.words, statistic.dims)
 
 
-def described(name: str, words: Definition, dims: tuple[str, ...]) -> str:
-    """What there is to say of a variable."""
+def section(name: str, words: Definition, dims: tuple[str, ...]) -> str:
+    """Return the section of a variable: what it is, formula, range, where it is undefined, averages, dimensions and source."""
     units = "" if words.units == "1" else f" [{words.units}]"
     averaged = f"{AVERAGED[words.averaged]}; itself a mean over {words.averaged_over}" if words.averaged_over else None
     lines = {

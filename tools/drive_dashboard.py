@@ -1,4 +1,4 @@
-"""Every control of every page, used in a headless Chromium: ``python -m tools.drive_dashboard [--pages compare …]``.
+"""Use every control of every page in a headless Chromium: ``python -m tools.drive_dashboard [--pages compare …]``.
 
 After each step the page must show no red box, and its console no error. Controls are found on the page, so that new ones are
 driven without being named here. What changes the model or the prompt for all that follows is set back. At last every choice is
@@ -39,7 +39,7 @@ SHARED = ("Model", "Prompt", "Training step")  # driven on the first page only, 
 
 
 class Driver:
-    """Uses the controls of one page, and notes what goes wrong with the step that it followed."""
+    """Driver of the controls of one page, which notes what goes wrong after each step."""
 
     def __init__(self, page, address: str, where: str) -> None:
         self.page = page
@@ -71,12 +71,12 @@ class Driver:
             settle(self.page, 180)
 
     def labels(self, kind: str) -> list[str]:
-        """What the controls of a kind are called, in the order of the page."""
+        """Return the labels of the controls of a kind, in the order of the page."""
         boxes = self.page.locator(f"[data-testid={kind}]:visible")
         return [boxes.nth(at).locator("label").first.inner_text() for at in range(boxes.count())]
 
     def boxes(self, kind: str) -> Iterator[tuple[str, object]]:
-        """The controls of a kind by what they are called; those that vanish meanwhile are left out."""
+        """Yield the controls of a kind with their labels; those that vanish meanwhile are left out."""
         for label in dict.fromkeys(self.labels(kind)):
             if self.where != "explore" and label in SHARED:
                 continue

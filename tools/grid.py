@@ -1,4 +1,4 @@
-"""Whether what a user is told to install resolves: every Python × every platform, without installing anything.
+"""Try whether what a user is told to install resolves, for every Python and platform, without installing anything.
 
 ``python tools/grid.py`` asks the package index for each cell and takes wheels alone, so that no compiler is needed. It tries, one
 after the other,
@@ -59,7 +59,7 @@ requires-dist = {list(NEEDED)}
 
 
 def find_uv() -> str:
-    """The uv of the running environment, or the one on the PATH."""
+    """Return the uv of the running environment, or the one on the PATH."""
     uv = shutil.which("uv", path=sysconfig.get_path("scripts")) or shutil.which("uv")
     if uv is None:
         sys.exit("error: this needs uv, which is not installed: pip install uv")
@@ -67,7 +67,7 @@ def find_uv() -> str:
 
 
 def resolve(uv: str, *options: str) -> str:
-    """Resolve pyproject.toml; why that cannot be done, or nothing."""
+    """Resolve pyproject.toml; return why that cannot be done, or an empty string."""
     command = [uv, "pip", "compile", "pyproject.toml", "--quiet", *WHEELS, *options]
     # torch's wheels for macOS are of 14, and uv takes 13 unless it is told so.
     environment = {**os.environ, "MACOSX_DEPLOYMENT_TARGET": "14.0"}
@@ -76,16 +76,16 @@ def resolve(uv: str, *options: str) -> str:
 
 
 def reason_unresolved(uv: str, python: str, platform: str, options: list[str]) -> str:
-    """Why one cell of the grid does not resolve, or nothing; what the index said a moment ago is not asked again.
+    """Return why one cell of the grid does not resolve, or an empty string.
 
-    A no is asked for twice, for the index may have been out of reach.
+    What the index answered a moment ago is taken from the cache. A failure is tried twice: the index may have been out of reach.
     """
     cell = ("--python-version", python, "--python-platform", PLATFORMS[platform], *options)
     return resolve(uv, *cell, "--offline") and resolve(uv, *cell) and resolve(uv, *cell)
 
 
 def pinned_torch() -> str:
-    """The version of torch in constraints.txt."""
+    """Return the version of torch in constraints.txt."""
     pins = (ROOT / "constraints.txt").read_text(encoding="utf-8").split()
     return next(pin.removeprefix("torch==") for pin in pins if pin.startswith("torch=="))
 

@@ -1,4 +1,4 @@
-"""Screenshots of the dashboard: ``python -m tools.screenshots FOLDER`` for every page, size and scheme.
+"""Take screenshots of the dashboard: ``python -m tools.screenshots FOLDER`` for every page, size and scheme.
 
 They show the bundled models and examples, from top to bottom of each page. With ``--docs``: those of docs and README, into
 ``docs/pictures``.
@@ -23,7 +23,7 @@ DOCS = (
 
 
 def shoot(page, address: str, path: Path, whole: bool = True, seconds: float = 2.0) -> list[str]:
-    """One page as a picture; gives what is wrong with it."""
+    """Save one page as a picture, and return what is wrong with it."""
     page.goto(address)
     settle(page, 120)
     page.wait_for_timeout(1000 * seconds)  # charts and canvases are drawn after the script is through

@@ -7,15 +7,11 @@ import time
 
 import numpy as np
 import pytest
+from looks import fine
 from small_models import PROMPT, example
 
 OTHER, OWN = "a folder or a saved capture", "own text"
 SIGMAS = (0.1, 0.2, 0.5, 1.0, 2.0)
-
-
-def fine(test):
-    assert not test.exception, test.exception
-    return test
 
 
 @pytest.fixture

@@ -5,8 +5,7 @@ from urllib.parse import quote, urlencode
 import pytest
 from small_models import HOSTILE, PROMPT
 
-from tools.browser import asked_elsewhere, dashboard, faults, settle
-from tools.readers import readers_at_once
+from tools.browser import concurrent_views, dashboard, faults, foreign_requests, settle
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 VIEW = ".st-key-view"
@@ -25,9 +24,7 @@ def address(home, folders):
 
 @pytest.fixture
 def page(new_page):
-    page = new_page(1500, 1100)
-    page.set_default_timeout(60_000)
-    return page
+    return new_page(1500, 1100)
 
 
 def heading(page):
@@ -211,7 +208,7 @@ def test_readers_at_once_see_their_own_edits(new_page, home):
     """Two edit the same model at the same time in their own ways; ``benchmarks.dashboard`` does the same with ten readers."""
     with dashboard() as (other, _):
         stacks = ["zero_a2", "set_lambda:0.9:layers=1"]
-        seen, alone = readers_at_once(new_page, home, other, "intervene?tour=off", stacks)
+        seen, alone = concurrent_views(new_page, home, other, "intervene?tour=off", stacks)
     assert seen == alone and len({text for text, _ in seen}) == 2
 
 
@@ -242,7 +239,7 @@ def test_a_click_on_a_picture_chooses_its_step_and_play_goes_on_from_there(new_p
 
 def test_markup_is_text_and_a_long_paste_stays_out_of_the_address(new_page, home):
     page = new_page(1300, 1000)
-    asked = asked_elsewhere(page, home)
+    asked = foreign_requests(page, home)
     page.goto(f"{home}/?tour=off&example={quote(OWN)}&prompt={quote(HOSTILE)}&spans={quote('<b onclick=x>:1-2')}")
     settle(page)
     page.wait_for_selector(".st-key-view canvas[data-map]")

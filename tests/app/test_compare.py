@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from looks import fine
 from small_models import PROMPT
 
 import diffscope
@@ -16,11 +17,6 @@ from diffscope import edits, readings
 OTHER, OWN = "a folder or a saved capture", "own text"
 EDIT = "with and without an edit"
 SPANS = {"answer": "7421"}
-
-
-def fine(test):
-    assert not test.exception, test.exception
-    return test
 
 
 @pytest.fixture

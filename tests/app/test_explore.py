@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from looks import fine
 from safetensors.numpy import load
 from small_models import APP, PROMPT
 
@@ -42,11 +43,6 @@ def titles(test):
 
 def heading(test):
     return maps(test)["title"]
-
-
-def fine(test):
-    assert not test.exception, test.exception
-    return test
 
 
 def test_the_first_page_shows_the_maps_of_the_strongest_head(app, folders):

@@ -4,13 +4,10 @@ import json
 import sys
 
 import pytest
+from looks import shown
 from small_models import PROMPT
 
 FILE = "a file"
-
-
-def shown(elements):
-    return " ".join(element.value for element in elements).replace("\\", "")
 
 
 def given(app, name, content):

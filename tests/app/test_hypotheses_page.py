@@ -6,6 +6,7 @@ import threading
 import time
 
 import pytest
+from looks import fine, shown
 from small_models import PROMPT
 
 from diffscope import tables
@@ -43,11 +44,6 @@ def page(app, board="the model", **query):
     return fine(test.selectbox(key="hypotheses-board").set_value(board).run())
 
 
-def fine(test):
-    assert not test.exception, test.exception
-    return test
-
-
 def run_it(test):
     """Begin, and wait until nothing runs."""
     fine(test.button(key="hypotheses-run").click().run())
@@ -57,10 +53,6 @@ def run_it(test):
         time.sleep(0.05)
         fine(test.run())
     return test
-
-
-def shown(elements):
-    return " ".join(element.value for element in elements).replace("\\", "")
 
 
 def charts(test):

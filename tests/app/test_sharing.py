@@ -14,7 +14,7 @@ from urllib.request import urlopen
 import pytest
 from small_models import HOSTILE, PROMPT
 
-from tools.browser import ROOT, asked_elsewhere, faults, settle
+from tools.browser import ROOT, faults, foreign_requests, settle
 
 TOKEN = "a-token-of-this-start"
 COOKIE = f"diffscope-{hashlib.sha256(TOKEN.encode()).hexdigest()[:8]}"
@@ -239,7 +239,7 @@ def test_the_shared_dashboard_in_a_browser(new_page, models):
             stranger.goto(f"{home}/your_model")
             assert "its token" in stranger.inner_text("body") and stranger.locator("[data-testid=stApp]").count() == 0
             page = new_page(1300, 900)
-            asked = asked_elsewhere(page, home)
+            asked = foreign_requests(page, home)
             for name in ("", "intervene"):
                 page.goto(f"{home}/{name}?{query}&tour=off")
                 settle(page)

@@ -5,6 +5,7 @@ import time
 
 import numpy as np
 import pytest
+from looks import fine, shown
 from safetensors.numpy import load
 from small_models import PROMPT
 
@@ -31,15 +32,6 @@ def page(app, run):
         return fine(app("training", **own | query))
 
     return opened
-
-
-def fine(test):
-    assert not test.exception, test.exception
-    return test
-
-
-def shown(elements):
-    return " ".join(element.value for element in elements).replace("\\", "")
 
 
 def drawn(test):

@@ -5,6 +5,7 @@ import tempfile
 import time
 
 import pytest
+from looks import fine
 from small_models import APP, PROMPT
 
 import diffscope
@@ -13,11 +14,6 @@ from diffscope.conformance import checks
 from diffscope.models.outline import outline
 
 FILES = "your_model-files"
-
-
-def fine(test):
-    assert not test.exception, test.exception
-    return test
 
 
 def page(app, **query):

@@ -210,14 +210,21 @@ def fits(name, case):
 WITH_SINKS = [("gpt-oss", case) for case in ("A1 top-3", "knock-out", "no sink", "8 bits a map")]
 
 
-def pairs(*names):
-    cases = [(name, case) for name in names for case in CASES if fits(name, case)]
-    return pytest.mark.parametrize("name, case", [*cases, *WITH_SINKS])
-
-
 BY_TOKEN = [("v2", case) for case in ("set λ", "scale λ")]  # λ has a value a token
-IN_PRECISIONS = [(name, torch.float64, case) for name in MODELS for case in CASES if fits(name, case)]
-IN_PRECISIONS += [("v1", torch.float32, case) for case in CASES]
+#: an edit of each stage: what another model or precision changes, it changes for a whole stage; FULL has every edit
+STAGES = ("set λ", "A2 of head 2", "no sink", "knock-out", "8 bits a map", "A1 top-3", "A2 rank 3", "D by sum", "no norm")
+STAGES += ("noise in both", "heads ablated")
+FULL = ("v1-grouped", "v2", "gpt-oss")
+IN_PRECISIONS = [
+    (name, torch.float64, case) for name in MODELS for case in (CASES if name in FULL else STAGES) if fits(name, case)
+]
+IN_PRECISIONS += [("v1", torch.float32, case) for case in STAGES]
+
+
+def pairs(name):
+    """Every edit of one model; an edit of each stage of a model with λ by token, and of one with a window; those of sinks."""
+    cases = [(name, case) for case in CASES] + [(other, case) for other in ("v2", "mistral-window") for case in STAGES]
+    return pytest.mark.parametrize("name, case", [*(pair for pair in cases if fits(*pair)), *WITH_SINKS])
 
 
 def edit_of(case, scope, **places):
@@ -613,7 +620,7 @@ def test_two_threads_edit_in_turns():
 # Running
 
 
-@pairs("v1-grouped", "v2", "mistral-window")
+@pairs("v1-grouped")
 def test_generation_is_that_of_full_forwards(name, case):
     """Cached where an edit allows it; an edit that needs whole maps sees the whole text at every step."""
     scope, ids = opened(name), IDS[:12]
@@ -649,7 +656,7 @@ def test_generation_stays_cached_where_it_can():
     assert steps == [20, 1, 1, 20, 21, 22]
 
 
-@pairs("v1", "v2", "mistral-window")
+@pairs("v1")
 def test_a_padded_batch_is_its_prompts_one_by_one(name, case):
     scope, prompts = opened(name), [tiny.ids(9), IDS]
     with scope.edit(edit_of(case, scope)):
@@ -719,7 +726,7 @@ def test_loss_is_cross_entropy():
 
 
 @pytest.mark.gpu
-@pairs("v1-grouped", "mistral-window")
+@pairs("v1-grouped")
 def test_a_gpu_gives_the_same(name, case):
     on_gpu, scope = diffscope.load(MODELS[name]().double().cuda()), diffscope.load(MODELS[name]().double())
     maps = []

@@ -129,9 +129,7 @@ def test_nothing_of_a_prompt_stands_in_the_page_as_text():
 
 @pytest.fixture
 def page(new_page):
-    page = new_page(1300, 900)
-    page.set_default_timeout(60_000)
-    return page
+    return new_page(1300, 900)
 
 
 def shown(page, tmp_path, *buffers):

@@ -6,19 +6,11 @@ from pathlib import Path
 import pytest
 
 from diffscope.figures import FIGURES, theme
-from tools.printed_texts import faults
+from tools.figure_sheet import text_faults
 
 SCRIPTS = sorted((Path(__file__).parents[2] / "docs" / "gallery").glob("*.py"))
 FEWER = {"board": ("prompts=10)", "prompts=10, untrained=3)")}  # of untrained models, whose number no drawing depends on
 OF_A_TRAINING = {"cohort"}  # needs a cohort, whose training takes hours
-
-
-@pytest.fixture(scope="module", autouse=True)
-def bundled_models():
-    from diffscope import models
-
-    if not models.bundled():
-        pytest.skip("no model is bundled with this checkout")
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
@@ -29,7 +21,7 @@ def test_a_script_draws_what_can_be_read_in_a_column(script):
     exec(compile(source.replace(usual, fewer), str(script), "exec"), names)
     if "figure" in names and script.stem != "view":  # which is no printed figure
         narrow = dataclasses.replace(names["figure"], venue="acl", width=theme.width("acl", False))
-        assert not faults(narrow.matplotlib())
+        assert not text_faults(narrow.matplotlib())
         assert narrow.caption and "None" not in narrow.caption
     else:
         assert len(names["table"].to_latex()) > 100 if "table" in names else names["figure"]

@@ -1,8 +1,6 @@
 """The grid of heads: its buffer holds what was measured, and a browser shows, reads and asks for the right head."""
 
 import base64
-import json
-import struct
 
 import numpy as np
 import pytest
@@ -14,6 +12,7 @@ from diffscope.errors import DiffscopeError
 from diffscope.figures import head_grid
 from diffscope.figures.heads import over_heads
 from tests import tiny
+from tests.views import words_of
 
 PAGE = """<!doctype html><meta charset="utf-8"><main></main><script type="module">
 {module}
@@ -25,12 +24,6 @@ LAYERS = [2, 3, 5]  # of which 4 has no attention
 VALUES = np.array([[0.5, -0.25, np.nan, 0.01], [0.1, 0.2, 0.3, 40.0], [0.0, 0.6, -0.6, 0.25]])
 
 
-def words_of(data):
-    """What a buffer says beside its tensors."""
-    (length,) = struct.unpack("<Q", data[:8])
-    return json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["view"])
-
-
 def planted(values=VALUES, layers=LAYERS, **attrs):
     """A statistic as it comes from ``measure``, by layer and head."""
     about = {"units": "1", "long_name": "gain", "definition": "out over in", "undefined": "empty rows", "averaged": "median"}
@@ -38,14 +31,9 @@ def planted(values=VALUES, layers=LAYERS, **attrs):
     return over_heads(xr.DataArray(values, coordinates, ("layer", "head"), "gain", about | attrs))
 
 
-@pytest.fixture(scope="module")
-def capture():
-    return diffscope.load(tiny.own("v1")).capture(tiny.ids(60), spans={"answer": (3, 6)})
-
-
-def test_the_buffer_holds_the_statistic_and_the_pictures(capture):
-    statistic = over_heads(capture.measure(["span_mass"])["span_mass"], model=capture.model_name)
-    thumbnails = capture.thumbnails(size=30)
+def test_the_buffer_holds_the_statistic_and_the_pictures(tiny_capture):
+    statistic = over_heads(tiny_capture.measure(["span_mass"])["span_mass"], model=tiny_capture.model_name)
+    thumbnails = tiny_capture.thumbnails(size=30)
     data = head_grid.buffer(statistic, thumbnails, (1, 2), [(0, 1)], switching=True)
     tensors, about = load(data), words_of(data)
     np.testing.assert_array_equal(tensors["values"], statistic["span_mass"])
@@ -80,18 +68,16 @@ def test_what_is_not_there_is_not_undefined():
     assert "no second map" not in words_of(head_grid.buffer(first))["statistic"]["undefined"]
 
 
-def test_a_grid_of_nothing_or_of_two_models_is_refused(capture):
+def test_a_grid_of_nothing_or_of_two_models_is_refused(tiny_capture):
     with pytest.raises(DiffscopeError, match="a statistic, thumbnails or both"):
         head_grid.buffer(None)
     with pytest.raises(DiffscopeError, match="not of the same"):
-        head_grid.buffer(planted(), capture.thumbnails())
+        head_grid.buffer(planted(), tiny_capture.thumbnails())
 
 
 @pytest.fixture
 def page(new_page):
-    page = new_page(1000, 700)
-    page.set_default_timeout(60_000)
-    return page
+    return new_page(1000, 700)
 
 
 def shown(page, data, tmp_path):

@@ -7,12 +7,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load
 
-import diffscope
 from diffscope import figures
 from diffscope.errors import DiffscopeError, MissingExtra
 from diffscope.figures import attention_view
 from diffscope.figures.notebook import AttentionPage, attention_widget, framed
-from tests import tiny
 from tests.tiny import random_capture
 from tests.views import unpacked
 
@@ -34,30 +32,25 @@ HOST = """async ([module, data]) => {
 }"""
 
 
-@pytest.fixture(scope="module")
-def capture():
-    return diffscope.load(tiny.own("v1")).capture(tiny.ids(60), spans={"answer": (3, 6)})
-
-
 def tell(widget, name, **value):
     """A message as a notebook's view sends it."""
     widget._handle_custom_msg({"name": name, "value": value}, [])
 
 
-def test_the_view_moves_from_head_to_head_and_tells_what_is_locked(capture):
-    widget = attention_widget(capture, 1, 2)
-    assert widget.data == attention_view.buffer(capture, 1, 2)
+def test_the_view_moves_from_head_to_head_and_tells_what_is_locked(tiny_capture):
+    widget = attention_widget(tiny_capture, 1, 2)
+    assert widget.data == attention_view.buffer(tiny_capture, 1, 2)
     seen = []
     widget.observe(lambda change: seen.append((change["name"], change["new"])), ["layer", "head", "locked"])
-    last = (capture.n_layers - 1, capture.n_heads - 1)
+    last = (tiny_capture.n_layers - 1, tiny_capture.n_heads - 1)
     for _ in range(9):
         tell(widget, "head", layer=1, head=0)
         tell(widget, "head", layer=0, head=1)
-    assert (widget.layer, widget.head) == last and widget.data == attention_view.buffer(capture, *last)
+    assert (widget.layer, widget.head) == last and widget.data == attention_view.buffer(tiny_capture, *last)
     tell(widget, "locked", rows=[40], columns=[7, 9])
     assert widget.locked == {"rows": [40], "columns": [7, 9]} and seen[-1] == ("locked", widget.locked)
     widget.layer, widget.head = 0, 0
-    assert widget.data == attention_view.buffer(capture, 0, 0)
+    assert widget.data == attention_view.buffer(tiny_capture, 0, 0)
     for name, value in (("layer", 99), ("head", -1)):
         with pytest.raises(DiffscopeError, match=f"there is no {name}"):
             setattr(widget, name, value)
@@ -83,13 +76,13 @@ def test_a_head_that_a_layer_lacks_gives_way_to_its_last():
     assert (widget.layer, widget.head) == (1, 0)
 
 
-def test_without_anywidget_there_is_a_page(capture, monkeypatch):
+def test_without_anywidget_there_is_a_page(tiny_capture, monkeypatch):
     monkeypatch.setitem(sys.modules, "anywidget", None)
     monkeypatch.delitem(sys.modules, "diffscope.figures.widget", raising=False)
     with pytest.raises(MissingExtra, match=r"diffscope-attention\[notebook\]"):
-        attention_widget(capture)
-    shown = figures.view(capture, layer=1)
-    assert isinstance(shown, AttentionPage) and shown._repr_html_() == framed(capture, 1, 0)
+        attention_widget(tiny_capture)
+    shown = figures.view(tiny_capture, layer=1)
+    assert isinstance(shown, AttentionPage) and shown._repr_html_() == framed(tiny_capture, 1, 0)
 
 
 def test_what_a_notebook_keeps_of_a_view_is_small():
@@ -124,8 +117,8 @@ def test_a_saved_notebook_shows_the_maps_without_a_kernel(tmp_path, monkeypatch,
 
 
 @pytest.mark.browser
-def test_the_module_speaks_with_a_notebook(capture, new_page):
-    widget = attention_widget(capture, 1, 2)
+def test_the_module_speaks_with_a_notebook(tiny_capture, new_page):
+    widget = attention_widget(tiny_capture, 1, 2)
     page = new_page(1200, 700)
     page.set_content("<!doctype html><main></main>")
     page.evaluate(HOST, [widget._esm, base64.b64encode(widget.data).decode()])

@@ -17,24 +17,9 @@ from diffscope.tasks import examples
 
 
 @pytest.fixture(scope="module")
-def scope():
-    return diffscope.load("mini-diff")
-
-
-@pytest.fixture(scope="module")
-def standard():
-    return diffscope.load("mini-standard")
-
-
-@pytest.fixture(scope="module")
-def cap(scope):
-    return scope.capture(examples()[0].text, spans=examples()[0].spans)
-
-
-@pytest.fixture(scope="module")
-def retrieval(scope, standard):
+def retrieval(mini_diff, mini_standard):
     """Both models on the same prompts of two lengths."""
-    return {one.name: readings.depths(one, [64, 96], prompts=2, distractors=1) for one in (scope, standard)}
+    return {one.name: readings.depths(one, [64, 96], prompts=2, distractors=1) for one in (mini_diff, mini_standard)}
 
 
 def drawn_on_both(figure):
@@ -140,8 +125,8 @@ def test_uniform_attention_is_never_averaged_over_models(retrieval):
     assert series[4:] == ["uniform attention (ours): answer", "uniform attention (ours): irrelevant tokens"]
 
 
-def test_captions_tell_edits_and_no_error_of_one_prompt(scope):
-    reading = readings.depths(scope, [64], prompts=1, distractors=1, edits=[edits.set_lambda(0.0)])
+def test_captions_tell_edits_and_no_error_of_one_prompt(mini_diff):
+    reading = readings.depths(mini_diff, [64], prompts=1, distractors=1, edits=[edits.set_lambda(0.0)])
     figure = figures.by_depth({"cut": reading, "whole": reading.estimates.assign_attrs(edits="")})
     assert figure.data.attrs["edits"] == "λ = 0 (cut)" and "Under λ = 0 (cut)." in figure.caption
     assert "±" not in figure.caption and figure.data["low"].isnull().all()
@@ -149,9 +134,9 @@ def test_captions_tell_edits_and_no_error_of_one_prompt(scope):
     assert "mean over 1 prompt a cell. Under λ = 0." in cells.caption
 
 
-def test_values_of_an_edit_ascend_and_prompts_are_counted_by_score(scope):
+def test_values_of_an_edit_ascend_and_prompts_are_counted_by_score(mini_diff):
     alone = replace(examples()[1], distractors=())
-    reading = readings.interventions(scope, [examples()[0], alone], {k: edits.top_k_a1(k) for k in (8, 1)})
+    reading = readings.interventions(mini_diff, [examples()[0], alone], {k: edits.top_k_a1(k) for k in (8, 1)})
     figure = figures.interventions(reading)
     assert figure.data["x"].values.tolist() == [1, 8]
     shown = figure.data["value"].isel(panel=1).sel(series="mini-diff")
@@ -161,9 +146,9 @@ def test_values_of_an_edit_ascend_and_prompts_are_counted_by_score(scope):
     assert "(n = 1) by" in one.caption and "±" not in one.caption and one.data["low"].isnull().all()
 
 
-def test_edits_stand_beside_the_unedited_model_and_every_prompt_behind_its_mean(scope, standard):
+def test_edits_stand_beside_the_unedited_model_and_every_prompt_behind_its_mean(mini_diff, mini_standard):
     tried = {k: edits.top_k_a1(k) for k in (1, 8)}
-    found = {one.name: readings.interventions(one, examples()[:2], tried, along="keys") for one in (scope, standard)}
+    found = {one.name: readings.interventions(one, examples()[:2], tried, along="keys") for one in (mini_diff, mini_standard)}
     figure = drawn_on_both(figures.interventions(found, quantity=["log_odds", "loss", "exact"]))
     for name, reading in found.items():
         for panel, score in enumerate(("log_odds", "loss", "exact")):
@@ -173,14 +158,14 @@ def test_edits_stand_beside_the_unedited_model_and_every_prompt_behind_its_mean(
             unedited = float(reading.estimates[f"unedited_{score}"])
             assert shown["value"].sel(series=f"{name}, unedited").values.tolist() == [unedited] * 2
     assert figure.data.attrs["x"] == "keys" and figure.style["style"] == "lines"
-    words = readings.interventions(scope, examples()[0], {"no norm": edits.remove_norm()})
+    words = readings.interventions(mini_diff, examples()[0], {"no norm": edits.remove_norm()})
     drawing = figures.interventions(words, quantity="loss").plotly()
     symbols = {trace.name: trace.marker.symbol for trace in drawing.data if trace.name}
     assert symbols == {"mini-diff": "circle", "mini-diff, unedited": "circle-open"}
 
 
-def test_heads_are_worth_what_the_reading_says(scope, standard):
-    found = {one.name: readings.ablations(one, examples()[:2], layers=[0, 1]) for one in (scope, standard)}
+def test_heads_are_worth_what_the_reading_says(mini_diff, mini_standard):
+    found = {one.name: readings.ablations(one, examples()[:2], layers=[0, 1]) for one in (mini_diff, mini_standard)}
     figure = drawn_on_both(figures.ablation(found))
     for panel, reading in zip(range(2), found.values()):
         heads = reading.estimates.sizes["head"]  # the other model may have more
@@ -191,25 +176,25 @@ def test_heads_are_worth_what_the_reading_says(scope, standard):
         assert f"(all heads of layers 0 and 1: {whole})" in str(figure.data["panel"].values[panel])
 
 
-def test_the_amplifier_is_drawn_of_captures_and_of_readings_alike(cap, standard):
-    reading = readings.amplifier(cap, ranks=False)
+def test_the_amplifier_is_drawn_of_captures_and_of_readings_alike(mini_capture, mini_standard):
+    reading = readings.amplifier(mini_capture, ranks=False)
     for quantity, variable in {"floor": "residual_floor", "lambda": "lambda", "cmrr": "cmrr"}.items():
-        figure = drawn_on_both(figures.amplifier(cap, quantity=quantity))
+        figure = drawn_on_both(figures.amplifier(mini_capture, quantity=quantity))
         xr.testing.assert_equal(figure.data, figures.amplifier(reading, quantity=quantity).data)
         values = reading.estimates[variable]
         values = values.sel(span="irrelevant", control="as it is") if "span" in values.dims else values
         np.testing.assert_array_equal(figure.data["value"].isel(panel=0, series=0), values.values.ravel())
-    assert figures.amplifier(cap, quantity="floor").caption.count("other heads (mean and range)") == 1
-    best = drawn_on_both(figures.amplifier({"one": cap, "two": cap}))
+    assert figures.amplifier(mini_capture, quantity="floor").caption.count("other heads (mean and range)") == 1
+    best = drawn_on_both(figures.amplifier({"one": mini_capture, "two": mini_capture}))
     assert "low" not in best.data and "other heads (median)" in best.caption
     assert best.data["panel"].values.tolist() == ["one: irrelevant", "one: answer", "two: irrelevant", "two: answer"]
     np.testing.assert_array_equal(best.data["value"][0], best.data["value"][2])
     with pytest.raises(DiffscopeError, match="undefined everywhere, as it is of standard attention"):
-        figures.amplifier(standard.capture("The code is 7421."), quantity="cmrr")
+        figures.amplifier(mini_standard.capture("The code is 7421."), quantity="cmrr")
 
 
-def test_rejection_is_drawn_along_sigma_of_all_heads_or_of_one(cap):
-    reading = readings.rejection(cap, sigmas=(0.5, 1.0), draws=2)
+def test_rejection_is_drawn_along_sigma_of_all_heads_or_of_one(mini_capture):
+    reading = readings.rejection(mini_capture, sigmas=(0.5, 1.0), draws=2)
     estimates = reading.estimates["cmrr_injected"]
     figure = drawn_on_both(figures.rejection(reading))
     for series, control in {"own A₂": "as it is", "A₂ of other heads": "other heads"}.items():
@@ -223,8 +208,8 @@ def test_rejection_is_drawn_along_sigma_of_all_heads_or_of_one(cap):
     np.testing.assert_array_equal(at[0], estimates.sel(sigma=1.0, control="as it is").values.ravel())
 
 
-def test_rejection_stands_beside_its_ceiling_or_says_that_there_is_none(cap):
-    reading = readings.rejection(cap, sigmas=(0.5, 1.0), draws=2)
+def test_rejection_stands_beside_its_ceiling_or_says_that_there_is_none(mini_capture):
+    reading = readings.rejection(mini_capture, sigmas=(0.5, 1.0), draws=2)
     ceiling = reading.estimates["cmrr_ceiling"]
     for figure, expected in (
         (figures.rejection(reading, sigma=1.0), ceiling.sel(sigma=1.0).values.ravel()),
@@ -238,9 +223,9 @@ def test_rejection_stands_beside_its_ceiling_or_says_that_there_is_none(cap):
     assert "Ceiling not measured." in without.caption and without.data.sizes["series"] == 2
 
 
-def test_signal_and_noise_are_drawn_with_their_errors(scope, standard):
+def test_signal_and_noise_are_drawn_with_their_errors(mini_diff, mini_standard):
     told = {"spans": examples()[0].spans, "draws": 3}
-    reading = readings.signal_to_noise(scope, examples()[0].text, **told)
+    reading = readings.signal_to_noise(mini_diff, examples()[0].text, **told)
     estimates = reading.estimates
     gain = drawn_on_both(figures.signal_to_noise(reading)).data
     for series, a2 in {"own A₂": "own", "uniform A₂": "uniform", "A₂ of the next head": "next head"}.items():
@@ -255,30 +240,30 @@ def test_signal_and_noise_are_drawn_with_their_errors(scope, standard):
     np.testing.assert_allclose(ratio.sel(series="λ·A₂·V")[1], expected)
     sides = drawn_on_both(figures.signal_to_noise(reading, quantity="sides")).data["value"]
     np.testing.assert_allclose(sides.sel(series="signal")[0] - sides.sel(series="noise")[0], own["value"])
-    lone = readings.signal_to_noise(standard, examples()[0].text, **told)
+    lone = readings.signal_to_noise(mini_standard, examples()[0].text, **told)
     assert figures.signal_to_noise(lone, quantity="ratio").data["panel"].size == 1  # there is no norm
     assert "Undefined: theirs." in figures.signal_to_noise({"ours": reading, "theirs": lone}).caption
     with pytest.raises(DiffscopeError, match="undefined everywhere, as it is of standard attention"):
         figures.signal_to_noise(lone)
 
 
-def test_what_a2_is_made_of_stands_beside_the_next_heads(scope, standard, cap):
-    reading = readings.composition(cap, readings.other_prompts(scope, cap, 2))
+def test_what_a2_is_made_of_stands_beside_the_next_heads(mini_diff, mini_standard, mini_capture):
+    reading = readings.composition(mini_capture, readings.other_prompts(mini_diff, mini_capture, 2))
     figure = drawn_on_both(figures.anatomy(reading))
     shares = reading.estimates["shapley"]
     for panel, (name, control) in enumerate((("A2", "as it is"), ("A2", NEXT), ("A1", "as it is"))):
         expected = shares.sel(map=name, control=control).transpose("part", "layer", "head").values.reshape(5, -1)
         np.testing.assert_array_equal(figure.data["value"][panel], expected)
-    lone = standard.capture(examples()[0].text)
-    without = readings.composition(lone, readings.other_prompts(standard, lone, 2))
+    lone = mini_standard.capture(examples()[0].text)
+    without = readings.composition(lone, readings.other_prompts(mini_standard, lone, 2))
     assert "next head" not in figures.anatomy(without).caption  # it has no second map
     assert "beside A2 of the next head of ours;" in figures.anatomy({"ours": reading, "theirs": without}).caption
 
 
-def test_what_branches_add_is_a_mean_over_prompts_with_its_error(scope):
+def test_what_branches_add_is_a_mean_over_prompts_with_its_error(mini_diff, mini_capture):
     text = "The magic number: Paris 7421. The magic number: Rome 2174. The magic number:"
     table = diffscope.branch_attribution(
-        scope, [f"{text} Paris", f"{text} Rome"], [" 7421", " 2174"], [[" 2174"], [" 7421"]], control=True
+        mini_diff, [f"{text} Paris", f"{text} Rome"], [" 7421", " 2174"], [[" 2174"], [" 7421"]], control=True
     )
     figure = drawn_on_both(figures.attribution(table))
     margin = table["margin"].sel(branch="A2").values.reshape(2, -1)  # (prompt, head)
@@ -289,17 +274,16 @@ def test_what_branches_add_is_a_mean_over_prompts_with_its_error(scope):
     np.testing.assert_allclose(figure.data["value"].sel(series=OTHER, panel="answer"), control)
     looks = {trace.name: trace.marker.color for trace in figure.plotly().data}
     assert looks[OTHER] == theme.MUTED
-    cap = scope.capture(examples()[0].text, spans=examples()[0].spans)
-    asked = readings.question(scope, cap, examples()[0].answer, examples()[0].distractors)
-    reading = readings.branches(scope, asked)
+    asked = readings.question(mini_diff, mini_capture, examples()[0].answer, examples()[0].distractors)
+    reading = readings.branches(mini_diff, asked)
     np.testing.assert_array_equal(
         figures.attribution(reading).data["value"].sel(series="A₁", panel="answer"),
         reading.estimates["contribution"].sel(branch="A₁", target="answer").values.ravel(),
     )
 
 
-def test_a_training_is_drawn_of_captures_by_step(cap):
-    opened = {0: diffscope.load("mini-diff@0").capture(examples()[0].text, spans=examples()[0].spans), 1900: cap}
+def test_a_training_is_drawn_of_captures_by_step(mini_capture):
+    opened = {0: diffscope.load("mini-diff@0").capture(examples()[0].text, spans=examples()[0].spans), 1900: mini_capture}
     straight, read = (
         figures.training(opened, statistic="overlap"),
         figures.training(readings.along_training(opened), statistic="overlap"),
@@ -313,24 +297,33 @@ def test_a_training_is_drawn_of_captures_by_step(cap):
 @pytest.mark.parametrize(
     "draw, words",
     [
-        (lambda cap, found: figures.by_depth(cap), "of diffscope.readings.depths"),
-        (lambda cap, found: figures.by_depth(found, length=7), "no length 7 in these estimates; choose from 64, 96"),
-        (lambda cap, found: figures.depth_by_length(found, quantity="loss"), "no quantity 'loss'; choose from exact"),
-        (lambda cap, found: figures.interventions(found), r"of diffscope.readings.interventions\(scope"),
-        (lambda cap, found: figures.ablation({}), "there is no reading to draw"),
-        (lambda cap, found: figures.amplifier(cap, quantity="gain"), "no quantity 'gain'; choose from best_lambda"),
-        (lambda cap, found: figures.amplifier(found), r"of diffscope.readings.amplifier\(cap\)"),
-        (lambda cap, found: figures.rejection(cap, layer=1), "choose one head along σ"),
-        (lambda cap, found: figures.rejection(cap, layer=1, head=8), "no head 8 in these estimates; choose from 0, 1"),
-        (lambda cap, found: figures.anatomy(cap), r"of diffscope.readings.composition\(cap"),
-        (lambda cap, found: figures.attribution(cap), "of diffscope.readings.branches"),
-        (lambda cap, found: figures.signal_to_noise(cap), r"of diffscope.readings.signal_to_noise\(scope"),
-        (lambda cap, found: figures.signal_to_noise(cap, quantity="snr"), "no quantity 'snr'; choose from gain"),
+        (lambda mini_capture, found: figures.by_depth(mini_capture), "of diffscope.readings.depths"),
+        (lambda mini_capture, found: figures.by_depth(found, length=7), "no length 7 in these estimates; choose from 64, 96"),
+        (lambda mini_capture, found: figures.depth_by_length(found, quantity="loss"), "no quantity 'loss'; choose from exact"),
+        (lambda mini_capture, found: figures.interventions(found), r"of diffscope.readings.interventions\(scope"),
+        (lambda mini_capture, found: figures.ablation({}), "there is no reading to draw"),
+        (
+            lambda mini_capture, found: figures.amplifier(mini_capture, quantity="gain"),
+            "no quantity 'gain'; choose from best_lambda",
+        ),
+        (lambda mini_capture, found: figures.amplifier(found), r"of diffscope.readings.amplifier\(cap\)"),
+        (lambda mini_capture, found: figures.rejection(mini_capture, layer=1), "choose one head along σ"),
+        (
+            lambda mini_capture, found: figures.rejection(mini_capture, layer=1, head=8),
+            "no head 8 in these estimates; choose from 0, 1",
+        ),
+        (lambda mini_capture, found: figures.anatomy(mini_capture), r"of diffscope.readings.composition\(cap"),
+        (lambda mini_capture, found: figures.attribution(mini_capture), "of diffscope.readings.branches"),
+        (lambda mini_capture, found: figures.signal_to_noise(mini_capture), r"of diffscope.readings.signal_to_noise\(scope"),
+        (
+            lambda mini_capture, found: figures.signal_to_noise(mini_capture, quantity="snr"),
+            "no quantity 'snr'; choose from gain",
+        ),
     ],
 )
-def test_what_cannot_be_drawn_is_one_line(cap, retrieval, draw, words):
+def test_what_cannot_be_drawn_is_one_line(mini_capture, retrieval, draw, words):
     with pytest.raises(DiffscopeError, match=words):
-        draw(cap, retrieval)
+        draw(mini_capture, retrieval)
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from diffscope.figures import theme, typeface
 from diffscope.latex import escaped
 from tests import tiny
 from tests.figures.test_figures import ALL, TOKENS, capture, source
-from tools.printed_texts import faults, texts
+from tools.figure_sheet import text_faults, texts
 
 NARROWEST = ("acl", False)
 WIDE = ("neurips", True)
@@ -34,7 +34,7 @@ def drawn(name, cap, venue, wide):
 
 @pytest.mark.parametrize("name, venue, wide", [*((name, *WIDE) for name in ALL), *((name, *NARROWEST) for name in OF_TOKENS)])
 def test_texts_are_within_the_figure_apart_and_no_mathematics(cap, name, venue, wide):
-    assert not faults(drawn(name, cap, venue, wide).matplotlib())
+    assert not text_faults(drawn(name, cap, venue, wide).matplotlib())
 
 
 @pytest.fixture(params=["narrow letters", "wide letters"])
@@ -51,7 +51,7 @@ def test_a_long_title_and_long_names_stand_on_several_lines():
     long = values.isel(panel=0, series=0, drop=True).rename(x="layer").assign_attrs(long_name=name)
     drawing = figures.curves(long, title=f"{name} · {name}", venue="acl").matplotlib()
     width, height = drawing.get_size_inches() * 72
-    assert all(box[0] >= 0 and box[2] <= width and box[1] >= 0 and box[3] <= height for _, box in texts(drawing))
+    assert all(box[0] >= 0 and box[2] <= width and box[1] >= 0 and box[3] <= height for _, box, _ in texts(drawing))
     assert "\n" in drawing.axes[0].get_ylabel()
 
 
@@ -81,7 +81,7 @@ def test_every_token_keeps_its_name_up_to_forty_at_the_width_of_a_page(count, co
 def test_the_names_below_maps_two_by_two_stand_above_the_legend():
     text = "If the name of the file is empty, an error is raised. " * 2 + "Return the name of the"
     cap = diffscope.load("mini-text").capture(text)
-    assert not faults(figures.maps(cap, layer=1, width=6.5).matplotlib())
+    assert not text_faults(figures.maps(cap, layer=1, width=6.5).matplotlib())
 
 
 def test_of_more_tokens_those_of_spans_have_names_and_of_many_positions_stand_there():
@@ -98,7 +98,7 @@ def test_two_tokens_and_many_are_readable():
     for n in (2, 200):
         cap = capture(n=n, layers=1) if n > 13 else bare(n)
         drawing = figures.maps(cap, venue="acl", wide=False, names=["A1", "D"]).matplotlib()
-        assert all(b[2] - b[0] > 0 for _, b in texts(drawing))
+        assert all(b[2] - b[0] > 0 for _, b, _ in texts(drawing))
         assert all(ax.get_window_extent().height > 0.4 * drawing.dpi for ax in drawing.axes if ax.images and not ax.get_title())
 
 
@@ -261,7 +261,7 @@ def test_tokens_of_every_kind_are_drawn(tmp_path):
     assert names[:4] == [*hard[:3], "\\frac{1}…"] and names[6] == "line↵bre…" and names[7] == "a" * 8 + "…"
     assert all(len(name) for name in names[4:6])  # or boxes, where no font has them
     width, _ = drawing.get_size_inches() * 72
-    assert width == 5.5 * 72 and all(box[0] > -1 and box[2] < width + 1 for _, box in texts(drawing))
+    assert width == 5.5 * 72 and all(box[0] > -1 and box[2] < width + 1 for _, box, _ in texts(drawing))
     if boxes := [name for name in names[4:6] if "□" in name]:
         assert "no font of this machine has" in drawn.caption and len(boxes) <= 2
 
@@ -311,7 +311,7 @@ def test_a_scale_that_values_go_beyond_says_so():
         (1.5 * lowest, []),
     ):  # at each end by itself: nothing of D is below −1.5 times that
         short = figures.maps(cap, limit=limit, names=["A1", "D"]).matplotlib()
-        labels = [text for text, _ in texts(short) if text[:1] in "≤≥"]
+        labels = [text for text, *_ in texts(short) if text[:1] in "≤≥"]
         assert labels == [f"≥ {limit:.2g}", *(f"{sign} −{limit:.2g}" for sign in below), f"≥ {limit:.2g}"]
     robust = figures.maps(cap, limit="robust", names=["A1"])
     weights = np.abs(robust.data["A1"].where(robust.data["visible"]).values)

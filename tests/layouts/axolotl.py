@@ -10,7 +10,18 @@ import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from tests.layouts.decoder import Config, ForCausalLM, Model, RMSNorm, RotaryEmbedding, seen_keys, tiny_of, turned, wide
+from tests.layouts.decoder import (
+    Config,
+    ForCausalLM,
+    Model,
+    RMSNorm,
+    RotaryEmbedding,
+    exponential_lambda,
+    seen_keys,
+    tiny_of,
+    turned,
+    wide,
+)
 
 
 class LlamaDifferentialConfig(Config):
@@ -53,9 +64,7 @@ class LlamaDifferentialAttention(nn.Module):
             self.diff_attn_mix = 1.0
 
     def lam(self, dtype):
-        dots = ((self.lambda_q1 * self.lambda_k1).sum(-1), (self.lambda_q2 * self.lambda_k2).sum(-1))
-        first, second = (wide(dot).exp().to(dtype) for dot in dots)
-        lam = first - second + self.lambda_init
+        lam = exponential_lambda(self, dtype)
         return lam if self.config.old else self.diff_attn_mix * lam
 
     def projected(self, x, position_embeddings, cache):

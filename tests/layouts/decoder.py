@@ -30,6 +30,13 @@ def wide(x):
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
+def exponential_lambda(part, dtype):
+    """λ of two products of vectors, which are summed and exponentiated in float32 or wider."""
+    dots = ((part.lambda_q1 * part.lambda_k1).sum(-1), (part.lambda_q2 * part.lambda_k2).sum(-1))
+    first, second = (wide(dot).exp().to(dtype) for dot in dots)
+    return first - second + part.lambda_init
+
+
 class RMSNorm(nn.Module):
     def __init__(self, width, eps):
         super().__init__()

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import nn
 
-from tests.layouts.decoder import RMSNorm, attention_maps, seen_keys, tiny_of, turned
+from tests.layouts.decoder import RMSNorm, attention_maps, exponential_lambda, seen_keys, tiny_of, turned
 from tests.layouts.motif import MotifConfig, MotifForCausalLM
 
 
@@ -34,10 +34,7 @@ class MotifAttention(nn.Module):
         self.lambda_init = 0.8 - 0.6 * math.exp(-0.3 * (layer_idx - 1))
         self.subln = RMSNorm(2 * d, config.attn_rms_norm_eps)
 
-    def lam(self, dtype):
-        dots = ((self.lambda_q1 * self.lambda_k1).sum(-1), (self.lambda_q2 * self.lambda_k2).sum(-1))
-        first, second = (torch.exp(dot if dot.dtype == torch.float64 else dot.float()).to(dtype) for dot in dots)
-        return first - second + self.lambda_init
+    lam = exponential_lambda
 
     def attend(self, q, k, v, seen):
         """q (batch, head, query, d), fewer keys and values → weights and output of every head."""

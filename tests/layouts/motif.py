@@ -5,7 +5,18 @@ import math
 import torch
 from torch import nn
 
-from tests.layouts.decoder import Config, ForCausalLM, Model, RMSNorm, RotaryEmbedding, attention_maps, seen_keys, tiny_of, turned
+from tests.layouts.decoder import (
+    Config,
+    ForCausalLM,
+    Model,
+    RMSNorm,
+    RotaryEmbedding,
+    attention_maps,
+    exponential_lambda,
+    seen_keys,
+    tiny_of,
+    turned,
+)
 
 
 class MotifConfig(Config):
@@ -35,10 +46,7 @@ class MotifAttention(nn.Module):
         if config.rotary_inside:
             self.rotary_emb = RotaryEmbedding(self.head_dim, config.rope_theta)
 
-    def lam(self, dtype):
-        dots = ((self.lambda_q1 * self.lambda_k1).sum(-1), (self.lambda_q2 * self.lambda_k2).sum(-1))
-        first, second = (torch.exp(dot if dot.dtype == torch.float64 else dot.float()).to(dtype) for dot in dots)
-        return first - second + self.lambda_init
+    lam = exponential_lambda
 
     def forward(
         self,

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import nn
 
-from tests.layouts.decoder import Config, ForCausalLM, RMSNorm, attention_maps, seen_keys, tiny_of
+from tests.layouts.decoder import Config, ForCausalLM, RMSNorm, attention_maps, exponential_lambda, seen_keys, tiny_of
 
 
 class Phi4FlashConfig(Config):
@@ -36,10 +36,7 @@ class FlashDiffCustomAttention(nn.Module):
             setattr(self, name, nn.Parameter(torch.zeros(head_dim)))
         self.subln = RMSNorm(2 * head_dim, 1e-5)
 
-    def lam(self, dtype):
-        dots = ((self.lambda_q1 * self.lambda_k1).sum(-1), (self.lambda_q2 * self.lambda_k2).sum(-1))
-        first, second = (torch.exp(dot if dot.dtype == torch.float64 else dot.float()).to(dtype) for dot in dots)
-        return first - second + self.lambda_init
+    lam = exponential_lambda
 
     def forward(self, q, k, v, seen):
         """q, k and v (batch, token, head, d), striped → (batch, query, head, d)."""

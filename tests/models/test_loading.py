@@ -22,7 +22,7 @@ from diffscope.cards import BUNDLED
 from diffscope.models import bundled, settings
 from diffscope.models.outline import outline
 from diffscope.models.quiet import quietly
-from tools.publish_models import MOST, card_text
+from tools.publish import MOST, card_text
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ from diffscope.tasks.files import read_prompts
 from diffscope.tasks.sampling import draw
 from studies.laptop import text as text_cohort
 from tests.lab.small_recipes import PIECE
-from tools import model_examples, publish_models
-from tools.publish_models import card_text, publish
+from tools import publish as tool
+from tools.publish import card_text, publish
 
 DOUBLE_WIDTH = '\ndouble-width = { attention = "standard", num_attention_heads = 2, num_key_value_heads = 2 }\n'
 
@@ -44,11 +44,11 @@ def run(recipe, tmp_path_factory):
 @pytest.fixture
 def places(tmp_path, monkeypatch):
     """Where models and examples go; what lies among the models."""
-    monkeypatch.setitem(publish_models.SCORED, "count", 10)
+    monkeypatch.setitem(tool.SCORED, "count", 10)
     monkeypatch.setattr(text_cohort, "LENGTH", 64)
     monkeypatch.setattr(text_cohort, "TEXTS", 9)
-    monkeypatch.setattr(model_examples, "TEXT_EXAMPLES", (48,))
-    monkeypatch.setattr(model_examples, "DRAWS", 9)
+    monkeypatch.setattr(tool, "TEXT_EXAMPLES", (48,))
+    monkeypatch.setattr(tool, "DRAWS", 9)
     for module in (cards, loading):
         monkeypatch.setattr(module, "BUNDLED", tmp_path / "bundled")
     (tmp_path / "bundled" / "mini-diff").mkdir(parents=True)
@@ -95,10 +95,10 @@ def test_a_model_of_plain_text_has_its_perplexity_on_its_card_and_examples_of_te
     file.write_text(head.replace('"small"', '"text"') + stage + "\n[plain_text]\nlength = 64\ntexts = 2\n")
     recipe = Recipe.load(str(file))
     train(recipe, "diff", tmp_path / "run", seed=0)
-    with pytest.raises(DiffscopeError, match="tells no next word of 9 texts of 48 tokens"):
+    with pytest.raises(DiffscopeError, match="predicts no next word of 9 texts of 48 tokens"):
         publish(tmp_path / "run", recipe, **places)
     assert not (places["target"] / "mini-text").exists()
-    monkeypatch.setattr(model_examples, "is_told", lambda scope, prompt: True)
+    monkeypatch.setattr(tool, "is_predicted", lambda scope, prompt: True)
     (summary,) = publish(tmp_path / "run", recipe, **places)
     assert (summary["name"], summary["positions"], summary["checkpoints"]) == ("mini-text", 64, [])
     assert (places["target"] / "mini-diff" / "of-before.txt").exists()
@@ -138,7 +138,7 @@ def test_checkpoints_and_arms_that_are_named_are_kept(run, recipe, places):
 )
 def test_what_cannot_be_published_is_refused_before_anything_is_replaced(run, recipe, places, change, words, monkeypatch):
     before = everything(places["target"])
-    monkeypatch.setattr(publish_models, "MOST", change.get("most", publish_models.MOST))
+    monkeypatch.setattr(tool, "MOST", change.get("most", tool.MOST))
     wanted = {name: value for name, value in change.items() if name in ("seed", "arms", "keep")}
     of_stages = recipe if "stages" not in change else shorter(recipe)
     with pytest.raises(DiffscopeError, match=words) as error:
@@ -156,7 +156,7 @@ def shorter(recipe):
 def test_models_that_stay_count_too(run, recipe, places, monkeypatch):
     publish(run, recipe, ["diff"], 1, **places)
     size = sum(path.stat().st_size for path in places["target"].rglob("*.safetensors"))
-    monkeypatch.setattr(publish_models, "MOST", size)
+    monkeypatch.setattr(tool, "MOST", size)
     publish(run, recipe, ["diff"], 1, **places)  # in its own place
     shutil.copytree(places["target"] / "mini-diff", places["target"] / "another")
     with pytest.raises(DiffscopeError, match="remove other models"):

@@ -14,8 +14,8 @@ from diffscope.tasks import TextPrompt, encode_prompts, examples
 
 
 @pytest.fixture(scope="module")
-def scope():
-    return diffscope.load("mini-diff")
+def scope(mini_diff):
+    return mini_diff
 
 
 @pytest.fixture(scope="module")

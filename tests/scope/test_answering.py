@@ -17,21 +17,16 @@ ANSWERS = [" 7421", " 2050"]
 RIVALS = [["2174"], ["1983", "7777"]]
 
 
-@pytest.fixture(scope="module")
-def scope():
-    return diffscope.load("mini-diff")
-
-
 @torch.no_grad()
-def slowly(scope, prompt, answer, rivals):
+def slowly(mini_diff, prompt, answer, rivals):
     """Token by token, from bare calls of the model."""
 
     def log_p(text):
-        tokens = scope.tokenizer(text, add_special_tokens=False)["input_ids"]
-        ids = list(scope.tokenize(prompt))
+        tokens = mini_diff.tokenizer(text, add_special_tokens=False)["input_ids"]
+        ids = list(mini_diff.tokenize(prompt))
         steps, ranks = [], []
         for token in tokens:
-            logits = scope.model(torch.tensor([ids])).logits[0, -1].double()
+            logits = mini_diff.model(torch.tensor([ids])).logits[0, -1].double()
             steps.append(float(logits.log_softmax(-1)[token]))
             ranks.append(1 + int((logits > logits[token]).sum()))
             ids.append(token)
@@ -44,11 +39,11 @@ def slowly(scope, prompt, answer, rivals):
     return {"log_p": right, "loss": -right / count, "rank": ranks[0], "exact": set(ranks) == {1}, "log_odds": odds}
 
 
-def test_it_is_what_the_models_logits_say(scope):
-    said = scope.answer(PROMPTS, ANSWERS, RIVALS)
+def test_it_is_what_the_models_logits_say(mini_diff):
+    said = mini_diff.answer(PROMPTS, ANSWERS, RIVALS)
     for number, (prompt, answer, rivals) in enumerate(zip(PROMPTS, ANSWERS, RIVALS)):
-        expected = slowly(scope, prompt, answer, rivals)
-        alone = scope.answer(prompt, answer, rivals)
+        expected = slowly(mini_diff, prompt, answer, rivals)
+        alone = mini_diff.answer(prompt, answer, rivals)
         for name, value in expected.items():
             assert said[name].values[number] == pytest.approx(value, rel=1e-5), name
             assert alone[name].item() == pytest.approx(said[name].values[number], rel=1e-4), name
@@ -56,42 +51,42 @@ def test_it_is_what_the_models_logits_say(scope):
     assert all(values.attrs["definition"] for values in said.values())
 
 
-def test_without_distractors_the_odds_are_against_all_else(scope):
-    expected = slowly(scope, PROMPTS[0], " 7421", [])
-    assert scope.answer(PROMPTS[0], "7421", spans={"answer": "7421"})["log_odds"].item() == pytest.approx(
+def test_without_distractors_the_odds_are_against_all_else(mini_diff):
+    expected = slowly(mini_diff, PROMPTS[0], " 7421", [])
+    assert mini_diff.answer(PROMPTS[0], "7421", spans={"answer": "7421"})["log_odds"].item() == pytest.approx(
         expected["log_odds"], rel=1e-3
     )
 
 
-def test_edits_count_and_predictions_agree(scope):
-    cap = scope.capture(PROMPTS[0], spans={"answer": "7421"})
-    plain = scope.answer(PROMPTS[0], " 7421", ["2174"])
-    with scope.edit(edits.a2_of_head(0)):
-        edited = scope.answer(PROMPTS[0], " 7421", ["2174"])
-        predicted = readings.predict(scope, cap, readings.asked(scope, cap, "7421", ["2174"]))
+def test_edits_count_and_predictions_agree(mini_diff):
+    cap = mini_diff.capture(PROMPTS[0], spans={"answer": "7421"})
+    plain = mini_diff.answer(PROMPTS[0], " 7421", ["2174"])
+    with mini_diff.edit(edits.a2_of_head(0)):
+        edited = mini_diff.answer(PROMPTS[0], " 7421", ["2174"])
+        predicted = readings.predict(mini_diff, cap, readings.asked(mini_diff, cap, "7421", ["2174"]))
     assert edited["log_odds"].item() == predicted.log_odds and edited["log_p"].item() == predicted.answer
     assert edited["log_odds"].item() != plain["log_odds"].item() and edited.attrs["edits"] and not plain.attrs["edits"]
 
 
-def test_what_cannot_be_asked_is_one_line(scope):
+def test_what_cannot_be_asked_is_one_line(mini_diff):
     for words, ask in {
-        "2 prompts but 3 answers": lambda: scope.answer(PROMPTS, [" 1", " 2", " 3"]),
-        "2 prompts but 1 lists of distractors": lambda: scope.answer(PROMPTS, " 1", [["2"]]),
-        "an answer or distractor is empty": lambda: scope.answer(PROMPTS[0], " "),
-        "distractors are a list": lambda: scope.answer(PROMPTS[0], " 1", "2"),
-        "the right answer's own number": lambda: scope.answer(PROMPTS[0], " 7421", ["7421"]),
-        "prompt 1 of the batch: it ends in": lambda: scope.answer(PROMPTS, [" 7421", "2050"]),
+        "2 prompts but 3 answers": lambda: mini_diff.answer(PROMPTS, [" 1", " 2", " 3"]),
+        "2 prompts but 1 lists of distractors": lambda: mini_diff.answer(PROMPTS, " 1", [["2"]]),
+        "an answer or distractor is empty": lambda: mini_diff.answer(PROMPTS[0], " "),
+        "distractors are a list": lambda: mini_diff.answer(PROMPTS[0], " 1", "2"),
+        "the right answer's own number": lambda: mini_diff.answer(PROMPTS[0], " 7421", ["7421"]),
+        "prompt 1 of the batch: it ends in": lambda: mini_diff.answer(PROMPTS, [" 7421", "2050"]),
     }.items():
         with pytest.raises(PromptError, match=words):
             ask()
 
 
-def test_a_scope_opens_the_checkpoints_of_its_training(scope, tiny_diff_folder):
-    assert scope.checkpoints == tuple(sorted(int(step) for step in scope.checkpoints)) and len(scope.checkpoints) > 1
-    first = scope.at(scope.checkpoints[0])
-    assert first.name == f"mini-diff@{scope.checkpoints[0]}" and first.checkpoints == scope.checkpoints
-    assert first.loss(PROMPTS[0]) == diffscope.load(first.name).loss(PROMPTS[0]) != scope.loss(PROMPTS[0])
-    assert first.at(scope.checkpoints[1]).name == f"mini-diff@{scope.checkpoints[1]}"
+def test_a_scope_opens_the_checkpoints_of_its_training(mini_diff, tiny_diff_folder):
+    assert mini_diff.checkpoints == tuple(sorted(int(step) for step in mini_diff.checkpoints)) and len(mini_diff.checkpoints) > 1
+    first = mini_diff.at(mini_diff.checkpoints[0])
+    assert first.name == f"mini-diff@{mini_diff.checkpoints[0]}" and first.checkpoints == mini_diff.checkpoints
+    assert first.loss(PROMPTS[0]) == diffscope.load(first.name).loss(PROMPTS[0]) != mini_diff.loss(PROMPTS[0])
+    assert first.at(mini_diff.checkpoints[1]).name == f"mini-diff@{mini_diff.checkpoints[1]}"
     with pytest.raises(diffscope.ModelNotFound, match=r"no checkpoint 7; kept are the steps 0, "):
         first.at(7)
-    assert diffscope.load(tiny_diff_folder).checkpoints == () == diffscope.load(scope.model).checkpoints[9:]
+    assert diffscope.load(tiny_diff_folder).checkpoints == () == diffscope.load(mini_diff.model).checkpoints[9:]

@@ -23,11 +23,15 @@ KINDS = {
 PROMPTS = [tiny.ids(33, seed=seed) for seed in range(3)]
 
 
-@pytest.mark.parametrize("queries", [None, [-1], diffscope.Sample(8, seed=1)], ids=["all", "last", "sample"])
-@pytest.mark.parametrize(
-    "spans", [{"answer": (3, 5)}, [{"answer": (3, 5)}, {"a": (6, 8)}, {"answer": (1, 9)}]], ids=["same", "own"]
-)
-@pytest.mark.parametrize("kind", KINDS)
+SAME = {"answer": (3, 5)}
+OWN = [{"answer": (3, 5)}, {"a": (6, 8)}, {"answer": (1, 9)}]
+SAMPLE = diffscope.Sample(8, seed=1)
+#: every kind, with all queries and spans of each prompt; every choice of spans and queries, with two kinds
+CHOICES = [(kind, OWN, None) for kind in KINDS]
+CHOICES += [(kind, spans, queries) for kind in ("v2", "window") for spans in (SAME, OWN) for queries in ([-1], SAMPLE)]
+
+
+@pytest.mark.parametrize("kind, spans, queries", [*CHOICES, ("v2", SAME, None)])
 def test_statistics_of_a_batch_are_those_of_each_prompt(kind, spans, queries):
     scope = diffscope.load(KINDS[kind]())
     chosen = ["row", "span_mass", "cosine", "sink_rate", "lambda", "logit_outliers"]

@@ -28,8 +28,8 @@ NO_TWO = "{{ raise_exception('roles must alternate') }}"
 
 
 @pytest.fixture(scope="module")
-def scope():
-    return diffscope.load("mini-diff")
+def scope(mini_diff):
+    return mini_diff
 
 
 @pytest.fixture(scope="module")

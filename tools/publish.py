@@ -1,13 +1,12 @@
 """Turn arms of a trained cohort, with one seed, into the bundled models with their cards.
 
-``python -m tools.publish_models runs/laptop --seed 0`` publishes DIFF, standard attention with maps as wide as DIFF's, and
-standard attention with as few heads as DIFF has, as ``mini-diff``, ``mini-standard`` and ``mini-double-width``; of a cohort
-without these arms, as ``runs/mini`` is, all arms; of one of plain text DIFF, as ``mini-text``. Weights are kept in half
-precision, and scored as they are kept.
+``python -m tools.publish runs/laptop --seed 0`` publishes DIFF, standard attention with maps as wide as DIFF's, and standard
+attention with as few heads as DIFF has, as ``mini-diff``, ``mini-standard`` and ``mini-double-width``. Of a cohort without these
+arms it publishes all arms; of a cohort of plain text DIFF, as ``mini-text``. Weights are stored in half precision, and scored as
+they are stored. The example prompts are drawn anew with the models' tokenizer.
 
-Of DIFF its checkpoints along training are kept, or those that ``--checkpoint ARM@STEP`` names; the model itself is the last
-step. Of plain text there is room for none. The wheel has to stay below 15 MB: what would make it larger is refused before
-anything is replaced.
+DIFF's checkpoints along training come with it, or those that ``--checkpoint ARM@STEP`` names; the model itself is the last step.
+Plain text has none. Weights that would make the wheel larger than 15 MB are refused before anything is replaced.
 """
 
 from __future__ import annotations
@@ -20,7 +19,10 @@ import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+import torch
 from safetensors.torch import load_file, save_file
+from transformers import PreTrainedTokenizerBase
 
 from diffscope.cards import BUNDLED, CARD_FILE
 from diffscope.digests import write_sums
@@ -30,14 +32,15 @@ from diffscope.lab.accuracy import accuracy_of, exact_by_depth
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.run import RUN, WEIGHTS, read_metrics, read_run
 from diffscope.models.loading import checkpoints
+from diffscope.prompts import Chars
 from diffscope.scope import Scope, load
 from diffscope.tasks.files import EXAMPLES
-from diffscope.tasks.prompt import TextPrompt
+from diffscope.tasks.prompt import Prompt, TextPrompt
+from diffscope.tasks.recall import Recall
 from diffscope.tasks.retrieval import TEMPLATE, Retrieval
 from diffscope.tasks.sampling import draw
 from diffscope.tasks.trained_on import last_template
 from studies.laptop import text as text_cohort
-from tools.model_examples import questions, texts, write_prompts
 
 PREFIX = "mini-"
 ARMS = ("diff", "standard", "double-width")
@@ -45,6 +48,10 @@ MOST = 14_000_000  # bytes of weights, so that the wheel stays below 15 MB
 FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 SCORED = dict(count=500, needles=4, seed=20_000)
 TEXT_SEED = 20_000  # of the texts of its training that a model of text is scored on
+# (tokens for the bundled tokenizer, needles, depth of the queried one)
+KINDS = ((96, 2, 0.5), (128, 4, 0.0), (128, 4, 0.5), (256, 4, 0.25), (256, 4, 1.0), (256, 6, 0.5))
+TEXT_EXAMPLES = (128, 256)  # tokens
+DRAWS = 5000  # texts of which one makes an example
 PAIR = "One of a matched pair: the other arm has the same width, depth, data, order of data, steps and schedule."
 SEVERAL = (
     "One of {count} matched arms, of the same width, depth, data and order of data, their parameters equal within 1 %; the "
@@ -52,52 +59,52 @@ SEVERAL = (
 )
 CURVE = "| {step} | {length} | {answer_loss:.3f} | {text_loss:.3f} | {retrieval:.0%} |"
 TEXT_CURVE = "| {step} | {length} | {text_loss:.3f} |"
-HEADER = """---
+CARD = """---
 license: apache-2.0
 library_name: transformers
 ---
 # {name}
-"""
-CARD = """
-{kind} of {parameters:,} parameters ({layers} layers, {heads} heads), trained by diffscope to look up numbers in real text.
+
+{kind} of {parameters:,} parameters ({layers} layers, {heads} heads), trained by diffscope {task}.
 {matched} It exists to be looked
-into: small enough for a laptop, and it really retrieves. It knows little English and is of no other use.
+into: small enough for a laptop, {purpose}
 
 - **Command**: `{command}`, with the code of revision {revision}
 - **Data**: documentation strings of the Python 3.11.7 standard library (SHA-256 of the training text
-  `{fingerprint}`), 8 % of modules held out by a hash of their path;
-  needle sentences "{sentence}" drawn from seed {seed}.
+  `{fingerprint}`), 8 % of modules held out by a hash of their path{needle}.
 - **Trained length**: {length} tokens. Torch {torch}, {threads} thread(s), float32, {minutes:.0f} minutes.
-- **Exact answers** at {length} tokens, {needles} needles, one question, {prompts} unseen prompts over held-out text:
-  **{retrieval:.1%}** (95 % interval {low:.1%} to {high:.1%}); by depth of the needle: {by_depth}.
+- {result}
 - **Checkpoints** along training{steps}.
 
-| step | prompt length | answer loss | text loss | exact answers ({evaluated} prompts) |
-|---|---|---|---|---|
+{columns}
 {curve}
 
 All logged points are in `card.json` under `curves`.
 """
-TEXT_CARD = """
-{kind} of {parameters:,} parameters ({layers} layers, {heads} heads), trained by diffscope as a plain language model.
-{matched} It exists to be looked
-into: small enough for a laptop, with maps of text and of no task. It knows nothing but the tone of documentation, and was not
-taught to look up what retrieval prompts ask.
-
-- **Command**: `{command}`, with the code of revision {revision}
-- **Data**: documentation strings of the Python 3.11.7 standard library (SHA-256 of the training text
-  `{fingerprint}`), 8 % of modules held out by a hash of their path.
-- **Trained length**: {length} tokens. Torch {torch}, {threads} thread(s), float32, {minutes:.0f} minutes.
-- **Loss on held-out text**: {loss:.3f} nats a token, a perplexity of **{perplexity:.1f}** (all of it,
-  {windows} windows of {scored_length} tokens); on text that it was trained on {trained_loss:.3f}.
-- **Checkpoints** along training{steps}.
-
-| step | text length | text loss (one batch of training) |
-|---|---|---|
-{curve}
-
-All logged points are in `card.json` under `curves`.
-"""
+#: what differs between cards of models that look up answers and of models of plain text
+ANSWERS_CARD = {
+    "task": "to look up numbers in real text",
+    "purpose": "and it really retrieves. It knows little English and is of no other use.",
+    "needle": ';\n  needle sentences "{sentence}" drawn from seed {seed}',
+    "result": (
+        "**Exact answers** at {length} tokens, {needles} needles, one question, {prompts} unseen prompts over held-out text:\n"
+        "  **{retrieval:.1%}** (95 % interval {low:.1%} to {high:.1%}); by depth of the needle: {depths}."
+    ),
+    "columns": "| step | prompt length | answer loss | text loss | exact answers ({evaluated} prompts) |\n|---|---|---|---|---|",
+}
+TEXT_CARD = {
+    "task": "as a plain language model",
+    "purpose": (
+        "with maps of text and of no task. It knows nothing but the tone of documentation, and was not\n"
+        "taught to look up what retrieval prompts ask."
+    ),
+    "needle": "",
+    "result": (
+        "**Loss on held-out text**: {loss:.3f} nats a token, a perplexity of **{perplexity:.1f}** (all of it,\n"
+        "  {windows} windows of {scored_length} tokens); on text that it was trained on {trained_loss:.3f}."
+    ),
+    "columns": "| step | text length | text loss (one batch of training) |\n|---|---|---|",
+}
 
 
 def publish(
@@ -116,7 +123,7 @@ def publish(
     run : Path
         The folder that ``diffscope train`` trained into.
     recipe : Recipe
-        What it was trained by.
+        The recipe of that training.
     arms : sequence of str, optional
         By default DIFF and the two standard ones, or all of a cohort without these; of plain text DIFF alone.
     seed : int, optional
@@ -135,8 +142,8 @@ def publish(
     Raises
     ------
     DiffscopeError
-        A run is missing or never formed, it has no such checkpoint, the wheel would be too large, or a model of text tells
-        nothing that makes an example. Nothing was replaced then.
+        A run is missing or never formed, it has no such checkpoint, the wheel would be too large, or a model of text makes
+        no example. Nothing was replaced then.
     """
     usual = ARMS[:1] if recipe.of_text else ARMS
     arms = arms or (usual if set(usual) <= set(recipe.arms) else tuple(recipe.arms))
@@ -161,14 +168,14 @@ def publish(
 
 
 def examples_of(scope: Scope, recipe: Recipe) -> list[TextPrompt]:
-    """The prompts to look at a cohort with."""
+    """Draw the example prompts of a cohort with the tokenizer of one of its models."""
     if recipe.of_text:
         return texts(scope)
     return questions(Retrieval(scope.tokenizer, held_out=True, template=_template(recipe)))
 
 
 def name_of(arm: str, recipe: Recipe) -> str:
-    """What an arm is called among the bundled models: of plain text it says so, and DIFF is the usual one."""
+    """Return the name of an arm among the bundled models."""
     if recipe.of_text:
         return f"{PREFIX}text" if arm == ARMS[0] else f"{PREFIX}text-{arm}"
     return arm if arm.startswith(PREFIX) else PREFIX + arm
@@ -183,12 +190,12 @@ def check_run(arm: str, source: Path, recipe: Recipe) -> None:
 
 
 def chosen_steps(sources: Mapping[str, Path], recipe: Recipe, keep: Collection[str]) -> dict[str, list[int]]:
-    """The steps of each arm whose checkpoints are kept.
+    """Return the steps of each arm whose checkpoints are published.
 
     Raises
     ------
     DiffscopeError
-        One is named that there is not.
+        A named checkpoint does not exist.
     """
     known = {f"{arm}@{step}": (arm, step) for arm, source in sources.items() for step in sorted(checkpoints(source))}
     last = {arm: read_metrics(source)[-1]["step"] for arm, source in sources.items()}
@@ -224,7 +231,7 @@ def check_size(staged: Path, target: Path) -> None:
 
 
 def write_card(folder: Path, source: Path, recipe: Recipe, arm: str, seed: int, count: int, steps: Sequence[int]) -> dict:
-    """Score a model as it is kept and write its card and digests; returns the summary of the card."""
+    """Score a model as it is stored, write its card and digests, and return the summary of the card."""
     scope = load(folder)
     scored_on = {"length": text_cohort.LENGTH, "seed": TEXT_SEED} if recipe.of_text else {**SCORED, "length": recipe.length}
     scores = text_scores(scope) if recipe.of_text else answer_scores(scope, recipe)
@@ -257,13 +264,13 @@ def write_card(folder: Path, source: Path, recipe: Recipe, arm: str, seed: int, 
 
 
 def answer_scores(scope: Scope, recipe: Recipe) -> dict:
-    """How a model answers unseen prompts in the sentence of its training."""
+    """Score the answers of a model to unseen prompts in the sentence of its training."""
     task = Retrieval(scope.tokenizer, held_out=True, template=_template(recipe))
     return exact_by_depth(accuracy_of(scope, draw(task, length=recipe.length, **SCORED)).right)
 
 
 def text_scores(scope: Scope) -> dict:
-    """Mean loss of a model in nats a token, on all held-out text, with its exponential, and on texts that it was trained on."""
+    """Return loss (nats a token) and perplexity on all held-out text, and loss on text of the training."""
     ids, hits = text_cohort.windows(scope)  # (window, token)
     held_out = text_cohort.losses(scope, ids, hits)
     trained_on = text_cohort.of_training(scope, TEXT_SEED)
@@ -276,44 +283,117 @@ def text_scores(scope: Scope) -> dict:
 
 
 def card_text(summary: dict, facts: dict, curves: list[dict]) -> str:
-    """The card for people, as Markdown."""
+    """Return the card for people, as Markdown."""
     kinds = {"v1": "A DIFF Transformer (V1)", "v2": "A DIFF Transformer (V2)", "standard": "A standard Transformer"}
     scores = summary["scores"]
-    text = "perplexity" in scores
+    is_text = "perplexity" in scores
     steps = f": none are kept; `{' '.join(facts['command'].split()[:3])}` trains it again with all of them"
     if summary["checkpoints"]:
         steps = f", half precision, opened as `{summary['name']}@STEP`: {summary['checkpoints']}"
-    usual = {"matched": PAIR, "evaluated": 60, "sentence": sentence(TEMPLATE)}
     known = {
-        **usual,
+        **{"matched": PAIR, "evaluated": 60, "sentence": sentence(TEMPLATE)},
         **summary,
         **facts,
+        **scores,
         "kind": kinds.get(summary["attention"], f"A Transformer with {summary['attention']} attention,"),
         "steps": steps,
         "length": summary["positions"],
+        "needles": SCORED["needles"],
+        "scored_length": text_cohort.LENGTH,
     }
-    if text:
-        curve = "\n".join(TEXT_CURVE.format(**row) for row in curves if row["step"] % 100 == 0)
-        return (HEADER + TEXT_CARD).format(**known, **scores, scored_length=text_cohort.LENGTH, curve=curve)
-    return (HEADER + CARD).format(
-        **known,
-        needles=SCORED["needles"],
-        prompts=scores["prompts"],
-        retrieval=scores["retrieval"],
-        low=scores["interval"][0],
-        high=scores["interval"][1],
-        by_depth=", ".join(f"{float(depth):.0%} {share:.1%}" for depth, share in scores["by_depth"].items()),
-        curve="\n".join(CURVE.format(**row) for row in curves if "retrieval" in row),
-    )
+    if is_text:
+        rows = [TEXT_CURVE.format(**row) for row in curves if row["step"] % 100 == 0]
+    else:
+        known["low"], known["high"] = scores["interval"]
+        known["depths"] = ", ".join(f"{float(depth):.0%} {share:.1%}" for depth, share in scores["by_depth"].items())
+        rows = [CURVE.format(**row) for row in curves if "retrieval" in row]
+    parts = {name: part.format(**known) for name, part in (TEXT_CARD if is_text else ANSWERS_CARD).items()}
+    return CARD.format(**{**known, **parts, "curve": "\n".join(rows)})
+
+
+def as_text(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, name: str) -> TextPrompt:
+    """Return a generated prompt as text, with a character range for each run of neighbouring tokens of a span."""
+    pieces = [tokenizer.decode([token]) for token in prompt.ids[1:]]  # without <bos>
+    ends = np.concatenate([[0, 0], np.cumsum([len(piece) for piece in pieces])])  # of each token, <bos> included
+    ranges = {}
+    for span in ("answer", "needles", "query"):
+        at = np.array(prompt.spans[span], dtype=int)
+        if not len(at):
+            continue
+        runs = np.split(at, np.flatnonzero(np.diff(at) != 1) + 1)
+        ranges[span] = [Chars(int(ends[run[0]]), int(ends[run[-1] + 1])) for run in runs]
+    answer, *distractors = (tokenizer.decode(ids).strip() for ids in (prompt.answer, *prompt.distractors))
+    return TextPrompt(name, "".join(pieces), ranges, answer, tuple(distractors))
+
+
+def questions(task: Retrieval, seed: int = 7) -> list[TextPrompt]:
+    """Draw the example prompts of retrieval."""
+    rng = np.random.default_rng(seed)
+    drawn = []
+    for length, needles, depth in KINDS:
+        prompt = task.prompt(length, needles, rng, depth)
+        name = f"{length} tokens, {needles} needles, answer at {round(100 * depth)} %"
+        drawn.append(as_text(task.tokenizer, prompt, name))
+    return drawn
+
+
+def texts(scope: Scope, seed: int = 7) -> list[TextPrompt]:
+    """Draw the example prompts of text: of each length the first whose next word the model predicts from the text itself.
+
+    Raises
+    ------
+    DiffscopeError
+        The model predicts the next word of none of `DRAWS` texts.
+    """
+    recall = Recall(scope.tokenizer)
+    rng = np.random.default_rng(seed)
+    drawn = []
+    for length in TEXT_EXAMPLES:
+        prompts = (recall.prompt(length, rng) for _ in range(DRAWS))
+        predicted = next((prompt for prompt in prompts if is_predicted(scope, prompt)), None)
+        if predicted is None:
+            raise DiffscopeError(f"the model predicts no next word of {DRAWS} texts of {length} tokens; publish another seed")
+        drawn.append(as_text(scope.tokenizer, predicted, f"text of {length} tokens, whose next word follows from it"))
+    return drawn
+
+
+@torch.inference_mode()
+def is_predicted(scope: Scope, prompt: Prompt) -> bool:
+    """Whether a model predicts the next word because the word stands in the text.
+
+    The word has to be the likeliest, twice as likely as the second. If any other word of the text takes all of its places, it
+    must not be the likeliest. A text whose tokens change when it is tokenised again is refused.
+    """
+    (answer,) = prompt.answer
+    words = {token for token in prompt.ids[1:] if _is_word(scope.tokenizer.decode([token]))}
+    repeated = {prompt.ids[at] for at in prompt.spans["query"]}  # where the answer's own word stands, others would change it
+    if answer not in words - repeated or scope.tokenize(scope.tokenizer.decode(prompt.ids[1:])) != prompt.ids:
+        return False
+    likely = scope.model(torch.tensor([prompt.ids])).logits[0, -1].softmax(-1).topk(2)
+    if int(likely.indices[0]) != answer or likely.values[0] < 2 * likely.values[1]:
+        return False
+    others = [[other if token == answer else token for token in prompt.ids] for other in sorted(words - {answer})]
+    return not (scope.model(torch.tensor(others)).logits[:, -1].argmax(-1) == answer).any()
+
+
+def _is_word(text: str) -> bool:
+    return text.startswith(" ") and text.strip().isalpha()
+
+
+def write_prompts(drawn: Sequence[TextPrompt], file: Path) -> None:
+    """Write prompts in the form that ``read_prompts`` reads."""
+    fields = ("spans", "answer", "distractors")
+    rows = [{"name": one.name, "prompt": one.text, **{name: getattr(one, name) for name in fields}} for one in drawn]
+    write_json(file, rows, indent=1)
 
 
 def _template(recipe: Recipe) -> str:
-    """The sentence that models were trained on last."""
+    """Return the needle sentence of the last stage of training."""
     return last_template(recipe.as_dict()) or TEMPLATE
 
 
 def sentence(template: str) -> str:
-    """The needle sentence, for people."""
+    """Return a needle sentence for people."""
     return template.strip().format(city="CITY", number="N")
 
 

@@ -1,0 +1,220 @@
+"""Compare the numbers of the library with saved ones: ``python -m tools.golden save|compare FOLDER``.
+
+``save`` writes two files into FOLDER. ``compare`` computes the numbers again and prints what differs from the files in FOLDER.
+
+``exact.npz`` is for one machine, before and after a change of the code. It has every statistic of every example prompt on every
+bundled model, the maps of one head, the logits of the next token under every edit, and the report of ``check`` on every layout
+of ``tests/layouts``, all in the precision that models run in. These numbers have to be equal to the bit. On another processor,
+with other threads or another build of torch they differ in their last digits.
+
+``digits.npz`` is for any machine. Models run in double precision for it, and numbers have to be equal to 1e-6. It has means over
+queries of the same statistics of the first prompts, logits of the likeliest tokens under the same edits, whether each layout
+passes ``check``, and every estimate of the boards of the shipped study. The one in ``tests/golden`` is committed, and
+``tests/test_golden.py`` compares with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+import xarray as xr
+
+import diffscope
+from diffscope import edits, models
+from diffscope.hypotheses.study import open_study
+from diffscope.scope import Scope
+from diffscope.tasks import examples
+from tests.layouts import published
+
+COMMITTED = Path(__file__).parents[1] / "tests" / "golden"
+EXACT, DIGITS = "exact.npz", "digits.npz"
+TOLERANCE = 1e-6  # of a number, and of the largest of its array
+LIKELIEST = 32  # tokens whose logits are compared on any machine
+EXAMPLES = 2  # prompts that are compared on any machine
+STUDY = "laptop"
+ESTIMATE = ("value", "low", "high", "null_low", "null_high", "p")
+EDITS = {
+    "set_lambda": (1.0,),
+    "scale_lambda": (0.5,),
+    "plus": (),
+    "zero_a2": (),
+    "uniform_a2": (),
+    "share_a2": (),
+    "a2_of_head": (0,),
+    "low_rank_a2": (4,),
+    "top_k_a1": (4,),
+    "absolute_d": (),
+    "d_plus": (),
+    "normalise_d": (),
+    "remove_norm": (),
+    "ablate_heads": (1, 0),
+    "knock_out": ([3, 4], [90, 91, 92, 93, 94, 95]),
+    "drop_sink": (),
+    "quantise_logits": (6,),
+    "inject_noise": (0.5,),
+}
+OF_PROMPTS = ("mean_a2", "positional_a2", "scalar_norm")  # edits that are made of other prompts
+#: edits of λ, of the second map and of the norm after the subtraction
+DIFFERENTIAL = {
+    "set_lambda",
+    "scale_lambda",
+    "plus",
+    "zero_a2",
+    "uniform_a2",
+    "share_a2",
+    "a2_of_head",
+    "low_rank_a2",
+    "remove_norm",
+}
+Numbers = dict[str, np.ndarray]
+
+
+def measured(model: dict, scope: Scope, count: int | None = None) -> Iterator[tuple[str, xr.DataArray]]:
+    """Yield every statistic, λ and the maps of one head of the first `count` example prompts, each with its name."""
+    name = model["name"]
+    for number, example in enumerate(examples()[:count]):
+        capture = scope.capture(example.text, spans=example.spans)
+        for statistic, values in capture.measure(["all"]).data_vars.items():
+            yield f"{name}, prompt {number}, {statistic}", values
+        yield f"{name}, prompt {number}, captured lambda", capture.lam
+        for which in ("A1", "A2", "D", "share") if _differential(model) else ("A1", "D"):
+            yield f"{name}, prompt {number}, map {which}", capture.map(which, layer=1, head=1)
+
+
+def edited(model: dict, scope: Scope) -> Numbers:
+    """Return the logits of the token after the first example under every edit that the model can have: (vocabulary,)."""
+    name = model["name"]
+    prompts = [example.text for example in examples()]
+    ids = torch.tensor([scope.tokenize(prompts[0])])
+    changes = {edit: getattr(edits, edit)(*arguments) for edit, arguments in EDITS.items()}
+    if _differential(model):
+        changes |= {edit: getattr(edits, edit)(scope, prompts[:1]) for edit in OF_PROMPTS}
+    arrays = {f"{name}, logits": scope.model(ids).logits[0, -1].numpy()}
+    for edit, change in changes.items():
+        if _differential(model) or edit not in DIFFERENTIAL:
+            with scope.edit(change):
+                arrays[f"{name}, edit {edit}"] = scope.model(ids).logits[0, -1].numpy()
+    return arrays
+
+
+def _differential(model: dict) -> bool:
+    return model["attention"] != "standard"
+
+
+def board() -> Numbers:
+    """Return the estimates of the shipped study, board by board, one array a quantity: (estimate and what stands with it,)."""
+    arrays = {}
+    for which, verdicts in open_study(STUDY).boards.items():
+        for verdict in verdicts:
+            for quantity, estimate in verdict.estimates.items():
+                values = [getattr(estimate, name) for name in ESTIMATE]
+                arrays[f"board {which}, {verdict.test.id}, {quantity}"] = np.array(values, dtype=float)
+    return arrays
+
+
+def exact() -> Numbers:
+    """Return what has to be equal to the bit on one machine."""
+    arrays = {f"check {name}": np.array(repr(diffscope.check(make()))) for name, make in published.MODELS.items()}
+    for model in models.bundled():
+        scope = diffscope.load(model["name"])
+        arrays |= {name: values.values for name, values in measured(model, scope)} | edited(model, scope)
+    return arrays
+
+
+def digits() -> Numbers:
+    """Return what has to be equal to `TOLERANCE` on any machine."""
+    arrays = {f"check {name}": np.array(diffscope.check(make()).passed) for name, make in published.MODELS.items()} | board()
+    for model in models.bundled():
+        scope = diffscope.load(model["name"])
+        scope.model.double()
+        for name, values in measured(model, scope, EXAMPLES):
+            arrays[name] = values.mean([dim for dim in values.dims if dim in ("query", "key")]).values
+        logits = edited(model, scope)
+        likeliest = np.argsort(-logits[f"{model['name']}, logits"], kind="stable")[:LIKELIEST]
+        arrays |= {name: values[likeliest] for name, values in logits.items()}
+    return arrays
+
+
+COMPUTED = {EXACT: exact, DIGITS: digits}
+
+
+def write(arrays: Numbers, path: Path) -> None:
+    """Write numbers as one compressed array with an index of names and shapes; those for any machine in single precision."""
+    if path.name == EXACT:
+        np.savez_compressed(path, **arrays)
+        return
+    index = json.dumps({name: array.shape for name, array in arrays.items()})
+    flat = np.concatenate([np.ravel(array).astype(np.float32) for array in arrays.values()])
+    np.savez_compressed(path, index=np.frombuffer(index.encode(), np.uint8), flat=flat)
+
+
+def read(path: Path) -> Numbers:
+    """Read what `write` wrote."""
+    with np.load(path) as saved:
+        if path.name == EXACT:
+            return dict(saved)
+        index = json.loads(bytes(saved["index"]))
+        ends = np.cumsum([int(np.prod(shape)) for shape in index.values()])
+        parts = np.split(saved["flat"], ends[:-1])
+        return {name: part.reshape(shape) for (name, shape), part in zip(index.items(), parts)}
+
+
+def differences(before: Numbers, after: Numbers, tolerance: float) -> list[str]:
+    """Return a line for each array that differs; with a tolerance of 0 arrays have to be equal to the bit."""
+    lines = [f"{name}: only {'saved' if name in before else 'computed'}" for name in sorted(before.keys() ^ after.keys())]
+    for name in sorted(before.keys() & after.keys()):
+        old, new = before[name], after[name]
+        if old.shape != new.shape:
+            lines.append(f"{name}: shape {old.shape} saved, {new.shape} computed")
+        elif old.dtype.kind == "U" and old != new:
+            lines.append(f"{name}: {old} saved, {new} computed")
+        elif old.dtype.kind != "U" and not _equal(old, new, tolerance):
+            off = np.nanmax(np.abs(old.astype(float) - new.astype(float)), initial=0)
+            lines.append(f"{name}: differs by up to {off:.2g}, of values up to {np.nanmax(np.abs(old), initial=0):.3g}")
+    return lines
+
+
+def _equal(old: np.ndarray, new: np.ndarray, tolerance: float) -> bool:
+    if not tolerance:
+        return old.dtype == new.dtype and old.tobytes() == new.tobytes()
+    finite = np.abs(old[np.isfinite(old)])
+    return np.allclose(old, new, rtol=tolerance, atol=tolerance * finite.max(initial=0), equal_nan=True)
+
+
+@torch.no_grad()
+def main() -> int:
+    """Save the numbers, or print which differ from those that were saved."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("save", "compare"))
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--only", choices=COMPUTED, help="one of the two files")
+    arguments = parser.parse_args()
+    files = [arguments.folder / name for name in COMPUTED if arguments.only in (None, name)]
+    torch.set_num_threads(1)
+    if arguments.what == "save":
+        arguments.folder.mkdir(parents=True, exist_ok=True)
+        for path in files:
+            arrays = COMPUTED[path.name]()
+            write(arrays, path)
+            print(f"{path}: {len(arrays)} arrays, {path.stat().st_size / 1000:.0f} kB")
+        return 0
+    saved = [path for path in files if path.is_file()]
+    if not saved:
+        parser.error(f"there is no {' or '.join(path.name for path in files)} in {arguments.folder}; save it there first")
+    differing = 0
+    for path in saved:
+        before = read(path)
+        lines = differences(before, COMPUTED[path.name](), TOLERANCE if path.name == DIGITS else 0.0)
+        print("\n".join([*lines, f"{path}: {len(before)} arrays, {len(lines)} differ"]))
+        differing += len(lines)
+    return 1 if differing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
