@@ -9,13 +9,13 @@ import numpy as np
 import xarray as xr
 
 from diffscope.errors import DiffscopeError, Missing, PromptError
-from diffscope.hypotheses.correction import corrected
-from diffscope.hypotheses.declared import NEEDED, chosen
+from diffscope.hypotheses.conclusion import sentence
+from diffscope.hypotheses.declared import NEEDED, TESTS, chosen
 from diffscope.hypotheses.intervals import students_t
 from diffscope.hypotheses.rules import MEASURED, Cost, Declared, Measure, Test, state
 from diffscope.hypotheses.statistics import Estimate, Sample, as_estimate
 from diffscope.hypotheses.subjects import Models, Pair, Progress
-from diffscope.hypotheses.verdict import Board, Verdict, sentence
+from diffscope.hypotheses.verdict import Board, Verdict, corrected
 
 PARTS = ("values", "untrained", "heads", "weights", "answering", "by_answer")  # of what is observed, by seed
 A2_COST = "a2_cost"  # what a subject calls the cost of its second maps, and a cohort's dataset, (arm, seed), in nats
@@ -80,7 +80,7 @@ def run(
             progress(number, len(declared), test.id)
         results[test.id] = finished[test.id] if test.id in finished else result_of(test, subjects[test.needs])
         finished[test.id] = results[test.id]
-    p = corrected({id: estimates for id, estimates in results.items() if not isinstance(estimates, str)})
+    p = corrected({id: estimates for id, estimates in results.items() if not isinstance(estimates, str)}, TESTS)
     return Board(_verdict(test, results[test.id], p) for test in declared)
 
 

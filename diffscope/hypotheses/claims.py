@@ -7,12 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from diffscope.hypotheses.answered import NO, YES, number, undefined, word
-from diffscope.hypotheses.answered import OPEN as NOT_TOLD_APART
 from diffscope.hypotheses.declared import TESTS
 from diffscope.hypotheses.rules import ABOVE, BELOW, NONE, Quantity
 from diffscope.hypotheses.statistics import Estimate
-from diffscope.hypotheses.verdict import Verdict
+from diffscope.hypotheses.verdict import NO, NOT_TOLD_APART, YES, Verdict, number, undefined, word
 
 SAME = "same sign"
 OTHER = "other sign"

@@ -1,32 +1,137 @@
-"""What a board supports taken together, and what is missing, in words."""
+"""Verdicts in words: one test in a sentence, and what a board supports overall and lacks."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from diffscope.accounts import ACCOUNTS, AGAINST, FOR, OPEN, SILENT, WORDS
-from diffscope.hypotheses.answered import answers, number
-from diffscope.hypotheses.correction import CORRECTIONS, PRIMARIES, by_signs
-from diffscope.hypotheses.declared import KINDS
+from diffscope.hypotheses.declared import KINDS, PRIMARIES, SUBJECTS
 from diffscope.hypotheses.intervals import LEVEL
-from diffscope.hypotheses.rules import MEASURED
-from diffscope.hypotheses.verdict import Verdict
+from diffscope.hypotheses.rules import MEASURED, Cost, Declared, Quantity, Test, by_interval, decisive
+from diffscope.hypotheses.statistics import Estimate
+from diffscope.hypotheses.verdict import (
+    CORRECTIONS,
+    Verdict,
+    answers,
+    by_signs,
+    cost_in_words,
+    number,
+    uncorrected,
+    weighted_by,
+    whole,
+)
+from diffscope.hypotheses.weights import SECOND, words_by
 
-OUTCOMES = {  # of a test on which accounts agree: what its word says of the benefit
+OUTCOMES = {  # what the word of a test on which accounts agree says of the benefit
     SILENT: "it holds, and says nothing of why: {accounts} predict the same",
     AGAINST: "it does not hold, against {accounts}, which predict it alike",
     OPEN: "open; {accounts} predict the same, so it could be for none of them alone",
 }
 
 
+def sentence(
+    test: Declared,
+    estimates: Mapping[str, Estimate],
+    corrected: Mapping[str, float],
+    states: Mapping[str, str],
+    cost: Cost | None = None,
+) -> str:
+    """Say what was measured, what was predicted and what follows; of a mechanism test only the quantities of its rule."""
+    names = list(corrected if test.kind == "mechanism" else estimates)
+    parts = [_in_words(test, name, estimates[name], corrected) for name in names]
+    parts += _conclusions(test, estimates, states, cost) if isinstance(test, Test) else []
+    notes = dict.fromkeys(part for name in names for part in estimates[name].note.split(". ") if part and test.judged)
+    of = (
+        [
+            f"of {words_by(test.of, weighted_by(estimates.values()))}",
+            *([f"what A2 costs there: {cost_in_words(cost)}"] if test.inside else []),
+        ]
+        if test.judged
+        else []
+    )
+    texts = [
+        f"{'. '.join(map(_capital, [*parts, *of]))}. From {'; '.join(_counted(test, estimates, names))}.",
+        *(f"{_capital(note)}." for note in notes),
+        test.limits,
+    ]
+    return " ".join(filter(None, texts))
+
+
+def _conclusions(test: Test, estimates: Mapping[str, Estimate], states: Mapping[str, str], cost: Cost | None) -> list[str]:
+    """Give the word of each account that predicts something, and why; once for all if the heads are idle."""
+    words = test.judge(estimates, states, cost)
+    reasons = test.reasons(estimates, states, cost)
+    if test.idle(cost):
+        return [f"all accounts: {SILENT} ({reasons[next(iter(test.predictions))]})"]
+    return [f"{ACCOUNTS[account]}: {words[account]} ({reasons[account]})" for account in test.predictions]
+
+
+def _in_words(test: Declared, name: str, estimate: Estimate, corrected: Mapping[str, float]) -> str:
+    quantity = test.quantities[name]
+    if estimate.why:
+        return f"{quantity.label}: undefined, {estimate.why}"
+    words = f"{quantity.label}: {number(estimate.value)} (95 % {number(estimate.low)} to {number(estimate.high)}"
+    words += f"; {SECOND} {second_view(estimate)}" if estimate.by_answer else ""
+    if name not in corrected:
+        p = f"; p = {number(uncorrected(test, estimate))}, not corrected" if test.judged else ""
+        return f"{words}{p})"
+    signs = f" by sign flips, {number(estimate.p_t)} by Student's t" if by_signs(test, estimate) else ""
+    after = "" if whole(test) else f"; after {CORRECTIONS[test.kind]} {number(corrected[name])}"
+    p = f"p = {number(uncorrected(test, estimate))}{signs}{after}"
+    return "; ".join(filter(None, (f"{words}; {p})", decided(estimate, quantity))))
+
+
+def second_view(estimate: Estimate) -> str:
+    """Format the estimate and interval with heads weighted by A1's mass on the answer; empty without one."""
+    if not estimate.by_answer:
+        return ""
+    value, low, high = map(number, estimate.by_answer)
+    return f"{value}, {low} to {high}"
+
+
+def decided(estimate: Estimate, quantity: Quantity) -> str:
+    """Say which single seed or head decides what an estimate shows, or leaves it open; empty if none does."""
+    rest = decisive(estimate, quantity)
+    if not rest:
+        return ""
+    shown = by_interval(estimate, quantity)
+    by = "left open by" if shown == OPEN else "decided by"
+    if len(rest) > 3:
+        return f"{by} any one of {len(rest)} ({', '.join(left.what for left in rest)})"
+    each = (f"{left.what} (without it {number(left.value)}, {number(left.low)} to {number(left.high)})" for left in rest)
+    return f"{by} {', '.join(each)}"
+
+
+def _counted(test: Declared, estimates: Mapping[str, Estimate], names: Iterable[str]) -> list[str]:
+    """Count models, seeds and prompts of the estimates; where counts differ, by quantity."""
+    singular, plural = SUBJECTS[test.needs]
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        counts = estimates[name]
+        words = f"{counts.seeds} {plural}" if counts.seeds > 1 else f"one {singular}, {counts.prompts} prompts"
+        words += f", {counts.untrained} untrained {plural}" if counts.untrained else ""
+        groups.setdefault(words, []).append(test.quantities[name].label)
+    if len(groups) == 1:
+        return list(groups)
+    if not test.judged:
+        fewest, most = (of(estimates[name].seeds for name in names) for of in (min, max))
+        return [f"{fewest} {plural}" if fewest == most else f"{fewest} to {most} {plural}, as the table says"]
+    return [f"{words} ({', '.join(labels)})" for words, labels in groups.items()]
+
+
+def _capital(words: str) -> str:
+    """Capitalise, except a symbol such as λ or d′."""
+    return words if words[:1] == "λ" or words[1:2] == "′" else words[0].upper() + words[1:]
+
+
 def summary(verdicts: Sequence[Verdict]) -> str:
-    """What the evidence supports taken together, and what is missing; paragraphs with an empty line between them."""
-    return "\n\n".join(filter(None, (_counts(verdicts), *together(verdicts), _missing(verdicts), _corrections(verdicts))))
+    """Say what the evidence supports overall, and what is missing, in paragraphs with an empty line between them."""
+    return "\n\n".join(filter(None, (_counts(verdicts), *overall(verdicts), _missing(verdicts), _corrections(verdicts))))
 
 
 def of_kind(verdicts: Iterable[Verdict], kind: str) -> list[Verdict]:
-    """Those of primary tests, of mechanism tests or of measurements."""
+    """Select the primary tests, the mechanism tests or the measurements."""
     return [verdict for verdict in verdicts if verdict.test.kind == kind]
 
 
@@ -46,7 +151,7 @@ def _counts(verdicts: Sequence[Verdict]) -> str:
 
 
 def by_word(account: str, judged: Sequence[Verdict]) -> str:
-    """How many tests have which word of an account; those that are silent are only counted."""
+    """Count the tests by their word for an account, with their names unless they are silent."""
     ids = _by_word(account, judged)
     parts = [f"{word} {len(ids[word])} ({', '.join(ids[word])})" for word in (FOR, AGAINST, OPEN) if ids[word]]
     parts += [f"{SILENT} {len(ids[SILENT])}"] if ids[SILENT] else []
@@ -60,10 +165,11 @@ def _by_word(account: str, judged: Iterable[Verdict]) -> dict[str, list[str]]:
     return ids
 
 
-def together(verdicts: Sequence[Verdict]) -> list[str]:
-    """What tests say together, a paragraph each: which accounts the evidence supports, each account, and whether DIFF is better.
+def overall(verdicts: Sequence[Verdict]) -> list[str]:
+    """Say what the tests support overall, in paragraphs.
 
-    Last comes in which heads the second map is idle, and where that is not known.
+    First the accounts, then each of them, then whether DIFF is better, last in which heads the second map is idle, and where that
+    is not known.
     """
     judged = [verdict for kind in ("primary", "mechanism") for verdict in of_kind(verdicts, kind) if verdict.verdicts]
     if not judged:
@@ -74,14 +180,14 @@ def together(verdicts: Sequence[Verdict]) -> list[str]:
 
 
 def _benefit(verdict: Verdict) -> str:
-    """What a primary says that no account has to itself: whether there is a benefit to be explained."""
+    """Say what a primary shows of which accounts predict the same: whether there is a benefit to explain."""
     words = {account: verdict.verdicts[account] for account in verdict.test.predictions}
     alike = OUTCOMES[next(iter(words.values()))].format(accounts=_listed(list(words))) if len(set(words.values())) == 1 else ""
     return f"{verdict.test.question} {_by_comparison(verdict)}. Verdict: {alike or verdict.shown}{_p(verdict)}."
 
 
 def _of_account(account: str, judged: Sequence[Verdict]) -> str:
-    """What speaks for an account, what against it, and what is open."""
+    """List the tests for an account, against it, and open."""
     ids = _by_word(account, judged)
     name = ACCOUNTS[account].capitalize()
     if not (ids[FOR] or ids[AGAINST] or ids[OPEN]):
@@ -93,7 +199,7 @@ def _of_account(account: str, judged: Sequence[Verdict]) -> str:
 
 
 def _supported(judged: Sequence[Verdict]) -> str:
-    """Which accounts the evidence supports: primaries decide, and what mechanism tests say is named as what it is."""
+    """Say which accounts the evidence supports: primaries decide, mechanism tests are exploratory."""
     words = {
         kind: {account: _by_word(account, of_kind(judged, kind)) for account in ACCOUNTS} for kind in ("primary", "mechanism")
     }
@@ -123,13 +229,13 @@ def _named(accounts: Sequence[str]) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Names with commas, and before the last one an "and"."""
+    """Join names with commas, and "and" before the last."""
     *first, last = names
     return f"{', '.join(first)} and {last}" if first else last
 
 
 def _costs(judged: Sequence[Verdict]) -> str:
-    """In which heads the second map is idle, and where it is not known whether it is."""
+    """Say in which heads the second map is idle, and where that is not known."""
     inside = [verdict for verdict in judged if verdict.test.inside]
     idle = [verdict.test.id for verdict in inside if verdict.idle]
     unknown = [verdict.test.id for verdict in inside if verdict.a2_cost is None or verdict.a2_cost.of != "A2"]
@@ -144,7 +250,7 @@ def _costs(judged: Sequence[Verdict]) -> str:
 
 
 def _by_comparison(verdict: Verdict) -> str:
-    """What each comparison answers to the question: "Beside standard attention yes (…); beside double-width not told apart …"."""
+    """Answer the question by comparison: "Beside standard attention yes (…); beside double-width not told apart …"."""
     parts = []
     for name in verdict.test.asks:
         if name in verdict.estimates:
@@ -184,7 +290,7 @@ def _missing(verdicts: Sequence[Verdict]) -> str:
 
 
 def _too_few(verdict: Verdict) -> bool:
-    """Whether a primary has so few seeds in one of its comparisons that it could not hold were it the only one to."""
+    """Whether one comparison of a primary has too few seeds for any p to come out after the correction."""
     judged = (verdict.estimates[name] for name in verdict.corrected)
     return any(by_signs(verdict.test, estimate) and estimate.least_p * len(PRIMARIES) > LEVEL for estimate in judged)
 

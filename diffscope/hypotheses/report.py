@@ -8,14 +8,12 @@ from collections.abc import Sequence
 
 from diffscope.accounts import ACCOUNTS, LEGEND
 from diffscope.hypotheses import power
-from diffscope.hypotheses.answered import number
-from diffscope.hypotheses.conclusion import of_kind, summary
-from diffscope.hypotheses.correction import PRIMARIES, whole
-from diffscope.hypotheses.declared import KINDS
+from diffscope.hypotheses.conclusion import decided, of_kind, second_view, summary
+from diffscope.hypotheses.declared import KINDS, PRIMARIES
 from diffscope.hypotheses.kept_study import BoardWords
 from diffscope.hypotheses.rules import Quantity
 from diffscope.hypotheses.statistics import Estimate
-from diffscope.hypotheses.verdict import Verdict, decided, second_view
+from diffscope.hypotheses.verdict import Verdict, number, whole
 
 COLUMNS = (
     "quantity",

@@ -109,7 +109,7 @@ def open_study(folder: str | Path | None = None) -> Study:
     try:
         if {"family", "asked"} & set(record["facts"]):
             raise DiffscopeError(f'{path} was written under old names (a "family" is called a "cohort" now); run the study anew')
-        boards = {name: Board(Verdict.from_dict(row) for row in board) for name, board in record["boards"].items()}
+        boards = {name: Board(Verdict.from_dict(row, TESTS) for row in board) for name, board in record["boards"].items()}
         return Study(record["facts"], boards, record["survival"], record.get("described", []), record.get("outcomes", []))
     except DiffscopeError:
         raise

@@ -18,10 +18,9 @@ from pathlib import Path
 
 from diffscope.accounts import ACCOUNTS, AGAINST, LEGEND, OPEN, SILENT
 from diffscope.errors import DiffscopeError
-from diffscope.hypotheses.answered import number
 from diffscope.hypotheses.rules import Test
 from diffscope.hypotheses.study import ALL, open_study
-from diffscope.hypotheses.verdict import Verdict
+from diffscope.hypotheses.verdict import Verdict, number
 
 ROOT = Path(__file__).parents[2]
 STUDY = "diffscope/hypotheses/studies/laptop/study.json"

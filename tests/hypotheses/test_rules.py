@@ -1,5 +1,6 @@
 """Verdicts follow from estimates by the rules that were declared, and what predicts nothing is measured."""
 
+import itertools
 import json
 import math
 from dataclasses import replace
@@ -17,9 +18,9 @@ from diffscope.errors import DiffscopeError
 from diffscope.figures import figure
 from diffscope.files import to_json
 from diffscope.hypotheses import TESTS, Measurement, Pair, Test, board, report, run, summary
-from diffscope.hypotheses.answered import answers
-from diffscope.hypotheses.answered import word as word_of
+from diffscope.hypotheses.conclusion import sentence
 from diffscope.hypotheses.declared.sources import linked
+from diffscope.hypotheses.kept_study import shipped
 from diffscope.hypotheses.rules import (
     ABOVE,
     AS_NULL,
@@ -35,7 +36,9 @@ from diffscope.hypotheses.rules import (
     state,
 )
 from diffscope.hypotheses.statistics import Estimate, Sample
-from diffscope.hypotheses.verdict import Board, Verdict
+from diffscope.hypotheses.study import open_study
+from diffscope.hypotheses.verdict import Board, Verdict, answers
+from diffscope.hypotheses.verdict import word as word_of
 from diffscope.hypotheses.weights import BY, words_by
 
 
@@ -178,7 +181,7 @@ def test_a_verdict_carries_what_the_second_map_costs_there():
     ):
         (verdict,) = run("noise-symmetry", finished={"noise-symmetry": board.Estimates(nothing, cost)})
         assert verdict.verdicts["NC"] == word and words in verdict.sentence and verdict.of[1:] in verdict.sentence
-        again = Verdict.from_dict(json.loads(to_json(verdict.as_dict())))
+        again = Verdict.from_dict(json.loads(to_json(verdict.as_dict())), TESTS)
         assert (again.verdicts, again.a2_cost, again.sentence) == (verdict.verdicts, cost, verdict.sentence)
         told = summary([verdict])
         assert ("was not measured" in told) == (cost is None or cost.of != "A2") and ("is idle" in told) == (word == SILENT)
@@ -373,3 +376,11 @@ def test_every_source_is_linked_as_the_docs_have_it():
         assert "".join(part for part, _ in parts) == test.source and addresses
         assert all(address in docs or address.startswith("https://github.com/microsoft/unilm/issues/1") for address in addresses)
     assert [part for part, address in linked("unilm issues 1637 and 1663; DIFF (2024)") if address] == ["1637", "1663"]
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_the_sentences_of_shipped_studies_are_those_of_todays_rules(name):
+    for verdict in itertools.chain.from_iterable(open_study(name).boards.values()):
+        if verdict.estimates:
+            parts = (verdict.test, verdict.estimates, verdict.corrected, verdict.states, verdict.a2_cost)
+            assert verdict.sentence == sentence(*parts), f"the sentence of {verdict.test.id} is out of date: judge the study anew"

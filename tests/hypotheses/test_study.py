@@ -45,7 +45,7 @@ def test_a_study_comes_back_as_it_was_kept(folder, tmp_path):
     assert words == wanted
     assert [board[0].estimates["own"].seeds for board in study.boards.values()] == [5, 2]
     assert study.boards["all seeds"][3].shown == "needs a differential model with a tokenizer for retrieval prompts"
-    assert Verdict.from_dict(json.loads(json.dumps(study.boards["all seeds"][0].as_dict()))).corrected == pytest.approx(
+    assert Verdict.from_dict(json.loads(json.dumps(study.boards["all seeds"][0].as_dict())), TESTS).corrected == pytest.approx(
         study.boards["all seeds"][0].corrected
     )
 
