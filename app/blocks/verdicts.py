@@ -82,7 +82,7 @@ def _say_where(verdict) -> None:
 
 def _p(verdict) -> str:
     """The p of a whole test, in words."""
-    from diffscope.hypotheses.verdict import CORRECTIONS
+    from diffscope.hypotheses.sentence import CORRECTIONS
 
     if verdict is None or math.isnan(verdict.p):
         return ""
@@ -106,7 +106,7 @@ def _show_judged(verdict) -> None:
 
 def _number(value: float) -> str:
     """A number as a sentence prints it, with a minus sign."""
-    from diffscope.hypotheses.verdict import number
+    from diffscope.hypotheses.sentence import number
 
     return number(value)
 

@@ -9,7 +9,6 @@ import numpy as np
 import xarray as xr
 
 from diffscope.errors import DiffscopeError, Missing, PromptError
-from diffscope.hypotheses.conclusion import sentence
 from diffscope.hypotheses.declared import NEEDED, TESTS, chosen
 from diffscope.hypotheses.intervals import students_t
 from diffscope.hypotheses.rules import MEASURED, Cost, Declared, Measure, Test, state
@@ -182,7 +181,7 @@ def over_trainings(measure: Measure, trainings: Sequence[Models]) -> dict[str, S
 
 def _verdict(test: Declared, result: Result, p: Mapping[tuple[str, str], float]) -> Verdict:
     if isinstance(result, str):
-        return Verdict(test, {}, {}, {}, {}, f"Not run: it needs {result}.", lacks=result)
+        return Verdict(test, {}, {}, {}, {}, lacks=result)
     judged = {name: p[test.id, name] for name in test.judged}
     states = {}
     for name, estimate in result.items():
@@ -190,4 +189,4 @@ def _verdict(test: Declared, result: Result, p: Mapping[tuple[str, str], float])
         states[name] = state(estimate, judged[name], quantity.margin, quantity.no_effect) if name in judged else MEASURED
     cost = getattr(result, A2_COST, None)
     words = test.judge(result, states, cost) if isinstance(test, Test) else {}
-    return Verdict(test, words, result, judged, states, sentence(test, result, judged, states, cost), a2_cost=cost)
+    return Verdict(test, words, result, judged, states, a2_cost=cost)

@@ -9,8 +9,9 @@ from typing import Literal
 
 from diffscope.hypotheses.declared import TESTS
 from diffscope.hypotheses.rules import ABOVE, BELOW, NONE, Quantity
+from diffscope.hypotheses.sentence import NO, NOT_TOLD_APART, YES, number, undefined, word
 from diffscope.hypotheses.statistics import Estimate
-from diffscope.hypotheses.verdict import NO, NOT_TOLD_APART, YES, Verdict, number, undefined, word
+from diffscope.hypotheses.verdict import Verdict
 
 SAME = "same sign"
 OTHER = "other sign"

@@ -1,128 +1,22 @@
-"""Verdicts in words: one test in a sentence, and what a board supports overall and lacks."""
+"""A board in words: what its verdicts support overall, and what is missing."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from diffscope.accounts import ACCOUNTS, AGAINST, FOR, OPEN, SILENT, WORDS
-from diffscope.hypotheses.declared import KINDS, PRIMARIES, SUBJECTS
+from diffscope.hypotheses.declared import KINDS, PRIMARIES
 from diffscope.hypotheses.intervals import LEVEL
-from diffscope.hypotheses.rules import MEASURED, Cost, Declared, Quantity, Test, by_interval, decisive
-from diffscope.hypotheses.statistics import Estimate
-from diffscope.hypotheses.verdict import (
-    CORRECTIONS,
-    Verdict,
-    answers,
-    by_signs,
-    cost_in_words,
-    number,
-    uncorrected,
-    weighted_by,
-    whole,
-)
-from diffscope.hypotheses.weights import SECOND, words_by
+from diffscope.hypotheses.rules import MEASURED
+from diffscope.hypotheses.sentence import CORRECTIONS, answers, by_signs, number
+from diffscope.hypotheses.verdict import Verdict
 
 OUTCOMES = {  # what the word of a test on which accounts agree says of the benefit
     SILENT: "it holds, and says nothing of why: {accounts} predict the same",
     AGAINST: "it does not hold, against {accounts}, which predict it alike",
     OPEN: "open; {accounts} predict the same, so it could be for none of them alone",
 }
-
-
-def sentence(
-    test: Declared,
-    estimates: Mapping[str, Estimate],
-    corrected: Mapping[str, float],
-    states: Mapping[str, str],
-    cost: Cost | None = None,
-) -> str:
-    """Say what was measured, what was predicted and what follows; of a mechanism test only the quantities of its rule."""
-    names = list(corrected if test.kind == "mechanism" else estimates)
-    parts = [_in_words(test, name, estimates[name], corrected) for name in names]
-    parts += _conclusions(test, estimates, states, cost) if isinstance(test, Test) else []
-    notes = dict.fromkeys(part for name in names for part in estimates[name].note.split(". ") if part and test.judged)
-    of = (
-        [
-            f"of {words_by(test.of, weighted_by(estimates.values()))}",
-            *([f"what A2 costs there: {cost_in_words(cost)}"] if test.inside else []),
-        ]
-        if test.judged
-        else []
-    )
-    texts = [
-        f"{'. '.join(map(_capital, [*parts, *of]))}. From {'; '.join(_counted(test, estimates, names))}.",
-        *(f"{_capital(note)}." for note in notes),
-        test.limits,
-    ]
-    return " ".join(filter(None, texts))
-
-
-def _conclusions(test: Test, estimates: Mapping[str, Estimate], states: Mapping[str, str], cost: Cost | None) -> list[str]:
-    """Give the word of each account that predicts something, and why; once for all if the heads are idle."""
-    words = test.judge(estimates, states, cost)
-    reasons = test.reasons(estimates, states, cost)
-    if test.idle(cost):
-        return [f"all accounts: {SILENT} ({reasons[next(iter(test.predictions))]})"]
-    return [f"{ACCOUNTS[account]}: {words[account]} ({reasons[account]})" for account in test.predictions]
-
-
-def _in_words(test: Declared, name: str, estimate: Estimate, corrected: Mapping[str, float]) -> str:
-    quantity = test.quantities[name]
-    if estimate.why:
-        return f"{quantity.label}: undefined, {estimate.why}"
-    words = f"{quantity.label}: {number(estimate.value)} (95 % {number(estimate.low)} to {number(estimate.high)}"
-    words += f"; {SECOND} {second_view(estimate)}" if estimate.by_answer else ""
-    if name not in corrected:
-        p = f"; p = {number(uncorrected(test, estimate))}, not corrected" if test.judged else ""
-        return f"{words}{p})"
-    signs = f" by sign flips, {number(estimate.p_t)} by Student's t" if by_signs(test, estimate) else ""
-    after = "" if whole(test) else f"; after {CORRECTIONS[test.kind]} {number(corrected[name])}"
-    p = f"p = {number(uncorrected(test, estimate))}{signs}{after}"
-    return "; ".join(filter(None, (f"{words}; {p})", decided(estimate, quantity))))
-
-
-def second_view(estimate: Estimate) -> str:
-    """Format the estimate and interval with heads weighted by A1's mass on the answer; empty without one."""
-    if not estimate.by_answer:
-        return ""
-    value, low, high = map(number, estimate.by_answer)
-    return f"{value}, {low} to {high}"
-
-
-def decided(estimate: Estimate, quantity: Quantity) -> str:
-    """Say which single seed or head decides what an estimate shows, or leaves it open; empty if none does."""
-    rest = decisive(estimate, quantity)
-    if not rest:
-        return ""
-    shown = by_interval(estimate, quantity)
-    by = "left open by" if shown == OPEN else "decided by"
-    if len(rest) > 3:
-        return f"{by} any one of {len(rest)} ({', '.join(left.what for left in rest)})"
-    each = (f"{left.what} (without it {number(left.value)}, {number(left.low)} to {number(left.high)})" for left in rest)
-    return f"{by} {', '.join(each)}"
-
-
-def _counted(test: Declared, estimates: Mapping[str, Estimate], names: Iterable[str]) -> list[str]:
-    """Count models, seeds and prompts of the estimates; where counts differ, by quantity."""
-    singular, plural = SUBJECTS[test.needs]
-    groups: dict[str, list[str]] = {}
-    for name in names:
-        counts = estimates[name]
-        words = f"{counts.seeds} {plural}" if counts.seeds > 1 else f"one {singular}, {counts.prompts} prompts"
-        words += f", {counts.untrained} untrained {plural}" if counts.untrained else ""
-        groups.setdefault(words, []).append(test.quantities[name].label)
-    if len(groups) == 1:
-        return list(groups)
-    if not test.judged:
-        fewest, most = (of(estimates[name].seeds for name in names) for of in (min, max))
-        return [f"{fewest} {plural}" if fewest == most else f"{fewest} to {most} {plural}, as the table says"]
-    return [f"{words} ({', '.join(labels)})" for words, labels in groups.items()]
-
-
-def _capital(words: str) -> str:
-    """Capitalise, except a symbol such as λ or d′."""
-    return words if words[:1] == "λ" or words[1:2] == "′" else words[0].upper() + words[1:]
 
 
 def summary(verdicts: Sequence[Verdict]) -> str:

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 
 from diffscope.accounts import ACCOUNTS, LEGEND
 from diffscope.hypotheses import power
-from diffscope.hypotheses.conclusion import decided, of_kind, second_view, summary
+from diffscope.hypotheses.conclusion import of_kind, summary
 from diffscope.hypotheses.declared import KINDS, PRIMARIES
 from diffscope.hypotheses.kept_study import BoardWords
 from diffscope.hypotheses.rules import Quantity
+from diffscope.hypotheses.sentence import decided, number, second_view, whole
 from diffscope.hypotheses.statistics import Estimate
-from diffscope.hypotheses.verdict import Verdict, number, whole
+from diffscope.hypotheses.verdict import Verdict
 
 COLUMNS = (
     "quantity",

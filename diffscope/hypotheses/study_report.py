@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from diffscope.hypotheses import report
+from diffscope.hypotheses.sentence import number
 from diffscope.hypotheses.study import Study
-from diffscope.hypotheses.verdict import number
 
 ABSENT = "–"
 

@@ -1,4 +1,4 @@
-"""The verdict of a test: p-values corrected for how many there are, the answer to its question, and a word of each account.
+"""The verdict of a test: a word of each account, from p-values that are corrected for how many there are.
 
 A primary holds only if all of its comparisons do, so its p is the largest of theirs and needs no correction within; Holm's is
 over the primaries that are declared, and one that could not be run counts as a p of 1: to ask for fewer does not help. Mechanism
@@ -12,7 +12,7 @@ corrected. The other of the two is shown beside it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -20,18 +20,23 @@ import numpy as np
 from diffscope import display
 from diffscope.errors import DiffscopeError
 from diffscope.hypotheses.intervals import benjamini_hochberg, holm
-from diffscope.hypotheses.rules import ABOVE, MEASURED, Cost, Declared, Quantity, Test, decisive, in_nats
+from diffscope.hypotheses.rules import MEASURED, Cost, Declared, Test, decisive
+from diffscope.hypotheses.sentence import (
+    ABSENT,
+    CORRECTIONS,
+    answers,
+    cost_in_words,
+    number,
+    sentence,
+    uncorrected,
+    weighted_by,
+    whole,
+)
 from diffscope.hypotheses.statistics import Estimate
 from diffscope.hypotheses.weights import BY, words_by
 
 DECLARED = ("id", "kind", "question", "source", "statistic", "controls", "of", "rule", "needs", "limits")
 NEEDS = "needs "  # first word of what is shown of a test that could not be run
-CORRECTIONS = {"primary": "Holm", "mechanism": "Benjamini–Hochberg"}
-YES = "yes"
-NO = "no"
-NOT_TOLD_APART = "not told apart from 0"
-ABSENT = "not measured"
-UNTRAINED = "within the range of untrained models"
 
 
 @dataclass(frozen=True, repr=False)
@@ -49,8 +54,6 @@ class Verdict:
         p of the quantities that the rule uses, corrected as the test's kind says.
     states : dict of str to str
         By quantity, as :func:`diffscope.hypotheses.rules.state` says.
-    sentence : str
-        What was measured, what was predicted of it, and what follows.
     lacks : str
         What a test that was not run needs; empty of others.
     a2_cost : Cost, optional
@@ -62,7 +65,6 @@ class Verdict:
     estimates: Mapping[str, Estimate]
     corrected: Mapping[str, float]
     states: Mapping[str, str]
-    sentence: str
     lacks: str = ""
     a2_cost: Cost | None = None
 
@@ -94,6 +96,13 @@ class Verdict:
         }
         parts = (display.facts(declared), table if self.estimates else "", display.paragraph(self.sentence))
         return display.card(f"{self.test.id}: {result}", *parts)
+
+    @property
+    def sentence(self) -> str:
+        """What was measured, what was predicted of it, and what follows; of a test that was not run what it needs."""
+        if self.lacks:
+            return f"Not run: it needs {self.lacks}."
+        return sentence(self.test, self.estimates, self.corrected, self.states, self.a2_cost)
 
     @property
     def statistic(self) -> str:
@@ -192,7 +201,7 @@ class Verdict:
         corrected = {name: math.nan if value is None else value for name, value in p.items()}
         states = {name: row["state"] for name, row in rows.items()}
         cost = None if record["a2_cost"] is None else Cost(**record["a2_cost"])
-        return cls(test, record["verdicts"], estimates, corrected, states, record["sentence"], record["lacks"], cost)
+        return cls(test, record["verdicts"], estimates, corrected, states, record["lacks"], cost)
 
 
 class Board(list[Verdict]):
@@ -219,33 +228,6 @@ def _same_rule(test: Declared, record: Mapping) -> bool:
     statistics = {words_by(test.statistic, weights) for weights in BY}
     same = (test.kind, test.rule) == (record.get("kind"), record["rule"]) and record["statistic"] in statistics
     return same and then.items() <= now.items()
-
-
-def weighted_by(estimates: Iterable[Estimate]) -> str:
-    """Return what heads are weighted by, a key of :data:`diffscope.hypotheses.weights.BY`; empty without heads."""
-    return next((estimate.weighted_by for estimate in estimates if estimate.weighted_by), "")
-
-
-def cost_in_words(cost: Cost | None) -> str:
-    """Format the cost of a second map with its interval; or that it was not measured."""
-    if cost is None:
-        return "not measured"
-    return in_nats(cost) if cost.of == "A2" else f"{in_nats(cost)} for {cost.of}; for A2 alone not measured"
-
-
-def whole(test: Declared) -> bool:
-    """Whether a test is corrected as a whole: its p belongs to the verdict, not to each quantity."""
-    return test.kind == "primary"
-
-
-def by_signs(test: Declared, estimate: Estimate) -> bool:
-    """Whether the p that is corrected is of the sign-flip test, and Student's t is shown beside it."""
-    return test.kind == "primary" and not math.isnan(estimate.p_t)
-
-
-def uncorrected(test: Declared, estimate: Estimate) -> float:
-    """Return the p that is corrected."""
-    return estimate.p if math.isnan(estimate.p_t) or by_signs(test, estimate) else estimate.p_t
 
 
 def corrected(results: Mapping[str, Mapping[str, Estimate]], tests: Mapping[str, Declared]) -> dict[tuple[str, str], float]:
@@ -288,81 +270,3 @@ def _mechanisms(results: Mapping, tests: Mapping[str, Declared]) -> dict[tuple[s
     distinct = list(dict.fromkeys(questions.values()))
     among = dict(zip(distinct, benjamini_hochberg([p for _, p in distinct])))
     return {key: among[question] for key, question in questions.items()}
-
-
-def word(estimate: Estimate, side: str) -> str:
-    """Answer a question, whose yes is on one side of 0, by the interval of an estimate alone.
-
-    Whether the effect is as large as matters, and survives the correction of p, is for the verdict.
-
-    Parameters
-    ----------
-    estimate : Estimate
-    side : {"above", "below"}
-        On which side of 0 the answer is yes.
-
-    Returns
-    -------
-    {"yes", "no", "not told apart from 0", "not measured"}
-        Yes or no where the whole 95 % interval lies on one side of 0.
-    """
-    if undefined(estimate):
-        return ABSENT
-    over, under = (estimate.low > 0, estimate.high < 0)
-    if over == under:
-        return NOT_TOLD_APART
-    return YES if over == (side == ABOVE) else NO
-
-
-def undefined(estimate: Estimate) -> bool:
-    """Whether there is no value with an interval; one end of it may be infinite."""
-    ends = (estimate.low, estimate.high)
-    return math.isnan(estimate.value) or any(map(math.isnan, ends)) or all(map(math.isinf, ends))
-
-
-def answers(test: Declared, estimates: Mapping[str, Estimate]) -> dict[str, str]:
-    """Answer the question of a test: each word, and the numbers and intervals that it follows from.
-
-    Parameters
-    ----------
-    test : Test or Measurement
-    estimates : mapping of str to Estimate
-        By quantity. Quantities that were not measured are left out; where none was, that is the answer.
-
-    Returns
-    -------
-    dict of str to str
-        Such as ``{"no": "−0.0464 (95 % −0.0652 to −0.0276)"}``; several quantities with their names, grouped by word.
-    """
-    asked_of = {name: side for name, side in test.asks.items() if name in estimates}
-    if not asked_of:
-        labels = ", ".join(test.quantities[name].label for name in test.asks)
-        return {ABSENT: f"because nothing was taken of what is asked: {labels}"}
-    several = len(test.asks) > 1
-    groups: dict[str, list[str]] = {YES: [], NO: [], NOT_TOLD_APART: [], ABSENT: []}
-    for name, side in asked_of.items():
-        quantity = test.quantities[name]
-        called = quantity.short or name.replace("_", " ")
-        numbers = in_numbers(estimates[name], quantity)
-        groups[word(estimates[name], side)].append(f"{called} {numbers}" if several else numbers)
-    return {of: ", ".join(numbers) for of, numbers in groups.items() if numbers}
-
-
-def in_numbers(estimate: Estimate, quantity: Quantity) -> str:
-    """Format an estimate with units and interval, and whether untrained models show as much; or why there is none."""
-    if undefined(estimate):
-        return estimate.why or "undefined"
-    units = f" {quantity.units}" if quantity.units else ""
-    alike = estimate.untrained and estimate.null_low <= estimate.value <= estimate.null_high
-    interval = f"95 % {end(estimate.low)} to {end(estimate.high)}"
-    return f"{end(estimate.value)}{units} ({interval}{f'; {UNTRAINED}' if alike else ''})"
-
-
-def number(value: float) -> str:
-    """Format with three digits and a minus sign; a dash for what is undefined."""
-    return "–" if not math.isfinite(value) else f"{value:.3g}".replace("-", "−")
-
-
-def end(value: float) -> str:
-    """Format an end of an interval, which may be infinite."""
-    return number(value) if math.isfinite(value) else f"{value:g}".replace("inf", "∞").replace("-", "−")

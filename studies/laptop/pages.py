@@ -23,9 +23,10 @@ from diffscope.figures.of_study import quantities
 from diffscope.hypotheses.conclusion import of_kind, overall
 from diffscope.hypotheses.kept_study import READ_AGAIN
 from diffscope.hypotheses.report import left_out
+from diffscope.hypotheses.sentence import by_signs, whole, word
 from diffscope.hypotheses.study import ALL, Study, open_study
 from diffscope.hypotheses.study_report import markdown, rates, runs
-from diffscope.hypotheses.verdict import Verdict, by_signs, whole, word
+from diffscope.hypotheses.verdict import Verdict
 from diffscope.tables import numbers
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -19,8 +19,9 @@ from pathlib import Path
 from diffscope.accounts import ACCOUNTS, AGAINST, LEGEND, OPEN, SILENT
 from diffscope.errors import DiffscopeError
 from diffscope.hypotheses.rules import Test
+from diffscope.hypotheses.sentence import number
 from diffscope.hypotheses.study import ALL, open_study
-from diffscope.hypotheses.verdict import Verdict, number
+from diffscope.hypotheses.verdict import Verdict
 
 ROOT = Path(__file__).parents[2]
 STUDY = "diffscope/hypotheses/studies/laptop/study.json"

@@ -11,10 +11,10 @@ from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
 from diffscope.evidence.heads import Table
-from diffscope.hypotheses.conclusion import decided
 from diffscope.hypotheses.contrast import beside
 from diffscope.hypotheses.intervals import benjamini_hochberg, crossed, holm, sign_flip_test, students_t
 from diffscope.hypotheses.rules import OPEN, Quantity, decisive, state
+from diffscope.hypotheses.sentence import decided
 from diffscope.hypotheses.statistics import Estimate, Sample, estimate, head_changes
 
 
