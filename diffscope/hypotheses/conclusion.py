@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 
 from diffscope.accounts import ACCOUNTS, AGAINST, FOR, OPEN, SILENT, WORDS
 from diffscope.hypotheses.declared import KINDS, PRIMARIES
-from diffscope.hypotheses.intervals import LEVEL
 from diffscope.hypotheses.rules import MEASURED
 from diffscope.hypotheses.sentence import CORRECTIONS, answers, by_signs, number
 from diffscope.hypotheses.verdict import Verdict
+from diffscope.stats.intervals import LEVEL
 
 OUTCOMES = {  # what the word of a test on which accounts agree says of the benefit
     SILENT: "it holds, and says nothing of why: {accounts} predict the same",

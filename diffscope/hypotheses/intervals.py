@@ -14,7 +14,8 @@ from itertools import product
 import numpy as np
 from scipy import special, stats
 
-LEVEL = 0.05
+from diffscope.stats.intervals import LEVEL, t_half_width
+
 N_BOOTSTRAP = 2000
 ROUNDING = 1e-12  # relative; a smaller spread is rounding error
 FEWEST_SEEDS = 5  # of fewer seeds the sign-flip test cannot give a p below 0.1
@@ -77,7 +78,7 @@ def crossed_medians(values: np.ndarray, seed: int = 0) -> tuple[Range, Range, fl
 def _t_test(value: float, error: float, freedom: float, seeds: int) -> tuple[Range, Range, float]:
     if error <= ROUNDING * max(1.0, abs(value)):  # no spread: the least p of a sign-flip test
         return (value, value), (0.0, 0.0), 1.0 if abs(value) <= ROUNDING else 2.0 ** (1 - seeds)
-    reach = float(special.stdtrit(freedom, 1 - LEVEL / 2)) * error
+    reach = t_half_width(error, freedom)
     return (value - reach, value + reach), (-reach, reach), float(2 * special.stdtr(freedom, -abs(value) / error))
 
 

@@ -18,7 +18,6 @@ from scipy import stats
 
 from diffscope.hypotheses.intervals import (
     FEWEST_SEEDS,
-    LEVEL,
     against_untrained,
     bootstrap,
     crossed,
@@ -26,6 +25,7 @@ from diffscope.hypotheses.intervals import (
     sign_flip_test,
     students_t,
 )
+from diffscope.stats.intervals import LEVEL
 
 OVER_SEEDS = "Student's t over seeds, prompts nested in them"
 CROSSED = "seeds and prompts, crossed"
