@@ -39,6 +39,13 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
+def pipe_table(columns: Sequence[str], rows: Iterable[Sequence[str]], rules: Sequence[str] = ()) -> str:
+    """Return rows of text below a row of names as a pipe table of Markdown; `rules` align the columns, by default to the left."""
+    lines = [[cell.replace("|", "\\|") for cell in row] for row in (columns, *rows)]
+    lines.insert(1, list(rules) or ["---"] * len(columns))
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
 def paragraph(text: str) -> str:
     """A paragraph of plain text."""
     return f"<p>{escape(text)}</p>"

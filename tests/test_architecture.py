@@ -31,6 +31,7 @@ PLAIN = (
     "readings",
     "opening",
     "forecast",
+    "hypotheses",
 )
 LIBRARIES = {
     **dict.fromkeys(PLAIN, CORE),
@@ -46,7 +47,6 @@ LIBRARIES = {
     "store": CORE | {"pandas", "pyarrow", "zarr"},
     "lens": CORE | {"transformer_lens"},
     "figures": {"numpy", "xarray", "plotly", "matplotlib", "PIL", "safetensors", "anywidget", "traitlets"},
-    "hypotheses": CORE | {"statsmodels"},
     "tables": {"numpy", "pandas", "pyarrow", "scipy", "xarray"},
     "cli": {"typer", "rich"},
     "__init__": set(),

@@ -22,7 +22,7 @@ from diffscope.cli.study import REPORT
 from diffscope.figures.of_study import quantities
 from diffscope.hypotheses import TESTS, lacking, report, summary
 from diffscope.hypotheses.api import steps_of
-from diffscope.hypotheses.conclusion import by_word, of_kind, together
+from diffscope.hypotheses.conclusion import by_word, of_kind, overall
 from diffscope.hypotheses.declared import KINDS
 from diffscope.hypotheses.weights import A2, ANSWER, KNOCK_OUT
 
@@ -218,14 +218,14 @@ def show_answer(board: Board | None, of: str | None) -> None:
 
     st.markdown(f"### {QUESTION}")
     if board is not None and _decides(board):
-        show_points(board.title, together(list(board.verdicts.values())))
+        show_points(board.title, overall(list(board.verdicts.values())))
         if of in READ_AGAIN:
             show_points("", READ_AGAIN[of])
         return
     for name in shipped():
         with in_words():
             boards = study(name).boards
-            show_points(f"The {name} study", together(next(iter(boards.values()))))
+            show_points(f"The {name} study", overall(next(iter(boards.values()))))
             if name in READ_AGAIN:
                 show_points("", READ_AGAIN[name])
     if not shipped():

@@ -48,7 +48,7 @@ def show_primaries(verdicts: Mapping, code: str = "") -> None:
     code : str
         Python that gives the board as ``board``.
     """
-    from diffscope.hypotheses.correction import PRIMARIES as ids
+    from diffscope.hypotheses.declared import PRIMARIES as ids
 
     st.html(GRID)
     with st.container(key="primaries"):
@@ -82,7 +82,7 @@ def _say_where(verdict) -> None:
 
 def _p(verdict) -> str:
     """The p of a whole test, in words."""
-    from diffscope.hypotheses.correction import CORRECTIONS
+    from diffscope.hypotheses.sentence import CORRECTIONS
 
     if verdict is None or math.isnan(verdict.p):
         return ""
@@ -106,7 +106,7 @@ def _show_judged(verdict) -> None:
 
 def _number(value: float) -> str:
     """A number as a sentence prints it, with a minus sign."""
-    from diffscope.hypotheses.answered import number
+    from diffscope.hypotheses.sentence import number
 
     return number(value)
 

@@ -10,16 +10,19 @@ from typing import Any
 import numpy as np
 import torch
 import xarray as xr
+from torch import Tensor
 
-from diffscope.attribution.account import OF_CONTROL, accounts
-from diffscope.attribution.heads import Asked
-from diffscope.attribution.stream import NOT_TOLD
+from diffscope.attribution.heads import BRANCHES, Query, of_layer
+from diffscope.attribution.runs import record_modules
+from diffscope.attribution.stream import UNSUPPORTED, read_stream
 from diffscope.errors import PromptError, UnsupportedModel
 from diffscope.scope import Scope
 from diffscope.scope.runners import ImageModel
 
 BATCH = 10  # prompts that run together
 BATCH_TOKENS = 16384
+OF_HEADS = ("contribution", "through")  # through all keys, and through the candidate's own
+OF_CONTROL = ("other_a2", "other_a2_through")
 
 WORDS = {
     "contribution": "what a branch of a head adds to a candidate's logit, directly",
@@ -43,7 +46,7 @@ WORDS = {
 def branch_attribution(
     scope: Scope, prompts: Any, answers: Any, distractors: Any, *, places: Any = None, control: bool = False
 ) -> xr.Dataset:
-    """What each branch of each head adds to the logits of the answer and of its distractors, directly.
+    """Attribute the logits of the answer and of its distractors to the branches of heads, directly.
 
     A head writes g·A1·V − λ·A2·V through its norm, its post-scale and the output projection into the residual stream, which the
     final norm and the unembedding make logits of. With the factors of both norms held at what they are, that is linear: each
@@ -51,7 +54,7 @@ def branch_attribution(
     TransformerLens has it for whole heads.
 
     All parts of a model are counted: the branches of all heads, the biases of output projections, MLPs, the embedding and the
-    biases at the end add up to the logit, and what rounding leaves is told (`unexplained`).
+    biases at the end add up to the logit, up to rounding (`unexplained`).
 
     Parameters
     ----------
@@ -104,23 +107,75 @@ def branch_attribution(
     ('prompt', 'layer', 'head', 'branch', 'candidate')
     """
     if isinstance(scope.runner, ImageModel):
-        raise UnsupportedModel(f"{scope.name} is a model of images and predicts no tokens; {NOT_TOLD}")
+        raise UnsupportedModel(f"{scope.name} is a model of images and predicts no tokens; {UNSUPPORTED}")
     inputs, several = scope.runner.split(prompts, scope.tokenizer)
     prompt_ids = [list(scope.runner.encode(scope.tokenizer, prompt, None).ids) for prompt in inputs]
     if not several:
         answers, distractors, places = [answers], [distractors], None if places is None else [places]
     candidates = _candidates(scope, len(inputs), answers, distractors)
-    asked = [Asked(*each) for each in zip(prompt_ids, candidates, _places(places, prompt_ids, candidates))]
+    queries = [Query(*each) for each in zip(prompt_ids, candidates, _places(places, prompt_ids, candidates))]
     batches = _batches(list(map(len, prompt_ids)), control)
     parts: dict[int, xr.Dataset] = {}
     for batch in batches:
-        parts |= zip(batch, accounts(scope, [asked[index] for index in batch], control))
+        parts |= zip(batch, decompose(scope, [queries[index] for index in batch], control))
     unasked = {name for name in OF_CONTROL if not control} | ({"through", "other_a2_through"} if places is None else set())
-    return _table(scope, [parts[index].drop_vars(unasked) for index in range(len(asked))], candidates)
+    return _table(scope, [parts[index].drop_vars(unasked) for index in range(len(queries))], candidates)
+
+
+def decompose(scope: Scope, queries: Sequence[Query], control: bool) -> list[xr.Dataset]:
+    """Decompose the logits of candidates into parts of the model, for prompts of one length that run together.
+
+    Parameters
+    ----------
+    scope : Scope
+    queries : sequence of Query
+    control : bool
+        Whether to attribute A2 of the next prompt too.
+
+    Returns
+    -------
+    list of Dataset
+        ``contribution`` and ``through`` (layer, head, branch, candidate), ``other_a2`` and ``other_a2_through`` (layer, head,
+        candidate), ``mlp`` and ``bias`` (layer, candidate), ``embedding``, ``constant`` and ``logit`` (candidate,).
+    """
+    with scope.lock, record_modules(scope.model, len(queries)) as runs:
+        layers = {layer.layer: layer for layer in scope.capture([query.ids for query in queries]).layers}
+    every = zip(scope.family.numbers(scope.model), scope.family.modules(scope.model))
+    modules = {number: module for number, module in every if module in runs.of}
+    if modules.keys() != layers.keys():
+        raise UnsupportedModel(f"{scope.name} runs an attention module several times; {UNSUPPORTED}")
+    stream = read_stream(scope, list(modules.values()), runs, [query.tokens for query in queries])
+    attended = [
+        of_layer(layers[number], scope.family.output_projection(module), stream, block, queries, control)
+        for block, (number, module) in enumerate(modules.items())
+    ]
+    biases = torch.stack([bias for _, bias in attended])
+    tables = []
+    for prompt, query in enumerate(queries):
+        written = {"mlp": torch.stack(stream.mlp)[:, prompt], "bias": biases, "embedding": stream.embedding[prompt]}
+        added = {name: stream.direct(part, prompt, query.tokens) for name, part in written.items()}
+        added |= {"constant": stream.constant(query.tokens), "logit": stream.logits[prompt, query.tokens]}
+        variables: dict[str, tuple] = {name: (("layer", "candidate")[-part.dim() :], part) for name, part in added.items()}
+        by_way = _stack_layers([tables[prompt] for tables, _ in attended]).unbind(2)
+        for table, name, of_control in zip(by_way, OF_HEADS, OF_CONTROL):  # (layer, head, branch, candidate)
+            variables[name] = ("layer", "head", "branch", "candidate"), table[:, :, : len(BRANCHES)]
+            variables[of_control] = ("layer", "head", "candidate"), table[:, :, -1]
+        coordinates = {"layer": list(modules), "branch": list(BRANCHES), "candidate": range(len(query.tokens))}
+        tables.append(xr.Dataset({name: (dims, part.numpy()) for name, (dims, part) in variables.items()}, coordinates))
+    return tables
+
+
+def _stack_layers(layers: Sequence[Tensor]) -> Tensor:
+    """Stack layers (way, branch, head, candidate) to (layer, head, way, branch, candidate), NaN where one has fewer heads."""
+    ways, branches, heads, candidates = (max(sizes) for sizes in zip(*(layer.shape for layer in layers)))
+    table = torch.full((len(layers), heads, ways, branches, candidates), torch.nan, dtype=torch.float64)
+    for row, layer in zip(table, layers):
+        row[: layer.shape[2]] = layer.movedim(2, 0)
+    return table
 
 
 def _candidates(scope: Scope, count: int, answers: Any, distractors: Any) -> list[list[int]]:
-    """The token ids of each prompt's candidates, the answer first."""
+    """Return the token ids of each prompt's candidates, the answer first."""
     if not (_is_list(answers, count) and _is_list(distractors, count)):
         raise PromptError(f"give an answer and a list of distractors for each of the {count} prompts")
     every = []
@@ -138,13 +193,13 @@ def _candidates(scope: Scope, count: int, answers: Any, distractors: Any) -> lis
 
 
 def _is_list(value: Any, length: int | None = None) -> bool:
-    """Whether it is a list, an array or the like, and has that length."""
+    """Whether it is a list, an array or the like, of that length."""
     listed = isinstance(value, (Sequence, np.ndarray, torch.Tensor)) and not isinstance(value, str)
     return listed and length in (None, len(value))
 
 
 def _first_token(scope: Scope, candidate: Any) -> int:
-    """The token that a candidate begins with."""
+    """Return the first token of a candidate."""
     ids = candidate
     if isinstance(candidate, str):
         if scope.tokenizer is None:
@@ -160,7 +215,7 @@ def _first_token(scope: Scope, candidate: Any) -> int:
 
 
 def _places(places: Any, prompts: Sequence[list[int]], candidates: Sequence[list[int]]) -> list[list[list[int]]]:
-    """Where each prompt's candidates stand in it; nowhere if it is not said."""
+    """Return the positions of each prompt's candidates in it; none if they are not given."""
     if places is None:
         return [[[] for _ in tokens] for tokens in candidates]
     listed = _is_list(places, len(prompts)) and all(_is_list(each, len(own)) for each, own in zip(places, candidates))
@@ -174,7 +229,7 @@ def _places(places: Any, prompts: Sequence[list[int]], candidates: Sequence[list
 
 
 def _batches(lengths: Sequence[int], control: bool) -> list[list[int]]:
-    """Prompts that run together, by number: of one length, and with `control` never one alone."""
+    """Group prompts that run together, by index: of one length, and with `control` at least two."""
     batches = []
     for length in sorted(set(lengths)):
         alike = np.flatnonzero(np.asarray(lengths) == length)
@@ -189,7 +244,7 @@ def _batches(lengths: Sequence[int], control: bool) -> list[list[int]]:
 
 
 def _table(scope: Scope, parts: Sequence[xr.Dataset], candidates: Sequence[Sequence[int]]) -> xr.Dataset:
-    """The accounts of all prompts as one table, with what is taken from them."""
+    """Join the parts of all prompts, and add what follows from them."""
     table = xr.concat(parts, "prompt", join="outer")
     tokens = np.full((len(parts), table.sizes["candidate"]), -1)
     for row, own in zip(tokens, candidates):

@@ -1,25 +1,98 @@
-"""What the branches of the heads of one layer add to logits, directly."""
+"""The heads of a layer at the last query, and what each of their branches adds to logits, directly."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from diffscope.attention.layer import LayerAttention
-from diffscope.attribution.branches import BRANCHES, LastQuery
-from diffscope.attribution.projection import written
-from diffscope.attribution.stream import NOT_TOLD, Stream
+from diffscope.attention.parts import Norm
+from diffscope.attention.precision import exactly
+from diffscope.attribution.stream import UNSUPPORTED, Stream
 from diffscope.errors import UnsupportedModel
+from diffscope.families.base import ForeignModule
+from diffscope.families.offloaded import fetched
 from diffscope.proof.fidelity import TOLERANCE
 
-LEAST = 1e-4  # of the size of what heads write, that their sum may be off what their layer wrote
+BRANCHES = ("A1", "A2")
+BRANCH_TOLERANCE = 1e-4  # error of their sum, relative to the branches; an edit changes more
+HEAD_TOLERANCE = 1e-4  # error of the sum of heads, relative to what they write
 
 
 @dataclass(frozen=True)
-class Asked:
+class FrozenHeads:
+    """The heads of one prompt at its last query, with their norms frozen.
+
+    A head's output is linear in D except for its norm. With the norm's factor fixed at that of the head's own output, g·A1·V and
+    −λ·A2·V pass the norm's weight, post-scale, correction and gate separately, and add up to the head's output.
+
+    Attributes
+    ----------
+    frozen : LayerAttention
+        Of the prompt, with its norm as a multiplication.
+    values : Tensor (head, key, width)
+    weights : Tensor (branch, head, key)
+        g·A1 and −λ·A2; of standard attention the second is NaN.
+    a2 : Tensor (head, key), or None in standard attention
+    lam : Tensor (head, 1)
+    """
+
+    frozen: LayerAttention
+    values: Tensor
+    weights: Tensor
+    a2: Tensor | None
+    lam: Tensor
+
+    @classmethod
+    @exactly
+    def of(cls, layer: LayerAttention) -> FrozenHeads:
+        """Freeze the heads of a layer of one prompt.
+
+        Raises
+        ------
+        UnsupportedModel
+            The branches do not add up to the head's output: an edit, or the model itself, changes what follows from them.
+        """
+        query = [layer.n_queries - 1]
+        rows = layer.rows(query)
+        d, a1 = rows.d[:, 0], rows.gain * rows.a1[:, 0]
+        a2 = None if rows.a2 is None else rows.a2[:, 0]
+        weights = torch.stack([d, torch.full_like(d, torch.nan)] if a2 is None else [a1, -rows.lam * a2])
+        values = layer.v[0][layer.pairing.value_of_head].to(layer.dtype)
+        whole = d[:, None] @ values  # (head, 1, width)
+        last = cls(replace(layer, norm=_frozen(layer.norm, whole)), values, weights, a2, rows.lam)
+        parts = last.outputs(weights).nan_to_num()
+        off = parts.sum(0) - layer.finish(whole, query)[:, 0]
+        if not off.abs().max() <= BRANCH_TOLERANCE * parts.abs().sum(0).max():
+            raise UnsupportedModel(
+                f"layer {layer.layer}: D or the output of heads is changed after the subtraction, so heads are no sum of two "
+                "branches; leave out the edit that does so, or take a model that does not"
+            )
+        return last
+
+    @exactly
+    def outputs(self, weights: Tensor, keys: Tensor | slice = slice(None)) -> Tensor:
+        """Return what enters the output projection for given weights of keys, (row, head, key) → (row, head, width)."""
+        mixed = weights.transpose(0, 1) @ self.values[:, keys]  # (head, row, width)
+        queries = [self.frozen.n_queries - 1] * len(weights)
+        return self.frozen.finish(mixed, queries).transpose(0, 1)
+
+
+def _frozen(norm: Norm | None, whole: Tensor) -> Norm | None:
+    """Return a norm as a multiplication, with its factor on `whole` (head, 1, width)."""
+    if norm is None or norm.kind == "scalar":
+        return norm
+    factor = torch.rsqrt(whole[:, 0].square().mean(-1, keepdim=True) + norm.eps)  # (head, 1)
+    weight = torch.ones_like(whole[:, 0]) if norm.weight is None else norm.weight.to(whole.dtype)
+    return Norm("scalar", 0.0, factor * weight)
+
+
+@dataclass(frozen=True)
+class Query:
     """A prompt and its candidates.
 
     Attributes
@@ -28,7 +101,7 @@ class Asked:
     tokens : list of int
         The candidates, the answer first.
     places : list of list of int, one a candidate
-        Where each stands in the prompt; empty if it is not asked what is added through that.
+        Positions of each in the prompt, to attribute what is added through them; empty for none.
     """
 
     ids: list[int]
@@ -37,9 +110,9 @@ class Asked:
 
 
 def of_layer(
-    layer: LayerAttention, projection: nn.Module, stream: Stream, number: int, asked: Sequence[Asked], control: bool
+    layer: LayerAttention, projection: nn.Module, stream: Stream, number: int, queries: Sequence[Query], control: bool
 ) -> tuple[list[Tensor], Tensor]:
-    """What each branch of each head of a layer adds to the logits of each prompt's candidates, and what its bias writes.
+    """Attribute the logits of each prompt's candidates to the branches of the heads of a layer; and return what its bias writes.
 
     Parameters
     ----------
@@ -47,16 +120,16 @@ def of_layer(
     projection : nn.Module
     stream : Stream
     number : int
-        Which of the stream's blocks it is.
-    asked : sequence of Asked
+        Index of its block in the stream.
+    queries : sequence of Query
     control : bool
-        Whether to fill in the third branch.
+        Whether to fill the third branch.
 
     Returns
     -------
     list of Tensor (way, branch, head, candidate), one a prompt
-        Ways: through all keys, and through the places of the candidate alone. Branches: A1, A2, and A2 of the next prompt. NaN
-        where it is not asked or there is none.
+        Ways: through all keys, and through the candidate's own places. Branches: A1, A2, and A2 of the next prompt. NaN where
+        there is none.
     Tensor (hidden,)
 
     Raises
@@ -64,10 +137,10 @@ def of_layer(
     UnsupportedModel
         Heads and bias do not add up to what the layer wrote.
     """
-    last = [LastQuery.of(layer.prompt(index)) for index in range(len(asked))]
-    tolerance = max(LEAST, TOLERANCE[layer.q.dtype])
+    last = [FrozenHeads.of(layer.prompt(index)) for index in range(len(queries))]
+    tolerance = max(HEAD_TOLERANCE, TOLERANCE[layer.q.dtype])
     tables = []
-    for index, (own, question) in enumerate(zip(last, asked)):
+    for index, (own, question) in enumerate(zip(last, queries)):
         other = (index + 1) % len(last)
         a2 = last[other].a2 if control else None
         weights = own.weights if a2 is None else torch.cat([own.weights, -own.lam * a2[None]])
@@ -75,23 +148,23 @@ def of_layer(
         heads = wrote[: len(BRANCHES)].nan_to_num()  # standard attention has one branch
         off = heads.sum((0, 1)) + bias - stream.attention[number][index]
         if not off.abs().max() <= tolerance * heads.abs().sum((0, 1)).max():
-            raise UnsupportedModel(f"layer {layer.layer}: its heads do not add up to what it wrote; {NOT_TOLD}")
+            raise UnsupportedModel(f"layer {layer.layer}: its heads do not add up to what it wrote; {UNSUPPORTED}")
         table = torch.full((2, len(BRANCHES) + 1, len(own.values), len(question.tokens)), torch.nan, dtype=torch.float64)
         table[0, : len(weights)] = stream.direct(wrote, index, question.tokens)
         for candidate, (token, keys) in enumerate(zip(question.tokens, question.places)):
             if not keys:
                 continue
-            rows = _at(own, keys, a2, asked[other].places[candidate : candidate + 1])
+            rows = _at(own, keys, a2, queries[other].places[candidate : candidate + 1])
             added = stream.direct(_through(projection, own.outputs(rows, torch.tensor(keys)))[0], index, [token])
             table[1, : len(rows), :, candidate] = added[..., 0]
         tables.append(table)
     return tables, bias
 
 
-def _at(own: LastQuery, keys: list[int], a2: Tensor | None, places: Sequence[list[int]]) -> Tensor:
-    """What the branches weigh some keys with, (branch, head, key).
+def _at(own: FrozenHeads, keys: list[int], a2: Tensor | None, places: Sequence[list[int]]) -> Tensor:
+    """Return the weights of some keys in each branch, (branch, head, key).
 
-    The control weighs them with what another prompt's A2 gives to the same candidate, at its place in that prompt.
+    The control's are those that another prompt's A2 gives to the candidate of the same number, at its places in that prompt.
     """
     weights = own.weights[..., keys]
     if a2 is None:
@@ -102,9 +175,27 @@ def _at(own: LastQuery, keys: list[int], a2: Tensor | None, places: Sequence[lis
 
 
 def _through(projection: nn.Module, parts: Tensor) -> tuple[Tensor, Tensor]:
-    """What each head's output (row, head, width) writes by itself, (row, head, hidden), and the bias (hidden,)."""
+    """Project each head's output (row, head, width) by itself, (row, head, hidden); and the bias (hidden,)."""
     rows, heads, width = parts.shape
     apart = parts.new_zeros(rows, heads, heads, width)  # each head in its own place, the others 0
     apart[:, range(heads), range(heads)] = parts
-    out, bias = written(projection, apart.reshape(rows * heads, heads * width))
+    out, bias = project(projection, apart.reshape(rows * heads, heads * width))
     return out.unflatten(0, (rows, heads)).double(), bias.double()
+
+
+@exactly
+def project(projection: ForeignModule, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return W·x for x (row, width) in the precision of x, and the bias: (row, hidden) and (hidden,), on the CPU.
+
+    A projection that is more than its weights (adapted, quantised) is called itself, in its own precision.
+    """
+    with fetched(projection), torch.no_grad():
+        if type(projection) not in (nn.Linear, Conv1D):
+            dtype = next(weight.dtype for weight in projection.parameters() if weight.is_floating_point())
+            with_zero = torch.cat([torch.zeros_like(x[:1]), x])
+            out = projection.forward(with_zero.to(dtype)).to(x.dtype).cpu()
+            return out[1:] - out[0], out[0]
+        weight = projection.weight if isinstance(projection, Conv1D) else projection.weight.T  # (width, hidden)
+        out = x @ weight.to(x)
+        bias = torch.zeros_like(out[0]) if projection.bias is None else projection.bias.to(x)
+        return out.cpu(), bias.detach().cpu()

@@ -1,4 +1,4 @@
-"""What every module of a model is given and gives at the last token, noted as the model runs."""
+"""Record the input and output of every module at the last token as a model runs."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from diffscope.families.hooks import Hook
 
 
 class Run(NamedTuple):
-    """One run of a module at the last token of each prompt, (prompt, width) both.
+    """Input and output of a module at the last token of each prompt, (prompt, width) both.
 
-    They are copies in the model's own dtype, on the CPU: a module may change in place what it was given.
+    They are copies in the model's own dtype, on the CPU, since a module may change its input in place.
     """
 
-    given: Tensor
-    gave: Tensor
+    input: Tensor
+    output: Tensor
 
 
 class Runs:
@@ -28,9 +28,9 @@ class Runs:
     Attributes
     ----------
     of : dict of nn.Module to list of Run or None
-        In the order in which modules were first done; None where one was given, or gave, no tensor with tokens.
+        In the order in which modules first finished; None where input or output has no tensor with tokens.
     logits : Tensor (prompt, vocabulary)
-        What the model gave; empty before.
+        The model's output; empty before it ran.
     """
 
     def __init__(self) -> None:
@@ -38,14 +38,14 @@ class Runs:
         self.logits = torch.empty(0)
 
     def single(self, module: nn.Module) -> Run | None:
-        """The run of a module that was run once; else None."""
+        """Return the run of a module that ran once; else None."""
         runs = self.of.get(module, [])
         return runs[0] if len(runs) == 1 else None
 
 
 @contextmanager
-def watched(model: nn.Module, prompts: int) -> Iterator[Runs]:
-    """While the context is open, note the runs of every module of a model; `prompts` of one length run at once."""
+def record_modules(model: nn.Module, prompts: int) -> Iterator[Runs]:
+    """Record the runs of every module of a model while the context is open; `prompts` of one length run at once."""
     runs = Runs()
     under_way: dict[nn.Module, list[Tensor | None]] = {}
 
@@ -53,11 +53,10 @@ def watched(model: nn.Module, prompts: int) -> Iterator[Runs]:
         under_way.setdefault(module, []).append(_at_last_token([*args, *kwargs.values()], prompts))
 
     def after(module: nn.Module, args: tuple, output: Any) -> None:
-        given = under_way[module].pop()
-        gave = _at_last_token(output, prompts)
-        runs.of.setdefault(module, []).append(None if given is None or gave is None else Run(given, gave))
-        if module is model and gave is not None:
-            runs.logits = gave
+        entered, left = under_way[module].pop(), _at_last_token(output, prompts)
+        runs.of.setdefault(module, []).append(None if entered is None or left is None else Run(entered, left))
+        if module is model and left is not None:
+            runs.logits = left
 
     handles = []
     try:
@@ -71,7 +70,7 @@ def watched(model: nn.Module, prompts: int) -> Iterator[Runs]:
 
 
 def _at_last_token(value: Any, prompts: int) -> Tensor | None:
-    """The last token's row of the first tensor in there that has tokens, (prompt, width); the logits where there are some.
+    """Return the last token's row, (prompt, width), of the logits, or else of the first tensor that has tokens.
 
     A tensor is (prompt, token, …), or (prompt·token, width) as some MLPs flatten it.
     """

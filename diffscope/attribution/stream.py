@@ -1,7 +1,7 @@
 """The residual stream at the last token: what each part of a model writes into it, and how it becomes logits.
 
-Nothing is taken from names of modules. A part is known by what it does: a block adds what its attention and one other module
-wrote to what it was given, bit by bit; the final norm gives what enters the unembedding. A model that does otherwise is refused.
+Parts are found by what they do and not by their names: a block's output is its input plus the outputs of its attention and of one
+other module, bit by bit; the final norm's output is the unembedding's input. Any other model is refused.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from diffscope.scope import Scope
 
 EPS = torch.finfo(torch.float32).eps  # norms are in float32 in most models, whatever their dtype
 ROUNDINGS = 64  # of that, in a sum as long as a model is wide
-NOT_TOLD = "what heads add to its logits cannot be told (docs/attribution.md says of which models it can)"
+UNSUPPORTED = "what heads add to its logits cannot be told (docs/attribution.md says of which models it can)"
 
 
 @dataclass(frozen=True)
 class Frozen:
-    """The final norm as the linear map that it is at the last token of each prompt.
+    """The final norm as a linear map at the last token of each prompt.
 
     Attributes
     ----------
     factor : Tensor (prompt,)
-        What it multiplies with, beside its weight.
+        Its factor, besides its weight.
     weight, bias : Tensor (hidden,)
     centred : bool
-        Whether the mean is taken away first.
+        Whether the mean is subtracted first.
     """
 
     factor: Tensor
@@ -44,7 +44,7 @@ class Frozen:
     centred: bool
 
     def __call__(self, x: Tensor, prompt: int) -> Tensor:
-        """The part x (…, hidden) of what enters the norm, as it leaves it; without the bias."""
+        """Apply it to a part x (…, hidden) of what enters the norm, without the bias."""
         x = x - x.mean(-1, keepdim=True) if self.centred else x
         return x * self.weight * self.factor[prompt]
 
@@ -56,9 +56,9 @@ class Stream:
     Attributes
     ----------
     embedding : Tensor (prompt, hidden)
-        What the first block was given.
+        The input of the first block.
     attention, mlp : list of Tensor (prompt, hidden), one a block
-        What its output projection wrote, and its other part.
+        Outputs of its output projection, and of its other part.
     norm : Frozen
     unembedding : nn.Module
     logits : Tensor (prompt, vocabulary)
@@ -72,18 +72,18 @@ class Stream:
     logits: Tensor
 
     def direct(self, x: Tensor, prompt: int, tokens: Sequence[int]) -> Tensor:
-        """What a part x (…, hidden) of the final residual adds to the logits of some tokens, (…, token)."""
+        """Return what a part x (…, hidden) of the final residual adds to the logits of some tokens, (…, token)."""
         rows, _ = rows_of(self.unembedding, tokens)
         return self.norm(x.double().cpu(), prompt) @ rows.T
 
     def constant(self, tokens: Sequence[int]) -> Tensor:
-        """What the biases of norm and unembedding add to the logits of some tokens, (token,)."""
+        """Return what the biases of norm and unembedding add to the logits of some tokens, (token,)."""
         rows, bias = rows_of(self.unembedding, tokens)
         return rows @ self.norm.bias + bias
 
 
 def rows_of(unembedding: ForeignModule, tokens: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """The rows of an unembedding's weight and bias that belong to some tokens, (token, hidden) and (token,), in float64."""
+    """Return the rows of an unembedding's weight and bias for some tokens, (token, hidden) and (token,), in float64."""
     with fetched(unembedding):
         index = torch.tensor(list(tokens), device=unembedding.weight.device)
         rows = unembedding.weight.detach()[index].double().cpu()
@@ -92,7 +92,7 @@ def rows_of(unembedding: ForeignModule, tokens: Sequence[int]) -> tuple[Tensor, 
 
 
 def read_stream(scope: Scope, attentions: Sequence[nn.Module], runs: Runs, candidates: Sequence[Sequence[int]]) -> Stream:
-    """The residual stream of a model that was watched.
+    """Read the residual stream from the recorded runs of a model.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ def read_stream(scope: Scope, attentions: Sequence[nn.Module], runs: Runs, candi
         The attention modules that were run, in layer order.
     runs : Runs
     candidates : sequence of sequence of int
-        For each prompt the tokens whose logits have to be those that the stream gives.
+        For each prompt the tokens whose logits have to follow from the stream.
 
     Raises
     ------
@@ -110,19 +110,19 @@ def read_stream(scope: Scope, attentions: Sequence[nn.Module], runs: Runs, candi
     """
     blocks = [_block(scope, runs, module) for module in attentions]
     for number, (before, after) in enumerate(pairwise(blocks)):
-        if not torch.equal(before.gave, after.given):
+        if not torch.equal(before.output, after.input):
             raise UnsupportedModel(
                 f"{scope.name}: between the blocks of attention modules {number} and {number + 1} something else changes the "
-                f"residual stream, such as a layer without attention that is read; {NOT_TOLD}"
+                f"residual stream, such as a layer without attention that is read; {UNSUPPORTED}"
             )
     logits = runs.logits
     unembedding, last = _unembedding(scope, runs, logits)
     _check_logits(scope, unembedding, last, logits, candidates)
     return Stream(
-        embedding=blocks[0].given.double(),
+        embedding=blocks[0].input.double(),
         attention=[block.attention.double() for block in blocks],
         mlp=[block.mlp.double() for block in blocks],
-        norm=_final_norm(scope, runs, blocks[-1].gave, last.given),
+        norm=_final_norm(scope, runs, blocks[-1].output, last.input),
         unembedding=unembedding,
         logits=logits.double(),
     )
@@ -130,109 +130,109 @@ def read_stream(scope: Scope, attentions: Sequence[nn.Module], runs: Runs, candi
 
 @dataclass(frozen=True)
 class _Block:
-    """What a block is given and gives, and what its two parts write, (prompt, hidden) each."""
+    """Input and output of a block, and the outputs of its two parts, (prompt, hidden) each."""
 
-    given: Tensor
-    gave: Tensor
+    input: Tensor
+    output: Tensor
     attention: Tensor
     mlp: Tensor
 
 
 def _block(scope: Scope, runs: Runs, attention: nn.Module) -> _Block:
-    """The block around an attention module: the outermost module that adds its output and that of one other to its input."""
+    """Find the block of an attention module: the outermost module that adds its output and that of one other to its input."""
     projection = runs.single(scope.family.output_projection(attention))
     names = {module: name for name, module in scope.model.named_modules()}
     above = names[attention].split(".")[:-1]
     around = [scope.model.get_submodule(".".join(above[:depth])) for depth in range(1, len(above) + 1)]
     for module in around:
         run = runs.single(module)
-        if projection is None or run is None or run.given.shape != run.gave.shape or run.given.shape != projection.gave.shape:
+        if projection is None or run is None or run.input.shape != run.output.shape or run.input.shape != projection.output.shape:
             continue
         others = (part for part in module.modules() if part is not module and part not in set(attention.modules()))
-        for mlp in _written(runs, others, projection.gave):
-            if _adds_up(run, projection.gave, mlp):
-                return _Block(run.given, run.gave, projection.gave, mlp)
+        for mlp in _written(runs, others, projection.output):
+            if _adds_up(run, projection.output, mlp):
+                return _Block(run.input, run.output, projection.output, mlp)
     raise UnsupportedModel(
         f"{scope.name}: no block around attention module {names[attention]!r} adds what that wrote, and what one other part "
-        f"wrote, to the residual stream as it is (it may norm, scale or mix them, or attend twice); {NOT_TOLD}"
+        f"wrote, to the residual stream as it is (it may norm, scale or mix them, or attend twice); {UNSUPPORTED}"
     )
 
 
 def _written(runs: Runs, modules: Iterator[nn.Module], like: Tensor) -> Iterator[Tensor]:
-    """What modules gave, where it may have been written beside an attention's output; and nothing, for blocks without another."""
+    """Iterate over outputs that may be added beside an attention's output; first zeros, for blocks without another part."""
     yield torch.zeros_like(like)
     for module in modules:
         run = runs.single(module)
-        if run is not None and run.gave.shape == like.shape:
-            yield run.gave
+        if run is not None and run.output.shape == like.shape:
+            yield run.output
 
 
 def _adds_up(run: Run, attention: Tensor, mlp: Tensor) -> bool:
-    """Whether a block gave the sum of what it was given and these two, added in any order, to the last bit."""
-    given = run.given
-    sums = (given + attention + mlp, attention + mlp + given, given + mlp + attention)
-    return any(torch.equal(total.to(run.gave.dtype), run.gave) for total in sums)
+    """Whether a block's output is the sum of its input and these two, added in any order, to the last bit."""
+    entering = run.input
+    sums = (entering + attention + mlp, attention + mlp + entering, entering + mlp + attention)
+    return any(torch.equal(total.to(run.output.dtype), run.output) for total in sums)
 
 
 def _unembedding(scope: Scope, runs: Runs, logits: Tensor) -> tuple[ForeignModule, Run]:
-    """The linear module that makes the logits, and its run."""
+    """Find the linear module that makes the logits, and its run."""
     module = scope.model.get_output_embeddings() if isinstance(scope.model, PreTrainedModel) else None
     if module is None:
         own = {part: runs.single(part) for part in runs.of if part is not scope.model}
-        module = next((part for part, run in own.items() if run and run.gave.shape == logits.shape), None)
+        module = next((part for part, run in own.items() if run and run.output.shape == logits.shape), None)
     run = module and runs.single(module)
     weight = getattr(module, "weight", None)
-    if not run or not isinstance(weight, Tensor) or weight.shape != (logits.shape[-1], run.given.shape[-1]):
-        raise UnsupportedModel(f"{scope.name}: no linear module makes its logits from the residual stream; {NOT_TOLD}")
+    if not run or not isinstance(weight, Tensor) or weight.shape != (logits.shape[-1], run.input.shape[-1]):
+        raise UnsupportedModel(f"{scope.name}: no linear module makes its logits from the residual stream; {UNSUPPORTED}")
     return module, run
 
 
 def _check_logits(scope: Scope, unembedding: nn.Module, last: Run, logits: Tensor, candidates: Sequence[Sequence[int]]) -> None:
     """Raise UnsupportedModel unless the model's logits are those of its unembedding: caps and scales may follow it."""
-    precision = torch.finfo(last.gave.dtype).eps
-    for x, of_prompt, tokens in zip(last.given.double(), logits.double(), candidates):
+    precision = torch.finfo(last.output.dtype).eps
+    for x, of_prompt, tokens in zip(last.input.double(), logits.double(), candidates):
         rows, bias = rows_of(unembedding, tokens)
         wanted = of_prompt[list(tokens)]
         size = 2 * precision * wanted.abs() + ROUNDINGS * EPS * (rows.abs() @ x.abs() + bias.abs())
         if not ((rows @ x + bias - wanted).abs() <= size).all():
             raise UnsupportedModel(
                 f"{scope.name}: its logits are not what its unembedding makes of what enters it (they may be capped, scaled "
-                f"or adapted); {NOT_TOLD}"
+                f"or adapted); {UNSUPPORTED}"
             )
 
 
 def _final_norm(scope: Scope, runs: Runs, residual: Tensor, entered: Tensor) -> Frozen:
-    """The norm between the last block and the unembedding; where there is none, one that does nothing."""
+    """Find the norm between the last block and the unembedding; where there is none, the identity."""
     if torch.equal(residual, entered):
         ones = torch.ones(residual.shape[-1]).double()
         return Frozen(torch.ones(len(residual)).double(), ones, 0 * ones, centred=False)
     for module in runs.of:
         run = runs.single(module)
-        if run is None or run.given.shape != residual.shape or not torch.equal(run.given, residual):
+        if run is None or run.input.shape != residual.shape or not torch.equal(run.input, residual):
             continue
-        if run.gave.shape == entered.shape and torch.equal(run.gave.to(entered.dtype), entered):
+        if run.output.shape == entered.shape and torch.equal(run.output.to(entered.dtype), entered):
             frozen = _as_frozen(module, run)
             if frozen is not None:
                 return frozen
     raise UnsupportedModel(
-        f"{scope.name}: what is between its last block and its unembedding is no RMSNorm and no LayerNorm; {NOT_TOLD}"
+        f"{scope.name}: what is between its last block and its unembedding is no RMSNorm and no LayerNorm; {UNSUPPORTED}"
     )
 
 
 def _as_frozen(module: nn.Module, run: Run) -> Frozen | None:
-    """A norm as a linear map, told by what it did: its weight may count from 0 (Gemma) or be missing, its mean be taken away."""
-    given = run.given.double()
-    gave = run.gave.double()
+    """Fit a norm as a linear map to its run; its weight may count from 0 (Gemma) or be missing, and it may subtract the mean."""
+    entering = run.input.double()
+    leaving = run.output.double()
     with fetched(module):
         held = (getattr(module, name, None) for name in ("weight", "bias"))
-        weight, bias = (torch.zeros(given.shape[-1]).double() if x is None else x.detach().double().cpu() for x in held)
-    precision = 2 * max(ROUNDINGS * EPS, torch.finfo(run.gave.dtype).eps)
+        weight, bias = (torch.zeros(entering.shape[-1]).double() if x is None else x.detach().double().cpu() for x in held)
+    precision = 2 * max(ROUNDINGS * EPS, torch.finfo(run.output.dtype).eps)
     for centred in (False, True):
         for scale in (weight, 1 + weight):
-            linear = Frozen(torch.ones(len(given)).double(), scale, bias, centred)
-            shape = torch.stack([linear(x, prompt) for prompt, x in enumerate(given)])
-            factor = (shape * (gave - bias)).sum(-1) / shape.square().sum(-1)  # what fits best is what it multiplied with
-            size = factor.abs()[:, None] * (shape.abs() + (scale * given).abs()) + bias.abs()
-            if ((factor[:, None] * shape + bias - gave).abs() <= precision * size).all():
+            linear = Frozen(torch.ones(len(entering)).double(), scale, bias, centred)
+            shape = torch.stack([linear(x, prompt) for prompt, x in enumerate(entering)])
+            factor = (shape * (leaving - bias)).sum(-1) / shape.square().sum(-1)  # least squares
+            size = factor.abs()[:, None] * (shape.abs() + (scale * entering).abs()) + bias.abs()
+            if ((factor[:, None] * shape + bias - leaving).abs() <= precision * size).all():
                 return Frozen(factor, scale, bias, centred)
     return None

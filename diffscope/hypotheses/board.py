@@ -9,13 +9,12 @@ import numpy as np
 import xarray as xr
 
 from diffscope.errors import DiffscopeError, Missing, PromptError
-from diffscope.hypotheses.correction import corrected
-from diffscope.hypotheses.declared import NEEDED, chosen
+from diffscope.hypotheses.declared import NEEDED, TESTS, chosen
 from diffscope.hypotheses.intervals import students_t
 from diffscope.hypotheses.rules import MEASURED, Cost, Declared, Measure, Test, state
 from diffscope.hypotheses.statistics import Estimate, Sample, as_estimate
 from diffscope.hypotheses.subjects import Models, Pair, Progress
-from diffscope.hypotheses.verdict import Board, Verdict, sentence
+from diffscope.hypotheses.verdict import Board, Verdict, corrected
 
 PARTS = ("values", "untrained", "heads", "weights", "answering", "by_answer")  # of what is observed, by seed
 A2_COST = "a2_cost"  # what a subject calls the cost of its second maps, and a cohort's dataset, (arm, seed), in nats
@@ -80,7 +79,7 @@ def run(
             progress(number, len(declared), test.id)
         results[test.id] = finished[test.id] if test.id in finished else result_of(test, subjects[test.needs])
         finished[test.id] = results[test.id]
-    p = corrected({id: estimates for id, estimates in results.items() if not isinstance(estimates, str)})
+    p = corrected({id: estimates for id, estimates in results.items() if not isinstance(estimates, str)}, TESTS)
     return Board(_verdict(test, results[test.id], p) for test in declared)
 
 
@@ -182,7 +181,7 @@ def over_trainings(measure: Measure, trainings: Sequence[Models]) -> dict[str, S
 
 def _verdict(test: Declared, result: Result, p: Mapping[tuple[str, str], float]) -> Verdict:
     if isinstance(result, str):
-        return Verdict(test, {}, {}, {}, {}, f"Not run: it needs {result}.", lacks=result)
+        return Verdict(test, {}, {}, {}, {}, lacks=result)
     judged = {name: p[test.id, name] for name in test.judged}
     states = {}
     for name, estimate in result.items():
@@ -190,4 +189,4 @@ def _verdict(test: Declared, result: Result, p: Mapping[tuple[str, str], float])
         states[name] = state(estimate, judged[name], quantity.margin, quantity.no_effect) if name in judged else MEASURED
     cost = getattr(result, A2_COST, None)
     words = test.judge(result, states, cost) if isinstance(test, Test) else {}
-    return Verdict(test, words, result, judged, states, sentence(test, result, judged, states, cost), a2_cost=cost)
+    return Verdict(test, words, result, judged, states, a2_cost=cost)

@@ -1,4 +1,4 @@
-"""What a board supports taken together, and what is missing, in words."""
+"""A board in words: what its verdicts support overall, and what is missing."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import math
 from collections.abc import Iterable, Sequence
 
 from diffscope.accounts import ACCOUNTS, AGAINST, FOR, OPEN, SILENT, WORDS
-from diffscope.hypotheses.answered import answers, number
-from diffscope.hypotheses.correction import CORRECTIONS, PRIMARIES, by_signs
-from diffscope.hypotheses.declared import KINDS
-from diffscope.hypotheses.intervals import LEVEL
+from diffscope.hypotheses.declared import KINDS, PRIMARIES
 from diffscope.hypotheses.rules import MEASURED
+from diffscope.hypotheses.sentence import CORRECTIONS, answers, by_signs, number
 from diffscope.hypotheses.verdict import Verdict
+from diffscope.stats.intervals import LEVEL
 
-OUTCOMES = {  # of a test on which accounts agree: what its word says of the benefit
+OUTCOMES = {  # what the word of a test on which accounts agree says of the benefit
     SILENT: "it holds, and says nothing of why: {accounts} predict the same",
     AGAINST: "it does not hold, against {accounts}, which predict it alike",
     OPEN: "open; {accounts} predict the same, so it could be for none of them alone",
@@ -21,12 +20,12 @@ OUTCOMES = {  # of a test on which accounts agree: what its word says of the ben
 
 
 def summary(verdicts: Sequence[Verdict]) -> str:
-    """What the evidence supports taken together, and what is missing; paragraphs with an empty line between them."""
-    return "\n\n".join(filter(None, (_counts(verdicts), *together(verdicts), _missing(verdicts), _corrections(verdicts))))
+    """Say what the evidence supports overall, and what is missing, in paragraphs with an empty line between them."""
+    return "\n\n".join(filter(None, (_counts(verdicts), *overall(verdicts), _missing(verdicts), _corrections(verdicts))))
 
 
 def of_kind(verdicts: Iterable[Verdict], kind: str) -> list[Verdict]:
-    """Those of primary tests, of mechanism tests or of measurements."""
+    """Select the primary tests, the mechanism tests or the measurements."""
     return [verdict for verdict in verdicts if verdict.test.kind == kind]
 
 
@@ -46,7 +45,7 @@ def _counts(verdicts: Sequence[Verdict]) -> str:
 
 
 def by_word(account: str, judged: Sequence[Verdict]) -> str:
-    """How many tests have which word of an account; those that are silent are only counted."""
+    """Count the tests by their word for an account, with their names unless they are silent."""
     ids = _by_word(account, judged)
     parts = [f"{word} {len(ids[word])} ({', '.join(ids[word])})" for word in (FOR, AGAINST, OPEN) if ids[word]]
     parts += [f"{SILENT} {len(ids[SILENT])}"] if ids[SILENT] else []
@@ -60,10 +59,11 @@ def _by_word(account: str, judged: Iterable[Verdict]) -> dict[str, list[str]]:
     return ids
 
 
-def together(verdicts: Sequence[Verdict]) -> list[str]:
-    """What tests say together, a paragraph each: which accounts the evidence supports, each account, and whether DIFF is better.
+def overall(verdicts: Sequence[Verdict]) -> list[str]:
+    """Say what the tests support overall, in paragraphs.
 
-    Last comes in which heads the second map is idle, and where that is not known.
+    First the accounts, then each of them, then whether DIFF is better, last in which heads the second map is idle, and where that
+    is not known.
     """
     judged = [verdict for kind in ("primary", "mechanism") for verdict in of_kind(verdicts, kind) if verdict.verdicts]
     if not judged:
@@ -74,14 +74,14 @@ def together(verdicts: Sequence[Verdict]) -> list[str]:
 
 
 def _benefit(verdict: Verdict) -> str:
-    """What a primary says that no account has to itself: whether there is a benefit to be explained."""
+    """Say what a primary shows of which accounts predict the same: whether there is a benefit to explain."""
     words = {account: verdict.verdicts[account] for account in verdict.test.predictions}
     alike = OUTCOMES[next(iter(words.values()))].format(accounts=_listed(list(words))) if len(set(words.values())) == 1 else ""
     return f"{verdict.test.question} {_by_comparison(verdict)}. Verdict: {alike or verdict.shown}{_p(verdict)}."
 
 
 def _of_account(account: str, judged: Sequence[Verdict]) -> str:
-    """What speaks for an account, what against it, and what is open."""
+    """List the tests for an account, against it, and open."""
     ids = _by_word(account, judged)
     name = ACCOUNTS[account].capitalize()
     if not (ids[FOR] or ids[AGAINST] or ids[OPEN]):
@@ -93,7 +93,7 @@ def _of_account(account: str, judged: Sequence[Verdict]) -> str:
 
 
 def _supported(judged: Sequence[Verdict]) -> str:
-    """Which accounts the evidence supports: primaries decide, and what mechanism tests say is named as what it is."""
+    """Say which accounts the evidence supports: primaries decide, mechanism tests are exploratory."""
     words = {
         kind: {account: _by_word(account, of_kind(judged, kind)) for account in ACCOUNTS} for kind in ("primary", "mechanism")
     }
@@ -123,13 +123,13 @@ def _named(accounts: Sequence[str]) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Names with commas, and before the last one an "and"."""
+    """Join names with commas, and "and" before the last."""
     *first, last = names
     return f"{', '.join(first)} and {last}" if first else last
 
 
 def _costs(judged: Sequence[Verdict]) -> str:
-    """In which heads the second map is idle, and where it is not known whether it is."""
+    """Say in which heads the second map is idle, and where that is not known."""
     inside = [verdict for verdict in judged if verdict.test.inside]
     idle = [verdict.test.id for verdict in inside if verdict.idle]
     unknown = [verdict.test.id for verdict in inside if verdict.a2_cost is None or verdict.a2_cost.of != "A2"]
@@ -144,7 +144,7 @@ def _costs(judged: Sequence[Verdict]) -> str:
 
 
 def _by_comparison(verdict: Verdict) -> str:
-    """What each comparison answers to the question: "Beside standard attention yes (…); beside double-width not told apart …"."""
+    """Answer the question by comparison: "Beside standard attention yes (…); beside double-width not told apart …"."""
     parts = []
     for name in verdict.test.asks:
         if name in verdict.estimates:
@@ -184,7 +184,7 @@ def _missing(verdicts: Sequence[Verdict]) -> str:
 
 
 def _too_few(verdict: Verdict) -> bool:
-    """Whether a primary has so few seeds in one of its comparisons that it could not hold were it the only one to."""
+    """Whether one comparison of a primary has too few seeds for any p to come out after the correction."""
     judged = (verdict.estimates[name] for name in verdict.corrected)
     return any(by_signs(verdict.test, estimate) and estimate.least_p * len(PRIMARIES) > LEVEL for estimate in judged)
 

@@ -19,10 +19,11 @@ from diffscope.evidence.heads import HEADS, Table, weighted
 from diffscope.evidence.quantities import DIFFERENCES, RATIOS, a1_mass, label_of
 from diffscope.evidence.take import EVIDENCE, open_evidence
 from diffscope.hypotheses.a2_cost import WHOLE, A2Cost
-from diffscope.hypotheses.intervals import LEVEL, students_t
+from diffscope.hypotheses.intervals import students_t
 from diffscope.hypotheses.statistics import Sample
 from diffscope.hypotheses.subjects import Read, Take
 from diffscope.hypotheses.weights import A2, ANSWER, KNOCK_OUT, Weights
+from diffscope.stats.intervals import LEVEL
 
 REJECTION = "rejected_noise.over_paired"
 NOT_KEPT = "the models themselves, since the evidence that was kept of runs does not hold it"

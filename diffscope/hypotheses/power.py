@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from diffscope.hypotheses.board import run
-from diffscope.hypotheses.correction import PRIMARIES, corrected
-from diffscope.hypotheses.declared import TESTS
+from diffscope.hypotheses.declared import PRIMARIES, TESTS
 from diffscope.hypotheses.planted_cohort import Sizes, planted_cohort
 from diffscope.hypotheses.rules import NONE, Test, state
 from diffscope.hypotheses.statistics import Estimate, Sample, estimate
+from diffscope.hypotheses.verdict import corrected
 
 COHORTS = tuple(id for id, test in TESTS.items() if test.needs == "cohort" and isinstance(test, Test))
 Shares = dict[str, dict[str, float]]
@@ -70,10 +70,10 @@ def primaries(
     found = 0
     for results in _of_cohorts(observed, count, seeds):
         for id, estimates in results.items():
-            test, states = _states(id, estimates, corrected({id: estimates}))
+            test, states = _states(id, estimates, corrected({id: estimates}, TESTS))
             counts[id].update(of_accounts(test.judge(estimates, states)))
             counts[id].update(f"{account} holds" for account in test.predictions if test.holds(account, states))
-        together = corrected(results)
+        together = corrected(results, TESTS)
         found += any(_finds(*_states(id, estimates, together)) for id, estimates in results.items())
     return _shares(counts, count), found / count
 

@@ -6,16 +6,16 @@ import html
 import math
 from collections.abc import Sequence
 
+from diffscope import display
 from diffscope.accounts import ACCOUNTS, LEGEND
 from diffscope.hypotheses import power
-from diffscope.hypotheses.answered import number
 from diffscope.hypotheses.conclusion import of_kind, summary
-from diffscope.hypotheses.correction import PRIMARIES, whole
-from diffscope.hypotheses.declared import KINDS
+from diffscope.hypotheses.declared import KINDS, PRIMARIES
 from diffscope.hypotheses.kept_study import BoardWords
 from diffscope.hypotheses.rules import Quantity
+from diffscope.hypotheses.sentence import decided, number, second_view, whole
 from diffscope.hypotheses.statistics import Estimate
-from diffscope.hypotheses.verdict import Verdict, decided, second_view
+from diffscope.hypotheses.verdict import Verdict
 
 COLUMNS = (
     "quantity",
@@ -114,15 +114,12 @@ def markdown(verdicts: Sequence[Verdict], title: str, notes: Sequence[str] = ())
     for kind, words in KINDS.items():
         listed = of_kind(verdicts, kind)
         if listed:
-            headings = (words, *HEADINGS[kind])
-            lines += ["", f"| {' | '.join(headings)} |", "|" + "---|" * len(headings)]
-            lines += [f"| {' | '.join(map(_cell, _line(verdict)))} |" for verdict in listed]
+            lines += ["", display.pipe_table((words, *HEADINGS[kind]), map(_line, listed)).rstrip()]
     for verdict in in_order(verdicts):
         lines += ["", f"## {verdict.test.id}: {verdict.judged}", ""]
         lines += [f"- {name}: {text}" for name, text in facts(verdict)]
         if verdict.estimates:
-            lines += ["", f"| {' | '.join(COLUMNS)} |", "|" + "---|" * len(COLUMNS)]
-            lines += [f"| {' | '.join(map(_cell, row))} |" for row in rows(verdict)]
+            lines += ["", display.pipe_table(COLUMNS, rows(verdict)).rstrip()]
     lines += ["", "## Together", "", summary(verdicts)]
     return "\n".join(lines) + "\n"
 
@@ -150,10 +147,6 @@ def words(verdicts: Sequence[Verdict]) -> BoardWords:
     return BoardWords(rows, [verdict.sentence for verdict in ordered], summary(verdicts))
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
-
-
 def page(verdicts: Sequence[Verdict], title: str, notes: Sequence[str] = ()) -> str:
     """The same as one HTML page."""
     parts = [
@@ -163,18 +156,12 @@ def page(verdicts: Sequence[Verdict], title: str, notes: Sequence[str] = ()) -> 
     ]
     for kind, words in KINDS.items():
         board = [_line(verdict) for verdict in of_kind(verdicts, kind)]
-        parts += [_table((words, *HEADINGS[kind]), board)] if board else []
+        parts += [display.table((words, *HEADINGS[kind]), board)] if board else []
     for verdict in in_order(verdicts):
         parts.append(f"<h2>{html.escape(verdict.test.id)}: {html.escape(verdict.judged)}</h2>")
         parts += [f"<p><b>{html.escape(name)}.</b> {html.escape(text)}</p>" for name, text in facts(verdict)]
         if verdict.estimates:
-            parts.append(_table(COLUMNS, rows(verdict)))
+            parts.append(display.table(COLUMNS, rows(verdict)))
     parts += ["<h2>Together</h2>", *(f"<p>{html.escape(paragraph)}</p>" for paragraph in summary(verdicts).split("\n\n"))]
     head = f'<!doctype html><meta charset="utf-8"><title>{html.escape(title)}</title><style>{STYLE}</style>'
     return f"{head}{''.join(parts)}\n"
-
-
-def _table(columns: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
-    cells = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in body)
-    return f"<table><tr>{head}</tr>{cells}</table>"

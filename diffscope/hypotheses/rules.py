@@ -8,8 +8,8 @@ from typing import Any, Literal, get_args
 
 from diffscope.accounts import ACCOUNTS, AGAINST, FOR, OPEN, SILENT
 from diffscope.errors import DiffscopeError
-from diffscope.hypotheses.intervals import LEVEL
 from diffscope.hypotheses.statistics import Estimate, LeaveOneOut, Sample
+from diffscope.stats.intervals import LEVEL
 
 IDLE = 0.5  # nats of the answer's log-odds: the smallest effect that matters; a second map that costs less explains nothing
 ABOVE = "above"

@@ -1,9 +1,8 @@
-"""From what was observed to what may be said: intervals, nulls and p-values, for prompts, seeds and untrained models.
+"""Estimate a quantity from its sample: mean, interval, null, p, and the same without each seed and head.
 
-What varies decides what is compared. One trained model is set beside models of its architecture that nobody trained: heads of
-random weights differ from each other too, so prompts alone would find an "effect" in noise. Several seeds are the unit where they
-are there, and prompts are crossed with them or nested in them, as they were drawn. One pair of models is all there is of a pair:
-prompts vary, and nothing is said of other seeds.
+What varies decides the comparison. Prompts alone would find an "effect" in random weights, so one trained model is compared with
+untrained models of its architecture. Of several seeds, seeds are the unit, and prompts are crossed with them or nested in
+them, as they were drawn. Of one pair of models only prompts vary, and nothing is said of other seeds.
 """
 
 from __future__ import annotations
@@ -11,13 +10,14 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 import numpy as np
+from scipy import stats
 
 from diffscope.hypotheses.intervals import (
-    FEWEST_FLIPPED,
+    FEWEST_SEEDS,
     against_untrained,
     bootstrap,
     crossed,
@@ -25,6 +25,7 @@ from diffscope.hypotheses.intervals import (
     sign_flip_test,
     students_t,
 )
+from diffscope.stats.intervals import LEVEL
 
 OVER_SEEDS = "Student's t over seeds, prompts nested in them"
 CROSSED = "seeds and prompts, crossed"
@@ -33,35 +34,35 @@ OVER_PROMPTS = "over prompts: of these models alone"
 
 @dataclass(frozen=True)
 class Sample:
-    """What one quantity of a test came to.
+    """The measured values of one quantity of a test.
 
     Attributes
     ----------
     values : ndarray (seed, prompt)
-        Of each trained model and prompt, controls already taken off, so that 0 is "no effect". NaN where it is undefined.
+        Of each trained model and prompt, with controls taken off, so that 0 is "no effect". NaN where it is undefined.
     untrained : ndarray (model,), optional
         The same, mean over prompts, of models of the same architecture with random weights.
     layers : ndarray (layer,), optional
-        The mean by layer, to be shown.
+        Means by layer, shown and not judged.
     note : str
-        What else has to be said of it.
+        What else is shown beside it.
     prompts : {"crossed", "nested"}
         Whether all seeds had the same prompts, or each its own.
     average : {"mean", "median", "geometric"}
-        How prompts are averaged. A ratio without a bound has no arithmetic mean: it is averaged as a median, or geometrically;
-        then `values` and `untrained` are ratios, and what is estimated is their log2, in octaves.
+        How prompts are averaged. "geometric": `values` and `untrained` are ratios; their log2 (octaves) is averaged, since ratios
+        without a bound have no arithmetic mean.
     heads : ndarray (seed, layer, head), optional
-        What every head alone came to, mean over prompts, to see what one head decides; a head that takes no part is NaN.
+        Mean over prompts of each head, to leave heads out one by one; NaN for a head that takes no part.
     weights : ndarray (seed, layer, head), optional
-        What heads count with; by default alike within a layer, and layers alike.
+        Weights of heads; by default equal within a layer, and layers equal.
     seeds : tuple of int
-        What the seeds are called; by default 0, 1, 2.
+        Names of the seeds; by default 0, 1, 2, …
     answering : ndarray (seed, layer, head), optional
-        A1's mass on the answer in each head, which tells the heads that answer from the others.
+        A1's mass on the answer in each head, which separates heads that answer from others.
     by_answer : ndarray (seed, prompt), optional
-        The values with heads weighted by that, where they count with something else: the second view.
+        The values with heads weighted by that mass, where `values` are weighted otherwise: the second view.
     weighted_by : str
-        What heads count with, as :data:`diffscope.hypotheses.weights.BY` names it; empty of what has no heads.
+        What heads are weighted by, a key of :data:`diffscope.hypotheses.weights.BY`; empty of what has no heads.
     lacking : str
         Why nothing of it is defined, if that is known.
     """
@@ -89,7 +90,7 @@ class LeaveOneOut:
     ----------
     unit : {"seed", "head"}
     what : str
-        Which was left out.
+        Which one was left out.
     value, low, high, p : float
         As of :class:`Estimate`.
     """
@@ -104,39 +105,39 @@ class LeaveOneOut:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The mean of a quantity, with what it may be compared with.
+    """The mean of a quantity, its interval, null and p.
 
     Attributes
     ----------
     value, low, high : float
         Mean over prompts, then seeds, and its 95 % interval.
     null_low, null_high : float
-        Where 95 % of the values would be if there were no effect.
+        The range of 95 % of the values without an effect.
     p : float
-        Two-sided: of five seeds and more by turning their signs, else as `method` says.
+        Two-sided: of five seeds and more the sign-flip test of seeds, else as `method` says.
     prompts, seeds, untrained : int
-        How many there were.
+        How many there are.
     method : str
-        What was compared with what.
+        What `p` compares with what.
     why : str
         Where the numbers are NaN, the reason.
     layers : tuple of float
-        The mean by layer, where there is one; not judged.
+        Means by layer, where there are any; not judged.
     note : str
-        What else has to be said of it.
+        What else is shown beside it.
     p_t : float
-        Where `p` is of sign flips, Student's t beside it.
+        Student's t, where `p` is of the sign-flip test.
     interval : str
         What the interval is over.
     undefined : float
-        Share of the values that were undefined and are left out.
+        Share of the values that are undefined and left out.
     leave_one_out : tuple of LeaveOneOut
         The estimate without each seed, and without heads.
     weighted_by : str
-        What heads count with, as :data:`diffscope.hypotheses.weights.BY` names it; empty of what has no heads.
+        What heads are weighted by, a key of :data:`diffscope.hypotheses.weights.BY`; empty of what has no heads.
     by_answer : tuple of float
-        The value and the ends of its interval with heads weighted by A1's mass on the answer, where they count with something
-        else: the second view, not judged.
+        The second view, not judged: value and interval with heads weighted by A1's mass on the answer, where they are weighted
+        otherwise.
     """
 
     value: float
@@ -161,122 +162,116 @@ class Estimate:
 
     @property
     def least_p(self) -> float:
-        """The least that `p` could have come to with as many seeds."""
+        """The least `p` that as many seeds can give."""
         return 2.0 ** (1 - self.seeds) if math.isfinite(self.p_t) else 0.0
 
     @classmethod
     def from_json(cls, row: Mapping) -> Estimate:
-        """From a JSON object with its fields, and perhaps others; null is NaN."""
+        """Read a JSON object with its fields, and perhaps others; null is NaN."""
         values = _of_fields(cls, row)
-        leave_one_out = tuple(LeaveOneOut(**_of_fields(LeaveOneOut, left)) for left in row["leave_one_out"])
-        lists = {name: tuple(math.nan if x is None else x for x in row.get(name, ())) for name in ("layers", "by_answer")}
-        return cls(**{**values, **lists, "leave_one_out": leave_one_out})
+        rest = tuple(LeaveOneOut(**_of_fields(LeaveOneOut, one)) for one in row["leave_one_out"])
+        lists = {name: tuple(math.nan if x is None else x for x in row[name]) for name in ("layers", "by_answer")}
+        return cls(**{**values, **lists, "leave_one_out": rest})
 
 
 def _of_fields(cls: type, row: Mapping) -> dict:
-    """The fields that a row has: what was written before there were others lacks them."""
-    names = [field.name for field in fields(cls) if field.name in row or field.default is MISSING]
-    return {name: math.nan if row[name] is None else row[name] for name in names}
+    """Take the fields of a class from a row, null as NaN."""
+    return {field.name: math.nan if row[field.name] is None else row[field.name] for field in fields(cls)}
 
 
-def estimate(observed: Sample, seed: int = 0, *, leave_out: bool = True) -> Estimate:
-    """Mean, interval, null and p of one quantity, and, with `leave_out`, what it is without each seed and head.
+def estimate(sample: Sample, *, leave_out: bool = True) -> Estimate:
+    """Estimate one quantity: mean, interval, null and p, and, with `leave_out`, the same without each seed and head.
 
-    - Several seeds: the interval is Student's t over the means of the seeds where each had prompts of its own, whose spread is
-      then in that of the means; where all had the same, it is of seeds and prompts crossed.
+    - Several seeds: the interval is Student's t over the means of seeds where each had prompts of its own (their spread is then
+      in that of the means); where all had the same, it is of seeds and prompts crossed.
     - One seed: the interval is the percentile bootstrap over prompts.
-    - With untrained models: p is Welch's t of the trained seeds against them; of one trained model, the t of one more draw.
-    - Without: of five seeds and more p is of every way to turn their signs, with Student's t beside it (of crossed prompts, and
-      of fewer seeds, it is the interval's t); of one seed it is of the signs of prompts.
+    - With untrained models: p is Welch's t of the trained seeds against them; of one seed, Student's two-sample t.
+    - Without: of five seeds and more p is the sign-flip test of seeds, with Student's t beside it (of crossed prompts, and of
+      fewer seeds, it is the interval's t); of one seed it is the sign-flip test of prompts.
     """
-    observed = _in_octaves(observed) if observed.average == "geometric" else observed
-    by_answer = _by_answer(observed, seed)
-    observed = _defined(observed)
-    whole = replace(_estimate(observed, seed), by_answer=by_answer)
-    return replace(whole, leave_one_out=_leave_one_out(observed, whole)) if leave_out and not whole.why else whole
+    sample = _in_octaves(sample) if sample.average == "geometric" else sample
+    by_answer = _by_answer(sample)
+    sample = _defined(sample)
+    whole = replace(_estimate(sample), by_answer=by_answer)
+    return replace(whole, leave_one_out=_leave_one_out(sample, whole)) if leave_out and not whole.why else whole
 
 
-def _by_answer(observed: Sample, seed: int) -> tuple[float, ...]:
-    """The second view's value and interval, of the same seeds and prompts; none without one."""
-    if observed.by_answer is None:
+def as_estimate(of: Sample | Estimate) -> Estimate:
+    """Estimate a sample; an estimate that a test made by a model of its own stays as it is."""
+    return of if isinstance(of, Estimate) else estimate(of)
+
+
+def _by_answer(sample: Sample) -> tuple[float, ...]:
+    """Estimate the second view, of the same seeds and prompts: value and interval; empty without one."""
+    if sample.by_answer is None:
         return ()
-    second = _estimate(_defined(replace(observed, values=observed.by_answer, by_answer=None, untrained=None, layers=None)), seed)
+    second = _estimate(_defined(replace(sample, values=sample.by_answer, by_answer=None, untrained=None, layers=None)))
     return float(second.value), float(second.low), float(second.high)
 
 
-def as_estimate(observed: Sample | Estimate, seed: int = 0) -> Estimate:
-    """The estimate of what was observed; what a test estimated with a model of its own stays as it is."""
-    return observed if isinstance(observed, Estimate) else estimate(observed, seed)
-
-
-def _in_octaves(observed: Sample) -> Sample:
-    """Ratios as octaves; one that is not above 0 is undefined."""
+def _in_octaves(sample: Sample) -> Sample:
+    """Turn ratios into octaves; a ratio that is not above 0 is undefined."""
+    parts = {name: getattr(sample, name) for name in ("values", "untrained", "heads")}
     with np.errstate(divide="ignore", invalid="ignore"):
-        values = np.log2(np.asarray(observed.values, dtype=float))
-        untrained = None if observed.untrained is None else np.log2(np.asarray(observed.untrained, dtype=float))
-        heads = None if observed.heads is None else np.log2(np.asarray(observed.heads, dtype=float))
-    return replace(observed, values=values, untrained=untrained, heads=heads)
+        octaves = {name: None if of is None else np.log2(np.asarray(of, dtype=float)) for name, of in parts.items()}
+    return replace(sample, **octaves)
 
 
-def _defined(observed: Sample) -> Sample:
-    """Without seeds, prompts and untrained models that have no value, what is infinite as NaN."""
-    values = np.asarray(observed.values, dtype=float)
+def _defined(sample: Sample) -> Sample:
+    """Drop seeds and untrained models without a value; infinite values become NaN."""
+    values = np.asarray(sample.values, dtype=float)
     values = np.where(np.isfinite(values), values, np.nan)
-    kept = np.isfinite(values).any(1)
-    names = np.array(observed.seeds or range(len(values)))[kept]
+    kept = np.isfinite(values).any(1)  # (seed,)
+    names = np.array(sample.seeds or range(len(values)))
     parts = {
-        name: None if (of := getattr(observed, name)) is None else np.asarray(of, dtype=float)[kept]
+        name: None if (of := getattr(sample, name)) is None else np.asarray(of, dtype=float)[kept]
         for name in ("heads", "weights", "answering")
     }
-    untrained = observed.untrained
+    untrained = sample.untrained
     if untrained is not None:
         untrained = np.asarray(untrained, dtype=float)
         untrained = untrained[np.isfinite(untrained)]
-    note = _with_lost_seeds(observed, kept)
-    return replace(observed, values=values[kept], untrained=untrained, seeds=tuple(names.tolist()), note=note, **parts)
+    note = sample.note
+    if kept.any() and not kept.all():
+        lost = f"left out, as undefined: seed {', '.join(map(str, names[~kept].tolist()))}"
+        note = "; ".join(filter(None, (lost, note)))
+    return replace(sample, values=values[kept], untrained=untrained, seeds=tuple(names[kept].tolist()), note=note, **parts)
 
 
-def _with_lost_seeds(observed: Sample, kept: np.ndarray) -> str:
-    """What has to be said of a quantity, and first which seeds have no value of it."""
-    lost = np.array(observed.seeds or range(len(kept)))[~kept].tolist()
-    if not lost or not kept.any():
-        return observed.note
-    words = f"left out, as undefined: seed {', '.join(map(str, lost))}"
-    return "; ".join(filter(None, (words, observed.note)))
-
-
-def _estimate(observed: Sample, seed: int) -> Estimate:
-    """The estimate of values of which every seed has some."""
-    undefined = float(np.isnan(observed.values).mean()) if observed.values.size else 1.0
-    values = observed.values[:, np.isfinite(observed.values).any(0)]
-    untrained = observed.untrained
+def _estimate(sample: Sample) -> Estimate:
+    """Estimate a sample of which every seed has a value."""
+    undefined = float(np.isnan(sample.values).mean()) if sample.values.size else 1.0
+    values = sample.values[:, np.isfinite(sample.values).any(0)]  # (seed, prompt)
+    untrained = sample.untrained
     seeds, prompts = values.shape
     counts = {"prompts": prompts, "seeds": seeds, "untrained": 0 if untrained is None else len(untrained)}
+    why = ""
     if (seeds == 1 and prompts < 2) or prompts == 0:
-        return _undefined(observed.lacking or "fewer than two prompts or seeds have a value", **counts)
-    if untrained is not None and len(untrained) < 3:
-        return _undefined("fewer than three untrained models have a value", **counts)
-    middle = np.median if observed.average == "median" else np.mean
-    means = np.array([middle(row[np.isfinite(row)]) for row in values])
-    together = observed.prompts == "crossed" and prompts > 1
+        why = sample.lacking or "fewer than two prompts or seeds have a value"
+    elif untrained is not None and len(untrained) < 3:
+        why = "fewer than three untrained models have a value"
+    if why:
+        return Estimate(*[math.nan] * 6, **counts, method="", why=why)
+    middle = np.median if sample.average == "median" else np.mean
+    means = np.array([middle(row[np.isfinite(row)]) for row in values])  # (seed,)
+    same_prompts = sample.prompts == "crossed" and prompts > 1
     p_t = math.nan
     if seeds == 1:
-        interval, null, p = bootstrap(values[0][np.isfinite(values[0])], middle, seed)
+        interval, null, p = bootstrap(values[0][np.isfinite(values[0])], middle)
         method = over = OVER_PROMPTS
     else:
-        if together:
-            interval, null, p = (crossed_medians if observed.average == "median" else crossed)(values)
+        if same_prompts:
+            interval, null, p = (crossed_medians if sample.average == "median" else crossed)(values)
         else:
             interval, null, p = students_t(means)
-        method, over = "Student's t", CROSSED if together else OVER_SEEDS
-        if seeds >= FEWEST_FLIPPED and not together:
+        method, over = "Student's t", CROSSED if same_prompts else OVER_SEEDS
+        if seeds >= FEWEST_SEEDS and not same_prompts:
             p, p_t = sign_flip_test(means), p
-            method = f"signs of seeds turned, which with {seeds} cannot give a p below {2.0 ** (1 - seeds):.2g}"
+            method = f"sign-flip permutation test, which with {seeds} seeds cannot give a p below {2.0 ** (1 - seeds):.2g}"
     if untrained is not None:
         null, p = against_untrained(means, untrained)
         p_t = math.nan
         method = "against untrained models of the same architecture"
-    layers = () if observed.layers is None else tuple(np.asarray(observed.layers, dtype=float).tolist())
     return Estimate(
         float(means.mean()),
         *interval,
@@ -284,57 +279,52 @@ def _estimate(observed: Sample, seed: int) -> Estimate:
         p,
         **counts,
         method=method,
-        layers=layers,
-        note=observed.note,
+        layers=() if sample.layers is None else tuple(np.asarray(sample.layers, dtype=float).tolist()),
+        note=sample.note,
         p_t=p_t,
         interval=over,
         undefined=undefined,
-        weighted_by=observed.weighted_by,
+        weighted_by=sample.weighted_by,
     )
 
 
-def _undefined(why: str, **counts: int) -> Estimate:
-    return Estimate(*[math.nan] * 6, **counts, method="", why=why)
+def _leave_one_out(sample: Sample, whole: Estimate) -> tuple[LeaveOneOut, ...]:
+    """Estimate without each seed, of three or more, and without heads."""
+    rest = []
 
+    def add(unit: str, what: str, values: np.ndarray) -> None:
+        of = _estimate(replace(sample, values=values))
+        rest.append(LeaveOneOut(unit, what, of.value, of.low, of.high, of.p))
 
-def _leave_one_out(observed: Sample, whole: Estimate) -> tuple[LeaveOneOut, ...]:
-    """The estimate without each of three seeds or more, and without heads."""
-    leave_one_out = []
     if whole.seeds > 2:
-        for index, name in enumerate(observed.seeds):
-            fewer = replace(observed, values=np.delete(observed.values, index, 0))
-            leave_one_out.append(_left_out("seed", f"seed {name}", _estimate(fewer, 0)))
-    if observed.heads is None:
-        return tuple(leave_one_out)
-    changes = head_changes(observed.heads, observed.weights)
+        for index, name in enumerate(sample.seeds):
+            add("seed", f"seed {name}", np.delete(sample.values, index, 0))
+    if sample.heads is None:
+        return tuple(rest)
+    changes = head_changes(sample.heads, sample.weights)
     if whole.seeds == 1:
         for (layer, head), change in np.ndenumerate(changes[0]):
             if np.isfinite(change):
                 moved = (float(x + change) for x in (whole.value, whole.low, whole.high))
-                leave_one_out.append(LeaveOneOut("head", f"head {head} of layer {layer}", *moved, math.nan))
-        return tuple(leave_one_out)
-    flat = changes.reshape(len(changes), -1)  # a head of one seed is not that of another: the one that does most, in each
+                rest.append(LeaveOneOut("head", f"head {head} of layer {layer}", *moved, math.nan))
+        return tuple(rest)
+    flat = changes.reshape(len(changes), -1)  # heads of different seeds do not correspond: in each seed the one that changes most
     for words, most in (("raises", np.nanmin), ("lowers", np.nanmax)):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # a seed in which no head takes part
             change = np.nan_to_num(most(flat, axis=1))
-        moved_values = replace(observed, values=observed.values + change[:, None])
-        leave_one_out.append(_left_out("head", f"the head of each seed that {words} it most", _estimate(moved_values, 0)))
-    return tuple(leave_one_out)
-
-
-def _left_out(unit: str, what: str, rest: Estimate) -> LeaveOneOut:
-    return LeaveOneOut(unit, what, rest.value, rest.low, rest.high, rest.p)
+        add("head", f"the head of each seed that {words} it most", sample.values + change[:, None])
+    return tuple(rest)
 
 
 def head_changes(heads: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
-    """By how much the mean over heads changes without each of them, (seed, layer, head); NaN where a head takes no part.
+    """Return the change of the mean over heads without each head, (seed, layer, head); NaN where a head takes no part.
 
     Parameters
     ----------
     heads : ndarray (seed, layer, head)
     weights : ndarray (seed, layer, head), optional
-        By default heads count alike within a layer, and layers alike.
+        By default equal within a layer, and layers equal.
     """
     present = np.isfinite(heads)
     if weights is None:
@@ -345,7 +335,7 @@ def head_changes(heads: np.ndarray, weights: np.ndarray | None = None) -> np.nda
             alone = np.where(of_layer == 1, np.nan, (np.nansum(heads, 2, keepdims=True) - heads) / (of_layer - 1))
             change = (alone - within) / layers
             total = np.nansum(within, 1, keepdims=True)
-            last = (total - within) / (layers - 1) - total / layers  # a layer that has no other head goes with it
+            last = (total - within) / (layers - 1) - total / layers  # a layer of one head goes with it
         return np.where(present, np.where(of_layer == 1, last, change), np.nan)
     weights = np.where(present, weights, 0.0)
     total = weights.sum((1, 2), keepdims=True)
@@ -354,3 +344,56 @@ def head_changes(heads: np.ndarray, weights: np.ndarray | None = None) -> np.nda
         rest = (product.sum((1, 2), keepdims=True) - product) / (total - weights)
         change = rest - product.sum((1, 2), keepdims=True) / total
     return np.where(present & (weights > 0) & np.isfinite(change), change, np.nan)
+
+
+def first_to_form(steps: np.ndarray, other: np.ndarray, formed: np.ndarray, other_formed: np.ndarray, note: str = "") -> Estimate:
+    """Test whether one arm forms later than another, seed by seed: the log-rank statistic stratified by seed, with exact p.
+
+    A stratum of two runs tells which forms first, and nothing if they form at the same step or neither does, so the statistic is
+    that of the sign test, z = (later − earlier) / √(later + earlier), counted in seeds, and so is its p.
+
+    Parameters
+    ----------
+    steps, other : ndarray (seed,)
+        Steps until the circuit formed, or at which a run was stopped in which it did not.
+    formed, other_formed : ndarray (seed,), bool
+    """
+    later = int(np.sum(other_formed & (~formed | (steps > other))))
+    earlier = int(np.sum(formed & (~other_formed | (steps < other))))
+    untied = later + earlier
+    value = (later - earlier) / math.sqrt(untied) if untied else 0.0
+    p = float(stats.binomtest(later, untied).pvalue) if untied else 1.0
+    reach = float(stats.norm.ppf(1 - LEVEL / 2))
+    counts = {"prompts": 1, "seeds": len(steps), "untrained": 0}
+    method = "which of the two runs of a seed forms first"
+    return Estimate(value, math.nan, math.nan, -reach, reach, p, **counts, method=method, note=note)
+
+
+def failures_at_worst(values: np.ndarray, other: np.ndarray, note: str = "") -> Estimate:
+    """Estimate the median over seeds of the difference of two arms, a failed run ranked below all others.
+
+    The interval is of order statistics (coverage at least 95 %). NaN stands for an end without a bound, or a median that a failed
+    run decides. p is of Wilcoxon's signed-rank test, exact. Two failed runs of a seed differ by 0.
+
+    Parameters
+    ----------
+    values, other : ndarray (seed,)
+        NaN where a run failed.
+    """
+    failed, other_failed = np.isnan(values), np.isnan(other)
+    differences = np.where(failed & other_failed, 0.0, np.where(failed, -np.inf, np.where(other_failed, np.inf, values - other)))
+    count = len(differences)
+    ordered = np.sort(differences)
+    outer = int(stats.binom.ppf(LEVEL / 2, count, 0.5))  # order statistics outside of the interval, on each side
+    low, high = (ordered[outer - 1], ordered[count - outer]) if outer else (-np.inf, np.inf)
+    middle = ordered[[(count - 1) // 2, count // 2]]
+    value = middle.mean() if np.isfinite(middle).all() else math.nan
+    value, low, high = (float(x) if np.isfinite(x) else math.nan for x in (value, low, high))
+    ranks = np.sign(differences) * stats.rankdata(np.abs(differences))
+    return Estimate(
+        *(value, low, high, math.nan, math.nan, sign_flip_test(ranks)),
+        **{"prompts": 1, "seeds": count, "untrained": 0},
+        method="Wilcoxon's signed-rank test, exact; failed runs ranked last",
+        interval="order statistics",
+        note=note,
+    )

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import xarray as xr
 from scipy.stats import CensoredData, logrank
-from statsmodels.api import SurvfuncRight
 
 from diffscope import __version__
 from diffscope.digests import carries_digest, read_proven_json, write_proven_json
@@ -110,7 +109,7 @@ def open_study(folder: str | Path | None = None) -> Study:
     try:
         if {"family", "asked"} & set(record["facts"]):
             raise DiffscopeError(f'{path} was written under old names (a "family" is called a "cohort" now); run the study anew')
-        boards = {name: Board(Verdict.from_dict(row) for row in board) for name, board in record["boards"].items()}
+        boards = {name: Board(Verdict.from_dict(row, TESTS) for row in board) for name, board in record["boards"].items()}
         return Study(record["facts"], boards, record["survival"], record.get("described", []), record.get("outcomes", []))
     except DiffscopeError:
         raise
@@ -297,10 +296,17 @@ def _when(arm: str, runs: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> dict[s
         return dict.fromkeys(("median", "restricted_mean", "p"), math.nan)
     steps, formed = runs[arm]
     return {
-        "median": float(SurvfuncRight(steps, formed.astype(int)).quantile(0.5)) if formed.any() else math.nan,
+        "median": _median(steps, formed),
         "restricted_mean": float(steps.mean()),  # nobody is lost before the last step: the area under the curve
         "p": math.nan if arm == "diff" or "diff" not in runs else _log_rank(runs["diff"], (steps, formed)),
     }
+
+
+def _median(steps: np.ndarray, formed: np.ndarray) -> float:
+    """Take the Kaplan–Meier median: an order statistic, since no run is lost before the last step; NaN if half never form."""
+    ordered = np.sort(np.where(formed, steps, np.inf))
+    middle = float(ordered[len(ordered) // 2])
+    return middle if math.isfinite(middle) else math.nan
 
 
 def _log_rank(*groups: tuple[np.ndarray, np.ndarray]) -> float:

@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from diffscope.display import pipe_table
 from diffscope.hypotheses import report
-from diffscope.hypotheses.answered import number
+from diffscope.hypotheses.sentence import number
 from diffscope.hypotheses.study import Study
 
 ABSENT = "–"
@@ -110,9 +111,7 @@ def _interval(row: dict[str, Any]) -> str:
 
 
 def _table(headers: Iterable[Any], rows: Iterable[Sequence[Any]]) -> str:
-    heads = list(headers)
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "".join(f"| {' | '.join(map(_cell, line))} |\n" for line in lines)
+    return pipe_table([_cell(header) for header in headers], ([_cell(cell) for cell in row] for row in rows))
 
 
 def _cell(value: Any) -> str:
@@ -120,4 +119,4 @@ def _cell(value: Any) -> str:
         return ABSENT
     if isinstance(value, float):
         return number(value) if abs(value) < 1000 else f"{value:,.0f}"
-    return str(value).replace("|", "\\|")
+    return str(value)

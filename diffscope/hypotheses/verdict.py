@@ -1,55 +1,63 @@
-"""What came of a test, in numbers and in a sentence."""
+"""The verdict of a test: a word of each account, from p-values that are corrected for how many there are.
+
+A primary holds only if all of its comparisons do, so its p is the largest of theirs and needs no correction within; Holm's is
+over the primaries that are declared, and one that could not be run counts as a p of 1: to ask for fewer does not help. Mechanism
+tests are exploratory: Benjamini and Hochberg's correction is over every quantity that their rules use on this board.
+
+Of primaries the p of the sign-flip test is corrected, whatever the number of seeds: few seeds have few combinations of signs, so
+that with fewer than eight no primary alone can come out at 0.05 after the correction. Of mechanism tests the p of Student's t is
+corrected. The other of the two is shown beside it.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
+import numpy as np
+
 from diffscope import display
-from diffscope.accounts import ACCOUNTS, OPEN, SILENT
 from diffscope.errors import DiffscopeError
-from diffscope.hypotheses.answered import ABSENT, answers, number
-from diffscope.hypotheses.correction import CORRECTIONS, by_signs, uncorrected, whole
-from diffscope.hypotheses.declared import SUBJECTS, TESTS
-from diffscope.hypotheses.rules import (
-    MEASURED,
-    Cost,
-    Declared,
-    Quantity,
-    Test,
-    by_interval,
-    decisive,
-    in_nats,
+from diffscope.hypotheses.intervals import benjamini_hochberg, holm
+from diffscope.hypotheses.rules import MEASURED, Cost, Declared, Test, decisive
+from diffscope.hypotheses.sentence import (
+    ABSENT,
+    CORRECTIONS,
+    answers,
+    cost_in_words,
+    number,
+    sentence,
+    uncorrected,
+    weighted_by,
+    whole,
 )
 from diffscope.hypotheses.statistics import Estimate
-from diffscope.hypotheses.weights import ANSWER, BY, SECOND, words_by
+from diffscope.hypotheses.weights import BY, words_by
 
 DECLARED = ("id", "kind", "question", "source", "statistic", "controls", "of", "rule", "needs", "limits")
-NEEDS = "needs "  # how what is shown of a test that could not be run begins
+NEEDS = "needs "  # first word of what is shown of a test that could not be run
 
 
 @dataclass(frozen=True, repr=False)
 class Verdict:
-    """What came of one test or measurement.
+    """The result of one test or measurement.
 
     Attributes
     ----------
     test : Test or Measurement
     verdicts : dict of {"NC", "SP", "SH"} to {"for", "against", "open", "silent"}
-        By account; none of a measurement, nor of a test that could not be run.
+        By account; empty of a measurement and of a test that was not run.
     estimates : dict of str to Estimate
         By quantity.
     corrected : dict of str to float
         p of the quantities that the rule uses, corrected as the test's kind says.
     states : dict of str to str
         By quantity, as :func:`diffscope.hypotheses.rules.state` says.
-    sentence : str
-        What was measured, what was predicted of it, and what follows.
     lacks : str
-        What a test that could not be run needs; empty of others.
+        What a test that was not run needs; empty of others.
     a2_cost : Cost, optional
-        What the second map costs in the heads that the test is about, where that was measured.
+        What the second map costs in the heads of the test, where that was measured.
     """
 
     test: Declared
@@ -57,7 +65,6 @@ class Verdict:
     estimates: Mapping[str, Estimate]
     corrected: Mapping[str, float]
     states: Mapping[str, str]
-    sentence: str
     lacks: str = ""
     a2_cost: Cost | None = None
 
@@ -67,8 +74,8 @@ class Verdict:
     def _repr_html_(self) -> str:
         return self.card(self.judged)
 
-    def card(self, came: str) -> str:
-        """Return what was asked and measured as HTML, under what came of it: the verdict, with its p or without."""
+    def card(self, result: str) -> str:
+        """Return question and measurements as HTML, under a title that gives the result."""
         rows = (
             (
                 self.test.quantities[name].label,
@@ -88,21 +95,28 @@ class Verdict:
             **({"of": self.of, "what A2 costs there": self.cost} if self.verdicts else {}),
         }
         parts = (display.facts(declared), table if self.estimates else "", display.paragraph(self.sentence))
-        return display.card(f"{self.test.id}: {came}", *parts)
+        return display.card(f"{self.test.id}: {result}", *parts)
+
+    @property
+    def sentence(self) -> str:
+        """What was measured, what was predicted of it, and what follows; of a test that was not run what it needs."""
+        if self.lacks:
+            return f"Not run: it needs {self.lacks}."
+        return sentence(self.test, self.estimates, self.corrected, self.states, self.a2_cost)
 
     @property
     def statistic(self) -> str:
-        """What was estimated, with heads weighted as they were."""
+        """What was estimated, and how heads were weighted."""
         return words_by(self.test.statistic, weighted_by(self.estimates.values()))
 
     @property
     def of(self) -> str:
-        """Of which heads and queries it is, with heads weighted as they were."""
+        """Of which heads and queries it is, and how heads were weighted."""
         return words_by(self.test.of, weighted_by(self.estimates.values()))
 
     @property
     def shown(self) -> str:
-        """The word of each account; or that it was measured, or what it needs."""
+        """The word of each account; of a measurement that it was measured; of a test that was not run what it needs."""
         if self.lacks:
             return f"{NEEDS}{self.lacks}"
         return " · ".join(f"{account} {word}" for account, word in self.verdicts.items()) or MEASURED
@@ -115,20 +129,17 @@ class Verdict:
 
     @property
     def cost(self) -> str:
-        """What the second map costs in the heads that the test is about, in words; empty if it is not about heads."""
+        """What the second map costs in the heads of the test, in words; empty if it is not about heads."""
         return cost_in_words(self.a2_cost) if self.test.inside else ""
 
     @property
     def idle(self) -> bool:
-        """Whether every account is silent because the second map does nothing in the heads that the test is about."""
+        """Whether every account is silent because the second map does nothing in the heads of the test."""
         return isinstance(self.test, Test) and self.test.idle(self.a2_cost)
 
     @property
     def answers(self) -> dict[str, str]:
-        """What the estimates answer to the question: each word, and the numbers with their intervals that it is derived from.
-
-        Of a test that could not run, what it needs.
-        """
+        """The answer to the question, as :func:`answers` gives it; of a test that was not run what it needs."""
         return answers(self.test, self.estimates) if self.estimates else {ABSENT: f"it {self.shown}"}
 
     @property
@@ -138,22 +149,22 @@ class Verdict:
 
     @property
     def p(self) -> float:
-        """The corrected p of the whole test; NaN of tests whose quantities have one each, and of measurements."""
+        """The corrected p of the whole test; NaN of measurements, and of tests with one p a quantity."""
         return next(iter(self.corrected.values()), math.nan) if whole(self.test) else math.nan
 
     @property
     def judged(self) -> str:
-        """The verdict, and beside it the p of the whole test, where it has one."""
+        """The verdict, with the p of the whole test where it has one."""
         p = "" if math.isnan(self.p) else f" (p {number(self.p)} of the whole test, after {CORRECTIONS[self.test.kind]})"
         return f"{self.shown}{p}"
 
     def decisive(self) -> list[str]:
-        """The seeds and heads without which a quantity that the rule uses would show something else."""
+        """Return the seeds and heads whose removal changes the state of a quantity that the rule uses."""
         rests = (decisive(self.estimates[name], self.test.quantities[name]) for name in self.corrected)
         return list(dict.fromkeys(left.what for rest in rests for left in rest))
 
     def as_dict(self) -> dict:
-        """Ready for JSON."""
+        """Return it as a dict for JSON."""
         rows = {
             name: {
                 **asdict(estimate),
@@ -168,35 +179,33 @@ class Verdict:
         }
         declared = {name: getattr(self.test, name) for name in DECLARED} | {"statistic": self.statistic, "of": self.of}
         cost = None if self.a2_cost is None else asdict(self.a2_cost)
-        came = {"answer": self.answer, "shown": self.shown, "verdicts": dict(self.verdicts), "reasons": self.reasons}
+        result = {"answer": self.answer, "shown": self.shown, "verdicts": dict(self.verdicts), "reasons": self.reasons}
         more = {"lacks": self.lacks, "a2_cost": cost, "sentence": self.sentence}
-        return {**declared, **came, **more, "estimates": rows}
+        return {**declared, **result, **more, "estimates": rows}
 
     @classmethod
-    def from_dict(cls, record: Mapping) -> Verdict:
-        """The inverse of :meth:`as_dict`, of what JSON made of it.
+    def from_dict(cls, record: Mapping, tests: Mapping[str, Declared]) -> Verdict:
+        """Read what :meth:`as_dict` made, after JSON; `tests` are those that are declared, by id.
 
         Raises
         ------
         DiffscopeError
             The test was declared otherwise when the verdict was made.
         """
-        test = TESTS.get(record["id"])
+        test = tests.get(record["id"])
         rows = record["estimates"]
         if test is None or not _same_rule(test, record):
             raise DiffscopeError(f"the test {record['id']!r} is judged by another rule now; run it anew with diffscope test")
-        heads = {} if test.needs == "cohort" else {"weighted_by": ANSWER}  # of what was written before there was another way
-        estimates = {name: Estimate.from_json(heads | row) for name, row in rows.items()}
+        estimates = {name: Estimate.from_json(row) for name, row in rows.items()}
         p = {name: row["p_corrected"] for name, row in rows.items() if row["in_rule"]}
         corrected = {name: math.nan if value is None else value for name, value in p.items()}
         states = {name: row["state"] for name, row in rows.items()}
         cost = None if record["a2_cost"] is None else Cost(**record["a2_cost"])
-        text = sentence(test, estimates, corrected, states, cost) if rows else record["sentence"]
-        return cls(test, record["verdicts"], estimates, corrected, states, text, record["lacks"], cost)
+        return cls(test, record["verdicts"], estimates, corrected, states, record["lacks"], cost)
 
 
 class Board(list[Verdict]):
-    """Verdicts side by side: a list that shows itself as a table."""
+    """A list of verdicts that shows itself as a table."""
 
     def __repr__(self) -> str:
         wide = max((len(verdict.test.id) for verdict in self), default=0)
@@ -221,108 +230,43 @@ def _same_rule(test: Declared, record: Mapping) -> bool:
     return same and then.items() <= now.items()
 
 
-def weighted_by(estimates: Iterable[Estimate]) -> str:
-    """What heads count with in estimates, as :data:`diffscope.hypotheses.weights.BY` names it; empty without heads."""
-    return next((estimate.weighted_by for estimate in estimates if estimate.weighted_by), "")
+def corrected(results: Mapping[str, Mapping[str, Estimate]], tests: Mapping[str, Declared]) -> dict[tuple[str, str], float]:
+    """Correct the p of every quantity that a rule uses.
+
+    Parameters
+    ----------
+    results : mapping
+        Estimates by test and quantity.
+    tests : mapping of str to Declared
+        All tests that are declared, whether they were run or not.
+
+    Returns
+    -------
+    dict
+        p by (test, quantity).
+    """
+    return _primaries(results, tests) | _mechanisms(results, tests)
 
 
-def sentence(
-    test: Declared,
-    estimates: Mapping[str, Estimate],
-    corrected: Mapping[str, float],
-    states: Mapping[str, str],
-    cost: Cost | None = None,
-) -> str:
-    """What was measured, what was predicted of it, and what follows; of a mechanism test what its rule uses alone."""
-    names = list(corrected if test.kind == "mechanism" else estimates)
-    parts = [_in_words(test, name, estimates[name], corrected) for name in names]
-    parts += _conclusions(test, estimates, states, cost) if isinstance(test, Test) else []
-    notes = dict.fromkeys(part for name in names for part in estimates[name].note.split(". ") if part and test.judged)
-    of = (
-        [
-            f"of {words_by(test.of, weighted_by(estimates.values()))}",
-            *([f"what A2 costs there: {cost_in_words(cost)}"] if test.inside else []),
-        ]
-        if test.judged
-        else []
-    )
-    texts = [
-        f"{'. '.join(map(_capital, [*parts, *of]))}. From {'; '.join(_counted(test, estimates, names))}.",
-        *(f"{_capital(note)}." for note in notes),
-        test.limits,
-    ]
-    return " ".join(filter(None, texts))
+def _primaries(results: Mapping, tests: Mapping[str, Declared]) -> dict[tuple[str, str], float]:
+    primaries = [test for test in tests.values() if test.kind == "primary"]
+    largest = {
+        test.id: float(np.max([uncorrected(test, results[test.id][name]) for name in test.judged]))  # NaN if any is
+        for test in primaries
+        if test.id in results
+    }
+    p = [largest.get(test.id, math.nan) for test in primaries]
+    among = dict(zip((test.id for test in primaries), holm([1.0 if math.isnan(each) else each for each in p])))
+    return {(id, name): math.nan if math.isnan(of) else among[id] for id, of in largest.items() for name in tests[id].judged}
 
 
-def cost_in_words(cost: Cost | None) -> str:
-    """What a second map costs, with its interval; or that this was not measured."""
-    if cost is None:
-        return "not measured"
-    return in_nats(cost) if cost.of == "A2" else f"{in_nats(cost)} for {cost.of}; for A2 alone not measured"
-
-
-def _conclusions(test: Test, estimates: Mapping[str, Estimate], states: Mapping[str, str], cost: Cost | None) -> list[str]:
-    """The word of each account that predicts something, and why; of idle heads once."""
-    words = test.judge(estimates, states, cost)
-    reasons = test.reasons(estimates, states, cost)
-    if test.idle(cost):
-        return [f"all accounts: {SILENT} ({reasons[next(iter(test.predictions))]})"]
-    return [f"{ACCOUNTS[account]}: {words[account]} ({reasons[account]})" for account in test.predictions]
-
-
-def _in_words(test: Declared, name: str, estimate: Estimate, corrected: Mapping[str, float]) -> str:
-    quantity = test.quantities[name]
-    if estimate.why:
-        return f"{quantity.label}: undefined, {estimate.why}"
-    words = f"{quantity.label}: {number(estimate.value)} (95 % {number(estimate.low)} to {number(estimate.high)}"
-    words += f"; {SECOND} {second_view(estimate)}" if estimate.by_answer else ""
-    if name not in corrected:
-        p = f"; p = {number(uncorrected(test, estimate))}, not corrected" if test.judged else ""
-        return f"{words}{p})"
-    signs = f" by sign flips, {number(estimate.p_t)} by Student's t" if by_signs(test, estimate) else ""
-    after = "" if whole(test) else f"; after {CORRECTIONS[test.kind]} {number(corrected[name])}"
-    p = f"p = {number(uncorrected(test, estimate))}{signs}{after}"
-    return "; ".join(filter(None, (f"{words}; {p})", decided(estimate, quantity))))
-
-
-def second_view(estimate: Estimate) -> str:
-    """The estimate with heads weighted by A1's mass on the answer, and its interval; empty without one."""
-    if not estimate.by_answer:
-        return ""
-    value, low, high = map(number, estimate.by_answer)
-    return f"{value}, {low} to {high}"
-
-
-def decided(estimate: Estimate, quantity: Quantity) -> str:
-    """That one seed or head decides what an estimate shows, or that it shows nothing yet, in words; empty where none does."""
-    rest = decisive(estimate, quantity)
-    if not rest:
-        return ""
-    shown = by_interval(estimate, quantity)
-    by = "left open by" if shown == OPEN else "decided by"
-    if len(rest) > 3:
-        return f"{by} any one of {len(rest)} ({', '.join(left.what for left in rest)})"
-    each = (f"{left.what} (without it {number(left.value)}, {number(left.low)} to {number(left.high)})" for left in rest)
-    return f"{by} {', '.join(each)}"
-
-
-def _counted(test: Declared, estimates: Mapping[str, Estimate], names: Iterable[str]) -> list[str]:
-    """From how many models, seeds and prompts the estimates are; where they differ, which."""
-    singular, plural = SUBJECTS[test.needs]
-    groups: dict[str, list[str]] = {}
-    for name in names:
-        counts = estimates[name]
-        words = f"{counts.seeds} {plural}" if counts.seeds > 1 else f"one {singular}, {counts.prompts} prompts"
-        words += f", {counts.untrained} untrained {plural}" if counts.untrained else ""
-        groups.setdefault(words, []).append(test.quantities[name].label)
-    if len(groups) == 1:
-        return list(groups)
-    if not test.judged:
-        fewest, most = (of(estimates[name].seeds for name in names) for of in (min, max))
-        return [f"{fewest} {plural}" if fewest == most else f"{fewest} to {most} {plural}, as the table says"]
-    return [f"{words} ({', '.join(labels)})" for words, labels in groups.items()]
-
-
-def _capital(words: str) -> str:
-    """With a capital, except where the first letter is a symbol of its own, such as λ or d′."""
-    return words if words[:1] == "λ" or words[1:2] == "′" else words[0].upper() + words[1:]
+def _mechanisms(results: Mapping, tests: Mapping[str, Declared]) -> dict[tuple[str, str], float]:
+    """Correct over distinct questions: quantities of two tests with the same label and p count once."""
+    questions = {}
+    for id, estimates in results.items():
+        test = tests[id]
+        for name in test.judged if test.kind == "mechanism" else ():
+            questions[id, name] = (test.quantities[name].label, uncorrected(test, estimates[name]))
+    distinct = list(dict.fromkeys(questions.values()))
+    among = dict(zip(distinct, benjamini_hochberg([p for _, p in distinct])))
+    return {key: among[question] for key, question in questions.items()}

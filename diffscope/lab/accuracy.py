@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import xarray as xr
-from scipy.stats import binomtest, t
+from scipy.stats import binomtest
 
 from diffscope.errors import DiffscopeError
 from diffscope.scope import Scope, load
 from diffscope.scope.answering import logits_of
+from diffscope.stats.intervals import t_half_width
 from diffscope.stats.negative_mass import NEEDED, negative_mass
 from diffscope.tasks.prompt import Prompt
 from diffscope.tasks.retrieval import Retrieval
@@ -127,7 +128,7 @@ def chance(prompts: Sequence[Prompt]) -> np.ndarray:
 def _mean_interval(values: np.ndarray) -> tuple[float, float, float]:
     """Return the mean of values and its 95 % interval by Student's t."""
     mean = float(values.mean()) if len(values) else math.nan
-    spread = float(t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.nan
+    spread = t_half_width(values.std(ddof=1) / math.sqrt(len(values)), len(values) - 1) if len(values) > 1 else math.nan
     return mean, mean - spread, mean + spread
 
 

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 from diffscope.accounts import ACCOUNTS, LEGEND
 from diffscope.errors import DiffscopeError
-from diffscope.hypotheses.answered import word
-from diffscope.hypotheses.correction import whole
 from diffscope.hypotheses.report import in_order
+from diffscope.hypotheses.sentence import whole, word
 from diffscope.hypotheses.verdict import Verdict
 from diffscope.tables import numbers
 from diffscope.tables.table import Table

@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 
 import xarray as xr
-from scipy.stats import t as students_t
 
 from diffscope.errors import DiffscopeError
 from diffscope.figures.subjects import edits_of
 from diffscope.readings.reading import Reading
+from diffscope.stats.intervals import t_half_width
 from diffscope.tables import numbers
 from diffscope.tables.table import Table
 
@@ -117,7 +117,6 @@ def _estimates(reading: Estimates) -> xr.Dataset:
 def _records(table: xr.Dataset, lengths: Sequence[int]) -> list[dict]:
     """One row a number, of one model."""
     prompts = int(table.attrs["prompts"])
-    factor = float(students_t.ppf(0.975, prompts - 1)) if prompts > 1 else math.nan
     records = []
     for length in lengths:
         for quantity in ROWS:
@@ -128,7 +127,7 @@ def _records(table: xr.Dataset, lengths: Sequence[int]) -> list[dict]:
                     interval = "95 % (Wilson)"
                 else:
                     value = float(cell["mass"].sel(span=quantity))
-                    half = factor * float(cell["mass_se"].sel(span=quantity))
+                    half = t_half_width(float(cell["mass_se"].sel(span=quantity)), prompts - 1)
                     low, high = value - half, value + half
                     interval = "95 % over prompts" if math.isfinite(half) else "none"
                 labels = {"length": length, "depth": depth, "quantity": quantity}

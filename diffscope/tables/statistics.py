@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import xarray as xr
-from scipy.stats import t as students_t
 
 from diffscope.capture import Capture, CaptureBatch
 from diffscope.comparison import Comparison
@@ -18,6 +17,7 @@ from diffscope.figures.subjects import edits_of, prompts_said
 from diffscope.readings import signs
 from diffscope.readings.words import runs
 from diffscope.stats.averaging import ORDER, PLURALS, averaged, rule
+from diffscope.stats.intervals import t_half_width
 from diffscope.stats.negative_mass import WHATEVER
 from diffscope.stats.registry import select
 from diffscope.stats.sampling import Sample
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 Subject = Comparison | Capture | CaptureBatch | xr.Dataset | Mapping[str, Any]
 USUAL = {"normalisation": ["share"], "lambda_value": ["used"], "definition": ["erank"], "control": ["map", "uniform", "permuted"]}
 SHOWN = {"lambda_A2": "λ·A2"}
-LEVEL = 0.95
 FEW = 8  # numbers that are listed one by one where they do not follow each other
 
 
@@ -194,7 +193,7 @@ def _over_prompts(values: np.ndarray, by: str) -> tuple[float, float, str, int]:
     if by == "median":
         low, high = np.quantile(finite, [0.25, 0.75])
         return float(low), float(high), "quartiles of prompts", n
-    half = float(students_t.ppf((1 + LEVEL) / 2, n - 1) * finite.std(ddof=1) / math.sqrt(n))
+    half = t_half_width(finite.std(ddof=1) / math.sqrt(n), n - 1)
     return float(finite.mean()) - half, float(finite.mean()) + half, "95 % over prompts", n
 
 

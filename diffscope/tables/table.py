@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from diffscope.display import pipe_table
 from diffscope.errors import DiffscopeError
 from diffscope.files import replacing, write_text
 from diffscope.latex import escaped
@@ -90,9 +91,9 @@ class Table:
     def to_markdown(self) -> str:
         """A pipe table, with its caption above and its notes below."""
         rule = ["---:" if self._is_of_numbers(column) else "---" for column in range(len(self.header))]
-        lines = [_markdown_row(self.header), _markdown_row(rule, raw=True), *map(_markdown_row, self.rows)]
-        notes = [part for note in self.notes for part in ("", _markdown_text(note))]
-        return "\n".join([_markdown_text(self.caption), "", *lines, *notes]) + "\n"
+        header, *rows = ([_markdown_text(cell) for cell in row] for row in (self.header, *self.rows))
+        notes = "".join(f"\n{_markdown_text(note)}\n" for note in self.notes)
+        return f"{_markdown_text(self.caption)}\n\n{pipe_table(header, rows, rule)}{notes}"
 
     def to_parquet(self, path: str | os.PathLike) -> Path:
         """Write the numbers, unrounded, one row a value; caption and notes stand in the file's metadata. Returns the path."""
@@ -166,15 +167,10 @@ def _latex_row(cells: Sequence[str]) -> str:
     return " & ".join([first, *texts[1:]]) + r" \\"
 
 
-def _markdown_row(cells: Sequence[str], raw: bool = False) -> str:
-    texts = [cell if raw else _markdown_text(cell) for cell in cells]
-    return f"| {' | '.join(texts)} |"
-
-
 def _markdown_text(text: str) -> str:
-    """One cell, a caption or a note: what Markdown would read as a rule, emphasis or a tag stands as it is."""
+    """Escape what Markdown would read as emphasis or a tag in a cell, a caption or a note; :func:`pipe_table` escapes rules."""
     text = _one_line(text)
-    for sign in "\\`*_|<>[]":
+    for sign in "\\`*_<>[]":
         text = text.replace(sign, f"\\{sign}")
     return text
 

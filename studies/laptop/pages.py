@@ -20,11 +20,10 @@ from diffscope import figures, tables
 from diffscope.accounts import ACCOUNTS
 from diffscope.errors import DiffscopeError
 from diffscope.figures.of_study import quantities
-from diffscope.hypotheses.answered import word
-from diffscope.hypotheses.conclusion import of_kind, together
-from diffscope.hypotheses.correction import by_signs, whole
+from diffscope.hypotheses.conclusion import of_kind, overall
 from diffscope.hypotheses.kept_study import READ_AGAIN
 from diffscope.hypotheses.report import left_out
+from diffscope.hypotheses.sentence import by_signs, whole, word
 from diffscope.hypotheses.study import ALL, Study, open_study
 from diffscope.hypotheses.study_report import markdown, rates, runs
 from diffscope.hypotheses.verdict import Verdict
@@ -61,7 +60,7 @@ def quotes(study: Study) -> dict[str, str]:
     """What the page quotes, by name."""
     board = study.boards[ALL]
     return {
-        "conclusion": _points(together(board)),
+        "conclusion": _points(overall(board)),
         "primaries": _judged(of_kind(board, "primary")),
         "second-reading": _read_again(study.facts["recipe"]),
         "answers": _answers(study),

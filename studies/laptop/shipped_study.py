@@ -16,6 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from diffscope.digests import read_proven_json
+from diffscope.hypotheses.declared import TESTS
 from diffscope.hypotheses.kept_study import FILE, REMEDY, SHIPPED
 from diffscope.hypotheses.study import WEIGHTS, run_study
 from diffscope.hypotheses.verdict import Board, Verdict
@@ -29,7 +30,7 @@ def main() -> None:
     parser.add_argument("study", help="its name, which is also that of the recipe and of the folder of its kept runs")
     name = parser.parse_args().study
     before = read_proven_json(SHIPPED / name / FILE, REMEDY)
-    carried = Board(Verdict.from_dict(row) for row in before["boards"].get(WEIGHTS, []))
+    carried = Board(Verdict.from_dict(row, TESTS) for row in before["boards"].get(WEIGHTS, []))
     with TemporaryDirectory() as home:
         cohort = Path(home) / name
         shutil.copytree(RESULTS / name, cohort)

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from diffscope.accounts import ACCOUNTS, AGAINST, LEGEND, OPEN, SILENT
 from diffscope.errors import DiffscopeError
-from diffscope.hypotheses.answered import number
 from diffscope.hypotheses.rules import Test
+from diffscope.hypotheses.sentence import number
 from diffscope.hypotheses.study import ALL, open_study
 from diffscope.hypotheses.verdict import Verdict
 

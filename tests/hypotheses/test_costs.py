@@ -17,6 +17,7 @@ from diffscope.evidence.costs import lost_without_a2, lost_without_heads
 from diffscope.evidence.heads import Table
 from diffscope.evidence.quantities import amplifier, rejected_noise, shared_noise, sparser
 from diffscope.hypotheses import Models, Settings, run
+from diffscope.hypotheses.declared import TESTS
 from diffscope.hypotheses.kept import kept_of, open_kept
 from diffscope.hypotheses.statistics import Estimate, Sample, estimate
 from diffscope.hypotheses.verdict import Verdict
@@ -132,12 +133,8 @@ def test_a_verdict_says_how_heads_were_weighted_and_is_read_again():
     assert "weighted by A1's mass on the answer" in second.statistic and second.statistic != first.statistic
     for verdict in (first, second):
         record = verdict.as_dict()
-        again = Verdict.from_dict(record)
+        again = Verdict.from_dict(record, TESTS)
         assert again.statistic == verdict.statistic and again.estimates["gini"].by_answer == verdict.estimates["gini"].by_answer
-    before = second.as_dict()  # as it was written before there was another way
-    for row in before["estimates"].values():
-        del row["weighted_by"], row["by_answer"]
-    assert Verdict.from_dict(before).estimates["gini"].value == second.estimates["gini"].value
 
 
 def test_new_evidence_keeps_what_a2_costs(tmp_path, tokenizer, monkeypatch):

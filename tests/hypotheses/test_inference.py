@@ -14,8 +14,8 @@ from diffscope.evidence.heads import Table
 from diffscope.hypotheses.contrast import beside
 from diffscope.hypotheses.intervals import benjamini_hochberg, crossed, holm, sign_flip_test, students_t
 from diffscope.hypotheses.rules import OPEN, Quantity, decisive, state
+from diffscope.hypotheses.sentence import decided
 from diffscope.hypotheses.statistics import Estimate, Sample, estimate, head_changes
-from diffscope.hypotheses.verdict import decided
 
 
 def test_a_spread_that_is_rounding_is_none():
@@ -89,9 +89,9 @@ def test_corrections_are_those_of_statsmodels():
         assert ours(p) == pytest.approx(multipletests(p, method=method)[1])
 
 
-def test_signs_are_turned_in_every_way():
+def test_the_sign_flip_test_enumerates_all_signs():
     means = np.array([0.5, 0.9, 1.3, 0.2, 0.7, 0.4, -0.1, 0.6])
-    assert sign_flip_test(means) == 4 / 256  # the sum is reached by these signs and where −0.1 is turned, and by the opposite
+    assert sign_flip_test(means) == 4 / 256  # the sum is reached by these signs and where −0.1 is flipped, and by the opposite
     wanted = stats.permutation_test((means,), np.mean, permutation_type="samples", n_resamples=256).pvalue
     assert sign_flip_test(means) == pytest.approx(wanted)
     many = np.random.default_rng(0).normal(0.4, 1, 30)

@@ -17,8 +17,6 @@ from diffscope.errors import DiffscopeError
 from diffscope.figures import figure
 from diffscope.files import to_json
 from diffscope.hypotheses import TESTS, Measurement, Pair, Test, board, report, run, summary
-from diffscope.hypotheses.answered import answers
-from diffscope.hypotheses.answered import word as word_of
 from diffscope.hypotheses.declared.sources import linked
 from diffscope.hypotheses.rules import (
     ABOVE,
@@ -34,6 +32,8 @@ from diffscope.hypotheses.rules import (
     declare,
     state,
 )
+from diffscope.hypotheses.sentence import answers
+from diffscope.hypotheses.sentence import word as word_of
 from diffscope.hypotheses.statistics import Estimate, Sample
 from diffscope.hypotheses.verdict import Board, Verdict
 from diffscope.hypotheses.weights import BY, words_by
@@ -178,7 +178,7 @@ def test_a_verdict_carries_what_the_second_map_costs_there():
     ):
         (verdict,) = run("noise-symmetry", finished={"noise-symmetry": board.Estimates(nothing, cost)})
         assert verdict.verdicts["NC"] == word and words in verdict.sentence and verdict.of[1:] in verdict.sentence
-        again = Verdict.from_dict(json.loads(to_json(verdict.as_dict())))
+        again = Verdict.from_dict(json.loads(to_json(verdict.as_dict())), TESTS)
         assert (again.verdicts, again.a2_cost, again.sentence) == (verdict.verdicts, cost, verdict.sentence)
         told = summary([verdict])
         assert ("was not measured" in told) == (cost is None or cost.of != "A2") and ("is idle" in told) == (word == SILENT)
@@ -361,7 +361,7 @@ def test_a_board_says_what_is_measured_and_what_is_judged():
 
 def test_the_page_escapes_what_it_shows():
     first, second = run(["gated", "top-k"])
-    page = report.page([replace(first, lacks="<b>bold</b>"), replace(second, sentence="a <i>claim</i>")], "<script>")
+    page = report.page([replace(first, lacks="<b>bold</b>"), replace(second, lacks="a <i>claim</i>")], "<script>")
     assert "<b>bold" not in page and "&lt;b&gt;bold" in page and "<i>" not in page and "<script>" not in page
 
 

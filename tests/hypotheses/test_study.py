@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xarray as xr
+from statsmodels.api import SurvfuncRight
 
 import diffscope
 from diffscope.cli import main
@@ -44,7 +45,7 @@ def test_a_study_comes_back_as_it_was_kept(folder, tmp_path):
     assert words == wanted
     assert [board[0].estimates["own"].seeds for board in study.boards.values()] == [5, 2]
     assert study.boards["all seeds"][3].shown == "needs a differential model with a tokenizer for retrieval prompts"
-    assert Verdict.from_dict(json.loads(json.dumps(study.boards["all seeds"][0].as_dict()))).corrected == pytest.approx(
+    assert Verdict.from_dict(json.loads(json.dumps(study.boards["all seeds"][0].as_dict())), TESTS).corrected == pytest.approx(
         study.boards["all seeds"][0].corrected
     )
 
@@ -136,6 +137,19 @@ def test_survival_counts_runs_that_never_formed():
     assert diff["restricted_mean"] == pytest.approx(1150 / 3)
     assert (never["formed"], never["median"], never["restricted_mean"]) == (0, None, 850) and 0 < never["p"] < 0.2
     assert (late["runs"], late["formed"], late["median"]) == (2, 2, 400)  # fewer than half are left
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_median_step_is_that_of_kaplan_and_meier(seed):
+    """An odd number of runs: statsmodels errs by rounding where exactly half are left."""
+    rng = np.random.default_rng(seed)
+    formation = np.where(rng.random((2, 7)) < 0.6, rng.integers(1, 9, (2, 7)) * 100.0, np.nan)
+    coords = {"arm": ["diff", "standard"], "seed": range(7), "step": [0, 900]}
+    cohort = xr.Dataset({"formation": (("arm", "seed"), formation), "finished": (("arm", "seed"), np.ones((2, 7)))}, coords)
+    for row, steps in zip(survival(cohort), formation, strict=True):
+        formed = np.isfinite(steps)
+        oracle = SurvfuncRight(np.where(formed, steps, 900), formed.astype(int)).quantile(0.5)
+        assert row["median"] == (oracle if np.isfinite(oracle) else None)
 
 
 def test_the_command_runs_shows_and_refuses(folder, tmp_path, capsys):

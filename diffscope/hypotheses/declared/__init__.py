@@ -54,6 +54,7 @@ _MODULES = (
 _DECLARED = [value for module in _MODULES for value in vars(module).values() if isinstance(value, Declared)]
 _ORDER = [(kind, needs) for kind in KINDS for needs in SUBJECTS]
 TESTS: dict[str, Declared] = {test.id: test for place in _ORDER for test in _DECLARED if (test.kind, test.needs) == place}
+PRIMARIES = tuple(id for id, test in TESTS.items() if test.kind == "primary")
 
 
 def chosen(tests: str | Sequence[str] | None = None) -> list[Declared]:

@@ -26,10 +26,9 @@ from diffscope.hypotheses.arms import (
     steps_to_form,
     with_distractors,
 )
-from diffscope.hypotheses.censored import failures_at_worst, first_to_form
 from diffscope.hypotheses.declared.sources import PAPER, REVIEW
 from diffscope.hypotheses.rules import ABOVE, BELOW, IDLE, NONE, Quantity, declare
-from diffscope.hypotheses.statistics import Estimate, Sample
+from diffscope.hypotheses.statistics import Estimate, Sample, failures_at_worst, first_to_form
 
 BESIDE = {"standard": "standard attention", "double-width": "double-width"}  # in short
 BASELINES = {"standard": "standard attention", "double-width": "DIFF's head count at double width"}

@@ -37,13 +37,13 @@ from diffscope.evidence.last_query import last_query_of
 from diffscope.evidence.noise import injected
 from diffscope.evidence.untrained import untrained_like
 from diffscope.hypotheses import TESTS, Pair, Test, run
-from diffscope.hypotheses.intervals import LEVEL
 from diffscope.hypotheses.planted import TRUTHS, Planted, PlantedModels
 from diffscope.hypotheses.power import of_accounts
 from diffscope.hypotheses.rules import state
 from diffscope.hypotheses.statistics import as_estimate
 from diffscope.models.loading import checkpoints
 from diffscope.scope import Scope, load
+from diffscope.stats.intervals import LEVEL
 from diffscope.tasks import Retrieval
 from diffscope.tasks.sampling import draw
 from studies.laptop.calibration import power
