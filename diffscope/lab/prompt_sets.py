@@ -178,8 +178,6 @@ def prompt_sets(table: Mapping, template: str | None = TEMPLATE) -> list[PromptS
         raise PromptError(f"there is no task {task!r}; choose from {', '.join(TASKS)}, or give a file")
     parameters = inspect.signature(TASKS[task]).parameters.values()
     known = {parameter.name: parameter.default for parameter in parameters if parameter.name != "tokenizer"}
-    if old := {"noise", "noises"} & fields.keys():
-        raise PromptError(f"the field {old.pop()!r} of the task {task!r} is called 'distractors'; rename it in the plan")
     if unknown := [name for name in fields if name not in known]:
         raise PromptError(f"the task {task!r} has no field {unknown[0]!r}; its fields are {', '.join(known)}")
     sentence = {"template": template} if "template" in known else {}

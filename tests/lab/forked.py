@@ -1,5 +1,9 @@
 """Processes of their own, there at once: forks of one that has imported what takes long."""
 
+import os
+import sys
+from pathlib import Path
+
 from diffscope.lab.queue import _context
 
 
@@ -14,3 +18,8 @@ def ended(process, seconds=60):
     """Return a process's status once it is over, below zero if a signal ended it, None if it is still running."""
     process.join(seconds)
     return process.exitcode
+
+
+def environment():
+    """Return an environment in which a new process finds the tests."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path]), "OMP_NUM_THREADS": "1"}

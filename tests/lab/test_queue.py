@@ -18,7 +18,7 @@ import torch
 from diffscope.errors import DiffscopeError
 from diffscope.files import unfinished_folder
 from diffscope.lab.queue import Item, Outcome, disk_is_full, lock, run
-from tests.lab.forked import begun, ended
+from tests.lab.forked import begun, ended, environment
 
 ITEMS = [Item(f"results/{number}.txt", {"number": number}) for number in range(6)]
 ALL_DONE = Outcome(tuple(ITEMS), {}, ())
@@ -208,10 +208,6 @@ def test_work_that_makes_nothing_has_failed(tmp_path):
 # Killed
 
 
-def environment():
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path]), "OMP_NUM_THREADS": "1"}
-
-
 def workers_of(pid):
     return [int(number) for number in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
@@ -284,25 +280,8 @@ def write_gpu(spec, target):
 # Ray
 
 
-@pytest.fixture
-def workers_find_this_file(monkeypatch):
-    pytest.importorskip("ray")
-    monkeypatch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
-
-
-@pytest.fixture
-def two_nodes(workers_find_this_file):
-    """A Ray cluster of two nodes on this machine, one processor each."""
-    from ray.cluster_utils import Cluster
-
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    cluster.add_node(num_cpus=1)
-    yield cluster
-    cluster.shutdown()
-
-
 @pytest.mark.slow
-def test_a_ray_worker_that_is_killed_costs_only_its_item(tmp_path, workers_find_this_file):
+def test_a_ray_worker_that_is_killed_costs_only_its_item(tmp_path, workers_find_tests):
     outcome = run(ITEMS, partial(fail_at_2, how=die), tmp_path / "ray", ray="local", processes=2)
     assert list(outcome.failed) == [ITEMS[2].place] and "Ray worker died" in outcome.failed[ITEMS[2].place]
     run(ITEMS, write, tmp_path / "here")

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from dataclasses import fields as fields_of
 from pathlib import Path
-from typing import get_type_hints
-
-from huggingface_hub.dataclasses import type_validator
+from types import UnionType
+from typing import Union, get_args, get_origin, get_type_hints
 
 from diffscope.errors import DiffscopeError, PromptError
 from diffscope.lab.training.grid import Grid, PlainText
@@ -136,7 +135,6 @@ class Recipe:
         try:
             source = path.read_text(encoding="utf-8")
             fields = {name: _frozen(value) for name, value in tomllib.loads(source).items()}
-            _check_names(path, fields)
             stages = tuple(Stage(**stage) for stage in fields.pop("stages"))
             tables = {name: PARTS[name](**fields.pop(name)) for name in PARTS if name in fields}
             continued = {arm: Continued(**table) for arm, table in fields.pop("continued", {}).items()}
@@ -296,22 +294,28 @@ def _used(part: Recipe | Stage | Tuning) -> dict:
     return {name: value for name, value in asdict(part).items() if name not in LATER or value != usual[name]}
 
 
-def _check_names(path: Path, table: dict) -> None:
-    """Raise DiffscopeError, with the new name, where a field is called as it was once."""
-    for name in ("evaluation", "grid"):
-        if "noises" in table.get(name, {}):
-            raise DiffscopeError(f"{path}: 'noises' of [{name}] is called 'distractors'; rename it")
-    for name in ("warmup", "cooldown"):
-        if name in table:
-            raise DiffscopeError(f"{path}: {name!r} is a field of each of the [[stages]] now; move it there")
-    if isinstance(table.get("checkpoints"), int):
-        raise DiffscopeError(f"{path}: 'checkpoints' is a list of steps now, such as [0, 50, 200]")
-
-
 def _check_types(part) -> None:
-    """Raise TypeError where a field is not of its type; a whole number counts as a float."""
+    """Raise TypeError if a field is not of its type."""
     for name, kind in get_type_hints(type(part)).items():
-        type_validator(name, getattr(part, name), float | int if kind is float else kind)
+        value = getattr(part, name)
+        if not _is_of(value, kind):
+            raise TypeError(f"{name!r} expected {kind.__name__ if kind in (int, float, str) else kind}, got {value!r}")
+
+
+def _is_of(value: object, kind: object) -> bool:
+    """Return whether a value is of a type as an annotation writes it; a whole number counts as a float."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return any(_is_of(value, each) for each in arguments)
+    if origin is tuple and arguments[-1] is Ellipsis:
+        return isinstance(value, tuple) and all(_is_of(item, arguments[0]) for item in value)
+    if origin is tuple:
+        return isinstance(value, tuple) and len(value) == len(arguments) and all(map(_is_of, value, arguments))
+    if origin is dict:
+        return isinstance(value, dict) and all(_is_of(item, arguments[1]) for item in value.values())
+    if kind in (int, float):
+        return isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
+    return isinstance(value, kind)
 
 
 def _frozen(value):

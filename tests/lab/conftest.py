@@ -1,0 +1,22 @@
+"""A Ray cluster for the tests of the queue."""
+
+import pytest
+
+from tests.lab.forked import environment
+
+
+@pytest.fixture
+def workers_find_tests(monkeypatch):
+    pytest.importorskip("ray")
+    monkeypatch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
+
+
+@pytest.fixture
+def two_nodes(workers_find_tests):
+    """A Ray cluster of two nodes on this machine, one processor each."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    cluster.add_node(num_cpus=1)
+    yield cluster
+    cluster.shutdown()

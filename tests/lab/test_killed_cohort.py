@@ -1,0 +1,76 @@
+"""A cohort that is killed again and again, or trained on several machines, is the undisturbed one bit by bit."""
+
+import json
+import random
+import signal
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from diffscope.lab.training.cohort import Cohort
+from diffscope.lab.training.recipe import Recipe
+from diffscope.lab.training.train_cohort import train_cohort
+from diffscope.store import open_statistics
+from tests.lab.forked import begun, ended
+from tests.lab.small_recipes import PIECE, recipe_in
+
+KILLS = 5
+RECIPE = PIECE.replace("steps = 12", "steps = 400").replace("evaluate_every = 5", "evaluate_every = 100")
+RECIPE = RECIPE.replace("seeds = [0, 1]", "seeds = [0]")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """Two arms, trained in this process."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    cohort = Cohort(recipe_in(folder, RECIPE), folder / "out")
+    assert len(train_cohort(cohort).done) == 2
+    return cohort
+
+
+def train_in(recipe, out):
+    train_cohort(Cohort(Recipe.load(str(recipe)), out), processes=2)
+
+
+def logged(out):
+    """Count the rows that the runs have written together with their states."""
+    return sum(len(path.read_text().splitlines()) for path in out.glob("*/seed-*/metrics.jsonl"))
+
+
+def assert_equal(cohort, other):
+    for item in cohort.planned():
+        one, two = (item.result(folder).parent for folder in (cohort.out, other))
+        for name in ("model.safetensors", "checkpoints/step-000400/model.safetensors"):
+            left, right = load_file(one / name), load_file(two / name)
+            assert left.keys() == right.keys() and all(torch.equal(left[key], right[key]) for key in left)
+        curves = [(run / "metrics.jsonl").read_text().splitlines() for run in (one, two)]
+        rows = [[json.loads(line) | {"seconds": 0} for line in lines] for lines in curves]
+        assert rows[0] == rows[1]
+        scores = [open_statistics(item.result(folder)).drop_vars("seconds") for folder in (cohort.out, other)]
+        assert scores[0].equals(scores[1])
+
+
+@pytest.mark.slow
+def test_two_arms_killed_at_random_moments_are_bit_equal(undisturbed, tmp_path):
+    draw = random.Random(0)
+    out = tmp_path / "out"
+    for _ in range(KILLS):
+        before = logged(out)
+        process = begun(train_in, undisturbed.out.parent / "small.toml", out)
+        while logged(out) == before and process.is_alive():
+            time.sleep(0.01)
+        time.sleep(draw.uniform(0, 0.5))
+        process.kill()
+        assert ended(process) == -signal.SIGKILL
+    assert len(Cohort(undisturbed.recipe, out).outcome().done) < 2, "the last kill came too late to show anything"
+    assert len(train_cohort(Cohort(undisturbed.recipe, out), processes=2).done) == 2
+    assert_equal(undisturbed, out)
+
+
+@pytest.mark.slow
+def test_two_arms_on_two_nodes_of_a_ray_cluster_are_bit_equal(undisturbed, two_nodes, tmp_path):
+    outcome = train_cohort(Cohort(undisturbed.recipe, tmp_path), ray=two_nodes.address)
+    assert len(outcome.done) == 2 and not outcome.failed
+    assert_equal(undisturbed, tmp_path)
