@@ -40,9 +40,9 @@ SEED = 20_000
 MODELS = "mini-diff and mini-standard as they are bundled"
 
 
-def task_of(scope: Scope, held_out: bool = True) -> Retrieval:
-    """Return retrieval in the sentence that mini-diff was trained on."""
-    return Retrieval(scope.tokenizer, held_out=held_out, template=template_of("mini-diff"))
+def task_of(scope: Scope) -> Retrieval:
+    """Return retrieval in held-out text, in the sentence that mini-diff was trained on."""
+    return Retrieval(scope.tokenizer, held_out=True, template=template_of("mini-diff"))
 
 
 # Interventions.
@@ -194,7 +194,7 @@ FILLERS = {"text": False, "text and the other sentences": True}
 def of_retrieval(name: str, sentences: int, length: int, anew: bool, count: int) -> xr.Dataset:
     """Measure at the answering query; the other sentences stay, or are about other cities and numbers (`anew`)."""
     scope, tables, rng = diffscope.load(name), [], np.random.default_rng(SEED)
-    task = task_of(scope, held_out=False)
+    task = task_of(scope)
     for prompt in draw(task, count, length, sentences, SEED):
         fillers = [task.redrawn(prompt, rng) for _ in range(DRAWS)]
         tables.append(diffscope.signal_to_noise(scope, prompt.ids, spans=prompt.spans, fillers=fillers, needles=anew))
@@ -204,7 +204,7 @@ def of_retrieval(name: str, sentences: int, length: int, anew: bool, count: int)
 def of_city(name: str, sentences: int, length: int, count: int) -> xr.Dataset:
     """Measure at the first token of the number: the signal is the city before it."""
     scope, tables, rng = diffscope.load(name), [], np.random.default_rng(SEED)
-    task = task_of(scope, held_out=False)
+    task = task_of(scope)
     cities = [ids for city in CITIES if len(ids := encode_continuation(scope.tokenizer, [f" {city}"])[0]) == 1]
     for prompt in draw(task, count, length, sentences, SEED):
         number = prompt.spans["answer"][0]
